@@ -1,7 +1,8 @@
-#include "daemon/transfers/coalescer.h"
 
 #include <assert.h>
 #include <stdlib.h>
+
+#include "daemon/transfers/coalescer.h"
 
 _Static_assert(sizeof(struct coalesced_key) == 16 + 2 * 8 + 2 * 4 + 2 * 33 + 2 + 128 + 65 + 3,
                "bytes of the key that nobody sets");

@@ -7,7 +7,9 @@
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/transfers/coalescer.h"
+#include "daemon/transfers/replica.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
 static bool same_slice(const Rdt__Pb__Slice *a, const Rdt__Pb__Slice *b)

@@ -2,6 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/transfer_impl.h"
 
 struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer)

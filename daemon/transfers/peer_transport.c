@@ -6,7 +6,9 @@
 #include <strings.h>
 
 #include "daemon/base/log.h"
-#include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/serve.h"
 
 #define RETRY_MIN_NS 50000000ll
 #define RETRY_MAX_NS 5000000000ll

@@ -1,9 +1,11 @@
-#include "daemon/transfers/replica.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/replica.h"
+#include "daemon/transfers/serve.h"
 #include "daemon/transfers/transfer_impl.h"
 
 /* A pull may arrive before the answer that creates the replica. Its reader has its own timeout. */

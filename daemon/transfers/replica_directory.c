@@ -1,10 +1,11 @@
-#include "daemon/transfers/replica_directory.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
-#include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/replica_directory.h"
 
 void replica_directory_init(struct replica_directory *directory, struct transfers *transfers)
 {

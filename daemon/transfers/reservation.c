@@ -1,8 +1,8 @@
-#include "daemon/transfers/reservation.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
+#include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 
 struct reservation_group {

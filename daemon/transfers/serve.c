@@ -6,7 +6,12 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
-#include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/replica.h"
+#include "daemon/transfers/serve.h"
+#include "daemon/transfers/transfer_order.h"
+#include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
 static const struct sm_state states[] = {

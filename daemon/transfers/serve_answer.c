@@ -6,7 +6,10 @@
 
 #include "daemon/base/text.h"
 #include "daemon/memory/region_fill.h"
-#include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/replica_directory.h"
+#include "daemon/transfers/serve.h"
 #include "wire_ref.h"
 
 static bool all_contiguous(const struct layout *layout)

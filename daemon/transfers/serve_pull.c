@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/replica.h"
+#include "daemon/transfers/serve.h"
+#include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
 #define MAX_PULLS 65536u /* of one peer at a time */
@@ -168,7 +171,7 @@ void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
         out->transfers->bytes_out += out->stream_bytes;
         session->bytes_out += out->stream_bytes;
         if (out->connection)
-            record_lanes(&out->record, out->connection);
+            record_lanes(&out->record, &out->connection->conn);
         serve_end(out);
         return;
     }

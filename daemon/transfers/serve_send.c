@@ -8,7 +8,12 @@
 
 #include "daemon/base/log.h"
 #include "daemon/memory/region_fill.h"
-#include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/replica.h"
+#include "daemon/transfers/serve.h"
+#include "daemon/transfers/transfer_order.h"
+#include "daemon/transfers/transfer_record.h"
 
 #define SMALL_COPY (256u << 10)
 
@@ -309,7 +314,7 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
         out->transfers->bytes_out += bytes;
         out->session->bytes_out += bytes;
         if (out->chunks_done == out->plan->n) {
-            record_lanes(&out->record, pt);
+            record_lanes(&out->record, &pt->conn);
             serve_end(out);
         } else if (out->ordered) {
             send_in_order(out);

@@ -1,6 +1,5 @@
 /* The life of a transfer, whatever moves its bytes: creation, memory, failure, end. transfer_result.c answers
  * its fetches. */
-#include "daemon/transfers/transfer_impl.h"
 
 #include <assert.h>
 #include <stdarg.h>
@@ -9,6 +8,8 @@
 
 #include "daemon/base/log.h"
 #include "daemon/transfers/reservation.h"
+#include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_record.h"
 
 #define BIT(state) (1u << (state))
 

@@ -49,21 +49,13 @@
 
 #include <uv.h>
 
-#include "daemon/base/deadline.h"
-#include "daemon/base/sm.h"
-#include "daemon/base/work.h"
-#include "daemon/config/options.h"
 #include "daemon/groups/group.h"
 #include "daemon/memory/placing.h"
-#include "daemon/memory/region_use.h"
 #include "daemon/objects/client.h"
 #include "daemon/objects/names.h"
 #include "daemon/objects/object_table.h"
-#include "daemon/peers/peer.h"
-#include "daemon/plugins/plugin.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/replica_directory.h"
-#include "daemon/transports/chunk.h"
 #include "daemon/transports/path.h"
 #include "daemon/transports/stage.h"
 #include "daemon/transports/ticket.h"

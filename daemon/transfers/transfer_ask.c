@@ -5,6 +5,8 @@
 
 #include "daemon/base/text.h"
 #include "daemon/transfers/coalescer.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_ref.h"

@@ -3,7 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/replica.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_order.h"
+#include "daemon/transfers/transfer_record.h"
 
 /* The owner did not start the early receives, because it prefers another transport or its connection was not
  * ready. If the path stays the same, the posted receives are used; otherwise they must end first. */

@@ -6,6 +6,10 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/replica_directory.h"
+#include "daemon/transfers/serve.h"
+#include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_broadcast_impl.h"
 #include "wire_error.h"
 #include "wire_ref.h"

@@ -42,7 +42,7 @@ void broadcast_leave(struct broadcast *broadcast, char what_p[192]);
 
 /* ---- events ---- */
 
-/* struct serve_events: see there. */
+/* Struct serve_events: see there. */
 enum rdt_status broadcast_reader_joins(struct serve *out, const Rdt__Pb__PullStart *start, struct rdt_error *err);
 enum rdt_status broadcast_reader_ready(struct serve *out, struct rdt_error *err);
 void broadcast_reader_ended(struct broadcast *broadcast, struct serve *out); /* it ends */
@@ -54,5 +54,12 @@ void broadcasts_peer_merged(struct peer_session *from, struct peer_session *into
 void broadcasts_link_down(struct peer_session *session, const struct rdt_error *why);
 void broadcasts_on_group(struct transfers *transfers, struct group *group, enum group_change change);
 void broadcasts_close(struct transfers *transfers, const struct rdt_error *why);
+
+/* ---- this node as a member of another node's broadcast (transfer_broadcast_member.c) ---- */
+
+enum rdt_status transfer_member_on_ask(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message,
+                                       struct rdt_error *err);
+void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastWord *word);
+void transfer_members_link_down(struct peer_session *root, const struct rdt_error *why);
 
 #endif

@@ -8,8 +8,12 @@
 #include "daemon/base/text.h"
 #include "daemon/memory/region_fill.h"
 #include "daemon/transfers/coalescer.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/replica.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_order.h"
 #include "wire_error.h"
 #include "wire_ref.h"
 

@@ -5,8 +5,11 @@
 #include <string.h>
 
 #include "daemon/memory/copy.h"
+#include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_local.h"
+#include "daemon/transfers/transfer_record.h"
 
 #define HANDED_TENSORS 64 /* The layout of an object that its reader copies travels in the answer. */
 /* The reader's thread gets this many bytes for each byte of the pool, whose threads and loop must be woken

@@ -5,7 +5,12 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/replica.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_order.h"
+#include "daemon/transfers/transfer_record.h"
 
 #define MAX_KEYS 4096u /* regions of one object */
 #define SMALL_COPY (256u << 10)
@@ -373,7 +378,7 @@ static void finish(struct transfer *transfer)
     transfer->pull.connection->failures = 0;
     if (transfer->pull.broadcast.collective)
         text_copy(transfer->record.lanes, sizeof transfer->record.lanes, "broadcast");
-    record_lanes(&transfer->record, transfer->pull.connection);
+    record_lanes(&transfer->record, &transfer->pull.connection->conn);
     if (transfer->pull.replica)
         transfer_deliver_replica(transfer);
     else

@@ -8,7 +8,10 @@
 #include <stdlib.h>
 
 #include "daemon/base/text.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/serve.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_order.h"
 #include "daemon/transports/ticket.h"
 
 #define TICK_NS 1000000000ll

@@ -5,8 +5,14 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/replica.h"
+#include "daemon/transfers/replica_directory.h"
+#include "daemon/transfers/serve.h"
 #include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_order.h"
 
 /* Moves the first transfer of `from` to `to` and returns it; NULL: none is left. The end of one transfer may
  * end others of the list, so a loop over a list must not remember the next one. */

@@ -194,7 +194,7 @@ void transfer_in_cancel_ops(struct transfer *transfer);
 
 void transfer_in_watch(struct transfer *transfer); /* starts the timer for progress (stall_timeout) */
 void transfer_in_on_stall(struct deadline *deadline);
-/* the peer has answered the ping: the noted failure ends the transfer */
+/* The peer has answered the ping: the noted failure ends the transfer. */
 void transfer_in_judge(struct transfer *transfer);
 void transfer_in_connection_failed(struct peer_transport *pt); /* notes pt->broken for each pull that moves by it */
 
@@ -210,11 +210,11 @@ void transfer_free_staging(struct transfer *transfer);
 
 /* ---- starting again (transfer_back.c) ---- */
 
-/* the owner did not start the early receives: chooses again */
+/* The owner did not start the early receives: chooses again. */
 void transfer_in_choose_again(struct transfer *transfer);
 void transfer_in_forget_answer(struct transfer *transfer); /* drops the owner's answer; reserved memory stays */
 void transfer_in_go_back(struct transfer *transfer);       /* REWIND, then asks again when no operation is left */
-/* the same under a new id; false: no memory, and nothing has changed */
+/* The same under a new id; false: no memory, and nothing has changed. */
 bool transfer_in_ask_anew(struct transfer *transfer);
 void transfer_in_rewound(struct transfer *transfer); /* REWIND: one operation has ended; the last one starts again */
 
@@ -238,12 +238,5 @@ void transfer_deliver_replica(struct transfer *transfer);
 /* The last other node has stopped pulling the replica that it fills: ends the transfer, unless a fetch of
  * this node waits for it. */
 void transfer_replica_unwanted(struct transfer *transfer);
-
-/* ---- this node's part of a broadcast (transfer_broadcast_member.c), for transfers with pull.member ---- */
-
-enum rdt_status transfer_member_on_ask(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message,
-                                       struct rdt_error *err);
-void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastWord *word);
-void transfer_members_link_down(struct peer_session *root, const struct rdt_error *why);
 
 #endif

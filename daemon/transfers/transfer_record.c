@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "daemon/base/text.h"
-#include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_record.h"
 
 void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
                   const char *direction, const char *state)
@@ -89,10 +89,10 @@ const struct path_candidate *record_chosen(const struct transfer_record *record)
     return &record->decision->candidates[record->decision->chosen];
 }
 
-void record_lanes(struct transfer_record *record, const struct peer_transport *pt)
+void record_lanes(struct transfer_record *record, const struct plugin_conn *conn)
 {
     if (!record->lanes[0])
-        plugin_conn_describe(&pt->conn, record->lanes, sizeof record->lanes);
+        plugin_conn_describe(conn, record->lanes, sizeof record->lanes);
 }
 
 void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error)

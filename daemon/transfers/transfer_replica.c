@@ -6,6 +6,8 @@
 #include <strings.h>
 
 #include "daemon/base/log.h"
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/replica.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "wire_ref.h"

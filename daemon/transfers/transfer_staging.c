@@ -4,6 +4,7 @@
  * it, so the region cache keeps it afterwards. */
 #include <stdlib.h>
 
+#include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/transfer_impl.h"
 
 #define LITTLE_BYTES (128ull << 10) /* So few bytes come from the heap, without waiting. */

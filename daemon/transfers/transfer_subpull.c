@@ -12,8 +12,11 @@
 #include <strings.h>
 
 #include "daemon/base/text.h"
+#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_record.h"
+#include "daemon/transfers/transfer_subpull.h"
 
 struct subpulls {
     struct transfer *parent;

@@ -60,7 +60,4 @@ enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready o
 /* Whether another chunk can be received: there is a free slot, or none is needed. */
 bool transfer_has_slot(const struct transfer *transfer);
 
-/* Which part of the tensors the chunk holds, for device copies. */
-struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed);
-
 #endif

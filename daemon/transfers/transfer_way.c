@@ -7,7 +7,10 @@
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/memory/region_fill.h"
+#include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_order.h"
+#include "daemon/transfers/transfer_record.h"
 
 /* Chooses the path by what is known, which is less before the answer. With soon_p it only finds out what
  * would be chosen if all connections that are being rebuilt were connected. */

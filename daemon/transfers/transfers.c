@@ -2,8 +2,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/transfers/peer_session.h"
+#include "daemon/transfers/peer_transport.h"
+#include "daemon/transfers/replica.h"
+#include "daemon/transfers/replica_directory.h"
+#include "daemon/transfers/serve.h"
 #include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_order.h"
+#include "daemon/transfers/transfer_record.h"
 
 /* The tables by which lower files of the room call higher ones. */
 static const struct replica_events replica_events = {.on_found = serve_answer,

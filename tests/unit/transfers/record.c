@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_record.h"
 
 TestSuite(record, .timeout = 60);
 

@@ -1,0 +1,48 @@
+/* Transfers in ordered queues: tickets (ticket.h) for transfers whose operations are in ordered queues of a
+ * transport. transfer_order.c tells how both ends agree. A record with a ticket has record.order. */
+#ifndef DAEMON_TRANSFER_ORDER_H
+#define DAEMON_TRANSFER_ORDER_H
+
+#include "daemon/transfers/transfer.h"
+
+struct peer_transport;
+struct serve;
+
+/* What ordered queues tell the transfers whose tickets they hold. The table is given at start; each callback
+ * may end the transfer. */
+struct order_events {
+    void (*receive)(struct transfer *); /* TICKET: both ends have their tickets: posts the receives */
+    void (*waits)(struct transfer *);   /* the transfer waits in a queue, so it does not stand still */
+    void (*send)(struct serve *);       /* SERVE_TICKET: both ends have their tickets: sends */
+    void (*fail_serve)(struct serve *, const struct rdt_error *err);
+};
+
+void orders_init(struct transfers *transfers);
+
+/* Whether the operations on this connection are in an ordered queue on either node; the same for the owner's
+ * side, on this node. */
+bool order_wanted(const struct transfer *transfer, const struct peer_transport *pt);
+bool order_needed(const struct serve *out, const struct peer_transport *pt);
+
+/* The reader's side, before PULL_START is sent: creates the ticket and queues it. */
+enum rdt_status order_in_begin(struct transfer *transfer, struct rdt_error *err);
+
+/* The owner's side, when its memory is ready: creates the ticket. Then, in SERVE_TICKET, queues it; that may
+ * end the serve. */
+enum rdt_status order_out_begin(struct serve *out, struct rdt_error *err);
+void order_out_queue(struct serve *out);
+
+void order_out_on_stall(struct serve *out);            /* SENDING: fails the serve if the reader takes nothing */
+void order_receives_posted(struct transfer *transfer); /* all receives are posted; may end the transfer */
+
+/* All operations, or nearly all, are posted: the next transfer of the queue may post. */
+void order_pass_on(const struct transfer_record *record);
+
+/* Gives the ticket up: no operation of the transfer is under way. Does nothing without a ticket. */
+void order_leave(struct transfer_record *record);
+
+/* Whether the transfer waits behind others in a queue. */
+bool order_waits_behind(const struct transfer_record *record);
+void order_on_message(struct peer_session *session, const Rdt__Pb__PullTurn *message);
+
+#endif

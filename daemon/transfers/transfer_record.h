@@ -1,0 +1,32 @@
+/* Records of transfers, for rdtctl: beginning, path decision, end. */
+#ifndef DAEMON_TRANSFER_RECORD_H
+#define DAEMON_TRANSFER_RECORD_H
+
+#include "daemon/transfers/transfer.h"
+
+/* Fills in a record that is all zero. */
+void record_start(struct transfer_record *record, uint64_t id, const struct owner *requester, const struct rdt_ref *ref,
+                  const char *direction, const char *state);
+
+/* Chooses the path by path_choose and keeps a reference to the decision in the record. For an object of this
+ * node, the same query as last time gets the same decision without choosing. Errors: as path_choose,
+ * NO_MEMORY. */
+enum rdt_status record_decide(struct transfers *transfers, struct transfer_record *record, const struct path_query *query,
+                              struct rdt_error *err);
+
+/* The chosen candidate, after record_decide has succeeded. Borrowed from the record. */
+const struct path_candidate *record_chosen(const struct transfer_record *record);
+
+/* Drops a reference. NULL is fine. */
+void record_drop_decision(struct path_decision *decision);
+
+/* Notes how the bytes went, once, in the words of the connection's transport. */
+void record_lanes(struct transfer_record *record, const struct plugin_conn *conn);
+
+/* Moves the record into the history. error NULL: record->error says it. */
+void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error);
+
+/* Copies a slice; NULL for NULL or without memory. Free with rdt__pb__slice__free_unpacked. */
+Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice);
+
+#endif
