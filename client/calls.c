@@ -11,13 +11,12 @@
 #include "rdt.pb-c.h"
 #include "request.h"
 
-/* "0 polls": the daemon answers at once what is, but the answer has to come. A daemon that is stopped costs this. */
+/* With a time-out of 0 the daemon answers at once, but the answer has to arrive. */
 #define POLL_NS (INT64_C(200) * 1000000)
-#define EARLIER_MAX_NS (INT64_C(50) * 1000000)
 
 static int64_t round_trip_deadline_ns(int64_t timeout_ns)
 {
-    return clock_deadline_ns(timeout_ns == 0 ? POLL_NS : timeout_ns);
+    return timeout_ns == 0 ? clock_deadline_ns(POLL_NS) : clock_after_answer_ns(clock_deadline_ns(timeout_ns), timeout_ns);
 }
 
 static enum rdt_status check_ref(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
@@ -104,7 +103,7 @@ enum rdt_status rdt_wait_put(rdt *conn, const struct rdt_ref *ref, int64_t timeo
     request.ref = &message;
     request.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
     status = call_fds(conn, RDT_MSG_WAIT, &request.base, -1, round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
-    name_wait(status, "to be put", ref, err);
+    name_wait(status, ref->is_name ? "to be published" : "to be put", ref, err);
     return status;
 }
 
@@ -201,7 +200,7 @@ enum rdt_status rdt_wait_put_start(rdt *conn, const struct rdt_ref *ref, int64_t
 
     if (status != RDT_OK)
         return status;
-    request = create_wait(conn, ref, "wait for the put of", timeout_ns, err);
+    request = create_wait(conn, ref, ref->is_name ? "wait for a version of" : "wait for the put of", timeout_ns, err);
     if (!request)
         return RDT_NO_MEMORY;
     wire_ref_from(ref, &wire);
@@ -332,14 +331,6 @@ enum rdt_status rdt_hold(rdt *conn, const struct rdt_ref *ref, int64_t timeout_n
 
 /* ---- broadcast ---- */
 
-/* The daemon's time is over a little before the caller's: it can say which node is late. */
-static int64_t a_little_earlier(int64_t timeout_ns)
-{
-    int64_t by_ns = timeout_ns / 20 < EARLIER_MAX_NS ? timeout_ns / 20 : EARLIER_MAX_NS;
-
-    return timeout_ns < 0 ? -1 : timeout_ns - by_ns;
-}
-
 static enum rdt_status fill_broadcast(const rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
                                       Rdt__Pb__Ref *wire, Rdt__Pb__Broadcast *message, struct rdt_error *err)
 {
@@ -355,7 +346,7 @@ static enum rdt_status fill_broadcast(const rdt *conn, const struct rdt_ref *ref
     wire_ref_from(ref, wire);
     message->ref = wire;
     message->group = (char *)(uintptr_t)group;
-    message->timeout_ns = a_little_earlier(timeout_ns);
+    message->timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
     return RDT_OK;
 }
 

@@ -37,6 +37,15 @@ static inline int64_t clock_remaining_ns(int64_t deadline_ns)
     return left_ns > 0 ? left_ns : 0;
 }
 
+/* The deadline of a caller who waits for a request that the daemon ends at deadline_ns, timeout_ns from now. The daemon
+ * knows what was missing, so its answer gets a little time to arrive: a quarter of timeout_ns, at most 50 ms. */
+static inline int64_t clock_after_answer_ns(int64_t deadline_ns, int64_t timeout_ns)
+{
+    int64_t most_ns = INT64_C(50) * 1000000, more_ns = timeout_ns / 4 < most_ns ? timeout_ns / 4 : most_ns;
+
+    return deadline_ns > CLOCK_NEVER - most_ns ? CLOCK_NEVER : deadline_ns + more_ns;
+}
+
 static inline struct timespec clock_timespec(int64_t ns)
 {
     struct timespec ts = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};

@@ -313,7 +313,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     char *maps[8];
 
     for (size_t i = first; i < first + n; i++) {
-        request_start(fetch->requests[i], fetch->deadline_ns);
+        request_start(fetch->requests[i], clock_after_answer_ns(fetch->deadline_ns, options->timeout_ns));
         fetch->items[i]->handle = fetch->requests[i]->pending.id;
     }
     request.items = fetch->items + first;
@@ -406,6 +406,7 @@ static enum rdt_status start_new(rdt *conn, const struct rdt_ref *refs, size_t c
 {
     struct rdt_fetch_options own;
     rdt_request **requests;
+    int64_t deadline_ns;
     enum rdt_status status = connection_check(conn, err);
 
     if (status == RDT_OK)
@@ -419,8 +420,9 @@ static enum rdt_status start_new(rdt *conn, const struct rdt_ref *refs, size_t c
     requests = calloc(count + 1, sizeof(rdt_request *));
     if (!requests)
         return no_memory(err, count);
-    *deadline_p = clock_deadline_ns(own.timeout_ns);
-    status = start(conn, refs, count, &own, *deadline_p, requests, err);
+    deadline_ns = clock_deadline_ns(own.timeout_ns);
+    *deadline_p = clock_after_answer_ns(deadline_ns, own.timeout_ns);
+    status = start(conn, refs, count, &own, deadline_ns, requests, err);
     if (status == RDT_OK)
         *requests_p = requests;
     else

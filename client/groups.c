@@ -12,6 +12,11 @@
 
 #define SLACK_NS (INT64_C(5) * 1000000000) /* the daemon answers by the deadline, and says what was missing */
 
+static int64_t answer_ns(int64_t timeout_ns)
+{
+    return timeout_ns < 0 || timeout_ns > INT64_MAX - SLACK_NS ? RDT_FOREVER : timeout_ns + SLACK_NS;
+}
+
 static int digit(char c)
 {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
@@ -88,8 +93,8 @@ enum rdt_status rdt_group_create(rdt *conn, const char *name, const char *transp
     if (status == RDT_OK) {
         request.name = (char *)(uintptr_t)name;
         request.transport = (char *)(uintptr_t)transport;
-        request.timeout_ns = own.timeout_ns > 0 ? own.timeout_ns : CALL_TIMEOUT_NS;
-        status = call(conn, RDT_MSG_GROUP_CREATE, &request.base, request.timeout_ns + SLACK_NS, NULL, err);
+        request.timeout_ns = own.timeout_ns != 0 ? own.timeout_ns : CALL_TIMEOUT_NS;
+        status = call(conn, RDT_MSG_GROUP_CREATE, &request.base, answer_ns(request.timeout_ns), NULL, err);
     }
     free(request.members);
     free(specs);

@@ -9,8 +9,15 @@
  * Conventions
  * - Every function that can fail returns enum rdt_status (0 is RDT_OK) and fills err, which may be NULL, with one sentence.
  *   Results (..._p) are written only on success.
- * - Times are nanoseconds that remain: 0 polls, negative waits without end; in an options struct 0 is the default that is
- *   written there. A call ends at its deadline even if the daemon is stopped; one that takes none, within a minute (TIMED_OUT).
+ * - A time-out, timeout_ns, is in nanoseconds from the call on. It means the same everywhere:
+ *
+ *       timeout_ns      as a parameter                          as a member of an options struct
+ *       0               does not wait: answers what is so now   the default, which the member's comment says
+ *       positive        waits so long, then TIMED_OUT           the same
+ *       negative        waits without end (RDT_FOREVER)         the same
+ *
+ *   The daemon ends a request when its time is over, and says what was missing. If the daemon is stopped, the call ends
+ *   without it, at most 50 ms later (200 ms with 0). A call that takes no time-out ends within a minute (TIMED_OUT).
  * - Thread-safe: any call may be made from any thread on one connection, except that a request, an object or a memory range
  *   must not be destroyed while another thread still uses it. No thread is started; callers that wait drive the socket.
  * - After a fork the child's copy of a connection, and of everything made from it, answers RDT_FORKED; the child may unmap by
@@ -31,15 +38,30 @@
 #include "rdt_ref.h"
 #include "rdt_status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 #define RDT_VERSION "0.1.0"
+
+#ifdef __cplusplus /* C++11 or later */
+template <typename T> struct rdt_init_type {
+    typedef T type;
+};
+template <typename T> struct rdt_init_type<const T> {
+    typedef T type;
+};
+template <typename T> inline typename rdt_init_type<T>::type rdt_init_options()
+{
+    typename rdt_init_type<T>::type options = typename rdt_init_type<T>::type();
+
+    options.struct_size = sizeof options;
+    return options;
+}
+#define RDT_INIT(options) rdt_init_options<decltype(options)>()
+extern "C" {
+#else
 #define RDT_INIT(options)              \
     {                                  \
         .struct_size = sizeof(options) \
     }
+#endif
 #define RDT_FOREVER ((int64_t)-1)
 
 typedef struct rdt rdt;                 /* a connection: one session at the daemon; the lease of everything it holds */

@@ -35,6 +35,7 @@ struct ctl_command {
 struct ctl {                           /* one run of one subcommand */
     const struct ctl_command *command; /* NULL before it is known */
     const char *socket;                /* NULL: librdt's default */
+    int64_t started_ns;                /* when the program started; --timeout counts from then */
     int64_t timeout_ns;                /* valid if timeout_given; RDT_FOREVER is possible */
     bool timeout_given, json, quiet;
     rdt *rdt; /* NULL until ctl_connect; main closes it */
@@ -90,6 +91,7 @@ int ctl_flush(int code);
 
 /* ---- the daemon ---- */
 
+/* What is left of --timeout, at least 1 ns; RDT_FOREVER for "forever"; unless_given_ns if it was not given. */
 int64_t ctl_timeout(const struct ctl *ctl, int64_t unless_given_ns);
 
 /* Connects unless it is already; ctl->rdt is valid afterwards. */

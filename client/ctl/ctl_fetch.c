@@ -62,10 +62,11 @@ static void show_progress(struct ctl *ctl, const struct fetch *fetch, struct ctl
     const Rdt__Pb__TransferInfo *t;
     struct rdt_node_info node;
     ProtobufCMessage *reply;
+    int64_t left_ns = ctl_timeout(ctl, POLL_NS);
 
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS;
     if (rdt_node(ctl->rdt, &node, NULL) ||
-        ctl_call_within(ctl, POLL_NS, RDT_MSG_LIST, &request.base, &reply, NULL))
+        ctl_call_within(ctl, left_ns >= 0 && left_ns < POLL_NS ? left_ns : POLL_NS, RDT_MSG_LIST, &request.base, &reply, NULL))
         return; /* what is wrong the fetch itself will say */
     t = find_transfer((const Rdt__Pb__ListReply *)reply, fetch, node.session);
     if (t && !*moving) {
@@ -120,7 +121,7 @@ static enum rdt_status bring(struct ctl *ctl, struct fetch *fetch, struct rdt_er
     enum rdt_status status;
 
     options.mode = (enum rdt_fetch_mode)fetch->mode;
-    options.timeout_ns = timeout_ns < 0 ? 0 : timeout_ns ? timeout_ns : 1;
+    options.timeout_ns = timeout_ns < 0 ? 0 : timeout_ns;
     options.transport = fetch->transport;
     options.group = fetch->group;
     options.least_path = fetch->least_path;

@@ -40,7 +40,7 @@ static int create(struct ctl *ctl, const char *transport, char **operands, int c
         status = ctl_connect(ctl, &err);
     for (int i = 2; status == RDT_OK && i < count; i++)
         members[i - 2] = member_of(operands[i]);
-    options.timeout_ns = ctl_timeout(ctl, 0) > 0 ? ctl_timeout(ctl, 0) : 0;
+    options.timeout_ns = ctl_timeout(ctl, 0);
     if (status == RDT_OK)
         status = rdt_group_create(ctl->rdt, operands[1], transport, members, (size_t)count - 2, &options, &err);
     free(members);

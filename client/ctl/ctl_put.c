@@ -57,6 +57,8 @@ static enum rdt_status read_data(struct ctl *ctl, struct put *put, struct rdt_er
             status = rdt_error_sys(err, errno, "%s: reading", put->path);
         else if (n == 0)
             status = rdt_error_set(err, RDT_INVALID, "%s: the file was cut while it was read", put->path);
+        else if (ctl->timeout_given && ctl_timeout(ctl, 0) == 1)
+            status = rdt_error_set(err, RDT_TIMED_OUT, "%s: the file was not read within --timeout", put->path);
         else if (ctl_signalled(put->signals))
             status = rdt_error_set(err, RDT_CANCELLED, "%s: interrupted while reading", put->path);
         else
@@ -112,8 +114,8 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
     options.visibility = (enum rdt_visibility)put->visibility;
     options.transport = put->transport;
     options.timeout_ns = ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS);
-    if (options.timeout_ns <= 0) /* 0 polls here, and is "without end" there */
-        options.timeout_ns = options.timeout_ns ? 0 : 1;
+    if (options.timeout_ns < 0)
+        options.timeout_ns = 0; /* without end */
     if (put->data && options.flags & RDT_PUT_SNAPSHOT) {
         void *data = put->data;
 
@@ -184,7 +186,10 @@ static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error 
     if (status)
         return status;
     if (put->bytes) {
-        status = rdt_alloc(ctl->rdt, (size_t)put->bytes, &data, err);
+        struct rdt_alloc_options options = RDT_INIT(options);
+
+        options.call_timeout_ns = ctl_timeout(ctl, 0);
+        status = rdt_alloc_with(ctl->rdt, (size_t)put->bytes, &options, &data, err);
         if (status)
             return status;
         put->data = data;

@@ -191,7 +191,7 @@ static enum rdt_status parse_text(struct safetensors *s, struct rdt_error *err)
     json_error_t fault;
 
     if (s->header_bytes == 0 || s->header[0] != '{')
-        return rdt_error_set(err, RDT_INVALID, "the header does not begin with '{': this is no safetensors file");
+        return rdt_error_set(err, RDT_INVALID, "not a safetensors file: the header does not begin with '{'");
     s->root = json_loadb(s->header, s->header_bytes, JSON_REJECT_DUPLICATES, &fault);
     if (s->root)
         return parse_root(s, err);
@@ -255,17 +255,18 @@ enum rdt_status safetensors_read(int fd, size_t max_header_bytes, struct safeten
     if (fstat(fd, &st) < 0)
         return rdt_error_sys(err, errno, "fstat");
     if (!S_ISREG(st.st_mode))
-        return rdt_error_set(err, RDT_INVALID, "not a regular file");
+        return rdt_error_set(err, RDT_INVALID, "not a regular file: a safetensors file is read at any place");
     file_bytes = (uint64_t)st.st_size;
     if (file_bytes < sizeof raw)
-        return rdt_error_set(err, RDT_INVALID, "%" PRIu64 " bytes are too short for a safetensors file", file_bytes);
+        return rdt_error_set(err, RDT_INVALID, "not a safetensors file: its %" PRIu64 " bytes are too short for one", file_bytes);
     status = bytes_read(fd, raw, sizeof raw, 0, "the header", err);
     if (status)
         return status;
     for (unsigned i = sizeof raw; i-- > 0;)
         header_bytes = header_bytes << 8 | raw[i];
     if (header_bytes > file_bytes - sizeof raw)
-        return rdt_error_set(err, RDT_INVALID, "the header claims %" PRIu64 " bytes, the file has %" PRIu64 " after its length",
+        return rdt_error_set(err, RDT_INVALID, "not a safetensors file, or one that was cut: the header claims %" PRIu64 " bytes, the file has %" PRIu64
+                             " after its length",
                              header_bytes, file_bytes - sizeof raw);
     if (header_bytes > max_header_bytes)
         return rdt_error_set(err, RDT_LIMIT, "the header has %" PRIu64 " bytes; at most %zu are allowed", header_bytes,

@@ -9,6 +9,7 @@
 #include "client/call.h"
 #include "ctl.h"
 #include "ctl_json.h"
+#include "ctl_progress.h"
 #include "ctl_table.h"
 
 int ctl_fail(struct ctl *ctl, const struct rdt_error *err)
@@ -49,7 +50,13 @@ int ctl_flush(int code)
 
 int64_t ctl_timeout(const struct ctl *ctl, int64_t unless_given_ns)
 {
-    return ctl->timeout_given ? ctl->timeout_ns : unless_given_ns;
+    int64_t spent_ns = ctl_now_ns() - ctl->started_ns;
+
+    if (!ctl->timeout_given)
+        return unless_given_ns;
+    if (ctl->timeout_ns < 0)
+        return RDT_FOREVER;
+    return spent_ns < ctl->timeout_ns ? ctl->timeout_ns - spent_ns : 1;
 }
 
 enum rdt_status ctl_connect(struct ctl *ctl, struct rdt_error *err)
@@ -64,7 +71,7 @@ enum rdt_status ctl_connect(struct ctl *ctl, struct rdt_error *err)
         timeout_ns = CTL_DEFAULT_TIMEOUT_NS; /* longer waits are for objects, not for a daemon that does not answer */
     options.socket = ctl->socket;
     options.name = "rdtctl";
-    options.timeout_ns = timeout_ns ? timeout_ns : 1;
+    options.timeout_ns = timeout_ns;
     status = rdt_connect(&options, &ctl->rdt, err);
     if (status == RDT_SYSTEM && err) /* nobody there: for the exit code the same as somebody who has gone */
         err->status = status = RDT_DISCONNECTED;

@@ -4,6 +4,7 @@
 
 #include "ctl.h"
 #include "ctl_commands.h"
+#include "ctl_progress.h"
 
 /* One row makes a subcommand, its --help, its line in the overview and its completion. */
 static const struct ctl_command commands[] = {
@@ -117,7 +118,7 @@ static int run(struct ctl *ctl, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    struct ctl ctl = {0};
+    struct ctl ctl = {.started_ns = ctl_now_ns()};
     int code = run(&ctl, argc, argv);
 
     rdt_close(ctl.rdt);

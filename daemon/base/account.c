@@ -160,9 +160,16 @@ static void say(const struct account *at, enum usage what, uint64_t n, bool queu
         (void)rdt_error_set(err, RDT_LIMIT, "this daemon has %llu %s of at most %llu, and %llu more %s wanted%s", used,
                             things[what], limit, more, more == 1 ? "is" : "are",
                             what == USAGE_FDS ? ": raise its limit of open files (LimitNOFILE)" : "");
+    else if (queue && limit > 0)
+        (void)rdt_error_set(err, RDT_LIMIT,
+                            "other requests of %s wait for %s already and come first: give this request a time-out, so that it "
+                            "waits behind them, release some, or raise %s_max_%s, which is %llu",
+                            who, things[what], at->client ? "client" : "owner", names[what], limit);
     else if (queue)
-        (void)rdt_error_set(err, RDT_LIMIT, "other requests of %s wait for %s already (%s_max_%s is %llu)", who, things[what],
-                            at->client ? "client" : "owner", names[what], limit);
+        (void)rdt_error_set(err, RDT_LIMIT,
+                            "other requests of %s wait for %s already and come first: give this request a time-out, so that it "
+                            "waits behind them, or release some",
+                            who, things[what]);
     else
         (void)rdt_error_set(
             err, RDT_LIMIT, "%s has %llu %s of at most %llu, and %llu more %s wanted: release some, or raise %s_max_%s", who,

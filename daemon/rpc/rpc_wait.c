@@ -1,4 +1,6 @@
 /* WAIT and HOLD: both wait until an object is live. WAIT then describes it, and HOLD takes a hold on it. */
+#include <string.h>
+
 #include "daemon/objects/transit.h"
 #include "daemon/rpc/rpc_view.h"
 #include "wire_ref.h"
@@ -118,7 +120,11 @@ static enum rdt_status wait_name(struct call *call, const struct rdt_ref *ref, i
         return status;
     call->named.on_event = on_published;
     status = names_wait(call->rpc->names, ref, &call->account->owner, &call->named, err);
-    return status == RDT_OK ? call_defer(call, timeout_ns, NULL, err) : status;
+    if (status == RDT_OK)
+        status = call_defer(call, timeout_ns, NULL, err);
+    if (status == RDT_OK)
+        call->why = strdup("nobody has published such a version of the name in time");
+    return status;
 }
 
 /* request: the message to forward if the object is on another node. */

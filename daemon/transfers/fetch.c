@@ -138,8 +138,10 @@ static void on_deadline(struct deadline *deadline)
     struct rdt_error err;
 
     if (fetch->transfer->sm.state == TRANSFER_PARKED)
-        (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of \"%s\" did not end in time: %s", fetch->transfer->ref.id,
-                            fetch->transfer->ref.is_name ? "no such version of it was published" : "nobody has put it yet");
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of %s \"%s\" did not end in time: %s",
+                            fetch->transfer->ref.is_name ? "the name" : "object", fetch->transfer->ref.id,
+                            fetch->transfer->ref.is_name ? "nobody has published such a version of it"
+                                                         : "nobody has put an object with this id");
     else
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of \"%s\" did not end in time (it was %s)", fetch->transfer->ref.id,
                             sm_name(&fetch->transfer->sm));

@@ -32,6 +32,22 @@ export PKG_CONFIG_PATH=$tmp/root/usr/local/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=
 # shellcheck disable=SC2046
 (cd "$tmp" && gcc -std=c11 -Wall -Wextra -Werror -o first first.c $(pkg-config --cflags --libs rdt))
 
+# The headers and RDT_INIT in C++, where a designated initializer would be a warning.
+cat >"$tmp/options.cc" <<'EOF'
+#include <rdt.h>
+int main()
+{
+    struct rdt_put_options put = RDT_INIT(put);
+    const struct rdt_fetch_options fetch = RDT_INIT(fetch);
+    return put.struct_size == sizeof put && fetch.struct_size == sizeof fetch && !put.id && !fetch.mode ? 0 : 1;
+}
+EOF
+for standard in c++11 c++17; do
+  # shellcheck disable=SC2046
+  (cd "$tmp" && g++ -std=$standard -Wall -Wextra -pedantic -Werror -o options options.cc $(pkg-config --cflags --libs rdt) && ./options) ||
+    fail "RDT_INIT in $standard"
+done
+
 "$tmp/root/usr/local/bin/rdtd" --socket "$tmp/s" --state-dir "$tmp" --backend-dir "$tmp/root/usr/local/lib/rdtd" >"$tmp/daemon" 2>&1 &
 daemon=$!
 for ((i = 0; i < 400; i++)); do

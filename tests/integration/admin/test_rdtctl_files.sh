@@ -154,6 +154,30 @@ wait "$fetcher"
 grep -q 'rdtctl: fetch: CANCELLED: ' "$dir/fetched" || bad "an interrupted fetch says $(cat "$dir/fetched")"
 compgen -G "$dir/never*" >/dev/null && bad 'an interrupted fetch left a file'
 
+# ---- time-outs say what was missing, and end at the asked time ----
+
+timed_out() { # SECONDS SENTENCE COMMAND ...
+  local limit=$1 sentence=$2 before=${EPOCHREALTIME/./} took
+  shift 2
+  status 4 "$@" --timeout "${limit}s"
+  took=$((${EPOCHREALTIME/./} - before))
+  says "$sentence"
+  ((took >= limit * 1000000 && took < limit * 1000000 + 900000)) || bad "$* --timeout ${limit}s took $took us"
+}
+timed_out 1 'nobody has put an object with this id' "$rdtctl" fetch nobodys -o "$dir/never"
+timed_out 1 'nobody has published such a version of it' "$rdtctl" fetch --name nobodys -o "$dir/never"
+timed_out 1 'waiting for "nobodys" to be put: the object was not put in time' "$rdtctl" wait nobodys
+timed_out 1 'to be published: nobody has published such a version of the name in time' "$rdtctl" wait --name nobodys
+kill -STOP "${pids[0]}"
+timed_out 2 'TIMED_OUT' "$rdtctl" put "$dir/in.safetensors" --detached
+kill -CONT "${pids[0]}"
+head -c 100 /dev/zero >"$dir/zeros"
+status 1 "$rdtctl" put "$dir/zeros"
+says 'not a safetensors file: the header does not begin'
+echo 'this is a text' >"$dir/text"
+status 1 "$rdtctl" put "$dir/text"
+says 'not a safetensors file, or one that was cut: the header claims'
+
 # ---- the daemon's end ----
 
 kill -TERM "${pids[0]}"
