@@ -300,7 +300,8 @@ class Connection(GroupCalls):
         A fetch of an id that has not been put yet, or of a name without a new version, waits until `timeout` (seconds; None: no limit).
         mode: "share": the object's own memory on this node, in constant time and read-only (writing to a torch tensor of it is a fault, because
         torch has no read-only tensors); "copy": private and writable; "cow": private and writable in constant time for snapshots (live memory is
-        copied now); "auto": share on this node, copy from another node. None: "auto", except that torch gets "cow" instead of read-only memory.
+        copied now); "auto": share on this node, copy from another node; read-only in both cases and for every size, so that a program that
+        works on small arrays works on large ones. None: "auto", except that torch gets "cow" instead of read-only memory.
         as_: "auto": tensors are returned as they were put (torch tensors as torch if torch is installed, others as numpy if numpy is installed);
         "numpy"; "torch"; "tensor": rdtd.Tensor, which needs neither; "list": the tensors without the structure.
         into: targets that receive the bytes: a tensor, or dicts, lists and tuples of tensors (for a list of refs: a list of these), contiguous and
@@ -341,7 +342,7 @@ class Connection(GroupCalls):
     def _again(self, how: How) -> Request:
         ref, timeout, transport, least_path, boxes, place, group = how.again
         (request,) = self._fetch([ref], MODES["cow"], timeout, transport, least_path, boxes, None, place, group)
-        request._how = how._replace(mode="cow")
+        request._how = how._replace(mode="auto")  # it was fetched anew once: torch can write it, and arrays beside are read-only
         return request
 
     def get(self, refs: Any, **options: Any) -> Any:
@@ -368,12 +369,13 @@ class Connection(GroupCalls):
             self._open_gpus(False)
         brought = self._get(ref, number)
         metadata = brought.metadata
+        readonly = mode is None or number == AUTO  # see Request._tensors
         if not metadata and as_ == "auto":
-            return bare(brought.tensors())
-        layout = Layout(metadata, brought.tensors())
+            return bare(brought.tensors(readonly))
+        layout = Layout(metadata, brought.tensors(readonly))
         if mode is None and not cow and as_ == "auto" and layout.has_torch and not brought.writable:
             brought = self._get(ref, COW)
-            layout = Layout(metadata, brought.tensors())
+            layout = Layout(metadata, brought.tensors(readonly))
         return layout.value(as_, layout.form == "pickle" and self._is_own(brought.info()["ref"]), Ref)
 
     def get_fetched(self, ref: _rdt.Ref, **options: Any) -> Fetched:

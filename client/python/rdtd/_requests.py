@@ -269,7 +269,7 @@ class Request(_rdt.Request):
             return how.into
         if self._needs_cow(how, brought):
             return self._again(how).result()
-        return self._read(how, brought, Layout(brought.metadata, brought.tensors()))
+        return self._read(how, brought, Layout(brought.metadata, self._tensors(how, brought)))
 
     def _read(self, how: How, brought: _rdt.Object, layout: Layout) -> Any:
         may_unpickle = how.allow_pickle
@@ -278,9 +278,15 @@ class Request(_rdt.Request):
             may_unpickle = layout.form == "pickle" and connection._is_own(brought.info()["ref"])
         return layout.value(how.as_, may_unpickle, Ref)
 
+    @staticmethod
+    def _tensors(how: How, brought: _rdt.Object) -> list[_rdt.Tensor]:
+        """Whether an array can be written shall not depend on where its object lies, nor on its size: without a mode it is read-only, also where
+        its memory is this process's own. (Of torch's tensors it is not: they ignore this.)"""
+        return brought.tensors(how.into is None and how.mode in (None, "auto"))
+
     def _tell(self, how: How, brought: _rdt.Object) -> Fetched:
         metadata = brought.metadata
-        tensors = brought.tensors()
+        tensors = self._tensors(how, brought)
         value = how.into if how.into is not None else self._read(how, brought, Layout(metadata, tensors))
         return Fetched(value, tensors=tensors, metadata=metadata, **brought.info())
 

@@ -306,28 +306,33 @@ static void object_dealloc(PyObject *self)
     PyObject_Free(self);
 }
 
-/* A list of Tensors, each of which keeps the Object alive. */
-static PyObject *object_tensors(PyObject *self, PyObject *ignored)
+/* tensors(readonly=False): a list of Tensors, each of which keeps the Object alive. readonly: host memory also where this process may write it. */
+static PyObject *object_tensors(PyObject *self, PyObject *args)
 {
     struct object *object = (struct object *)self;
     size_t count = rdt_object_count(object->object);
-    PyObject *list = PyList_New((Py_ssize_t)count);
+    PyObject *list;
     struct rdt_object_info info;
     struct rdt_error err;
+    int readonly = 0;
 
-    (void)ignored;
+    if (!PyArg_ParseTuple(args, "|p:tensors", &readonly))
+        return NULL;
+    list = PyList_New((Py_ssize_t)count);
     if (!list)
         return NULL;
     rdt_object_info(object->object, &info);
     for (size_t i = 0; i < count; i++) {
         struct rdt_tensor view;
         PyObject *tensor;
+        int gpu;
 
         if (rdt_object_tensor(object->object, i, &view, &err) != RDT_OK) {
             Py_DECREF(list);
             return raise_error(&err);
         }
-        tensor = tensor_new(self, &view, !info.writable, object->gpus ? gpu_of_tensor(object, i) : HOST);
+        gpu = object->gpus ? gpu_of_tensor(object, i) : HOST;
+        tensor = tensor_new(self, &view, (readonly && gpu == HOST) || !info.writable, gpu);
         if (!tensor) {
             Py_DECREF(list);
             return NULL;
@@ -386,7 +391,7 @@ static PyGetSetDef object_getset[] = {
 };
 
 static PyMethodDef object_methods[] = {
-    {"tensors", object_tensors, METH_NOARGS, NULL},
+    {"tensors", object_tensors, METH_VARARGS, NULL},
     {"info", object_info, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
