@@ -36,7 +36,7 @@
 #include "sealed_memfd.h"
 #include "tensor.h"
 
-#define ROOM_MARGIN_NS 100000000
+#define ROOM_MARGIN_NS INT64_C(10000000)
 #define COPY_BYTES ((uint64_t)64 << 20) /* copied between two looks at the clock */
 #define WRITE_MIN_BYTES 65536
 

@@ -3,10 +3,11 @@ import array
 import collections
 import dataclasses
 import pickle
+import time
 
 import rdtd
 
-from nodes import Node, Skipped, main, raises
+from nodes import LONG, SLOWER, Node, Skipped, main, raises
 
 try:
     import numpy as np
@@ -313,6 +314,76 @@ def test_ml_dtypes_where_they_are():
             a = np.arange(6).astype(getattr(ml_dtypes, name)).reshape(2, 3)
             same(c.get(c.put({"a": a, "t": a.T}))["a"], a)
         assert c.empty(3, "bf16").dtype == ml_dtypes.bfloat16
+
+
+def test_arrays_are_read_only_whatever_their_size():
+    need(np, "numpy")
+    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as c, rdtd.connect(b.socket) as far:
+        for n in (0, 3, 1000, 100000):
+            for snapshot in (False, True):
+                ref = c.put({"w": np.arange(n), "more": [np.zeros(n, "f2"), "text"]}, snapshot=snapshot)
+                one = c.put(np.arange(n), snapshot=snapshot)
+                for reader in (c, far):
+                    for options in ({}, {"mode": "auto"}, {"as_": "numpy"}, {"timeout": 60}):
+                        got = reader.get(ref, **options)
+                        assert not got["w"].flags.writeable and not got["more"][0].flags.writeable, (n, snapshot, options)
+                        assert not reader.get(one, **options).flags.writeable
+                    assert reader.get(one, as_="tensor").readonly and not reader.get_fetched(one).value.flags.writeable
+                    for mode in ("copy", "cow"):
+                        got = reader.get(ref, mode=mode)["w"]
+                        assert got.flags.writeable
+                        got[:1] = 7
+                    into = np.ones(n, "i8")
+                    assert reader.get(one, into=into) is into and into.flags.writeable
+    for node in (a, b):  # their link stays open while they live
+        node.process.terminate()
+        assert node.process.wait(LONG) == 0, node.log()
+
+
+def test_other_names_of_dtypes():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        for name, text in (("f4", "f32"), ("<f4", "f32"), ("half", "f16"), ("float", "f64"), ("<i8", "i64"), ("i8", "i8"), ("u1", "u8"), (float, "f64")):
+            assert c.empty(3, name, as_="tensor").dtype == text, name
+        for wrong in (">f4", "f3", "<text"):
+            with raises(TypeError, wrong):
+                c.empty(3, wrong)
+
+
+class Model:
+    def __init__(self, part):
+        self.part = part
+
+
+def test_put_names_what_it_cannot_take():
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        for value, where in (({"w": np.zeros(3), "f": lambda: 1}, "value['f']"), ([1, {"g": (2, lambda: 1)}], "value[1]['g'][1]"),
+                             (Model({"h": lambda: 1}), "value.part['h']"), (lambda: 1, "value")):
+            with raises(TypeError, f"put: {where}, a builtins.function, is no tensor and cannot be pickled"):
+                c.put(value)
+        with raises(TypeError, "put: tensor 1, value['x'][0]: "):
+            c.put({"w": np.zeros(3), "x": [Strange()]})
+        if torch:
+            with raises(TypeError, "put: tensor 1, value['s']: it has the layout torch.sparse_coo"):
+                c.put({"w": torch.ones(2), "s": torch.eye(3).to_sparse()})
+
+
+class Strange:
+    """An array of a dtype that nobody has."""
+
+    __cuda_array_interface__ = {"shape": (1,), "typestr": "<f3", "data": (8, False), "version": 3}
+
+
+def test_put_that_waits_for_room_ends_in_time():
+    need(np, "numpy")
+    with Node("--memory-limit", "64MiB") as node, rdtd.connect(node.socket) as c:
+        keep = c.empty(40 << 20, "u1")
+        for options in ({}, {"snapshot": True}):
+            began = time.monotonic()
+            with raises(rdtd.TimedOut, "no room in time"):
+                c.put(np.zeros(30 << 20, "u1"), timeout=1, **options)
+            assert 0.97 < time.monotonic() - began < 1.5 * SLOWER
+        del keep
 
 
 if __name__ == "__main__":

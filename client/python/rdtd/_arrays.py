@@ -25,6 +25,12 @@ NUMBERS = {text: number for text, (number, _) in _rdt.DTYPES.items()}
 ITEM_BYTES = {text: size for text, (_, size) in _rdt.DTYPES.items()}
 BY_OTHER_NAME = {other: text for names in (NUMPY_NAMES, MORE_NAMES) for text, other in names.items()}
 BY_OTHER_NAME["complex32"] = "c32"
+# What numpy calls them as well: "f4", "<f4", "half", "float". Without a byte order "i8" and "u8" are rdtd's own, of eight bits.
+NUMPY_CODES = {
+    "b1": "bool", "u1": "u8", "i1": "i8", "u2": "u16", "i2": "i16", "u4": "u32", "i4": "i32", "u8": "u64", "i8": "i64", "f2": "f16", "f4": "f32",
+    "f8": "f64", "c8": "c64", "c16": "c128",
+}
+NUMPY_WORDS = {"half": "f16", "single": "f32", "float": "f64", "double": "f64", "int": "i64", "long": "i64", "short": "i16", "complex": "c128"}
 PYTHON_TYPES: dict[Any, str] = {float: "f64", int: "i64", bool: "bool", complex: "c128"}
 
 
@@ -213,12 +219,16 @@ def kind_of(value: Any) -> str:
 
 
 def dtype_text(dtype: Any) -> str:
-    """The rdtd name of a dtype: "f32" for "f32", numpy.float32, "float32", torch.float32, float. Raises TypeError."""
+    """The rdtd name of a dtype: "f32" for "f32", numpy.float32, "float32", "f4", "<f4", torch.float32. Raises TypeError."""
     if isinstance(dtype, str) and dtype in NUMBERS:
         return dtype
     if isinstance(dtype, type) and dtype in PYTHON_TYPES:
         return PYTHON_TYPES[dtype]
     name = dtype if isinstance(dtype, str) else str(dtype)
+    if isinstance(dtype, str):
+        code = NUMPY_CODES.get(name[1:] if name[:1] in ("<", "=", "|") else name) or NUMPY_WORDS.get(name)
+        if code is not None and sys.byteorder == "little":
+            return code
     if name.startswith("torch."):
         name = name[6:]
     elif not isinstance(dtype, str) and numpy() is not None:

@@ -15,7 +15,7 @@ from ._errors import Unsupported
 from ._gpu import TorchPools
 from ._groups import GroupCalls
 from ._requests import HOLD, MODES, TAKE_OVER, Fetched, Held, How, Ref, Request, is_open
-from ._structure import Layout, bare, encode, encode_nested, flatten
+from ._structure import Layout, bare, encode, encode_nested, flatten, refused
 
 Visible = Literal["owner", "tenant", "all"]
 As = Literal["auto", "numpy", "torch", "tensor", "list"]
@@ -254,11 +254,14 @@ class Connection(GroupCalls):
         key = id.encode() if isinstance(id, str) else id
         rest = (_choice(_VISIBILITY, visible, "visible"), transport, flags, timeout, ttl)
         where = None if stream is None else stream_number(stream)
-        ref: Optional[Ref] = self._put(encoded.tensors, key, encoded.metadata or None, *rest, encoded.names, where)
-        if ref is None:
-            encoded = encode_nested(value, allow_pickle)
-            ref = self._put(encoded.tensors, key, encoded.metadata or None, *rest, None, where)
-            assert ref is not None
+        try:
+            ref: Optional[Ref] = self._put(encoded.tensors, key, encoded.metadata or None, *rest, encoded.names, where)
+            if ref is None:
+                encoded = encode_nested(value, allow_pickle)
+                ref = self._put(encoded.tensors, key, encoded.metadata or None, *rest, None, where)
+                assert ref is not None
+        except (TypeError, RuntimeError) as error:  # RuntimeError: torch's, of a sparse tensor
+            raise refused(error, value, encoded.tensors) from error
         if encoded.has_torch:
             ref._hint = 1
         if grace is not None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 from collections import OrderedDict
-from typing import Any, Callable, NamedTuple, Optional, cast
+from typing import Any, Callable, Iterator, NamedTuple, Optional, cast
 
 from . import _rdt
 from ._arrays import convert, kind_of, to_numpy
@@ -59,8 +60,60 @@ def encode_nested(value: Any, allow_pickle: bool) -> Encoded:
             raise TypeError(f"put without pickle: {why}") from None
     tensors, kinds = [], []
     out = io.BytesIO()
-    _Pickler(out, tensors, kinds).dump(value)
+    try:
+        _Pickler(out, tensors, kinds).dump(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        where, part = _unpicklable(value, "value")
+        raise TypeError(f"put: {where}, a {_type_name(part)}, is no tensor and cannot be pickled: {error}") from error
     return _pack("pickle", out.getvalue(), tensors, kinds)
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _parts(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """The direct parts of a value, each with the expression that names it."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield f"{where}[{key!r}]", item
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield f"{where}[{i}]", item
+    elif not kind_of(value):
+        for name, item in getattr(value, "__dict__", {}).items():
+            yield f"{where}.{name}", item
+
+
+def _unpicklable(value: Any, where: str) -> tuple[str, Any]:
+    """The innermost part that cannot be pickled."""
+    for inner, part in _parts(value, where):
+        try:
+            _Pickler(io.BytesIO(), [], []).dump(part)
+        except Exception:
+            return _unpicklable(part, inner)
+    return where, value
+
+
+def _place_of(leaf: Any, value: Any, where: str, depth: int = 0) -> Optional[str]:
+    if value is leaf:
+        return where
+    if depth == 32:
+        return None
+    return next((found for inner, part in _parts(value, where) if (found := _place_of(leaf, part, inner, depth + 1))), None)
+
+
+def refused(error: Exception, value: Any, tensors: list[Any]) -> Exception:
+    """The error of a put that names a tensor by its number, with the expression that names it in `value`."""
+    found = re.match(r"put: tensor (\d+): (.*)", str(error), re.DOTALL)
+    if not found or int(found[1]) >= len(tensors):
+        return error
+    leaf = tensors[int(found[1])]
+    layout = str(getattr(leaf, "layout", "torch.strided"))
+    why = found[2] if layout == "torch.strided" else f"it has the layout {layout}: put its parts, or its to_dense()"
+    if layout == "torch.strided" and not isinstance(error, TypeError):
+        return error
+    return TypeError(f"put: tensor {found[1]}, {_place_of(leaf, value, 'value') or 'inside a pickle'}: {why}")
 
 
 def _pack(form: str, text: bytes, tensors: list[Any], kinds: list[str]) -> Encoded:
