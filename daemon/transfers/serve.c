@@ -265,15 +265,7 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
         out->start_chunk_bytes = pull->start->chunk_bytes;
         out->start_epoch = pull->start->epoch;
     }
-    if (pull->slice && !(out->slice = slice_dup(pull->slice))) {
-        drop_expected(out);
-        account_give(out->account, USAGE_TRANSFERS, 1);
-        account_unref(out->account);
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to serve object \"%s\"", ref->id);
-        free(out);
-        return NULL;
-    }
-    if (!map_put_u64(&session->serves, out->number, out)) {
+    if ((pull->slice && !(out->slice = slice_dup(pull->slice))) || !map_put_u64(&session->serves, out->number, out)) {
         if (out->slice)
             rdt__pb__slice__free_unpacked(out->slice, NULL);
         drop_expected(out);

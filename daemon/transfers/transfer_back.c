@@ -43,6 +43,22 @@ void transfer_in_forget_answer(struct transfer *transfer)
     transfer->pull.answer.arrived = false;
 }
 
+void transfer_in_free_chunks(struct transfer *transfer)
+{
+    struct pull *pull = &transfer->pull;
+
+    free(pull->plan);
+    free(pull->chunk_ops);
+    free(pull->remote);
+    free(pull->keys);
+    free(pull->key_bytes);
+    pull->plan = NULL;
+    pull->chunk_ops = NULL;
+    pull->remote = NULL;
+    pull->keys = NULL;
+    pull->key_bytes = NULL;
+}
+
 /* Resets the attempt. All its operations have ended, and nothing that they moved counts. */
 static void rewind_move(struct transfer *transfer)
 {
@@ -54,19 +70,10 @@ static void rewind_move(struct transfer *transfer)
     if (transfer->pull.replica)
         replica_unplan(transfer->pull.replica);
     transfer->pull.ping = 0;
-    free(transfer->pull.plan);
-    free(transfer->pull.chunk_ops);
-    free(transfer->pull.remote);
-    free(transfer->pull.keys);
-    free(transfer->pull.key_bytes);
-    transfer->pull.plan = NULL;
-    transfer->pull.chunk_ops = NULL;
+    transfer_in_free_chunks(transfer);
     transfer->pull.staging.used = 0;
     /* The size of the chunks stays: some of them may be in the replica. */
     transfer->pull.broadcast.collective = false;
-    transfer->pull.remote = NULL;
-    transfer->pull.keys = NULL;
-    transfer->pull.key_bytes = NULL;
     /* Chunks that came without PULL_START do not count. */
     transfer->pull.next_chunk = transfer->pull.chunks_done = 0;
     transfer->record.bytes_done = 0;

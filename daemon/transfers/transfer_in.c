@@ -285,18 +285,14 @@ static void on_ready(void *arg, struct region *region, const struct rdt_error *e
 {
     struct transfer *transfer = arg;
 
-    transfer->n_ops--;
     if (!transfer->target && !transfer->received)
         transfer->received = region;
-    if (transfer->sm.state == TRANSFER_ABORT) {
-        transfer_in_settle(transfer);
-    } else if (transfer->sm.state == TRANSFER_REWIND) {
-        transfer_in_rewound(transfer);
-    } else if (err) {
+    if (transfer_in_op_ended(transfer))
+        return;
+    if (err)
         transfer_fail_err(transfer, err);
-    } else {
+    else
         go_on(transfer);
-    }
 }
 
 /* Takes one step of reserving at a time, until all memory is there. Then the bytes may move. */
@@ -368,6 +364,18 @@ void transfer_in_settle(struct transfer *transfer)
     transfer_end(transfer);
 }
 
+bool transfer_in_op_ended(struct transfer *transfer)
+{
+    transfer->n_ops--;
+    if (transfer->sm.state == TRANSFER_ABORT)
+        transfer_in_settle(transfer);
+    else if (transfer->sm.state == TRANSFER_REWIND)
+        transfer_in_rewound(transfer);
+    else
+        return false;
+    return true;
+}
+
 void transfer_in_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
 {
     struct transfer *transfer = find(session, end->transfer);
@@ -405,13 +413,9 @@ void transfer_pull_release(struct transfer *transfer)
     order_leave(&transfer->record);
     replica_end_filling(transfer);
     transfer_free_staging(transfer);
-    free(transfer->pull.remote);
-    free(transfer->pull.keys);
-    free(transfer->pull.key_bytes);
+    transfer_in_free_chunks(transfer);
     subpulls_free(transfer);
     transfer_in_free_metadata(transfer);
-    free(transfer->pull.plan);
-    free(transfer->pull.chunk_ops);
 }
 
 const struct transfer_kind transfer_pull_kind = {.start = start,

@@ -215,6 +215,15 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     transfer_end(transfer);
 }
 
+/* The wait for the object has ended: serves the fetch in its client's slice of the loop. */
+static void wake_with(struct transfer *transfer, struct object *object, void (*run)(struct client_wake *))
+{
+    object_hold(object);
+    transfer->local.woken = object;
+    transfer->local.wake.run = run;
+    client_wake(transfer->client, &transfer->local.wake);
+}
+
 static void on_wake(struct client_wake *wake)
 {
     struct transfer *transfer = container_of(wake, struct transfer, local.wake);
@@ -238,10 +247,7 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
         transfer_fail_err(transfer, why);
         return;
     }
-    object_hold(object);
-    transfer->local.woken = object;
-    transfer->local.wake.run = on_wake;
-    client_wake(transfer->client, &transfer->local.wake);
+    wake_with(transfer, object, on_wake);
 }
 
 static void on_wake_published(struct client_wake *wake)
@@ -264,10 +270,7 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
         transfer_fail_err(transfer, err);
         return;
     }
-    object_hold(object);
-    transfer->local.woken = object;
-    transfer->local.wake.run = on_wake_published;
-    client_wake(transfer->client, &transfer->local.wake);
+    wake_with(transfer, object, on_wake_published);
 }
 
 static void start_named(struct transfer *transfer)

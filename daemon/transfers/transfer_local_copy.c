@@ -219,7 +219,36 @@ static void start_copy(struct transfer *transfer)
         work_submit(transfer->transfers->pool, &local->hands[i].work);
 }
 
-static void on_filled(void *arg, struct region *region, const struct rdt_error *err);
+/* A step of preparing memory has been started: AGAIN: it ends later; OK: it has ended, and the next one follows. */
+static void step_started(struct transfer *transfer, enum rdt_status status, const struct rdt_error *err,
+                         void (*next)(struct transfer *))
+{
+    if (status == RDT_AGAIN)
+        transfer->n_ops++;
+    else if (status == RDT_OK)
+        next(transfer);
+    else
+        transfer_fail_err(transfer, err);
+}
+
+static void step_ended(struct transfer *transfer, const struct rdt_error *err, void (*next)(struct transfer *))
+{
+    transfer->n_ops--;
+    if (transfer->sm.state == TRANSFER_ABORT)
+        transfer_end(transfer);
+    else if (err)
+        transfer_fail_err(transfer, err);
+    else
+        next(transfer);
+}
+
+static void fill(struct transfer *transfer);
+
+static void on_filled(void *arg, struct region *region, const struct rdt_error *err)
+{
+    (void)region;
+    step_ended(arg, err, fill);
+}
 
 /* The memory is allocated. Makes its pages present where it is imported, then copies. */
 static void fill(struct transfer *transfer)
@@ -232,72 +261,29 @@ static void fill(struct transfer *transfer)
 
     if (status == RDT_OK && target)
         status = region_fill(target->uses, target->n, target->layout, &transfer->filled_to, on_filled, transfer, &err);
-    if (status == RDT_AGAIN)
-        transfer->n_ops++;
-    else if (status == RDT_OK)
-        start_copy(transfer);
-    else
-        transfer_fail_err(transfer, &err);
+    step_started(transfer, status, &err, start_copy);
 }
 
-static void on_filled(void *arg, struct region *region, const struct rdt_error *err)
+static void reserve_devices(struct transfer *transfer);
+
+static void on_devices_reserved(void *arg, struct region *region, const struct rdt_error *err)
 {
-    struct transfer *transfer = arg;
-
-    (void)region;
-    transfer->n_ops--;
-    if (transfer->sm.state == TRANSFER_ABORT)
-        transfer_end(transfer);
-    else if (err)
-        transfer_fail_err(transfer, err);
-    else
-        fill(transfer);
+    destination_take(arg, region);
+    step_ended(arg, err, reserve_devices);
 }
-
-static void on_reserved(void *arg, struct region *region, const struct rdt_error *err)
-{
-    struct transfer *transfer = arg;
-
-    transfer->n_ops--;
-    transfer->received = region;
-    if (transfer->sm.state == TRANSFER_ABORT) {
-        transfer_end(transfer);
-        return;
-    }
-    if (err) {
-        transfer_fail_err(transfer, err);
-        return;
-    }
-    fill(transfer);
-}
-
-static void on_devices_reserved(void *arg, struct region *region, const struct rdt_error *err);
 
 static void reserve_devices(struct transfer *transfer)
 {
     struct rdt_error err = {0};
     enum rdt_status status = destination_reserve(transfer, on_devices_reserved, &err);
 
-    if (status == RDT_AGAIN)
-        transfer->n_ops++;
-    else if (status == RDT_OK)
-        fill(transfer);
-    else
-        transfer_fail_err(transfer, &err);
+    step_started(transfer, status, &err, fill);
 }
 
-static void on_devices_reserved(void *arg, struct region *region, const struct rdt_error *err)
+static void on_reserved(void *arg, struct region *region, const struct rdt_error *err)
 {
-    struct transfer *transfer = arg;
-
-    transfer->n_ops--;
-    destination_take(transfer, region);
-    if (transfer->sm.state == TRANSFER_ABORT)
-        transfer_end(transfer);
-    else if (err)
-        transfer_fail_err(transfer, err);
-    else
-        reserve_devices(transfer);
+    ((struct transfer *)arg)->received = region;
+    step_ended(arg, err, fill);
 }
 
 static void reserve(struct transfer *transfer)
@@ -305,12 +291,7 @@ static void reserve(struct transfer *transfer)
     struct rdt_error err = {0};
     enum rdt_status status = transfer_reserve(transfer, false, on_reserved, &err);
 
-    if (status == RDT_AGAIN)
-        transfer->n_ops++;
-    else if (status == RDT_OK)
-        fill(transfer);
-    else
-        transfer_fail_err(transfer, &err);
+    step_started(transfer, status, &err, fill);
 }
 
 static void on_room(struct transfer *transfer, const struct rdt_error *err)

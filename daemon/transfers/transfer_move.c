@@ -459,13 +459,10 @@ static void done_scatter(struct work *work)
     uint32_t index = op->chunk;
 
     free(op);
-    transfer->n_ops--;
-    if (transfer->sm.state == TRANSFER_ABORT)
-        transfer_in_settle(transfer);
-    else if (transfer->sm.state == TRANSFER_REWIND)
-        transfer_in_rewound(transfer);
-    else if (target_check(transfer->target, &err) != RDT_OK ||
-             (transfer->received && region_check(transfer->received, &err) != RDT_OK))
+    if (transfer_in_op_ended(transfer))
+        return;
+    if (target_check(transfer->target, &err) != RDT_OK ||
+        (transfer->received && region_check(transfer->received, &err) != RDT_OK))
         transfer_fail_err(transfer, &err);
     else
         chunk_arrived(transfer, index);
@@ -480,12 +477,9 @@ static void on_device_scattered(void *arg, const struct rdt_error *err)
 
     stage_give(transfer->pull.stage, op->staging);
     free(op);
-    transfer->n_ops--;
-    if (transfer->sm.state == TRANSFER_ABORT)
-        transfer_in_settle(transfer);
-    else if (transfer->sm.state == TRANSFER_REWIND)
-        transfer_in_rewound(transfer);
-    else if (err)
+    if (transfer_in_op_ended(transfer))
+        return;
+    if (err)
         transfer_fail_err(transfer, err);
     else
         chunk_arrived(transfer, index);
@@ -530,12 +524,9 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
         return;
     }
     free(op);
-    transfer->n_ops--;
-    if (transfer->sm.state == TRANSFER_ABORT)
-        transfer_in_settle(transfer);
-    else if (transfer->sm.state == TRANSFER_REWIND)
-        transfer_in_rewound(transfer);
-    else if (status != RDT_OK)
+    if (transfer_in_op_ended(transfer))
+        return;
+    if (status != RDT_OK)
         note_failure(transfer, status, msg);
     else
         chunk_arrived(transfer, index);

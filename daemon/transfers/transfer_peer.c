@@ -259,6 +259,22 @@ void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), 
 
 typedef enum rdt_status (*handler)(struct peer_session *session, const void *message, struct rdt_error *err);
 
+/* Defines the handler of a message that cannot be refused. */
+#define HANDLER(name, take)                                                                               \
+    static enum rdt_status name(struct peer_session *session, const void *message, struct rdt_error *err) \
+    {                                                                                                     \
+        (void)err;                                                                                        \
+        take(session, message);                                                                           \
+        return RDT_OK;                                                                                    \
+    }
+HANDLER(on_meta, transfer_in_on_meta)
+HANDLER(on_parked, transfer_in_on_parked)
+HANDLER(on_credit, serve_on_credit)
+HANDLER(on_start, serve_on_start)
+HANDLER(on_turn, order_on_message)
+HANDLER(on_keys, transfer_in_on_keys)
+HANDLER(on_abort, serve_on_abort)
+
 static enum rdt_status on_offer(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     return peer_transport_on_offer(session, message, err);
@@ -267,48 +283,6 @@ static enum rdt_status on_offer(struct peer_session *session, const void *messag
 static enum rdt_status on_pull(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     return serve_on_pull(session, message, err);
-}
-
-static enum rdt_status on_meta(struct peer_session *session, const void *message, struct rdt_error *err)
-{
-    (void)err;
-    transfer_in_on_meta(session, message);
-    return RDT_OK;
-}
-
-static enum rdt_status on_parked(struct peer_session *session, const void *message, struct rdt_error *err)
-{
-    (void)err;
-    transfer_in_on_parked(session, message);
-    return RDT_OK;
-}
-
-static enum rdt_status on_credit(struct peer_session *session, const void *message, struct rdt_error *err)
-{
-    (void)err;
-    serve_on_credit(session, message);
-    return RDT_OK;
-}
-
-static enum rdt_status on_start(struct peer_session *session, const void *message, struct rdt_error *err)
-{
-    (void)err;
-    serve_on_start(session, message);
-    return RDT_OK;
-}
-
-static enum rdt_status on_turn(struct peer_session *session, const void *message, struct rdt_error *err)
-{
-    (void)err;
-    order_on_message(session, message);
-    return RDT_OK;
-}
-
-static enum rdt_status on_keys(struct peer_session *session, const void *message, struct rdt_error *err)
-{
-    (void)err;
-    transfer_in_on_keys(session, message);
-    return RDT_OK;
 }
 
 static enum rdt_status on_end(struct peer_session *session, const void *message, struct rdt_error *err)
@@ -320,13 +294,6 @@ static enum rdt_status on_end(struct peer_session *session, const void *message,
         transfer_in_on_end(session, end);
     else
         serve_on_end(session, end);
-    return RDT_OK;
-}
-
-static enum rdt_status on_abort(struct peer_session *session, const void *message, struct rdt_error *err)
-{
-    (void)err;
-    serve_on_abort(session, message);
     return RDT_OK;
 }
 

@@ -164,6 +164,10 @@ void transfer_in_abort(struct transfer *transfer); /* the abort of every kind th
 /* ABORT: one operation has ended; the last one ends the transfer */
 void transfer_in_settle(struct transfer *transfer);
 void transfer_pull_release(struct transfer *transfer); /* the release of every kind that pulls */
+
+/* Call when one operation of the transfer has ended. Returns true if the attempt is being aborted or rewound,
+ * which this function goes on with: the caller must not touch the transfer any more. */
+bool transfer_in_op_ended(struct transfer *transfer);
 bool transfer_pull_wanted(
     const struct transfer *transfer); /* the wanted of every kind that pulls: other nodes wait for its replica */
 
@@ -211,6 +215,7 @@ void transfer_free_staging(struct transfer *transfer);
 /* ---- starting again (transfer_back.c) ---- */
 
 /* The owner did not start the early receives: chooses again. */
+void transfer_in_free_chunks(struct transfer *transfer); /* frees the plan, its operations, and the owner's keys */
 void transfer_in_choose_again(struct transfer *transfer);
 void transfer_in_forget_answer(struct transfer *transfer); /* drops the owner's answer; reserved memory stays */
 void transfer_in_go_back(struct transfer *transfer);       /* REWIND, then asks again when no operation is left */
