@@ -554,6 +554,12 @@ tidy: $(GEN_H)
 
 # ---- install ----
 
+# Where PYTHON looks: Debian's in dist-packages below /usr/local, or below /usr in one folder for every 3.x.
+INSTALL_PYTHON = $(or $(PYTHON),$(wildcard /usr/bin/python3),python3)
+pythondir ?= $(shell $(INSTALL_PYTHON) -c 'import sys, sysconfig; debian = "dist-packages" in sysconfig.get_path("platlib"); \
+    print(sys.argv[1] + "/lib/python" + ("3" if debian and sys.argv[1] == "/usr" else "%d.%d" % sys.version_info[:2]) + \
+    "/" + ("dist-packages" if debian else "site-packages"))' '$(PREFIX)' 2>/dev/null)
+
 substitute = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@bindir@|$(bindir)|g' -e 's|@libdir@|$(libdir)|g' \
                  -e 's|@includedir@|$(includedir)|g' -e 's|@backenddir@|$(backenddir)|g' -e 's|@conffile@|$(conffile)|g' \
                  -e 's|@VERSION@|$(VERSION)|g'
@@ -582,6 +588,7 @@ install: all
 	    install -m644 $(CONF) $(DESTDIR)$(conffile).new; echo "$(conffile) was kept; the template is $(conffile).new"; \
 	else install -m644 $(CONF) $(DESTDIR)$(conffile); fi
 	@$(if $(COMPLETION),install -m644 $(COMPLETION) $(DESTDIR)$(completiondir)/rdtctl)
+	@$(if $(PY_EXT),install -d $(DESTDIR)$(pythondir)/rdtd && install -m644 $(PY_FILES) $(PY_EXT) $(DESTDIR)$(pythondir)/rdtd/)
 	@$(foreach m,$(MANPAGES),install -D -m644 $(m) $(DESTDIR)$(mandir)/man$(subst .,,$(suffix $(m)))/$(notdir $(m));)
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
 	@echo 'installed below $(DESTDIR)$(PREFIX)'
@@ -595,6 +602,7 @@ uninstall:
 	    $(addprefix $(DESTDIR)$(includedir)/rdt/,$(notdir $(HEADERS))) $(addprefix $(DESTDIR)$(unitdir)/rdtd,.service .socket) \
 	    $(DESTDIR)$(sysusersdir)/rdtd.conf $(DESTDIR)$(completiondir)/rdtctl \
 	    $(foreach m,$(MANPAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $(m)))/$(notdir $(m)))
+	$(if $(pythondir),rm -rf $(DESTDIR)$(pythondir)/rdtd)
 	rmdir $(DESTDIR)$(backenddir) $(DESTDIR)$(includedir)/rdt 2>/dev/null || true
 
 clean:
@@ -623,7 +631,7 @@ help:
 	'make cuda-headers     fetch the header of the CUDA driver (2.3 MB), with which `make` also builds cuda and nccl' \
 	'make ucx-wheels       fetch newer versions of UCX for the tests, and print how to choose one' \
 	'make format, make tidy   run clang-format in place; run clang-tidy' \
-	'make install          install into PREFIX (/usr/local); also DESTDIR, libdir, sysconfdir, unitdir, mandir' \
+	'make install          install into PREFIX (/usr/local); also DESTDIR, libdir, sysconfdir, unitdir, mandir, pythondir' \
 	'make uninstall        remove what `make install` has installed' \
 	'make clean            remove build/' \
 	'V=1 prints the commands. WERROR=1 turns warnings into errors.'

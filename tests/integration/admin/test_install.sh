@@ -27,11 +27,19 @@ if command -v scdoc >/dev/null; then
 fi
 for file in "${expected[@]}"; do grep -qx "$file" "$tmp/found" || fail "not installed: $file"; done
 # What is there only when its source or its library is.
-optional='^usr/local/(lib/rdtd/rdt_(gloo|nccl|cuda)\.so|lib/librdt-cuda\.so(\.[0-9.]+)?|lib/pkgconfig/rdt-cuda\.pc|include/rdt/rdt_cuda\.h|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
+optional='^usr/local/(lib/python3[0-9.]*/dist-packages/rdtd/[a-z_]+\.[a-z0-9._-]+|lib/rdtd/rdt_(gloo|nccl|cuda)\.so|lib/librdt-cuda\.so(\.[0-9.]+)?|lib/pkgconfig/rdt-cuda\.pc|include/rdt/rdt_cuda\.h|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
 while read -r file; do
   [[ " ${expected[*]} " == *" $file "* || $file =~ $optional ]] || fail "installed, but nobody expects it: $file"
 done <"$tmp/found"
 if grep -rn '@[a-z]*@' "$dest/etc" "$dest"/usr/local/lib/{pkgconfig,systemd,sysusers.d}; then fail "a placeholder was not filled in"; fi
+
+# The Python package, for the Python that it was built for.
+for module in "$dest"/usr/local/lib/python3*/dist-packages/rdtd; do
+  [[ -e $module ]] || continue
+  python=${PYTHON:-/usr/bin/python3}
+  (cd "$tmp" && PYTHONPATH=${module%/rdtd} PYTHONDONTWRITEBYTECODE=1 "$python" -c 'import rdtd; print(rdtd.__version__, rdtd.__file__)') |
+    grep -qF "0.1.0 $module/" || fail "the Python package was installed, but cannot be imported"
+done
 
 # Each header alone, in C and, where there is a compiler for it, in C++.
 export PKG_CONFIG_PATH=$dest/usr/local/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=$dest
