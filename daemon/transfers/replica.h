@@ -111,7 +111,7 @@ bool replica_is_fresh(const struct replica *replica);
 /* ---- for the transfer that fills it ---- */
 
 /* The answer, which the transfer has read, is about a snapshot that this node shall keep. Sets
- * transfer->replica, with a reference. false: no memory; the replica is then not kept. */
+ * transfer->replica, with a reference. false: no memory; then there is no replica. */
 bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
 /* Its memory was allocated. */

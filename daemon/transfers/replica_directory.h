@@ -67,7 +67,7 @@ struct replica_directory_waiter {
 
 struct replica_directory {
     struct transfers *transfers;
-    struct map by_generation; /* struct kept */
+    struct map by_generation; /* struct replicated_object */
     uint64_t redirected;      /* number of pulls that were redirected to a replica */
 };
 

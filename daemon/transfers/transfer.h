@@ -156,11 +156,11 @@ void transfers_init(struct transfers *transfers);
 void transfers_fini(struct transfers *transfers);
 unsigned transfers_active(const struct transfers *transfers);
 
-/* Tells the caller, once for each time, that the last transfer of either direction has ended; NULL: nobody
+/* on_idle is called each time that the last transfer of either direction has ended. NULL: it is not called
  * any more. */
 void transfers_set_on_idle(struct transfers *transfers, void (*on_idle)(struct transfers *));
 
-/* Since the last transfer to another node has ended; UINT64_MAX: there was none. */
+/* The time since the last transfer to another node ended; UINT64_MAX: there was none. */
 uint64_t transfers_quiet_ns(const struct transfers *transfers);
 
 /* Counters since the start of the daemon, except where it says "now". */
@@ -180,10 +180,10 @@ void transfers_stats(const struct transfers *transfers, struct transfers_stats *
 /* The transfer with this id that has not ended, or NULL. */
 struct transfer *transfers_find(const struct transfers *transfers, uint64_t id);
 
-/* The n-th newest record of a transfer that has ended; NULL: there is none, or it is no longer kept. */
+/* The n-th newest record of a transfer that has ended; NULL: there is none, or the history has dropped it. */
 const struct transfer_record *transfers_history(const struct transfers *transfers, uint64_t n);
 
-/* An object of this node may be fetched no more: nodes with a replica are told. */
+/* The object has ended: tells the nodes that have a replica of it. */
 void transfers_object_ended(struct transfers *transfers, const struct object *object);
 
 /* Evicts replicas that nobody uses until `bytes` bytes are free, or none if there are not as many. Returns
@@ -199,8 +199,9 @@ unsigned transfer_fetch_count(const struct transfer *transfer); /* how many fetc
 bool transfer_is_local(const struct transfer *transfer);        /* its ref names an object of this node */
 
 /* Starts one item of a FETCH for the client. `twin` is an earlier transfer of the same message that the item
- * may join, found by the caller with fetch_joinable; NULL: none. *transfer_p is what the caller must
- * transfer_go with; NULL: it joined one that goes already. On error nothing was started: the caller answers. */
+ * may join, found by the caller with fetch_joinable; NULL: none. The caller must call transfer_go with
+ * *transfer_p; NULL: the item joined a transfer that has begun already. On error nothing was started, and the
+ * caller answers. */
 enum rdt_status fetch_start(struct transfers *transfers, struct client *client, const Rdt__Pb__Fetch *message,
                             const Rdt__Pb__FetchItem *item, struct transfer *twin, struct transfer **transfer_p,
                             struct rdt_error *err);
@@ -224,48 +225,53 @@ void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt
 void transfers_peer_up(struct transfers *transfers, struct peer *peer);
 void transfers_peer_merged(struct transfers *transfers, struct peer *from, struct peer *into);
 
-/* Frees what is kept for a peer that is going to be forgotten. false: something refers to it. */
+/* Frees the session of a peer that is going to be forgotten. Returns false if something refers to it. */
 bool transfers_forget_peer(struct transfers *transfers, struct peer *peer);
 void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why);
-void transfers_peer_answer(struct transfers *transfers, struct peer *peer); /* what peer_ask asked */
+void transfers_peer_answer(struct transfers *transfers, struct peer *peer); /* the answer to peer_ask has come */
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
                                      struct rdt_error *err);
 
 /* ---- a transport comes and goes while links are up (hotload.c) ---- */
 
-/* It is in the list: offered to every node whose link is up. */
+/* The transport is in the list of transports: offers it to every node whose link is up. */
 void transfers_transport_loaded(struct transfers *transfers, struct transport *transport);
 
-/* BUSY: a transfer uses it; which one. */
+/* BUSY: a transfer or a group uses the transport; err names it. */
 enum rdt_status transfers_transport_idle(const struct transfers *transfers, const struct transport *transport,
                                          struct rdt_error *err);
 
-/* transport->leaving and not available: tells every node, which takes its end of the connection down, and
- * then this one goes; those that do not are cut. When it is gone nothing of it is connected or under way, and
- * it may be forgotten. */
+/* Unloading a transport, which has `leaving` set and is not available:
+ *
+ *   leave   tells every node, which takes its end of the connection down; then this end closes
+ *   cut     closes the connections to nodes that have not done so
+ *   gone    whether nothing of it is connected or under way
+ *   forget  frees its connections, when it is gone
+ */
 void transfers_transport_leave(struct transfers *transfers, struct transport *transport);
 void transfers_transport_cut(struct transfers *transfers, const struct transport *transport);
 bool transfers_transport_gone(const struct transfers *transfers, const struct transport *transport);
 void transfers_transport_forget(struct transfers *transfers, const struct transport *transport);
 
-/* A peer states whose behalf it speaks on: believed only for tenants that share_tenants names. false fills err. */
+/* A peer states on whose behalf it asks. It is believed only for tenants that share_tenants names. Returns
+ * false and fills err otherwise. */
 bool transfers_check_requester(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
                                struct rdt_error *err);
 
-/* For groups_callbacks. */
+/* A group has changed: for groups_callbacks. */
 void transfers_on_group(struct transfers *transfers, struct group *group, enum group_change change);
 
-/* Fails what is under way and takes down every transport connection; on_closed from the loop when none is
- * left. The peers must live until then. */
+/* Fails all transfers and takes down all connections. on_closed is called from the loop when none is left.
+ * The peers must live until then. */
 void transfers_close(struct transfers *transfers, void (*on_closed)(void *arg), void *arg);
 
 /* ---- for rdtctl ---- */
 
-/* What is under way, one after the other; *cursor starts NULL; NULL at the end. */
+/* The next transfer that has not ended; *cursor starts NULL. NULL: there is none any more. */
 const struct transfer_record *transfers_next_active(const struct transfers *transfers, struct list **cursor);
 
-/* What a transfer in ordered queues waits for: "behind transfer 12 (to n2) in queue nccl/gpu0"; "": for
- * nothing of that kind. */
+/* What a transfer in ordered queues waits for: "behind transfer 12 (to n2) in queue nccl/gpu0"; "": it does
+ * not wait in a queue. */
 #define RECORD_WAITS_BYTES 256
 void record_waits_for(const struct transfer_record *record, char text_p[RECORD_WAITS_BYTES]);
 
@@ -273,14 +279,15 @@ struct peer_summary {
     unsigned transfers_in, transfers_out;
     uint64_t bytes_in, bytes_out;
     const char *transports[PATH_MAX_CANDIDATES]; /* connected */
-    char lanes[PATH_MAX_CANDIDATES][160];        /* what each says of its way there */
+    char lanes[PATH_MAX_CANDIDATES][160];        /* what each transport says about its path there */
     unsigned n_transports;
     uint64_t fell_back;
-    char unusable[PATH_MAX_CANDIDATES][320]; /* which others there are, and why not */
+    char unusable[PATH_MAX_CANDIDATES][320]; /* the other transports, and why each is not usable */
     unsigned n_unusable;
 };
 void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary_p);
-unsigned transfers_of_group_side(const struct list *connection); /* of group->vias: how many use it */
+/* of group->connections: how many transfers use it */
+unsigned transfers_of_group_side(const struct list *connection);
 void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__TransferInfo *info_p,
                              char ref_text[RDT_REF_TEXT_BYTES], char waits[RECORD_WAITS_BYTES]);
 
