@@ -64,8 +64,8 @@ extern "C" {
 #endif
 #define RDT_FOREVER ((int64_t)-1)
 
-typedef struct rdt rdt;                 /* a connection: one session at the daemon; the lease of everything it holds */
-typedef struct rdt_request rdt_request; /* something started and not yet collected */
+typedef struct rdt rdt;                 /* a connection, which is one session at the daemon */
+typedef struct rdt_request rdt_request; /* a fetch, wait, hold or broadcast that was started */
 typedef struct rdt_object rdt_object;   /* what a fetch brought: tensors, metadata, a hold */
 
 /* ---- connection ---- */
@@ -77,132 +77,147 @@ struct rdt_connect_options {
     int64_t timeout_ns; /* 0: 10 s; negative: without end */
 };
 
-/* Connects and says hello. Errors: SYSTEM (no socket there; who to ask is in the sentence), DENIED, LIMIT (too many clients),
- * PROTOCOL (no common version), TIMED_OUT. */
+/* Connects to the daemon and begins a session. *rdt_p is the caller's, for rdt_close. options may be NULL.
+ * Errors: SYSTEM (there is no socket, or it may not be opened; the sentence says what to do), DENIED, LIMIT
+ * (too many clients), PROTOCOL (no common version), TIMED_OUT. */
 enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt_p, struct rdt_error *err);
 
-/* Ends the session: cancels its requests, unmaps all memory that came from it, drops its holds; objects it put without DETACHED
- * are freed. Every request, object and pointer made from it is invalid afterwards. NULL is fine. */
+/* Ends the session: cancels its requests, unmaps all memory that came from it, and drops its holds. Objects
+ * that it put without RDT_PUT_DETACHED are freed. Every request, object and pointer that came from it is
+ * invalid afterwards. rdt may be NULL. */
 void rdt_close(rdt *rdt);
 
 struct rdt_node_info {
     uint8_t node[16], boot_id[16];
-    char address[65]; /* of the peer link, "" if there is none */
+    char address[65]; /* the address of the peer link; "" if there is none */
     char daemon_version[32];
     uint64_t session; /* this session's id, as rdtctl shows it */
-    uint32_t uid;     /* owner this session acts as */
+    uint32_t uid;     /* the owner that this session acts for */
     char tenant[33];
 };
 enum rdt_status rdt_node(rdt *rdt, struct rdt_node_info *info_p, struct rdt_error *err);
 
-/* One round trip to the daemon. */
+/* Sends one message to the daemon and waits for the reply, until timeout_ns. */
 enum rdt_status rdt_ping(rdt *rdt, int64_t timeout_ns, struct rdt_error *err);
 
 /* ---- memory ----
- * Three ways for a tensor's bytes to be known to the daemon; rdt_put finds out by the pointer and says which it was:
- *   DAEMON    memory from rdt_alloc: no copy
- *   IMPORTED  the caller's own memfd, offered by rdt_import: no copy; readers of other owners get copies
- *   COPIED    anything else: copied once into daemon memory during rdt_put; later writes are not seen. If that is all of the object
- *             and no more than the daemon's inline_max (32 KiB), its bytes travel in the messages: one round trip, no memory to
- *             map; every reader gets a copy, and RDT_FETCH_SHARE is answered NO_PATH. Of a snapshot what is more than that, and no more
- *             than the daemon's sealed_max (4 MiB), goes into a memfd that this process makes and hands over: one round trip, too. Its
- *             pages are the daemon's then, counted under its limits, and charged by the system to this process's control group
+ * rdt_put finds out by the address of a tensor where its bytes are, and reports it (rdt_put_options.how):
+ *   DAEMON    memory of rdt_alloc: the object refers to it, no copy
+ *   IMPORTED  the caller's memfd, offered by rdt_import: no copy; readers of other owners get copies
+ *   COPIED    any other memory: rdt_put copies it once, and later writes are not seen
+ * Copied tensors of at most the daemon's inline_max (32 KiB), if the object has no others, travel in the message: one
+ * round trip and nothing to map. Every reader gets a copy, and RDT_FETCH_SHARE is answered NO_PATH. A larger snapshot
+ * of at most sealed_max (4 MiB) goes into a memfd that this process creates and hands over, also in one round trip. The
+ * daemon counts its pages under its limits; the system charges them to this process's control group.
  */
 enum rdt_memory { RDT_MEMORY_DAEMON = 1, RDT_MEMORY_IMPORTED = 2, RDT_MEMORY_COPIED = 3 };
 
-/* Zeroed host memory of the daemon's, mapped writable, page-aligned, reserved. What is put from it stays alive with the object
- * after rdt_dealloc. Errors: NO_MEMORY, LIMIT, INVALID (0 bytes). */
+/* Allocates `bytes` of zeroed, page-aligned host memory at the daemon and maps them writable; *addr_p is the
+ * address. The memory is reserved at once. An object that is put from it keeps it alive after rdt_dealloc.
+ * Errors: NO_MEMORY, LIMIT, INVALID (0 bytes). */
 enum rdt_status rdt_alloc(rdt *rdt, size_t bytes, void **addr_p, struct rdt_error *err);
 
 struct rdt_alloc_options {
     size_t struct_size;
-    int64_t timeout_ns; /* how long it may wait for room under a limit or memory_limit; 0: not at all; negative: without end */
-    const char *memory; /* kind; NULL: "host". Any other needs its mapper (rdt_map_by); *addr_p is an address of the device then */
-    const char *device; /* uuid of the device; NULL: the only one there is */
-    int64_t call_timeout_ns; /* of the whole call, whatever it waits for; 0: five minutes more than timeout_ns; negative: without end */
+    int64_t timeout_ns; /* how long the daemon may wait for room under a limit; 0: not at all; negative: without
+                         * end */
+    const char *memory; /* the kind; NULL: "host". Another kind needs a mapper (rdt_map_by), and *addr_p is an
+                         * address of the device */
+    const char *device; /* the uuid of the device; NULL: the only one there is */
+    int64_t call_timeout_ns; /* of the whole call; 0: five minutes more than timeout_ns; negative: without end */
 };
 
-/* The same with options. TIMED_OUT: there was no room in time; the sentence says what it waited for. What could never fit is refused
- * at once. Who waits holds nothing, and comes in turn: later requests of the same user do not overtake it. */
+/* Allocates as rdt_alloc does, with options. A request that waits for room holds nothing, and later requests of
+ * the same user do not overtake it. A request that could never fit is refused at once. Also TIMED_OUT: there
+ * was no room in time; the sentence says what the request waited for. */
 enum rdt_status rdt_alloc_with(rdt *rdt, size_t bytes, const struct rdt_alloc_options *options, void **addr_p,
                                struct rdt_error *err);
 
-/* Gives back what rdt_alloc or rdt_import gave. Memory of rdt_alloc is unmapped, or kept for what this process allocates or fetches
- * next: nothing may be read or written there any more. An import is forgotten: the caller's mapping stays the caller's. Objects put
- * from it live on. INVALID: addr is not the start of such a range. */
+/* Ends a range of rdt_alloc, rdt_import or rdt_import_shared that starts at addr. Memory of rdt_alloc is
+ * unmapped, or cached for what this process allocates or fetches next: the caller must not touch it any more.
+ * After an import the mapping stays the caller's, and the daemon forgets it. Objects that were put from the
+ * range live on. Errors: INVALID (no such range starts at addr), TIMED_OUT, DISCONNECTED. */
 enum rdt_status rdt_dealloc(rdt *rdt, void *addr, struct rdt_error *err);
 
-/* The same, and waits for nothing: memory of rdt_alloc is unmapped when the daemon has heard of it, and kept for nobody. For threads that
- * must not wait for a daemon that may be stopped. */
+/* Ends a range as rdt_dealloc does, but waits for nothing: memory of rdt_alloc is unmapped when the daemon has
+ * answered, and is not cached. For threads that must not block when the daemon is stopped. */
 enum rdt_status rdt_dealloc_soon(rdt *rdt, void *addr, struct rdt_error *err);
 
-/* Offers a memfd that the caller has mapped at addr (bytes from offset 0 of the fd, shared mapping). The fd stays the caller's
- * and may be closed. INVALID: not a memfd, shorter than bytes, or not sealed against shrinking: fcntl(fd, F_ADD_SEALS,
- * F_SEAL_SHRINK). It may lack pages that nobody has touched yet: those that the daemon makes later, because it copies from or to there,
- * count as this client's memory, and LIMIT or NO_MEMORY of who wanted the bytes says so before there is one. */
+/* Offers a memfd to the daemon, of which the caller has mapped the first `bytes` at addr, as a shared mapping.
+ * The fd is borrowed, and may be closed afterwards. The memfd must be sealed against shrinking: fcntl(fd,
+ * F_ADD_SEALS, F_SEAL_SHRINK). Pages that it lacks are charged to this client when the daemon creates them
+ * because it copies to or from there; if they do not fit its limits, the request that needs the bytes fails
+ * with LIMIT or NO_MEMORY. Errors: INVALID (not a memfd, shorter than `bytes`, not sealed, or it overlaps a
+ * range that is known), LIMIT. */
 enum rdt_status rdt_import(rdt *rdt, int fd, void *addr, size_t bytes, struct rdt_error *err);
 
 /* ---- memory on devices ----
- * librdt touches no device and links no vendor's library: it names memory. A library for the kind (librdt-cuda) maps it. Once its mapper is
- * known, rdt_alloc_with gives device memory, rdt_import_shared offers the caller's own, tensors in either are put and are targets of
- * fetches like any others (data is the device's address), and fetches bring such tensors. Device memory that the daemon does not know
- * must not be given to rdt_put or as a target: librdt takes what it does not know for host memory.
- * A handle is given only to processes of the memory's own uid and tenant; who else may fetch the object gets a copy.
+ * librdt touches no device and links no vendor's library: it names memory, and a library for the kind (librdt-cuda) maps
+ * it. When that has registered its mapper, rdt_alloc_with allocates device memory, rdt_import_shared offers the
+ * caller's, tensors in either are put and are targets of fetches as others are (data is the device's address), and
+ * fetches bring such tensors. Device memory that the daemon does not know must not be given to rdt_put or as a target:
+ * librdt takes memory that it does not know for host memory. Handles go only to processes of the memory's own uid and
+ * tenant; other readers of the object get a copy.
  */
 
 enum rdt_shared_kind { RDT_SHARED_MEMFD = 0, RDT_SHARED_VMM = 1, RDT_SHARED_LEGACY_IPC = 2 };
 
-/* A range of memory, by what another process maps it by. */
+/* A range of memory, described by what another process needs to map it. */
 struct rdt_shared {
     size_t struct_size;
     const char *memory; /* kind: "cuda" */
     const char *device; /* uuid */
     enum rdt_shared_kind kind;
     uint64_t bytes;
-    uint64_t offset;             /* of the range in what the fds, or the handle, name together */
-    const int *fds;              /* [n_fds], VMM: one for each chunk, in order; borrowed */
+    uint64_t offset;             /* where the range begins in the memory that the fds, or the handle, name */
+    const int *fds;              /* VMM: [n_fds], one for each chunk, in order; borrowed */
     const uint64_t *chunk_bytes; /* [n_fds] */
     size_t n_fds;
-    const void *handle; /* LEGACY_IPC: of the whole allocation */
+    const void *handle; /* LEGACY_IPC: the handle of the whole allocation */
     size_t handle_bytes;
-    int64_t timeout_ns; /* of rdt_import_shared; 0: five minutes; negative: without end */
+    int64_t timeout_ns; /* used by rdt_import_shared; 0: five minutes; negative: without end */
 };
 
 struct rdt_mapper {
     size_t struct_size;
-    const char *memory; /* the kind it is for */
-    /* *addr_p: where this process sees the first byte, to read and write. Any thread that waits on the connection, under its lock: it
-     * calls nothing of librdt and waits for no work of the caller's on the device. *mapping_p is handed back to unmap. */
+    const char *memory; /* the kind of memory that it maps */
+    /* Maps `shared`. *addr_p receives where this process reads and writes the first byte, *mapping_p what unmap
+     * gets. It runs in any thread that waits on the connection, under the connection's lock: it must not call
+     * librdt, and must not wait for work that the caller has queued on the device. */
     enum rdt_status (*map)(void *arg, const struct rdt_shared *shared, void **addr_p, void **mapping_p, struct rdt_error *err);
-    /* Nothing uses it any more. Any thread; it calls nothing of librdt. Once for each map. */
+    /* Unmaps; runs once for each map, in any thread, when nothing uses the mapping any more. It must not call
+     * librdt. */
     void (*unmap)(void *arg, void *addr, void *mapping);
     void *arg;
 };
 
-/* From now on memory of that kind is mapped by this; until the connection's end. Copied, but for arg. EXISTS: the kind has one. */
+/* Registers a mapper for one kind of memory, until the connection ends. *mapper is copied; its arg is borrowed
+ * until then. EXISTS: the kind has a mapper already. */
 enum rdt_status rdt_map_by(rdt *rdt, const struct rdt_mapper *mapper, struct rdt_error *err);
 
-/* Offers memory that the caller has at addr, by what the daemon can map it by: as rdt_import, and ended by rdt_dealloc. The fds stay the
- * caller's and may be closed; the memory must stay until it is given back and no object or transfer uses it (rdt_wait_freed_range), or
- * the daemon reads what is no longer there. Any number of chunks. Errors: UNSUPPORTED (no such kind or device at the daemon), INVALID,
- * LIMIT, SYSTEM (the device refused it, and why). */
+/* Offers memory that the caller has at addr, described by `shared`; rdt_dealloc ends it. The fds are borrowed,
+ * and may be closed afterwards; any number of chunks is allowed. The memory must stay until it is given back
+ * and no object or transfer uses it any more (rdt_wait_freed_range): else the daemon would read memory that is
+ * gone. Errors: UNSUPPORTED (the daemon has no such kind or device), INVALID, LIMIT, SYSTEM (the device refused
+ * it; the sentence says why), TIMED_OUT. */
 enum rdt_status rdt_import_shared(rdt *rdt, const struct rdt_shared *shared, void *addr, struct rdt_error *err);
 
-/* What the daemon knows at addr: the range (of rdt_alloc, rdt_import or rdt_import_shared) that holds all of [addr, addr + bytes). *known_p
- * false: it knows none of it. INVALID: only a part. memory, device: of the range, valid while it is; each may be NULL. */
+/* Finds the range of rdt_alloc, rdt_import or rdt_import_shared that holds all of [addr, addr + bytes).
+ * *known_p is false if the daemon knows none of these bytes. *memory_p and *device_p, each may be NULL, receive
+ * kind and uuid of the range, and are valid while the range is. INVALID: only a part is known. */
 enum rdt_status rdt_known(rdt *rdt, const void *addr, size_t bytes, bool *known_p, const char **memory_p, const char **device_p,
                           struct rdt_error *err);
 
 struct rdt_device_info {
     char memory[33], uuid[65], name[96];
     uint64_t bytes;      /* of the device */
-    uint64_t used_bytes; /* that the daemon has allocated there */
-    uint64_t limit_bytes; /* of used_bytes; 0: none */
+    uint64_t used_bytes; /* that the daemon has allocated on it */
+    uint64_t limit_bytes; /* the limit of used_bytes; 0: none */
     bool opened;         /* the daemon uses it */
-    uint64_t overhead_bytes; /* what that costs there beside used_bytes; UINT64_MAX: it cannot be told */
-    char why_not[128];   /* "": it can be used */
+    uint64_t overhead_bytes; /* what using it costs beside used_bytes; UINT64_MAX: unknown */
+    char why_not[128];   /* why it cannot be used; "": it can */
 };
-/* The daemon's devices: at most max in devices_p; *count_p: how many there are. */
+/* Writes the daemon's devices to devices_p, at most max. *count_p is how many there are. */
 enum rdt_status rdt_devices(rdt *rdt, struct rdt_device_info *devices_p, size_t max, size_t *count_p, struct rdt_error *err);
 
 /* ---- tensors ---- */
@@ -215,7 +230,8 @@ struct rdt_tensor {
     void *data;             /* address of element [0, 0, ...]; may be NULL if there are no elements */
 };
 
-/* Bytes of all elements, row-major contiguous. 0 if a dimension is 0. RDT_INVALID: bad dtype, ndim or shape, or overflow. */
+/* Computes the bytes of all elements, row-major contiguous; 0 if a dimension is 0. INVALID: dtype, ndim or
+ * shape is wrong, or the product overflows. */
 enum rdt_status rdt_tensor_bytes(const struct rdt_tensor *tensor, size_t *bytes_p, struct rdt_error *err);
 
 /* ---- put ---- */
@@ -224,69 +240,75 @@ enum rdt_visibility { RDT_VISIBLE_TO_OWNER = 0, RDT_VISIBLE_TO_TENANT = 1, RDT_V
 
 struct rdt_put_options {
     size_t struct_size;
-    const void *id;       /* the caller's name for it, among those of its uid and tenant; NULL: generated */
+    const void *id;       /* the caller's name for the object, unique for its uid and tenant; NULL: generated */
     size_t id_bytes;      /* 1..128 */
-    const void *metadata; /* opaque, handed to every reader; at most 4 MiB */
+    const void *metadata; /* opaque; every reader gets it; at most 4 MiB */
     size_t metadata_bytes;
-    enum rdt_visibility visibility; /* who else may fetch; default: this uid (and tenant) only */
+    enum rdt_visibility visibility; /* who else may fetch the object; default: this uid (and tenant) only */
     const char *transport;          /* preferred between nodes; NULL: the daemon chooses */
-    uint32_t flags;                 /* enum rdt_put_flags; one that this version does not serve is UNSUPPORTED */
-    int64_t timeout_ns;             /* of the synchronous call; where a limit is reached it waits so long for room; 0: without
-                                     * end, and it waits for no room */
-    enum rdt_memory *how;           /* NULL, or [count]: receives how each tensor's memory was taken */
-    int64_t ttl_ns;                 /* of RDT_PUT_DETACHED; 0: the daemon's detached_ttl; LIMIT above its detached_ttl_max */
+    uint32_t flags;                 /* enum rdt_put_flags; UNSUPPORTED: this version does not know a flag */
+    int64_t timeout_ns;             /* of the call, including a wait for room under a limit; 0 or negative:
+                                     * without end, and without waiting for room */
+    enum rdt_memory *how;           /* NULL, or [count]: receives how the memory of each tensor was taken */
+    int64_t ttl_ns;                 /* for RDT_PUT_DETACHED; 0: the daemon's detached_ttl; LIMIT: above its
+                                     * detached_ttl_max */
 };
 
-/* Makes an object of the tensors, in one round trip (two if bytes had to be copied into the daemon's memory, and none is left from an earlier
- * such put: librdt lends it to the object, and has it again when that has ended). The object refers to the memory: it is live, and what is
- * written there later is seen by readers; put nothing over it before rdt_wait_freed. What was copied nobody writes. Tensors may overlap,
- * repeat, be empty; count 0 is allowed. Tensors are borrowed during the call. The object lives until it is freed or this session ends. With
- * SNAPSHOT the call returns when the copy is whole; TIMED_OUT: there is no object.
- * Errors: INVALID (names the tensor), EXISTS (id), LIMIT, NO_MEMORY, UNSUPPORTED (transport unknown; lists those loaded; or it does not
- * move such memory). */
+/* Makes an object of tensors [count] in one round trip; in two if bytes are copied into a region of the daemon's and no
+ * region of an earlier such put is free (librdt uses them again). The tensors are borrowed during the call. They may
+ * overlap, repeat and be empty; count may be 0. The object refers to the memory and is live: readers see what is
+ * written there later, so nothing should be put over it before rdt_wait_freed. Nobody writes to copied bytes. The object
+ * lives until it is freed or this session ends. With RDT_PUT_SNAPSHOT the call returns when the copy is complete; after
+ * TIMED_OUT there is no object.
+ * Errors: INVALID (the sentence names the tensor), EXISTS (the id), LIMIT, NO_MEMORY, TIMED_OUT, UNSUPPORTED (the
+ * transport is not loaded, or does not move such memory). */
 enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
                         struct rdt_ref *ref_p, struct rdt_error *err);
 
-/* Of an object put as PENDING: its bytes are there now; it is live (or, of a snapshot, is copied and then live), and those who wait get it.
- * Waits for no answer. Any thread; not for a callback in which the device's driver allows no blocking: it takes the connection's
- * lock, under which others may map memory. Errors: INVALID, DISCONNECTED, FORKED; if the object is not pending (freed meanwhile) nothing
- * happens. */
+/* Says that the bytes of an object that was put with RDT_PUT_PENDING are there now. The object becomes live (a
+ * snapshot is copied first), and fetches that wait for it go on. Waits for no answer; nothing happens if the
+ * object is not pending. May be called in any thread, but not in a callback in which the device's driver
+ * forbids blocking: it takes the connection's lock, under which memory may be mapped. Errors: INVALID,
+ * DISCONNECTED, FORKED. */
 enum rdt_status rdt_ready(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *err);
 
-/* Of the same: its bytes will not come. Those who wait get `why` (RDT_OWNER_DIED where it is RDT_OK) with the sentence, and the id is free. */
+/* Says that the bytes of a pending object will not come. Fetches that wait for it fail with `why`
+ * (RDT_OWNER_DIED if it is RDT_OK) and the sentence, and its id is free. */
 enum rdt_status rdt_fail(rdt *rdt, const struct rdt_ref *ref, enum rdt_status why, const char *sentence, struct rdt_error *err);
 
-/* Drops the producer's hold: the object goes when its last reader, and whoever holds it by rdt_hold, has let go. With force nobody fetches it any more (FREED), on no
- * node, from the moment that this returns: it waits for the nodes that keep a copy (of a snapshot), at most the daemon's peer_timeout
- * for one that does not answer and then serves no copy either. Readers that hold it keep it. Errors: NOT_FOUND,
+/* Drops the producer's hold. The object ends when its last reader, and everybody who holds it by rdt_hold, has
+ * let go. With force nobody on any node fetches it any more (FREED) from the moment that this returns; readers
+ * that hold it keep it. The call then waits for the nodes that keep a replica of a snapshot, at most the
+ * daemon's peer_timeout for one that does not answer, which then serves no replica either. Errors: NOT_FOUND,
  * FREED, DENIED, PEER_LOST. */
 enum rdt_status rdt_free(rdt *rdt, const struct rdt_ref *ref, bool force, struct rdt_error *err);
 
-/* rdt_free without its answer: nobody is told how it went. For destructors and collectors of garbage. It blocks only while the socket is
- * full, as rdt_release, rdt_cancel and rdt_request_destroy do: half a second at most, and where the daemon has not read by then, the
- * message goes with the next call, and further ones do not wait. Errors: INVALID, FORKED, DISCONNECTED. */
+/* Drops the producer's hold as rdt_free does, but does not wait for the answer. For destructors and garbage
+ * collectors. Errors: INVALID, FORKED, DISCONNECTED. */
 enum rdt_status rdt_drop(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *err);
 
 /* ---- holds ----
- * A ref names an object and keeps nothing. Who was handed a ref and will fetch it later, perhaps often, takes a hold: without bringing a byte it
- * keeps the object as a fetch of it would, on its own node or another one, until the holder lets go. Then the producer may free it, close, or
- * be killed: what daemon memory it lies in stays (of RDT_MEMORY_IMPORTED all that was a memfd). rdt_free by force ends the hold too: what
- * is fetched then is FREED.
+ * A ref names an object and does not keep it. A process that was handed a ref and will fetch it later takes a hold: like
+ * a fetch, but without moving a byte, it keeps the object, on this node or another, until it lets go. Meanwhile the
+ * producer may free the object, close its session or be killed; the daemon's memory that the object lies in stays (of
+ * IMPORTED memory, if it was a memfd). rdt_free with force ends the hold too: a later fetch is FREED.
  *
- * There is no moment between two holders when nobody holds: the one that hands a ref on keeps its own hold until the other says that it has
- * one (rdt_hold has returned), has called rdt_hand_on, or has put the object with RDT_PUT_DETACHED and a ttl_ns that is longer than
- * the way.
+ * To hand a ref on without a moment in which nobody holds, keep the own hold until the receiver says that its rdt_hold
+ * has returned, or put the object with RDT_PUT_DETACHED and a ttl_ns that is longer than the way.
  *
- * A hold on another node's object is that node's daemon's, for this session: it survives the link between them for the owner's hold_grace, and
- * this session's end ends it. The ref is held, not its name: of a published name it is the version that came. Each takes one of client_max_holds.
+ * The daemon of the object's node keeps a hold for a session of another node. The hold survives the loss of the link
+ * between the daemons for hold_grace of that node. It keeps the version of a name that came, not the name. Each hold
+ * counts under client_max_holds.
  */
 
-/* Takes a hold. An id that nobody has put yet, or a name without a version above `after`, is waited for. *hold_p is a request that has ended
- * well: what it holds it holds until rdt_request_destroy (or rdt_cancel, or the session's end) lets go, without waiting for anything.
- * Errors: FREED, OWNER_DIED, NOT_FOUND, DENIED (as for a fetch), LIMIT, PEER_LOST, TIMED_OUT. */
+/* Takes a hold on the object of ref. Waits until timeout_ns for an id that nobody has put yet, or for a name
+ * without a version above `after`. *hold_p is a request that has ended well. The hold ends, without waiting for
+ * anything, with rdt_request_destroy, rdt_cancel or the session. Errors: FREED, OWNER_DIED, NOT_FOUND, DENIED
+ * (as for a fetch), LIMIT, PEER_LOST, TIMED_OUT. */
 enum rdt_status rdt_hold(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err);
 
-/* The same without waiting for it: it holds from when it has ended well. timeout_ns is its. */
+/* Starts rdt_hold and returns. The object is held from the moment that the request has ended well. timeout_ns
+ * is the request's. */
 enum rdt_status rdt_hold_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err);
 
 /* The holder of a ref sends it to another process and may let go before that process has a hold. The daemon holds the object for
@@ -300,7 +322,8 @@ enum rdt_status rdt_hand_on(rdt *rdt, const struct rdt_ref *ref, int64_t grace_n
 enum rdt_status rdt_take_over_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p,
                                     struct rdt_error *err);
 
-/* What it holds, with its true generation. AGAIN, INVALID (no hold), or the failure. */
+/* Writes the ref of the held object, with its generation. Errors: AGAIN (it has not ended), INVALID (not a
+ * hold), how it failed. */
 enum rdt_status rdt_hold_ref(const rdt_request *hold, struct rdt_ref *ref_p, struct rdt_error *err);
 
 /* ---- fetch ---- */
@@ -314,9 +337,9 @@ enum rdt_fetch_mode {
     RDT_FETCH_COW = 3,
 };
 
-/* A box of one tensor: [start[d], start[d] + count[d]) in every dimension d. */
+/* A box of one tensor: elements [start[d], start[d] + count[d]) in every dimension d. */
 struct rdt_slice {
-    uint32_t ndim;        /* the tensor's; 0: the whole tensor */
+    uint32_t ndim;        /* the tensor's number of dimensions; 0: the whole tensor */
     const int64_t *start; /* [ndim] */
     const int64_t *count; /* [ndim] */
 };
@@ -324,34 +347,41 @@ struct rdt_slice {
 struct rdt_fetch_options {
     size_t struct_size;
     enum rdt_fetch_mode mode;
-    int64_t timeout_ns;     /* deadline of every request, from its start to its last byte; 0: without end */
-    const char *transport;  /* only by this one; NULL: any */
-    /* Refuse what is slower: "share", "cow", "copy", "inline" or a transport's name; "direct": whatever goes through host memory between
-     * two nodes although it lies, or shall lie, on a device. NULL: any. */
+    int64_t timeout_ns;     /* of every request, from its start to its last byte; 0 or negative: without end */
+    const char *transport;  /* fetch only by this transport; NULL: any */
+    /* Refuse slower paths (NO_PATH): "share", "cow", "copy", "inline" or a transport's name. "direct" refuses a
+     * path between nodes that goes through host memory although the bytes lie, or shall lie, on a device. NULL:
+     * any path. */
     const char *least_path;
-    /* For the i-th ref, if not NULL, slices[i] has one entry per tensor of that object (or is NULL: whole). */
+    /* NULL, or [refs]: slices[i] is NULL (whole tensors) or has one entry for each tensor of the i-th object. */
     const struct rdt_slice *const *slices;
-    const size_t *slice_counts; /* [refs] entries in slices[i] */
-    /* For the i-th ref, if not NULL, targets[i] (or NULL) receives its tensors: contiguous, same count, dtype and shape (after
-     * slicing). Checked before anything is written there: MISMATCH names the tensor. They must stay valid until the request
-     * ends, also after a cancel or time-out: rdt_request_destroy returns only when nothing writes there any more unless the
-     * memory is rdt_alloc's or rdt_import's, where the daemon keeps it safe itself. */
+    const size_t *slice_counts; /* [refs] the number of entries of slices[i] */
+    /* NULL, or [refs]: targets[i] is NULL or receives the tensors of the i-th object. The targets are
+     * contiguous and have the same count, dtypes and shapes as the tensors after slicing; MISMATCH names the
+     * first that does not, before anything is written. They must stay valid until the request ends, also after
+     * a cancel or time-out: rdt_request_destroy returns when nothing writes there any more. Memory of rdt_alloc
+     * or rdt_import may be given back earlier: the daemon keeps it. */
     const struct rdt_tensor *const *targets;
     const size_t *target_counts; /* [refs] */
-    const char *group; /* only within this group (see rdt_group_create); NULL: where a path needs a group, the first that both share */
-    /* Where the tensors shall be, without targets. NULL: on this node where they lie, if this process can map that (rdt_map_by), else host
-     * memory; from another node host memory. "host", or a kind and the uuid of its device (NULL: the only one): moved there. */
+    const char *group; /* fetch only within this group (rdt_group_create); NULL: the first group that both nodes
+                        * share, if a path needs one */
+    /* Where the tensors shall be if there are no targets. NULL: on this node where they lie, if this process
+     * can map that (rdt_map_by), else in host memory; from another node in host memory. "host", or a kind and
+     * the uuid of its device (NULL: the only one): they are moved there. */
     const char *memory, *device;
-    bool host_stays; /* with a kind other than host: of a mixed object only what lies on devices goes there */
+    bool host_stays; /* with a kind other than host: only tensors on devices are moved there, others stay in
+                      * host memory */
 };
 
-/* Starts fetching all refs before any is awaited, and returns. An id that nobody has put yet parks until it is, a name until it has a
- * version above the one that was read (versions in between may never be seen). Equal refs (with equal slices and no targets) share
- * one transfer. requests_p is [count], each to be destroyed. count 0 is fine. */
+/* Starts fetching refs [count] and returns. requests_p [count] receives a request for each, which the caller
+ * destroys. A fetch waits for an id until somebody puts it, and for a name until it has a version above
+ * `after`; versions in between may never be seen. Equal refs with equal slices and without targets share one
+ * transfer. count may be 0. */
 enum rdt_status rdt_fetch_start(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                 rdt_request **requests_p, struct rdt_error *err);
 
-/* The synchronous twin: all or the first failure (the rest is cancelled). objects_p is [count], each to be released. */
+/* Fetches refs [count] and waits for all. objects_p [count] receives the objects, which the caller releases. If
+ * one fails, the others are cancelled and the call fails with its error. */
 enum rdt_status rdt_fetch(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                           rdt_object **objects_p, struct rdt_error *err);
 
@@ -359,39 +389,45 @@ enum rdt_status rdt_fetch(rdt *rdt, const struct rdt_ref *refs, size_t count, co
 
 #define RDT_WAIT_ALL ((size_t)-1)
 
-/* Waits until `how_many` of the requests (RDT_WAIT_ALL: every one) have ended, or one has failed, or the time is over.
- * done_p, if not NULL, is [count] and tells which have ended; *n_done_p, if not NULL, how many.
- * RDT_OK: enough have ended well. A failed one: its status and sentence, at once. RDT_TIMED_OUT: not enough; nothing is
- * cancelled, they go on. */
+/* Waits until how_many of requests [count] (RDT_WAIT_ALL: every one) have ended, one has failed, or timeout_ns
+ * is over. done_p, if not NULL, is [count] and receives which have ended; *n_done_p, if not NULL, how many.
+ * RDT_OK: how_many have ended well. A request failed: its status and sentence, at once. TIMED_OUT: fewer have
+ * ended; nothing is cancelled. */
 enum rdt_status rdt_wait(rdt *rdt, rdt_request *const *requests, size_t count, size_t how_many, int64_t timeout_ns,
                          bool *done_p, size_t *n_done_p, struct rdt_error *err);
 
-/* RDT_AGAIN while it runs, else how it ended. Never blocks; does not read the socket (rdt_dispatch does). */
+/* Says how the request ended; AGAIN while it runs. Never blocks, and does not read the socket: rdt_dispatch
+ * does. */
 enum rdt_status rdt_request_status(const rdt_request *request, struct rdt_error *err);
 
-/* The object of a fetch that ended well, once: it moves to the caller. AGAIN, INVALID (a wait, or taken), or the failure. */
+/* Moves the object of a fetch that ended well to the caller, once. Errors: AGAIN (it has not ended), INVALID
+ * (not a fetch, or taken before), how it failed. */
 enum rdt_status rdt_request_take_object(rdt_request *request, rdt_object **object_p, struct rdt_error *err);
 
-/* Releases the caller now: the request ends with CANCELLED unless it ended before (a hold that ended well: it is let go of, and CANCELLED from
- * then on). The daemon releases the memory when nothing touches it any more. Never touches another transfer of the same object. */
+/* Ends the request with CANCELLED now, unless it has ended. A hold that ended well lets go, and is CANCELLED
+ * from then on. The daemon releases the memory when nothing touches it any more; other transfers of the same
+ * object go on. */
 void rdt_cancel(rdt_request *request);
 
-/* Cancels if it runs, releases what it brought and nobody took, lets go of what it holds, and frees it. NULL is fine. */
+/* Frees the request: cancels it if it runs, releases an object that was not taken, and lets go of what it
+ * holds. request may be NULL. */
 void rdt_request_destroy(rdt_request *request);
 
-/* A fd that is readable when rdt_dispatch has something to do: for poll, epoll, libuv, asyncio. Owned by the connection. */
+/* Returns an fd that is readable when rdt_dispatch has something to do: for poll, epoll, libuv, asyncio. It
+ * belongs to the connection. -1: rdt is NULL, or of another process. */
 int rdt_fd(const rdt *rdt);
 
-/* Does what can be done without blocking: reads answers, ends requests whose time is over. *n_ended_p, if not NULL: how many
- * requests ended since the last rdt_dispatch, those of rdt_fetch and rdt_wait included: a hint to look, rdt_request_status
- * says which. */
+/* Does everything that does not block: reads answers, and ends requests whose time is over. *n_ended_p, if not
+ * NULL, receives how many requests have ended since the last rdt_dispatch, also those of rdt_fetch and
+ * rdt_wait: a hint to ask rdt_request_status. */
 enum rdt_status rdt_dispatch(rdt *rdt, size_t *n_ended_p, struct rdt_error *err);
 
 /* ---- fetched objects ---- */
 
 size_t rdt_object_count(const rdt_object *object);
 
-/* Borrowed from the object: shape, strides (never NULL unless ndim is 0) and data are valid until rdt_release. */
+/* Writes tensor i. Its shape, strides (NULL only if ndim is 0) and data are borrowed from the object, until
+ * rdt_release. */
 enum rdt_status rdt_object_tensor(const rdt_object *object, size_t i, struct rdt_tensor *tensor_p, struct rdt_error *err);
 
 const void *rdt_object_metadata(const rdt_object *object, size_t *bytes_p); /* NULL with 0 bytes if there is none */
@@ -399,64 +435,69 @@ const void *rdt_object_metadata(const rdt_object *object, size_t *bytes_p); /* N
 struct rdt_object_info {
     struct rdt_ref ref; /* with the true generation */
     char path[32];      /* "local/same", "local/share", "local/cow", "local/copy", "inline", or the transport's name */
-    uint64_t transfer;  /* for rdtctl explain; 0 when nothing was moved and the daemon was not asked */
+    uint64_t transfer;  /* the number for rdtctl explain; 0 if no daemon was asked and nothing moved */
     uint64_t bytes_moved;
-    int64_t elapsed_ns;  /* in the daemon */
-    bool writable;       /* false: writing there is a fault */
-    bool mutable_shared; /* said once per object: its producer may still write what you read */
-    uint64_t version;    /* of the name, if the ref was one; the next fetch's `after` */
+    int64_t elapsed_ns;  /* time spent in the daemon */
+    bool writable;       /* false: writing to the tensors is a fault */
+    bool mutable_shared; /* true, once for each object: its producer may still write what is read here */
+    uint64_t version;    /* of the name, if the ref was a name; `after` for the next fetch */
 };
 
-/* Where tensor i lies: kind ("host") and the uuid of its device ("" of host memory); borrowed from the object. */
+/* Writes the kind ("host") of the memory of tensor i and the uuid of its device ("" for host memory). Both are
+ * borrowed from the object. */
 enum rdt_status rdt_object_place(const rdt_object *object, size_t i, const char **memory_p, const char **device_p, struct rdt_error *err);
 
 void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p);
 
-/* The end of a fetch: drops the hold. Its memory is unmapped, or kept for what this process fetches next (rdt_fetch_start): nothing may be
- * read or written there any more. NULL is fine. */
+/* Ends a fetch: drops the hold. The memory is unmapped, or cached for what this process fetches next: the
+ * caller must not touch it any more. object may be NULL. */
 void rdt_release(rdt_object *object);
 
-/* For who lets go of many things at once. Each message of its own wakes the daemon, which takes longer than the message. So until rdt_uncork what
- * rdt_release, rdt_drop, rdt_cancel and rdt_request_destroy have to say waits for company: it goes with the next call that asks the daemon for
- * something, waits, dispatches or closes, from any thread, and whenever 64 have come together. Until it has gone the daemon holds what was let go
- * of: uncork soon. Corks nest; no answer is waited for. NULL is fine. */
+/* Between rdt_cork and rdt_uncork the messages of rdt_release, rdt_drop, rdt_cancel and rdt_request_destroy are sent
+ * together: each message of its own wakes the daemon, which takes longer than the message. They are sent with the next
+ * call, from any thread, that asks the daemon for something, waits, dispatches or closes, and whenever 64 have
+ * gathered. Until then the daemon keeps what was released, so uncork soon. Corks nest. rdt may be NULL. */
 void rdt_cork(rdt *rdt);
 void rdt_uncork(rdt *rdt);
 
 /* ---- published names ----
- * For what has a newest version, as weights have: a producer puts (or snapshots) it, publishes it under a name and frees its own hold;
- * readers fetch the name and wait for the next version. The name is on the node where the object is, in the name space of the object's
- * owner. It holds the newest version, and of older ones nothing is left but what readers still hold.
+ * A name has a newest version, as model weights do. The producer puts an object (best as a snapshot), publishes it under
+ * the name, and frees its own hold; readers fetch the name and wait for the next version. The name lives on the node of
+ * the object, in the name space of the object's owner. It holds the newest version only: older ones end when their last
+ * reader lets go.
  */
 
 struct rdt_publish_options {
     size_t struct_size;
     enum rdt_visibility
-        visibility;           /* who may fetch by the name: the same in each publish of a name, not wider than the object's */
-    struct rdt_ref *name_ref; /* NULL, or receives a ref of the name that is good on every node, of any version (after is 0) */
+        visibility;           /* who may fetch by the name: not wider than the object's, and the same in each
+                               * publish of a name */
+    struct rdt_ref *name_ref; /* NULL, or receives a ref of the name for any node and any version (`after` is 0) */
 };
 
-/* Makes the object the next version of the name; *version_p, may be NULL, is which: they grow by one, from 1 on, and none is given
- * twice while the daemon runs. Those who wait for it get it. The name holds the object by itself, and stays when this session ends,
- * until rdt_unpublish. Errors: INVALID (a name of 0 or more than 128 bytes; visibility), NOT_FOUND, FREED, OWNER_DIED, DENIED (another
- * owner's object), LIMIT (max_names), PEER_LOST. */
+/* Makes the object the next version of the name. *version_p, may be NULL, receives its number: from 1 on, each
+ * one more than the last, and never given twice while the daemon runs. Fetches that wait for it go on. The name
+ * holds the object, also after this session, until rdt_unpublish. Errors: INVALID (a name of 0 or more than 128
+ * bytes; the visibility), NOT_FOUND, FREED, OWNER_DIED, DENIED (another owner's object), LIMIT (max_names),
+ * PEER_LOST. */
 enum rdt_status rdt_publish(rdt *rdt, const char *name, const struct rdt_ref *object, const struct rdt_publish_options *options,
                             uint64_t *version_p, struct rdt_error *err);
 
-/* Ends the name (a ref from rdt_ref_from_name or rdt_publish; its `after` does not matter): it lets go of its object; those who wait for
- * a version get FREED, as do later fetches with an `after`; with after 0 they wait until somebody publishes again. Errors: NOT_FOUND,
- * DENIED, INVALID (an object's ref), PEER_LOST. */
+/* Ends the name, given as a ref of rdt_ref_from_name or rdt_publish (its `after` is not used): the name lets go
+ * of its object. Fetches and waits with an `after` above 0 get FREED, also later ones; with 0 they wait until
+ * somebody publishes again. Errors: NOT_FOUND, DENIED, INVALID (the ref of an object), PEER_LOST. */
 enum rdt_status rdt_unpublish(rdt *rdt, const struct rdt_ref *name, struct rdt_error *err);
 
 /* ---- groups ----
- * Some transports (gloo) move bytes only within a group: an ordered set of actors on several nodes, whose daemons are connected with one
- * another. It belongs to its owner (uid and tenant), not to the session that created it: any member may use it, whoever created it, and
- * it stays until it is destroyed or the daemon that created it ends. An actor may be in several. When a node of it is lost, or the
- * transport fails, it is formed anew by itself under the next epoch; only the transfers in it at the time fail, with TRANSPORT.
+ * Some transports (gloo) move bytes only within a group: an ordered set of actors on several nodes whose daemons are
+ * connected with one another. A group belongs to its owner (uid and tenant), not to the session that created it: any
+ * member may use it, and it stays until it is destroyed or the daemon that created it ends. An actor may be in several.
+ * When one of its nodes is lost or the transport fails, the group forms anew by itself under the next epoch; only the
+ * transfers that were in it fail, with TRANSPORT.
  */
 
 struct rdt_member {
-    const char *client; /* the name that it gives to rdt_connect */
+    const char *client; /* the name that the member gave to rdt_connect */
     const char *node;   /* where it is: "HOST:PORT", a name in the nodes file, or the uuid in hex; NULL: on this node */
     const char *device; /* where its tensors are: the uuid of a device of its node, which the transport moves; NULL: host memory.
                          * A node may have members on several */
@@ -464,60 +505,66 @@ struct rdt_member {
 
 struct rdt_group_options {
     size_t struct_size;
-    int64_t timeout_ns; /* until every member's node is connected; 0: a minute */
+    int64_t timeout_ns; /* how long to wait until every member's node is connected; 0: a minute; negative:
+                         * without end */
 };
 
-/* Forms a group of the members, in rank order; all must be connected now, as this owner's. Returns when each of their nodes is ready; on
- * an error there is no group. Errors: EXISTS (the name), NOT_FOUND (a member is not there), UNSUPPORTED (the transport is not loaded, not
- * available, or needs no group), INVALID (fewer than two members, or one twice), PEER_LOST, TRANSPORT, TIMED_OUT, LIMIT. */
+/* Forms a group of members [count] in rank order. All must be connected now, as this owner's. Returns when each
+ * of their nodes is ready; after an error there is no group. Errors: EXISTS (the name), NOT_FOUND (a member is
+ * not connected), UNSUPPORTED (the transport is not loaded, not available, or needs no group), INVALID (fewer
+ * than two members, or one twice), PEER_LOST, TRANSPORT, TIMED_OUT, LIMIT. */
 enum rdt_status rdt_group_create(rdt *rdt, const char *name, const char *transport, const struct rdt_member *members, size_t count,
                                  const struct rdt_group_options *options, struct rdt_error *err);
 
-/* Ends it, for all its members; transfers in it fail with TRANSPORT. Returns when no node that can be reached has it any more. NOT_FOUND:
- * this node knows no such group of this owner. */
+/* Ends the group for all its members; transfers in it fail with TRANSPORT. Returns when no reachable node has
+ * it any more. NOT_FOUND: this node knows no such group of this owner. */
 enum rdt_status rdt_group_destroy(rdt *rdt, const char *name, struct rdt_error *err);
 
-/* Gives a copy of a snapshot to every other node of the group: the nodes keep it, and fetches of the ref by clients there are served by it at
- * once, whoever may fetch it, until the object ends or its memory is wanted for something else (the daemon's replicas_max). For the object's
- * owner (uid and tenant), on the node where the object is, which must be one of the group's; the bytes go by the group's transport, its own
- * broadcast where it has one. Returns when every copy is whole; nodes that have one already get no bytes. The first failure is the answer,
- * and names the node; nodes that have their copy by then keep it. An object of 0 bytes needs no copy.
- * Errors: INVALID (the object is live: put it with RDT_PUT_SNAPSHOT), UNSUPPORTED (it is another node's; memory that the transport does not
- * read), NOT_FOUND (the object, or the group on this node), DENIED (another owner's), FREED, NO_PATH (the group is down), PEER_LOST (a
- * node of it), TRANSPORT (the group was taken down), LIMIT and NO_MEMORY (of this node, or of the one that is named), TIMED_OUT: what moves
- * at that moment comes to its end, or is taken back. */
+/* Copies a snapshot to every other node of the group. The nodes keep it as a replica, which serves later fetches by
+ * clients there at once, until the object ends or the memory is needed (the daemon's replicas_max). Only the object's
+ * owner (uid and tenant) may call it, on the object's node, which must be in the group. The bytes go by the group's
+ * transport, by its own broadcast if it has one; nodes that have a replica get no bytes. Returns when every replica is
+ * complete. The first failure is the answer and names its node; nodes whose replica is complete keep it.
+ * Errors: INVALID (the object is live: put it with RDT_PUT_SNAPSHOT), UNSUPPORTED (it is another node's, or in memory
+ * that the transport does not read), NOT_FOUND (the object, or the group on this node), DENIED (another owner's),
+ * FREED, NO_PATH (the group is down), PEER_LOST, TRANSPORT (the group was taken down), LIMIT and NO_MEMORY (of this node
+ * or the named one), TIMED_OUT (a copy that is moving is completed or taken back). */
 enum rdt_status rdt_broadcast(rdt *rdt, const struct rdt_ref *ref, const char *group, int64_t timeout_ns, struct rdt_error *err);
 
-/* The same as a request; timeout_ns is its. *request_p is to be destroyed; rdt_cancel lets go of it as a time-out does. */
+/* Starts rdt_broadcast and returns. timeout_ns is the request's. The caller destroys *request_p; rdt_cancel
+ * ends the broadcast as a time-out does. */
 enum rdt_status rdt_broadcast_start(rdt *rdt, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
                                     rdt_request **request_p, struct rdt_error *err);
 
 struct rdt_group {
     char name[65], transport[65];
     char state[16]; /* "forming", "ready", "rebuilding", "down", "ending" */
-    char why[256];  /* it is not ready */
-    uint32_t epoch; /* grows each time it is formed anew */
+    char why[256];  /* why the group is not ready */
+    uint32_t epoch; /* grows each time that the group forms */
     uint32_t members, ranks;
 };
 
-/* This owner's groups that this node is in, or has created: at most max of them in groups_p; *count_p: how many there are. */
+/* Writes this owner's groups that this node is in or has created, at most max, to groups_p. *count_p is how
+ * many there are. */
 enum rdt_status rdt_group_list(rdt *rdt, struct rdt_group *groups_p, size_t max, size_t *count_p, struct rdt_error *err);
 
 /* ---- waiting ---- */
 
-/* Until the object is put, or the name has a version above `after` (FREED if it was and is no more). */
+/* Waits until the object is put, or the name has a version above `after` (FREED if the name was ended). */
 enum rdt_status rdt_wait_put(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
-/* Until no hold and no transfer of the object is left on any node: its memory may be written again. The producer's own hold
- * counts: free first; so does whoever took one by rdt_hold, on any node. What readers on other nodes have received is memory of their own, and is not waited for. An object that is
- * already gone is RDT_OK. */
+/* Waits until no hold and no transfer of the object is left on any node: then its memory may be written again.
+ * The producer's own hold counts, so free the object first; so does every rdt_hold. Copies on other nodes do
+ * not count. RDT_OK if the object has ended already. */
 enum rdt_status rdt_wait_freed(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
-/* The same for every object that overlaps [addr, addr + bytes) of rdt_alloc's or rdt_import's memory. */
+/* Waits as rdt_wait_freed does for every object that overlaps [addr, addr + bytes) of memory of rdt_alloc,
+ * rdt_import or rdt_import_shared. */
 enum rdt_status rdt_wait_freed_range(rdt *rdt, const void *addr, size_t bytes, int64_t timeout_ns, struct rdt_error *err);
 
-/* The three as requests, for event loops and for waiting beside fetches (rdt_wait); timeout_ns is theirs. *request_p is to be destroyed. What
- * is already so ends at once, as every request does, when the answer is read. INVALID also: a range of 0 bytes. */
+/* Start the three waits above and return: for event loops, and for waiting beside fetches (rdt_wait).
+ * timeout_ns is the request's. The caller destroys *request_p. A wait for what is true already ends when the
+ * answer is read. Also INVALID: a range of 0 bytes. */
 enum rdt_status rdt_wait_put_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **request_p,
                                    struct rdt_error *err);
 enum rdt_status rdt_wait_freed_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **request_p,
@@ -526,8 +573,9 @@ enum rdt_status rdt_wait_freed_range_start(rdt *rdt, const void *addr, size_t by
                                            struct rdt_error *err);
 
 /* ---- events ----
- * What happens in the daemon's tables, as it happens: rdtctl watch for programs. A session sees its own owner's things, what is visible to
- * it, and all nodes; root sees everything. Whoever reads too slowly loses events, is told how many, and holds up nobody.
+ * Changes of the daemon's tables as they happen: rdtctl watch for programs. A session sees what belongs to its owner,
+ * what is visible to it, and all nodes; root sees everything. A session that reads too slowly loses events, is told how
+ * many, and delays nobody.
  */
 enum rdt_kind {                          /* a set of them */
                 RDT_KIND_OBJECTS = 1,    /* awaited, filling, put, freed, detached (its client has ended), draining, gone */
@@ -541,41 +589,44 @@ enum rdt_kind {                          /* a set of them */
                 RDT_KIND_GROUPS = 256,   /* forming, ready, broken, down, ending, gone */
 };
 
-/* Begins to watch these kinds, 0: none, in place of what was watched before. Events come from now on: what is there already is not told;
- * watch first, then list. UNSUPPORTED: a kind that this daemon does not tell. */
+/* Watches these kinds from now on, in place of those before; 0: none. What exists already is not reported:
+ * watch first, then list. UNSUPPORTED: the daemon does not report one of the kinds. */
 enum rdt_status rdt_watch(rdt *rdt, uint32_t kinds, struct rdt_error *err);
 
 struct rdt_event {
-    uint64_t sequence;  /* of this rdt_watch, from 1 on: grows by one with each event, lost ones included */
-    uint64_t lost;      /* events right before this one that were lost because nobody took them */
-    enum rdt_kind kind; /* 0 with what "lost": nothing else is said */
+    uint64_t sequence;  /* counts the events of this rdt_watch from 1 on, lost ones included */
+    uint64_t lost;      /* how many events right before this one were lost because nobody took them */
+    enum rdt_kind kind; /* 0 if `what` is "lost": then only `lost` is set */
     char what[16];      /* as above */
     char state[16];     /* of an object, peer, transfer or group; a region's origin; a backend's kind: "memory", "transport" */
     uint64_t id;        /* an object's generation, a region's, client's or transfer's number, a name's version, a group's epoch */
     uint64_t bytes;     /* of an object, region, transfer, or a name's newest version */
-    uint32_t uid;       /* with tenant: the owner of what has one */
+    uint32_t uid;       /* with tenant: the owner, if the thing has one */
     char tenant[33];
     char name[400]; /* an object's id or a name, as rdtctl shows it (%XX); of a client, peer, backend or group; a transfer's path */
     struct rdt_ref ref; /* of an object, of what a transfer moves, of a name's newest version; id_bytes 0: none */
 };
 
-/* The next event, in the order in which they happened. rdt_fd is readable while there is one; with timeout_ns 0 this is what to call
- * then, until TIMED_OUT. Errors: TIMED_OUT (none came), INVALID (nothing is watched), DISCONNECTED. */
+/* Takes the next event, in the order in which they happened. rdt_fd is readable while there is one; in an event
+ * loop call this with timeout_ns 0 until TIMED_OUT. Errors: TIMED_OUT (none came), INVALID (nothing is
+ * watched), DISCONNECTED. */
 enum rdt_status rdt_next_event(rdt *rdt, int64_t timeout_ns, struct rdt_event *event_p, struct rdt_error *err);
 
 /* ---- backends: for root and the daemon's own user ---- */
 
-/* Loads the plug-in at `path` into the running daemon, with settings of its own section of the configuration ("KEY=VALUE", NULL at the
- * end; NULL: none); it is offered to every node at once, and gone with the daemon's end. The file, and every folder on its path, may be
- * writable by nobody but root and the daemon's user. timeout_ns bounds the wait; the loading goes on. Errors: DENIED (the caller, or the
- * file), NOT_FOUND (no such file), INVALID (no backend, an operation is missing, a key it does not know), UNSUPPORTED (another ABI
- * version; not available here, and why), EXISTS (a name that is taken), BUSY (another change is under way), TIMED_OUT, and what its own
- * open failed with. */
+/* Loads the plug-in at `path` into the running daemon, which offers it to every node at once, until the daemon
+ * ends. settings, may be NULL, are "KEY=VALUE" strings for the plug-in's section of the configuration, ended by
+ * NULL. Only root and the daemon's user may be able to write the file and every folder on its path. timeout_ns
+ * bounds the wait; the loading goes on. Errors: DENIED (the caller, or the file), NOT_FOUND (no such file),
+ * INVALID (not a plug-in, an operation is missing, an unknown key), UNSUPPORTED (another ABI version, or not
+ * available here; the sentence says why), EXISTS (the name is taken), BUSY (another change is under way),
+ * TIMED_OUT, and what the plug-in's open failed with. */
 enum rdt_status rdt_backend_load(rdt *rdt, const char *path, const char *const *settings, int64_t timeout_ns,
                                  struct rdt_error *err);
 
-/* Takes a backend out: by its name, its transport's or its memory kind's. Its connections to other nodes are taken down before. Errors:
- * BUSY (who uses it, or another change is under way), NOT_FOUND, INVALID (host memory), DENIED, TIMED_OUT (it goes on). */
+/* Unloads a plug-in, named by its own name, its transport's or its memory kind's. Its connections to other
+ * nodes end first. Errors: BUSY (it is in use, the sentence says by whom; or another change is under way),
+ * NOT_FOUND, INVALID (host memory), DENIED, TIMED_OUT (the unloading goes on). */
 enum rdt_status rdt_backend_unload(rdt *rdt, const char *name, int64_t timeout_ns, struct rdt_error *err);
 
 struct rdt_stat {
@@ -586,10 +637,10 @@ struct rdt_stat {
     uint32_t holds, pins, waiters;
     int64_t age_ns;
     bool snapshot, detached;
-    int64_t ttl_left_ns; /* of a detached object whose session has ended; -1: there is no end in sight */
+    int64_t ttl_left_ns; /* of a detached object whose session has ended; -1: no end is set */
 };
-/* What an object is and what keeps it; of a name: the object of its newest version. Errors: NOT_FOUND (nobody has put it, or
- * waits for it), FREED, DENIED, PEER_LOST. */
+/* Describes an object, or the object of a name's newest version. Errors: NOT_FOUND (nobody has put it or waits
+ * for it), FREED, DENIED, PEER_LOST. */
 enum rdt_status rdt_stat(rdt *rdt, const struct rdt_ref *ref, struct rdt_stat *stat_p, struct rdt_error *err);
 
 #ifdef __cplusplus

@@ -355,15 +355,15 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
     struct fetch fetch = {.signals = -1};
     struct ctl_name name = CTL_NAME_INIT;
     const struct ctl_option options[] = {
-        {0, "name", CTL_TEXT, "NAME", "the newest version of what is published under that name", &name.name},
-        {0, "node", CTL_TEXT, "ADDRESS", "the node where the name is: HOST:PORT or as in the nodes file (this one)",
+        {0, "name", CTL_TEXT, "NAME", "fetch the newest version of this name", &name.name},
+        {0, "node", CTL_TEXT, "ADDRESS", "the name's node: HOST:PORT or a name in the nodes file (this node)",
          &name.node},
-        {0, "after", CTL_NUMBER, "N", "of a name: a version above N, waiting for it (0)", &name.after},
-        {'o', "output", CTL_TEXT, "FILE", "where to write it (needed)", &fetch.output},
-        {0, "mode", CTL_CHOICE, "auto|share|copy", "share memory on this node, or copy (auto: share if possible)", &fetch.mode},
-        {0, "transport", CTL_TEXT, "NAME", "only by this one", &fetch.transport},
-        {0, "group", CTL_TEXT, "NAME", "only within this group", &fetch.group},
-        {0, "least-path", CTL_TEXT, "PATH", "refuse what is slower: share, cow, copy, inline, direct or a transport's name",
+        {0, "after", CTL_NUMBER, "N", "with --name: wait for a version above N (0)", &name.after},
+        {'o', "output", CTL_TEXT, "FILE", "the file to write (required)", &fetch.output},
+        {0, "mode", CTL_CHOICE, "auto|share|copy", "share memory on this node or copy (auto)", &fetch.mode},
+        {0, "transport", CTL_TEXT, "NAME", "fetch by this transport only", &fetch.transport},
+        {0, "group", CTL_TEXT, "NAME", "fetch within this group only", &fetch.group},
+        {0, "least-path", CTL_TEXT, "PATH", "refuse slower paths: share, cow, copy, inline, direct or a transport",
          &fetch.least_path},
         {0},
     };

@@ -10,8 +10,8 @@ int ctl_free(struct ctl *ctl, int argc, char **argv)
     bool force = false;
     int64_t wait_ns = 0;
     const struct ctl_option options[] = {
-        {0, "force", CTL_FLAG, NULL, "nobody fetches it any more, also on other nodes; who holds it keeps it", &force},
-        {0, "wait", CTL_DURATION, "TIME", "then wait until no hold and no transfer of it is left on any node", &wait_ns},
+        {0, "force", CTL_FLAG, NULL, "end it on every node for later fetches; its holders keep it", &force},
+        {0, "wait", CTL_DURATION, "TIME", "then wait until no hold or transfer is left on any node", &wait_ns},
         {0},
     };
     struct rdt_error err = {0};

@@ -73,7 +73,7 @@ int ctl_groups(struct ctl *ctl, int argc, char **argv)
 {
     const char *transport = NULL;
     const struct ctl_option options[] = {
-        {0, "transport", CTL_TEXT, "NAME", "create: what moves the bytes", &transport},
+        {0, "transport", CTL_TEXT, "NAME", "with create: the transport that moves the bytes", &transport},
         {0},
     };
     char **operands;

@@ -111,7 +111,7 @@ int ctl_limits(struct ctl *ctl, int argc, char **argv)
 {
     bool all = false;
     const struct ctl_option options[] = {
-        {'a', "all", CTL_FLAG, NULL, "also what is not used", &all},
+        {'a', "all", CTL_FLAG, NULL, "show unused limits too", &all},
         {0},
     };
     json_t *owners, *clients;

@@ -364,10 +364,10 @@ int ctl_objects(struct ctl *ctl, int argc, char **argv)
     int state = -1;
     uint64_t client = 0, limit = 0;
     const struct ctl_option options[] = {
-        {0, "state", CTL_CHOICE, "awaited|filling|live|draining", "only those in this state", &state},
-        {0, "prefix", CTL_TEXT, "TEXT", "only ids that begin so", &prefix},
-        {0, "client", CTL_NUMBER, "N", "only what this client put", &client},
-        {0, "limit", CTL_NUMBER, "N", "at most so many", &limit},
+        {0, "state", CTL_CHOICE, "awaited|filling|live|draining", "only rows in this state", &state},
+        {0, "prefix", CTL_TEXT, "TEXT", "only ids that begin with TEXT", &prefix},
+        {0, "client", CTL_NUMBER, "N", "only objects that client N put", &client},
+        {0, "limit", CTL_NUMBER, "N", "at most N rows", &limit},
         {0},
     };
     int code = ctl_parse(ctl, options, argc, argv, 0, 0, NULL, NULL);
@@ -388,8 +388,8 @@ int ctl_names(struct ctl *ctl, int argc, char **argv)
     const char *prefix = "";
     uint64_t limit = 0;
     const struct ctl_option options[] = {
-        {0, "prefix", CTL_TEXT, "TEXT", "only names that begin so", &prefix},
-        {0, "limit", CTL_NUMBER, "N", "at most so many", &limit},
+        {0, "prefix", CTL_TEXT, "TEXT", "only names that begin with TEXT", &prefix},
+        {0, "limit", CTL_NUMBER, "N", "at most N rows", &limit},
         {0},
     };
     int code = ctl_parse(ctl, options, argc, argv, 0, 0, NULL, NULL);
@@ -411,8 +411,8 @@ int ctl_transfers(struct ctl *ctl, int argc, char **argv)
     uint64_t limit = 0;
     const struct ctl_option options[] = {
         {0, "state", CTL_CHOICE, "new|parked|link|queued|asked|early|reserving|connecting|turn|moving|rewinding|offered|preparing|sending|aborting|done|failed",
-         "only those in this state", &state},
-        {0, "limit", CTL_NUMBER, "N", "at most so many", &limit},
+         "only rows in this state", &state},
+        {0, "limit", CTL_NUMBER, "N", "at most N rows", &limit},
         {0},
     };
     int code = ctl_parse(ctl, options, argc, argv, 0, 0, NULL, NULL);

@@ -25,10 +25,10 @@ static const struct ctl_option *shared_options(struct ctl *ctl, struct parser *p
 {
     const struct ctl_option rows[] = {
         {0, "socket", CTL_TEXT, "PATH", "the daemon's socket ($RDT_SOCKET, else /run/rdtd/rdtd.sock)", &ctl->socket},
-        {0, "timeout", CTL_DURATION, "TIME", "how long to wait: 500ms, 30s, 5m, 2h or forever", &ctl->timeout_ns},
+        {0, "timeout", CTL_DURATION, "TIME", "time limit: 500ms, 30s, 5m, 2h or forever", &ctl->timeout_ns},
         {0, "json", CTL_FLAG, NULL, "print JSON", &ctl->json},
-        {'q', "quiet", CTL_FLAG, NULL, "no progress bar, no closing remarks", &ctl->quiet},
-        {'h', "help", CTL_FLAG, NULL, "print this", &parser->help},
+        {'q', "quiet", CTL_FLAG, NULL, "print no progress and no summary", &ctl->quiet},
+        {'h', "help", CTL_FLAG, NULL, "print this help", &parser->help},
         {'V', "version", CTL_FLAG, NULL, "print the version", &parser->version},
     };
 
@@ -174,11 +174,24 @@ static int run_parser(struct parser *parser, struct ctl *ctl, int argc, char **a
 
 static void print_option(const struct ctl_option *o, FILE *out)
 {
-    char left[128];
+    const char *argument = o->argument ? o->argument : "";
+    char left[64];
 
-    snprintf(left, sizeof left, "%c%c%s --%s %s", o->letter ? '-' : ' ', o->letter ? o->letter : ' ', o->letter ? "," : " ",
-             o->name, o->argument ? o->argument : "");
-    fprintf(out, "  %-38s %s\n", left, o->help);
+    if (snprintf(left, sizeof left, "%c%c%s --%s %s", o->letter ? '-' : ' ', o->letter ? o->letter : ' ', o->letter ? "," : " ",
+                 o->name, argument) <= 38) {
+        fprintf(out, "  %-38s %s\n", left, o->help);
+        return;
+    }
+    /* A long choice comes below, cut between its words. */
+    fprintf(out, "      --%s WORD%*s%s, which is one of\n", o->name, 28 - (int)strlen(o->name), "", o->help);
+    while (*argument) {
+        size_t bytes = strlen(argument);
+
+        for (bytes = bytes < 68 ? bytes : 68; argument[bytes] && argument[bytes - 1] != '|';)
+            bytes--;
+        fprintf(out, "%41s%.*s\n", "", (int)bytes, argument);
+        argument += bytes;
+    }
 }
 
 static void print_help(const struct ctl *ctl, const struct parser *parser, unsigned n_own)

@@ -38,8 +38,8 @@ int ctl_ping(struct ctl *ctl, int argc, char **argv)
     uint64_t count = 1;
     int64_t interval_ns = 0, *ns;
     const struct ctl_option options[] = {
-        {'c', "count", CTL_NUMBER, "N", "that many round trips (1)", &count},
-        {'i', "interval", CTL_DURATION, "TIME", "pause between them (none)", &interval_ns},
+        {'c', "count", CTL_NUMBER, "N", "the number of round trips (1)", &count},
+        {'i', "interval", CTL_DURATION, "TIME", "pause between round trips (none)", &interval_ns},
         {0},
     };
     struct rdt_error err = {0};

@@ -13,7 +13,7 @@ int ctl_publish(struct ctl *ctl, int argc, char **argv)
     int visibility = RDT_VISIBLE_TO_OWNER;
     const struct ctl_option options[] = {
         {0, "visibility", CTL_CHOICE, "owner|tenant|all",
-         "who else may fetch by the name: at most who may fetch the object (owner)", &visibility},
+         "who else may fetch by the name, as far as the object allows (owner)", &visibility},
         {0},
     };
     struct rdt_publish_options publish = RDT_INIT(publish);

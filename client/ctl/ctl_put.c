@@ -262,14 +262,14 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
     const struct ctl_option options[] = {
         {0, "id", CTL_TEXT, "ID", "the object's id (generated)", &put.id},
         {0, "visibility", CTL_CHOICE, "owner|tenant|all", "who else may fetch it (owner)", &put.visibility},
-        {0, "transport", CTL_TEXT, "NAME", "preferred between nodes", &put.transport},
+        {0, "transport", CTL_TEXT, "NAME", "transport that is preferred between nodes", &put.transport},
         {0, "publish", CTL_TEXT, "NAME",
-         "make it, as a snapshot, the next version of that name, which holds it when this command has ended", &put.publish},
-        {0, "snapshot", CTL_FLAG, NULL, "it never changes: readers may map it privately, and nodes keep copies", &put.snapshot},
-        {0, "detached", CTL_FLAG, NULL, "it outlives this command, which ends at once (unless --for or --hold)", &put.detached},
-        {0, "ttl", CTL_DURATION, "TIME", "how long it does (the daemon's detached_ttl)", &put.ttl_ns},
-        {0, "for", CTL_DURATION, "TIME", "hold the object that long", &put.for_ns},
-        {0, "hold", CTL_FLAG, NULL, "hold it until SIGINT or SIGTERM (as without --for)", &explicit_hold},
+         "put a snapshot as the next version of NAME; the name holds it", &put.publish},
+        {0, "snapshot", CTL_FLAG, NULL, "never changes: nodes may keep copies of it", &put.snapshot},
+        {0, "detached", CTL_FLAG, NULL, "outlives this command, which ends at once", &put.detached},
+        {0, "ttl", CTL_DURATION, "TIME", "how long it outlives it (the daemon's detached_ttl)", &put.ttl_ns},
+        {0, "for", CTL_DURATION, "TIME", "hold the object for that time, then end", &put.for_ns},
+        {0, "hold", CTL_FLAG, NULL, "with --detached: hold it until SIGINT or SIGTERM", &explicit_hold},
         {0},
     };
     struct rdt_error err = {0};
@@ -281,9 +281,9 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
     if (explicit_hold && put.for_ns >= 0)
         return ctl_usage_error(ctl, "--hold and --for exclude each other");
     if (put.publish && (explicit_hold || put.for_ns >= 0))
-        return ctl_usage_error(ctl, "--publish ends at once: the name holds the object, not this command");
+        return ctl_usage_error(ctl, "--publish ends at once, since the name holds the object: leave out --for and --hold");
     if (put.ttl_ns && !put.detached)
-        return ctl_usage_error(ctl, "--ttl is for --detached");
+        return ctl_usage_error(ctl, "--ttl is for --detached: give both");
     if (put.detached && !explicit_hold && put.for_ns < 0)
         put.for_ns = 0;
     put.path = operands[0];

@@ -71,8 +71,8 @@ int ctl_stat(struct ctl *ctl, int argc, char **argv)
     struct rdt_ref ref;
     struct ctl_name name = CTL_NAME_INIT;
     const struct ctl_option options[] = {
-        {0, "name", CTL_TEXT, "NAME", "the newest version of what is published under that name", &name.name},
-        {0, "node", CTL_TEXT, "ADDRESS", "the node where the name is: HOST:PORT or as in the nodes file (this one)",
+        {0, "name", CTL_TEXT, "NAME", "show the newest version of this name", &name.name},
+        {0, "node", CTL_TEXT, "ADDRESS", "the name's node: HOST:PORT or a name in the nodes file (this node)",
          &name.node},
         {0},
     };

@@ -15,10 +15,10 @@ int ctl_wait(struct ctl *ctl, int argc, char **argv)
     struct ctl_name name = CTL_NAME_INIT;
     const char *what;
     const struct ctl_option options[] = {
-        {0, "name", CTL_TEXT, "NAME", "for a version of what is published under that name", &name.name},
-        {0, "node", CTL_TEXT, "ADDRESS", "the node where the name is: HOST:PORT or as in the nodes file (this one)",
+        {0, "name", CTL_TEXT, "NAME", "wait for a version of this name", &name.name},
+        {0, "node", CTL_TEXT, "ADDRESS", "the name's node: HOST:PORT or a name in the nodes file (this node)",
          &name.node},
-        {0, "after", CTL_NUMBER, "N", "of a name: for a version above N (0)", &name.after},
+        {0, "after", CTL_NUMBER, "N", "with --name: wait for a version above N (0)", &name.after},
         {0},
     };
     char **operands;

@@ -252,7 +252,7 @@ int ctl_watch(struct ctl *ctl, int argc, char **argv)
 {
     struct watching watching = {.signals = -1, .end_ns = INT64_MAX};
     const struct ctl_option options[] = {
-        {0, "count", CTL_NUMBER, "N", "end after so many events", &watching.count},
+        {0, "count", CTL_NUMBER, "N", "end after N events", &watching.count},
         {0},
     };
     struct rdt_error err = {0};
