@@ -14,8 +14,11 @@
 #define KEEP_BYTES (32 << 20)
 #define MMAP_BYTES (32 << 20)
 
+#define EXIT_CONFIG 2 /* the configuration must be changed first: the unit does not start the daemon again */
+
 int main(int argc, char **argv)
 {
+    bool options_check_failed = false;
     struct rdt_error err = {0};
     struct options options;
     enum log_level level;
@@ -27,8 +30,8 @@ int main(int argc, char **argv)
      * is loaded. */
     (void)setenv("UCX_HANDLE_ERRORS", "none", 0);
     if (options_load(argc, argv, &options, &err) != RDT_OK) {
-        fprintf(stderr, "rdtd: %s\n", err.msg);
-        return 2;
+        log_fatal(err.msg);
+        return EXIT_CONFIG;
     }
     if (log_level_parse(options.log_level, &level))
         log_threshold = level;
@@ -42,15 +45,15 @@ int main(int argc, char **argv)
             printf("\n# the backends' own sections are not shown: %s\n", err.msg);
     } else if (options.check_config) {
         status = daemon_check(&options, NULL, &err);
+        options_check_failed = status != RDT_OK;
         if (status == RDT_OK)
             printf("the configuration is valid\n");
     } else {
         status = daemon_run(&options, &err);
     }
     options_fini(&options);
-    if (status != RDT_OK) {
-        fprintf(stderr, "rdtd: %s\n", err.msg);
-        return 1;
-    }
-    return 0;
+    if (status == RDT_OK)
+        return 0;
+    log_fatal(err.msg);
+    return options_check_failed ? EXIT_CONFIG : 1;
 }

@@ -113,3 +113,8 @@ void log_warn_rarely(struct log_rare *rare, const char *who, const char *text)
     else
         log_warn("%s: %s", who, text);
 }
+
+void log_fatal(const char *text)
+{
+    fprintf(stderr, "%srdtd: %s\n", to_journal() ? "<3>" : "", text);
+}

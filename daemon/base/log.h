@@ -23,6 +23,9 @@ void log_write(enum log_level level, const char *fmt, ...) __attribute__((format
 #define log_debug(...) log_at(LOG_LEVEL_DEBUG, __VA_ARGS__) /* per object */
 #define log_trace(...) log_at(LOG_LEVEL_TRACE, __VA_ARGS__) /* per message */
 
+/* Why the process ends, before the log is in use: "rdtd: text", at the priority of an error where systemd reads it. */
+void log_fatal(const char *text);
+
 /* For what users and strangers can cause at will: one warning in a while, the rest at debug. Zeroed but for every_ns. */
 struct log_rare {
     uint64_t every_ns, said_ns;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "daemon/base/log.h"
 
@@ -284,6 +285,33 @@ static void add_listed(struct peers *peers, const struct node_entry *entry)
         peer_move(peer, PEER_CONNECTING);
         peer_back_off(peer);
     }
+}
+
+enum rdt_status peers_check(const struct options *options, struct rdt_error *err)
+{
+    struct options any_port = *options;
+    char address[65], hello_address[65], host[65], listen[72];
+    struct tls_context *tls = NULL;
+    uint16_t port;
+    enum rdt_status status = RDT_OK;
+    int fd;
+
+    if (options->key_file[0])
+        status = tls_context_create(options->key_file, &tls, err);
+    tls_context_destroy(tls);
+    if (status != RDT_OK || !options->listen[0])
+        return status;
+    status = options_split_address(options->listen, host, &port, err);
+    if (status != RDT_OK)
+        return status;
+    snprintf(listen, sizeof listen, strchr(host, ':') ? "[%s]:0" : "%s:0", host);
+    any_port.listen = listen;
+    status = peer_meet_bind(&any_port, address, hello_address, &fd, err);
+    if (status == RDT_OK)
+        (void)close(fd);
+    else if (err && err->sys_errno != 0)
+        status = rdt_error_sys(err, err->sys_errno, "listen = %s", options->listen);
+    return status;
 }
 
 enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, struct node *node,

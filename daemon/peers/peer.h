@@ -112,6 +112,10 @@ struct peers_callbacks {
 enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, struct node *node,
                              const struct peers_callbacks *callbacks, struct peers **peers_p, struct rdt_error *err);
 
+/* Checks what peers_create would refuse, without doing it: the key file's mode and length, and that `listen` is an
+ * address of this machine. The port may be in use, by the daemon that runs. INVALID, SYSTEM. */
+enum rdt_status peers_check(const struct options *options, struct rdt_error *err);
+
 /* Says goodbye and closes every link; on_down is called for each that was up. Then calls on_closed, once,
  * when the memory of everything is freed. */
 void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg);

@@ -29,3 +29,20 @@ if [[ -e $RDT_BUILD_DIR/man/rdtd.conf.5 ]] && command -v mandoc >/dev/null; then
 else
   echo "not checked: rdtd.conf(5), without scdoc or mandoc"
 fi
+
+# --check-config finds what a start would refuse.
+checked() { # PATTERN FLAGS...: refused with that sentence, and status 2
+  local pattern=$1 got=0
+  shift
+  "${rdtd[@]}" --config= --backend-dir "$RDT_BUILD_DIR/backends" --check-config "$@" >"$dir/out" 2>&1 || got=$?
+  [[ $got == 2 ]] && grep -q "$pattern" "$dir/out" || fail "$*: status $got: $(cat "$dir/out")"
+}
+checked 'no network interface "nosuch0"' --interfaces lo,nosuch0
+checked 'cannot be read\|No such file' --key-file "$dir/nokey"
+(umask 077; echo short >"$dir/short"; head -c 32 /dev/urandom | base64 >"$dir/key"; cp "$dir/key" "$dir/open")
+chmod 644 "$dir/open"
+checked 'at least 16' --key-file "$dir/short"
+checked 'others' --key-file "$dir/open"
+checked 'listen = 192.0.2.77:7171' --key-file "$dir/key" --listen 192.0.2.77:7171
+"${rdtd[@]}" --config= --backend-dir "$RDT_BUILD_DIR/backends" --check-config --key-file "$dir/key" --listen 127.0.0.1:7171 --interfaces lo \
+  >/dev/null || fail "a good configuration is refused"

@@ -11,7 +11,7 @@ fail() { echo "$*"; exit 1; }
 make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" || { cat "$tmp/log"; fail "make install failed"; }
 units=$tmp/root/usr/local/lib/systemd/system
 # verify looks for the program that ExecStart names, where it would be installed.
-sed -i "s|^ExecStart=/usr/local|ExecStart=$tmp/root/usr/local|" "$units/rdtd.service"
+sed -i -E "s,^(ExecStart|ExecStartPre)=/usr/local,\\1=$tmp/root/usr/local," "$units/rdtd.service"
 said=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no --recursive-errors=no "$units/rdtd.service" "$units/rdtd.socket" 2>&1) ||
   fail "systemd-analyze verify failed: $said"
 [[ -z $said ]] || fail "systemd-analyze verify: $said"
