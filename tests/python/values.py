@@ -340,6 +340,16 @@ def test_arrays_are_read_only_whatever_their_size():
         assert node.process.wait(LONG) == 0, node.log()
 
 
+def test_reprs_say_what_they_are():
+    with Node() as node:
+        with rdtd.connect(node.socket) as c:
+            ref = c.put(b"bytes", id="mine")
+            assert repr(c) == f"<rdtd.Connection to {node.socket}, session {c.node['session']}>"
+            assert repr(ref) == "<Ref of object mine, holds it>" and repr(rdtd.Ref(str(ref))) == "<Ref of object mine>"
+            assert repr(rdtd.Ref.from_name("w", 3, address="192.0.2.1:7171")) == "<Ref of name w after version 3 at 192.0.2.1:7171>"
+        assert "(closed)" in repr(c) and "holds" not in repr(ref)
+
+
 def test_other_names_of_dtypes():
     with Node() as node, rdtd.connect(node.socket) as c:
         for name, text in (("f4", "f32"), ("<f4", "f32"), ("half", "f16"), ("float", "f64"), ("<i8", "i64"), ("i8", "i8"), ("u1", "u8"), (float, "f64")):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from functools import partial
 from operator import index
@@ -11,6 +12,7 @@ from typing import Any, AsyncIterator, ContextManager, Iterator, Literal, Option
 from . import _rdt
 from ._aio import AGAIN, Hub
 from ._arrays import ITEM_BYTES, NUMBERS, dtype_text, gpu_of, kind_of, stream_number, to_numpy, to_torch, torch_uses_gpus
+from ._daemon import SYSTEM_SOCKET
 from ._errors import Unsupported
 from ._gpu import TorchPools
 from ._groups import GroupCalls
@@ -76,8 +78,13 @@ class Connection(GroupCalls):
         self._own_pools: Optional[TorchPools] = None
         self._kept_live: list[tuple[Request, Any]] = []
         info = self._node()
+        self._session = info["session"]
+        self._where = os.fspath(socket) if socket is not None else os.environ.get("RDT_SOCKET") or SYSTEM_SOCKET
         self._owner = (info["uid"], info["tenant"])
         is_open(self)
+
+    def __repr__(self) -> str:
+        return f"<rdtd.Connection{' (closed)' if self.closed else ''} to {self._where}, session {self._session}>"
 
     def __enter__(self) -> Connection:
         return self

@@ -134,6 +134,13 @@ class Ref(_rdt.Ref):
         made = cls._from_name(name, after, near)
         return made.at(address) if address is not None else made
 
+    def __repr__(self) -> str:
+        if not self.is_name:
+            what = f"object {self.id.decode('utf-8', 'backslashreplace')}"
+        else:
+            what = f"name {self.id.decode('utf-8', 'backslashreplace')}" + (f" after version {self.after}" if self.after else "")
+        return f"<{type(self).__name__} of {what}{' at ' + self.address if self.address else ''}{', holds it' if super().holds else ''}>"
+
     def __copy__(self) -> Ref:
         """A copy in this process, with a hold of its own: no pickle, so no grace period."""
         return type(self)._unpickle(self.pack(), self._hint)
