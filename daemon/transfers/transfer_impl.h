@@ -2,7 +2,7 @@
  *
  * The files, from the top down. A file calls files of its own row and of the rows below. It reaches the rows
  * above only by a table: each transfer has the table of its kind (struct transfer_kind), and transfers_init
- * gives the other tables (-> table: the rows that it calls).
+ * gives the other tables (-> table: the rows that it calls). check-layers compares this drawing with the objects.
  *
  *   room         transfers, transfer_peer, fetch
  *   members      transfer_broadcast_member

@@ -9,7 +9,7 @@ failures=0
 
 sound() {
   rm -rf "$tmp/tree"
-  mkdir -p "$tmp"/tree/{proto,client/ctl,daemon/{base,plugins,objects,transfers,rpc},backends/{common,host,ucx},tests/loopback,build/{backends,obj/{client,daemon/{base,objects,rpc}}}}
+  mkdir -p "$tmp"/tree/{proto,client/ctl,daemon/{base,plugins,objects,transfers,rpc},backends/{common,host,ucx},tests/loopback,build/{backends,obj/{client,daemon/{base,objects,rpc,transfers}}}}
   cd "$tmp/tree"
   echo '#include <stdint.h>' >proto/rdt_status.h
   printf '%s\n' '#include "rdt_status.h"' '/* calls rdt_absent(1) */' 'void *rdt_connect(const char *socket);' >client/rdt.h
@@ -20,7 +20,8 @@ sound() {
   touch client/memory.c
   printf '#include %s\n' '<jansson.h>' '"client/rdt.h"' >client/ctl/rdtctl.c
   touch daemon/{base/list,objects/object,plugins/plugin,transfers/transfer,transfers/transfer_impl,rpc/rpc}.h backends/{common/ring,ucx/own}.h backends/host/host.c
-  touch daemon/daemon.c daemon/{base/list,objects/object}.c
+  printf '%s\n' '/* Order.' ' *' ' *   pull    serve_pull > serve    -> events: pull' ' *   core    transfer, _record' ' */' >daemon/transfers/transfer_impl.h
+  touch daemon/daemon.c daemon/{base/list,objects/object,transfers/serve,transfers/transfer_record}.c
   printf '#include %s\n' '"daemon/transfers/transfer.h"' '"rpc.h"' '"backends/rdt_backend.h"' '<uv.h>' '<sys/socket.h>' >daemon/rpc/rpc_put.c
   printf '#include %s\n' '"rdt_backend.h"' '"own.h"' '<ucp/api/ucp.h>' >backends/ucx/ucx.c
   cd build
@@ -135,5 +136,13 @@ sound
 touch "$tmp/tree/client/stray.c"
 object client/stray 'int stray(void); int stray(void) { return 0; }'
 sees 'client/stray.c: is not in the drawing of client/connection.h'
+sound
+object transfers/serve 'int transfer_end(void); int serve_end(void); int serve_end(void) { return transfer_end(); }'
+object transfers/transfer_record 'int serve_end(void); int transfer_end(void); int transfer_end(void) { return serve_end(); }'
+sees 'daemon/transfers/transfer_record.c: uses serve_end of serve.c, which transfer_impl.h draws above it; call upward by a table'
+sound
+touch "$tmp/tree/daemon/transfers/stray.c"
+object transfers/stray 'int stray(void); int stray(void) { return 0; }'
+sees 'daemon/transfers/stray.c: is not in the drawing of transfer_impl.h'
 
 ((failures == 0))
