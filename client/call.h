@@ -1,6 +1,5 @@
-/* One request to the daemon and its one reply, under the caller's clock. Owns the wait for that reply and nothing else;
- * what the messages mean belongs to the callers. rdtctl, linked statically, uses it for what rdt.h does not offer.
- */
+/* One request to the daemon and its reply. Waits for the reply until a deadline; the meaning of the messages belongs to
+ * the callers. rdtctl, which links librdt statically, uses it for requests that rdt.h does not offer. */
 #ifndef CLIENT_CALL_H
 #define CLIENT_CALL_H
 
@@ -11,8 +10,8 @@
 #include "proto/messages.h"
 #include "rdt.h"
 
-/* Times of calls whose functions take none: they end too when the daemon is stopped. Memory takes as long as its
- * pages do. */
+/* The time-outs of calls that take none, so that they end when the daemon is stopped. Allocating takes as long
+ * as its pages. */
 #define CALL_TIMEOUT_NS (INT64_C(60) * 1000000000)
 #define CALL_MEMORY_TIMEOUT_NS (INT64_C(300) * 1000000000)
 
@@ -27,13 +26,13 @@ enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *r
                      int64_t timeout_ns, ProtobufCMessage **reply_p,
                      struct rdt_error *err);
 
-/* The same with fds, and with a deadline of clock_now_ns()'s clock. send_fd (borrowed) goes with the request unless
- * it is -1; *fd_p, if fd_p is not NULL, is the fd that came with the reply, the caller's, or -1. */
+/* As call, with fds and a deadline on the clock of clock_now_ns. send_fd (borrowed) is sent with the request
+ * unless it is -1. *fd_p, if fd_p is not NULL, receives the fd that came with the reply, the caller's, or -1. */
 enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd,
                          int64_t deadline_ns, ProtobufCMessage **reply_p,
                          int *fd_p, struct rdt_error *err);
 
-/* The same with several of them: send_fds is [n_send], borrowed; *got_p is [RDT_MAX_FRAME_FDS] and the caller's to close. */
+/* As call_fds, with several fds: send_fds [n_send] is borrowed; the caller closes *got_p. */
 struct call_got {
     int fds[RDT_MAX_FRAME_FDS];
     unsigned n_fds;
@@ -43,7 +42,8 @@ enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessa
                           struct call_got *got_p, struct rdt_error *err);
 void call_got_close(struct call_got *got);
 
-/* For rdt_connect: what to do with a reply that nobody waits for any more. */
+/* A callback of struct rdt: a reply came after its caller had left. Gives back the memory or object that it
+ * brought. */
 void call_on_stray(rdt *conn, struct frame *frame);
 
 #endif

@@ -123,7 +123,7 @@ bool connection_is_forked(const rdt *conn);
 void connection_lock(rdt *conn);
 void connection_unlock(rdt *conn);
 
-/* A new id, for a request or a fetch handle. */
+/* Returns a new id for a request or a fetch handle. */
 uint64_t connection_id(rdt *conn);
 
 /* Queues the message and sends what the socket takes. LIMIT: longer than a frame, or too much waits to be sent
@@ -132,16 +132,17 @@ uint64_t connection_id(rdt *conn);
 enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int take_fd,
                                 bool urgent, struct rdt_error *err);
 
-/* The same with several. */
+/* As connection_send, with several fds. */
 enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
                                     unsigned n_fds, bool urgent, struct rdt_error *err);
 
-/* For what gives something back while more of it is to be expected: queued as if urgent, and sent with whatever is sent next, when a few have come
- * together, or by connection_flush, which whoever called this owes before it blocks or returns. Each message of its own wakes
- * the daemon, which on an idle core takes longer than the message. */
+/* Queues a message that releases something when more of them will follow. It is sent with the next message,
+ * when a few have gathered, or by connection_flush, which the caller must call before it blocks or returns.
+ * Each message of its own wakes the daemon, which takes longer than the message. */
 void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *message);
 
-/* Gives something back that the caller lets go of: as if urgent and without an answer, at once or, while the connection is corked, later. */
+/* Sends a message that releases something and needs no answer: at once, or later while the connection is
+ * corked. */
 enum rdt_status connection_give_back(rdt *conn, uint16_t type, const ProtobufCMessage *message, struct rdt_error *err);
 void connection_flush(rdt *conn);
 
@@ -153,10 +154,11 @@ void connection_make_room(rdt *conn);
  * released meanwhile. After TIMED_OUT all that is there has been read: look once more. */
 enum rdt_status connection_step(rdt *conn, int64_t deadline_ns);
 
-/* The part of it that does not block: reads all that is there, ends what is overdue. */
+/* Does what connection_step does without blocking: reads everything there is, and ends requests that are
+ * overdue. */
 void connection_poll(rdt *conn);
 
-/* Something ended or arrived: those who wait must look. */
+/* A request ended or an object arrived: wakes the threads that wait. */
 void connection_news(rdt *conn);
 
 /* Fails everything that waits with status and message, and every later call with DISCONNECTED. Once. */
@@ -191,7 +193,7 @@ static inline void chain_prepend(struct chain *chain, struct chain *link)
     chain_append(chain->next, link);
 }
 
-static inline void chain_remove(struct chain *link) /* fine if it is in none, but initialised */
+static inline void chain_remove(struct chain *link) /* a link that is in no chain must be initialised */
 {
     link->prev->next = link->next;
     link->next->prev = link->prev;

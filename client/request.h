@@ -51,16 +51,17 @@ struct rdt_request {
 /* The ref's id if it is text, else its bytes in hex, cut to fit label_p[REQUEST_LABEL_BYTES]. */
 void request_label(const struct rdt_ref *ref, char *label_p);
 
-/* RUNNING, but neither sent nor known to the connection; NULL: no memory. */
+/* Creates a RUNNING request that is neither sent nor known to the connection. Takes the targets on success.
+ * NULL: no memory. */
 rdt_request *request_create(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct targets *take_targets);
 
-/* Makes what was created one that a reply ends; `what` as above. */
+/* Makes a created request a wait, which a reply ends. `what` as in struct rdt_request. */
 void request_make_wait(rdt_request *request, const char *what);
 
-/* Makes what was created one whose reply is a hold. */
+/* Makes a created request a hold: its reply brings the hold. */
 void request_make_hold(rdt_request *request);
 
-/* Gives it its id and its deadline (CLOCK_NEVER: none; else there is room in conn->expiries). */
+/* Gives the request its id and its deadline. Unless the deadline is CLOCK_NEVER, conn->expiries must have room. */
 void request_start(rdt_request *request, int64_t deadline_ns);
 
 
@@ -70,19 +71,22 @@ rdt_request *request_find(rdt *conn, uint64_t handle);
 
 void request_fail(rdt_request *request, const struct rdt_error *err);
 
-/* Its object came: ends it, or leaves it to be copied. */
+/* Takes the object of a RUNNING request: ends the request, or makes it ARRIVED if the object must be copied
+ * into targets. */
 void request_arrive(rdt_request *request, rdt_object *take_object);
 
-/* Copies a part of an ARRIVED request that nobody copies; the lock is released meanwhile, and the request may end. */
+/* Copies a part of an ARRIVED request whose `copying` is false. Releases the lock meanwhile, and the request
+ * may end. */
 void request_copy_some(rdt_request *request);
 
-/* Ends it with CANCELLED unless it ended before. */
+/* Ends the request with CANCELLED unless it has ended. */
 void request_cancel(rdt_request *request);
 
-/* Cancels if it runs, waits until nobody copies, and frees it with what it brought. */
+/* Cancels the request if it runs, waits until no thread copies for it, and frees it with its object. */
 void request_destroy(rdt_request *request);
 
-/* The same of one that its caller never got to see: the call that made it has failed. */
+/* As request_destroy, for a request that the caller of the library never saw, because the call that created it
+ * failed. */
 void request_undo(rdt_request *request);
 
 /* connection's on_expired */

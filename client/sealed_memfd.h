@@ -1,8 +1,7 @@
-/* Memory that this process makes for one snapshot: its tensors written there one behind the other by the kernel, which neither zeroes it
- * before nor takes a fault for each page, and sealed, so that whoever gets it may rely on what it says.
- */
-#ifndef CLIENT_MADE_H
-#define CLIENT_MADE_H
+/* A memfd that this process creates for one snapshot. The kernel writes the tensors into it one after another, which
+ * neither zeroes the pages before nor takes a page fault for each. It is sealed, so that the daemon may rely on its bytes. */
+#ifndef CLIENT_SEALED_MEMFD_H
+#define CLIENT_SEALED_MEMFD_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -10,11 +9,12 @@
 #include "proto/layout.h"
 #include "rdt.h"
 
-/* Those of the layout's tensors that are to be copied (how[i] is COPIED) and have elements, each contiguous at the address that is its
- * offset, as layout_packed has them: `bytes` in all. The caller's fd; -1: it is to be done otherwise, whatever the reason. */
+/* Writes the tensors of the layout that are copied (how[i] is COPIED) and have elements. Each is contiguous at
+ * the address that is its offset; with padding they take `bytes`. Returns the sealed memfd, the caller's, or -1
+ * if it could not be created for any reason: then the tensors are copied in another way. */
 int sealed_memory(const struct layout *layout, const enum rdt_memory *how, uint64_t bytes);
 
-/* A file may have so many bytes here (RLIMIT_FSIZE): to write more raises SIGXFSZ. */
+/* Says whether RLIMIT_FSIZE lets this process write a file of `bytes`. Writing more would raise SIGXFSZ. */
 bool sealed_may_write(uint64_t bytes);
 
 #endif

@@ -178,7 +178,7 @@ static void print_option(const struct ctl_option *o, FILE *out)
     char left[64];
 
     if (snprintf(left, sizeof left, "%c%c%s --%s %s", o->letter ? '-' : ' ', o->letter ? o->letter : ' ', o->letter ? "," : " ",
-                 o->name, argument) <= 38) {
+                 o->name, argument) <= 60) {
         fprintf(out, "  %-38s %s\n", left, o->help);
         return;
     }

@@ -28,7 +28,7 @@ _rdtctl() {
         return
     fi
     if [[ $prev == --* && -n $command ]]; then # a word list behind an option: a|b|c
-        words=$(rdtctl "$command" --help 2>/dev/null | sed -n "s/^ .* $prev \([a-z]*|[a-z|]*\) .*/\1/p")
+        words=$(rdtctl "$command" --help 2>/dev/null | sed -n "s/^ .* $prev \([a-z]*|[a-z|]*\) .*/\1/p; /^ .* $prev WORD /,/^ \{0,6\}-/s/^ \{38,\}\([a-z|]*\)$/\1/p" | tr -d '\n')
         [[ $prev == --name || $prev == --publish ]] &&
             words=$(_rdtctl_ids names name --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}")
         [[ $prev == --transport ]] && words=$(_rdtctl_ids backends name "${socket[@]}")
