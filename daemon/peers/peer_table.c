@@ -70,14 +70,25 @@ static bool is_idle(const struct peer *peer)
     return !peer->dial->listed && !peer->dial->link && (peer->state == PEER_IDLE || peer->state == PEER_BACKOFF);
 }
 
-/* false: somebody above still refers to it. */
+/* A hidden entry that leads to this one; NULL: there is none. */
+static struct peer *alias_of(const struct peer *peer)
+{
+    list_for_each (node, &peer->peers->hidden) {
+        struct peer *alias = container_of(node, struct peer, link);
+        if (alias->dial->same == peer)
+            return alias;
+    }
+    return NULL;
+}
+
+/* With all that leads to it. false: somebody above still refers to it. */
 static bool forget(struct peer *peer)
 {
     struct peers *peers = peer->peers;
+    struct peer *alias;
 
-    list_for_each_safe (node, &peers->hidden) {
-        struct peer *alias = container_of(node, struct peer, link);
-        if (alias->dial->same == peer && alias != peer && !forget(alias))
+    while ((alias = alias_of(peer))) {
+        if (!forget(alias))
             return false;
     }
     if (!peers->callbacks.may_forget || !peers->callbacks.may_forget(peers->callbacks.arg, peer))
@@ -143,10 +154,8 @@ static void forget_old(struct peers *peers)
     }
     list_for_each (node, &peers->hidden)
         n_hidden++;
-    list_for_each_safe (node, &peers->hidden) {
-        if (n_hidden > HIDDEN_MAX && forget(container_of(node, struct peer, link)))
-            n_hidden--;
-    }
+    if (n_hidden > HIDDEN_MAX) /* one for each that is added */
+        (void)forget(container_of(list_first(&peers->hidden), struct peer, link));
 }
 
 /* Room for one more that only a request names. */
