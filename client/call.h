@@ -37,7 +37,8 @@ struct call_got {
     int fds[RDT_MAX_FRAME_FDS];
     unsigned n_fds;
 };
-enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds, unsigned n_send,
+enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds,
+                          unsigned n_send,
                           int64_t deadline_ns, ProtobufCMessage **reply_p,
                           struct call_got *got_p, struct rdt_error *err);
 void call_got_close(struct call_got *got);

@@ -49,7 +49,6 @@
 #include "proto/poll_rule.h"
 #include "rdt.h"
 
-
 struct chain { /* of what lives on the connection, both ways; an empty one points at itself */
     struct chain *next, *prev;
 };

@@ -25,8 +25,8 @@ struct copy_room {
 
 /* Finds an idle room of about `bytes`, or allocates one. The room is the caller's until loans_end. With `fresh`
  * no idle room is used. Takes the lock. Otherwise as alloc_region. */
-enum rdt_status loans_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns, struct copy_room **room_p,
-                            struct rdt_error *err);
+enum rdt_status loans_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns,
+                           struct copy_room **room_p, struct rdt_error *err);
 
 /* Ends the put. With `lent` the room is on loan to the object; else the region is given back to the daemon. */
 void loans_end(rdt *conn, struct copy_room *take_room, bool lent);

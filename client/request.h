@@ -1,4 +1,5 @@
-/* One fetch of one object, or one wait for it, from its start until it is collected: struct rdt_request. Under the connection's lock.
+/* struct rdt_request: one fetch of one object, or one wait for it, from its start until it is destroyed. Under the
+ * connection's lock.
  *
  *                    FETCH_DONE               the bytes are in the targets
  *      ┌─ RUNNING ──────────────────► ARRIVED ───────────────────┐
@@ -6,12 +7,11 @@
  *      └─────────────────────────────────────────────────────► ENDED
  *        done, failed, cancelled, its time is over, lost
  *
- * Who copies (`copying`) does so without the lock. A cancel ends the request meanwhile all the same; the copier then stops, and
- * request_destroy waits for that. A connection that is lost does not end what has arrived.
+ * A thread copies (`copying`) without the lock. A cancel ends the request meanwhile; the thread then stops copying, and
+ * request_destroy waits for that. The loss of the connection does not end a request that has ARRIVED.
  *
- * A hold is a wait that gets a hold: ENDED well it has it, until it is cancelled or destroyed.
- *
- * A wait (`wait`) has no object: its reply, not an event, ends it, and its id is that of the message.
+ * A wait (`wait`) has no object: its reply, not an event, ends it, and its id is that of the message. A hold is a wait
+ * that has a hold once it has ended well, until it is cancelled or destroyed.
  */
 #ifndef CLIENT_REQUEST_H
 #define CLIENT_REQUEST_H
@@ -63,7 +63,6 @@ void request_make_hold(rdt_request *request);
 
 /* Gives the request its id and its deadline. Unless the deadline is CLOCK_NEVER, conn->expiries must have room. */
 void request_start(rdt_request *request, int64_t deadline_ns);
-
 
 
 /* The request with this handle, RUNNING; NULL: there is none. */
