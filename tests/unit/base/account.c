@@ -152,7 +152,7 @@ Test(account_limits, room_is_given_in_turn)
 
     take(first, 2);
     cr_assert(!attempt(&a) && !attempt(&b));
-    refused(first, 1, "wait for regions already (client_max_regions is 3)");
+    refused(first, 1, "raise client_max_regions, which is 3");
     cr_assert(attempt(&c), "another client has room");
     account_give(second, USAGE_REGIONS, 1);
     cr_assert(a.called == 0 && b.called == 0);
