@@ -16,7 +16,7 @@ struct ticket_queue {
 struct ticket_place {
     struct list link; /* in its queue from QUEUED on */
     struct ticket_queue *queue;
-    struct ticket *turn;
+    struct ticket *ticket;
 };
 
 static const struct sm_state states[] = {
@@ -28,17 +28,17 @@ static const struct sm_state states[] = {
     [TICKET_GONE] = {"gone", 0},
 };
 
-void tickets_init(struct tickets *turns, void (*on_ready)(struct tickets *))
+void tickets_init(struct tickets *tickets, void (*on_ready)(struct tickets *))
 {
-    list_init(&turns->queues);
-    list_init(&turns->all);
-    turns->on_ready = on_ready;
+    list_init(&tickets->queues);
+    list_init(&tickets->all);
+    tickets->on_ready = on_ready;
 }
 
-void tickets_fini(struct tickets *turns)
+void tickets_fini(struct tickets *tickets)
 {
-    assert(list_empty(&turns->all) && list_empty(&turns->queues));
-    (void)turns;
+    assert(list_empty(&tickets->all) && list_empty(&tickets->queues));
+    (void)tickets;
 }
 
 bool ticket_is_first(const uint8_t here[16], const uint8_t there[16])
@@ -48,12 +48,12 @@ bool ticket_is_first(const uint8_t here[16], const uint8_t there[16])
 
 /* ---- queues ---- */
 
-static struct ticket_queue *queue_get(struct tickets *turns, const char *transport, const char *name)
+static struct ticket_queue *queue_get(struct tickets *tickets, const char *transport, const char *name)
 {
     size_t front = strlen(transport), bytes = front + 1 + strlen(name) + 1;
     struct ticket_queue *queue;
 
-    list_for_each (node, &turns->queues) {
+    list_for_each (node, &tickets->queues) {
         queue = container_of(node, struct ticket_queue, link);
         if (strncmp(queue->name, transport, front) == 0 && queue->name[front] == '/' &&
             strcmp(queue->name + front + 1, name) == 0) {
@@ -69,7 +69,7 @@ static struct ticket_queue *queue_get(struct tickets *turns, const char *transpo
     queue->name[front] = '/';
     memcpy(queue->name + front + 1, name, bytes - front - 1);
     list_init(&queue->places);
-    list_append(&turns->queues, &queue->link);
+    list_append(&tickets->queues, &queue->link);
     return queue;
 }
 
@@ -81,42 +81,42 @@ static void queue_unref(struct ticket_queue *queue)
     free(queue);
 }
 
-static void free_places(struct ticket *turn)
+static void free_places(struct ticket *ticket)
 {
-    for (unsigned i = 0; i < turn->n_places; i++) {
-        list_remove(&turn->places[i].link);
-        queue_unref(turn->places[i].queue);
+    for (unsigned i = 0; i < ticket->n_places; i++) {
+        list_remove(&ticket->places[i].link);
+        queue_unref(ticket->places[i].queue);
     }
-    free(turn->places);
-    turn->places = NULL;
-    turn->n_places = 0;
+    free(ticket->places);
+    ticket->places = NULL;
+    ticket->n_places = 0;
 }
 
-enum rdt_status ticket_init(struct ticket *turn, struct tickets *turns, const struct ticket_events *events, bool owner, bool first,
+enum rdt_status ticket_init(struct ticket *ticket, struct tickets *tickets, const struct ticket_events *events, bool owner, bool first,
                           const char *transport, const char *const *names, unsigned n, struct rdt_error *err)
 {
-    *turn = (struct ticket){.turns = turns, .events = events, .owner = owner, .first = first};
+    *ticket = (struct ticket){.tickets = tickets, .events = events, .owner = owner, .first = first};
     assert(n <= TICKET_MAX_QUEUES);
-    turn->places = n > 0 ? calloc(n, sizeof *turn->places) : NULL;
-    while ((turn->places || n == 0) && turn->n_places < n) {
-        struct ticket_place *place = &turn->places[turn->n_places];
-        place->turn = turn;
+    ticket->places = n > 0 ? calloc(n, sizeof *ticket->places) : NULL;
+    while ((ticket->places || n == 0) && ticket->n_places < n) {
+        struct ticket_place *place = &ticket->places[ticket->n_places];
+        place->ticket = ticket;
         list_init(&place->link);
-        place->queue = queue_get(turns, transport, names[turn->n_places]);
+        place->queue = queue_get(tickets, transport, names[ticket->n_places]);
         if (!place->queue)
             break;
-        turn->n_places++;
+        ticket->n_places++;
     }
-    if (turn->n_places < n) {
-        free_places(turn);
+    if (ticket->n_places < n) {
+        free_places(ticket);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a turn of %s", transport);
     }
-    sm_init(&turn->sm, states, sizeof states / sizeof states[0], TICKET_IDLE);
-    list_append(&turns->all, &turn->link);
+    sm_init(&ticket->sm, states, sizeof states / sizeof states[0], TICKET_IDLE);
+    list_append(&tickets->all, &ticket->link);
     return RDT_OK;
 }
 
-/* ---- whose turn it is ---- */
+/* ---- whose ticket is next ---- */
 
 static bool is_next_in(const struct ticket_place *place)
 {
@@ -126,147 +126,147 @@ static bool is_next_in(const struct ticket_place *place)
         const struct ticket_place *at = container_of(node, struct ticket_place, link);
         if (at == place)
             return under_way < TICKET_DEPTH;
-        if (at->turn->sm.state != TICKET_POSTED)
+        if (at->ticket->sm.state != TICKET_POSTED)
             return false;
         under_way++;
     }
     return false;
 }
 
-static bool is_next(const struct ticket *turn)
+static bool is_next(const struct ticket *ticket)
 {
-    for (unsigned i = 0; i < turn->n_places; i++)
-        if (!is_next_in(&turn->places[i]))
+    for (unsigned i = 0; i < ticket->n_places; i++)
+        if (!is_next_in(&ticket->places[i]))
             return false;
     return true;
 }
 
-static void post(struct ticket *turn)
+static void post(struct ticket *ticket)
 {
-    sm_move(&turn->sm, TICKET_POSTING);
-    turn->events->post(turn);
+    sm_move(&ticket->sm, TICKET_POSTING);
+    ticket->events->post(ticket);
 }
 
-static void take(struct ticket *turn)
+static void take(struct ticket *ticket)
 {
-    sm_move(&turn->sm, TICKET_HELD);
-    if (turn->first || turn->owner)
-        turn->events->say(turn, TICKET_TAKEN);
+    sm_move(&ticket->sm, TICKET_HELD);
+    if (ticket->first || ticket->owner)
+        ticket->events->say(ticket, TICKET_TAKEN);
     else
-        post(turn); /* the owner has told already that it has its own */
+        post(ticket); /* the owner has told already that it has its own */
 }
 
-static void queue_up(struct ticket *turn)
+static void queue_up(struct ticket *ticket)
 {
-    sm_move(&turn->sm, TICKET_QUEUED);
-    for (unsigned i = 0; i < turn->n_places; i++)
-        list_append(&turn->places[i].queue->places, &turn->places[i].link);
-    if (is_next(turn))
-        take(turn);
+    sm_move(&ticket->sm, TICKET_QUEUED);
+    for (unsigned i = 0; i < ticket->n_places; i++)
+        list_append(&ticket->places[i].queue->places, &ticket->places[i].link);
+    if (is_next(ticket))
+        take(ticket);
 }
 
-static struct ticket *find_next(const struct tickets *turns)
+static struct ticket *find_next(const struct tickets *tickets)
 {
-    list_for_each (queue_node, &turns->queues) {
+    list_for_each (queue_node, &tickets->queues) {
         list_for_each (node, &container_of(queue_node, struct ticket_queue, link)->places) {
-            struct ticket *turn = container_of(node, struct ticket_place, link)->turn;
-            if (turn->sm.state == TICKET_QUEUED && is_next(turn))
-                return turn;
-            if (turn->sm.state != TICKET_POSTED)
+            struct ticket *ticket = container_of(node, struct ticket_place, link)->ticket;
+            if (ticket->sm.state == TICKET_QUEUED && is_next(ticket))
+                return ticket;
+            if (ticket->sm.state != TICKET_POSTED)
                 break;
         }
     }
     return NULL;
 }
 
-void tickets_run(struct tickets *turns)
+void tickets_run(struct tickets *tickets)
 {
-    struct ticket *turn;
+    struct ticket *ticket;
 
-    while ((turn = find_next(turns)))
-        take(turn);
+    while ((ticket = find_next(tickets)))
+        take(ticket);
 }
 
 /* ---- the exchange ---- */
 
-void ticket_begin(struct ticket *turn)
+void ticket_begin(struct ticket *ticket)
 {
-    assert(turn->owner && !turn->begun);
-    turn->begun = true;
-    if (turn->first)
-        queue_up(turn);
+    assert(ticket->owner && !ticket->begun);
+    ticket->begun = true;
+    if (ticket->first)
+        queue_up(ticket);
     else
-        turn->events->say(turn, TICKET_READY);
+        ticket->events->say(ticket, TICKET_READY);
 }
 
-enum rdt_status ticket_hear(struct ticket *turn, enum ticket_word word, struct rdt_error *err)
+enum rdt_status ticket_hear(struct ticket *ticket, enum ticket_word word, struct rdt_error *err)
 {
-    unsigned state = turn->sm.state;
+    unsigned state = ticket->sm.state;
 
     if (word == TICKET_WAITING)
         return RDT_OK;
-    if (word == TICKET_READY && !turn->owner && turn->first && state == TICKET_IDLE)
-        queue_up(turn);
-    else if (word == TICKET_TAKEN && !turn->first && state == TICKET_IDLE && (!turn->owner || turn->begun))
-        queue_up(turn);
-    else if ((word == TICKET_TAKEN && !turn->owner && turn->first && state == TICKET_HELD) ||
-             (word == TICKET_RECEIVES && turn->owner && state == TICKET_HELD))
-        post(turn);
+    if (word == TICKET_READY && !ticket->owner && ticket->first && state == TICKET_IDLE)
+        queue_up(ticket);
+    else if (word == TICKET_TAKEN && !ticket->first && state == TICKET_IDLE && (!ticket->owner || ticket->begun))
+        queue_up(ticket);
+    else if ((word == TICKET_TAKEN && !ticket->owner && ticket->first && state == TICKET_HELD) ||
+             (word == TICKET_RECEIVES && ticket->owner && state == TICKET_HELD))
+        post(ticket);
     else
-        return rdt_error_set(err, RDT_PROTOCOL, "word %d about a turn that is %s", (int)word, sm_name(&turn->sm));
+        return rdt_error_set(err, RDT_PROTOCOL, "word %d about a turn that is %s", (int)word, sm_name(&ticket->sm));
     return RDT_OK;
 }
 
-void ticket_receives_stand(struct ticket *turn)
+void ticket_receives_stand(struct ticket *ticket)
 {
-    assert(!turn->owner && turn->sm.state == TICKET_POSTING);
-    turn->events->say(turn, TICKET_RECEIVES);
+    assert(!ticket->owner && ticket->sm.state == TICKET_POSTING);
+    ticket->events->say(ticket, TICKET_RECEIVES);
 }
 
-void ticket_give(struct ticket *turn)
+void ticket_give(struct ticket *ticket)
 {
-    if (turn->sm.state != TICKET_POSTING)
+    if (ticket->sm.state != TICKET_POSTING)
         return;
-    sm_move(&turn->sm, TICKET_POSTED);
-    turn->turns->on_ready(turn->turns);
+    sm_move(&ticket->sm, TICKET_POSTED);
+    ticket->tickets->on_ready(ticket->tickets);
 }
 
-void ticket_leave(struct ticket *turn)
+void ticket_leave(struct ticket *ticket)
 {
-    bool stood = turn->n_places > 0;
+    bool stood = ticket->n_places > 0;
 
-    if (turn->sm.state == TICKET_GONE)
+    if (ticket->sm.state == TICKET_GONE)
         return;
-    sm_move(&turn->sm, TICKET_GONE);
-    list_remove(&turn->link);
-    free_places(turn);
+    sm_move(&ticket->sm, TICKET_GONE);
+    list_remove(&ticket->link);
+    free_places(ticket);
     if (stood)
-        turn->turns->on_ready(turn->turns);
+        ticket->tickets->on_ready(ticket->tickets);
 }
 
-bool ticket_has_posted(const struct ticket *turn)
+bool ticket_has_posted(const struct ticket *ticket)
 {
-    return turn->sm.state == TICKET_POSTING || turn->sm.state == TICKET_POSTED;
+    return ticket->sm.state == TICKET_POSTING || ticket->sm.state == TICKET_POSTED;
 }
 
-bool ticket_holds_up(const struct ticket *turn)
+bool ticket_holds_up(const struct ticket *ticket)
 {
-    for (unsigned i = 0; (turn->sm.state == TICKET_HELD || ticket_has_posted(turn)) && i < turn->n_places; i++)
-        if (turn->places[i].link.next != &turn->places[i].queue->places)
+    for (unsigned i = 0; (ticket->sm.state == TICKET_HELD || ticket_has_posted(ticket)) && i < ticket->n_places; i++)
+        if (ticket->places[i].link.next != &ticket->places[i].queue->places)
             return true;
     return false;
 }
 
-const struct ticket *ticket_behind(const struct ticket *turn, const char **queue_p)
+const struct ticket *ticket_behind(const struct ticket *ticket, const char **queue_p)
 {
-    for (unsigned i = 0; i < turn->n_places; i++) {
-        const struct ticket_place *place = &turn->places[i];
+    for (unsigned i = 0; i < ticket->n_places; i++) {
+        const struct ticket_place *place = &ticket->places[i];
         const struct ticket_place *head;
         if (list_empty(&place->link) || list_first(&place->queue->places) == &place->link)
             continue;
         head = container_of(list_first(&place->queue->places), struct ticket_place, link);
         *queue_p = place->queue->name;
-        return head->turn;
+        return head->ticket;
     }
     return NULL;
 }

@@ -57,7 +57,7 @@ struct ticket_events {
 struct ticket_place;
 
 struct ticket {
-    struct tickets *turns;
+    struct tickets *tickets;
     struct list link;
     struct sm sm;
     const struct ticket_events *events;
@@ -68,29 +68,29 @@ struct ticket {
 };
 
 /* on_ready: a ticket may have come up; call tickets_run, but not from inside the callback. */
-void tickets_init(struct tickets *turns, void (*on_ready)(struct tickets *));
-void tickets_fini(struct tickets *turns); /* all tickets are gone */
-void tickets_run(struct tickets *turns);
+void tickets_init(struct tickets *tickets, void (*on_ready)(struct tickets *));
+void tickets_fini(struct tickets *tickets); /* all tickets are gone */
+void tickets_run(struct tickets *tickets);
 
 /* Whether, of a transfer between these two nodes, `here` takes its ticket first. */
 bool ticket_is_first(const uint8_t here[16], const uint8_t there[16]);
 
 /* names: [n] queues of this node, each once; n is 0 if this end's operations stand in no queue. End it with ticket_leave. NO_MEMORY. */
-enum rdt_status ticket_init(struct ticket *turn, struct tickets *turns, const struct ticket_events *events, bool owner, bool first,
+enum rdt_status ticket_init(struct ticket *ticket, struct tickets *tickets, const struct ticket_events *events, bool owner, bool first,
                           const char *transport, const char *const *names, unsigned n, struct rdt_error *err);
 
-void ticket_begin(struct ticket *turn); /* called by the owner when its memory is ready */
-enum rdt_status ticket_hear(struct ticket *turn, enum ticket_word word, struct rdt_error *err); /* a message has come; PROTOCOL: not expected now */
-void ticket_receives_stand(struct ticket *turn);                                              /* called by the reader */
-void ticket_give(struct ticket *turn);                                                        /* does nothing if it was given up */
+void ticket_begin(struct ticket *ticket); /* called by the owner when its memory is ready */
+enum rdt_status ticket_hear(struct ticket *ticket, enum ticket_word word, struct rdt_error *err); /* a message has come; PROTOCOL: not expected now */
+void ticket_receives_stand(struct ticket *ticket);                                              /* called by the reader */
+void ticket_give(struct ticket *ticket);                                                        /* does nothing if it was given up */
 
 /* Its operations have ended, or none were posted. Does nothing if it is gone. */
-void ticket_leave(struct ticket *turn);
+void ticket_leave(struct ticket *ticket);
 
-bool ticket_has_posted(const struct ticket *turn); /* at least one operation */
-bool ticket_holds_up(const struct ticket *turn);   /* its ticket came up or it has posted, and another transfer is behind it */
+bool ticket_has_posted(const struct ticket *ticket); /* at least one operation */
+bool ticket_holds_up(const struct ticket *ticket);   /* its ticket came up or it has posted, and another transfer is behind it */
 
 /* The ticket at the head of a queue that this one stands in; NULL: no other ticket is before it. */
-const struct ticket *ticket_behind(const struct ticket *turn, const char **queue_p);
+const struct ticket *ticket_behind(const struct ticket *ticket, const char **queue_p);
 
 #endif
