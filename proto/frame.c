@@ -197,7 +197,7 @@ static void pass_over(struct frame_reader *reader)
 static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
-    bool lost = (msg->msg_flags & MSG_CTRUNC) != 0;
+    bool lost = (msg->msg_flags & MSG_CTRUNC) != 0, refused = false;
 
     for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg); cmsg; cmsg = CMSG_NXTHDR(msg, cmsg)) {
         int fds[KERNEL_MAX_FDS];
@@ -214,7 +214,7 @@ static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg,
             lost = true;
         } else if (reader->sink && !reader->sink->admit(reader->sink, (unsigned)n)) {
             close_all(reader->sink, fds, (unsigned)n);
-            lost = reader->refused = true;
+            lost = refused = true;
         } else if (n > sizeof reader->fds / sizeof reader->fds[0] - reader->n_fds) {
             close_all(reader->sink, fds, (unsigned)n);
             status = rdt_error_set(err, RDT_PROTOCOL, "%u fds came that no frame claims", reader->n_fds);
@@ -224,6 +224,7 @@ static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg,
         }
     }
     reader->n_lost += lost; /* the fds of one frame at a time */
+    reader->refused = lost ? refused : reader->refused; /* the reason of the latest loss */
     return status;
 }
 

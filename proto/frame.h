@@ -66,7 +66,7 @@ struct frame_reader {
      * its own */
     unsigned n_lost;
     size_t skip;          /* bytes still to come of a frame that is passed over */
-    bool refused;         /* the sink did not admit fds; else the kernel dropped them */
+    bool refused;         /* the latest fds were lost because the sink did not admit them, not because the kernel dropped them */
     struct fd_sink *sink; /* set after init, borrowed; NULL: close(2) */
 };
 

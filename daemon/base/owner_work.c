@@ -21,15 +21,11 @@
 #define SPARE 64u       /* descriptors that can be noted without memory */
 #define END_TICKS (1000 / OWNER_WORK_TICK_MS)
 
-struct queue {
-    struct work *first, **last;
-};
-
 /* What one owner has queued. Exists while anything of it is queued, runs, or waits for the loop. */
 struct lane {
     struct list link;        /* pool->turns: has work, and may use another thread */
     struct account *account; /* the owner's, a reference */
-    struct queue todo;
+    struct work_queue todo;
     unsigned n_running;
     unsigned n_descriptors;  /* loop thread: whose charge has not gone back */
     unsigned n_items;        /* loop thread: submitted, and done has not run */
@@ -49,7 +45,7 @@ struct owner_work {
     pthread_cond_t more;
     /* Under the mutex. */
     struct list turns, threads;
-    struct queue finished;
+    struct work_queue finished;
     unsigned n_threads, n_idle, n_queued;
     bool stop; /* the threads end after what they run now */
     /* Loop thread. */
@@ -75,28 +71,6 @@ struct descriptor {
     unsigned ticks;          /* that it has seen */
 };
 
-static void queue_init(struct queue *queue)
-{
-    queue->first = NULL;
-    queue->last = &queue->first;
-}
-
-static void queue_push(struct queue *queue, struct work *work)
-{
-    work->next = NULL;
-    *queue->last = work;
-    queue->last = &work->next;
-}
-
-static struct work *queue_pop(struct queue *queue)
-{
-    struct work *work = queue->first;
-
-    if (work && !(queue->first = work->next))
-        queue->last = &queue->first;
-    return work;
-}
-
 static struct lane *lane_of(const struct work *work)
 {
     return (struct lane *)(uintptr_t)work->lane;
@@ -114,7 +88,7 @@ static void take_turn(struct owner_work *pool, struct lane *lane)
 static void run_next(struct owner_work *pool, struct thread *thread)
 {
     struct lane *lane = container_of(list_first(&pool->turns), struct lane, link);
-    struct work *work = queue_pop(&lane->todo);
+    struct work *work = work_queue_pop(&lane->todo);
     bool is_close = !work->done;
 
     list_remove(&lane->link);
@@ -128,7 +102,7 @@ static void run_next(struct owner_work *pool, struct thread *thread)
     thread->since_ns = 0;
     lane->n_running--;
     take_turn(pool, lane);
-    queue_push(&pool->finished, work);
+    work_queue_push(&pool->finished, work);
     if (!is_close && !pool->stop)
         wake_send(&pool->wake); /* others are collected by the tick */
 }
@@ -301,7 +275,7 @@ static void collect(struct owner_work *pool)
 
     do {
         pthread_mutex_lock(&pool->mutex);
-        work = queue_pop(&pool->finished);
+        work = work_queue_pop(&pool->finished);
         pthread_mutex_unlock(&pool->mutex);
         if (work && work->done)
             finish_work(pool, work);
@@ -420,10 +394,10 @@ enum rdt_status owner_work_create(uv_loop_t *loop, struct owner_work **pool_p, s
     }
     list_init(&pool->turns);
     list_init(&pool->threads);
-    queue_init(&pool->finished);
+    work_queue_init(&pool->finished);
     map_init(&pool->lanes);
     list_init(&pool->common.link);
-    queue_init(&pool->common.todo);
+    work_queue_init(&pool->common.todo);
     pthread_mutex_init(&pool->mutex, NULL);
     (void)pthread_condattr_init(&attr);
     (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -454,7 +428,7 @@ static struct lane *lane_get(struct owner_work *pool, struct account *account)
     }
     lane->account = account_ref(owner);
     list_init(&lane->link);
-    queue_init(&lane->todo);
+    work_queue_init(&lane->todo);
     return lane;
 }
 
@@ -463,7 +437,7 @@ static void submit(struct owner_work *pool, struct lane *lane, struct work *work
     lane->n_items++;
     work->lane = (uint64_t)(uintptr_t)lane;
     pthread_mutex_lock(&pool->mutex);
-    queue_push(&lane->todo, work);
+    work_queue_push(&lane->todo, work);
     pool->n_queued++;
     take_turn(pool, lane);
     if (work->done || pool->n_queued >= AT_ONCE)

@@ -21,14 +21,10 @@
 #define FREE_LATER_BYTES (128u << 10)
 #define DONE_PER_TURN 32 /* after so many the loop sees to its sockets again */
 
-struct queue {
-    struct work *first, **last;
-};
-
 struct lane { /* exists while it has work */
     struct list link;
     uint64_t number;
-    struct queue todo;
+    struct work_queue todo;
 };
 
 struct work_pool {
@@ -39,7 +35,7 @@ struct work_pool {
     struct list turns; /* struct lane.link: whose turn it is comes first */
     struct map lanes;  /* by number; without memory for one, work goes to lane 0 */
     struct lane common;
-    struct queue finished;
+    struct work_queue finished;
     uint64_t outstanding; /* submitted, and done has not returned */
     bool closing, stop;
     /* Loop thread. */
@@ -48,30 +44,6 @@ struct work_pool {
     unsigned n_threads;
     pthread_t threads[];
 };
-
-static void queue_init(struct queue *queue)
-{
-    queue->first = NULL;
-    queue->last = &queue->first;
-}
-
-static void queue_push(struct queue *queue, struct work *work)
-{
-    work->next = NULL;
-    *queue->last = work;
-    queue->last = &work->next;
-}
-
-static struct work *queue_pop(struct queue *queue)
-{
-    struct work *work = queue->first;
-    if (work) {
-        queue->first = work->next;
-        if (!queue->first)
-            queue->last = &queue->first;
-    }
-    return work;
-}
 
 static struct lane *lane_get(struct work_pool *pool, uint64_t number)
 {
@@ -86,7 +58,7 @@ static struct lane *lane_get(struct work_pool *pool, uint64_t number)
     }
     lane->number = number;
     list_init(&lane->link);
-    queue_init(&lane->todo);
+    work_queue_init(&lane->todo);
     return lane;
 }
 
@@ -97,7 +69,7 @@ static struct work *take_next(struct work_pool *pool)
     if (!node)
         return NULL;
     struct lane *lane = container_of(node, struct lane, link);
-    struct work *work = queue_pop(&lane->todo);
+    struct work *work = work_queue_pop(&lane->todo);
     list_remove(&lane->link);
     if (lane->todo.first) {
         list_append(&pool->turns, &lane->link);
@@ -113,7 +85,7 @@ static void put_in_lane(struct work_pool *pool, struct work *work)
     struct lane *lane = lane_get(pool, work->lane);
     if (!lane->todo.first)
         list_append(&pool->turns, &lane->link);
-    queue_push(&lane->todo, work);
+    work_queue_push(&lane->todo, work);
 }
 
 static void *thread_main(void *arg)
@@ -140,7 +112,7 @@ static void *thread_main(void *arg)
             put_in_lane(pool, work); /* this thread takes what is next: nobody need be woken */
         } else if (wants_done) {
             wake = !pool->finished.first;
-            queue_push(&pool->finished, work);
+            work_queue_push(&pool->finished, work);
         } else {
             pool->outstanding--;
             wake = pool->closing;
@@ -186,7 +158,7 @@ static void on_wake(struct wake *wake)
             wake_send(&pool->wake);
             break;
         }
-        struct work *work = queue_pop(&pool->finished);
+        struct work *work = work_queue_pop(&pool->finished);
         pthread_mutex_unlock(&pool->mutex);
         work->done(work);
         pthread_mutex_lock(&pool->mutex);
@@ -216,8 +188,8 @@ enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct wor
     list_init(&pool->turns);
     map_init(&pool->lanes);
     list_init(&pool->common.link);
-    queue_init(&pool->common.todo);
-    queue_init(&pool->finished);
+    work_queue_init(&pool->common.todo);
+    work_queue_init(&pool->finished);
     enum rdt_status status = wake_init(&pool->wake, loop, on_wake, "the pool", err);
     if (status != RDT_OK) {
         map_fini(&pool->lanes);

@@ -24,6 +24,34 @@ struct work {                    /* embed it; the pool owns it from submit until
     struct work *next;
 };
 
+/* Work in the order in which it came. Not locked. */
+struct work_queue {
+    struct work *first, **last;
+};
+
+static inline void work_queue_init(struct work_queue *queue)
+{
+    queue->first = NULL;
+    queue->last = &queue->first;
+}
+
+static inline void work_queue_push(struct work_queue *queue, struct work *work)
+{
+    work->next = NULL;
+    *queue->last = work;
+    queue->last = &work->next;
+}
+
+/* Returns NULL if the queue is empty. */
+static inline struct work *work_queue_pop(struct work_queue *queue)
+{
+    struct work *work = queue->first;
+
+    if (work && !(queue->first = work->next))
+        queue->last = &queue->first;
+    return work;
+}
+
 /* Threads are started at once. RDT_SYSTEM (the loop then has a handle to close in its next turn), RDT_NO_MEMORY. */
 enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct work_pool **pool_p, struct rdt_error *err);
 
