@@ -513,21 +513,7 @@ static void on_process_end(uv_poll_t *poll, int status, int events)
     conn_close(poll->data, "its process is gone");
 }
 
-/* ---- descriptors that nobody took ---- */
-
-static bool admit_fds(struct fd_sink *sink, unsigned n)
-{
-    struct conn *conn = container_of(sink, struct conn, sink);
-
-    return account_check(conn->client.account, USAGE_FDS, n, NULL) == RDT_OK;
-}
-
-static void close_fd(struct fd_sink *sink, int take_fd)
-{
-    struct conn *conn = container_of(sink, struct conn, sink);
-
-    owner_work_close_fd(conn->rpc->owner_work, take_fd, conn->client.account);
-}
+/* ---- going on after a pause ---- */
 
 /* An owner's descriptors have been closed: its connections are read again. */
 static void on_closed_some(void *arg)
@@ -549,22 +535,13 @@ static void on_closed_some(void *arg)
 
 /* ---- the beginning ---- */
 
-/* It has been accepted, and there is no room even to say no. Descriptors may wait in it already. */
-static void turn_away(struct conns *conns, int take_sock)
-{
-    struct account *account = conn_owner_of(conns, take_sock);
-
-    owner_work_close_fd(conns->rpc->owner_work, take_sock, account ? account : &conns->rpc->objects->accounts->node);
-    account_unref(account);
-}
-
 void conn_start(struct conns *conns, int sock)
 {
     struct conn *conn = calloc(1, sizeof *conn);
 
     if (!conn || conns->n >= conns->rpc->options->max_clients + 64u) {
         free(conn);
-        turn_away(conns, sock);
+        conn_turn_away(conns, sock);
         return;
     }
     conn->rpc = conns->rpc;
@@ -574,7 +551,7 @@ void conn_start(struct conns *conns, int sock)
     list_init(&conn->unflushed);
     if (!conn_identify(conn)) {
         free(conn);
-        turn_away(conns, sock);
+        conn_turn_away(conns, sock);
         return;
     }
     client_init(&conn->client, conns->next_id++);
@@ -585,8 +562,7 @@ void conn_start(struct conns *conns, int sock)
     conn->client.want_turn = want_turn;
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->writer);
-    conn->sink = (struct fd_sink){.admit = admit_fds, .close = close_fd};
-    conn->reader.sink = conn->writer.sink = &conn->sink;
+    conn_start_sink(conn);
     conn->hello.on_passed = on_hello_timeout;
     (void)uv_poll_init(conns->rpc->loop, &conn->sock_poll, sock);
     conn->sock_poll.data = conn;

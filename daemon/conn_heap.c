@@ -47,6 +47,26 @@ void conn_admit_frame(struct conn *conn)
 
 /* ---- descriptors ---- */
 
+static bool admit_fds(struct fd_sink *sink, unsigned n)
+{
+    struct conn *conn = container_of(sink, struct conn, sink);
+
+    return account_check(conn->client.account, USAGE_FDS, n, NULL) == RDT_OK;
+}
+
+static void close_fd(struct fd_sink *sink, int take_fd)
+{
+    struct conn *conn = container_of(sink, struct conn, sink);
+
+    owner_work_close_fd(conn->rpc->owner_work, take_fd, conn->client.account);
+}
+
+void conn_start_sink(struct conn *conn)
+{
+    conn->sink = (struct fd_sink){.admit = admit_fds, .close = close_fd};
+    conn->reader.sink = conn->writer.sink = &conn->sink;
+}
+
 void conn_charge_fds(struct conn *conn)
 {
     unsigned now = conn->reader.n_fds, before = conn->fds_charged;

@@ -17,6 +17,9 @@ void conn_admit_frame(struct conn *conn);
 void conn_settle_frame(struct conn *conn);
 void conn_uncharge_frame(struct conn *conn);
 
+/* From now on descriptors that nobody takes are closed by rpc->owner_work. The reader and the writer are initialised. */
+void conn_start_sink(struct conn *conn);
+
 /* Updates the charge after the reader has received or returned a frame. */
 void conn_charge_fds(struct conn *conn);
 

@@ -12,7 +12,8 @@
 #endif
 #define REFUSED_AT_ONCE 32 /* above their owners' limits: they may hear why */
 
-struct account *conn_owner_of(const struct conns *conns, int sock)
+/* A reference; NULL: the kernel does not say, or there is no memory. */
+static struct account *owner_of(const struct conns *conns, int sock)
 {
     struct owner owner = {0};
     struct ucred cred;
@@ -23,6 +24,14 @@ struct account *conn_owner_of(const struct conns *conns, int sock)
     owner.uid = cred.uid;
     (void)snprintf(owner.tenant, sizeof owner.tenant, "%s", conns->rpc->options->tenant);
     return account_get(conns->rpc->objects->accounts, &owner);
+}
+
+void conn_turn_away(const struct conns *conns, int take_sock)
+{
+    struct account *account = owner_of(conns, take_sock);
+
+    owner_work_close_fd(conns->rpc->owner_work, take_sock, account ? account : &conns->rpc->objects->accounts->node);
+    account_unref(account);
 }
 
 bool conn_identify(struct conn *conn)

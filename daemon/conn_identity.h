@@ -14,7 +14,8 @@
  * refusal. false: too many refused clients are connected to tell this one why; the caller closes the socket. */
 bool conn_identify(struct conn *conn);
 
-/* The account of the owner at the other end, a reference. NULL: the kernel does not say, or there is no memory. */
-struct account *conn_owner_of(const struct conns *conns, int sock);
+/* Closes a connection that was accepted and has no room, not even to be told so. Descriptors may wait in it. Takes the
+ * socket. */
+void conn_turn_away(const struct conns *conns, int take_sock);
 
 #endif

@@ -12,8 +12,9 @@
 /* Serves until SIGTERM or SIGINT, waits for transfers to end, and returns. An error says why the daemon could not start. */
 enum rdt_status daemon_run(const struct options *options, struct rdt_error *err);
 
-/* Loads the backends to check their sections of the configuration, and prints these to `dump` unless it is NULL.
- * Serves nobody. */
+/* Loads the backends to check their sections of the configuration, and prints these to `dump`. If dump is NULL, it
+ * checks instead what else a start would refuse: interfaces that do not exist, the key file, the address to listen on.
+ * Serves nobody. INVALID, SYSTEM, NO_MEMORY. */
 enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err);
 
 #endif
