@@ -8,6 +8,7 @@ libdir        ?= $(PREFIX)/lib
 includedir    ?= $(PREFIX)/include
 sysconfdir    ?= /etc
 mandir        ?= $(PREFIX)/share/man
+docdir        ?= $(PREFIX)/share/doc/rdtd
 completiondir ?= $(PREFIX)/share/bash-completion/completions
 unitdir       ?= $(PREFIX)/lib/systemd/system
 sysusersdir   ?= $(PREFIX)/lib/sysusers.d
@@ -86,9 +87,10 @@ PLUGIN_O  := $(call obj,$(wildcard proto/rdt_status.c proto/rdt_dtype.c)) # what
 LISTEN_O  := $(call obj,backends/common/address.c backends/common/configured.c) # and those that listen
 CUDA_O    := $(call obj,backends/common/cuda_driver.c backends/common/cuda_share.c) # and those that use a GPU
 
-HEADERS := client/rdt.h $(wildcard backends/rdt_*.h proto/rdt_*.h)
+HEADERS := $(wildcard client/rdt.h client/rdt_*.h backends/rdt_*.h proto/rdt_*.h)
 
-UNIT  = $(filter-out $(if $(filter gloo,$(BACKENDS)),,%/backends/gloo_mesh),$(patsubst %.c,$(B)/%,$(call srcs,tests/unit/* tests/abi)))
+UNIT  = $(filter-out $(if $(filter gloo,$(BACKENDS)),,%/backends/gloo_mesh) $(if $(filter ucx,$(BACKENDS)),,%/backends/ucx_strangers),\
+          $(patsubst %.c,$(B)/%,$(call srcs,tests/unit/* tests/abi)))
 INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration/* tests/gpu))
 GPU_BENCH := $(B)/tests/bench/gpu $(B)/tests/bench/gpu_nodes
 BENCH := $(filter-out $(GPU_BENCH),$(patsubst %.c,$(B)/%,$(call srcs,tests/bench)))
@@ -399,6 +401,10 @@ $(B)/tests/integration/nodes/stream_lanes: $(call obj,proto/rdt_status.c)
 $(B)/tests/unit/backends/gloo_mesh: $(B)/obj/backends/gloo/mesh.o
 $(B)/tests/unit/backends/gloo_mesh: TEST_LIBS += $(BACKEND_LIBS_gloo)
 $(B)/tests/unit/backends/stream_strangers: $(call obj,$(wildcard backends/stream/*.c)) $(LISTEN_O)
+$(B)/tests/unit/backends/address: $(LISTEN_O)
+$(B)/tests/unit/backends/ucx_strangers: $(call obj,backends/ucx/wire.c tests/support/backend_host.c proto/rdt_status.c)
+$(B)/tests/unit/backends/ucx_strangers: TEST_LIBS += $(UCX_LIBS)
+$(B)/obj/tests/unit/backends/ucx_%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
 
 $(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
 	$(call say,LINK,$@)
@@ -559,6 +565,10 @@ INSTALL_PYTHON = $(or $(PYTHON),$(wildcard /usr/bin/python3),python3)
 pythondir ?= $(shell $(INSTALL_PYTHON) -c 'import sys, sysconfig; debian = "dist-packages" in sysconfig.get_path("platlib"); \
     print(sys.argv[1] + "/lib/python" + ("3" if debian and sys.argv[1] == "/usr" else "%d.%d" % sys.version_info[:2]) + \
     "/" + ("dist-packages" if debian else "site-packages"))' '$(PREFIX)' 2>/dev/null)
+# What importlib.metadata and pip read; RECORD is missing on purpose, so that pip refuses to uninstall and names `make`.
+py_metadata = { printf 'Metadata-Version: 2.1\nVersion: %s\n' '$(VERSION)'; sed -nE 's/^name = "(.*)"$$/Name: \1/p; \
+    s/^description = "(.*)"$$/Summary: \1/p; s/^requires-python = "(.*)"$$/Requires-Python: \1/p' client/python/pyproject.toml; }
+PY_DIST_INFO = $(pythondir)/rdtd-$(VERSION).dist-info
 
 substitute = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@bindir@|$(bindir)|g' -e 's|@libdir@|$(libdir)|g' \
                  -e 's|@includedir@|$(includedir)|g' -e 's|@backenddir@|$(backenddir)|g' -e 's|@conffile@|$(conffile)|g' \
@@ -588,8 +598,12 @@ install: all
 	    install -m644 $(CONF) $(DESTDIR)$(conffile).new; echo "$(conffile) was kept; the template is $(conffile).new"; \
 	else install -m644 $(CONF) $(DESTDIR)$(conffile); fi
 	@$(if $(COMPLETION),install -m644 $(COMPLETION) $(DESTDIR)$(completiondir)/rdtctl)
-	@$(if $(PY_EXT),install -d $(DESTDIR)$(pythondir)/rdtd && install -m644 $(PY_FILES) $(PY_EXT) $(DESTDIR)$(pythondir)/rdtd/)
+	@$(if $(PY_EXT),install -d $(DESTDIR)$(pythondir)/rdtd && install -m644 $(PY_FILES) $(PY_EXT) $(DESTDIR)$(pythondir)/rdtd/ && \
+	    rm -rf $(DESTDIR)$(pythondir)/rdtd-*.dist-info && install -d $(DESTDIR)$(PY_DIST_INFO) && \
+	    $(py_metadata) | install -m644 /dev/stdin $(DESTDIR)$(PY_DIST_INFO)/METADATA && \
+	    echo make | install -m644 /dev/stdin $(DESTDIR)$(PY_DIST_INFO)/INSTALLER)
 	@$(foreach m,$(MANPAGES),install -D -m644 $(m) $(DESTDIR)$(mandir)/man$(subst .,,$(suffix $(m)))/$(notdir $(m));)
+	@install -D -m644 -t $(DESTDIR)$(docdir) daemon/LICENSE daemon/CHANGELOG.md
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
 	@echo 'installed below $(DESTDIR)$(PREFIX)'
 
@@ -602,7 +616,8 @@ uninstall:
 	    $(addprefix $(DESTDIR)$(includedir)/rdt/,$(notdir $(HEADERS))) $(addprefix $(DESTDIR)$(unitdir)/rdtd,.service .socket) \
 	    $(DESTDIR)$(sysusersdir)/rdtd.conf $(DESTDIR)$(completiondir)/rdtctl \
 	    $(foreach m,$(MANPAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $(m)))/$(notdir $(m)))
-	$(if $(pythondir),rm -rf $(DESTDIR)$(pythondir)/rdtd)
+	rm -rf $(DESTDIR)$(docdir)
+	$(if $(pythondir),rm -rf $(DESTDIR)$(pythondir)/rdtd $(DESTDIR)$(PY_DIST_INFO))
 	rmdir $(DESTDIR)$(backenddir) $(DESTDIR)$(includedir)/rdt 2>/dev/null || true
 
 clean:

@@ -19,11 +19,15 @@
  *   success.
  * - Ownership. Pointers passed to an operation are borrowed and valid until it returns, unless its comment says
  *   otherwise.
- * - Threads. The core calls transport operations on its loop thread. They must not block: they hand the work to a
- *   thread of the plug-in, which reports through the host table. register_memory and the memory operations run
- *   on the core's pool threads, several at a time. They may take as long as their bytes need, but must not wait
- *   for anybody else. Exceptions: devices, export_block, share, take, describe_copy, and map without `warm` also
- *   run on the loop thread and must return at once; copy_start may run on either.
+ * - Threads. The comment of each operation, and of each group of operations, names the thread that calls it:
+ *     loop thread      serves all clients and peers. The operation returns at once: it does not block, and hands what
+ *                      takes time to a thread of the plug-in, which reports through the host table.
+ *     pool threads     a few, which all users share, each with a call at a time. The operation may take as long as its
+ *                      bytes need, but must not wait for anybody else, such as a client or a peer.
+ *     owner's thread   works only for the user whose memory it is, and may wait.
+ *     opening thread   before the daemon serves anybody: its main thread; for a plug-in that is loaded or unloaded
+ *                      later, and at the daemon's end: a thread for this purpose. It may take as long as it likes.
+ *   rdt-backend(7) has the list. Functions of the host table are called from any thread.
  * - Processor time. The work of a plug-in must not delay the other processes of the machine. The daemon gives its
  *   threads, and those that a plug-in starts, short scheduler slices (Linux 6.12 and later). A thread that copies
  *   or polls calls sched_yield every few tens of microseconds.
@@ -107,7 +111,7 @@ struct rdt_host {
 
     /* Returns the value of a configuration key: one of the backend's own section, as declared in config_keys, or
      * one that every transport may read: "trusted_network" ("yes" or "no"), "peers" ("no": this
-     * daemon never has other nodes), "interfaces" (comma-separated; "" means
+     * daemon never has other nodes, and a transport must not open a port), "interfaces" (comma-separated; "" means
      * any) and "listen_host" (the numeric address of the peer link; "" if there is none). Returns NULL if there is
      * no such key. To be called only inside open; the text is valid until open returns. */
     const char *(*config)(void *ctx, const char *key);
@@ -222,58 +226,64 @@ struct rdt_memory_ops {
     uint32_t struct_size;
     const char *name; /* "host", "cuda" */
 
+    /* Opens the kind and stores its state in *memory_p. *host is valid until close returns. UNSUPPORTED, with the
+     * reason in a sentence, if there is no such memory here: the core then lists the kind as not available. close
+     * frees everything: every block has been freed, and no copy is under way. Opening thread. */
     enum rdt_status (*open)(const struct rdt_host *host, void **memory_p, struct rdt_error *err);
     void (*close)(void *memory);
 
     /* Allocates `bytes` of zeroed memory whose pages are reserved and which can be shared. device: see
      * rdt_block.device. Fills *block_p, which the core keeps until free. Errors: NO_MEMORY (the message names the
-     * device if it is full), SYSTEM. */
+     * device if it is full), SYSTEM. Pool threads; for at most 16 KiB of a kind without devices the loop thread. */
     enum rdt_status (*alloc)(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
                              struct rdt_error *err);
 
     /* Makes a block of memory that a client owns. The handle and the descriptors in *import are borrowed. INVALID,
-     * with a sentence that says what is wrong with the handle; NO_MEMORY; SYSTEM. NULL: the kind cannot import. */
+     * with a sentence that says what is wrong with the handle; NO_MEMORY; SYSTEM. NULL: the kind cannot import. Loop
+     * thread, which must not wait for whoever owns the descriptor (a file system may be a client's process); pool
+     * threads for a kind with devices. */
     enum rdt_status (*import)(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
                               struct rdt_error *err);
 
-    /* Frees a block of alloc, alloc_private, import or take, and its mapping. Nothing touches the block any more. */
+    /* Frees a block of alloc, alloc_private, import or take, and its mapping. Nothing touches the block any more.
+     * Pool threads, and the owner's thread for imported memory; the loop thread for at most 16 KiB that were not
+     * imported, and for more when there is no memory to hand the work over. */
     void (*free)(void *memory, struct rdt_block *block);
 
     /* Maps the block and sets block->addr. The core calls it once, before the first copy or registration, and once
-     * more after seal has ended the mapping. With `warm` the plug-in also touches every page; the core then calls
-     * it on a pool thread. Without `warm` it returns at once and may run on the loop thread. */
+     * more after seal has ended the mapping. With `warm` the plug-in also touches every page, on pool threads.
+     * Without `warm` it runs on the loop thread and returns at once. */
     enum rdt_status (*map)(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err);
 
     /* Stores in *fd_p a new descriptor by which another process can map the block. The caller owns it. If writable
      * is false, the descriptor must not allow a writable mapping; UNSUPPORTED if this memory knows no such right.
-     * Returns at once. NULL: memory of this kind cannot be shared by a descriptor. */
+     * NULL: memory of this kind cannot be shared by a descriptor. Loop thread. */
     enum rdt_status (*share)(void *memory, const struct rdt_block *block, bool writable, int *fd_p, struct rdt_error *err);
 
     /* Copies `bytes` from src to dst, each either in a mapped block of this kind or in host memory. Returns when the
-     * copy is finished. */
+     * copy is finished. Pool threads; the loop thread for at most 256 KiB. */
     enum rdt_status (*copy)(void *memory, void *dst, const void *src, uint64_t bytes, struct rdt_error *err);
 
     /* since 1.1: called before free, for memory that the plug-in allocated. Returns the block's pages to the system
      * now, even if another process has them mapped; that process then reads zeros. NULL: the system takes the pages
-     * when the last mapping ends. */
+     * when the last mapping ends. The thread of the free that follows. */
     void (*discard)(void *memory, struct rdt_block *block);
 
     /* since 1.1: makes the block read-only for ever: from now on nobody gains the right to write it, by whatever
      * descriptor. What happens to rights that somebody already has depends on `proof`:
-     *   false   existing mappings stay, including the core's own, to which the core no longer writes. Returns at
-     *           once.
+     *   false   existing mappings stay, including the core's own, to which the core no longer writes. Loop thread.
      *   true    the core's own mapping ends in any case (block->addr becomes NULL), and the next map is for reading.
      *           RDT_OK: nobody has the right to write any more. BUSY: somebody still has it, and nothing was sealed.
-     *           Runs on a pool thread.
+     *           Owner's thread: it may wait for whoever still uses a page.
      * NULL: memory of this kind cannot be sealed. */
     enum rdt_status (*seal)(void *memory, struct rdt_block *block, bool proof, struct rdt_error *err);
 
     /* since 1.1: returns how many bytes an allocation of `bytes` takes, for a kind that rounds up to more than whole
-     * pages of the system. NULL: the kind does not. */
+     * pages of the system. NULL: the kind does not. Loop thread. */
     uint64_t (*round)(void *memory, uint64_t bytes);
 
-    /* since 1.1: as alloc, for memory that will never be shared with another process. If it is NULL or returns
-     * UNSUPPORTED, the core calls alloc. */
+    /* since 1.1: as alloc, for memory that will never be shared with another process, on the same threads. If it is
+     * NULL or returns UNSUPPORTED, the core calls alloc. */
     enum rdt_status (*alloc_private)(void *memory, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
 
     /* ---- since 1.3: memory on devices. A kind has all of devices, export_block, copy_start and zero, or none ----
@@ -283,42 +293,43 @@ struct rdt_memory_ops {
      * it beyond that. copy, share, seal, discard and alloc_private may be NULL: the core does not call them. */
 
     /* since 1.3: stores at most `max` devices in devices_p and returns how many there are in all. While the kind is
-     * open the devices and their order stay the same; only `opened`, `overhead_bytes` and `why_not` change. Loop
-     * thread; returns at once and opens no device. */
+     * open the devices and their order stay the same; only `opened`, `overhead_bytes` and `why_not` change. Opens
+     * no device. Opening thread once after open, then the loop thread. */
     uint32_t (*devices)(void *memory, struct rdt_device *devices_p, uint32_t max);
 
-    /* since 1.3: fills *export_p with what another process needs to map the block; it is the same each time. Loop
-     * thread; returns at once. UNSUPPORTED: this block cannot be exported. */
+    /* since 1.3: fills *export_p with what another process needs to map the block; it is the same each time.
+     * UNSUPPORTED: this block cannot be exported. Loop thread. */
     enum rdt_status (*export_block)(void *memory, const struct rdt_block *block, struct rdt_export *export_p,
                                     struct rdt_error *err);
 
     /* since 1.3: queues the copy and returns without waiting for the device; copy_done reports its end.
      * Several copies may be under way, and they may end in any order. If copy_start fails, copy_done is not
      * called. Between two devices the plug-in uses the vendor's way: peer access, or else the vendor's own
-     * staging. Loop thread or pool threads, several at a time. */
+     * staging. Loop thread. */
     enum rdt_status (*copy_start)(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err);
 
     /* since 1.3: fills the whole block, which is mapped, with zeros; they are in place when it returns. Pool
-     * thread. */
+     * threads. */
     enum rdt_status (*zero)(void *memory, struct rdt_block *block, struct rdt_error *err);
 
     /* since 1.3: pins host memory of the core, `bytes` at addr, through which copies to and from devices of this kind
-     * will run at full speed. *pin_p is what the core passes to unpin once no copy uses the memory any more. Pool
-     * thread. If pin is NULL or fails, the core uses the memory unpinned. */
+     * will run at full speed. *pin_p is what the core passes to unpin once no copy uses the memory any more. If pin is
+     * NULL or fails, the core uses the memory unpinned. Pool threads; unpin also the loop thread, when there is no
+     * memory to hand the work over. */
     enum rdt_status (*pin)(void *memory, void *addr, uint64_t bytes, void **pin_p, struct rdt_error *err);
     void (*unpin)(void *memory, void *pin);
 
     /* since 1.3: writes for people how bytes travel between two devices, given by their uuids: "peer access
      * (NVLink)", "through the driver's host memory". text_p has `size` bytes and receives one line that ends
-     * with a zero. Returns at once. NULL: there is nothing to say. */
+     * with a zero. NULL: there is nothing to say. Loop thread. The core of this release does not call it. */
     void (*describe_copy)(void *memory, const char *from, const char *to, char *text_p, size_t size);
 
     /* since 1.4: makes a block of memory that a client created for a snapshot of `bytes`. fd is borrowed. The plug-in
      * checks that the memory consists of exactly the whole pages for that size, that all of them are present, and
      * that nobody can write the memory, truncate it or punch holes into it any more. It then opens its own
      * read-only way to the memory, which nothing that the client does can end. The core does not call seal for such
-     * a block, and calls share only with writable false. INVALID, with a sentence that says what is wrong. Loop
-     * thread; returns at once and never waits for the client. NULL: the kind takes no such memory. */
+     * a block, and calls share only with writable false. INVALID, with a sentence that says what is wrong. NULL:
+     * the kind takes no such memory. Loop thread, which must not wait for the client. */
     enum rdt_status (*take)(void *memory, int fd, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
 };
 
@@ -362,6 +373,8 @@ struct rdt_group_desc {
     uint8_t token[16];                      /* random; the same on every rank of this group, and different in every other */
 };
 
+/* All operations run on the loop thread, but for open, close, version, reads and moves (opening thread) and
+ * register_memory and unregister_memory (pool threads). */
 struct rdt_transport_ops {
     uint32_t struct_size;
     const char *name;                /* "ucx"; case-insensitive */
@@ -370,67 +383,68 @@ struct rdt_transport_ops {
 
     /* Opens the transport and stores its state in *transport_p. *host is valid until close returns. UNSUPPORTED, with
      * the reason in a sentence ("trusted_network is not set: ..."), if it cannot run here: the core then lists the
-     * transport as not available, with that reason. */
+     * transport as not available, with that reason. Opening thread. */
     enum rdt_status (*open)(const struct rdt_host *host, void **transport_p, struct rdt_error *err);
 
     /* Closes the transport: joins the plug-in's threads and frees everything. Every connection and group has been
-     * destroyed. */
+     * destroyed. Opening thread. */
     void (*close)(void *transport);
 
     /* Returns the version of the vendor library in use, e.g. "1.13.1"; valid until close. Two nodes whose strings
-     * differ do not use this transport with each other. */
+     * differ do not use this transport with each other. Opening thread, once after open. */
     const char *(*version)(void *transport);
 
     /* Registers `bytes` at addr, of the given memory kind, and stores in *registration_p what the core passes on in
-     * rdt_piece.registration. Called once per region, on a pool thread, before the first operation that uses the
-     * region. unregister_memory follows when no operation uses the region any more. NULL: there is nothing to
-     * register. */
+     * rdt_piece.registration. Called once per region, before the first operation that uses the region.
+     * unregister_memory follows when no operation uses the region any more. NULL: there is nothing to register. Pool
+     * threads, and unregister_memory those of the region's free. */
     enum rdt_status (*register_memory)(void *transport, void *addr, uint64_t bytes, const char *memory_kind,
                                        void **registration_p, struct rdt_error *err);
     void (*unregister_memory)(void *transport, void *registration);
 
     /* Creates the state for one peer node, not yet connected. conn_ctx is the core's pointer for conn_failed and
-     * conn_closed. */
+     * conn_closed. Loop thread. */
     enum rdt_status (*connection_create)(void *transport, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
                                          struct rdt_error *err);
 
-    /* Frees a connection: after conn_closed, or one that was neither offered nor connected. */
+    /* Frees a connection: after conn_closed, or one that was neither offered nor connected. Loop thread. */
     void (*connection_destroy)(void *conn);
 
     /* Writes into blob what the peer needs to connect to this end, such as an address and a one-time token. The blob
-     * travels over the encrypted peer link only. */
+     * travels over the encrypted peer link only. Loop thread. */
     enum rdt_status (*offer)(void *conn, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err);
 
     /* Begins to connect to the peer, whose offer is `bytes` at blob. An error that is found later is reported by
-     * conn_failed. */
+     * conn_failed. Loop thread. */
     enum rdt_status (*connect)(void *conn, const void *blob, size_t bytes, struct rdt_error *err);
 
-    /* Returns what this connection can do for a memory kind: an OR of enum rdt_sides, or 0. */
+    /* Returns what this connection can do for a memory kind: an OR of enum rdt_sides, or 0. Loop thread. */
     uint32_t (*sides)(void *conn, const char *memory_kind);
 
-    /* Ends every operation of the connection, by force where necessary, and then calls conn_closed. */
+    /* Ends every operation of the connection, by force where necessary, and then calls conn_closed. Loop thread:
+     * it only begins to. */
     void (*disconnect)(void *conn);
 
     /* Two-sided: a send delivers its bytes into the receive that the other node has posted with the same transfer
      * and chunk; both have the same length. The core lets a node post a send only after the other has posted the
-     * receive. If a post fails, op_done is not called for it. */
+     * receive. If a post fails, op_done is not called for it. Loop thread. */
     enum rdt_status (*post_send)(void *conn, struct rdt_op *op, struct rdt_error *err);
     enum rdt_status (*post_recv)(void *conn, struct rdt_op *op, struct rdt_error *err);
 
     /* One-sided: pack_key writes into `key` what another node needs to read a registration; post_read reads from the
-     * memory that such a key (op->key) names into the operation's piece. */
+     * memory that such a key (op->key) names into the operation's piece. Loop thread. */
     enum rdt_status (*pack_key)(void *transport, void *registration, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
                                 struct rdt_error *err);
     enum rdt_status (*post_read)(void *conn, struct rdt_op *op, struct rdt_error *err);
 
     /* Asks that an operation end early. It still ends by op_done, with RDT_OK if it was too late to stop it. An
      * operation that has not been matched with the peer's yet must end at once. NULL: the transport cannot abort
-     * an operation; the core disconnects when it has to. */
+     * an operation; the core disconnects when it has to. Loop thread. */
     void (*cancel)(void *conn, struct rdt_op *op);
 
     /* since 1.2: writes for people which way the bytes of this connection go, in the vendor's words ("tcp/eth0",
      * "rc_mlx5/mlx5_0:1"), and what is wrong with it. text_p has `size` bytes and receives one line that ends with a
-     * zero. AGAIN: it is not known yet. NULL: there is nothing to say. */
+     * zero. AGAIN: it is not known yet. NULL: there is nothing to say. Loop thread. */
     enum rdt_status (*describe)(void *conn, char *text_p, size_t size);
 
     /* since 1.2: two-sided. Returns the name ("gpu0") of the ordered queue in which this end's sends and receives of
@@ -438,44 +452,44 @@ struct rdt_transport_ops {
      * it until its counterpart on the other node is posted. The core then posts chunk by chunk, one transfer after
      * the other, in an order that is the same in the queues of all nodes; of one transfer it posts the receives
      * before the sends. The name has at most 64 bytes and is valid while the connection is. If queue is NULL or
-     * returns NULL, operations are not ordered and the core posts them as they come. */
+     * returns NULL, operations are not ordered and the core posts them as they come. Loop thread. */
     const char *(*queue)(void *conn, const char *memory_kind, const char *device);
 
     /* since 1.2: a transport has all operations of groups, or none. Creates the state for one rank, not yet
      * connected. *desc is valid inside the call. group_ctx is the core's pointer for group_ready, group_failed and
-     * group_closed. */
+     * group_closed. Loop thread. */
     enum rdt_status (*group_create)(void *transport, const struct rdt_group_desc *desc, void *group_ctx, void **group_p,
                                     struct rdt_error *err);
 
     /* since 1.2: writes into blob what the other ranks need to connect to this one; 0 bytes if they need nothing. The
-     * blob travels over encrypted peer links only. Called once. */
+     * blob travels over encrypted peer links only. Called once. Loop thread. */
     enum rdt_status (*group_offer)(void *group, uint8_t blob[RDT_GROUP_OFFER_MAX_BYTES], size_t *bytes_p,
                                    struct rdt_error *err);
 
     /* since 1.2: begins to connect. blobs and bytes have `size` elements, the offers of all ranks in their order,
      * including this one's; they are valid inside the call. group_ready or group_failed follows. The core keeps the
-     * deadline. */
+     * deadline. Loop thread. */
     enum rdt_status (*group_connect)(void *group, const void *const *blobs, const size_t *bytes, struct rdt_error *err);
 
     /* since 1.2: returns the conn that stands for another rank in sides, post_send, post_recv and cancel.
-     * Called after group_ready; the conn is valid until group_close. */
+     * Called after group_ready; the conn is valid until group_close. Loop thread. */
     void *(*group_conn)(void *group, uint32_t rank);
 
     /* since 1.2: ends every operation of the group, by force where necessary, and then calls group_closed. In any
-     * state after group_create. */
+     * state after group_create. Loop thread: it only begins to. */
     void (*group_close)(void *group);
 
-    /* since 1.2: frees a group: after group_closed, or one that was neither offered nor connected. */
+    /* since 1.2: frees a group: after group_closed, or one that was neither offered nor connected. Loop thread. */
     void (*group_destroy)(void *group);
 
     /* since 1.2: asked once, after open. False: as it is configured, the transport neither registers memory
      * nor reads one-sided, and the core treats these operations as NULL. NULL: the transport does what it has
-     * operations for. */
+     * operations for. Opening thread. */
     bool (*reads)(void *transport);
 
     /* since 1.3: asked once after open, for each of memory_kinds. False: with the vendor library that is installed,
      * the transport does not move this kind, and the core treats it as not listed. NULL: it moves every kind that is
-     * listed. */
+     * listed. Opening thread. */
     bool (*moves)(void *transport, const char *memory_kind);
 
     /* since 1.3: a transport of groups has both post_broadcast and cancel_broadcast, or neither; without them
@@ -485,11 +499,11 @@ struct rdt_transport_ops {
      * ranks post in any order, and several broadcasts, of several roots, run at a time beside sends and
      * receives, so that (root, transfer, chunk) says which posts belong together. The operation of a rank
      * ends when the plug-in no longer needs its piece, from which it may pass the bytes on. Not called for a
-     * transport whose operations stand in an ordered queue. */
+     * transport whose operations stand in an ordered queue. Loop thread. */
     enum rdt_status (*post_broadcast)(void *group, uint32_t root, struct rdt_op *op, struct rdt_error *err);
 
     /* since 1.3: as cancel, for one rank's operation of a broadcast. Before the root has posted, the
-     * operation must end at once. Whenever the call comes, the other ranks still receive their bytes. */
+     * operation must end at once. Whenever the call comes, the other ranks still receive their bytes. Loop thread. */
     void (*cancel_broadcast)(void *group, struct rdt_op *op);
 };
 

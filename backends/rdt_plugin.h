@@ -57,7 +57,8 @@ struct rdt_ops {
     struct rdt_op_list sends, recvs, cancelled;
 };
 
-/* Prepares the queues of one connection; host is borrowed. SYSTEM: there is no descriptor left. */
+/* Prepares the queues of one connection; host is borrowed. SYSTEM: there is no descriptor left. Loop thread, inside
+ * connection_create. */
 static inline enum rdt_status rdt_ops_init(struct rdt_ops *ops, const struct rdt_host *host, struct rdt_error *err)
 {
     memset(ops, 0, sizeof *ops);
@@ -69,7 +70,7 @@ static inline enum rdt_status rdt_ops_init(struct rdt_ops *ops, const struct rdt
     return RDT_OK;
 }
 
-/* Frees what rdt_ops_init made. To be called when the thread has been joined. */
+/* Frees what rdt_ops_init made. To be called when the thread has been joined. Loop thread, inside connection_destroy. */
 static inline void rdt_ops_fini(struct rdt_ops *ops)
 {
     (void)close(ops->wake);
@@ -115,7 +116,7 @@ static inline struct rdt_op *rdt_ops_take_locked_(struct rdt_ops *ops, struct rd
     return op;
 }
 
-/* ---- loop thread ---- */
+/* ---- loop thread: inside post_send, post_recv, cancel and disconnect ---- */
 
 static inline enum rdt_status rdt_ops_post_(struct rdt_ops *ops, struct rdt_op_list *list, struct rdt_op *op,
                                             struct rdt_error *err)
@@ -161,7 +162,7 @@ static inline void rdt_ops_close(struct rdt_ops *ops)
     (void)eventfd_write(ops->wake, 1);
 }
 
-/* ---- the plug-in's thread ---- */
+/* ---- the plug-in's thread: one for each struct rdt_ops ---- */
 
 static inline void rdt_ops_report_cancelled_(struct rdt_ops *ops)
 {

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "clock.h"
@@ -222,4 +223,19 @@ void call_on_stray(rdt *conn, struct frame *frame)
     default:
         break;
     }
+}
+
+enum rdt_status call_check_ref(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (!ref)
+        return rdt_error_set(err, RDT_INVALID, "ref is NULL");
+    if (ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "the ref's id has %u bytes, not 1 to %u", ref->id_bytes, RDT_MAX_ID_BYTES);
+    if (!memchr(ref->tenant, 0, sizeof ref->tenant) || !memchr(ref->address, 0, sizeof ref->address))
+        return rdt_error_set(err, RDT_INVALID, "the ref's tenant or address has no end");
+    return RDT_OK;
 }

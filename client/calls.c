@@ -1,4 +1,4 @@
-/* The calls that are one request and one reply: free, stat, and, in place or started, waiting for an object, holds and broadcasts. */
+/* The calls that are one request and one reply: free, and, in place or started, waiting for an object, holds and broadcasts. */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,21 +19,6 @@ static int64_t round_trip_deadline_ns(int64_t timeout_ns)
     return timeout_ns == 0 ? clock_deadline_ns(POLL_NS) : clock_after_answer_ns(clock_deadline_ns(timeout_ns), timeout_ns);
 }
 
-static enum rdt_status check_ref(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
-{
-    enum rdt_status status = connection_check(conn, err);
-
-    if (status != RDT_OK)
-        return status;
-    if (!ref)
-        return rdt_error_set(err, RDT_INVALID, "ref is NULL");
-    if (ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the ref's id has %u bytes, not 1 to %u", ref->id_bytes, RDT_MAX_ID_BYTES);
-    if (!memchr(ref->tenant, 0, sizeof ref->tenant) || !memchr(ref->address, 0, sizeof ref->address))
-        return rdt_error_set(err, RDT_INVALID, "the ref's tenant or address has no end");
-    return RDT_OK;
-}
-
 enum rdt_status rdt_ping(rdt *conn, int64_t timeout_ns, struct rdt_error *err)
 {
     Rdt__Pb__Ping request = RDT__PB__PING__INIT;
@@ -45,7 +30,7 @@ enum rdt_status rdt_free(rdt *conn, const struct rdt_ref *ref, bool force, struc
 {
     Rdt__Pb__Free request = RDT__PB__FREE__INIT;
     Rdt__Pb__Ref message;
-    enum rdt_status status = check_ref(conn, ref, err);
+    enum rdt_status status = call_check_ref(conn, ref, err);
 
     if (status != RDT_OK)
         return status;
@@ -59,7 +44,7 @@ enum rdt_status rdt_drop(rdt *conn, const struct rdt_ref *ref, struct rdt_error 
 {
     Rdt__Pb__Free request = RDT__PB__FREE__INIT;
     Rdt__Pb__Ref message;
-    enum rdt_status status = check_ref(conn, ref, err);
+    enum rdt_status status = call_check_ref(conn, ref, err);
 
     if (status != RDT_OK)
         return status;
@@ -95,7 +80,7 @@ enum rdt_status rdt_wait_put(rdt *conn, const struct rdt_ref *ref, int64_t timeo
 {
     Rdt__Pb__Wait request = RDT__PB__WAIT__INIT;
     Rdt__Pb__Ref message;
-    enum rdt_status status = check_ref(conn, ref, err);
+    enum rdt_status status = call_check_ref(conn, ref, err);
 
     if (status != RDT_OK)
         return status;
@@ -111,7 +96,7 @@ enum rdt_status rdt_wait_freed(rdt *conn, const struct rdt_ref *ref, int64_t tim
 {
     Rdt__Pb__WaitFreed request = RDT__PB__WAIT_FREED__INIT;
     Rdt__Pb__Ref message;
-    enum rdt_status status = check_ref(conn, ref, err);
+    enum rdt_status status = call_check_ref(conn, ref, err);
 
     if (status != RDT_OK)
         return status;
@@ -196,7 +181,7 @@ enum rdt_status rdt_wait_put_start(rdt *conn, const struct rdt_ref *ref, int64_t
     Rdt__Pb__Wait message = RDT__PB__WAIT__INIT;
     Rdt__Pb__Ref wire;
     rdt_request *request;
-    enum rdt_status status = check_ref(conn, ref, err);
+    enum rdt_status status = call_check_ref(conn, ref, err);
 
     if (status != RDT_OK)
         return status;
@@ -218,7 +203,7 @@ enum rdt_status rdt_wait_freed_start(rdt *conn, const struct rdt_ref *ref, int64
     Rdt__Pb__WaitFreed message = RDT__PB__WAIT_FREED__INIT;
     Rdt__Pb__Ref wire;
     rdt_request *request;
-    enum rdt_status status = check_ref(conn, ref, err);
+    enum rdt_status status = call_check_ref(conn, ref, err);
 
     if (status != RDT_OK)
         return status;
@@ -267,7 +252,7 @@ enum rdt_status rdt_hand_on(rdt *conn, const struct rdt_ref *ref, int64_t grace_
 {
     Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
     Rdt__Pb__Ref wire;
-    enum rdt_status status = check_ref(conn, ref, err);
+    enum rdt_status status = call_check_ref(conn, ref, err);
 
     if (status == RDT_OK && (ref->is_name || ref->generation == 0 || grace_ns <= 0))
         status = rdt_error_set(err, RDT_INVALID, "a ref that is handed on names one object, and its grace period is above 0");
@@ -285,7 +270,7 @@ static enum rdt_status start_hold(rdt *conn, const struct rdt_ref *ref, int64_t 
     Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
     Rdt__Pb__Ref wire;
     rdt_request *request;
-    enum rdt_status status = check_ref(conn, ref, err);
+    enum rdt_status status = call_check_ref(conn, ref, err);
 
     if (status != RDT_OK)
         return status;
@@ -334,7 +319,7 @@ enum rdt_status rdt_hold(rdt *conn, const struct rdt_ref *ref, int64_t timeout_n
 static enum rdt_status fill_broadcast(const rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
                                       Rdt__Pb__Ref *wire, Rdt__Pb__Broadcast *message, struct rdt_error *err)
 {
-    enum rdt_status status = check_ref(conn, ref, err);
+    enum rdt_status status = call_check_ref(conn, ref, err);
 
     if (status == RDT_OK && (!group || !group[0]))
         status = rdt_error_set(err, RDT_INVALID, "a broadcast needs the name of a group");
@@ -377,54 +362,5 @@ enum rdt_status rdt_broadcast_start(rdt *conn, const struct rdt_ref *ref, const 
     connection_lock(conn);
     status = start_wait(request, RDT_MSG_BROADCAST, &message.base, request_p, err);
     connection_unlock(conn);
-    return status;
-}
-
-/* ---- stat ---- */
-
-static enum rdt_status fill_stat(const Rdt__Pb__ObjectInfo *info, struct rdt_stat *stat_p, struct rdt_error *err)
-{
-    struct rdt_stat stat;
-    enum rdt_status status;
-
-    memset(&stat, 0, sizeof stat);
-    status = rdt_ref_from_text(info->ref, &stat.ref, err);
-    if (status != RDT_OK) {
-        rdt_error_prefix(err, "rdtd's answer to STAT");
-        return status;
-    }
-    (void)snprintf(stat.state, sizeof stat.state, "%s", info->state);
-    stat.bytes = info->bytes;
-    stat.tensors = info->tensors;
-    stat.metadata_bytes = info->metadata_bytes;
-    stat.holds = info->holds;
-    stat.pins = info->pins;
-    stat.waiters = info->waiters;
-    stat.age_ns = info->age_ns;
-    stat.snapshot = info->snapshot;
-    stat.detached = info->detached;
-    stat.ttl_left_ns = info->ttl_left_ns;
-    *stat_p = stat;
-    return RDT_OK;
-}
-
-enum rdt_status rdt_stat(rdt *conn, const struct rdt_ref *ref, struct rdt_stat *stat_p, struct rdt_error *err)
-{
-    Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
-    Rdt__Pb__Ref message;
-    ProtobufCMessage *answer;
-    enum rdt_status status = check_ref(conn, ref, err);
-
-    if (status == RDT_OK && !stat_p)
-        status = rdt_error_set(err, RDT_INVALID, "stat_p is NULL");
-    if (status != RDT_OK)
-        return status;
-    wire_ref_from(ref, &message);
-    request.ref = &message;
-    status = call(conn, RDT_MSG_STAT, &request.base, CALL_TIMEOUT_NS, &answer, err);
-    if (status != RDT_OK)
-        return status;
-    status = fill_stat((const Rdt__Pb__ObjectInfo *)answer, stat_p, err);
-    protobuf_c_message_free_unpacked(answer, NULL);
     return status;
 }

@@ -1,4 +1,6 @@
-/* rdt_publish and rdt_unpublish. */
+/* rdt_publish and rdt_unpublish, and the names of other users. */
+#include <pwd.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "call.h"
@@ -7,6 +9,8 @@
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
+
+#define USER_BYTES 65536u /* of an entry of the user database */
 
 static enum rdt_status check(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
 {
@@ -56,12 +60,16 @@ enum rdt_status rdt_publish(rdt *conn, const char *name, const struct rdt_ref *o
         status = name_ref(conn, name, object, &ref, err);
     if (status == RDT_OK && (unsigned)own.visibility > RDT_VISIBLE_TO_ALL)
         status = rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)own.visibility);
+    if (status == RDT_OK && own.ttl_ns < 0)
+        status = rdt_error_set(err, RDT_INVALID, "ttl_ns is %lld: it must not be negative", (long long)own.ttl_ns);
     if (status != RDT_OK)
         return status;
     wire_ref_from(object, &message);
     request.name = (ProtobufCBinaryData){ref.id_bytes, (uint8_t *)ref.id};
     request.ref = &message;
     request.visibility = (Rdt__Pb__Visibility)own.visibility;
+    request.lease = own.lease;
+    request.ttl_ns = own.ttl_ns;
     status = call(conn, RDT_MSG_PUBLISH, &request.base, CALL_TIMEOUT_NS, &reply, err);
     if (status != RDT_OK)
         return status;
@@ -86,4 +94,45 @@ enum rdt_status rdt_unpublish(rdt *conn, const struct rdt_ref *name, struct rdt_
     wire_ref_from(name, &message);
     request.name = &message;
     return call(conn, RDT_MSG_UNPUBLISH, &request.base, CALL_TIMEOUT_NS, NULL, err);
+}
+
+static enum rdt_status find_uid(const char *user, uint32_t *uid_p, struct rdt_error *err)
+{
+    struct passwd entry, *found = NULL;
+    char *end, *buffer;
+    unsigned long uid;
+
+    if (!user || *user == '\0')
+        return rdt_error_set(err, RDT_INVALID, "the user is empty");
+    uid = strtoul(user, &end, 10);
+    if (*user >= '0' && *user <= '9' && *end == '\0' && uid < UINT32_MAX) {
+        *uid_p = (uint32_t)uid;
+        return RDT_OK;
+    }
+    buffer = malloc(USER_BYTES);
+    if (!buffer)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to look for user \"%.32s\"", user);
+    (void)getpwnam_r(user, &entry, buffer, USER_BYTES, &found);
+    if (found)
+        *uid_p = entry.pw_uid;
+    free(buffer);
+    return found ? RDT_OK : rdt_error_set(err, RDT_INVALID, "there is no user \"%.32s\" here: give a login name or a uid", user);
+}
+
+enum rdt_status rdt_ref_set_owner(const rdt *conn, struct rdt_ref *ref, const char *user, struct rdt_error *err)
+{
+    uint32_t uid = 0;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && !ref)
+        status = rdt_error_set(err, RDT_INVALID, "the ref is NULL");
+    if (status == RDT_OK)
+        status = find_uid(user, &uid, err);
+    if (status != RDT_OK)
+        return status;
+    if (ref->any_owner)
+        memcpy(ref->tenant, conn->node.tenant, sizeof ref->tenant);
+    ref->any_owner = 0;
+    ref->uid = uid;
+    return RDT_OK;
 }

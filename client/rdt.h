@@ -294,7 +294,8 @@ enum rdt_status rdt_drop(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *
  * IMPORTED memory, if it was a memfd). rdt_free with force ends the hold too: a later fetch is FREED.
  *
  * To hand a ref on without a moment in which nobody holds, keep the own hold until the receiver says that its rdt_hold
- * has returned, or put the object with RDT_PUT_DETACHED and a ttl_ns that is longer than the way.
+ * has returned, call rdt_hand_on before the ref is sent, or put the object with RDT_PUT_DETACHED and a ttl_ns that is
+ * longer than the way.
  *
  * The daemon of the object's node keeps a hold for a session of another node. The hold survives the loss of the link
  * between the daemons for hold_grace of that node. It keeps the version of a name that came, not the name. Each hold
@@ -311,10 +312,12 @@ enum rdt_status rdt_hold(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns
  * is the request's. */
 enum rdt_status rdt_hold_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err);
 
-/* The holder of a ref sends it to another process and may let go before that process has a hold. The daemon holds the object for
- * grace_ns (at most its detached_ttl_max), whatever becomes of this session; a rdt_take_over_start of the receiver ends that hold early.
- * Call it once for each process that the ref is sent to, before the ref is sent. Errors: INVALID (a name, a ref without a generation, a
- * grace_ns of 0), UNSUPPORTED (an object of another node), DENIED (another owner's), NOT_FOUND, FREED, OWNER_DIED, NO_MEMORY. */
+/* The holder of a ref sends it to another process and may let go before that process has a hold. The daemon of the object's
+ * node, which may be another node, holds the object for grace_ns (at most its detached_ttl_max), whatever becomes of this
+ * session and of the link between the nodes; a rdt_take_over_start of the receiver, on any node, ends that hold early. Call it
+ * once for each process that the ref is sent to, before the ref is sent and while this session holds the object. Returns when
+ * the object is held. Errors: INVALID (a name, a ref without a generation, a grace_ns of 0), DENIED (another owner's),
+ * NOT_FOUND, FREED, OWNER_DIED, NO_MEMORY, PEER_LOST, TIMED_OUT (the other node does not answer). */
 enum rdt_status rdt_hand_on(rdt *rdt, const struct rdt_ref *ref, int64_t grace_ns, struct rdt_error *err);
 
 /* rdt_hold_start for a ref that rdt_hand_on announced: when this hold is taken, the one in transit ends. Without one it is
@@ -464,7 +467,7 @@ void rdt_uncork(rdt *rdt);
  * A name has a newest version, as model weights do. The producer puts an object (best as a snapshot), publishes it under
  * the name, and frees its own hold; readers fetch the name and wait for the next version. The name lives on the node of
  * the object, in the name space of the object's owner. It holds the newest version only: older ones end when their last
- * reader lets go.
+ * reader lets go. The name stays until rdt_unpublish, unless its last publish gave it a lease or a time to live.
  */
 
 struct rdt_publish_options {
@@ -472,14 +475,16 @@ struct rdt_publish_options {
     enum rdt_visibility
         visibility;           /* who may fetch by the name: not wider than the object's, and the same in each
                                * publish of a name */
-    struct rdt_ref *name_ref; /* NULL, or receives a ref of the name for any node and any version (`after` is 0) */
+    struct rdt_ref *name_ref; /* NULL, or receives a ref of the name for any node, any user and any version (`after` is 0) */
+    bool lease;               /* the name ends with this session: who waits for a later version gets OWNER_DIED */
+    int64_t ttl_ns;           /* the name ends when nothing is published under it for so long: FREED; 0: it does not */
 };
 
 /* Makes the object the next version of the name. *version_p, may be NULL, receives its number: from 1 on, each
  * one more than the last, and never given twice while the daemon runs. Fetches that wait for it go on. The name
- * holds the object, also after this session, until rdt_unpublish. Errors: INVALID (a name of 0 or more than 128
- * bytes; the visibility), NOT_FOUND, FREED, OWNER_DIED, DENIED (another owner's object), LIMIT (max_names),
- * PEER_LOST. */
+ * holds the object, also after this session. Errors: INVALID (a name of 0 or more than 128 bytes; the visibility;
+ * a negative ttl_ns), NOT_FOUND, FREED, OWNER_DIED, DENIED (another owner's object), LIMIT (max_names), UNSUPPORTED
+ * (a lease for an object of another node), PEER_LOST. */
 enum rdt_status rdt_publish(rdt *rdt, const char *name, const struct rdt_ref *object, const struct rdt_publish_options *options,
                             uint64_t *version_p, struct rdt_error *err);
 
@@ -487,6 +492,10 @@ enum rdt_status rdt_publish(rdt *rdt, const char *name, const struct rdt_ref *ob
  * of its object. Fetches and waits with an `after` above 0 get FREED, also later ones; with 0 they wait until
  * somebody publishes again. Errors: NOT_FOUND, DENIED, INVALID (the ref of an object), PEER_LOST. */
 enum rdt_status rdt_unpublish(rdt *rdt, const struct rdt_ref *name, struct rdt_error *err);
+
+/* Makes *ref, of rdt_ref_from_name or rdt_ref_from_id, mean what another user has under that id. user: a login name or a
+ * uid in decimal. The tenant is the ref's, or this session's if the ref gives no owner. Errors: INVALID (no such user). */
+enum rdt_status rdt_ref_set_owner(const rdt *rdt, struct rdt_ref *ref, const char *user, struct rdt_error *err);
 
 /* ---- groups ----
  * Some transports (gloo) move bytes only within a group: an ordered set of actors on several nodes whose daemons are
@@ -554,8 +563,9 @@ enum rdt_status rdt_group_list(rdt *rdt, struct rdt_group *groups_p, size_t max,
 enum rdt_status rdt_wait_put(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
 /* Waits until no hold and no transfer of the object is left on any node: then its memory may be written again.
- * The producer's own hold counts, so free the object first; so does every rdt_hold. Copies on other nodes do
- * not count. RDT_OK if the object has ended already. */
+ * The producer's own hold counts, so free the object first; so does every rdt_hold. Replicas on other nodes do
+ * not count. RDT_OK if the object has ended already. TIMED_OUT: the sentence names the first holders by client name and
+ * process id, or by node, as far as this session may see them (rdt_holders of rdt_info.h). */
 enum rdt_status rdt_wait_freed(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
 /* Waits as rdt_wait_freed does for every object that overlaps [addr, addr + bytes) of memory of rdt_alloc,
@@ -639,7 +649,7 @@ struct rdt_stat {
     bool snapshot, detached;
     int64_t ttl_left_ns; /* of a detached object whose session has ended; -1: no end is set */
 };
-/* Describes an object, or the object of a name's newest version. Errors: NOT_FOUND (nobody has put it or waits
+/* Describes an object, or the object of a name's newest version; rdt_holders (rdt_info.h) also says who holds it. Errors: NOT_FOUND (nobody has put it or waits
  * for it), FREED, DENIED, PEER_LOST. */
 enum rdt_status rdt_stat(rdt *rdt, const struct rdt_ref *ref, struct rdt_stat *stat_p, struct rdt_error *err);
 

@@ -10,7 +10,8 @@
 #include "daemon/conn_heap.h"
 #include "daemon/conn_identity.h"
 #include "daemon/base/log.h"
-#include "daemon/base/text.h"
+#include "proto/plain_text.h"
+#include "daemon/objects/names.h"
 #include "daemon/objects/object.h"
 #include "daemon/rpc/rpc_watch.h"
 #include "wire_ref.h"
@@ -86,15 +87,17 @@ static bool reap(struct conn *conn, uint64_t until_ns)
     struct client *client = &conn->client;
 
     if (client->task && !client->task->drop(client->task)) {
-        rpc_pass(client); /* its requests are dropped after that, and must not block those of other clients */
+        rpc_postpone_waits(client); /* its requests are dropped after that, and must not block those of other clients */
         (void)uv_idle_stop(&conn->turn);
         return false;
     }
     client->task = NULL;
     if (!transfers_client_gone(conn->rpc->transfers, client, until_ns) || !calls_client_gone(conn->rpc, client, until_ns))
         return false;
+    if (!names_client_gone(client, until_ns))
+        return false;
     while (!list_empty(&client->objects)) {
-        object_leave(container_of(list_first(&client->objects), struct object, by_producer));
+        object_producer_ended(container_of(list_first(&client->objects), struct object, by_producer));
         if (uv_hrtime() >= until_ns)
             return false;
     }
@@ -118,8 +121,8 @@ static void conn_close(struct conn *conn, const char *why)
     if (conn->greeted) {
         log_debug("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
                  (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
-                 client->n_objects, map_count(&client->holds) + map_count(&client->keeps),
-                 map_count(&client->fetches));
+                 client->n_objects, map_count(&client->holds) + map_count(&client->remote_holds),
+                 map_count(&client->transfers.fetches));
         list_remove(&client->link);
         conn->rpc->n_clients--;
         watch_end(conn->rpc, client);
@@ -146,7 +149,7 @@ static void set_events(struct conn *conn)
      * here: on_socket looks away meanwhile, which costs less than to tell the kernel twice. */
     if (!conn->draining && !conn->behind && !conn->client.task && !conn_queue_is_full(conn))
         events |= UV_READABLE;
-    if ((conn->writer.queued_frames > 0 || conn->draining) && conn->retry.place == 0)
+    if ((conn->writer.queued_frames > 0 || conn->draining) && conn->retry.index == 0)
         events |= UV_WRITABLE;
     if (events == conn->events)
         return;
@@ -181,7 +184,7 @@ static bool flush(struct conn *conn)
     }
     if (status == RDT_AGAIN && conn->writer.stalled)
         (void)deadline_set(conn->rpc->deadlines, &conn->retry, RETRY_NS);
-    if (conn->client.watch && conn->writer.queued_frames == 0)
+    if (conn->client.rpc.watch && conn->writer.queued_frames == 0)
         watch_on_room(&conn->client);
     if (conn->held && !conn_queue_is_full(conn)) {
         conn->held = false;
@@ -282,7 +285,7 @@ static size_t queued_bytes(const struct client *client)
     return (container_of(client, struct conn, client))->writer.queued_bytes;
 }
 
-static uint64_t said(const struct client *client)
+static uint64_t bytes_received(const struct client *client)
 {
     const struct conn *conn = container_of(client, struct conn, client);
     int unread = 0;
@@ -338,7 +341,7 @@ static void on_hello(struct conn *conn, struct frame *frame)
     text_clean(client->name, strlen(client->name));
     client->tensor_runs = hello->tensor_runs;
     conn->greeted = true;
-    client_keep_warm(client, rpc->regions);
+    client_start_caches(client, rpc->regions);
     deadline_unset(rpc->deadlines, &conn->hello);
     list_append(&rpc->clients, &client->link);
     rpc->n_clients++;
@@ -410,7 +413,7 @@ static bool receive(struct conn *conn)
     status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
     conn_charge_fds(conn);
     if (status == RDT_OK) {
-        busy_poll_heard(&conn->rpc->busy_poll);
+        busy_poll_received(&conn->rpc->busy_poll);
         conn->received_bytes += n;
         conn->more = frame_reader_is_ready(&conn->reader);
         return n >= SHORT_READ_BYTES; /* a short read has emptied the socket, so a second read would be wasted */
@@ -449,8 +452,8 @@ static void work(struct conn *conn, bool readable)
             readable = receive(conn);
         else
             break;
-        if (!list_empty(&conn->client.hearing))
-            client_heard(&conn->client, conn->received_bytes - frame_reader_bytes(&conn->reader));
+        if (!list_empty(&conn->client.read_barriers))
+            client_read_barriers_run(&conn->client, conn->received_bytes - frame_reader_bytes(&conn->reader));
         if (uv_hrtime() >= until_ns)
             break;
     }
@@ -458,7 +461,7 @@ static void work(struct conn *conn, bool readable)
     if (conn->closing)
         return;
     if (conn->held || conn->draining)
-        rpc_pass(&conn->client);
+        rpc_postpone_waits(&conn->client);
     if (has_work(conn) && !conn->held && !conn->draining)
         want_turn(&conn->client);
     else
@@ -558,7 +561,7 @@ void conn_start(struct conns *conns, int sock)
     conn->client.owner_work = conns->rpc->owner_work;
     conn->client.send = send_message;
     conn->client.queued_bytes = queued_bytes;
-    conn->client.said = said;
+    conn->client.bytes_received = bytes_received;
     conn->client.want_turn = want_turn;
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->writer);

@@ -5,7 +5,7 @@
  *
  * Connections take turns: each may use the loop for CONN_TURN_NS, then all others run first. Work that does not
  * fit into a turn continues in the next one: received frames, a request with many items, events for the client,
- * and at last the release of what it held. /
+ * and at last the release of what it held.
  */
 #ifndef DAEMON_CONN_H
 #define DAEMON_CONN_H

@@ -2,7 +2,7 @@
  * decoded, and of answers that the client has not read; descriptors that have come with frames that are not whole yet.
  * Above a small free amount the heap counts towards the client's limit.
  *
- * Loop thread only. /
+ * Loop thread only.
  */
 #ifndef DAEMON_CONN_HEAP_H
 #define DAEMON_CONN_HEAP_H

@@ -1,7 +1,7 @@
 /* The identity of a client as the kernel reports it: user, group and process, and the account that is charged for
  * it. A reason not to serve the client is kept until its HELLO, which it answers.
  *
- * Loop thread only. /
+ * Loop thread only.
  */
 #ifndef DAEMON_CONN_IDENTITY_H
 #define DAEMON_CONN_IDENTITY_H

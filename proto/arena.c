@@ -1,7 +1,5 @@
-/* The allocator of decoded messages: blocks that only grow until all of them go at once.
- *
- * The cap counts the blocks whole, so it bounds what the process really pays, fillings and headers included.
- */
+/* The allocator of decoded messages: blocks that are all freed at once. The cap counts whole blocks, so it
+ * bounds what the process really uses, padding and headers included. */
 #include "layout.h"
 
 #include <stdlib.h>
@@ -45,7 +43,7 @@ void arena_init_with(struct arena *arena, size_t max_bytes, void *buffer, size_t
     *arena->given = (struct arena_block){.size = bytes, .used = sizeof *arena->given};
 }
 
-/* A block with room for `need` bytes, and for as much more as habit and cap allow. */
+/* Adds a block with room for `need` bytes, and more as far as the usual block size and the cap allow. */
 static struct arena_block *add_block(struct arena *arena, size_t need)
 {
     size_t left = arena->max_bytes - arena->used_bytes;
@@ -73,7 +71,8 @@ static struct arena_block *add_block(struct arena *arena, size_t need)
     block->used = sizeof *block;
     arena->used_bytes += size;
 
-    /* The block with the most room left stays in front: one large request must not waste the rest of a fresh block. */
+    /* The block with the most free room stays in front, so that a large request does not waste the rest of
+     * a new block. */
     if (arena->blocks && size - block->used - need < arena->blocks->size - arena->blocks->used) {
         block->next = arena->blocks->next;
         arena->blocks->next = block;
@@ -93,7 +92,7 @@ void *arena_alloc(struct arena *arena, size_t bytes)
         arena->over = true;
         return NULL;
     }
-    /* Nothing still has an address of its own; and every one is aligned for anything. */
+    /* an empty allocation still has an address of its own, aligned for any type */
     if (bytes == 0)
         bytes = 1;
     if (bytes > SIZE_MAX - _Alignof(max_align_t))

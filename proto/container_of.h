@@ -1,10 +1,10 @@
-/* From a member of a structure to the structure: the one such macro of the project. It is in proto/ because every part may include proto/. */
+/* From a member of a structure to the structure. It is in proto/ because every part may include proto/. */
 #ifndef RDT_CONTAINER_OF_H
 #define RDT_CONTAINER_OF_H
 
 #include <stddef.h>
 
-/* The TYPE whose MEMBER is at `pointer`. */
-#define container_of(pointer, type, member) ((type *)(void *)((char *)(pointer) - offsetof(type, member)))
+/* The `type` whose `member` is at `pointer`. */
+#define container_of(pointer, type, member) ((type *)(void *)((char *)(pointer)-offsetof(type, member)))
 
 #endif

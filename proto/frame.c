@@ -1,8 +1,8 @@
-/* One message and its fds. Owns the bytes and fds between a socket and whoever decodes or encodes messages.
+/* Frames and their fds: the bytes and descriptors between a socket and the code that decodes or encodes
+ * messages.
  *
- * Refuses: to grow for a frame before its announced length was checked, to hold more fds than frames can claim, to send
- * an fd twice. Never blocks and never raises SIGPIPE.
- */
+ * The reader does not grow for a frame before its announced length was checked, and holds no more fds than
+ * frames can claim. No fd is sent twice. Nothing here blocks or raises SIGPIPE. */
 #include "frame.h"
 
 #include <assert.h>
@@ -13,11 +13,15 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define READ_BYTES ((size_t)64 << 10) /* the first size of a reader's buffer, and the most that one read gets: its owner has others to see to */
-#define BELIEVE_BYTES ((size_t)192 << 10) /* of a frame: then it gets all of its room, whose pages come as they are written */
-#define KEEP_BYTES ((size_t)1 << 20)  /* an empty buffer above this is given back */
-#define KERNEL_MAX_FDS 253u           /* SCM_MAX_FD: what one message of a Unix socket may carry */
-#define SEND_FRAMES 64                /* frames one sendmsg may take */
+/* initial size of a reader's buffer, and the most that one read returns: the loop has other sockets to
+ * read */
+#define READ_BYTES ((size_t)64 << 10)
+/* once so much of a frame has arrived, the reader reserves all of its room; its pages are allocated as
+ * they are written */
+#define BELIEVE_BYTES ((size_t)192 << 10)
+#define KEEP_BYTES ((size_t)1 << 20) /* an empty buffer larger than this is freed */
+#define KERNEL_MAX_FDS 253u          /* SCM_MAX_FD: the most fds in one message of a Unix socket */
+#define SEND_FRAMES 64               /* frames in one sendmsg */
 
 _Static_assert(4 * RDT_MAX_FRAME_FDS >= KERNEL_MAX_FDS, "a reader has room for whatever one recvmsg can bring");
 _Static_assert(RDT_MAX_FRAME_FDS <= KERNEL_MAX_FDS, "the fds of one frame fit into one sendmsg");
@@ -89,8 +93,8 @@ void frame_reader_fini(struct frame_reader *reader)
     frame_reader_init(reader, reader->max_payload);
 }
 
-/* How many bytes the frame that is being received has in all: 0 while its header is not whole, and for one that is too
- * long, which never gets room. */
+/* The size of the frame that is being received. 0: its header is not complete, or it is too long and gets
+ * no room. */
 static size_t frame_bytes_expected(const struct frame_reader *reader)
 {
     size_t length;
@@ -159,8 +163,8 @@ void frame_reader_commit(struct frame_reader *reader, size_t n)
     reader->end += n;
 }
 
-/* Room for one read. The buffer doubles as bytes arrive, up to what the present frame needs: a header alone that
- * announces megabytes costs its sender's peer nothing. What is large is not moved again and again. */
+/* Makes room for one read. The buffer doubles as bytes arrive, up to the size of the present frame, so
+ * that a header that announces megabytes costs nothing by itself. Large frames are not moved repeatedly. */
 static enum rdt_status make_room(struct frame_reader *reader, struct rdt_error *err)
 {
     size_t expected, missing, unread;
@@ -182,7 +186,8 @@ static enum rdt_status make_room(struct frame_reader *reader, struct rdt_error *
         if (!resize(reader, size))
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a frame of %zu bytes", expected);
     }
-    /* Full of whole frames (or of one that frame_reader_next refuses): those must be taken first. */
+    /* the buffer is full of whole frames (or has one that frame_reader_next refuses), which must be taken
+     * first */
     return reader->end < reader->size ? RDT_OK : RDT_AGAIN;
 }
 
@@ -209,7 +214,7 @@ static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg,
         assert(n <= KERNEL_MAX_FDS);
         memcpy(fds, CMSG_DATA(cmsg), n * sizeof(int));
         if (reader->n_lost > 0) {
-            /* Fds were lost before these: to keep them would give a frame the fds of a later one. */
+            /* Earlier fds were lost, so these would be given to the wrong frame. */
             close_all(reader->sink, fds, (unsigned)n);
             lost = true;
         } else if (reader->sink && !reader->sink->admit(reader->sink, (unsigned)n)) {
@@ -223,8 +228,8 @@ static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg,
             reader->n_fds += (unsigned)n;
         }
     }
-    reader->n_lost += lost; /* the fds of one frame at a time */
-    reader->refused = lost ? refused : reader->refused; /* the reason of the latest loss */
+    reader->n_lost += lost;                             /* those of one frame at a time */
+    reader->refused = lost ? refused : reader->refused; /* the reason of the last loss */
     return status;
 }
 
@@ -232,7 +237,8 @@ enum rdt_status frame_reader_recv(struct frame_reader *reader, int sock, size_t 
 {
     union {
         struct cmsghdr align;
-        /* Credentials come too if the socket's owner asked for them; they must not push fds out. */
+        /* Credentials are received as well if the socket's owner asked for them; they must not displace
+         * fds. */
         char bytes[CMSG_SPACE(KERNEL_MAX_FDS * sizeof(int)) + CMSG_SPACE(sizeof(struct ucred))];
     } control;
     struct iovec iov;
@@ -276,7 +282,7 @@ size_t frame_reader_large(const struct frame_reader *reader)
     return unread >= BELIEVE_BYTES && unread < expected ? expected : 0;
 }
 
-/* Its fds have come with its first byte. */
+/* its fds came with its first byte */
 void frame_reader_skip(struct frame_reader *reader, struct frame *frame)
 {
     const uint8_t *header = reader->buf + reader->start;
@@ -291,7 +297,7 @@ void frame_reader_skip(struct frame_reader *reader, struct frame *frame)
     reader->n_fds -= n_fds;
     memmove(reader->fds, reader->fds + n_fds, reader->n_fds * sizeof(int));
     pass_over(reader);
-    free(reader->buf); /* nothing is unread: the room that it had goes at once */
+    free(reader->buf); /* nothing is unread, so its memory is freed at once */
     reader->buf = NULL;
     reader->size = reader->start = reader->end = 0;
 }
@@ -317,7 +323,7 @@ enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *fra
             return rdt_error_set(err, RDT_LIMIT, "the frame has %zu bytes, the most is %zu", length, reader->max_payload);
         if (nfds > RDT_MAX_FRAME_FDS)
             return rdt_error_set(err, RDT_PROTOCOL, "the frame claims %u fds, the most is %u", nfds, RDT_MAX_FRAME_FDS);
-        /* Fds ride with the first byte, so here they are all that will come. */
+        /* fds arrive with the first byte, so no more will come for this frame */
         if (reader->n_lost > 0) {
             unsigned came = reader->n_fds;
             frame->passed_over = true;
@@ -327,10 +333,12 @@ enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *fra
             reader->skip = frame_bytes_expected(reader);
             pass_over(reader);
             if (reader->refused)
-                return rdt_error_set(err, RDT_LIMIT, "the frame's %u fds were not accepted: the limit of file descriptors is reached",
-                                     nfds);
-            return rdt_error_set(err, RDT_LIMIT, "%u of the frame's %u fds were lost: this process has no fds left, its limit (ulimit -n) is reached",
-                                 nfds - came, nfds);
+                return rdt_error_set(err, RDT_LIMIT,
+                                     "the frame's %u fds were not accepted: the limit of file descriptors is reached", nfds);
+            return rdt_error_set(
+                err, RDT_LIMIT,
+                "%u of the frame's %u fds were lost: this process has no fds left, its limit (ulimit -n) is reached",
+                nfds - came, nfds);
         }
         return rdt_error_set(err, RDT_PROTOCOL, "the frame claims %u fds, %u came", nfds, reader->n_fds);
     }
@@ -388,9 +396,9 @@ size_t frame_reader_bytes(const struct frame_reader *reader)
 
 struct frame_chunk {
     struct frame_chunk *next;
-    size_t size, sent; /* bytes, header included */
-    uint8_t *bytes;    /* behind the fds, in the same allocation */
-    unsigned n_fds;    /* still to be sent; 0 once they have gone */
+    size_t size, sent; /* in bytes, header included */
+    uint8_t *bytes;    /* behind the fds in the same allocation */
+    unsigned n_fds;    /* unsent fds; 0 once they have been sent */
     int fds[];
 };
 
@@ -476,7 +484,7 @@ void frame_writer_consume(struct frame_writer *writer, size_t n)
     }
 }
 
-/* One sendmsg: the head with its fds, and the frames behind it up to the next that has some of its own. */
+/* One sendmsg: the first frame with its fds, and the frames behind it up to the next that has fds. */
 static ssize_t send_some(const struct frame_writer *writer, int sock)
 {
     union {
@@ -520,15 +528,17 @@ enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct 
         ssize_t n = send_some(writer, sock);
 
         if (n < 0) {
-            writer->stalled = errno == ETOOMANYREFS; /* other readers have yet to take theirs, or this one */
+            /* other processes, or the receiver, have not received theirs yet */
+            writer->stalled = errno == ETOOMANYREFS;
             if (writer->stalled || errno == EAGAIN || errno == EWOULDBLOCK)
                 return RDT_AGAIN;
             if (errno == EPIPE || errno == ECONNRESET)
                 return rdt_error_set(err, RDT_DISCONNECTED, "the other end closed the connection");
             return rdt_error_sys(err, errno, "sendmsg");
         }
-        /* Whatever part of the bytes went, the fds went with the first of them. */
-        close_all(NULL, writer->head->fds, writer->head->n_fds); /* the message in the socket holds them: no last close */
+        /* However many bytes were sent, the fds were sent with the first of them. */
+        /* the message in the socket refers to the files, so this is no last close */
+        close_all(NULL, writer->head->fds, writer->head->n_fds);
         writer->queued_fds -= writer->head->n_fds;
         writer->head->n_fds = 0;
         frame_writer_consume(writer, (size_t)n);

@@ -6,7 +6,7 @@
  * Numbers are little-endian. A request with id 0 gets no answer; every other request gets exactly one. An error
  * with id 0 says why the connection is going to be closed. Fds are sent with the first byte of their frame. The
  * reader owns every fd that it has received until frame_take_fd() hands it over; fds that nobody took are closed
- * with the frame or with the reader. This file knows no message contents. /
+ * with the frame or with the reader. This file knows no message contents.
  */
 #ifndef PROTO_FRAME_H
 #define PROTO_FRAME_H
@@ -26,10 +26,10 @@ enum frame_flags {
     FRAME_EVENT = 4, /* not an answer; the id is that of the request it belongs to, or 0 */
 };
 
-/* Where the owner of a reader or writer wants descriptors to go that nobody took. A descriptor that came from a
- * stranger may take for ever to close, so a process that must not block closes it on another thread. */
+/* Where a reader or writer sends descriptors that nobody took. Closing a descriptor from an untrusted
+ * process may block, so a process that must not block closes it on another thread. */
 struct fd_sink {
-    bool (*admit)(struct fd_sink *, unsigned n);   /* may the reader keep n more, which just came? */
+    bool (*admit)(struct fd_sink *, unsigned n); /* whether the reader may keep n more, which have just arrived */
     void (*close)(struct fd_sink *, int take_fd);
 };
 
@@ -42,7 +42,7 @@ struct frame {
     uint64_t request_id;
     const uint8_t *payload; /* borrowed from the reader until its next call */
     int fds[RDT_MAX_FRAME_FDS];
-    struct fd_sink *sink; /* the reader's */
+    struct fd_sink *sink; /* that of the reader */
 };
 
 /* Moves fd i of the frame to the caller; -1 if there is none or it was taken before. */
@@ -62,48 +62,51 @@ struct frame_reader {
     size_t max_payload;
     int fds[4 * RDT_MAX_FRAME_FDS];
     unsigned n_fds;
-    /* Number of coming frames without their fds: the kernel dropped these (MSG_CTRUNC), or an earlier frame lost
-     * its own */
+    /* Number of coming frames that have lost their fds: the kernel dropped these (MSG_CTRUNC), or those of
+     * an earlier frame */
     unsigned n_lost;
-    size_t skip;          /* bytes still to come of a frame that is passed over */
-    bool refused;         /* the latest fds were lost because the sink did not admit them, not because the kernel dropped them */
+    size_t skip; /* bytes still to come of a frame that is skipped */
+    /* the last fds were lost because the sink did not admit them, and not because the kernel dropped them */
+    bool refused;
     struct fd_sink *sink; /* set after init, borrowed; NULL: close(2) */
 };
 
 void frame_reader_init(struct frame_reader *reader, size_t max_payload);
 void frame_reader_fini(struct frame_reader *reader); /* closes fds that no frame claimed */
 
-/* Reads once from a Unix stream socket, without blocking. RDT_OK: something came (n_p bytes); RDT_AGAIN: nothing there,
- * or no room until frame_reader_next has taken the whole frames that fill the buffer;
- * RDT_DISCONNECTED: end of file; RDT_PROTOCOL: more fds than any frames could claim; RDT_NO_MEMORY; RDT_SYSTEM. */
+/* Reads once from a Unix stream socket, without blocking. RDT_OK: *n_p bytes were read. RDT_AGAIN: there
+ * is nothing to read, or no room until frame_reader_next has returned the whole frames that fill the
+ * buffer. RDT_DISCONNECTED: end of file. RDT_PROTOCOL: more fds than any frames could claim.
+ * RDT_NO_MEMORY, RDT_SYSTEM. */
 enum rdt_status frame_reader_recv(struct frame_reader *reader, int sock, size_t *n_p, struct rdt_error *err);
 
-/* For bytes that come another way (TLS): returns room for at least `want` bytes, NULL without memory; the caller
- * writes n bytes there and calls frame_reader_commit. */
+/* For bytes from elsewhere (TLS): returns room for at least `want` bytes, or NULL if out of memory. The
+ * caller writes n bytes there and calls frame_reader_commit. */
 uint8_t *frame_reader_space(struct frame_reader *reader, size_t want, size_t *have_p);
 void frame_reader_commit(struct frame_reader *reader, size_t n);
 
-/* The next whole frame. RDT_OK; RDT_AGAIN: not whole yet; RDT_LIMIT: longer than max_payload, or its fds were lost
- * to this process's own fd limit, or not admitted by the sink; RDT_PROTOCOL: it claims fds that did not come. After an error frame carries type
- * and request id for an answer; then the stream is lost and the connection must close, unless the frame was passed
- * over (its fds were lost). */
+/* Returns the next whole frame. RDT_AGAIN: it is not whole yet. RDT_LIMIT: it is longer than max_payload,
+ * or its fds were lost to this process's limit or not admitted by the sink. RDT_PROTOCOL: it claims fds
+ * that did not arrive. After an error *frame has type and request id for an answer; the stream is lost
+ * then and the connection must close, unless the frame was passed over because its fds were lost. */
 enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *frame, struct rdt_error *err);
 
-/* After frame_reader_next has returned OK: hands the memory with the payload over to the caller, who frees it; the
- * reader continues with a copy of the bytes behind the frame. NULL (there are many such bytes, or no memory): the
- * payload stays in the reader until its next call. */
+/* After frame_reader_next has returned OK: passes the memory with the payload to the caller, who frees it;
+ * the reader continues with a copy of the bytes behind the frame. NULL: the payload stays in the reader
+ * until its next call, because there are many such bytes or memory is short. */
 void *frame_reader_detach(struct frame_reader *reader);
 
-/* frame_reader_next would not return AGAIN. */
+/* Whether frame_reader_next would return anything but AGAIN. */
 bool frame_reader_is_ready(const struct frame_reader *reader);
 
 size_t frame_reader_bytes(const struct frame_reader *reader); /* received, but not yet returned in a frame */
 
-/* The size of an incomplete frame for which the reader reserves its whole room. 0: there is none, or too little of
- * it has come. */
+/* The size of an incomplete frame for which the reader has reserved its whole room. 0: there is no such
+ * frame, or too little of it has arrived. */
 size_t frame_reader_large(const struct frame_reader *reader);
 
-/* Skips that frame, with its bytes that are still to come, and describes it in *frame. The stream continues behind it. */
+/* Skips that frame with the bytes that are still to come, and describes it in *frame. The stream continues
+ * behind it. */
 void frame_reader_skip(struct frame_reader *reader, struct frame *frame);
 
 /* ---- writing ---- */
@@ -112,26 +115,26 @@ struct frame_writer {
     struct frame_chunk *head, *tail; /* one encoded frame each, with its fds */
     size_t queued_bytes;
     unsigned queued_frames;
-    unsigned queued_fds; /* open in this process until their frames leave */
+    unsigned queued_fds;  /* open in this process until their frames have been sent */
     struct fd_sink *sink; /* set after init, borrowed: for fds that were never sent; NULL: close(2) */
-    bool stalled; /* the last AGAIN came from too many fds in flight, whose end no event reports */
+    bool stalled;         /* the last AGAIN was due to too many fds in flight, whose end no event reports */
 };
 
 void frame_writer_init(struct frame_writer *writer);
-void frame_writer_fini(struct frame_writer *writer); /* drops what is queued, closes its fds */
+void frame_writer_fini(struct frame_writer *writer); /* drops queued frames and closes their fds */
 
-/* Queues a frame whose payload the caller writes into *payload_p (length bytes, uninitialised). Takes the fds on success
- * only. RDT_NO_MEMORY or RDT_LIMIT change nothing. */
+/* Queues a frame. The caller writes its payload into *payload_p (length bytes, uninitialised). Takes the
+ * fds only on success. RDT_NO_MEMORY and RDT_LIMIT change nothing. */
 enum rdt_status frame_writer_push(struct frame_writer *writer, uint16_t type, uint8_t flags, uint64_t request_id,
                                   uint32_t length, const int *take_fds, unsigned n_fds, uint8_t **payload_p);
 
-/* Writes to a Unix stream socket without blocking, several frames a call where no fds stand between. RDT_OK: all is
- * gone; RDT_AGAIN: the socket is full, or (stalled) the kernel carries no more fds for this user now: try again
- * shortly; RDT_DISCONNECTED, RDT_SYSTEM. */
+/* Writes to a Unix stream socket without blocking, in one call several frames up to the next that has fds.
+ * RDT_OK: everything has been sent. RDT_AGAIN: the socket is full, or (stalled) the kernel accepts no more
+ * fds from this user: try again soon. RDT_DISCONNECTED, RDT_SYSTEM. */
 enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct rdt_error *err);
 
-/* For another carrier: the oldest unsent bytes (NULL if there are none); then the caller reports that it has sent
- * n of them. */
+/* For another way of sending: the oldest unsent bytes, or NULL. Then the caller reports how many it has
+ * sent. */
 const uint8_t *frame_writer_peek(const struct frame_writer *writer, size_t *n_p);
 void frame_writer_consume(struct frame_writer *writer, size_t n);
 

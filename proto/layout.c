@@ -1,9 +1,9 @@
-/* Lists of tensors as columns: sizes, extents, slices. Copies no element: layout_copy.c does; from the wire and back: layout_wire.c.
+/* Lists of tensors as columns: sizes, extents, slices. layout_copy.c copies elements; layout_wire.c
+ * converts from and to the wire.
  *
- * What layout_from_wire, layout_slice and layout_packed hand out has passed these checks: known dtypes, ndim within
- * bounds, and of every tensor the product of its non-zero dimensions, its bytes and the reach of its strides below 2^63.
- * So the functions that cannot fail need not check again.
- */
+ * Every layout from layout_from_wire, layout_slice and layout_packed has passed these checks: known
+ * dtypes, ndim within bounds, and for each tensor the product of its non-zero dimensions, its bytes and
+ * the reach of its strides are below 2^63. Functions that cannot fail rely on that. */
 #include "layout_impl.h"
 
 #include <inttypes.h>
@@ -80,7 +80,7 @@ bool layout_is_contiguous(const struct layout *layout, uint32_t i)
     const int64_t *strides = layout->strides + layout->first_dim[i];
     uint64_t stride = 1;
 
-    if (layout->ndim[i] == 1) /* most of what is many */
+    if (layout->ndim[i] == 1) /* the most frequent case */
         return strides[0] == 1 || shape[0] <= 1;
     if (layout_elems(layout, i) == 0)
         return true;
@@ -98,7 +98,8 @@ enum rdt_status layout_extent(const struct layout *layout, uint32_t i, uint64_t 
 {
     uint64_t offset = layout->offset[i], before, after;
 
-    if (offset > LAYOUT_MAX_EXTENT_BYTES || !layout_reach(layout, i, &before, &after) || after > LAYOUT_MAX_EXTENT_BYTES - offset)
+    if (offset > LAYOUT_MAX_EXTENT_BYTES || !layout_reach(layout, i, &before, &after) ||
+        after > LAYOUT_MAX_EXTENT_BYTES - offset)
         return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": reaches beyond 2^63 bytes", i);
     if (before > offset)
         return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": starts %" PRIu64 " bytes before its region", i,
@@ -130,7 +131,7 @@ static enum rdt_status slice_tensor(struct layout *view, uint32_t i, const Rdt__
                                  i, d, count, start, shape[d]);
         shape[d] = count;
     }
-    /* A view of nothing stays where it was: past the end of a dimension there need not be a place. */
+    /* A view without elements keeps its offset: there may be nothing past the end of a dimension. */
     if (layout_elems(view, i) == 0)
         return RDT_OK;
     for (uint32_t d = 0; d < view->ndim[i]; d++) {
@@ -138,7 +139,7 @@ static enum rdt_status slice_tensor(struct layout *view, uint32_t i, const Rdt__
 
         overflow |= __builtin_mul_overflow(slice->start[first + d], strides[d], &bytes);
         overflow |= __builtin_mul_overflow(bytes, item, &bytes);
-        offset += (uint64_t)bytes; /* may pass below 0 on the way: only the sum must be a place */
+        offset += (uint64_t)bytes; /* may be negative in between; only the sum must be within the region */
     }
     if (overflow || offset > LAYOUT_MAX_EXTENT_BYTES)
         return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": the slice lies outside its region", i);
@@ -187,13 +188,14 @@ enum rdt_status layout_slice(const struct layout *layout, const Rdt__Pb__Slice *
     return RDT_OK;
 }
 
-/* Where tensor i starts and ends behind one that ended at *end_p. */
-static enum rdt_status pack_next(const struct layout *layout, uint32_t i, uint64_t *start_p, uint64_t *end_p, struct rdt_error *err)
+/* Computes where tensor i starts and ends when the one before it ended at *end_p. */
+static enum rdt_status pack_next(const struct layout *layout, uint32_t i, uint64_t *start_p, uint64_t *end_p,
+                                 struct rdt_error *err)
 {
     uint64_t start = (*end_p + LAYOUT_ALIGN_BYTES - 1) / LAYOUT_ALIGN_BYTES * LAYOUT_ALIGN_BYTES;
     uint64_t bytes = layout_bytes(layout, i);
 
-    /* *end_p <= 2^63, so that start cannot have wrapped. */
+    /* *end_p <= 2^63, so start cannot have overflowed. */
     if (start > LAYOUT_MAX_EXTENT_BYTES || bytes > LAYOUT_MAX_EXTENT_BYTES - start)
         return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": packed, reaches beyond 2^63 bytes", i);
     *start_p = start;
@@ -243,7 +245,7 @@ enum rdt_status layout_same_shape(const struct layout *object, const struct layo
     if (object->n_dims == target->n_dims && memcmp(object->dtype, target->dtype, object->count * sizeof *object->dtype) == 0 &&
         memcmp(object->ndim, target->ndim, object->count * sizeof *object->ndim) == 0 &&
         memcmp(object->shape, target->shape, object->n_dims * sizeof *object->shape) == 0)
-        return RDT_OK; /* else it is to be told which one */
+        return RDT_OK; /* otherwise the loop below finds the tensor that differs */
     for (uint32_t i = 0; i < object->count; i++) {
         const uint64_t *have = object->shape + object->first_dim[i], *want = target->shape + target->first_dim[i];
 
@@ -277,7 +279,8 @@ enum rdt_status layout_select(const struct layout *layout, const uint32_t *indic
 
     for (size_t k = 0; k < n; k++) {
         if (indices[k] >= layout->count || (k > 0 && indices[k] <= indices[k - 1]))
-            return rdt_error_set(err, RDT_INVALID, "tensor %u of %u, at place %zu of a selection", indices[k], layout->count, k);
+            return rdt_error_set(err, RDT_INVALID, "tensor %u of %u, at place %zu of a selection", indices[k], layout->count,
+                                 k);
         n_dims += layout->ndim[indices[k]];
     }
     view = layout_create((uint32_t)n, n_dims);

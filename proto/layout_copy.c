@@ -1,9 +1,8 @@
-/* Moves bytes between a tensor of any strides and its packed stream. Knows nothing of regions and checks no extent: the
- * caller has.
+/* Copies bytes between a tensor of any strides and its packed stream. Regions are not known here, and the
+ * caller has checked the extents.
  *
- * The tensor is first brought to the fewest dimensions over the longest runs of adjacent bytes; one without holes is a
- * single run and costs one memcpy.
- */
+ * The tensor is first reduced to the fewest dimensions over the longest runs of adjacent bytes; one
+ * without holes is a single run and costs one memcpy. */
 #include "layout.h"
 
 #include <stdlib.h>
@@ -12,15 +11,15 @@
 #include "wire_limits.h"
 
 #define TILE_ROWS 8u       /* measured: with more, rows a power of two apart evict each other from the cache */
-#define TILE_RUN_BYTES 32u /* longer runs fill half a cache line by themselves */
+#define TILE_RUN_BYTES 32u /* longer runs fill half of a cache line by themselves */
 
 struct walk {
-    uint64_t run;    /* bytes that lie side by side in both */
-    unsigned n_dims; /* over the runs; dimension 0 is the innermost, sizes are 2 and more */
+    uint64_t run;    /* bytes that are adjacent on both sides */
+    unsigned n_dims; /* of runs; dimension 0 is the innermost, and all sizes are at least 2 */
     uint64_t size[RDT_MAX_NDIM];
     int64_t step[RDT_MAX_NDIM]; /* bytes */
-    uint64_t at[RDT_MAX_NDIM];  /* where the walk is */
-    int64_t place;              /* of the run it is at, in bytes from the region's start */
+    uint64_t at[RDT_MAX_NDIM];  /* the current position */
+    int64_t place;              /* of the current run, in bytes from the region's start */
 };
 
 static void walk_init(struct walk *walk, const struct layout *layout, uint32_t i)
@@ -51,7 +50,7 @@ static void walk_init(struct walk *walk, const struct layout *layout, uint32_t i
     }
 }
 
-/* To the run with this number, of all runs in row-major order. */
+/* Moves to the run with this number, in row-major order. */
 static void walk_seek(struct walk *walk, uint64_t number)
 {
     for (unsigned d = 0; d < walk->n_dims; d++) {
@@ -61,7 +60,7 @@ static void walk_seek(struct walk *walk, uint64_t number)
     }
 }
 
-/* Past `n` steps of dimension d, which must not lead beyond its end. */
+/* Advances by n steps of dimension d, at most to its end. */
 static void walk_advance(struct walk *walk, unsigned d, uint64_t n)
 {
     if (d >= walk->n_dims)
@@ -78,7 +77,8 @@ static void walk_advance(struct walk *walk, unsigned d, uint64_t n)
     }
 }
 
-/* Into the tensor (scatter) or out of it. With constant sizes, which inlining gives, memcpy is one move each way. */
+/* Copies into the tensor (scatter) or out of it. Inlining makes the sizes constants, and memcpy one
+ * instruction each way. */
 static inline __attribute__((always_inline)) void copy_runs(uint8_t *place, int64_t place_step, uint8_t *packed,
                                                             uint64_t packed_step, size_t run, uint64_t runs, bool scatter)
 {
@@ -116,8 +116,9 @@ static inline __attribute__((always_inline)) void copy_row(uint8_t *place, int64
     }
 }
 
-/* How many whole rows to copy column by column. A transposed tensor has neighbours in memory one row apart: row by row, each
- * cache line would be fetched once for every element in it. 1: row by row is right. */
+/* The number of whole rows to copy column by column. In a transposed tensor, neighbours in memory are one
+ * row apart, so copying row by row would load each cache line once for every element in it. 1: row by row
+ * is right. */
 static uint64_t rows_of_tile(const struct walk *walk, uint64_t bytes)
 {
     uint64_t rows;
@@ -172,7 +173,7 @@ static inline __attribute__((always_inline)) void copy(const struct layout *layo
         copy_runs(base + walk.place, 0, packed, 0, bytes, 1, scatter);
 }
 
-/* The casts drop const of what the given direction only reads. */
+/* The casts remove const from memory that this direction only reads. */
 void layout_gather(const struct layout *layout, uint32_t i, const void *base, uint64_t from, uint64_t bytes, void *packed_p)
 {
     copy(layout, i, (uint8_t *)base, from, bytes, packed_p, false);

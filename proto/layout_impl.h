@@ -1,4 +1,4 @@
-/* For layout.c and layout_wire.c. */
+/* Private to layout.c and layout_wire.c. */
 #ifndef PROTO_LAYOUT_IMPL_H
 #define PROTO_LAYOUT_IMPL_H
 
@@ -6,15 +6,15 @@
 
 #define LAYOUT_MAX_EXTENT_BYTES ((uint64_t)1 << 63)
 
-/* The stride of dimension d of a row-major tensor, given the one of dimension d + 1. Dimensions of size 0 count as 1, so
- * that strides stay meaningful where nothing is stored. */
+/* The stride of dimension d of a row-major tensor, from that of dimension d + 1. Sizes of 0 count as 1, so
+ * that strides stay valid where there are no elements. */
 static inline uint64_t layout_next_row_major(uint64_t stride, uint64_t size)
 {
     return size == 0 ? stride : stride * size;
 }
 
-/* How far tensor i reaches before its first element and up to the end of its last; both 0 if it has none. False: beyond
- * 2^63. */
+/* How many bytes tensor i reaches before its first element, and from there to the end of its last; both 0
+ * if it has no elements. false: more than 2^63. */
 static inline bool layout_reach(const struct layout *layout, uint32_t i, uint64_t *before_p, uint64_t *after_p)
 {
     const uint64_t *shape = layout->shape + layout->first_dim[i];
@@ -23,7 +23,8 @@ static inline bool layout_reach(const struct layout *layout, uint32_t i, uint64_
     uint64_t before = 0, after = item;
 
     *before_p = *after_p = 0;
-    if (layout->ndim[i] == 1 && strides[0] == 1) /* most of what is many; the general way says the same */
+    /* the most frequent case; the general code gives the same result */
+    if (layout->ndim[i] == 1 && strides[0] == 1)
         return !__builtin_mul_overflow(shape[0], item, after_p) && *after_p <= LAYOUT_MAX_EXTENT_BYTES;
     for (uint32_t d = 0; d < layout->ndim[i]; d++) {
         if (shape[d] == 0)

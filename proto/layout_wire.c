@@ -1,5 +1,5 @@
-/* Lists of tensors from the wire and back: tensor by tensor, or in runs. A hostile list is refused before memory is taken for what it says.
- */
+/* Lists of tensors from the wire and to it, tensor by tensor or in runs. A hostile list is refused before
+ * memory is allocated for the tensors that it claims. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +9,9 @@
 
 /* ---- from the wire ---- */
 
-/* Dtype and size of tensor i; adds its bytes, which are *bytes_p, to *total. */
-static enum rdt_status check_size(const struct layout *layout, uint32_t i, uint64_t *bytes_p, uint64_t *total, struct rdt_error *err)
+/* Sets *bytes_p to the bytes of tensor i and adds them to *total. Checks dtype and size. */
+static enum rdt_status check_size(const struct layout *layout, uint32_t i, uint64_t *bytes_p, uint64_t *total,
+                                  struct rdt_error *err)
 {
     const uint64_t *shape = layout->shape + layout->first_dim[i];
     uint64_t bytes = layout_item_bytes(layout->dtype[i]);
@@ -19,7 +20,7 @@ static enum rdt_status check_size(const struct layout *layout, uint32_t i, uint6
     if (bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": dtype %" PRIu32 " is unknown", i, layout->dtype[i]);
     for (uint32_t d = 0; d < layout->ndim[i]; d++) {
-        /* Zeros are left out: a row-major tensor's strides must be numbers even where it has no elements. */
+        /* sizes of 0 are left out: a row-major tensor needs valid strides even without elements */
         if (shape[d] == 0)
             empty = true;
         else if (__builtin_mul_overflow(bytes, shape[d], &bytes) || bytes > INT64_MAX)
@@ -32,19 +33,19 @@ static enum rdt_status check_size(const struct layout *layout, uint32_t i, uint6
     return RDT_OK;
 }
 
-/* What a list stands for. */
+/* what a list in runs stands for */
 struct size {
     uint32_t count, n_dims;
 };
 
-/* Tensors that row i stands for, of *size_p so far. */
+/* Adds the tensors of row i to *size_p. */
 static enum rdt_status add_row(const Rdt__Pb__TensorList *list, size_t i, struct size *size_p, struct rdt_error *err)
 {
     uint32_t run = list->n_run ? list->run[i] : 1;
 
     if (list->ndim[i] > RDT_MAX_NDIM)
-        return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": %" PRIu32 " dimensions, the most is %u", size_p->count, list->ndim[i],
-                             RDT_MAX_NDIM);
+        return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": %" PRIu32 " dimensions, the most is %u", size_p->count,
+                             list->ndim[i], RDT_MAX_NDIM);
     if (run == 0)
         return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": a run of no tensors", size_p->count);
     if (list->n_run && (run > RDT_MAX_RUN_TENSORS || size_p->count > RDT_MAX_RUN_TENSORS - run))
@@ -56,7 +57,7 @@ static enum rdt_status add_row(const Rdt__Pb__TensorList *list, size_t i, struct
     return RDT_OK;
 }
 
-/* Whether the columns have the lengths that their list must have. */
+/* Checks the lengths of the columns. */
 static enum rdt_status check_columns(const Rdt__Pb__TensorList *list, struct size *size_p, struct rdt_error *err)
 {
     size_t rows = list->n_dtype;
@@ -89,7 +90,7 @@ static enum rdt_status check_columns(const Rdt__Pb__TensorList *list, struct siz
     return RDT_OK;
 }
 
-/* n things of `bytes` each that are all as the first, which is there. */
+/* Copies the first of n elements of `bytes` bytes to the others. */
 static void repeat(void *first, size_t bytes, uint32_t n)
 {
     size_t all = n * bytes;
@@ -102,7 +103,7 @@ static void repeat(void *first, size_t bytes, uint32_t n)
     }
 }
 
-/* Tensor i, which was checked, and run - 1 more like it. */
+/* Repeats tensor i, which has been checked, run - 1 times. */
 static void expand(struct layout *layout, uint32_t i, uint32_t run, uint64_t step)
 {
     uint32_t ndim = layout->ndim[i], first_dim = layout->first_dim[i];
@@ -120,11 +121,12 @@ static void expand(struct layout *layout, uint32_t i, uint32_t run, uint64_t ste
         layout->offset[i + k] = layout->offset[i] + k * step;
 }
 
-/* What tensor i, already in place, and those of its run reach; *total grows by their bytes. */
-static enum rdt_status check_run(struct layout *layout, uint32_t i, bool row_major, uint32_t run, uint64_t step, uint64_t *total,
-                                 struct rdt_error *err)
+/* Checks the extent of tensor i, which is in place, and of the others in its run; adds their bytes to
+ * *total. */
+static enum rdt_status check_run(struct layout *layout, uint32_t i, bool row_major, uint32_t run, uint64_t step,
+                                 uint64_t *total, struct rdt_error *err)
 {
-    uint64_t before, after = 0, more, last; /* a row-major one reaches as far as it has bytes */
+    uint64_t before, after = 0, more, last; /* a row-major tensor's reach is its bytes */
     enum rdt_status status = check_size(layout, i, &after, total, err);
 
     if (status != RDT_OK)
@@ -133,9 +135,11 @@ static enum rdt_status check_run(struct layout *layout, uint32_t i, bool row_maj
         return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": the tensors of its run have 2^63 bytes or more", i);
     if (row_major)
         layout_set_row_major(layout, i);
-    /* Whether it starts before its region is for layout_extent to say: a list without places may well. */
+    /* Whether a tensor starts before its region is checked by layout_extent, because a list without places
+     * may have such tensors. */
     if (__builtin_mul_overflow(step, run - 1, &last) || __builtin_add_overflow(last, layout->offset[i], &last) ||
-        last > LAYOUT_MAX_EXTENT_BYTES || (!row_major && !layout_reach(layout, i, &before, &after)) || after > LAYOUT_MAX_EXTENT_BYTES - last)
+        last > LAYOUT_MAX_EXTENT_BYTES || (!row_major && !layout_reach(layout, i, &before, &after)) ||
+        after > LAYOUT_MAX_EXTENT_BYTES - last)
         return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": reaches beyond 2^63 bytes", i + run - 1);
     return RDT_OK;
 }
@@ -232,7 +236,7 @@ static bool is_all_zero(const uint32_t *numbers, uint32_t n)
     return all == 0;
 }
 
-/* How many of the n columns' numbers from `at` on are as those `period` before them. */
+/* How many of the n numbers of a column, from `at` on, equal the one `period` before them. */
 static uint32_t as_before(const void *column, size_t bytes, uint32_t at, uint32_t n, uint32_t period)
 {
     const uint8_t *now = (const uint8_t *)column + at * bytes, *before = now - period * bytes;
@@ -245,7 +249,8 @@ static uint32_t as_before(const void *column, size_t bytes, uint32_t at, uint32_
     return k;
 }
 
-/* How many of the n tensors behind tensor j, which belongs to a run already, belong to it too. What differs most is looked at first. */
+/* How many of the n tensors behind tensor j, which is part of a run, continue the run. The columns that
+ * differ most often are compared first. */
 static uint32_t more_alike(const struct layout *layout, bool with_place, uint32_t j, uint64_t step, uint32_t n)
 {
     uint32_t ndim = layout->ndim[j], dim = layout->first_dim[j] + ndim;
@@ -262,12 +267,14 @@ static uint32_t more_alike(const struct layout *layout, bool with_place, uint32_
     return with_place ? as_before(layout->region, sizeof *layout->region, j + 1, n, 1) : n;
 }
 
-/* How many tensors from i on are one run. It is looked for in growing steps: where there is none nothing much is looked at in vain. */
+/* The length of the run that starts at tensor i. The search looks ahead in growing steps, so that little
+ * is compared where there is no run. */
 static uint32_t find_run(const struct layout *layout, bool with_place, uint32_t i, uint64_t *step_p)
 {
     uint32_t left = layout->count - i - 1, run = 1;
 
-    *step_p = with_place && left > 0 && layout->offset[i + 1] >= layout->offset[i] ? layout->offset[i + 1] - layout->offset[i] : 0;
+    *step_p =
+        with_place && left > 0 && layout->offset[i + 1] >= layout->offset[i] ? layout->offset[i + 1] - layout->offset[i] : 0;
     for (uint32_t look = 4; left > 0; look *= 4) {
         uint32_t n = look < left ? look : left, more = more_alike(layout, with_place, i + run - 1, *step_p, n);
 
@@ -279,7 +286,7 @@ static uint32_t find_run(const struct layout *layout, bool with_place, uint32_t 
     return run;
 }
 
-/* false: they would be too many rows. */
+/* false: there would be too many rows. */
 static bool fill_rows(const struct layout *layout, bool with_place, struct layout_rows *rows, Rdt__Pb__TensorList *list_p)
 {
     uint32_t most = layout->count / 4 < LAYOUT_ROWS ? layout->count / 4 : LAYOUT_ROWS, n = 0, n_dims = 0;
@@ -323,8 +330,8 @@ void layout_to_wire(const struct layout *layout, bool with_place, struct layout_
     bool row_major = true;
 
     rdt__pb__tensor_list__init(list_p);
-    if (rows && layout->count >= LAYOUT_RUNS_LEAST && layout->count <= RDT_MAX_RUN_TENSORS && layout->n_dims <= RDT_MAX_RUN_DIMS &&
-        fill_rows(layout, with_place, rows, list_p))
+    if (rows && layout->count >= LAYOUT_RUNS_LEAST && layout->count <= RDT_MAX_RUN_TENSORS &&
+        layout->n_dims <= RDT_MAX_RUN_DIMS && fill_rows(layout, with_place, rows, list_p))
         return;
     for (uint32_t i = 0; i < layout->count && row_major; i++)
         row_major = is_row_major(layout, i);

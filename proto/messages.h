@@ -1,8 +1,9 @@
 /* The requests of clients and the messages between daemons, with their type numbers, which are fixed for ever.
  *
- * RDT_REQUEST_MAP is the one table of requests. From each row come the type number (enum rdt_message), the checks and the texts
- * that client and daemon share (proto/verb.h), the prototype of the daemon's handler and its place in the dispatch
- * (daemon/rpc/rpc.c): a row whose handler is missing does not link, and the linker names the handler.
+ * RDT_REQUEST_MAP is the one table of requests. From each row come the type number (enum rdt_message), the
+ * checks and the texts that client and daemon share (proto/verb.h), the prototype of the daemon's handler and
+ * its place in the dispatch (daemon/rpc/rpc.c): a row whose handler is missing does not link, and the linker
+ * names the handler.
  */
 #ifndef PROTO_MESSAGES_H
 #define PROTO_MESSAGES_H
@@ -39,7 +40,8 @@
     X(41, BACKEND_UNLOAD, backend_unload, backend_reply, VERB_ADMIN | VERB_NOT_DRAINING, "the backend was not unloaded")  \
     X(50, READY, ready, empty, 0, "")
 
-/* HELLO comes first on a connection and once; daemon/conn.c handles it, since it makes the client that other requests belong to. */
+/* HELLO comes first on a connection and once; daemon/conn.c handles it, since it makes the client that other
+ * requests belong to. */
 #define RDT_MESSAGE_MAP(X) X(1, HELLO, hello, hello_reply, 0, "") RDT_REQUEST_MAP(X)
 
 enum rdt_message {

@@ -3,15 +3,17 @@
 #include <sched.h>
 #include <time.h>
 
-#define SHORT 4                 /* times max_ns: while both ends sleep each waits for the other's wake-up too */
-#define PAUSE 16                /* times max_ns: what was before says nothing any more */
+#define SHORT 4  /* times max_ns: while both ends sleep, each also waits until the other has woken */
+#define PAUSE 16 /* times max_ns: after a longer pause the past says nothing */
 #define MOST_CREDIT 8
 #define FIRST_CREDIT 4
-#define FIRST_NEED 8            /* more than there are messages in one put or fetch of its own */
+#define FIRST_NEED 8 /* more messages than one put or fetch has */
 #define MOST_NEED 1024
-#define CROWDED_NS 300000       /* less than the slice of a thread that computes, more than the other end takes for a message */
+/* less than the time slice of a computing thread, more than the other end needs for a message */
+#define CROWDED_NS 300000
 #define FIRST_STAY_NS 10000000
-#define MOST_STAY_NS 1000000000 /* with a slice of some milliseconds lost to others in each such time nobody notices */
+/* losing a time slice of some milliseconds in each such period is not noticeable */
+#define MOST_STAY_NS 1000000000
 
 static int64_t now(void)
 {
@@ -21,12 +23,14 @@ static int64_t now(void)
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-/* It may change at any time, by a control group or taskset: asked when it would begin. */
+/* The number of processors may change at any time, by a control group or taskset, so it is read before
+ * polling begins. */
 static bool has_one_processor(void)
 {
     cpu_set_t set;
 
-    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == 1; /* it fails where there are more than fit into a set */
+    /* it fails if there are more processors than a set can describe */
+    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == 1;
 }
 
 static void rest(struct poll_rule *rule)

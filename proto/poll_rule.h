@@ -9,7 +9,7 @@
  *   either   -- a pause, or another thread needs the processor --> sleeping, and everything starts anew
  *
  * So nothing polls for messages that come now and then, nor in a process with one processor, where the other end
- * could not run meanwhile. The clock is the caller's and monotonic. Not thread-safe. /
+ * could not run meanwhile. The clock is the caller's and monotonic. Not thread-safe.
  */
 #ifndef PROTO_POLL_RULE_H
 #define PROTO_POLL_RULE_H
@@ -24,7 +24,7 @@ struct poll_rule {
     int64_t stay_ns;            /* how long that pause was; it doubles if it recurs soon */
     unsigned credit;            /* polling; 0: sleeping */
     unsigned n_short, need;     /* sleeping: short waits in a row, and how many start the polling */
-    uint64_t n_found, n_missed;   /* waits in which polling found the message, or missed it */
+    uint64_t n_found, n_missed; /* waits in which polling found the message, or missed it */
 };
 
 void poll_rule_init(struct poll_rule *rule, int64_t max_ns);

@@ -1,4 +1,3 @@
-/* The table of element types. */
 #include "rdt_dtype.h"
 
 size_t rdt_dtype_bytes(enum rdt_dtype dtype)

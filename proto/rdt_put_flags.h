@@ -3,16 +3,18 @@
 #define RDT_PUT_FLAGS_H
 
 enum rdt_put_flags {
-    /* The object never changes: the daemon copies the tensors before rdt_put returns, and the caller may write them again at once.
-     * Tensors that librdt had to copy into the daemon's memory anyway are not copied twice. Readers map a snapshot read-only, or
-     * privately (RDT_FETCH_COW). */
+    /* The object never changes: the daemon copies the tensors before rdt_put returns, and the caller may
+     * write them again at once. Tensors that librdt had to copy into the daemon's memory anyway are not
+     * copied twice. Readers map a snapshot read-only, or privately (RDT_FETCH_COW). */
     RDT_PUT_SNAPSHOT = 1,
-    /* The object outlives this session by ttl_ns, counted from the session's end; then it ends as by rdt_free, and later fetches are
-     * answered FREED. Any session of the same owner may rdt_free it. Its bytes stay charged to the owner. */
+    /* The object outlives this session by ttl_ns, counted from the session's end; then it ends as by
+     * rdt_free, and later fetches are answered FREED. Any session of the same owner may rdt_free it. Its
+     * bytes stay charged to the owner. */
     RDT_PUT_DETACHED = 2,
-    /* The tensors' bytes are still to be written, by a stream of the caller's. The put returns at once, with the ref; the object is
-     * `filling`: its fetches and waits wait until rdt_ready, and nothing reads its memory before. rdt_fail, or the end of this
-     * session, fails them. All tensors must be in memory that the daemon knows. With SNAPSHOT the copy is made at rdt_ready. */
+    /* The tensors' bytes will be written later, by a stream of the caller. The put returns the ref at once, and
+     * the object is `filling`: fetches of it and waits for it wait until rdt_ready, and nothing reads its
+     * memory before. rdt_fail, or the end of this session, fails them. All tensors must be in memory that the
+     * daemon knows. With SNAPSHOT the copy is made at rdt_ready. */
     RDT_PUT_PENDING = 4,
 };
 

@@ -1,5 +1,5 @@
-/* The portable name of an object, or of the versions that are published under a name. Installed. It names, it permits nothing. A plain
- * value: copy it, send it, keep it. */
+/* The portable name of an object, or of the versions that are published under a name. Installed. It grants no
+ * rights. It is a plain value, which may be copied, sent and stored. */
 #ifndef RDT_REF_H
 #define RDT_REF_H
 
@@ -29,13 +29,14 @@ struct rdt_ref {
     char id[129];        /* any bytes; also zero-terminated, for ids that are text */
 };
 
-/* A ref for an id on the caller's own node in the caller's own name space: what rdt_fetch parks on before anyone has put it.
- * RDT_INVALID: empty, or longer than 128 bytes. */
+/* A ref for an id on the caller's own node and in the caller's own name space. rdt_fetch can wait for it
+ * before anyone has put the object. RDT_INVALID: empty, or longer than 128 bytes. */
 enum rdt_status rdt_ref_from_id(const void *id, size_t id_bytes, struct rdt_ref *ref_p, struct rdt_error *err);
 
-/* A ref for the versions that are published under a name (rdt_publish): every call that waits for an object or fetches it takes the
- * newest version above `after`, or waits for the next. `near` is any ref of the node where the name is (of an object there, of another
- * name), and gives its address and whose name it is; NULL: the caller's own node and name space. A reader's loop:
+/* A ref for the versions that are published under a name (rdt_publish): every call that waits for an object
+ * or fetches it takes the newest version above `after`, or waits for the next. `near` is any ref of the node
+ * where the name is (of an object there, of another name), and gives its address and whose name it is; NULL:
+ * the caller's own node and name space. A reader's loop:
  *
  *     for (uint64_t version = 0;; version = info.version) {
  *         rdt_ref_from_name("weights", version, &near, &ref, &err);
@@ -46,20 +47,22 @@ enum rdt_status rdt_ref_from_id(const void *id, size_t id_bytes, struct rdt_ref 
 enum rdt_status rdt_ref_from_name(const char *name, uint64_t after, const struct rdt_ref *near, struct rdt_ref *ref_p,
                                   struct rdt_error *err);
 
-/* The ref then means what is on the node at that address, whichever node that is: "host:port" of its peer link, or the name that it
- * has in the nodes file of the daemon that is asked. RDT_INVALID: empty, or longer than 64 bytes. */
+/* Makes the ref refer to the node at that address, whichever node that is: "host:port" of its peer
+ * link, or the name that it has in the nodes file of the daemon that is asked. RDT_INVALID: empty, or longer
+ * than 64 bytes. */
 enum rdt_status rdt_ref_set_address(struct rdt_ref *ref, const char *address, struct rdt_error *err);
 
-/* As text: "rdt:NODE/ID?g=GENERATION&a=ADDRESS&u=UID&t=TENANT", NODE 32 hex digits, ID with %XX for anything outside
- * A-Z a-z 0-9 . _ ~ -, each part after the ID only if it is set; a name has "v=AFTER" in place of the generation, always.
- * text_p has RDT_REF_TEXT_BYTES. */
+/* Writes the ref as text: "rdt:NODE/ID?g=GENERATION&a=ADDRESS&u=UID&t=TENANT", NODE 32 hex digits, ID with %XX for anything
+ * outside A-Z a-z 0-9 . _ ~ -, each part after the ID only if it is set; a name always has "v=AFTER" instead of
+ * the generation. text_p has RDT_REF_TEXT_BYTES. */
 void rdt_ref_to_text(const struct rdt_ref *ref, char *text_p);
 
-/* Reads either the text above or a bare id ("weights"), which becomes what rdt_ref_from_id makes of it.
+/* Reads the text above, or a bare id ("weights"), as rdt_ref_from_id does.
  * RDT_INVALID says which part is wrong. */
 enum rdt_status rdt_ref_from_text(const char *text, struct rdt_ref *ref_p, struct rdt_error *err);
 
-/* As bytes, the same on every machine. packed_p has RDT_REF_PACKED_BYTES; returns how many were used. */
+/* Writes the ref as bytes, which are the same on every machine. packed_p has RDT_REF_PACKED_BYTES; returns the
+ * number of bytes written. */
 size_t rdt_ref_pack(const struct rdt_ref *ref, uint8_t *packed_p);
 enum rdt_status rdt_ref_unpack(const void *packed, size_t bytes, struct rdt_ref *ref_p, struct rdt_error *err);
 

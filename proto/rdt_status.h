@@ -51,7 +51,7 @@ struct rdt_error {
     char msg[504]; /* always terminated; may be cut */
 };
 
-/* "TIMED_OUT"; never NULL ("UNKNOWN" for a number that is not ours). Static storage. */
+/* "TIMED_OUT"; never NULL ("UNKNOWN" for an unknown number). Static storage. */
 const char *rdt_status_name(enum rdt_status status);
 
 /* "the deadline passed"; never NULL. Static storage. */
@@ -64,7 +64,7 @@ enum rdt_status rdt_error_set(struct rdt_error *err, enum rdt_status status, con
 /* Fills err with RDT_SYSTEM, sys_errno and fmt followed by ": " and the text of sys_errno; returns RDT_SYSTEM. */
 enum rdt_status rdt_error_sys(struct rdt_error *err, int sys_errno, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* Puts "prefix: " before the message that err (may be NULL) already holds. */
+/* Puts "prefix: " before the message in err (may be NULL). */
 void rdt_error_prefix(struct rdt_error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
-/* The portable name of an object: made, written as text and as bytes, read back. Decides nothing about who may use it.
+/* The portable name of an object: creating it, and writing it as text or bytes and reading it back. Who
+ * may use it is decided elsewhere.
  *
- * What is read from elsewhere is checked whole; what the caller hands in as a struct is only ever read within its arrays.
- */
+ * Input from elsewhere is checked completely. A struct from the caller is only read within its arrays. */
 #include "rdt_ref.h"
 
 #include <inttypes.h>
@@ -10,39 +10,39 @@
 
 #define TEXT_SCHEME "rdt:"
 #define PACKED_VERSION 1u      /* of an object */
-#define PACKED_VERSION_NAME 2u /* of a name: the same, with `after` in place of the generation */
+#define PACKED_VERSION_NAME 2u /* of a name: the same, with `after` instead of the generation */
 #define PACKED_FIXED_BYTES 33u /* version, node, generation, uid, any_owner, three lengths */
 
-#define ID_MOST_BYTES (sizeof(((struct rdt_ref *)0)->id) - 1)
-#define ADDRESS_MOST_BYTES (sizeof(((struct rdt_ref *)0)->address) - 1)
-#define TENANT_MOST_BYTES (sizeof(((struct rdt_ref *)0)->tenant) - 1)
+#define ID_MAX_BYTES (sizeof(((struct rdt_ref *)0)->id) - 1)
+#define ADDRESS_MAX_BYTES (sizeof(((struct rdt_ref *)0)->address) - 1)
+#define TENANT_MAX_BYTES (sizeof(((struct rdt_ref *)0)->tenant) - 1)
 
-/* Everything but the parts that are escaped: scheme, node, names and digits of the parameters, the zero. */
+/* Everything but the escaped parts: scheme, node, names and digits of the parameters, the final 0. */
 #define TEXT_FIXED_BYTES (sizeof TEXT_SCHEME - 1 + 32 + 1 + 3 + 20 + 3 + 3 + 10 + 3 + 1)
 _Static_assert(TEXT_FIXED_BYTES + 3 * (128 + 64 + 32) <= RDT_REF_TEXT_BYTES, "the longest ref fits as text");
 _Static_assert(PACKED_FIXED_BYTES + 128 + 64 + 32 <= RDT_REF_PACKED_BYTES, "the longest ref fits as bytes");
 
 static size_t id_length(const struct rdt_ref *ref)
 {
-    return ref->id_bytes < ID_MOST_BYTES ? ref->id_bytes : ID_MOST_BYTES;
+    return ref->id_bytes < ID_MAX_BYTES ? ref->id_bytes : ID_MAX_BYTES;
 }
 
 static size_t address_length(const struct rdt_ref *ref)
 {
-    return strnlen(ref->address, ADDRESS_MOST_BYTES);
+    return strnlen(ref->address, ADDRESS_MAX_BYTES);
 }
 
 static size_t tenant_length(const struct rdt_ref *ref)
 {
-    return ref->any_owner ? 0 : strnlen(ref->tenant, TENANT_MOST_BYTES);
+    return ref->any_owner ? 0 : strnlen(ref->tenant, TENANT_MAX_BYTES);
 }
 
 enum rdt_status rdt_ref_from_id(const void *id, size_t id_bytes, struct rdt_ref *ref_p, struct rdt_error *err)
 {
     if (id_bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "the object id is empty");
-    if (id_bytes > ID_MOST_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the object id has %zu bytes, the most is %zu", id_bytes, ID_MOST_BYTES);
+    if (id_bytes > ID_MAX_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "the object id has %zu bytes, the most is %zu", id_bytes, ID_MAX_BYTES);
     memset(ref_p, 0, sizeof *ref_p);
     ref_p->any_owner = 1;
     ref_p->id_bytes = (uint8_t)id_bytes;
@@ -53,13 +53,13 @@ enum rdt_status rdt_ref_from_id(const void *id, size_t id_bytes, struct rdt_ref 
 enum rdt_status rdt_ref_from_name(const char *name, uint64_t after, const struct rdt_ref *near, struct rdt_ref *ref_p,
                                   struct rdt_error *err)
 {
-    size_t bytes = name ? strnlen(name, ID_MOST_BYTES + 1) : 0;
+    size_t bytes = name ? strnlen(name, ID_MAX_BYTES + 1) : 0;
     struct rdt_ref ref = {.any_owner = 1, .is_name = 1, .after = after};
 
     if (bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "the name is empty");
-    if (bytes > ID_MOST_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the name has more than %zu bytes", ID_MOST_BYTES);
+    if (bytes > ID_MAX_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "the name has more than %zu bytes", ID_MAX_BYTES);
     if (near) {
         memcpy(ref.node, near->node, sizeof ref.node);
         memcpy(ref.address, near->address, address_length(near));
@@ -75,12 +75,12 @@ enum rdt_status rdt_ref_from_name(const char *name, uint64_t after, const struct
 
 enum rdt_status rdt_ref_set_address(struct rdt_ref *ref, const char *address, struct rdt_error *err)
 {
-    size_t bytes = address ? strnlen(address, ADDRESS_MOST_BYTES + 1) : 0;
+    size_t bytes = address ? strnlen(address, ADDRESS_MAX_BYTES + 1) : 0;
 
     if (bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "the node's address is empty");
-    if (bytes > ADDRESS_MOST_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the node's address has more than %zu bytes", ADDRESS_MOST_BYTES);
+    if (bytes > ADDRESS_MAX_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "the node's address has more than %zu bytes", ADDRESS_MAX_BYTES);
     memset(ref->node, 0, sizeof ref->node);
     memset(ref->address, 0, sizeof ref->address);
     memcpy(ref->address, address, bytes);
@@ -98,7 +98,8 @@ bool rdt_ref_equal(const struct rdt_ref *a, const struct rdt_ref *b)
 {
     size_t id_bytes = id_length(a), tenant_bytes = tenant_length(a);
 
-    /* The address says where to ask, not what for: two refs of one object may know it or not. Without a node it is all there is. */
+    /* The address says where to ask, not for what, so two refs of one object may differ in it. Without a
+     * node it is all there is. */
     if (!has_node(a) && strncmp(a->address, b->address, sizeof a->address) != 0)
         return false;
     return memcmp(a->node, b->node, sizeof a->node) == 0 && !a->is_name == !b->is_name &&
@@ -111,14 +112,14 @@ bool rdt_ref_equal(const struct rdt_ref *a, const struct rdt_ref *b)
 
 static const char hex_digits[] = "0123456789abcdef";
 
-/* Not isalnum: what is escaped must not depend on the locale. */
+/* Not isalnum: the set must not depend on the locale. */
 static bool is_plain(unsigned char c)
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '~' ||
            c == '-';
 }
 
-/* Where the text ends then. `also` names further bytes that stay as they are. */
+/* Returns the end of the text. `also` lists further bytes that are not escaped. */
 static char *put_escaped(char *out, const char *bytes, size_t n, const char *also)
 {
     for (size_t i = 0; i < n; i++) {
@@ -164,7 +165,7 @@ void rdt_ref_to_text(const struct rdt_ref *ref, char *text_p)
         out = put_number(out, "&g=", ref->generation);
     if (ref->address[0] != '\0') {
         out = put_text(out, "&a=");
-        out = put_escaped(out, ref->address, address_length(ref), ":[]"); /* so that a host and port can be read */
+        out = put_escaped(out, ref->address, address_length(ref), ":[]"); /* so that host and port can be read */
     }
     if (!ref->any_owner) {
         out = put_number(out, "&u=", ref->uid);
@@ -188,7 +189,7 @@ static int hex_value(char c)
     return at ? (int)(at - hex_digits) : -1;
 }
 
-/* Text up to `end` into at most `most` bytes and a zero. `what` names the part in the message. */
+/* Decodes the text up to `end` into at most `most` bytes and a final 0. `what` names the part in errors. */
 static enum rdt_status get_escaped(const char *text, const char *end, char *out, size_t most, size_t *n_p, const char *what,
                                    struct rdt_error *err)
 {
@@ -244,7 +245,7 @@ static enum rdt_status get_number(const char *text, const char *end, uint64_t mo
     return RDT_OK;
 }
 
-/* One NAME=VALUE behind the id. `seen` collects a bit for each name. */
+/* Reads one NAME=VALUE behind the id. `seen` collects a bit for each name. */
 static enum rdt_status get_parameter(const char *text, const char *end, struct rdt_ref *ref, unsigned *seen,
                                      struct rdt_error *err)
 {
@@ -267,7 +268,7 @@ static enum rdt_status get_parameter(const char *text, const char *end, struct r
         status = get_number(value, end, UINT64_MAX, &ref->generation, "generation", err);
         break;
     case 'a':
-        status = get_string(value, end, ref->address, ADDRESS_MOST_BYTES, "address", err);
+        status = get_string(value, end, ref->address, ADDRESS_MAX_BYTES, "address", err);
         break;
     case 'u':
         status = get_number(value, end, UINT32_MAX, &number, "uid", err);
@@ -279,7 +280,7 @@ static enum rdt_status get_parameter(const char *text, const char *end, struct r
         ref->is_name = 1;
         break;
     case 't':
-        status = get_string(value, end, ref->tenant, TENANT_MOST_BYTES, "tenant", err);
+        status = get_string(value, end, ref->tenant, TENANT_MAX_BYTES, "tenant", err);
         break;
     }
     return status;
@@ -307,7 +308,7 @@ enum rdt_status rdt_ref_from_text(const char *text, struct rdt_ref *ref_p, struc
     if (*at++ != '/')
         return rdt_error_set(err, RDT_INVALID, "the ref's node is not followed by a /");
     end = at + strcspn(at, "?");
-    status = get_escaped(at, end, ref.id, ID_MOST_BYTES, &n, "id", err);
+    status = get_escaped(at, end, ref.id, ID_MAX_BYTES, &n, "id", err);
     if (status != RDT_OK)
         return status;
     ref.id_bytes = (uint8_t)n;
@@ -328,7 +329,8 @@ enum rdt_status rdt_ref_from_text(const char *text, struct rdt_ref *ref_p, struc
 
 /* ---- as bytes ----
  *
- *   | version 1 | node 16 | generation, or after 8 | uid 4 | any_owner 1 | lengths: id 1, address 1, tenant 1 | id address tenant
+ *   | version 1 | node 16 | generation, or after 8 | uid 4 | any_owner 1 | lengths: id 1, address 1, tenant 1 |
+ *   | id | address | tenant |
  *
  * Little-endian. The version says whether it is an object or a name.
  */
@@ -380,12 +382,12 @@ enum rdt_status rdt_ref_unpack(const void *packed, size_t bytes, struct rdt_ref 
     id = in[30];
     address = in[31];
     tenant = in[32];
-    if (id == 0 || id > ID_MOST_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the ref's id has %zu bytes, 1 to %zu are possible", id, ID_MOST_BYTES);
-    if (address > ADDRESS_MOST_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the ref's address has %zu bytes, the most is %zu", address, ADDRESS_MOST_BYTES);
-    if (tenant > TENANT_MOST_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the ref's tenant has %zu bytes, the most is %zu", tenant, TENANT_MOST_BYTES);
+    if (id == 0 || id > ID_MAX_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "the ref's id has %zu bytes, 1 to %zu are possible", id, ID_MAX_BYTES);
+    if (address > ADDRESS_MAX_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "the ref's address has %zu bytes, the most is %zu", address, ADDRESS_MAX_BYTES);
+    if (tenant > TENANT_MAX_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "the ref's tenant has %zu bytes, the most is %zu", tenant, TENANT_MAX_BYTES);
     if (bytes != PACKED_FIXED_BYTES + id + address + tenant)
         return rdt_error_set(err, RDT_INVALID, "the ref has %zu bytes, its parts take %zu", bytes,
                              PACKED_FIXED_BYTES + id + address + tenant);

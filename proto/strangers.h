@@ -3,8 +3,8 @@
  *
  *   accept --> strangers_admit --> says who it is, or ends: strangers_remove
  *                    |
- *                    +--> the oldest one of the same source, if that has most_of_source, else the oldest of all, if there
- *                         are `most`: the caller closes it
+ *                    +--> the oldest one of the same source, if that has max_of_source, else the oldest of all, if there
+ *                         are `max`: the caller closes it
  *
  * A connection that has what it needs says who it is within milliseconds, so the oldest is the one to go. Not locked.
  * The source of an IPv6 address is its network of 64 bits, which one host may have to itself.
@@ -18,7 +18,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-struct stranger { /* zeroed before its first use; embedded in the connection */
+struct stranger {                 /* zeroed before its first use; embedded in the connection */
     struct stranger *next, *prev; /* NULL: not in a list */
     uint8_t source[16];
     bool exempt;
@@ -26,16 +26,16 @@ struct stranger { /* zeroed before its first use; embedded in the connection */
 
 struct strangers {
     struct stranger list; /* oldest first */
-    unsigned n, most, most_of_source;
+    unsigned n, max, max_of_source;
 };
 
-static inline void strangers_init(struct strangers *strangers, unsigned most, unsigned most_of_source)
+static inline void strangers_init(struct strangers *strangers, unsigned max, unsigned max_of_source)
 {
-    *strangers = (struct strangers){.most = most, .most_of_source = most_of_source};
+    *strangers = (struct strangers){.max = max, .max_of_source = max_of_source};
     strangers->list.next = strangers->list.prev = &strangers->list;
 }
 
-/* What counts as the source of connections from that address. */
+/* Computes the source of connections from that address. */
 static inline void strangers_source(const struct sockaddr_storage *address, uint8_t source_p[16])
 {
     const struct sockaddr_in *in4 = (const void *)address;
@@ -50,7 +50,7 @@ static inline void strangers_source(const struct sockaddr_storage *address, uint
         memcpy(source_p, &in6->sin6_addr, 8);
 }
 
-/* Nothing if it is in no list. */
+/* Does nothing if it is in no list. */
 static inline void strangers_remove(struct strangers *strangers, struct stranger *stranger)
 {
     if (!stranger->next)
@@ -61,11 +61,12 @@ static inline void strangers_remove(struct strangers *strangers, struct stranger
     strangers->n--;
 }
 
-/* Adds one whose source is set. exempt: its source has no limit of its own, and of all it is the last to go. Returns the
- * one that must go, which is in no list any more; NULL: there is room for all. */
+/* Adds a connection whose source is set. exempt: its source has no limit, and it is the last to make room
+ * for others. Returns the connection that must be closed, which has been removed from the list; NULL:
+ * there is room for all. */
 static inline struct stranger *strangers_admit(struct strangers *strangers, struct stranger *stranger, bool exempt)
 {
-    struct stranger *of_source = NULL, *oldest = NULL, *goes = NULL;
+    struct stranger *of_source = NULL, *oldest = NULL, *evicted = NULL;
     unsigned n_of_source = 0;
 
     for (struct stranger *one = strangers->list.next; one != &strangers->list; one = one->next) {
@@ -76,19 +77,19 @@ static inline struct stranger *strangers_admit(struct strangers *strangers, stru
         n_of_source++;
         of_source = of_source ? of_source : one;
     }
-    if (!exempt && n_of_source >= strangers->most_of_source)
-        goes = of_source;
-    else if (strangers->n >= strangers->most)
-        goes = oldest;
-    if (goes)
-        strangers_remove(strangers, goes);
+    if (!exempt && n_of_source >= strangers->max_of_source)
+        evicted = of_source;
+    else if (strangers->n >= strangers->max)
+        evicted = oldest;
+    if (evicted)
+        strangers_remove(strangers, evicted);
     stranger->exempt = exempt;
     stranger->next = &strangers->list;
     stranger->prev = strangers->list.prev;
     strangers->list.prev->next = stranger;
     strangers->list.prev = stranger;
     strangers->n++;
-    return goes;
+    return evicted;
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* A failure as another process tells it. */
+/* Errors that another process reports. */
 #ifndef PROTO_WIRE_ERROR_H
 #define PROTO_WIRE_ERROR_H
 
@@ -6,9 +6,10 @@
 
 #include "rdt_status.h"
 
-/* Fills err (may be NULL) and returns its status, which is always one of a failure: what cannot be one, or is none of ours, becomes
- * RDT_PROTOCOL and is named. AGAIN would make whoever waits wait on; DISCONNECTED and FORKED are only for librdt to say. An empty
- * message becomes the status's sentence. */
+/* Fills err (may be NULL) and returns its status, which is always a failure. A number that is unknown, or
+ * cannot be a failure, becomes RDT_PROTOCOL with a message that names it: AGAIN would make the caller wait
+ * for ever, and DISCONNECTED and FORKED are statuses of librdt only. An empty message becomes the sentence
+ * of the status. */
 enum rdt_status wire_error(int32_t status, int32_t sys_errno, const char *message, struct rdt_error *err);
 
 #endif

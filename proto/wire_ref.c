@@ -1,4 +1,3 @@
-/* The ref of the installed API to the wire's message and back. Decides nothing about who may use it. */
 #include "wire_ref.h"
 
 #include <stdbool.h>
@@ -12,7 +11,7 @@ static bool node_is_set(const struct rdt_ref *ref)
     return memcmp(ref->node, none, sizeof none) != 0;
 }
 
-/* The message has no const, but nobody writes through a message that is packed. */
+/* protobuf-c's structs have no const, but packing a message writes nothing. */
 void wire_ref_from(const struct rdt_ref *ref, Rdt__Pb__Ref *msg_p)
 {
     rdt__pb__ref__init(msg_p);

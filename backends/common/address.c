@@ -25,12 +25,14 @@ bool address_parse(const char *text, struct sockaddr_storage *address_p)
 bool address_is_wildcard(const char *text)
 {
     struct sockaddr_storage address;
+    const struct in6_addr *in6;
 
     if (!address_parse(text, &address))
         return false;
     if (address.ss_family == AF_INET)
         return ((struct sockaddr_in *)&address)->sin_addr.s_addr == INADDR_ANY;
-    return IN6_IS_ADDR_UNSPECIFIED(&((struct sockaddr_in6 *)&address)->sin6_addr);
+    in6 = &((struct sockaddr_in6 *)&address)->sin6_addr;
+    return IN6_IS_ADDR_UNSPECIFIED(in6) || (IN6_IS_ADDR_V4MAPPED(in6) && in6->s6_addr32[3] == INADDR_ANY);
 }
 
 bool address_text(const struct sockaddr *address, char text_p[INET6_ADDRSTRLEN])

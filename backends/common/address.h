@@ -9,7 +9,9 @@
 /* Parses a numeric IPv4 or IPv6 address; the port becomes 0. False: it is neither, for instance a name. */
 bool address_parse(const char *text, struct sockaddr_storage *address_p);
 
-bool address_is_wildcard(const char *text); /* 0.0.0.0 or :: */
+/* Returns whether a socket that is bound to the address listens at every address of the node: 0.0.0.0 and ::,
+ * however they are written, and ::ffff:0.0.0.0. */
+bool address_is_wildcard(const char *text);
 
 /* Writes an address as text. False: it is neither IPv4 nor IPv6, or no peer can reach it. */
 bool address_text(const struct sockaddr *address, char text_p[INET6_ADDRSTRLEN]);

@@ -27,8 +27,8 @@ const char *configured_digits(const char *text, uint64_t least, uint64_t most, u
     return errno || *number_p < least || *number_p > most ? NULL : end;
 }
 
-enum rdt_status configured_number(const struct rdt_host *host, const char *key, uint64_t least, uint64_t most, uint64_t *number_p,
-                                  struct rdt_error *err)
+enum rdt_status configured_number(const struct rdt_host *host, const char *key, uint64_t least, uint64_t most,
+                                  uint64_t *number_p, struct rdt_error *err)
 {
     const char *text = configured_text(host, key), *end = configured_digits(text, least, most, number_p);
 
@@ -90,5 +90,5 @@ enum rdt_status configured_peers(const struct rdt_host *host, struct rdt_error *
 {
     if (strcmp(configured_text(host, "peers"), "no") != 0)
         return RDT_OK;
-    return rdt_error_set(err, RDT_UNSUPPORTED, "there are no other nodes, so no port is opened: set key_file, and listen");
+    return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no other nodes, so no port is opened: set listen and key_file");
 }

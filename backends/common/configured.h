@@ -11,8 +11,8 @@
 /* Returns the value of a key; never NULL. */
 const char *configured_text(const struct rdt_host *host, const char *key);
 
-enum rdt_status configured_number(const struct rdt_host *host, const char *key, uint64_t least, uint64_t most, uint64_t *number_p,
-                                  struct rdt_error *err);
+enum rdt_status configured_number(const struct rdt_host *host, const char *key, uint64_t least, uint64_t most,
+                                  uint64_t *number_p, struct rdt_error *err);
 
 /* Reads a number at the start of the text and returns what follows it. NULL: there is no number, or it is out
  * of range. */
@@ -30,7 +30,8 @@ enum rdt_status configured_listen(const struct rdt_host *host, const char *secti
 /* Returns the number of threads that move bytes: what the user has configured, or a default for 0. */
 unsigned configured_threads(uint64_t said);
 
-/* UNSUPPORTED: the daemon has no other nodes, so there is nobody to open a port for. */
+/* UNSUPPORTED: the daemon has no other nodes, so the transport must not open a port. Every transport of this
+ * tree calls it in open, before it opens anything. */
 enum rdt_status configured_peers(const struct rdt_host *host, struct rdt_error *err);
 
 #endif

@@ -36,7 +36,8 @@ enum rdt_status cuda_failed(const struct cuda_driver *driver, CUresult result, s
     default:
         break;
     }
-    return rdt_error_set(err, status, "%s: %s (%s, %d)", what, text ? text : "the driver failed", name ? name : "unknown", (int)result);
+    return rdt_error_set(err, status, "%s: %s (%s, %d)", what, text ? text : "the driver failed", name ? name : "unknown",
+                         (int)result);
 }
 
 /* ---- opening ---- */
@@ -65,8 +66,9 @@ static bool start(void)
     if (result == CUDA_SUCCESS)
         return true;
     if (result == CUDA_ERROR_STUB_LIBRARY)
-        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED,
-                            "the libcuda.so.1 that is found is the CUDA toolkit's stub, not a driver: take its folder off the library path");
+        (void)rdt_error_set(
+            &the_failure, RDT_UNSUPPORTED,
+            "the libcuda.so.1 that is found is the CUDA toolkit's stub, not a driver: take its folder off the library path");
     else if (result == CUDA_ERROR_NO_DEVICE)
         (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED, "the NVIDIA driver sees no GPU");
     else
@@ -92,8 +94,8 @@ static CUresult look_at(int ordinal)
         return result;
     memcpy(gpu->uuid, "GPU-", used);
     for (unsigned i = 0; i < sizeof uuid.bytes; i++)
-        used += (size_t)snprintf(gpu->uuid + used, sizeof gpu->uuid - used, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
-                                 (unsigned)(unsigned char)uuid.bytes[i]);
+        used += (size_t)snprintf(gpu->uuid + used, sizeof gpu->uuid - used, "%s%02x",
+                                 i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned)(unsigned char)uuid.bytes[i]);
     the_driver.n_gpus++;
     return CUDA_SUCCESS;
 }

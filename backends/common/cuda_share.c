@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum rdt_status cuda_gpu_failed(const struct cuda_driver *driver, const struct cuda_gpu *gpu, CUresult result, struct rdt_error *err,
-                                const char *what)
+enum rdt_status cuda_gpu_failed(const struct cuda_driver *driver, const struct cuda_gpu *gpu, CUresult result,
+                                struct rdt_error *err, const char *what)
 {
     char text[384];
 
@@ -42,7 +42,8 @@ CUresult cuda_range_add(struct cuda_driver *driver, struct cuda_range *range, CU
 
 CUresult cuda_range_allow(struct cuda_driver *driver, const struct cuda_range *range, CUdevice device)
 {
-    CUmemAccessDesc desc = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemAccessDesc desc = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
+                            .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 
     return driver->cuMemSetAccess(range->base, range->bytes, &desc, 1);
 }
@@ -64,8 +65,8 @@ void cuda_range_unmap(struct cuda_driver *driver, struct cuda_range *range)
     range->bytes = 0;
 }
 
-static enum rdt_status map_chunk(struct cuda_driver *driver, const struct cuda_gpu *gpu, struct cuda_range *range, uint32_t i, int fd,
-                                 struct rdt_error *err)
+static enum rdt_status map_chunk(struct cuda_driver *driver, const struct cuda_gpu *gpu, struct cuda_range *range, uint32_t i,
+                                 int fd, struct rdt_error *err)
 {
     CUmemGenericAllocationHandle handle;
     CUmemAllocationProp prop = {0};
@@ -91,8 +92,9 @@ static enum rdt_status map_chunk(struct cuda_driver *driver, const struct cuda_g
     return status;
 }
 
-enum rdt_status cuda_range_map(struct cuda_driver *driver, const struct cuda_gpu *gpu, const int *fds, const uint64_t *chunk_bytes,
-                               uint32_t n, size_t granule, struct cuda_range *range_p, struct rdt_error *err)
+enum rdt_status cuda_range_map(struct cuda_driver *driver, const struct cuda_gpu *gpu, const int *fds,
+                               const uint64_t *chunk_bytes, uint32_t n, size_t granule, struct cuda_range *range_p,
+                               struct rdt_error *err)
 {
     struct cuda_range range;
     uint64_t all = 0;
@@ -129,11 +131,12 @@ void cuda_handles_init(struct cuda_handles *handles)
 
 static enum rdt_status refused(struct cuda_driver *driver, const struct cuda_gpu *gpu, CUresult result, struct rdt_error *err)
 {
-    enum rdt_status status = cuda_gpu_failed(driver, gpu, result, err,
-                                             result == CUDA_ERROR_INVALID_CONTEXT
-                                                 ? "opening a handle: it is this process's own, or both processes have the same number, each "
-                                                   "in its own PID namespace"
-                                                 : "opening a handle");
+    enum rdt_status status =
+        cuda_gpu_failed(driver, gpu, result, err,
+                        result == CUDA_ERROR_INVALID_CONTEXT
+                            ? "opening a handle: it is this process's own, or both processes have the same number, each "
+                              "in its own PID namespace"
+                            : "opening a handle");
 
     if (status == RDT_UNSUPPORTED || status == RDT_NO_MEMORY)
         return status;
@@ -157,8 +160,8 @@ static enum rdt_status open_first(struct cuda_driver *driver, struct cuda_opened
                                   : rdt_error_set(err, RDT_INVALID, "the handle is not of the start of an allocation");
 }
 
-enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_driver *driver, const struct cuda_gpu *gpu, const void *handle,
-                                 size_t handle_bytes, struct cuda_opened **opened_p, struct rdt_error *err)
+enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_driver *driver, const struct cuda_gpu *gpu,
+                                 const void *handle, size_t handle_bytes, struct cuda_opened **opened_p, struct rdt_error *err)
 {
     struct cuda_opened *opened = NULL;
     enum rdt_status status = RDT_OK;

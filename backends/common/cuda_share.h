@@ -21,14 +21,15 @@ struct cuda_range {
 
 
 /* As cuda_failed, with a sentence of the form "GPU-... (NVIDIA H200): what: the driver's text". */
-enum rdt_status cuda_gpu_failed(const struct cuda_driver *driver, const struct cuda_gpu *gpu, CUresult result, struct rdt_error *err,
-                                const char *what);
+enum rdt_status cuda_gpu_failed(const struct cuda_driver *driver, const struct cuda_gpu *gpu, CUresult result,
+                                struct rdt_error *err, const char *what);
 
 /* Maps exported chunks of a GPU for reading and writing. The GPU's context is current in the thread. The fds
  * stay the caller's; chunk_bytes is borrowed until the range is unmapped. INVALID: a fd is not of such
  * memory, is of another GPU, or is shorter than its chunk. After an error nothing stays mapped. */
-enum rdt_status cuda_range_map(struct cuda_driver *driver, const struct cuda_gpu *gpu, const int *fds, const uint64_t *chunk_bytes,
-                               uint32_t n, size_t granule, struct cuda_range *range_p, struct rdt_error *err);
+enum rdt_status cuda_range_map(struct cuda_driver *driver, const struct cuda_gpu *gpu, const int *fds,
+                               const uint64_t *chunk_bytes, uint32_t n, size_t granule, struct cuda_range *range_p,
+                               struct rdt_error *err);
 CUresult cuda_range_reserve(struct cuda_driver *driver, size_t bytes, size_t granule, const uint64_t *chunk_bytes,
                             struct cuda_range *range_p);
 CUresult cuda_range_add(struct cuda_driver *driver, struct cuda_range *range, CUmemGenericAllocationHandle handle);
@@ -53,8 +54,8 @@ struct cuda_opened {
 void cuda_handles_init(struct cuda_handles *handles);
 
 /* Opens a handle, or adds a user to one that is open. The GPU's context is current in the thread. */
-enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_driver *driver, const struct cuda_gpu *gpu, const void *handle,
-                                 size_t handle_bytes, struct cuda_opened **opened_p, struct rdt_error *err);
+enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_driver *driver, const struct cuda_gpu *gpu,
+                                 const void *handle, size_t handle_bytes, struct cuda_opened **opened_p, struct rdt_error *err);
 void cuda_handle_close(struct cuda_handles *handles, struct cuda_driver *driver, struct cuda_opened *opened);
 
 #endif

@@ -62,16 +62,17 @@ static bool is_even(const struct rdt_copy_piece *piece)
            piece->from_step <= MOST_PITCH;
 }
 
-static CUresult put_row(const struct cuda_card *card, CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const struct cuda_block *to_block,
-                        const struct cuda_block *from_block, CUstream stream)
+static CUresult put_row(const struct cuda_card *card, CUdeviceptr to, CUdeviceptr from, uint64_t bytes,
+                        const struct cuda_block *to_block, const struct cuda_block *from_block, CUstream stream)
 {
     if (to_block && from_block && to_block->card != from_block->card)
-        return driver_of(card)->cuMemcpyPeerAsync(to, to_block->card->gpu->context, from, from_block->card->gpu->context, bytes, stream);
+        return driver_of(card)->cuMemcpyPeerAsync(to, to_block->card->gpu->context, from, from_block->card->gpu->context, bytes,
+                                                  stream);
     return driver_of(card)->cuMemcpyAsync(to, from, bytes, stream);
 }
 
-static CUresult put_piece(const struct cuda_card *card, const struct rdt_memory_copy *copy, const struct rdt_copy_piece *piece, bool across,
-                          CUstream stream, bool *any_p)
+static CUresult put_piece(const struct cuda_card *card, const struct rdt_memory_copy *copy, const struct rdt_copy_piece *piece,
+                          bool across, CUstream stream, bool *any_p)
 {
     CUdeviceptr to = (CUdeviceptr)(uintptr_t)piece->to, from = (CUdeviceptr)(uintptr_t)piece->from;
     CUresult result = CUDA_SUCCESS;
@@ -132,7 +133,8 @@ static void open_to(struct cuda_block *block, const struct cuda_card *other)
     (void)pthread_mutex_lock(&block->mutex);
     if (!(block->peers & bit)) {
         block->peers |= bit;
-        if (block->range.bytes > 0 && driver->cuDeviceCanAccessPeer(&can, other->gpu->device, block->card->gpu->device) == CUDA_SUCCESS && can)
+        if (block->range.bytes > 0 &&
+            driver->cuDeviceCanAccessPeer(&can, other->gpu->device, block->card->gpu->device) == CUDA_SUCCESS && can)
             (void)cuda_range_allow(driver, &block->range, other->gpu->device);
     }
     (void)pthread_mutex_unlock(&block->mutex);

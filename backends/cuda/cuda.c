@@ -64,7 +64,8 @@ static int attribute_of(const struct cuda_driver *driver, CUdevice_attribute att
 
 static void card_init(struct cuda_card *card, struct cuda *cuda, struct cuda_gpu *gpu)
 {
-    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
 
     card->cuda = cuda;
     card->gpu = gpu;
@@ -73,8 +74,8 @@ static void card_init(struct cuda_card *card, struct cuda *cuda, struct cuda_gpu
     card->rdma = attribute_of(cuda->driver, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, gpu->device);
     prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     prop.location.id = gpu->device;
-    if (!card->vmm || cuda->driver->cuMemGetAllocationGranularity(&card->granule, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) !=
-                          CUDA_SUCCESS)
+    if (!card->vmm || cuda->driver->cuMemGetAllocationGranularity(&card->granule, &prop,
+                                                                  CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) != CUDA_SUCCESS)
         card->granule = (size_t)2 << 20;
     card->last = &card->first;
     (void)pthread_mutex_init(&card->opening, NULL);
@@ -87,11 +88,12 @@ static uint32_t devices(void *memory, struct rdt_device *devices_p, uint32_t max
     const struct cuda *cuda = memory;
 
     for (uint32_t i = 0; i < cuda->driver->n_gpus && i < max; i++)
-        devices_p[i] = (struct rdt_device){.uuid = cuda->driver->gpu[i].uuid,
-                                           .name = cuda->driver->gpu[i].name,
-                                           .bytes = cuda->driver->gpu[i].bytes,
-                                           .opened = cuda_gpu_is_open(&cuda->driver->gpu[i]),
-                                           .overhead_bytes = cuda_gpu_is_open(&cuda->driver->gpu[i]) ? cuda->cards[i].overhead_bytes : 0};
+        devices_p[i] =
+            (struct rdt_device){.uuid = cuda->driver->gpu[i].uuid,
+                                .name = cuda->driver->gpu[i].name,
+                                .bytes = cuda->driver->gpu[i].bytes,
+                                .opened = cuda_gpu_is_open(&cuda->driver->gpu[i]),
+                                .overhead_bytes = cuda_gpu_is_open(&cuda->driver->gpu[i]) ? cuda->cards[i].overhead_bytes : 0};
     return cuda->driver->n_gpus;
 }
 

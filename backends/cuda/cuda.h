@@ -61,7 +61,8 @@ struct cuda_block { /* block->priv */
 
 struct cuda_card *cuda_card_of(struct cuda *cuda, const char *uuid, struct rdt_error *err); /* NULL: NOT_FOUND, in err */
 enum rdt_status cuda_enter(struct cuda_card *card, struct rdt_error *err);
-CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, CUresult *result_p); /* its context must be the thread's current one */
+CUstream cuda_stream(struct cuda_card *card, enum cuda_way way,
+                     CUresult *result_p); /* its context must be the thread's current one */
 
 /* memory.c */
 enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);

@@ -197,16 +197,16 @@ static enum rdt_status import_chunks(struct cuda_block *block, const struct rdt_
         if (block->fds[i] < 0)
             return rdt_error_sys(err, errno, "keeping the fd of chunk %u", i);
     }
-    status = cuda_range_map(driver_of(block->card), block->card->gpu, block->fds, block->chunk_bytes, import->n_fds, block->card->granule,
-                            &block->range, err);
+    status = cuda_range_map(driver_of(block->card), block->card->gpu, block->fds, block->chunk_bytes, import->n_fds,
+                            block->card->granule, &block->range, err);
     block->base = block->range.base;
     return status;
 }
 
 static enum rdt_status import_handle(struct cuda_block *block, const struct rdt_import *import, struct rdt_error *err)
 {
-    enum rdt_status status = cuda_handle_open(&block->card->cuda->handles, driver_of(block->card), block->card->gpu, import->handle,
-                                              import->handle_bytes, &block->opened, err);
+    enum rdt_status status = cuda_handle_open(&block->card->cuda->handles, driver_of(block->card), block->card->gpu,
+                                              import->handle, import->handle_bytes, &block->opened, err);
 
     if (status != RDT_OK)
         return status;
@@ -241,7 +241,8 @@ enum rdt_status cuda_import(void *memory, const char *device, const struct rdt_i
     if (import->bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "0 bytes of GPU memory cannot be imported");
     if (chunks && (import->n_fds == 0 || import->n_fds > RDT_EXPORT_MAX_FDS))
-        return rdt_error_set(err, RDT_INVALID, "GPU memory of %u chunks: 1 to %u can be imported", import->n_fds, RDT_EXPORT_MAX_FDS);
+        return rdt_error_set(err, RDT_INVALID, "GPU memory of %u chunks: 1 to %u can be imported", import->n_fds,
+                             RDT_EXPORT_MAX_FDS);
     status = cuda_enter(card, err);
     if (status != RDT_OK)
         return status;

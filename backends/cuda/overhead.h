@@ -1,10 +1,10 @@
-/* How much memory of a GPU this process takes beside its blocks: that of the context, which the driver makes
- * when the GPU is first used, and which takes some hundred megabytes. Only NVML (libnvidia-ml.so.1, part of
- * every driver; loaded at run time) can tell, in one of two ways:
+/* How much memory of a GPU this process uses beside its blocks: that of the context, some hundred megabytes, which
+ * the driver allocates when the GPU is first used. Only NVML can tell (libnvidia-ml.so.1, a part of every driver,
+ * loaded at run time), in one of two ways:
  *
- *   - what it lists for this process, if it knows the process's number (in a PID namespace of its own it does not);
- *   - otherwise, how much more of the GPU is in use after the context was made than before. This is too much if another process has
- *     allocated memory in that moment.
+ *   - what NVML lists for this process; it does not if the process has a PID namespace of its own;
+ *   - otherwise, how much more of the GPU's memory is in use after the context was created than before. This is too
+ *     much if another process allocated memory meanwhile.
  *
  * CUDA itself cannot tell: cuMemGetInfo needs the context that is to be measured.
  */

@@ -11,8 +11,10 @@
 #include <string.h>
 #include <strings.h>
 
-#include "backends/gloo/gloo.h"
+#include "backends/common/address.h"
+#include "backends/common/configured.h"
 #include "backends/common/only_transport.h"
+#include "backends/gloo/gloo.h"
 
 #define OFFER_BYTES_A_RANK 140u /* a length, a sockaddr_storage and a number */
 
@@ -76,10 +78,8 @@ static void group_destroy(void *arg)
     struct party *party = arg;
 
     if (party->started)
-        (void)pthread_join(party->main, NULL); /* it has said that the group is closed */
-    else
-        mesh_close(party->mesh);
-    mesh_destroy(party->mesh);
+        (void)pthread_join(party->main, NULL); /* it has reported that the group is closed, and only has to return */
+    mesh_discard(party->mesh);
     for (uint32_t i = 0; i < party->size; i++) {
         (void)pthread_cond_destroy(&party->sides[i].more);
         free(party->blobs[i]);
@@ -186,30 +186,28 @@ static void cancel(void *arg, struct rdt_op *op)
 
 /* ---- the transport ---- */
 
-static bool is_any(const char *address)
-{
-    return strcmp(address, "0.0.0.0") == 0 || strcmp(address, "::") == 0 || strcmp(address, "[::]") == 0;
-}
-
 static enum rdt_status transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
 {
-    const char *trusted = host->config(host->ctx, "trusted_network"), *listen = host->config(host->ctx, "listen_host");
-    const char *interfaces = host->config(host->ctx, "interfaces");
+    const char *listen = configured_text(host, "listen_host"), *interfaces = configured_text(host, "interfaces");
     char interface[64] = "", why[MESH_WHY_BYTES];
+    enum rdt_status status;
     struct gloo *gloo;
 
-    if (!trusted || strcmp(trusted, "yes") != 0)
+    if (strcmp(configured_text(host, "trusted_network"), "yes") != 0)
         return rdt_error_set(
             err, RDT_UNSUPPORTED,
             "Gloo neither authenticates nor encrypts; set trusted_network = yes if only trusted machines reach its "
             "interfaces");
-    if (!listen || listen[0] == '\0')
-        return rdt_error_set(err, RDT_UNSUPPORTED, "there is no peer link: set listen and key_file");
-    if (interfaces && interfaces[0])
-        (void)snprintf(interface, sizeof interface, "%.*s", (int)strcspn(interfaces, ", "), interfaces);
-    if (!interface[0] && is_any(listen))
+    status = configured_peers(host, err);
+    if (status != RDT_OK)
+        return status;
+    if (!listen[0])
         return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "Gloo needs one address: set interfaces, or listen to an address of this node");
+                             "Gloo listens at the address of the peer link, and there is none: set listen");
+    (void)snprintf(interface, sizeof interface, "%.*s", (int)strcspn(interfaces, ", "), interfaces);
+    if (!interface[0] && address_is_wildcard(listen)) /* Gloo would bind to every address, and offer one that reaches nobody */
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "Gloo needs one address: set interfaces, or set listen to an address of this node");
     gloo = calloc(1, sizeof *gloo);
     if (!gloo)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the transport");

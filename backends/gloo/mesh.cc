@@ -22,6 +22,8 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -73,34 +75,50 @@ std::string text_of(std::exception_ptr thrown)
     return why;
 }
 
-/* The thread of the device stands still while there is one of these. */
-class Stillness : public tcp::Handler
+/* Stops the thread of the device, and lets it go on. The descriptor by which it does so is registered once: to
+ * take one back Gloo waits for its thread, for up to 10 ms. */
+class Brake : public tcp::Handler
 {
   public:
-    explicit Stillness(tcp::Device &device) : device_(device), fd_(eventfd(1, EFD_CLOEXEC))
+    explicit Brake(tcp::Device &device) : device_(device), fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))
     {
         if (fd_ < 0)
             throw std::runtime_error("no descriptor is left");
         device_.registerDescriptor(fd_, EPOLLIN, this);
-        std::unique_lock<std::mutex> lock(mutex_);
-        changed_.wait(lock, [&] { return still_; });
     }
-    ~Stillness() override
+    ~Brake() override
     {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            over_ = true;
-        }
-        changed_.notify_all();
         device_.unregisterDescriptor(fd_, this);
         (void)::close(fd_);
     }
-    void handleEvents(int) override
+    Brake(const Brake &) = delete;
+    Brake &operator=(const Brake &) = delete;
+    void stop() /* returns when the thread stands still */
     {
         std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait(lock, [&] { return !wanted_ && !still_; }); /* somebody else stops it now */
+        wanted_ = true;
+        (void)eventfd_write(fd_, 1);
+        changed_.wait(lock, [&] { return still_; });
+    }
+    void release()
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        wanted_ = false;
+        changed_.notify_all();
+    }
+    void handleEvents(int) override
+    {
+        eventfd_t ignored;
+        std::unique_lock<std::mutex> lock(mutex_);
+        (void)eventfd_read(fd_, &ignored);
+        if (!wanted_)
+            return;
         still_ = true;
         changed_.notify_all();
-        changed_.wait(lock, [&] { return over_; });
+        changed_.wait(lock, [&] { return !wanted_; });
+        still_ = false;
+        changed_.notify_all();
     }
 
   private:
@@ -108,8 +126,39 @@ class Stillness : public tcp::Handler
     int fd_;
     std::mutex mutex_;
     std::condition_variable changed_;
-    bool still_ = false, over_ = false;
+    bool wanted_ = false, still_ = false;
 };
+
+/* The thread of the device stands still while one of these exists. */
+class Stillness
+{
+  public:
+    explicit Stillness(Brake &brake) : brake_(brake)
+    {
+        brake_.stop();
+    }
+    ~Stillness()
+    {
+        brake_.release();
+    }
+    Stillness(const Stillness &) = delete;
+    Stillness &operator=(const Stillness &) = delete;
+
+  private:
+    Brake &brake_;
+};
+
+/* Compares two values in a time that does not tell where they differ. */
+bool same_secret(const void *a, const void *b, size_t bytes)
+{
+    const volatile unsigned char *left = static_cast<const volatile unsigned char *>(a),
+                                 *right = static_cast<const volatile unsigned char *>(b);
+    unsigned char difference = 0;
+
+    for (size_t i = 0; i < bytes; i++)
+        difference |= static_cast<unsigned char>(left[i] ^ right[i]);
+    return difference == 0;
+}
 
 /* What the connecting end says first. */
 struct Hello {
@@ -213,9 +262,16 @@ Joined::Joined(int own, int ranks, std::shared_ptr<gloo::transport::Device> devi
 
 struct mesh_device {
     std::shared_ptr<gloo::transport::Device> device;
+    std::unique_ptr<Brake> brake;
+    std::mutex mutex;
+    std::condition_variable more;
+    std::list<struct mesh *> discarded; /* under the mutex: the reaper destroys them */
+    bool ending = false;                /* under the mutex */
+    pthread_t reaper;
 };
 
 struct mesh {
+    struct mesh_device *device;
     uint32_t rank, size;
     struct mesh_id id;
     std::mutex mutex;
@@ -270,7 +326,7 @@ Guarded::~Guarded()
     for (auto &caller : callers_)
         device_->unregisterDescriptor(caller->fd, caller.get()); /* waits for the thread: then it knows none of them */
     if (callers_.empty() && !gone_.empty()) {
-        Stillness wait(*device_);
+        Stillness wait(*mesh_->device->brake);
     }
 }
 
@@ -329,8 +385,12 @@ bool Guarded::answer_door()
     gone_.clear();
     int fd = ::accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC), whole = sizeof(Hello);
     if (fd < 0) {
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-            (void)usleep(10000); /* who knocks stays at the door */
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            if (!callers_.empty())
+                drop(*callers_.front()); /* this frees a descriptor for the next one */
+            else
+                (void)usleep(10000); /* the connection stays in the listener's queue, and the socket stays readable */
+        }
         return true;
     }
     (void)::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &whole, sizeof whole);
@@ -370,7 +430,7 @@ void Guarded::hear(Caller &caller)
     if (!lock)
         return; /* its socket says so again */
     ssize_t n = ::recv(caller.fd, &said, sizeof said, MSG_PEEK | MSG_DONTWAIT);
-    bool good = n == static_cast<ssize_t>(sizeof said) && std::memcmp(&said, &expected, sizeof said) == 0;
+    bool good = n == static_cast<ssize_t>(sizeof said) && same_secret(&said, &expected, sizeof said);
     (void)guarded(why, [&] {
         if (good && state_ == LISTENING)
             adopt(caller);
@@ -449,6 +509,35 @@ class Waited
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
 };
 
+/* The thread that destroys the meshes that mesh_discard was given. */
+void *reap(void *arg)
+{
+    struct mesh_device *device = static_cast<struct mesh_device *>(arg);
+    std::unique_lock<std::mutex> lock(device->mutex);
+
+    for (;;) {
+        device->more.wait(lock, [&] { return device->ending || !device->discarded.empty(); });
+        if (device->discarded.empty())
+            return nullptr;
+        struct mesh *mesh = device->discarded.front();
+        device->discarded.pop_front();
+        lock.unlock();
+        delete mesh;
+        lock.lock();
+    }
+}
+
+bool start_reaper(struct mesh_device *device)
+{
+    sigset_t all, before;
+
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&device->reaper, nullptr, reap, device);
+    (void)pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return error == 0;
+}
+
 } // namespace
 
 bool mesh_device_create(const char *interface, const char *address, struct mesh_device **device_p, char why[MESH_WHY_BYTES])
@@ -461,12 +550,21 @@ bool mesh_device_create(const char *interface, const char *address, struct mesh_
         else
             attr.hostname = address;
         device->device = gloo::transport::tcp::CreateDevice(attr);
+        device->brake = std::make_unique<Brake>(static_cast<tcp::Device &>(*device->device));
+        if (!start_reaper(device.get()))
+            throw std::runtime_error("no thread can be started");
         *device_p = device.release();
     });
 }
 
 void mesh_device_destroy(struct mesh_device *device)
 {
+    {
+        std::lock_guard<std::mutex> lock(device->mutex);
+        device->ending = true;
+    }
+    device->more.notify_all();
+    (void)pthread_join(device->reaper, nullptr);
     delete device;
 }
 
@@ -474,12 +572,14 @@ bool mesh_create(struct mesh_device *device, const struct mesh_id *id, uint32_t 
                  char why[MESH_WHY_BYTES])
 {
     return guarded(why, [&] {
-        auto mesh = std::make_unique<struct mesh>();
+        /* A mesh that is not complete goes to the reaper, too. */
+        std::unique_ptr<struct mesh, void (*)(struct mesh *)> mesh(new struct mesh, mesh_discard);
+        mesh->device = device;
         mesh->rank = rank;
         mesh->size = size;
         mesh->id = *id;
         mesh->context = std::make_shared<Joined>(static_cast<int>(rank), static_cast<int>(size), device->device, mesh.get());
-        Stillness while_it_is_made(static_cast<tcp::Device &>(*device->device)); /* a pair listens before it is a Guarded one */
+        Stillness while_pairs_are_created(*device->brake); /* a pair listens before it is a Guarded one */
         for (uint32_t i = 0; i < size; i++)
             if (i != rank)
                 mesh->context->pairs().createPair(static_cast<int>(i));
@@ -562,4 +662,15 @@ void mesh_close(struct mesh *mesh)
 void mesh_destroy(struct mesh *mesh)
 {
     delete mesh;
+}
+
+void mesh_discard(struct mesh *mesh)
+{
+    if (!mesh)
+        return;
+    mesh_close(mesh);
+    struct mesh_device *device = mesh->device;
+    std::lock_guard<std::mutex> lock(device->mutex);
+    device->discarded.push_back(mesh);
+    device->more.notify_all();
 }

@@ -25,7 +25,7 @@ struct mesh;
 
 /* Listens on that interface, or ("") at that numeric address. */
 bool mesh_device_create(const char *interface, const char *address, struct mesh_device **device_p, char why[MESH_WHY_BYTES]);
-void mesh_device_destroy(struct mesh_device *device);
+void mesh_device_destroy(struct mesh_device *device); /* every mesh of it must be destroyed or discarded */
 
 /* A secret that only the ranks of a group know; connections that do not show it are refused. */
 struct mesh_id {
@@ -47,7 +47,12 @@ bool mesh_send(struct mesh *mesh, uint32_t rank, uint64_t slot, const void *from
 bool mesh_recv(struct mesh *mesh, uint32_t rank, uint64_t slot, void *to, size_t bytes, char why[MESH_WHY_BYTES]);
 
 void mesh_close(struct mesh *mesh);
-void mesh_destroy(struct mesh *mesh); /* after mesh_close, with no call under way; may wait briefly. NULL is allowed */
+
+/* Both free a mesh on which no call is under way; NULL is allowed. Gloo waits up to 10 ms for its thread with
+ * each pair: mesh_destroy, which needs a mesh_close before it, returns when everything is closed; mesh_discard
+ * closes the mesh, has a thread of the device do the rest, and returns at once. */
+void mesh_destroy(struct mesh *mesh);
+void mesh_discard(struct mesh *mesh);
 
 #ifdef __cplusplus
 }

@@ -180,8 +180,9 @@ static enum rdt_status host_alloc_private(void *memory, uint64_t bytes, struct r
 }
 
 /* ---- importing ----
- * A client's descriptor may be one of any file. What it is the kernel says without asking a file system, which may be another process and
- * answer never: so seals come first, and only what has some is looked at further.
+ * A client's descriptor may belong to a file of any kind, and a file system may be a process that never answers. The
+ * kernel itself answers what seals a file has. So the seals are asked for first, and only a file that knows seals is
+ * looked at further.
  */
 
 static enum rdt_status check_file(int fd, struct stat *stat_p, struct rdt_error *err)
@@ -314,12 +315,13 @@ static enum rdt_status check_whole(int fd, uint64_t bytes, struct rdt_error *err
         return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot lies on huge pages");
     pages = round_up(bytes, page);
     if ((uint64_t)st.st_size != pages) /* who maps it maps them whole */
-        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot has %llu bytes, not the %llu of whole pages for %llu",
+        return rdt_error_set(err, RDT_INVALID,
+                             "the memory made for a snapshot has %llu bytes, not the %llu of whole pages for %llu",
                              (unsigned long long)st.st_size, (unsigned long long)pages, (unsigned long long)bytes);
     there = (uint64_t)st.st_blocks * 512;
     if (there != pages)
-        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot has pages of %llu bytes %s", (unsigned long long)there,
-                             there < pages ? "and else holes" : "and is shorter");
+        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot has pages of %llu bytes %s",
+                             (unsigned long long)there, there < pages ? "and else holes" : "and is shorter");
     return RDT_OK;
 }
 

@@ -91,8 +91,8 @@ static void fail_nccl(struct lane *lane, struct party *party, const char *what, 
     const char *last = api_of(lane)->ncclGetLastError(party->comm);
     char why[WHY_BYTES];
 
-    (void)snprintf(why, sizeof why, "%s: %s%s%.200s", what, api_of(lane)->ncclGetErrorString(error), last && last[0] ? ": " : "",
-                   last ? last : "");
+    (void)snprintf(why, sizeof why, "%s: %s%s%.200s", what, api_of(lane)->ncclGetErrorString(error),
+                   last && last[0] ? ": " : "", last ? last : "");
     for (char *at = why; *at; at++)
         if ((unsigned char)*at < ' ')
             *at = ' ';
@@ -173,6 +173,8 @@ static void go_on_connecting(struct lane *lane, struct party *party)
 
     if (ask(lane, party, "connecting") != NCCL_SUCCESS)
         return;
+    door_close(party->door, false);
+    party->door = -1;
     (void)pthread_mutex_lock(&lane->mutex);
     party->state = PARTY_READY;
     tell = !party->closing;
@@ -332,6 +334,8 @@ static bool go_on_closing(struct lane *lane, struct party *party)
     struct rdt_op *ops;
 
     if (!party->aborted) {
+        door_close(party->door, true);
+        party->door = -1;
         if (party->comm)
             (void)api_of(lane)->ncclCommAbort(party->comm);
         party->comm = NULL;

@@ -14,6 +14,7 @@
  * does not know which it is.
  */
 #include "backends/nccl/nccl.h"
+#include "backends/common/configured.h"
 #include "backends/common/only_transport.h"
 
 #include <stdio.h>
@@ -33,7 +34,8 @@ static enum rdt_status check_nodes(const struct rdt_group_desc *desc, struct rdt
         for (uint32_t k = 0; k < i; k++)
             n += memcmp(desc->members[k].node_uuid, desc->members[i].node_uuid, sizeof desc->members[i].node_uuid) == 0;
         if (n > NODE_RANKS_MAX)
-            return rdt_error_set(err, RDT_LIMIT, "rank %u is the %uth of one node: NCCL takes %u, a GPU each", i, n, NODE_RANKS_MAX);
+            return rdt_error_set(err, RDT_LIMIT, "rank %u is the %uth of one node: NCCL takes %u, a GPU each", i, n,
+                                 NODE_RANKS_MAX);
     }
     return RDT_OK;
 }
@@ -70,6 +72,7 @@ static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc
     party->ctx = group_ctx;
     party->rank = desc->rank;
     party->size = desc->size;
+    party->door = -1;
     ring_init(&party->ring);
     for (uint32_t i = 0; i < desc->size; i++)
         party->sides[i] = (struct side){party, i};
@@ -81,23 +84,27 @@ static void group_destroy(void *arg)
 {
     struct party *party = arg;
 
+    door_close(party->door, true);
     free(party->sides);
     free(party);
 }
 
-/* Rank 0 gives the name under which all ranks meet. It takes NCCL a millisecond, and leaves a listening
- * socket of NCCL's there. */
+/* Rank 0 gives the id under which all ranks meet. This takes NCCL 0.2 ms, and 10 ms the first time; it leaves a
+ * listening socket of NCCL's, and a thread. */
 static enum rdt_status group_offer(void *arg, uint8_t blob[RDT_GROUP_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
 {
     struct party *party = arg;
-    int error;
+    int error, lowest;
 
     *bytes_p = 0;
     if (party->rank != 0)
         return RDT_OK;
+    lowest = door_lowest();
     error = party->nccl->api->ncclGetUniqueId(&party->id);
     if (error != NCCL_SUCCESS)
         return rdt_error_set(err, RDT_TRANSPORT, "ncclGetUniqueId: %s", party->nccl->api->ncclGetErrorString(error));
+    door_close(party->door, true);
+    party->door = door_find(&party->id, lowest);
     memcpy(blob, &party->id, sizeof party->id);
     *bytes_p = sizeof party->id;
     return RDT_OK;
@@ -163,7 +170,7 @@ static enum rdt_status set_interfaces(const char *interfaces, struct rdt_error *
 {
     char text[256];
 
-    if (!interfaces || !interfaces[0] || getenv("NCCL_SOCKET_IFNAME"))
+    if (!interfaces[0] || getenv("NCCL_SOCKET_IFNAME"))
         return RDT_OK;
     if (snprintf(text, sizeof text, "=%s", interfaces) >= (int)sizeof text || setenv("NCCL_SOCKET_IFNAME", text, 1))
         return rdt_error_set(err, RDT_LIMIT, "NCCL_SOCKET_IFNAME cannot be set to the interfaces");
@@ -172,7 +179,6 @@ static enum rdt_status set_interfaces(const char *interfaces, struct rdt_error *
 
 static enum rdt_status transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
 {
-    const char *trusted = host->config(host->ctx, "trusted_network");
     struct cuda_driver *driver;
     const struct nccl_api *api;
     struct nccl *nccl;
@@ -182,11 +188,14 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
         status = cuda_driver_open(&driver, err);
     if (status != RDT_OK)
         return status;
-    if (!trusted || strcmp(trusted, "yes") != 0)
-        return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "NCCL neither authenticates nor encrypts; set trusted_network = yes if only trusted machines reach its "
-                             "interfaces");
-    status = set_interfaces(host->config(host->ctx, "interfaces"), err);
+    if (strcmp(configured_text(host, "trusted_network"), "yes") != 0)
+        return rdt_error_set(
+            err, RDT_UNSUPPORTED,
+            "NCCL neither authenticates nor encrypts; set trusted_network = yes if only trusted machines reach its "
+            "interfaces");
+    status = configured_peers(host, err);
+    if (status == RDT_OK)
+        status = set_interfaces(configured_text(host, "interfaces"), err);
     if (status != RDT_OK)
         return status;
     nccl = calloc(1, sizeof *nccl);

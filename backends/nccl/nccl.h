@@ -2,6 +2,7 @@
  *
  *   nccl.c   the table, the groups as the core sees them; loop thread
  *   lane.c   one GPU's thread, which makes all calls to NCCL and the driver for it
+ *   door.c   the port at which the ranks of a group meet
  *
  * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: makes it, posts,
  * polls, aborts. All groups of one GPU share that thread, one stream and one queue, in the order in which the
@@ -14,6 +15,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "backends/nccl/door.h"
 #include "backends/nccl/nccl_api.h"
 #include "backends/common/ring.h"
 #include "rdt_backend.h"
@@ -49,6 +51,7 @@ struct party { /* one rank of a group */
     struct nccl_id id;
     struct side *sides; /* [size] */
     bool connected;     /* group_connect was called; loop thread */
+    int door;           /* rank 0, until all ranks have come: see door.h. The lane's thread's once it is connected */
     /* Under the lane's mutex: */
     struct ring ring; /* lane->parties, from group_connect on */
     enum party_state state;

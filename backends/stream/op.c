@@ -8,6 +8,29 @@
 
 #include "backends/stream/stream.h"
 
+/* ---- states ---- */
+
+/* The lock is held. The table is the drawing in stream.h; a move that is not in it is a bug, and stops the
+ * process. */
+static void set_state(struct operation *operation, enum op_state to)
+{
+    static const bool allowed[OP_ENDED + 1][OP_ENDED + 1] = {
+        [OP_QUEUED] = {[OP_RUNNING] = true, [OP_ENDING] = true},
+        [OP_RUNNING] = {[OP_STOPPING] = true, [OP_ENDED] = true},
+        [OP_STOPPING] = {[OP_ENDED] = true},
+        [OP_ENDING] = {[OP_ENDED] = true},
+    };
+    const struct rdt_host *host = &operation->conn->transport->host;
+
+    if (!allowed[operation->state][to]) {
+        host->log(host->ctx, RDT_LOG_ERROR, "bug: an operation goes from state %d to %d", operation->state, to);
+        abort();
+    }
+    operation->state = to;
+}
+
+/* ---- receives ---- */
+
 static struct ring *recv_bucket(struct conn *conn, uint64_t transfer, uint64_t chunk)
 {
     return &conn->recvs[((transfer * 0x9e3779b97f4a7c15u) ^ (chunk * 0xd6e8feb86659fd93u)) >> 32 & (RECV_BUCKETS - 1)];
@@ -90,7 +113,7 @@ static void end_queued(struct operation *operation)
     struct thread *home = operation->conn->home;
 
     ring_remove(&operation->ring);
-    operation->state = OP_ENDING;
+    set_state(operation, OP_ENDING);
     ring_append(&home->ending, &operation->ring);
     thread_wake(home);
 }
@@ -107,7 +130,7 @@ void op_cancel(struct conn *conn, struct rdt_op *op)
     if (operation && operation->state == OP_QUEUED) {
         end_queued(operation);
     } else if (operation && operation->state == OP_RUNNING) {
-        operation->cancelled = true;
+        set_state(operation, OP_STOPPING);
         thread_attend(operation->lane);
     }
     (void)pthread_mutex_unlock(&conn->transport->lock);
@@ -128,7 +151,7 @@ void ops_end_queued(struct conn *conn)
 static void start(struct operation *operation, struct lane *lane)
 {
     ring_remove(&operation->ring);
-    operation->state = OP_RUNNING;
+    set_state(operation, OP_RUNNING);
     operation->lane = lane;
 }
 
@@ -170,8 +193,9 @@ void op_end(struct operation *operation, enum rdt_status status, const char *msg
 
     (void)pthread_mutex_lock(&transport->lock);
     op->priv[0] = NULL; /* a cancel that comes now finds nothing */
-    if (status != RDT_OK && (conn->closing || operation->cancelled))
+    if (status != RDT_OK && (conn->closing || operation->state == OP_STOPPING))
         status = RDT_CANCELLED, msg = NULL;
+    set_state(operation, OP_ENDED);
     (void)pthread_mutex_unlock(&transport->lock);
 
     transport->host.op_done(op, status, msg);

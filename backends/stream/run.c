@@ -325,7 +325,7 @@ void lane_attend(struct lane *lane)
 
     (void)pthread_mutex_lock(&transport->lock);
     gone = lane->evicted || (lane->conn && lane->conn->closing);
-    cancelled = lane->operation && lane->operation->cancelled;
+    cancelled = lane->operation && lane->operation->state == OP_STOPPING;
     (void)pthread_mutex_unlock(&transport->lock);
     if (gone)
         lane_fail(lane, lane->conn ? NULL : "it made room for others", 0);

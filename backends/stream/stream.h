@@ -5,7 +5,7 @@
  * the peer's offer; it is bare where both ends trust the network.
  *
  * Owns: its sockets, data threads, and the memory of lanes, connections and queued operations. An operation's
- * memory belongs to the core; a lane reads or writes it only while the operation is RUNNING.
+ * memory belongs to the core; a lane reads or writes it only while the operation is RUNNING or STOPPING.
  *
  * Refuses: memory that is not host memory; peers that do not show the token of an offer, or show a number
  * twice; more than MAX_STRANGERS accepted connections that have not greeted; more than MAX_LANES lanes from
@@ -69,25 +69,31 @@ struct settings {
 
 /* ---- operations ---- */
 
-/*   post            a lane takes it        all bytes are written or read
- *  ------> QUEUED -----------------> RUNNING ----------------------> ended: op_done, then freed
- *             |                         |                              ^
- *             | cancel, disconnect      | cancel (the lane finishes    |
- *             v                         | the chunk without it),       |
- *           ENDING                      | disconnect, failure          |
- *             |  home thread            v                              |
- *             `--------------------------------------------------------'
+/* The table in op.c has exactly these moves:
+ *
+ *   QUEUED    it stands in conn->sends or in a bucket of conn->recvs
+ *   RUNNING   a lane moves its bytes
+ *   STOPPING  it was cancelled; the lane lets go of its memory, and finishes the chunk without it
+ *   ENDING    no lane has it; the home thread ends it
+ *   ENDED     op_done is called, and it is freed
+ *
+ *   post             a lane takes it           all bytes are written or read, disconnect, failure
+ *  ------> QUEUED -------------------> RUNNING ---------------------------------------------------> ENDED
+ *             |                           |                                                        ^   ^
+ *             |                           | cancel                  the lane's thread              |   |
+ *             |                           `----------> STOPPING -----------------------------------'   |
+ *             | cancel, disconnect                                  the home thread                    |
+ *             `---------------------------------------> ENDING ----------------------------------------'
  */
-enum op_state { OP_QUEUED, OP_RUNNING, OP_ENDING };
+enum op_state { OP_QUEUED, OP_RUNNING, OP_STOPPING, OP_ENDING, OP_ENDED };
 
 /* One posted operation. op->priv[0] leads here until it has ended. */
 struct operation {
-    struct ring ring; /* [lock] in conn->sends, a bucket of conn->recvs or thread->ending; alone while RUNNING */
+    struct ring ring; /* [lock] QUEUED: in conn->sends or a bucket of conn->recvs; ENDING: in thread->ending; otherwise alone */
     struct rdt_op *op;
     struct conn *conn;
-    struct lane *lane;   /* [lock] RUNNING: the lane that moves it */
+    struct lane *lane;   /* [lock] RUNNING, STOPPING: the lane that moves it */
     enum op_state state; /* [lock] */
-    bool cancelled;      /* [lock] RUNNING: its lane is to end it now */
 };
 
 /* ---- connections ---- */
@@ -164,7 +170,7 @@ struct lane {
     uint8_t small[HEADER_BYTES + TRAILER_BYTES + HELLO_BYTES]; /* greetings; headers and trailers as they come in */
     size_t small_n;
 
-    struct operation *operation; /* RUNNING on this lane; NULL: none, or it was ended early */
+    struct operation *operation; /* RUNNING or STOPPING on this lane; NULL: none, or it was ended early */
     bool sending;                /* a chunk is being sent */
     uint64_t bytes, at;          /* of the chunk: its length; bytes received, or sent with header and trailer */
     uint8_t *memory;             /* the operation's */
@@ -276,7 +282,8 @@ void conn_disconnect(struct conn *conn);
 void conn_describe(struct conn *conn, char *text_p, size_t size); /* "": not known yet */
 /* Data threads: */
 bool conn_find_key(struct transport *transport, const uint8_t id[ID_BYTES], uint8_t key_p[KEY_BYTES]);
-const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const uint8_t token[TOKEN_BYTES]); /* NULL or why not */
+const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES],
+                           const uint8_t token[TOKEN_BYTES]); /* NULL or why not */
 void conn_lane_leaves(struct lane *lane); /* the lane sends nothing more: another one may be dialled */
 void conn_fail(struct conn *conn, enum rdt_status status, const char *msg);
 void conns_close(struct thread *thread);

@@ -88,13 +88,10 @@ static void send_one(struct conn *conn, struct operation *operation)
 void chunks_send(struct conn *conn)
 {
     struct engine *engine = conn->engine;
+    struct operation *operation;
 
     (void)pthread_mutex_lock(&engine->lock);
-    while (!conn->closing && !ring_empty(&conn->sends)) {
-        struct operation *operation = container_of(conn->sends.next, struct operation, ring);
-
-        ring_remove(&operation->ring);
-        operation->state = OP_RUNNING;
+    while ((operation = op_take_send(conn)) != NULL) {
         (void)pthread_mutex_unlock(&engine->lock);
         if (operation->kind == OP_READ)
             read_start(conn, operation);

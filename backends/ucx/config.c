@@ -131,7 +131,8 @@ static unsigned config_threads(const struct rdt_host *host, uint64_t threads)
     if (threads < 2 || major > 1 || minor >= 18)
         return threads > 0 ? (unsigned)threads : 1;
     host->log(host->ctx, RDT_LOG_WARN,
-              "threads = %u: one is used, as UCX %u.%u.%u may end the process when connections of several come and go (1.18 does not)",
+              "threads = %u: one is used, as UCX %u.%u.%u may end the process when connections of several come and go (1.18 "
+              "does not)",
               (unsigned)threads, major, minor, release);
     return 1;
 }
@@ -187,6 +188,11 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
 
 /* ---- the context ---- */
 
+static bool uses_ipv6(const struct settings *settings)
+{
+    return strchr(settings->listen, ':') != NULL;
+}
+
 static enum rdt_status modify(ucp_config_t *config, const char *key, const char *value, struct rdt_error *err)
 {
     unsigned major, minor, release;
@@ -209,6 +215,9 @@ static enum rdt_status modify_all(const struct settings *settings, ucp_config_t 
     const struct {
         const char *key, *value;
     } changes[] = {
+        /* UCX (up to 1.22) gives an endpoint as many bytes for the peer's address as its interface's own address has. An
+         * interface of both families uses IPv4 by itself, and the address of an IPv6 peer then overwrites other memory. */
+        {"TCP_AF_PRIO", uses_ipv6(settings) ? "inet6" : ""},
         {"TLS", settings->tls},
         {"NET_DEVICES", settings->interfaces},
         {"TCP_CM_REUSEADDR", "y"}, /* a restart finds its fixed port free */
@@ -271,8 +280,10 @@ enum rdt_status settings_context(const struct settings *settings, ucp_context_h 
             (void)nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
         ucs = ucp_init(&params, config, context_p);
         if (ucs != UCS_OK)
-            status = rdt_error_set(err, RDT_UNSUPPORTED, "UCX finds no usable transport (tls = %s, interfaces = %s): %s",
-                                   settings->tls, settings->interfaces, ucs_status_string(ucs));
+            status = rdt_error_set(err, RDT_UNSUPPORTED, "UCX finds no usable transport (tls = %s, interfaces = %s%s): %s",
+                                   settings->tls, settings->interfaces,
+                                   uses_ipv6(settings) ? ", IPv6: UCX 1.13 has none on the loopback" : "",
+                                   ucs_status_string(ucs));
     }
     ucp_config_release(config);
     return status;

@@ -170,12 +170,13 @@ static void on_link_ready(struct conn *conn, struct link *link)
 
     lanes_of(link->ep, lanes, sizeof lanes);
     link->copies = lanes_copy(lanes);
-    readable = settings->reads && (lanes_have_rdma(lanes) || (settings->one_sided == ONE_SIDED_ALWAYS && lanes_have_cma(lanes) &&
-                                                              ucx_is_at_least(1, 16)));
+    readable = settings->reads && (lanes_have_rdma(lanes) || (settings->one_sided == ONE_SIDED_ALWAYS &&
+                                                              lanes_have_cma(lanes) && ucx_is_at_least(1, 16)));
     slow = lanes_judge(engine, conn->peer_uuid, lanes, why, sizeof why);
     (void)pthread_mutex_lock(&engine->lock);
     if (!conn->refused)
-        (void)snprintf(conn->lanes, sizeof conn->lanes, "%s%s%s%s", lanes, readable ? ", one-sided" : "", slow ? "; slow: " : "", why);
+        (void)snprintf(conn->lanes, sizeof conn->lanes, "%s%s%s%s", lanes, readable ? ", one-sided" : "",
+                       slow ? "; slow: " : "", why);
     conn->readable = readable;
     if (slow && engine->settings.on_slow == SLOW_REFUSE) {
         conn->refused = true;

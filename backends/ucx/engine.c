@@ -9,7 +9,6 @@ static void engine_free(struct engine *engine)
     if (engine->context)
         ucp_cleanup(engine->context);
     (void)pthread_mutex_destroy(&engine->lock);
-    free(engine->warned);
     free(engine);
 }
 
@@ -24,8 +23,8 @@ static void ask_memory(struct engine *engine)
         engine->memory.types = attr.memory_types;
 }
 
-enum rdt_status engine_create(const struct rdt_host *host, const struct settings *settings, unsigned index, struct engine **engine_p,
-                              struct rdt_error *err)
+enum rdt_status engine_create(const struct rdt_host *host, const struct settings *settings, unsigned index,
+                              struct engine **engine_p, struct rdt_error *err)
 {
     struct engine *engine = calloc(1, sizeof *engine);
     enum rdt_status status;
@@ -42,6 +41,7 @@ enum rdt_status engine_create(const struct rdt_host *host, const struct settings
     ring_init(&engine->active);
     ring_init(&engine->ending);
     ring_init(&engine->dying);
+    strangers_init(&engine->strangers, MAX_STRANGERS, MAX_STRANGERS_OF_SOURCE);
     for (unsigned i = 0; i < LINK_BUCKETS; i++)
         ring_init(&engine->links[i]);
     status = settings_context(settings, &engine->context, err);

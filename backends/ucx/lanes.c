@@ -77,19 +77,14 @@ void lanes_of(ucp_ep_h ep, char *list_p, size_t size)
 
 /* ---- the judgement ---- */
 
-/* True once for each peer node, or when there is no memory to remember it. */
+/* Returns true once for each peer node, and again for a node after MAX_WARNED others: a node without a state_dir
+ * comes back under a new uuid each time, and none of them is ever known to be gone for good. */
 static bool is_news(struct engine *engine, const uint8_t uuid[16])
 {
-    uint8_t(*more)[16];
-
-    for (unsigned i = 0; i < engine->n_warned; i++)
+    for (unsigned i = 0; i < engine->n_warned && i < MAX_WARNED; i++)
         if (!memcmp(engine->warned[i], uuid, 16))
             return false;
-    more = realloc(engine->warned, (engine->n_warned + 1) * sizeof *more);
-    if (!more)
-        return true;
-    engine->warned = more;
-    memcpy(more[engine->n_warned++], uuid, 16);
+    memcpy(engine->warned[engine->n_warned++ % MAX_WARNED], uuid, 16);
     return true;
 }
 

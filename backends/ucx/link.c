@@ -17,7 +17,7 @@
 #include "backends/ucx/ucx.h"
 
 #define HELLO_NS (5 * 1000000000ull) /* how long a stranger may take to say who it is */
-#define MAX_STRANGERS 128u /* accepted endpoints that have not greeted */
+#define SECOND_NS 1000000000ull
 
 /* ---- states ---- */
 
@@ -149,26 +149,43 @@ struct link *link_open(struct conn *conn)
     return link;
 }
 
+/* A link that has not greeted makes room for later ones: the oldest of the same source, or of all. */
+static void admit(struct link *link, const struct sockaddr_storage *address)
+{
+    struct stranger *goes;
+
+    strangers_source(address, link->stranger.source);
+    goes = strangers_admit(&link->engine->strangers, &link->stranger, false);
+    if (!goes)
+        return;
+    link = container_of(goes, struct link, stranger);
+    link->evicted = true;
+    link_fail(link, UCS_OK, "it made room for others");
+}
+
 static void accept_request(struct engine *engine, ucp_conn_request_h request)
 {
+    ucp_conn_request_attr_t attr = {.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR};
     ucp_ep_params_t params = {
         .field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST,
         .conn_request = request,
     };
-    struct link *link = link_create(engine, true, &params); /* UCX has taken the request either way */
+    struct link *link;
 
+    if (ucp_conn_request_query(request, &attr) != UCS_OK)
+        attr.client_address.ss_family = AF_UNSPEC; /* all such count as one source */
+    link = link_create(engine, true, &params); /* UCX has taken the request either way */
     if (!link)
         return;
     link->deadline_ns = thread_now_ns() + HELLO_NS;
-    engine->n_strangers++;
+    admit(link, &attr.client_address);
 }
 
 static void on_request(ucp_conn_request_h request, void *arg)
 {
     struct engine *engine = arg;
 
-    if (engine->n_requests == sizeof engine->requests / sizeof *engine->requests ||
-        engine->n_strangers + engine->n_requests >= MAX_STRANGERS)
+    if (engine->n_requests == sizeof engine->requests / sizeof *engine->requests)
         (void)ucp_listener_reject(engine->listener, request);
     else
         engine->requests[engine->n_requests++] = request;
@@ -204,7 +221,7 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
         return UCS_OK;
     }
     set_state(link, LINK_READY);
-    engine->n_strangers--;
+    strangers_remove(&engine->strangers, &link->stranger);
     link->conn = conn;
     conn->in = link;
     engine->link_events->on_ready(conn, link);
@@ -265,8 +282,7 @@ void link_close(struct link *link)
 
     if (link->state == LINK_CLOSING)
         return;
-    if (link->incoming && !link->conn)
-        link->engine->n_strangers--;
+    strangers_remove(&link->engine->strangers, &link->stranger);
     set_state(link, LINK_CLOSING);
     ring_remove(&link->ring);
     request = ucp_ep_close_nbx(link->ep, &param);
@@ -287,6 +303,18 @@ bool link_abandon(struct link *link)
     return true;
 }
 
+/* Logs at most one line a second: strangers must not fill the log. */
+static void log_stranger(struct link *link, const char *why)
+{
+    struct engine *engine = link->engine;
+    uint64_t now_ns = thread_now_ns();
+    bool quiet = !link->fault || !link->incoming || link->evicted || now_ns < engine->quiet_until_ns;
+
+    if (!quiet)
+        engine->quiet_until_ns = now_ns + SECOND_NS;
+    engine->host.log(engine->host.ctx, quiet ? RDT_LOG_DEBUG : RDT_LOG_INFO, "closing an endpoint: %s", why);
+}
+
 static void report_failure(struct link *link)
 {
     char msg[128];
@@ -296,8 +324,7 @@ static void report_failure(struct link *link)
         link->engine->link_events->on_failed(link->conn, link->fault ? RDT_PROTOCOL : RDT_PEER_LOST, msg);
         return;
     }
-    link->engine->host.log(link->engine->host.ctx, link->fault && link->incoming ? RDT_LOG_WARN : RDT_LOG_DEBUG,
-                              "closing an endpoint: %s", msg);
+    log_stranger(link, msg);
     link_close(link);
 }
 

@@ -8,6 +8,27 @@
 
 #include "backends/ucx/ucx.h"
 
+/* ---- states ---- */
+
+/* The lock is held. The table is the drawing in ucx.h; a move that is not in it is a bug, and stops the process. */
+static void set_state(struct operation *operation, enum op_state to)
+{
+    static const bool allowed[OP_ENDED + 1][OP_ENDED + 1] = {
+        [OP_QUEUED] = {[OP_RUNNING] = true, [OP_ENDING] = true},
+        [OP_RUNNING] = {[OP_ENDED] = true},
+        [OP_ENDING] = {[OP_ENDED] = true},
+    };
+    const struct rdt_host *host = &operation->conn->engine->host;
+
+    if (!allowed[operation->state][to]) {
+        host->log(host->ctx, RDT_LOG_ERROR, "bug: an operation goes from state %d to %d", operation->state, to);
+        abort();
+    }
+    operation->state = to;
+}
+
+/* ---- receives ---- */
+
 static struct ring *recv_bucket(struct conn *conn, uint64_t transfer, uint64_t chunk)
 {
     return &conn->recvs[((transfer * 0x9e3779b97f4a7c15u) ^ (chunk * 0xd6e8feb86659fd93u)) >> 32 & (RECV_BUCKETS - 1)];
@@ -71,7 +92,7 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind,
 static void end_queued(struct engine *engine, struct operation *operation)
 {
     ring_remove(&operation->ring);
-    operation->state = OP_ENDING;
+    set_state(operation, OP_ENDING);
     ring_append(&engine->ending, &operation->ring);
 }
 
@@ -114,6 +135,7 @@ void op_end(struct operation *operation, enum rdt_status status, const char *msg
 
     (void)pthread_mutex_lock(&engine->lock);
     op->priv[0] = NULL;
+    set_state(operation, OP_ENDED);
     conn->posted--;
     engine->posted--;
     if (conn->closing) {
@@ -132,6 +154,18 @@ void op_end_ucs(struct operation *operation, ucs_status_t ucs)
     op_end(operation, status_of(ucs), ucs == UCS_OK ? NULL : ucs_status_string(ucs));
 }
 
+struct operation *op_take_send(struct conn *conn)
+{
+    struct operation *operation;
+
+    if (conn->closing || ring_empty(&conn->sends))
+        return NULL;
+    operation = container_of(conn->sends.next, struct operation, ring);
+    ring_remove(&operation->ring);
+    set_state(operation, OP_RUNNING);
+    return operation;
+}
+
 struct operation *op_take_recv(struct conn *conn, const struct data_header *header)
 {
     struct operation *operation;
@@ -140,7 +174,7 @@ struct operation *op_take_recv(struct conn *conn, const struct data_header *head
     operation = recv_find(conn, header->transfer, header->chunk);
     if (operation) {
         ring_remove(&operation->ring);
-        operation->state = OP_RUNNING;
+        set_state(operation, OP_RUNNING);
     }
     (void)pthread_mutex_unlock(&conn->engine->lock);
     return operation;

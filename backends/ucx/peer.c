@@ -42,7 +42,8 @@ struct rdt_host peer_host(const struct rdt_host *host)
 
 /* ---- loop thread ---- */
 
-enum rdt_status peer_create(struct transport *transport, const uint8_t uuid[16], void *ctx, struct peer **peer_p, struct rdt_error *err)
+enum rdt_status peer_create(struct transport *transport, const uint8_t uuid[16], void *ctx, struct peer **peer_p,
+                            struct rdt_error *err)
 {
     struct peer *peer = calloc(1, sizeof *peer);
     enum rdt_status status = RDT_OK;
@@ -92,6 +93,13 @@ enum rdt_status peer_connect(struct peer *peer, const void *blob, size_t bytes, 
     unsigned n;
     enum rdt_status status = wire_read_offer(blob, bytes, addresses, &n, token, err);
 
+    for (unsigned i = 0; status == RDT_OK && i < n; i++)
+        if (addresses[i].ss_family != peer->transport->engines[0]->address.ss_family)
+            status =
+                rdt_error_set(err, RDT_UNSUPPORTED,
+                              "the peer's ucx listens at an IPv%c address and this node's at an IPv%c one: "
+                              "give both addresses of one kind (listen in [ucx])",
+                              addresses[i].ss_family == AF_INET ? '4' : '6', addresses[i].ss_family == AF_INET ? '6' : '4');
     n = status == RDT_OK && n < peer->transport->n ? n : peer->transport->n;
     for (unsigned i = 0; status == RDT_OK && i < n; i++)
         status = conn_connect(peer->conns[i], &addresses[i], token, err);

@@ -269,15 +269,19 @@ static const struct rdt_config_key config_keys[] = {
     {"listen", "", "numeric address that peers connect to; empty: that of the peer link, else of the interfaces"},
     {"port", "0", "TCP port to listen on; of several threads the first one's, the others have those after it; 0: any"},
     {"tls", "tcp", "UCX transports (UCX_TLS)"},
-    {"eager_bytes", "1048576", "chunks up to this size are sent without asking the receiver first; at most 128 KiB where the lanes need not copy"},
+    {"eager_bytes", "1048576",
+     "chunks up to this size are sent without asking the receiver first; at most 128 KiB where the lanes need not copy"},
     {"spin_polls", "500", "empty polls before the data thread sleeps while something is outstanding"},
     {"threads", "0", "that move bytes; to a peer as many as it has too; 0: one"},
-    {"rails", "0", "networks that one message is spread over where its lanes do not copy: UCX_MAX_RNDV_RAILS and its like; 0: as UCX likes"},
+    {"rails", "0",
+     "networks that one message is spread over where its lanes do not copy: UCX_MAX_RNDV_RAILS and its like; 0: as UCX likes"},
     {"one_sided", "auto",
-     "auto: readers pull by RDMA where tls leaves TCP out; never; always: by RDMA or cma beside TCP too, where whoever reaches the port can "
+     "auto: readers pull by RDMA where tls leaves TCP out; never; always: by RDMA or cma beside TCP too, where whoever reaches "
+     "the port can "
      "then also read any memory of the daemon"},
     {"on_slow", "warn", "warn, refuse or ignore: when UCX has taken lanes to a peer that are slower than what this node has"},
-    {"least_lane", "", "UCX transports, one of which must be among the lanes (rdma, rc, shm, tcp ...); empty: RDMA where interfaces have it"},
+    {"least_lane", "",
+     "UCX transports, one of which must be among the lanes (rdma, rc, shm, tcp ...); empty: RDMA where interfaces have it"},
     {NULL, NULL, NULL},
 };
 

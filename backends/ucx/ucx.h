@@ -7,9 +7,9 @@
  * them by their numbers.
  *
  * Refuses: peers that do not show the token of an offer first, or show one again; more than MAX_STRANGERS
- * endpoints that have not greeted (link.c); lanes that are too slow, where on_slow = refuse; a chunk of
- * another length than the one posted for it. A chunk that nothing is posted for is dropped. Reads are offered
- * only over lanes that can read remote memory (read.c).
+ * endpoints that have not greeted, of which the oldest makes room (link.c); lanes that are too slow, where
+ * on_slow = refuse; a chunk of another length than the one posted for it. A chunk that nothing is posted for is
+ * dropped. Reads are offered only over lanes that can read remote memory (read.c).
  *
  * Threads. The core's loop thread posts, cancels, connects and disconnects. An engine's data thread owns the
  * UCX worker and everything that touches an endpoint. They meet in the lists and fields marked [lock], under
@@ -45,6 +45,7 @@
 
 #include "backends/rdt_backend.h"
 #include "backends/common/ring.h"
+#include "proto/strangers.h"
 #include "backends/ucx/memory.h"
 #include "backends/ucx/slow.h"
 #include "backends/ucx/wire.h"
@@ -54,6 +55,9 @@ struct peer;
 #define RECV_BUCKETS 256
 #define LINK_BUCKETS 64
 #define LANES_BYTES 160
+#define MAX_STRANGERS 128u          /* accepted endpoints that have not greeted */
+#define MAX_STRANGERS_OF_SOURCE 96u /* ... from one address: a node opens one for each of its engines */
+#define MAX_WARNED 64u              /* nodes with slow lanes that are remembered; see lanes.c */
 
 enum on_slow { SLOW_WARN, SLOW_REFUSE, SLOW_IGNORE };
 
@@ -76,13 +80,20 @@ struct settings {
 
 /* ---- operations ---- */
 
-/*   post            handed to UCX, or its bytes come in
- *  ------> QUEUED --------------------------------------> RUNNING ---> ended: op_done, then freed
- *             |                                                         ^
- *             | cancel, disconnect, failure            data thread      |
- *             `-------------------------------> ENDING -----------------'
+/* The table in op.c has exactly these moves:
+ *
+ *   QUEUED    it stands in conn->sends or in a bucket of conn->recvs
+ *   RUNNING   UCX has it, and cannot give it back
+ *   ENDING    UCX has never had it; the data thread ends it
+ *   ENDED     op_done is called, and it is freed
+ *
+ *   post            handed to UCX, or its bytes come in             UCX has ended it
+ *  ------> QUEUED --------------------------------------> RUNNING ------------------> ENDED
+ *             |                                                                         ^
+ *             | cancel, disconnect, on_slow = refuse              data thread           |
+ *             `---------------------------------------> ENDING -------------------------'
  */
-enum op_state { OP_QUEUED, OP_RUNNING, OP_ENDING };
+enum op_state { OP_QUEUED, OP_RUNNING, OP_ENDING, OP_ENDED };
 enum op_kind { OP_SEND, OP_RECV, OP_READ };
 
 /* Memory that peers may read. */
@@ -94,7 +105,7 @@ struct registration {
 
 /* One posted operation. op->priv[0] leads here until it has ended. */
 struct operation {
-    struct ring ring; /* [lock] in conn->sends, a bucket of conn->recvs or engine->ending; alone while RUNNING */
+    struct ring ring; /* [lock] QUEUED: in conn->sends or a bucket of conn->recvs; ENDING: in engine->ending; otherwise alone */
     struct rdt_op *op;
     struct conn *conn;
     enum op_state state; /* [lock] */
@@ -158,6 +169,8 @@ struct link {
     struct ring dying; /* in engine->dying: to be looked at after progress, not inside a callback of UCX */
     struct engine *engine;
     struct conn *conn; /* NULL: nobody knows yet whose it is, or it was let go */
+    struct stranger stranger; /* in engine->strangers: it is incoming and has not greeted */
+    bool evicted;             /* it was a stranger, and made room for others */
     ucp_ep_h ep;
     enum link_state state;
     bool incoming;
@@ -196,9 +209,11 @@ struct engine {
     struct ring dying;               /* [data] */
     ucp_conn_request_h requests[32]; /* [data] peers that knocked */
     unsigned n_requests;             /* [data] */
-    unsigned n_links, n_strangers;   /* [data] */
-    uint8_t (*warned)[16];           /* [data] peers whose slow lanes the log knows */
-    unsigned n_warned;               /* [data] */
+    unsigned n_links;                /* [data] */
+    struct strangers strangers;      /* [data] */
+    uint64_t quiet_until_ns;         /* [data] refused strangers are logged at debug level until then */
+    uint8_t warned[MAX_WARNED][16];  /* [data] the latest peers whose slow lanes the log knows */
+    unsigned n_warned;               /* [data] how many were logged in all */
 };
 
 /* ---- the transport ---- */
@@ -227,7 +242,8 @@ struct peer {
 };
 
 /* peer.c */
-enum rdt_status peer_create(struct transport *transport, const uint8_t uuid[16], void *ctx, struct peer **peer_p, struct rdt_error *err);
+enum rdt_status peer_create(struct transport *transport, const uint8_t uuid[16], void *ctx, struct peer **peer_p,
+                            struct rdt_error *err);
 void peer_destroy(struct peer *peer);
 size_t peer_offer(struct peer *peer, uint8_t blob[RDT_OFFER_MAX_BYTES]);
 enum rdt_status peer_connect(struct peer *peer, const void *blob, size_t bytes, struct rdt_error *err);
@@ -240,17 +256,19 @@ struct rdt_host peer_host(const struct rdt_host *host); /* what an engine gets f
 
 /* config.c: what the user wants, checked. */
 enum rdt_status settings_read(const struct rdt_host *host, struct settings *settings_p, struct rdt_error *err);
-void settings_version(const struct settings *settings, char *version_p, size_t size); /* equal for two ends that understand each other */
+void settings_version(const struct settings *settings, char *version_p,
+                      size_t size); /* equal for two ends that understand each other */
 enum rdt_status settings_context(const struct settings *settings, ucp_context_h *context_p, struct rdt_error *err);
 
 /* engine.c */
-enum rdt_status engine_create(const struct rdt_host *host, const struct settings *settings, unsigned index, struct engine **engine_p,
-                              struct rdt_error *err);
+enum rdt_status engine_create(const struct rdt_host *host, const struct settings *settings, unsigned index,
+                              struct engine **engine_p, struct rdt_error *err);
 void engine_destroy(struct engine *engine); /* its connections are */
 
 /* schedule.c */
 void thread_wake(struct engine *engine); /* any thread; the lock is held */
-enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, unsigned flags, struct rdt_error *err);
+enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, unsigned flags,
+                              struct rdt_error *err);
 void thread_give_way(struct engine *engine); /* data thread, after each piece of work: lets others have its core */
 uint64_t thread_now_ns(void);
 
@@ -295,8 +313,9 @@ void conns_run(struct engine *engine); /* does what the loop thread asked for */
 enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind, struct rdt_error *err);
 void op_cancel(struct conn *conn, struct rdt_op *op);
 void ops_end_queued(struct conn *conn); /* the lock is held: moves the QUEUED to engine->ending */
-/* Data thread: */
-struct operation *op_take_recv(struct conn *conn, const struct data_header *header); /* now RUNNING; NULL: none is posted */
+/* Data thread; both return an operation that is RUNNING now. */
+struct operation *op_take_send(struct conn *conn); /* the lock is held; a send or a read. NULL: nothing is queued */
+struct operation *op_take_recv(struct conn *conn, const struct data_header *header); /* NULL: none is posted */
 void ops_report_ended(struct engine *engine);
 void op_end(struct operation *operation, enum rdt_status status, const char *msg);
 void op_end_ucs(struct operation *operation, ucs_status_t ucs);
@@ -307,8 +326,8 @@ void chunks_fini(struct engine *engine); /* the worker is gone */
 void chunks_send(struct conn *conn);     /* hands the queued sends and reads to UCX; conn->out is READY */
 
 /* read.c: any thread, but for read_start. */
-enum rdt_status read_register(struct engine *engine, void *addr, uint64_t bytes, ucs_memory_type_t memory, struct registration **registration_p,
-                              struct rdt_error *err);
+enum rdt_status read_register(struct engine *engine, void *addr, uint64_t bytes, ucs_memory_type_t memory,
+                              struct registration **registration_p, struct rdt_error *err);
 void read_unregister(struct engine *engine, struct registration *registration);
 enum rdt_status read_pack_key(struct engine *engine, const struct registration *registration,
                               uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p, struct rdt_error *err);

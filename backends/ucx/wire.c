@@ -11,7 +11,8 @@ struct offer {
     uint8_t n; /* addresses that follow; then comes the token */
     uint8_t reserved[2];
 };
-_Static_assert(sizeof(struct offer) + MAX_ENGINES * sizeof(struct wire_address) + TOKEN_BYTES <= RDT_OFFER_MAX_BYTES, "they fit");
+_Static_assert(sizeof(struct offer) + MAX_ENGINES * sizeof(struct wire_address) + TOKEN_BYTES <= RDT_OFFER_MAX_BYTES,
+               "they fit");
 
 #define OFFER_VERSION 2
 #define GREETING_VERSION 2

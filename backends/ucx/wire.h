@@ -42,7 +42,8 @@ struct greeting { /* HELLO: secret is the one-time token of the one who listens.
     uint8_t version;
     uint8_t reserved[7];
     uint8_t secret[TOKEN_BYTES];
-    uint8_t dialler[TOKEN_BYTES]; /* HELLO: the same at each engine: whoever came first with the token has all of them. Else zeros */
+    uint8_t dialler
+        [TOKEN_BYTES]; /* HELLO: the same at each engine: whoever came first with the token has all of them. Else zeros */
 };
 
 /* dialler: NULL for a WELCOME. */

@@ -109,8 +109,8 @@ void ctl_reply_free(ProtobufCMessage *reply);
 enum rdt_status ctl_ref(const char *text, struct rdt_ref *ref_p, struct rdt_error *err);
 
 struct ctl_name {            /* what commands take in place of a REF, from their options */
-    const char *name, *node; /* NULL: not given */
-    uint64_t after;          /* CTL_NO_VERSION: not given */
+    const char *name, *node, *owner; /* NULL: not given */
+    uint64_t after;                  /* CTL_NO_VERSION: not given */
 };
 #define CTL_NO_VERSION UINT64_MAX
 #define CTL_NAME_INIT            \
@@ -118,7 +118,7 @@ struct ctl_name {            /* what commands take in place of a REF, from their
         .after = CTL_NO_VERSION, \
     }
 
-/* What REF (NULL: not given) or the options mean. CTL_GO or CTL_USAGE. */
+/* What REF (NULL: not given) or the options mean. With an owner it connects. CTL_GO, CTL_USAGE, or the error's code. */
 int ctl_ref_or_name(struct ctl *ctl, const char *text, const struct ctl_name *name, struct rdt_ref *ref_p);
 
 /* The object's id out of a ref's text, for people; text itself if it is no ref. text_p has `size` bytes. */

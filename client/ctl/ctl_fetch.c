@@ -358,6 +358,7 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
         {0, "name", CTL_TEXT, "NAME", "fetch the newest version of this name", &name.name},
         {0, "node", CTL_TEXT, "ADDRESS", "the name's node: HOST:PORT or a name in the nodes file (this node)",
          &name.node},
+        {0, "owner", CTL_TEXT, "USER", "the name's owner: a login name or a uid (the caller)", &name.owner},
         {0, "after", CTL_NUMBER, "N", "with --name: wait for a version above N (0)", &name.after},
         {'o', "output", CTL_TEXT, "FILE", "the file to write (required)", &fetch.output},
         {0, "mode", CTL_CHOICE, "auto|share|copy", "share memory on this node or copy (auto)", &fetch.mode},

@@ -1,6 +1,7 @@
 /* Walks protobuf-c's descriptors; knows no message by name. */
 #include "ctl_json.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -81,11 +82,35 @@ static json_t *hex(const ProtobufCBinaryData *data)
     return json;
 }
 
+/* How much of the values' names is the same in all of them: "LIST_KIND_". */
+static size_t enum_prefix(const ProtobufCEnumDescriptor *descriptor)
+{
+    const char *first = descriptor->values[0].name;
+    size_t n = strlen(first);
+
+    for (unsigned i = 1; i < descriptor->n_values; i++) {
+        size_t same = 0;
+        while (same < n && descriptor->values[i].name[same] == first[same])
+            same++;
+        n = same;
+    }
+    while (n > 0 && first[n - 1] != '_')
+        n--;
+    return n;
+}
+
+/* LIST_KIND_CLIENTS is "clients". */
 static json_t *enum_name(const ProtobufCEnumDescriptor *descriptor, int value)
 {
     const ProtobufCEnumValue *known = protobuf_c_enum_descriptor_get_value(descriptor, value);
+    char name[64] = "";
 
-    return known ? json_string(known->name) : json_integer(value);
+    if (!known)
+        return json_integer(value);
+    (void)snprintf(name, sizeof name, "%s", known->name + enum_prefix(descriptor));
+    for (char *c = name; *c; c++)
+        *c = (char)tolower((unsigned char)*c);
+    return json_string(name);
 }
 
 static size_t value_bytes(ProtobufCType type)

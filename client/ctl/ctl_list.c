@@ -112,7 +112,7 @@ static void add_client(struct ctl_table *table, const ProtobufCMessage *row)
 
 static const struct ctl_column name_columns[] = {
     {"NAME", false}, {"VERSION", true}, {"OWNER", false}, {"VISIBLE TO", false},
-    {"BYTES", true}, {"WAITS", true},   {"AGE", true},    {"OBJECT", false},
+    {"BYTES", true}, {"WAITS", true},   {"AGE", true},    {"OBJECT", false}, {"ENDS", false},
 };
 
 static void add_name(struct ctl_table *table, const ProtobufCMessage *row)
@@ -128,6 +128,12 @@ static void add_name(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%" PRIu32, n->waiters);
     ctl_table_add(table, "%s", ctl_human_duration(n->age_ns, text));
     ctl_table_add(table, "%s", *n->ref ? ctl_id_of(n->ref, word, sizeof word) : "");
+    if (n->lease_client)
+        ctl_table_add(table, "with client %" PRIu64, n->lease_client);
+    else if (n->ttl_left_ns >= 0)
+        ctl_table_add(table, "in %s", ctl_human_duration(n->ttl_left_ns, text));
+    else
+        ctl_table_add(table, "%s", "");
 }
 
 static const struct ctl_column group_columns[] = {
@@ -406,11 +412,11 @@ int ctl_transfers(struct ctl *ctl, int argc, char **argv)
                                      add_transfer, "no transfers"};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     static const char *const states[] = {"new",       "parked",  "link",      "queued",  "asked",    "early", "reserving", "connecting", "turn",
-                                         "moving",    "rewinding", "offered", "preparing", "sending", "aborting", "done",  "failed"};
+                                         "moving",    "rewinding", "offered", "preparing", "sending", "aborting", "done",  "failed", "cancelled", "timed_out"};
     int state = -1;
     uint64_t limit = 0;
     const struct ctl_option options[] = {
-        {0, "state", CTL_CHOICE, "new|parked|link|queued|asked|early|reserving|connecting|turn|moving|rewinding|offered|preparing|sending|aborting|done|failed",
+        {0, "state", CTL_CHOICE, "new|parked|link|queued|asked|early|reserving|connecting|turn|moving|rewinding|offered|preparing|sending|aborting|done|failed|cancelled|timed_out",
          "only rows in this state", &state},
         {0, "limit", CTL_NUMBER, "N", "at most N rows", &limit},
         {0},

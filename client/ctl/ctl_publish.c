@@ -11,9 +11,11 @@
 int ctl_publish(struct ctl *ctl, int argc, char **argv)
 {
     int visibility = RDT_VISIBLE_TO_OWNER;
+    int64_t ttl_ns = 0;
     const struct ctl_option options[] = {
         {0, "visibility", CTL_CHOICE, "owner|tenant|all",
          "who else may fetch by the name, as far as the object allows (owner)", &visibility},
+        {0, "ttl", CTL_DURATION, "TIME", "the name ends when nothing is published under it for that long (never)", &ttl_ns},
         {0},
     };
     struct rdt_publish_options publish = RDT_INIT(publish);
@@ -28,6 +30,7 @@ int ctl_publish(struct ctl *ctl, int argc, char **argv)
     if (rdt_ref_from_name(operands[0], 0, NULL, &name_ref, &err) || ctl_ref(operands[1], &ref, &err))
         return ctl_usage_error(ctl, "%s", err.msg);
     publish.visibility = (enum rdt_visibility)visibility;
+    publish.ttl_ns = ttl_ns < 0 ? 0 : ttl_ns;
     publish.name_ref = &name_ref;
     if (ctl_connect(ctl, &err) || rdt_publish(ctl->rdt, operands[0], &ref, &publish, &version, &err))
         return ctl_fail(ctl, &err);

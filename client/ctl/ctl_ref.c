@@ -24,6 +24,8 @@ int ctl_ref_or_name(struct ctl *ctl, const char *text, const struct ctl_name *na
         return ctl_usage_error(ctl, text ? "a REF and --name exclude each other" : "needs a REF, or --name NAME");
     if (text && name->node)
         return ctl_usage_error(ctl, "--node is where a name is: a REF says that itself");
+    if (text && name->owner)
+        return ctl_usage_error(ctl, "--owner is whose name it is: a REF says that itself");
     status = text ? ctl_ref(text, ref_p, &err) : rdt_ref_from_name(name->name, 0, NULL, ref_p, &err);
     if (status == RDT_OK && name->node)
         status = rdt_ref_set_address(ref_p, name->node, &err);
@@ -33,6 +35,12 @@ int ctl_ref_or_name(struct ctl *ctl, const char *text, const struct ctl_name *na
         return ctl_usage_error(ctl, "--after is of a name: '%.60s' is an object", text);
     if (name->after != CTL_NO_VERSION)
         ref_p->after = name->after;
+    if (name->owner) {
+        if (ctl_connect(ctl, &err))
+            return ctl_fail(ctl, &err);
+        if (rdt_ref_set_owner(ctl->rdt, ref_p, name->owner, &err))
+            return ctl_usage_error(ctl, "--owner: %s", err.msg);
+    }
     return CTL_GO;
 }
 

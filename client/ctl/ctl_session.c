@@ -29,7 +29,7 @@ int ctl_fail(struct ctl *ctl, const struct rdt_error *err)
 
 int ctl_print_json(json_t *take_value)
 {
-    int failed = !take_value || json_dumpf(take_value, stdout, JSON_INDENT(2)) < 0;
+    int failed = !take_value || json_dumpf(take_value, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII) < 0;
 
     json_decref(take_value);
     if (failed) {

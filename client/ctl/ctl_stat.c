@@ -9,26 +9,6 @@
 #include "rdt.pb-c.h"
 #include "wire_ref.h"
 
-static void print_holder(const Rdt__Pb__HoldInfo *h)
-{
-    char kind[32], peer[80];
-
-    printf("  %s hold", ctl_plain(h->kind, kind, sizeof kind));
-    if (h->count > 0)
-        printf("%s: %" PRIu32, h->count == 1 ? "" : "s", h->count);
-    else
-        printf(" %" PRIu64, h->hold);
-    if (h->client)
-        printf(" of client %" PRIu64, h->client);
-    if (*h->peer)
-        printf(" of node %s", ctl_plain(h->peer, peer, sizeof peer));
-    if (*h->name) {
-        printf(", version %" PRIu64 " of ", h->version);
-        ctl_print_plain(h->name, stdout);
-    }
-    putchar('\n');
-}
-
 static void print(const Rdt__Pb__ObjectInfo *o)
 {
     char text[CTL_HUMAN_BYTES], word[160];
@@ -53,11 +33,9 @@ static void print(const Rdt__Pb__ObjectInfo *o)
     else if (o->detached)
         printf("detached    it outlives client %" PRIu64 "\n", o->producer);
     printf("kept by     %" PRIu32 " holds, %" PRIu32 " pins; %" PRIu32 " waiting for it\n", o->holds, o->pins, o->waiters);
-    for (size_t i = 0; i < o->n_holders; i++)
-        print_holder(o->holders[i]);
-    for (size_t i = 0; i < o->n_why; i++) {
+    for (size_t i = 0; i < o->n_holders; i++) {
         printf("%s", i ? "            " : "because     ");
-        ctl_print_plain(o->why[i], stdout);
+        ctl_print_plain(o->holders[i]->sentence, stdout);
         putchar('\n');
     }
 }
@@ -74,6 +52,7 @@ int ctl_stat(struct ctl *ctl, int argc, char **argv)
         {0, "name", CTL_TEXT, "NAME", "show the newest version of this name", &name.name},
         {0, "node", CTL_TEXT, "ADDRESS", "the name's node: HOST:PORT or a name in the nodes file (this node)",
          &name.node},
+        {0, "owner", CTL_TEXT, "USER", "the name's owner: a login name or a uid (the caller)", &name.owner},
         {0},
     };
     char **operands;

@@ -28,8 +28,8 @@ static void print(const Rdt__Pb__StatusReply *s)
     if (s->orphaned_bytes)
         printf("orphaned   %s of freed memory that a client still keeps open or mapped\n", ctl_human_bytes(s->orphaned_bytes, a));
     printf("peers      %" PRIu32 " up of %" PRIu32 " known\n", s->peers_up, s->peers_known);
-    printf("transfers  %" PRIu32 " active, %" PRIu64 " done, %" PRIu64 " failed\n", s->transfers_active, s->transfers_done,
-           s->transfers_failed);
+    printf("transfers  %" PRIu32 " active, %" PRIu64 " done, %" PRIu64 " failed, %" PRIu64 " cancelled, %" PRIu64 " timed out\n",
+           s->transfers_active, s->transfers_done, s->transfers_failed, s->transfers_cancelled, s->transfers_timed_out);
     printf("fetches    %" PRIu64 " joined a transfer under way, %" PRIu64 " served by replicas, %" PRIu64
            " by a slower transport than usual\n",
            s->fetches_joined, s->fetches_from_replicas, s->fell_back);

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/plain_text.h"
+
 const char *ctl_human_bytes(uint64_t bytes, char text[CTL_HUMAN_BYTES])
 {
     static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
@@ -60,18 +62,6 @@ const char *ctl_human_duration(int64_t ns, char text[CTL_HUMAN_BYTES])
     return text;
 }
 
-/* Control bytes, and the C1 controls as UTF-8 writes them (C2 80..9F), which terminals obey too. */
-static char plain(const char *text, size_t i)
-{
-    unsigned char c = (unsigned char)text[i];
-
-    if (c < 0x20 || c == 0x7F)
-        return '?';
-    if (c >= 0x80 && c < 0xA0 && i > 0 && (unsigned char)text[i - 1] == 0xC2)
-        return '?';
-    return (char)c;
-}
-
 char *ctl_plain(const char *text, char *text_p, size_t size)
 {
     size_t length = text ? strlen(text) : 0;
@@ -82,8 +72,9 @@ char *ctl_plain(const char *text, char *text_p, size_t size)
         while (length > 0 && ((unsigned char)text[length] & 0xC0) == 0x80) /* not within a character */
             length--;
     }
-    for (size_t i = 0; i < length; i++)
-        text_p[i] = plain(text, i);
+    if (length > 0)
+        memcpy(text_p, text, length);
+    text_clean(text_p, length);
     text_p[length] = '\0';
     if (cut && size > 4)
         memcpy(text_p + length, "...", 4);
@@ -92,8 +83,16 @@ char *ctl_plain(const char *text, char *text_p, size_t size)
 
 void ctl_print_plain(const char *text, FILE *out)
 {
-    for (size_t i = 0; text && text[i]; i++)
-        fputc(text[i] == '\n' ? '\n' : plain(text, i), out);
+    size_t length = text ? strlen(text) : 0, i = 0;
+
+    while (i < length) {
+        size_t bytes = text[i] == '\n' ? 1 : text_character((const unsigned char *)text + i, length - i);
+        if (bytes > 0)
+            (void)fwrite(text + i, 1, bytes, out);
+        else
+            fputc('?', out);
+        i += bytes > 0 ? bytes : 1;
+    }
 }
 
 void ctl_table_init(struct ctl_table *table, const struct ctl_column *columns, unsigned n_columns)
@@ -132,8 +131,7 @@ void ctl_table_add(struct ctl_table *table, const char *fmt, ...)
         table->no_memory = true;
         return;
     }
-    for (size_t i = (size_t)length; i-- > 0;)
-        text[i] = plain(text, i);
+    text_clean(text, (size_t)length);
     table->cells[table->n_cells++] = text;
 }
 

@@ -12,7 +12,8 @@ const char *ctl_human_bytes(uint64_t bytes, char text[CTL_HUMAN_BYTES]);        
 const char *ctl_human_rate(uint64_t bytes, int64_t ns, char text[CTL_HUMAN_BYTES]); /* "1.2 GiB/s" */
 const char *ctl_human_duration(int64_t ns, char text[CTL_HUMAN_BYTES]);             /* "3.4 ms", "2h 05m"; "-" below 0 */
 
-/* Copies text for a terminal: control bytes become '?', what is too long ends in "...". NULL is "". Returns text_p. */
+/* Copies text for a terminal: what would act on it (proto/plain_text.h) becomes '?', and text that is too long ends in
+ * "...". NULL is "". Returns text_p. */
 char *ctl_plain(const char *text, char *text_p, size_t size);
 void ctl_print_plain(const char *text, FILE *out); /* the same, unbounded */
 

@@ -194,7 +194,7 @@ static bool print_json(const Rdt__Pb__Event *event)
     }
     if (json && strcmp(event->what, "lost") == 0)
         json_object_del(json, "kind");
-    good = json && json_dumpf(json, stdout, JSON_COMPACT) == 0 && putchar('\n') != EOF;
+    good = json && json_dumpf(json, stdout, JSON_COMPACT | JSON_ENSURE_ASCII) == 0 && putchar('\n') != EOF;
     json_decref(json);
     return good;
 }

@@ -10,7 +10,7 @@ static const char *const names[] = {
 #undef X
 };
 
-static const char *const things[] = {
+static const char *const nouns[] = {
 #define X(NAME, name, what) what,
     USAGE_MAP(X)
 #undef X
@@ -120,32 +120,32 @@ void account_unref(struct account *account)
 
 /* ---- charging ---- */
 
-/* Who waits there for that: the first. */
-static struct account_wait *first_of(const struct account *at, enum usage what, const void *on)
+/* The first request that waits in the account for that. */
+static struct account_wait *first_waiting(const struct account *at, enum usage what, const void *on)
 {
     list_for_each (node, &at->waiting[what]) {
         struct account_wait *wait = container_of(node, struct account_wait, link);
-        if (wait->on == on && !wait->passed)
+        if (wait->on == on && !wait->postponed)
             return wait;
     }
     return NULL;
 }
 
-static bool waits_behind(const struct account *at, enum usage what, const void *on)
+static bool must_wait_behind(const struct account *at, enum usage what, const void *on)
 {
     const struct account_wait *trying = at->accounts ? at->accounts->trying : NULL;
 
     if (!at->accounts || (trying && trying->at == at && trying->what == what && trying->on == on))
         return false;
-    return first_of(at, what, on);
+    return first_waiting(at, what, on);
 }
 
 bool account_waits_for(const struct account *account, enum usage what, const void *on)
 {
-    return waits_behind(account->client ? account->parent : account, what, on);
+    return must_wait_behind(account->client ? account->parent : account, what, on);
 }
 
-static void say(const struct account *at, enum usage what, uint64_t n, bool queue, struct rdt_error *err)
+static void set_limit_error(const struct account *at, enum usage what, uint64_t n, bool queue, struct rdt_error *err)
 {
     unsigned long long used = at->used[what], limit = at->limits ? at->limits[what] : 0, more = n;
     char who[96];
@@ -158,22 +158,22 @@ static void say(const struct account *at, enum usage what, uint64_t n, bool queu
         (void)snprintf(who, sizeof who, "uid %u", at->owner.uid);
     if (!at->parent && !at->accounts)
         (void)rdt_error_set(err, RDT_LIMIT, "this daemon has %llu %s of at most %llu, and %llu more %s wanted%s", used,
-                            things[what], limit, more, more == 1 ? "is" : "are",
+                            nouns[what], limit, more, more == 1 ? "is" : "are",
                             what == USAGE_FDS ? ": raise its limit of open files (LimitNOFILE)" : "");
     else if (queue && limit > 0)
         (void)rdt_error_set(err, RDT_LIMIT,
                             "other requests of %s wait for %s already and come first: give this request a time-out, so that it "
                             "waits behind them, release some, or raise %s_max_%s, which is %llu",
-                            who, things[what], at->client ? "client" : "owner", names[what], limit);
+                            who, nouns[what], at->client ? "client" : "owner", names[what], limit);
     else if (queue)
         (void)rdt_error_set(err, RDT_LIMIT,
                             "other requests of %s wait for %s already and come first: give this request a time-out, so that it "
                             "waits behind them, or release some",
-                            who, things[what]);
+                            who, nouns[what]);
     else
         (void)rdt_error_set(
             err, RDT_LIMIT, "%s has %llu %s of at most %llu, and %llu more %s wanted: release some, or raise %s_max_%s", who,
-            used, things[what], limit, more, more == 1 ? "is" : "are", at->client ? "client" : "owner", names[what]);
+            used, nouns[what], limit, more, more == 1 ? "is" : "are", at->client ? "client" : "owner", names[what]);
 }
 
 enum rdt_status account_check(struct account *account, enum usage what, uint64_t n, struct rdt_error *err)
@@ -183,16 +183,16 @@ enum rdt_status account_check(struct account *account, enum usage what, uint64_t
     for (struct account *at = account; at; at = at->parent) {
         uint64_t limit = at->limits ? at->limits[what] : 0;
         bool room = limit == 0 || (n <= limit && at->used[what] <= limit - n);
-        if (room && !waits_behind(at, what, NULL))
+        if (room && !must_wait_behind(at, what, NULL))
             continue;
         if (!room && at->parent && at->parent->limits && at->parent->limits[what] == limit)
-            continue; /* nor is there any above it: that says what to raise */
-        say(at, what, n, room, err);
-        /* What does not fit into the empty account never will: nobody waits for that. */
+            continue; /* the account above lacks room as well, and its error names the key that must be raised */
+        set_limit_error(at, what, n, room, err);
+        /* What exceeds the limit of an empty account will never fit, so nobody waits for it. */
         if (account->accounts && (limit == 0 || n <= limit)) {
             account->accounts->full = at->parent ? at : account->client ? account->parent : account;
             account->accounts->full_of = what;
-            account->accounts->full_at = NULL;
+            account->accounts->full_on = NULL;
         }
         return RDT_LIMIT;
     }
@@ -232,7 +232,7 @@ static void subtract(struct account *account, enum usage what, uint64_t n)
     }
 }
 
-void account_take_back(struct account *account, const uint64_t *had)
+void account_undo(struct account *account, const uint64_t *had)
 {
     for (unsigned i = 0; i < USAGE_COUNT; i++)
         subtract(account, (enum usage)i, had[i]);
@@ -240,7 +240,7 @@ void account_take_back(struct account *account, const uint64_t *had)
 
 static void call_first(struct account *at, enum usage what, const void *on)
 {
-    struct account_wait *wait = first_of(at, what, on);
+    struct account_wait *wait = first_waiting(at, what, on);
 
     if (!wait || wait->called)
         return;
@@ -248,26 +248,28 @@ static void call_first(struct account *at, enum usage what, const void *on)
     wait->on_room(wait);
 }
 
-/* One owner at a time tries, then the next: whoever is called first would else not be who comes first. after NULL: from the first.
+/* Calls the next owner that waits, one at a time: the first to be called would otherwise not be the first to get room.
+ * after NULL: starts with the first owner.
  *
- * A request for a large piece of the node's room holds up those of its own client and owner behind it, and no other owner: their small ones,
- * and those that come later, take what comes free, and it may end at its deadline though as much has come and gone. To keep room free for it
- * would be worse. Others may have to take more before they give anything back, so nobody could go on while it waits, and it may wait for
- * ever; and whoever asks for a piece that those who hold the memory will not give up would, without holding anything, stop all other owners. */
+ * A request for much of the node's room delays later ones of its own client and owner, but no other owner. Small requests
+ * of others take the room that becomes free, so the large one may reach its deadline although enough room has come and
+ * gone. Reserving room for it would be worse. Others may have to take more before they release anything, so nobody could
+ * continue while it waits, and it might wait for ever; and a request for room that its holders will not release would stop
+ * all other owners without holding anything itself. */
 static void call_next(struct accounts *accounts, const struct account *after, enum usage what, const void *on)
 {
     struct list *end = &accounts->in_turn;
 
     for (struct list *node = after ? after->in_turn.next : end->next; node != end; node = node->next) {
         struct account *owner = container_of(node, struct account, in_turn);
-        if (!first_of(owner, what, on))
+        if (!first_waiting(owner, what, on))
             continue;
         call_first(owner, what, on);
         return;
     }
 }
 
-void account_room(struct accounts *accounts, enum usage what, const void *on)
+void account_room_freed(struct accounts *accounts, enum usage what, const void *on)
 {
     call_next(accounts, NULL, what, on);
 }
@@ -284,7 +286,7 @@ void account_give(struct account *account, enum usage what, uint64_t n)
         return;
     if (account->client)
         call_first(account, what, NULL);
-    account_room(accounts, what, NULL); /* what the node lacked every owner lacked */
+    account_room_freed(accounts, what, NULL); /* every owner may wait for room of the node */
 }
 
 void account_give_all(struct account *account, const uint64_t *had)
@@ -301,10 +303,10 @@ void account_node_is_full(struct account *account, enum usage what, const void *
         return;
     account->accounts->full = account->client ? account->parent : account;
     account->accounts->full_of = what;
-    account->accounts->full_at = on;
+    account->accounts->full_on = on;
 }
 
-void account_try(struct accounts *accounts, const struct account_wait *wait)
+void account_request_begin(struct accounts *accounts, const struct account_wait *wait)
 {
     accounts->trying = wait;
     accounts->full = NULL;
@@ -318,13 +320,13 @@ static void call_another(struct account *at, enum usage what, const void *on)
         call_next(at->accounts, NULL, what, on);
 }
 
-static void leave(struct account_wait *wait)
+static void stop_waiting(struct account_wait *wait)
 {
     struct account *at = wait->at;
     struct accounts *accounts = at->accounts;
 
     wait->at = NULL;
-    wait->called = wait->passed = false;
+    wait->called = wait->postponed = false;
     list_remove(&wait->link);
     accounts->n_waiting--;
     if (--at->n_waiting == 0)
@@ -333,30 +335,30 @@ static void leave(struct account_wait *wait)
     account_unref(at);
 }
 
-void account_pass(struct account_wait *wait)
+void account_wait_postpone(struct account_wait *wait)
 {
-    if (!wait->called || wait->passed)
+    if (!wait->called || wait->postponed)
         return;
-    wait->passed = true;
+    wait->postponed = true;
     call_another(wait->at, wait->what, wait->on);
 }
 
-void account_tried(struct accounts *accounts, struct account_wait *wait)
+void account_request_end(struct accounts *accounts, struct account_wait *wait)
 {
     accounts->trying = NULL;
     if (!wait || !accounts->full)
         return;
-    if (wait->at == accounts->full && wait->what == accounts->full_of && wait->on == accounts->full_at) {
+    if (wait->at == accounts->full && wait->what == accounts->full_of && wait->on == accounts->full_on) {
         if (wait->called && wait->at->client == 0)
             call_next(accounts, wait->at, wait->what, wait->on);
-        wait->called = wait->passed = false;
+        wait->called = wait->postponed = false;
         return;
     }
     if (wait->at)
-        leave(wait);
+        stop_waiting(wait);
     wait->at = account_ref(accounts->full);
     wait->what = accounts->full_of;
-    wait->on = accounts->full_at;
+    wait->on = accounts->full_on;
     list_append(&wait->at->waiting[wait->what], &wait->link);
     accounts->n_waiting++;
     if (wait->at->n_waiting++ == 0 && wait->at->client == 0)
@@ -365,12 +367,12 @@ void account_tried(struct accounts *accounts, struct account_wait *wait)
 
 void account_wait_end(struct accounts *accounts, struct account_wait *wait)
 {
-    if (accounts->trying == wait) /* answered, while what it began goes on */
+    if (accounts->trying == wait) /* it was answered during its own attempt */
         accounts->trying = NULL;
-    if (wait->called && wait->at->client == 0) { /* it got what it waited for: other owners come before this one's next */
+    if (wait->called && wait->at->client == 0) { /* it got its room: other owners are called before this one again */
         list_remove(&wait->at->in_turn);
         list_append(&accounts->in_turn, &wait->at->in_turn);
     }
     if (wait->at)
-        leave(wait);
+        stop_waiting(wait);
 }

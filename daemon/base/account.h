@@ -1,14 +1,29 @@
-/* Who has what: one account for each client, above it one for each owner that has anything here, above those the node's. Objects,
- * regions, requests and transfers point to the account of the client they are for (of the owner, if another node asks), and an account
- * is gone with the last who refers to it: what a client leaves behind stays counted.
+/* The room at the bottom of the daemon, which every other room uses: data structures, time, threads, and the accounts of
+ * what is limited.
+ *
+ * Owns: lists, maps and ordered tables (list.h, map.h, index.h); deadlines (deadline.h); state tables (sm.h); the log
+ * (log.h); events for clients that watch (events.h); the identity of the node and of owners (node.h, owner.h); the worker
+ * pool (work.h), the threads of owners (owner_work.h) and the way from any thread to the loop (wake.h); busy polling
+ * (busy_poll.h); the guard against SIGBUS (sigbus_guard.h); packed shapes (shapes.h); the service manager's protocols
+ * (sdnotify.h); and the accounts below.
+ *
+ * Shows: all of its headers.
+ *
+ * Refuses: to know any other room. It knows no object, client or peer, and includes nothing of the daemon but itself.
+ *
+ * Accounts count what is in use and check it against limits: one for each client, one for each owner that has anything
+ * here, and one for the node. Objects, regions, requests and transfers refer to the account of their client, or of the
+ * owner when another node requested them. An account lives until its last reference goes, so what a client leaves behind
+ * stays counted.
  *
  *   node <-- owner (tenant, uid) <-- client
  *
- * What is limited is charged to all three at once, before anything is done, and refused as a whole if one of them has no room. Who wants
- * to wait for room queues at the account that had none, and comes in turn; what the node lacked its owners get in turn, whoever has more
- * requests waiting; for a large piece nothing is kept free meanwhile, and account.c says why.
+ * A limited thing is charged to all three at once before anything is done, and is refused as a whole if one of them has no
+ * room. A request that may wait for room queues at the account that had none and is called in order. Owners that wait for
+ * room of the node are called in turn, however many requests each of them has. No room is reserved for a request that
+ * needs much of it (account.c says why).
  *
- * Loop thread only.
+ * Everything here runs on the loop thread unless a header says otherwise.
  */
 #ifndef DAEMON_ACCOUNT_H
 #define DAEMON_ACCOUNT_H
@@ -20,7 +35,7 @@
 #include "daemon/base/usage.h"
 #include "rdt_status.h"
 
-struct account_limits { /* 0: none */
+struct account_limits { /* 0: no limit */
     uint64_t client[USAGE_COUNT], owner[USAGE_COUNT], node[USAGE_COUNT];
 };
 
@@ -28,94 +43,109 @@ struct account {
     struct owner owner;
     uint8_t key[4 + sizeof((struct owner *)0)->tenant];
     uint32_t refs;
-    uint64_t client;           /* session id; 0: an owner's, or the node's */
-    struct account *parent;    /* a reference; NULL: the node's, or one that a test made */
-    const uint64_t *limits;    /* [USAGE_COUNT], borrowed; NULL: none */
-    struct accounts *accounts; /* NULL: in no table, the one who made it frees it */
+    uint64_t client;           /* session id; 0: the account of an owner or of the node */
+    struct account *parent;    /* one reference; NULL: the node's account, or one of a unit test */
+    const uint64_t *limits;    /* [USAGE_COUNT], borrowed; NULL: no limits */
+    struct accounts *accounts; /* NULL: in no table, so its creator frees it */
     uint64_t used[USAGE_COUNT];
-    struct list waiting[USAGE_COUNT]; /* struct account_wait.link: for room here, first come first; not the node's */
-    struct list in_turn;              /* accounts->in_turn: an owner's, while somebody waits here */
+    /* struct account_wait.link: requests that wait for room in this account, in order; unused in the
+     * node's account */
+    struct list waiting[USAGE_COUNT];
+    struct list in_turn; /* accounts->in_turn: of an owner, while a request waits here */
     unsigned n_waiting;
-    uint64_t dialled_ns; /* of the room peers, an owner's: until when its dials of unlisted addresses use up its rate */
+    /* For the room peers, in an owner's account: the time until which its dials of unlisted addresses have
+     * used up its rate. */
+    uint64_t dialled_ns;
 };
 
+/* All accounts of the daemon. */
 struct accounts {
-    const struct events *events; /* NULL: nobody watches */
+    const struct events *events; /* NULL: no client watches events */
     struct account_limits limits;
     struct account node;
-    struct map by_owner; /* key -> struct account, of owners */
+    struct map by_owner; /* key -> struct account of an owner */
     unsigned n_waiting;
-    struct list in_turn; /* owners that wait: who got room last comes last */
+    struct list in_turn; /* owners with waiting requests; the one that got room last is last */
     const struct account_wait *trying;
-    struct account *full; /* why the last request failed: where there was no room, and of what; NULL: it did not */
+    /* Why the present request failed: the account that had no room (full), for what (full_of), and on
+     * which device (full_on, NULL: a limit or the node's memory). full NULL: it did not fail for want of
+     * room. */
+    struct account *full;
     enum usage full_of;
-    const void *full_at; /* the device that had none; NULL: a limit, or the node */
+    const void *full_on;
 };
 
-/* Somebody who waits for room. Zeroed before its first use. */
+/* A request that waits for room. Zeroed before its first use. */
 struct account_wait {
     struct list link;
-    struct account *at; /* where; a reference; NULL: not waiting */
+    struct account *at; /* the account where it waits, one reference; NULL: it does not wait */
     enum usage what;
-    const void *on; /* as full_at: who waits for one device is not before those who want another */
+    const void *on; /* as full_on: requests for one device do not wait behind those for another */
     bool called;
-    bool passed; /* over: it was called, and tries only later */
-    /* There may be room: try again, between account_try and account_tried; not inside this call. Once until then. */
+    bool postponed; /* it was called and postponed its attempt */
+    /* There may be room: the owner of the wait tries again, between account_request_begin and
+     * account_request_end, and not inside this call. Called once for each attempt. */
     void (*on_room)(struct account_wait *);
 };
 
 void accounts_init(struct accounts *accounts);
 void accounts_fini(struct accounts *accounts);
 
-/* The owner's, with a reference for the caller. NULL: no memory. */
+/* Returns the account of an owner, with a reference for the caller. NULL: out of memory. */
 struct account *account_get(struct accounts *accounts, const struct owner *owner);
 
-/* A new one for a client of that owner, with a reference for the caller. NULL: no memory. */
+/* Creates the account of a client, with a reference for the caller. NULL: out of memory. */
 struct account *account_get_client(struct accounts *accounts, const struct owner *owner, uint64_t client);
 
-struct account *account_ref(struct account *account); /* returns it */
-void account_unref(struct account *account);          /* NULL is fine */
+struct account *account_ref(struct account *account); /* returns its argument */
+void account_unref(struct account *account);          /* accepts NULL */
 
-/* Charges it and those above. LIMIT: nothing is charged, and the sentence says which limit, whose, its value and the key to raise. While
- * somebody waits there for the same, there is none for those who come later. */
+/* Charges the account and those above it. LIMIT: nothing is charged, and the error names the limit, its
+ * value, whose it is and the key to raise. While earlier requests wait for the same in that account, there
+ * is no room for later ones. */
 enum rdt_status account_take(struct account *account, enum usage what, uint64_t n, struct rdt_error *err);
 void account_give(struct account *account, enum usage what, uint64_t n);
 
-/* The same for several things, all or nothing: want is [USAGE_COUNT]. */
+/* The same for several things, all or nothing. want is [USAGE_COUNT]. */
 enum rdt_status account_take_all(struct account *account, const uint64_t *want, struct rdt_error *err);
 void account_give_all(struct account *account, const uint64_t *had);
 
-/* What was taken a moment ago comes to nothing, before anybody could miss it: nobody is told that there is room. Two who wait and fail for
- * another reason would else wake each other for ever. */
-void account_take_back(struct account *account, const uint64_t *had);
+/* Undoes a charge of a moment ago that nobody can have noticed, so no waiting request is called. Otherwise
+ * two waiting requests that fail for another reason would wake each other for ever. */
+void account_undo(struct account *account, const uint64_t *had);
 
-/* Would it be charged? */
+/* Whether account_take would succeed, without charging. */
 enum rdt_status account_check(struct account *account, enum usage what, uint64_t n, struct rdt_error *err);
 
-/* Charges without asking: what cannot be refused any more, or is bounded elsewhere. */
+/* Charges without a check: for what cannot be refused any more, or is bounded elsewhere. */
 void account_add(struct account *account, enum usage what, uint64_t n);
 
 /* ---- waiting for room ---- */
 
-/* There is no room in the node for another reason than these limits: its memory, or (`on`, which is only compared) that of a device. */
+/* The present request failed because the node, not a limit, has no room: its memory, or that of the device
+ * `on`, which is only compared. */
 void account_node_is_full(struct account *account, enum usage what, const void *on);
 
-/* There is room of the kind in the node, or on that device, again: the owners that wait for it try in turn. */
-void account_room(struct accounts *accounts, enum usage what, const void *on);
+/* The node, or the device `on`, has room again: the owners that wait for it try in turn. */
+void account_room_freed(struct accounts *accounts, enum usage what, const void *on);
 
-/* Somebody of the owner waits for room on that device, and it is not who tries now: whoever comes later waits, too. */
+/* Whether an earlier request of the account's owner, other than the one that tries now, waits for room on
+ * that device. Later requests then wait, too. */
 bool account_waits_for(const struct account *account, enum usage what, const void *on);
 
-/* A request begins; afterwards accounts->full tells whether it failed for want of room. */
-void account_try(struct accounts *accounts, const struct account_wait *wait);
+/* An attempt to serve a request begins. When it has failed, accounts->full says whether that was for want
+ * of room. */
+void account_request_begin(struct accounts *accounts, const struct account_wait *wait);
 
-/* It has ended. wait: it waits, or goes on waiting in its place, for accounts->full. */
-void account_tried(struct accounts *accounts, struct account_wait *wait);
+/* The attempt has ended. wait, if not NULL: the request waits for room at accounts->full, or keeps its
+ * place there. */
+void account_request_end(struct accounts *accounts, struct account_wait *wait);
 
-/* It was called and cannot try yet: those after it need not wait for that, and it tries when it can. Nothing if it was not called. */
-void account_pass(struct account_wait *wait);
+/* The wait was called, but cannot try yet: later ones may try before it. Does nothing if it was not
+ * called. */
+void account_wait_postpone(struct account_wait *wait);
 
-/* It waits no more, nor does it try: the next one is called. Nothing if it did neither. */
+/* The request waits no more and does not try: the next one is called. Does nothing if it was not waiting. */
 void account_wait_end(struct accounts *accounts, struct account_wait *wait);
 
 const char *usage_name(enum usage what);

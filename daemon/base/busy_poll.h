@@ -1,9 +1,10 @@
-/* The loop looks for its clients' next messages before it sleeps, where that pays (proto/poll_rule.h): meanwhile it turns without waiting, so
- * that timers, other sockets and threads that wake it are served as ever.
+/* Busy polling: before the loop sleeps, it looks for its clients' next messages for a while where that pays
+ * (proto/poll_rule.h). The loop iterates without sleeping meanwhile, so timers, other sockets and threads are served as
+ * usual.
  *
- *   sleeps -- a turn's messages are answered, and the rule wants to look --> turns -- the next message, the time is over --> sleeps
+ *   sleeping -- messages were answered, and the rule says poll --> polling -- next message, or time over --> sleeping
  *
- * Loop thread only.
+ * Everything here runs on the loop thread.
  */
 #ifndef DAEMON_BUSY_POLL_H
 #define DAEMON_BUSY_POLL_H
@@ -15,19 +16,20 @@
 
 struct busy_poll {
     struct poll_rule rule;
-    uv_idle_t turns; /* active: the loop does not wait */
+    uv_idle_t idle; /* active: the loop does not sleep */
     int64_t until_ns;
-    bool heard; /* in this turn */
+    bool received; /* a client's message has arrived in this iteration */
 };
 
-/* max_ns 0: it never looks. It keeps no loop alive. */
+/* max_ns 0: never polls. The handle does not keep the loop alive. */
 void busy_poll_init(struct busy_poll *poll, uv_loop_t *loop, uint64_t max_ns);
 void busy_poll_close(struct busy_poll *poll);
 
-/* A client said something. */
-void busy_poll_heard(struct busy_poll *poll);
+/* A client's message has arrived. */
+void busy_poll_received(struct busy_poll *poll);
 
-/* In a prepare handle, when the answers of the turn are on their way: the loop is about to wait. */
+/* Called from a prepare handle when the answers of this iteration have been sent and the loop is about to
+ * sleep. */
 void busy_poll_wait(struct busy_poll *poll);
 
 #endif

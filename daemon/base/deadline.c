@@ -3,13 +3,13 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#define PASSED_PER_TURN 16 /* after so many the loop sees to its sockets again */
-#define LATE_NS UINT64_C(10000000) /* a timer later than this: it was us who slept */
+#define PASSED_PER_ITERATION 16    /* so that the loop reads its sockets in between */
+#define LATE_NS UINT64_C(10000000) /* when a timer is later than this, the loop itself was delayed */
 
 static void place(struct deadlines *all, size_t i, struct deadline *entry)
 {
     all->heap[i] = entry;
-    entry->place = i;
+    entry->index = i;
 }
 
 static void sift_up(struct deadlines *all, size_t i, struct deadline *entry)
@@ -49,21 +49,21 @@ static void rearm(struct deadlines *all)
         return;
     }
     at = all->heap[1]->at_ns;
-    if (at <= now) { /* a timer of 0 ms would not let the loop go on */
+    if (at <= now) { /* with a timer of 0 ms the loop would not go on to its sockets */
         uv_idle_start(&all->turn, on_turn);
         return;
     }
     all->armed_ns = at;
     uv_update_time(all->timer.loop);
-    /* round up: a timer that fires early would find nothing due and spin */
+    /* rounded up: a timer that fires early would find nothing due */
     uv_timer_start(&all->timer, on_timer, (at - now + 999999) / 1000000, 0);
 }
 
-static void tell(struct deadlines *all)
+static void run_passed(struct deadlines *all)
 {
     uint64_t now = uv_hrtime();
 
-    for (unsigned n = 0; all->count > 0 && all->heap[1]->at_ns <= now && n < PASSED_PER_TURN; n++) {
+    for (unsigned n = 0; all->count > 0 && all->heap[1]->at_ns <= now && n < PASSED_PER_ITERATION; n++) {
         struct deadline *due = all->heap[1];
         deadline_unset(all, due);
         due->on_passed(due);
@@ -76,10 +76,10 @@ static void on_timer(uv_timer_t *timer)
     struct deadlines *all = timer->data;
 
     if (all->count == 0 || uv_hrtime() <= all->heap[1]->at_ns + LATE_NS) {
-        tell(all);
+        run_passed(all);
         return;
     }
-    all->reads_first = true; /* timers come before sockets; what is waited for may have come there */
+    all->reads_first = true; /* libuv runs timers before it reads sockets, where the awaited message may be */
     uv_idle_start(&all->turn, on_turn);
 }
 
@@ -88,11 +88,11 @@ static void on_turn(uv_idle_t *turn)
     struct deadlines *all = turn->data;
 
     if (all->reads_first) {
-        all->reads_first = false; /* the sockets are next, then the turn again */
+        all->reads_first = false; /* the sockets are read next, then this is called again */
         return;
     }
     uv_idle_stop(turn);
-    tell(all);
+    run_passed(all);
 }
 
 void deadlines_init(struct deadlines *all, uv_loop_t *loop)
@@ -109,7 +109,7 @@ void deadlines_init(struct deadlines *all, uv_loop_t *loop)
 void deadlines_close(struct deadlines *all, uv_close_cb on_closed)
 {
     for (size_t i = 1; i <= all->count; i++)
-        all->heap[i]->place = 0;
+        all->heap[i]->index = 0;
     free(all->heap);
     all->heap = NULL;
     all->count = all->size = 0;
@@ -119,13 +119,13 @@ void deadlines_close(struct deadlines *all, uv_close_cb on_closed)
 
 void deadline_unset(struct deadlines *all, struct deadline *deadline)
 {
-    size_t i = deadline->place;
+    size_t i = deadline->index;
     struct deadline *last;
 
     if (i == 0)
         return;
     assert(all->heap[i] == deadline);
-    deadline->place = 0;
+    deadline->index = 0;
     last = all->heap[all->count--];
     if (last != deadline) {
         if (i > 1 && all->heap[i / 2]->at_ns > last->at_ns)
@@ -151,7 +151,8 @@ bool deadline_set(struct deadlines *all, struct deadline *deadline, int64_t time
     deadline->at_ns = uv_hrtime() + (uint64_t)timeout_ns;
     all->count++;
     sift_up(all, all->count, deadline);
-    /* Most are unset long before they pass: a timer that comes too early once costs less than to set it for each. */
+    /* Most deadlines are unset before they pass. A timer that fires once too early costs less than
+     * resetting it each time. */
     if (all->heap[1] == deadline && (!uv_is_active((uv_handle_t *)&all->timer) || all->armed_ns > deadline->at_ns))
         rearm(all);
     return true;
@@ -161,7 +162,7 @@ int64_t deadline_left_ns(const struct deadline *deadline)
 {
     uint64_t now = uv_hrtime();
 
-    if (deadline->place == 0)
+    if (deadline->index == 0)
         return -1;
     return deadline->at_ns > now ? (int64_t)(deadline->at_ns - now) : 0;
 }

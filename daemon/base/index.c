@@ -8,7 +8,7 @@
 #define MAX_HEIGHT ((64u + BITS - 1) / BITS)
 
 struct index_node {
-    void *slots[FAN]; /* nodes; in the lowest level values */
+    void *slots[FAN]; /* child nodes; in the lowest level values */
     uint32_t used;    /* a bit for each slot that is not NULL */
 };
 
@@ -54,28 +54,28 @@ void *index_get(const struct index *index, uint64_t number)
     return node ? node->slots[slot_of(key, 1)] : NULL;
 }
 
-/* Frees what is empty of the way to the key, from `level` up. */
-static void prune(struct index *index, struct index_node **way, uint64_t key, unsigned level)
+/* Frees the empty nodes on the path to the key, from `level` up. */
+static void prune(struct index *index, struct index_node **path, uint64_t key, unsigned level)
 {
-    for (; level <= index->height && way[level] && way[level]->used == 0; level++) {
-        free(way[level]);
+    for (; level <= index->height && path[level] && path[level]->used == 0; level++) {
+        free(path[level]);
         if (level == index->height) {
             index->root = NULL;
             index->height = 0;
             return;
         }
-        way[level + 1]->slots[slot_of(key, level + 1)] = NULL;
-        way[level + 1]->used &= ~(1u << slot_of(key, level + 1));
+        path[level + 1]->slots[slot_of(key, level + 1)] = NULL;
+        path[level + 1]->used &= ~(1u << slot_of(key, level + 1));
     }
 }
 
 bool index_put(struct index *index, uint64_t number, void *value)
 {
-    struct index_node *way[MAX_HEIGHT + 2] = {NULL};
+    struct index_node *path[MAX_HEIGHT + 2] = {NULL};
     uint64_t key = number - index->base;
 
     assert(number >= index->base && value);
-    while (index->height == 0 || !fits(key, index->height)) { /* a new root above */
+    while (index->height == 0 || !fits(key, index->height)) { /* adds a root above */
         struct index_node *root = calloc(1, sizeof *root);
         if (!root)
             return false;
@@ -86,63 +86,64 @@ bool index_put(struct index *index, uint64_t number, void *value)
         index->root = root;
         do
             index->height++;
-        while (!root->used && !fits(key, index->height)); /* empty so far: as high as it must be, at once */
+        /* a tree without entries gets its full height at once */
+        while (!root->used && !fits(key, index->height));
     }
-    way[index->height] = index->root;
+    path[index->height] = index->root;
     for (unsigned level = index->height; level > 1; level--) {
         unsigned slot = slot_of(key, level);
-        if (!way[level]->slots[slot]) {
-            way[level]->slots[slot] = calloc(1, sizeof *way[level]);
-            if (!way[level]->slots[slot]) {
-                prune(index, way, key, level);
+        if (!path[level]->slots[slot]) {
+            path[level]->slots[slot] = calloc(1, sizeof *path[level]);
+            if (!path[level]->slots[slot]) {
+                prune(index, path, key, level);
                 return false;
             }
-            way[level]->used |= 1u << slot;
+            path[level]->used |= 1u << slot;
         }
-        way[level - 1] = way[level]->slots[slot];
+        path[level - 1] = path[level]->slots[slot];
     }
-    assert(!way[1]->slots[slot_of(key, 1)]);
-    way[1]->slots[slot_of(key, 1)] = value;
-    way[1]->used |= 1u << slot_of(key, 1);
+    assert(!path[1]->slots[slot_of(key, 1)]);
+    path[1]->slots[slot_of(key, 1)] = value;
+    path[1]->used |= 1u << slot_of(key, 1);
     index->used++;
     return true;
 }
 
 void *index_remove(struct index *index, uint64_t number)
 {
-    struct index_node *way[MAX_HEIGHT + 2] = {NULL};
+    struct index_node *path[MAX_HEIGHT + 2] = {NULL};
     uint64_t key = number - index->base;
     void *value;
 
     if (number < index->base || index->height == 0 || !fits(key, index->height))
         return NULL;
-    way[index->height] = index->root;
+    path[index->height] = index->root;
     for (unsigned level = index->height; level > 1; level--)
-        if (!(way[level - 1] = way[level]->slots[slot_of(key, level)]))
+        if (!(path[level - 1] = path[level]->slots[slot_of(key, level)]))
             return NULL;
-    value = way[1]->slots[slot_of(key, 1)];
+    value = path[1]->slots[slot_of(key, 1)];
     if (!value)
         return NULL;
-    way[1]->slots[slot_of(key, 1)] = NULL;
-    way[1]->used &= ~(1u << slot_of(key, 1));
+    path[1]->slots[slot_of(key, 1)] = NULL;
+    path[1]->used &= ~(1u << slot_of(key, 1));
     index->used--;
-    prune(index, way, key, 1);
+    prune(index, path, key, 1);
     return value;
 }
 
 void *index_next(const struct index *index, uint64_t from, uint64_t *number_p)
 {
-    struct index_node *way[MAX_HEIGHT + 2] = {NULL};
+    struct index_node *path[MAX_HEIGHT + 2] = {NULL};
     uint64_t key = from > index->base ? from - index->base : 0;
     unsigned level = index->height;
 
     if (level == 0 || !fits(key, level))
         return NULL;
-    way[level] = index->root;
+    path[level] = index->root;
     for (;;) {
         unsigned slot = slot_of(key, level);
-        uint32_t left = way[level]->used & (UINT32_MAX << slot);
-        if (!left) { /* nothing here any more: on to the next slot above */
+        uint32_t left = path[level]->used & (UINT32_MAX << slot);
+        if (!left) { /* nothing more below this node: continue with the next slot of its parent */
             uint64_t last = key;
             do {
                 if (level == index->height)
@@ -154,16 +155,16 @@ void *index_next(const struct index *index, uint64_t from, uint64_t *number_p)
                 return NULL;
             continue;
         }
-        if ((unsigned)__builtin_ctz(left) != slot) { /* a later subtree: from its first */
+        if ((unsigned)__builtin_ctz(left) != slot) { /* continue with the first key of a later subtree */
             key &= ~(((uint64_t)FAN << (BITS * (level - 1))) - 1);
             key |= (uint64_t)(unsigned)__builtin_ctz(left) << (BITS * (level - 1));
             slot = (unsigned)__builtin_ctz(left);
         }
         if (level == 1) {
             *number_p = index->base + key;
-            return way[1]->slots[slot];
+            return path[1]->slots[slot];
         }
-        way[level - 1] = way[level]->slots[slot];
+        path[level - 1] = path[level]->slots[slot];
         level--;
     }
 }

@@ -1,4 +1,4 @@
-/* An intrusive doubly linked list with a sentinel. */
+/* An intrusive doubly linked list with a sentinel. Not thread-safe. */
 #ifndef DAEMON_LIST_H
 #define DAEMON_LIST_H
 
@@ -44,7 +44,7 @@ static inline void list_remove(struct list *node)
     list_init(node);
 }
 
-/* Moves all of them to the end of another list. */
+/* Moves all nodes of `from` to the end of the other list. */
 static inline void list_splice(struct list *head, struct list *from)
 {
     if (list_empty(from))

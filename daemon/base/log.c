@@ -1,7 +1,7 @@
-/* One line per event to stderr. Refuses to let what others sent break a line or lie in it: control characters and those
- * that change the direction of text become '?'. */
+/* The log. Text from others cannot break a line or imitate one: control characters and those that change
+ * the direction of text are replaced by '?'. */
 #include "daemon/base/log.h"
-#include "daemon/base/text.h"
+#include "proto/plain_text.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@
 
 enum log_level log_threshold = LOG_LEVEL_INFO;
 
-/* priority: what syslog and journald call the level. */
+/* priority: the level's number for syslog and journald. */
 static const struct {
     const char *name;
     int priority;
@@ -42,7 +42,7 @@ const char *log_level_name(enum log_level level)
     return levels[level].name;
 }
 
-/* The variable stays set when stderr is sent elsewhere, so it counts only if it names the file that stderr is. */
+/* The variable stays set when stderr is redirected, so it counts only if it names the file that stderr is. */
 static bool to_journal(void)
 {
     const char *stream = getenv("JOURNAL_STREAM");
@@ -69,7 +69,7 @@ void log_write(enum log_level level, const char *fmt, ...)
     int saved_errno = errno;
     char line[LINE_BYTES];
     size_t head = print_head(level, line, sizeof line);
-    size_t room = sizeof line - head - 1; /* the newline */
+    size_t room = sizeof line - head - 1; /* without the newline */
 
     va_list args;
     va_start(args, fmt);
@@ -85,7 +85,8 @@ void log_write(enum log_level level, const char *fmt, ...)
     text_clean(line + head, used);
     line[head + used] = '\n';
 
-    /* One write: lines of several threads and processes do not mix. A log that cannot be written is nobody's to report. */
+    /* A single write, so that lines of several threads and processes do not mix. If the log cannot be
+     * written, there is nobody to tell. */
     ssize_t written;
     do {
         written = write(STDERR_FILENO, line, head + used + 1);
@@ -97,19 +98,19 @@ void log_warn_rarely(struct log_rare *rare, const char *who, const char *text)
 {
     struct timespec time;
     uint64_t now;
-    unsigned unsaid = rare->unsaid;
+    unsigned suppressed = rare->suppressed;
 
     (void)clock_gettime(CLOCK_MONOTONIC, &time);
     now = (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-    if (rare->said_ns && now - rare->said_ns < rare->every_ns) {
-        rare->unsaid++;
+    if (rare->last_ns && now - rare->last_ns < rare->every_ns) {
+        rare->suppressed++;
         log_debug("%s: %s", who, text);
         return;
     }
-    rare->said_ns = now;
-    rare->unsaid = 0;
-    if (unsaid)
-        log_warn("%s: %s (and %u more like it)", who, text, unsaid);
+    rare->last_ns = now;
+    rare->suppressed = 0;
+    if (suppressed)
+        log_warn("%s: %s (and %u more like it)", who, text, suppressed);
     else
         log_warn("%s: %s", who, text);
 }

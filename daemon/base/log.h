@@ -1,5 +1,6 @@
-/* The daemon's log: one line per event, lower case, to stderr (journald adds time and priority when $JOURNAL_STREAM is set; else
- * we print the time). A failure is logged once, where it stops travelling. Any thread. */
+/* The daemon's log: one line per event, in lower case, to stderr. With $JOURNAL_STREAM journald adds time
+ * and priority; otherwise the line begins with the time. A failure is logged once, where it is handled.
+ * Any thread may log. */
 #ifndef DAEMON_LOG_H
 #define DAEMON_LOG_H
 
@@ -10,7 +11,7 @@ enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBU
 
 extern enum log_level log_threshold; /* set once by main */
 
-/* "error", "warn", ...; false: no such level. */
+/* text is "error", "warn" and so on. false: no such level. */
 bool log_level_parse(const char *text, enum log_level *level_p);
 const char *log_level_name(enum log_level level);
 
@@ -23,16 +24,19 @@ void log_write(enum log_level level, const char *fmt, ...) __attribute__((format
 #define log_debug(...) log_at(LOG_LEVEL_DEBUG, __VA_ARGS__) /* per object */
 #define log_trace(...) log_at(LOG_LEVEL_TRACE, __VA_ARGS__) /* per message */
 
-/* Why the process ends, before the log is in use: "rdtd: text", at the priority of an error where systemd reads it. */
+/* Prints why the process ends before the log is in use: "rdtd: text", with the priority of an error for
+ * journald. */
 void log_fatal(const char *text);
 
-/* For what users and strangers can cause at will: one warning in a while, the rest at debug. Zeroed but for every_ns. */
+/* For warnings that users or strangers can cause at will: at most one for each every_ns, the others at
+ * debug level. All fields but every_ns start as 0. */
 struct log_rare {
-    uint64_t every_ns, said_ns;
-    unsigned unsaid; /* since then */
+    uint64_t every_ns, last_ns;
+    unsigned suppressed; /* since last_ns */
 };
 
-/* "who: text", and how many were not said since the last one. One thread at a time. */
+/* Logs "who: text", with the number of warnings suppressed since the last one. Not thread-safe for one
+ * struct. */
 void log_warn_rarely(struct log_rare *rare, const char *who, const char *text);
 
 #endif

@@ -1,5 +1,6 @@
-/* Linear probing with tombstones: a removal moves nothing, so an iteration may remove what it stands on. Slots are 24 bytes and
- * hold 32 bits of the hash: a probe that misses reads no key, and growing reads no key at all. */
+/* Linear probing with tombstones: a removal moves nothing, so an iteration may remove the current entry.
+ * Slots have 24 bytes and store 32 bits of the hash, so a probe that misses reads no key, and neither does
+ * growing. */
 #include "daemon/base/map.h"
 
 #include <assert.h>
@@ -10,9 +11,10 @@
 #include <time.h>
 
 #define FIRST_SLOTS 16u
-#define KEPT_SLOTS 1024u      /* so few are kept for good */
-#define MOVED_AT_ONCE 32u     /* slots of the old table, with each put: it is empty long before the new one is full */
-#define NUMBER_KEY UINT32_MAX /* key_bytes of a key that is a number */
+#define MIN_SHRINK_SLOTS 1024u /* a table of up to so many slots does not shrink */
+/* slots of the old table that one put moves; the old table is empty long before the new one is full */
+#define MOVED_AT_ONCE 32u
+#define NUMBER_KEY UINT32_MAX /* value of key_bytes for a key that is a number */
 
 struct map_slot {
     union {
@@ -73,7 +75,8 @@ static uint32_t hash_bytes(uint64_t seed, const void *key, size_t bytes)
 
 /* ---- slots ---- */
 
-/* One secret for the process, so that a map for a moment costs no system call; and another seed for each map. */
+/* The process has one random secret, so that a short-lived map costs no system call; each map derives its
+ * own seed. */
 static uint64_t new_seed(void)
 {
     static _Atomic uint64_t secret, n_maps;
@@ -81,7 +84,8 @@ static uint64_t new_seed(void)
 
     if (seed == 0) {
         if (getrandom(&seed, sizeof seed, GRND_NONBLOCK) != (ssize_t)sizeof seed) {
-            /* Only in the first moments of a machine's life: weaker, but no reason to fail. */
+            /* Happens only shortly after a machine has booted: the seed is weaker, which is no reason to
+             * fail. */
             struct timespec now;
             clock_gettime(CLOCK_MONOTONIC, &now);
             seed = (uint64_t)now.tv_nsec * 0x9e3779b97f4a7c15u ^ (uintptr_t)&secret;
@@ -163,7 +167,7 @@ static void insert(struct map *map, const struct map_slot *slot)
     map->slots[i] = *slot;
 }
 
-/* What has moved leaves a tombstone: others behind it are still found. */
+/* A moved slot becomes a tombstone, so that entries behind it are still found. */
 static void move_some(struct map *map, size_t n)
 {
     for (; map->old && n > 0; n--) {
@@ -180,18 +184,18 @@ static void move_some(struct map *map, size_t n)
     }
 }
 
-/* At most three quarters in use or removed, so that probes end soon; many removed slots are swept, not doubled. And not less than an
- * eighth in use, so that what was much once is not remembered for ever. */
+/* Keeps at most three quarters of the slots used or removed, so that probes are short. Many removed slots
+ * lead to a rehash, not to a larger table. With less than an eighth in use, the table shrinks. */
 static bool make_room(struct map *map)
 {
     size_t n_slots = map->n_slots == 0 ? FIRST_SLOTS : (map->used + 1) * 2 > map->n_slots ? map->n_slots * 2 : map->n_slots;
     bool full = (map->used + map->removed + 1) * 4 > map->n_slots * 3;
     struct map_slot *slots;
-    if (!full && (map->old || map->n_slots <= KEPT_SLOTS || (map->used + 1) * 8 >= map->n_slots))
+    if (!full && (map->old || map->n_slots <= MIN_SHRINK_SLOTS || (map->used + 1) * 8 >= map->n_slots))
         return true;
     if (!full)
         n_slots = map->n_slots / 4;
-    move_some(map, map->n_old); /* never much: it was long ago that the old table began to move */
+    move_some(map, map->n_old); /* never many: the move began long ago */
     slots = calloc(n_slots, sizeof(*slots));
     if (!slots)
         return !full;
@@ -217,7 +221,7 @@ static bool put(struct map *map, struct map_slot slot, void *value)
     return true;
 }
 
-static void *take(struct map *map, const struct map_slot *wanted)
+static void *remove_entry(struct map *map, const struct map_slot *wanted)
 {
     struct map_slot *slot = find(map, wanted);
     if (!slot)
@@ -227,10 +231,10 @@ static void *take(struct map *map, const struct map_slot *wanted)
     map->used--;
     slot->value = &tombstone;
     if (slot < map->slots || slot >= map->slots + map->n_slots)
-        return value; /* of the old table, which goes as it is */
+        return value; /* the old table will be freed as a whole */
     i = (size_t)(slot - map->slots);
     map->removed++;
-    /* No probe passes over the end of a run: tombstones there are as good as unused. */
+    /* No probe passes the end of a run, so tombstones there can become unused slots. */
     if (!map->slots[(i + 1) & mask].value) {
         for (; map->slots[i].value == &tombstone; i = (i - 1) & mask) {
             map->slots[i].value = NULL;
@@ -273,13 +277,13 @@ void map_replace(struct map *map, const void *key, size_t key_bytes, void *value
 void *map_remove(struct map *map, const void *key, size_t key_bytes)
 {
     struct map_slot wanted = bytes_key(map, key, key_bytes);
-    return take(map, &wanted);
+    return remove_entry(map, &wanted);
 }
 
 void *map_remove_u64(struct map *map, uint64_t key)
 {
     struct map_slot wanted = number_key(map, key);
-    return take(map, &wanted);
+    return remove_entry(map, &wanted);
 }
 
 void *map_next(const struct map *map, size_t *cursor)

@@ -1,14 +1,14 @@
-/* The node's permanent uuid: 32 hex digits in a file of state_dir. It never overwrites a file that it cannot read: peers know
- * this node by what is in there. */
+/* The node's permanent uuid, stored as 32 hex digits in a file of state_dir. A file that cannot be read is
+ * never overwritten, because other nodes know this one by its uuid. */
 #include "daemon/base/node.h"
 
-#include <sys/file.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ static enum rdt_status random_bytes(uint8_t bytes[16], struct rdt_error *err)
     do {
         n = getrandom(bytes, 16, 0);
     } while (n < 0 && errno == EINTR);
-    return n == 16 ? RDT_OK : rdt_error_sys(err, errno, "no random numbers");
+    return n == 16 ? RDT_OK : rdt_error_sys(err, errno, "the kernel gave no random numbers");
 }
 
 static enum rdt_status random_uuid(uint8_t uuid[16], struct rdt_error *err)
@@ -58,7 +58,7 @@ static int hex_digit(char c)
     return -1;
 }
 
-/* 32 digits and at most one newline. */
+/* Accepts 32 digits and at most one newline. */
 static enum rdt_status read_uuid(int fd, const char *path, uint8_t uuid[16], struct rdt_error *err)
 {
     char text[64];
@@ -76,7 +76,8 @@ static enum rdt_status read_uuid(int fd, const char *path, uint8_t uuid[16], str
     }
     if (n != 32)
         return rdt_error_set(err, RDT_INVALID,
-                             "%s does not hold 32 hex digits; if this node may get a new uuid, remove the file", path);
+                             "%s does not contain 32 hex digits: restore it, or remove it if this node may get a new uuid",
+                             path);
     return RDT_OK;
 }
 
@@ -89,7 +90,8 @@ static enum rdt_status sync_dir(const char *dir, struct rdt_error *err)
     return failed == 0 ? RDT_OK : rdt_error_sys(err, failed, "cannot sync %s", dir);
 }
 
-/* Of two daemons that start at once the first wins, and the second reads its file: link, unlike rename, never replaces. */
+/* If two daemons start at once, the first wins and the second reads its file: link, unlike rename, never
+ * replaces. */
 static enum rdt_status write_uuid(const char *dir, const char *path, const uint8_t uuid[16], struct rdt_error *err)
 {
     char temporary[PATH_MAX], text[34];
@@ -120,7 +122,7 @@ static enum rdt_status load_uuid(const char *dir, uint8_t uuid[16], struct rdt_e
     if (snprintf(path, sizeof path, "%s/node_uuid", dir) >= (int)sizeof path)
         return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
     if (mkdir(dir, 0700) != 0 && errno != EEXIST)
-        return rdt_error_sys(err, errno, "cannot make %s", dir);
+        return rdt_error_sys(err, errno, "cannot create %s", dir);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
     if (fd < 0 && errno == ENOENT) {
         uint8_t fresh[16];
@@ -138,10 +140,22 @@ static enum rdt_status load_uuid(const char *dir, uint8_t uuid[16], struct rdt_e
     return status;
 }
 
+/* A daemon that somebody tries as a plain user meets the system's folder first. */
+static void add_remedy(struct rdt_error *err)
+{
+    size_t used = strlen(err->msg);
+
+    if (err->sys_errno == EACCES || err->sys_errno == EPERM || err->sys_errno == EROFS)
+        (void)snprintf(err->msg + used, sizeof err->msg - used,
+                       "; give --state-dir DIR, which this user may write, or --state-dir= for a new uuid at each start");
+}
+
 enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt_error *err)
 {
     struct node node = {0};
     enum rdt_status status = state_dir[0] != 0 ? load_uuid(state_dir, node.uuid, err) : random_uuid(node.uuid, err);
+    if (status != RDT_OK && err)
+        add_remedy(err);
     if (status == RDT_OK)
         status = random_bytes(node.boot_id, err);
     if (status == RDT_OK)
@@ -160,11 +174,11 @@ enum rdt_status node_lock(const char *state_dir, struct rdt_error *err)
         return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
     fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0)
-        return rdt_error_sys(err, errno, "cannot make %s", path);
+        return rdt_error_sys(err, errno, "cannot create %s", path);
     if (flock(fd, LOCK_EX | LOCK_NB) == 0)
-        return RDT_OK; /* the open file is the lock: it ends with the process */
+        return RDT_OK; /* the open file is the lock, which ends with the process */
     if (errno == EWOULDBLOCK)
-        (void)rdt_error_set(err, RDT_EXISTS, "another daemon runs with state_dir %s: give this one its own", state_dir);
+        (void)rdt_error_set(err, RDT_EXISTS, "another daemon runs with state_dir %s: give each daemon its own", state_dir);
     else
         (void)rdt_error_sys(err, errno, "cannot lock %s", path);
     close(fd);

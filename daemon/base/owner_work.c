@@ -1,4 +1,5 @@
-/* One queue for each owner, threads that come and go, and a tick while anything is queued. */
+/* A queue for each owner, threads that are started and end with demand, and a tick while anything is
+ * queued. */
 #include "daemon/base/owner_work.h"
 
 #include <assert.h>
@@ -15,27 +16,28 @@
 
 #define MAX_THREADS 512u
 #define STACK_BYTES ((size_t)256 << 10)
-#define IDLE_S 2        /* a thread with nothing to do ends after that */
-#define LATE_TICKS 5u   /* a close that takes longer is charged */
-#define AT_ONCE 64u     /* queued descriptors that do not wait for the tick */
-#define SPARE 64u       /* descriptors that can be noted without memory */
+#define IDLE_S 2      /* a thread without work ends after that time */
+#define LATE_TICKS 5u /* a close that takes longer is charged */
+#define WAKE_AT 64u   /* with so many queued descriptors, a thread is woken before the next tick */
+#define RESERVE 64u   /* structs in reserve for when memory is short */
 #define END_TICKS (1000 / OWNER_WORK_TICK_MS)
 
-/* What one owner has queued. Exists while anything of it is queued, runs, or waits for the loop. */
+/* The work of one owner. It exists while any of it is queued, runs, or waits for the loop. */
 struct lane {
-    struct list link;        /* pool->turns: has work, and may use another thread */
-    struct account *account; /* the owner's, a reference */
+    struct list link;        /* in pool->turns: it has work, and may use another thread */
+    struct account *account; /* of the owner; one reference */
     struct work_queue todo;
     unsigned n_running;
-    unsigned n_descriptors;  /* loop thread: whose charge has not gone back */
-    unsigned n_items;        /* loop thread: submitted, and done has not run */
+    /* loop thread: descriptors that are not closed, or whose close the loop has not seen */
+    unsigned n_descriptors;
+    unsigned n_items; /* loop thread: submitted, and done has not run */
 };
 
 struct thread {
     struct list link; /* pool->threads */
     struct owner_work *pool;
     pthread_t id;
-    uint64_t since_ns; /* when it began the close that it runs; 0: it runs none */
+    uint64_t since_ns; /* when the running close began; 0: it runs none */
 };
 
 struct owner_work {
@@ -47,15 +49,15 @@ struct owner_work {
     struct list turns, threads;
     struct work_queue finished;
     unsigned n_threads, n_idle, n_queued;
-    bool stop; /* the threads end after what they run now */
+    bool stop; /* threads end after what they are running */
     /* Loop thread. */
-    struct map lanes;   /* owner's account -> struct lane */
-    struct lane common; /* without memory for a lane */
-    struct list open;                /* struct descriptor.link */
-    struct list spare;               /* struct descriptor.link: for when there is no memory */
-    unsigned n_spare;
-    unsigned n_descriptors, n_works, n_optional; /* submitted, and not ended on the loop */
-    unsigned n_ticks;                /* since owner_work_close */
+    struct map lanes;    /* owner's account -> struct lane */
+    struct lane common;  /* for owners without memory for a lane */
+    struct list open;    /* struct descriptor.link */
+    struct list reserve; /* struct descriptor.link: the reserve */
+    unsigned n_reserve;
+    unsigned n_descriptors, n_works, n_optional; /* submitted, and not yet ended on the loop */
+    unsigned n_ticks;                            /* since owner_work_close */
     bool closing;
     void (*on_closed_some)(void *arg);
     void *watch_arg;
@@ -67,8 +69,8 @@ struct descriptor {
     struct work work;
     struct list link; /* pool->open, oldest first */
     int fd;
-    struct account *account; /* a reference; charged once the close is late */
-    unsigned ticks;          /* that it has seen */
+    struct account *account; /* one reference; charged once the close is late */
+    unsigned ticks;          /* number of ticks since it was submitted */
 };
 
 static struct lane *lane_of(const struct work *work)
@@ -79,7 +81,7 @@ static struct lane *lane_of(const struct work *work)
 /* ---- threads ---- */
 
 /* Under the mutex. */
-static void take_turn(struct owner_work *pool, struct lane *lane)
+static void lane_queue(struct owner_work *pool, struct lane *lane)
 {
     if (lane->todo.first && lane->n_running < OWNER_WORK_THREADS && list_empty(&lane->link))
         list_append(&pool->turns, &lane->link);
@@ -94,17 +96,17 @@ static void run_next(struct owner_work *pool, struct thread *thread)
     list_remove(&lane->link);
     lane->n_running++;
     pool->n_queued--;
-    take_turn(pool, lane); /* behind the other owners */
+    lane_queue(pool, lane); /* behind the lanes of other owners */
     thread->since_ns = is_close ? uv_hrtime() : 0;
     pthread_mutex_unlock(&pool->mutex);
     work->run(work);
     pthread_mutex_lock(&pool->mutex);
     thread->since_ns = 0;
     lane->n_running--;
-    take_turn(pool, lane);
+    lane_queue(pool, lane);
     work_queue_push(&pool->finished, work);
     if (!is_close && !pool->stop)
-        wake_send(&pool->wake); /* others are collected by the tick */
+        wake_send(&pool->wake); /* the tick collects descriptors */
 }
 
 static void *thread_main(void *arg)
@@ -136,7 +138,7 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
-/* Under the mutex. Without a new thread, the next tick tries again. */
+/* Under the mutex. If the start fails, the next tick tries again. */
 static void start_thread(struct owner_work *pool)
 {
     struct thread *thread = calloc(1, sizeof *thread);
@@ -164,7 +166,8 @@ static void start_thread(struct owner_work *pool)
     (void)pthread_attr_destroy(&attr);
 }
 
-/* Under the mutex: a thread for each owner whose turn it is. Those that run may be in a close that does not return. */
+/* Under the mutex: starts a thread for each owner with work, because the running threads may be in a close
+ * that does not return. */
 static void add_threads(struct owner_work *pool)
 {
     unsigned n = pool->n_idle;
@@ -179,7 +182,7 @@ static void add_threads(struct owner_work *pool)
     pthread_cond_broadcast(&pool->more);
 }
 
-/* Under the mutex: there is something new. More threads than one come with the tick, if that one is slow. */
+/* Under the mutex, after new work. If one thread is not enough, the tick starts more. */
 static void wake_one(struct owner_work *pool)
 {
     if (pool->n_idle > 0)
@@ -188,7 +191,7 @@ static void wake_one(struct owner_work *pool)
         start_thread(pool);
 }
 
-/* A signal ends the wait for the peer of a lingering socket; what frees pages does not notice it. */
+/* The signal ends the wait for the peer of a lingering socket. It does not interrupt the freeing of pages. */
 static void on_signal(int number)
 {
     (void)number;
@@ -212,7 +215,7 @@ static struct account *owner_of(struct account *account)
     return account->client != 0 && account->parent ? account->parent : account;
 }
 
-static void lane_leave(struct owner_work *pool, struct lane *lane)
+static void lane_item_ended(struct owner_work *pool, struct lane *lane)
 {
     if (--lane->n_items > 0 || lane == &pool->common)
         return;
@@ -221,24 +224,24 @@ static void lane_leave(struct owner_work *pool, struct lane *lane)
     free(lane);
 }
 
-static void keep_spare(struct owner_work *pool, struct descriptor *descriptor)
+static void reserve_put(struct owner_work *pool, struct descriptor *descriptor)
 {
-    if (pool->n_spare == SPARE) {
+    if (pool->n_reserve == RESERVE) {
         free(descriptor);
         return;
     }
-    pool->n_spare++;
-    list_append(&pool->spare, &descriptor->link);
+    pool->n_reserve++;
+    list_append(&pool->reserve, &descriptor->link);
 }
 
-/* NULL: there is no memory, and many have been noted without. */
+/* NULL: out of memory, and the reserve is used up. */
 static struct descriptor *descriptor_new(struct owner_work *pool)
 {
     struct descriptor *descriptor = malloc(sizeof *descriptor);
 
-    if (!descriptor && pool->n_spare > 0) {
-        pool->n_spare--;
-        descriptor = container_of(list_first(&pool->spare), struct descriptor, link);
+    if (!descriptor && pool->n_reserve > 0) {
+        pool->n_reserve--;
+        descriptor = container_of(list_first(&pool->reserve), struct descriptor, link);
         list_remove(&descriptor->link);
     }
     return descriptor;
@@ -253,9 +256,9 @@ static void finish_descriptor(struct owner_work *pool, struct work *work)
     list_remove(&descriptor->link);
     account_give(descriptor->account, USAGE_FDS, descriptor->ticks >= LATE_TICKS);
     account_unref(descriptor->account);
-    keep_spare(pool, descriptor);
+    reserve_put(pool, descriptor);
     pool->n_descriptors--;
-    lane_leave(pool, lane);
+    lane_item_ended(pool, lane);
 }
 
 static void finish_work(struct owner_work *pool, struct work *work)
@@ -265,7 +268,7 @@ static void finish_work(struct owner_work *pool, struct work *work)
     *(work->again ? &pool->n_works : &pool->n_optional) -= 1;
     work->again = false;
     work->done(work);
-    lane_leave(pool, lane);
+    lane_item_ended(pool, lane);
 }
 
 static void collect(struct owner_work *pool)
@@ -294,15 +297,15 @@ static void on_all_closed(struct wake *wake)
     bool last;
 
     map_fini(&pool->lanes);
-    while (!list_empty(&pool->spare)) {
-        struct descriptor *descriptor = container_of(list_first(&pool->spare), struct descriptor, link);
+    while (!list_empty(&pool->reserve)) {
+        struct descriptor *descriptor = container_of(list_first(&pool->reserve), struct descriptor, link);
         list_remove(&descriptor->link);
         free(descriptor);
     }
     pthread_mutex_lock(&pool->mutex);
     last = pool->n_threads == 0;
     pthread_mutex_unlock(&pool->mutex);
-    if (last) { /* else a thread still uses it, and ends with the process */
+    if (last) { /* otherwise a blocked thread still uses it, and ends with the process */
         pthread_mutex_destroy(&pool->mutex);
         pthread_cond_destroy(&pool->more);
         free(pool);
@@ -318,7 +321,8 @@ static void on_tick_closed(uv_handle_t *handle)
     wake_close(&pool->wake, on_all_closed);
 }
 
-/* The end: first what is queued, then the threads. Memory is waited for, because a plug-in frees it. */
+/* The end: first the queued work, then the threads. Work that must end is waited for without a limit,
+ * since plug-ins free memory there. */
 static void end_step(struct owner_work *pool)
 {
     bool late = ++pool->n_ticks > END_TICKS, gone;
@@ -327,7 +331,8 @@ static void end_step(struct owner_work *pool)
         return;
     pthread_mutex_lock(&pool->mutex);
     if (!pool->stop && pool->n_descriptors > 0)
-        log_warn("the close of %u descriptors of clients has not returned: it ends with the process", pool->n_descriptors);
+        log_warn("%u descriptors of clients are still being closed: the process ends without waiting for them",
+                 pool->n_descriptors);
     pool->stop = true;
     pthread_cond_broadcast(&pool->more);
     gone = pool->n_threads == 0;
@@ -375,7 +380,7 @@ enum rdt_status owner_work_create(uv_loop_t *loop, struct owner_work **pool_p, s
     enum rdt_status status;
 
     if (!pool)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the threads that close descriptors");
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the threads of owners");
     status = wake_init(&pool->wake, loop, on_wake, "the work of owners", err);
     if (status != RDT_OK) {
         free(pool);
@@ -384,13 +389,13 @@ enum rdt_status owner_work_create(uv_loop_t *loop, struct owner_work **pool_p, s
     (void)uv_timer_init(loop, &pool->tick);
     pool->tick.data = pool;
     list_init(&pool->open);
-    list_init(&pool->spare);
-    for (unsigned i = 0; i < SPARE; i++) {
+    list_init(&pool->reserve);
+    for (unsigned i = 0; i < RESERVE; i++) {
         struct descriptor *descriptor = malloc(sizeof *descriptor);
         if (!descriptor)
             break;
         list_init(&descriptor->link);
-        keep_spare(pool, descriptor);
+        reserve_put(pool, descriptor);
     }
     list_init(&pool->turns);
     list_init(&pool->threads);
@@ -439,9 +444,9 @@ static void submit(struct owner_work *pool, struct lane *lane, struct work *work
     pthread_mutex_lock(&pool->mutex);
     work_queue_push(&lane->todo, work);
     pool->n_queued++;
-    take_turn(pool, lane);
-    if (work->done || pool->n_queued >= AT_ONCE)
-        wake_one(pool); /* else the tick wakes a thread for all that has come until then */
+    lane_queue(pool, lane);
+    if (work->done || pool->n_queued >= WAKE_AT)
+        wake_one(pool); /* otherwise the tick wakes a thread for everything that has been queued until then */
     pthread_mutex_unlock(&pool->mutex);
     if (!uv_is_active((uv_handle_t *)&pool->tick))
         (void)uv_timer_start(&pool->tick, on_tick, OWNER_WORK_TICK_MS / 4, OWNER_WORK_TICK_MS);
@@ -459,8 +464,7 @@ void owner_work_close_fd(struct owner_work *pool, int take_fd, struct account *a
 
     if (!descriptor) {
         account_add(account, USAGE_FDS, 1);
-        log_error("descriptor %d of uid %u stays open: there is no memory to note that it is to be closed", take_fd,
-                  account->owner.uid);
+        log_error("out of memory: descriptor %d of uid %u stays open until rdtd ends", take_fd, account->owner.uid);
         return;
     }
     *descriptor = (struct descriptor){.work.run = run_close, .fd = take_fd, .account = account_ref(account)};
@@ -472,7 +476,7 @@ void owner_work_close_fd(struct owner_work *pool, int take_fd, struct account *a
     submit(pool, lane, &descriptor->work);
 }
 
-/* work->again, which means nothing here, remembers must_end. */
+/* work->again has no meaning here and stores must_end. */
 void owner_work_submit(struct owner_work *pool, struct work *work, struct account *account, bool must_end)
 {
     assert(work->done);

@@ -1,20 +1,20 @@
 /* Work that a user can make slow, on threads that only that user waits for.
  *
- * A descriptor of a stranger may be anything: closing a TCP socket with SO_LINGER waits for its peer, closing a file of
+ * A descriptor that a client sent may be anything: closing a TCP socket with SO_LINGER waits for its peer, closing a file of
  * a FUSE file system waits for another process, closing a Unix socket closes all descriptors that wait in it, and the
  * last close of a memfd frees all of its pages. The kernel does that work in the thread that closes. Looking up a host
- * name waits for a name server. None of that may block the loop, or the work pool that all users share.
+ * name waits for a name server. None of this may block the loop, or the work pool that all users share.
  *
  *   loop: owner_work_close_fd --> owner's queue --> a thread closes --> loop: the charge goes back
  *   loop: owner_work_submit ----> owner's queue --> work->run -------> loop: work->done
  *
- * Each owner (tenant and uid) has a queue of its own. A queue that waits gets a new thread, up to OWNER_WORK_THREADS, so
- * work that does not return delays only its own owner, and only when there is much of it. A thread that has been in one
- * close for OWNER_WORK_TICK_MS gets a signal, which ends the wait of a lingering socket. A close that is late is charged
- * to its account (USAGE_FDS) until it has returned; an owner with OWNER_WORK_MAX_FDS descriptors in its queue is not
- * read any more (owner_work_is_behind) until the threads have caught up.
+ * Each owner (tenant and uid) has a queue of its own. A queue with waiting work gets another thread, up to
+ * OWNER_WORK_THREADS, so work that does not return delays only its own owner. A thread that has been in one close for
+ * OWNER_WORK_TICK_MS gets a signal, which ends the wait of a lingering socket. A late close is charged to its account
+ * (USAGE_FDS) until it has returned. The sessions of an owner with OWNER_WORK_MAX_FDS descriptors in its queue are not
+ * read (owner_work_is_behind) until the threads have caught up.
  *
- * Loop thread only, unless a function says otherwise.
+ * Everything here runs on the loop thread, unless a function says otherwise.
  */
 #ifndef DAEMON_OWNER_WORK_H
 #define DAEMON_OWNER_WORK_H
@@ -31,28 +31,29 @@
 
 struct owner_work;
 
-/* RDT_SYSTEM (the loop then has a handle to close in its next turn), RDT_NO_MEMORY. */
+/* Errors: RDT_SYSTEM (the loop must run once more to close a handle), RDT_NO_MEMORY. */
 enum rdt_status owner_work_create(uv_loop_t *loop, struct owner_work **pool_p, struct rdt_error *err);
 
 /* on_closed_some(arg) runs, from the loop, when descriptors have been closed: an owner may no longer be behind. */
 void owner_work_watch(struct owner_work *pool, void (*on_closed_some)(void *arg), void *arg);
 
-/* Takes the descriptor and closes it soon. After a tenth of a second it is charged to the account, without asking, until
- * it is closed: whoever sends descriptors in good order never notices. Without memory
- * it has a reserve; when that is used up as well, the descriptor stays open and charged. */
+/* Takes the descriptor and closes it soon. When the close has not returned after a tenth of a second, it
+ * is charged to the account, without a check, until it has; ordinary descriptors are closed sooner. When
+ * memory is short, a reserve is used; when that is used up, the descriptor stays open and charged. */
 void owner_work_close_fd(struct owner_work *pool, int take_fd, struct account *account);
 
-/* Runs work->run on a thread of the account's owner (a NULL account: of the daemon itself), and then work->done on the
- * loop. must_end: owner_work_close waits for it; what need not end is left behind there, and done does not run.
- * work->lane is overwritten. */
+/* Runs work->run on a thread of the account's owner (NULL account: of the daemon itself), then work->done
+ * on the loop. must_end: owner_work_close waits for the work. Otherwise the close may abandon it, and done
+ * does not run. work->lane is overwritten. */
 void owner_work_submit(struct owner_work *pool, struct work *work, struct account *account, bool must_end);
 
-/* The account's owner has so many descriptors to be closed that nothing more is read from it. */
+/* Whether the account's owner has so many descriptors to be closed that its sessions must not be read. */
 bool owner_work_is_behind(const struct owner_work *pool, struct account *account);
 
 unsigned owner_work_pending_fds(const struct owner_work *pool); /* descriptors that are not closed yet */
 
-/* Waits for what must end, and for the rest no longer than a second: a thread that is held up ends with the process. Runs every done that has become due, then on_closed from the loop. */
+/* Waits for work that must end, and at most one second for the rest: a thread that is blocked ends with
+ * the process. Runs every done that is due, then on_closed, from the loop. */
 void owner_work_close(struct owner_work *pool, void (*on_closed)(void *arg), void *arg);
 
 #endif

@@ -1,4 +1,4 @@
-/* Speaks to the service manager. Trusts its environment no further than the protocol says: pids are compared. */
+/* Talks to the service manager. Variables that name another process are ignored. */
 #include "daemon/base/sdnotify.h"
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 
 #define FIRST_FD 3
 
-static char *fd_names; /* our copy of LISTEN_FDNAMES, ':' turned into ends of strings */
+static char *fd_names; /* a copy of LISTEN_FDNAMES, with ':' replaced by 0 */
 static int n_fd_names;
 
 void sdnotify(const char *fmt, ...)
@@ -29,7 +29,7 @@ void sdnotify(const char *fmt, ...)
     memcpy(to.sun_path, path, path_bytes);
     if (path[0] == '@')
         to.sun_path[0] = 0;
-    /* An abstract name has no end of its own: the length counts. */
+    /* an abstract name has no terminating 0: its length counts */
     socklen_t to_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + path_bytes + (path[0] == '@' ? 0 : 1));
 
     char text[512];
@@ -41,18 +41,18 @@ void sdnotify(const char *fmt, ...)
         return;
     size_t text_bytes = (size_t)wanted < sizeof text ? (size_t)wanted : sizeof text - 1;
 
-    /* Kept: before Linux 6.9 the end of a Unix socket collects the descriptors of others that are in flight nowhere,
-     * and closes them in this thread. */
+    /* The socket stays open: before Linux 6.9 closing a Unix socket collects descriptors in flight that
+     * nobody can receive, and closes them in this thread. */
     static int fd = -1;
     if (fd < 0)
         fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return;
-    /* A manager that does not listen must not hold the loop up. */
+    /* a manager that does not read must not block the loop */
     (void)sendto(fd, text, text_bytes, MSG_NOSIGNAL | MSG_DONTWAIT, (struct sockaddr *)&to, to_bytes);
 }
 
-/* A whole decimal number, or false. */
+/* Parses a whole decimal number. false: the text is none. */
 static bool number(const char *text, uint64_t *value_p)
 {
     if (!text || text[0] < '0' || text[0] > '9')
@@ -96,7 +96,8 @@ int sdnotify_listen_fds(void)
     int n_fds = 0;
     if (number(getenv("LISTEN_PID"), &pid) && pid == (uint64_t)getpid() && number(getenv("LISTEN_FDS"), &n) &&
         n <= INT_MAX - FIRST_FD) {
-        /* Stops at the first that is not open: a wrong count must not make us close or serve what is not ours. */
+        /* Stops at the first number that is not open: with a wrong count the daemon would serve or close
+         * other files. */
         while (n_fds < (int)n && fcntl(FIRST_FD + n_fds, F_SETFD, FD_CLOEXEC) == 0)
             n_fds++;
         read_names(getenv("LISTEN_FDNAMES"));

@@ -4,14 +4,16 @@
 
 #include <stdint.h>
 
-/* Sends one datagram ("READY=1\nSTATUS=..."); does nothing without NOTIFY_SOCKET. */
+/* Sends one datagram, such as "READY=1\nSTATUS=...". Does nothing without NOTIFY_SOCKET. */
 void sdnotify(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* The interval in which WATCHDOG=1 is wanted (half of WATCHDOG_USEC, if it is meant for us); 0: none. */
+/* The interval at which to send WATCHDOG=1: half of WATCHDOG_USEC, if that is meant for this process; 0:
+ * none. */
 uint64_t sdnotify_watchdog_ns(void);
 
-/* How many fds the manager passed, from fd 3 on (0 unless LISTEN_PID is us); they are made close-on-exec and the variables are
- * unset. name of fd i: LISTEN_FDNAMES, "" if unknown. */
+/* The number of descriptors that the manager passed, from 3 on; 0 unless LISTEN_PID is this process. They
+ * become close-on-exec and the variables are unset. sdnotify_fd_name: the name from LISTEN_FDNAMES, "" if
+ * unknown. */
 int sdnotify_listen_fds(void);
 const char *sdnotify_fd_name(int i);
 

@@ -1,4 +1,5 @@
-/* Numbers of seven bits a byte, the last without its high bit: count, sum of ndim; for each tensor dtype, ndim, shape. */
+/* Encoding: numbers in groups of seven bits, with the high bit set in all but the last byte. The sequence
+ * is count, sum of ndim, then for each tensor dtype, ndim and shape. */
 #include "daemon/base/shapes.h"
 
 #include <stdlib.h>

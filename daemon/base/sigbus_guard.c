@@ -9,7 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Free: lo and hi are 0. hi is written last and cleared first, so that what the handler sees is never wider than what was entered. */
+/* A free slot has lo and hi 0. hi is written last and cleared first, so the handler never sees a range
+ * wider than the one entered. */
 struct slot {
     atomic_uintptr_t lo, hi;
     atomic_uint_fast64_t page_bytes;
@@ -17,12 +18,12 @@ struct slot {
 };
 
 static struct slot slots[GUARD_MAX];
-static atomic_int n_slots; /* were ever in use */
+static atomic_int n_slots; /* slots that were ever in use */
 static struct sigaction before;
 
-/* Who enters and leaves; not the handler. */
+/* Taken by enter and leave, not by the handler. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static int next_free[GUARD_MAX]; /* of a free slot: the next one */
+static int next_free[GUARD_MAX]; /* for each free slot the next one */
 static int first_free = GUARD_NONE;
 
 static struct slot *find(uintptr_t addr)
@@ -35,7 +36,7 @@ static struct slot *find(uintptr_t addr)
     return NULL;
 }
 
-/* The system call itself: libraries hook mmap, and what they do there is not for a handler. */
+/* Calls the kernel directly: libraries wrap mmap with code that a signal handler must not run. */
 static bool put_zeros(uintptr_t page, uint64_t bytes)
 {
     return syscall(SYS_mmap, page, bytes, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
@@ -46,7 +47,7 @@ static void on_fault(int number, siginfo_t *info, void *context)
 {
     int saved = errno;
     uintptr_t addr = (uintptr_t)info->si_addr;
-    struct slot *slot = info->si_code > 0 ? find(addr) : NULL; /* else somebody sent it */
+    struct slot *slot = info->si_code > 0 ? find(addr) : NULL; /* otherwise a process sent the signal */
     uint64_t page_bytes = slot ? atomic_load(&slot->page_bytes) : 0;
 
     (void)number;
@@ -54,7 +55,7 @@ static void on_fault(int number, siginfo_t *info, void *context)
     if (slot && put_zeros(addr & ~(uintptr_t)(page_bytes - 1), page_bytes))
         atomic_store(&slot->broken, true);
     else
-        (void)sigaction(SIGBUS, &before, NULL); /* the instruction is tried again, and what was meant for it happens */
+        (void)sigaction(SIGBUS, &before, NULL); /* the instruction faults again, with the previous handler */
     errno = saved;
 }
 

@@ -1,4 +1,3 @@
-/* The check behind every state table. */
 #include "daemon/base/sm.h"
 
 #include <assert.h>
@@ -16,7 +15,7 @@ void sm_init(struct sm *sm, const struct sm_state *table, unsigned n_states, uns
 
 static void check(const struct sm_state *table, unsigned n_states, unsigned from, unsigned to)
 {
-    /* Not assert(): the names of the two states are what the reader of a crash needs, and NDEBUG must not let it pass. */
+    /* Not assert(): a crash report needs the names of the states, and NDEBUG must not disable the check. */
     if (to >= n_states || !(table[from].next & (1u << to))) {
         log_error("bug: state '%s' may not become '%s'", table[from].name, to < n_states ? table[to].name : "out of range");
         abort();

@@ -1,4 +1,5 @@
-/* State tables: anything with more than two states says which moves are allowed; another move is a bug, found at once. */
+/* State tables. Anything with more than two states lists the allowed moves; another move is a bug and
+ * aborts at once. */
 #ifndef DAEMON_SM_H
 #define DAEMON_SM_H
 
@@ -6,7 +7,7 @@
 
 struct sm_state {
     const char *name;
-    uint32_t next; /* bit mask of the states that may follow: 1u << state */
+    uint32_t next; /* bit mask of the allowed next states: 1u << state */
 };
 
 struct sm {
@@ -15,11 +16,11 @@ struct sm {
     unsigned state;
 };
 
-/* For things of which there are a million: the state alone is theirs, one byte, and the table is known. */
+/* For things of which there may be a million: the state is a single byte, and the caller passes the table. */
 void sm_move_byte(const struct sm_state *table, unsigned n_states, uint8_t *state, unsigned to);
 
 void sm_init(struct sm *sm, const struct sm_state *table, unsigned n_states, unsigned first);
-void sm_move(struct sm *sm, unsigned to); /* asserts that the table allows it */
+void sm_move(struct sm *sm, unsigned to); /* aborts if the table does not allow the move */
 const char *sm_name(const struct sm *sm);
 
 #endif

@@ -1,4 +1,4 @@
-/* Edit distance with a limit: a candidate further away than a third of the word is a guess that helps nobody. */
+/* Edit distance with a limit: a candidate that differs in more than a third of the word is no help. */
 #include "daemon/base/suggest.h"
 
 #include <stdio.h>
@@ -7,9 +7,9 @@
 
 #define WORD_BYTES 64u
 
-void suggest_init(struct suggest *nearest, const char *word)
+void suggest_init(struct suggest *suggest, const char *word)
 {
-    *nearest = (struct suggest){.word = word, .distance = (unsigned)(strlen(word) / 3 + 1)};
+    *suggest = (struct suggest){.word = word, .distance = (unsigned)(strlen(word) / 3 + 1)};
 }
 
 static unsigned min3(unsigned a, unsigned b, unsigned c)
@@ -18,7 +18,7 @@ static unsigned min3(unsigned a, unsigned b, unsigned c)
     return least < c ? least : c;
 }
 
-/* Levenshtein, one row at a time. */
+/* Levenshtein distance, computed one row at a time. */
 static unsigned distance(const char *a, const char *b)
 {
     size_t n_a = strlen(a), n_b = strlen(b);
@@ -39,22 +39,22 @@ static unsigned distance(const char *a, const char *b)
     return row[n_b];
 }
 
-void suggest_try(struct suggest *nearest, const char *candidate)
+void suggest_try(struct suggest *suggest, const char *candidate)
 {
-    size_t n = strlen(nearest->word), n_candidate = strlen(candidate);
-    if ((n > n_candidate ? n - n_candidate : n_candidate - n) > nearest->distance)
-        return; /* that many letters would have to be added */
-    unsigned d = strcasecmp(nearest->word, candidate) == 0 ? 0 : distance(nearest->word, candidate);
-    if (d < nearest->distance || (!nearest->best && d == nearest->distance)) {
-        nearest->best = candidate;
-        nearest->distance = d;
+    size_t n = strlen(suggest->word), n_candidate = strlen(candidate);
+    if ((n > n_candidate ? n - n_candidate : n_candidate - n) > suggest->distance)
+        return; /* at least that many letters differ */
+    unsigned d = strcasecmp(suggest->word, candidate) == 0 ? 0 : distance(suggest->word, candidate);
+    if (d < suggest->distance || (!suggest->best && d == suggest->distance)) {
+        suggest->best = candidate;
+        suggest->distance = d;
     }
 }
 
-void suggest_hint(const struct suggest *nearest, const char *prefix, char *text_p, size_t size)
+void suggest_hint(const struct suggest *suggest, const char *prefix, char *text_p, size_t size)
 {
-    if (nearest->best)
-        snprintf(text_p, size, "; did you mean %s%s?", prefix, nearest->best);
+    if (suggest->best)
+        snprintf(text_p, size, "; did you mean %s%s?", prefix, suggest->best);
     else
         text_p[0] = 0;
 }

@@ -1,19 +1,19 @@
-/* Finds what someone probably meant: the candidate that the fewest typing errors turn into the word. */
-#ifndef DAEMON_NEAREST_H
-#define DAEMON_NEAREST_H
+/* Finds the word that somebody probably meant: the candidate with the smallest edit distance. */
+#ifndef DAEMON_SUGGEST_H
+#define DAEMON_SUGGEST_H
 
 #include <stddef.h>
 
 struct suggest {
     const char *word; /* borrowed */
-    const char *best; /* one of the candidates; NULL: none is near */
+    const char *best; /* one of the candidates, borrowed; NULL: none is near */
     unsigned distance;
 };
 
-void suggest_init(struct suggest *nearest, const char *word);
-void suggest_try(struct suggest *nearest, const char *candidate); /* borrowed */
+void suggest_init(struct suggest *suggest, const char *word);
+void suggest_try(struct suggest *suggest, const char *candidate); /* borrows the candidate */
 
-/* "; did you mean PREFIXbest?", or "". */
-void suggest_hint(const struct suggest *nearest, const char *prefix, char *text_p, size_t size);
+/* Writes "; did you mean PREFIXbest?", or "" without a suggestion. */
+void suggest_hint(const struct suggest *suggest, const char *prefix, char *text_p, size_t size);
 
 #endif

@@ -11,7 +11,7 @@ static void on_readable(uv_poll_t *poll, int failure, int happened)
 
     (void)failure;
     (void)happened;
-    (void)eventfd_read(wake->fd, &ignored); /* first: what comes from now on wakes anew */
+    (void)eventfd_read(wake->fd, &ignored); /* first, so that a later wake_send wakes the loop again */
     wake->on_wake(wake);
 }
 
@@ -22,15 +22,15 @@ enum rdt_status wake_init(struct wake *wake, uv_loop_t *loop, void (*on_wake)(st
 
     wake->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake->fd < 0)
-        return rdt_error_sys(err, errno, "cannot make the wake-up of %s", whose);
+        return rdt_error_sys(err, errno, "cannot create the eventfd of %s", whose);
     wake->on_wake = on_wake;
     rc = uv_poll_init(loop, &wake->poll, wake->fd);
     if (rc != 0) {
         (void)close(wake->fd);
-        return rdt_error_sys(err, -rc, "cannot make the wake-up of %s", whose);
+        return rdt_error_sys(err, -rc, "cannot create the eventfd of %s", whose);
     }
     wake->poll.data = wake;
-    (void)uv_poll_start(&wake->poll, UV_READABLE, on_readable); /* fails for no handle that is open */
+    (void)uv_poll_start(&wake->poll, UV_READABLE, on_readable); /* cannot fail for an open handle */
     return RDT_OK;
 }
 

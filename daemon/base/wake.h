@@ -1,6 +1,7 @@
-/* Wakes the loop from any thread: an eventfd of our own that the loop polls. With a uv_async_t the loop, woken on the core of a thread
- * that has not returned from the wake-up yet, spins until it does. (A sixth of the loop's time with chunks of 1 MiB and daemon and
- * transport on one core; a fifth with copies of 1 MiB.) */
+/* Wakes the loop from any thread, with an eventfd that the loop polls. A uv_async_t is not used: when the
+ * loop runs on the core of a thread that has not returned from uv_async_send yet, it spins until that
+ * thread has. (That was a sixth of the loop's time with chunks of 1 MiB and daemon and transport on one
+ * core, and a fifth with copies of 1 MiB.) */
 #ifndef DAEMON_WAKE_H
 #define DAEMON_WAKE_H
 
@@ -15,14 +16,15 @@ struct wake {
     void (*on_closed)(struct wake *);
 };
 
-/* `whose` is for the error. RDT_SYSTEM: there is nothing to close. */
+/* `whose` names the user in an error. RDT_SYSTEM: nothing was initialised. */
 enum rdt_status wake_init(struct wake *wake, uv_loop_t *loop, void (*on_wake)(struct wake *), const char *whose,
                           struct rdt_error *err);
 
-/* Any thread: on_wake is called on the loop, once for however many came before it. */
+/* Any thread: on_wake will be called on the loop, once for all calls before it. */
 void wake_send(struct wake *wake);
 
-/* Loop thread, when nobody sends any more. on_closed comes from the loop and may free the struct. */
+/* Loop thread, when no thread calls wake_send any more. on_closed is called from the loop and may free the
+ * struct. */
 void wake_close(struct wake *wake, void (*on_closed)(struct wake *));
 
 #endif

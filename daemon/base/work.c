@@ -1,4 +1,5 @@
-/* A queue for each lane, threads that take from them in turn, and a wake-up that brings what is finished back to the loop. */
+/* A queue for each lane, threads that serve the lanes in turn, and a wake-up that brings finished work to
+ * the loop. */
 #include "daemon/base/work.h"
 
 #include <assert.h>
@@ -13,13 +14,13 @@
 #include "daemon/base/map.h"
 #include "daemon/base/wake.h"
 
-#define ZERO_BYTES (512u << 10) /* at once: some tens of microseconds */
+#define ZERO_BYTES (512u << 10) /* zeroed in one piece: some tens of microseconds */
 #define TOUCH_BYTES (128u << 10)
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 #define FREE_LATER_BYTES (128u << 10)
-#define DONE_PER_TURN 32 /* after so many the loop sees to its sockets again */
+#define DONE_PER_TURN 32 /* so that the loop reads its sockets in between */
 
 struct lane { /* exists while it has work */
     struct list link;
@@ -32,8 +33,8 @@ struct work_pool {
     pthread_mutex_t mutex;
     pthread_cond_t more;
     /* Under the mutex. */
-    struct list turns; /* struct lane.link: whose turn it is comes first */
-    struct map lanes;  /* by number; without memory for one, work goes to lane 0 */
+    struct list turns; /* struct lane.link: the lane to be served next comes first */
+    struct map lanes;  /* by number; if there is no memory for a lane, its work goes to lane 0 */
     struct lane common;
     struct work_queue finished;
     uint64_t outstanding; /* submitted, and done has not returned */
@@ -62,7 +63,7 @@ static struct lane *lane_get(struct work_pool *pool, uint64_t number)
     return lane;
 }
 
-/* NULL: there is nothing to do. */
+/* NULL: there is no work. */
 static struct work *take_next(struct work_pool *pool)
 {
     struct list *node = list_first(&pool->turns);
@@ -100,16 +101,16 @@ static void *thread_main(void *arg)
             break;
         pthread_mutex_unlock(&pool->mutex);
 
-        /* Without done the struct may be gone when run returns. */
+        /* Without done, the struct may be gone when run returns. */
         bool wants_done = work->done;
         work->run(work);
-        (void)sched_yield(); /* a client or the loop may have waited for this core */
+        (void)sched_yield(); /* a client or the loop may be waiting for this core */
 
         bool wake = false;
         pthread_mutex_lock(&pool->mutex);
         if (wants_done && work->again) {
             work->again = false;
-            put_in_lane(pool, work); /* this thread takes what is next: nobody need be woken */
+            put_in_lane(pool, work); /* this thread takes the next work itself, so none is woken */
         } else if (wants_done) {
             wake = !pool->finished.first;
             work_queue_push(&pool->finished, work);
@@ -117,7 +118,7 @@ static void *thread_main(void *arg)
             pool->outstanding--;
             wake = pool->closing;
         }
-        if (wake) { /* without the mutex: the loop may run at once, on this core, and wants it */
+        if (wake) { /* without the mutex, because the loop may run on this core at once and takes it */
             pthread_mutex_unlock(&pool->mutex);
             wake_send(&pool->wake);
             pthread_mutex_lock(&pool->mutex);
@@ -172,7 +173,7 @@ static void on_wake(struct wake *wake)
     }
 }
 
-static void on_stillborn_closed(struct wake *wake)
+static void on_failed_wake_closed(struct wake *wake)
 {
     struct work_pool *pool = container_of(wake, struct work_pool, wake);
     map_fini(&pool->lanes);
@@ -184,13 +185,13 @@ enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct wor
     assert(n_threads > 0);
     struct work_pool *pool = calloc(1, sizeof(*pool) + n_threads * sizeof pool->threads[0]);
     if (!pool)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a pool of %u threads", n_threads);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a pool of %u worker threads", n_threads);
     list_init(&pool->turns);
     map_init(&pool->lanes);
     list_init(&pool->common.link);
     work_queue_init(&pool->common.todo);
     work_queue_init(&pool->finished);
-    enum rdt_status status = wake_init(&pool->wake, loop, on_wake, "the pool", err);
+    enum rdt_status status = wake_init(&pool->wake, loop, on_wake, "the worker pool", err);
     if (status != RDT_OK) {
         map_fini(&pool->lanes);
         free(pool);
@@ -202,7 +203,7 @@ enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct wor
         int rc = pthread_create(&pool->threads[pool->n_threads], NULL, thread_main, pool);
         if (rc != 0) {
             join_threads(pool);
-            wake_close(&pool->wake, on_stillborn_closed);
+            wake_close(&pool->wake, on_failed_wake_closed);
             return rdt_error_sys(err, rc, "cannot start thread %u of %u", pool->n_threads + 1, n_threads);
         }
     }
@@ -216,7 +217,8 @@ void work_submit(struct work_pool *pool, struct work *work)
     assert(!pool->stop);
     pool->outstanding++;
     put_in_lane(pool, work);
-    pthread_cond_signal(&pool->more); /* before the mutex is free: once the work is done the pool may be closed, and gone */
+    /* under the mutex: as soon as the work is done, the pool may be closed and freed */
+    pthread_cond_signal(&pool->more);
     pthread_mutex_unlock(&pool->mutex);
 }
 
@@ -235,10 +237,11 @@ void work_touch(void *memory, size_t bytes)
 
     if (bytes < TOUCH_BYTES)
         return;
-    (void)madvise((void *)at, end - at, MADV_HUGEPAGE); /* where it has room for some: one fault for 512 */
+    /* where huge pages are available, one fault brings 512 pages */
+    (void)madvise((void *)at, end - at, MADV_HUGEPAGE);
     for (; at < end; at += TOUCH_BYTES) {
         if (madvise((void *)at, end - at < TOUCH_BYTES ? end - at : TOUCH_BYTES, MADV_POPULATE_WRITE) != 0)
-            return; /* before Linux 5.14: they come one by one */
+            return; /* before Linux 5.14: each page is allocated when it is touched */
         (void)sched_yield();
     }
 }
@@ -256,7 +259,7 @@ void work_free(struct work_pool *pool, void *memory, size_t bytes)
         free(memory);
         return;
     }
-    *work = (struct work){.run = run_free}; /* nobody needs what was there */
+    *work = (struct work){.run = run_free}; /* overwrites the memory, whose content nobody needs */
     work_submit(pool, work);
 }
 
@@ -267,7 +270,7 @@ struct arena_end {
 
 static void run_arena_end(struct work *work)
 {
-    struct arena arena = ((struct arena_end *)work)->arena; /* which has the struct */
+    struct arena arena = ((struct arena_end *)work)->arena; /* copied, since the struct lies in the arena */
     arena_fini(&arena);
 }
 

@@ -1,8 +1,10 @@
-/* The pool of threads for work whose time grows with pages: fallocate, populate, munmap, last close, copies, registering. Our own and
- * not libuv's, so that file or name lookups never wait behind a copy.
+/* The worker pool: threads for work whose time grows with the number of pages, such as fallocate,
+ * populating, munmap, the last close, copies and registering. libuv's pool is not used, so that file and
+ * name look-ups never wait behind a copy.
  *
- * Work comes in lanes, one for each client that has some, and lanes take turns: however much one client asks for, another's next work
- * waits for one piece of it, not for all. What is long comes in pieces: it says `again`, or is submitted anew when it is done. */
+ * Work is queued in lanes, one for each client that has some, and lanes take turns: however much one
+ * client queues, the work of another waits for one piece of it at most. Long work runs in pieces: it sets
+ * `again`, or is submitted again when it is done. */
 #ifndef DAEMON_WORK_H
 #define DAEMON_WORK_H
 
@@ -15,16 +17,15 @@
 
 struct work_pool;
 
-struct work {                    /* embed it; the pool owns it from submit until done is called */
+struct work {                    /* embedded by its user; the pool owns it from work_submit until done is called */
     void (*run)(struct work *);  /* on a pool thread */
-    void (*done)(struct work *); /* on the loop thread; may free the struct; NULL: nothing to do,
-                                   * and run may free it */
-    uint64_t lane;               /* session id of the client it is for; 0: nobody's */
-    bool again;                  /* set by run: it is not done, and runs again after the other lanes' turns */
+    void (*done)(struct work *); /* on the loop thread; may free the struct. NULL: run may free the struct. */
+    uint64_t lane;               /* session id of the client; 0: no client */
+    bool again;                  /* set by run: it has more to do, and runs again after the turns of the other lanes */
     struct work *next;
 };
 
-/* Work in the order in which it came. Not locked. */
+/* Work in the order of its arrival. Not locked. */
 struct work_queue {
     struct work *first, **last;
 };
@@ -52,24 +53,27 @@ static inline struct work *work_queue_pop(struct work_queue *queue)
     return work;
 }
 
-/* Threads are started at once. RDT_SYSTEM (the loop then has a handle to close in its next turn), RDT_NO_MEMORY. */
+/* Starts the threads at once. Errors: RDT_SYSTEM (the loop must run once more to close a handle),
+ * RDT_NO_MEMORY. */
 enum rdt_status work_pool_create(uv_loop_t *loop, unsigned n_threads, struct work_pool **pool_p, struct rdt_error *err);
 
-/* Any thread may submit that is not past work_pool_close; within a lane the order is first come, first served. */
+/* Any thread may submit until work_pool_close. Within a lane, work runs in the order of submission. */
 void work_submit(struct work_pool *pool, struct work *work);
 
-/* In run: memset to zero, in pieces between which others may have the processor. */
+/* For run: sets memory to zero, in pieces between which other threads may use the processor. */
 void work_zero(void *memory, uint64_t bytes);
 
-/* In run: gives fresh memory its pages, in pieces likewise, before somebody writes all of it at once. Little is left alone. */
+/* For run: makes the kernel allocate the pages of new memory, in pieces, before all of it is written at
+ * once. Does nothing for little memory. */
 void work_touch(void *memory, size_t bytes);
 
-/* Any thread: free(), by a pool thread if it is so much that its pages go back to the kernel. */
+/* Any thread: free(). A pool thread does it if there is so much that the pages go back to the kernel. */
 void work_free(struct work_pool *pool, void *memory, size_t bytes);
 
-void work_free_arena(struct work_pool *pool, struct arena *arena); /* arena_fini likewise */
+void work_free_arena(struct work_pool *pool, struct arena *arena); /* the same for arena_fini */
 
-/* Loop thread. Runs what is queued to its end, joins the threads, calls every done, then on_closed from the loop. */
+/* Loop thread. Runs everything queued to its end, joins the threads, calls every done, and then on_closed
+ * from the loop. */
 void work_pool_close(struct work_pool *pool, void (*on_closed)(void *arg), void *arg);
 
 #endif

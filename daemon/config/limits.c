@@ -3,7 +3,8 @@
 #include <sys/resource.h>
 
 #define OWN_FDS 256u /* listeners, peers, backends, logs */
-#define SENT_FDS 1024u /* what clients send before anybody could say no: the kernel must never have to drop a descriptor */
+/* descriptors that clients send before the daemon can refuse them; the kernel must never have to drop one */
+#define SENT_FDS 1024u
 
 uint64_t limits_raise_open_files(void)
 {

@@ -101,7 +101,7 @@ static enum rdt_status set_extra(struct options *options, const char *section, c
     return RDT_OK;
 }
 
-/* "no such key", and in which other section or under which other name there is one. */
+/* Makes the "no such key" error, with the section or the name under which there is such a key. */
 static enum rdt_status unknown_key(const char *section, const char *name, struct rdt_error *err)
 {
     const struct option_key *elsewhere = find_key(NULL, name);
@@ -186,7 +186,8 @@ enum rdt_status options_set_defaults(struct options *options, struct rdt_error *
     return options->config ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory");
 }
 
-/* The file that --config names must be there; the usual one may be. An empty name is no file at all. */
+/* Reads the configuration file. The one that --config names must exist; the default file need not. An
+ * empty name means no file. */
 static void apply_file(struct options *options, bool named, struct option_faults *faults)
 {
     if (!named && access(RDT_CONFIG_FILE, F_OK) == 0) {
@@ -226,7 +227,7 @@ enum rdt_status options_load(int argc, char **argv, struct options *options_p, s
     enum rdt_status status = options_set_defaults(&options, err);
     if (status == RDT_OK) {
         bool named = option_scan_flags(&options, argc, argv);
-        /* The others print what is compiled in */
+        /* the other dumps print what is compiled in */
         if (!options.help && !options.version && options.dump_config <= OPTIONS_DUMP_EFFECTIVE) {
             apply_file(&options, named, &faults);
             apply_environment(&options, &faults);

@@ -75,9 +75,9 @@ static enum rdt_status check_advertise(const char *text, struct rdt_error *err)
 
 const struct option_section option_sections[] = {
     {"daemon", "The daemon on its node: where it serves, what it loads, how much memory it uses."},
-    {"limits", "Limits keep one client, or one user, from taking what the others need. A request above a limit waits for room or fails "
-               "with LIMIT, and its error names the limit. Raise a limit if the work needs it; lower it on a node that many users "
-               "share. A user is a uid within a tenant."},
+    {"limits", "Limits keep one client, or one user, from taking what the others need. A request above a limit waits "
+               "for room or fails with LIMIT, and its error names the limit. Raise a limit if the work needs it; lower "
+               "it on a node that many users share. A user is a uid within a tenant."},
     {"network", "The link to the daemons of other nodes."},
     {"transfer", "How tensors move between nodes and between memory."},
 };
@@ -243,7 +243,8 @@ const struct option_key option_keys[] = {
      .help = "The network interfaces for tensor data, separated by commas; empty means any.",
      .why = "Name the fast ones where the machine also has slow or public ones."},
     {ROW("network", "peer_timeout", OPTION_DURATION, peer_timeout_ns, 20 * MS, HOUR), .fallback = "5s",
-     .help = "A peer that sends nothing for this time is lost. A silent peer is asked for a sign of life five times in this period.",
+     .help = "A peer that sends nothing for this time is lost. A silent peer is asked for a sign of life five times in "
+             "this period.",
      .why = "Lower it to notice dead nodes sooner; raise it for a network with longer interruptions."},
     {ROW("network", "connect_timeout", OPTION_DURATION, connect_timeout_ns, 10 * MS, HOUR), .fallback = "5s",
      .help = "The longest time that a connection to a peer may take, TLS included.",

@@ -19,8 +19,8 @@ struct option_key {
     enum option_type type;
     size_t offset;     /* in struct options: char *, bool, uint32_t, uint64_t for all others */
     uint64_t min, max; /* of numbers; of strings: their length in bytes */
-    bool is_path;      /* a relative path starts at the folder of the file that sets the key */
-    enum rdt_status (*check)(const char *text, struct rdt_error *err); /* strings; NULL: anything */
+    bool is_path; /* a relative path starts at the directory of the file that sets the key */
+    enum rdt_status (*check)(const char *text, struct rdt_error *err); /* of strings; NULL: any text is valid */
     const char *fallback; /* the default, as it would be written in the file */
     const char *value;    /* strings: what to write, for --help and the manual page: "PATH" */
     const char *help;     /* complete sentences: what the key means */
@@ -41,10 +41,10 @@ extern const size_t n_option_keys;
 /* Where plug-ins and the configuration are installed. The Makefile sets both when it compiles options.c. */
 extern const char option_backend_dir[], option_config_file[];
 
-/* Every key at its default. *options is written in any case and needs options_fini. NO_MEMORY. */
+/* Sets every key to its default. *options is written in any case and needs options_fini. Error: NO_MEMORY. */
 enum rdt_status options_set_defaults(struct options *options, struct rdt_error *err);
 
-/* Parses, checks and stores; the error is about the value alone ("0 is less than 1"). */
+/* Parses, checks and stores a value. The error is about the value alone ("0 is less than 1"). */
 enum rdt_status option_key_set(struct options *options, const struct option_key *key, const char *text, struct rdt_error *err);
 
 /* Prints a space and the value as the file would have it; nothing if the value is empty. */
@@ -61,8 +61,8 @@ enum rdt_status option_parse_duration(const char *text, uint64_t *value_p, struc
 void option_format_bytes(uint64_t bytes, char text_p[OPTION_TEXT_BYTES]);
 void option_format_duration(uint64_t ns, char text_p[OPTION_TEXT_BYTES]);
 
-/* The least limit on the memory of the control group that `groups` (/proc/self/cgroup) names, or of one above it,
- * below `mount` (/sys/fs/cgroup). UINT64_MAX: none. */
+/* The least memory limit of the control group that `groups` (/proc/self/cgroup) names and of those above
+ * it, below `mount` (/sys/fs/cgroup). UINT64_MAX: no limit. */
 uint64_t option_cgroup_limit_bytes(const char *groups, const char *mount);
 
 #endif

@@ -7,7 +7,8 @@
 
 #include "daemon/config/options_keys.h"
 
-/* UINT64_MAX: no such file, or "max". Version 1 says "no limit" by a number of its own, far above any RAM. */
+/* Returns UINT64_MAX if there is no such file, or it contains "max". Version 1 states "no limit" by a
+ * number far above any RAM. */
 static uint64_t read_limit(const char *dir, const char *name)
 {
     char path[PATH_MAX], text[32] = "";
@@ -23,8 +24,8 @@ static uint64_t read_limit(const char *dir, const char *name)
     return strtoull(text, NULL, 10);
 }
 
-/* The group's own limit and those of all groups above it. In a container the path may name what is not mounted there: the walk
- * up then ends at the mount's root, which is the container's group. */
+/* The least limit of the group and of all groups above it. In a container the path may name groups that
+ * are not mounted there; the walk then ends at the root of the mount, which is the container's group. */
 static uint64_t least_upward(const char *mount, char *group, const char *name)
 {
     uint64_t least = UINT64_MAX;
@@ -42,7 +43,7 @@ static uint64_t least_upward(const char *mount, char *group, const char *name)
     }
 }
 
-/* "0::/path" is version 2, "4:cpu,memory:/path" version 1. */
+/* Lines are "0::/path" for version 2 and "4:cpu,memory:/path" for version 1. */
 static uint64_t line_limit(char *line, const char *mount)
 {
     line[strcspn(line, "\n")] = 0;

@@ -15,6 +15,8 @@ enum rdt_status options_split_address(const char *text, char *host_p, uint16_t *
     if (text[0] == '[' && host_bytes > 2 && colon[-1] == ']') {
         host++;
         host_bytes -= 2;
+        if (!memchr(host, ':', host_bytes) || memchr(host, '[', host_bytes) || memchr(host, ']', host_bytes))
+            return rdt_error_set(err, RDT_INVALID, "'%s': what stands in brackets is not an IPv6 address, as in [::1]:7411", text);
     } else if (memchr(host, ':', host_bytes) || memchr(host, '[', host_bytes)) {
         return rdt_error_set(err, RDT_INVALID, "'%s' needs brackets around an IPv6 address, as in [::1]:7411", text);
     }
@@ -80,14 +82,14 @@ static enum rdt_status parse_line(char *line, const struct node_entry *before, s
     char host[65];
     uint16_t port;
     if (strlen(words[0]) >= sizeof entry.name || strlen(words[1]) >= sizeof entry.address)
-        return rdt_error_set(err, RDT_INVALID, "names and addresses may have 64 bytes");
+        return rdt_error_set(err, RDT_INVALID, "a name or address has more than 64 bytes");
     enum rdt_status status = options_split_address(words[1], host, &port, err);
     if (status == RDT_OK && port == 0)
         status = rdt_error_set(err, RDT_INVALID, "port 0 cannot be reached");
     if (status == RDT_OK && n == 3)
         status = parse_uuid(words[2], entry.uuid, err);
     if (status == RDT_OK && find_node(before, words[0]))
-        status = rdt_error_set(err, RDT_INVALID, "node '%s' is there twice", words[0]);
+        status = rdt_error_set(err, RDT_INVALID, "node '%s' is listed twice", words[0]);
     if (status != RDT_OK)
         return status;
     strcpy(entry.name, words[0]);

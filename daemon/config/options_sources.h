@@ -19,15 +19,16 @@ void option_fault(struct option_faults *faults, const struct rdt_error *why, con
 
 bool option_section_is_ours(const char *section);
 
-/* Any key of any section; those of sections that are not ours are kept for the backends. base_dir: what relative
- * paths are relative to, NULL: the working directory. */
+/* Sets a key of any section; keys of sections that are not the daemon's own are stored for the backends.
+ * base_dir: the directory that relative paths start from; NULL: the working directory. */
 enum rdt_status option_set(struct options *options, const char *section, const char *name, const char *text,
                            const char *base_dir, int line, struct rdt_error *err);
 
-/* The whole file, every fault with its line. */
+/* Reads the whole file. Every fault is reported with its line. */
 void option_read_file(struct options *options, const char *path, struct option_faults *faults);
 
-/* What must be known before anything else is read: config, help and version. True: --config was given. */
+/* Reads the flags that must be known before all other sources: config, help and version. Returns whether
+ * --config was given. */
 bool option_scan_flags(struct options *options, int argc, char **argv);
 
 void option_apply_flags(struct options *options, int argc, char **argv, struct option_faults *faults);

@@ -31,7 +31,7 @@ static void print_wrapped(const char *text, const char *prefix, size_t columns, 
 
 static const char *value_of(const struct option_key *key)
 {
-    static const char *const values[] = {[OPTION_STRING] = "TEXT", [OPTION_BOOL] = "yes|no", [OPTION_UINT] = "NUMBER",
+    static const char *const values[] = {[OPTION_STRING] = "TEXT",  [OPTION_BOOL] = "yes|no", [OPTION_UINT] = "NUMBER",
                                          [OPTION_COUNT] = "NUMBER", [OPTION_BYTES] = "BYTES", [OPTION_DURATION] = "TIME"};
 
     return key->value ? key->value : values[key->type];
@@ -90,10 +90,12 @@ static void print_key(const struct options *options, const struct option_key *ke
 
 static void print_file(const struct options *options, bool as_template, FILE *out)
 {
-    print_wrapped("Configuration of rdtd, explained in rdtd.conf(5). Environment variables (RDTD_ and the key in capitals) and flags take "
-                  "precedence over this file. BYTES are written as 65536, 512K, 4M or 1GiB; a TIME as 500ms, 2s or 1m. The keys of a "
-                  "backend go to the section that has its name.",
-                  "# ", FILE_COLUMNS, out);
+    print_wrapped(
+        "Configuration of rdtd, explained in rdtd.conf(5). Environment variables (RDTD_ and the key in capitals) and flags "
+        "take "
+        "precedence over this file. BYTES are written as 65536, 512K, 4M or 1GiB; a TIME as 500ms, 2s or 1m. The keys of a "
+        "backend go to the section that has its name.",
+        "# ", FILE_COLUMNS, out);
     for (size_t i = 0; i < n_option_sections; i++) {
         fprintf(out, "\n[%s]\n", option_sections[i].name);
         print_wrapped(option_sections[i].about, "# ", FILE_COLUMNS, out);
@@ -131,87 +133,86 @@ static void print_man_key(const struct option_key *key, FILE *out)
     escape(text, escaped);
     print_wrapped(escaped, "\t", MAN_COLUMNS, out);
     /* The page must not depend on where it was built. */
-    escape(key->fallback == option_backend_dir ? "the folder rdtd in the installation's library folder" : key->fallback, escaped);
+    escape(key->fallback == option_backend_dir ? "the folder rdtd in the installation's library folder" : key->fallback,
+           escaped);
     fprintf(out, "\n\tDefault: %s.\n\n", escaped[0] != 0 ? escaped : "empty");
 }
 
-static const char man_head[] =
-    "rdtd.conf(5)\n"
-    "\n"
-    "# NAME\n"
-    "\n"
-    "rdtd.conf - configuration of the tensor daemon rdtd\n"
-    "\n"
-    "# SYNOPSIS\n"
-    "\n"
-    "_/etc/rdtd/rdtd.conf_, or the file that *rdtd --config* _FILE_ names\n"
-    "\n"
-    "# DESCRIPTION\n"
-    "\n"
-    "The file consists of sections, \\[name\\], with lines of the form _key_ =\n"
-    "_value_. A line that begins with \\# or ; is a comment. Every key has a\n"
-    "default, so the file may be empty or missing. *rdtd*(8) reads it once, at\n"
-    "start. An unknown key, a value that is out of range or a key that is set\n"
-    "twice is an error, and all errors are printed with their lines.\n"
-    "\n"
-    "The same keys can be set elsewhere, too. From the weakest to the strongest:\n"
-    "the default, the file, the environment variable *RDTD\\_KEY* (as in\n"
-    "_RDTD\\_LOG\\_LEVEL=debug_), the flag *--key* (as in _--log-level debug_).\n"
-    "*--set* _SECTION.KEY=VALUE_ sets any key, also those of backends.\n"
-    "\n"
-    "Values are written as follows.\n"
-    "\n"
-    "*BYTES*\n"
-    "\tA number of bytes, or a number with the unit K, M, G or T, which are powers\n"
-    "\tof 1024: _512K_, _4MiB_, _1G_.\n"
-    "\n"
-    "*TIME*\n"
-    "\tA number with the unit ns, us, ms, s, m or h: _500ms_, _2s_, _1m_.\n"
-    "\n"
-    "*PATH*\n"
-    "\tA path of the file system. A relative path of _nodes_ or _key\\_file_\n"
-    "\tstarts at the folder of the configuration file.\n"
-    "\n"
-    "*rdtd --check-config* checks the configuration and exits.\n"
-    "*rdtd --dump-config* prints the values that would be used, also those of\n"
-    "loaded backends. *rdtd --dump-config=template* prints the template that\n"
-    "*make install* installs.\n";
+static const char man_head[] = "rdtd.conf(5)\n"
+                               "\n"
+                               "# NAME\n"
+                               "\n"
+                               "rdtd.conf - configuration of the tensor daemon rdtd\n"
+                               "\n"
+                               "# SYNOPSIS\n"
+                               "\n"
+                               "_/etc/rdtd/rdtd.conf_, or the file that *rdtd --config* _FILE_ names\n"
+                               "\n"
+                               "# DESCRIPTION\n"
+                               "\n"
+                               "The file consists of sections, \\[name\\], with lines of the form _key_ =\n"
+                               "_value_. A line that begins with \\# or ; is a comment. Every key has a\n"
+                               "default, so the file may be empty or missing. *rdtd*(8) reads it once, at\n"
+                               "start. An unknown key, a value that is out of range or a key that is set\n"
+                               "twice is an error, and all errors are printed with their lines.\n"
+                               "\n"
+                               "The same keys can be set elsewhere, too. From the weakest to the strongest:\n"
+                               "the default, the file, the environment variable *RDTD\\_KEY* (as in\n"
+                               "_RDTD\\_LOG\\_LEVEL=debug_), the flag *--key* (as in _--log-level debug_).\n"
+                               "*--set* _SECTION.KEY=VALUE_ sets any key, also those of backends.\n"
+                               "\n"
+                               "Values are written as follows.\n"
+                               "\n"
+                               "*BYTES*\n"
+                               "\tA number of bytes, or a number with the unit K, M, G or T, which are powers\n"
+                               "\tof 1024: _512K_, _4MiB_, _1G_.\n"
+                               "\n"
+                               "*TIME*\n"
+                               "\tA number with the unit ns, us, ms, s, m or h: _500ms_, _2s_, _1m_.\n"
+                               "\n"
+                               "*PATH*\n"
+                               "\tA path of the file system. A relative path of _nodes_ or _key\\_file_\n"
+                               "\tstarts at the folder of the configuration file.\n"
+                               "\n"
+                               "*rdtd --check-config* checks the configuration and exits.\n"
+                               "*rdtd --dump-config* prints the values that would be used, also those of\n"
+                               "loaded backends. *rdtd --dump-config=template* prints the template that\n"
+                               "*make install* installs.\n";
 
-static const char man_tail[] =
-    "# SECTIONS OF BACKENDS\n"
-    "\n"
-    "A backend reads the section that has its name, for instance \\[ucx\\] or\n"
-    "\\[stream\\]. *rdtd --dump-config* lists the keys of the backends that are\n"
-    "loaded, each with its meaning.\n"
-    "\n"
-    "# FILES\n"
-    "\n"
-    "_/etc/rdtd/rdtd.conf_\n"
-    "\tThe configuration. *make install* installs a template in which every key\n"
-    "\tis commented out; it does not overwrite a file that was edited.\n"
-    "\n"
-    "_/run/rdtd/rdtd.sock_\n"
-    "\tThe socket where clients connect.\n"
-    "\n"
-    "_/var/lib/rdtd/_\n"
-    "\tThe uuid of the node.\n"
-    "\n"
-    "# EXAMPLES\n"
-    "\n"
-    "A node with 64 GiB for objects, which exchanges them with other nodes:\n"
-    "\n"
-    "```\n"
-    "[daemon]\n"
-    "memory_limit = 64GiB\n"
-    "\n"
-    "[network]\n"
-    "listen = 192.0.2.1:7411\n"
-    "key_file = /etc/rdtd/peer.key\n"
-    "```\n"
-    "\n"
-    "# SEE ALSO\n"
-    "\n"
-    "*rdtd*(8), *rdtctl*(1), *rdt-concepts*(7), *rdt-network*(7)\n";
+static const char man_tail[] = "# SECTIONS OF BACKENDS\n"
+                               "\n"
+                               "A backend reads the section that has its name, for instance \\[ucx\\] or\n"
+                               "\\[stream\\]. *rdtd --dump-config* lists the keys of the backends that are\n"
+                               "loaded, each with its meaning.\n"
+                               "\n"
+                               "# FILES\n"
+                               "\n"
+                               "_/etc/rdtd/rdtd.conf_\n"
+                               "\tThe configuration. *make install* installs a template in which every key\n"
+                               "\tis commented out; it does not overwrite a file that was edited.\n"
+                               "\n"
+                               "_/run/rdtd/rdtd.sock_\n"
+                               "\tThe socket where clients connect.\n"
+                               "\n"
+                               "_/var/lib/rdtd/_\n"
+                               "\tThe uuid of the node.\n"
+                               "\n"
+                               "# EXAMPLES\n"
+                               "\n"
+                               "A node with 64 GiB for objects, which exchanges them with other nodes:\n"
+                               "\n"
+                               "```\n"
+                               "[daemon]\n"
+                               "memory_limit = 64GiB\n"
+                               "\n"
+                               "[network]\n"
+                               "listen = 192.0.2.1:7411\n"
+                               "key_file = /etc/rdtd/peer.key\n"
+                               "```\n"
+                               "\n"
+                               "# SEE ALSO\n"
+                               "\n"
+                               "*rdtd*(8), *rdtctl*(1), *rdt-concepts*(7), *rdt-network*(7)\n";
 
 static void print_man(FILE *out)
 {
@@ -270,8 +271,10 @@ void options_help(FILE *out)
     print_flag("--set SECTION.KEY=VALUE", "Sets any key, those of backends included.", out);
     print_flag("--backend PATH", "Loads one more plug-in; may be repeated.", out);
     print_flag("--check-config", "Checks the configuration and exits.", out);
-    print_flag("--dump-config[=template|man]",
-               "Prints the configuration that would be used, the template of rdtd.conf, or the source of its manual page, and exits.", out);
+    print_flag(
+        "--dump-config[=template|man]",
+        "Prints the configuration that would be used, the template of rdtd.conf, or the source of its manual page, and exits.",
+        out);
     print_flag("--version", "", out);
     print_flag("--help", "", out);
     for (size_t i = 0; i < n_option_keys; i++) {
@@ -288,7 +291,8 @@ void options_help(FILE *out)
                  key->fallback[0] != 0 ? "]" : "");
         print_flag(flag, text, out);
     }
-    fputs("\nThe environment variable RDTD_KEY sets a key, as in RDTD_LOG_LEVEL=debug. It wins over the file, and a flag wins over it.\n"
+    fputs("\nThe environment variable RDTD_KEY sets a key, as in RDTD_LOG_LEVEL=debug. It wins over the file, and a flag wins "
+          "over it.\n"
           "rdtd.conf(5) says who changes which key, and why.\n",
           out);
 }

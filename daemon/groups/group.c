@@ -1,13 +1,13 @@
-/* One node's view of its groups: their states, their members, and this node's ranks at the plug-in. */
+/* One node's view of its groups: states, members, and this node's ranks in the plug-in. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
 #include <sys/random.h>
 
-#include "daemon/groups/group_impl.h"
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
+#include "daemon/groups/group_impl.h"
 
 #define BIT(state) (1u << (state))
 
@@ -25,7 +25,7 @@ void groups_init(struct groups *groups)
     groups->next_number = 1;
 }
 
-/* ---- what there is ---- */
+/* ---- look-ups ---- */
 
 struct group *group_find(const struct groups *groups, const struct owner *owner, const char *name)
 {
@@ -83,15 +83,15 @@ struct group_rank *group_rank_for(const struct group *group, const uint8_t node[
     return NULL;
 }
 
-bool group_is_coming(const struct group *group)
+bool group_will_be_ready(const struct group *group)
 {
     return group->sm.state == GROUP_FORMING || (group->sm.state == GROUP_CLOSING && !group->stuck) ||
-           (group->sm.state == GROUP_DOWN && group->again);
+           (group->sm.state == GROUP_DOWN && group->will_retry);
 }
 
 const char *group_state_name(const struct group *group)
 {
-    return group->formed && group_is_coming(group) ? "rebuilding" : sm_name(&group->sm);
+    return group->formed && group_will_be_ready(group) ? "rebuilding" : sm_name(&group->sm);
 }
 
 /* ---- life ---- */
@@ -110,7 +110,7 @@ void group_set_state(struct group *group, enum group_state state)
     if (state == GROUP_READY) {
         group->why[0] = '\0';
         group->formed = true;
-        change(group, GROUP_OPENS);
+        change(group, GROUP_OPENED);
     }
     event(group->groups->events, RDT__PB__LIST_KIND__LIST_KIND_GROUPS,
           state == GROUP_CLOSING  ? "broken"
@@ -119,7 +119,7 @@ void group_set_state(struct group *group, enum group_state state)
           group);
 }
 
-/* Its coordinator has started anew and knows nothing of it. owner NULL: anybody's. */
+/* Ends a group whose coordinator has restarted and so does not know it. owner NULL: of any owner. */
 static void drop_an_orphan(struct groups *groups, const struct owner *owner)
 {
     list_for_each_safe (node, &groups->all) {
@@ -140,7 +140,7 @@ struct group *group_new(struct groups *groups, const struct owner *owner, const 
     if (groups->n >= GROUPS_MAX)
         drop_an_orphan(groups, NULL);
     if (groups->n >= GROUPS_MAX) {
-        (void)rdt_error_set(err, RDT_LIMIT, "this node has %u groups, no more fit", GROUPS_MAX);
+        (void)rdt_error_set(err, RDT_LIMIT, "this node has %u groups, which is the limit: destroy one", GROUPS_MAX);
         return NULL;
     }
     account = account_get(groups->accounts, owner);
@@ -183,7 +183,7 @@ struct group *group_new(struct groups *groups, const struct owner *owner, const 
     return group;
 }
 
-void group_tell_waiters(struct list *waiters, const struct rdt_error *err)
+void group_notify_waiters(struct list *waiters, const struct rdt_error *err)
 {
     while (!list_empty(waiters)) {
         struct group_waiter *waiter = container_of(list_first(waiters), struct group_waiter, link);
@@ -192,7 +192,7 @@ void group_tell_waiters(struct list *waiters, const struct rdt_error *err)
     }
 }
 
-void group_go(struct group *group)
+void group_free(struct group *group)
 {
     struct groups *groups = group->groups;
     struct rdt_error why = group->reason;
@@ -202,13 +202,13 @@ void group_go(struct group *group)
         (void)rdt_error_set(&why, RDT_CANCELLED, "group \"%s\" was destroyed before it was formed", group->name);
     log_debug("group %s is gone", group->name);
     event(groups->events, RDT__PB__LIST_KIND__LIST_KIND_GROUPS, "gone", group);
-    change(group, GROUP_GOES);
+    change(group, GROUP_GONE);
     list_remove(&group->link);
     groups->n--;
     deadline_unset(groups->deadlines, &group->deadline);
-    group_tell_waiters(&group->forming, &why);
-    group_tell_waiters(&group->ending, NULL);
-    group_forget_blobs(group);
+    group_notify_waiters(&group->forming, &why);
+    group_notify_waiters(&group->ending, NULL);
+    group_free_offers(group);
     account_give(group->account, USAGE_GROUPS, 1);
     account_unref(group->account);
     free(group->ranks);
@@ -222,7 +222,7 @@ void group_go(struct group *group)
     }
 }
 
-void group_waiter_leave(struct group *group, struct group_waiter *waiter)
+void group_waiter_remove(struct group *group, struct group_waiter *waiter)
 {
     list_remove(&waiter->link);
     if (!group->formed && list_empty(&group->forming) && !group->coordinator)
@@ -244,7 +244,7 @@ void groups_close(struct groups *groups, void (*on_closed)(void *arg), void *arg
         if (group->sm.state != GROUP_ENDING)
             group_begin_end(group);
         else if (group->n_open == 0)
-            group_go(group); /* it had waited for others */
+            group_free(group); /* it was waiting for other nodes */
     }
 }
 
@@ -268,7 +268,7 @@ static uint32_t rank_of(struct group *group, const struct group_member *member)
 enum rdt_status group_make_ranks(struct group *group, struct rdt_error *err)
 {
     if (group->ranks)
-        return RDT_OK; /* an earlier epoch's: they stay */
+        return RDT_OK; /* they stay the same in all epochs */
     for (uint32_t i = 0; i < group->n_members; i++)
         for (uint32_t k = 0; k < i; k++)
             if (memcmp(group->members[i].node, group->members[k].node, 16) == 0 &&
@@ -289,7 +289,7 @@ bool group_rank_serves(const struct group_rank *rank, const char *device)
     return device[0] == '\0' || strcasecmp(rank->device, device) == 0;
 }
 
-void group_forget_blobs(struct group *group)
+void group_free_offers(struct group *group)
 {
     for (uint32_t i = 0; i < group->n_ranks; i++) {
         free(group->ranks[i].blob);
@@ -298,11 +298,11 @@ void group_forget_blobs(struct group *group)
     }
 }
 
-void group_serve(struct group *group)
+void group_set_connected(struct group *group)
 {
-    group->serves = true;
-    change(group, GROUP_SERVES);
-    group_served(group);
+    group->connected = true;
+    change(group, GROUP_CONNECTED);
+    group_connected_here(group);
 }
 
 static void on_ready(struct plugin_group *vendor)
@@ -314,7 +314,7 @@ static void on_ready(struct plugin_group *vendor)
     for (uint32_t i = 0; i < group->n_ranks; i++)
         if (group->ranks[i].open && !group->ranks[i].ready)
             return;
-    group_serve(group);
+    group_set_connected(group);
 }
 
 static void on_failed(struct plugin_group *vendor, enum rdt_status status, const char *msg)
@@ -328,9 +328,9 @@ static void on_failed(struct plugin_group *vendor, enum rdt_status status, const
 
 static void stop_serving(struct group *group)
 {
-    if (!group->serves)
+    if (!group->connected)
         return;
-    group->serves = false;
+    group->connected = false;
     change(group, GROUP_CLOSED);
 }
 
@@ -395,7 +395,7 @@ enum rdt_status group_open(struct group *group, struct rdt_error *err)
     struct rdt_group_member *members = calloc(group->n_ranks, sizeof *members);
     enum rdt_status status = members ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for group \"%s\"", group->name);
 
-    group_forget_blobs(group);
+    group_free_offers(group);
     for (uint32_t i = 0; status == RDT_OK && i < group->n_ranks; i++) {
         memcpy(members[i].node_uuid, group->ranks[i].node, 16);
         members[i].device = group->ranks[i].device;
@@ -423,7 +423,7 @@ enum rdt_status group_connect(struct group *group, struct rdt_error *err)
             status = group->transport->ops.group_connect(group->ranks[i].vendor.handle, blobs, bytes, err);
     free(blobs);
     free(bytes);
-    group_forget_blobs(group);
+    group_free_offers(group);
     return status;
 }
 
@@ -431,14 +431,14 @@ enum rdt_status group_connect(struct group *group, struct rdt_error *err)
 
 static void close_ranks(struct group *group)
 {
-    if (group->serves)
-        change(group, GROUP_BREAKS);
+    if (group->connected)
+        change(group, GROUP_BROKEN);
     for (uint32_t i = 0; i < group->n_ranks; i++)
         if (group->ranks[i].open)
             plugin_group_close(&group->ranks[i].vendor);
 }
 
-void group_fall(struct group *group, const char *why)
+void group_take_down(struct group *group, const char *why)
 {
     text_copy(group->why, sizeof group->why, why);
     deadline_unset(group->groups->deadlines, &group->deadline);

@@ -44,21 +44,21 @@
 #include "daemon/base/deadline.h"
 #include "daemon/base/events.h"
 #include "daemon/base/node.h"
-#include "daemon/config/options.h"
 #include "daemon/base/owner.h"
+#include "daemon/base/sm.h"
+#include "daemon/config/options.h"
 #include "daemon/peers/peer.h"
 #include "daemon/plugins/plugin.h"
-#include "daemon/base/sm.h"
 #include "wire_limits.h"
 
 enum group_state { GROUP_FORMING, GROUP_READY, GROUP_CLOSING, GROUP_DOWN, GROUP_ENDING };
 
 enum group_change {
-    GROUP_SERVES, /* connected on this node: other nodes that are ready may begin */
-    GROUP_OPENS,  /* connected on all nodes: this node may begin */
-    GROUP_BREAKS, /* no further operations may be posted; those under way end now */
-    GROUP_CLOSED, /* all operations have ended */
-    GROUP_GOES,   /* the struct is freed when the callback returns */
+    GROUP_CONNECTED, /* connected on this node: other nodes that are ready may begin */
+    GROUP_OPENED,    /* connected on all nodes: this node may begin */
+    GROUP_BROKEN,    /* no further operations may be posted; those under way end now */
+    GROUP_CLOSED,    /* all operations have ended */
+    GROUP_GONE,      /* the struct is freed when the callback returns */
 };
 
 struct group;
@@ -143,8 +143,8 @@ struct group {
     unsigned n_open;            /* ranks on this node that the plug-in has not closed yet */
     unsigned failures;          /* consecutive ones; they delay the next attempt */
     bool proposed, formed;      /* proposed in this epoch; formed at least once */
-    bool serves;                /* connected on this node */
-    bool again;                 /* DOWN: it is about to be formed again */
+    bool connected;             /* connected on this node */
+    bool will_retry;            /* DOWN: it is about to be formed again */
     bool orphan;                /* its coordinator has restarted */
     bool stuck;                 /* CLOSING for so long that calls no longer wait for it */
     uint32_t next_epoch;        /* proposed while CLOSING; 0: none */
@@ -152,7 +152,7 @@ struct group {
     struct rdt_error reason;    /* ENDING: why it was never formed; status OK: it was destroyed */
     struct deadline deadline;
     struct list forming, ending; /* struct group_waiter.link */
-    struct list connections;            /* of transfer_group.c, which owns them */
+    struct list connections;     /* of transfer_group.c, which owns them */
 };
 
 void groups_init(struct groups *groups);
@@ -172,7 +172,7 @@ enum rdt_status group_create(struct groups *groups, const struct owner *owner, c
 void group_end(struct group *group, struct group_waiter *waiter);
 
 /* Removes a waiter whose call was cancelled; on_done is not called. A group that was never formed then ends. */
-void group_waiter_leave(struct group *group, struct group_waiter *waiter);
+void group_waiter_remove(struct group *group, struct group_waiter *waiter);
 
 /* Closes the group because something in it has failed or cannot be stopped in another way. It is then formed
  * again. */
@@ -198,7 +198,7 @@ struct group_rank *group_rank_for(const struct group *group, const uint8_t node[
 bool group_rank_serves(const struct group_rank *rank, const char *device);
 
 /* Returns whether the group is on its way to READY, so that it is worth waiting for it. */
-bool group_is_coming(const struct group *group);
+bool group_will_be_ready(const struct group *group);
 const char *group_state_name(const struct group *group); /* for people */
 
 /* ---- links ---- */

@@ -1,13 +1,13 @@
-/* The coordinator of a group: brings its members' nodes together, epoch by epoch. */
+/* The coordinator of a group: brings the nodes of its members together, epoch by epoch. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
 
-#include "daemon/groups/group_impl.h"
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
+#include "daemon/groups/group_impl.h"
 
-#define RETRY_NS 5000000000ll /* for nodes that are away */
+#define RETRY_NS 5000000000ll /* between attempts while nodes cannot be reached */
 
 static enum rdt_status find_nodes(struct group *group, struct rdt_error *err)
 {
@@ -65,8 +65,8 @@ enum rdt_status group_check_devices(const struct group *group, struct rdt_error 
             continue;
         device = find_device(group->groups, member->device);
         if (!device)
-            return rdt_error_set(err, RDT_UNSUPPORTED, "member %u: this node has no device \"%s\" (rdtctl backends lists them)", i,
-                                 member->device);
+            return rdt_error_set(err, RDT_UNSUPPORTED, "member %u: this node has no device \"%s\" (rdtctl backends lists them)",
+                                 i, member->device);
         if (!transport_moves(group->transport, device->kind->name))
             return rdt_error_set(err, RDT_UNSUPPORTED, "member %u: %s does not move %s memory, that of device \"%s\"", i,
                                  group->transport->name, device->kind->name, member->device);
@@ -76,17 +76,17 @@ enum rdt_status group_check_devices(const struct group *group, struct rdt_error 
 
 void group_check_ready(struct group *group)
 {
-    if (group->sm.state != GROUP_FORMING || !group->serves || group->suspicion.status != RDT_OK)
+    if (group->sm.state != GROUP_FORMING || !group->connected || group->suspicion.status != RDT_OK)
         return;
     for (uint32_t i = 0; i < group->n_nodes; i++)
         if (!group->nodes[i].ready)
             return;
     deadline_unset(group->groups->deadlines, &group->deadline);
-    group_tell(group, RDT_PEER_GROUP_READY, RDT_OK, "", false);
+    group_send_word_all(group, RDT_PEER_GROUP_READY, RDT_OK, "", false);
     log_info("group %s (%s, epoch %u) is ready: %u members, %u ranks", group->name, group->transport->name, group->epoch,
              group->n_members, group->n_ranks);
     group_set_state(group, GROUP_READY);
-    group_tell_waiters(&group->forming, NULL);
+    group_notify_waiters(&group->forming, NULL);
 }
 
 size_t group_list_offers(const struct group *group, bool here_only, Rdt__Pb__GroupOffer *offers, Rdt__Pb__GroupOffer **list)
@@ -111,7 +111,7 @@ void group_connect_here(struct group *group)
     struct rdt_error err = {0};
 
     if (group->n_open == 0)
-        group_serve(group);
+        group_set_connected(group);
     else if (group_connect(group, &err) != RDT_OK)
         group_fail(group, err.status, "%s: %s", group->transport->name, err.msg);
 }
@@ -186,7 +186,7 @@ bool group_all_up(const struct group *group)
     return true;
 }
 
-/* All nodes are there: who they are is known now. */
+/* Sends the proposal once the links to all nodes are up, and so the identities of the nodes are known. */
 void group_propose(struct group *group)
 {
     struct rdt_error err = {0};
@@ -211,7 +211,7 @@ void group_propose(struct group *group)
     if (status != RDT_OK)
         group_fail(group, status, "%s", err.msg);
     else
-        commit(group); /* if there is no other node */
+        commit(group); /* at once, if there is no other node */
 }
 
 struct group_member *group_missing(const struct group *group)
@@ -227,13 +227,15 @@ void group_begin(struct group *group)
     const struct groups_callbacks *callbacks = &group->groups->callbacks;
 
     if (group->sm.state == GROUP_DOWN) {
-        if (group_missing(group)) { /* to be dialled; its link's coming, or this deadline, brings us here again */
+        /* Dials the missing nodes. A link that comes up, or this deadline, leads here again. */
+        if (group_missing(group)) {
             for (uint32_t i = 0; i < group->n_members; i++) {
                 struct peer *peer = group->members[i].peer;
                 if (peer && peer->state != PEER_UP)
-                    (void)callbacks->find(callbacks->arg, group->members[i].node, group->members[i].address, group->account, &peer, NULL);
+                    (void)callbacks->find(callbacks->arg, group->members[i].node, group->members[i].address, group->account,
+                                          &peer, NULL);
             }
-            group->again = false;
+            group->will_retry = false;
             group_set_deadline(group, RETRY_NS);
             return;
         }
@@ -255,7 +257,7 @@ bool group_is_name(const char *text, size_t most)
 
 static enum rdt_status take_members(struct group *group, const Rdt__Pb__GroupCreate *message, struct rdt_error *err)
 {
-    static const uint8_t nowhere[16];
+    static const uint8_t no_uuid[16];
     struct groups *groups = group->groups;
 
     for (uint32_t i = 0; i < group->n_members; i++) {
@@ -271,9 +273,8 @@ static enum rdt_status take_members(struct group *group, const Rdt__Pb__GroupCre
                                  "needed",
                                  i, group->name, RDT_MAX_NAME_BYTES);
         if (named || from->address[0] != '\0')
-            status =
-                groups->callbacks.find(groups->callbacks.arg, named ? from->node.data : nowhere, from->address, group->account,
-                                       &peer, err);
+            status = groups->callbacks.find(groups->callbacks.arg, named ? from->node.data : no_uuid, from->address,
+                                            group->account, &peer, err);
         if (status == RDT_OK && peer && peer->state == PEER_BACKOFF)
             status = peer_away(peer, err);
         if (status != RDT_OK) {
@@ -311,12 +312,13 @@ enum rdt_status group_check_new(const struct groups *groups, const struct owner 
     if (!transport->available)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s is not available: %s", transport->name, transport->why_not);
     if (group_find(groups, owner, name))
-        return rdt_error_set(err, RDT_EXISTS, "there is a group \"%s\" of uid %u already", name, owner->uid);
+        return rdt_error_set(err, RDT_EXISTS, "uid %u already has a group \"%s\"", owner->uid, name);
     *transport_p = transport;
     return RDT_OK;
 }
 
-/* Of a group whose coordinator has forgotten it, or is away, only the name is left: whoever wants it may have it. */
+/* If the coordinator of a group has forgotten it or cannot be reached, only the name is left here, and a
+ * new group may take it. */
 void group_drop_orphan(struct groups *groups, const struct owner *owner, const char *name)
 {
     struct group *group = group_find(groups, owner, name);
@@ -348,19 +350,20 @@ enum rdt_status group_create(struct groups *groups, const struct owner *owner, c
     }
     *group_p = group;
     list_append(&group->forming, &waiter->link);
-    /* When the loop turns: it may come to nothing at once. */
+    /* From the loop, because the group may fail at once. */
     group_set_deadline(group, 0);
     return RDT_OK;
 }
 
-/* from NULL: anybody's. */
+/* from NULL: offers of any node. */
 enum rdt_status group_take_offers(struct group *group, const struct peer *from, Rdt__Pb__GroupOffer **offers, size_t n,
                                   struct rdt_error *err)
 {
     for (size_t i = 0; i < n; i++) {
         struct group_rank *rank = offers[i]->rank < group->n_ranks ? &group->ranks[offers[i]->rank] : NULL;
         if (!rank || offers[i]->blob.len > RDT_GROUP_OFFER_MAX_BYTES || (from && memcmp(rank->node, from->uuid, 16) != 0))
-            return rdt_error_set(err, RDT_PROTOCOL, "an offer for rank %u of group \"%s\"", offers[i]->rank, group->name);
+            return rdt_error_set(err, RDT_PROTOCOL, "the offer for rank %u of group \"%s\" is not valid", offers[i]->rank,
+                                 group->name);
         free(rank->blob);
         rank->blob = malloc(offers[i]->blob.len + 1);
         if (!rank->blob)
@@ -371,7 +374,7 @@ enum rdt_status group_take_offers(struct group *group, const struct peer *from, 
     }
     for (uint32_t i = 0; i < group->n_ranks; i++)
         if (!group->ranks[i].blob && (!from || memcmp(group->ranks[i].node, from->uuid, 16) == 0) && group->n_ranks > 1)
-            return rdt_error_set(err, RDT_PROTOCOL, "rank %u of group \"%s\" has offered nothing", i, group->name);
+            return rdt_error_set(err, RDT_PROTOCOL, "there is no offer for rank %u of group \"%s\"", i, group->name);
     return RDT_OK;
 }
 

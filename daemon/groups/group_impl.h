@@ -19,22 +19,22 @@ enum rdt_status group_make_ranks(struct group *group, struct rdt_error *err);
  * nothing to create. */
 enum rdt_status group_open(struct group *group, struct rdt_error *err);
 
-/* Connects this node's ranks when all offers have come. group_served() or group_failed_here() follows. */
+/* Connects this node's ranks when all offers have come. group_connected_here() or group_failed_here() follows. */
 enum rdt_status group_connect(struct group *group, struct rdt_error *err);
-void group_serve(struct group *group); /* connected at once, because there is no rank to connect */
-void group_forget_blobs(struct group *group);
+void group_set_connected(struct group *group); /* connected at once, because there is no rank to connect */
+void group_free_offers(struct group *group);
 
 /* Moves from FORMING or READY to CLOSING, or to DOWN if there is nothing to close. group_went_down() follows,
  * possibly at once. */
-void group_fall(struct group *group, const char *why);
+void group_take_down(struct group *group, const char *why);
 
 /* Moves to ENDING from any state. group_closed_here() follows, possibly at once. */
 void group_begin_end(struct group *group);
 
-void group_tell_waiters(struct list *waiters, const struct rdt_error *err);
+void group_notify_waiters(struct list *waiters, const struct rdt_error *err);
 
 /* Calls the waiters and frees the group. */
-void group_go(struct group *group);
+void group_free(struct group *group);
 
 /* ---- group_form.c: the coordinator ---- */
 
@@ -50,8 +50,10 @@ bool group_is_name(const char *text, size_t most);
 enum rdt_status group_check_new(const struct groups *groups, const struct owner *owner, const char *name,
                                 const char *transport_name, size_t n_members, struct transport **transport_p,
                                 struct rdt_error *err);
-enum rdt_status group_check_clients(const struct group *group, struct rdt_error *err); /* that this node's members are connected */
-enum rdt_status group_check_devices(const struct group *group, struct rdt_error *err); /* that this node has its members' devices */
+enum rdt_status group_check_clients(const struct group *group,
+                                    struct rdt_error *err); /* that this node's members are connected */
+enum rdt_status group_check_devices(const struct group *group,
+                                    struct rdt_error *err); /* that this node has its members' devices */
 void group_drop_orphan(struct groups *groups, const struct owner *owner, const char *name);
 size_t group_list_offers(const struct group *group, bool here_only, Rdt__Pb__GroupOffer *offers, Rdt__Pb__GroupOffer **list);
 enum rdt_status group_take_offers(struct group *group, const struct peer *from, Rdt__Pb__GroupOffer **offers, size_t n,
@@ -64,7 +66,7 @@ void group_form_here(struct group *group, uint32_t epoch);
 enum rdt_status group_on_propose(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err);
 enum rdt_status group_on_commit(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err);
 
-/* ---- group_talk.c ---- */
+/* ---- group_messages.c ---- */
 
 int64_t group_patience_ns(const struct group *group);
 void group_set_deadline(struct group *group, int64_t ns);
@@ -72,16 +74,17 @@ enum rdt_status group_send(const struct group *group, struct peer *peer, enum rd
                            const ProtobufCMessage *message);
 void group_send_word(struct groups *groups, struct peer *peer, enum rdt_peer_message type, const uint8_t token[16],
                      uint32_t epoch, enum rdt_status status, const char *why, bool again);
-void group_tell(struct group *group, enum rdt_peer_message type, enum rdt_status status, const char *why, bool again); /* all */
+void group_send_word_all(struct group *group, enum rdt_peer_message type, enum rdt_status status, const char *why,
+                         bool again); /* all */
 struct group_node *group_node_of(const struct group *group, const struct peer *peer);
 
 /* Returns the group if it is being formed in this epoch. NULL: the message is about an earlier epoch. */
 struct group *group_forming_now(struct groups *groups, const ProtobufCBinaryData *token, uint32_t epoch);
 
-void group_served(struct group *group);                                               /* connected on this node */
+void group_connected_here(struct group *group);                                       /* connected on this node */
 void group_failed_here(struct group *group, enum rdt_status status, const char *why); /* the plug-in reported it */
 void group_went_down(struct group *group);                                            /* after CLOSING */
-void group_closed_here(struct group *group);                                          /* ENDING: nothing of it is open on this node */
+void group_closed_here(struct group *group); /* ENDING: nothing of it is open on this node */
 
 /* Ends an epoch that failed, and notifies the other nodes. */
 void group_fail(struct group *group, enum rdt_status status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));

@@ -1,8 +1,8 @@
-/* The other nodes of a group: its coordinator proposes, they take part. */
+/* The other nodes of a group, which take part when the coordinator proposes it. */
 #include <stdlib.h>
 
-#include "daemon/groups/group_impl.h"
 #include "daemon/base/text.h"
+#include "daemon/groups/group_impl.h"
 
 static void accept_proposal(struct group *group)
 {
@@ -32,7 +32,7 @@ void group_form_here(struct group *group, uint32_t epoch)
     group->epoch = epoch;
     group->suspicion.status = RDT_OK;
     group->proposed = true;
-    group_set_deadline(group, 2 * group_patience_ns(group)); /* the coordinator's own comes first */
+    group_set_deadline(group, 2 * group_patience_ns(group)); /* the coordinator's own deadline passes first */
     if (group_open(group, &err) != RDT_OK)
         group_fail(group, err.status, "%s: %s", group->transport->name, err.msg);
     else
@@ -52,8 +52,8 @@ static enum rdt_status check_proposal(struct groups *groups, struct peer *peer, 
     group_drop_orphan(groups, &owner, message->name);
     status = group_check_new(groups, &owner, message->name, message->transport, message->n_members, &transport, err);
     if (status == RDT_OK && strcmp(transport->version, message->version) != 0)
-        status = rdt_error_set(err, RDT_UNSUPPORTED, "%s is version %s here, not %.32s", transport->name, transport->version,
-                               message->version);
+        status = rdt_error_set(err, RDT_UNSUPPORTED, "%s has version %s on this node, but %.32s on the coordinator",
+                               transport->name, transport->version, message->version);
     if (status != RDT_OK)
         return status;
     for (size_t i = 0; i < message->n_members; i++) {
@@ -78,7 +78,7 @@ static enum rdt_status check_proposal(struct groups *groups, struct peer *peer, 
     if (status == RDT_OK)
         status = group_make_ranks(group, err);
     if (status == RDT_OK && !group_rank_here(group))
-        status = rdt_error_set(err, RDT_PROTOCOL, "this node is in no group \"%s\"", message->name);
+        status = rdt_error_set(err, RDT_PROTOCOL, "group \"%s\" has no member on this node", message->name);
     if (status == RDT_OK && message->first)
         status = group_check_clients(group, err);
     if (status == RDT_OK) {
@@ -97,7 +97,7 @@ enum rdt_status group_on_propose(struct groups *groups, struct peer *peer, const
     struct rdt_error why = {0};
 
     if (message->token.len != sizeof group->token)
-        return rdt_error_set(err, RDT_PROTOCOL, "a group's token of %zu bytes", message->token.len);
+        return rdt_error_set(err, RDT_PROTOCOL, "a group's token has %zu bytes, not 16", message->token.len);
     if (!group) {
         if (check_proposal(groups, peer, message, &group, &why) != RDT_OK)
             group_send_word(groups, peer, RDT_PEER_GROUP_FAILED, message->token.data, message->epoch, why.status, why.msg,
@@ -107,14 +107,15 @@ enum rdt_status group_on_propose(struct groups *groups, struct peer *peer, const
         return RDT_OK;
     }
     if (group->coordinator != peer)
-        return rdt_error_set(err, RDT_PROTOCOL, "group \"%s\" is not node %s's to propose", group->name, peer->name);
+        return rdt_error_set(err, RDT_PROTOCOL, "node %s proposes group \"%s\" but is not its coordinator", peer->name,
+                             group->name);
     if (group->sm.state == GROUP_ENDING || message->epoch <= group->epoch)
         return RDT_OK;
     group->next_epoch = message->epoch;
     if (group->sm.state == GROUP_DOWN)
         group_went_down(group);
     else if (group->sm.state != GROUP_CLOSING)
-        group_fall(group, "it is formed anew");
+        group_take_down(group, "it is being formed again");
     return RDT_OK;
 }
 
@@ -124,14 +125,14 @@ enum rdt_status group_on_commit(struct groups *groups, struct peer *peer, const 
     struct group *group = group_forming_now(groups, &message->token, message->epoch);
     enum rdt_status status;
 
-    if (!group || group->coordinator != peer || group->serves)
+    if (!group || group->coordinator != peer || group->connected)
         return RDT_OK;
     status = group_take_offers(group, NULL, message->offers, message->n_offers, err);
     if (status == RDT_NO_MEMORY)
         group_fail(group, status, "%s", err->msg);
     if (status != RDT_OK)
         return status == RDT_NO_MEMORY ? RDT_OK : status;
-    group->proposed = false; /* one commit an epoch */
+    group->proposed = false; /* only one commit in each epoch */
     group_connect_here(group);
     return RDT_OK;
 }

@@ -17,8 +17,8 @@ void device_pool_keep(struct device_pool *pool, uint64_t idle_ns)
 static void leave(struct pool_block *block)
 {
     list_remove(&block->link);
-    block->at->ready_bytes -= block->bytes;
-    block->at->n_ready--;
+    block->at->memory.pooled_bytes -= block->bytes;
+    block->at->memory.n_pooled--;
 }
 
 static void drop(struct device_pool *pool, struct pool_block *block)
@@ -54,23 +54,23 @@ static struct pool_block *oldest(const struct device_pool *pool, const struct me
 bool device_pool_give(struct device_pool *pool, struct pool_block *block, const struct owner *owner, uint64_t client)
 {
     struct memory_device *device = block->at;
-    uint64_t max = device->ready_max_bytes, own_max = client != 0 ? max / 2 : max; /* no client takes it all */
+    uint64_t max = device->memory.pool_max_bytes, own_max = client != 0 ? max / 2 : max; /* no client takes it all */
 
     if (pool->idle_ns == 0 || block->bytes == 0 || block->bytes > own_max || !block->kind->available || !block->block.addr)
         return false;
     for (unsigned i = 0; i < block->n_registrations; i++)
-        if (block->registrations[i].transport->leaving)
+        if (block->registrations[i].transport->unloading)
             return false;
     while (client != 0 && bytes_of(pool, device, client) > own_max - block->bytes)
         drop(pool, oldest(pool, device, client, false));
-    while (device->ready_bytes > max - block->bytes || device->n_ready >= MAX_BLOCKS)
+    while (device->memory.pooled_bytes > max - block->bytes || device->memory.n_pooled >= MAX_BLOCKS)
         drop(pool, oldest(pool, device, 0, true));
     block->owner = *owner;
     block->client = client;
     block->since_ns = uv_hrtime();
     list_append(&pool->kept, &block->link);
-    device->ready_bytes += block->bytes;
-    device->n_ready++;
+    device->memory.pooled_bytes += block->bytes;
+    device->memory.n_pooled++;
     return true;
 }
 
@@ -91,10 +91,10 @@ struct pool_block *device_pool_take(struct device_pool *pool, const struct devic
             best = block;
     }
     if (!best) {
-        wish->device->ready_misses++;
+        wish->device->memory.pool_misses++;
         return NULL;
     }
-    wish->device->ready_hits++;
+    wish->device->memory.pool_hits++;
     leave(best);
     return best;
 }

@@ -157,7 +157,7 @@ static void run_make(struct work *work)
 static bool is_of_leaving(const struct pool_block *block)
 {
     for (unsigned i = 0; i < block->n_registrations; i++)
-        if (block->registrations[i].transport->leaving)
+        if (block->registrations[i].transport->unloading)
             return true;
     return false;
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/sm.h"
 #include "daemon/memory/region_fill.h"
 #include "daemon/memory/region_impl.h"
 #include "daemon/memory/region_orphans.h"
@@ -27,7 +28,7 @@ void regions_give_back(struct regions *regions, uint64_t bytes)
 {
     regions->bytes -= bytes;
     if (regions->accounts && bytes > 0)
-        account_room(regions->accounts, USAGE_BYTES, NULL);
+        account_room_freed(regions->accounts, USAGE_BYTES, NULL);
 }
 
 static void unreserve(void *arg, uint64_t bytes)
@@ -42,7 +43,7 @@ static void on_change(void *arg)
 
 static void release_kept(struct pool_block *block)
 {
-    regions_free_block(container_of(block->pool, struct regions, ready), block);
+    regions_free_block(container_of(block->pool, struct regions, free_pool), block);
 }
 
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes)
@@ -52,8 +53,8 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
     map_init(&regions->cached_clients);
     list_init(&regions->cache);
     list_init(&regions->awaiting);
-    pool_init(&regions->ready, pool, 0, 0);
-    device_pool_init(&regions->kept, release_kept);
+    pool_init(&regions->free_pool, pool, 0, 0);
+    device_pool_init(&regions->device_pool, release_kept);
 }
 
 void regions_fini(struct regions *regions)
@@ -66,29 +67,29 @@ static void on_sweep(struct deadline *deadline)
 {
     struct regions *regions = container_of(deadline, struct regions, sweep);
     uint64_t now = uv_hrtime();
-    bool more = pool_sweep(&regions->ready, now);
+    bool more = pool_sweep(&regions->free_pool, now);
 
-    more |= device_pool_sweep(&regions->kept, now);
+    more |= device_pool_sweep(&regions->device_pool, now);
     if (region_cache_sweep(regions, now) || more)
         regions_watch(regions);
 }
 
 void regions_watch(struct regions *regions)
 {
-    if (regions->deadlines && regions->sweep.place == 0)
-        (void)deadline_set(regions->deadlines, &regions->sweep, (int64_t)(regions->ready.idle_ns / 2));
+    if (regions->deadlines && regions->sweep.index == 0)
+        (void)deadline_set(regions->deadlines, &regions->sweep, (int64_t)(regions->free_pool.idle_ns / 2));
 }
 
 void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t pool_max_bytes, uint64_t cached_max_bytes,
                   uint64_t idle_ns)
 {
-    pool_init(&regions->ready, regions->pool, pool_max_bytes, idle_ns);
-    regions->ready.kind = plugins_memory_kind(regions->plugins, "host");
-    regions->ready.reserve = reserve;
-    regions->ready.unreserve = unreserve;
-    regions->ready.on_change = on_change;
-    regions->ready.arg = regions;
-    device_pool_keep(&regions->kept, idle_ns);
+    pool_init(&regions->free_pool, regions->pool, pool_max_bytes, idle_ns);
+    regions->free_pool.kind = plugins_memory_kind(regions->plugins, "host");
+    regions->free_pool.reserve = reserve;
+    regions->free_pool.unreserve = unreserve;
+    regions->free_pool.on_change = on_change;
+    regions->free_pool.arg = regions;
+    device_pool_keep(&regions->device_pool, idle_ns);
     regions->cached_max_bytes = cached_max_bytes;
     regions->deadlines = deadlines;
     regions->sweep.on_passed = on_sweep;
@@ -98,17 +99,17 @@ void regions_close(struct regions *regions)
 {
     if (!regions->deadlines)
         return;
-    region_orphans_close(regions->left);
-    pool_close(&regions->ready);
-    (void)device_pool_sweep(&regions->kept, UINT64_MAX);
-    device_pool_keep(&regions->kept, 0);
+    region_orphans_close(regions->orphans);
+    pool_close(&regions->free_pool);
+    (void)device_pool_sweep(&regions->device_pool, UINT64_MAX);
+    device_pool_keep(&regions->device_pool, 0);
     deadline_unset(regions->deadlines, &regions->sweep);
     regions->deadlines = NULL;
 }
 
 uint64_t regions_used_bytes(const struct regions *regions)
 {
-    return regions->bytes - regions->ready.bytes - regions->cached_bytes;
+    return regions->bytes - regions->free_pool.bytes - regions->cached_bytes;
 }
 
 uint64_t regions_claimed_bytes(const struct regions *regions)
@@ -118,13 +119,32 @@ uint64_t regions_claimed_bytes(const struct regions *regions)
 
 /* ---- one ---- */
 
+#define TO(state) (1u << (state))
+
+static const struct sm_state states[REGION_STATES] = {
+    [REGION_USED] = {"used", TO(REGION_LOANED) | TO(REGION_COMMON) | TO(REGION_CACHED) | TO(REGION_ENDED)},
+    [REGION_LOANED] = {"loaned", TO(REGION_RETURNED) | TO(REGION_CACHED) | TO(REGION_ENDED)},
+    [REGION_COMMON] = {"common", TO(REGION_ENDED)},
+    [REGION_RETURNED] = {"returned", TO(REGION_USED) | TO(REGION_ENDED)},
+    [REGION_CACHED] = {"cached", TO(REGION_USED) | TO(REGION_ENDED)},
+    [REGION_ENDED] = {"ended", 0},
+};
+
+void region_set_state(struct region *region, enum region_state state)
+{
+    if (region->state != state)
+        sm_move_byte(states, REGION_STATES, &region->state, state);
+}
+
 static void charges(const struct region *region, uint64_t *want)
 {
+    bool is_used = region->state == REGION_USED || region->state == REGION_LOANED;
+
     memset(want, 0, USAGE_COUNT * sizeof *want);
     want[USAGE_FDS] = region->n_fds;
-    want[USAGE_REGIONS] = region->in_use;
+    want[USAGE_REGIONS] = is_used;
     want[region->at ? USAGE_DEVICE_BYTES : USAGE_BYTES] =
-        region->in_use && region->origin != REGION_IMPORTED ? region->bytes : region->filled_bytes;
+        is_used && region->origin != REGION_IMPORTED ? region->bytes : region->filled_bytes;
 }
 
 static void uncharge(struct region *region)
@@ -136,20 +156,23 @@ static void uncharge(struct region *region)
     account_unref(region->account);
 }
 
-void region_rest(struct region *region)
+void region_uncharge_use(struct region *region)
 {
     account_give(region->account, USAGE_BYTES, region->bytes);
     account_give(region->account, USAGE_REGIONS, 1);
-    region->in_use = false;
 }
 
-enum rdt_status region_resume(struct region *region, struct rdt_error *err)
+void region_make_common(struct region *region)
+{
+    region_uncharge_use(region);
+    region_set_state(region, REGION_COMMON);
+}
+
+enum rdt_status region_charge_use(struct region *region, struct rdt_error *err)
 {
     uint64_t want[USAGE_COUNT] = {[USAGE_BYTES] = region->bytes, [USAGE_REGIONS] = 1};
-    enum rdt_status status = account_take_all(region->account, want, err);
 
-    region->in_use = status == RDT_OK;
-    return status;
+    return account_take_all(region->account, want, err);
 }
 
 enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, struct memory_device *device, uint64_t bytes,
@@ -180,7 +203,6 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
     list_init(&region->by_client);
     list_init(&region->by_age);
     region->n_fds = n_fds;
-    region->in_use = true;
     charges(region, want);
     status = account_take_all(account, want, err);
     if (status != RDT_OK) {
@@ -189,15 +211,15 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
         return status;
     }
     if (!index_put(&regions->by_id, region->id, region)) {
-        account_take_back(account, want);
+        account_undo(account, want);
         account_unref(account);
         free(region);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     }
     memory_kind_use(kind);
     if (device) {
-        device->regions++;
-        device->imported_bytes += origin == REGION_IMPORTED ? bytes : 0;
+        device->memory.n_regions++;
+        device->memory.imported_bytes += origin == REGION_IMPORTED ? bytes : 0;
     }
     event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "new", region);
     *region_p = region;
@@ -208,8 +230,8 @@ static void leave_device(const struct region *region)
 {
     if (!region->at)
         return;
-    region->at->regions--;
-    region->at->imported_bytes -= region->origin == REGION_IMPORTED ? region->bytes : 0;
+    region->at->memory.n_regions--;
+    region->at->memory.imported_bytes -= region->origin == REGION_IMPORTED ? region->bytes : 0;
 }
 
 void region_unlist(struct region *region)
@@ -236,7 +258,7 @@ void region_cancel(struct region *region)
     charges(region, had);
     leave_device(region);
     memory_kind_unuse(region->kind);
-    account_take_back(region->account, had);
+    account_undo(region->account, had);
     account_unref(region->account);
     free(region);
 }
@@ -304,14 +326,14 @@ static void run_free(struct work *work)
 
 static uint64_t *on_its_way(struct regions *regions, const struct pool_block *block)
 {
-    return block->at ? &block->at->leaving_bytes : &regions->freeing_bytes;
+    return block->at ? &block->at->memory.freeing_bytes : &regions->freeing_bytes;
 }
 
 /* The charge of memory goes when its pages have: block->bytes is 0 for imported memory. */
 static void done_free(struct work *work)
 {
     struct pool_block *block = container_of(work, struct pool_block, work);
-    struct regions *regions = container_of(block->pool, struct regions, ready);
+    struct regions *regions = container_of(block->pool, struct regions, free_pool);
 
     regions->freeing--;
     account_unref(block->sender);
@@ -338,7 +360,7 @@ void regions_free_block(struct regions *regions, struct pool_block *take_block)
 
 static void fill_block(struct pool_block *block, const struct region *region, bool discard)
 {
-    *block = (struct pool_block){.pool = &region->regions->ready,
+    *block = (struct pool_block){.pool = &region->regions->free_pool,
                                  .kind = region->kind,
                                  .at = region->at,
                                  .block = region->block,
@@ -355,24 +377,26 @@ static bool keep_on_device(struct regions *regions, struct pool_block *block, co
 {
     struct memory_device *device = block->at;
 
-    if ((client != 0 && !map_get_u64(&regions->cached_clients, client)) || !device_pool_give(&regions->kept, block, owner, client))
+    if ((client != 0 && !map_get_u64(&regions->cached_clients, client)) || !device_pool_give(&regions->device_pool, block, owner, client))
         return false;
     regions_watch(regions);
     if (regions->accounts)
-        account_room(regions->accounts, USAGE_DEVICE_BYTES, device); /* for whoever waits for room it will be given up */
+        account_room_freed(regions->accounts, USAGE_DEVICE_BYTES, device); /* for whoever waits for room it will be given up */
     return true;
 }
 
 void region_retire(struct region *region, bool discard, struct list *victims)
 {
     struct regions *regions = region->regions;
-    bool seen = region->exported_to != 0 || region->exported_widely || region->origin == REGION_IMPORTED;
-    bool anyone = !seen && !region->never_leaves && !region->sealed; /* what is ready may be given away */
-    /* What was imported on the device may be the same memory under another name, put while its client had it mapped. */
-    bool alone = region->at && region->at->imported_bytes == 0 && region->exported_to != 0 && !region->exported_widely &&
-                 region->origin != REGION_IMPORTED && !region->abandoned;
-    bool ours = seen && !region->at && region->origin != REGION_IMPORTED;
-    bool sent = region->origin == REGION_IMPORTED && !region->at; /* its client's memfd, of any size */
+    bool imported = region->origin == REGION_IMPORTED;
+    bool seen = imported || region->exposure >= REGION_EXPOSED;
+    bool anyone = !imported && region->exposure == REGION_UNEXPOSED && !region->sealed; /* any client may get it next */
+    /* Memory that was imported on the device may be the same memory under another name, put while its client had it
+     * mapped. */
+    bool alone = region->at && region->at->memory.imported_bytes == 0 && !imported &&
+                 (region->exposure == REGION_EXPOSED || region->exposure == REGION_BOUND) && !region->abandoned;
+    bool ours = seen && !region->at && !imported;
+    bool sent = imported && !region->at; /* a memfd of its client's, of any size */
     bool little;
     uint64_t client = region->exported_to;
     struct owner owner = region->account->owner;
@@ -389,14 +413,15 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     little = !region->at && region->room <= SMALL_BYTES && region->n_registrations == 0 && !victims && !sent;
     block = little ? NULL : malloc(sizeof *block);
     fill_block(block ? block : &now, region, discard);
-    if (region->filled_bytes > 0 && !region_orphans_watch(regions->left, region, region->filled_bytes, true))
+    if (region->filled_bytes > 0 && !region_orphans_watch(regions->orphans, region, region->filled_bytes, true))
         regions_give_back(regions, region->filled_bytes);
-    if (ours && !discard && region_orphans_watch(regions->left, region, region->room, !victims) && !victims)
+    if (ours && !discard && region_orphans_watch(regions->orphans, region, region->room, !victims) && !victims)
         (block ? block : &now)->bytes = 0; /* charged until nobody has it */
     if (sent && block)
         block->sender = account_ref(region->account);
     leave_device(region);
     uncharge(region);
+    region_set_state(region, REGION_ENDED);
     free(region);
     if (!block) { /* little, or no memory to do it elsewhere */
         pool_block_free(&now);
@@ -410,7 +435,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
         list_append(victims, &block->link);
         return;
     }
-    if (anyone && !block->at && list_empty(&regions->awaiting) && pool_give(&regions->ready, block)) {
+    if (anyone && !block->at && list_empty(&regions->awaiting) && pool_give(&regions->free_pool, block)) {
         regions_watch(regions);
         return;
     }
@@ -425,8 +450,8 @@ void region_unref(struct region *region)
         return;
     assert(region->refs > 0);
     if (--region->refs > 0) {
-        if (region->refs == 1 && region->lent)
-            region_cache_lay_by(region);
+        if (region->refs == 1 && region->state == REGION_LOANED)
+            region_cache_return(region);
         return;
     }
     assert(region->pins == 0 && list_empty(&region->uses));
@@ -531,39 +556,43 @@ enum rdt_status region_not_anyone(const struct region *region, struct rdt_error 
                          (unsigned long long)region->id, (unsigned long long)region->exported_to);
 }
 
+void region_expose(struct region *region, uint64_t client)
+{
+    if (region->exposure < REGION_EXPOSED && client != 0) {
+        region->exposure = REGION_EXPOSED;
+        region->exported_to = client;
+    } else if (client == 0 || region->exported_to != client) {
+        region->exposure = REGION_SHARED;
+    }
+}
+
 enum rdt_status region_export_to(struct region *region, uint64_t client, bool writable, int *fd_p, struct rdt_error *err)
 {
-    bool first = region->exported_to == 0 && !region->exported_widely;
     enum rdt_status status;
 
-    if (region->tainted_by_client && region->exported_to != client)
+    if (region->exposure == REGION_BOUND && region->exported_to != client)
         return region_not_anyone(region, err);
     status = share(region, writable, fd_p, err);
-    if (status != RDT_OK)
-        return status;
-    if (first && client != 0)
-        region->exported_to = client;
-    else if (first || region->exported_to != client)
-        region->exported_widely = true;
-    return RDT_OK;
+    if (status == RDT_OK)
+        region_expose(region, client);
+    return status;
 }
 
 enum rdt_status region_export(struct region *region, bool writable, int *fd_p, struct rdt_error *err)
 {
     enum rdt_status status;
 
-    if (region->tainted_by_client)
+    if (region->exposure == REGION_BOUND)
         return region_not_anyone(region, err);
     status = share(region, writable, fd_p, err);
     if (status == RDT_OK)
-        region->exported_widely = true;
+        region_expose(region, 0);
     return status;
 }
 
 bool region_may_come_again(const struct region *region, uint64_t client)
 {
     return region_is_host(region) && region->regions->cached_max_bytes > 0 && region->origin != REGION_IMPORTED &&
-           region->exported_to == client &&
-           !region->exported_widely && region->writable_outside && !region->sealed && list_empty(&region->readers) &&
+           region->exported_to == client && region->exposure != REGION_SHARED && region->writable_outside && !region->sealed && list_empty(&region->readers) &&
            !sigbus_guard_is_broken(region->guard);
 }

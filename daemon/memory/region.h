@@ -1,15 +1,46 @@
-/* The room of memory: regions, which are ranges of host or device memory that the daemon knows, and everything that is done with them.
+/* The room of memory: regions, which are ranges of host or device memory that the daemon knows, and everything that is
+ * done with them.
  *
- * The room owns every allocation and import, its registrations with transports, its exports as descriptors or handles, its charges to accounts
- * and to memory_limit, and what is kept for reuse. It shows region.h (life), region_use.h (which tensors overlap), region_fill.h (pages of imported
- * memory), region_orphans.h (memory that clients keep after its end), region_cache.h and mapped.h (memory that clients keep mapped), slab.h (the arena
- * of small objects), copy.h, device_copy.h and placing.h. It refuses to know objects and transfers: they hold and pin regions.
+ * The room owns every allocation and import, its registrations with transports, its exports as descriptors or handles,
+ * its charges to accounts and to memory_limit, and the memory that is kept for reuse. It shows region.h (life),
+ * region_use.h (which tensors overlap), region_fill.h (pages of imported memory), region_orphans.h (memory that clients
+ * keep after its end), region_cache.h and mapped.h (memory that clients keep mapped), slab.h (the arena of small
+ * objects), copy.h, device_copy.h and placing.h. It refuses to know objects and transfers: they hold and pin regions.
  *
- * A region is reference-counted. After its last reference its memory goes one of three ways:
+ * A region is reference-counted:
  *
- *   never exported                       -> pool.h, device_pool.h: it serves any client again
- *   exported to one client only          -> region_cache.h, device_pool.h: it serves that client again
- *   exported to others, or imported      -> back to the kernel, on the work pool
+ *                  put with a loan              its last object ends
+ *   new ---> USED ------------------> LOANED ------------------------> RETURNED
+ *            ^  ^ |                    |  |                              |   |
+ *            |  | |                    |  | last reference,              |   |
+ *            |  | | last reference,    |  | its client keeps it mapped   |   |
+ *            |  | | the client keeps   |  v                              |   |
+ *            |  | | it mapped          | CACHED                          |   |
+ *            |  | `---------------> CACHED --.                           |   |
+ *            |  `----- next use -------'     | idle, or room is wanted   |   |
+ *            `-------------------------------|--------- next use --------'   |
+ *                                            v                               |
+ *   USED, LOANED --- last reference ---> ENDED <--- idle, given back --------'
+ *   USED ---> COMMON --- last reference ---^
+ *
+ *   USED, LOANED      charged to the account of its owner, and found by its id
+ *   COMMON            a replica that every fetch of this node shares: found by its id, and charged to no user
+ *   RETURNED, CACHED  in the region cache of one client (region_cache.h): neither charged nor found. A client that has a
+ *                     RETURNED region may write to it, and uses it again by its id; a CACHED one comes under a new
+ *                     generation
+ *
+ * Where its memory goes in the end depends on who ever could reach it (enum region_exposure):
+ *
+ *   nobody                           pool.h, device_pool.h: it serves any client again
+ *   one client                       region_cache.h, device_pool.h: it serves that client again
+ *   several clients, or it is sealed,
+ *   or the memory is imported        back to the kernel, on the work pool
+ *
+ * There are three keepers of unused memory because they keep different things. pool.h keeps host blocks by size class,
+ * zeroed ahead on the work pool, for anybody. device_pool.h keeps device blocks, which are never zeroed, for the owner or
+ * the client that had them; the device may ask for them back. region_cache.h keeps whole regions that their client has
+ * mapped, with the descriptor and the id that the client knows. What all three share is here: the limit, the timer
+ * (regions_watch) and the order in which they give memory up.
  *
  * All calls are made in the loop thread.
  */
@@ -43,8 +74,8 @@ struct regions {
     struct list
         awaiting; /* allocations that wait, in their order, for memory that is being freed or scrubbed (region_alloc.c) */
     uint64_t awaiting_bytes;
-    struct pool ready;
-    struct device_pool kept;
+    struct pool free_pool;
+    struct device_pool device_pool;
     struct map cached_clients;             /* client id -> struct region_cache */
     struct list cache;                    /* struct region.by_age: cached regions of all clients, the oldest first */
     uint64_t cached_bytes, cached_max_bytes; /* of all clients; the limit for one client */
@@ -57,7 +88,7 @@ struct regions {
     uint64_t (*give_up)(void *arg, uint64_t bytes);
     void *give_up_arg;
     struct list *giving_up; /* struct pool_block: collects what is released during give_up; NULL: it is freed as usual */
-    struct region_orphans *left; /* memory that clients keep after its end; NULL: it is not counted */
+    struct region_orphans *orphans; /* memory that clients keep after its end; NULL: it is not counted */
 };
 
 /* Where a region comes from. STAGING and ARENA are never exported. */
@@ -69,6 +100,19 @@ enum region_origin {
     REGION_STAGING,
     REGION_ARENA,
     REGION_COPY,
+};
+
+/* See the drawing above; the table is in region.c. */
+enum region_state { REGION_USED, REGION_LOANED, REGION_COMMON, REGION_RETURNED, REGION_CACHED, REGION_ENDED, REGION_STATES };
+
+/* Which clients can reach the memory, by a descriptor or a handle that the daemon gave them. It only grows, except that BOUND
+ * becomes EXPOSED again when the memory is the client's own to write anyway, or when it is sealed. */
+enum region_exposure {
+    REGION_UNEXPOSED, /* none */
+    REGION_PRIVATE,   /* none, and it was allocated so that it never can be exported */
+    REGION_EXPOSED,   /* region->exported_to only */
+    REGION_BOUND,     /* region->exported_to only, which may still write to it: nobody else may get it */
+    REGION_SHARED,    /* several, or the daemon does not know which */
 };
 
 #define REGION_MAX_REGISTRATIONS BLOCK_MAX_REGISTRATIONS
@@ -88,19 +132,15 @@ struct region {
     uint64_t client;         /* the session that allocated it, imported it or fetched into it; 0 after that session released it */
     uint64_t maker;          /* the same session, never reset: for rdtctl */
     unsigned n_fds;          /* descriptors charged to the account while it exists */
-    bool in_use;             /* its bytes, and one region, are charged to the account */
     unsigned refs;
     unsigned pins;         /* transfers that touch it now; each pin is also a reference */
-    bool writable_outside; /* a writable descriptor exists outside the daemon */
-    bool sealed;           /* it can never be written again */
-    uint64_t exported_to;  /* the only client that ever had a descriptor of it; 0: none, or several */
-    bool exported_widely;
-    bool never_leaves; /* it must not be exported */
-    bool abandoned;    /* a client ended without releasing it and may still have it mapped: its pages must not be removed */
-    bool keep_mapped;  /* exported_to keeps it mapped, unused, for its next allocation or fetch */
-    bool lent;         /* loaned to objects: its client does not write until no object refers to it, and is told then */
-    bool laid_by;      /* a loaned region without objects; its client was told (region_cache.h) */
-    bool tainted_by_client;     /* it was reused from the cache, so exported_to may write to it: no other client may ever get it */
+    uint8_t state;         /* enum region_state */
+    uint8_t exposure;      /* enum region_exposure */
+    uint64_t exported_to;  /* the first client that had a descriptor of it; 0: none */
+    bool writable_outside; /* a writable descriptor exists outside the daemon, and may outlive a seal */
+    bool sealed;           /* no new descriptor or mapping can write it */
+    bool abandoned;        /* a client ended without releasing it and may still have it mapped: its pages must not be removed */
+    bool keep_mapped;      /* exported_to keeps it mapped, unused, for its next allocation or fetch */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
     struct list uses;              /* struct region_use (region_use.h) */
@@ -200,9 +240,15 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
 /* Borrowed. NULL: there is no such region, or it has another generation. */
 struct region *region_find(const struct regions *regions, uint64_t id, uint64_t generation);
 
-/* For region_cache.c: the region is unused, and in use by its client again. LIMIT: of its account. */
-void region_rest(struct region *region);
-enum rdt_status region_resume(struct region *region, struct rdt_error *err);
+/* Moves it to another state of the drawing; nothing if it is there. Aborts if the drawing has no such move. */
+void region_set_state(struct region *region, enum region_state state);
+
+/* USED: takes its charge off its account, and moves it to COMMON. */
+void region_make_common(struct region *region);
+
+/* For region_cache.c: takes the region's charge off its account, and charges it again. LIMIT: of its account. */
+void region_uncharge_use(struct region *region);
+enum rdt_status region_charge_use(struct region *region, struct rdt_error *err);
 
 struct region *region_ref(struct region *region); /* returns `region` */
 void region_unref(struct region *region);         /* NULL is fine */
@@ -228,6 +274,9 @@ enum rdt_status region_export_to(struct region *region, uint64_t client, bool wr
 
 /* A new descriptor for any client: the memory can then not be reused. INTERNAL if a client had it before it was reused. */
 enum rdt_status region_export(struct region *region, bool writable, int *fd_p, struct rdt_error *err);
+
+/* A descriptor or handle of it goes to that client; 0: the daemon does not know to which. */
+void region_expose(struct region *region, uint64_t client);
 
 /* Whether the client may keep it mapped after its release and get it again (region_cache.h): no other client ever had it, and it has all its pages. */
 bool region_may_come_again(const struct region *region, uint64_t client);

@@ -35,7 +35,7 @@ static enum rdt_status alloc_block(struct region *region, struct rdt_error *err)
 
     if (region->origin == REGION_STAGING && ops->alloc_private &&
         ops->alloc_private(instance, region->room, &region->block, NULL) == RDT_OK) {
-        region->never_leaves = true;
+        region->exposure = REGION_PRIVATE;
         return RDT_OK;
     }
     return ops->alloc(instance, "", region->room, &region->block, err);
@@ -74,7 +74,7 @@ static void done_alloc(struct work *work)
 static bool make_room(struct regions *regions, uint64_t bytes, struct list *victims)
 {
     uint64_t free_bytes = regions->bytes < regions->limit_bytes ? regions->limit_bytes - regions->bytes : 0;
-    uint64_t spare = regions->ready.bytes + regions->cached_bytes, before = regions->bytes;
+    uint64_t spare = regions->free_pool.bytes + regions->cached_bytes, before = regions->bytes;
 
     if (bytes <= free_bytes)
         return true;
@@ -87,9 +87,9 @@ static bool make_room(struct regions *regions, uint64_t bytes, struct list *vict
         if (bytes <= free_bytes)
             return true;
     }
-    if (regions->ready.bytes + regions->cached_bytes < bytes - free_bytes)
+    if (regions->free_pool.bytes + regions->cached_bytes < bytes - free_bytes)
         return false; /* nobody shall lose what is warm for nothing */
-    pool_give_up(&regions->ready, bytes - free_bytes, victims);
+    pool_give_up(&regions->free_pool, bytes - free_bytes, victims);
     free_bytes += before - regions->bytes;
     if (bytes > free_bytes)
         region_cache_give_up(regions, bytes - free_bytes, victims);
@@ -163,7 +163,7 @@ static bool take_room(struct region *region, struct list *victims)
 {
     struct regions *regions = region->regions;
     uint64_t pages = pool_pages_bytes(region->kind, region->bytes);
-    uint64_t room = region->origin == REGION_ALLOCATED ? pages : pool_room_bytes(&regions->ready, region->kind, region->bytes);
+    uint64_t room = region->origin == REGION_ALLOCATED ? pages : pool_room_bytes(&regions->free_pool, region->kind, region->bytes);
 
     if (!make_room(regions, room, victims) && !make_room(regions, room = pages, victims))
         return false;
@@ -281,8 +281,8 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     status = region_new(regions, kind, NULL, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;
-    ready = origin == REGION_ALLOCATED || in_turn ? NULL : pool_take(&regions->ready, kind, bytes);
-    if (regions->ready.bytes > 0)
+    ready = origin == REGION_ALLOCATED || in_turn ? NULL : pool_take(&regions->free_pool, kind, bytes);
+    if (regions->free_pool.bytes > 0)
         regions_watch(regions);
     if (ready) {
         region_adopt(region, ready);
@@ -391,7 +391,7 @@ enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, str
         return no_room(regions, bytes, err);
     }
     region->client = 0;
-    region->exported_to = client; /* who may have it open yet */
+    region_expose(region, client); /* which may still have it open */
     region->sealed = true;
     *region_p = region;
     return RDT_OK;

@@ -28,20 +28,19 @@ static void take_back(struct region_cache *cache, struct region *region)
 {
     cache->ops->take(cache, region->id);
     region->client = 0;
-    region->lent = region->laid_by = false;
     region->refs = 0;
 }
 
 static void drop(struct region_cache *cache, struct region *region, struct list *victims)
 {
     uint64_t id = region->id;
-    bool lent = region->laid_by;
+    bool was_loaned = region->state == REGION_RETURNED;
 
     leave(cache, region);
-    if (lent)
+    if (was_loaned)
         take_back(cache, region);
     region_retire(region, true, victims);
-    if (lent)
+    if (was_loaned)
         cache->ops->on_back(cache, id, true);
     else
         cache->ops->on_drop(cache, id);
@@ -59,11 +58,11 @@ void region_cache_stop(struct region_cache *cache)
     if (!cache->regions)
         return;
     map_remove_u64(&cache->regions->cached_clients, cache->client);
-    device_pool_forget_client(&cache->regions->kept, cache->client);
+    device_pool_forget_client(&cache->regions->device_pool, cache->client);
     while (!list_empty(&cache->list)) {
         struct region *region = container_of(list_first(&cache->list), struct region, by_client);
         leave(cache, region);
-        if (region->laid_by)
+        if (region->state == REGION_RETURNED)
             take_back(cache, region);
         region_retire(region, true, NULL);
     }
@@ -75,14 +74,15 @@ static struct region *oldest_of(const struct region_cache *cache)
     return container_of(list_first(&cache->list), struct region, by_client);
 }
 
-/* In nobody's use, the latest of its client's, of which the oldest make room. Whoever names it finds nothing. */
-static void lay(struct region_cache *cache, struct region *region)
+/* Puts an unused region into the cache, where the oldest ones make room. */
+static void keep(struct region_cache *cache, struct region *region, enum region_state state)
 {
     struct regions *regions = cache->regions;
 
     while (cache->n >= MAX_REGIONS || cache->bytes + region->room > regions->cached_max_bytes)
         drop(cache, oldest_of(cache), NULL);
-    region_rest(region);
+    region_uncharge_use(region);
+    region_set_state(region, state);
     region->cached_since_ns = uv_hrtime();
     list_append(&cache->list, &region->by_client);
     list_append(&regions->cache, &region->by_age);
@@ -92,19 +92,20 @@ static void lay(struct region_cache *cache, struct region *region)
     regions_watch(regions);
 }
 
-/* The region was in it, and is in use as it was. NO_MEMORY, LIMIT: and stays there. */
-static enum rdt_status unlay(struct region_cache *cache, struct region *region, struct rdt_error *err)
+/* Takes the region out of the cache for its next use. NO_MEMORY, LIMIT: it stays there. */
+static enum rdt_status use_again(struct region_cache *cache, struct region *region, struct rdt_error *err)
 {
     enum rdt_status status;
 
     if (!index_put(&cache->regions->by_id, region->id, region))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
-    status = region_resume(region, err);
+    status = region_charge_use(region, err);
     if (status != RDT_OK) {
         (void)index_remove(&cache->regions->by_id, region->id);
         return status;
     }
     leave(cache, region);
+    region_set_state(region, REGION_USED);
     cache->regions->cached_hits++;
     event(cache->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "new", region);
     return RDT_OK;
@@ -123,13 +124,13 @@ bool region_cache_insert(struct region *region)
         cache->ops->on_drop(cache, id);
         return true;
     }
-    lay(cache, region);
-    region->generation++; /* whoever still names the old one names nothing */
-    region->tainted_by_client = true;
+    keep(cache, region, REGION_CACHED);
+    region->generation++; /* a request that still names the old one finds nothing */
+    region->exposure = REGION_BOUND;
     return true;
 }
 
-/* What nobody uses takes no descriptor of the upper half of those that there may be. */
+/* Unused regions must not take more than half of the descriptors that an account may have. */
 static bool fds_are_short(const struct account *account)
 {
     for (; account; account = account->parent)
@@ -138,7 +139,7 @@ static bool fds_are_short(const struct account *account)
     return false;
 }
 
-void region_cache_lay_by(struct region *region)
+void region_cache_return(struct region *region)
 {
     struct regions *regions = region->regions;
     struct region_cache *cache = region->client != 0 ? map_get_u64(&regions->cached_clients, region->client) : NULL;
@@ -147,7 +148,7 @@ void region_cache_lay_by(struct region *region)
     if (!cache)
         return; /* its client has let go of it, or is about to */
     region_unlist(region);
-    /* Who never let go of it may be looking: its pages stay as they are, and it is nobody's. */
+    /* A process that never released it may still read it, so its pages stay as they are. */
     if (region->abandoned || sigbus_guard_is_broken(region->guard) || regions->giving_up || region->room > regions->cached_max_bytes ||
         region->block.page_bytes > 0 || fds_are_short(region->account)) {
         take_back(cache, region);
@@ -155,19 +156,13 @@ void region_cache_lay_by(struct region *region)
         cache->ops->on_back(cache, id, true);
         return;
     }
-    lay(cache, region);
-    region->lent = false;
-    region->laid_by = true;
+    keep(cache, region, REGION_RETURNED);
     cache->ops->on_back(cache, id, false);
 }
 
 enum rdt_status region_cache_resume(struct region_cache *cache, struct region *region, struct rdt_error *err)
 {
-    enum rdt_status status = unlay(cache, region, err);
-
-    if (status == RDT_OK)
-        region->laid_by = false;
-    return status;
+    return use_again(cache, region, err);
 }
 
 struct region *region_cache_take(struct region_cache *cache, uint64_t bytes, enum region_origin origin)
@@ -178,17 +173,19 @@ struct region *region_cache_take(struct region_cache *cache, uint64_t bytes, enu
         return NULL;
     list_for_each (node, &cache->list) {
         struct region *region = container_of(node, struct region, by_client);
-        if (region->room >= bytes && region->room / 2 <= bytes && (!best || region->room <= best->room) && !region->laid_by)
-            best = region; /* the latest of the smallest: the caches may still know it */
+        if (region->room >= bytes && region->room / 2 <= bytes && (!best || region->room <= best->room) &&
+            region->state == REGION_CACHED)
+            best = region; /* the latest of the smallest: the processor's caches may still have it */
     }
     if (!best)
         return NULL;
     best->bytes = bytes;
-    if (unlay(cache, best, NULL) != RDT_OK)
-        return NULL; /* a new one will be refused, and it said why */
+    if (use_again(cache, best, NULL) != RDT_OK)
+        return NULL; /* an allocation will be refused as well, and says why */
     best->refs = 1;
     best->origin = origin;
-    best->tainted_by_client = origin != REGION_ALLOCATED; /* what is the client's own to write anyway it may put and show like any other */
+    /* memory that is the client's own to write anyway may be put and shown like any other */
+    best->exposure = origin == REGION_ALLOCATED ? REGION_EXPOSED : REGION_BOUND;
     best->client = cache->client;
     return best;
 }
@@ -208,7 +205,7 @@ bool region_cache_sweep(struct regions *regions, uint64_t now_ns)
 {
     while (!list_empty(&regions->cache)) {
         struct region *region = container_of(list_first(&regions->cache), struct region, by_age);
-        if (now_ns - region->cached_since_ns < regions->ready.idle_ns)
+        if (now_ns - region->cached_since_ns < regions->free_pool.idle_ns)
             return true;
         drop(map_get_u64(&regions->cached_clients, region->exported_to), region, NULL);
     }

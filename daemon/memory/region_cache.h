@@ -4,13 +4,14 @@
  * A region is inserted by its last unref if its client keeps it mapped (region->keep_mapped). No other client ever sees its memory. Cached regions are
  * charged to memory_limit and bounded for each client. They are freed when they are idle, when other requests need room, or with their client.
  *
- * A region that a client loans to its objects (Put.lent) is laid by here while no object refers to it, for the next put. Its client still has it
- * and may write there. Other clients may have read it; what they keep of it they could keep of a live object as well.
+ * A region that a client loans to its objects (Put.loaned) is RETURNED here while no object refers to it, for the next
+ * put. Its client still has it and may write there. Other clients may have read it; what they keep of it they could keep
+ * of a live object as well.
  *
  * All calls are made in the loop thread.
  */
-#ifndef DAEMON_WARM_H
-#define DAEMON_WARM_H
+#ifndef DAEMON_REGION_CACHE_H
+#define DAEMON_REGION_CACHE_H
 
 #include "daemon/memory/region.h"
 
@@ -25,27 +26,29 @@ struct region_cache {                /* of one client */
 
 struct region_cache_ops {
     void (*on_drop)(struct region_cache *, uint64_t region); /* the client's mapping is of no use any more */
-    void (*on_back)(struct region_cache *, uint64_t region, bool gone); /* laid by: it may write there; gone: or parted with */
-    void (*take)(struct region_cache *, uint64_t region);    /* laid by, and it goes: the client's reference is taken from it */
+    /* A loan is RETURNED: the client may write there. gone: the loan has ended, and the region with it. */
+    void (*on_back)(struct region_cache *, uint64_t region, bool gone);
+    void (*take)(struct region_cache *, uint64_t region); /* a RETURNED region ends: takes the client's reference from it */
 };
 
-/* on_drop is not called by warm_stop: the client is gone. */
+/* on_drop is not called by region_cache_stop, because the client is gone. */
 void region_cache_start(struct region_cache *cache, struct regions *regions, uint64_t client, const struct region_cache_ops *ops);
-void region_cache_stop(struct region_cache *cache); /* what is kept for it on devices goes, too; nothing if it was never started */
+/* Also ends what the device pools keep for the client. Nothing if the cache was never started. */
+void region_cache_stop(struct region_cache *cache);
 
 /* One of its regions that holds so many bytes, as if new but for its bytes, which are what the client left there; with one reference
  * for the caller, and kept until it is delivered. NULL: none fits. */
 struct region *region_cache_take(struct region_cache *cache, uint64_t bytes, enum region_origin origin);
 
-/* A region that was laid by is in use again. NO_MEMORY, LIMIT: over one of its account's; it is laid by yet. */
+/* A RETURNED region is used again. NO_MEMORY, LIMIT (of its account): it stays RETURNED. */
 enum rdt_status region_cache_resume(struct region_cache *cache, struct region *region, struct rdt_error *err);
 
-/* The client gives back one that was laid by: it is gone. */
+/* The client releases a RETURNED region, which ends. */
 void region_cache_part(struct region_cache *cache, struct region *region);
 
-/* For region.c. warm_lay_by: nobody but its client refers to it any more, who had lent it. It may be gone afterwards. */
-void region_cache_lay_by(struct region *region);
-/* warm_keep: the region had its last reference; true: it is here now. */
+/* For region.c. Only its client refers to a LOANED region any more: it is RETURNED, or ends. */
+void region_cache_return(struct region *region);
+/* For region.c. The region lost its last reference. true: the cache has it now, or has ended it. */
 bool region_cache_insert(struct region *region);
 void region_cache_give_up(struct regions *regions, uint64_t bytes, struct list *victims); /* struct pool_block, the oldest first */
 bool region_cache_sweep(struct regions *regions, uint64_t now_ns);                        /* false: nothing is left to grow old */

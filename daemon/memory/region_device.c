@@ -15,7 +15,7 @@ struct device_work {
     struct rdt_import *import; /* NULL: an allocation, */
     bool kept;                 /* or a block that was kept */
     struct list victims;       /* struct pool_block that go first */
-    struct list link;          /* device->awaiting */
+    struct list link;          /* device->memory.awaiting */
     enum rdt_status status;
     struct rdt_error err;
 };
@@ -28,9 +28,9 @@ void region_give_back(struct regions *regions, struct memory_device *device, uin
         regions_give_back(regions, bytes);
         return;
     }
-    device->used_bytes -= bytes;
+    device->memory.used_bytes -= bytes;
     if (regions->accounts && bytes > 0)
-        account_room(regions->accounts, USAGE_DEVICE_BYTES, device);
+        account_room_freed(regions->accounts, USAGE_DEVICE_BYTES, device);
 }
 
 static enum rdt_status no_room(const struct memory_device *device, uint64_t bytes, struct rdt_error *err)
@@ -38,33 +38,33 @@ static enum rdt_status no_room(const struct memory_device *device, uint64_t byte
     return rdt_error_set(err, RDT_LIMIT,
                          "%llu bytes do not fit on %s device %s (%s): %llu of its device_limit of %llu bytes are taken",
                          (unsigned long long)bytes, device->kind->name, device->uuid, device->name,
-                         (unsigned long long)device->used_bytes, (unsigned long long)device->limit_bytes);
+                         (unsigned long long)device->memory.used_bytes, (unsigned long long)device->memory.limit_bytes);
 }
 
 /* What a plug-in rounds up may wrap. */
 static bool fits(const struct memory_device *device, uint64_t room, uint64_t taken)
 {
-    return room <= device->limit_bytes && taken <= device->limit_bytes - room;
+    return room <= device->memory.limit_bytes && taken <= device->memory.limit_bytes - room;
 }
 
 /* The bytes of whoever has some there for good. */
 static uint64_t taken_for_good(const struct memory_device *device)
 {
-    return device->used_bytes - device->ready_bytes - device->leaving_bytes;
+    return device->memory.used_bytes - device->memory.pooled_bytes - device->memory.freeing_bytes;
 }
 
 /* There is room. If need be in place of what is kept: those blocks are victims then. */
 static void claim(struct region *region, uint64_t room, struct list *victims)
 {
     struct memory_device *device = region->at;
-    uint64_t limit = device->limit_bytes;
+    uint64_t limit = device->memory.limit_bytes;
 
-    if (device->used_bytes > limit - room)
-        device_pool_give_up(&region->regions->kept, device, device->used_bytes - (limit - room), victims);
+    if (device->memory.used_bytes > limit - room)
+        device_pool_give_up(&region->regions->device_pool, device, device->memory.used_bytes - (limit - room), victims);
     list_for_each (node, victims)
-        device->used_bytes -= container_of(node, struct pool_block, link)->bytes;
+        device->memory.used_bytes -= container_of(node, struct pool_block, link)->bytes;
     region->room = room;
-    device->used_bytes += room;
+    device->memory.used_bytes += room;
 }
 
 /* AGAIN: not yet, but there is when what is on its way back has come. */
@@ -72,14 +72,14 @@ static enum rdt_status take_room(struct region *region, struct list *victims, st
 {
     struct memory_device *device = region->at;
     uint64_t room = pool_pages_bytes(region->kind, region->bytes);
-    bool ever = room >= region->bytes && room <= device->limit_bytes;
+    bool ever = room >= region->bytes && room <= device->memory.limit_bytes;
 
     if (ever && !account_waits_for(region->account, USAGE_DEVICE_BYTES, device)) {
-        if (list_empty(&device->awaiting) && fits(device, room, device->used_bytes - device->ready_bytes)) {
+        if (list_empty(&device->memory.awaiting) && fits(device, room, device->memory.used_bytes - device->memory.pooled_bytes)) {
             claim(region, room, victims);
             return RDT_OK;
         }
-        if (fits(device, room, taken_for_good(device) + device->awaiting_bytes))
+        if (fits(device, room, taken_for_good(device) + device->memory.awaiting_bytes))
             return RDT_AGAIN;
     }
     if (ever)
@@ -137,7 +137,7 @@ static void done_make(struct work *work)
         rdt_error_prefix(&making->err, "%s device %s", region->kind->name, region->at->uuid);
         region_unlist(region);
         if (making->kept) { /* nobody shall have it any more */
-            region->exported_widely = true;
+            region_expose(region, 0);
             region_retire(region, false, NULL);
         } else {
             region_forget(region);
@@ -179,8 +179,8 @@ static enum rdt_status await_room(struct device_work *take_making, struct region
 {
     take_making->region = region;
     region->room = pool_pages_bytes(region->kind, region->bytes);
-    region->at->awaiting_bytes += region->room;
-    list_append(&region->at->awaiting, &take_making->link);
+    region->at->memory.awaiting_bytes += region->room;
+    list_append(&region->at->memory.awaiting, &take_making->link);
     return RDT_AGAIN;
 }
 
@@ -199,15 +199,15 @@ static void refuse(struct device_work *making)
 
 void regions_admit_device(struct memory_device *device)
 {
-    while (!list_empty(&device->awaiting)) {
-        struct device_work *making = container_of(list_first(&device->awaiting), struct device_work, link);
+    while (!list_empty(&device->memory.awaiting)) {
+        struct device_work *making = container_of(list_first(&device->memory.awaiting), struct device_work, link);
         uint64_t room = making->region->room;
-        bool now = fits(device, room, device->used_bytes - device->ready_bytes);
+        bool now = fits(device, room, device->memory.used_bytes - device->memory.pooled_bytes);
 
         if (!now && fits(device, room, taken_for_good(device)))
             return; /* more comes */
         list_remove(&making->link);
-        device->awaiting_bytes -= room;
+        device->memory.awaiting_bytes -= room;
         if (now) {
             claim(making->region, room, &making->victims);
             (void)start(making, making->region);
@@ -226,9 +226,9 @@ static struct pool_block *take_kept(struct region *region, uint64_t client)
     bool own = region->origin == REGION_ALLOCATED || region->origin == REGION_RECEIVED;
     struct device_block_wish wish = {region->at, pool_pages_bytes(region->kind, region->bytes), own ? client : 0};
 
-    if (account_waits_for(region->account, USAGE_DEVICE_BYTES, region->at) || !list_empty(&region->at->awaiting))
+    if (account_waits_for(region->account, USAGE_DEVICE_BYTES, region->at) || !list_empty(&region->at->memory.awaiting))
         return NULL;
-    return device_pool_take(&region->regions->kept, &wish);
+    return device_pool_take(&region->regions->device_pool, &wish);
 }
 
 /* True: as it is it may be seen by whoever may see the region. */
@@ -241,7 +241,8 @@ static bool adopt(struct region *region, struct pool_block *take_block)
     if (client != 0) {
         region->exported_to = client;
         region->writable_outside = true;
-        region->tainted_by_client = region->origin != REGION_ALLOCATED; /* what is its own to write anyway it may put and show */
+        /* memory that is the client's own to write anyway may be put and shown */
+        region->exposure = region->origin == REGION_ALLOCATED ? REGION_EXPOSED : REGION_BOUND;
     }
     return known && region->origin >= REGION_RECEIVED; /* and all of it is about to be written */
 }
@@ -262,7 +263,7 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
             *err = why;
         return device ? rdt_error_set(err, RDT_INTERNAL, "%s memory is not there at once", kind->name) : why.status;
     }
-    if (bytes > device->limit_bytes) /* before any sum is made with it */
+    if (bytes > device->memory.limit_bytes) /* before any sum is made with it */
         return no_room(device, bytes, err);
     status = region_new(regions, kind, device, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
@@ -420,8 +421,9 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
     Rdt__Pb__Share *message = &share_p->message;
     struct rdt_export export;
     unsigned n = 0;
-    enum rdt_status status = region->tainted_by_client && region->exported_to != client ? region_not_anyone(region, err)
-                                                                               : ask_export(region, &export, err);
+    enum rdt_status status = region->exposure == REGION_BOUND && region->exported_to != client
+                                 ? region_not_anyone(region, err)
+                                 : ask_export(region, &export, err);
 
     if (status == RDT_OK && export.kind == RDT_IMPORT_VMM && export.n_fds > room)
         status = rdt_error_set(err, RDT_LIMIT, "region %llu is made of %u chunks, and one message carries %u file descriptors",
@@ -450,10 +452,7 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
         message->handle = (ProtobufCBinaryData){export.handle_bytes, share_p->handle};
     }
     region->writable_outside = true;
-    if (region->exported_to == 0 && !region->exported_widely && client != 0)
-        region->exported_to = client;
-    else if (region->exported_to != client)
-        region->exported_widely = true;
+    region_expose(region, client);
     *n_p = n;
     return RDT_OK;
 }

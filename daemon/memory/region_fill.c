@@ -151,7 +151,7 @@ static enum rdt_status charge(struct region *region, uint64_t bytes, struct rdt_
     if (status == RDT_OK) {
         status = regions_charge(region->regions, bytes, err);
         if (status != RDT_OK)
-            account_take_back(region->account, want);
+            account_undo(region->account, want);
     }
     if (status == RDT_OK)
         region->filled_bytes += bytes;

@@ -169,7 +169,7 @@ bool region_orphans_create(struct regions *regions, uv_loop_t *loop)
     left->grace.on_passed = on_grace;
     map_init(&left->by_watch);
     list_init(&left->recent);
-    regions->left = left;
+    regions->orphans = left;
     (void)open_watcher(left); /* when it is wanted it is asked for again */
     return true;
 }
@@ -183,7 +183,7 @@ void region_orphans_close(struct region_orphans *left)
         uv_close((uv_handle_t *)&left->watcher->poll, on_closed);
     map_fini(&left->by_watch);
     deadline_unset(left->regions->deadlines, &left->grace);
-    left->regions->left = NULL;
+    left->regions->orphans = NULL;
     free(left);
 }
 
@@ -234,7 +234,7 @@ bool region_orphans_watch(struct region_orphans *left, const struct region *regi
         left->regions->freeing_bytes += remnant->bytes;
     left->bytes += remnant->bytes;
     list_append(&left->recent, &remnant->link);
-    if (left->grace.place == 0)
+    if (left->grace.index == 0)
         (void)deadline_set(left->regions->deadlines, &left->grace, (int64_t)GRACE_NS);
     return true;
 }

@@ -54,7 +54,7 @@ static void done_register(struct work *work)
     struct region *region = page->region;
 
     if (page->status == RDT_OK) {
-        bool twice = page->transport->leaving; /* it came too late: who asks again is told */
+        bool twice = page->transport->unloading; /* it came too late: who asks again is told */
         for (unsigned i = 0; i < region->n_registrations; i++)
             twice = twice || region->registrations[i].transport == page->transport;
         if (twice || region->n_registrations == REGION_MAX_REGISTRATIONS) /* two asked at once: one is enough */
@@ -84,7 +84,7 @@ enum rdt_status region_register(struct region *region, struct transport *transpo
             *handle_p = region->registrations[i].handle;
             return RDT_OK;
         }
-    if (transport->leaving)
+    if (transport->unloading)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s is being unloaded", transport->name);
     if (region->n_registrations == REGION_MAX_REGISTRATIONS)
         return rdt_error_set(err, RDT_LIMIT, "region %llu is registered with %u transports already",
@@ -101,8 +101,8 @@ enum rdt_status region_register(struct region *region, struct transport *transpo
     page->arg = arg;
     atomic_fetch_add(&transport->registered, 1);
     region_ref(region);
-    if (region->kind == region->regions->ready.kind)
-        pool_note_registration(&region->regions->ready, transport);
+    if (region->kind == region->regions->free_pool.kind)
+        pool_note_registration(&region->regions->free_pool, transport);
     work_submit(region->regions->pool, &page->work);
     return RDT_AGAIN;
 }
@@ -127,8 +127,8 @@ bool regions_forget_transport(struct regions *regions, const struct transport *t
     uint64_t id = 0;
 
     if (*cursor == 0) {
-        pool_forget_transport(&regions->ready, transport);
-        device_pool_forget_transport(&regions->kept, transport);
+        pool_forget_transport(&regions->free_pool, transport);
+        device_pool_forget_transport(&regions->device_pool, transport);
         list_for_each (node, &regions->cache)
             forget(container_of(node, struct region, by_age), transport);
         *cursor = 1;

@@ -135,6 +135,6 @@ void slab_free(struct slab_piece piece)
         return;
     if (!slabs->deadlines)
         chunk_free(chunk);
-    else if (slabs->sweep.place == 0 && !deadline_set(slabs->deadlines, &slabs->sweep, EMPTY_NS))
+    else if (slabs->sweep.index == 0 && !deadline_set(slabs->deadlines, &slabs->sweep, EMPTY_NS))
         chunk_free(chunk);
 }

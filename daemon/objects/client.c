@@ -2,10 +2,11 @@
 
 #include <stdlib.h>
 
-#include "daemon/objects/remote_hold.h"
 #include "daemon/objects/object.h"
+#include "daemon/objects/remote_hold.h"
 
-static uint64_t next_hold = 1; /* ids are unique in the daemon, so that a late release never hits another's hold */
+/* Ids are unique in the daemon, so that a late release never ends a hold of another client. */
+static uint64_t next_hold = 1;
 
 void client_init(struct client *client, uint64_t id)
 {
@@ -13,20 +14,21 @@ void client_init(struct client *client, uint64_t id)
     client->since_ns = uv_hrtime();
     list_init(&client->link);
     list_init(&client->objects);
-    list_init(&client->calls);
+    list_init(&client->leases);
+    list_init(&client->rpc.calls);
     list_init(&client->wakes);
-    list_init(&client->hearing);
+    list_init(&client->read_barriers);
     map_init(&client->regions);
     map_init(&client->holds);
-    map_init(&client->keeps);
-    map_init(&client->fetches);
+    map_init(&client->remote_holds);
+    map_init(&client->transfers.fetches);
 }
 
 static void tell_gone(struct client *client, uint64_t region)
 {
     Rdt__Pb__RegionGone gone = RDT__PB__REGION_GONE__INIT;
 
-    client->n_gones++;
+    client->n_region_gone_events++;
     gone.n_regions = 1;
     gone.regions = &region;
     client->send(client, RDT_EVENT_REGION_GONE, FRAME_EVENT, 0, &gone.base, NULL, 0);
@@ -53,7 +55,7 @@ static void on_take(struct region_cache *cache, uint64_t region)
     (void)map_remove_u64(&container_of(cache, struct client, cache)->regions, region);
 }
 
-static const struct region_cache_ops warm_ops = {on_drop, on_back, on_take};
+static const struct region_cache_ops cache_ops = {on_drop, on_back, on_take};
 
 static void on_unmapped(struct mapped *mapped, uint64_t region)
 {
@@ -62,31 +64,32 @@ static void on_unmapped(struct mapped *mapped, uint64_t region)
 
 void client_tell_gone(struct client *client, const struct region *region)
 {
-    if (!mapped_drop(&client->mapped, region)) /* which tells it */
+    if (!mapped_drop(&client->mapped, region))
         tell_gone(client, region->id);
 }
 
-void client_keep_warm(struct client *client, struct regions *regions)
+void client_start_caches(struct client *client, struct regions *regions)
 {
     mapped_start(&client->mapped, on_unmapped);
-    region_cache_start(&client->cache, regions, client->id, &warm_ops);
+    region_cache_start(&client->cache, regions, client->id, &cache_ops);
 }
 
-enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p, struct rdt_error *err)
+enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p,
+                              struct rdt_error *err)
 {
     struct region *region = map_get_u64(&client->regions, id);
 
     if (!region || region->generation != generation)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)id);
     *region_p = region;
-    return region->laid_by ? region_cache_resume(&client->cache, region, err) : RDT_OK;
+    return region->state == REGION_RETURNED ? region_cache_resume(&client->cache, region, err) : RDT_OK;
 }
 
 void client_drop_import(struct client *client)
 {
-    struct import_parts *parts = client->importing;
+    struct import_parts *parts = client->import;
 
-    client->importing = NULL;
+    client->import = NULL;
     if (!parts)
         return;
     for (uint32_t i = 0; i < parts->n; i++)
@@ -96,7 +99,7 @@ void client_drop_import(struct client *client)
     free(parts);
 }
 
-/* It was never released: whoever had it may look at the memory yet. */
+/* The client never released the hold, so it may still read the memory. */
 static void abandon(struct hold *hold)
 {
     for (uint32_t i = 0; hold->object && i < hold->object->n_regions; i++)
@@ -111,26 +114,29 @@ static void abandon(struct hold *hold)
 bool client_fini(struct client *client, uint64_t until_ns)
 {
     struct hold *hold;
-    struct remote_hold *keeping;
+    struct remote_hold *remote_hold;
     struct region *region;
 
     client_drop_import(client);
     mapped_stop(&client->mapped);
-    region_cache_stop(&client->cache); /* first: what it lets go of below comes to nobody again */
+    /* first: regions that are released below must not be cached for this client again */
+    region_cache_stop(&client->cache);
     while ((hold = map_next(&client->holds, &client->reaped_holds))) {
         abandon(hold);
         if (uv_hrtime() >= until_ns)
             return false;
     }
-    while ((keeping = map_next(&client->keeps, &client->reaped_keeps))) {
-        remote_hold_end(keeping);
+    while ((remote_hold = map_next(&client->remote_holds, &client->reaped_remote_holds))) {
+        remote_hold_end(remote_hold);
         if (uv_hrtime() >= until_ns)
             return false;
     }
     while ((region = map_next(&client->regions, &client->reaped_regions))) {
         map_remove_u64(&client->regions, region->id);
         region->client = 0;
-        if (region->lent) /* librdt shows nobody where it lies: there is nobody whose pages they are */
+        /* librdt never tells its user where a loaned region is mapped, so nobody can use the pages any
+         * more */
+        if (region->state == REGION_LOANED)
             region_unref(region);
         else
             region_abandon(region);
@@ -138,9 +144,9 @@ bool client_fini(struct client *client, uint64_t until_ns)
             return false;
     }
     map_fini(&client->holds);
-    map_fini(&client->keeps);
+    map_fini(&client->remote_holds);
     map_fini(&client->regions);
-    map_fini(&client->fetches);
+    map_fini(&client->transfers.fetches);
     return true;
 }
 
@@ -150,23 +156,24 @@ void client_wake(struct client *client, struct client_wake *wake)
     client->want_turn(client);
 }
 
-enum rdt_status client_hear(struct client *client, struct client_read_barrier *hearing)
+enum rdt_status client_read_barrier_add(struct client *client, struct client_read_barrier *barrier)
 {
-    hearing->said = client->said(client);
-    if (hearing->said == 0)
+    barrier->after_bytes = client->bytes_received(client);
+    if (barrier->after_bytes == 0)
         return RDT_OK;
-    list_append(&client->hearing, &hearing->link);
+    list_append(&client->read_barriers, &barrier->link);
     return RDT_AGAIN;
 }
 
-void client_heard(struct client *client, uint64_t bytes)
+void client_read_barriers_run(struct client *client, uint64_t bytes)
 {
-    while (!list_empty(&client->hearing)) { /* each has heard no less than those after it wait for */
-        struct client_read_barrier *hearing = container_of(list_first(&client->hearing), struct client_read_barrier, link);
-        if (hearing->said > bytes)
+    while (!list_empty(&client->read_barriers)) { /* barriers are in the order of their after_bytes */
+        struct client_read_barrier *barrier =
+            container_of(list_first(&client->read_barriers), struct client_read_barrier, link);
+        if (barrier->after_bytes > bytes)
             return;
-        list_remove(&hearing->link);
-        hearing->run(hearing);
+        list_remove(&barrier->link);
+        barrier->run(barrier);
     }
 }
 
@@ -184,7 +191,7 @@ bool client_work(struct client *client, uint64_t until_ns)
     task = client->task;
     if (!task || task->waits)
         return !task;
-    client->task = NULL; /* one that ends may leave another in its place */
+    client->task = NULL; /* the task may set another one before it ends */
     if (!task->step(task, until_ns))
         client->task = task;
     return !client->task;
@@ -249,7 +256,7 @@ struct hold *client_hold_regions(struct client *client, struct region *const *re
     return hold;
 }
 
-void client_copies(struct hold *hold, uint64_t bytes)
+void client_set_copying(struct hold *hold, uint64_t bytes)
 {
     hold->copying_bytes = bytes;
     hold->client->copying_bytes += bytes;

@@ -1,15 +1,15 @@
-/* One session of one actor process: who it is, what it holds, what it has asked for. The connection that carries it is above
- * (conn.c) and sends for it. What a client leaves behind when it ends is found by these lists.
- */
+/* A client: one session of one actor process, with what it holds and what it has requested. Its connection
+ * (daemon/conn.c) embeds it and sends its frames. When the session ends, the lists and maps here lead to
+ * everything that must be released. */
 #ifndef DAEMON_CLIENT_H
 #define DAEMON_CLIENT_H
 
 #include <sys/types.h>
 
 #include "daemon/base/account.h"
-#include "daemon/base/owner_work.h"
 #include "daemon/base/list.h"
 #include "daemon/base/map.h"
+#include "daemon/base/owner_work.h"
 #include "daemon/memory/mapped.h"
 #include "daemon/memory/region.h"
 #include "daemon/memory/region_cache.h"
@@ -20,133 +20,165 @@
 struct object;
 struct watch;
 
-#define CLIENT_UNCOUNTED_BYTES (256u << 10) /* a larger message, or more that waits to be read, counts as its share of the heap */
-#define CLIENT_FDS_OUT 16 /* regions that are known to be mapped by whoever fetches much of them at once */
+/* A message is charged to the client's heap when it, or what waits to be read with it, is larger than
+ * this. */
+#define CLIENT_UNCOUNTED_BYTES (256u << 10)
+#define CLIENT_FDS_OUT 16 /* entries of struct client.fds_out */
 
-/* Something that happened for the client and costs time to tell: done in the client's own turns, not in those of whoever caused it. */
+/* Follow-up work after an event that concerns the client, such as the answer to a fetch that waited. It
+ * runs in a turn of the client, so that it uses the client's time and not that of whoever caused the
+ * event. */
 struct client_wake {
     struct list link;
-    void (*run)(struct client_wake *); /* removed from the list before */
+    void (*run)(struct client_wake *); /* is called after the wake was removed from its list */
 };
 
-/* A request that takes more than one turn. The client's further frames wait for its end, and nobody else does. */
+/* A request that may take more than one turn. The client's later frames wait until it has ended; other
+ * clients do not. */
 struct client_task {
-    bool waits; /* for the pool: asks for a turn when it can go on */
-    /* Goes on until about until_ns (uv_hrtime). true: it has ended, and freed itself; client->task, NULL meanwhile, may be another now. */
+    bool waits; /* It waits for the worker pool, and calls want_turn when it can continue. */
+    /* Continues until about until_ns (uv_hrtime). Returns true when the task has ended and freed itself.
+     * client->task is NULL during the call, and may be another task afterwards. */
     bool (*step)(struct client_task *, uint64_t until_ns);
-    /* The client is gone. false: not possible yet; it asks for a turn when it is. */
+    /* The client's session has ended: frees the task and returns true. If that is not possible yet,
+     * returns false and calls want_turn when it is. */
     bool (*drop)(struct client_task *);
 };
 
-/* Chunks of an import that comes in several frames. */
+/* The chunks of an import that arrives in several messages. */
 struct import_parts {
-    uint64_t number; /* the client's */
-    uint32_t n, charged; /* charged: file descriptors of its account */
+    uint64_t number;     /* chosen by the client */
+    uint32_t n, charged; /* `charged`: file descriptors charged to the client's account */
     int fds[RDT_EXPORT_MAX_FDS];
     uint64_t chunk_bytes[RDT_EXPORT_MAX_FDS];
 };
 
-struct client {
-    uint64_t id;
-    struct account *account; /* a reference */
-    gid_t gid;
-    pid_t pid;
-    bool admin; /* root or the daemon's own uid: sees and may free everything */
-    bool gone;  /* its connection has ended: nothing can be sent */
-    bool tensor_runs; /* it reads lists of tensors in runs */
-    bool notice_given; /* the log has said that others see what it may still write */
-    char name[65];
-    uint64_t since_ns;
-    struct list link;    /* in the daemon's list of clients */
-    struct list objects; /* it produced and has not freed: struct object.by_producer */
-    unsigned n_objects;
-    struct map regions; /* handles it has: region id -> struct region, one reference each */
-    struct map holds;   /* hold id -> struct hold */
-    struct map keeps;   /* request id -> struct keeping */
-    struct map fetches; /* handle -> struct fetch */
+/* What transfers/ keeps for each client; other rooms do not touch it. */
+struct client_transfers {
+    struct map fetches;    /* handle -> struct fetch */
+    size_t reaped_fetches; /* how far the end of the client has walked that map */
     uint64_t n_fetch_messages;
-    uint64_t copying_bytes; /* that it copies itself, from objects it holds */
-    struct client_fd { /* the fd of a region went out in an answer to that message; by region id, the latest wins */
+    /* The last message whose answer carried the descriptor of a region; indexed by region id. */
+    struct client_fd {
         uint64_t region, generation, message;
     } fds_out[CLIENT_FDS_OUT];
-    struct owner_work *owner_work;          /* given by conn.c */
-    struct import_parts *importing; /* NULL: none is on its way */
-    char maps[128];                 /* kinds of memory it can map, " cuda " */
-    struct region_cache cache;   /* regions it has mapped and let go of: they come again */
-    struct mapped mapped; /* others' regions that it keeps mapped for reading */
-    uint64_t n_gones;     /* REGION_GONE events it was sent */
-    struct list calls;  /* deferred: struct call.link */
-    unsigned n_calls;
-    struct list wakes;   /* struct client_wake.link */
-    struct list hearing; /* struct client_hearing.link */
-    struct client_task *task;
-    struct watch *watch; /* of rpc_watch.c; NULL: it does not watch */
-    size_t reaped_fetches, reaped_holds, reaped_keeps, reaped_regions; /* how far its end has come in each map */
+    char maps[128]; /* kinds of memory that the client can map: " cuda " */
+};
 
-    /* Given by conn.c. Packs and queues one frame; takes the fds, whatever happens. Nothing once it is gone. */
+/* What rpc/ keeps for each client; other rooms do not touch it. */
+struct client_rpc {
+    struct list calls; /* struct call.link: deferred requests */
+    unsigned n_calls;
+    struct watch *watch; /* of rpc_watch.c; NULL: the client watches nothing */
+};
+
+struct client {
+    uint64_t id;
+    struct account *account; /* one reference */
+    gid_t gid;
+    pid_t pid;
+    bool admin;        /* root or the daemon's own uid: it sees and may free everything */
+    bool gone;         /* its connection has ended: no frame can be sent */
+    bool tensor_runs;  /* it understands lists of tensors that are encoded as runs */
+    bool notice_given; /* The log has a warning that other clients share memory that this one may still write. */
+    char name[65];
+    uint64_t since_ns;
+    struct list link;    /* in the list of all clients */
+    struct list objects; /* struct object.by_producer: objects that it put and has not freed */
+    unsigned n_objects;
+    struct list leases;            /* struct name.by_publisher: names that end with the client */
+    struct map regions;            /* region id -> struct region, one reference each: the regions that it may name */
+    struct map holds;              /* hold id -> struct hold */
+    struct map remote_holds;       /* request id -> struct remote_hold */
+    uint64_t copying_bytes;        /* bytes of held objects that the client is copying out by itself */
+    struct owner_work *owner_work; /* set by conn.c */
+    struct import_parts *import;   /* NULL: no import is incomplete */
+    struct region_cache cache;     /* regions that it has mapped and released, cached for its next use */
+    struct mapped mapped;          /* regions of others that it keeps mapped for reading */
+    uint64_t n_region_gone_events; /* REGION_GONE events sent to it */
+    struct list wakes;             /* struct client_wake.link */
+    struct list read_barriers;     /* struct client_read_barrier.link */
+    struct client_task *task;
+    /* how far client_fini has walked each map */
+    size_t reaped_holds, reaped_remote_holds, reaped_regions;
+    struct client_transfers transfers;
+    struct client_rpc rpc;
+
+    /* The next three are set by conn.c. send packs and queues one frame. It takes ownership of the fds in
+     * any case, and sends nothing once the client is gone. */
     void (*send)(struct client *, uint16_t type, uint8_t flags, uint64_t request_id, const ProtobufCMessage *,
                  const int *take_fds, unsigned n_fds);
     size_t (*queued_bytes)(const struct client *);
-    /* How many bytes it has said, those included that nobody has read yet. 0: all of them have been handled. */
-    uint64_t (*said)(const struct client *);
-    void (*want_turn)(struct client *); /* it has work to do */
+    /* The number of bytes that the client has sent so far, including bytes that the daemon has not read
+     * yet. 0: all of them have been handled. */
+    uint64_t (*bytes_received)(const struct client *);
+    void (*want_turn)(struct client *); /* The client has work to do in a turn. */
 };
 
-/* Somebody who goes on when all that the client has said up to now has been handled: its word that he need not, it may be. */
+/* A read barrier: runs when everything that the client has sent up to now has been handled, a cancel among
+ * it. */
 struct client_read_barrier {
     struct list link;
-    uint64_t said;
-    void (*run)(struct client_read_barrier *); /* removed from the list before; never inside client_hear */
+    uint64_t after_bytes;
+    /* is called after the barrier was removed from its list, and never inside client_read_barrier_add */
+    void (*run)(struct client_read_barrier *);
 };
 
-/* What keeps memory alive for a reader: a hold on an object, or a reference to a region with its private copy. (A hold without
- * bytes is another thing: remote_hold.h.) */
+/* A hold of a reader, which keeps memory alive: a hold on an object, or references to regions that contain
+ * a private copy. (struct remote_hold is a hold that gives no access to the bytes.) */
 struct hold {
     uint64_t id;
     struct client *client;
-    struct object *object; /* NULL: a copy */
-    struct list by_object; /* in object->others->holders */
-    struct region *region; /* copy: one reference; NULL: an object's hold, or a copy in several places */
-    uint64_t copying_bytes; /* an object's hold: the client copies so many from it, and lets go */
-    struct region **regions; /* [n_regions] instead: that */
+    struct object *object; /* NULL: this hold is on regions with a copy */
+    struct list by_object; /* in object->users->holders */
+    /* one reference to the only region of a copy; NULL: the hold is on an object, or on `regions` */
+    struct region *region;
+    uint64_t copying_bytes;  /* bytes of the object that the client copies before it releases the hold */
+    struct region **regions; /* [n_regions], one reference each: a copy in several regions */
     uint32_t n_regions;
 };
 
 void client_init(struct client *client, uint64_t id);
 
-/* From now on its regions may come again to it: it is told of those that will not. */
-void client_keep_warm(struct client *client, struct regions *regions);
+/* Starts the caches of regions for this client. From now on a released region may be reused by the client,
+ * which is told of those that will not be. */
+void client_start_caches(struct client *client, struct regions *regions);
 
-/* Drops region handles and holds, none of which it had given back: their memory is abandoned (region.h). (Objects, fetches and calls are ended by those who know them, before). false: the time was over, call
- * again. */
+/* Releases the client's holds, remote holds and regions. The client did not release them itself and may
+ * still have them mapped, so their memory is orphaned (region.h). The callers of conn.c have ended its
+ * objects, fetches and calls before. Returns false when until_ns has passed before the end: call it again. */
 bool client_fini(struct client *client, uint64_t until_ns);
 
-/* One that it has, borrowed; in use again, if it was laid by. NOT_FOUND; else as warm_resume. */
-enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p, struct rdt_error *err);
+/* Finds a region that the client may name, and takes it out of its region cache if it was there. The
+ * region is borrowed. Errors: NOT_FOUND, and those of region_cache_resume. */
+enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p,
+                              struct rdt_error *err);
 
-/* Closes what has come of an import; nothing if there is none. */
+/* Closes the descriptors of an incomplete import. Does nothing without one. */
 void client_drop_import(struct client *client);
 
-/* Queues it for the client's next turn. list_remove takes it back. */
+/* Queues the wake for the client's next turn. list_remove cancels it. */
 void client_wake(struct client *client, struct client_wake *wake);
 
-/* AGAIN: run comes, unless list_remove takes it back. OK: nothing is unheard. */
-enum rdt_status client_hear(struct client *client, struct client_read_barrier *hearing);
+/* OK: everything that the client sent has been handled, and run is not called. AGAIN: run will be called,
+ * unless list_remove cancels the barrier. */
+enum rdt_status client_read_barrier_add(struct client *client, struct client_read_barrier *barrier);
 
-/* For conn.c: so many bytes of what it said have been handled. */
-void client_heard(struct client *client, uint64_t bytes);
+/* For conn.c: runs the barriers that wait for no more than the first `bytes` bytes that the client sent. */
+void client_read_barriers_run(struct client *client, uint64_t bytes);
 
-/* Serves wakes, then the task. false: something is left. */
+/* Runs the wakes, then the task. Returns false if work remains. */
 bool client_work(struct client *client, uint64_t until_ns);
 
-/* New hold of the client: takes one hold on the object, or one reference to the region. NULL: no memory. */
+/* Each creates a hold of the client, with one hold on the object or one reference to each region. NULL:
+ * out of memory. client_release ends the hold. */
 struct hold *client_hold_object(struct client *client, struct object *object);
 struct hold *client_hold_region(struct client *client, struct region *region);
 struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n);
 void client_release(struct hold *hold);
 
-/* What it has mapped of the region is of no use any more: REGION_GONE. */
 void client_tell_gone(struct client *client, const struct region *region);
-void client_copies(struct hold *hold, uint64_t bytes); /* it was asked to copy them itself */
+/* The client will copy that many bytes out of the held object by itself. */
+void client_set_copying(struct hold *hold, uint64_t bytes);
 
 #endif

@@ -6,7 +6,7 @@
 #include "daemon/base/log.h"
 
 struct detached {
-    struct deadline deadline; /* set: its client is gone */
+    struct deadline deadline; /* set once the producer's session has ended */
     struct object *object;
     int64_t ttl_ns;
 };
@@ -36,7 +36,7 @@ static void on_passed(struct deadline *deadline)
 {
     struct object *object = ((struct detached *)deadline)->object;
 
-    log_debug("obj %016llx is freed: it was detached, and its time is over", (unsigned long long)object->generation);
+    log_debug("obj %016llx is freed: it was detached, and its time to live is over", (unsigned long long)object->generation);
     object_free(object, false, OBJECT_END_FREED);
 }
 
@@ -61,7 +61,8 @@ void detached_end_all(struct object_table *table)
     struct detached *detached;
     size_t cursor = 0;
 
-    while ((detached = map_next(&table->detached, &cursor))) /* removing while walking is what map_next allows */
+    /* map_next allows removing the entry that it returned */
+    while ((detached = map_next(&table->detached, &cursor)))
         if (detached->object)
             object_free(detached->object, false, OBJECT_END_FREED);
 }

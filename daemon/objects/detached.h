@@ -1,24 +1,25 @@
-/* Objects that outlive their client: DETACHED ones stay for a time to live, counted from the end of the session that put them. The
- * producer's hold stands meanwhile; when the time is over it goes as by a free.
+/* Objects that outlive their client. A DETACHED object stays for its time to live after the end of the
+ * session that put it. The producer's hold remains during that time; when it has passed, the object ends
+ * as if it were freed.
  *
- * Few objects are detached: what they need beside struct object is kept here, by generation.
- */
+ * Few objects are detached, so what they need beside struct object is stored here, by generation. */
 #ifndef DAEMON_DETACHED_H
 #define DAEMON_DETACHED_H
 
 #include "daemon/objects/object_table.h"
 
-/* For object_table_put: remembers it. false: no memory. */
+/* For object_table_put. false: out of memory. */
 bool detached_add(struct object_table *table, uint64_t generation, int64_t ttl_ns);
-void detached_remove(struct object_table *table, uint64_t generation); /* nothing if there is none */
+void detached_remove(struct object_table *table, uint64_t generation); /* does nothing if there is none */
 
-/* The client that put the object is gone: the time begins to run. false: no memory, it cannot stay. */
+/* The session that put the object has ended: its time to live begins. false: out of memory, so the object
+ * must end now. */
 bool detached_begin(struct object *object);
 
-/* -1: its client lives. */
+/* -1: the producer's session has not ended. */
 int64_t detached_left_ns(const struct object *object);
 
-/* Those whose clients are gone go now. */
+/* Frees the objects whose producers' sessions have ended. */
 void detached_end_all(struct object_table *table);
 
 #endif

@@ -1,18 +1,23 @@
 #include "daemon/objects/names.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/objects/client.h"
 
-#define REMEMBERED_MOST 4096u /* unpublished names whose versions are remembered each for itself */
-#define KEY_MOST (4 + sizeof((struct owner *)0)->tenant + 128)
-#define TOLD_AT_ONCE 64u /* thousands may wait for one name: others get their turn in between */
-#define TICKET_NS 1000000  /* until the next; not 0, which libuv's timers would take for this very turn */
+#define REMEMBERED_MAX 4096u /* unpublished names whose versions are remembered one by one */
+#define KEY_MAX_BYTES (4 + sizeof((struct owner *)0)->tenant + 128)
+/* Thousands may wait for one name. The others are notified later, so that the loop is not blocked. */
+#define NOTIFIED_AT_ONCE 64u
+/* until the next ones; not 0, because libuv would run such a timer in the same iteration */
+#define NOTIFY_INTERVAL_NS 1000000
 
-struct name_carrier { /* an object that names hold */
+struct name_carrier { /* an object that at least one name holds */
     uint64_t generation;
     struct list names; /* struct name.by_carrier */
 };
@@ -42,17 +47,30 @@ static size_t make_key(uint8_t *key, const struct owner *owner, const uint8_t *i
     return 4 + tenant + id_bytes;
 }
 
+static void end(struct name *name, enum name_end why);
+
 static struct name *find(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes)
 {
-    uint8_t key[KEY_MOST];
+    uint8_t key[KEY_MAX_BYTES];
+    size_t key_bytes = make_key(key, owner, id, id_bytes);
+    struct name *name = map_get(&names->by_key, key, key_bytes);
 
-    return map_get(&names->by_key, key, make_key(key, owner, id, id_bytes));
+    if (name && name->publisher && name->publisher->gone) { /* its end comes in turns: nobody shall see that */
+        end(name, NAME_PUBLISHER_GONE);
+        name = map_get(&names->by_key, key, key_bytes);
+    }
+    return name;
+}
+
+static void on_expired(struct deadline *deadline)
+{
+    end(container_of(deadline, struct name, expiry), NAME_EXPIRED);
 }
 
 static enum rdt_status name_new(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
                                 struct name **name_p, struct rdt_error *err)
 {
-    uint8_t key[KEY_MOST];
+    uint8_t key[KEY_MAX_BYTES];
     size_t key_bytes = make_key(key, owner, id, id_bytes);
     struct name *name;
 
@@ -72,6 +90,8 @@ static enum rdt_status name_new(struct names *names, const struct owner *owner, 
     list_init(&name->waiters);
     list_init(&name->due);
     list_init(&name->by_waking);
+    list_init(&name->by_publisher);
+    name->expiry.on_passed = on_expired;
     if (!name->account || !map_put(&names->by_key, name->key, name->key_bytes, name)) {
         account_unref(name->account);
         free(name);
@@ -89,7 +109,8 @@ static void name_free(struct name *name)
     free(name);
 }
 
-/* Nothing is published under it and nobody waits: it goes, or is kept for its version. */
+/* Decides what becomes of a name that is not published and that nobody waits for: it is freed, or
+ * remembered for its version. */
 static void settle(struct name *name)
 {
     struct names *names = name->names;
@@ -102,7 +123,7 @@ static void settle(struct name *name)
     }
     list_append(&names->remembered, &name->link);
     names->n_remembered++;
-    if (names->n_remembered > REMEMBERED_MOST) {
+    if (names->n_remembered > REMEMBERED_MAX) {
         struct name *oldest = container_of(list_first(&names->remembered), struct name, link);
         if (oldest->version > names->forgotten)
             names->forgotten = oldest->version;
@@ -111,7 +132,7 @@ static void settle(struct name *name)
     }
 }
 
-/* It is published or waited for again. */
+/* The name is published or awaited again. */
 static void take_from_remembered(struct name *name)
 {
     if (name->published || list_empty(&name->link))
@@ -126,12 +147,6 @@ bool name_visible_to(const struct name *name, const struct owner *requester)
         return true;
     return name->visibility == RDT__PB__VISIBILITY__VISIBILITY_TENANT &&
            strcmp(name->account->owner.tenant, requester->tenant) == 0;
-}
-
-static enum rdt_status denied(const struct name *name, const struct owner *requester, struct rdt_error *err)
-{
-    return rdt_error_set(err, RDT_DENIED, "name \"%.*s\" belongs to uid %u and is not visible to uid %u", (int)name->id_bytes,
-                         (const char *)name_id(name), name->account->owner.uid, requester->uid);
 }
 
 /* ---- what a name holds ---- */
@@ -152,8 +167,8 @@ static struct name_carrier *carrier_get(struct names *names, const struct object
     return carrier;
 }
 
-/* The new object (and carrier), or none, in place of the old one, which may be gone afterwards. */
-static void change(struct name *name, struct object *object, struct name_carrier *carrier)
+/* Replaces the name's object and carrier, NULL for none. The old object may be gone afterwards. */
+static void set_object(struct name *name, struct object *object, struct name_carrier *carrier)
 {
     struct object *old = name->object;
     struct name_carrier *old_carrier = name->carrier;
@@ -193,19 +208,19 @@ void names_object_freed(struct names *names, const struct object *object)
     while (!last) {
         struct name *name = container_of(list_first(&carrier->names), struct name, by_carrier);
         last = name->by_carrier.next == &carrier->names;
-        while (!list_empty(&name->due)) { /* they will have the next one */
+        while (!list_empty(&name->due)) { /* they wait for the next version now */
             struct list *node = list_first(&name->due);
             list_remove(node);
             list_append(&name->waiters, node);
         }
-        change(name, NULL, NULL);
+        set_object(name, NULL, NULL);
         event(names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "freed", name);
     }
 }
 
-/* ---- telling ---- */
+/* ---- notifying waiters ---- */
 
-static void tell(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
+static void notify(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
 {
     list_remove(&waiter->link);
     waiter->name->n_waiters--;
@@ -213,28 +228,23 @@ static void tell(struct name_waiter *waiter, struct object *object, uint64_t ver
     waiter->on_event(waiter, object, version, err);
 }
 
-static void tell_due(struct name *name)
+static void notify_due(struct name *name)
 {
     struct names *names = name->names;
 
     name->busy = true;
     list_remove(&name->by_waking);
-    for (unsigned n = 0; n < TOLD_AT_ONCE && !list_empty(&name->due) && name->object; n++) {
+    for (unsigned n = 0; n < NOTIFIED_AT_ONCE && !list_empty(&name->due) && name->object; n++) {
         struct name_waiter *waiter = container_of(list_first(&name->due), struct name_waiter, link);
-        struct rdt_error err;
-        if (name_visible_to(name, waiter->requester)) {
-            tell(waiter, name->object, name->version, NULL);
-        } else {
-            (void)denied(name, waiter->requester, &err);
-            tell(waiter, NULL, 0, &err);
-        }
+        notify(waiter, name->object, name->version, NULL);
     }
     name->busy = false;
     if (!list_empty(&name->due)) {
         list_append(&names->waking, &name->by_waking);
-        /* once set it stands: who publishes again and again must not put off the others' turn */
-        if (deadline_left_ns(&names->wake) < 0 && !deadline_set(names->deadlines, &names->wake, TICKET_NS))
-            log_error("no memory to wake those who wait for a name: they wait for its next version");
+        /* A timer that is set keeps its time, so that publishing again and again does not postpone the
+         * notification. */
+        if (deadline_left_ns(&names->wake) < 0 && !deadline_set(names->deadlines, &names->wake, NOTIFY_INTERVAL_NS))
+            log_error("out of memory: clients that wait for a name are told only of its next version");
     }
     settle(name);
 }
@@ -251,12 +261,15 @@ static void on_wake(struct deadline *deadline)
         list_append(&now, node);
     }
     while (!list_empty(&now))
-        tell_due(container_of(list_first(&now), struct name, by_waking));
+        notify_due(container_of(list_first(&now), struct name, by_waking));
 }
 
-/* Whoever waits, of both kinds, gets the error. */
-static void fail_waiters(struct name *name, const struct rdt_error *err)
+/* Fails every waiter, those in `due` included. all: even those who may not see the name. */
+static void fail_waiters(struct name *name, bool all, const struct rdt_error *err)
 {
+    struct list hidden;
+
+    list_init(&hidden);
     list_remove(&name->by_waking);
     name->busy = true;
     for (;;) {
@@ -265,8 +278,14 @@ static void fail_waiters(struct name *name, const struct rdt_error *err)
             node = list_first(&name->waiters);
         if (!node)
             break;
-        tell(container_of(node, struct name_waiter, link), NULL, 0, err);
+        if (all || name_visible_to(name, container_of(node, struct name_waiter, link)->requester)) {
+            notify(container_of(node, struct name_waiter, link), NULL, 0, err);
+        } else {
+            list_remove(node);
+            list_append(&hidden, node);
+        }
     }
+    list_splice(&name->waiters, &hidden);
     name->busy = false;
     settle(name);
 }
@@ -280,31 +299,43 @@ static enum rdt_status check_visibility(const struct name *name, const struct ob
 {
     if (visibility > object->visibility)
         return rdt_error_set(err, RDT_INVALID,
-                             "a name that %s may fetch, but an object that only %s may: put it with that visibility",
+                             "the name is for %s, but its object is visible only to %s: put it with that visibility",
                              visibilities[visibility], visibilities[object->visibility]);
     if (name && name->published && name->visibility != visibility)
         return rdt_error_set(
-            err, RDT_INVALID, "name \"%.*s\" is published for %s, not for %s: unpublish it first to change that",
+            err, RDT_INVALID, "name \"%.*s\" is published for %s, not for %s: unpublish it first to change its visibility",
             (int)name->id_bytes, (const char *)name_id(name), visibilities[name->visibility], visibilities[visibility]);
     return RDT_OK;
 }
 
-enum rdt_status names_publish(struct names *names, const uint8_t *id, size_t id_bytes, struct object *object,
-                              Rdt__Pb__Visibility visibility, uint64_t *version_p, struct rdt_error *err)
+/* The last publish decides. */
+static void set_lease(struct name *name, struct client *publisher, int64_t ttl_ns)
 {
-    struct name *name = find(names, &object->account->owner, id, id_bytes);
+    list_remove(&name->by_publisher);
+    name->publisher = publisher;
+    if (publisher)
+        list_append(&publisher->leases, &name->by_publisher);
+    if (ttl_ns == 0)
+        deadline_unset(name->names->deadlines, &name->expiry);
+}
+
+enum rdt_status names_publish(struct names *names, const struct name_publish *publish, uint64_t *version_p, struct rdt_error *err)
+{
+    struct object *object = publish->object;
+    struct name *name = find(names, &object->account->owner, publish->id, publish->id_bytes);
     struct name_carrier *carrier;
-    enum rdt_status status = check_visibility(name, object, visibility, err);
+    enum rdt_status status = check_visibility(name, object, publish->visibility, err);
 
     if (status == RDT_OK && !name)
-        status = name_new(names, &object->account->owner, id, id_bytes, &name, err);
+        status = name_new(names, &object->account->owner, publish->id, publish->id_bytes, &name, err);
     if (status != RDT_OK)
         return status;
     if (!name->published && name->account->used[USAGE_NAMES] >= names->max_per_owner)
         status = rdt_error_set(err, RDT_LIMIT, "uid %u has max_names of %u names published already: unpublish one, or raise it",
                                name->account->owner.uid, names->max_per_owner);
     carrier = status == RDT_OK ? carrier_get(names, object) : NULL;
-    if (status == RDT_OK && !carrier)
+    if (status == RDT_OK &&
+        (!carrier || (publish->ttl_ns > 0 && !deadline_set(names->deadlines, &name->expiry, publish->ttl_ns))))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to publish an object");
     if (status != RDT_OK) {
         settle(name);
@@ -314,48 +345,87 @@ enum rdt_status names_publish(struct names *names, const uint8_t *id, size_t id_
         take_from_remembered(name);
         name->published = true;
         account_add(name->account, USAGE_NAMES, 1);
-        name->visibility = visibility;
+        name->visibility = publish->visibility;
         name->number = names->next_number++;
         list_append(&names->published, &name->link);
     }
     if (name->version == 0)
         name->version = names->forgotten;
     *version_p = ++name->version;
+    set_lease(name, publish->lease, publish->ttl_ns);
     name->since_ns = uv_hrtime();
     log_debug("obj %016llx is version %llu of name \"%.*s\"", (unsigned long long)object->generation,
-              (unsigned long long)name->version, (int)id_bytes, (const char *)id);
-    change(name, object, carrier);
+              (unsigned long long)name->version, (int)publish->id_bytes, (const char *)publish->id);
+    set_object(name, object, carrier);
     event(names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "published", name);
     list_for_each_safe (node, &name->waiters) {
-        if (container_of(node, struct name_waiter, link)->after >= name->version)
-            continue; /* it looks further ahead */
+        const struct name_waiter *waiter = container_of(node, struct name_waiter, link);
+        if (waiter->after >= name->version || !name_visible_to(name, waiter->requester))
+            continue;
         list_remove(node);
         list_append(&name->due, node);
     }
-    tell_due(name);
+    notify_due(name);
     return RDT_OK;
 }
 
-static void unpublish(struct name *name, const struct rdt_error *why)
+static void let_go(struct name *name, const struct rdt_error *why)
 {
     name->published = false;
+    set_lease(name, NULL, 0);
     list_remove(&name->link);
     account_give(name->account, USAGE_NAMES, 1);
     name->busy = true;
     event(name->names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "unpublished", name);
-    change(name, NULL, NULL);
-    fail_waiters(name, why);
+    set_object(name, NULL, NULL);
+    fail_waiters(name, false, why);
 }
 
-/* As objects: whose name it is, if the ref says so. */
+/* Of a name that was published, and is not now. */
+static enum rdt_status why_ended(const struct name *name, struct rdt_error *err)
+{
+    const char *id = (const char *)name_id(name);
+    unsigned long long version = name->version;
+
+    switch (name->end) {
+    case NAME_PUBLISHER_GONE:
+        return rdt_error_set(err, RDT_OWNER_DIED, "name \"%.*s\" ended after version %llu with the client that published it (a lease)",
+                             name->id_bytes, id, version);
+    case NAME_EXPIRED:
+        return rdt_error_set(err, RDT_FREED, "name \"%.*s\" ended after version %llu: nothing was published within its time to live",
+                             name->id_bytes, id, version);
+    case NAME_UNPUBLISHED:
+        break;
+    }
+    return rdt_error_set(err, RDT_FREED, "name \"%.*s\" was unpublished after version %llu", name->id_bytes, id, version);
+}
+
+/* The name may be gone afterwards. */
+static void end(struct name *name, enum name_end why)
+{
+    struct rdt_error err;
+
+    name->end = why;
+    (void)why_ended(name, &err);
+    log_debug("%s", err.msg);
+    let_go(name, &err);
+}
+
+bool names_client_gone(struct client *client, uint64_t until_ns)
+{
+    while (!list_empty(&client->leases)) {
+        end(container_of(list_first(&client->leases), struct name, by_publisher), NAME_PUBLISHER_GONE);
+        if (uv_hrtime() >= until_ns)
+            return false;
+    }
+    return true;
+}
+
+/* The owner of the name is the one in the ref, if there is one, as with objects. */
 static struct name *find_ref(const struct names *names, const struct rdt_ref *ref, const struct owner *requester,
                              struct owner *owner_p)
 {
-    *owner_p = *requester;
-    if (!ref->any_owner) {
-        owner_p->uid = ref->uid;
-        memcpy(owner_p->tenant, ref->tenant, sizeof owner_p->tenant);
-    }
+    *owner_p = owner_of_ref(ref, requester);
     return find(names, owner_p, (const uint8_t *)ref->id, ref->id_bytes);
 }
 
@@ -364,16 +434,13 @@ enum rdt_status names_unpublish(struct names *names, const struct rdt_ref *ref, 
 {
     struct owner owner;
     struct name *name = find_ref(names, ref, requester, &owner);
-    struct rdt_error why;
 
     if (!admin && !owner_equal(&owner, requester))
         return rdt_error_set(err, RDT_DENIED, "name \"%s\" belongs to uid %u: only that user or root may unpublish it", ref->id,
                              owner.uid);
     if (!name || !name->published)
         return rdt_error_set(err, RDT_NOT_FOUND, "nothing is published under the name \"%s\"", ref->id);
-    (void)rdt_error_set(&why, RDT_FREED, "name \"%s\" was unpublished after version %llu", ref->id,
-                        (unsigned long long)name->version);
-    unpublish(name, &why);
+    end(name, NAME_UNPUBLISHED);
     return RDT_OK;
 }
 
@@ -385,15 +452,10 @@ enum rdt_status names_find(struct names *names, const struct rdt_ref *ref, const
     struct owner owner;
     struct name *name = find_ref(names, ref, requester, &owner);
 
-    if (!name || (!name->published && ref->after == 0))
+    if (!name || !name_visible_to(name, requester) || (!name->published && ref->after == 0))
         return RDT_AGAIN;
-    if (!name->published && name->version > 0 && name_visible_to(name, requester))
-        return rdt_error_set(err, RDT_FREED, "name \"%s\" was unpublished after version %llu", ref->id,
-                             (unsigned long long)name->version);
-    if (!name->published)
-        return RDT_AGAIN;
-    if (!name_visible_to(name, requester))
-        return denied(name, requester, err);
+    if (!name->published && name->version > 0)
+        return why_ended(name, err);
     if (!name->object || name->version <= ref->after)
         return RDT_AGAIN;
     *object_p = name->object;
@@ -435,6 +497,53 @@ void name_waiter_remove(struct name_waiter *waiter)
     settle(name);
 }
 
+/* ---- explaining ---- */
+
+#define EXPLAIN_LOOKS 256 /* names that are looked at, at most: many waits may time out together */
+
+void names_explain_object(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                          const struct owner *requester, char *text, size_t size)
+{
+    const struct name *name = find(names, owner, id, id_bytes);
+
+    text[0] = '\0';
+    if (name && name->published && name_visible_to(name, requester))
+        (void)snprintf(text, size, "; there is a name \"%.*s\", which is fetched as a name (rdtctl --name, Ref.from_name)",
+                       (int)id_bytes, (const char *)id);
+}
+
+void names_explain_name(struct names *names, struct object_table *objects, const struct owner *owner, const uint8_t *id,
+                        size_t id_bytes, const struct owner *requester, char *text, size_t size)
+{
+    const struct name *name = find(names, owner, id, id_bytes);
+    struct rdt_ref ref = {.uid = owner->uid, .id_bytes = (uint8_t)id_bytes};
+    struct object *object;
+    unsigned looks = 0;
+
+    text[0] = '\0';
+    memcpy(ref.id, id, id_bytes);
+    text_copy(ref.tenant, sizeof ref.tenant, owner->tenant);
+    if (!(name && name->published) && object_table_find_any(objects, &ref, requester, false, &object, NULL) == RDT_OK) {
+        (void)snprintf(text, size, "; there is an object \"%s\", which is fetched by its id, not as a name", ref.id);
+        return;
+    }
+    if (!owner_equal(owner, requester))
+        return;
+    list_for_each (node, &names->published) {
+        uint32_t uid;
+        name = container_of(node, struct name, link);
+        if (++looks > EXPLAIN_LOOKS)
+            return;
+        if (name->id_bytes != id_bytes || memcmp(name_id(name), id, id_bytes) != 0 ||
+            owner_equal(&name->account->owner, requester) || !name_visible_to(name, requester))
+            continue;
+        uid = name->account->owner.uid;
+        (void)snprintf(text, size, "; uid %u has published version %llu of such a name: say whose it is (rdtctl --owner %u, owner=%u)",
+                       uid, (unsigned long long)name->version, uid, uid);
+        return;
+    }
+}
+
 /* ---- the end ---- */
 
 void names_clear(struct names *names)
@@ -445,10 +554,10 @@ void names_clear(struct names *names)
 
     (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "nothing is published any more: the daemon is shutting down");
     while (!list_empty(&names->published))
-        unpublish(container_of(list_first(&names->published), struct name, link), &err);
+        let_go(container_of(list_first(&names->published), struct name, link), &err);
     while ((name = map_next(&names->by_key, &cursor)))
         if (name->n_waiters > 0)
-            fail_waiters(name, &err); /* removes at most this entry */
+            fail_waiters(name, true, &err); /* frees this entry at most, which map_next allows */
     deadline_unset(names->deadlines, &names->wake);
 }
 

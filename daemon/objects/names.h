@@ -1,11 +1,12 @@
-/* Published names: (owner, name) to a version and the object that is it, and those who wait for the next one.
+/* Published names. A name belongs to an owner and leads to its newest version, which is an object.
  *
- * A name holds the object of its newest version and of no other: memory is bounded by that one and by what readers still hold. It belongs
- * to its owner, not to the session that published, and stays until it is unpublished. Versions count from 1 and are not given twice while
- * the daemon lives, also not after an unpublish.
+ * A name holds the object of its newest version only, so the memory that a name keeps is bounded by that
+ * object and by those that readers still hold. It belongs to its owner and stays until it is unpublished,
+ * unless its last publish says more: with a lease the name ends with the session that published, and with a
+ * time to live it ends when nothing newer is published in that time. Versions count from 1. A version number
+ * is never used twice while the daemon runs, not even after the name has ended.
  *
- * Loop thread only.
- */
+ * Everything here runs on the loop thread. */
 #ifndef DAEMON_NAMES_H
 #define DAEMON_NAMES_H
 
@@ -16,43 +17,54 @@
 #include "daemon/objects/object_table.h"
 
 struct names {
-    const struct events *events; /* NULL: nobody watches */
+    const struct events *events; /* NULL: no client watches events */
     struct accounts *accounts;
     struct deadlines *deadlines;
-    struct map by_key;      /* owner and name -> struct name: published, waited for, or remembered */
-    struct map by_object;   /* generation -> struct name_carrier: the names that hold an object */
-    struct list published;  /* struct name.link, in order of number */
-    struct list remembered; /* struct name.link: unpublished, kept for their version only; oldest first */
-    struct list waking;     /* struct name.by_waking: some that wait for them are still to be told */
-    struct deadline wake;   /* the next turn of that */
-    uint64_t next_number;   /* names in the order in which they were first published */
-    uint64_t forgotten;     /* the highest version of a name that is no longer remembered: new names start above it */
-    unsigned n_remembered;  /* in that list */
-    uint32_t max_per_owner; /* names published at one time */
-    uint64_t max_names;     /* all of them, awaited ones included */
+    struct map by_key;     /* owner and name -> struct name: published, awaited, or remembered */
+    struct map by_object;  /* generation of an object -> struct name_carrier: the names that hold it */
+    struct list published; /* struct name.link, ordered by number */
+    /* struct name.link: unpublished names, whose versions are remembered; the oldest first */
+    struct list remembered;
+    struct list waking;   /* struct name.by_waking: names with waiters in `due` */
+    struct deadline wake; /* when the next waiters of those names are notified */
+    uint64_t next_number; /* names are numbered in the order of their first publication */
+    /* The highest version of a name that is no longer remembered. New names start above it. */
+    uint64_t forgotten;
+    unsigned n_remembered;  /* length of that list */
+    uint32_t max_per_owner; /* limit for names that are published at one time */
+    uint64_t max_names;     /* limit for all names, awaited ones included */
 };
 
+struct client;
 struct name_carrier;
 
+/* Why nothing is published under a name any more. */
+enum name_end { NAME_UNPUBLISHED, NAME_PUBLISHER_GONE, NAME_EXPIRED };
+
 struct name {
-    struct list link; /* in published or remembered; neither while it is only waited for */
+    struct list link; /* in names->published or names->remembered; in neither while the name is only awaited */
     struct names *names;
-    struct account *account; /* its owner's: a reference */
+    struct account *account; /* of its owner; one reference */
     uint64_t number;
-    uint64_t version;      /* the newest one; 0: none yet */
-    uint64_t since_ns;     /* when that was published */
-    struct object *object; /* of that version: a hold; NULL: it was freed by force, or nothing is published */
+    uint64_t version;  /* the newest one; 0: none was published yet */
+    uint64_t since_ns; /* when that version was published */
+    /* The object of that version, with a hold. NULL: it was freed by force, or the name is not published. */
+    struct object *object;
     struct name_carrier *carrier;
     struct list by_carrier;
-    struct list waiters; /* struct name_waiter.link: for a version that is not there yet */
-    struct list due;     /* struct name_waiter.link: it is there, they are told in turns */
+    struct list waiters; /* struct name_waiter.link: they wait for a version that does not exist yet */
+    struct list due;     /* struct name_waiter.link: their version exists, and they are notified in turns */
     struct list by_waking;
-    unsigned n_waiters;             /* in both */
-    Rdt__Pb__Visibility visibility; /* while published */
+    unsigned n_waiters;             /* in both lists */
+    Rdt__Pb__Visibility visibility; /* valid while the name is published */
+    struct client *publisher;       /* the client whose session is the lease; NULL: there is no lease */
+    struct list by_publisher;       /* in publisher->leases */
+    struct deadline expiry;         /* set while the name is published with a time to live */
+    enum name_end end;              /* valid if the name was published and is not any more */
     bool published;
-    bool busy;         /* its waiters are being told: it is not freed */
-    uint8_t key_bytes; /* owner and name, as the map's key */
-    uint8_t id_bytes;  /* the last of the key */
+    bool busy;         /* its waiters are being notified, so it must not be freed */
+    uint8_t key_bytes; /* of owner and name, which are the key in by_key */
+    uint8_t id_bytes;  /* of the name, which is the end of the key */
     uint8_t key[];
 };
 
@@ -61,46 +73,73 @@ static inline const uint8_t *name_id(const struct name *name)
     return name->key + name->key_bytes - name->id_bytes;
 }
 
-/* Somebody who waits for a version above `after`. */
+/* Waits for a version above `after`. */
 struct name_waiter {
     struct list link;
-    struct name *name;             /* NULL: it does not wait */
-    const struct owner *requester; /* of whoever waits, and lives as long */
+    struct name *name;             /* NULL: the waiter is not waiting */
+    const struct owner *requester; /* the owner on whose behalf it waits; must live as long as the waiter waits */
     uint64_t after;
-    /* Called once, removed before. object: of the newest version; NULL: err says why not (FREED, DENIED, SHUTTING_DOWN). */
+    /* Is called once, after the waiter was removed. object: of the newest version, which the requester may
+     * see. NULL: err says why there will be none (FREED, OWNER_DIED, SHUTTING_DOWN). */
     void (*on_event)(struct name_waiter *, struct object *object, uint64_t version, const struct rdt_error *err);
 };
 
 void names_init(struct names *names, struct accounts *accounts, struct deadlines *deadlines, uint32_t max_per_owner,
                 uint64_t max_names);
 
-/* The daemon stops: lets go of every object; those who wait get SHUTTING_DOWN. Nothing is published afterwards. */
+/* For the end of the daemon: drops every object and fails all waiters with SHUTTING_DOWN. Nothing may be
+ * published afterwards. */
 void names_clear(struct names *names);
 void names_fini(struct names *names);
 
-/* Makes the live object the next version of its owner's name. Some of those who wait are told before it returns, the others soon.
- * INVALID (its visibility is another than before, or wider than the object's), LIMIT, NO_MEMORY. */
-enum rdt_status names_publish(struct names *names, const uint8_t *id, size_t id_bytes, struct object *object,
-                              Rdt__Pb__Visibility visibility, uint64_t *version_p, struct rdt_error *err);
+struct name_publish {
+    const uint8_t *id; /* [id_bytes] */
+    size_t id_bytes;
+    struct object *object; /* must be live */
+    Rdt__Pb__Visibility visibility;
+    struct client *lease; /* the name ends with this client; NULL: it does not */
+    int64_t ttl_ns;       /* the name ends after that time, unless it is published again; 0: it does not */
+};
 
-/* Lets go of its object; those who wait get FREED. NOT_FOUND; DENIED unless the requester is its owner or an admin. */
+/* Makes the object the next version of its owner's name. Some waiters are notified before the call
+ * returns, the others soon after. Errors: INVALID (the visibility differs from that of the published name,
+ * or is wider than the object's), LIMIT, NO_MEMORY. */
+enum rdt_status names_publish(struct names *names, const struct name_publish *publish, uint64_t *version_p,
+                              struct rdt_error *err);
+
+/* Ends the names whose lease is the session of the client, which has ended. false: until_ns has passed; call again. */
+bool names_client_gone(struct client *client, uint64_t until_ns);
+
+/* Drops the name's object. Waiters that may see the name get FREED. Errors: NOT_FOUND; DENIED unless the
+ * requester is the name's owner or an administrator. */
 enum rdt_status names_unpublish(struct names *names, const struct rdt_ref *ref, const struct owner *requester, bool admin,
                                 struct rdt_error *err);
 
-/* The newest version above ref->after. AGAIN: there is none yet. DENIED. FREED: a later one than any that was published before the name
- * was unpublished. */
+/* Finds the newest version above ref->after. The object is borrowed. AGAIN: there is none yet, or the
+ * requester may not see the name. To such a requester the name does not exist, and a wait continues until
+ * there is a version that the requester may see. FREED, OWNER_DIED: the name has ended, and ref->after asks
+ * for a version after its last one. */
 enum rdt_status names_find(struct names *names, const struct rdt_ref *ref, const struct owner *requester,
                            struct object **object_p, uint64_t *version_p, struct rdt_error *err);
 
-/* Only after names_find said AGAIN. NO_MEMORY, LIMIT. */
+/* Only after names_find returned AGAIN. The waiter and the requester are borrowed until the event or
+ * name_waiter_remove. Errors: NO_MEMORY, LIMIT. */
 enum rdt_status names_wait(struct names *names, const struct rdt_ref *ref, const struct owner *requester,
                            struct name_waiter *waiter, struct rdt_error *err);
-void name_waiter_remove(struct name_waiter *waiter); /* before its event; nothing if it does not wait */
+void name_waiter_remove(struct name_waiter *waiter); /* cancels a wait; does nothing if it does not wait */
 
-/* The object was freed by force: no name holds it any more, and the next version is waited for. */
+/* The object was freed by force: its names drop it, and their waiters wait for the next version. */
 void names_object_freed(struct names *names, const struct object *object);
 
-/* The names that hold the object, one after the other; *cursor starts NULL; NULL at the end. */
+/* Writes a clause for the error of a wait that ends in vain, for a name or an object of this owner and id: the
+ * requester may see such a name of another user, or there is an object where a name was asked for, or the
+ * other way round. text is "" if there is nothing to say. */
+void names_explain_name(struct names *names, struct object_table *objects, const struct owner *owner, const uint8_t *id,
+                        size_t id_bytes, const struct owner *requester, char *text, size_t size);
+void names_explain_object(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                          const struct owner *requester, char *text, size_t size);
+
+/* Iterates over the names that hold the object. *cursor starts as NULL; returns NULL at the end. */
 const struct name *names_of_object(const struct names *names, const struct object *object, struct list **cursor);
 
 bool name_visible_to(const struct name *name, const struct owner *requester);

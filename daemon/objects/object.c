@@ -4,15 +4,15 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "daemon/objects/client.h"
-#include "daemon/objects/detached.h"
 #include "daemon/base/log.h"
-#include "daemon/objects/object_table.h"
 #include "daemon/base/shapes.h"
 #include "daemon/base/sm.h"
+#include "daemon/objects/client.h"
+#include "daemon/objects/detached.h"
+#include "daemon/objects/object_table.h"
 #include "daemon/objects/transit.h"
 
-#define SHAPE_BYTES 3u /* of a tensor, at least */
+#define SHAPE_BYTES 3u /* at least so many bytes for each tensor */
 
 static const struct sm_state states[] = {
     [OBJECT_AWAITED] = {"awaited", 1u << OBJECT_FILLING | 1u << OBJECT_LIVE | 1u << OBJECT_GONE},
@@ -22,8 +22,9 @@ static const struct sm_state states[] = {
     [OBJECT_GONE] = {"gone", 0},
 };
 
-/* A copy of another node's is none of this node's objects: what there is of it is a region. */
-static void tell(const struct object *object, const char *what)
+/* A replica of another node's object is not listed as an object of this node, so its changes are no
+ * events. */
+static void send_event(const struct object *object, const char *what)
 {
     if (!object->adopted)
         event(object->table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, what, object);
@@ -32,7 +33,7 @@ static void tell(const struct object *object, const char *what)
 void object_set_state(struct object *object, enum object_state state)
 {
     sm_move_byte(states, sizeof states / sizeof states[0], &object->state, state);
-    tell(object, state == OBJECT_LIVE ? "put" : states[state].name);
+    send_event(object, state == OBJECT_LIVE ? "put" : states[state].name);
 }
 
 bool object_visible_to(const struct object *object, const struct owner *requester)
@@ -104,12 +105,12 @@ enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice 
     return status;
 }
 
-/* What may be megabytes of the heap. */
-static void free_much(struct object *object)
+/* Frees metadata, shapes and layout on the worker pool: they may have megabytes. */
+static void free_large_parts(struct object *object)
 {
     struct work_pool *pool = object->table->slabs->regions->pool;
 
-    if (object->apart)
+    if (object->separate)
         work_free(pool, (void *)object_metadata(object),
                   object->metadata_bytes + (object->layout ? 0 : SHAPE_BYTES * shapes_count(shapes(object))));
     if (object->layout)
@@ -118,23 +119,23 @@ static void free_much(struct object *object)
 
 static void object_destroy(struct object *object)
 {
-    uint64_t had[USAGE_COUNT];
+    uint64_t charged[USAGE_COUNT];
 
     object_table_forget(object->table, object);
     object_set_state(object, OBJECT_GONE);
     log_debug("obj %016llx is gone", (unsigned long long)object->generation);
     drop_uses(object->uses, object->n_regions);
-    while (object->others && !list_empty(&object->others->freed_waiters)) {
-        struct object_waiter *waiter = container_of(list_first(&object->others->freed_waiters), struct object_waiter, link);
+    while (object->users && !list_empty(&object->users->freed_waiters)) {
+        struct object_waiter *waiter = container_of(list_first(&object->users->freed_waiters), struct object_waiter, link);
         object_waiter_remove(waiter);
         waiter->on_event(waiter, NULL, NULL);
     }
-    assert(!object->others);
-    object_charges(object, had);
-    account_give_all(object->account, had);
+    assert(!object->users);
+    object_charges(object, charged);
+    account_give_all(object->account, charged);
     slab_free(object_piece(object));
     account_unref(object->account);
-    free_much(object);
+    free_large_parts(object);
     free(object);
 }
 
@@ -165,40 +166,40 @@ void object_drop(struct object *object)
 
 /* ---- who has it ---- */
 
-struct object_others *object_others_get(struct object *object)
+struct object_users *object_users_get(struct object *object)
 {
-    struct object_others *others = object->others ? object->others : calloc(1, sizeof *others);
+    struct object_users *users = object->users ? object->users : calloc(1, sizeof *users);
 
-    if (others && !object->others) {
+    if (users && !object->users) {
         for (unsigned kind = 0; kind < HOLDER_KINDS; kind++)
-            list_init(&others->holders[kind]);
-        list_init(&others->waiters);
-        list_init(&others->freed_waiters);
-        object->others = others;
+            list_init(&users->holders[kind]);
+        list_init(&users->waiters);
+        list_init(&users->freed_waiters);
+        object->users = users;
     }
-    return others;
+    return users;
 }
 
-void object_others_settle(struct object *object)
+void object_users_settle(struct object *object)
 {
-    struct object_others *others = object->others;
+    struct object_users *users = object->users;
 
-    if (!others || others->n_waiters > 0 || others->peer_holds > 0)
+    if (!users || users->n_waiters > 0 || users->peer_holds > 0 || users->hidden_entry)
         return;
     for (unsigned kind = 0; kind < HOLDER_KINDS; kind++)
-        if (!list_empty(&others->holders[kind]))
+        if (!list_empty(&users->holders[kind]))
             return;
-    free(others);
-    object->others = NULL;
+    free(users);
+    object->users = NULL;
 }
 
 bool object_hold_by(struct object *object, enum holder_kind kind, struct list *by_object)
 {
-    struct object_others *others = object_others_get(object);
+    struct object_users *users = object_users_get(object);
 
-    if (!others)
+    if (!users)
         return false;
-    list_append(&others->holders[kind], by_object);
+    list_append(&users->holders[kind], by_object);
     object_hold(object);
     return true;
 }
@@ -206,26 +207,26 @@ bool object_hold_by(struct object *object, enum holder_kind kind, struct list *b
 void object_drop_by(struct object *object, struct list *by_object)
 {
     list_remove(by_object);
-    object_others_settle(object);
+    object_users_settle(object);
     object_drop(object);
 }
 
 bool object_peer_hold(struct object *object)
 {
-    struct object_others *others = object_others_get(object);
+    struct object_users *users = object_users_get(object);
 
-    if (!others)
+    if (!users)
         return false;
-    others->peer_holds++;
+    users->peer_holds++;
     object_hold(object);
     return true;
 }
 
 void object_peer_drop(struct object *object)
 {
-    assert(object->others && object->others->peer_holds > 0);
-    object->others->peer_holds--;
-    object_others_settle(object);
+    assert(object->users && object->users->peer_holds > 0);
+    object->users->peer_holds--;
+    object_users_settle(object);
     object_drop(object);
 }
 
@@ -233,17 +234,17 @@ const struct list *object_holders(const struct object *object, enum holder_kind 
 {
     static const struct list nobody = {(struct list *)&nobody, (struct list *)&nobody};
 
-    return object->others ? &object->others->holders[kind] : &nobody;
+    return object->users ? &object->users->holders[kind] : &nobody;
 }
 
 unsigned object_n_waiters(const struct object *object)
 {
-    return object->others ? object->others->n_waiters : 0;
+    return object->users ? object->users->n_waiters : 0;
 }
 
 unsigned object_peer_holds(const struct object *object)
 {
-    return object->others ? object->others->peer_holds : 0;
+    return object->users ? object->users->peer_holds : 0;
 }
 
 /* ---- pins, and the end ---- */
@@ -275,7 +276,7 @@ static void forget_producer(struct object *object)
 
 static void drop_producer(struct object *object, enum object_end end)
 {
-    if (!object_is_kept(object))
+    if (!object_has_producer_hold(object))
         return;
     object->end = end;
     forget_producer(object);
@@ -289,7 +290,7 @@ static void stop_filling(struct object *object, const struct rdt_error *why)
 {
     object_table_unname(object->table, object);
     object_set_state(object, OBJECT_DRAINING);
-    object_tell_waiters(object, why);
+    object_notify_waiters(object, why);
 }
 
 void object_free(struct object *object, bool force, enum object_end end)
@@ -297,9 +298,9 @@ void object_free(struct object *object, bool force, enum object_end end)
     struct object_table *table = object->table;
     struct rdt_error why;
 
-    object_hold(object); /* until we are done with it */
-    if (object_is_kept(object) || (force && !object->forced))
-        tell(object, "freed");
+    object_hold(object); /* until this function has finished with it */
+    if (object_has_producer_hold(object) || (force && !object->forced))
+        send_event(object, "freed");
     if (object->state == OBJECT_FILLING) {
         object->end = end;
         (void)object_why_ended(object, &why);
@@ -319,14 +320,14 @@ void object_free(struct object *object, bool force, enum object_end end)
     object_drop(object);
 }
 
-void object_leave(struct object *object)
+void object_producer_ended(struct object *object)
 {
     if (!object->detached || object->state == OBJECT_FILLING || !detached_begin(object)) {
         object_free(object, false, OBJECT_END_OWNER_DIED);
         return;
     }
     forget_producer(object);
-    tell(object, "detached");
+    send_event(object, "detached");
 }
 
 /* ---- filling ---- */
@@ -348,10 +349,10 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
     object->cover_known = false;
     object->layout = take_layout;
     object->n_regions = n_regions;
-    drop_uses(old_uses, n_old); /* what it was copied from may be written again */
+    drop_uses(old_uses, n_old); /* the memory that was copied may be written again */
     work_free(object->table->slabs->regions->pool, old_layout, old_layout ? layout_heap_bytes(old_layout) : 0);
     object_set_state(object, OBJECT_LIVE);
-    object_tell_waiters(object, NULL);
+    object_notify_waiters(object, NULL);
     return RDT_OK;
 }
 
@@ -360,7 +361,7 @@ void object_ready(struct object *object)
     assert(object->state == OBJECT_FILLING && object->pending);
     object->pending = false;
     object_set_state(object, OBJECT_LIVE);
-    object_tell_waiters(object, NULL);
+    object_notify_waiters(object, NULL);
 }
 
 enum rdt_status object_attach(struct object *object, struct region **regions, uint32_t n_regions, struct rdt_error *err)
@@ -392,7 +393,7 @@ enum rdt_status object_error_ended(enum object_end end, const char *id, int id_b
 {
     switch (end) {
     case OBJECT_END_OWNER_DIED:
-        return rdt_error_set(err, RDT_OWNER_DIED, "object \"%.*s\" went with the client that put it", id_bytes, id);
+        return rdt_error_set(err, RDT_OWNER_DIED, "object \"%.*s\" ended with the client that put it", id_bytes, id);
     case OBJECT_END_DROPPED:
         return rdt_error_set(err, RDT_FREED,
                              "object \"%.*s\" was freed when its producer dropped its Ref: keep the Ref, or put with "
@@ -417,13 +418,13 @@ const char *object_state_name(const struct object *object)
     return states[object->state].name;
 }
 
-/* Whoever maps it may write it. */
+/* Sharing device memory gives a right to write it. */
 static bool may_show_device(const struct region *region, const struct owner *requester, const char **why_not_p)
 {
     if (region->origin == REGION_SNAPSHOT || region->origin == REGION_COPY)
         *why_not_p = "it is a snapshot on a device, where whoever maps memory may write it";
     else if (!owner_equal(&region->account->owner, requester))
-        *why_not_p = "it is on a device, whose memory knows no read-only right, and belongs to another owner";
+        *why_not_p = "it is on a device, whose memory cannot be shared read-only, and belongs to another owner";
     else
         return true;
     return false;
@@ -443,7 +444,7 @@ bool object_may_show(struct object *object, const struct owner *requester, const
             region->origin == REGION_COPY)
             continue;
         if (region->origin == REGION_IMPORTED) {
-            *why_not_p = "it lies in imported memory, which knows no read-only right, and belongs to another owner";
+            *why_not_p = "it lies in imported memory, which cannot be shared read-only, and belongs to another owner";
             return false;
         }
         if (!object->cover_known)

@@ -1,4 +1,17 @@
-/* One object: its tensors over regions, who may see it, and what keeps it.
+/* The room of objects: what clients put and fetch, and the clients themselves.
+ *
+ * Owns: every object of this node and the table that finds it by id or generation; the holds that keep objects, those of
+ * detached objects and of refs in transit included; published names; snapshots; and every client's session with all that
+ * it holds.
+ *
+ * Shows: object.h (one object: tensors, visibility, holds, pins), object_table.h (putting, finding and waiting for
+ * objects), object_parts.h (the expensive part of a put, for any thread), snapshot.h, names.h, client.h, remote_hold.h
+ * (holds without bytes), detached.h, and transit.h (holds in transit).
+ *
+ * Refuses: to know requests, transfers, peers and sockets. They act on objects by holds and pins and hear of changes by
+ * waiters and callbacks; a client's frames leave by callbacks that its connection sets.
+ *
+ * An object has these states:
  *
  *                  put                     last hold dropped, or forced free
  *   AWAITED ---------------> LIVE ------------------------------------------> DRAINING ----> GONE
@@ -7,13 +20,20 @@
  *    |  | put as SNAPSHOT,    |  +-----------------------------------------------|---------------------+
  *    |  | or PENDING          |                                                  |                     |
  *    |  +-----------------> FILLING ---------------------------------------------+                     |
- *    |                            the put has failed, its client is gone, a free: waiters are told     |
+ *    |                            the put has failed, its client is gone, or a free: waiters are told  |
  *    |  last waiter leaves                                                                             |
  *    +-------------------------------------------------------------------------------------------------+
  *
- * While it is FILLING its tensors lie where they are copied from (PENDING: where its producer's stream writes them, until it says that it is
- * ready), and nobody can have it yet. A hold says that somebody may still
- * ask for it, a pin that an engine touches its memory. Memory goes at zero of both.
+ * While an object is FILLING, nobody can fetch it. Its layout describes the memory that the daemon copies (SNAPSHOT), or
+ * the memory that the producer's stream writes until the producer says that it is ready (PENDING). A hold means that
+ * somebody may still fetch the object; a pin means that an operation uses its memory. The memory is freed when there are
+ * no holds and no pins.
+ *
+ * To an owner who may not see it, an object that is named by id alone does not exist: a fetch of that id waits, as it
+ * would for an object that nobody has put. Such waiters wait in an AWAITED entry of the same id beside the object
+ * (users->hidden_entry), which replaces the object in the table when the id is free again.
+ *
+ * Everything here runs on the loop thread.
  */
 #ifndef DAEMON_OBJECT_H
 #define DAEMON_OBJECT_H
@@ -37,72 +57,77 @@ enum object_end {
     OBJECT_END_OWNER_DIED
 };
 
-/* By whom it is held, beside its producer, names and transfers. */
+/* Who has a hold, beside the producer, names and transfers. */
 enum holder_kind {
-    HOLDER_READER,  /* a client that has its bytes: struct hold.by_object */
-    HOLDER_REMOTE, /* a client that has not, so that it can be fetched: struct keeping.by_object */
-    HOLDER_NODE,    /* another node, for one of its clients of that kind: struct node_hold.by_object */
+    HOLDER_READER, /* a client that can read the bytes: struct hold.by_object */
+    HOLDER_REMOTE, /* a client that only keeps it fetchable: struct remote_hold.by_object */
+    HOLDER_NODE,   /* another node, on behalf of such a client there: struct node_hold.by_object */
     HOLDER_KINDS
 };
 
-/* Who holds it and who waits for it: most objects have nobody, and then have none of this. */
-struct object_others {
+/* Who holds an object and who waits for it. Most objects have neither, and then no such struct. */
+struct object_users {
     struct list holders[HOLDER_KINDS];
-    struct list waiters;       /* struct object_waiter: for live */
-    struct list freed_waiters; /* struct object_waiter: for gone */
+    struct list waiters;         /* struct object_waiter: for the object to become live; their owners may see it */
+    struct list freed_waiters;   /* struct object_waiter: for the object to be gone */
+    struct object *hidden_entry; /* AWAITED entry for waiters that may not see this object; NULL: there are none */
     unsigned n_waiters;
-    unsigned peer_holds; /* of object->holds: by transfers to other nodes */
+    unsigned peer_holds; /* how many of object->holds belong to transfers to other nodes */
 };
 
-/* There may be a million: what few of them need has its place elsewhere. One allocation with its key, metadata and, if all its bytes
- * are in the arena, its shapes; a second one for the latter two if they are much.
+/* There may be a million objects, so what few of them need is stored elsewhere. An object is one
+ * allocation with its key, metadata and, if its bytes are in the arena, its shapes. Large metadata and
+ * shapes have a second allocation.
  *
- * Its bytes lie in places, which layout->region[i] counts: its regions, or one piece of the arena.
- */
+ * The memory of an object is a list of places, which layout->region[] indexes: its regions, or a single
+ * piece of the arena. */
 struct object {
     struct object_table *table;
-    struct account *account;      /* its owner's: a reference */
-    uint64_t generation;          /* 0 while awaited */
-    struct layout *layout;        /* NULL: all bytes are in the arena, packed, and tail has the shapes */
-    struct region_use *uses;      /* [n_regions]; each also one reference to the region; NULL if there are none */
-    struct slab_chunk *chunk;     /* of the piece; NULL: nothing is in the arena */
-    struct object_others *others; /* NULL: nobody */
-    const char *transport;        /* preferred, "" none; a plug-in's own name, which lives longer */
-    struct client *producer;      /* while its hold stands; NULL after free or its end */
+    struct account *account;    /* of its owner; one reference */
+    uint64_t generation;        /* 0: awaited, or adopted */
+    struct layout *layout;      /* NULL: all bytes are in the arena, packed, and the shapes describe them */
+    struct region_use *uses;    /* [n_regions], each with one reference to its region; NULL: no regions */
+    struct slab_chunk *chunk;   /* of the piece; NULL: nothing is in the arena */
+    struct object_users *users; /* NULL: no holders of a kind, no waiters */
+    const char *transport;      /* preferred transport, "" for none; the plug-in owns the string */
+    struct client *producer;    /* NULL once the producer has freed the object or its session has ended */
     uint64_t producer_id;
     struct list by_producer;
     uint64_t bytes; /* of all tensors */
     uint64_t since_ns;
-    uint32_t piece; /* in chunk */
+    uint32_t piece; /* index in chunk */
     uint32_t n_regions;
     uint32_t metadata_bytes;
-    uint32_t heap_bytes; /* charged */
-    uint32_t holds;      /* producer's, clients' and peers' */
+    uint32_t heap_bytes; /* charged to the account */
+    uint32_t holds;      /* of the producer, clients, nodes, names and transfers */
     uint32_t pins;
     uint8_t state;         /* enum object_state */
-    uint8_t end;           /* enum object_end: why it goes, once the producer has let go */
+    uint8_t end;           /* enum object_end: why the object ends, valid when the producer's hold is gone */
     uint8_t visibility;    /* Rdt__Pb__Visibility */
-    bool named : 1;        /* in the table under its key: false after a forced free, or once gone */
-    bool forced : 1;       /* freed by force: nobody new may have it */
-    bool cover_known : 1;  /* uses[].covered is filled in */
-    bool notice_given : 1; /* told that it is shared while its producer may write */
-    bool detached : 1;     /* its producer's hold outlives the producer, for a time (detached.h) */
+    bool named : 1;        /* in the table under its key; false after a forced free and when gone */
+    bool forced : 1;       /* freed by force: nobody else may get it */
+    bool cover_known : 1;  /* uses[].covered has been computed */
+    bool notice_given : 1; /* a warning was given: the object is shared while its producer may write it */
+    bool detached : 1;     /* the producer's hold outlives the producer for a time (detached.h) */
     bool in_transit : 1;   /* a ref of it is on its way to another process (transit.h) */
-    bool adopted : 1;      /* another node's, which has a copy here: in no table, charged to nobody */
-    bool snapshot : 1;     /* it never changes: its regions are sealed, and hold nothing else */
-    bool lent : 1;         /* by its producer's word it does not change as long as it lives, nor do its regions */
-    bool pending : 1;      /* FILLING: its bytes are not there yet */
-    bool apart : 1;        /* behind the key stands only where metadata and shapes are */
-    uint8_t key_bytes;     /* owner and id, as the table's key */
-    uint8_t id_bytes;      /* the last of the key */
+    bool adopted : 1;      /* a replica of another node's object: in no table, and charged to nobody */
+    bool snapshot : 1;     /* it never changes: its regions are sealed and contain nothing else */
+    bool loaned : 1;       /* its regions are loaned: the producer promises not to change them while the object lives */
+    bool pending : 1;      /* FILLING: its bytes have not been written yet */
+    bool separate : 1;     /* behind the key there is only a pointer to metadata and shapes */
+    uint8_t key_bytes;     /* of owner and id, which are the key in the table */
+    uint8_t id_bytes;      /* of the id, which is the end of the key */
     uint8_t tail[];        /* key, metadata, shapes */
 };
 
-/* Somebody who waits for the object to become live, or to be gone. */
+/* Waits for an object to become live, or to be gone. */
 struct object_waiter {
     struct list link;
     struct object *object;
-    /* Called once, removed before. object: the live one; NULL for a freed waiter, and with the reason why it never came to live. */
+    /* The owner on whose behalf it waits; lives as long as the waiter. Unused in freed_waiters. */
+    const struct owner *requester;
+    /* Is called once, after the waiter was removed. object: the live object, which the requester may see.
+     * NULL: the object is gone (freed_waiters), or `why` says why it never became live. */
     void (*on_event)(struct object_waiter *, struct object *object, const struct rdt_error *why);
 };
 
@@ -113,12 +138,12 @@ static inline const uint8_t *object_id(const struct object *object)
 
 static inline const uint8_t *object_metadata(const struct object *object)
 {
-    const uint8_t *apart;
+    const uint8_t *separate;
 
-    if (!object->apart)
+    if (!object->separate)
         return object->tail + object->key_bytes;
-    memcpy(&apart, object->tail + object->key_bytes, sizeof apart);
-    return apart;
+    memcpy(&separate, object->tail + object->key_bytes, sizeof separate);
+    return separate;
 }
 
 static inline struct slab_piece object_piece(const struct object *object)
@@ -136,7 +161,7 @@ static inline struct region *object_region(const struct object *object, uint32_t
     return object->chunk ? slab_region(object_piece(object)) : object->uses[place].region;
 }
 
-/* Some of its memory is on devices. */
+/* Whether some of its memory is on devices. */
 static inline bool object_on_device(const struct object *object)
 {
     for (uint32_t i = 0; i < object->n_regions; i++)
@@ -148,70 +173,78 @@ static inline bool object_on_device(const struct object *object)
 uint8_t *object_base(struct object *object, uint32_t place, struct rdt_error *err); /* NULL: err says why */
 uint32_t object_n_tensors(const struct object *object);
 
-/* Its tensors, or a view of them (layout_slice), over its places; the caller's own. */
+/* Copies the layout of its tensors, or of a view of them (layout_slice). The caller frees *layout_p. */
 enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice *slice, struct layout **layout_p,
                               struct rdt_error *err);
 
 bool object_visible_to(const struct object *object, const struct owner *requester);
 
-/* Each drops to zero what was taken; the object may be gone afterwards. */
+/* Each drop or unpin ends one hold or pin. The object may be gone afterwards. */
 void object_hold(struct object *object);
 void object_drop(struct object *object);
 void object_pin(struct object *object);
 void object_unpin(struct object *object);
 
-/* A hold that shows: of one of the kinds, or by a transfer to another node. false: no memory. */
+/* Counted holds: of one of the kinds, or of a transfer to another node. false: out of memory. */
 bool object_hold_by(struct object *object, enum holder_kind kind, struct list *by_object);
 void object_drop_by(struct object *object, struct list *by_object);
 bool object_peer_hold(struct object *object);
 void object_peer_drop(struct object *object);
 
-const struct list *object_holders(const struct object *object, enum holder_kind kind); /* empty if there are none */
+/* an empty list if there are none */
+const struct list *object_holders(const struct object *object, enum holder_kind kind);
 unsigned object_n_waiters(const struct object *object);
 unsigned object_peer_holds(const struct object *object);
 
-/* The producer lets go (free, or its end); force: nobody new may have it. */
+/* Ends the producer's hold, for a free or the end of its session. force: nobody else may get the object
+ * from now on. */
 void object_free(struct object *object, bool force, enum object_end end);
 
-/* The producer's session has ended: OWNER_DIED, unless the object is detached. */
-void object_leave(struct object *object);
+/* The producer's session has ended: the object ends with OWNER_DIED, unless it is detached. */
+void object_producer_ended(struct object *object);
 
-/* The producer's hold stands: its own, or that of a detached object. */
-static inline bool object_is_kept(const struct object *object)
+/* Whether the producer's hold exists, the producer's own or that of a detached object. */
+static inline bool object_has_producer_hold(const struct object *object)
 {
     return object->producer || object->detached;
 }
 
-/* FILLING: its tensors are here now, and it is live; whoever waited is told before it returns. Takes the layout on success; the regions
- * are borrowed. NO_MEMORY. */
+/* Makes a FILLING object live with the given layout and regions, and notifies its waiters before it
+ * returns. Takes the layout on success; the regions are borrowed. Error: NO_MEMORY. */
 enum rdt_status object_fill(struct object *object, struct layout *take_layout, struct region **regions, uint32_t n_regions,
                             struct rdt_error *err);
 
-/* FILLING and pending: its bytes are there, where they were to come: it is live; whoever waited is told before it returns. */
+/* Makes a pending object live: the bytes have been written to where its layout says. Notifies its waiters
+ * before it returns. */
 void object_ready(struct object *object);
 
-/* Gives memory to one that has none yet (object_table_adopt with no regions): its layout lies in these. The regions are borrowed.
- * NO_MEMORY. */
+/* Gives memory to an object without (object_table_adopt with no regions): its layout lies in these
+ * regions, which are borrowed. Error: NO_MEMORY. */
 enum rdt_status object_attach(struct object *object, struct region **regions, uint32_t n_regions, struct rdt_error *err);
 
-/* FILLING: its put came to nothing; whoever waited is told why, many in turns. Nothing in another state. */
+/* The put of a FILLING object has failed: its waiters are told why, many of them in later turns. Does
+ * nothing in other states. */
 void object_fail(struct object *object, const struct rdt_error *why);
 
-/* FREED or OWNER_DIED, with a sentence about the object of that id. */
+/* Returns FREED or OWNER_DIED, with a sentence about the object of that id. */
 enum rdt_status object_error_ended(enum object_end end, const char *id, int id_bytes, struct rdt_error *err);
 
-/* DRAINING or GONE: FREED or OWNER_DIED, with a sentence. */
+/* The same for an object that is draining or gone. */
 enum rdt_status object_why_ended(const struct object *object, struct rdt_error *err);
 
 const char *object_state_name(const struct object *object);
 
-/* It is not in the arena, which nobody else ever sees; and all its regions belong to the requester's owner, or its tensors cover every byte of them: they may be shown whole. */
+/* Whether the regions may be shown to the requester as a whole: the object is not in the arena, which is
+ * never shared; and all its regions belong to the requester's owner, or its tensors cover every byte of
+ * them. If not, *why_not_p says why. */
 bool object_may_show(struct object *object, const struct owner *requester, const char **why_not_p);
 
-/* For object_table.c. */
-void object_charges(const struct object *object, uint64_t *want); /* what a live one is charged with: [USAGE_COUNT] */
+/* The following are for object_table.c. */
+/* what a live object is charged: [USAGE_COUNT] */
+void object_charges(const struct object *object, uint64_t *want);
 void object_set_state(struct object *object, enum object_state state);
-struct object_others *object_others_get(struct object *object); /* made if there are none; NULL: no memory */
-void object_others_settle(struct object *object);               /* frees them if there is nobody */
+/* created if there are none; NULL: out of memory */
+struct object_users *object_users_get(struct object *object);
+void object_users_settle(struct object *object); /* frees it if there are neither holders nor waiters */
 
 #endif

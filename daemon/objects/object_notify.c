@@ -1,30 +1,32 @@
-/* Those who wait for an object to be live hear what came of it. That it is live costs little for each: its clients' turns do the rest.
- * That it never will be is told at once, an answer each, and so some at a time where many wait; the object stays until all know. */
+/* Notifies those who wait for an object to become live. Success is cheap for each waiter, since its client
+ * does the rest in a later turn. A failure is answered at once, so when many wait, some are notified in
+ * each turn of the loop; the object is held until all have been. */
 #include <assert.h>
 #include <limits.h>
 #include <stdlib.h>
 
 #include "daemon/objects/object_table.h"
 
-#define TOLD_PER_TURN 64
+#define NOTIFIED_PER_TURN 64
 
 struct object_notify {
-    struct deadline deadline; /* first: the next turn */
-    struct list link;         /* in the table's tellings */
+    struct deadline deadline; /* first member; until the next ones are notified */
+    struct list link;         /* in object_table.notifies */
     struct object *object;    /* held */
     struct rdt_error why;
 };
 
 static bool anyone_waits(const struct object *object)
 {
-    return object->others && !list_empty(&object->others->waiters);
+    return object->users && !list_empty(&object->users->waiters);
 }
 
-static void tell_some(struct object *object, const struct rdt_error *why, unsigned n)
+static void notify_some(struct object *object, const struct rdt_error *why, unsigned n)
 {
     for (; n > 0 && anyone_waits(object); n--) {
-        struct object_waiter *waiter = container_of(list_first(&object->others->waiters), struct object_waiter, link);
-        object_waiter_remove(waiter); /* before its event, which may end others' waiting too, or drop the object */
+        struct object_waiter *waiter = container_of(list_first(&object->users->waiters), struct object_waiter, link);
+        /* Before the event, which may end other waits as well, or drop the object. */
+        object_waiter_remove(waiter);
         waiter->on_event(waiter, why ? NULL : object, why);
     }
 }
@@ -43,15 +45,15 @@ static void on_turn(struct deadline *deadline)
 {
     struct object_notify *notify = (struct object_notify *)deadline;
 
-    tell_some(notify->object, &notify->why, TOLD_PER_TURN);
+    notify_some(notify->object, &notify->why, NOTIFIED_PER_TURN);
     if (anyone_waits(notify->object) && deadline_set(notify->object->table->deadlines, deadline, 0))
         return;
-    tell_some(notify->object, &notify->why, UINT_MAX);
+    notify_some(notify->object, &notify->why, UINT_MAX);
     end(notify);
 }
 
-/* false: it cannot be put off. */
-static bool put_off(struct object *object, const struct rdt_error *why)
+/* false: the notification cannot be deferred. */
+static bool defer(struct object *object, const struct rdt_error *why)
 {
     struct object_table *table = object->table;
     struct object_notify *notify = table->deadlines ? calloc(1, sizeof *notify) : NULL;
@@ -70,12 +72,12 @@ static bool put_off(struct object *object, const struct rdt_error *why)
     return true;
 }
 
-void object_tell_waiters(struct object *object, const struct rdt_error *why)
+void object_notify_waiters(struct object *object, const struct rdt_error *why)
 {
     object_hold(object);
-    tell_some(object, why, why ? TOLD_PER_TURN : UINT_MAX);
-    if (anyone_waits(object) && !put_off(object, why))
-        tell_some(object, why, UINT_MAX);
+    notify_some(object, why, why ? NOTIFIED_PER_TURN : UINT_MAX);
+    if (anyone_waits(object) && !defer(object, why))
+        notify_some(object, why, UINT_MAX);
     assert(object->holds > 1);
     object_drop(object);
 }
@@ -84,7 +86,7 @@ void object_notifies_end(struct object_table *table)
 {
     while (!list_empty(&table->notifies)) {
         struct object_notify *notify = container_of(list_first(&table->notifies), struct object_notify, link);
-        tell_some(notify->object, &notify->why, UINT_MAX);
+        notify_some(notify->object, &notify->why, UINT_MAX);
         end(notify);
     }
 }

@@ -6,13 +6,13 @@
 #include <sys/random.h>
 #include <uv.h>
 
+#include "daemon/base/log.h"
+#include "daemon/base/shapes.h"
 #include "daemon/objects/client.h"
 #include "daemon/objects/detached.h"
-#include "daemon/base/log.h"
 #include "daemon/objects/object_parts.h"
-#include "daemon/base/shapes.h"
 
-#define MAX_KEY_BYTES (4u + sizeof((struct owner *)0)->tenant + 128u)
+#define KEY_MAX_BYTES (4u + sizeof((struct owner *)0)->tenant + 128u)
 
 void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
                        uint64_t max_objects)
@@ -50,29 +50,30 @@ static size_t make_key(uint8_t *key, const struct owner *owner, const uint8_t *i
     return 4 + tenant + id_bytes;
 }
 
-/* The client that put it has ended. Its daemon takes its time to give back what that left; nobody else shall see that. */
-static bool is_left_behind(const struct object *object)
+/* The client that put the object has ended. Its leftovers are released over many turns, but nobody may see
+ * the object meanwhile. */
+static bool producer_has_ended(const struct object *object)
 {
     return object && object->producer && object->producer->gone;
 }
 
-static struct object *get_numbered(struct object_table *table, uint64_t generation)
+static struct object *get_by_generation(struct object_table *table, uint64_t generation)
 {
     struct object *object = index_get(&table->by_generation, generation);
 
-    if (is_left_behind(object)) {
-        object_leave(object);
-        object = index_get(&table->by_generation, generation); /* others may hold it */
+    if (producer_has_ended(object)) {
+        object_producer_ended(object);
+        object = index_get(&table->by_generation, generation); /* NULL unless others hold it */
     }
     return object;
 }
 
-static struct object *get_named(struct object_table *table, const uint8_t *key, size_t key_bytes)
+static struct object *get_by_key(struct object_table *table, const uint8_t *key, size_t key_bytes)
 {
     struct object *object = map_get(&table->by_name, key, key_bytes);
 
-    if (is_left_behind(object)) {
-        object_leave(object);
+    if (producer_has_ended(object)) {
+        object_producer_ended(object);
         object = map_get(&table->by_name, key, key_bytes);
     }
     return object;
@@ -82,19 +83,19 @@ struct object *object_table_next(struct object_table *table, uint64_t after, uin
 {
     struct object *object;
 
-    while (is_left_behind(object = index_next(&table->by_generation, after + 1, generation_p)) &&
-           !get_numbered(table, *generation_p))
+    while (producer_has_ended(object = index_next(&table->by_generation, after + 1, generation_p)) &&
+           !get_by_generation(table, *generation_p))
         after = *generation_p;
     return object;
 }
 
-/* In no table yet. parts NULL: it has no shapes. */
+/* The object is in no table yet. put NULL: an awaited entry. parts NULL: the object stores no shapes. */
 static struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
                                  size_t id_bytes, const struct object_put *put, struct object_parts *parts)
 {
     size_t metadata_bytes = put ? put->metadata_bytes : 0, rest_bytes = metadata_bytes + (parts ? parts->shapes_bytes : 0);
-    bool apart = parts && parts->apart;
-    struct object *object = calloc(1, sizeof *object + key_bytes + (apart ? sizeof parts->apart : rest_bytes));
+    bool separate = parts && parts->separate;
+    struct object *object = calloc(1, sizeof *object + key_bytes + (separate ? sizeof parts->separate : rest_bytes));
 
     if (!object)
         return NULL;
@@ -105,11 +106,11 @@ static struct object *object_new(struct object_table *table, struct account *acc
     object->key_bytes = (uint8_t)key_bytes;
     object->id_bytes = (uint8_t)id_bytes;
     object->metadata_bytes = (uint32_t)metadata_bytes;
-    if (apart)
-        memcpy(object->tail + key_bytes, &parts->apart, sizeof parts->apart);
+    if (separate)
+        memcpy(object->tail + key_bytes, &parts->separate, sizeof parts->separate);
     else if (metadata_bytes > 0)
         memcpy(object->tail + key_bytes, put->metadata, metadata_bytes);
-    if (!apart && rest_bytes > metadata_bytes)
+    if (!separate && rest_bytes > metadata_bytes)
         shapes_pack(put->layout, object->tail + key_bytes + metadata_bytes);
     object->since_ns = uv_hrtime();
     object->state = OBJECT_AWAITED;
@@ -117,7 +118,7 @@ static struct object *object_new(struct object_table *table, struct account *acc
     return object;
 }
 
-/* Of one that nobody knows of. */
+/* Frees an object that nobody knows of. */
 static void object_discard(struct object *object)
 {
     for (uint32_t i = 0; i < object->n_regions; i++) {
@@ -133,9 +134,18 @@ static void object_discard(struct object *object)
 
 void object_table_unname(struct object_table *table, struct object *object)
 {
+    struct object *hidden_entry = object->users ? object->users->hidden_entry : NULL;
+
     if (!object->named)
         return;
-    map_remove(&table->by_name, object->tail, object->key_bytes);
+    if (hidden_entry) {
+        object->users->hidden_entry = NULL;
+        object_users_settle(object);
+        map_replace(&table->by_name, hidden_entry->tail, hidden_entry->key_bytes, hidden_entry);
+        hidden_entry->named = true;
+    } else {
+        map_remove(&table->by_name, object->tail, object->key_bytes);
+    }
     object->named = false;
     if (table->on_ended && object->generation != 0)
         table->on_ended(table->on_ended_arg, object);
@@ -166,7 +176,7 @@ void object_table_forget(struct object_table *table, struct object *object)
     }
 }
 
-/* All of it goes to the arena, packed: from then on the shapes say all. */
+/* Moves all bytes to the arena, packed. From then on the shapes describe them. */
 static enum rdt_status copy_packed(struct object *object, const struct object_put *put, const struct object_parts *parts,
                                    struct rdt_error *err)
 {
@@ -176,7 +186,7 @@ static enum rdt_status copy_packed(struct object *object, const struct object_pu
     if (parts->packed_bytes == 0)
         return RDT_OK;
     status = slab_alloc(object->table->slabs, parts->packed_bytes, &piece, err);
-    if (status == RDT_NO_MEMORY) /* the arena's account is the daemon's, and waits for nothing */
+    if (status == RDT_NO_MEMORY) /* the arena is charged to the daemon's own account, which waits for nothing */
         account_node_is_full(put->account, USAGE_BYTES, NULL);
     if (status != RDT_OK)
         return status;
@@ -186,7 +196,8 @@ static enum rdt_status copy_packed(struct object *object, const struct object_pu
     return RDT_OK;
 }
 
-/* Beside tensors in regions those of the message get one too, so that the whole can be shared. */
+/* When other tensors lie in regions, the bytes of the message get a region, too, so that the whole object
+ * can be shared. */
 static enum rdt_status copy_to_region(struct object *object, const struct object_put *put, struct region **region_p,
                                       struct rdt_error *err)
 {
@@ -225,21 +236,45 @@ static enum rdt_status set_tensors(struct object *object, const struct object_pu
     object->layout = put->layout;
     object->n_regions = put->n_regions + (copy != NULL);
     for (uint32_t i = 0; i < object->n_regions; i++) {
-        struct region *region = i < put->n_regions ? region_ref(put->regions[i]) : copy; /* that reference is ours */
+        /* the reference to the copy is already ours */
+        struct region *region = i < put->n_regions ? region_ref(put->regions[i]) : copy;
         object->uses[i].region = region;
     }
     region_uses_add(object->uses, object->n_regions, object->layout, parts->spans);
     return RDT_OK;
 }
 
-/* Those who waited for the id wait for this object. */
-static void adopt_waiters(struct object *object, struct object *awaited)
+static void waiter_move(struct object_waiter *waiter, struct object *to)
 {
-    object->others = awaited->others;
-    awaited->others = NULL;
-    if (object->others)
-        list_for_each (node, &object->others->waiters)
-            container_of(node, struct object_waiter, link)->object = object;
+    list_remove(&waiter->link);
+    waiter->object->users->n_waiters--;
+    waiter->object = to;
+    list_append(&to->users->waiters, &waiter->link);
+    to->users->n_waiters++;
+}
+
+/* Both objects have users. all: also waiters that may not see the object. */
+static void waiters_move(struct object *from, struct object *to, bool all)
+{
+    list_for_each_safe (node, &from->users->waiters) {
+        struct object_waiter *waiter = container_of(node, struct object_waiter, link);
+        if (all || object_visible_to(to, waiter->requester))
+            waiter_move(waiter, to);
+    }
+}
+
+/* The object has replaced the awaited entry in the table. Waiters that may see the object wait for it now;
+ * the others keep waiting in the entry, which stays beside the object. The object has users. */
+static void take_over_waiters(struct object *object, struct object *awaited)
+{
+    waiters_move(awaited, object, false);
+    object_users_settle(awaited);
+    awaited->named = false;
+    if (awaited->users)
+        object->users->hidden_entry = awaited;
+    else
+        object_discard(awaited);
+    object_users_settle(object);
 }
 
 static uint32_t heap_bytes(const struct object_put *put, size_t key_bytes)
@@ -251,7 +286,7 @@ static uint32_t heap_bytes(const struct object_put *put, size_t key_bytes)
 static enum rdt_status put_parts(struct object_table *table, const struct object_put *put, struct object_parts *parts,
                                  struct object **object_p, struct rdt_error *err)
 {
-    uint8_t key[MAX_KEY_BYTES];
+    uint8_t key[KEY_MAX_BYTES];
     char generated[33];
     const uint8_t *id = put->id;
     size_t id_bytes = put->id_bytes, key_bytes;
@@ -270,7 +305,7 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         id = (const uint8_t *)generated;
     }
     key_bytes = make_key(key, &put->account->owner, id, id_bytes);
-    awaited = get_named(table, key, key_bytes);
+    awaited = get_by_key(table, key, key_bytes);
     if (awaited && awaited->state != OBJECT_AWAITED)
         return rdt_error_set(err, RDT_EXISTS, "object \"%.*s\" exists already: free it first, or put under another id",
                              (int)id_bytes, (const char *)id);
@@ -293,6 +328,10 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     if (status == RDT_OK && !index_put(&table->by_generation, table->next_generation, object))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    if (status == RDT_OK && awaited && !object_users_get(object)) {
+        index_remove(&table->by_generation, table->next_generation);
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    }
     if (status == RDT_OK && awaited) {
         map_replace(&table->by_name, object->tail, key_bytes, object);
     } else if (status == RDT_OK && !map_put(&table->by_name, object->tail, key_bytes, object)) {
@@ -301,12 +340,12 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
     }
     if (status != RDT_OK) {
         detached_remove(table, table->next_generation);
-        account_take_back(put->account, want);
+        account_undo(put->account, want);
         object_discard(object);
         return status;
     }
-    object->apart = parts->apart;
-    parts->apart = NULL;
+    object->separate = parts->separate;
+    parts->separate = NULL;
     object->named = true;
     object->detached = put->ttl_ns > 0;
     object->generation = table->next_generation++;
@@ -320,18 +359,18 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         put->producer->n_objects++;
     }
     object->snapshot = put->snapshot;
-    object->lent = put->lent;
+    object->loaned = put->loaned;
     object->pending = put->pending;
-    filling = put->pending || (put->snapshot && object->layout && !put->sealed); /* what is in the arena never changes */
+    /* bytes in the arena never change, so such a snapshot needs no copy */
+    filling = put->pending || (put->snapshot && object->layout && !put->sealed);
     object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);
     *object_p = object;
     if (!object->layout)
         work_free(table->slabs->regions->pool, put->layout, layout_heap_bytes(put->layout));
     if (awaited) {
-        adopt_waiters(object, awaited);
-        object_discard(awaited);
+        take_over_waiters(object, awaited);
         if (!filling)
-            object_tell_waiters(object, NULL);
+            object_notify_waiters(object, NULL);
     }
     return RDT_OK;
 }
@@ -344,7 +383,7 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
 
     if (put->parts)
         return put_parts(table, put, put->parts, object_p, err);
-    status = object_parts_make(&own, put, err);
+    status = object_parts_init(&own, put, err);
     if (status != RDT_OK)
         return status;
     status = put_parts(table, put, &own, object_p, err);
@@ -352,26 +391,36 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
     return status;
 }
 
+/* The entry for waiters that may not see the object; created if there is none. NULL: out of memory. */
+static struct object *hidden_entry_get(struct object *object)
+{
+    struct object_users *users = object_users_get(object);
+    struct object *hidden_entry;
+
+    if (!users || users->hidden_entry)
+        return users ? users->hidden_entry : NULL;
+    hidden_entry = object_new(object->table, object->account, object->tail, object->key_bytes, object->id_bytes, NULL, NULL);
+    if (hidden_entry && object_users_get(hidden_entry))
+        return users->hidden_entry = hidden_entry;
+    if (hidden_entry)
+        object_discard(hidden_entry);
+    object_users_settle(object);
+    return NULL;
+}
+
 void object_table_withdraw(struct object *object, const struct rdt_error *why)
 {
-    struct object_table *table = object->table;
-    struct object *awaited = NULL;
+    struct object *hidden_entry = object_n_waiters(object) > 0 ? hidden_entry_get(object) : NULL;
 
-    if (object_n_waiters(object) > 0)
-        awaited = object_new(table, object->account, object->tail, object->key_bytes, object->id_bytes, NULL, NULL);
-    if (awaited) {
-        map_replace(&table->by_name, awaited->tail, awaited->key_bytes, awaited);
-        object->named = false;
-        awaited->named = true;
-        adopt_waiters(awaited, object);
-    }
+    if (hidden_entry) /* object_fail puts the entry in the object's place */
+        waiters_move(object, hidden_entry, true);
     object_fail(object, why);
 }
 
 enum rdt_status object_table_adopt(struct object_table *table, const struct object_put *put, struct object **object_p,
                                    struct rdt_error *err)
 {
-    uint8_t key[MAX_KEY_BYTES];
+    uint8_t key[KEY_MAX_BYTES];
     size_t key_bytes = make_key(key, &put->account->owner, put->id, put->id_bytes);
     struct object *object = object_new(table, put->account, key, key_bytes, put->id_bytes, put, NULL);
 
@@ -394,58 +443,61 @@ static enum rdt_status why_gone(const struct object_table *table, const struct r
     if (ref->generation >= table->next_generation || ref->generation < table->first_generation)
         return rdt_error_set(
             err, RDT_NOT_FOUND,
-            "object \"%s\" is not known here: its ref is from an earlier start of this node, or was never given", ref->id);
+            "object \"%s\" is not known here: its ref is from an earlier start of this node, or was never issued", ref->id);
     if (tombstones_have(&table->owner_died, ref->generation))
         return object_error_ended(OBJECT_END_OWNER_DIED, ref->id, ref->id_bytes, err);
-    return object_error_ended(tombstones_have(&table->dropped, ref->generation) ? OBJECT_END_DROPPED : OBJECT_END_FREED, ref->id,
-                              ref->id_bytes, err);
+    return object_error_ended(tombstones_have(&table->dropped, ref->generation) ? OBJECT_END_DROPPED : OBJECT_END_FREED,
+                              ref->id, ref->id_bytes, err);
+}
+
+enum rdt_status object_table_not_put(const struct rdt_ref *ref, const struct owner *requester, struct rdt_error *err)
+{
+    struct owner owner = owner_of_ref(ref, requester);
+
+    if (owner_equal(&owner, requester))
+        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref->id);
+    return rdt_error_set(err, RDT_NOT_FOUND,
+                         "nobody has put object \"%s\", it has ended, or its owner, uid %u, does not show it to uid %u",
+                         ref->id, owner.uid, requester->uid);
 }
 
 enum rdt_status object_table_find_any(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
-                                      struct object **object_p, struct rdt_error *err)
+                                      bool sees_all, struct object **object_p, struct rdt_error *err)
 {
-    uint8_t key[MAX_KEY_BYTES];
-    struct owner owner = *requester;
+    struct owner owner = owner_of_ref(ref, requester);
+    uint8_t key[KEY_MAX_BYTES];
     struct object *object;
 
     if (ref->id_bytes == 0 || ref->id_bytes > 128)
-        return rdt_error_set(err, RDT_INVALID, "a ref without an id");
+        return rdt_error_set(err, RDT_INVALID, "the ref has no id of 1 to 128 bytes");
     if (ref->generation != 0) {
-        object = get_numbered(table, ref->generation);
+        object = get_by_generation(table, ref->generation);
         if (!object)
             return why_gone(table, ref, err);
+        /* checked before the id is compared, since the comparison would reveal the id */
+        if (!sees_all && !object_visible_to(object, requester))
+            return rdt_error_set(err, RDT_DENIED, "object \"%s\" is not visible to uid %u", ref->id, requester->uid);
         if (object->id_bytes != ref->id_bytes || memcmp(object_id(object), ref->id, ref->id_bytes) != 0)
-            return rdt_error_set(err, RDT_NOT_FOUND, "no object \"%s\" of that generation", ref->id);
+            return rdt_error_set(err, RDT_NOT_FOUND, "the object with the ref's generation does not have the id \"%s\"",
+                                 ref->id);
         *object_p = object;
         return RDT_OK;
     }
-    if (!ref->any_owner) {
-        owner.uid = ref->uid;
-        memcpy(owner.tenant, ref->tenant, sizeof owner.tenant);
-    }
-    object = get_named(table, key, make_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes));
-    if (!object || object->state == OBJECT_AWAITED) {
-        if (object)
-            *object_p = object;
-        else
-            *object_p = NULL;
-        return RDT_AGAIN;
-    }
+    object = get_by_key(table, key, make_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes));
+    if (object && object->state != OBJECT_AWAITED && !sees_all && !object_visible_to(object, requester))
+        object = NULL;
     *object_p = object;
-    return RDT_OK;
+    return object && object->state != OBJECT_AWAITED ? RDT_OK : RDT_AGAIN;
 }
 
 enum rdt_status object_table_find(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object **object_p, struct rdt_error *err)
 {
     struct object *object;
-    enum rdt_status status = object_table_find_any(table, ref, requester, &object, err);
+    enum rdt_status status = object_table_find_any(table, ref, requester, false, &object, err);
 
     if (status != RDT_OK)
         return status;
-    if (!object_visible_to(object, requester))
-        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u and is not visible to uid %u", ref->id,
-                             object->account->owner.uid, requester->uid);
     if (object->state == OBJECT_FILLING)
         return RDT_AGAIN;
     if (object->state == OBJECT_DRAINING)
@@ -457,19 +509,19 @@ enum rdt_status object_table_find(struct object_table *table, const struct rdt_r
 enum rdt_status object_table_wait(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object_waiter *waiter, struct rdt_error *err)
 {
-    uint8_t key[MAX_KEY_BYTES];
-    struct owner owner = *requester;
+    struct owner owner = owner_of_ref(ref, requester);
+    uint8_t key[KEY_MAX_BYTES];
+    size_t key_bytes = make_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes);
     struct object *object;
-    size_t key_bytes;
 
-    if (!ref->any_owner) {
-        owner.uid = ref->uid;
-        memcpy(owner.tenant, ref->tenant, sizeof owner.tenant);
+    object = ref->generation != 0 ? get_by_generation(table, ref->generation) : get_by_key(table, key, key_bytes);
+    if (object && object->state != OBJECT_AWAITED && !object_visible_to(object, requester)) {
+        object = hidden_entry_get(object);
+        if (!object)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
     }
-    key_bytes = make_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes);
-    object = ref->generation != 0 ? get_numbered(table, ref->generation) : get_named(table, key, key_bytes);
     assert(!object || object->state == OBJECT_AWAITED || object->state == OBJECT_FILLING);
-    if (object && !object_others_get(object))
+    if (object && !object_users_get(object))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
     if (!object) {
         struct account *account;
@@ -479,9 +531,9 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
         account = account_get(table->accounts, &owner);
         object = account ? object_new(table, account, key, key_bytes, ref->id_bytes, NULL, NULL) : NULL;
         account_unref(account);
-        if (!object || !object_others_get(object) || !map_put(&table->by_name, object->tail, key_bytes, object)) {
+        if (!object || !object_users_get(object) || !map_put(&table->by_name, object->tail, key_bytes, object)) {
             if (object) {
-                free(object->others);
+                free(object->users);
                 object_discard(object);
             }
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
@@ -490,20 +542,21 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
         event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "awaited", object);
     }
     waiter->object = object;
-    list_append(&object->others->waiters, &waiter->link);
-    object->others->n_waiters++;
+    waiter->requester = requester;
+    list_append(&object->users->waiters, &waiter->link);
+    object->users->n_waiters++;
     return RDT_OK;
 }
 
 bool object_wait_freed(struct object *object, struct object_waiter *waiter)
 {
-    struct object_others *others = object_others_get(object);
+    struct object_users *users = object_users_get(object);
 
-    if (!others)
+    if (!users)
         return false;
     waiter->object = object;
-    list_append(&others->freed_waiters, &waiter->link);
-    others->n_waiters++;
+    list_append(&users->freed_waiters, &waiter->link);
+    users->n_waiters++;
     return true;
 }
 
@@ -515,9 +568,14 @@ void object_waiter_remove(struct object_waiter *waiter)
         return;
     list_remove(&waiter->link);
     waiter->object = NULL;
-    object->others->n_waiters--;
-    object_others_settle(object);
-    if (object->state == OBJECT_AWAITED && !object->others) {
+    object->users->n_waiters--;
+    object_users_settle(object);
+    if (object->state == OBJECT_AWAITED && !object->users) {
+        struct object *front = object->named ? NULL : map_get(&object->table->by_name, object->tail, object->key_bytes);
+        if (front) {
+            front->users->hidden_entry = NULL;
+            object_users_settle(front);
+        }
         object_set_state(object, OBJECT_GONE);
         object_table_forget(object->table, object);
         object_discard(object);

@@ -1,4 +1,4 @@
-/* Every object of this node, by name and by generation; those that are awaited; and the memory of why recent ones ended. */
+/* Every object of this node, by key and by generation; the awaited ones; and why recent objects ended. */
 #ifndef DAEMON_OBJECT_TABLE_H
 #define DAEMON_OBJECT_TABLE_H
 
@@ -11,27 +11,32 @@
 #define TOMBSTONES 4096
 
 struct object_table {
-    const struct events *events; /* NULL: nobody watches */
+    const struct events *events; /* NULL: no client watches events */
     const struct node *node;
     struct accounts *accounts;
     struct slabs *slabs;
-    struct map by_name;         /* key -> awaited or live object */
-    struct index by_generation; /* live and draining */
-    uint64_t next_generation;   /* below 2^63; its upper bits are random per boot: a ref of an earlier boot never hits */
+    struct map by_name;         /* key (owner and id) -> awaited, filling or live object */
+    struct index by_generation; /* filling, live and draining objects */
+    /* Below 2^63. The upper bits are random for each start of the daemon, so that a ref of an earlier
+     * start never matches. */
+    uint64_t next_generation;
     uint64_t first_generation;
     uint64_t max_objects;
-    struct map detached;             /* generation -> struct detached */
-    struct map transit;              /* generation -> struct transit */
-    struct list notifies;            /* struct object_notify.link: failures that some have not heard of yet */
-    struct deadlines *deadlines;     /* set by the owner of the table: for detached objects and tellings */
-    struct tombstones {              /* a ring: the generations of the latest objects that ended so */
+    struct map detached;  /* generation -> struct detached */
+    struct map transit;   /* generation -> struct transit */
+    struct list notifies; /* struct object_notify.link: waiters that have not been told of a failure yet */
+    /* set by the owner of the table; used for detached objects, holds in transit and notifications */
+    struct deadlines *deadlines;
+    struct tombstones { /* a ring: the generations of the last objects that ended in this way */
         uint64_t generation[TOMBSTONES];
         unsigned next;
     } dropped, owner_died;
-    void (*on_forced)(void *arg,
-                      struct object *object); /* freed by force: who holds it for later readers lets go. NULL: nobody */
+    /* Is called when an object is freed by force: whoever holds it for later readers must drop it. NULL:
+     * nobody does. */
+    void (*on_forced)(void *arg, struct object *object);
     void *arg;
-    /* Told when an object of this node can be fetched no more, unless it never could; NULL: nobody. */
+    /* Is called when an object of this node can no longer be fetched, though it could before. NULL: nobody
+     * wants to know. */
     void (*on_ended)(void *arg, const struct object *object);
     void *on_ended_arg;
 };
@@ -40,11 +45,12 @@ void object_table_init(struct object_table *table, const struct node *node, stru
                        uint64_t max_objects);
 void object_table_fini(struct object_table *table);
 
-/* A new object, live unless it is to be a snapshot; takes the layout and, on success, one reference of each region (uses filled by
- * the table from regions). Whoever waited for the id is told before it returns, if it is live. EXISTS, LIMIT, NO_MEMORY. id_bytes 0: generated. */
+/* Puts an object. It becomes live, or filling if put->snapshot or put->pending says so. On success the
+ * table takes the layout and one reference of each region, and whoever waited for the id has been notified
+ * if the object is live. id_bytes 0: the table generates an id. Errors: EXISTS, LIMIT, NO_MEMORY. */
 struct object_parts;
 struct object_put {
-    struct account *account; /* the owner's: the object takes a reference of its own */
+    struct account *account; /* of the owner; the object takes its own reference */
     const uint8_t *id;
     size_t id_bytes;
     const uint8_t *metadata;
@@ -52,62 +58,79 @@ struct object_put {
     struct layout *layout;   /* taken on success */
     struct region **regions; /* [n_regions] borrowed */
     uint32_t n_regions;
-    const uint8_t *inline_data; /* copied: the bytes of the tensors whose region is n_regions */
-    size_t inline_bytes;        /* up to SLAB_MAX_BYTES; they lie in there, as the caller has checked */
+    const uint8_t *inline_data; /* bytes of the tensors whose region index is n_regions; copied */
+    size_t inline_bytes;        /* at most SLAB_MAX_BYTES; the caller has checked that the tensors lie within them */
     Rdt__Pb__Visibility visibility;
-    const char *transport; /* borrowed for good: a plug-in's own name, or "" */
+    const char *transport; /* borrowed for good: a name that a plug-in owns, or "" */
     struct client *producer;
-    int64_t ttl_ns; /* DETACHED: how long it stays after its producer's end; 0: it goes with it */
-    bool pending;   /* it is FILLING until object_ready, or becomes a snapshot then */
-    bool snapshot;  /* it is FILLING, over the memory to be copied, until object_fill or object_fail */
-    bool sealed;    /* a snapshot whose regions nobody writes any more: it is live at once */
-    bool lent;      /* object->lent */
-    struct object_parts *parts; /* object_parts_make of this put; NULL: they are made in the put */
+    /* DETACHED: how long the object stays after its producer's session has ended; 0: it ends with the
+     * session */
+    int64_t ttl_ns;
+    bool pending;               /* the object is FILLING until object_ready, or until it becomes a snapshot */
+    bool snapshot;              /* the object is FILLING, over the memory that is copied, until object_fill or object_fail */
+    bool sealed;                /* a snapshot whose regions nobody can write any more: it is live at once */
+    bool loaned;                /* see object->loaned */
+    struct object_parts *parts; /* the result of object_parts_init for this put; NULL: the put computes it */
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
                                  struct rdt_error *err);
 
-/* Undoes the put of a filling object that was refused at once: who waited for the id goes on waiting, or hears why if there is no
- * memory for that. Drops the producer's hold. */
+/* Withdraws the put of a filling object that was refused before the client had an answer. Waiters for the
+ * id keep waiting; if there is no memory for that, they get `why`. Drops the producer's hold. */
 void object_table_withdraw(struct object *object, const struct rdt_error *why);
 
-/* An object in no table, live, with one hold for the caller: what this node has of another node's. It has no generation here,
- * and no memory until object_attach. Takes the layout on success. NO_MEMORY. */
+/* Creates an object for another node's object of which this node has a replica: live, in no table, with
+ * one hold for the caller. It has no generation here, and no memory until object_attach. Takes the layout
+ * on success. Error: NO_MEMORY. */
 enum rdt_status object_table_adopt(struct object_table *table, const struct object_put *put, struct object **object_p,
                                    struct rdt_error *err);
 
-/* The object that a ref of this node means to the requester. RDT_OK: live. RDT_AGAIN: nobody has put it yet, or its put has not ended.
- * FREED, OWNER_DIED, NOT_FOUND, DENIED, INVALID. */
+/* Finds the object that a ref of this node means to the requester; the object is borrowed. OK: it is live.
+ * AGAIN: nobody has put it yet, its put has not ended, or the ref has no generation and the requester may
+ * not see the object. In the last case neither the answer nor a wait tells the requester that it exists.
+ * Errors: DENIED (the ref's generation is that of an object that the requester may not see, under whatever
+ * id), FREED, OWNER_DIED, NOT_FOUND, INVALID. */
 enum rdt_status object_table_find(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object **object_p, struct rdt_error *err);
 
-/* The same without the access rule, filling and draining ones included: for stat and free by those who may. */
+/* The same for stat and free: finds filling and draining objects, too. sees_all: the requester is an
+ * administrator, to whom no object is hidden. AGAIN sets *object_p as well: to the entry of an awaited
+ * object, or to NULL. */
 enum rdt_status object_table_find_any(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
-                                      struct object **object_p, struct rdt_error *err);
+                                      bool sees_all, struct object **object_p, struct rdt_error *err);
 
-/* The live or draining object of the next generation above `after`. NULL: there is none. */
+/* The NOT_FOUND error for callers that do not wait after AGAIN: nobody has put the object, or the
+ * requester may not see it. */
+enum rdt_status object_table_not_put(const struct rdt_ref *ref, const struct owner *requester, struct rdt_error *err);
+
+/* Iterates by generation: returns the live or draining object with the next generation above `after`, or
+ * NULL. */
 struct object *object_table_next(struct object_table *table, uint64_t after, uint64_t *generation_p);
 
-/* Parks until the ref's object is live, or its put has failed. Only after object_table_find said AGAIN. NO_MEMORY, LIMIT. */
+/* Waits until there is a live object of the ref that the requester may see, or until the put of one has
+ * failed. Only after object_table_find returned AGAIN. The waiter and the requester are borrowed until the
+ * event or object_waiter_remove. Errors: NO_MEMORY, LIMIT. */
 enum rdt_status object_table_wait(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object_waiter *waiter, struct rdt_error *err);
 
-/* Waits for the object to be gone. false: no memory. */
+/* Waits until the object is gone. false: out of memory. */
 bool object_wait_freed(struct object *object, struct object_waiter *waiter);
 
-/* Before its event: stops waiting. Nothing if it is not waiting. */
+/* Cancels a wait before its event. Does nothing if the waiter does not wait. */
 void object_waiter_remove(struct object_waiter *waiter);
 
-/* The ref of an object, complete with address. */
+/* Fills in the complete ref of an object, its address included. */
 void object_ref(const struct object *object, struct rdt_ref *ref_p);
 
-/* For object.c: those who waited for it to be live hear that it is, or in some turns why it never will be (object_notify.c). */
-void object_tell_waiters(struct object *object, const struct rdt_error *why);
+/* For object.c: tells the waiters that the object is live (why NULL), or why it never will be
+ * (object_notify.c). */
+void object_notify_waiters(struct object *object, const struct rdt_error *why);
 
-/* Whoever is still to hear of a failure hears of it now. */
+/* Tells all remaining waiters of their failure now. */
 void object_notifies_end(struct object_table *table);
 
-/* For object.c: it is gone (or freed by force): out of the tables. */
+/* For object.c: unname removes the object's key, after a forced free or its end; forget removes its
+ * generation, too. */
 void object_table_unname(struct object_table *table, struct object *object);
 void object_table_forget(struct object_table *table, struct object *object);
 

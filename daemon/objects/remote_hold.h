@@ -1,8 +1,10 @@
-/* A client's hold without bytes: it keeps an object so that it can be fetched, here or on another node (holds.h). Its client knows it by
- * the request that took it, and lets go by ending that request, whether it has read the answer or not. Loop thread only.
- */
-#ifndef DAEMON_KEEPING_H
-#define DAEMON_KEEPING_H
+/* A client's hold that gives no access to bytes: it keeps an object, here or on another node
+ * (peers/holds.h), so that it can still be fetched. The client names it by the request that took it, and
+ * ends it by ending that request, whether or not it has read the answer.
+ *
+ * Everything here runs on the loop thread. */
+#ifndef DAEMON_REMOTE_HOLD_H
+#define DAEMON_REMOTE_HOLD_H
 
 #include "daemon/objects/client.h"
 #include "daemon/objects/object.h"
@@ -10,22 +12,23 @@
 struct remote_hold {
     uint64_t request_id;
     struct client *client;
-    struct object *object; /* NULL: it was freed by force, or is on another node */
-    struct list by_object; /* in object->others->holders */
-    void *far;             /* of who holds it there for this one; NULL: nobody */
+    struct object *object; /* NULL: it is on another node, or was freed by force */
+    struct list by_object; /* in object->users->holders */
+    void *far;             /* for the module that holds the object on the other node; NULL: the object is on this node */
     void (*release_far)(void *far);
 };
 
-/* object NULL: the caller sets far and release_far, which is called when it ends. INVALID (the request id is 0, or that of another), LIMIT,
- * NO_MEMORY. */
-enum rdt_status remote_hold_take(struct client *client, uint64_t request_id, struct object *object, struct remote_hold **remote_hold_p,
-                             struct rdt_error *err);
-void remote_hold_end(struct remote_hold *keeping);
+/* object NULL: the caller sets far and release_far, and release_far is called when the hold ends. Errors:
+ * INVALID (the request id is 0 or already names a hold), LIMIT, NO_MEMORY. */
+enum rdt_status remote_hold_take(struct client *client, uint64_t request_id, struct object *object,
+                                 struct remote_hold **remote_hold_p, struct rdt_error *err);
+void remote_hold_end(struct remote_hold *hold);
 
-/* NULL: it has none. */
+/* NULL: the client has no such hold. */
 struct remote_hold *remote_hold_find(const struct client *client, uint64_t request_id);
 
-/* The object was freed by force: nobody keeps it any more, though those who did need not know. The caller holds it. */
+/* The object was freed by force: its remote holds drop it, and stay until their clients end them. The
+ * caller must hold the object. */
 void remote_holds_object_freed(struct object *object);
 
 #endif

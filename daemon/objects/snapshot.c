@@ -4,43 +4,47 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "daemon/base/log.h"
 #include "daemon/memory/copy.h"
 #include "daemon/memory/device_copy.h"
-#include "daemon/base/log.h"
 #include "daemon/memory/placing.h"
 #include "daemon/memory/region_fill.h"
 
-enum step { STEP_PROVE, STEP_RESERVE, STEP_COPY, STEP_HEAR, STEP_END };
+enum step { STEP_PROVE, STEP_RESERVE, STEP_COPY, STEP_BARRIER, STEP_END };
 
 struct snapshot {
     struct work work;
     struct regions *table;
-    struct object *object; /* held; pinned from RESERVE's end on */
-    snapshot_done on_done; /* NULL: nobody wants to know */
+    struct object *object; /* held; also pinned once memory is reserved */
+    snapshot_done on_done; /* NULL: nobody wants the result */
     void *arg;
     enum step step;
-    bool *given; /* [n_regions]; still true after PROVE: it is taken as it is */
+    bool *handed_over; /* [n_regions]; what is still true after PROVE becomes part of the snapshot without a copy */
     struct layout *layout;
-    struct region **regions; /* [n_taken + n_fresh] of layout: those taken, borrowed from the object; then fresh ones */
+    /* Of `layout`: the regions taken over, borrowed from the object, then the new ones. */
+    struct region **regions;
     uint32_t n_taken, n_fresh;
-    uint32_t n_filled;      /* of the object's regions, those that have their pages (region_fill.h) */
-    struct placing placing; /* of what is copied: on each device, and in host memory */
+    uint32_t n_filled;      /* of the object's regions: how many have their pages (region_fill.h) */
+    struct placing placing; /* what must be allocated on each device and in host memory */
     struct region *fresh[PLACING_MAX];
     struct copy copy;
-    struct device_copy *device; /* NULL: it has ended, or there is none */
+    struct device_copy *device; /* NULL: it has ended, or nothing is on a device */
     struct device_place *from, *to;
-    bool on_host;             /* the pool copies */
-    struct rdt_error failure; /* of the first of both that failed */
+    bool on_host;             /* the worker pool is copying */
+    struct rdt_error failure; /* the first error of either copy */
     bool copying;             /* the object is pinned */
-    bool promised;            /* it was pending: whoever waits has its ref, and waits for no other object */
-    struct client *impatient;
-    struct client_read_barrier hearing; /* in its list while HEAR */
+    /* The object was pending: its waiters have a ref with its generation, and cannot wait for another
+     * object. */
+    bool was_pending;
+    struct client *client;
+    struct client_read_barrier barrier; /* in the client's list while at STEP_BARRIER */
 };
 
-bool snapshot_may_take(const struct region *region)
+bool snapshot_may_take_over(const struct region *region)
 {
+    /* a region in huge pages may have pages that are missing */
     return region->origin == REGION_ALLOCATED && region->refs == 1 && region->pins == 0 && region->n_registrations == 0 &&
-           list_empty(&region->uses) && region->kind->ops.seal && region->block.page_bytes == 0; /* huge pages may have holes */
+           list_empty(&region->uses) && region->kind->ops.seal && region->block.page_bytes == 0;
 }
 
 static void snapshot_free(struct snapshot *snapshot)
@@ -50,13 +54,13 @@ static void snapshot_free(struct snapshot *snapshot)
     free(snapshot->to);
     free(snapshot->layout);
     free(snapshot->regions);
-    free(snapshot->given);
+    free(snapshot->handed_over);
     free(snapshot);
 }
 
 static void go_on(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *err);
 
-/* ---- proving that nobody can write what was given ---- */
+/* ---- proving that nobody can write the regions handed over ---- */
 
 static void run_prove(struct work *work)
 {
@@ -64,8 +68,9 @@ static void run_prove(struct work *work)
 
     for (uint32_t i = 0; i < snapshot->object->n_regions; i++) {
         struct region *region = snapshot->object->uses[i].region;
-        if (snapshot->given[i] && !region->sealed) /* refused: it is copied like any other */
-            snapshot->given[i] = region->kind->ops.seal(region->kind->instance, &region->block, true, NULL) == RDT_OK;
+        /* if the memory kind refuses, the region is copied like any other */
+        if (snapshot->handed_over[i] && !region->sealed)
+            snapshot->handed_over[i] = region->kind->ops.seal(region->kind->instance, &region->block, true, NULL) == RDT_OK;
     }
 }
 
@@ -76,18 +81,18 @@ static void done_prove(struct work *work)
     go_on(snapshot, RDT_OK, NULL);
 }
 
-/* AGAIN: a thread of the owner does it. */
+/* AGAIN: a thread of the owner does the work. */
 static enum rdt_status prove(struct snapshot *snapshot)
 {
     struct object *object = snapshot->object;
     uint64_t bytes = 0;
 
     for (uint32_t i = 0; i < object->n_regions; i++)
-        bytes += snapshot->given[i] && !object->uses[i].region->sealed ? object->uses[i].region->bytes : 0;
+        bytes += snapshot->handed_over[i] && !object->uses[i].region->sealed ? object->uses[i].region->bytes : 0;
     if (bytes == 0)
         return RDT_OK;
-    /* However few bytes: the kernel waits up to 155 ms for whoever may still write a page, and a client can see to that
-     * with vmsplice. */
+    /* However few bytes there are: the kernel waits up to 155 ms for a page that somebody may still write,
+     * and a client can bring that about with vmsplice. */
     snapshot->work = (struct work){.run = run_prove, .done = done_prove};
     owner_work_submit(snapshot->table->owner_work, &snapshot->work, object->account, true);
     return RDT_AGAIN;
@@ -95,12 +100,14 @@ static enum rdt_status prove(struct snapshot *snapshot)
 
 /* ---- what will be where ---- */
 
-/* Tensors in regions that were taken stay as they are; the others come packed into fresh regions, one for each place that they lie in. */
+/* Tensors in regions that are taken over stay where they are. The others are packed into new regions, one
+ * for each device and one for host memory. */
 static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
 {
     struct object *object = snapshot->object;
     const struct layout *source = object->layout;
-    uint32_t *place = calloc(object->n_regions + 1u, sizeof *place); /* 1 + index of a region that was taken */
+    /* 1 + the index of a region that is taken over; 0: copied */
+    uint32_t *place = calloc(object->n_regions + 1u, sizeof *place);
     struct layout *layout = NULL;
     enum rdt_status status = RDT_OK;
     uint64_t ignored;
@@ -112,13 +119,16 @@ static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
         status = layout_packed(source, &layout, &ignored, err);
     for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
         struct region *region = object->uses[i].region;
-        if (!snapshot->given[i])
+        if (!snapshot->handed_over[i])
             continue;
         region->origin = REGION_SNAPSHOT;
         if (!region->sealed)
             event(snapshot->table->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "sealed", region);
         region->sealed = true;
-        region->writable_outside = region->tainted_by_client = region->keep_mapped = false; /* whoever had it cannot write it any more */
+        /* no client can write the memory any more */
+        region->writable_outside = region->keep_mapped = false;
+        if (region->exposure == REGION_BOUND)
+            region->exposure = REGION_EXPOSED;
         snapshot->regions[snapshot->n_taken++] = region;
         place[i] = snapshot->n_taken;
     }
@@ -136,7 +146,7 @@ static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
             uint32_t fresh;
             if (!placing_add(&snapshot->placing, object->uses[source->region[i]].region->at, layout_bytes(source, i), &fresh,
                              &layout->offset[i])) {
-                status = rdt_error_set(err, RDT_LIMIT, "tensors on more than %u devices", PLACING_MAX);
+                status = rdt_error_set(err, RDT_LIMIT, "the tensors of a snapshot may lie on at most %u devices", PLACING_MAX);
                 break;
             }
             layout->region[i] = snapshot->n_taken + fresh;
@@ -158,11 +168,11 @@ static void on_reserved(void *arg, struct region *region, const struct rdt_error
         why = *err;
     else
         snapshot->fresh[snapshot->n_fresh++] = region;
-    snapshot->step = STEP_RESERVE; /* there may be more */
+    snapshot->step = STEP_RESERVE; /* there may be more to reserve */
     go_on(snapshot, why.status, &why);
 }
 
-/* What is read has its pages, or they are charged. */
+/* Pages of imported memory that are read now exist and are charged. */
 static void on_filled(void *arg, struct region *region, const struct rdt_error *err)
 {
     struct snapshot *snapshot = arg;
@@ -203,7 +213,7 @@ static void run_copy(struct work *work)
     (void)copy_step(&((struct snapshot *)work)->copy);
 }
 
-/* What was read was all there. */
+/* Whether all memory that was read was really there. */
 static enum rdt_status check_regions(const struct object *object, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
@@ -213,8 +223,8 @@ static enum rdt_status check_regions(const struct object *object, struct rdt_err
     return status;
 }
 
-/* The pool's copy, or the device's: when both have ended. */
-static void part_ended(struct snapshot *snapshot)
+/* Continues when both the copy by the worker pool and the one on devices have ended. */
+static void on_copy_ended(struct snapshot *snapshot)
 {
     if (snapshot->on_host || snapshot->device)
         return;
@@ -232,7 +242,7 @@ static void done_copy(struct work *work)
         return;
     }
     snapshot->on_host = false;
-    part_ended(snapshot);
+    on_copy_ended(snapshot);
 }
 
 static void on_device_copied(void *arg, const struct rdt_error *err)
@@ -242,10 +252,10 @@ static void on_device_copied(void *arg, const struct rdt_error *err)
     snapshot->device = NULL;
     if (err && snapshot->failure.status == RDT_OK)
         snapshot->failure = *err;
-    part_ended(snapshot);
+    on_copy_ended(snapshot);
 }
 
-/* Neither given up, nor has the host's part failed. */
+/* The object was not given up, and the copy in host memory has not failed. */
 static bool is_wanted(void *arg)
 {
     const struct snapshot *snapshot = arg;
@@ -261,11 +271,12 @@ static enum rdt_status fill_places(struct snapshot *snapshot, struct rdt_error *
 
     snapshot->from = calloc(object->n_regions + 1u, sizeof *snapshot->from);
     snapshot->to = calloc(n_to + 1u, sizeof *snapshot->to);
-    if (!snapshot->from || !snapshot->to || !copy_init(&snapshot->copy, object->layout, object->n_regions, snapshot->layout, n_to))
+    if (!snapshot->from || !snapshot->to ||
+        !copy_init(&snapshot->copy, object->layout, object->n_regions, snapshot->layout, n_to))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the copy");
     for (uint32_t i = 0; i < object->n_regions && status == RDT_OK; i++) {
         struct region *region = object->uses[i].region;
-        if (snapshot->given[i])
+        if (snapshot->handed_over[i])
             continue;
         snapshot->from[i].region = region;
         if (region_is_host(region))
@@ -293,8 +304,8 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
         return RDT_OK;
     status = fill_places(snapshot, err);
     if (status == RDT_OK)
-        status = device_copy_start(object->layout, snapshot->from, snapshot->layout, snapshot->to, NULL, false, on_device_copied,
-                                   snapshot, &snapshot->device, err);
+        status = device_copy_start(object->layout, snapshot->from, snapshot->layout, snapshot->to, NULL, false,
+                                   on_device_copied, snapshot, &snapshot->device, err);
     if (status != RDT_OK)
         return status;
     if (snapshot->device)
@@ -313,24 +324,24 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
     return RDT_AGAIN;
 }
 
-/* ---- was it given up meanwhile? ---- */
+/* ---- did the client cancel it meanwhile? ---- */
 
-static void on_heard(struct client_read_barrier *hearing)
+static void on_barrier(struct client_read_barrier *barrier)
 {
-    go_on(container_of(hearing, struct snapshot, hearing), RDT_OK, NULL);
+    go_on(container_of(barrier, struct snapshot, barrier), RDT_OK, NULL);
 }
 
-static enum rdt_status hear(struct snapshot *snapshot)
+static enum rdt_status add_barrier(struct snapshot *snapshot)
 {
-    if (!snapshot->impatient)
+    if (!snapshot->client)
         return RDT_OK;
-    snapshot->hearing.run = on_heard;
-    return client_hear(snapshot->impatient, &snapshot->hearing);
+    snapshot->barrier.run = on_barrier;
+    return client_read_barrier_add(snapshot->client, &snapshot->barrier);
 }
 
 /* ---- from step to step ---- */
 
-/* AGAIN: it goes on later; else how it ended: the object is live, or it must fail. */
+/* AGAIN: it continues later. OK: the object can become live. Otherwise it must fail. */
 static enum rdt_status advance(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *err)
 {
     while (status == RDT_OK && snapshot->step != STEP_END) {
@@ -346,12 +357,12 @@ static enum rdt_status advance(struct snapshot *snapshot, enum rdt_status status
             status = reserve(snapshot, err);
             break;
         case STEP_COPY:
-            snapshot->step = STEP_HEAR;
+            snapshot->step = STEP_BARRIER;
             status = copy(snapshot, err);
             break;
         default:
             snapshot->step = STEP_END;
-            status = hear(snapshot);
+            status = add_barrier(snapshot);
             break;
         }
     }
@@ -360,7 +371,7 @@ static enum rdt_status advance(struct snapshot *snapshot, enum rdt_status status
     return status;
 }
 
-/* It has come to an end: live, or failed. at_once: the put has not been deferred yet. */
+/* Makes the object live or fails it. at_once: snapshot_start has not returned yet. */
 static enum rdt_status finish(struct snapshot *snapshot, enum rdt_status status, bool at_once, struct rdt_error *err)
 {
     struct object *object = snapshot->object;
@@ -370,23 +381,23 @@ static enum rdt_status finish(struct snapshot *snapshot, enum rdt_status status,
     if (status == RDT_OK)
         status = object_fill(object, snapshot->layout, snapshot->regions, snapshot->n_taken + snapshot->n_fresh, err);
     if (status == RDT_OK)
-        snapshot->layout = NULL; /* taken */
-    else if (at_once && !snapshot->promised)
+        snapshot->layout = NULL; /* object_fill took it */
+    else if (at_once && !snapshot->was_pending)
         object_table_withdraw(object, err);
     else
         object_fail(object, err);
     for (uint32_t i = 0; i < snapshot->n_fresh; i++)
-        region_unref(snapshot->fresh[i]); /* the object has its own */
+        region_unref(snapshot->fresh[i]); /* the object has its own reference */
     return status;
 }
 
-static void go_on(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *given_err)
+static void go_on(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *failure)
 {
     struct object *object = snapshot->object;
     struct rdt_error err = {0};
 
-    if (given_err)
-        err = *given_err;
+    if (failure)
+        err = *failure;
     status = advance(snapshot, status, &err);
     if (status == RDT_AGAIN)
         return;
@@ -397,30 +408,30 @@ static void go_on(struct snapshot *snapshot, enum rdt_status status, struct rdt_
     object_drop(object);
 }
 
-enum rdt_status snapshot_start(struct regions *table, struct object *object, const bool *given, struct client *impatient,
+enum rdt_status snapshot_start(struct regions *table, struct object *object, const bool *handed_over, struct client *client,
                                snapshot_done on_done, void *arg, struct snapshot **snapshot_p, struct rdt_error *err)
 {
     struct snapshot *snapshot = calloc(1, sizeof *snapshot);
-    bool promised = object->pending;
+    bool was_pending = object->pending;
     enum rdt_status status;
 
     object->pending = false;
-    if (!snapshot || !(snapshot->given = calloc(object->n_regions + 1u, sizeof(bool)))) {
+    if (!snapshot || !(snapshot->handed_over = calloc(object->n_regions + 1u, sizeof(bool)))) {
         free(snapshot);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the snapshot");
-        if (promised)
+        if (was_pending)
             object_fail(object, err);
         else
             object_table_withdraw(object, err);
         return RDT_NO_MEMORY;
     }
-    snapshot->promised = promised;
-    for (uint32_t i = 0; given && i < object->n_regions; i++)
-        snapshot->given[i] = given[i];
+    snapshot->was_pending = was_pending;
+    for (uint32_t i = 0; handed_over && i < object->n_regions; i++)
+        snapshot->handed_over[i] = handed_over[i];
     snapshot->table = table;
     snapshot->object = object;
-    snapshot->impatient = impatient;
-    list_init(&snapshot->hearing.link);
+    snapshot->client = client;
+    list_init(&snapshot->barrier.link);
     object_hold(object);
     status = advance(snapshot, RDT_OK, err);
     if (status == RDT_AGAIN) {
@@ -437,17 +448,17 @@ enum rdt_status snapshot_start(struct regions *table, struct object *object, con
 
 void snapshot_abandon(struct snapshot *snapshot, enum object_end end)
 {
-    bool hearing = !list_empty(&snapshot->hearing.link);
+    bool barrier = !list_empty(&snapshot->barrier.link);
     struct rdt_error why = {0};
 
-    (void)rdt_error_set(&why, RDT_CANCELLED, "its put was given up");
+    (void)rdt_error_set(&why, RDT_CANCELLED, "its put was cancelled");
     snapshot->on_done = NULL;
-    snapshot->impatient = NULL;
-    list_remove(&snapshot->hearing.link);
+    snapshot->client = NULL;
+    list_remove(&snapshot->barrier.link);
     if (end == OBJECT_END_OWNER_DIED)
         object_free(snapshot->object, false, end);
-    else
-        object_table_withdraw(snapshot->object, &why); /* it was never put: who waits for its id waits on */
-    if (hearing)
+    else /* the put counts as never made, so waiters for the id keep waiting */
+        object_table_withdraw(snapshot->object, &why);
+    if (barrier)
         go_on(snapshot, RDT_OK, NULL);
 }

@@ -1,34 +1,43 @@
-/* What makes an object that never changes out of memory that may: its tensors are copied, packed, into a region of their own,
- * which is then sealed for ever. A region that its client has unmapped and given up is not copied: if the kernel can prove that
- * nobody else may write it either, it becomes the snapshot as it is; so does one that is sealed already.
+/* Makes an object that never changes out of memory that may change. The tensors are copied, packed, into regions of their
+ * own, which are then sealed for ever. Two kinds of regions become part of the snapshot without a copy: one that is sealed
+ * already, and one that its client has unmapped and handed over, if the kernel can prove that nobody else can write it.
  *
- *   PROVE (given regions) -> RESERVE -> COPY -> HEAR -> the object is live
+ *   PROVE (regions handed over) -> RESERVE -> COPY -> BARRIER (the client's messages up to now) -> the object is live
  *
- * The object is `filling` meanwhile. Its end (the client's death, a free, a failed copy) stops the work at the next step.
+ * The object is FILLING meanwhile. When it ends (its client ends, it is freed, the copy fails), the work stops at the next
+ * step.
  */
 #ifndef DAEMON_SNAPSHOT_H
 #define DAEMON_SNAPSHOT_H
 
+#include "daemon/base/work.h"
 #include "daemon/objects/client.h"
 #include "daemon/objects/object_table.h"
-#include "daemon/base/work.h"
 
 struct snapshot;
 
-/* err NULL: the object is live. Else it has failed, and whoever waited for it was told. */
+/* err NULL: the object is live. Otherwise it has failed, and its waiters have been told. */
 typedef void (*snapshot_done)(void *arg, struct object *object, const struct rdt_error *err);
 
-/* May this region be given up? Nobody else refers to it, and no engine is at it. */
-bool snapshot_may_take(const struct region *region);
+/* Whether the memory of a region that its client hands over could become the snapshot without a copy:
+ * nothing else refers to the region, and no transfer or registration uses it. */
+bool snapshot_may_take_over(const struct region *region);
 
-/* For an object that was put as filling, over the memory that is to be copied. given, if not NULL, is [n_regions]: those given
- * up, with no other reference than the object's. RDT_OK: it is live. RDT_AGAIN: on_done comes later. Else it was
- * withdrawn: who waited for its id waits on; or it has failed, if it was pending, which it is no more. impatient, if not NULL, put it and may have gone on without it, with word of that
- * still unread and the memory changed: it is heard before the object is live. */
-enum rdt_status snapshot_start(struct regions *table, struct object *object, const bool *given, struct client *impatient,
+/* Starts a snapshot of a FILLING object whose layout describes the memory to be copied.
+ *
+ * handed_over, if not NULL, is [n_regions]: true for regions that the client has handed over, to which
+ * only the object refers. client, if not NULL, put the object and may have cancelled that by a message
+ * that has not been read yet, and changed the memory since: the object becomes live only after everything
+ * that the client has sent has been handled.
+ *
+ * RDT_OK: the object is live. RDT_AGAIN: on_done will be called, and *snapshot_p may be passed to
+ * snapshot_abandon until then. Otherwise the object is a pending one that has failed, or its put was
+ * withdrawn and waiters for its id keep waiting. */
+enum rdt_status snapshot_start(struct regions *table, struct object *object, const bool *handed_over, struct client *client,
                                snapshot_done on_done, void *arg, struct snapshot **snapshot_p, struct rdt_error *err);
 
-/* Whoever put it has gone, or given up: on_done does not come, and the object ends; was it given up, then as if it had never been put. */
+/* The client that put the object has ended (OWNER_DIED) or cancelled the put (any other end, after which
+ * it is as if the object had never been put). on_done will not be called. */
 void snapshot_abandon(struct snapshot *snapshot, enum object_end end);
 
 #endif

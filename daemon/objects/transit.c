@@ -31,7 +31,8 @@ static void on_passed(struct deadline *deadline)
 {
     struct transit *transit = container_of(deadline, struct transit, deadline);
 
-    log_debug("obj %016llx: %u refs did not arrive in time", (unsigned long long)transit->object->generation, transit->count);
+    log_debug("obj %016llx: %u refs in transit did not arrive in time", (unsigned long long)transit->object->generation,
+              transit->count);
     end(transit);
 }
 
@@ -92,7 +93,8 @@ void transit_end_all(struct object_table *table)
     struct transit *transit;
     size_t cursor = 0;
 
-    while ((transit = map_next(&table->transit, &cursor))) /* map_next allows to remove what it returned */
+    /* map_next allows removing the entry that it returned */
+    while ((transit = map_next(&table->transit, &cursor)))
         end(transit);
 }
 

@@ -5,35 +5,36 @@
 #include "daemon/base/log.h"
 #include "layout.h"
 
-#define MOST_OF_A_NODE (1u << 20) /* holds that one node may have here, and this one there */
-#define AT_A_TIME 256u            /* let go of in one turn; told in one message */
-#define LISTED_AT_A_TIME 4096u    /* in one message of a list */
+/* limit for the holds of one node on objects of this node, and for those of this node there */
+#define NODE_HOLDS_MAX (1u << 20)
+#define BATCH_HOLDS 256u /* holds dropped in one iteration of the loop, or notified in one message */
+#define LIST_HOLDS 4096u /* holds in one message of a list */
 
-struct holds_node { /* peer->holds */
+struct holds_node { /* what peer->holds points to */
     struct list link;
     struct holds *holds;
     struct peer *peer;
 
-    /* what it holds here */
+    /* holds of that node on objects of this node */
     struct map here;       /* number -> struct node_hold */
-    struct list taken;     /* the same */
-    struct list leaving;   /* struct node_hold: no longer in here, dropped in turns */
-    struct deadline grace; /* set while its link is down and it holds something */
-    struct deadline turn;  /* set while something leaves */
-    uint32_t list_number;  /* of its latest list */
+    struct list taken;     /* the same holds as in `here` */
+    struct list dropping;  /* struct node_hold: removed from `here`, and dropped in small batches */
+    struct deadline grace; /* set while the link is down and the node has holds here */
+    struct deadline batch; /* set while `dropping` is not empty */
+    uint32_t list_number;  /* number of the node's latest list */
 
-    /* what this node's clients hold there */
+    /* holds of this node's clients on objects of that node */
     struct map there; /* number -> struct far_hold */
-    bool asked;       /* a call was sent: it may have holds that nobody here knows of */
+    bool asked;       /* a HOLD call was sent, so the node may have holds that are unknown here */
     struct deadline notify;
-    uint64_t untold[AT_A_TIME]; /* dropped, not yet told */
-    size_t n_untold;
+    uint64_t unnotified[BATCH_HOLDS]; /* dropped holds of which the node has not been notified */
+    size_t n_unnotified;
 };
 
 struct far_hold {
     struct holds_node *node;
     uint64_t number;
-    bool lost; /* the owner's node has it no more */
+    bool lost; /* the owner's node has dropped it */
 };
 
 void holds_init(struct holds *holds, struct deadlines *deadlines, uint64_t grace_ns)
@@ -43,7 +44,7 @@ void holds_init(struct holds *holds, struct deadlines *deadlines, uint64_t grace
 }
 
 static void on_grace_over(struct deadline *deadline);
-static void on_turn(struct deadline *deadline);
+static void on_batch(struct deadline *deadline);
 static void on_notify(struct deadline *deadline);
 
 static struct holds_node *node_get(struct holds *holds, struct peer *peer)
@@ -60,23 +61,24 @@ static struct holds_node *node_get(struct holds *holds, struct peer *peer)
     map_init(&node->here);
     map_init(&node->there);
     list_init(&node->taken);
-    list_init(&node->leaving);
+    list_init(&node->dropping);
     node->grace.on_passed = on_grace_over;
-    node->turn.on_passed = on_turn;
+    node->batch.on_passed = on_batch;
     node->notify.on_passed = on_notify;
     list_append(&holds->nodes, &node->link);
     peer->holds = node;
     return node;
 }
 
-static void say(struct holds_node *node, const Rdt__Pb__Holds *message)
+static void send_holds(struct holds_node *node, const Rdt__Pb__Holds *message)
 {
-    (void)peer_send(node->peer, RDT_PEER_HOLDS, &message->base, NULL); /* link down: the list says it */
+    /* if the link is down, the list that follows says the same */
+    (void)peer_send(node->peer, RDT_PEER_HOLDS, &message->base, NULL);
 }
 
 /* ---- the owner's side ---- */
 
-/* Out of the map before. */
+/* Drops one hold, which the caller has removed from the map. */
 static void node_hold_end(struct node_hold *hold)
 {
     list_remove(&hold->by_node);
@@ -86,49 +88,49 @@ static void node_hold_end(struct node_hold *hold)
     free(hold);
 }
 
-static void leave_some(struct holds_node *node, size_t n)
+static void drop_some(struct holds_node *node, size_t n)
 {
-    for (; n > 0 && !list_empty(&node->leaving); n--)
-        node_hold_end(container_of(list_first(&node->leaving), struct node_hold, by_node));
+    for (; n > 0 && !list_empty(&node->dropping); n--)
+        node_hold_end(container_of(list_first(&node->dropping), struct node_hold, by_node));
 }
 
-static void on_turn(struct deadline *deadline)
+static void on_batch(struct deadline *deadline)
 {
-    struct holds_node *node = container_of(deadline, struct holds_node, turn);
+    struct holds_node *node = container_of(deadline, struct holds_node, batch);
 
-    leave_some(node, AT_A_TIME);
-    if (!list_empty(&node->leaving) && !deadline_set(node->holds->deadlines, deadline, 0))
-        leave_some(node, SIZE_MAX);
+    drop_some(node, BATCH_HOLDS);
+    if (!list_empty(&node->dropping) && !deadline_set(node->holds->deadlines, deadline, 0))
+        drop_some(node, SIZE_MAX);
 }
 
-/* They go in turns. */
-static void leave(struct holds_node *node, struct list *going)
+/* Drops the holds in small batches. */
+static void drop_later(struct holds_node *node, struct list *holds)
 {
-    bool some = !list_empty(going);
+    bool some = !list_empty(holds);
 
-    list_splice(&node->leaving, going);
-    if (some && !deadline_set(node->holds->deadlines, &node->turn, 0))
-        leave_some(node, SIZE_MAX);
+    list_splice(&node->dropping, holds);
+    if (some && !deadline_set(node->holds->deadlines, &node->batch, 0))
+        drop_some(node, SIZE_MAX);
 }
 
-static void leave_all(struct holds_node *node)
+static void drop_all(struct holds_node *node)
 {
     map_fini(&node->here);
     map_init(&node->here);
-    leave(node, &node->taken);
+    drop_later(node, &node->taken);
 }
 
 static void on_grace_over(struct deadline *deadline)
 {
     struct holds_node *node = container_of(deadline, struct holds_node, grace);
 
-    log_warn("node %s is away for longer than hold_grace: its %zu hold%s here end", node->peer->name, map_count(&node->here),
-             map_count(&node->here) == 1 ? "" : "s");
-    leave_all(node);
+    log_warn("node %s has been away for longer than hold_grace: its %zu hold%s on this node end", node->peer->name,
+             map_count(&node->here), map_count(&node->here) == 1 ? "" : "s");
+    drop_all(node);
 }
 
-enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account, struct object *object,
-                           struct rdt_error *err)
+enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account,
+                           struct object *object, struct rdt_error *err)
 {
     struct holds_node *node = holds->closing ? NULL : node_get(holds, peer);
     struct node_hold *hold = node ? calloc(1, sizeof *hold) : NULL;
@@ -136,10 +138,11 @@ enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t numb
 
     if (!hold)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
-    if (map_count(&node->here) >= MOST_OF_A_NODE)
-        status = rdt_error_set(err, RDT_LIMIT, "node %s has %u holds here already", peer->name, MOST_OF_A_NODE);
+    if (map_count(&node->here) >= NODE_HOLDS_MAX)
+        status = rdt_error_set(err, RDT_LIMIT, "node %s already has %u holds on this node, which is the limit", peer->name,
+                               NODE_HOLDS_MAX);
     else if (map_get_u64(&node->here, number))
-        status = rdt_error_set(err, RDT_INVALID, "hold %llu of node %s is there already", (unsigned long long)number, peer->name);
+        status = rdt_error_set(err, RDT_INVALID, "node %s already has hold %llu here", peer->name, (unsigned long long)number);
     if (status == RDT_OK)
         status = account_take(account, USAGE_HOLDS, 1, err);
     if (status == RDT_OK && !map_put_u64(&node->here, number, hold)) {
@@ -174,9 +177,9 @@ void holds_object_freed(struct object *object)
 
         lost.lost = &hold->number;
         lost.n_lost = 1;
-        if (map_get_u64(&node->here, hold->number) == hold) { /* else it is leaving */
+        if (map_get_u64(&node->here, hold->number) == hold) { /* otherwise it is being dropped already */
             (void)map_remove_u64(&node->here, hold->number);
-            say(node, &lost);
+            send_holds(node, &lost);
         }
         node_hold_end(hold);
     }
@@ -195,12 +198,12 @@ static void drop_one(struct holds_node *node, uint64_t number)
         node_hold_end(hold);
 }
 
-/* One message of the list of what it still holds. */
-static void compare(struct holds_node *node, const Rdt__Pb__Holds *message)
+/* Handles one message of the node's list of what it still holds. */
+static void compare_list(struct holds_node *node, const Rdt__Pb__Holds *message)
 {
     Rdt__Pb__Holds answer = RDT__PB__HOLDS__INIT;
-    uint64_t lost[AT_A_TIME];
-    struct list going;
+    uint64_t lost[BATCH_HOLDS];
+    struct list holds;
 
     node->list_number += message->first;
     answer.lost = lost;
@@ -210,35 +213,36 @@ static void compare(struct holds_node *node, const Rdt__Pb__Holds *message)
             hold->list_seen = node->list_number;
         else
             lost[answer.n_lost++] = message->kept[i];
-        if (answer.n_lost == AT_A_TIME || (answer.n_lost > 0 && i + 1 == message->n_kept)) {
-            say(node, &answer);
+        if (answer.n_lost == BATCH_HOLDS || (answer.n_lost > 0 && i + 1 == message->n_kept)) {
+            send_holds(node, &answer);
             answer.n_lost = 0;
         }
     }
     if (!message->last)
         return;
-    list_init(&going);
+    list_init(&holds);
     list_for_each_safe (at, &node->taken) {
         struct node_hold *hold = container_of(at, struct node_hold, by_node);
         if (hold->list_seen == node->list_number)
             continue;
         (void)map_remove_u64(&node->here, hold->number);
         list_remove(at);
-        list_append(&going, at);
+        list_append(&holds, at);
     }
-    leave(node, &going);
+    drop_later(node, &holds);
 }
 
 /* ---- the holder's side ---- */
 
-enum rdt_status holds_ask(struct holds *holds, struct peer *peer, struct rdt_error *err)
+enum rdt_status holds_prepare(struct holds *holds, struct peer *peer, struct rdt_error *err)
 {
     struct holds_node *node = node_get(holds, peer);
 
     if (!node)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
-    if (map_count(&node->there) >= MOST_OF_A_NODE)
-        return rdt_error_set(err, RDT_LIMIT, "this node has %u holds at node %s already", MOST_OF_A_NODE, peer->name);
+    if (map_count(&node->there) >= NODE_HOLDS_MAX)
+        return rdt_error_set(err, RDT_LIMIT, "this node already has %u holds on node %s, which is the limit", NODE_HOLDS_MAX,
+                             peer->name);
     node->asked = true;
     return RDT_OK;
 }
@@ -247,11 +251,11 @@ static void tell(struct holds_node *node)
 {
     Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
 
-    message.dropped = node->untold;
-    message.n_dropped = node->n_untold;
-    node->n_untold = 0;
+    message.dropped = node->unnotified;
+    message.n_dropped = node->n_unnotified;
+    node->n_unnotified = 0;
     if (message.n_dropped > 0)
-        say(node, &message);
+        send_holds(node, &message);
 }
 
 static void on_notify(struct deadline *deadline)
@@ -262,9 +266,10 @@ static void on_notify(struct deadline *deadline)
 static void drop_there(struct holds_node *node, uint64_t number)
 {
     if (node->peer->state != PEER_UP || node->holds->closing)
-        return; /* it will not be in the list */
-    node->untold[node->n_untold++] = number;
-    if (node->n_untold == AT_A_TIME || (node->n_untold == 1 && !deadline_set(node->holds->deadlines, &node->notify, 0)))
+        return; /* so that it is missing in the next list */
+    node->unnotified[node->n_unnotified++] = number;
+    if (node->n_unnotified == BATCH_HOLDS ||
+        (node->n_unnotified == 1 && !deadline_set(node->holds->deadlines, &node->notify, 0)))
         tell(node);
 }
 
@@ -278,10 +283,10 @@ static void release_far(void *far)
     free(hold);
 }
 
-enum rdt_status holds_took(struct holds *holds, struct peer *peer, uint64_t number, struct client *client, uint64_t request_id,
-                           struct rdt_error *err)
+enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t number, struct client *client, uint64_t request_id,
+                            struct rdt_error *err)
 {
-    struct holds_node *node = node_get(holds, peer); /* since holds_ask */
+    struct holds_node *node = node_get(holds, peer); /* created by holds_prepare */
     struct far_hold *far = node ? calloc(1, sizeof *far) : NULL;
     struct remote_hold *keeping = NULL;
     enum rdt_status status = far ? remote_hold_take(client, request_id, NULL, &keeping, err)
@@ -320,10 +325,11 @@ static void lose_all(struct holds_node *node)
         far->lost = true;
 }
 
-/* All that is held there, in messages of some each. One that cannot be sent: then the owner keeps what it has. */
+/* Sends the list of everything held there, in several messages. If one cannot be sent, the owner's node
+ * keeps all holds. */
 static void send_list(struct holds_node *node)
 {
-    uint64_t *numbers = malloc(LISTED_AT_A_TIME * sizeof *numbers);
+    uint64_t *numbers = malloc(LIST_HOLDS * sizeof *numbers);
     Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
     struct far_hold *far;
     size_t cursor = 0;
@@ -335,7 +341,7 @@ static void send_list(struct holds_node *node)
             far = map_next(&node->there, &cursor);
             if (far && !far->lost)
                 numbers[message.n_kept++] = far->number;
-        } while (far && message.n_kept < LISTED_AT_A_TIME);
+        } while (far && message.n_kept < LIST_HOLDS);
         message.last = !far;
         if (peer_send(node->peer, RDT_PEER_HOLDS, &message.base, NULL) != RDT_OK)
             break;
@@ -355,7 +361,7 @@ void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed)
         return;
     deadline_unset(holds->deadlines, &node->grace);
     if (boot_changed) {
-        leave_all(node);
+        drop_all(node);
         lose_all(node);
     } else if (node->asked) {
         send_list(node);
@@ -369,12 +375,12 @@ void holds_peer_down(struct holds *holds, struct peer *peer)
 
     if (!node || holds->closing)
         return;
-    node->n_untold = 0;
+    node->n_unnotified = 0;
     deadline_unset(holds->deadlines, &node->notify);
-    if (map_count(&node->here) > 0 && node->grace.place == 0 &&
+    if (map_count(&node->here) > 0 && node->grace.index == 0 &&
         !deadline_set(holds->deadlines, &node->grace, (int64_t)holds->grace_ns))
-        leave_all(node);
-    if (map_count(&node->here) + map_count(&node->there) > 0) /* nobody else may want the link again in time */
+        drop_all(node);
+    if (map_count(&node->here) + map_count(&node->there) > 0) /* nobody else may request the link in time */
         (void)peers_find(peer->peers, peer->uuid, "", NULL, &same, NULL);
 }
 
@@ -388,7 +394,7 @@ static void act(struct holds_node *node, const Rdt__Pb__Holds *message)
             far->lost = true;
     }
     if (message->first || message->last || message->n_kept > 0)
-        compare(node, message);
+        compare_list(node, message);
 }
 
 enum rdt_status holds_peer_frame(struct holds *holds, struct peer *peer, const struct frame *frame, struct rdt_error *err)
@@ -403,12 +409,12 @@ enum rdt_status holds_peer_frame(struct holds *holds, struct peer *peer, const s
     status = arena_unpack(&arena, &rdt__pb__holds__descriptor, frame->payload, frame->length, "Holds", &decoded, err);
     if (status == RDT_OK) {
         message = (const Rdt__Pb__Holds *)decoded;
-        if (message->n_dropped + message->n_lost + message->n_kept > LISTED_AT_A_TIME)
+        if (message->n_dropped + message->n_lost + message->n_kept > LIST_HOLDS)
             status = rdt_error_set(err, RDT_PROTOCOL, "a message about %zu holds: at most %u in one",
-                                   message->n_dropped + message->n_lost + message->n_kept, LISTED_AT_A_TIME);
+                                   message->n_dropped + message->n_lost + message->n_kept, LIST_HOLDS);
     }
     if (status == RDT_OK && !node && message->n_kept > 0 && !holds->closing)
-        node = node_get(holds, peer); /* it tells of holds that are none here: it shall hear that */
+        node = node_get(holds, peer); /* the node notifies of holds that are unknown here, and is told so */
     if (status == RDT_OK && node)
         act(node, message);
     if (status != RDT_OK)
@@ -422,10 +428,10 @@ static void node_free(struct holds_node *node)
     struct deadlines *deadlines = node->holds->deadlines;
 
     deadline_unset(deadlines, &node->grace);
-    deadline_unset(deadlines, &node->turn);
+    deadline_unset(deadlines, &node->batch);
     deadline_unset(deadlines, &node->notify);
-    list_splice(&node->leaving, &node->taken);
-    leave_some(node, SIZE_MAX);
+    list_splice(&node->dropping, &node->taken);
+    drop_some(node, SIZE_MAX);
     map_fini(&node->here);
     map_fini(&node->there);
     list_remove(&node->link);

@@ -35,48 +35,48 @@ struct holds {
 
 struct node_hold { /* a hold that another node has on an object of this node */
     struct list by_object;
-    struct list by_node; /* in node->taken or node->leaving */
+    struct list by_node; /* in node->taken or node->dropping */
     struct holds_node *node;
     struct object *object;
     struct account *account; /* charged for the hold; a reference */
     uint64_t number;         /* number of the call that took it */
-    uint32_t list_seen;      /* the latest list of the holder that contains it */
+    uint32_t list_seen;      /* number of the latest list of the holder that contains it */
 };
 
 void holds_init(struct holds *holds, struct deadlines *deadlines, uint64_t grace_ns);
 
-/* Drops every hold; from now on none is taken, and no node is notified. Every client has ended. */
+/* Drops every hold. From now on none is taken, and no node is notified. All clients must have ended. */
 void holds_clear(struct holds *holds);
 
 /* ---- as the owner's node ---- */
 
 /* Takes a hold on the object for a client of that node, charged to the account, on which it takes a
  * reference. LIMIT; NO_MEMORY; INVALID: the node has a hold of that number. */
-enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account, struct object *object,
-                           struct rdt_error *err);
+enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account,
+                           struct object *object, struct rdt_error *err);
 
-/* Drops every hold of other nodes on an object that was freed by force. The caller keeps the object alive. */
+/* Drops every hold of other nodes on an object that was freed by force. The caller must hold the object. */
 void holds_object_freed(struct object *object);
 
 const struct peer *node_hold_peer(const struct node_hold *hold);
 
 /* ---- as the holder's node ---- */
 
-/* Prepares for a HOLD call that is about to be sent: whenever its link comes up, that node then receives the
- * list of what is still held. NO_MEMORY. */
-enum rdt_status holds_ask(struct holds *holds, struct peer *peer, struct rdt_error *err);
+/* Prepares for a HOLD call that will be sent: whenever its link comes up, that node then receives the list
+ * of what is still held. Error: NO_MEMORY. */
+enum rdt_status holds_prepare(struct holds *holds, struct peer *peer, struct rdt_error *err);
 
 /* The call was answered: gives the hold to the client under the id of its request. On an error the owner's
  * node is notified that the hold is dropped. LIMIT, NO_MEMORY. */
-enum rdt_status holds_took(struct holds *holds, struct peer *peer, uint64_t number, struct client *client, uint64_t request_id,
-                           struct rdt_error *err);
+enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t number, struct client *client, uint64_t request_id,
+                            struct rdt_error *err);
 
 /* Drops the hold of a HOLD call whose client no longer waits, whether or not the owner's node has taken it. */
 void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number);
 
 /* ---- the link ---- */
 
-/* Frees what is kept for a peer that is going to be forgotten. false: holds are kept, here or there. */
+/* Frees what is stored for a peer that will be forgotten. false: there are holds, on this node or there. */
 bool holds_forget_peer(struct holds *holds, struct peer *peer);
 
 void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed);

@@ -10,10 +10,10 @@
 
 #include "daemon/base/log.h"
 
-#define PEERS_STRANGERS_MAX 64u       /* connections that have not said who they are */
-#define PEERS_STRANGERS_OF_SOURCE 32u /* ... from one address that the nodes file does not list */
+#define PEERS_STRANGERS_MAX 64u       /* connections that have not said which node they are from */
+#define PEERS_STRANGERS_OF_SOURCE 32u /* the same, from one address that the nodes file does not list */
 #define BACKOFF_FIRST_NS UINT64_C(100000000)
-#define STEADY_NS UINT64_C(2000000000) /* a link that lived so long ends a row of failures */
+#define STEADY_NS UINT64_C(2000000000) /* a link that lasted so long ends a series of failures */
 
 static const struct sm_state states[] = {
     [PEER_IDLE] = {"idle", 1u << PEER_CONNECTING | 1u << PEER_UP},
@@ -27,7 +27,7 @@ const char *peer_state_name(enum peer_state state)
     return states[state].name;
 }
 
-void peer_tell(const struct peer *peer, const char *what)
+void peer_emit(const struct peer *peer, const char *what)
 {
     event(peer->peers->callbacks.events, RDT__PB__LIST_KIND__LIST_KIND_PEERS, what, peer);
 }
@@ -41,7 +41,7 @@ void peer_move(struct peer *peer, enum peer_state to)
     peer->state = to;
     peer->since_ns = uv_hrtime();
     if (to != PEER_BACKOFF)
-        peer_tell(peer, states[to].name);
+        peer_emit(peer, states[to].name);
 }
 
 void peer_describe(const struct peer *peer, char *text_p)
@@ -70,7 +70,8 @@ void peer_back_off(struct peer *peer)
         wait_ns *= 2;
     if (wait_ns > most_ns)
         wait_ns = most_ns;
-    /* Half to whole: nodes that lost the same peer at the same moment must not return to it at the same moment. */
+    /* Between half of the delay and all of it, so that nodes that lost the same peer do not return at the
+     * same moment. */
     if (getrandom(&dice, sizeof dice, GRND_NONBLOCK) != sizeof dice)
         dice = UINT32_MAX / 2;
     wait_ns = wait_ns / 2 + (uint64_t)((double)(wait_ns / 2) * ((double)dice / (double)UINT32_MAX));
@@ -102,7 +103,7 @@ void peer_dial_now(struct peer *peer)
     peer_move(peer, PEER_IDLE);
     if (peer_start_dial(peer, NULL) == RDT_OK)
         return;
-    peer_move(peer, PEER_CONNECTING); /* away as before: nobody waits for this attempt yet */
+    peer_move(peer, PEER_CONNECTING); /* the peer stays away for others: nobody waits for this attempt */
     peer_back_off(peer);
 }
 
@@ -115,7 +116,7 @@ enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err)
     uint16_t port;
     enum rdt_status status;
 
-    /* Where a request says that it is, and where it was found before, in turn. */
+    /* Alternates between the address that a request named and the one where the node was met before. */
     dial->at_hint = dial->hint[0] && (!peer->address[0] || !dial->at_hint);
     address = dial->at_hint ? dial->hint : peer->address;
     status = options_split_address(address, host, &port, err);
@@ -132,8 +133,8 @@ enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* One line for a node that is away, not one for each time it is still away; and for nodes that only users named, one
- * line in a while for all of them. */
+/* Logs one line when a node goes away, and not one for each failed attempt. Nodes that only users named
+ * share one line in a while. */
 static void log_failure(struct peer *peer, const struct rdt_error *why)
 {
     bool news = strncmp(peer->dial->logged, why->msg, sizeof peer->dial->logged - 1) != 0;
@@ -158,7 +159,7 @@ void peer_failed(struct peer *peer, const struct rdt_error *cause)
         *why = *cause;
     snprintf(peer->last_error, sizeof peer->last_error, "%.191s", why->msg);
     peer_back_off(peer);
-    peer_tell(peer, "unreachable");
+    peer_emit(peer, "unreachable");
     if (peer->peers->callbacks.on_down)
         peer->peers->callbacks.on_down(peer->peers->callbacks.arg, peer, false, why);
 }
@@ -177,10 +178,10 @@ void peer_lost(struct peer *peer, const struct rdt_error *why)
     peer_describe(peer, who);
     if (lost.status != RDT_LIMIT && lost.status != RDT_PROTOCOL && lost.status != RDT_SHUTTING_DOWN)
         lost.status = RDT_PEER_LOST;
-    log_debug("%s is down: %s", who, lost.msg); /* on_down's receiver says it to people */
+    log_debug("%s is down: %s", who, lost.msg); /* the receiver of on_down reports it to people */
     snprintf(peer->last_error, sizeof peer->last_error, "%.191s", lost.msg);
     peer_back_off(peer);
-    peer_tell(peer, "down");
+    peer_emit(peer, "down");
     if (peers->callbacks.on_down)
         peers->callbacks.on_down(peers->callbacks.arg, peer, true, &lost);
 }
@@ -195,7 +196,7 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
     if (peer->link_up) {
         peer_meet_drop(peers, peer->link_up, NULL);
         peer_lost(peer, why_old);
-        if (peers->closing) /* the layer above had enough */
+        if (peers->closing) /* the rooms above have been closed */
             return;
     }
     if (peer->dial->link && peer->dial->link != link)
@@ -248,10 +249,10 @@ enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const P
     return rdt_error_set(err, RDT_PEER_LOST, "%s is not connected", who);
 }
 
-void peer_ask(struct peer *peer)
+void peer_probe(struct peer *peer)
 {
     if (peer->state == PEER_UP)
-        peer_link_ask(peer->link_up);
+        peer_link_probe(peer->link_up);
 }
 
 size_t peer_queued_bytes(const struct peer *peer)
@@ -268,7 +269,7 @@ static void add_listed(struct peers *peers, const struct node_entry *entry)
     struct rdt_error err;
     struct peer *peer;
 
-    /* One file may serve all nodes. */
+    /* one nodes file may serve all nodes */
     if (named ? memcmp(entry->uuid, peers->node->uuid, 16) == 0 : strcmp(entry->address, peers->node->address) == 0)
         return;
     if (named && map_get(&peers->by_uuid, entry->uuid, 16)) {
@@ -276,7 +277,7 @@ static void add_listed(struct peers *peers, const struct node_entry *entry)
         return;
     }
     if (peer_add(peers, named ? entry->uuid : NULL, PROOF_FILE, entry->name, entry->address, NULL, &peer, &err) != RDT_OK) {
-        log_error("node %s is left out: %s", entry->name, err.msg);
+        log_error("node %s of the nodes file is ignored: %s", entry->name, err.msg);
         return;
     }
     peer->dial->listed = true;
@@ -379,7 +380,7 @@ static void free_entries(struct list *head)
         peer_free(container_of(node, struct peer, link));
 }
 
-void peers_unopen(struct peers *peers)
+void peers_handle_closed(struct peers *peers)
 {
     if (--peers->n_open || !peers->closing)
         return;
@@ -394,14 +395,14 @@ void peers_unopen(struct peers *peers)
 
 static void on_listener_closed(uv_handle_t *handle)
 {
-    peers_unopen(handle->data);
+    peers_handle_closed(handle->data);
 }
 
 static void on_timer_closed(uv_handle_t *handle)
 {
     struct peer_dial *dial = handle->data;
 
-    peers_unopen(dial->peer.peers);
+    peers_handle_closed(dial->peer.peers);
 }
 
 static void close_timers(struct list *head)

@@ -4,12 +4,12 @@
  * moment it becomes known until peers_close; and the holds that clients of one node have on objects of
  * another (holds.h).
  *
- * Shows: peer.h and holds.h. All other headers are private. Two fields of struct peer belong to rooms above,
- * which also free them.
+ * Shows: peer.h and holds.h. All other headers are private. Two fields of struct peer, session and n_calls, belong to
+ * rooms above.
  *
  * Refuses: to believe anything before both ends have proved that they hold the key (tls.h), and a first frame
  * that is not a hello (peer_link.h). It knows no object, transfer or group: frames, and changes of the link,
- * go up by the callbacks given at start.
+ * are reported by the callbacks given at start.
  *
  *                 dial                both hellos are exchanged
  *      IDLE ---------------> CONNECTING -----------------------> UP
@@ -24,8 +24,8 @@
  *
  * An address is not an identity. A peer has a uuid because the nodes file says so, because a hello said so, or because a
  * ref does. Only the nodes file is insisted on. A uuid that a hello gave is valid until another node answers at the
- * address: that node then has the name and the address, and requests that name the old uuid fail. What a ref says is what
- * that request wants, and no look-up by address ever uses it.
+ * address: that node then has the name and the address, and requests that name the old uuid fail. What a ref says is only
+ * what that request wants, and no look-up by address uses it.
  *
  *                          met                          another node answers there
  *   named by a request ----------> met (or listed) -----------------------------> without an address
@@ -44,8 +44,8 @@
 
 #include "daemon/base/account.h"
 #include "daemon/base/events.h"
-#include "daemon/base/owner_work.h"
 #include "daemon/base/list.h"
+#include "daemon/base/owner_work.h"
 #include "proto/frame.h"
 #include "proto/messages.h"
 #include "rdt_peer.pb-c.h"
@@ -53,38 +53,42 @@
 struct options;
 struct node;
 struct peers;
+struct peer_session;
+struct holds_node;
 
 enum peer_state { PEER_IDLE, PEER_CONNECTING, PEER_UP, PEER_BACKOFF };
 
 struct peer {
     struct list link; /* in the list of peers_all */
     struct peers *peers;
-    uint8_t uuid[16];    /* all zero: not met yet, known by its address only */
-    uint8_t boot_id[16]; /* of the daemon at the other end of the latest link */
+    uint8_t uuid[16];    /* all zero: not met yet, known only by its address */
+    uint8_t boot_id[16]; /* of the daemon at the other end of the last link */
     char name[65];       /* from the nodes file, else the address */
-    char address[65];    /* where to dial; "": it dials us, never the other way round */
+    char address[65];    /* where to dial; "": only the peer dials */
     char version[32];
     enum peer_state state;
-    uint64_t since_ns;         /* uv_hrtime() of the last change of state */
-    uint64_t retry_at_ns;      /* BACKOFF: when the next dial is due */
-    uint64_t rtt_ns;           /* of the last ping */
-    uint64_t confirmed_ns;     /* when the last ping that it answered was sent; 0: none was answered on this link */
-    uint64_t patience_ns;      /* how long it waits without hearing from us before it ends the link */
-    uint64_t answered_ns;      /* when we last answered its ping; 0: never on this link, or it has ended */
-    char last_error[192];      /* why it is not up */
-    bool tensor_runs;          /* of the latest link: the node reads lists of tensors in runs */
-    unsigned epoch;            /* counts the links that came up */
-    unsigned n_calls;          /* of rpc_remote.c: calls that the node sent and that wait here for their answer */
-    void *session;             /* of daemon/transfers, which owns it: struct peer_session; survives links */
-    void *holds;               /* of holds.c, which owns it: struct holds_node; survives links */
-    struct peer_link *link_up; /* private to peer*.c: the link in use; NULL unless UP */
-    struct peer_dial *dial;    /* private to peer*.c */
+    uint64_t since_ns;    /* uv_hrtime() of the last change of state */
+    uint64_t retry_at_ns; /* BACKOFF: when the next dial is due */
+    uint64_t rtt_ns;      /* of the last ping */
+    /* when the last ping that it answered was sent; 0: it has answered none on this link */
+    uint64_t confirmed_ns;
+    uint64_t patience_ns; /* how long the peer waits without hearing from this node before it ends the link */
+    /* when this node last answered a ping of the peer; 0: never on this link, or the link has ended */
+    uint64_t answered_ns;
+    char last_error[192];         /* why it is not up */
+    bool tensor_runs;             /* of the last link: the node understands lists of tensors in runs */
+    unsigned epoch;               /* number of links that came up */
+    unsigned n_calls;             /* for rpc/rpc_remote.c: calls of that node that wait here for their answer */
+    struct peer_session *session; /* for transfers/, which owns it: struct peer_session that survives links */
+    struct holds_node *holds;     /* for holds.c, which owns it: struct holds_node that survives links */
+    struct peer_link *link_up;    /* private to peer*.c: the link in use; NULL unless UP */
+    struct peer_dial *dial;       /* private to peer*.c: what is known for dialling */
 };
 
 struct peers_callbacks {
     void *arg;
-    /* Fills the fields of our hello that belong to the rooms above, such as the version. What the fields
-     * point to must stay valid until the next call. peer is NULL if the node is not known yet. */
+    /* Fills in the fields of this node's hello that belong to the rooms above, such as the version. What
+     * the fields point to must stay valid until the next call. peer is NULL if the node is not known yet. */
     void (*fill_hello)(void *arg, struct peer *peer, Rdt__Pb__LinkHello *hello);
     /* The link is up. hello is the peer's, borrowed. boot_changed: its daemon has restarted since the last link. */
     void (*on_up)(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *hello, bool boot_changed);
@@ -92,15 +96,15 @@ struct peers_callbacks {
     void (*on_down)(void *arg, struct peer *peer, bool was_up, const struct rdt_error *why);
     /* A frame has come whose type is not HELLO, PING, PONG or GOODBYE. frame is borrowed. An error ends the link. */
     enum rdt_status (*on_frame)(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err);
-    /* The node `from`, of which only the address was known, is the same node as `into`, or this node itself
-     * (into is NULL). What waits for the link of `from` must now wait for that of `into`. If the uuid of `from` is known,
-     * another node has taken its address: then only what names no uuid goes over, and on_down follows for the rest. May
-     * be NULL. */
+    /* The node `from`, of which only the address was known, is the same node as `into`, or this node
+     * itself (into is NULL). What waits for the link of `from` must now wait for that of `into`. If the
+     * uuid of `from` is known, another node has taken its address: then only what names no uuid moves to
+     * `into`, and on_down follows for the rest. May be NULL. */
     void (*on_merged)(void *arg, struct peer *from, struct peer *into);
-    /* Whether nothing above refers to the peer any more; then what the rooms above keep for it (session, holds) has been
-     * freed, and the peer will be. NULL: peers are never forgotten. */
+    /* Whether nothing above refers to the peer any more. If so, the rooms above have freed what they keep
+     * for it (session, holds), and the peer is freed. NULL: peers are never forgotten. */
     bool (*may_forget)(void *arg, struct peer *peer);
-    /* The node has answered the latest peer_ask. May be NULL. */
+    /* The node has answered the last peer_probe. May be NULL. */
     void (*on_answer)(void *arg, struct peer *peer);
     const struct events *events;   /* where changes are reported; NULL: nowhere */
     struct owner_work *owner_work; /* looks up host names */
@@ -112,8 +116,9 @@ struct peers_callbacks {
 enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, struct node *node,
                              const struct peers_callbacks *callbacks, struct peers **peers_p, struct rdt_error *err);
 
-/* Checks what peers_create would refuse, without doing it: the key file's mode and length, and that `listen` is an
- * address of this machine. The port may be in use, by the daemon that runs. INVALID, SYSTEM. */
+/* Checks everything that peers_create would refuse, without creating anything: mode and length of the key
+ * file, and that `listen` is an address of this machine. The port may be in use by the running daemon.
+ * Errors: INVALID, SYSTEM. */
 enum rdt_status peers_check(const struct options *options, struct rdt_error *err);
 
 /* Says goodbye and closes every link; on_down is called for each that was up. Then calls on_closed, once,
@@ -148,8 +153,8 @@ enum rdt_status peer_away(const struct peer *peer, struct rdt_error *err);
 enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
                           struct rdt_error *err);
 
-/* Checks that the node is still there by a ping: on_answer follows when it has answered, or on_down. */
-void peer_ask(struct peer *peer);
+/* Pings the node to check that it is reachable: on_answer follows, or on_down. */
+void peer_probe(struct peer *peer);
 
 /* Returns how many bytes are queued and not yet written. Senders of much data wait while this is large. */
 size_t peer_queued_bytes(const struct peer *peer);

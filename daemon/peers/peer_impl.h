@@ -1,5 +1,5 @@
-/* What peer.c (states and back-off), peer_table.c (who the nodes are) and peer_meet.c (listening, hellos, which of two
- * connections stays) share. Private to them. */
+/* What peer.c (states and back-off), peer_table.c (identities) and peer_meet.c (listening, hellos, which
+ * of two connections stays) share. Private to them. */
 #ifndef DAEMON_PEER_IMPL_H
 #define DAEMON_PEER_IMPL_H
 
@@ -10,25 +10,26 @@
 #include "daemon/peers/peer.h"
 #include "daemon/peers/peer_link.h"
 
-/* Why an entry has its uuid. What only a ref says is what that request wants: it makes no identity for an address. What a
- * hello has said holds for the address until another node answers there. Only the nodes file is insisted on. */
+/* Where the uuid of an entry comes from. A uuid from a ref is only what that request wants, and gives an
+ * address no identity. A uuid from a hello is valid for the address until another node answers there. Only
+ * the nodes file is insisted on. */
 enum peer_proof { PROOF_NONE, PROOF_REF, PROOF_HELLO, PROOF_FILE };
 
 struct peer_dial {
-    struct peer peer;       /* in this allocation */
+    struct peer peer; /* first member */
     enum peer_proof proof;
-    struct account *account; /* of the user whose request added the entry, a reference; NULL: none did */
-    char hint[65];          /* where the latest request says that the node is, if that is not peer.address */
-    bool at_hint;           /* the latest dial went there */
-    bool secret;            /* not met, and wanted by users who may not learn why it cannot be reached */
-    bool hidden;            /* in peers->hidden */
-    char logged[192];       /* the last failure in the log */
-    uv_timer_t timer;       /* of the back-off */
-    struct peer_link *link; /* the link that we dialled and that is not up yet */
-    unsigned failures;      /* in a row */
-    bool listed;            /* in the nodes file: dialled until the daemon ends */
-    bool wanted;            /* peers_find was called during the back-off: dial again after it */
-    struct peer *same;      /* hidden: the peer that it turned out to be; NULL: this node itself */
+    struct account *account; /* of the user whose request added the entry, one reference; NULL: no request did */
+    char hint[65];           /* where the last request says that the node is, if that differs from peer.address */
+    bool at_hint;            /* the last dial went to `hint` */
+    bool secret;             /* not met, and wanted by users who may not learn why it cannot be reached */
+    bool hidden;             /* in peers->hidden */
+    char logged[192];        /* the last failure in the log */
+    uv_timer_t timer;        /* for the back-off */
+    struct peer_link *link;  /* the link that this node dialled and that is not up yet */
+    unsigned failures;       /* consecutive */
+    bool listed;             /* in the nodes file, so it is dialled until the daemon ends */
+    bool wanted;             /* peers_find was called during the back-off: dial again after it */
+    struct peer *same;       /* hidden: the peer that it turned out to be; NULL: this node itself */
 };
 
 struct peers {
@@ -36,17 +37,17 @@ struct peers {
     const struct options *options;
     struct node *node;
     struct peers_callbacks callbacks;
-    struct tls_context *tls; /* NULL: no key, no peers */
+    struct tls_context *tls; /* NULL: no key and so no peers */
     struct peer_link_config config;
     uint8_t *read_buf;
     struct list all;    /* struct peer */
-    struct list hidden; /* struct peer: the same node as another entry, or this node itself */
+    struct list hidden; /* struct peer: entries that turned out to be another entry's node, or this node itself */
     struct map by_uuid; /* of all */
-    unsigned n_peers;   /* in both */
-    struct list links;  /* struct peer_link, not ended */
+    unsigned n_peers;   /* in both lists */
+    struct list links;  /* struct peer_link: those that have not ended */
     unsigned n_open;    /* handles and links whose memory libuv still uses */
 
-    uv_tcp_t listener, turned_away; /* turned_away: accepts a connection only to close it */
+    uv_tcp_t listener, turned_away; /* turned_away accepts a connection only to close it */
     bool turning_away, left_waiting;
     struct strangers strangers; /* accepted links that are not up */
     char hello_address[65];
@@ -59,35 +60,36 @@ struct peers {
 
 /* ---- peer_table.c ---- */
 
-bool peer_is_known(const struct peer *peer);        /* returns whether its uuid is known */
-bool peer_has_been_met(const struct peer *peer);    /* or the nodes file lists it */
-bool peer_can_be_dialled(const struct peer *peer);  /* returns whether an address of it is known */
+bool peer_is_known(const struct peer *peer);       /* returns whether its uuid is known */
+bool peer_has_been_met(const struct peer *peer);   /* or the nodes file lists it */
+bool peer_can_be_dialled(const struct peer *peer); /* returns whether an address of it is known */
 
-/* Adds a peer; uuid NULL: not known yet. For less than PROOF_HELLO, account is the user's whose request names the node (a
- * reference is taken; NULL: no user's), and LIMIT says that there are too many such nodes. NO_MEMORY. */
+/* Adds a peer; uuid NULL: not known yet. With less proof than PROOF_HELLO, account is that of the user
+ * whose request names the node (a reference is taken; NULL: no user), and LIMIT means that there are too
+ * many such nodes. Error: NO_MEMORY. */
 enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, enum peer_proof proof, const char *name, const char *address,
                          struct account *account, struct peer **peer_p, struct rdt_error *err);
 
-/* Sets the uuid of a peer that was known by its address only. NO_MEMORY. */
+/* Sets the uuid of a peer that was known only by its address. Error: NO_MEMORY. */
 enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], enum peer_proof proof, struct rdt_error *err);
 
 /* Hides an entry that turned out to be the same node as `same`, or this node (NULL). It is never dialled again. */
 void peer_hide(struct peer *peer, struct peer *same);
 
-/* An entry of which only the address was known turns out to be another one: its name, address and dial are that one's
- * now. false: that one's own dial has gone further, this one is closed. */
+/* An entry of which only the address was known turns out to be another one, which gets its name, address
+ * and dial. false: the other entry's own dial has progressed further, and this one is closed. */
 bool peer_merge(struct peer *from, struct peer *into);
 
-/* Another node answers where `from` was met before: that one has the name, the address and the dial from now on. `from`
- * stays without an address; the caller ends its dial by peer_failed. false: as above. */
+/* Another node answers where `from` was met before, and gets the name, the address and the dial. `from`
+ * stays without an address, and the caller ends its dial by peer_failed. false: as above. */
 bool peer_replace(struct peer *from, struct peer *into);
 
-void peer_free(struct peer *peer); /* its timer is closed */
+void peer_free(struct peer *peer); /* its timer must be closed */
 
 /* ---- peer.c ---- */
 
 /* Reports a change of the peer as an event. */
-void peer_tell(const struct peer *peer, const char *what);
+void peer_emit(const struct peer *peer, const char *what);
 
 void peer_move(struct peer *peer, enum peer_state to);
 void peer_back_off(struct peer *peer);
@@ -101,25 +103,26 @@ enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err);
 /* Ends CONNECTING after a failure: the peer goes into back-off, and on_down is called. */
 void peer_failed(struct peer *peer, const struct rdt_error *cause);
 
-/* The link becomes the one in use; one that was is closed, and on_down called for it with `why_old`. */
+/* Makes the link the one in use. A link that was in use is closed, and on_down is called for it with
+ * `why_old`. */
 void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_error *why_old);
 
 /* The link in use has ended, and peer->link_up is NULL. */
 void peer_lost(struct peer *peer, const struct rdt_error *why);
 
-/* Counts down n_open: a handle is closed or a link freed. */
-void peers_unopen(struct peers *peers);
+/* Decrements n_open: a handle was closed or a link freed. */
+void peers_handle_closed(struct peers *peers);
 
 /* ---- peer_meet.c ---- */
 
 extern const struct peer_link_events peer_meet_events;
 
-/* A socket that listens at options->listen; this node's address as refs carry it, and as its hello does. Both have 65
- * bytes. INVALID, SYSTEM. */
+/* Creates a socket that listens at options->listen, and writes this node's address as refs and as its
+ * hello have it, 65 bytes each. Errors: INVALID, SYSTEM. */
 enum rdt_status peer_meet_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p,
                                struct rdt_error *err);
 
-/* Begins to accept connections. Takes the fd. */
+/* Starts to accept connections. Takes the fd. */
 void peer_meet_listen(struct peers *peers, int take_fd);
 
 /* Takes the link out of the lists and closes it. */

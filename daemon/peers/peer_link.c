@@ -1,10 +1,9 @@
-/* One connection to another node: its life, its frames and its pings. How bytes get through TCP and TLS is in
- * peer_wire.c.
+/* One connection to another node: its states, frames and pings. peer_wire.c moves the bytes through TCP
+ * and TLS.
  *
- * Refuses: to believe anything before TLS is up, a first frame that is not hello, frames of the layer above
- * before both ends have agreed on this connection, more than QUEUE_MAX_BYTES that the other end does not
- * read. Logs nothing: on_end says why.
- */
+ * It refuses anything before TLS is up, a first frame that is not a hello, frames of the rooms above
+ * before both ends have agreed on the connection, and more than QUEUE_MAX_BYTES that the other end does
+ * not read. It logs nothing: on_end says why. */
 #include "daemon/peers/peer_link.h"
 
 #include <stdio.h>
@@ -14,8 +13,8 @@
 #include "daemon/peers/peer_wire.h"
 
 #define QUEUE_MAX_BYTES ((size_t)64 << 20)
-#define SMALL_MESSAGE_BYTES ((size_t)64 << 10) /* what a decoded ping or goodbye may take */
-#define LATE_NS UINT64_C(100000000)            /* a timer later than this: it was us who slept */
+#define SMALL_MESSAGE_BYTES ((size_t)64 << 10) /* for a decoded ping or goodbye */
+#define LATE_NS UINT64_C(100000000)            /* when a timer is later than this, the loop itself was delayed */
 
 static const struct sm_state states[] = {
     [LINK_CONNECTING] = {"connecting", 1u << LINK_SECURING | 1u << LINK_ENDED},
@@ -87,7 +86,7 @@ void peer_link_fail(struct peer_link *link, const struct rdt_error *why)
     uv_idle_start(&link->turn, peer_link_on_turn);
 }
 
-/* Best effort: what the socket does not take at once is lost. */
+/* Best effort: what the socket does not accept at once is lost. */
 static void say_goodbye(struct peer_link *link, const char *reason)
 {
     Rdt__Pb__Goodbye goodbye = RDT__PB__GOODBYE__INIT;
@@ -117,7 +116,7 @@ static void arm(struct peer_link *link, uint64_t due_ns, uv_timer_cb on_timer)
     uint64_t wait_ns = due_ns > now ? due_ns - now : 0;
 
     link->timer_due_ns = due_ns;
-    /* libuv counts from the start of the turn, which may be long ago. */
+    /* libuv counts from the start of the iteration, which may be long ago. */
     uv_update_time(link->config->loop);
     uv_timer_start(&link->timer, on_timer, wait_ns / 1000000 + 1, 0);
 }
@@ -144,11 +143,11 @@ static void send_ping(struct peer_link *link, uint64_t now)
     ping.sequence = ++link->ping_sequence;
     link->ping_sent_ns = now;
     link->next_ping_ns = now + link->config->ping_interval_ns;
-    /* Without memory or room the next one is as good. */
+    /* if memory or room is short, the next ping serves as well */
     (void)peer_link_send(link, RDT_PEER_PING, &ping.base, NULL);
 }
 
-void peer_link_ask(struct peer_link *link)
+void peer_link_probe(struct peer_link *link)
 {
     send_ping(link, uv_hrtime());
     link->asked = link->ping_sequence;
@@ -159,8 +158,8 @@ static void on_tick(uv_timer_t *timer)
     struct peer_link *link = timer->data;
     uint64_t now = uv_hrtime(), silence_due;
 
-    /* While this process was stopped or busy it read nothing: that is not the peer's silence. Its bytes may
-     * be waiting. */
+    /* While this process was stopped or busy it read nothing, so the silence is not the peer's. Bytes of
+     * the peer may be waiting. */
     if (now > link->timer_due_ns + LATE_NS) {
         link->last_byte_ns += now - link->timer_due_ns;
         if (link->last_byte_ns > now)
@@ -207,7 +206,7 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
     uint8_t *payload;
 
     if (bytes > RDT_MAX_FRAME_BYTES)
-        return rdt_error_set(err, RDT_LIMIT, "a message of %zu bytes, at most %u go to another node", bytes,
+        return rdt_error_set(err, RDT_LIMIT, "the message has %zu bytes: at most %u can be sent to another node", bytes,
                              RDT_MAX_FRAME_BYTES);
     if (peer_link_queued_bytes(link) + bytes > QUEUE_MAX_BYTES) {
         struct rdt_error why;
@@ -219,7 +218,7 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
         return rdt_error_set(err, RDT_LIMIT, "%s", why.msg);
     }
     status = frame_writer_push(&link->writer, (uint16_t)type, 0, 0, (uint32_t)bytes, NULL, 0, &payload);
-    if (status != RDT_OK) { /* what is not said the other end would wait for: no link says more than half */
+    if (status != RDT_OK) { /* the other end would wait for a message that is lost, so the link ends */
         struct rdt_error why;
         char who[128];
 
@@ -241,7 +240,7 @@ void peer_link_on_turn(uv_idle_t *turn)
 
     uv_idle_stop(turn);
     if (!link->failed)
-        peer_wire_go_on(link);
+        peer_wire_continue(link);
     if (link->failed)
         peer_link_end(link, &link->failure);
     else
@@ -283,7 +282,7 @@ static enum rdt_status take_ping(struct peer_link *link, const struct frame *fra
     return status;
 }
 
-/* The reason goes into sentences and logs: no line breaks, no escape sequences. */
+/* The reason appears in errors and logs, so it must have no line breaks and no escape sequences. */
 static void copy_printable(char *out, size_t size, const char *text)
 {
     size_t n = strnlen(text, size - 1);
@@ -338,13 +337,13 @@ enum rdt_status peer_link_take_frame(struct peer_link *link, const struct frame 
     if (!link->hello_seen && frame->type == RDT_PEER_HELLO)
         return take_hello(link, frame, err);
     if (!link->hello_seen)
-        return rdt_error_set(err, RDT_PROTOCOL, "the first message is of type %u, not a hello", frame->type);
+        return rdt_error_set(err, RDT_PROTOCOL, "the first message has type %u and is not a hello", frame->type);
     if (frame->type == RDT_PEER_HELLO)
         return rdt_error_set(err, RDT_PROTOCOL, "a second hello");
 
     if (peer_link_state(link) == LINK_MEETING) {
         if (link->accepted_ns)
-            return rdt_error_set(err, RDT_PROTOCOL, "a message of type %u before this node took the connection", frame->type);
+            return rdt_error_set(err, RDT_PROTOCOL, "message %u arrived before this node accepted the connection", frame->type);
         link->config->events->on_confirmed(link);
         if (peer_link_state(link) == LINK_ENDED)
             return RDT_OK;
@@ -354,7 +353,7 @@ enum rdt_status peer_link_take_frame(struct peer_link *link, const struct frame 
     return link->config->events->on_frame(link, frame, err);
 }
 
-void peer_link_broke(struct peer_link *link, const struct rdt_error *why)
+void peer_link_refuse(struct peer_link *link, const struct rdt_error *why)
 {
     if (peer_link_state(link) == LINK_ENDED)
         return;
@@ -367,7 +366,7 @@ void peer_link_broke(struct peer_link *link, const struct rdt_error *why)
 
 /* ---- its start ---- */
 
-/* NULL: no memory. */
+/* NULL: out of memory. */
 static struct peer_link *create(const struct peer_link_config *config, enum peer_link_state first)
 {
     struct peer_link *link = calloc(1, sizeof *link);

@@ -23,8 +23,8 @@
 #include <uv.h>
 
 #include "daemon/base/list.h"
-#include "daemon/peers/peer.h"
 #include "daemon/base/sm.h"
+#include "daemon/peers/peer.h"
 #include "daemon/peers/tls.h"
 #include "layout.h"
 #include "strangers.h"
@@ -38,41 +38,41 @@ enum peer_link_state { LINK_CONNECTING, LINK_SECURING, LINK_MEETING, LINK_UP, LI
 struct peer_link_events {
     /* The other end has proved that it holds the key. */
     void (*on_secure)(struct peer_link *link);
-    /* The first frame of the other end has come, decoded into link->hello. An error ends the link, and its
-     * sentence is sent. */
+    /* The first frame of the other end has arrived, decoded into link->hello. An error ends the link, and
+     * its sentence is sent. */
     enum rdt_status (*on_hello)(struct peer_link *link, struct rdt_error *err);
-    /* Dialled links: the first frame after both hellos has come. The callback must call peer_link_up or
+    /* Dialled links: the first frame after both hellos has arrived. The callback must call peer_link_up or
      * peer_link_close. */
     void (*on_confirmed)(struct peer_link *link);
-    /* UP: a frame has come that is not hello, ping, pong or goodbye. An error ends the link, and its sentence
-     * is sent. */
+    /* UP: a frame has arrived that is not hello, ping, pong or goodbye. An error ends the link, and its
+     * sentence is sent. */
     enum rdt_status (*on_frame)(struct peer_link *link, const struct frame *frame, struct rdt_error *err);
-    /* The node has answered the ping of the latest peer_link_ask. */
+    /* The node has answered the ping of the last peer_link_probe. */
     void (*on_answer)(struct peer_link *link);
     /* The link has ended by itself: once, never inside a call of this header, never after peer_link_close. */
     void (*on_end)(struct peer_link *link, const struct rdt_error *why);
-    /* All handles of the link are closed; its memory is freed when this returns. */
+    /* All handles of the link are closed. Its memory is freed when the call returns. */
     void (*on_freed)(void *arg);
 };
 
-struct peer_link_config { /* what all links share; outlives them */
+struct peer_link_config { /* shared by all links, and outlives them */
     uv_loop_t *loop;
     struct owner_work *owner_work;
     struct tls_context *tls;
     uint64_t ping_interval_ns, peer_timeout_ns, connect_timeout_ns;
     const struct peer_link_events *events;
     void *arg;
-    uint8_t *read_buf; /* PEER_LINK_READ_BYTES: libuv fills it and we empty it within one call */
+    uint8_t *read_buf; /* PEER_LINK_READ_BYTES: libuv fills it, and one call empties it */
 };
 
 struct peer_link {
-    /* of peer_meet.c */
+    /* for peer_meet.c */
     struct list node;
     struct peer *peer; /* borrowed; NULL until known */
     bool hello_sent, held;
-    Rdt__Pb__LinkHello *hello; /* the peer's; in the arena */
+    Rdt__Pb__LinkHello *hello; /* of the peer; in the arena */
     struct arena arena;
-    uint64_t accepted_ns; /* 0: dialled */
+    uint64_t accepted_ns;     /* 0: dialled */
     struct stranger stranger; /* in peers->strangers until it is up */
 
     const struct peer_link_config *config;
@@ -83,9 +83,9 @@ struct peer_link {
     unsigned n_handles; /* not yet closed */
 
     uv_tcp_t tcp;
-    uv_timer_t timer; /* before UP: the deadline; then: the next ping or the end of patience */
-    uv_idle_t turn;   /* active while something waits for the loop to turn */
-    struct peer_lookup *lookup; /* of peer_wire.c: a name is being looked up */
+    uv_timer_t timer;           /* before UP: the deadline; then the next ping, or the end of the wait for an answer */
+    uv_idle_t turn;             /* active while work waits for the next iteration of the loop */
+    struct peer_lookup *lookup; /* for peer_wire.c: a running look-up of a host name */
     struct addrinfo *found, *next_found;
     uv_connect_t connect;
     uv_write_t write;
@@ -93,46 +93,47 @@ struct peer_link {
 
     struct tls tls;
     struct frame_reader reader;
-    bool more; /* has frames for another turn; nothing is read meanwhile */
+    bool more; /* frames remain for the next iteration, and nothing is read meanwhile */
     struct frame_writer writer;
     uint8_t *out; /* ciphertext being written */
     size_t out_size, out_bytes;
-    bool failed; /* ends when the loop turns, because of: */
+    bool failed; /* the link ends in the next iteration, because of `why` */
     struct rdt_error failure;
-    bool ended_there; /* the other end has closed it, says that end or its kernel */
+    bool ended_there; /* the other end has closed it, as that end or its kernel reported */
 
     bool hello_seen;
     uint64_t last_byte_ns, next_ping_ns, timer_due_ns;
     uint64_t ping_sequence, ping_sent_ns;
-    uint64_t asked; /* the ping of the latest peer_link_ask; 0: it is answered */
+    uint64_t asked; /* number of the ping of the last peer_link_probe; 0: it was answered */
 };
 
-/* Starts to connect; a host name is looked up first, for the user of that account (NULL: for the daemon). NO_MEMORY; all
- * other errors are reported by on_end. */
+/* Starts to connect. A host name is looked up first, on the threads of that account's owner (NULL: of the
+ * daemon). Error: NO_MEMORY; all others are reported by on_end. */
 enum rdt_status peer_link_dial(const struct peer_link_config *config, const char *host, uint16_t port, struct account *account,
                                struct peer_link **link_p, struct rdt_error *err);
 
-/* Accepts the connection that waits at the listener. On an error (NO_MEMORY, SYSTEM) it was closed. */
+/* Accepts the connection that waits at the listener. After an error (NO_MEMORY, SYSTEM) it is closed. */
 enum rdt_status peer_link_accept(const struct peer_link_config *config, uv_stream_t *listener, struct peer_link **link_p,
                                  struct rdt_error *err);
 
 enum peer_link_state peer_link_state(const struct peer_link *link);
 
-/* Queues a message. The bytes leave when the loop turns. LIMIT: too large, or the other end does not read (the link
- * then ends). */
+/* Queues a message, which is sent in this iteration of the loop. LIMIT: it is too large, or the other end
+ * does not read and the link ends. */
 enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message type, const ProtobufCMessage *message,
                                struct rdt_error *err);
 
-/* MEETING -> UP: the deadline no longer counts, pings begin, with one at once. */
+/* MEETING to UP: the deadline no longer counts, and pings begin at once. */
 void peer_link_up(struct peer_link *link);
 
 /* UP: sends a ping now; on_answer reports the answer. */
-void peer_link_ask(struct peer_link *link);
+void peer_link_probe(struct peer_link *link);
 
 /* Frees the hello. */
 void peer_link_forget_hello(struct peer_link *link);
 
-/* No event follows but on_freed. With a reason, a goodbye leaves first as far as the socket takes it. */
+/* Closes the link. No event but on_freed follows. With a reason, a goodbye is sent first as far as the
+ * socket accepts it. */
 void peer_link_close(struct peer_link *link, const char *reason);
 
 size_t peer_link_queued_bytes(const struct peer_link *link);

@@ -5,12 +5,11 @@
  *       | ------------- hello (if it wants the link) --> |   decides: take, hold or close
  *       | <-------------------------------------- ping - |   taken
  *
- * - The dialler closes a connection that leads to a node whose link is up, or to itself; nobody notices.
- * - One that dials anew has given up on what was up before: the acceptor replaces it.
- * - Both dialled at once: the node with the higher uuid takes the connection it accepted. The other one, once
- *   it has said
- *   hello on its own, holds the accepted connection until its own is taken (then it closes the held one) or fails (then
- *   it takes it).
+ * - The dialler silently closes a connection that leads to a node whose link is up, or to this node itself.
+ * - A node that dials again has given up the link in use, so the acceptor replaces that.
+ * - If both dialled at once, the node with the higher uuid takes the connection that it accepted. The other one, once it
+ *   has sent hello on its own connection, holds the accepted one until its own is taken (then it closes the held one) or
+ *   fails (then it takes the held one).
  */
 #include "daemon/peers/peer_impl.h"
 
@@ -85,7 +84,7 @@ static enum rdt_status check_hello(const Rdt__Pb__LinkHello *hello, struct rdt_e
     if (hello->node_uuid.len != 16 || hello->boot_id.len != 16 || memcmp(hello->node_uuid.data, zero, 16) == 0)
         return rdt_error_set(err, RDT_PROTOCOL, "its hello has no uuid or boot id");
     if (strlen(hello->address) > RDT_MAX_ADDRESS_BYTES || !is_printable(hello->address) || !is_printable(hello->version))
-        return rdt_error_set(err, RDT_PROTOCOL, "its hello has no proper address or version");
+        return rdt_error_set(err, RDT_PROTOCOL, "the address or version in its hello is not valid");
     if (hello->protocol_max < RDT_PROTOCOL_MIN || hello->protocol_min > RDT_PROTOCOL_MAX)
         return rdt_error_set(err, RDT_UNSUPPORTED, "version %.31s speaks protocol %u to %u, the other node %d to %d",
                              hello->version, hello->protocol_min, hello->protocol_max, RDT_PROTOCOL_MIN, RDT_PROTOCOL_MAX);
@@ -98,7 +97,7 @@ static void take(struct peer_link *link)
     struct rdt_error why_old;
 
     rdt_error_set(&why_old, RDT_PEER_LOST, "%s",
-                  restarted ? "it restarted" : "it dialled anew: for it the connection was dead");
+                  restarted ? "it restarted" : "it dialled again, because the connection was dead for it");
     peer_take_link(link->peer, link, &why_old);
 }
 
@@ -120,12 +119,13 @@ static enum rdt_status wrong_node(const struct peer_link *link, struct rdt_error
     node_hex(link->hello->node_uuid.data, found);
     node_hex(peer->uuid, expected);
     return rdt_error_set(err, RDT_INVALID, "the node at %s is %s, not %s%s", link->remote, found, expected,
-                         peer->dial->proof == PROOF_FILE ? " as the nodes file says"
-                         : peer->dial->proof == PROOF_REF || peer->dial->at_hint ? " as a ref says" : ", which was there before");
+                         peer->dial->proof == PROOF_FILE                         ? " as the nodes file says"
+                         : peer->dial->proof == PROOF_REF || peer->dial->at_hint ? " as a ref says"
+                                                                                 : ", which was there before");
 }
 
-/* Another node answers where link->peer was met before. What waits for whoever is at that address goes on with that node;
- * what names the old one by its uuid fails. false: the link does not go on. */
+/* Another node answers where link->peer was met before. Requests that name no uuid continue with that
+ * node; those that name the old node's uuid fail. *goes_on_p false: the link is closed. */
 static enum rdt_status replace(struct peer_link *link, struct peer *known, bool *goes_on_p, struct rdt_error *err)
 {
     struct peer *old = link->peer, *now = known;
@@ -143,8 +143,8 @@ static enum rdt_status replace(struct peer_link *link, struct peer *known, bool 
     return RDT_OK;
 }
 
-/* The node that was dialled has answered, where it was looked for. */
-static void met(struct peer *peer)
+/* The dialled node has answered at the dialled address. */
+static void on_met(struct peer *peer)
 {
     struct peer_dial *dial = peer->dial;
 
@@ -158,10 +158,10 @@ static void met(struct peer *peer)
     snprintf(peer->address, sizeof peer->address, "%s", dial->hint);
     dial->hint[0] = 0;
     dial->at_hint = false;
-    peer_tell(peer, "renamed");
+    peer_emit(peer, "renamed");
 }
 
-/* We know whom we reached: is the link wanted? */
+/* The dialling end knows whom it reached, and decides whether it wants the link. */
 static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *err)
 {
     struct peers *peers = peers_of(link);
@@ -176,7 +176,7 @@ static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *e
         goes_on = peer_merge(peer, known);
         merged(peer, known);
     } else if (known == peer) {
-        met(peer);
+        on_met(peer);
     } else if (peer->dial->proof == PROOF_HELLO && !peer->dial->at_hint) {
         status = replace(link, known, &goes_on, err);
     } else {
@@ -224,16 +224,16 @@ static void learn_address(struct peer *peer, const struct peer_link *link)
     else
         snprintf(address, sizeof address, "%s", said);
     if (strlen(address) >= sizeof peer->address || options_split_address(address, host, &port, NULL) != RDT_OK || port == 0)
-        return; /* it dials us */
+        return; /* only the peer dials */
     memcpy(peer->address, address, strlen(address) + 1);
     if (strcmp(peer->name, peer->address) == 0)
         return;
     memcpy(peer->name, peer->address, sizeof peer->name);
-    peer_tell(peer, "renamed");
+    peer_emit(peer, "renamed");
 }
 
-/* Whoever was at the address of this peer before is looked for there again: the name goes to whoever answers. */
-static void look_for_predecessor(const struct peer *peer)
+/* Dials the node that was at this peer's address before: whoever answers there gets the name. */
+static void dial_predecessor(const struct peer *peer)
 {
     list_for_each_safe (node, &peer->peers->all) {
         struct peer *other = container_of(node, struct peer, link);
@@ -242,14 +242,14 @@ static void look_for_predecessor(const struct peer *peer)
     }
 }
 
-/* A caller that wants the link: is it taken now, later or never? */
-static void settle(struct peer_link *link)
+/* The accepting end decides about a link that the caller wants: take it now, hold it, or close it. */
+static void decide(struct peer_link *link)
 {
     struct peer *peer = link->peer;
     const struct peer_link *own = peer->dial->link;
 
-    /* A caller that gave up on the link in use connects after that came up. This one is what remains of dialling at
-     * once. */
+    /* A caller that gave up the link in use connects after that came up. This older connection is left
+     * over from both nodes dialling at once. */
     if (peer->link_up && link->accepted_ns < peer->since_ns) {
         peer_meet_drop(peer->peers, link, NULL);
         return;
@@ -259,11 +259,12 @@ static void settle(struct peer_link *link)
         return;
     learn_address(peer, link);
     take(link);
-    look_for_predecessor(peer);
+    dial_predecessor(peer);
 }
 
-/* It has dialled us, and proved that it holds the key. Where a ref said that it is was never verified. */
-static void trust(struct peer *peer)
+/* The peer has dialled, and so has proved that it holds the key. An address that a ref gave for it was
+ * never verified. */
+static void confirm_identity(struct peer *peer)
 {
     struct peer_dial *dial = peer->dial;
 
@@ -284,12 +285,12 @@ static enum rdt_status meet_dialler(struct peer_link *link, struct rdt_error *er
     if (!peer)
         status = peer_add(peers, link->hello->node_uuid.data, PROOF_HELLO, link->remote, "", NULL, &peer, err);
     else
-        trust(peer);
+        confirm_identity(peer);
     if (status != RDT_OK)
         return status;
-    drop_held(peer); /* of several callers of one node the last one counts */
+    drop_held(peer); /* of several connections from one node, only the last one counts */
     link->peer = peer;
-    settle(link);
+    decide(link);
     return RDT_OK;
 }
 
@@ -373,7 +374,7 @@ static void on_end(struct peer_link *link, const struct rdt_error *why)
 
         peer->dial->link = NULL;
         if (held)
-            settle(held);
+            decide(held);
         else if (peer->state == PEER_CONNECTING)
             peer_failed(peer, why);
     } else if (why->status == RDT_DISCONNECTED) {
@@ -385,7 +386,7 @@ static void on_end(struct peer_link *link, const struct rdt_error *why)
 
 static void on_freed(void *arg)
 {
-    peers_unopen(arg);
+    peers_handle_closed(arg);
 }
 
 const struct peer_link_events peer_meet_events = {
@@ -411,11 +412,11 @@ static void on_turned_away(uv_handle_t *handle)
         peers->left_waiting = false;
         on_connection((uv_stream_t *)&peers->listener, 0);
     }
-    peers_unopen(peers);
+    peers_handle_closed(peers);
 }
 
-/* libuv accepts nothing more before somebody took what it accepted. */
-static void turn_away(struct peers *peers)
+/* libuv accepts no further connection before this one is accepted. */
+static void refuse_connection(struct peers *peers)
 {
     if (peers->turning_away) {
         peers->left_waiting = true;
@@ -429,7 +430,7 @@ static void turn_away(struct peers *peers)
     uv_close((uv_handle_t *)&peers->turned_away, on_turned_away);
 }
 
-/* An address of the nodes file, or one at which a node is met now. */
+/* Whether the source is an address of the nodes file, or one where a node is met now. */
 static bool is_listed(const struct peers *peers, const uint8_t source[16])
 {
     struct sockaddr_storage address;
@@ -440,7 +441,8 @@ static bool is_listed(const struct peers *peers, const uint8_t source[16])
     list_for_each (node, &peers->all) {
         const struct peer *peer = container_of(node, struct peer, link);
 
-        if (!(peer->dial->listed || peer->state == PEER_UP) || options_split_address(peer->address, host, &port, NULL) != RDT_OK)
+        if (!(peer->dial->listed || peer->state == PEER_UP) ||
+            options_split_address(peer->address, host, &port, NULL) != RDT_OK)
             continue;
         memset(&address, 0, sizeof address);
         if (uv_ip4_addr(host, port, (struct sockaddr_in *)&address) != 0 &&
@@ -453,8 +455,8 @@ static bool is_listed(const struct peers *peers, const uint8_t source[16])
     return false;
 }
 
-/* It has yet to say who it is. */
-static void admit(struct peers *peers, struct peer_link *link)
+/* Admits a connection that has not said which node it is from. */
+static void admit_stranger(struct peers *peers, struct peer_link *link)
 {
     struct sockaddr_storage address = {0};
     int bytes = sizeof address;
@@ -480,16 +482,16 @@ static void on_connection(uv_stream_t *listener, int uv_status)
         warn_of_stranger(peers, "?", uv_strerror(uv_status));
     } else if (peer_link_accept(&peers->config, listener, &link, &err) != RDT_OK) {
         warn_of_stranger(peers, "?", err.msg);
-        turn_away(peers);
+        refuse_connection(peers);
     } else {
         list_append(&peers->links, &link->node);
         peers->n_open++;
-        admit(peers, link);
+        admit_stranger(peers, link);
     }
 }
 
-/* "host:port"; false: too long. */
-static bool join(const char *host, unsigned port, char text_p[65])
+/* Writes "host:port". false: it is too long. */
+static bool join_address(const char *host, unsigned port, char text_p[65])
 {
     int n = snprintf(text_p, 65, strchr(host, ':') ? "[%s]:%u" : "%s:%u", host, port);
 
@@ -515,9 +517,10 @@ static enum rdt_status own_address(const struct options *options, const char *li
     } else if (gethostname(host, sizeof host - 1) < 0) {
         return rdt_error_sys(err, errno, "this host has no name; set advertise");
     }
-    if (!join(host, port, address_p))
+    if (!join_address(host, port, address_p))
         return rdt_error_set(err, RDT_INVALID, "this host's name %s is too long for refs; set advertise", host);
-    /* A peer sees where we come from, which is surer than a name that only we may know. */
+    /* The peer sees the source address of the connection, which is more reliable than a name that only
+     * this node may know. */
     if (any && !options->advertise[0])
         snprintf(hello_address_p, 65, ":%u", port);
     else
@@ -552,7 +555,7 @@ enum rdt_status peer_meet_bind(const struct options *options, char *address_p, c
         listen(fd, BACKLOG) < 0 || getsockname(fd, &address.any, &bytes) < 0) {
         status = rdt_error_sys(err, errno, "listen = %s", options->listen);
     } else {
-        /* The port has the same place in both. */
+        /* The port is at the same offset in both address structures. */
         status = own_address(options, host, ntohs(address.in4.sin_port), address_p, hello_address_p, err);
     }
     if (status != RDT_OK) {

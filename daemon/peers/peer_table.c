@@ -1,5 +1,5 @@
-/* The table of the other nodes: who they are, where they are, who may add them, and when they are forgotten. peer.h has the
- * rules. */
+/* The table of the other nodes: their identities and addresses, who may add entries, and when they are
+ * forgotten. peer.h has the rules. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,12 +9,12 @@
 #include "daemon/base/log.h"
 #include "daemon/peers/peer_impl.h"
 
-#define MET_MAX 4096u         /* above that, nodes that are away and unused are forgotten */
-#define UNMET_MAX 1024u       /* of all users together */
-#define UNMET_OWNER_MAX 64u   /* of one user */
+#define MET_MAX 4096u       /* above that, nodes that are away and unused are forgotten */
+#define UNMET_MAX 1024u     /* of all users together */
+#define UNMET_OWNER_MAX 64u /* of one user */
 #define HIDDEN_MAX 256u
-#define FORGET_NS UINT64_C(60000000000) /* an unmet node that nobody wants is forgotten after this */
-#define DIAL_EVERY_NS UINT64_C(250000000) /* one user's dials of unlisted addresses, in the long run */
+#define FORGET_NS UINT64_C(60000000000)   /* an unmet node that no request wants is forgotten after this time */
+#define DIAL_EVERY_NS UINT64_C(250000000) /* the average rate of one user's dials of unlisted addresses */
 #define DIAL_BURST 64u
 
 static const uint8_t nobody[16];
@@ -61,16 +61,16 @@ static void on_forgotten(uv_handle_t *handle)
     struct peers *peers = dial->peer.peers;
 
     peer_free(&dial->peer);
-    peers_unopen(peers);
+    peers_handle_closed(peers);
 }
 
-/* Whether the entry is of no use to anybody now. Unmet ones are in back-off or idle most of the time. */
+/* Whether nobody uses the entry now. Unmet ones are in back-off or idle most of the time. */
 static bool is_idle(const struct peer *peer)
 {
     return !peer->dial->listed && !peer->dial->link && (peer->state == PEER_IDLE || peer->state == PEER_BACKOFF);
 }
 
-/* A hidden entry that leads to this one; NULL: there is none. */
+/* Returns a hidden entry that leads to this one, or NULL. */
 static struct peer *alias_of(const struct peer *peer)
 {
     list_for_each (node, &peer->peers->hidden) {
@@ -81,7 +81,7 @@ static struct peer *alias_of(const struct peer *peer)
     return NULL;
 }
 
-/* With all that leads to it. false: somebody above still refers to it. */
+/* Frees the entry and all that lead to it. false: something above still refers to it. */
 static bool forget(struct peer *peer)
 {
     struct peers *peers = peer->peers;
@@ -99,7 +99,7 @@ static bool forget(struct peer *peer)
     list_remove(&peer->link);
     peers->n_peers--;
     if (!peer->dial->hidden)
-        peer_tell(peer, "gone");
+        peer_emit(peer, "gone");
     uv_close((uv_handle_t *)&peer->dial->timer, on_forgotten);
     return true;
 }
@@ -111,8 +111,9 @@ static bool is_of(const struct peer *peer, bool met, const struct account *accou
     return !account || (peer->dial->account && owner_equal(&peer->dial->account->owner, &account->owner));
 }
 
-/* How many were (not) met; account not NULL: and were named first by that user. */
-static unsigned count(const struct peers *peers, bool met, const struct account *account)
+/* The number of entries that were met, or not; account not NULL: only those that a request of that user
+ * added. */
+static unsigned count_peers(const struct peers *peers, bool met, const struct account *account)
 {
     unsigned n = 0;
 
@@ -121,12 +122,12 @@ static unsigned count(const struct peers *peers, bool met, const struct account 
     return n;
 }
 
-/* Of those that count() counts, forgets the one that has been idle longest. false: all are in use. */
+/* Forgets the entry that has been idle longest, among those that count_peers() counts. false: all are in use. */
 static bool forget_oldest(struct peers *peers, bool met, const struct account *account)
 {
     uint64_t after = 0;
 
-    for (;;) { /* from the oldest on, until one goes */
+    for (;;) { /* from the oldest on, until one can be forgotten */
         struct peer *oldest = NULL;
 
         list_for_each (node, &peers->all) {
@@ -141,7 +142,7 @@ static bool forget_oldest(struct peers *peers, bool met, const struct account *a
     }
 }
 
-/* What users named once, and what has hidden behind another entry for long. */
+/* Forgets nodes that users named long ago, and entries that have long been hidden. */
 static void forget_old(struct peers *peers)
 {
     uint64_t now = uv_hrtime();
@@ -158,16 +159,18 @@ static void forget_old(struct peers *peers)
         (void)forget(container_of(list_first(&peers->hidden), struct peer, link));
 }
 
-/* Room for one more that only a request names. */
+/* Makes room for an entry that only a request names. */
 static enum rdt_status make_room(struct peers *peers, const struct account *account, struct rdt_error *err)
 {
-    unsigned of_user = account ? count(peers, false, account) : 0;
+    unsigned of_user = account ? count_peers(peers, false, account) : 0;
 
     if (of_user >= UNMET_OWNER_MAX && !forget_oldest(peers, false, account))
-        return rdt_error_set(err, RDT_LIMIT, "requests of uid %u wait for %u nodes that have not answered yet: let some of them end",
+        return rdt_error_set(err, RDT_LIMIT,
+                             "requests of uid %u already wait for %u nodes that have not answered: let some of them end",
                              account->owner.uid, of_user);
-    if (count(peers, false, NULL) >= UNMET_MAX && !forget_oldest(peers, false, NULL))
-        return rdt_error_set(err, RDT_LIMIT, "requests wait for %u nodes that have not answered yet: try again later", UNMET_MAX);
+    if (count_peers(peers, false, NULL) >= UNMET_MAX && !forget_oldest(peers, false, NULL))
+        return rdt_error_set(err, RDT_LIMIT, "requests wait for %u nodes that have not answered yet: try again later",
+                             UNMET_MAX);
     return RDT_OK;
 }
 
@@ -181,8 +184,8 @@ enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, enum peer_pro
     forget_old(peers);
     if (proof < PROOF_HELLO)
         status = make_room(peers, account, err);
-    else if (count(peers, true, NULL) >= MET_MAX)
-        (void)forget_oldest(peers, true, NULL); /* one that holds the key has room in any case */
+    else if (count_peers(peers, true, NULL) >= MET_MAX)
+        (void)forget_oldest(peers, true, NULL); /* a node that holds the key always gets room */
     dial = status == RDT_OK ? calloc(1, sizeof *dial) : NULL;
     if (!dial)
         return status != RDT_OK ? status : rdt_error_set(err, RDT_NO_MEMORY, "no memory for another node");
@@ -203,7 +206,7 @@ enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, enum peer_pro
     peers->n_open++;
     list_append(&peers->all, &peer->link);
     peers->n_peers++;
-    peer_tell(peer, "new");
+    peer_emit(peer, "new");
     *peer_p = peer;
     return RDT_OK;
 }
@@ -224,11 +227,11 @@ void peer_hide(struct peer *peer, struct peer *same)
     list_append(&peers->hidden, &peer->link);
     peer->dial->hidden = true;
     peer->dial->same = same;
-    peer_tell(peer, "gone");
+    peer_emit(peer, "gone");
 }
 
-/* The address, the name and the place in the nodes file become those of `into`. */
-static void hand_over_place(const struct peer *from, struct peer *into)
+/* Moves address, name and the place in the nodes file to `into`. */
+static void move_identity(const struct peer *from, struct peer *into)
 {
     snprintf(into->name, sizeof into->name, "%s", from->name);
     snprintf(into->address, sizeof into->address, "%s", from->dial->at_hint ? from->dial->hint : from->address);
@@ -236,8 +239,9 @@ static void hand_over_place(const struct peer *from, struct peer *into)
     into->dial->secret = false;
 }
 
-/* The link that one entry has dialled leads to the node of another. false: that one's own dial has gone further. */
-static bool hand_over_link(struct peer *from, struct peer *into)
+/* The link that one entry has dialled leads to the node of another. false: the other entry's own dial has
+ * progressed further. */
+static bool move_link(struct peer *from, struct peer *into)
 {
     struct peer_link *link = from->dial->link;
 
@@ -261,10 +265,10 @@ bool peer_merge(struct peer *from, struct peer *into)
 {
     bool goes_on;
 
-    hand_over_place(from, into);
-    goes_on = hand_over_link(from, into);
+    move_identity(from, into);
+    goes_on = move_link(from, into);
     peer_hide(from, into);
-    peer_tell(into, "renamed");
+    peer_emit(into, "renamed");
     return goes_on;
 }
 
@@ -273,16 +277,16 @@ bool peer_replace(struct peer *from, struct peer *into)
     bool goes_on;
     char hex[33];
 
-    hand_over_place(from, into);
-    goes_on = hand_over_link(from, into);
+    move_identity(from, into);
+    goes_on = move_link(from, into);
     if (!goes_on)
         peer_meet_drop(from->peers, from->dial->link, NULL);
     node_hex(from->uuid, hex);
     snprintf(from->name, sizeof from->name, "%s", hex);
     from->address[0] = from->dial->hint[0] = 0;
     from->dial->listed = false;
-    peer_tell(from, "renamed");
-    peer_tell(into, "renamed");
+    peer_emit(from, "renamed");
+    peer_emit(into, "renamed");
     return goes_on;
 }
 
@@ -293,24 +297,25 @@ struct list *peers_all(struct peers *peers)
     return &peers->all;
 }
 
-/* Whether a look-up by this address or name means the peer. A uuid that only a ref has given says nothing of an address. */
-static bool answers_to(const struct peer *peer, const char *address)
+/* Whether a look-up by this address or name means the peer. A uuid that only a ref has given says nothing
+ * about an address. */
+static bool matches_address(const struct peer *peer, const char *address)
 {
     if (strcmp(peer->address, address) != 0 && strcmp(peer->name, address) != 0)
         return false;
     return peer->dial->proof != PROOF_REF;
 }
 
-/* *peer_p NULL: nobody that is known. false: it is this node itself. */
+/* *peer_p NULL: no known node. false: it is this node itself. */
 static bool find_by_address(struct peers *peers, const char *address, struct peer **peer_p)
 {
     *peer_p = NULL;
     list_for_each (node, &peers->all) {
         struct peer *peer = container_of(node, struct peer, link);
-        if (!answers_to(peer, address) || (*peer_p && peer->state != PEER_UP))
+        if (!matches_address(peer, address) || (*peer_p && peer->state != PEER_UP))
             continue;
         *peer_p = peer;
-        if (peer->state == PEER_UP) /* it is there now, whoever was there before */
+        if (peer->state == PEER_UP) /* it is reachable there now, whichever node was there before */
             return true;
     }
     if (*peer_p)
@@ -332,21 +337,22 @@ static bool is_admin(const struct account *account)
     return !account || account->owner.uid == 0 || account->owner.uid == geteuid();
 }
 
-/* May this user have an address dialled that no nodes file has? */
+/* Whether this user may cause a dial of an address that is not in the nodes file. */
 static enum rdt_status may_dial(const struct peers *peers, const char *address, struct account *account, struct rdt_error *err)
 {
     uint64_t now = uv_hrtime(), burst_ns = (DIAL_BURST - 1) * DIAL_EVERY_NS;
     struct account *owner = account && account->client && account->parent ? account->parent : account;
 
     if (strcmp(peers->options->dial, "listed") == 0)
-        return rdt_error_set(err, RDT_DENIED, "%s is no node of the nodes file, and this daemon dials no others (dial = listed)",
-                             address);
+        return rdt_error_set(err, RDT_DENIED,
+                             "%s is no node of the nodes file, and this daemon dials no others (dial = listed)", address);
     if (is_admin(account))
         return RDT_OK;
     if (owner->dialled_ns > now + burst_ns)
-        return rdt_error_set(err, RDT_LIMIT,
-                             "uid %u has had many unlisted nodes dialled: try again in %.1f s, or list them in the nodes file",
-                             owner->owner.uid, (double)(owner->dialled_ns - now - burst_ns) / 1e9);
+        return rdt_error_set(
+            err, RDT_LIMIT,
+            "uid %u has caused many dials of unlisted nodes: try again in %.1f s, or list them in the nodes file",
+            owner->owner.uid, (double)(owner->dialled_ns - now - burst_ns) / 1e9);
     owner->dialled_ns = (owner->dialled_ns > now ? owner->dialled_ns : now) + DIAL_EVERY_NS;
     return RDT_OK;
 }
@@ -364,20 +370,21 @@ static enum rdt_status check_address(const char *address, struct rdt_error *err)
     return status;
 }
 
-/* The node may have moved to where this request says that it is. It is looked for there at once, even if it could not be
- * reached elsewhere; its address changes only when it has been met there. */
+/* The node may have moved to where this request says that it is. That address is dialled at once, even if
+ * the node could not be reached elsewhere. Its address changes only when it has been met there. */
 static enum rdt_status take_hint(struct peer *peer, const char *address, struct account *account, struct rdt_error *err)
 {
     struct peer_dial *dial = peer->dial;
     enum rdt_status status;
 
-    if (dial->listed || peer->state == PEER_CONNECTING || strcmp(peer->address, address) == 0 || strcmp(dial->hint, address) == 0)
+    if (dial->listed || peer->state == PEER_CONNECTING || strcmp(peer->address, address) == 0 ||
+        strcmp(dial->hint, address) == 0)
         return RDT_OK;
     status = may_dial(peer->peers, address, account, err);
     if (status != RDT_OK)
         return status;
     snprintf(dial->hint, sizeof dial->hint, "%s", address);
-    dial->at_hint = false; /* it is next */
+    dial->at_hint = false; /* `hint` is dialled next */
     if (peer->state == PEER_BACKOFF) {
         uv_timer_stop(&dial->timer);
         peer_move(peer, PEER_IDLE);
@@ -385,7 +392,7 @@ static enum rdt_status take_hint(struct peer *peer, const char *address, struct 
     return RDT_OK;
 }
 
-/* The peer's entry, which may be new. */
+/* Finds the peer's entry, or adds one. */
 static enum rdt_status look_up(struct peers *peers, const uint8_t uuid[16], const char *address, struct account *account,
                                struct peer **peer_p, struct rdt_error *err)
 {
@@ -394,7 +401,7 @@ static enum rdt_status look_up(struct peers *peers, const uint8_t uuid[16], cons
     enum rdt_status status = RDT_OK;
     char hex[33];
 
-    if (peer && peer->state == PEER_UP) { /* where it is does not matter */
+    if (peer && peer->state == PEER_UP) { /* the link is up, so the address does not matter */
         *peer_p = peer;
         return RDT_OK;
     }
@@ -409,7 +416,8 @@ static enum rdt_status look_up(struct peers *peers, const uint8_t uuid[16], cons
     if (status == RDT_OK && !peer) {
         status = may_dial(peers, address, account, err);
         if (status == RDT_OK)
-            status = peer_add(peers, named ? uuid : NULL, named ? PROOF_REF : PROOF_NONE, address, address, account, &peer, err);
+            status =
+                peer_add(peers, named ? uuid : NULL, named ? PROOF_REF : PROOF_NONE, address, address, account, &peer, err);
     } else if (status == RDT_OK && named && address[0]) {
         status = take_hint(peer, address, account, err);
     }
@@ -433,9 +441,9 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
     if (peers->closing)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     if (memcmp(uuid, peers->node->uuid, 16) == 0)
-        return rdt_error_set(err, RDT_INVALID, "this node is not its own peer");
+        return rdt_error_set(err, RDT_INVALID, "the address is that of this node itself");
     if (strlen(address) >= sizeof peer->address)
-        return rdt_error_set(err, RDT_INVALID, "an address of %zu bytes", strlen(address));
+        return rdt_error_set(err, RDT_INVALID, "the address has %zu bytes: at most 64 are possible", strlen(address));
     status = look_up(peers, uuid, address, account, &peer, err);
     if (status != RDT_OK)
         return status;

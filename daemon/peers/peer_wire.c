@@ -1,7 +1,6 @@
-/* The lower half of a peer link: names and addresses, the socket, TLS, and bytes in and out of frames.
+/* The lower half of a peer link: names and addresses, the socket, TLS, and the bytes in and out of frames.
  *
- * Writes one slice at a time, so that neither a large frame nor a long queue keeps the loop from others.
- */
+ * It writes one slice at a time, so that neither a large frame nor a long queue blocks the loop. */
 #include "daemon/peers/peer_wire.h"
 
 #include <arpa/inet.h>
@@ -10,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SLICE_BYTES ((size_t)256 << 10) /* plaintext that one turn of the loop encrypts */
-#define TICKET_NS 25000                   /* of one node's messages, then the loop sees to others */
+#define SLICE_BYTES ((size_t)256 << 10) /* plaintext that one iteration of the loop encrypts */
+#define ITERATION_NS 25000              /* for the messages of one node in one iteration */
 #define KEEP_OUT_BYTES ((size_t)64 << 10)
 
 /* ---- out ---- */
 
-/* Moves up to max plaintext bytes from the frames' queue into TLS, small frames together in one record. */
+/* Moves up to max plaintext bytes from the queue of frames into TLS, small frames together in one record. */
 static enum rdt_status encrypt(struct peer_link *link, size_t max, struct rdt_error *err)
 {
     uint8_t record[TLS_RECORD_BYTES];
@@ -41,7 +40,7 @@ static enum rdt_status encrypt(struct peer_link *link, size_t max, struct rdt_er
     return status;
 }
 
-/* Into link->out. */
+/* Moves ciphertext into link->out. */
 static enum rdt_status take_ciphertext(struct peer_link *link, struct rdt_error *err)
 {
     size_t n = tls_pending(&link->tls);
@@ -78,7 +77,7 @@ static void lost(struct peer_link *link, int uv_error)
     peer_link_end(link, &why);
 }
 
-/* A large buffer is kept only while there is more to send. */
+/* A large buffer is freed unless there is more to send. */
 static void out_sent(struct peer_link *link)
 {
     link->out_bytes = 0;
@@ -104,7 +103,8 @@ static void on_written(uv_write_t *request, int uv_status)
     peer_wire_pump(link);
 }
 
-/* What the socket takes goes at once: to ask libuv for it would cost a turn of the loop and two system calls more. */
+/* Writes what the socket accepts at once: a libuv write would cost an iteration of the loop and two more
+ * system calls. */
 static int write_out(struct peer_link *link)
 {
     uv_buf_t buf = uv_buf_init((char *)link->out, (unsigned)link->out_bytes);
@@ -112,7 +112,7 @@ static int write_out(struct peer_link *link)
 
     if (n == (int)link->out_bytes) {
         out_sent(link);
-        if (link->writer.queued_frames > 0) /* the next slice has a turn of its own */
+        if (link->writer.queued_frames > 0) /* the next slice is sent in the next iteration */
             uv_idle_start(&link->turn, peer_link_on_turn);
         return 0;
     }
@@ -166,10 +166,10 @@ void peer_wire_push_out(struct peer_link *link)
 
 /* ---- in ---- */
 
-/* Frames that have come, until the turn is over: then link->more. */
+/* Takes received frames until the time of this iteration is used up; then sets link->more. */
 static enum rdt_status take_plaintext(struct peer_link *link, struct rdt_error *err)
 {
-    uint64_t until_ns = uv_hrtime() + TICKET_NS;
+    uint64_t until_ns = uv_hrtime() + ITERATION_NS;
 
     for (;;) {
         struct frame frame;
@@ -223,8 +223,9 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
 
-/* A node that floods the link has its turns like everybody: nothing is read before what came is worked off. */
-static void take_turns(struct peer_link *link)
+/* A node that floods the link gets its share like others: nothing is read before the received frames have
+ * been handled. */
+static void take_received(struct peer_link *link)
 {
     struct rdt_error why = {0};
     enum rdt_status status = take_plaintext(link, &why);
@@ -232,7 +233,7 @@ static void take_turns(struct peer_link *link)
     if (peer_link_state(link) == LINK_ENDED || link->failed)
         return;
     if (status != RDT_OK) {
-        peer_link_broke(link, &why);
+        peer_link_refuse(link, &why);
     } else if (link->more) {
         (void)uv_read_stop((uv_stream_t *)&link->tcp);
         (void)uv_idle_start(&link->turn, peer_link_on_turn);
@@ -241,12 +242,12 @@ static void take_turns(struct peer_link *link)
     }
 }
 
-void peer_wire_go_on(struct peer_link *link)
+void peer_wire_continue(struct peer_link *link)
 {
     if (!link->more)
         return;
-    link->last_byte_ns = uv_hrtime(); /* it is we who do not read */
-    take_turns(link);
+    link->last_byte_ns = uv_hrtime(); /* the silence is due to this node, which does not read */
+    take_received(link);
 }
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
@@ -267,13 +268,13 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         status = step_handshake(link, &why);
     if (status == RDT_OK) {
         if (peer_link_state(link) == LINK_MEETING || peer_link_state(link) == LINK_UP)
-            take_turns(link);
+            take_received(link);
         peer_wire_pump(link);
         return;
     }
     if (peer_link_state(link) == LINK_SECURING)
-        peer_wire_push_out(link); /* TLS's own alert: the other end's only hint */
-    peer_link_broke(link, &why);
+        peer_wire_push_out(link); /* sends TLS's own alert, the only hint that the other end gets */
+    peer_link_refuse(link, &why);
 }
 
 /* ---- the socket ---- */
@@ -292,7 +293,7 @@ static void format_address(const struct sockaddr *address, char text_p[65])
             snprintf(text_p, 65, "[%s]:%u", ip, port);
             return;
         }
-        /* An IPv4 caller of a socket for both: under its own name. */
+        /* An IPv4 caller at a socket for both families is shown with its IPv4 address. */
         uv_inet_ntop(AF_INET, &in6->sin6_addr.s6_addr[12], ip, sizeof ip);
     } else {
         const struct sockaddr_in *in4 = (const struct sockaddr_in *)address;
@@ -303,7 +304,7 @@ static void format_address(const struct sockaddr *address, char text_p[65])
     snprintf(text_p, 65, "%s:%u", ip, port);
 }
 
-/* The connection stands: TLS begins. */
+/* The TCP connection is established: TLS begins. */
 static void begin(struct peer_link *link, bool server)
 {
     unsigned timeout_ms = (unsigned)(link->config->peer_timeout_ns / 1000000);
@@ -313,7 +314,7 @@ static void begin(struct peer_link *link, bool server)
 
     link->last_byte_ns = uv_hrtime();
     (void)uv_tcp_nodelay(&link->tcp, 1);
-    /* Unacknowledged data ends the connection as early as silence does; without it the pings still would. */
+    /* Unacknowledged data ends the connection as early as silence does. If this fails, the pings still do. */
     if (uv_fileno((uv_handle_t *)&link->tcp, &fd) == 0)
         (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
 
@@ -369,7 +370,7 @@ static void cannot_connect(struct peer_link *link, int uv_error)
     struct rdt_error why;
 
     if (link->next_found) {
-        /* A socket that failed to connect cannot be used again. */
+        /* a socket that failed to connect cannot be used again */
         link->connect_again = true;
         uv_close((uv_handle_t *)&link->tcp, on_tcp_closed);
         return;
@@ -415,10 +416,10 @@ static void connect_next(struct peer_link *link)
 
 struct peer_lookup {
     struct work work;
-    struct peer_link *link; /* loop thread; NULL: it has ended meanwhile */
+    struct peer_link *link; /* loop thread; NULL: the link has ended */
     char host[65], port[8];
     struct addrinfo *found;
-    int rc; /* of getaddrinfo */
+    int rc; /* result of getaddrinfo */
 };
 
 static void run_lookup(struct work *work)
@@ -451,7 +452,7 @@ static void done_lookup(struct work *work)
     free(lookup);
 }
 
-/* On threads of the user who wants it: a name server that does not answer keeps nobody else waiting. */
+/* On threads of the user who requested it, so that a name server that does not answer delays nobody else. */
 static void look_up(struct peer_link *link, struct account *account)
 {
     struct peer_lookup *lookup = calloc(1, sizeof *lookup);
@@ -487,7 +488,7 @@ void peer_wire_dial(struct peer_link *link, struct account *account)
 
 void peer_wire_close(struct peer_link *link)
 {
-    if (link->lookup) /* it cannot be stopped, and ends alone */
+    if (link->lookup) /* a look-up cannot be stopped, and ends by itself */
         link->lookup->link = NULL;
     link->lookup = NULL;
     if (!uv_is_closing((uv_handle_t *)&link->tcp))

@@ -1,4 +1,4 @@
-/* The lower half of a peer link: TCP and TLS. What both halves call of each other. Private to peer_link.c and
+/* The lower half of a peer link: TCP and TLS. Calls between the two halves. Private to peer_link.c and
  * peer_wire.c. */
 #ifndef DAEMON_PEER_WIRE_H
 #define DAEMON_PEER_WIRE_H
@@ -7,7 +7,8 @@
 
 /* ---- peer_wire.c ---- */
 
-/* To link->host, link->port; failures come later. account: the user's on whose threads a name is looked up, or NULL. */
+/* Starts to connect to link->host and link->port; failures are reported later. account: the user on whose
+ * threads a name is looked up; NULL: the daemon. */
 void peer_wire_dial(struct peer_link *link, struct account *account);
 void peer_wire_accept(struct peer_link *link, uv_stream_t *listener);
 void peer_wire_close(struct peer_link *link);
@@ -19,22 +20,22 @@ void peer_wire_pump(struct peer_link *link);
 /* The same for all of a short queue, without waiting for the socket. */
 void peer_wire_push_out(struct peer_link *link);
 
-/* Works off what has come and was too much for an earlier turn. */
-void peer_wire_go_on(struct peer_link *link);
+/* Handles what was received and did not fit into an earlier iteration. */
+void peer_wire_continue(struct peer_link *link);
 
 /* ---- peer_link.c ---- */
 
-/* Ends it now, or when the loop turns (for callers that the layer above may have called). */
+/* Ends the link now, or in the next iteration (for callers that were called by the rooms above). */
 void peer_link_end(struct peer_link *link, const struct rdt_error *why);
 void peer_link_fail(struct peer_link *link, const struct rdt_error *why);
 
-/* Ends it because of what came; the other end is told. */
-void peer_link_broke(struct peer_link *link, const struct rdt_error *why);
+/* Ends the link because of what was received, and tells the other end. */
+void peer_link_refuse(struct peer_link *link, const struct rdt_error *why);
 
-/* The sentence that every timeout of an established link has. */
+/* Makes the sentence of every timeout of an established link. */
 void peer_link_no_answer(const struct peer_link *link, struct rdt_error *why);
 
-/* May end the link. */
+/* Handles a frame, which may end the link. */
 enum rdt_status peer_link_take_frame(struct peer_link *link, const struct frame *frame, struct rdt_error *err);
 
 void peer_link_on_turn(uv_idle_t *turn);

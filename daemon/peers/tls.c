@@ -20,8 +20,8 @@
 #define KEY_FILE_MAX_BYTES 4096u
 #define PSK_BYTES 32u
 
-/* AES-GCM wears out after some 2^24 records under one key (RFC 8446, 5.5), and OpenSSL does not change it by
- * itself. */
+/* AES-GCM may encrypt some 2^24 records under one key (RFC 8446, 5.5), and OpenSSL does not change the key
+ * by itself. */
 #define RECORDS_PER_KEY (UINT64_C(1) << 23)
 
 static const char identity[] = "rdtd";
@@ -33,7 +33,7 @@ struct tls_context {
     uint8_t psk[PSK_BYTES];
 };
 
-/* OpenSSL's own sentence for what went wrong last; empties its queue. */
+/* Returns OpenSSL's sentence for the last error, and empties its queue. */
 static const char *reason(void)
 {
     unsigned long code = ERR_peek_last_error();
@@ -92,7 +92,8 @@ static enum rdt_status read_key_file(const char *path, uint8_t *buf, size_t *n_p
     return RDT_OK;
 }
 
-/* HKDF, so that the key of TLS has the right length whatever the file holds, and serves nothing else. */
+/* Derives the key of TLS by HKDF, so that it has the right length whatever the file contains, and serves
+ * nothing else. */
 static bool derive(const uint8_t *content, size_t n, uint8_t psk_p[PSK_BYTES])
 {
     static char hash[] = "SHA256", salt[] = "rdtd", info[] = "peer link tls 1.3 psk";
@@ -112,7 +113,7 @@ static bool derive(const uint8_t *content, size_t n, uint8_t psk_p[PSK_BYTES])
     return ok;
 }
 
-/* OpenSSL keeps an external key of TLS 1.3 as a session that nobody negotiated. NULL: no memory. */
+/* OpenSSL represents an external key of TLS 1.3 as a session that nobody negotiated. NULL: out of memory. */
 static SSL_SESSION *make_session(SSL *ssl)
 {
     const struct tls_context *context = SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl));
@@ -129,8 +130,7 @@ static SSL_SESSION *make_session(SSL *ssl)
 static int offer_psk(SSL *ssl, const EVP_MD *md, const unsigned char **id_p, size_t *id_bytes_p, SSL_SESSION **session_p)
 {
     *session_p = NULL;
-    /* A hash that is already agreed on and is not ours: a server that is not rdtd. Without a key the handshake ends
-     * there. */
+    /* A different hash was agreed on, so the server is not rdtd. Without a key the handshake ends there. */
     if (md && !EVP_MD_is_a(md, "SHA256"))
         return 1;
     *session_p = make_session(ssl);
@@ -217,10 +217,10 @@ enum rdt_status tls_init(struct tls *tls, struct tls_context *context, bool serv
     }
     SSL_set_bio(ssl, in, out);
     if (server) {
-        /* It has no certificate, so that without the key there is no handshake. */
+        /* The server has no certificate, so that there is no handshake without the key. */
         SSL_set_accept_state(ssl);
     } else {
-        /* And nobody is trusted by certificate: a server that shows one instead of the key fails here. */
+        /* Nobody is trusted by certificate, so a server that shows one instead of the key fails here. */
         SSL_set_verify(ssl, SSL_VERIFY_PEER, NULL);
         SSL_set_connect_state(ssl);
     }
@@ -256,7 +256,7 @@ enum rdt_status tls_handshake(struct tls *tls, struct rdt_error *err)
             return RDT_AGAIN;
         return rdt_error_set(err, RDT_DENIED, "no TLS: the other end has another key, or is not rdtd (%s)", reason());
     }
-    /* What tls_init set up already refuses those without the key; this does not depend on it. */
+    /* The setup in tls_init already refuses ends without the key; this check does not depend on it. */
     if (!SSL_session_reused(tls->ssl))
         return rdt_error_set(err, RDT_DENIED, "no TLS: the other end did not use the key");
     return RDT_OK;
@@ -264,7 +264,7 @@ enum rdt_status tls_handshake(struct tls *tls, struct rdt_error *err)
 
 enum rdt_status tls_read(struct tls *tls, void *buf, size_t size, size_t *n_p, struct rdt_error *err)
 {
-    /* OpenSSL takes longer to say so itself than to decrypt a small record. */
+    /* OpenSSL takes longer to report this than to decrypt a small record. */
     if (BIO_ctrl_pending(tls->in) == 0 && !SSL_has_pending(tls->ssl))
         return SSL_get_shutdown(tls->ssl) & SSL_RECEIVED_SHUTDOWN
                    ? rdt_error_set(err, RDT_DISCONNECTED, "the other end closed the connection")

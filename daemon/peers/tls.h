@@ -18,8 +18,8 @@
 
 struct tls_context; /* the key, and what all connections share */
 
-/* Reads the key: the file's content without trailing white space. INVALID: shorter than 16 bytes, not a file,
- * or others may read it; SYSTEM: cannot be read. The context outlives its connections. */
+/* Reads the key: the file's content without trailing white space. INVALID: shorter than 16 bytes, not a
+ * file, or readable by others; SYSTEM: it cannot be read. The context must outlive its connections. */
 enum rdt_status tls_context_create(const char *key_file, struct tls_context **context_p, struct rdt_error *err);
 void tls_context_destroy(struct tls_context *context);
 
@@ -29,25 +29,25 @@ struct tls {
     uint64_t records;        /* written with the present key */
 };
 
-/* The end that accepted the connection is the server. NO_MEMORY. */
+/* The end that accepted the connection is the server. Error: NO_MEMORY. */
 enum rdt_status tls_init(struct tls *tls, struct tls_context *context, bool server, struct rdt_error *err);
-void tls_fini(struct tls *tls); /* also of one that is all zero */
+void tls_fini(struct tls *tls); /* accepts a zeroed struct */
 
-/* Ciphertext that the other end sent. NO_MEMORY. */
+/* Adds ciphertext from the other end. Error: NO_MEMORY. */
 enum rdt_status tls_feed(struct tls *tls, const void *bytes, size_t n, struct rdt_error *err);
 
 /* RDT_OK: the other end has proved that it holds the key; RDT_AGAIN: feed more; RDT_DENIED: it has not. Each
  * time there may be something to send. */
 enum rdt_status tls_handshake(struct tls *tls, struct rdt_error *err);
 
-/* After the handshake. RDT_OK: n_p > 0 bytes; RDT_AGAIN: no whole record there; RDT_DISCONNECTED: the other end has
- * ended the stream; RDT_PROTOCOL: a record was forged or damaged. */
+/* After the handshake. RDT_OK: *n_p > 0 bytes; RDT_AGAIN: no whole record yet; RDT_DISCONNECTED: the other
+ * end has ended the stream; RDT_PROTOCOL: a record was forged or damaged. */
 enum rdt_status tls_read(struct tls *tls, void *buf, size_t size, size_t *n_p, struct rdt_error *err);
 
 /* After the handshake: encrypts all of it. NO_MEMORY, INTERNAL. */
 enum rdt_status tls_write(struct tls *tls, const void *bytes, size_t n, struct rdt_error *err);
 
-/* Ciphertext to be sent: how much there is, and moves up to `size` bytes of it out. */
+/* tls_pending: the number of ciphertext bytes to send. tls_take moves up to `size` of them out. */
 size_t tls_pending(const struct tls *tls);
 size_t tls_take(struct tls *tls, void *buf, size_t size);
 

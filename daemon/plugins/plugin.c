@@ -1,4 +1,4 @@
-/* Finds and loads backends, and keeps the instances of their memory kinds and transports. */
+/* Finds and loads backends, and owns the instances of their memory kinds and transports. */
 #include "daemon/plugins/plugin.h"
 
 #include <assert.h>
@@ -36,8 +36,8 @@ enum rdt_status plugins_check_names(struct plugins *plugins, const struct plugin
                  strcasecmp(other->transport.name, plugin->transport.name) == 0)
             what = "transport", name = plugin->transport.name;
         if (what)
-            return rdt_error_set(err, RDT_EXISTS, "backend %s: the name of its %s is taken by %s: %s", plugin->path, what,
-                                 other->path, name);
+            return rdt_error_set(err, RDT_EXISTS, "backend %s: the name of its %s is taken by %s: %s", plugin->path,
+                                 what, other->path, name);
     }
     return RDT_OK;
 }
@@ -63,7 +63,7 @@ static int is_backend(const struct dirent *entry)
     return fnmatch("rdt_*.so", entry->d_name, 0) == 0;
 }
 
-/* Bytes, not the locale's order. */
+/* by bytes, whatever the locale */
 static int by_name(const struct dirent **a, const struct dirent **b)
 {
     return strcmp((*a)->d_name, (*b)->d_name);
@@ -124,7 +124,7 @@ static struct plugin_parts parts_of(struct plugin *plugin)
     return (struct plugin_parts){.plugin = plugin, .kind = plugin->kind, .transport = plugin->instance};
 }
 
-/* Transports first: they may use memory that a kind of another plug-in owns. */
+/* Transports are closed first, because they may use memory of another plug-in's kind. */
 static void close_instances(struct plugins *plugins)
 {
     list_for_each (node, &plugins->transports) {
@@ -172,7 +172,7 @@ enum rdt_status plugins_create(uv_loop_t *loop, const struct options *options, s
         return status;
     }
     status = open_all(plugins, options, err);
-    /* Last, since only the loop could close it again. Nothing is reported before there is a connection. */
+    /* Last, because only the loop can close it. No plug-in reports anything before there are connections. */
     if (status == RDT_OK)
         status = plugin_events_init(&plugins->events, loop, err);
     if (status != RDT_OK) {
@@ -196,7 +196,7 @@ static void on_events_closed(struct plugin_events *events)
 static void on_instances_closed(struct plugin_event *event)
 {
     struct plugins *plugins = container_of(event, struct plugins, closed);
-    pthread_join(plugins->closer, NULL); /* it has only to return */
+    pthread_join(plugins->closer, NULL); /* the thread is about to return */
     list_init(&plugins->transports);
     list_init(&plugins->memory_kinds);
     plugin_events_close(&plugins->events, on_events_closed);
@@ -210,7 +210,7 @@ static void *closer_main(void *arg)
     return NULL;
 }
 
-/* On a thread of its own: a device that hangs must not keep the loop from giving it up. */
+/* On a thread of its own: a device that hangs must not block the loop, which gives up after a time. */
 void plugins_close_if_due(struct plugins *plugins)
 {
     if (!plugins->closing || plugins->change)
@@ -286,7 +286,7 @@ void plugins_transport_names(const struct plugins *plugins, char *text_p, size_t
     }
 }
 
-const char *transport_sided(const struct transport *transport)
+const char *transport_sides(const struct transport *transport)
 {
     bool one = transport->ops.post_read, two = transport->ops.post_send;
     return one && two ? "one and two" : one ? "one" : "two";

@@ -1,6 +1,6 @@
-/* Loading and unloading while the daemon runs: each on a thread of its own, for constructors, open and close are vendors' code and may
- * take as long as they like; and not on the work pool's, which others need. One at a time, and what the thread made or ended is told to
- * the loop by the queue that all plug-ins' reports take. */
+/* Loads and unloads backends while the daemon runs. Constructors, open and close are vendors' code and may
+ * take any time, so each change runs on a thread of its own and not on the worker pool. There is one
+ * change at a time. Its result comes to the loop through the queue of plug-ins' reports. */
 #include <assert.h>
 #include <pthread.h>
 #include <signal.h>
@@ -15,10 +15,10 @@ struct plugin_change {
     struct plugin_event event;
     struct plugins *plugins;
     pthread_t thread;
-    const struct options *options; /* loading */
+    const struct options *options; /* NULL when unloading */
     char *path;
     struct options_extra *settings;
-    struct plugin_parts parts; /* unloading: what goes; loading: what came */
+    struct plugin_parts parts; /* what was loaded, or is unloaded */
     enum rdt_status status;
     struct rdt_error err;
     plugins_changed on_changed;
@@ -46,8 +46,8 @@ static void change_free(struct plugin_change *change)
     free(change);
 }
 
-/* The lists are nobody else's to change meanwhile, and the loop only reads them. */
-static enum rdt_status judge(struct plugin_change *change, struct plugin *plugin, struct rdt_error *err)
+/* Checks and opens a loaded file. Nobody else changes the lists meanwhile, and the loop only reads them. */
+static enum rdt_status check_and_open(struct plugin_change *change, struct plugin *plugin, struct rdt_error *err)
 {
     const struct plugin_parts *parts = &change->parts;
     enum rdt_status status = plugins_check_names(change->plugins, plugin, err);
@@ -76,7 +76,7 @@ static void load(struct plugin_change *change)
     change->status = plugin_load(change->path, true, &plugin, &change->err);
     if (change->status != RDT_OK)
         return;
-    change->status = judge(change, plugin, &change->err);
+    change->status = check_and_open(change, plugin, &change->err);
     if (change->status != RDT_OK)
         plugin_unload(plugin, false);
 }
@@ -108,7 +108,7 @@ static void deliver(struct plugin_event *event)
     struct plugin_change *change = container_of(event, struct plugin_change, event);
     struct plugins *plugins = change->plugins;
     bool loaded = change->path && change->status == RDT_OK, unloaded = !change->path;
-    pthread_join(change->thread, NULL); /* it has only to return */
+    pthread_join(change->thread, NULL); /* the thread is about to return */
     plugins->change = NULL;
     if (loaded)
         plugin_link(plugins, &change->parts);
@@ -124,8 +124,8 @@ static void deliver(struct plugin_event *event)
     plugins_close_if_due(plugins);
 }
 
-/* Signals are the daemon's business, and the threads that a plug-in starts inherit what this one has; but a fault of its own must still
- * reach the handler that the daemon has for it. */
+/* Signals are handled by other threads, and the threads that a plug-in starts inherit this thread's mask.
+ * Signals of its own faults must still reach the daemon's handlers. */
 int plugin_thread_start(pthread_t *thread_p, void *(*main)(void *arg), void *arg)
 {
     sigset_t most, before;
@@ -153,7 +153,7 @@ static enum rdt_status start(struct plugin_change *change, plugins_changed on_ch
         return RDT_OK;
     plugins->change = NULL;
     change_free(change);
-    return rdt_error_sys(err, failed, "starting a thread");
+    return rdt_error_sys(err, failed, "cannot start a thread to load or unload a backend");
 }
 
 enum rdt_status plugins_load(struct plugins *plugins, const struct options *options, const char *path,

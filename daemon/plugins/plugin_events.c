@@ -1,5 +1,6 @@
-/* The one queue in which the reports of plug-ins' threads come to the loop: in the order in which they were made, so that a
- * connection's last operation is known to have ended before its close is. And what is reported about: connections and operations. */
+/* The single queue that brings reports of plug-ins' threads to the loop, in the order in which they were
+ * made, so that the last operation of a connection is reported before its close. Also the calls for
+ * connections and operations. */
 #include "daemon/plugins/plugin_events.h"
 
 #include <assert.h>
@@ -10,12 +11,12 @@
 #include "daemon/base/log.h"
 #include "daemon/plugins/plugin.h"
 
-/* After so many the loop sees to its sockets again. */
-#define EVENTS_PER_TURN 512
+/* so that the loop reads its sockets in between */
+#define EVENTS_PER_ITERATION 512
 
 /* ---- reports of foreign threads ---- */
 
-/* Under the mutex. True: the loop must be woken, once the mutex is free. */
+/* Under the mutex. Returns true if the loop must be woken, which is done after the mutex is released. */
 static bool queue_event(struct plugin_events *events, struct plugin_event *event)
 {
     bool wake = !events->woken;
@@ -38,10 +39,10 @@ void plugin_events_queue(struct plugin_events *events, struct plugin_event *even
     pthread_mutex_unlock(&events->mutex);
 }
 
-static void look(struct plugin_events *events)
+static void deliver_events(struct plugin_events *events)
 {
     pthread_mutex_lock(&events->mutex);
-    for (unsigned i = 0; i < EVENTS_PER_TURN; i++) {
+    for (unsigned i = 0; i < EVENTS_PER_ITERATION; i++) {
         struct list *node = list_first(&events->queue);
         if (!node) {
             events->woken = false;
@@ -60,11 +61,11 @@ static void look(struct plugin_events *events)
 
 static void on_wake(struct wake *wake)
 {
-    look(container_of(wake, struct plugin_events, wake));
+    deliver_events(container_of(wake, struct plugin_events, wake));
 }
 
-/* Loop thread: an operation is the plug-in's, or is not any more. */
-static void count(struct transport *transport, int by)
+/* Loop thread: operations that the plug-in has been given and not reported. */
+static void count_op(struct transport *transport, int by)
 {
     transport->ops_active += (uint64_t)by;
 }
@@ -74,7 +75,7 @@ static void deliver_done(struct plugin_event *event)
     struct plugin_op *op = container_of(event, struct plugin_op, done);
     char *msg = op->msg;
     op->msg = NULL;
-    count(op->transport, -1);
+    count_op(op->transport, -1);
     if (op->status == RDT_OK)
         op->transport->bytes_done += op->op.piece.bytes;
     op->on_done(op, op->status, msg ? msg : rdt_status_sentence(op->status));
@@ -87,8 +88,8 @@ static void host_op_done(struct rdt_op *rdt_op, enum rdt_status status, const ch
     struct plugin_events *events = op->transport->events;
     char *copy = msg && msg[0] != 0 ? strdup(msg) : NULL;
     pthread_mutex_lock(&events->mutex);
-    bool again = !list_empty(&op->done.link), wake = false;
-    if (!again) {
+    bool twice = !list_empty(&op->done.link), wake = false;
+    if (!twice) {
         op->status = status;
         op->msg = copy;
         wake = queue_event(events, &op->done);
@@ -96,8 +97,8 @@ static void host_op_done(struct rdt_op *rdt_op, enum rdt_status status, const ch
     pthread_mutex_unlock(&events->mutex);
     if (wake)
         wake_send(&events->wake);
-    if (again) {
-        log_error("bug in transport %s: an operation ended twice", op->transport->name);
+    if (twice) {
+        log_error("bug in transport %s: it reported the end of an operation twice", op->transport->name);
         free(copy);
     }
 }
@@ -132,7 +133,8 @@ static void deliver_closed(struct plugin_event *event)
     if (conn->disconnecting)
         conn->on_closed(conn);
     else
-        log_error("bug in transport %s: a connection closed that nobody disconnected", conn->transport->name);
+        log_error("bug in transport %s: it reported the close of a connection that was not being closed",
+                  conn->transport->name);
 }
 
 static void host_conn_closed(void *conn_ctx)
@@ -229,7 +231,7 @@ void plugin_conn_destroy(struct plugin_conn *conn)
         return;
     conn->transport->ops.connection_destroy(conn->handle);
     conn->handle = NULL;
-    drop_events(conn); /* after it: the plug-in's threads report until then */
+    drop_events(conn); /* after connection_destroy, since the plug-in's threads may report until then */
 }
 
 void plugin_conn_describe(const struct plugin_conn *conn, char *text_p, size_t size)
@@ -237,7 +239,7 @@ void plugin_conn_describe(const struct plugin_conn *conn, char *text_p, size_t s
     text_p[0] = 0;
     if (conn->handle && conn->transport->ops.describe && conn->transport->ops.describe(conn->handle, text_p, size) != RDT_OK)
         text_p[0] = 0;
-    text_p[size - 1] = 0; /* whatever a plug-in takes for text */
+    text_p[size - 1] = 0; /* whatever the plug-in wrote */
 }
 
 const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory_kind, const char *device)
@@ -256,7 +258,7 @@ static void op_begin(struct plugin_op *op, struct transport *transport)
     op->status = RDT_OK;
     op->msg = NULL;
     memset(op->op.priv, 0, sizeof op->op.priv);
-    count(transport, 1);
+    count_op(transport, 1);
 }
 
 typedef enum rdt_status (*post_fn)(void *conn, struct rdt_op *op, struct rdt_error *err);
@@ -269,7 +271,7 @@ enum rdt_status plugin_group_broadcast(struct plugin_group *group, uint32_t root
     op_begin(op, transport);
     enum rdt_status status = transport->ops.post_broadcast(group->handle, root, &op->op, err);
     if (status != RDT_OK)
-        count(transport, -1);
+        count_op(transport, -1);
     return status;
 }
 
@@ -282,7 +284,7 @@ static enum rdt_status post(struct plugin_conn *conn, struct plugin_op *op, post
     op_begin(op, transport);
     enum rdt_status status = post_op(conn->handle, &op->op, err);
     if (status != RDT_OK)
-        count(transport, -1);
+        count_op(transport, -1);
     return status;
 }
 
@@ -309,7 +311,7 @@ static bool has_ended(const struct transport *transport, const struct plugin_op 
     return ended;
 }
 
-/* It may end right now: a plug-in looks an op up before it cancels it. */
+/* The operation may end during the call: a plug-in looks it up before it cancels it. */
 void plugin_op_cancel(struct plugin_conn *conn, struct plugin_op *op)
 {
     if (conn->transport->ops.cancel && !has_ended(conn->transport, op))

@@ -1,5 +1,6 @@
-/* May this file be loaded? Whoever may write it is the daemon, and so is whoever may put another in its place. Believes no name: each
- * folder is opened in the one before, the file in the last, and what was opened is judged. */
+/* Decides whether a file may be loaded. Whoever can write the file, or replace it, could act as the
+ * daemon. Names are not trusted: each directory is opened inside the one before, the file inside the last,
+ * and the open descriptors are checked. */
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,42 +15,45 @@
 
 static enum rdt_status check_writers(const struct stat *st, const char *what, struct rdt_error *err)
 {
-    bool sticky = S_ISDIR(st->st_mode) && (st->st_mode & S_ISVTX); /* others' names there are safe */
+    /* others cannot replace entries of such a directory */
+    bool sticky = S_ISDIR(st->st_mode) && (st->st_mode & S_ISVTX);
     if (st->st_uid != 0 && st->st_uid != geteuid())
-        return rdt_error_set(err, RDT_DENIED, "%sbelongs to uid %u, neither root nor the daemon's", what, (unsigned)st->st_uid);
+        return rdt_error_set(err, RDT_DENIED, "%sbelongs to uid %u, not to root or the daemon's user: chown it", what,
+                             (unsigned)st->st_uid);
     if ((st->st_mode & (S_IWGRP | S_IWOTH)) && !sticky)
         return rdt_error_set(err, RDT_DENIED, "%scan be written by others: chmod go-w", what);
     return RDT_OK;
 }
 
-static enum rdt_status check_folder(int fd, const char *path, size_t path_bytes, struct rdt_error *err)
+static enum rdt_status check_directory(int fd, const char *path, size_t path_bytes, struct rdt_error *err)
 {
     char what[300];
     struct stat st;
     if (fstat(fd, &st) != 0)
-        return rdt_error_sys(err, errno, "cannot look at its folder");
-    snprintf(what, sizeof what, "its folder %.*s ", (int)path_bytes, path);
+        return rdt_error_sys(err, errno, "cannot examine its directory");
+    snprintf(what, sizeof what, "its directory %.*s ", (int)path_bytes, path);
     return check_writers(&st, what, err);
 }
 
-/* From the root down to the folder that the file is in. The path is a real one: no links, no dots. */
-static enum rdt_status open_folder(const char *path, bool guarded, int *dir_p, const char **name_p, struct rdt_error *err)
+/* Opens the directories from the root to the one of the file. The path is a real path without links or
+ * dots. */
+static enum rdt_status open_directory(const char *path, bool guarded, int *dir_p, const char **name_p, struct rdt_error *err)
 {
     int dir = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     const char *at = path + 1, *slash;
     enum rdt_status status = dir < 0 ? rdt_error_sys(err, errno, "cannot open /") : RDT_OK;
     if (status == RDT_OK && guarded)
-        status = check_folder(dir, path, 1, err);
+        status = check_directory(dir, path, 1, err);
     while (status == RDT_OK && (slash = strchr(at, '/')) != NULL) {
         char name[NAME_MAX + 1];
         snprintf(name, sizeof name, "%.*s", (int)(slash - at), at);
         int next = openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (next < 0)
-            status = rdt_error_sys(err, errno, "cannot open its folder %.*s", (int)(slash - path), path);
+            status = rdt_error_sys(err, errno, "cannot open its directory %.*s", (int)(slash - path), path);
         close(dir);
         dir = next;
         if (status == RDT_OK && guarded)
-            status = check_folder(dir, path, (size_t)(slash - path), err);
+            status = check_directory(dir, path, (size_t)(slash - path), err);
         at = slash + 1;
     }
     if (status != RDT_OK) {
@@ -67,8 +71,8 @@ static bool read_at(int fd, void *to, size_t bytes, uint64_t at)
     return pread(fd, to, bytes, (off_t)at) == (ssize_t)bytes;
 }
 
-/* A library that was cut off, by a copy that goes on say, would kill the daemon when the loader touches what is not there. What is no
- * library at all, or of another machine, the loader itself refuses. */
+/* A truncated library, perhaps one that is still being copied, would crash the daemon when the loader
+ * touches missing pages. The loader itself refuses files that are no library of this machine. */
 static enum rdt_status check_whole(int fd, uint64_t file_bytes, struct rdt_error *err)
 {
     Elf64_Ehdr head;
@@ -77,9 +81,9 @@ static enum rdt_status check_whole(int fd, uint64_t file_bytes, struct rdt_error
         return RDT_OK;
     for (unsigned i = 0; i < head.e_phnum; i++) {
         Elf64_Phdr part;
-        bool there = head.e_phoff <= file_bytes && read_at(fd, &part, sizeof part, head.e_phoff + i * sizeof part);
-        if (!there || part.p_offset > file_bytes || part.p_filesz > file_bytes - part.p_offset)
-            return rdt_error_set(err, RDT_INVALID, "is cut off: it has %llu bytes, and its headers promise more",
+        bool readable = head.e_phoff <= file_bytes && read_at(fd, &part, sizeof part, head.e_phoff + i * sizeof part);
+        if (!readable || part.p_offset > file_bytes || part.p_filesz > file_bytes - part.p_offset)
+            return rdt_error_set(err, RDT_INVALID, "is truncated: it has %llu bytes, fewer than its headers say",
                                  (unsigned long long)file_bytes);
     }
     return RDT_OK;
@@ -89,7 +93,7 @@ static enum rdt_status check_file(int fd, struct rdt_error *err)
 {
     struct stat st;
     if (fstat(fd, &st) != 0)
-        return rdt_error_sys(err, errno, "cannot look at");
+        return rdt_error_sys(err, errno, "cannot be examined");
     if (!S_ISREG(st.st_mode))
         return rdt_error_set(err, RDT_INVALID, "is not a regular file");
     enum rdt_status status = check_writers(&st, "", err);
@@ -100,12 +104,13 @@ enum rdt_status plugin_file_open(const char *path, bool guarded, int *fd_p, stru
 {
     const char *name;
     int dir;
-    enum rdt_status status = open_folder(path, guarded, &dir, &name, err);
+    enum rdt_status status = open_directory(path, guarded, &dir, &name, err);
     if (status != RDT_OK)
         return status;
     if (name[0] == 0)
-        name = "."; /* of the root itself, which is not a regular file */
-    int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a fifo must not hold us up */
+        name = "."; /* the path is that of the root, which is not a regular file */
+    /* O_NONBLOCK: opening a fifo must not block */
+    int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     int failed = errno;
     close(dir);
     if (fd < 0)

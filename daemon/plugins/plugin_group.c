@@ -1,4 +1,4 @@
-/* What plug-ins report of groups, and the calls that make and end one rank of a group. */
+/* Reports of plug-ins about groups, and the calls that create and end one rank of a group. */
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>
@@ -64,7 +64,7 @@ static void deliver_closed(struct plugin_event *event)
     if (group->closing)
         group->on_closed(group);
     else
-        log_error("bug in transport %s: a group closed that nobody had close", group->transport->name);
+        log_error("bug in transport %s: it reported the close of a group that was not being closed", group->transport->name);
 }
 
 static void host_closed(void *group_ctx)
@@ -109,7 +109,7 @@ enum rdt_status plugin_group_create(struct plugin_group *group, struct transport
     if (!transport->available)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s: %s", transport->name, transport->why_not);
     if (!transport->ops.group_create)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "%s knows no groups", transport->name);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s does not support groups", transport->name);
     group->transport = transport;
     group->handle = NULL;
     group->ready.deliver = deliver_ready;
@@ -147,5 +147,5 @@ void plugin_group_destroy(struct plugin_group *group)
         return;
     group->transport->ops.group_destroy(group->handle);
     group->handle = NULL;
-    drop_events(group); /* after it: the plug-in's threads report until then */
+    drop_events(group); /* after group_destroy, since the plug-in's threads may report until then */
 }

@@ -1,4 +1,5 @@
-/* The host table's log and config, and the check of the configuration against what plug-ins declare. */
+/* The log and config entries of the host table, and the check of the configuration against the keys that
+ * plug-ins declare. */
 #include "daemon/plugins/plugin_host.h"
 
 #include <stdarg.h>
@@ -105,25 +106,25 @@ void plugin_host_init(struct plugin *plugin)
 static enum rdt_status unknown_section(const struct list *plugins, const struct options_extra *extra, struct rdt_error *err)
 {
     static const char *const ours[] = {"daemon", "network", "transfer"};
-    struct suggest nearest;
+    struct suggest suggest;
     char hint[96];
-    suggest_init(&nearest, extra->section);
+    suggest_init(&suggest, extra->section);
     for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++)
-        suggest_try(&nearest, ours[i]);
+        suggest_try(&suggest, ours[i]);
     list_for_each (node, plugins)
-        suggest_try(&nearest, container_of(node, struct plugin, link)->name);
-    suggest_hint(&nearest, "", hint, sizeof hint);
-    return rdt_error_set(err, RDT_INVALID, "no section and no loaded backend has this name%s", hint);
+        suggest_try(&suggest, container_of(node, struct plugin, link)->name);
+    suggest_hint(&suggest, "", hint, sizeof hint);
+    return rdt_error_set(err, RDT_INVALID, "neither the daemon nor a loaded backend has a section of this name%s", hint);
 }
 
 static enum rdt_status unknown_key(const struct plugin *plugin, const struct options_extra *extra, struct rdt_error *err)
 {
-    struct suggest nearest;
+    struct suggest suggest;
     char hint[96];
-    suggest_init(&nearest, extra->key);
+    suggest_init(&suggest, extra->key);
     for (const struct rdt_config_key *key = plugin->backend.config_keys; key && key->name; key++)
-        suggest_try(&nearest, key->name);
-    suggest_hint(&nearest, "", hint, sizeof hint);
+        suggest_try(&suggest, key->name);
+    suggest_hint(&suggest, "", hint, sizeof hint);
     return rdt_error_set(err, RDT_INVALID, "the backend has no such key%s", hint);
 }
 

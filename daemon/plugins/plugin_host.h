@@ -1,4 +1,4 @@
-/* What a plug-in may ask the core while it opens. For plugin*.c only. */
+/* Answers to what a plug-in asks the daemon while it opens. Private to plugin*.c. */
 #ifndef DAEMON_PLUGIN_HOST_H
 #define DAEMON_PLUGIN_HOST_H
 
@@ -9,13 +9,14 @@
 /* Fills plugin->host. */
 void plugin_host_init(struct plugin *plugin);
 
-/* Every key of every section that is not the daemon's own is one that a plug-in of the list declared. INVALID names it. */
+/* Checks that every key of every section that is not the daemon's own was declared by a plug-in of the
+ * list. INVALID names the key. */
 enum rdt_status plugin_host_check(const struct list *plugins, const struct options *options, struct rdt_error *err);
 
-/* The same of the settings that came with the request to load it. */
+/* The same for the settings of the request that loads the plug-in. */
 enum rdt_status plugin_host_check_own(const struct plugin *plugin, struct rdt_error *err);
 
-/* The plug-ins' own sections as a configuration file with a comment per key: the effective values. */
+/* Writes the plug-ins' sections with the effective values, and a comment for each key. */
 void plugin_host_dump(const struct list *plugins, const struct options *options, FILE *out);
 
 #endif

@@ -1,5 +1,5 @@
-/* What plugin.c (all of them), plugin_open.c (one instance of each) and plugin_change.c (loading and unloading while the daemon runs)
- * share. For plugin*.c only. */
+/* What plugin.c (all backends), plugin_open.c (the instances of one) and plugin_change.c (loading and
+ * unloading while the daemon runs) share. Private to plugin*.c. */
 #ifndef DAEMON_PLUGIN_IMPL_H
 #define DAEMON_PLUGIN_IMPL_H
 
@@ -9,7 +9,7 @@
 
 struct plugin_change;
 
-/* A transport's name: objects and requests refer to it, also when it was unloaded and is loaded anew. */
+/* A transport's name. Objects and requests refer to it, even after the transport was unloaded. */
 struct plugin_name {
     struct list link;
     char text[];
@@ -17,41 +17,47 @@ struct plugin_name {
 
 struct plugins {
     struct plugin_events events;
-    struct list files; /* of struct plugin */
+    struct list files; /* struct plugin.link */
     struct list memory_kinds, transports;
-    struct list names;            /* of struct plugin_name: every transport's that there ever was */
-    struct plugin_change *change; /* under way: meanwhile only its own thread looks at files, and nobody changes the lists */
+    struct list names; /* struct plugin_name.link: of every transport that was ever loaded */
+    /* NULL: no change is running. During a change only its thread reads files, and nobody changes the
+     * lists. */
+    struct plugin_change *change;
     bool closing;
     void (*on_closed)(void *arg);
     void *arg;
-    pthread_t closer; /* of what is open, at the end; `closed` tells that it has */
+    pthread_t closer; /* the thread that closes the instances at the end; it queues `closed` */
     struct plugin_event closed;
 };
 
 /* ---- plugin.c ---- */
 
-/* EXISTS: another one has its name, or that of a part of it. INVALID: a section of the configuration has. */
+/* EXISTS: another backend has the name of this one or of a part of it. INVALID: a section of the
+ * configuration has its name. */
 enum rdt_status plugins_check_names(struct plugins *plugins, const struct plugin *plugin, struct rdt_error *err);
 
-/* The change has ended. */
+/* Called when a change has ended: closes everything if plugins_close was called meanwhile. */
 void plugins_close_if_due(struct plugins *plugins);
 
 /* ---- plugin_change.c ---- */
 
-/* For vendors' code, which may take as long as it likes; 0 or an errno. The thread gets no signals but those of its own faults. */
+/* Starts a thread for vendors' code, which may take any time. Only signals of its own faults reach the
+ * thread. Returns 0 or an errno. */
 int plugin_thread_start(pthread_t *thread_p, void *(*main)(void *arg), void *arg);
 
 /* ---- plugin_open.c ---- */
 
-/* Makes and opens what the plug-in has; in no list yet. Any thread. On error nothing of it is open. */
+/* Creates and opens the instances of a plug-in, and adds them to no list. Any thread. After an error
+ * nothing of it is open. */
 enum rdt_status plugin_open(struct plugins *plugins, struct plugin *plugin, const struct options *options,
                             struct plugin_parts *parts_p, struct rdt_error *err);
 
-/* Into the lists, the file too; out of them. */
+/* Add the plug-in and its parts to the lists, and remove them. */
 void plugin_link(struct plugins *plugins, struct plugin_parts *parts);
 void plugin_unlink(struct plugin_parts *parts);
 
-/* Transport first: it may use memory that the kind owns. Any thread. _free: the structs, but not the file's. */
+/* plugin_close closes the transport before the memory kind, whose memory it may use. Any thread.
+ * plugin_parts_free frees the instances, not the plug-in. */
 void plugin_close(const struct plugin_parts *parts);
 void plugin_parts_free(struct plugin_parts *parts);
 

@@ -1,5 +1,5 @@
-/* Judges one backend file before any of its operations is called. Believes nothing that the file says about itself but sizes,
- * versions and names, and these are checked. */
+/* Checks one backend file before any of its operations is called. Sizes, versions and names are all that
+ * is read of its tables, and they are checked. */
 #include "daemon/plugins/plugin_load.h"
 
 #include <ctype.h>
@@ -14,7 +14,7 @@
 
 #define NAME_CHARS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
-/* What their version of the table has goes into ours; the rest is NULL. */
+/* Copies a plug-in's table into one of this daemon's size. Missing entries become NULL. */
 static void copy_table(void *ours, size_t our_bytes, const void *theirs, uint32_t their_bytes)
 {
     memset(ours, 0, our_bytes);
@@ -23,13 +23,13 @@ static void copy_table(void *ours, size_t our_bytes, const void *theirs, uint32_
 
 struct required {
     const char *name;
-    bool there;
+    bool present;
 };
 
 static enum rdt_status check_required(const char *table, const struct required *rows, size_t n, struct rdt_error *err)
 {
     for (size_t i = 0; i < n; i++) {
-        if (!rows[i].there)
+        if (!rows[i].present)
             return rdt_error_set(err, RDT_INVALID, "%s: %s is missing", table, rows[i].name);
     }
     return RDT_OK;
@@ -45,7 +45,7 @@ static enum rdt_status check_name(const char *what, const char *name, struct rdt
     return RDT_OK;
 }
 
-static enum rdt_status take_memory(struct plugin *plugin, struct rdt_error *err)
+static enum rdt_status copy_memory(struct plugin *plugin, struct rdt_error *err)
 {
     struct rdt_memory_ops *ops = &plugin->memory;
     copy_table(ops, sizeof(*ops), plugin->backend.memory, plugin->backend.memory->struct_size);
@@ -57,7 +57,7 @@ static enum rdt_status take_memory(struct plugin *plugin, struct rdt_error *err)
         {"free", ops->free},
         {"map", ops->map},
         {"copy", ops->copy || devices},
-        /* Memory that the processor cannot touch is moved, shared and cleared by the plug-in. */
+        /* the processor cannot move, share or clear such memory, so the plug-in must */
         {"export_block", ops->export_block || !devices},
         {"copy_start", ops->copy_start || !devices},
         {"zero", ops->zero || !devices},
@@ -70,7 +70,7 @@ static enum rdt_status take_memory(struct plugin *plugin, struct rdt_error *err)
     return status;
 }
 
-static enum rdt_status take_transport(struct plugin *plugin, struct rdt_error *err)
+static enum rdt_status copy_transport(struct plugin *plugin, struct rdt_error *err)
 {
     struct rdt_transport_ops *ops = &plugin->transport;
     copy_table(ops, sizeof(*ops), plugin->backend.transport, plugin->backend.transport->struct_size);
@@ -94,7 +94,7 @@ static enum rdt_status take_transport(struct plugin *plugin, struct rdt_error *e
         {"post_broadcast", ops->post_broadcast || !ops->cancel_broadcast},
         {"cancel_broadcast", ops->cancel_broadcast || !ops->post_broadcast},
         {"a way to move bytes (post_send and post_recv, or pack_key and post_read)", one || two},
-        /* Half of a pair is a forgotten operation, not a choice. */
+        /* half of a pair means that an operation was forgotten */
         {"post_send", ops->post_send || !two},
         {"post_recv", ops->post_recv || !two},
         {"pack_key", ops->pack_key || !one},
@@ -109,12 +109,12 @@ static enum rdt_status take_transport(struct plugin *plugin, struct rdt_error *e
     return status;
 }
 
-static enum rdt_status take_tables(struct plugin *plugin, const struct rdt_backend *theirs, struct rdt_error *err)
+static enum rdt_status copy_tables(struct plugin *plugin, const struct rdt_backend *theirs, struct rdt_error *err)
 {
     if (!theirs)
-        return rdt_error_set(err, RDT_INVALID, "rdt_backend_init gave nothing");
+        return rdt_error_set(err, RDT_INVALID, "rdt_backend_init returned NULL");
     if (theirs->abi_version != RDT_BACKEND_ABI)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "is made for ABI version %u, and this rdtd has version %u",
+        return rdt_error_set(err, RDT_UNSUPPORTED, "was built for ABI version %u, but this rdtd has version %u: rebuild it",
                              theirs->abi_version, RDT_BACKEND_ABI);
     copy_table(&plugin->backend, sizeof plugin->backend, theirs, theirs->struct_size);
     enum rdt_status status = check_name("backend", plugin->backend.name, err);
@@ -123,9 +123,9 @@ static enum rdt_status take_tables(struct plugin *plugin, const struct rdt_backe
     if (!plugin->backend.memory && !plugin->backend.transport)
         return rdt_error_set(err, RDT_INVALID, "has neither a memory kind nor a transport");
     if (plugin->backend.memory)
-        status = take_memory(plugin, err);
+        status = copy_memory(plugin, err);
     if (status == RDT_OK && plugin->backend.transport)
-        status = take_transport(plugin, err);
+        status = copy_transport(plugin, err);
     if (status != RDT_OK)
         return status;
     plugin->name = strdup(plugin->backend.name);
@@ -143,17 +143,19 @@ static enum rdt_status open_library(struct plugin *plugin, struct rdt_error *err
         const char *why = dlerror();
         return rdt_error_set(err, RDT_INVALID, "cannot be loaded: %s", why ? why : "no reason given");
     }
-    /* ISO C knows no conversion between void * and functions; POSIX promises that the bits are the same. */
+    /* ISO C has no conversion between void * and function pointers; POSIX guarantees the same
+     * representation. */
     const struct rdt_backend *(*init)(void);
     void *symbol = dlsym(plugin->library, "rdt_backend_init");
     if (!symbol)
         return rdt_error_set(err, RDT_INVALID, "is not a backend: it exports no rdt_backend_init");
     memcpy(&init, &symbol, sizeof init);
-    return take_tables(plugin, init(), err);
+    return copy_tables(plugin, init(), err);
 }
 
-/* The file is loaded by its path, for then the loader finds libraries that lie beside it ($ORIGIN). Nobody who may not change it could
- * make the path lead elsewhere meanwhile, if it is guarded; whoever may, and does, is told. */
+/* The file is loaded by its path, so that the loader finds libraries beside it ($ORIGIN). If it is
+ * guarded, only those who may change the file can make the path lead elsewhere meanwhile, and they get an
+ * error. */
 static enum rdt_status load(struct plugin *plugin, bool guarded, struct rdt_error *err)
 {
     int fd;
@@ -173,7 +175,7 @@ enum rdt_status plugin_load(const char *path, bool guarded, struct plugin **plug
     if (!plugin)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %s", path);
     list_init(&plugin->link);
-    /* A bare name would make dlopen search the system's directories. */
+    /* dlopen would search the system's directories for a bare name */
     plugin->path = realpath(path, NULL);
     if (!plugin->path) {
         int failed = errno;

@@ -1,4 +1,4 @@
-/* One backend file: opened, checked, and its tables copied. For plugin*.c only. */
+/* One backend file: opened, checked, and its tables copied. Private to plugin*.c. */
 #ifndef DAEMON_PLUGIN_LOAD_H
 #define DAEMON_PLUGIN_LOAD_H
 
@@ -10,36 +10,37 @@
 
 struct plugin {
     struct list link;
-    char *path, *name; /* the name is lower case */
-    void *library;     /* of dlopen */
-    /* Our copies: what the file's version lacks is NULL. */
+    char *path, *name; /* name: lower case */
+    void *library;     /* from dlopen */
+    /* Copies; entries that the file's ABI minor version lacks are NULL. */
     struct rdt_backend backend;
     struct rdt_memory_ops memory;
     struct rdt_transport_ops transport;
     bool has_memory, has_transport;
-    struct memory_kind *kind; /* of it, while it is in the lists; NULL: it has none */
+    struct memory_kind *kind; /* the instances while they are in the lists; NULL: it has none */
     struct transport *instance;
     struct options_extra
         *settings; /* of its own section, that came with the request to load it; before those of the configuration */
 
     struct rdt_host host;          /* lent to the plug-in from open on */
-    const struct options *options; /* while open runs, else NULL */
+    const struct options *options; /* while open runs; otherwise NULL */
     char listen_host[65];
 };
 
-/* Errors as plugins_create's: each names file and fault. guarded: nobody else may write to a directory on the path either. */
+/* Loads and checks a file. Errors are those of plugins_create; each names the file and the fault. guarded:
+ * nobody else may be able to write to a directory on the path either. */
 enum rdt_status plugin_load(const char *path, bool guarded, struct plugin **plugin_p, struct rdt_error *err);
 
-/* For plugin_load.c, in plugin_file.c: opens what is at the real path, and judges the file, never the name. The caller closes *fd_p.
- * plugin_file_is: the path still leads to it. */
+/* In plugin_file.c. Opens the file at the real path and checks the open file, not its name. The caller
+ * closes *fd_p. plugin_file_is: whether the path still leads to that file. */
 enum rdt_status plugin_file_open(const char *path, bool guarded, int *fd_p, struct rdt_error *err);
 bool plugin_file_is(const char *path, int fd);
 
-/* Closes the file of a plug-in that is about to be freed; none of its code runs any more. */
+/* Unmaps the file of a plug-in that will be freed. None of its code may run any more. */
 void plugin_unmap(struct plugin *plugin);
 
-/* Frees the struct, which is in no list. keep_mapped: of a sound plug-in, opened or not: what vendor libraries start in their constructors, and their
- * threads and exit handlers, outlives their close. */
+/* Frees a plug-in that is in no list. keep_mapped: leaves a sound file mapped, because threads and exit
+ * handlers that vendors' libraries start in constructors outlive their close. */
 void plugin_unload(struct plugin *plugin, bool keep_mapped);
 
 #endif

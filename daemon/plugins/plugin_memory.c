@@ -1,13 +1,13 @@
-/* Memory kinds whose memory lies on devices: which ones there are, and copies that the plug-in carries out by itself. */
+/* Memory kinds on devices: the list of devices, and the copies that the plug-in carries out. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-#include "daemon/plugins/plugin_events.h"
-#include "daemon/plugins/plugin.h"
 #include "daemon/base/text.h"
+#include "daemon/plugins/plugin.h"
+#include "daemon/plugins/plugin_events.h"
 
 #define MAX_DEVICES 256u
 
@@ -32,10 +32,10 @@ enum rdt_status plugin_memory_devices(struct memory_kind *kind, uint64_t limit_b
         struct memory_device *device = &kind->devices[kind->n_devices++];
         device->kind = kind;
         device->index = i;
-        list_init(&device->awaiting);
+        list_init(&device->memory.awaiting);
         device->bytes = found[i].bytes;
-        device->limit_bytes = limit_bytes ? limit_bytes : found[i].bytes - found[i].bytes / 10;
-        device->ready_max_bytes = ready_max_bytes ? ready_max_bytes : device->limit_bytes / 8;
+        device->memory.limit_bytes = limit_bytes ? limit_bytes : found[i].bytes - found[i].bytes / 10;
+        device->memory.pool_max_bytes = ready_max_bytes ? ready_max_bytes : device->memory.limit_bytes / 8;
         text_copy(device->uuid, sizeof device->uuid, found[i].uuid);
         text_copy(device->name, sizeof device->name, found[i].name);
     }
@@ -71,16 +71,16 @@ struct memory_device *memory_kind_device(const struct memory_kind *kind, const c
 {
     struct memory_device *device = NULL;
     struct rdt_device now;
-    char there[320];
+    char names[320];
 
     for (unsigned i = 0; i < kind->n_devices && !device; i++)
         if (strcasecmp(kind->devices[i].uuid, uuid) == 0 || (uuid[0] == '\0' && kind->n_devices == 1))
             device = &kind->devices[i];
-    list_devices(kind, there, sizeof there);
+    list_devices(kind, names, sizeof names);
     if (!device && uuid[0] == '\0' && kind->n_devices > 1)
-        (void)rdt_error_set(err, RDT_INVALID, "%s memory is on several devices here, say which: %s", kind->name, there);
+        (void)rdt_error_set(err, RDT_INVALID, "this node has %s memory on several devices: name one of %s", kind->name, names);
     else if (!device)
-        (void)rdt_error_set(err, RDT_UNSUPPORTED, "this node has no %s device \"%.64s\"; it has: %s", kind->name, uuid, there);
+        (void)rdt_error_set(err, RDT_UNSUPPORTED, "this node has no %s device \"%.64s\"; it has: %s", kind->name, uuid, names);
     if (!device)
         return NULL;
     now = memory_device_now(device);
@@ -92,7 +92,7 @@ struct memory_device *memory_kind_device(const struct memory_kind *kind, const c
 
 /* ---- copies ---- */
 
-static void one_less(struct plugin_events *events)
+static void copy_ended(struct plugin_events *events)
 {
     void (*on_copied)(void *arg) = events->on_copied;
 
@@ -123,7 +123,7 @@ static void deliver_copied(struct plugin_event *event)
     memory_kind_unuse(copy->kind);
     copy->on_done(copy, copy->status, msg ? msg : rdt_status_sentence(copy->status));
     free(msg);
-    one_less(events); /* after it, which may have started the next */
+    copy_ended(events); /* after on_done, which may have started another copy */
 }
 
 static void host_copy_done(struct rdt_memory_copy *rdt_copy, enum rdt_status status, const char *msg)
@@ -156,7 +156,7 @@ enum rdt_status plugin_copy_start(struct memory_kind *kind, struct plugin_copy *
     status = kind->ops.copy_start(kind->instance, &copy->copy, err);
     if (status != RDT_OK) {
         memory_kind_unuse(kind);
-        kind->events->copies--; /* whoever started it is not waiting for it */
+        kind->events->copies--; /* the caller does not wait for it */
     }
     return status;
 }

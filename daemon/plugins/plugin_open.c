@@ -1,4 +1,4 @@
-/* One instance of what a plug-in has, from open to close. */
+/* The instances of one plug-in, from open to close. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,18 +15,18 @@ static void lower(char *to, const char *text)
     *to = 0;
 }
 
-/* The file's own list goes with the file, and rows show it until the last moment. */
-static const char *const *copy_words(const char *const *words)
+/* A copy, because the list in the file is unmapped with it, while reports may show it until the end. */
+static const char *const *copy_strings(const char *const *strings)
 {
     size_t n = 0, bytes = 0;
-    for (; words[n]; n++)
-        bytes += strlen(words[n]) + 1;
+    for (; strings[n]; n++)
+        bytes += strlen(strings[n]) + 1;
     char **copy = malloc((n + 1) * sizeof(*copy) + bytes);
     if (!copy)
         return NULL;
     char *text = (char *)(copy + n + 1);
     for (size_t i = 0; i < n; i++) {
-        copy[i] = strcpy(text, words[i]);
+        copy[i] = strcpy(text, strings[i]);
         text += strlen(text) + 1;
     }
     copy[n] = NULL;
@@ -46,7 +46,7 @@ static void transport_free(struct transport *transport)
 {
     if (!transport)
         return;
-    free(transport->kept);
+    free(transport->own_name);
     free((char *)(uintptr_t)transport->version);
     free((void *)(uintptr_t)transport->ops.memory_kinds);
     free(transport);
@@ -77,15 +77,15 @@ static struct transport *transport_new(struct plugins *plugins, struct plugin *p
     if (!transport)
         return NULL;
     transport->ops = plugin->transport;
-    transport->ops.memory_kinds = copy_words(plugin->transport.memory_kinds);
-    transport->kept = malloc(sizeof(*transport->kept) + strlen(plugin->transport.name) + 1);
-    if (!transport->kept || !transport->ops.memory_kinds) {
+    transport->ops.memory_kinds = copy_strings(plugin->transport.memory_kinds);
+    transport->own_name = malloc(sizeof(*transport->own_name) + strlen(plugin->transport.name) + 1);
+    if (!transport->own_name || !transport->ops.memory_kinds) {
         transport_free(transport);
         return NULL;
     }
-    list_init(&transport->kept->link);
-    lower(transport->kept->text, plugin->transport.name);
-    transport->name = transport->kept->text;
+    list_init(&transport->own_name->link);
+    lower(transport->own_name->text, plugin->transport.name);
+    transport->name = transport->own_name->text;
     transport->path = plugin->path;
     transport->plugin = plugin;
     transport->plugins = plugins;
@@ -94,14 +94,15 @@ static struct transport *transport_new(struct plugins *plugins, struct plugin *p
     return transport;
 }
 
-/* Of an open operation: true if it worked; false with OK in *status_p if the thing is to be kept as not available. */
-static bool judge_open(enum rdt_status *status_p, const struct plugin *plugin, const struct rdt_error *why, char why_not[192],
-                       struct rdt_error *err)
+/* Interprets the status of an open operation. Returns true if it succeeded. Returns false with OK in
+ * *status_p if the part stays loaded as not available. */
+static bool open_result(enum rdt_status *status_p, const struct plugin *plugin, const struct rdt_error *why, char why_not[192],
+                        struct rdt_error *err)
 {
     if (*status_p == RDT_OK)
         return true;
     if (*status_p == RDT_UNSUPPORTED) {
-        snprintf(why_not, 192, "%.191s", why->msg[0] != 0 ? why->msg : "it gave no reason");
+        snprintf(why_not, 192, "%.191s", why->msg[0] != 0 ? why->msg : "the plug-in gave no reason");
         *status_p = RDT_OK;
         return false;
     }
@@ -109,20 +110,21 @@ static bool judge_open(enum rdt_status *status_p, const struct plugin *plugin, c
     return false;
 }
 
-static enum rdt_status open_memory(struct plugin *plugin, struct memory_kind *kind, const struct options *options, struct rdt_error *err)
+static enum rdt_status open_memory(struct plugin *plugin, struct memory_kind *kind, const struct options *options,
+                                   struct rdt_error *err)
 {
     struct rdt_error why = {0};
     enum rdt_status status = kind->ops.open(&plugin->host, &kind->instance, &why);
-    kind->opened = kind->available = judge_open(&status, plugin, &why, kind->why_not, err);
+    kind->opened = kind->available = open_result(&status, plugin, &why, kind->why_not, err);
     if (kind->available)
         status = plugin_memory_devices(kind, options->device_limit_bytes, options->device_pool_max_bytes, err);
     return status;
 }
 
-/* With the library that was found it may move less than its table lists. */
-static void ask_what_moves(struct transport *transport)
+/* With the vendor's library that was found, a transport may move fewer kinds than its table lists. */
+static void ask_memory_kinds(struct transport *transport)
 {
-    const char **kinds = (const char **)(uintptr_t)transport->ops.memory_kinds; /* our copy */
+    const char **kinds = (const char **)(uintptr_t)transport->ops.memory_kinds; /* a copy */
     size_t n = 0;
 
     for (size_t i = 0; kinds[i]; i++)
@@ -142,9 +144,9 @@ static enum rdt_status open_transport(struct plugin *plugin, struct transport *t
         ops->pack_key = NULL;
         ops->post_read = NULL;
     }
-    transport->opened = transport->available = judge_open(&status, plugin, &why, transport->why_not, err);
+    transport->opened = transport->available = open_result(&status, plugin, &why, transport->why_not, err);
     if (transport->available && ops->moves)
-        ask_what_moves(transport);
+        ask_memory_kinds(transport);
     const char *version = transport->available && transport->ops.version ? transport->ops.version(transport->instance) : NULL;
     transport->version = strdup(version ? version : "");
     if (status == RDT_OK && !transport->version)
@@ -176,10 +178,10 @@ enum rdt_status plugin_open(struct plugins *plugins, struct plugin *plugin, cons
     return RDT_OK;
 }
 
-static void keep_name(struct plugins *plugins, struct transport *transport)
+static void intern_name(struct plugins *plugins, struct transport *transport)
 {
-    struct plugin_name *fresh = transport->kept;
-    transport->kept = NULL;
+    struct plugin_name *fresh = transport->own_name;
+    transport->own_name = NULL;
     list_for_each (node, &plugins->names) {
         struct plugin_name *name = container_of(node, struct plugin_name, link);
         if (strcmp(name->text, fresh->text) == 0) {
@@ -193,14 +195,14 @@ static void keep_name(struct plugins *plugins, struct transport *transport)
 
 static void insert_by_speed(struct list *transports, struct transport *transport)
 {
-    struct list *before = transports; /* the end */
+    struct list *before = transports;
     list_for_each (node, transports) {
         if (container_of(node, struct transport, link)->ops.speed < transport->ops.speed) {
             before = node;
             break;
         }
     }
-    list_append(before, &transport->link); /* in front of `before` */
+    list_append(before, &transport->link); /* in front of `before`, or at the end */
 }
 
 void plugin_link(struct plugins *plugins, struct plugin_parts *parts)
@@ -212,7 +214,7 @@ void plugin_link(struct plugins *plugins, struct plugin_parts *parts)
     if (parts->kind)
         list_append(&plugins->memory_kinds, &parts->kind->link);
     if (parts->transport) {
-        keep_name(plugins, parts->transport);
+        intern_name(plugins, parts->transport);
         insert_by_speed(&plugins->transports, parts->transport);
     }
 }

@@ -64,7 +64,7 @@ static void end(struct hotload *hotload, const struct plugin_parts *parts, const
         on_done(hotload->arg, parts, err);
 }
 
-void hotload_leave(struct hotload *hotload, const void *arg)
+void hotload_cancel_wait(struct hotload *hotload, const void *arg)
 {
     if (hotload->arg == arg)
         hotload->on_done = NULL;
@@ -110,7 +110,8 @@ enum rdt_status hotload_load(struct hotload *hotload, const char *path, struct o
 
 static enum rdt_status check_memory(const struct hotload *hotload, const struct memory_kind *kind, struct rdt_error *err)
 {
-    unsigned users = kind->users - device_pool_blocks(&hotload->regions->kept, kind); /* the pool is emptied first */
+    /* the pool is emptied before the unload */
+    unsigned users = kind->users - device_pool_blocks(&hotload->regions->device_pool, kind);
     const struct region *region;
 
     if (strcasecmp(kind->name, "host") == 0)
@@ -158,7 +159,7 @@ static bool step(struct hotload *hotload)
     if ((transport && transport->registered > 0) || (hotload->parts.kind && hotload->parts.kind->users > 0))
         return false;
     if (plugins_unload(hotload->plugins, &hotload->parts, on_unloaded, hotload, NULL) != RDT_OK)
-        return false; /* there was no memory or no thread: the next tick tries again */
+        return false; /* out of memory, or no thread: the next tick tries again */
     sm_move(&hotload->sm, CLOSING);
     return true;
 }
@@ -176,7 +177,7 @@ static void make_unavailable(struct plugin_parts *parts)
     static const char why[] = "it is being unloaded";
 
     if (parts->transport) {
-        parts->transport->leaving = true;
+        parts->transport->unloading = true;
         parts->transport->available = false;
         memcpy(parts->transport->why_not, why, sizeof why);
     }
@@ -207,7 +208,7 @@ enum rdt_status hotload_unload(struct hotload *hotload, const char *name, hotloa
     hotload->parts = parts;
     make_unavailable(&parts);
     if (parts.kind)
-        device_pool_forget_kind(&hotload->regions->kept, parts.kind);
+        device_pool_forget_kind(&hotload->regions->device_pool, parts.kind);
     emit(hotload, "unavailable", &parts);
     if (parts.transport)
         transfers_transport_leave(hotload->transfers, parts.transport);

@@ -1,10 +1,10 @@
 /* Backend hot-load: loads and unloads plug-ins while the daemon serves. One change runs at a time.
  *
- *   IDLE ----load--> LOADING (the file is opened on a thread) -----------------> IDLE   every node whose link is up gets an offer
+ *   IDLE ----load--> LOADING (the file is opened on a thread) ------> IDLE   every node whose link is up gets an offer
  *   IDLE --unload--> LEAVING --connections closed--> FORGETTING --registrations gone--> CLOSING (on a thread) --> IDLE
  *
- * A backend that is in use is not unloaded: the error names its user. From LEAVING on nothing new starts with the backend, and the
- * unload cannot be undone. All functions and callbacks run on the loop's thread.
+ * A backend that is in use is not unloaded: the error names its user. From LEAVING on nothing new starts with the
+ * backend, and the unload cannot be undone. All functions and callbacks run on the loop thread.
  */
 #ifndef DAEMON_HOTLOAD_H
 #define DAEMON_HOTLOAD_H
@@ -35,17 +35,18 @@ struct hotload {
 
 void hotload_init(struct hotload *hotload);
 
-/* Starts loading the plug-in file `path` with settings, which this takes in every case. After RDT_OK on_done(arg) runs once, later, unless
- * hotload_leave(arg) comes first. BUSY: another change is under way. Other errors: those of plugins_load. */
+/* Starts loading the plug-in file `path` with settings, which are taken in any case. After RDT_OK,
+ * on_done(arg) runs once, later, unless hotload_cancel_wait(arg) comes first. Errors: BUSY (another change
+ * is under way), and those of plugins_load. */
 enum rdt_status hotload_load(struct hotload *hotload, const char *path, struct options_extra *take_settings,
                              hotload_done on_done, void *arg, struct rdt_error *err);
 
-/* Starts unloading the backend `name`; on_done as above. NOT_FOUND; BUSY: another change is under way, or the backend is in use;
- * INVALID: host memory, which everything needs. */
+/* Starts unloading the backend `name`; on_done as above. Errors: NOT_FOUND; BUSY: another change is under
+ * way, or the backend is in use; INVALID: host memory cannot be unloaded. */
 enum rdt_status hotload_unload(struct hotload *hotload, const char *name, hotload_done on_done, void *arg,
                                struct rdt_error *err);
 
-/* The owner of arg no longer waits: on_done does not run. The change itself continues. */
-void hotload_leave(struct hotload *hotload, const void *arg);
+/* Cancels the wait of the owner of arg: on_done does not run. The change itself continues. */
+void hotload_cancel_wait(struct hotload *hotload, const void *arg);
 
 #endif

@@ -34,8 +34,8 @@ static enum rdt_status check(const struct call *call, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* How long the request may wait for room under a limit; 0: not at all. */
-static int64_t patience(const struct call *call, const void *request)
+/* How long the request may wait for room under a limit; 0: it may not wait. */
+static int64_t wait_limit_ns(const struct call *call, const void *request)
 {
     const Rdt__Pb__Put *put = request;
 
@@ -44,7 +44,7 @@ static int64_t patience(const struct call *call, const void *request)
     if (call->type == RDT_MSG_ALLOC)
         return ((const Rdt__Pb__Alloc *)request)->timeout_ns;
     /* Memory that came with the request cannot be offered twice */
-    if (call->type != RDT_MSG_PUT || call->gave || put->sealed_bytes > 0)
+    if (call->type != RDT_MSG_PUT || call->handed_over || put->sealed_bytes > 0)
         return 0;
     return put->timeout_ns;
 }
@@ -59,8 +59,10 @@ static void on_room(struct account_wait *room)
     client_wake(call->client, &call->wake);
 }
 
-/* A limit refused the request, which may wait: it keeps only its packed bytes, and is dispatched again when there is room. */
-static enum rdt_status park(struct call *call, const uint8_t *payload, size_t bytes, int64_t timeout_ns, struct rdt_error *err)
+/* Defers a request that a limit refused and that may wait. It keeps only its packed bytes, and is
+ * dispatched again when there is room. */
+static enum rdt_status wait_for_room(struct call *call, const uint8_t *payload, size_t bytes, int64_t timeout_ns,
+                                     struct rdt_error *err)
 {
     struct accounts *accounts = call->rpc->objects->accounts;
     struct account *full = accounts->full;
@@ -88,7 +90,7 @@ static enum rdt_status park(struct call *call, const uint8_t *payload, size_t by
     call->why = strdup(why.msg);
     accounts->full = full;
     accounts->full_of = full_of;
-    account_tried(accounts, &call->room);
+    account_request_end(accounts, &call->room);
     return RDT_OK;
 }
 
@@ -99,32 +101,34 @@ static void on_turn_to_try(struct client_wake *wake)
     rpc_dispatch(call, call->packed, call->packed_bytes);
 }
 
-void rpc_pass(struct client *client)
+void rpc_postpone_waits(struct client *client)
 {
     list_for_each (node, &client->wakes) { /* the loop also sees wakes that are appended meanwhile */
         struct client_wake *wake = container_of(node, struct client_wake, link);
         if (wake->run == on_turn_to_try)
-            account_pass(&container_of(wake, struct call, wake)->room);
+            account_wait_postpone(&container_of(wake, struct call, wake)->room);
     }
 }
 
 /* Runs the handler of a decoded request. If err is set, the request could not be decoded, and is answered with it. */
-static void act(struct call *call, const ProtobufCMessage *request, struct rdt_error *err, const uint8_t *payload, size_t bytes)
+static void run_handler(struct call *call, const ProtobufCMessage *request, struct rdt_error *err, const uint8_t *payload,
+                        size_t bytes)
 {
     struct accounts *accounts = call->rpc->objects->accounts;
     bool unread = err->status != RDT_OK;
     enum rdt_status status = err->status;
 
-    account_try(accounts, &call->room);
+    account_request_begin(accounts, &call->room);
     if (!unread) {
-        log_trace("%s from client %llu, %zu bytes", call->verb->name, call->client ? (unsigned long long)call->client->id : 0ull, bytes);
+        log_trace("%s from client %llu, %zu bytes", call->verb->name,
+                  call->client ? (unsigned long long)call->client->id : 0ull, bytes);
         status = check(call, err);
         if (status == RDT_OK)
             status = handler_of(call->type)(call, request, err);
     }
-    if (!unread && status != RDT_OK && accounts->full && patience(call, request) != 0)
-        status = park(call, payload, bytes, patience(call, request), err);
-    account_tried(accounts, NULL);
+    if (!unread && status != RDT_OK && accounts->full && wait_limit_ns(call, request) != 0)
+        status = wait_for_room(call, payload, bytes, wait_limit_ns(call, request), err);
+    account_request_end(accounts, NULL);
     if (status == RDT_OK)
         return;
     if (err->status == RDT_OK)
@@ -146,7 +150,7 @@ void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
         if (call->type == RDT_MSG_HELLO)
             (void)rdt_error_set(&err, RDT_PROTOCOL, "HELLO is the first request of a connection, and comes once");
         else
-            (void)rdt_error_set(&err, RDT_UNSUPPORTED, "this daemon knows no request %u", call->type);
+            (void)rdt_error_set(&err, RDT_UNSUPPORTED, "request %u is unknown to this daemon", call->type);
         call_fail(call, &err);
         return;
     }
@@ -157,7 +161,7 @@ void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
     call->arena = &arena;
     call->digest = NULL;
     (void)arena_unpack(&arena, call->verb->request, payload, bytes, call->verb->name, &request, &err);
-    act(call, request, &err, payload, bytes);
+    run_handler(call, request, &err, payload, bytes);
     arena_fini(&arena);
 }
 
@@ -165,10 +169,11 @@ static void on_read(struct reading *reading)
 {
     struct call *call = reading->call;
 
-    act(call, reading->message, &reading->err, reading->frame.payload, reading->frame.length);
+    run_handler(call, reading->message, &reading->err, reading->frame.payload, reading->frame.length);
 }
 
-enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, void *take_buffer, struct rdt_error *err)
+enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, void *take_buffer,
+                           struct rdt_error *err)
 {
     struct call *call = frame->flags == 0 ? call_create(rpc, client, NULL, frame->type, frame->request_id) : NULL;
     enum rdt_status status = RDT_OK;

@@ -20,19 +20,21 @@
 
 #include "daemon/rpc/rpc_call.h"
 
-#define RPC_AT_ONCE_BYTES (48u << 10) /* the work pool decodes larger payloads; small objects travel inside smaller ones */
+/* the worker pool decodes larger payloads; the bytes of small objects fit into smaller ones */
+#define RPC_AT_ONCE_BYTES (48u << 10)
 
 /* Handles one frame of a client and answers it, now or later. Closes the fds of the frame that no handler took.
  * The payload lies in take_buffer (from malloc, taken); if that is NULL, the caller keeps the payload in place as
  * long as the client has a task. PROTOCOL: the caller closes the connection when the queued answers have been
  * sent. */
-enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, void *take_buffer, struct rdt_error *err);
+enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, void *take_buffer,
+                           struct rdt_error *err);
 
-/* The client does not run for now, or has gone: those of its requests that wait to try again for room give their
- * place to the requests of other clients. */
-void rpc_pass(struct client *client);
+/* For a client that does not run for now, or has ended: its requests that wait for room let those of other
+ * clients try first. */
+void rpc_postpone_waits(struct client *client);
 
-/* The function for rpc->dispatch: decodes the request, checks it and calls its handler. */
+/* Called by rpc->dispatch: decodes the request, checks it and calls its handler. */
 void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes);
 
 #endif

@@ -78,7 +78,7 @@ static void on_changed(void *arg, const struct plugin_parts *parts, const struct
 
 static void on_end(struct call *call)
 {
-    hotload_leave(call->rpc->hotload, call);
+    hotload_cancel_wait(call->rpc->hotload, call);
 }
 
 enum rdt_status rpc_backend_load(struct call *call, const void *request, struct rdt_error *err)

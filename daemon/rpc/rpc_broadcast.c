@@ -17,7 +17,7 @@ static void on_done(void *arg, const struct rdt_error *err)
 }
 
 /* The call ends early: its deadline has passed, it is cancelled, or its client is gone. */
-static void leave(struct call *call)
+static void on_end(struct call *call)
 {
     char what[192];
 
@@ -46,7 +46,7 @@ enum rdt_status rpc_broadcast(struct call *call, const void *request, struct rdt
         return RDT_OK;
     }
     call->waiting = broadcast;
-    status = call_defer(call, message->timeout_ns, leave, err);
+    status = call_defer(call, message->timeout_ns, on_end, err);
     if (status != RDT_OK)
         broadcast_leave(broadcast, (char[192]){0});
     return status;

@@ -39,7 +39,7 @@ static void call_free(struct call *call)
 {
     deadline_unset(call->rpc->deadlines, &call->deadline);
     if (!list_empty(&call->link) && call->client)
-        call->client->n_calls--;
+        call->client->rpc.n_calls--;
     if (!list_empty(&call->link) && call->peer)
         call->peer->n_calls--;
     list_remove(&call->link);
@@ -78,8 +78,8 @@ static void send_to_peer(struct call *call, const struct rdt_error *err, const P
         size_t bytes = protobuf_c_message_get_packed_size(reply);
         packed = bytes + CALL_REPLY_BYTES <= RDT_MAX_FRAME_BYTES ? malloc(bytes ? bytes : 1) : NULL;
         if (bytes + CALL_REPLY_BYTES > RDT_MAX_FRAME_BYTES) {
-            (void)snprintf(text, sizeof text, "the answer has %zu bytes: at most %u go to another node in one message", bytes,
-                           RDT_MAX_FRAME_BYTES);
+            (void)snprintf(text, sizeof text, "the answer has %zu bytes: at most %u can be sent to another node in one message",
+                           bytes, RDT_MAX_FRAME_BYTES);
             message.status = RDT_LIMIT;
             message.message = text;
         } else if (packed) {
@@ -116,8 +116,8 @@ void call_reply_empty(struct call *call)
 static void fail(struct call *call, const struct rdt_error *err, bool unread)
 {
     if (call->client && call->request_id == 0 && !unread) {
-        log_debug("client %llu: request %u, which needs no answer, failed: %s", (unsigned long long)call->client->id, call->type,
-                  err->msg);
+        log_debug("client %llu: request %u, which needs no answer, failed: %s", (unsigned long long)call->client->id,
+                  call->type, err->msg);
     } else if (call->client) {
         Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
         reply.status = err->status;
@@ -151,7 +151,9 @@ static void on_deadline(struct deadline *deadline)
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "there was no room in time: %s", call->why ? call->why : "");
     else if (call->why)
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s", call->why);
-    else if (call->forward && !(call->verb->properties & VERB_WAITS))
+    else if (call->explain)
+        call->explain(call, &err);
+    else if (call->forward && !call_waits(call))
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "node %s has not answered", call->to->name);
     else
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s in time", call->verb->unmet);
@@ -177,13 +179,18 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
     if (!list_empty(&call->link))
         return RDT_OK;
     if (call->client) {
-        list_append(&call->client->calls, &call->link);
-        call->client->n_calls++;
+        list_append(&call->client->rpc.calls, &call->link);
+        call->client->rpc.n_calls++;
     } else {
         list_append(&call->rpc->remote, &call->link);
         call->peer->n_calls++;
     }
     return RDT_OK;
+}
+
+bool call_waits(const struct call *call)
+{
+    return (call->verb->properties & VERB_WAITS) && !call->begins_transit;
 }
 
 bool call_may_wait(struct call *call, struct rdt_error *err)
@@ -208,8 +215,8 @@ void call_drop(struct call *call)
 bool calls_client_gone(struct rpc *rpc, struct client *client, uint64_t until_ns)
 {
     (void)rpc;
-    while (!list_empty(&client->calls)) {
-        call_drop(container_of(list_first(&client->calls), struct call, link));
+    while (!list_empty(&client->rpc.calls)) {
+        call_drop(container_of(list_first(&client->rpc.calls), struct call, link));
         if (uv_hrtime() >= until_ns)
             return false;
     }
@@ -218,7 +225,7 @@ bool calls_client_gone(struct rpc *rpc, struct client *client, uint64_t until_ns
 
 struct call *call_find(struct client *client, uint64_t request_id)
 {
-    list_for_each (node, &client->calls) {
+    list_for_each (node, &client->rpc.calls) {
         struct call *call = container_of(node, struct call, link);
         if (call->request_id == request_id)
             return call;

@@ -15,9 +15,9 @@
 
 #include "daemon/base/busy_poll.h"
 #include "daemon/base/events.h"
+#include "daemon/objects/names.h"
 #include "daemon/peers/holds.h"
 #include "daemon/rpc/hotload.h"
-#include "daemon/objects/names.h"
 #include "daemon/transfers/transfer.h"
 #include "proto/verb.h"
 
@@ -37,13 +37,13 @@ struct rpc { /* what handlers work on; daemon.c fills it */
     struct groups *groups;
     struct holds holds;
     struct owner_work *owner_work; /* of descriptors that clients sent */
-    struct peers *peers;  /* NULL: no peer link */
-    struct events events; /* the rooms below emit events through it */
-    struct list watches;  /* struct watch, private to rpc_watch.c */
-    struct list clients;  /* struct client.link */
-    struct list readings; /* struct reading.link, private to rpc_read.c */
-    struct list remote;   /* struct call: deferred calls of other nodes */
-    struct map forwarded; /* number -> struct call: calls of clients that another node answers */
+    struct peers *peers;           /* NULL: no peer link */
+    struct events events;          /* the rooms below emit events through it */
+    struct list watches;           /* struct watch, private to rpc_watch.c */
+    struct list clients;           /* struct client.link */
+    struct list readings;          /* struct reading.link, private to rpc_read.c */
+    struct list remote;            /* struct call: deferred calls of other nodes */
+    struct map forwarded;          /* number -> struct call: calls of clients that another node answers */
     uint64_t next_forward;
     unsigned n_clients;
     struct busy_poll busy_poll; /* conn.c reports messages to it */
@@ -54,23 +54,24 @@ struct rpc { /* what handlers work on; daemon.c fills it */
 };
 
 struct call {
-    struct list link; /* client->calls, rpc->remote: while deferred */
+    struct list link; /* client->rpc.calls, rpc->remote: while deferred */
     struct rpc *rpc;
     struct client *client;   /* NULL: the call is of another node */
     struct peer *peer;       /* NULL: the call is of a client */
     unsigned peer_epoch;     /* of the link by which it came */
     struct account *account; /* the requester's, a reference; NULL: a node that may not act for this requester */
     bool admin;
-    uint16_t type;       /* enum rdt_message, or a number that no request has */
+    uint16_t type;           /* enum rdt_message, or a number that no request has */
     const struct verb *verb; /* the row of the type; NULL: there is none */
-    uint64_t request_id; /* the client's, or the peer's call number */
-    struct frame *frame; /* inside the handler only: its fds */
-    struct arena *arena; /* inside the handler only: where the decoded request is */
+    uint64_t request_id;     /* the client's, or the peer's call number */
+    struct frame *frame;     /* inside the handler only: its fds */
+    struct arena *arena;     /* inside the handler only: where the decoded request is */
     /* Inside the handler only: of a PUT that the pool has decoded (rpc_read.h); NULL: the handler makes it */
     struct put_digest *digest;
     struct deadline deadline;
     /* Deferred: undoes what the call waits for. Called once, before the call ends without its answer. */
     void (*on_end)(struct call *);
+    void (*explain)(const struct call *, struct rdt_error *err); /* sets the TIMED_OUT; NULL: `why` or the verb's text */
 
     /* what the call may wait for */
     struct object_waiter object;
@@ -88,7 +89,8 @@ struct call {
     char *why;                /* what it waits for: the text of its TIMED_OUT */
     bool deferred;            /* charged as a waiter */
     bool takes_over;          /* HOLD: a hold in transit ends when this one is taken */
-    bool gave;                /* the memory that the client handed over is used: the put cannot be tried again */
+    bool begins_transit;      /* HOLD: only of a ref in transit; waits for no put, and gives its client no hold */
+    bool handed_over;         /* the memory that the client handed over is used: the put cannot be tried again */
     uint64_t heap_bytes;      /* charged for `packed` */
     uint8_t *packed;          /* the request, while it waits for the link or for room */
     size_t packed_bytes;
@@ -107,6 +109,9 @@ void call_fail_unread(struct call *call,
  * deferred before, the earlier deadline counts. on_end, may be NULL, is described above. LIMIT: too many calls of
  * this owner wait. */
 enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)(struct call *), struct rdt_error *err);
+
+/* The request waits for something to happen, not only for another node's answer. */
+bool call_waits(const struct call *call);
 
 /* false: call_defer would fail with LIMIT. For handlers that change something before they defer. */
 bool call_may_wait(struct call *call, struct rdt_error *err);
@@ -139,7 +144,7 @@ enum rdt_status call_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct 
 /* The same for requests about one object: a name is INVALID. */
 enum rdt_status call_object_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, struct rdt_error *err);
 
-/* May the caller see things of this owner in lists? */
+/* Whether the caller may see things of this owner in lists. */
 bool call_may_see(const struct call *call, const struct owner *owner);
 
 /* ---- handlers: one for each row of RDT_REQUEST_MAP; request is the decoded message, borrowed until the handler

@@ -6,9 +6,11 @@
 #include "daemon/rpc/rpc_call.h"
 #include "daemon/transfers/reservation.h"
 
-#define AT_ONCE 8u     /* a message with at most this many items is served in the turn in which it comes */
-#define TWINS_MOST 16  /* items that share one transfer of an object of this node: all of them are answered in one step */
-#define TWINS_TRIED 16 /* a message may fetch thousands of slices of one object: each is compared with this many before it */
+#define AT_ONCE 8u /* a message with at most this many items is served in the turn in which it arrives */
+/* items that share one transfer of a local object, since all of them are answered in one step */
+#define SHARERS_MAX 16
+/* a message may fetch thousands of slices of one object, so each is compared with this many earlier ones */
+#define SHARERS_TRIED 16
 
 enum phase {
     BATCH_LOOK, /* finds the items of one object, which may share a transfer */
@@ -37,10 +39,10 @@ struct batch {
     const Rdt__Pb__Fetch *message;
     enum phase phase;
     size_t next;
-    bool keeps;                   /* an item waits for BATCH_GO, so all items behind it do */
-    struct map by_id;             /* LOOK: id bytes -> index + 1 of the first item with it */
-    struct item *items;           /* [message->n_items] */
-    struct reservation *together; /* memory for all items; NULL: there is one item only */
+    bool keeps;                      /* an item waits for BATCH_GO, and so all items behind it do */
+    struct map by_id;                /* LOOK: id bytes -> index + 1 of the first item with it */
+    struct item *items;              /* [message->n_items] */
+    struct reservation *reservation; /* memory for all items; NULL: there is only one item */
 };
 
 static struct transfer *begun(const struct batch *batch, size_t i)
@@ -59,7 +61,7 @@ static void look(struct batch *batch, size_t i)
         return;
     first = (size_t)map_get(&batch->by_id, ref->id.data, ref->id.len);
     if (first == 0) {
-        /* Without memory the item shares with none */
+        /* Without memory the item shares no transfer */
         (void)map_put(&batch->by_id, ref->id.data, ref->id.len, (void *)(i + 1));
         return;
     }
@@ -68,9 +70,9 @@ static void look(struct batch *batch, size_t i)
 }
 
 /* A second transfer of a local object costs nothing extra, because no bytes move. */
-static bool has_room(const struct transfer *twin)
+static bool has_room(const struct transfer *shared)
 {
-    return transfer_fetch_count(twin) < TWINS_MOST || !transfer_is_local(twin);
+    return transfer_fetch_count(shared) < SHARERS_MAX || !transfer_is_local(shared);
 }
 
 static struct transfer *find_twin(struct batch *batch, size_t i)
@@ -79,16 +81,16 @@ static struct transfer *find_twin(struct batch *batch, size_t i)
     const struct item *item = &batch->items[i];
     unsigned tries = 0;
 
-    for (size_t at = batch->items[item->first].last; at != 0 && tries < TWINS_TRIED;
+    for (size_t at = batch->items[item->first].last; at != 0 && tries < SHARERS_TRIED;
          at = batch->items[at - 1].earlier, tries++) {
-        struct transfer *twin = begun(batch, at - 1);
-        if (twin && fetch_joinable(message, message->items[i], message->items[at - 1]) && has_room(twin))
-            return twin;
+        struct transfer *shared = begun(batch, at - 1);
+        if (shared && fetch_joinable(message, message->items[i], message->items[at - 1]) && has_room(shared))
+            return shared;
     }
     return NULL;
 }
 
-/* Nothing was started: answers every item with the error. */
+/* No item was started: answers every item with the error. */
 static enum rdt_status refuse_all(struct call *call, const Rdt__Pb__Fetch *message, const struct rdt_error *why)
 {
     for (size_t i = 0; i < message->n_items; i++)
@@ -100,7 +102,7 @@ static enum rdt_status refuse_all(struct call *call, const Rdt__Pb__Fetch *messa
 static void go(struct batch *batch, size_t i, struct transfer *transfer)
 {
     batch->items[i].went = true;
-    transfer_go(transfer, batch->together);
+    transfer_go(transfer, batch->reservation);
 }
 
 static void start_item(struct batch *batch, size_t i)
@@ -125,7 +127,7 @@ static void start_item(struct batch *batch, size_t i)
 
 static bool batch_end(struct batch *batch)
 {
-    reservation_seal(batch->together);
+    reservation_seal(batch->reservation);
     map_fini(&batch->by_id);
     free(batch->items);
     work_free_arena(batch->rpc->regions->pool, &batch->arena);
@@ -189,7 +191,7 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
         return refuse_all(call, message, err);
     }
     if (n > RDT_MAX_FETCH_REFS) {
-        (void)rdt_error_set(err, RDT_LIMIT, "a fetch of %zu refs: at most %u in one message", n, RDT_MAX_FETCH_REFS);
+        (void)rdt_error_set(err, RDT_LIMIT, "the fetch has %zu refs: one message may have at most %u", n, RDT_MAX_FETCH_REFS);
         return refuse_all(call, message, err);
     }
     if (check_runs(message, err) != RDT_OK)
@@ -208,8 +210,8 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
     batch->client = client;
     batch->message = message;
     batch->phase = n > 1 ? BATCH_LOOK : BATCH_START;
-    client->n_fetch_messages++;
-    batch->together = n > 1 ? reservation_create(call->rpc->regions) : NULL;
+    client->transfers.n_fetch_messages++;
+    batch->reservation = n > 1 ? reservation_create(call->rpc->regions) : NULL;
     call_take_request(call, &batch->arena);
     call_reply_empty(call); /* the items are answered one by one */
     if (n > AT_ONCE || !batch_step(&batch->task, UINT64_MAX))
@@ -220,7 +222,7 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
 enum rdt_status rpc_cancel(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Cancel *message = request;
-    struct fetch *fetch = map_get_u64(&call->client->fetches, message->handle);
+    struct fetch *fetch = map_get_u64(&call->client->transfers.fetches, message->handle);
     struct rdt_error why;
 
     (void)err;
@@ -232,8 +234,8 @@ enum rdt_status rpc_cancel(struct call *call, const void *request, struct rdt_er
     return RDT_OK;
 }
 
-/* Notes which of the object's regions stay mapped at the client; both lists have the same order. */
-static void note_stays(struct client *client, const struct object *object, const Rdt__Pb__Release *message)
+/* Records which of the object's regions stay mapped at the client. Both lists have the same order. */
+static void note_kept_mappings(struct client *client, const struct object *object, const Rdt__Pb__Release *message)
 {
     size_t said = 0;
 
@@ -241,7 +243,7 @@ static void note_stays(struct client *client, const struct object *object, const
         struct region *region = object->uses[i].region;
         if (said < message->n_keep_mapped_regions && message->keep_mapped_regions[said] == region->id) {
             said++;
-            mapped_keep(&client->mapped, region, message->gone_events == client->n_gones);
+            mapped_keep(&client->mapped, region, message->gone_events == client->n_region_gone_events);
         } else {
             (void)mapped_drop(&client->mapped, region);
         }
@@ -262,7 +264,7 @@ enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_e
             call->client->cache.ops->on_drop(&call->client->cache, hold->region->id); /* the client has not been told yet */
     }
     if (hold->object)
-        note_stays(call->client, hold->object, message);
+        note_kept_mappings(call->client, hold->object, message);
     client_release(hold);
     call_reply_empty(call);
     return RDT_OK;

@@ -3,6 +3,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/rpc/rpc_call.h"
+#include "daemon/rpc/rpc_holders.h"
 
 /* ---- freeing ---- */
 
@@ -43,7 +44,7 @@ static void on_silence(struct deadline *deadline)
     freeing_done(container_of(deadline, struct freeing, deadline));
 }
 
-/* Answers the call when no replica is served any more. NO_MEMORY: the object is freed all the same, but the call
+/* Answers the call when no replica is served any more. NO_MEMORY: the object is freed anyway, and the call
  * is answered at once. */
 static enum rdt_status answer_forced(struct call *call, uint64_t generation, struct rdt_error *err)
 {
@@ -82,15 +83,15 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
         return status;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, -1, err);
-    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, call->admin, &object, err);
     if (status == RDT_AGAIN)
-        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref.id);
+        return object_table_not_put(&ref, &call->account->owner, err);
     if (status != RDT_OK)
         return status;
     if (!call_may_see(call, &object->account->owner))
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user or root may free it", ref.id,
                              object->account->owner.uid);
-    if (!message->force && !object_is_kept(object))
+    if (!message->force && !object_has_producer_hold(object))
         return rdt_error_set(err, RDT_FREED, "object \"%s\" was freed before", ref.id);
     if (!message->force && object->producer != call->client && !object->detached)
         return rdt_error_set(err, RDT_DENIED,
@@ -131,6 +132,19 @@ static void on_gone(struct object_waiter *waiter, struct object *object, const s
     wake_freed(container_of(waiter, struct call, object));
 }
 
+/* Who holds the object. */
+static void explain_freed(const struct call *call, struct rdt_error *err)
+{
+    const struct object *object = call->object.object; /* NULL: it has ended, and the client's turn to hear that has not come */
+    struct holders *holders = object ? holders_create(call->rpc, object, &call->account->owner, call->admin) : NULL;
+    char who[320] = "";
+
+    if (holders)
+        holders_say(holders, who, sizeof who);
+    holders_destroy(holders);
+    (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time%s%s", call->verb->unmet, who[0] ? ": " : "", who);
+}
+
 static void on_idle(struct region_waiter *waiter)
 {
     wake_freed(container_of(waiter, struct call, range));
@@ -141,7 +155,7 @@ static enum rdt_status wait_range(struct call *call, const Rdt__Pb__WaitFreed *m
     struct region *region;
 
     if (!call->client)
-        return rdt_error_set(err, RDT_DENIED, "memory ranges are waited for on their own node");
+        return rdt_error_set(err, RDT_DENIED, "wait for a memory range on the node where it is");
     region = map_get_u64(&call->client->regions, message->region);
     if (!region || region->generation != message->generation)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
@@ -172,18 +186,17 @@ enum rdt_status rpc_wait_freed(struct call *call, const void *request, struct rd
         return status;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, message->timeout_ns, err);
-    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, call->admin, &object, err);
     if (status == RDT_FREED || status == RDT_OWNER_DIED) {
         call_reply_empty(call);
         return RDT_OK;
     }
     if (status == RDT_AGAIN)
-        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref.id);
+        return object_table_not_put(&ref, &call->account->owner, err);
     if (status != RDT_OK)
         return status;
-    if (!call->admin && !object_visible_to(object, &call->account->owner))
-        return rdt_error_set(err, RDT_DENIED, "object \"%s\" is not visible to uid %u", ref.id, call->account->owner.uid);
     call->object.on_event = on_gone;
+    call->explain = explain_freed;
     if (!object_wait_freed(object, &call->object))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for the end of \"%s\"", ref.id);
     return call_defer(call, message->timeout_ns, NULL, err);
@@ -193,7 +206,7 @@ enum rdt_status rpc_cancel_request(struct call *call, const void *request, struc
 {
     const Rdt__Pb__CancelRequest *message = request;
     struct call *other = call->client ? call_find(call->client, message->request_id) : NULL;
-    struct remote_hold *keeping = call->client ? remote_hold_find(call->client, message->request_id) : NULL;
+    struct remote_hold *hold = call->client ? remote_hold_find(call->client, message->request_id) : NULL;
     struct rdt_error why;
 
     (void)err;
@@ -203,8 +216,8 @@ enum rdt_status rpc_cancel_request(struct call *call, const void *request, struc
         (void)rdt_error_set(&why, RDT_CANCELLED, "the request was cancelled");
         call_fail(other, &why);
     }
-    if (keeping) /* a HOLD, answered */
-        remote_hold_end(keeping);
+    if (hold) /* a HOLD that has been answered */
+        remote_hold_end(hold);
     call_reply_empty(call);
     return RDT_OK;
 }

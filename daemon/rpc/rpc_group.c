@@ -25,12 +25,12 @@ static void on_done(struct group_waiter *waiter, const struct rdt_error *err)
 }
 
 /* The call ends early: a group that it creates is not created. */
-static void leave(struct call *call)
+static void on_end(struct call *call)
 {
     struct waiting *waiting = call->waiting;
 
     if (waiting->creates)
-        group_waiter_leave(waiting->group, &waiting->waiter);
+        group_waiter_remove(waiting->group, &waiting->waiter);
     else
         list_remove(&waiting->waiter.link);
     free(waiting);
@@ -66,9 +66,9 @@ enum rdt_status rpc_group_create(struct call *call, const void *request, struct 
         free(waiting);
         return status;
     }
-    status = call_defer(call, message->timeout_ns > 0 ? message->timeout_ns : -1, leave, err);
+    status = call_defer(call, message->timeout_ns > 0 ? message->timeout_ns : -1, on_end, err);
     if (status != RDT_OK) {
-        group_waiter_leave(waiting->group, &waiting->waiter);
+        group_waiter_remove(waiting->group, &waiting->waiter);
         free(waiting);
     }
     return status;
@@ -87,7 +87,7 @@ enum rdt_status rpc_group_destroy(struct call *call, const void *request, struct
     waiting = waiting_new(call, false, err);
     if (!waiting)
         return err->status;
-    status = call_defer(call, -1, leave, err);
+    status = call_defer(call, -1, on_end, err);
     if (status != RDT_OK) {
         free(waiting);
         return status;

@@ -39,7 +39,8 @@ static bool is_for(const struct call *call, Rdt__Pb__ListKind kind, const void *
 /* ---- objects: in order of generation ---- */
 
 #define AWAITED_PAGES (1ull << 63) /* page tokens from here on are for awaited objects, which have no generation yet */
-#define LOOKED_AT_ONCE 20000u      /* objects examined for one page, as a filter may pass few; the next page continues */
+/* objects examined for one page, since a filter may select few; the next page continues */
+#define EXAMINED_MAX 20000u
 
 /* false: the row does not fit into the page. */
 static bool add_object(struct call *call, const Rdt__Pb__List *list, struct object *object, struct page *page)
@@ -56,7 +57,7 @@ static bool add_object(struct call *call, const Rdt__Pb__List *list, struct obje
         return true;
     if (page_full(page))
         return false;
-    page_add(page, row_object(&page->arena, call->rpc, object));
+    page_add(page, row_object(&page->arena, object));
     return true;
 }
 
@@ -71,7 +72,7 @@ static void list_awaited(struct call *call, const Rdt__Pb__List *list, uint64_t 
         if (!object)
             return;
         looked += cursor - last;
-        if (looked > LOOKED_AT_ONCE || (object->generation == 0 && !add_object(call, list, object, page))) {
+        if (looked > EXAMINED_MAX || (object->generation == 0 && !add_object(call, list, object, page))) {
             page->reply.next = AWAITED_PAGES + cursor - 1;
             return;
         }
@@ -87,7 +88,7 @@ static void list_objects(struct call *call, const Rdt__Pb__List *list, struct pa
 
     page->reply.objects = (Rdt__Pb__ObjectInfo **)page->rows;
     while (list->after < AWAITED_PAGES && (object = object_table_next(table, last, &generation))) {
-        if (looked++ == LOOKED_AT_ONCE || !add_object(call, list, object, page)) {
+        if (looked++ == EXAMINED_MAX || !add_object(call, list, object, page)) {
             page->reply.next = last;
             break;
         }
@@ -107,7 +108,7 @@ static void list_regions(struct call *call, const Rdt__Pb__List *list, struct pa
 
     while ((region = index_next(&regions->by_id, last + 1, &id))) {
         bool wanted = is_for(call, list->kind, region) && (list->client == 0 || list->client == region->client);
-        if (looked++ == LOOKED_AT_ONCE || (wanted && page_full(page))) {
+        if (looked++ == EXAMINED_MAX || (wanted && page_full(page))) {
             page->reply.next = last;
             break;
         }
@@ -344,7 +345,7 @@ enum rdt_status rpc_list(struct call *call, const void *request, struct rdt_erro
         break;
     default:
         arena_fini(&page.arena);
-        return rdt_error_set(err, RDT_INVALID, "there is no list %d", (int)list->kind);
+        return rdt_error_set(err, RDT_INVALID, "list %d is unknown", (int)list->kind);
     }
     return page_send(&page, call, err);
 }

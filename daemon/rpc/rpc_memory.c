@@ -51,7 +51,8 @@ struct alloc_wait {
     bool imported;     /* the client has the memory mapped */
 };
 
-/* An allocation that has started cannot be cancelled: if its client goes, the region is released when it is ready. */
+/* An allocation that has started cannot be cancelled. If its client ends, the region is released when it
+ * is ready. */
 static void on_allocated(void *arg, struct region *region, const struct rdt_error *err)
 {
     struct alloc_wait *wait = arg;
@@ -67,7 +68,7 @@ static void on_allocated(void *arg, struct region *region, const struct rdt_erro
         reply_region(call, region, to_map);
 }
 
-static void leave(struct call *call)
+static void on_end(struct call *call)
 {
     struct alloc_wait *wait = call->waiting;
 
@@ -98,12 +99,12 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
         else
             status = RDT_AGAIN;
     } else {
-        status = region_alloc(call->rpc->regions, alloc->memory, host ? "" : alloc->device, alloc->bytes, REGION_ALLOCATED, call->account,
-                              call->client->id, &region, on_allocated, wait, err);
+        status = region_alloc(call->rpc->regions, alloc->memory, host ? "" : alloc->device, alloc->bytes, REGION_ALLOCATED,
+                              call->account, call->client->id, &region, on_allocated, wait, err);
     }
     if (status == RDT_AGAIN) {
         call->waiting = wait;
-        status = call_defer(call, -1, leave, err);
+        status = call_defer(call, -1, on_end, err);
         if (status != RDT_OK)
             wait->call = NULL;
         return status;
@@ -116,8 +117,9 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
 
 /* ---- imports ---- */
 
-/* An import with more chunks than one frame carries fds is collected over several messages; the last one has the
- * rest of the request. A client has one such import at a time: a message that does not continue it ends it. */
+/* An import with more chunks than one frame can carry fds arrives in several messages; the last one has
+ * the rest of the request. A client has one such import at a time, and a message that does not continue it
+ * ends it. */
 static enum rdt_status gather(struct call *call, const Rdt__Pb__Import *message, struct rdt_error *err)
 {
     struct client *client = call->client;
@@ -128,15 +130,15 @@ static enum rdt_status gather(struct call *call, const Rdt__Pb__Import *message,
         client_drop_import(client);
     if (message->first_chunk == 0 && message->more && n == 0)
         return RDT_OK;
-    parts = client->importing;
+    parts = client->import;
     if (message->kind != RDT__PB__REGION_KIND__REGION_KIND_VMM || n == 0)
         return rdt_error_set(err, RDT_INVALID, "%u fds: what comes in several messages are chunks", n);
     if (message->first_chunk != (parts ? parts->n : 0) || (parts && parts->number != message->number))
         return rdt_error_set(err, RDT_INVALID, "chunks from %u on of import %llu do not follow those that have come",
                              message->first_chunk, (unsigned long long)message->number);
     if ((parts ? parts->n : 0) + n > RDT_EXPORT_MAX_FDS)
-        return rdt_error_set(err, RDT_LIMIT, "an import of more than %u chunks", RDT_EXPORT_MAX_FDS);
-    if (!parts && !(parts = client->importing = calloc(1, sizeof *parts)))
+        return rdt_error_set(err, RDT_LIMIT, "an import may have at most %u chunks", RDT_EXPORT_MAX_FDS);
+    if (!parts && !(parts = client->import = calloc(1, sizeof *parts)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for an import");
     if (account_take(client->account, USAGE_FDS, n, err) != RDT_OK)
         return RDT_LIMIT;
@@ -168,7 +170,7 @@ static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *m
         call_reply(call, &reply.base, NULL, 0);
         return RDT_OK;
     }
-    parts = is_part ? call->client->importing : NULL;
+    parts = is_part ? call->client->import : NULL;
     wait = status == RDT_OK ? calloc(1, sizeof *wait) : NULL;
     if (status == RDT_OK && !wait)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the request");
@@ -176,7 +178,8 @@ static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *m
         import->fds = parts->fds;
         import->n_fds = parts->n;
         import->chunk_bytes = parts->chunk_bytes;
-        account_give(call->client->account, USAGE_FDS, parts->charged); /* the region is charged for them now */
+        /* from now on the region is charged for them */
+        account_give(call->client->account, USAGE_FDS, parts->charged);
         parts->charged = 0;
     }
     if (status == RDT_OK) {
@@ -191,7 +194,7 @@ static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *m
         return status;
     }
     call->waiting = wait;
-    status = call_defer(call, -1, leave, err);
+    status = call_defer(call, -1, on_end, err);
     if (status != RDT_OK)
         wait->call = NULL;
     return status;
@@ -233,13 +236,13 @@ enum rdt_status rpc_release_region(struct call *call, const void *request, struc
 
     if (!region)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
-    if (region->laid_by) {
+    if (region->state == REGION_RETURNED) {
         region_cache_part(&call->client->cache, region);
         call_reply(call, &reply.base, NULL, 0);
         return RDT_OK;
     }
     (void)map_remove_u64(&call->client->regions, region->id);
-    region->client = 0; /* the client has said that it does not write there any more */
+    region->client = 0; /* the client has promised not to write there any more */
     /* A region under an object or a transfer is not cached, because others may still read it. */
     region->keep_mapped = message->keep_mapped && region->refs == 1 && region_may_come_again(region, call->client->id);
     reply.keep_mapped = region->keep_mapped;

@@ -2,7 +2,7 @@
 #include "daemon/rpc/rpc_call.h"
 #include "proto/wire_limits.h"
 
-/* May the caller publish this object, and is the object still live? */
+/* Whether the caller may publish this object, and the object is still live. */
 static enum rdt_status check_object(const struct call *call, const struct rdt_ref *ref, const struct object *object,
                                     struct rdt_error *err)
 {
@@ -21,15 +21,22 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
 {
     const Rdt__Pb__Publish *message = request;
     Rdt__Pb__PublishReply reply = RDT__PB__PUBLISH_REPLY__INIT;
-    struct object *object;
+    struct name_publish publish = {.id = message->name.data,
+                                   .id_bytes = message->name.len,
+                                   .visibility = message->visibility,
+                                   .lease = message->lease ? call->client : NULL,
+                                   .ttl_ns = message->ttl_ns};
     struct rdt_ref ref;
     enum rdt_status status;
 
     if (message->name.len == 0 || message->name.len > RDT_MAX_ID_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "a name of %zu bytes: 1 to %u are possible", message->name.len,
+        return rdt_error_set(err, RDT_INVALID, "the name has %zu bytes: 1 to %u are possible", message->name.len,
                              RDT_MAX_ID_BYTES);
     if ((unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown visibility %d", (int)message->visibility);
+    if (message->ttl_ns < 0)
+        return rdt_error_set(err, RDT_INVALID, "a time to live of %lld ns: it must not be negative",
+                             (long long)message->ttl_ns);
     status = call_object_ref(message->ref, &ref, err);
     if (status != RDT_OK)
         return status;
@@ -37,14 +44,19 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
         return call_forward(call, &ref, &message->base, -1, err);
     if (call->rpc->draining)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    if (message->lease && !call->client)
+        return rdt_error_set(
+            err, RDT_UNSUPPORTED,
+            "object \"%s\" is on another node, where this session cannot be the lease of a name: publish from a "
+            "client there, or give the name a time to live",
+            ref.id);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, call->admin, &publish.object, err);
     if (status == RDT_AGAIN)
-        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref.id);
+        return object_table_not_put(&ref, &call->account->owner, err);
     if (status == RDT_OK)
-        status = check_object(call, &ref, object, err);
+        status = check_object(call, &ref, publish.object, err);
     if (status == RDT_OK)
-        status = names_publish(call->rpc->names, message->name.data, message->name.len, object, message->visibility,
-                               &reply.version, err);
+        status = names_publish(call->rpc->names, &publish, &reply.version, err);
     if (status == RDT_OK)
         call_reply(call, &reply.base, NULL, 0);
     return status;

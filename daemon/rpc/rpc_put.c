@@ -1,10 +1,10 @@
-/* PUT and READY: makes an object over the client's memory, or a snapshot of it, in one round trip whatever the
- * number of tensors. */
+/* PUT and READY: create an object over the client's memory, or a snapshot of it, in one round trip
+ * whatever the number of tensors. */
 #include <stdlib.h>
 
+#include "daemon/objects/snapshot.h"
 #include "daemon/rpc/rpc_call.h"
 #include "daemon/rpc/rpc_read.h"
-#include "daemon/objects/snapshot.h"
 #include "rdt_put_flags.h"
 #include "wire_error.h"
 #include "wire_ref.h"
@@ -31,7 +31,7 @@ void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message)
     digest->status = layout_from_wire(message->tensors, &digest->layout, &digest->err);
     put.layout = digest->layout;
     if (digest->status == RDT_OK)
-        digest->status = object_parts_make(&digest->parts, &put, &digest->err);
+        digest->status = object_parts_init(&digest->parts, &put, &digest->err);
 }
 
 void put_digest_fini(struct put_digest *digest)
@@ -42,15 +42,15 @@ void put_digest_fini(struct put_digest *digest)
 
 /* ---- checks ---- */
 
-/* Every tensor must lie within its region. */
+/* Checks that every tensor lies within its region. */
 static enum rdt_status check_places(const Rdt__Pb__Put *message, const struct region_span *spans, struct region **regions,
                                     struct rdt_error *err)
 {
-    const struct region_span *made = message->sealed_bytes > 0 ? &spans[message->n_regions] : NULL;
+    const struct region_span *sealed = message->sealed_bytes > 0 ? &spans[message->n_regions] : NULL;
 
-    if (made && made->hi > message->sealed_bytes)
-        return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of the sealed memfd, which has %llu", made->last,
-                             (unsigned long long)made->hi, (unsigned long long)message->sealed_bytes);
+    if (sealed && sealed->hi > message->sealed_bytes)
+        return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of the sealed memfd, which has %llu", sealed->last,
+                             (unsigned long long)sealed->hi, (unsigned long long)message->sealed_bytes);
     for (size_t i = 0; i < message->n_regions; i++)
         if (spans[i].hi > regions[i]->bytes)
             return rdt_error_set(err, RDT_INVALID, "tensor %u ends at byte %llu of region %llu, which has %llu", spans[i].last,
@@ -101,12 +101,13 @@ static enum rdt_status find_regions(struct call *call, const Rdt__Pb__Put *messa
 }
 
 /* Only host memory that the client got by ALLOC can be loaned, since no other process writes it. */
-static enum rdt_status check_lent(const Rdt__Pb__Put *message, struct region **regions, struct rdt_error *err)
+static enum rdt_status check_loaned(const Rdt__Pb__Put *message, struct region **regions, struct rdt_error *err)
 {
     for (size_t i = 0; i < message->n_loaned; i++) {
         uint32_t at = message->loaned[i];
         if (at >= message->n_regions || (i > 0 && at <= message->loaned[i - 1]))
-            return rdt_error_set(err, RDT_INVALID, "region %u of %zu is loaned: name each once, in ascending order", at, message->n_regions);
+            return rdt_error_set(err, RDT_INVALID, "region %u of %zu is loaned: name each once, in ascending order", at,
+                                 message->n_regions);
         if (regions[at]->origin != REGION_ALLOCATED || !region_is_host(regions[at]))
             return rdt_error_set(err, RDT_INVALID, "region %llu is loaned: only host memory from ALLOC can be",
                                  (unsigned long long)regions[at]->id);
@@ -139,7 +140,7 @@ static void on_snapshot(void *arg, struct object *object, const struct rdt_error
         answer(call, object);
 }
 
-static void leave(struct call *call)
+static void on_end(struct call *call)
 {
     snapshot_abandon(call->waiting, call->client->gone ? OBJECT_END_OWNER_DIED : OBJECT_END_FREED);
 }
@@ -150,22 +151,22 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
     struct snapshot *snapshot;
     enum rdt_status status;
 
-    call->gave = message->n_given > 0;
-    for (size_t i = 0; i < message->n_given; i++) { /* handed over, whether or not the put succeeds */
+    call->handed_over = message->n_given > 0;
+    for (size_t i = 0; i < message->n_given; i++) { /* they are handed over even if the put fails */
         struct region *region = map_remove_u64(&call->client->regions, message->regions[message->given[i]]->region);
         if (region)
             region->client = 0;
         region_unref(region);
     }
     status = snapshot_start(call->rpc->regions, object, given,
-                            message->timeout_ns > 0 && all_regions(message) > 0 ? call->client : NULL, on_snapshot, call, &snapshot,
-                            err);
+                            message->timeout_ns > 0 && all_regions(message) > 0 ? call->client : NULL, on_snapshot, call,
+                            &snapshot, err);
     if (status == RDT_OK)
         answer(call, object);
     if (status != RDT_AGAIN)
         return status;
     call->waiting = snapshot;
-    status = call_defer(call, message->timeout_ns > 0 ? message->timeout_ns : -1, leave, err);
+    status = call_defer(call, message->timeout_ns > 0 ? message->timeout_ns : -1, on_end, err);
     if (status != RDT_OK)
         snapshot_abandon(snapshot, OBJECT_END_FREED);
     return status;
@@ -207,7 +208,7 @@ static enum rdt_status check_made(const struct call *call, const Rdt__Pb__Put *m
     if (n != 1)
         return rdt_error_set(err, RDT_INVALID, "a sealed memfd comes as one fd, not %u", n);
     if (message->sealed_bytes > most)
-        return rdt_error_set(err, RDT_LIMIT, "a sealed memfd of %llu bytes: at most sealed_max of %llu",
+        return rdt_error_set(err, RDT_LIMIT, "the sealed memfd has %llu bytes, more than sealed_max of %llu",
                              (unsigned long long)message->sealed_bytes, (unsigned long long)most);
     return RDT_OK;
 }
@@ -232,13 +233,13 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .parts = &digest->parts,
                              .snapshot = message->flags & RDT_PUT_SNAPSHOT,
                              .sealed = message->sealed_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0,
-                             .lent = message->n_loaned > 0 && message->n_loaned == message->n_regions};
-    struct region *made = NULL;
+                             .loaned = message->n_loaned > 0 && message->n_loaned == message->n_regions};
+    struct region *sealed = NULL;
     struct object *object;
     enum rdt_status status = find_regions(call, message, regions, err);
 
     if (status == RDT_OK)
-        status = check_lent(message, regions, err);
+        status = check_loaned(message, regions, err);
     if (status == RDT_OK)
         status = check_transport(call, message, regions, &put.transport, err);
     if (status == RDT_OK && digest->status != RDT_OK)
@@ -251,21 +252,22 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
     if (status != RDT_OK)
         return status;
     for (size_t i = 0; i < message->n_given; i++)
-        given[message->given[i]] = snapshot_may_take(regions[message->given[i]]);
+        given[message->given[i]] = snapshot_may_take_over(regions[message->given[i]]);
     if (message->sealed_bytes > 0) {
-        status = region_take(call->rpc->regions, call->frame->fds[0], message->sealed_bytes, call->account, call->client->id, &made, err);
+        status = region_take(call->rpc->regions, call->frame->fds[0], message->sealed_bytes, call->account, call->client->id,
+                             &sealed, err);
         if (status != RDT_OK)
             return status;
-        regions[message->n_regions] = made;
+        regions[message->n_regions] = sealed;
         given[message->n_regions] = true;
     }
     status = object_table_put(call->rpc->objects, &put, &object, err);
-    region_unref(made); /* the object has a reference of its own */
+    region_unref(sealed); /* the object has its own reference */
     if (status != RDT_OK)
         return status;
     digest->layout = NULL; /* the object has taken it */
     for (size_t i = 0; i < message->n_loaned; i++)
-        regions[message->loaned[i]]->lent = true;
+        region_set_state(regions[message->loaned[i]], REGION_LOANED);
     if (object->state == OBJECT_FILLING && !object->pending)
         return fill(call, message, object, given, err);
     answer(call, object);
@@ -281,12 +283,13 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     bool *given;
 
     if (message->id.len > RDT_MAX_ID_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "an id of %zu bytes: at most %u", message->id.len, RDT_MAX_ID_BYTES);
+        return rdt_error_set(err, RDT_INVALID, "the id has %zu bytes: at most %u are possible", message->id.len,
+                             RDT_MAX_ID_BYTES);
     if (message->metadata.len > RDT_MAX_METADATA_BYTES)
-        return rdt_error_set(err, RDT_LIMIT, "metadata of %zu bytes: at most %u", message->metadata.len,
+        return rdt_error_set(err, RDT_LIMIT, "the metadata has %zu bytes: at most %u are possible", message->metadata.len,
                              RDT_MAX_METADATA_BYTES);
     if (message->inline_data.len > call->rpc->options->inline_max_bytes)
-        return rdt_error_set(err, RDT_LIMIT, "tensors of %zu bytes in the message: at most inline_max of %llu",
+        return rdt_error_set(err, RDT_LIMIT, "the tensors in the message have %zu bytes, more than inline_max of %llu",
                              message->inline_data.len, (unsigned long long)call->rpc->options->inline_max_bytes);
     if (message->n_regions > MAX_REGIONS)
         return rdt_error_set(err, RDT_LIMIT, "tensors in %zu regions: at most %u", message->n_regions, MAX_REGIONS);
@@ -332,7 +335,7 @@ static struct object *find_pending(struct call *call, const Rdt__Pb__Ready *mess
 
     if (call_object_ref(message->ref, &ref, err) != RDT_OK)
         return NULL;
-    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, false, &object, err);
     if (status == RDT_AGAIN)
         (void)rdt_error_set(err, RDT_NOT_FOUND, "object \"%s\" was not put", ref.id);
     if (status != RDT_OK)

@@ -22,15 +22,15 @@ static void run_read(struct work *work)
 
     const struct verb *verb = reading->call->verb;
 
-    if (arena_unpack(&reading->arena, verb->request, reading->frame.payload, reading->frame.length, verb->name, &reading->message,
-                     &reading->err) != RDT_OK)
+    if (arena_unpack(&reading->arena, verb->request, reading->frame.payload, reading->frame.length, verb->name,
+                     &reading->message, &reading->err) != RDT_OK)
         return;
     (void)sched_yield();
     if (reading->frame.type == RDT_MSG_PUT)
         put_digest_make(&reading->digest, (const Rdt__Pb__Put *)reading->message);
 }
 
-/* Frees megabytes, which takes long enough to do it on the pool. */
+/* Frees megabytes, which takes long enough to be done by the worker pool. */
 static void run_end(struct work *work)
 {
     struct reading *reading = container_of(work, struct reading, work);
@@ -60,7 +60,7 @@ static void start_first(struct rpc *rpc)
     work_submit(pool_of(rpc), &first->work);
 }
 
-/* The call has been answered or dropped: the pool frees its memory, and the next one starts. */
+/* The call has been answered or dropped: the worker pool frees its memory, and the next reading starts. */
 static void reading_end(struct reading *reading, struct rpc *rpc)
 {
     list_remove(&reading->link);

@@ -5,7 +5,6 @@
  *   queued --first in the queue--> the pool decodes it --> handled on the loop, as if it had just come
  *     |                                  |
  *     +------- the client is gone -------+--> dropped, as soon as the pool has finished with it
- * /
  */
 #ifndef DAEMON_RPC_READ_H
 #define DAEMON_RPC_READ_H
@@ -30,10 +29,10 @@ struct reading {
     struct list link; /* in rpc->readings */
     bool runs;        /* the pool is decoding it */
     struct call *call;
-    struct frame frame; /* with its fds */
+    struct frame frame;      /* with its fds */
     struct account *account; /* charged for them; a reference */
     unsigned n_fds;
-    void *buffer;       /* that contains the payload; NULL: the connection's reader contains it */
+    void *buffer; /* that contains the payload; NULL: the connection's reader contains it */
     void (*on_read)(struct reading *);
     struct arena arena;
     struct rdt_error err; /* status OK: message is valid */

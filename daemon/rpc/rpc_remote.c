@@ -13,6 +13,12 @@
 
 /* ---- forwarding a client's request ---- */
 
+/* The answer brings a hold of the client. */
+static bool brings_hold(const struct call *call)
+{
+    return call->type == RDT_MSG_HOLD && !call->begins_transit;
+}
+
 static void send_call(struct call *call)
 {
     Rdt__Pb__Call message = RDT__PB__CALL__INIT;
@@ -25,7 +31,7 @@ static void send_call(struct call *call)
     message.type = call->type;
     message.requester = &requester;
     message.request = (ProtobufCBinaryData){call->packed_bytes, call->packed};
-    if (call->type == RDT_MSG_HOLD && holds_ask(&call->rpc->holds, call->to, &err) != RDT_OK) {
+    if (brings_hold(call) && holds_prepare(&call->rpc->holds, call->to, &err) != RDT_OK) {
         call_fail(call, &err);
         return;
     }
@@ -46,7 +52,7 @@ static void cancel_forwarded(struct call *call)
     message.type = RDT_MSG_CANCEL_REQUEST;
     message.requester = &requester;
     (void)peer_send(call->to, RDT_PEER_CALL, &message.base, NULL);
-    if (call->type == RDT_MSG_HOLD) /* the other node may have taken the hold meanwhile */
+    if (brings_hold(call)) /* the other node may have taken the hold meanwhile */
         holds_unwanted(&call->rpc->holds, call->to, call->forward);
 }
 
@@ -54,6 +60,15 @@ static void cancel_forwarded(struct call *call)
 static int64_t answer_ns(const struct rpc *rpc)
 {
     return (int64_t)(rpc->options->connect_timeout_ns + 2 * rpc->options->peer_timeout_ns);
+}
+
+/* The other node ends the request after timeout_ns and knows what was missing, so its answer gets a little time to arrive:
+ * half of what the client allows this daemon (clock_after_answer_ns of the library). */
+static int64_t with_answer_ns(int64_t timeout_ns)
+{
+    int64_t most_ns = 25000000, more_ns = timeout_ns / 8 < most_ns ? timeout_ns / 8 : most_ns;
+
+    return timeout_ns < 0 || timeout_ns > INT64_MAX - most_ns ? timeout_ns : timeout_ns + more_ns;
 }
 
 enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request, int64_t timeout_ns,
@@ -84,12 +99,12 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     if (!call->packed)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);
     protobuf_c_message_pack(request, call->packed);
-    if (!(call->verb->properties & VERB_WAITS))
+    if (!call_waits(call))
         timeout_ns = answer_ns(rpc);
     if (!map_put_u64(&rpc->forwarded, rpc->next_forward, call))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to ask node %s", call->to->name);
     call->forward = rpc->next_forward++;
-    status = call_defer(call, timeout_ns == 0 ? POLL_NS : timeout_ns, cancel_forwarded, err);
+    status = call_defer(call, timeout_ns == 0 ? POLL_NS : with_answer_ns(timeout_ns), cancel_forwarded, err);
     if (status != RDT_OK)
         return status;
     if (call->to->state == PEER_UP)
@@ -165,14 +180,13 @@ static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallRepl
         call_fail(call, &err);
         return;
     }
-    if (arena_unpack(arena, call->verb->reply, reply->reply.data, reply->reply.len, "its answer", &message, &err) !=
-        RDT_OK) {
+    if (arena_unpack(arena, call->verb->reply, reply->reply.data, reply->reply.len, "its answer", &message, &err) != RDT_OK) {
         rdt_error_prefix(&err, "node %s", peer->name);
-        if (call->type == RDT_MSG_HOLD)
+        if (brings_hold(call))
             holds_unwanted(&rpc->holds, peer, call->forward);
         call_fail(call, &err);
-    } else if (call->type == RDT_MSG_HOLD &&
-               holds_took(&rpc->holds, peer, call->forward, call->client, call->request_id, &err) != RDT_OK) {
+    } else if (brings_hold(call) &&
+               holds_taken(&rpc->holds, peer, call->forward, call->client, call->request_id, &err) != RDT_OK) {
         call_fail(call, &err);
     } else {
         call_reply(call, message, NULL, 0);

@@ -10,13 +10,13 @@ static char *copy_text(struct arena *arena, const char *text)
     return copy ? memcpy(copy, text, bytes) : NULL;
 }
 
-Rdt__Pb__ObjectInfo *row_object(struct arena *arena, const struct rpc *rpc, struct object *object)
+Rdt__Pb__ObjectInfo *row_object(struct arena *arena, struct object *object)
 {
     struct object_view *view = arena_alloc(arena, sizeof *view);
 
     if (!view)
         return NULL;
-    object_view_fill(view, rpc, object, false); /* a view without holders owns no memory */
+    object_view_fill(view, object);
     return &view->info;
 }
 
@@ -82,8 +82,8 @@ Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client
     info->pid = client->pid;
     info->objects = client->n_objects;
     info->regions = (uint32_t)map_count(&client->regions);
-    info->holds = (uint32_t)(map_count(&client->holds) + map_count(&client->keeps));
-    info->requests = (uint32_t)map_count(&client->fetches) + client->n_calls;
+    info->holds = (uint32_t)(map_count(&client->holds) + map_count(&client->remote_holds));
+    info->requests = (uint32_t)map_count(&client->transfers.fetches) + client->rpc.n_calls;
     info->queued_bytes = client->queued_bytes(client);
     info->age_ns = (int64_t)(uv_hrtime() - client->since_ns);
     info->n_usage = add_usage(arena, client->account, &info->usage);
@@ -195,14 +195,14 @@ Rdt__Pb__BackendInfo *row_memory(struct arena *arena, const struct memory_kind *
         row->uuid = (char *)device->uuid;
         row->name = (char *)device->name;
         row->bytes = device->bytes;
-        row->used_bytes = device->used_bytes;
-        row->limit_bytes = device->limit_bytes;
-        row->pool_bytes = device->ready_bytes;
-        row->pool_max_bytes = device->ready_max_bytes;
-        row->pool_hits = device->ready_hits;
-        row->pool_misses = device->ready_misses;
-        row->imported_bytes = device->imported_bytes;
-        row->regions = device->regions;
+        row->used_bytes = device->memory.used_bytes;
+        row->limit_bytes = device->memory.limit_bytes;
+        row->pool_bytes = device->memory.pooled_bytes;
+        row->pool_max_bytes = device->memory.pool_max_bytes;
+        row->pool_hits = device->memory.pool_hits;
+        row->pool_misses = device->memory.pool_misses;
+        row->imported_bytes = device->memory.imported_bytes;
+        row->regions = device->memory.n_regions;
         row->opened = now.opened;
         row->overhead_bytes = now.overhead_bytes;
         row->why_not = (char *)(now.why_not ? now.why_not : "");
@@ -219,7 +219,7 @@ Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport 
     if (!info)
         return NULL;
     info->version = (char *)transport->version;
-    info->sided = (char *)transport_sided(transport);
+    info->sided = (char *)transport_sides(transport);
     info->can_abort = transport->ops.cancel != NULL;
     info->ops_active = transport->ops_active;
     info->bytes = transport->bytes_done;

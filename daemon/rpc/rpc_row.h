@@ -7,7 +7,7 @@
 
 /* Each makes a row in the arena. The row points into the arena and into the daemon's tables, so it must be packed
  * before they change. NULL: no memory. */
-Rdt__Pb__ObjectInfo *row_object(struct arena *arena, const struct rpc *rpc, struct object *object);
+Rdt__Pb__ObjectInfo *row_object(struct arena *arena, struct object *object);
 Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region);
 Rdt__Pb__OwnerInfo *row_owner(struct arena *arena, const struct account *account);
 Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client);
@@ -20,8 +20,8 @@ Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_parts *p
 Rdt__Pb__GroupInfo *row_group(struct arena *arena, const struct group *group);
 Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_record *record);
 
-/* May `who` see the row of this thing? Its owner and an administrator may, and, for objects and names, those to
- * whom it is visible. */
+/* Whether `who` may see the row of this thing. Its owner and an administrator may, and, for objects and
+ * names, those to whom it is visible. */
 bool row_is_for(Rdt__Pb__ListKind kind, const void *thing, const struct owner *who, bool admin);
 
 #endif

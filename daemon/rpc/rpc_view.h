@@ -1,4 +1,5 @@
-/* One object, or one name, as a row of a reply with everything that rdtctl shows. A row is valid until object_view_fini. */
+/* One object, or one name, as a row of a reply with everything that rdtctl shows. The row points into the view and into the
+ * daemon's tables, so it must be packed before they change. */
 #ifndef DAEMON_RPC_VIEW_H
 #define DAEMON_RPC_VIEW_H
 
@@ -8,13 +9,8 @@ struct object_view {
     Rdt__Pb__ObjectInfo info;
     char ref[RDT_REF_TEXT_BYTES];
     char id[3 * RDT_MAX_ID_BYTES + 1];
-    Rdt__Pb__HoldInfo *holds, **hold_list; /* NULL without holders */
-    char (*names)[3 * RDT_MAX_ID_BYTES + 1];
-    char (*copies)[33]; /* uuids of nodes */
-    char why[8][96], *why_list[8];
 };
-void object_view_fill(struct object_view *view, const struct rpc *rpc, struct object *object, bool with_holders);
-void object_view_fini(struct object_view *view);
+void object_view_fill(struct object_view *view, struct object *object); /* without holders: rpc_holders.h */
 
 struct name_view {
     Rdt__Pb__NameInfo info;

@@ -1,4 +1,6 @@
 /* WAIT and HOLD: both wait until an object is live. WAIT then describes it, and HOLD takes a hold on it. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/objects/transit.h"
@@ -9,9 +11,8 @@ static void answer_view(struct call *call, struct object *object)
 {
     struct object_view view;
 
-    object_view_fill(&view, call->rpc, object, false);
+    object_view_fill(&view, object);
     call_reply(call, &view.info.base, NULL, 0);
-    object_view_fini(&view);
 }
 
 static enum rdt_status hold(struct call *call, struct object *object, struct rdt_error *err)
@@ -57,25 +58,13 @@ static void answer_live(struct call *call, struct object *object)
         answer_view(call, object);
 }
 
-static void tell_put(struct call *call, struct object *object)
-{
-    struct rdt_error err;
-
-    if (object_visible_to(object, &call->account->owner)) {
-        answer_live(call, object);
-    } else {
-        (void)rdt_error_set(&err, RDT_DENIED, "the object was put, but is not visible to uid %u", call->account->owner.uid);
-        call_fail(call, &err);
-    }
-}
-
 static void on_wake_put(struct client_wake *wake)
 {
     struct call *call = container_of(wake, struct call, wake);
     struct object *object = call->woken;
 
     call->woken = NULL;
-    tell_put(call, object);
+    answer_live(call, object);
     object_drop(object);
 }
 
@@ -88,7 +77,7 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
         return;
     }
     if (!call->client) {
-        tell_put(call, object);
+        answer_live(call, object);
         return;
     }
     object_hold(object);
@@ -108,6 +97,33 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
         call_fail(call, err);
 }
 
+/* The TIMED_OUT error of a call that waits for an object or a name. For another owner's id it adds that
+ * the owner may not show it. */
+static void explain_wait(const struct call *call, struct rdt_error *err)
+{
+    const struct owner *requester = &call->account->owner;
+    const struct name *name = call->named.name;
+    const struct object *object = call->object.object;
+    const struct owner *owner = name ? &name->account->owner : object ? &object->account->owner : requester;
+    char missing[200], hidden[80] = "";
+
+    if (!owner_equal(owner, requester))
+        (void)snprintf(hidden, sizeof hidden, ", or uid %u does not show it to uid %u", owner->uid, requester->uid);
+    if (name)
+        names_explain_name(call->rpc->names, call->rpc->objects, owner, name_id(name), name->id_bytes, requester, missing,
+                           sizeof missing);
+    else if (object)
+        names_explain_object(call->rpc->names, owner, object_id(object), object->id_bytes, requester, missing, sizeof missing);
+    (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time%s%s",
+                        name ? "nobody has published such a version of the name" : call->verb->unmet, hidden, missing);
+}
+
+static enum rdt_status defer(struct call *call, int64_t timeout_ns, struct rdt_error *err)
+{
+    call->explain = explain_wait;
+    return call_defer(call, timeout_ns, NULL, err);
+}
+
 static enum rdt_status wait_name(struct call *call, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err)
 {
     struct object *object;
@@ -120,16 +136,12 @@ static enum rdt_status wait_name(struct call *call, const struct rdt_ref *ref, i
         return status;
     call->named.on_event = on_published;
     status = names_wait(call->rpc->names, ref, &call->account->owner, &call->named, err);
-    if (status == RDT_OK)
-        status = call_defer(call, timeout_ns, NULL, err);
-    if (status == RDT_OK)
-        call->why = strdup("nobody has published such a version of the name in time");
-    return status;
+    return status == RDT_OK ? defer(call, timeout_ns, err) : status;
 }
 
 /* request: the message to forward if the object is on another node. */
-static enum rdt_status wait_live(struct call *call, const Rdt__Pb__Ref *wire, const ProtobufCMessage *request, int64_t timeout_ns,
-                                 struct rdt_error *err)
+static enum rdt_status wait_live(struct call *call, const Rdt__Pb__Ref *wire, const ProtobufCMessage *request,
+                                 int64_t timeout_ns, struct rdt_error *err)
 {
     struct object *object;
     struct rdt_ref ref;
@@ -150,7 +162,7 @@ static enum rdt_status wait_live(struct call *call, const Rdt__Pb__Ref *wire, co
         return status;
     call->object.on_event = on_put;
     status = object_table_wait(call->rpc->objects, &ref, &call->account->owner, &call->object, err);
-    return status == RDT_OK ? call_defer(call, timeout_ns, NULL, err) : status;
+    return status == RDT_OK ? defer(call, timeout_ns, err) : status;
 }
 
 enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_error *err)
@@ -160,7 +172,7 @@ enum rdt_status rpc_wait(struct call *call, const void *request, struct rdt_erro
     return wait_live(call, message->ref, &message->base, message->timeout_ns, err);
 }
 
-/* A hold in transit, which belongs to no session. */
+/* Begins a hold in transit, which belongs to no session. */
 static enum rdt_status begin_transit(struct call *call, const Rdt__Pb__Hold *message, struct rdt_error *err)
 {
     int64_t most_ns = (int64_t)call->rpc->options->detached_max_ns;
@@ -170,15 +182,17 @@ static enum rdt_status begin_transit(struct call *call, const Rdt__Pb__Hold *mes
 
     if (status != RDT_OK)
         return status;
-    if (!call->client || call_is_remote(call, &ref))
-        return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%s\" is on another node: only its own node holds it in transit", ref.id);
-    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, &object, err);
+    call->begins_transit = true;
+    if (call_is_remote(call, &ref))
+        return call_forward(call, &ref, &message->base, 0, err);
+    status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, false, &object, err);
     if (status == RDT_AGAIN || (status == RDT_OK && object->state != OBJECT_FILLING && object->state != OBJECT_LIVE))
-        return rdt_error_set(err, RDT_NOT_FOUND, "nobody has put object \"%s\", or it has ended", ref.id);
+        return object_table_not_put(&ref, &call->account->owner, err);
     if (status != RDT_OK)
         return status;
     if (!owner_equal(&object->account->owner, &call->account->owner))
-        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to another user: only its own can hold it in transit", ref.id);
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to another user: only its own can hold it in transit",
+                             ref.id);
     if (!transit_begin(object, message->transit_ns < most_ns ? message->transit_ns : most_ns))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold in transit");
     answer_held(call, object);

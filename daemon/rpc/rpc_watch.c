@@ -1,14 +1,14 @@
 /* WATCH: sends every change of the daemon's tables to the clients that watch, as the rows that LIST shows.
  *
  * A client that does not read loses events: above a bound of unread bytes events are only counted, and the next
- * one that is sent says how many were lost. So a slow watcher delays nobody and takes no memory. /
+ * one that is sent says how many were lost. So a slow watcher delays nobody and takes no memory.
  */
 #include <stdlib.h>
 
 #include "daemon/rpc/rpc_row.h"
 #include "daemon/rpc/rpc_watch.h"
 
-#define UNREAD_MOST ((size_t)1 << 20) /* unread bytes of a watcher, its other answers included, above which events are lost */
+#define UNREAD_MAX ((size_t)1 << 20) /* unread bytes of a watcher, its other answers included, above which events are lost */
 
 struct watch {
     struct list link; /* rpc->watches */
@@ -27,11 +27,11 @@ static void update_watched(struct rpc *rpc)
 
 void watch_end(struct rpc *rpc, struct client *client)
 {
-    if (!client->watch)
+    if (!client->rpc.watch)
         return;
-    list_remove(&client->watch->link);
-    free(client->watch);
-    client->watch = NULL;
+    list_remove(&client->rpc.watch->link);
+    free(client->rpc.watch);
+    client->rpc.watch = NULL;
     update_watched(rpc);
 }
 
@@ -47,19 +47,18 @@ void watch_on_room(struct client *client)
 {
     Rdt__Pb__Event message = RDT__PB__EVENT__INIT;
 
-    if (client->watch->lost == 0)
+    if (client->rpc.watch->lost == 0)
         return;
     message.what = (char *)"lost";
-    send_event(client->watch, &message);
+    send_event(client->rpc.watch, &message);
 }
 
 /* false: no memory. */
-static bool make_row(const struct rpc *rpc, struct arena *arena, Rdt__Pb__ListKind kind, const void *thing,
-                     Rdt__Pb__Event *message)
+static bool make_row(struct arena *arena, Rdt__Pb__ListKind kind, const void *thing, Rdt__Pb__Event *message)
 {
     switch (kind) {
     case RDT__PB__LIST_KIND__LIST_KIND_OBJECTS:
-        return (message->object = row_object(arena, rpc, (struct object *)thing)) != NULL;
+        return (message->object = row_object(arena, (struct object *)thing)) != NULL;
     case RDT__PB__LIST_KIND__LIST_KIND_REGIONS:
         return (message->region = row_region(arena, thing)) != NULL;
     case RDT__PB__LIST_KIND__LIST_KIND_CLIENTS:
@@ -86,7 +85,7 @@ static void emit(void *arg, Rdt__Pb__ListKind kind, const char *what, const void
     struct rpc *rpc = arg;
     Rdt__Pb__Event message = RDT__PB__EVENT__INIT;
     struct arena arena;
-    bool made = false, failed = false;
+    bool have_row = false, failed = false;
 
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
     message.what = (char *)what;
@@ -97,11 +96,11 @@ static void emit(void *arg, Rdt__Pb__ListKind kind, const char *what, const void
         if (!(watch->kinds & 1u << kind) || !row_is_for(kind, thing, &client->account->owner, client->admin))
             continue;
         watch->sequence++;
-        if (!made && !failed && client->queued_bytes(client) <= UNREAD_MOST) {
-            made = make_row(rpc, &arena, kind, thing, &message);
-            failed = !made;
+        if (!have_row && !failed && client->queued_bytes(client) <= UNREAD_MAX) {
+            have_row = make_row(&arena, kind, thing, &message);
+            failed = !have_row;
         }
-        if (made && client->queued_bytes(client) <= UNREAD_MOST)
+        if (have_row && client->queued_bytes(client) <= UNREAD_MAX)
             send_event(watch, &message);
         else
             watch->lost++;
@@ -134,7 +133,7 @@ enum rdt_status rpc_watch(struct call *call, const void *request, struct rdt_err
     watch->client = client;
     watch->kinds = message->kinds;
     list_append(&rpc->watches, &watch->link);
-    client->watch = watch;
+    client->rpc.watch = watch;
     update_watched(rpc);
     return RDT_OK;
 }

@@ -9,7 +9,7 @@
     (1u << RDT__PB__LIST_KIND__LIST_KIND_OBJECTS | 1u << RDT__PB__LIST_KIND__LIST_KIND_REGIONS |    \
      1u << RDT__PB__LIST_KIND__LIST_KIND_CLIENTS | 1u << RDT__PB__LIST_KIND__LIST_KIND_PEERS |      \
      1u << RDT__PB__LIST_KIND__LIST_KIND_BACKENDS | 1u << RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS | \
-     1u << RDT__PB__LIST_KIND__LIST_KIND_NAMES | 1u << RDT__PB__LIST_KIND__LIST_KIND_OWNERS | \
+     1u << RDT__PB__LIST_KIND__LIST_KIND_NAMES | 1u << RDT__PB__LIST_KIND__LIST_KIND_OWNERS |       \
      1u << RDT__PB__LIST_KIND__LIST_KIND_GROUPS)
 
 void watches_init(struct rpc *rpc);
@@ -17,8 +17,8 @@ void watches_init(struct rpc *rpc);
 /* Ends the client's watch, if it has one. */
 void watch_end(struct rpc *rpc, struct client *client);
 
-/* The watching client has read everything that was queued: if it has lost events, it is told now, since no other
- * event may come soon. */
+/* The watching client has read everything that was queued. If it has lost events it is told now, since no
+ * other event may come soon. */
 void watch_on_room(struct client *client);
 
 #endif

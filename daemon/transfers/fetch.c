@@ -43,7 +43,7 @@ static struct region *find_region(const struct client *client, const Rdt__Pb__Re
 {
     struct region *region = map_get_u64(&client->regions, use->region);
 
-    return region && region->generation == use->generation && !region->laid_by ? region : NULL;
+    return region && region->generation == use->generation && region->state != REGION_RETURNED ? region : NULL;
 }
 
 /* Checks that every tensor lies in a region that the client may write. regions[n] are the client's regions,
@@ -135,16 +135,28 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
 static void on_deadline(struct deadline *deadline)
 {
     struct fetch *fetch = container_of(deadline, struct fetch, deadline);
+    const struct rdt_ref *ref = &fetch->transfer->ref;
+    const struct owner *requester = &fetch->client->account->owner;
+    struct transfers *transfers = fetch->transfer->transfers;
+    struct owner owner = owner_of_ref(ref, requester);
     struct rdt_error err;
+    char missing[200];
 
-    if (fetch->transfer->sm.state == TRANSFER_PARKED)
-        (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of %s \"%s\" did not end in time: %s",
-                            fetch->transfer->ref.is_name ? "the name" : "object", fetch->transfer->ref.id,
-                            fetch->transfer->ref.is_name ? "nobody has published such a version of it"
-                                                         : "nobody has put an object with this id");
-    else
+    if (fetch->transfer->sm.state == TRANSFER_PARKED) {
+        if (ref->is_name)
+            names_explain_name(transfers->names, transfers->objects, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester,
+                               missing, sizeof missing);
+        else
+            names_explain_object(transfers->names, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester, missing,
+                                 sizeof missing);
+        (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of %s \"%s\" did not end in time: %s%s%s",
+                            ref->is_name ? "the name" : "object", ref->id,
+                            ref->is_name ? "nobody has published such a version of it" : "nobody has put an object with this id",
+                            owner_equal(&owner, requester) ? "" : ", or its owner does not show it to you", missing);
+    } else {
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of \"%s\" did not end in time (it was %s)", fetch->transfer->ref.id,
                             sm_name(&fetch->transfer->sm));
+    }
     fetch_fail(fetch, &err);
 }
 
@@ -167,15 +179,15 @@ static enum rdt_status join(struct client *client, struct transfer *transfer, co
     fetch->deadline.on_passed = on_deadline;
     fetch->counted = joined;
     fetch->merged = joined && !is_name;
-    fetch->message = message->fds_once ? client->n_fetch_messages : 0;
+    fetch->message = message->fds_once ? client->transfers.n_fetch_messages : 0;
     fetch->cow = message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW;
-    if (!map_put_u64(&client->fetches, item->handle, fetch)) {
+    if (!map_put_u64(&client->transfers.fetches, item->handle, fetch)) {
         account_give(client->account, USAGE_TRANSFERS, 1);
         free(fetch);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the fetch");
     }
     if (!deadline_set(transfer->transfers->deadlines, &fetch->deadline, message->timeout_ns)) {
-        map_remove_u64(&client->fetches, item->handle);
+        map_remove_u64(&client->transfers.fetches, item->handle);
         account_give(client->account, USAGE_TRANSFERS, 1);
         free(fetch);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the deadline");
@@ -196,9 +208,9 @@ static bool wants_device(const Rdt__Pb__Fetch *message)
 static void note_maps(struct client *client, const Rdt__Pb__Fetch *message)
 {
     for (size_t i = 0; i < message->n_maps; i++) {
-        size_t used = strlen(client->maps);
-        if (strlen(message->maps[i]) <= 32 && !client_maps(client, message->maps[i]) && used + 40 < sizeof client->maps)
-            (void)snprintf(client->maps + used, sizeof client->maps - used, " %s ", message->maps[i]);
+        size_t used = strlen(client->transfers.maps);
+        if (strlen(message->maps[i]) <= 32 && !client_maps(client, message->maps[i]) && used + 40 < sizeof client->transfers.maps)
+            (void)snprintf(client->transfers.maps + used, sizeof client->transfers.maps - used, " %s ", message->maps[i]);
     }
 }
 
@@ -279,7 +291,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     enum rdt_status status;
     bool joins = false, is_here;
 
-    if (item->handle == 0 || map_get_u64(&client->fetches, item->handle))
+    if (item->handle == 0 || map_get_u64(&client->transfers.fetches, item->handle))
         return rdt_error_set(err, RDT_INVALID, "fetch handle %llu is 0 or in use", (unsigned long long)item->handle);
     if ((unsigned)message->mode > RDT__PB__FETCH_MODE__FETCH_MODE_COW)
         return rdt_error_set(err, RDT_INVALID, "fetch mode %d is unknown", (int)message->mode);
@@ -327,7 +339,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     if (status == RDT_OK)
         status = join(client, transfer, message, item, false, err);
     if (status != RDT_OK) {
-        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err->msg);
+        record_fail(&transfer->record, err);
         transfer_end(transfer);
         return status;
     }

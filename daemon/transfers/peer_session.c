@@ -72,7 +72,7 @@ void peer_session_ping(struct peer_session *session)
 {
     session->asked++;
     session->answer_due = true;
-    peer_ask(session->peer);
+    peer_probe(session->peer);
 }
 
 void peer_session_doubt(struct transfer *transfer)

@@ -24,7 +24,7 @@ struct peer_session {
     uint64_t bytes_in, bytes_out;
     uint64_t fell_back;     /* transfers from that node by a slower transport than both nodes have */
     char fell_back_to[140]; /* what was logged last about that: "stream instead of ucx" */
-    uint64_t asked;         /* the number of the last peer_ask */
+    uint64_t asked;         /* the number of the last peer_probe */
     bool answer_due;        /* the peer has not answered it yet */
 };
 
@@ -38,7 +38,7 @@ void peer_session_free(struct peer_session *session);
 enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_message type, const ProtobufCMessage *message,
                                   struct rdt_error *err);
 
-/* Asks the peer for a sign of life by peer_ask and counts it in session->asked. One ping is under way at a
+/* Asks the peer for a sign of life by peer_probe and counts it in session->asked. One ping is under way at a
  * time: a failure that is found meanwhile needs the next one, because the node may have gone since it
  * answered. */
 void peer_session_ping(struct peer_session *session);

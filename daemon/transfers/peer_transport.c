@@ -30,7 +30,7 @@ static bool link_is_up(const struct peer_transport *pt)
 /* Whether a connection can be built: neither end has said that it will not take part. */
 static bool may_open(const struct peer_transport *pt)
 {
-    return link_is_up(pt) && !pt->transport->leaving && pt->remote_why_not[0] == '\0';
+    return link_is_up(pt) && !pt->transport->unloading && pt->remote_why_not[0] == '\0';
 }
 
 /* Starts to disconnect. The operations under way end with this reason. */
@@ -59,7 +59,7 @@ static void on_failed(struct plugin_conn *conn, enum rdt_status status, const ch
     struct peer_transport *pt = container_of(conn, struct peer_transport, conn);
     char why[256];
 
-    if (pt->transport->leaving && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED)) {
+    if (pt->transport->unloading && (pt->sm.state == PT_CONNECTED || pt->sm.state == PT_OFFERED)) {
         close_connection(pt, "the transport is being unloaded"); /* The other end knows already. */
         return;
     }
@@ -229,7 +229,7 @@ void peer_transports_up(struct peer_session *session)
         pt->remote_why_not[0] = '\0';
         if (pt->sm.state == PT_NONE)
             peer_transport_open(pt);
-        else if (!transport->leaving)
+        else if (!transport->unloading)
             send_offer(pt, NULL, 0, ""); /* The offer comes when the old connection has closed. */
     }
 }
@@ -297,7 +297,7 @@ enum rdt_status peer_transport_on_offer(struct peer_session *session, const Rdt_
     pt->blob_epoch = offer->epoch;
     if (pt->sm.state == PT_CONNECTED) /* The peer has built its end anew, so this node's end leads nowhere. */
         close_connection(pt, "the other node rebuilt its end");
-    else if (pt->sm.state == PT_NONE && pt->transport->available && pt->retry.place == 0)
+    else if (pt->sm.state == PT_NONE && pt->transport->available && pt->retry.index == 0)
         peer_transport_open(pt); /* The transport was not there before. */
     else
         use_blob(pt);

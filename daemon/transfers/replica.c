@@ -316,7 +316,7 @@ void replica_whole(struct replica *replica)
         if (replicas->bytes > replicas->transfers->options->replicas_max_bytes)
             drop(replica);
         else /* Every fetch shares the memory now, so it is charged to no user's limit. */
-            region_rest(replica->object->uses[0].region);
+            region_make_common(replica->object->uses[0].region);
     }
     tell_waiters(replica);
     replica_unref(replica);

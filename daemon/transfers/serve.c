@@ -46,7 +46,7 @@ void serve_end(struct serve *out)
     if (out->connection)
         transfers->last_sent_ns = uv_hrtime();
     serve_set_state(out, SERVE_ENDED);
-    record_finish(transfers, &out->record, out->record.error[0] ? "failed" : "done", NULL);
+    record_finish(transfers, &out->record);
     deadline_unset(transfers->deadlines, &out->deadline);
     object_waiter_remove(&out->waiter);
     name_waiter_remove(&out->named);
@@ -166,8 +166,7 @@ void serve_fail(struct serve *out, const struct rdt_error *err)
 {
     if (out->sm.state == SERVE_ABORT)
         return;
-    if (!out->record.error[0])
-        (void)snprintf(out->record.error, sizeof out->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
+    record_fail(&out->record, err);
     send_end(out, err);
     serve_stop(out);
 }
@@ -175,7 +174,7 @@ void serve_fail(struct serve *out, const struct rdt_error *err)
 void serve_refuse(struct serve *out, const struct rdt_error *err)
 {
     serve_answer_error(out->session, out->number, err);
-    (void)snprintf(out->record.error, sizeof out->record.error, "%s", err->msg);
+    record_fail(&out->record, err);
     serve_end(out);
 }
 

@@ -10,6 +10,7 @@
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/replica_directory.h"
 #include "daemon/transfers/serve.h"
+#include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
 static bool all_contiguous(const struct layout *layout)
@@ -156,7 +157,7 @@ void serve_answer(struct serve *out, struct object *object)
         status = gather_inline(out, &meta, &err);
     if (status != RDT_OK) {
         serve_answer_error(out->session, out->number, &err);
-        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
+        record_fail(&out->record, &err);
         serve_end(out);
         return;
     }
@@ -198,7 +199,7 @@ void serve_answer(struct serve *out, struct object *object)
     if (status != RDT_OK && status != RDT_PEER_LOST)
         serve_answer_error(out->session, out->number, &err);
     if (status != RDT_OK)
-        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
+        record_fail(&out->record, &err);
     if (!more || status != RDT_OK)
         serve_end(out);
     else if (meta.started)

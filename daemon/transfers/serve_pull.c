@@ -29,20 +29,10 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
 {
     struct serve *out = container_of(waiter, struct serve, waiter);
 
-    if (why) {
+    if (why)
         serve_refuse(out, why);
-        return;
-    }
-    if (!object_visible_to(object, &out->account->owner)) {
-        struct rdt_error err;
-        (void)rdt_error_set(&err, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", out->ref.id,
-                            out->account->owner.uid);
-        serve_answer_error(out->session, out->number, &err);
-        (void)snprintf(out->record.error, sizeof out->record.error, "%s", err.msg);
-        serve_end(out);
-        return;
-    }
-    serve_answer(out, object);
+    else
+        serve_answer(out, object);
 }
 
 static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
@@ -195,12 +185,13 @@ void serve_on_credit(struct peer_session *session, const Rdt__Pb__PullCredit *cr
 void serve_on_abort(struct peer_session *session, const Rdt__Pb__PullAbort *message)
 {
     struct serve *out = map_get_u64(&session->serves, message->transfer);
+    struct rdt_error why;
 
     if (!out)
         return;
     out->reader_done = true;
-    if (!out->record.error[0])
-        (void)snprintf(out->record.error, sizeof out->record.error, "the reader has cancelled the transfer");
+    (void)rdt_error_set(&why, RDT_CANCELLED, "the reader has cancelled the transfer");
+    record_fail(&out->record, &why);
     if (out->sm.state == SERVE_ABORT)
         serve_settle(out);
     else
@@ -215,14 +206,15 @@ void serve_shut_down(struct transfers *transfers, const struct rdt_error *why)
 
 void serve_link_down(struct peer_session *session)
 {
+    struct rdt_error why;
     struct serve *out;
     size_t cursor = 0;
 
+    (void)rdt_error_set(&why, RDT_PEER_LOST, "the link to the reader's node is down");
     while ((out = map_next(&session->serves, &cursor))) {
         /* The reader's node may come back and count from one again. */
         map_remove_u64(&session->serves, out->number);
-        if (!out->record.error[0])
-            (void)snprintf(out->record.error, sizeof out->record.error, "the link to the reader's node is down");
+        record_fail(&out->record, &why);
         serve_stop(out);
     }
 }

@@ -136,7 +136,7 @@ static void finish_record(struct transfer *transfer)
         event(transfer->transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
         record_drop_decision(transfer->record.decision);
     } else {
-        record_finish(transfer->transfers, &transfer->record, transfer->record.error[0] ? "failed" : "done", NULL);
+        record_finish(transfer->transfers, &transfer->record);
     }
     log_debug("xfer %llu ended: %s %s", (unsigned long long)transfer->id, transfer->record.path, transfer->record.error);
 }
@@ -174,7 +174,7 @@ void fetch_detach(struct fetch *fetch)
     struct transfer *transfer = fetch->transfer;
 
     deadline_unset(transfer->transfers->deadlines, &fetch->deadline);
-    map_remove_u64(&fetch->client->fetches, fetch->handle);
+    map_remove_u64(&fetch->client->transfers.fetches, fetch->handle);
     account_give(fetch->client->account, USAGE_TRANSFERS, 1);
     list_remove(&fetch->by_transfer);
     /* The first fetch of the list may be of another client, because fetches join. */
@@ -210,26 +210,25 @@ void fetch_fail(struct fetch *fetch, const struct rdt_error *err)
         transfer->client = NULL;
         if (still_wanted(transfer))
             return;
-        if (!transfer->record.error[0])
-            (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status),
-                           err->msg);
+        record_fail(&transfer->record, err);
         transfer_abort(transfer);
     }
 }
 
 bool transfers_client_gone(struct transfers *transfers, struct client *client, uint64_t until_ns)
 {
+    struct rdt_error why;
     struct fetch *fetch;
 
     (void)transfers;
-    while ((fetch = map_next(&client->fetches, &client->reaped_fetches))) {
+    (void)rdt_error_set(&why, RDT_CANCELLED, "the client has ended");
+    while ((fetch = map_next(&client->transfers.fetches, &client->transfers.reaped_fetches))) {
         struct transfer *transfer = fetch->transfer;
         fetch_detach(fetch);
         if (list_empty(&transfer->fetches)) {
             transfer->client = NULL;
             if (!still_wanted(transfer)) {
-                if (!transfer->record.error[0])
-                    (void)snprintf(transfer->record.error, sizeof transfer->record.error, "the client has ended");
+                record_fail(&transfer->record, &why);
                 transfer_abort(transfer);
             }
         }
@@ -250,13 +249,12 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err)
     if (list_empty(&transfer->fetches)) {
         /* Other nodes wanted the replica, which will not be complete. */
         if (transfer->sm.state != TRANSFER_ABORT) {
-            (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err->msg);
+            record_fail(&transfer->record, err);
             transfer_abort(transfer);
         }
         return;
     }
-    if (!transfer->record.error[0])
-        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
+    record_fail(&transfer->record, err);
     while (!last) {
         struct list *node = list_first(&transfer->fetches);
         last = node->next == &transfer->fetches;

@@ -78,6 +78,10 @@ enum transfer_state {
     TRANSFER_ENDED,
 };
 
+/* How transfers end. Only TRANSFER_FAILED is for an alarm: a reader that gives up, or that waits for an object which nobody
+ * puts, is no failure of the node's. */
+enum transfer_outcome { TRANSFER_DONE, TRANSFER_FAILED, TRANSFER_CANCELLED, TRANSFER_TIMED_OUT, TRANSFER_OUTCOMES };
+
 /* What rdtctl shows of a transfer, under way and after its end. */
 struct transfer_record {
     struct list link; /* in transfers->active or ->serves until the transfer ends */
@@ -99,7 +103,8 @@ struct transfer_record {
     struct order *order; /* in ordered queues: its ticket, until the transfer ends; NULL: none */
     /* a reference; allocated with room for its candidates only; NULL: no path was chosen */
     struct path_decision *decision;
-    char error[560]; /* must be the last member: the history copies only the text that is used */
+    enum rdt_status status; /* of error */
+    char error[560]; /* "": none. Must be the last member: the history copies only the text that is used */
 };
 
 struct transfers {
@@ -134,9 +139,9 @@ struct transfers {
     /* and the decision on it, which the same query gets again: a reference; NULL: none */
     struct path_decision *decision;
     uint64_t last_sent_ns; /* when the last transfer to another node ended; 0: never */
-    uint64_t done, failed, bytes_in, bytes_out, bytes_local;
+    uint64_t ended[TRANSFER_OUTCOMES], bytes_in, bytes_out, bytes_local;
     uint64_t copying_bytes;              /* bytes of local copies on the work pool */
-    uint64_t fell_back;                  /* transfers from other nodes by a slower transport than both nodes have */
+    uint64_t fell_back;                  /* transfers from other nodes by a slower transport than the nodes have, which could not be used */
     uint64_t joined;                     /* fetches that joined a transfer which another fetch had begun */
     void (*on_idle)(struct transfers *); /* see transfers_set_on_idle */
     struct list broadcasts;              /* struct broadcast.link: of this node's objects (transfer_broadcast.h) */
@@ -166,10 +171,10 @@ uint64_t transfers_quiet_ns(const struct transfers *transfers);
 /* Counters since the start of the daemon, except where it says "now". */
 struct transfers_stats {
     unsigned active;                           /* now */
-    uint64_t done, failed;                     /* transfers that ended, well or not */
+    uint64_t ended[TRANSFER_OUTCOMES];         /* transfers */
     uint64_t bytes_in, bytes_out, bytes_local; /* from other nodes, to other nodes, copied on this node */
     uint64_t fetches_joined;                   /* that took part in a transfer which another fetch had begun */
-    /* transfers from other nodes by a slower transport than both nodes have */
+    /* transfers from other nodes by a slower transport than the nodes have, which could not be used */
     uint64_t fell_back;
     uint64_t replicas, replica_bytes; /* of other nodes' snapshots on this node, now */
     uint64_t replica_fetches;         /* fetches that such a replica answered */
@@ -228,7 +233,7 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
 /* Frees the session of a peer that is going to be forgotten. Returns false if something refers to it. */
 bool transfers_forget_peer(struct transfers *transfers, struct peer *peer);
 void transfers_peer_down(struct transfers *transfers, struct peer *peer, const struct rdt_error *why);
-void transfers_peer_answer(struct transfers *transfers, struct peer *peer); /* the answer to peer_ask has come */
+void transfers_peer_answer(struct transfers *transfers, struct peer *peer); /* the answer to peer_probe has come */
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,
                                      struct rdt_error *err);
 

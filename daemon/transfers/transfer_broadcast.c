@@ -250,7 +250,7 @@ static void look_at_group(struct broadcast *broadcast)
 
     if (broadcast->group->sm.state == GROUP_READY) {
         begin(broadcast);
-    } else if (group_is_coming(broadcast->group)) {
+    } else if (group_will_be_ready(broadcast->group)) {
         (void)deadline_set(broadcast->transfers->deadlines, &broadcast->deadline, LOOK_NS);
     } else {
         (void)is_down(broadcast->group, &err);
@@ -442,13 +442,13 @@ void broadcasts_on_group(struct transfers *transfers, struct group *group, enum 
         struct rdt_error why;
         if (broadcast->group != group)
             continue;
-        if (change == GROUP_OPENS && broadcast->sm.state == BROADCAST_WAITING) {
+        if (change == GROUP_OPENED && broadcast->sm.state == BROADCAST_WAITING) {
             begin(broadcast);
             continue;
         }
-        if (change == GROUP_GOES || (change == GROUP_CLOSED && broadcast->sm.state != BROADCAST_WAITING))
+        if (change == GROUP_GONE || (change == GROUP_CLOSED && broadcast->sm.state != BROADCAST_WAITING))
             broadcast->group = NULL;
-        if (change != GROUP_GOES && (change != GROUP_BREAKS || broadcast->sm.state == BROADCAST_WAITING))
+        if (change != GROUP_GONE && (change != GROUP_BROKEN || broadcast->sm.state == BROADCAST_WAITING))
             continue;
         (void)rdt_error_set(&why, RDT_TRANSPORT, "group %s was taken down: %.200s", group->name,
                             group->why[0] ? group->why : "it is destroyed");
@@ -491,7 +491,7 @@ static enum rdt_status check_group(const struct transfers *transfers, const stru
 
     if (!group || !group_has(group, transfers->node->uuid, NULL, NULL))
         return rdt_error_set(err, RDT_NOT_FOUND, "this node has no member in a group \"%.64s\" of uid %u", name, owner->uid);
-    if (group->sm.state != GROUP_READY && !group_is_coming(group))
+    if (group->sm.state != GROUP_READY && !group_will_be_ready(group))
         return is_down(group, err);
     *group_p = group;
     return RDT_OK;

@@ -19,6 +19,7 @@
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_record.h"
 #include "wire_error.h"
 #include "wire_ref.h"
 
@@ -233,6 +234,7 @@ static bool go_back(struct transfer *transfer)
 {
     transfer->wish.transport[0] = transfer->wish.group[0] = '\0';
     transfer->record.error[0] = '\0';
+    transfer->record.status = RDT_OK;
     return transfer_in_ask_anew(transfer);
 }
 
@@ -246,8 +248,7 @@ static bool recover(struct transfer *transfer, const struct rdt_error *err)
 {
     if (!transfer->pull.member)
         return false;
-    if (!transfer->record.error[0])
-        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
+    record_fail(&transfer->record, err);
     finish(transfer->pull.member, err);
     if (may_go_back(transfer) && go_back(transfer))
         return true;

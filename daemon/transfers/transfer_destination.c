@@ -18,7 +18,7 @@ bool client_maps(const struct client *client, const char *kind)
     char word[40];
 
     (void)snprintf(word, sizeof word, " %.36s ", kind);
-    return strcasestr(client->maps, word);
+    return strcasestr(client->transfers.maps, word);
 }
 
 /* Finds the wished kind and device. They were checked when the fetch came, but the kind may have been

@@ -64,7 +64,7 @@ static void connect_side(struct peer_transport *pt)
     struct group *group = pt->group;
     struct group_rank *here = &group->ranks[pt->rank_here];
 
-    if (!group->serves || pt->sm.state != PT_NONE || !here->open)
+    if (!group->connected || pt->sm.state != PT_NONE || !here->open)
         return;
     plugin_group_conn(&here->vendor, pt->rank_there, &pt->conn);
     pt->epoch = pt->remote_epoch = group->epoch;
@@ -157,12 +157,12 @@ void transfer_groups_on_change(struct transfers *transfers, struct group *group,
     list_for_each_safe (node, &group->connections) {
         struct peer_transport *pt = container_of(node, struct peer_transport, by_group);
         switch (change) {
-        case GROUP_SERVES:
+        case GROUP_CONNECTED:
             connect_side(pt);
             break;
-        case GROUP_OPENS:
+        case GROUP_OPENED:
             break;
-        case GROUP_BREAKS:
+        case GROUP_BROKEN:
             (void)snprintf(pt->broken, sizeof pt->broken, "group %s was taken down: %.90s", group->name,
                            group->why[0] ? group->why : "it is destroyed");
             broken(pt);
@@ -171,12 +171,12 @@ void transfer_groups_on_change(struct transfers *transfers, struct group *group,
             if (pt->sm.state == PT_CLOSING)
                 closed(pt);
             break;
-        case GROUP_GOES:
+        case GROUP_GONE:
             gone(pt);
             break;
         }
     }
-    if (change == GROUP_OPENS && !transfers->closing)
+    if (change == GROUP_OPENED && !transfers->closing)
         wake(transfers, group);
 }
 
@@ -249,10 +249,10 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
         fits = !group->ranks || ranks_of(transfer, group, &here, &there, NULL);
         if (fits && group->sm.state == GROUP_READY)
             return group;
-        if (shared && (shared_will_do || !fits || !group_is_coming(group)))
+        if (shared && (shared_will_do || !fits || !group_will_be_ready(group)))
             continue;
         shared = group;
-        shared_will_do = fits && group_is_coming(group);
+        shared_will_do = fits && group_will_be_ready(group);
     }
     if (!shared && why_p && transfer->wish.group[0])
         (void)snprintf(why_p, 192, "client \"%.40s\" of node %.40s is not in group %.40s", producer ? producer : "(gone)",
@@ -312,7 +312,7 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
         offer->connected = true;
         offer->two_sided = (sides & RDT_TWO_SIDED) != 0;
         offer->one_sided = (sides & RDT_ONE_SIDED) != 0;
-    } else if (!group_is_coming(group)) {
+    } else if (!group_will_be_ready(group)) {
         (void)snprintf(why_p, 192, "group %s is down: %.100s", group->name, group->why);
         offer->group_why_not = why_p;
     }

@@ -105,7 +105,7 @@ struct fetch {
     struct transfer *transfer;
     struct list by_transfer;
     struct deadline deadline;
-    uint64_t message; /* client->n_fetch_messages of its message; 0: each answer brings its own fds */
+    uint64_t message; /* client->transfers.n_fetch_messages of its message; 0: each answer brings its own fds */
     bool cow;         /* memory that several fetches share is to be mapped privately */
     bool counted;     /* counted in transfers->joined */
     bool merged;      /* it joined a transfer: `version` of the name is its own */

@@ -180,7 +180,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
         query.transport = ""; /* No bytes move between nodes. */
     if (!object_may_show(object, &transfer->account->owner, &why_not))
         query.show_why_not = why_not;
-    if (!object->snapshot && !object->lent)
+    if (!object->snapshot && !object->loaned)
         query.cow_why_not = "the object is live: what its producer writes later would show in a private mapping of it";
     if (place_tensors(transfer, object, &query, &unshared, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
@@ -191,7 +191,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     query.same_client = !query.too_many_regions && object->n_regions > 0;
     for (uint32_t i = 0; i < object->n_regions; i++)
         query.same_client = query.same_client && object->uses[i].region->client == transfer->client->id &&
-                            object->uses[i].region->origin != REGION_RECEIVED && !object->uses[i].region->lent;
+                            object->uses[i].region->origin != REGION_RECEIVED && object->uses[i].region->state != REGION_LOANED;
     if (record_decide(transfer->transfers, &transfer->record, &query, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;
@@ -230,11 +230,7 @@ static void on_wake(struct client_wake *wake)
     struct object *object = transfer->local.woken;
 
     transfer->local.woken = NULL;
-    if (object_visible_to(object, &transfer->account->owner))
-        transfer_local_serve(transfer, object);
-    else
-        transfer_fail(transfer, RDT_DENIED, "object \"%s\" was put, but is not visible to uid %u", transfer->ref.id,
-                      transfer->account->owner.uid);
+    transfer_local_serve(transfer, object);
     object_drop(object);
 }
 

@@ -391,7 +391,7 @@ static void reach_all(const struct transfers *transfers, const struct group *gro
 
 void transfers_on_group(struct transfers *transfers, struct group *group, enum group_change change)
 {
-    if (change == GROUP_OPENS && !transfers->closing)
+    if (change == GROUP_OPENED && !transfers->closing)
         reach_all(transfers, group);
     broadcasts_on_group(transfers, group, change);
     transfer_groups_on_change(transfers, group, change);

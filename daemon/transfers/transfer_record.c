@@ -95,13 +95,24 @@ void record_lanes(struct transfer_record *record, const struct plugin_conn *conn
         plugin_conn_describe(conn, record->lanes, sizeof record->lanes);
 }
 
-void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error)
+void record_fail(struct transfer_record *record, const struct rdt_error *err)
 {
+    if (record->status != RDT_OK)
+        return;
+    record->status = err->status == RDT_OK ? RDT_INTERNAL : err->status;
+    (void)snprintf(record->error, sizeof record->error, "%s: %s", rdt_status_name(record->status), err->msg);
+}
+
+void record_finish(struct transfers *transfers, struct transfer_record *record)
+{
+    static const char *const states[TRANSFER_OUTCOMES] = {"done", "failed", "cancelled", "timed_out"};
+    enum transfer_outcome outcome = record->status == RDT_OK          ? TRANSFER_DONE
+                                    : record->status == RDT_CANCELLED ? TRANSFER_CANCELLED
+                                    : record->status == RDT_TIMED_OUT ? TRANSFER_TIMED_OUT
+                                                                      : TRANSFER_FAILED;
     struct transfer_record *place = &transfers->history[transfers->n_history++ % TRANSFER_HISTORY];
 
-    record->state = state;
-    if (error)
-        (void)snprintf(record->error, sizeof record->error, "%s", error);
+    record->state = states[outcome];
     record->elapsed_ns = uv_hrtime() - (record->began_ns ? record->began_ns : record->since_ns);
     if (record->elapsed_ns == 0)
         record->elapsed_ns = 1;
@@ -110,10 +121,7 @@ void record_finish(struct transfers *transfers, struct transfer_record *record, 
     place->order = NULL;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", record);
     record->decision = NULL; /* The history owns the decision now. */
-    if (record->error[0])
-        transfers->failed++;
-    else
-        transfers->done++;
+    transfers->ended[outcome]++;
 }
 
 static void *copy_column(const void *column, size_t bytes)

@@ -23,8 +23,11 @@ void record_drop_decision(struct path_decision *decision);
 /* Notes how the bytes went, once, in the words of the connection's transport. */
 void record_lanes(struct transfer_record *record, const struct plugin_conn *conn);
 
-/* Moves the record into the history. error NULL: record->error says it. */
-void record_finish(struct transfers *transfers, struct transfer_record *record, const char *state, const char *error);
+/* Notes why the transfer will not be done. Only the first reason counts. */
+void record_fail(struct transfer_record *record, const struct rdt_error *err);
+
+/* Moves the record into the history as done, failed, cancelled or timed_out, and counts it. */
+void record_finish(struct transfers *transfers, struct transfer_record *record);
 
 /* Copies a slice; NULL for NULL or without memory. Free with rdt__pb__slice__free_unpacked. */
 Rdt__Pb__Slice *slice_dup(const Rdt__Pb__Slice *slice);

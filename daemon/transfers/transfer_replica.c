@@ -10,6 +10,7 @@
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
 /* How long a node with a replica may take until the first chunk, and between two chunks. The further a node
@@ -127,13 +128,13 @@ void transfer_deliver_replica(struct transfer *transfer)
 static void on_unwanted(struct deadline *deadline)
 {
     struct transfer *transfer = container_of(deadline, struct transfer, pull.unwanted);
+    struct rdt_error why;
 
     if (!list_empty(&transfer->fetches) || replica_in_demand(transfer->pull.replica) || transfer->sm.state == TRANSFER_ABORT ||
         transfer->sm.state == TRANSFER_ENDED)
         return;
-    if (!transfer->record.error[0])
-        (void)snprintf(transfer->record.error, sizeof transfer->record.error,
-                       "no fetch and no other node waits for the replica any more");
+    (void)rdt_error_set(&why, RDT_CANCELLED, "no fetch and no other node waits for the replica any more");
+    record_fail(&transfer->record, &why);
     transfer_abort(transfer);
 }
 

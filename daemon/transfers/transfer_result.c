@@ -6,6 +6,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
 struct result {
@@ -97,7 +98,7 @@ static void result_set_tensors(struct result *result, const struct layout *layou
  * answer to the same message. */
 static bool has_fd(const struct fetch *fetch, const struct region *region)
 {
-    const struct client_fd *out = &fetch->client->fds_out[region->id % CLIENT_FDS_OUT];
+    const struct client_fd *out = &fetch->client->transfers.fds_out[region->id % CLIENT_FDS_OUT];
 
     if (mapped_has(&fetch->client->mapped, region))
         return true;
@@ -110,7 +111,7 @@ static void note_fds(const struct fetch *fetch, const struct result *result)
     for (size_t i = 0; i < result->done.n_regions; i++) {
         const Rdt__Pb__SharedRegion *entry = &result->regions[i];
         if (fetch->message != 0 && entry->fd_index >= 0 && !entry->writable && !entry->cow)
-            fetch->client->fds_out[entry->region % CLIENT_FDS_OUT] =
+            fetch->client->transfers.fds_out[entry->region % CLIENT_FDS_OUT] =
                 (struct client_fd){entry->region, entry->generation, fetch->message};
     }
 }
@@ -206,7 +207,7 @@ static void result_send(struct result *result, struct fetch *fetch, struct hold 
                 "metadata: at most %u fit into one message",
                 transfer->ref.id, bytes, result->tensors.n_shape, result->tensors.n_dtype, result->done.metadata.len,
                 RDT_MAX_FRAME_BYTES);
-        (void)snprintf(transfer->record.error, sizeof transfer->record.error, "LIMIT: %s", err.msg);
+        record_fail(&transfer->record, &err);
         if (hold)
             client_release(hold);
         fetch_answer_error(client, fetch->handle, &err);
@@ -235,7 +236,7 @@ static bool give_notice(const struct transfer *transfer, struct object *object)
 {
     struct client *producer = object->producer;
 
-    if (object->snapshot || object->lent || object->notice_given || !producer || producer == transfer->client ||
+    if (object->snapshot || object->loaned || object->notice_given || !producer || producer == transfer->client ||
         !may_be_written(object))
         return false;
     object->notice_given = true;
@@ -285,7 +286,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         }
         if (status == RDT_OK) {
             if (how == PATH_COPY)
-                client_copies(hold, transfer->record.bytes);
+                client_set_copying(hold, transfer->record.bytes);
             result_send(&result, fetch, hold);
         } else {
             bool last = list_first(&transfer->fetches)->next == &transfer->fetches;
@@ -294,7 +295,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
             fetch_answer_error(fetch->client, fetch->handle, &err);
             fetch_detach(fetch);
             if (last)
-                (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err.msg);
+                record_fail(&transfer->record, &err);
         }
         result_fini(&result);
     }
@@ -377,7 +378,7 @@ void transfer_deliver_received(struct transfer *transfer)
                 client_release(hold);
             fetch_answer_error(fetch->client, fetch->handle, &err);
             fetch_detach(fetch);
-            (void)snprintf(transfer->record.error, sizeof transfer->record.error, "%s", err.msg);
+            record_fail(&transfer->record, &err);
         }
         result_fini(&result);
     }

@@ -91,8 +91,7 @@ static bool fail_whole(struct transfer *child, const struct rdt_error *err)
     struct subpulls *subpulls = child->subpull.parent->pull.subpulls;
     struct transfers *transfers = child->transfers;
 
-    if (!child->record.error[0])
-        (void)snprintf(child->record.error, sizeof child->record.error, "%s: %s", rdt_status_name(err->status), err->msg);
+    record_fail(&child->record, err);
     if (subpulls->failure.status == RDT_OK) {
         subpulls->failure = *err;
         if (child->subpull.parent->sm.state == TRANSFER_MOVE)

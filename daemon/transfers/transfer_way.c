@@ -73,8 +73,8 @@ bool transfer_in_path_is_coming(struct transfer *transfer)
     return true;
 }
 
-/* A fall-back is counted for each transfer, but logged once for each peer, because the slower path may be for
- * good. */
+/* A slower path is logged once for each peer, because it may be for good. It is counted for each transfer, unless
+ * neither node offers the faster one: that is how they were set up, and nothing to be alarmed about. */
 void transfer_in_note_fall_back(struct transfer *transfer)
 {
     const struct path_decision *decision = transfer->record.decision;
@@ -86,8 +86,10 @@ void transfer_in_note_fall_back(struct transfer *transfer)
         return;
     better = &decision->candidates[decision->passed_over];
     transfer->pull.fell_back = true;
-    session->fell_back++;
-    transfer->transfers->fell_back++;
+    if (!better->nowhere) {
+        session->fell_back++;
+        transfer->transfers->fell_back++;
+    }
     (void)snprintf(what, sizeof what, "%s instead of %s", chosen->name, better->name);
     if (strcmp(what, session->fell_back_to) != 0)
         log_info("node %s: objects arrive by %s: %s", session->peer->name, what, better->reason);

@@ -78,8 +78,6 @@ uint64_t transfers_quiet_ns(const struct transfers *transfers)
 void transfers_stats(const struct transfers *transfers, struct transfers_stats *stats_p)
 {
     *stats_p = (struct transfers_stats){.active = transfers_active(transfers),
-                                        .done = transfers->done,
-                                        .failed = transfers->failed,
                                         .bytes_in = transfers->bytes_in,
                                         .bytes_out = transfers->bytes_out,
                                         .bytes_local = transfers->bytes_local,
@@ -89,6 +87,7 @@ void transfers_stats(const struct transfers *transfers, struct transfers_stats *
                                         .replica_bytes = transfers->replicas.bytes,
                                         .replica_fetches = transfers->replicas.served,
                                         .redirected = transfers->directory.redirected};
+    memcpy(stats_p->ended, transfers->ended, sizeof stats_p->ended);
 }
 
 const struct transfer_record *transfers_history(const struct transfers *transfers, uint64_t n)

@@ -1,8 +1,9 @@
-/* How a transfer's byte stream is cut. Both ends compute the same plan from the tensors' sizes and chunk_bytes alone.
+/* How a transfer's byte stream is cut. Both ends compute the same plan, from the tensors' sizes and chunk_bytes
+ * alone.
  *
- * The stream is the packed layout (layout_packed): tensors in order, each at a multiple of 64. A tensor of more than an eighth of
- * chunk_bytes is cut by itself, so that its chunks go from memory to memory; runs of smaller ones share a chunk, which the ends
- * gather and scatter unless they lie in a row.
+ * The stream is the packed layout (layout_packed): the tensors in order, each at a multiple of 64 bytes. A tensor
+ * of more than an eighth of chunk_bytes is cut by itself, so that its chunks go from memory to memory. Runs of
+ * smaller tensors share a chunk, which the ends gather and scatter unless the tensors follow each other in memory.
  */
 #ifndef DAEMON_CHUNK_H
 #define DAEMON_CHUNK_H
@@ -22,23 +23,24 @@ struct chunk_plan {
     struct chunk chunks[];
 };
 
-/* packed: what layout_packed made. Free with free(). LIMIT: too many chunks; INVALID: chunk_bytes out of range; NO_MEMORY. */
+/* Creates a plan, to be freed with free(). packed: a layout that layout_packed has filled. LIMIT: there are too many
+ * chunks; INVALID: chunk_bytes is out of range; NO_MEMORY. */
 enum rdt_status chunk_plan_create(const struct layout *packed, uint64_t stream_bytes, uint64_t chunk_bytes,
                                   struct chunk_plan **plan_p, struct rdt_error *err);
 
-/* The plan of a one-sided reader: every chunk is of one tensor, however small. */
+/* The same for a one-sided reader: every chunk belongs to one tensor, however small. */
 enum rdt_status chunk_plan_create_single(const struct layout *packed, uint64_t stream_bytes, uint64_t chunk_bytes,
                                          struct chunk_plan **plan_p, struct rdt_error *err);
 
-/* Copies one chunk between the stream's bytes and the tensors of `layout` (same shapes as packed), whose regions start at
- * bases[region]. */
+/* Copy one chunk between the stream's bytes and the tensors of `layout`, which has the same shapes as `packed` and
+ * whose regions start at bases[region]. */
 void chunk_gather(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint8_t *const *bases,
                   uint8_t *stream_p);
 void chunk_scatter(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint8_t *const *bases,
                    const uint8_t *stream);
 
-/* Where the chunk lies in memory as one piece, if it does: a contiguous tensor, or several that follow each other without gaps (or the
- * packed layout itself). */
+/* Returns true, with the region and the offset in it, if the chunk lies in memory as one piece: a contiguous tensor,
+ * or several that follow each other without gaps, as in the packed layout. */
 bool chunk_piece(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint32_t *region_p,
                  uint64_t *offset_p);
 

@@ -137,14 +137,17 @@ static void remote(const struct path_query *query, struct path_decision *decisio
         if (candidate->possible && strcmp(offer->here_version, offer->there_version) != 0)
             reject(candidate, "the library or its settings differ: %s here, %s on the other node", offer->here_version,
                    offer->there_version);
-        candidate->strange = (!offer->moves_source && !candidate->staged_source) || (!offer->moves_target && !candidate->staged_target);
+        candidate->strange =
+            (!offer->moves_source && !candidate->staged_source) || (!offer->moves_target && !candidate->staged_target);
+        candidate->nowhere = offer->here_why_not && offer->there_why_not;
         candidate->unfit = offer->group_why_not || candidate->strange;
         if (!offer->connected && offer->group)
             reject(candidate, "group %s is being rebuilt", offer->group);
         if (!offer->connected)
             reject(candidate, "its connection to the other node is being rebuilt");
         if (!offer->two_sided && !offer->one_sided)
-            reject(candidate, "it can neither send nor read on this connection%s%s", offer->refusal[0] ? ": " : "", offer->refusal);
+            reject(candidate, "it can neither send nor read on this connection%s%s", offer->refusal[0] ? ": " : "",
+                   offer->refusal);
         if (offer->one_sided && query->source_contiguous && !is_staged(candidate))
             candidate->one_sided = true;
         else if (!offer->two_sided && is_staged(candidate))
@@ -217,18 +220,23 @@ static int better_first(const void *a, const void *b)
     return x->speed > y->speed ? -1 : x->speed < y->speed;
 }
 
-/* Only transports fall back: nobody expects what fits no message to ride in one. */
+/* Only transports fall back: nobody expects an object that is too large for a message to ride in one. Of two, a transport
+ * that one of the nodes offers comes before one that neither does. */
 static int passed_over(const struct path_decision *decision)
 {
     const struct path_candidate *chosen = &decision->candidates[decision->chosen];
+    int nowhere = -1;
 
-    for (unsigned i = 1; i < decision->n && chosen->kind == PATH_TRANSPORT; i++) {
+    for (unsigned i = 1; i < decision->n && chosen->kind == PATH_TRANSPORT; i++) { /* sorted by speed */
         const struct path_candidate *candidate = &decision->candidates[i];
-        if (candidate->kind == PATH_TRANSPORT && !candidate->possible && !candidate->unfit &&
-            candidate->speed > chosen->speed)
-            return (int)i; /* they are sorted by speed */
+        if (candidate->kind != PATH_TRANSPORT || candidate->possible || candidate->unfit || candidate->speed <= chosen->speed)
+            continue;
+        if (!candidate->nowhere)
+            return (int)i;
+        if (nowhere < 0)
+            nowhere = (int)i;
     }
-    return -1;
+    return nowhere;
 }
 
 enum rdt_status path_choose(const struct path_query *query, struct path_decision *decision, struct rdt_error *err)
@@ -254,13 +262,15 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
         char in_group[sizeof chosen->reason];
         decision->chosen = 0;
         text_copy(in_group, sizeof in_group, chosen->reason);
-        (void)snprintf(chosen->reason, sizeof chosen->reason, "%.100s%s%s", in_group, query->from_copy ? "a copy is on this node: " : "",
+        (void)snprintf(chosen->reason, sizeof chosen->reason, "%.100s%s%s", in_group,
+                       query->from_copy ? "a copy is on this node: " : "",
                        chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
                            ? "the producer prefers it"
                            : "the fastest that fits");
         if (is_staged(chosen)) {
             size_t used = strlen(chosen->reason);
-            (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "; through host memory %s: it does not move %s memory",
+            (void)snprintf(chosen->reason + used, sizeof chosen->reason - used,
+                           "; through host memory %s: it does not move %s memory",
                            !chosen->staged_target   ? "on the other node"
                            : !chosen->staged_source ? "here"
                                                     : "on both nodes",

@@ -1,5 +1,6 @@
-/* Which way the bytes go: one function of (source memory, target memory, what both ends offer, what the caller wishes). It touches
- * nothing; what it decided and why it rejected the rest is kept with the transfer for `rdtctl explain`.
+/* Which way the bytes go: one function of the source's memory, the target's memory, what both ends offer, and what
+ * the caller wishes. It touches nothing. What it decided, and why it rejected the rest, stays with the transfer for
+ * `rdtctl explain`.
  */
 #ifndef DAEMON_PATH_H
 #define DAEMON_PATH_H
@@ -18,19 +19,20 @@ struct path_candidate {
     enum path_kind kind;
     char name[65]; /* "local/share", "inline", "ucx" */
     bool possible; /* false: rejected, and why */
-    bool unfit;    /* ruled out by what the caller wishes, or by the memory: it would not be taken however well all is */
+    bool unfit;    /* ruled out by what the caller wishes, or by the memory: not even a mended network would help */
     bool strange;  /* a transport that does not move this memory at all */
+    bool nowhere;  /* a transport that neither node offers, such as ucx where no network is trusted */
     bool one_sided;
     bool staged_source, staged_target; /* through host memory at the owner's end, and at this one */
-    uint32_t speed;   /* higher is better; but what is staged comes after all that is not */
-    char reason[192]; /* in words a person would use */
+    uint32_t speed;   /* higher is better, but a staged path comes after every path that is not */
+    char reason[192]; /* a sentence for people */
 };
 
 struct path_decision {
-    unsigned refs; /* of one that is kept (transfer_record.c) */
+    unsigned refs; /* of a decision that records share (transfer_record.c) */
     unsigned n;
     int chosen;      /* index, -1: none */
-    int passed_over; /* the best transport that would be before the chosen one but is not usable now; -1: none */
+    int passed_over; /* the best transport that is faster than the chosen one but cannot be used now; -1: none */
     struct path_candidate candidates[PATH_MAX_CANDIDATES]; /* best first; rejected ones after those that are possible */
 };
 
@@ -42,7 +44,7 @@ struct path_offer {
     const char *there_why_not;                /* NULL: offered by the other node */
     const char *here_version, *there_version; /* must be equal */
     bool moves_source, moves_target;          /* its memory kinds */
-    bool stages_source, stages_target;        /* it moves host memory there, and here: what it does not move could pass through that */
+    bool stages_source, stages_target;        /* at that end it moves host memory, through which other memory can be staged */
     bool one_sided, two_sided;                /* what the connection can do */
     bool connected;                           /* false: the connection is being (re)built */
     char refusal[160];                        /* neither one- nor two-sided: what the connection says of itself; "": nothing */

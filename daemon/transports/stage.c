@@ -1,3 +1,4 @@
+/* See stage.h. Pinning and unpinning run on the work pool, because the time they take grows with the memory. */
 #include "daemon/transports/stage.h"
 
 #include <stdlib.h>
@@ -56,7 +57,8 @@ static void run_pin(struct work *work)
     struct stage *stage = ((struct making *)work)->stage;
     const struct rdt_memory_ops *ops = &stage->kind->ops;
 
-    stage->pinned = ops->pin && ops->pin(stage->kind->instance, stage->region->block.addr, stage->region->room, &stage->pin, NULL) == RDT_OK;
+    stage->pinned = ops->pin && ops->pin(stage->kind->instance, stage->region->block.addr, stage->region->room, &stage->pin,
+                                         NULL) == RDT_OK;
 }
 
 static void done_pin(struct work *work)
@@ -109,7 +111,8 @@ enum rdt_status stage_get(struct regions *regions, struct memory_kind *kind, uin
     stage->slots = slots;
     stage->slot_bytes = slot_bytes;
     *making = (struct making){.stage = stage, .on_ready = on_ready, .arg = arg};
-    status = region_alloc(regions, "host", "", slots * slot_bytes, REGION_STAGING, account, 0, &stage->region, on_memory, making, err);
+    status = region_alloc(regions, "host", "", slots * slot_bytes, REGION_STAGING, account, 0, &stage->region, on_memory,
+                          making, err);
     if (status == RDT_AGAIN)
         return status;
     if (status == RDT_OK && !region_addr(stage->region, err))

@@ -1,5 +1,6 @@
-/* Host memory that bytes pass through between a device and a transport that does not move its memory: a few slots of one size, pinned once
- * for the device's kind where its plug-in can pin, so that copies run while other slots are on the wire. One for each transfer at each end.
+/* A stage: host memory that bytes pass through between a device and a transport that does not move the device's
+ * memory. It has a few slots of one size, so that copies run while other slots are on the wire, and it is pinned once
+ * for the device's kind where that plug-in can pin. Each transfer has one at each end that needs it.
  *
  * Loop thread only.
  */
@@ -11,24 +12,25 @@
 #define STAGE_MAX_SLOTS 32u
 
 struct stage {
-    struct memory_kind *kind; /* it is pinned for: counted as a user */
+    struct memory_kind *kind; /* the kind it is pinned for; the stage counts as a user of it */
     struct region *region;
-    void *pin; /* NULL: it could not be */
+    void *pin; /* what unpin receives, if it is pinned */
     bool pinned;
-    uint32_t slots, busy; /* busy: bits */
+    uint32_t slots, busy; /* busy: a bit for each slot */
     uint64_t slot_bytes;
 };
 
 typedef void (*stage_ready)(void *arg, struct stage *stage, const struct rdt_error *err);
 
-/* AGAIN: on_ready comes. NO_MEMORY, LIMIT (memory_limit). */
+/* Begins to create a stage whose memory is charged to `account`. AGAIN: on_ready follows, with the stage or an error.
+ * Errors, after which on_ready does not come: NO_MEMORY, LIMIT (memory_limit). */
 enum rdt_status stage_get(struct regions *regions, struct memory_kind *kind, uint32_t slots, uint64_t slot_bytes,
                           struct account *account, stage_ready on_ready, void *arg, struct rdt_error *err);
 
-/* No slot of it is used any more. NULL is fine. */
+/* Frees a stage of which no slot is in use; NULL is allowed. */
 void stage_put(struct stage *stage);
 
-uint8_t *stage_take(struct stage *stage); /* NULL: all are in use */
+uint8_t *stage_take(struct stage *stage); /* returns a free slot; NULL: all are in use */
 void stage_give(struct stage *stage, const uint8_t *slot);
 unsigned stage_free_slots(const struct stage *stage);
 

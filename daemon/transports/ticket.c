@@ -1,3 +1,4 @@
+/* See ticket.h. Owns the ordered queues, and the place of each ticket in them. */
 #include "daemon/transports/ticket.h"
 
 #include <assert.h>
@@ -8,8 +9,8 @@
 
 struct ticket_queue {
     struct list link;
-    unsigned refs; /* places */
-    struct list places;
+    unsigned refs;      /* places, listed or not */
+    struct list places; /* struct ticket_place.link, in the order in which they joined */
     char name[]; /* "nccl/gpu0" */
 };
 
@@ -92,8 +93,8 @@ static void free_places(struct ticket *ticket)
     ticket->n_places = 0;
 }
 
-enum rdt_status ticket_init(struct ticket *ticket, struct tickets *tickets, const struct ticket_events *events, bool owner, bool first,
-                          const char *transport, const char *const *names, unsigned n, struct rdt_error *err)
+enum rdt_status ticket_init(struct ticket *ticket, struct tickets *tickets, const struct ticket_events *events, bool owner,
+                            bool first, const char *transport, const char *const *names, unsigned n, struct rdt_error *err)
 {
     *ticket = (struct ticket){.tickets = tickets, .events = events, .owner = owner, .first = first};
     assert(n <= TICKET_MAX_QUEUES);
@@ -109,14 +110,14 @@ enum rdt_status ticket_init(struct ticket *ticket, struct tickets *tickets, cons
     }
     if (ticket->n_places < n) {
         free_places(ticket);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a turn of %s", transport);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a queue ticket of %s", transport);
     }
     sm_init(&ticket->sm, states, sizeof states / sizeof states[0], TICKET_IDLE);
     list_append(&tickets->all, &ticket->link);
     return RDT_OK;
 }
 
-/* ---- whose ticket is next ---- */
+/* ---- which ticket is next ---- */
 
 static bool is_next_in(const struct ticket_place *place)
 {
@@ -153,7 +154,7 @@ static void take(struct ticket *ticket)
     if (ticket->first || ticket->owner)
         ticket->events->say(ticket, TICKET_TAKEN);
     else
-        post(ticket); /* the owner has told already that it has its own */
+        post(ticket); /* the owner has already sent TAKEN */
 }
 
 static void queue_up(struct ticket *ticket)
@@ -213,7 +214,7 @@ enum rdt_status ticket_hear(struct ticket *ticket, enum ticket_word word, struct
              (word == TICKET_RECEIVES && ticket->owner && state == TICKET_HELD))
         post(ticket);
     else
-        return rdt_error_set(err, RDT_PROTOCOL, "word %d about a turn that is %s", (int)word, sm_name(&ticket->sm));
+        return rdt_error_set(err, RDT_PROTOCOL, "word %d about a queue ticket that is %s", (int)word, sm_name(&ticket->sm));
     return RDT_OK;
 }
 

@@ -3,6 +3,7 @@
  */
 #include <signal.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/conformance/check.h"
@@ -138,6 +139,60 @@ static void move(uint32_t from, uint32_t to, uint64_t transfer, uint64_t bytes)
     must(recv.n_done == 1 && send.n_done == 1);
     guarded_destroy(&memory);
     free(source);
+}
+
+/* ---- on the core's loop thread ---- */
+
+#define MANY_RANKS 100u
+#define AT_ONCE_MS 150 /* a ten-millisecond wait for each rank is far beyond it, a busy machine is not */
+
+static double ms_since(const struct timespec *since)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)(now.tv_sec - since->tv_sec) * 1e3 + (double)(now.tv_nsec - since->tv_nsec) / 1e6;
+}
+
+#define must_return_at_once(call)                                                                        \
+    do {                                                                                                 \
+        struct timespec since;                                                                           \
+        (void)clock_gettime(CLOCK_MONOTONIC, &since);                                                    \
+        call;                                                                                            \
+        took_ms = ms_since(&since);                                                                      \
+        must(took_ms < patience_ms(AT_ONCE_MS), "%s held the caller up for %.0f ms", #call, took_ms);     \
+    } while (0)
+
+/* A group of many ranks that does not come about: somebody has proposed it, and not all nodes take part. */
+GROUP_CHECK(large_group_that_never_connects_holds_nobody_up)
+{
+    static struct rdt_group_member members[MANY_RANKS];
+    static uint8_t blob[RDT_GROUP_OFFER_MAX_BYTES];
+    struct host_group *group = &world.groups[0];
+    struct rdt_group_desc desc = {sizeof desc, "large", 1, 1, MANY_RANKS, members, {3}};
+    const struct rdt_transport_ops *ops;
+    enum rdt_status status;
+    size_t bytes;
+    double took_ms;
+
+    open_host(&world.hosts[0]);
+    world.n = 1;
+    ops = world.hosts[0].ops;
+    for (uint32_t i = 0; i < MANY_RANKS; i++)
+        members[i] = (struct rdt_group_member){.node_uuid = {2, (uint8_t)i}, .device = ""};
+    for (unsigned round = 0; round < 3; round++) {
+        *group = (struct host_group){.host = &world.hosts[0], .rank = 1, .size = 2};
+        must_return_at_once(status = ops->group_create(world.hosts[0].transport, &desc, group, &group->handle, &err));
+        if (status == RDT_LIMIT)
+            check_skip("it takes fewer ranks: %s", err.msg);
+        must_eq(status, RDT_OK, "%s", err.msg);
+        must_return_at_once(status = ops->group_offer(group->handle, blob, &bytes, &err));
+        must_eq(status, RDT_OK, "%s", err.msg);
+        must_return_at_once(ops->group_close(group->handle));
+        must(host_group_wait_closed(group, LATER_MS), "group_closed did not come");
+        must_return_at_once(ops->group_destroy(group->handle));
+    }
+    finish();
 }
 
 /* ---- forming, sends ---- */

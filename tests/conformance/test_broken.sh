@@ -14,6 +14,7 @@ finds() { # FAULT ONLY TEXT [STATUS [DEADLINE]]: those checks fail, saying this
   failures=$((failures + 1))
 }
 finds '' cancel '^[1-9][0-9]* ok, 0 failed' 0
+finds '' ports '^[1-9][0-9]* ok, 0 failed' 0
 finds '' memory '^[1-9][0-9]* ok, 0 failed' 0
 # the table
 finds gives_no_table '' 'is no backend' 2
@@ -25,6 +26,9 @@ finds refuses_without_a_word open_without_trust 'does not name what is to be set
 finds logs_errors sides 'logged errors'
 finds leaves_descriptors_open open_and_close 'open and close left [0-9]+ descriptors'
 finds leaks_a_descriptor_per_connection connections_leave 'descriptors after'
+# ports
+finds opens_a_port_for_nobody none_without_peers 'opens a port at 127.0.0.1'
+finds listens_at_every_address none_at_every_address 'listens at 0.0.0.0'
 # bytes
 finds flips_a_bit receives_of_all_sizes 'came in wrong'
 finds writes_beside receives_of_all_sizes 'guarded_margins_hold'

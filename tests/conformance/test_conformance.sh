@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# rdt-check-backend finds nothing wrong with any plug-in of this tree, however it is set, nor with the one of the frozen interface.
+# rdt-check-backend finds nothing wrong with any plug-in of this tree, however it is configured, nor with the plug-in
+# of the frozen interface.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 check=$RDT_BUILD_DIR/rdt-check-backend

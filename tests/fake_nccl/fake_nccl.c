@@ -9,6 +9,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -82,6 +83,73 @@ static void failed(struct ncclComm *comm, int error)
         (void)atomic_compare_exchange_strong(&comm->state, &coming, error);
 }
 
+/* ---- where ranks meet ----
+ * As with NCCL, an id comes with a listening socket and a thread that waits there: until rank 0 has met the others,
+ * or its accept fails.
+ */
+
+struct root {
+    char name[40];
+    int fd;
+    struct root *next;
+};
+
+static pthread_mutex_t roots_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct root *roots;
+
+static void *run_root(void *arg)
+{
+    struct root *root = arg, **at = &roots;
+    int fd;
+
+    while ((fd = accept4(root->fd, NULL, NULL, SOCK_CLOEXEC)) >= 0)
+        (void)close(fd);
+    (void)pthread_mutex_lock(&roots_mutex);
+    while (*at != root)
+        at = &(*at)->next;
+    *at = root->next;
+    (void)close(root->fd);
+    (void)pthread_mutex_unlock(&roots_mutex);
+    free(root);
+    return NULL;
+}
+
+static void end_root(const char *name)
+{
+    (void)pthread_mutex_lock(&roots_mutex);
+    for (struct root *root = roots; root; root = root->next)
+        if (strcmp(root->name, name) == 0)
+            (void)shutdown(root->fd, SHUT_RDWR);
+    (void)pthread_mutex_unlock(&roots_mutex);
+}
+
+static int start_root(struct nccl_id *id)
+{
+    struct root *root = calloc(1, sizeof *root);
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t bytes = sizeof in;
+    pthread_t thread;
+
+    if (!root)
+        return SYSTEM_ERROR;
+    (void)snprintf(root->name, sizeof root->name, "%.39s", id->bytes);
+    root->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (bind(root->fd, (struct sockaddr *)&in, sizeof in) || listen(root->fd, 16) ||
+        getsockname(root->fd, (struct sockaddr *)&in, &bytes)) {
+        (void)close(root->fd);
+        free(root);
+        return SYSTEM_ERROR;
+    }
+    memcpy(id->bytes + 64, &in, sizeof in);
+    (void)pthread_mutex_lock(&roots_mutex);
+    root->next = roots;
+    roots = root;
+    (void)pthread_mutex_unlock(&roots_mutex);
+    if (pthread_create(&thread, NULL, run_root, root) == 0)
+        (void)pthread_detach(thread);
+    return NCCL_SUCCESS;
+}
+
 /* ---- connecting ---- */
 
 static socklen_t address_of(const struct ncclComm *comm, int rank, struct sockaddr_un *address)
@@ -137,6 +205,8 @@ static void *run(void *arg)
             (void)fcntl(comm->links[i].fd, F_SETFL, O_NONBLOCK);
     if (!atomic_load(&comm->abort) && !getenv("FAKE_NCCL_HANG")) {
         int coming = NCCL_IN_PROGRESS;
+        if (comm->rank == 0)
+            end_root(comm->name);
         (void)atomic_compare_exchange_strong(&comm->state, &coming, NCCL_SUCCESS);
     }
     unref(comm);
@@ -248,7 +318,7 @@ SHOW int ncclGetUniqueId(struct nccl_id *id_p)
         return SYSTEM_ERROR;
     for (unsigned i = 0; i < sizeof bytes; i++)
         (void)snprintf(id_p->bytes + 2 * (size_t)i, 3, "%02x", bytes[i]);
-    return NCCL_SUCCESS;
+    return start_root(id_p);
 }
 
 SHOW int ncclCommInitRankConfig(nccl_comm *comm_p, int size, struct nccl_id id, int rank, struct nccl_config *config)

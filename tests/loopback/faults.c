@@ -10,10 +10,15 @@ static const struct {
     const char *key;
     size_t offset;
 } fields[] = {
-    {"delay_ms", offsetof(struct faults, delay_ms)},     {"lose_every", offsetof(struct faults, lose_every)},
-    {"fail_every", offsetof(struct faults, fail_every)}, {"give_up_every", offsetof(struct faults, give_up_every)}, {"no_abort", offsetof(struct faults, no_abort)},
-    {"late_ms", offsetof(struct faults, late_ms)},       {"disconnect_delay_ms", offsetof(struct faults, disconnect_delay_ms)},
-    {"refuse_group", offsetof(struct faults, refuse_group)}, {"hang_group", offsetof(struct faults, hang_group)},
+    {"delay_ms", offsetof(struct faults, delay_ms)},
+    {"lose_every", offsetof(struct faults, lose_every)},
+    {"fail_every", offsetof(struct faults, fail_every)},
+    {"give_up_every", offsetof(struct faults, give_up_every)},
+    {"no_abort", offsetof(struct faults, no_abort)},
+    {"late_ms", offsetof(struct faults, late_ms)},
+    {"disconnect_delay_ms", offsetof(struct faults, disconnect_delay_ms)},
+    {"refuse_group", offsetof(struct faults, refuse_group)},
+    {"hang_group", offsetof(struct faults, hang_group)},
 };
 #define N_FIELDS (sizeof fields / sizeof *fields)
 

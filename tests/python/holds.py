@@ -40,7 +40,7 @@ def test_unpickled_ref_holds_while_it_lives():
         assert c.stat(name)["holds"] == 2  # the producer's, and the one that both share
         del ref, other
         assert c.get(mine)["w"][9999] == 9999
-        assert '"keeping"' in node.ctl("stat", str(name), "--json") and node.ctl("stat", str(name)).count("keeping hold") == 1
+        assert '"hold"' in node.ctl("stat", str(name), "--json") and node.ctl("stat", str(name)).count("holds it to fetch it later") == 1
         del mine
         c.wait_freed(name, timeout=LONG)
         with raises(rdtd.Freed):
@@ -384,6 +384,25 @@ def test_forked_child_disturbs_no_hold():
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert c.get(held)[2] == 2
+
+
+def test_reader_of_another_node_hands_its_ref_on():
+    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as here, rdtd.connect(b.socket) as there:
+        ref = here.put({"w": np.arange(100000, dtype="f4")})
+        name = rdtd.Ref(str(ref))
+        held = there.hold(ref)
+        ref.free()
+        data = pickle.dumps(held)
+        held.free()
+        until(lambda: [one["kind"] for one in here.stat(name)["holders"]] == ["in transit"], "only the ref on its way is left")
+        got = pickle.loads(data)
+        assert got.holds and there.get(got)["w"][7] == 7
+        got.free()
+        here.wait_freed(name, timeout=5)
+        held = there.hold(here.put({"w": np.arange(100000, dtype="f4")}))
+        a.kill()
+        pickle.dumps(held)  # nobody can hold it; its receiver's fetch says what is wrong
+        b.kill()
 
 
 def test_two_nodes():

@@ -32,27 +32,32 @@ nodes: list[Node] = []
 
 
 class Node:
-    def __init__(self, *flags: str, listen: bool = False) -> None:
+    def __init__(self, *flags: str, listen: bool = False, port: int = 0, keeps_identity: bool = False) -> None:
         self.dir = Path(tempfile.mkdtemp(prefix="n"))
         self.socket = str(self.dir / "s")
-        command = [str(BUILD / "rdtd"), "--socket", self.socket, "--state-dir", "", "--backend-dir", str(BUILD / "backends"), "--set", "daemon.pool_idle=100ms", *flags]
-        self.address = ""
+        state_dir = str(self.dir) if keeps_identity else ""
+        self.command = [str(BUILD / "rdtd"), "--socket", self.socket, "--state-dir", state_dir, "--backend-dir", str(BUILD / "backends"), "--set", "daemon.pool_idle=100ms", *flags]
         if listen:
             (self.dir / "key").write_text(KEY)
             (self.dir / "key").chmod(0o600)
-            command += ["--listen", "127.0.0.1:0", "--key-file", str(self.dir / "key"), "--trusted-network", "yes", "--interfaces", "lo"]
+            self.command += ["--listen", f"127.0.0.1:{port}", "--key-file", str(self.dir / "key"), "--trusted-network", "yes", "--interfaces", "lo"]
+        self.start()
+        nodes.append(self)
+
+    def start(self) -> None:
+        """Starts the daemon, also again after it was killed."""
+        (self.dir / "notify").unlink(missing_ok=True)
         notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         notify.bind(str(self.dir / "notify"))
         notify.settimeout(60)
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         environment["NOTIFY_SOCKET"] = str(self.dir / "notify")
         with open(self.dir / "log", "wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         while b"READY=1" not in notify.recv(4096):
             pass
         notify.close()
         self.fds = self.open_fds()
-        nodes.append(self)
 
     def log(self) -> str:
         return (self.dir / "log").read_text(errors="replace")

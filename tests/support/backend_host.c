@@ -70,11 +70,10 @@ static void on_log(void *ctx, enum rdt_log_level level, const char *fmt, ...)
     struct backend_host *host = ctx;
     va_list args;
 
-    if (level == RDT_LOG_ERROR) {
-        (void)pthread_mutex_lock(&lock);
-        host->n_errors++;
-        (void)pthread_mutex_unlock(&lock);
-    }
+    (void)pthread_mutex_lock(&lock);
+    host->n_errors += level == RDT_LOG_ERROR;
+    host->n_lines += level <= RDT_LOG_INFO && !host->opening;
+    (void)pthread_mutex_unlock(&lock);
     if (level != RDT_LOG_ERROR && !getenv("RDT_TEST_LOG"))
         return;
     flockfile(stderr);

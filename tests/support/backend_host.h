@@ -26,6 +26,7 @@ struct backend_host {
     const struct config_pair *config; /* borrowed until close */
     bool opening;
     unsigned n_errors; /* lines logged as error */
+    unsigned n_lines;  /* lines logged as error, warn or info while it was open */
     unsigned n_closed_twice; /* connections: conn_closed came again */
 };
 

@@ -177,31 +177,31 @@ static void on_change(void *arg, struct group *group, enum group_change change)
     struct gw_seen *seen = seen_of(node, group);
 
     switch (change) {
-    case GROUP_SERVES:
-        cr_assert(!seen->serves);
-        seen->serves = true;
+    case GROUP_CONNECTED:
+        cr_assert(!seen->connected);
+        seen->connected = true;
         break;
-    case GROUP_OPENS:
-        cr_assert(seen->serves && !seen->open);
+    case GROUP_OPENED:
+        cr_assert(seen->connected && !seen->open);
         for (unsigned i = 0; i < GW_NODES; i++) {
             const struct groups *groups = &node->world->nodes[i].groups;
             const struct group *other =
                 node->world->nodes[i].running ? group_by_token(groups, group->token, sizeof group->token) : NULL;
-            cr_assert(!other || other->epoch != group->epoch || other->sm.state != GROUP_FORMING || other->serves,
+            cr_assert(!other || other->epoch != group->epoch || other->sm.state != GROUP_FORMING || other->connected,
                       "node %u opens epoch %u before node %u is connected", node->index, group->epoch, i);
         }
         seen->open = true;
         break;
-    case GROUP_BREAKS:
-        cr_assert(seen->serves);
+    case GROUP_BROKEN:
+        cr_assert(seen->connected);
         seen->open = false;
         break;
     case GROUP_CLOSED:
-        cr_assert(seen->serves && !seen->open);
-        seen->serves = false;
+        cr_assert(seen->connected && !seen->open);
+        seen->connected = false;
         break;
-    case GROUP_GOES:
-        cr_assert(!seen->serves);
+    case GROUP_GONE:
+        cr_assert(!seen->connected);
         seen->group = NULL;
         break;
     }
@@ -520,7 +520,7 @@ void gw_end(struct group *group, struct gw_waiter *waiter)
 void gw_leave(struct group *group, struct gw_waiter *waiter)
 {
     waiter->set = false;
-    group_waiter_leave(group, &waiter->waiter);
+    group_waiter_remove(group, &waiter->waiter);
 }
 
 struct group *gw_group(struct gw_world *world, unsigned index)

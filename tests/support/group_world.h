@@ -18,7 +18,7 @@ struct gw_letter { /* on its way from one node to another */
 
 struct gw_seen {               /* what a group has told transfers */
     const struct group *group; /* NULL: free */
-    bool serves, open;
+    bool connected, open;
 };
 
 struct gw_rank { /* the fake transport's */

@@ -55,7 +55,7 @@ struct test_node {
 struct node_status {
     char state[16];
     uint64_t objects, regions, memory_bytes, memory_limit_bytes, pool_bytes, pool_hits, cached_bytes, cache_hits, orphaned_bytes, transfers_done,
-        transfers_failed, bytes_in, bytes_out, bytes_local, joined, fell_back, copies, replica_bytes, from_copies, redirected, busy_polls, busy_polls_missed;
+        transfers_failed, transfers_cancelled, transfers_timed_out, bytes_in, bytes_out, bytes_local, joined, fell_back, copies, replica_bytes, from_copies, redirected, busy_polls, busy_polls_missed;
     unsigned clients, transfers_active, peers_up, peers_known;
 };
 

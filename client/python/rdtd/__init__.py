@@ -20,7 +20,7 @@ from os import PathLike
 from typing import Any, ContextManager, Optional, Union
 
 from . import _rdt
-from ._connection import Connection, Versions
+from ._connection import Connection, Published, Versions
 from ._errors import *  # noqa: F401,F403
 from ._errors import BY_STATUS, Error
 from ._errors import __all__ as _error_names
@@ -30,7 +30,7 @@ from ._requests import Fetched, Ref, Request, forked
 from ._rdt import Tensor
 
 __version__ = _rdt.VERSION
-__all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request", "Fetched", "Tensor", "Versions", "Member", "Group", *_error_names]
+__all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request", "Fetched", "Tensor", "Versions", "Published", "Member", "Group", *_error_names]
 
 _rdt.setup(BY_STATUS, Error, Ref, Request, {other: NUMBERS[text] for other, text in BY_OTHER_NAME.items() if text in MORE_NAMES})
 

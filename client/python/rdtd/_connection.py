@@ -4,6 +4,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from functools import partial
 from operator import index
 from os import PathLike
@@ -13,9 +14,10 @@ from . import _rdt
 from ._aio import AGAIN, Hub
 from ._arrays import ITEM_BYTES, NUMBERS, dtype_text, gpu_of, kind_of, stream_number, to_numpy, to_torch, torch_uses_gpus
 from ._daemon import SYSTEM_SOCKET
-from ._errors import Unsupported
+from ._errors import Disconnected, Error, NotFound, OwnerDied, PeerLost, ShuttingDown, SystemFailed, TimedOut, Unsupported
 from ._gpu import TorchPools
 from ._groups import GroupCalls
+from ._info import InfoCalls
 from ._requests import HOLD, MODES, TAKE_OVER, Fetched, Held, How, Ref, Request, is_open
 from ._structure import Layout, bare, encode, encode_nested, flatten, refused
 
@@ -58,7 +60,7 @@ def _number_of(listed: Sequence[Any], how_many: Any) -> int:
     return len(listed) if number == -1 else number
 
 
-class Connection(GroupCalls):
+class Connection(GroupCalls, InfoCalls):
     """A session with the rdtd of this node. The session is the lease of everything it put and holds.
 
     socket: path of the daemon's socket; None: $RDT_SOCKET, else /run/rdtd/rdtd.sock. name: shown by rdtctl; None: the name of the
@@ -79,6 +81,7 @@ class Connection(GroupCalls):
         self._kept_live: list[tuple[Request, Any]] = []
         info = self._node()
         self._session = info["session"]
+        self._called = name
         self._where = os.fspath(socket) if socket is not None else os.environ.get("RDT_SOCKET") or SYSTEM_SOCKET
         self._owner = (info["uid"], info["tenant"])
         is_open(self)
@@ -109,6 +112,17 @@ class Connection(GroupCalls):
                 if self._own_hub is None:
                     self._own_hub = Hub(self)
         return self._own_hub
+
+    def _is_alive(self) -> bool:
+        try:
+            self.dispatch()
+        except Error:
+            return False
+        return True
+
+    def _reopened(self) -> Connection:
+        """A new connection to the same daemon, or to the one that took its place."""
+        return Connection(self._where, name=self._called)
 
     def _is_own(self, ref: _rdt.Ref) -> bool:
         return ref.owner is None or ref.owner == self._owner
@@ -470,69 +484,170 @@ class Connection(GroupCalls):
         self.when_put(ref, timeout=timeout).result()
 
     def wait_freed(self, what: Any, *, timeout: Optional[float] = None) -> None:
-        """Waits for `when_freed`. Errors: TimedOut."""
+        """Waits for `when_freed`. Errors: TimedOut (for a Ref the message names who holds the object, as far as this user may see: `stat`)."""
         self.when_freed(what, timeout=timeout).result()
-
-    def stat(self, ref: _rdt.Ref) -> dict[str, Any]:
-        """The state of an object and what keeps it alive: ref, state, bytes, tensors, metadata_bytes, holds, pins, waiters, age and ttl_left
-        (seconds; -1: no limit), snapshot, detached. Errors: NotFound, Freed, Denied, PeerLost."""
-        return self._stat(ref)
 
     # ---- published names ----
 
-    def publish(self, name: str, what: Any, *, visible: Visible = "owner", **options: Any) -> int:
-        """Publishes an object as the next version of a name. Returns the version: 1, 2, ... The name holds the object, also after this connection
-        has ended, until the next version is published or the name is unpublished.
+    def publish(self, name: str, what: Any, *, visible: Visible = "owner", lease: bool = False, ttl: Optional[float] = None,
+                **options: Any) -> Published:
+        """Publishes an object as the next version of a name. Returns the version, 1, 2, ...: a number whose `ref` is a Ref of the name for
+        other nodes and users. The name holds the object until the next version is published or the name ends: when it is unpublished, and
 
-        what: a Ref, or a value, which is put first (options as in `put`, with snapshot=True by default).
-        Errors: Invalid, NotFound, Freed, Denied, LimitReached, PeerLost."""
+        - with `lease`, when this connection ends, so that a dead publisher is noticed: who waits for the next version gets `OwnerDied`. The
+          object must be of this node;
+        - with `ttl`, when nothing was published under the name for so many seconds: who waits gets `Freed`.
+
+        Each publish decides that anew. what: a Ref, or a value, which is put first (options as in `put`, with snapshot=True by default).
+        Errors: Invalid, NotFound, Freed, Denied, LimitReached, Unsupported, PeerLost."""
+        if ttl is not None and not ttl > 0:
+            raise ValueError(f"ttl must be a number of seconds above 0, or None, not {ttl!r}")
         if isinstance(what, _rdt.Ref):
             if options:
                 raise TypeError(f"the object was put already, so {', '.join(options)} cannot be applied")
-            return self._publish(name, what, _choice(_VISIBILITY, visible, "visible"))[0]
+            return self._publish_ref(name, what, visible, lease, ttl)
         options.setdefault("snapshot", True)
         with self.put(what, visible=visible, **options) as ref:
-            return self._publish(name, ref, _choice(_VISIBILITY, visible, "visible"))[0]
+            return self._publish_ref(name, ref, visible, lease, ttl)
+
+    def _publish_ref(self, name: str, ref: Any, visible: Visible, lease: bool, ttl: Optional[float]) -> Published:
+        ttl_ns = 0 if ttl is None else min(max(int(ttl * 1e9), 1), 2**62)
+        return Published(*self._publish(name, ref, _choice(_VISIBILITY, visible, "visible"), lease, ttl_ns))
 
     def unpublish(self, name: Union[str, _rdt.Ref]) -> None:
         """Removes a name and its hold on the object. Requests that wait for a version end with `Freed`. Errors: NotFound, Denied, PeerLost."""
         self._unpublish(name if isinstance(name, _rdt.Ref) else Ref.from_name(name))
 
-    def versions(self, name: str, after: int = 0, *, near: Optional[_rdt.Ref] = None, address: Optional[str] = None,
-                 **options: Any) -> Versions:
+    def name(self, name: str, after: int = 0, *, owner: Union[str, int, None] = None, near: Optional[_rdt.Ref] = None,
+             address: Optional[str] = None) -> Ref:
+        """A Ref of the newest version above `after` of a published name, as `Ref.from_name`; owner: the user who publishes it (a login name or
+        a uid), if that is not this one. Error: Invalid (no such user)."""
+        made = Ref.from_name(name, after, near=near, address=address)
+        if owner is not None:
+            made = self._owned(made, str(owner))
+        return made
+
+    def versions(self, name: Union[str, _rdt.Ref], after: int = 0, *, owner: Union[str, int, None] = None, near: Optional[_rdt.Ref] = None,
+                 address: Optional[str] = None, reconnect: bool = False, **options: Any) -> Versions:
         """Iterates over the versions of a published name above `after`: `for version, value in ...` or `async for`. Each step waits for a version
         newer than the last one and returns the newest; versions in between are skipped.
 
-        near, address: see `Ref.from_name`. options: see `fetch`; the timeout is for each version."""
-        return Versions(self, name, after, near, address, options)
+        name: the name, or a Ref of it (`publish(...).ref`). owner, near, address: see `name`. options: see `fetch`; the timeout is for each
+        version.
+
+        reconnect: goes on when the publisher's node or this node's daemon is lost or restarts, or when the name ends with its publisher
+        (`lease`), instead of raising `PeerLost`, `Disconnected`, `ShuttingDown` or `OwnerDied`. It tries again, at first at once and then every
+        two seconds, until the step's timeout. If nothing was published by then it raises `TimedOut`, with the last failure as its cause. A daemon counts a name's versions from 1 again after
+        it was restarted, so versions may go down; the version that was returned last is not returned twice. If this connection is lost, the
+        iteration opens one of its own."""
+        if not isinstance(name, _rdt.Ref):
+            name = self.name(name, owner=owner, near=near, address=address)
+        elif not name.is_name:
+            raise ValueError(f"{name!r} is not the Ref of a name")
+        elif owner is not None or near is not None or address is not None:
+            raise ValueError("a Ref says itself whose name it is and on which node")
+        return Versions(self, name, after, reconnect, options)
+
+
+class Published(int):
+    """The version that `Connection.publish` returned; `ref` is the Ref of the name, for other nodes and users."""
+
+    ref: Ref
+
+    def __new__(cls, version: int, ref: Ref) -> Published:
+        made = super().__new__(cls, version)
+        made.ref = ref
+        return made
+
+    def __reduce__(self) -> Any:
+        return Published, (int(self), self.ref)
 
 
 class Versions(Iterator[tuple[int, Any]], AsyncIterator[tuple[int, Any]]):
     """See Connection.versions. The iteration never ends by itself; it raises what the fetch of a version raises."""
 
-    def __init__(self, connection: Connection, name: str, after: int, near: Optional[_rdt.Ref], address: Optional[str],
-                 options: dict[str, Any]) -> None:
+    def __init__(self, connection: Connection, name: _rdt.Ref, after: int, reconnect: bool, options: dict[str, Any]) -> None:
         self.after = after
-        self._connection = connection
-        self._where = (name, near, address)
+        self._given = self._connection = connection
+        self._name = name
+        self._reconnect = reconnect
         self._options = options
+        self._last: Optional[_rdt.Ref] = None  # the object that was returned last
 
-    def _next(self) -> Request:
-        name, near, address = self._where
-        return self._connection.fetch(Ref.from_name(name, self.after, near=near, address=address), **self._options)
+    def _next(self, timeout: Optional[float]) -> Request:
+        options = dict(self._options, timeout=timeout)
+        request: Request = self._connection.fetch(self._newer_than(self.after), **options)
+        return request
+
+    def _newer_than(self, after: int) -> Ref:
+        return Ref.from_name(self._name.id.decode(), after, near=self._name)
+
+    def _got(self, got: Fetched) -> tuple[int, Any]:
+        self.after = got.version
+        self._last = got.ref
+        return got.version, got.value
 
     def __iter__(self) -> Versions:
         return self
 
     def __next__(self) -> tuple[int, Any]:
-        got = self._next().fetched()
-        self.after = got.version
-        return got.version, got.value
+        attempt = _Attempt(self, self._options.get("timeout"))
+        while True:
+            try:
+                return self._got(self._next(attempt.left()).fetched())
+            except TimedOut as error:
+                raise error from attempt.failure
+            except attempt.errors as error:
+                time.sleep(attempt.pause(error))
+                attempt.renew()
 
     def __aiter__(self) -> Versions:
         return self
 
     async def __anext__(self) -> tuple[int, Any]:
-        got = await self._next().fetched_async()
-        self.after = got.version
-        return got.version, got.value
+        attempt = _Attempt(self, self._options.get("timeout"))
+        while True:
+            try:
+                return self._got(await self._next(attempt.left()).fetched_async())
+            except TimedOut as error:
+                raise error from attempt.failure
+            except attempt.errors as error:
+                await asyncio.sleep(attempt.pause(error))
+                await asyncio.get_running_loop().run_in_executor(None, attempt.renew)
+
+
+class _Attempt:
+    """One step of Versions: what it tries again, and when."""
+
+    def __init__(self, versions: Versions, timeout: Optional[float]) -> None:
+        self.errors = (PeerLost, Disconnected, ShuttingDown, OwnerDied) if versions._reconnect else ()
+        self._versions = versions
+        self._end = None if timeout is None else time.monotonic() + timeout
+        self._pause = 0.05
+        self.failure: Optional[Exception] = None  # of the last attempt
+
+    def left(self) -> Optional[float]:
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def pause(self, error: Exception) -> float:
+        """How long to wait before the next attempt. Raises the error if no time is left, or if the program closed its connection."""
+        left = self.left()
+        if self._versions._given.closed or (left is not None and left <= 0):
+            raise error
+        self.failure = error
+        self._pause = min(2 * self._pause, 2.0)
+        return self._pause if left is None else min(self._pause, left)
+
+    def renew(self) -> None:
+        """Connects anew if the connection is lost, and finds out from where the versions are counted now. Never fails."""
+        versions = self._versions
+        try:
+            if not versions._connection._is_alive():
+                versions._connection = versions._connection._reopened()
+            newest = versions._connection.stat(versions._newer_than(0))
+            if newest["ref"] != versions._last:
+                versions.after = 0
+        except NotFound:
+            versions.after = 0  # whatever comes next is new
+        except (*self.errors, SystemFailed, TimedOut):
+            pass  # the next attempt says what is wrong

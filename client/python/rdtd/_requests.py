@@ -57,7 +57,8 @@ class Ref(_rdt.Ref):
     Handing a Ref on: pickling a Ref that holds its object gives the object a grace period (`put(grace=)`, 10 seconds): the daemon holds it until
     the other process has unpickled the Ref and holds the object itself, or until the time is over, whatever becomes of this Ref and this
     process. So `return c.put(x)` in a pool's worker and `queue.put(c.put(x))` just work. Each pickling is for one receiver. The grace period
-    is for objects of this user on this node. If the Ref may be longer on its way, keep yours, or put with `detached=True` and a `ttl`.
+    is for objects of this user, on this node or another; for another node's object, pickling makes a round trip to that node. If the Ref may be
+    longer on its way, keep yours, or put with `detached=True` and a `ttl`.
     `keep()` passes the hold to the connection.
     A fetched value holds its memory by itself, whatever happens to the Ref.
     """

@@ -158,7 +158,7 @@ static PyObject *span(PyObject *self, PyObject *tensor)
     return tensor;
 }
 
-/* _publish(name, ref, visibility): (version, the name's ref). */
+/* _publish(name, ref, visibility, lease, ttl_ns): (version, the name's ref). */
 static PyObject *publish(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -169,10 +169,13 @@ static PyObject *publish(PyObject *self, PyObject *args)
     enum rdt_status status;
     uint64_t version;
     const char *name;
-    int visibility;
+    int visibility, lease;
+    long long ttl_ns;
 
-    if (!PyArg_ParseTuple(args, "sO!i:_publish", &name, &ref_type, &ref, &visibility) || !conn_enter(conn))
+    if (!PyArg_ParseTuple(args, "sO!ipL:_publish", &name, &ref_type, &ref, &visibility, &lease, &ttl_ns) || !conn_enter(conn))
         return NULL;
+    options.lease = lease;
+    options.ttl_ns = ttl_ns;
     options.visibility = (enum rdt_visibility)visibility;
     options.name_ref = &name_ref;
     value = ref->ref;
@@ -180,6 +183,23 @@ static PyObject *publish(PyObject *self, PyObject *args)
     if (status != RDT_OK)
         return raise_error(&err);
     return Py_BuildValue("(KN)", (unsigned long long)version, ref_new(&name_ref, NULL));
+}
+
+/* _owned(ref, user): the same of another user. */
+static PyObject *owned(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_ref value;
+    struct rdt_error err;
+    enum rdt_status status;
+    struct ref *ref;
+    const char *user;
+
+    if (!PyArg_ParseTuple(args, "O!s:_owned", &ref_type, &ref, &user) || !conn_enter(conn))
+        return NULL;
+    value = ref->ref;
+    CONN_CALL(conn, status = rdt_ref_set_owner(conn->rdt, &value, user, &err));
+    return status == RDT_OK ? ref_new(&value, NULL) : raise_error(&err);
 }
 
 static PyObject *unpublish(PyObject *self, PyObject *ref)
@@ -198,31 +218,6 @@ static PyObject *unpublish(PyObject *self, PyObject *ref)
     value = ((struct ref *)ref)->ref;
     CONN_CALL(conn, status = rdt_unpublish(conn->rdt, &value, &err));
     return none_or_raise(status, &err);
-}
-
-static PyObject *stat_ref(PyObject *self, PyObject *ref)
-{
-    struct conn *conn = (struct conn *)self;
-    struct rdt_ref value;
-    struct rdt_stat stat;
-    struct rdt_error err;
-    enum rdt_status status;
-
-    if (!PyObject_TypeCheck(ref, &ref_type)) {
-        PyErr_Format(PyExc_TypeError, "stat: expected a Ref, not a %.100s", Py_TYPE(ref)->tp_name);
-        return NULL;
-    }
-    if (!conn_enter(conn))
-        return NULL;
-    value = ((struct ref *)ref)->ref;
-    CONN_CALL(conn, status = rdt_stat(conn->rdt, &value, &stat, &err));
-    if (status != RDT_OK)
-        return raise_error(&err);
-    return Py_BuildValue("{s:N,s:s,s:K,s:n,s:n,s:I,s:I,s:I,s:d,s:O,s:O,s:d}", "ref", ref_new(&stat.ref, NULL), "state", stat.state, "bytes",
-                         (unsigned long long)stat.bytes, "tensors", (Py_ssize_t)stat.tensors, "metadata_bytes", (Py_ssize_t)stat.metadata_bytes,
-                         "holds", stat.holds, "pins", stat.pins, "waiters", stat.waiters, "age", (double)stat.age_ns / 1e9, "snapshot",
-                         stat.snapshot ? Py_True : Py_False, "detached", stat.detached ? Py_True : Py_False, "ttl_left",
-                         stat.ttl_left_ns < 0 ? -1.0 : (double)stat.ttl_left_ns / 1e9);
 }
 
 /* ---- event loops ---- */
@@ -273,7 +268,12 @@ PyMethodDef conn_methods[] = {
     {"_span", span, METH_O, NULL},
     {"_publish", publish, METH_VARARGS, NULL},
     {"_unpublish", unpublish, METH_O, NULL},
-    {"_stat", stat_ref, METH_O, NULL},
+    {"_owned", owned, METH_VARARGS, NULL},
+    {"_stat", conn_stat, METH_O, NULL},
+    {"_objects", conn_objects, METH_VARARGS, NULL},
+    {"_names", conn_names, METH_VARARGS, NULL},
+    {"_nodes", conn_nodes, METH_NOARGS, NULL},
+    {"_status", conn_status, METH_NOARGS, NULL},
     {"_group_create", conn_group_create, METH_VARARGS, NULL},
     {"_group_destroy", conn_group_destroy, METH_O, NULL},
     {"_groups", conn_groups, METH_NOARGS, NULL},

@@ -1,7 +1,7 @@
 /* The extension module _rdt: librdt's calls as Python objects and nothing more. What makes them convenient is written in Python, in rdtd/.
  *
  *   conn.c      Conn: a connection, who may still use it, and when the session really ends
- *   calls.c     Conn's calls with one answer (stat, publish, waits);  groups.c: its calls about groups
+ *   calls.c     Conn's calls with one answer (publish, waits);  groups.c: its calls about groups;  info.c: those that describe
  *   transfer.c  Conn's put and fetch
  *   ref.c       Ref: the name of an object, and the hold on that object if the Ref has one
  *   request.c   Request and Object: what a call started, and what a fetch brought
@@ -298,6 +298,11 @@ PyObject *conn_shared(PyObject *self, PyObject *packed);
 PyObject *conn_group_create(PyObject *self, PyObject *args);
 PyObject *conn_group_destroy(PyObject *self, PyObject *name);
 PyObject *conn_groups(PyObject *self, PyObject *ignored);
+PyObject *conn_stat(PyObject *self, PyObject *ref);
+PyObject *conn_objects(PyObject *self, PyObject *args);
+PyObject *conn_names(PyObject *self, PyObject *args);
+PyObject *conn_nodes(PyObject *self, PyObject *ignored);
+PyObject *conn_status(PyObject *self, PyObject *ignored);
 PyObject *conn_broadcast(PyObject *self, PyObject *args);
 
 #endif

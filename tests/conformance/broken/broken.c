@@ -7,9 +7,11 @@
 #undef rdt_backend_init
 
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 const struct rdt_backend *rdt_backend_init(void);
@@ -80,6 +82,15 @@ static void on_closed(void *conn_ctx)
 
 /* ---- transport ---- */
 
+static void listen_anywhere(bool at_every_address)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr = {htonl(at_every_address ? INADDR_ANY : INADDR_LOOPBACK)}};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    (void)bind(fd, (const struct sockaddr *)&in, sizeof in);
+    (void)listen(fd, 1);
+}
+
 static enum rdt_status transport_open(const struct rdt_host *host, void **transport_p, struct rdt_error *err)
 {
     core = ours = *host;
@@ -92,6 +103,8 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
         err->msg[0] = '\0';
         return RDT_UNSUPPORTED;
     }
+    if (is("opens_a_port_for_nobody") || is("listens_at_every_address"))
+        listen_anywhere(is("listens_at_every_address"));
     if (is("logs_errors"))
         host->log(host->ctx, RDT_LOG_ERROR, "something is wrong, and goes on");
     return frozen_transport.open(&ours, transport_p, err);

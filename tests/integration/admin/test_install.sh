@@ -14,12 +14,13 @@ make --no-print-directory install DESTDIR="$dest" PREFIX=/usr/local >"$tmp/log" 
 expected=(
   etc/rdtd/rdtd.conf
   usr/local/bin/rdt{-check-backend,ctl,d}
-  usr/local/include/rdt/{rdt,rdt_backend,rdt_dtype,rdt_plugin,rdt_put_flags,rdt_ref,rdt_status}.h
+  usr/local/include/rdt/{rdt,rdt_backend,rdt_dtype,rdt_info,rdt_plugin,rdt_put_flags,rdt_ref,rdt_status}.h
   usr/local/lib/librdt.so{,.0,.0.1.0}
   usr/local/lib/pkgconfig/rdt.pc
   usr/local/lib/rdtd/rdt_{host,stream,ucx}.so
   usr/local/lib/systemd/system/rdtd.{service,socket}
   usr/local/lib/sysusers.d/rdtd.conf
+  usr/local/share/doc/rdtd/{LICENSE,CHANGELOG.md}
 )
 if command -v scdoc >/dev/null; then
   expected+=(usr/local/share/man/man1/rdtctl.1 usr/local/share/man/man3/librdt.3 usr/local/share/man/man5/rdtd.conf.5
@@ -27,7 +28,7 @@ if command -v scdoc >/dev/null; then
 fi
 for file in "${expected[@]}"; do grep -qx "$file" "$tmp/found" || fail "not installed: $file"; done
 # What is there only when its source or its library is.
-optional='^usr/local/(lib/python3[0-9.]*/dist-packages/rdtd/[a-z_]+\.[a-z0-9._-]+|lib/rdtd/rdt_(gloo|nccl|cuda)\.so|lib/librdt-cuda\.so(\.[0-9.]+)?|lib/pkgconfig/rdt-cuda\.pc|include/rdt/rdt_cuda\.h|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
+optional='^usr/local/(lib/python3[0-9.]*/dist-packages/rdtd(/[a-z_]+\.[a-z0-9._-]+|-0\.1\.0\.dist-info/(METADATA|INSTALLER))|lib/rdtd/rdt_(gloo|nccl|cuda)\.so|lib/librdt-cuda\.so(\.[0-9.]+)?|lib/pkgconfig/rdt-cuda\.pc|include/rdt/rdt_cuda\.h|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
 while read -r file; do
   [[ " ${expected[*]} " == *" $file "* || $file =~ $optional ]] || fail "installed, but nobody expects it: $file"
 done <"$tmp/found"
@@ -39,6 +40,12 @@ for module in "$dest"/usr/local/lib/python3*/dist-packages/rdtd; do
   python=${PYTHON:-/usr/bin/python3}
   (cd "$tmp" && PYTHONPATH=${module%/rdtd} PYTHONDONTWRITEBYTECODE=1 "$python" -c 'import rdtd; print(rdtd.__version__, rdtd.__file__)') |
     grep -qF "0.1.0 $module/" || fail "the Python package was installed, but cannot be imported"
+  found=$("$python" -c 'import importlib.metadata as m, sys; (d,) = m.distributions(name="rdtd", path=[sys.argv[1]]); print(d.version)' "${module%/rdtd}") || true
+  [[ $found == 0.1.0 ]] || fail "the Python package was installed, but importlib.metadata does not see it"
+  if command -v pip >/dev/null; then
+    found=$(pip list --path "${module%/rdtd}" 2>/dev/null)
+    [[ $found =~ rdtd\ +0\.1\.0 ]] || fail "pip list does not see the Python package: $found"
+  fi
 done
 
 # Each header alone, in C and, where there is a compiler for it, in C++.

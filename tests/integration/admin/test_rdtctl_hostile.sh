@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # rdtctl put with files that lie about themselves: each is refused with what is wrong, nothing stays in the daemon, and an honest
-# file goes in afterwards. (What the headers may hold is tested in unit/safetensors and unit/npy.)
+# file goes in afterwards. (What the headers may hold is tested in unit/safetensors and unit/npy.) And ids and names that
+# would act on a terminal are shown as plain text.
 set -uo pipefail
 rdtctl=$RDT_BUILD_DIR/rdtctl
 dir=$(mktemp -d)
@@ -69,5 +70,16 @@ grep -q '"objects": 0' "$dir/status" && grep -q '"regions": 0' "$dir/status" || 
 printf '{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}' >"$dir/h"
 file honest.safetensors "$dir/h" 4
 timeout 60 "$rdtctl" put "$dir/honest.safetensors" --for 1ms >"$dir/out" 2>&1 || bad "an honest file: $(cat "$dir/out")"
+
+evil=$'a\xc2\x9b2Jb\xe2\x80\xaec\e[31md' # a C1 control, a direction override and an escape sequence
+timeout 60 "$rdtctl" put "$dir/honest.safetensors" --detached --id "$evil" --publish "$evil" --quiet >"$dir/ref" ||
+  bad "an id of odd characters is refused"
+for command in objects names "objects --json" "names --json" "stat $(cat "$dir/ref")" "free no$evil" "fetch --name no$evil --timeout 200ms -o $dir/never"; do
+  # shellcheck disable=SC2086 # a command and its words
+  "$rdtctl" $command >"$dir/out" 2>&1
+  grep -q 'a.*b.*c.*d' "$dir/out" || bad "rdtctl $command does not show the id: $(cat -v "$dir/out")"
+  LC_ALL=C grep -q $'[\x01-\x08\x0b-\x1f\x7f]\|\xc2[\x80-\x9f]\|\xe2\x80[\xaa-\xae]' "$dir/out" &&
+    bad "rdtctl $command prints what a terminal obeys: $(cat -v "$dir/out")"
+done
 
 ((failures == 0))

@@ -57,8 +57,7 @@ status 0 "$rdtctl" fetch "$ref" -o "$dir/out.st" --timeout 20s --json
 says '"version": 1'
 status 0 "$rdtctl" stat --name weights
 says '^kept by +1 holds'
-says '^  name hold 0, version 1 of weights$'
-says 'newest version of 1 published name'
+says 'it is published as "weights"'
 status 4 "$rdtctl" wait --name weights --after 1 --timeout 50ms
 status 0 "$rdtctl" wait --name weights --timeout 5s
 says '^weights is there'
@@ -92,11 +91,26 @@ wait "$actor"
 status 0 "$rdtctl" fetch --name other -o "$dir/out.st" --timeout 20s
 cmp "$dir/v3.safetensors" "$dir/out.st" || bad 'version 3 came changed'
 status 0 "$rdtctl" stat o
-says 'newest version of 2 published names'
+says 'it is published as "other"'
 status 0 "$rdtctl" names --limit 1 --json
 (($(grep -c '"name"' "$dir/out") == 1)) || bad "--limit 1 shows $(cat "$dir/out")"
 status 0 "$rdtctl" names --prefix oth
 says '^other '
+
+# ---- other users, and names that end ----
+
+status 0 "$rdtctl" publish mine o --ttl 300ms
+status 0 "$rdtctl" names --prefix mine
+says '^mine .* in [0-9.]+ ms'
+status 0 "$rdtctl" stat --name mine --owner "$(id -un)"
+status 0 "$rdtctl" fetch --name mine --owner "$(id -u)" -o "$dir/out.st" --timeout 20s
+until_deadline 20 sh -c "! '$rdtctl' names --prefix mine | grep -q '^mine'" || bad 'the name does not end with its time to live'
+status 1 "$rdtctl" wait --name mine --after 1
+says 'FREED: .*time to live'
+status 2 "$rdtctl" wait --name mine --owner 'no such user'
+says '^rdtctl: wait: INVALID: --owner: there is no user "no such user"'
+status 2 "$rdtctl" stat o --owner root
+says 'a REF says that itself'
 
 # ---- refusals, and the end ----
 

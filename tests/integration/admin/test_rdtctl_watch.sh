@@ -61,7 +61,7 @@ pids+=("$watcher")
 fetched() { "$rdtctl" wait nobody --timeout 50ms 2>/dev/null; ! kill -0 "$watcher" 2>/dev/null; } # awaited, and no more; again
 until_deadline 20 fetched || bad "no JSON: $(cat "$dir/events")"
 ends_with 0
-has events '^\{"sequence":[12],"lost":0,"what":"awaited","kind":"[A-Z_]*OBJECTS","object":\{.*"state":"awaited".*\}\}$' ||
+has events '^\{"sequence":[12],"lost":0,"what":"awaited","kind":"objects","object":\{.*"state":"awaited".*\}\}$' ||
   bad "the JSON is $(cat "$dir/events")"
 
 "$rdtctl" watch peers --timeout 50ms >"$dir/events" 2>&1 || bad 'a time-out without --count is no failure'

@@ -354,6 +354,36 @@ Test(fetch, list_of_which_every_third_is_cancelled_is_whole)
     end();
 }
 
+/* A reader that polls, gives up, cancels or ends is no failure of the node's. */
+Test(fetch, waits_that_end_are_no_failed_transfers)
+{
+    struct rdt_ref never = ref_named("never");
+    struct node_status before, after;
+    rdt_object *object;
+    rdt_request *request;
+    rdt *other;
+
+    begin(NULL);
+    node_status(&node, &before);
+    must_be(RDT_TIMED_OUT, try_fetch(reader, &never, RDT_FETCH_AUTO, 1, &object, &err));
+    must_be(RDT_TIMED_OUT, try_fetch(reader, &never, RDT_FETCH_AUTO, 20 * MSEC, &object, &err));
+    request = start_one(reader, &never, LONG);
+    must_ok(rdt_ping(reader, LONG, &err));
+    rdt_request_destroy(request);
+    other = node_client(&node, "other");
+    (void)start_one(other, &never, LONG);
+    must_ok(rdt_ping(other, LONG, &err));
+    rdt_close(other); /* with its request */
+    do
+        node_status(&node, &after);
+    while (after.transfers_active > 0);
+    cr_assert_eq(after.transfers_failed, before.transfers_failed);
+    cr_assert_eq(after.transfers_timed_out - before.transfers_timed_out, 2);
+    cr_assert_eq(after.transfers_cancelled - before.transfers_cancelled, 2);
+    cr_assert_eq(after.transfers_done, before.transfers_done);
+    end();
+}
+
 Test(fetch, equal_refs_share_one_transfer)
 {
     struct rdt_fetch_options options = RDT_INIT(options);

@@ -367,13 +367,23 @@ static int come_as_a_stranger(struct actor *self, void *arg)
     actor_recv(self, &ref, sizeof ref);
     actor_recv(self, &name, sizeof name);
     actor_recv(self, &shown, sizeof shown);
-    must_refuse(RDT_DENIED, "not visible", try_fetch(conn, &name, RDT_FETCH_AUTO, LONG, &object, &err));
+    must_refuse(RDT_TIMED_OUT, "does not show it", try_fetch(conn, &name, RDT_FETCH_AUTO, 20 * MSEC, &object, &err));
     name.after = 100;
-    must_be(RDT_DENIED, try_fetch(conn, &name, RDT_FETCH_AUTO, LONG, &object, &err));
-    must_be(RDT_DENIED, rdt_wait_put(conn, &name, LONG, &err));
-    must_be(RDT_DENIED, rdt_stat(conn, &name, &stat, &err));
+    must_be(RDT_TIMED_OUT, try_fetch(conn, &name, RDT_FETCH_AUTO, 20 * MSEC, &object, &err));
+    must_refuse(RDT_TIMED_OUT, "does not show it", rdt_wait_put(conn, &name, 20 * MSEC, &err));
+    must_be(RDT_NOT_FOUND, rdt_stat(conn, &name, &stat, &err));
     must_be(RDT_DENIED, rdt_unpublish(conn, &name, &err));
     must_refuse(RDT_DENIED, "may unpublish", rdt_unpublish(conn, &shown, &err));
+    name = name_ref("shown", 0); /* the stranger's own: the error says whose there is one */
+    must_refuse(RDT_TIMED_OUT, "uid 0 has published version 1", try_fetch(conn, &name, RDT_FETCH_AUTO, 20 * MSEC, &object, &err));
+    must_refuse(RDT_TIMED_OUT, "uid 0 has published version 1", rdt_wait_put(conn, &name, 20 * MSEC, &err));
+    must_refuse(RDT_NOT_FOUND, "uid 0 has published version 1", rdt_stat(conn, &name, &stat, &err));
+    must_ok(rdt_ref_set_owner(conn, &name, "root", &err));
+    must_ok(rdt_stat(conn, &name, &stat, &err));
+    must_refuse(RDT_INVALID, "no user \"nobody at all\"", rdt_ref_set_owner(conn, &name, "nobody at all", &err));
+    name = name_ref("private", 0); /* nobody is told of this one */
+    must_be(RDT_TIMED_OUT, try_fetch(conn, &name, RDT_FETCH_AUTO, 20 * MSEC, &object, &err));
+    must_ok(rdt_wait_put(conn, &shown, LONG, &err));
     must_refuse(RDT_DENIED, "may publish", rdt_publish(conn, "mine", &ref, NULL, NULL, &err));
     object = fetch_one(conn, &shown, RDT_FETCH_AUTO);
     must(info_of(object).version == 1);
@@ -382,9 +392,68 @@ static int come_as_a_stranger(struct actor *self, void *arg)
     must_be(RDT_TIMED_OUT, try_fetch(conn, &name, RDT_FETCH_AUTO, 20 * MSEC, &object, &err));
     must_ok(rdt_ref_from_name("later", 0, &ref, &name, &err)); /* waits for what is then published for others */
     actor_step(self);
-    must_refuse(RDT_DENIED, "not visible", try_fetch(conn, &name, RDT_FETCH_AUTO, LONG, &object, &err));
+    object = fetch_one(conn, &name, RDT_FETCH_AUTO); /* the first version that is published for others */
+    must(info_of(object).version == 2);
+    rdt_release(object);
     rdt_close(conn);
     return 0;
+}
+
+/* ---- names that end by themselves ---- */
+
+static int publish_with_a_lease(struct actor *self, void *arg)
+{
+    struct rdt_publish_options options = RDT_INIT(options);
+    rdt *conn = node_client(&node, "trainer");
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), NULL);
+
+    (void)arg;
+    options.lease = true;
+    must_ok(rdt_publish(conn, "weights", &ref, &options, NULL, &err));
+    actor_step(self);
+    actor_await(self); /* it is killed here */
+    return 0;
+}
+
+Test(names, who_waits_hears_of_a_killed_publisher)
+{
+    struct actor publisher;
+    struct rdt_ref later = name_ref("weights", 1), any = name_ref("weights", 0);
+    rdt_object *object;
+    rdt_request *request;
+
+    begin(NULL);
+    actor_start(&publisher, publish_with_a_lease, NULL);
+    actor_await(&publisher);
+    object = fetch_one(sampler, &any, RDT_FETCH_AUTO);
+    request = start_one(sampler, &later, LONG);
+    wait_until(20 * SEC, waiters_of("weights") == 1);
+    actor_kill(&publisher, SIGKILL);
+    must_refuse(RDT_OWNER_DIED, "after version 1", rdt_wait(sampler, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    must_refuse(RDT_OWNER_DIED, "a lease", rdt_wait_put(sampler, &later, LONG, &err));
+    must_be(RDT_TIMED_OUT, rdt_wait_put(sampler, &any, 20 * MSEC, &err)); /* it may be published again */
+    must(memcmp(tensor_of(object, 0).data, "hello", 5) == 0);
+    rdt_release(object);
+    cr_assert_eq(publish_pattern(trainer, "weights", 1), 2u);
+    unpublish(trainer, "weights");
+    end();
+}
+
+Test(names, an_id_and_a_name_are_told_apart)
+{
+    struct rdt_ref ref, name = name_ref("o", 0), id = ref_named("w");
+    rdt_object *object;
+
+    begin(NULL);
+    ref = put_one(trainer, &VECTOR(RDT_U8, 5, "hello"), "o");
+    must_ok(rdt_publish(trainer, "w", &ref, NULL, NULL, &err));
+    must_refuse(RDT_TIMED_OUT, "there is an object \"o\"", try_fetch(sampler, &name, RDT_FETCH_AUTO, 20 * MSEC, &object, &err));
+    must_refuse(RDT_TIMED_OUT, "there is a name \"w\"", try_fetch(sampler, &id, RDT_FETCH_AUTO, 20 * MSEC, &object, &err));
+    must_refuse(RDT_TIMED_OUT, "there is a name \"w\"", rdt_wait_put(sampler, &id, 20 * MSEC, &err));
+    must_ok(rdt_free(trainer, &ref, false, &err));
+    unpublish(trainer, "w");
+    end();
 }
 
 Test(names, another_user_gets_what_is_published_for_it)
@@ -412,7 +481,11 @@ Test(names, another_user_gets_what_is_published_for_it)
     actor_send(&stranger, &shown, sizeof shown);
     actor_await(&stranger);
     wait_until(20 * SEC, transfers_waiting() == 1);
-    (void)publish_pattern(trainer, "later", 1);
+    (void)publish_pattern(trainer, "later", 1); /* hidden: neither it nor its end is told to the stranger */
+    unpublish(trainer, "later");
+    must_ok(rdt_ping(trainer, LONG, &err));
+    cr_assert_eq(transfers_waiting(), 1);
+    must_ok(rdt_publish(trainer, "later", &ref, &options, NULL, &err));
     actor_wait(&stranger);
     unpublish(trainer, "private");
     unpublish(trainer, "shown");

@@ -62,7 +62,7 @@ Test(device, who_cannot_map_it_gets_host_memory)
         options.mode = RDT_FETCH_SHARE;
         must_refuse(RDT_NO_PATH, "does not map", rdt_fetch(plain, &ref, 1, &options, &object, &err));
         must_refuse(RDT_UNSUPPORTED, "FAKE-0, FAKE-1", fetch_to(b, &ref, "fake", "FAKE-7", &object, &err));
-        must_refuse(RDT_INVALID, "say which", fetch_to(b, &ref, "fake", NULL, &object, &err));
+        must_refuse(RDT_INVALID, "name one of", fetch_to(b, &ref, "fake", NULL, &object, &err));
     }
     rdt_close(plain);
     end(NULL);

@@ -60,6 +60,48 @@ static rdt *come_as(uid_t uid)
 
 /* ---- an object of the owner's alone ---- */
 
+/* Asks for an object by its id and by another id that nobody has put: all answers are the same but for the id. */
+static void hides_that_it_exists(rdt *stranger, const struct rdt_ref *ref)
+{
+    struct rdt_ref other = *ref;
+    const struct rdt_ref *refs[2] = {ref, &other};
+    char says[2][6][300];
+    rdt_object *object = NULL;
+    rdt_request *hold = NULL;
+    struct rdt_stat stat;
+
+    other.id[0] = (char)(other.id[0] + 1);
+    for (unsigned i = 0; i < 2; i++) {
+        struct rdt_error errs[6];
+        must_be(RDT_TIMED_OUT, try_fetch(stranger, refs[i], RDT_FETCH_AUTO, 50 * MSEC, &object, &errs[0]));
+        must_be(RDT_TIMED_OUT, rdt_wait_put(stranger, refs[i], 50 * MSEC, &errs[1]));
+        must_be(RDT_TIMED_OUT, rdt_hold(stranger, refs[i], 50 * MSEC, &hold, &errs[2]));
+        must_be(RDT_NOT_FOUND, rdt_stat(stranger, refs[i], &stat, &errs[3]));
+        must_be(RDT_NOT_FOUND, rdt_free(stranger, refs[i], true, &errs[4]));
+        must_be(RDT_NOT_FOUND, rdt_wait_freed(stranger, refs[i], LONG, &errs[5]));
+        for (unsigned k = 0; k < 6; k++)
+            for (char *c = strcpy(says[i][k], errs[k].msg); *c; c++)
+                if (c[0] == '"' && c[1] == refs[i]->id[0] && c[2] == '"')
+                    c[1] = '_';
+    }
+    for (unsigned k = 0; k < 6; k++)
+        must_say(strcmp(says[0][k], says[1][k]) == 0, "%u: %s | %s", k, says[0][k], says[1][k]);
+    must_say(strstr(says[0][0], "does not show it"), "%s", says[0][0]);
+}
+
+/* With the generation of somebody's object every id is denied, with the same words. */
+static void hides_the_id_of(rdt *stranger, const struct rdt_ref *ref)
+{
+    struct rdt_ref other = *ref;
+    struct rdt_stat stat;
+
+    other.id[0] = (char)(other.id[0] + 1);
+    must_refuse(RDT_DENIED, "not visible", rdt_stat(stranger, &other, &stat, &err));
+    must_refuse(RDT_DENIED, "not visible", rdt_free(stranger, &other, true, &err));
+    must_refuse(RDT_DENIED, "not visible", rdt_wait_freed(stranger, &other, LONG, &err));
+    must_refuse(RDT_DENIED, "not visible", rdt_wait_put(stranger, &other, LONG, &err));
+}
+
 static int try_everything(struct actor *self, void *arg)
 {
     rdt *stranger = come_as(STRANGER);
@@ -77,9 +119,9 @@ static int try_everything(struct actor *self, void *arg)
     must_be(RDT_DENIED, rdt_stat(stranger, &ref, &stat, &err));
     must_be(RDT_DENIED, rdt_free(stranger, &ref, false, &err));
     must_be(RDT_DENIED, rdt_free(stranger, &ref, true, &err));
+    hides_the_id_of(stranger, &ref);
     ref.generation = 0; /* whatever is under that name of that owner */
-    must_be(RDT_DENIED, try_fetch(stranger, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
-    must_be(RDT_DENIED, rdt_free(stranger, &ref, true, &err));
+    hides_that_it_exists(stranger, &ref);
     bare = ref_named("w"); /* in the stranger's own name space there is none */
     must_be(RDT_NOT_FOUND, rdt_stat(stranger, &bare, &stat, &err));
     must_be(RDT_TIMED_OUT, try_fetch(stranger, &bare, RDT_FETCH_AUTO, 50 * MSEC, &object, &err));
@@ -96,9 +138,11 @@ static int try_everything(struct actor *self, void *arg)
     return 0;
 }
 
-/* It waits for a name of another owner's before anything is there: the put does not let it in. */
+/* It waits for an id of another owner's before anything is there, and again while something hidden is there: it gets the
+ * first object that is shown to it. */
 static int wait_early(struct actor *self, void *arg)
 {
+    rdt_request *late;
     rdt *stranger = come_as(STRANGER);
     struct rdt_ref ref = ref_named("early");
     rdt_object *object;
@@ -111,11 +155,19 @@ static int wait_early(struct actor *self, void *arg)
     must_ok(rdt_hold_start(stranger, &ref, LONG, &hold, &err));
     must_ok(rdt_ping(stranger, LONG, &err));
     actor_step(self);
-    must_be(RDT_DENIED, rdt_wait(stranger, &request, 1, 1, LONG, NULL, NULL, &err));
-    must_be(RDT_DENIED, rdt_wait(stranger, &hold, 1, 1, LONG, NULL, NULL, &err));
+    actor_await(self); /* the hidden one is there */
+    must_be(RDT_TIMED_OUT, rdt_wait(stranger, &request, 1, 1, 50 * MSEC, NULL, NULL, &err));
+    must_be(RDT_TIMED_OUT, rdt_wait(stranger, &hold, 1, 1, 50 * MSEC, NULL, NULL, &err));
+    must_be(RDT_TIMED_OUT, try_fetch(stranger, &ref, RDT_FETCH_AUTO, 50 * MSEC, &object, &err));
+    late = start_one(stranger, &ref, LONG);
+    must_ok(rdt_ping(stranger, LONG, &err));
+    actor_step(self);
+    must_ok(rdt_wait(stranger, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_wait(stranger, &hold, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_wait(stranger, &late, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(request);
     rdt_request_destroy(hold);
-    must_be(RDT_DENIED, try_fetch(stranger, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
+    rdt_request_destroy(late);
     rdt_close(stranger);
     return 0;
 }
@@ -144,17 +196,29 @@ Test(access, owners_object_is_denied_to_others)
     node_end(&node, NULL);
 }
 
-Test(access, waiting_before_the_put_lets_nobody_in)
+Test(access, who_waits_gets_the_first_object_that_is_shown)
 {
     struct actor actor;
+    struct rdt_ref ref;
+    rdt_request *mine;
 
     if (is_skipped())
         return;
     node_start(&node, NULL);
     actor_start(&actor, wait_early, NULL);
     conn = node_client(&node, "owner");
+    ref = ref_named("early");
+    mine = start_one(conn, &ref, LONG); /* waits beside the stranger, and gets what the stranger does not */
     actor_await(&actor);
-    (void)put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "early");
+    ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "early");
+    must_ok(rdt_wait(conn, &mine, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(mine);
+    actor_step(&actor);
+    actor_await(&actor);
+    must_ok(rdt_free(conn, &ref, true, &err));
+    ref = put_one(conn, &VECTOR(RDT_U8, 5, "again"), "early"); /* hidden as well: they wait through it */
+    must_ok(rdt_free(conn, &ref, true, &err));
+    (void)put_shown(conn, &VECTOR(RDT_U8, 5, "shown"), "early", RDT_VISIBLE_TO_ALL);
     actor_wait(&actor);
     rdt_close(conn);
     node_end(&node, NULL);
@@ -441,7 +505,7 @@ Test(access, lists_show_what_is_visible)
     theirs.any_owner = 0;
     theirs.uid = STRANGER;
     must_ok(rdt_stat(conn, &theirs, &stat, &err));
-    must_be(RDT_DENIED, try_fetch(conn, &theirs, RDT_FETCH_AUTO, LONG, &(rdt_object *){NULL}, &err));
+    must_be(RDT_TIMED_OUT, try_fetch(conn, &theirs, RDT_FETCH_AUTO, 50 * MSEC, &(rdt_object *){NULL}, &err));
     must_ok(rdt_free(conn, &theirs, true, &err));
     must_be(RDT_NOT_FOUND, rdt_stat(conn, &theirs, &stat, &err));
     actor_step(&actor);

@@ -170,10 +170,10 @@ Test(hostile_peer, statuses_that_are_no_failure_are_one)
     begin_with_insider(NULL);
     for (unsigned i = 0; i < sizeof none / sizeof *none; i++) {
         char text[64];
-        (void)snprintf(text, sizeof text, "a failure of status %d, which is none: so there", none[i]);
+        (void)snprintf(text, sizeof text, "a failure with status %d, which is not a failure: so there", none[i]);
         LIES(RDT_PROTOCOL, text, answer.meta.status = none[i]; answer.meta.message = (char *)"so there");
         if (i < 4)
-            LIES(RDT_PROTOCOL, "which is none", (void)answer; over.transfer = number; over.status = none[i];
+            LIES(RDT_PROTOCOL, "which is not a failure", (void)answer; over.transfer = number; over.status = none[i];
                  over.from_owner = true; rogue_peer_send(&rogue_peer, RDT_PEER_PULL_END, &over.base));
     }
     LIES(RDT_FREED, "the object was freed", answer.meta.status = RDT_FREED);
@@ -399,7 +399,7 @@ Test(hostile_peer, holds_are_of_what_the_requester_may_fetch_and_of_one_number_e
     hold(2, &all, geteuid() + 1);
     answered(2, RDT_OK, "");
     hold(2, &all, geteuid() + 1);
-    answered(3, RDT_INVALID, "is there already");
+    answered(3, RDT_INVALID, "already has hold");
     hold(0, &all, geteuid() + 1); /* a number like any other */
     answered(4, RDT_OK, "");
     cr_assert_eq(holds_of(&all), 3);

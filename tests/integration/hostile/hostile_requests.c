@@ -53,9 +53,9 @@ Test(hostile_requests, puts_of_the_future_and_of_too_much_are_refused)
     PUT_REFUSED(RDT_INVALID, "flags 2147483648", put.flags = UINT32_C(1) << 31);
     PUT_REFUSED(RDT_INVALID, "visibility 3", put.visibility = (Rdt__Pb__Visibility)3);
     PUT_REFUSED(RDT_INVALID, "visibility -1", put.visibility = (Rdt__Pb__Visibility)-1);
-    PUT_REFUSED(RDT_LIMIT, "metadata of 6291456 bytes: at most 4194304",
+    PUT_REFUSED(RDT_LIMIT, "metadata has 6291456 bytes: at most 4194304",
                 put.metadata = (ProtobufCBinaryData){sizeof bytes, bytes});
-    PUT_REFUSED(RDT_INVALID, "id of 129 bytes: at most 128", put.id = (ProtobufCBinaryData){129, bytes});
+    PUT_REFUSED(RDT_INVALID, "id has 129 bytes: at most 128", put.id = (ProtobufCBinaryData){129, bytes});
     PUT_REFUSED(RDT_LIMIT, "in 5000 regions: at most 4096", put.regions = uses; put.n_regions = 5000);
     PUT_REFUSED(RDT_UNSUPPORTED, "\"nosuch\" is not loaded", put.transport = (char *)"nosuch");
     PUT_REFUSED(RDT_UNSUPPORTED, "\"xxxx", put.transport = text);

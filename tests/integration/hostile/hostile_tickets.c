@@ -285,7 +285,7 @@ Test(hostile_tickets, reader_with_words_out_of_place)
             say_word(i + 1, false, RDT__PB__TURN_WORD__TURN_TAKEN); /* its receives may stand; its turn it cannot have taken */
         else
             say_word(i + 1, false, words[i]);
-        ends_with(i + 1, RDT_PROTOCOL, "about a turn");
+        ends_with(i + 1, RDT_PROTOCOL, "about a queue ticket");
         say_word(i + 1, false, RDT__PB__TURN_WORD__TURN_TAKEN); /* of what has ended */
         say_word(i + 1, true, RDT__PB__TURN_WORD__TURN_TAKEN);
     }
@@ -349,7 +349,7 @@ Test(hostile_tickets, owner_that_says_nothing_or_words_out_of_place)
     for (unsigned i = 0; i < 2; i++) {
         request = asked(&number);
         say_word(number, true, words[i]);
-        must_fail(request, RDT_PROTOCOL, "about a turn");
+        must_fail(request, RDT_PROTOCOL, "about a queue ticket");
     }
     request = asked(&number);
     others_move();

@@ -108,7 +108,7 @@ Test(protocol, second_hello_and_unknown_requests_are_answered)
         if (type >= 1 && type <= 17)
             continue;
         must(raw_frame(&raw, 2, (uint16_t)type, 0, 0, 5, "\x08\x01", 2, NULL, 0));
-        refuses(&raw, RDT_UNSUPPORTED, "knows no request");
+        refuses(&raw, RDT_UNSUPPORTED, "is unknown to this daemon");
     }
     ping_works(&raw);
     raw_close(&raw);

@@ -495,7 +495,7 @@ Test(loans, lending_is_checked)
         rdt__pb__put_reply__free_unpacked(reply, NULL);
         cr_assert_eq(used(0, "regions"), 0);
     }
-    release.region = use.region; /* laid by, and given back */
+    release.region = use.region; /* RETURNED, and released */
     protobuf_c_message_free_unpacked(
         raw_reply(&raw, raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0), &rdt__pb__region_released__descriptor), NULL);
     refuses(&raw, &put, RDT_NOT_FOUND, "has no region");

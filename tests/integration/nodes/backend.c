@@ -346,7 +346,7 @@ Test(backend, faulty_plugins_are_refused_by_their_fault)
     const char *good_sides = ".sides = sides,";
 
     begin();
-    refused(RDT_UNSUPPORTED, "is made for ABI version 7", build_faulty("7", "f", "RDT_OK", good_sides));
+    refused(RDT_UNSUPPORTED, "was built for ABI version 7", build_faulty("7", "f", "RDT_OK", good_sides));
     refused(RDT_INVALID, "transport: sides is missing", build_faulty("1", "f", "RDT_OK", ""));
     refused(RDT_EXISTS, "the name of its backend is taken by", build_faulty("1", "UcX", "RDT_OK", good_sides));
     refused(RDT_INVALID, "is a section of the configuration", build_faulty("1", "Limits", "RDT_OK", good_sides));
@@ -400,9 +400,9 @@ Test(backend, files_that_others_can_write_are_refused)
     must(chmod(so, 0757) == 0);
     refused(RDT_DENIED, "can be written by others", so);
     must(chmod(so, 0755) == 0 && chmod(dir, 0777) == 0);
-    refused(RDT_DENIED, "its folder ", so);
+    refused(RDT_DENIED, "its directory ", so);
     must(symlink(so, link) == 0);
-    refused(RDT_DENIED, "its folder ", link);
+    refused(RDT_DENIED, "its directory ", link);
     must(chmod(dir, 01777) == 0); /* as /tmp: others have names there, and cannot touch this one */
     must_ok(rdt_backend_load(admin, so, NULL, LONG, &err));
     must_ok(rdt_backend_unload(admin, "loopback", LONG, &err));

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "client/call.h"
+#include "client/rdt_info.h"
 #include "proto/wire_ref.h"
 #include "tests/integration/nodes/nodes_fixture.h"
 
@@ -13,7 +14,7 @@ TestSuite(holds_nodes, .timeout = 120);
 
 #define BYTES ((size_t)100000)
 
-static const char *const lost[] = {"is lost",          "is down",       "is away for longer than hold_grace", "connection taken down",
+static const char *const lost[] = {"is lost",          "is down",       "has been away for longer than hold_grace", "connection taken down",
                                    "cannot connect to", " within 2.0 s", NULL};
 
 static rdt_request *hold_of(rdt *client, const struct rdt_ref *ref)
@@ -53,6 +54,136 @@ Test(holds_nodes, keeps_what_its_producer_frees)
     end(NULL);
 }
 
+/* ---- in transit ---- */
+
+static rdt_request *take_over(rdt *client, const struct rdt_ref *ref)
+{
+    rdt_request *hold = NULL;
+
+    must_ok(rdt_take_over_start(client, ref, LONG, &hold, &err));
+    must_ok(rdt_wait(client, &hold, 1, 1, LONG, NULL, NULL, &err));
+    return hold;
+}
+
+/* The reader is the only one that holds the object, hands its ref on, and ends before the receiver has come. */
+Test(holds_nodes, ref_that_a_reader_hands_on_outlives_the_reader)
+{
+    struct rdt_ref ref;
+    rdt_request *hold;
+    rdt *sender;
+
+    begin(2);
+    sender = node_client(&c.node[1], "sender");
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    hold = hold_of(sender, &ref);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    must_ok(rdt_hand_on(sender, &ref, 60 * SEC, &err));
+    must_ok(rdt_hand_on(sender, &ref, 60 * SEC, &err)); /* to two receivers */
+    rdt_request_destroy(hold);
+    rdt_close(sender);
+    wait_until(10 * SEC, holds_at_owner(&ref) == 1); /* the one in transit */
+    hold = take_over(reader, &ref);
+    fetch_pattern(reader, &ref, BYTES, 1, NULL);
+    rdt_request_destroy(hold);
+    wait_until(10 * SEC, holds_at_owner(&ref) == 1);
+    hold = take_over(owner, &ref); /* a receiver on the object's own node */
+    fetch_pattern(owner, &ref, BYTES, 1, NULL);
+    rdt_request_destroy(hold);
+    must_ok(rdt_wait_freed(owner, &ref, LONG, &err));
+    must_be(RDT_FREED, rdt_hand_on(reader, &ref, SEC, &err));
+    end(NULL);
+}
+
+Test(holds_nodes, hold_in_transit_of_a_reader_ends_by_itself)
+{
+    struct rdt_ref ref;
+    rdt_request *hold;
+
+    begin(2);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    hold = hold_of(reader, &ref);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    must_ok(rdt_hand_on(reader, &ref, 300 * MSEC, &err));
+    rdt_request_destroy(hold);
+    must_ok(rdt_wait_freed(owner, &ref, LONG, &err));
+    end(NULL);
+}
+
+/* It belongs to no node, so the loss of the link neither ends nor prolongs it; without the owner's node there is none. */
+Test(holds_nodes, ref_cannot_be_handed_on_when_its_node_is_gone)
+{
+    struct rdt_ref ref;
+    rdt_request *hold;
+
+    begin(2);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    hold = hold_of(reader, &ref);
+    node_kill(&c.node[0], SIGKILL);
+    rdt_close(owner);
+    wait_until(20 * SEC, rdt_hand_on(reader, &ref, SEC, NULL) == RDT_PEER_LOST);
+    rdt_request_destroy(hold);
+    cluster_restart(&c, 0);
+    owner = node_client(&c.node[0], "owner");
+    end(lost);
+}
+
+static bool find_node(void *arg, const struct rdt_holder *holder)
+{
+    bool *found = arg;
+
+    *found = *found || (strcmp(holder->kind, "node") == 0 && holder->count == 1 && strcmp(holder->node_uuid, c.node[1].uuid) == 0 &&
+                        holder->node[0] && strstr(holder->sentence, holder->node));
+    return true;
+}
+
+/* The object's node answers in time, so the sentence is its own also where the wait came from another node. */
+Test(holds_nodes, wait_freed_names_the_holding_node_on_both_nodes)
+{
+    struct rdt_ref ref;
+    rdt_request *hold;
+    bool found = false;
+
+    begin(2);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    hold = hold_of(reader, &ref);
+    must_ok(rdt_holders(owner, &ref, NULL, find_node, &found, &err));
+    must(found);
+    found = false;
+    must_ok(rdt_holders(reader, &ref, NULL, find_node, &found, &err));
+    must(found);
+    must_refuse(RDT_TIMED_OUT, "holds it for its clients", rdt_wait_freed(owner, &ref, 50 * MSEC, &err));
+    must_refuse(RDT_TIMED_OUT, "holds it for its clients", rdt_wait_freed(reader, &ref, 200 * MSEC, &err));
+    rdt_request_destroy(hold);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    must_ok(rdt_wait_freed(reader, &ref, LONG, &err));
+    end(NULL);
+}
+
+static bool find_up(void *arg, const struct rdt_node_row *row)
+{
+    bool *found = arg, usable = false;
+
+    for (size_t i = 0; i < row->n_transports; i++)
+        usable = usable || (row->transports[i].usable && row->transports[i].name[0] && !row->transports[i].why[0]);
+    *found = usable && strcmp(row->state, "up") == 0 && strcmp(row->uuid, c.node[1].uuid) == 0 && row->bytes_out >= BYTES &&
+             strcmp(row->version, RDT_VERSION) == 0;
+    return true;
+}
+
+Test(holds_nodes, nodes_are_listed_with_their_transports)
+{
+    struct rdt_ref ref;
+    bool found = false;
+
+    begin(2);
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    fetch_pattern(reader, &ref, BYTES, 1, NULL);
+    must_ok(rdt_each_node(owner, find_up, &found, &err));
+    must(found);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(NULL);
+}
+
 Test(holds_nodes, each_counts_and_stat_shows_the_node)
 {
     enum { N = 600 };
@@ -74,7 +205,7 @@ Test(holds_nodes, each_counts_and_stat_shows_the_node)
     must_ok(call(owner, RDT_MSG_STAT, &request.base, LONG, &reply, &err));
     info = (const Rdt__Pb__ObjectInfo *)reply;
     for (size_t i = 0; i < info->n_holders; i++)
-        shown = shown || (strcmp(info->holders[i]->kind, "peer") == 0 && info->holders[i]->count == N &&
+        shown = shown || (strcmp(info->holders[i]->kind, "node") == 0 && info->holders[i]->count == N &&
                           strcmp(info->holders[i]->peer, c.node[1].uuid) == 0);
     must(shown);
     protobuf_c_message_free_unpacked(reply, NULL);

@@ -1,4 +1,4 @@
-/* Memory that a put lent to its object, which another node still reads or holds when its producer has freed
+/* Memory that a put loaned to its object, which another node still reads or holds when its producer has freed
  * it and puts again. */
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -49,7 +49,7 @@ static void reads_what_was_put(const char *sided)
     rdt_object *object;
 
     begin(sided);
-    put_others(); /* what is lent has been lent before */
+    put_others(); /* what is loaned has been loaned before */
     ref = put_pattern(owner, NULL, BYTES, 1);
     for (unsigned i = 0; i < 2; i++)
         cluster_faults(&c, i, "delay_ms=50\n");

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "backends/rdt_backend.h"
 #include "tests/support/check.h"
@@ -33,7 +34,7 @@ struct posted {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
 static unsigned n_done;
-static const char *trusted = "yes";
+static const char *trusted = "yes", *peers = "yes";
 static const struct rdt_transport_ops *ops;
 static void *node[2];
 
@@ -68,6 +69,8 @@ __attribute__((format(printf, 3, 4))) static void on_log(void *ctx, enum rdt_log
 static const char *on_config(void *ctx, const char *key)
 {
     (void)ctx;
+    if (strcmp(key, "peers") == 0)
+        return peers;
     return strcmp(key, "trusted_network") == 0 ? trusted : strcmp(key, "interfaces") == 0 ? "lo" : "";
 }
 
@@ -360,6 +363,66 @@ Test(nccl, group_that_never_connects_can_be_closed)
     finish();
 }
 
+/* Listening sockets of this process. */
+static unsigned listeners(void)
+{
+    unsigned n = 0;
+
+    for (int fd = 3; fd < 1024; fd++) {
+        int domain = 0, listens = 0;
+        socklen_t bytes = sizeof(int);
+
+        n += getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) == 0 && domain != AF_UNIX &&
+             getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) == 0 && listens;
+    }
+    return n;
+}
+
+Test(nccl, groups_that_never_connect_leave_no_port_open)
+{
+    enum { GROUPS = 5 };
+    static uint8_t blob[RDT_GROUP_OFFER_MAX_BYTES];
+    const void *blobs[2] = {blob, blob};
+    size_t bytes[2] = {0, 0};
+    struct end end;
+    unsigned before;
+
+    if (!begin())
+        return;
+    before = listeners();
+    for (unsigned i = 0; i < GROUPS; i++) {
+        create(&end, 0);
+        must_ok(ops->group_offer(end.group, blob, &bytes[0], &err));
+        must(listeners() > before); /* where the ranks would meet */
+        if (i % 2)
+            must_ok(ops->group_connect(end.group, blobs, bytes, &err)); /* the other rank never comes */
+        close_group(&end);
+        wait_until(5 * SEC, listeners() == before);
+    }
+    create(&end, 0);
+    must_ok(ops->group_offer(end.group, blob, &bytes[0], &err));
+    ops->group_destroy(end.group); /* another part of the group could not be created */
+    wait_until(5 * SEC, listeners() == before);
+    finish();
+}
+
+Test(nccl, port_of_a_group_is_closed_when_all_ranks_have_come)
+{
+    struct end end[2];
+    unsigned before;
+
+    if (!begin())
+        return;
+    if (gpu_is_real())
+        cr_skip_test("NCCL's own ports for data stay open");
+    before = listeners();
+    form(end);
+    wait_until(5 * SEC, listeners() == before);
+    for (unsigned i = 0; i < 2; i++)
+        close_group(&end[i]);
+    finish();
+}
+
 Test(nccl, members_without_a_gpu_or_with_a_strange_one_are_refused)
 {
     struct rdt_group_member strange[] = {{{1}, ""}, {{2}, "GPU-0"}};
@@ -469,4 +532,14 @@ Test(nccl, unavailable_on_a_network_that_is_not_trusted)
         fake_nccl_load();
     trusted = "no";
     must_refuse(RDT_UNSUPPORTED, "trusted_network", ops->open(&host, &node[0], &err));
+}
+
+Test(nccl, unavailable_without_peers)
+{
+    if (!load())
+        return;
+    if (!getenv("RDT_TEST_GPU"))
+        fake_nccl_load();
+    peers = "no";
+    must_refuse(RDT_UNSUPPORTED, "no port is opened: set listen and key_file", ops->open(&host, &node[0], &err));
 }

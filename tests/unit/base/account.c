@@ -138,9 +138,9 @@ static bool attempt(struct waiter *waiter)
     enum rdt_status status;
 
     waiter->wait.on_room = on_room;
-    account_try(&accounts, &waiter->wait);
+    account_request_begin(&accounts, &waiter->wait);
     status = account_take(waiter->account, USAGE_REGIONS, waiter->n, NULL);
-    account_tried(&accounts, status == RDT_OK ? NULL : &waiter->wait);
+    account_request_end(&accounts, status == RDT_OK ? NULL : &waiter->wait);
     if (status == RDT_OK)
         account_wait_end(&accounts, &waiter->wait);
     return status == RDT_OK;
@@ -185,12 +185,12 @@ Test(account_limits, who_has_been_answered_tries_no_more)
     take(first, 3);
     cr_assert(!attempt(&a));
     account_give(first, USAGE_REGIONS, 1);
-    account_try(&accounts, &b.wait);
+    account_request_begin(&accounts, &b.wait);
     account_wait_end(&accounts, &b.wait);
     b.wait.at = first; /* what the next request left in that memory */
     b.wait.what = USAGE_REGIONS;
     refused(first, 1, "wait for regions already");
-    account_tried(&accounts, NULL);
+    account_request_end(&accounts, NULL);
     cr_assert(attempt(&a));
     account_give(first, USAGE_REGIONS, 3);
 }
@@ -203,7 +203,7 @@ Test(account_limits, what_came_to_nothing_calls_nobody)
     take(first, 2);
     cr_assert_eq(account_take_all(first, want, NULL), RDT_OK);
     cr_assert(!attempt(&a));
-    account_take_back(first, want);
+    account_undo(first, want);
     cr_assert(a.called == 0 && accounts.node.used[USAGE_OBJECTS] == 0);
     account_give(first, USAGE_REGIONS, 2);
     cr_assert(a.called == 1 && attempt(&a));
@@ -229,19 +229,19 @@ Test(account_limits, one_queue_after_another)
 
 Test(account_limits, what_can_never_fit_waits_for_nothing)
 {
-    account_try(&accounts, NULL);
+    account_request_begin(&accounts, NULL);
     refused(first, 4, "client_max_regions");
     cr_assert_null(accounts.full);
     refused(first, 4, "client_max_regions");
-    account_tried(&accounts, NULL);
+    account_request_end(&accounts, NULL);
 }
 
 /* The device's memory is nobody's limit, and its room is everybody's. */
 static void wait_for_node(struct waiter *waiter)
 {
-    account_try(&accounts, &waiter->wait);
+    account_request_begin(&accounts, &waiter->wait);
     account_node_is_full(waiter->account, USAGE_BYTES, NULL);
-    account_tried(&accounts, &waiter->wait);
+    account_request_end(&accounts, &waiter->wait);
 }
 
 Test(account_limits, room_of_the_node_calls_every_owner_in_turn)
@@ -252,14 +252,14 @@ Test(account_limits, room_of_the_node_calls_every_owner_in_turn)
     wait_for_node(&a);
     wait_for_node(&a2);
     wait_for_node(&b);
-    account_room(&accounts, USAGE_BYTES, NULL);
+    account_room_freed(&accounts, USAGE_BYTES, NULL);
     cr_assert(a.called == 1 && b.called == 0, "one at a time");
-    account_room(&accounts, USAGE_BYTES, NULL);
+    account_room_freed(&accounts, USAGE_BYTES, NULL);
     cr_assert(a.called == 1 && b.called == 0, "it has not tried yet");
     wait_for_node(&a); /* there was not enough for it */
     cr_assert(a.called == 1 && b.called == 1);
     wait_for_node(&b);
-    account_room(&accounts, USAGE_BYTES, NULL);
+    account_room_freed(&accounts, USAGE_BYTES, NULL);
     cr_assert(a.called == 2 && b.called == 1);
     account_wait_end(&accounts, &a.wait); /* there was */
     cr_assert(a2.called == 0 && b.called == 2, "the other owner comes before this one's next");
@@ -276,7 +276,7 @@ Test(account_limits, room_is_not_lost_with_who_was_called)
     a.wait.on_room = b.wait.on_room = on_room;
     wait_for_node(&a);
     wait_for_node(&b);
-    account_room(&accounts, USAGE_BYTES, NULL);
+    account_room_freed(&accounts, USAGE_BYTES, NULL);
     account_wait_end(&accounts, &a.wait);
     cr_assert(a.called == 1 && b.called == 1);
     account_wait_end(&accounts, &b.wait);
@@ -289,7 +289,7 @@ Test(account_limits, owners_limit_that_is_the_daemons_is_called_that)
 
     accounts.limits.owner[USAGE_FDS] = accounts.limits.node[USAGE_FDS] = 2;
     cr_assert_eq(account_take(first, USAGE_FDS, 2, NULL), RDT_OK);
-    account_try(&accounts, NULL);
+    account_request_begin(&accounts, NULL);
     cr_assert_eq(account_take(second, USAGE_FDS, 1, &err), RDT_LIMIT);
     cr_assert(strstr(err.msg, "LimitNOFILE") && !strstr(err.msg, "owner_max_fds"), "%s", err.msg);
     cr_assert_eq(accounts.full, second->parent, "there it can wait");
@@ -307,18 +307,18 @@ Test(account_limits, who_cannot_try_yet_is_passed_over)
     wait_for_node(&a);
     wait_for_node(&a2);
     wait_for_node(&b);
-    account_pass(&a.wait);
+    account_wait_postpone(&a.wait);
     cr_assert(a2.called == 0 && b.called == 0, "nobody was called");
-    account_room(&accounts, USAGE_BYTES, NULL);
-    account_pass(&a.wait);
-    account_pass(&a.wait);
+    account_room_freed(&accounts, USAGE_BYTES, NULL);
+    account_wait_postpone(&a.wait);
+    account_wait_postpone(&a.wait);
     cr_assert(a.called == 1 && a2.called == 1 && b.called == 0);
-    account_pass(&a2.wait);
+    account_wait_postpone(&a2.wait);
     cr_assert_eq(b.called, 1);
     account_wait_end(&accounts, &b.wait);
     cr_assert(a.called == 1 && a2.called == 1, "they try when they can");
     wait_for_node(&a); /* now, and there is nothing left */
-    account_room(&accounts, USAGE_BYTES, NULL);
+    account_room_freed(&accounts, USAGE_BYTES, NULL);
     cr_assert_eq(a.called, 2);
     account_wait_end(&accounts, &a.wait);
     account_wait_end(&accounts, &a2.wait);

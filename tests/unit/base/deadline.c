@@ -48,7 +48,7 @@ static void on_passed(struct deadline *deadline)
 {
     struct entry *entry = (struct entry *)deadline;
 
-    cr_assert_eq(deadline->place, 0u, "still set when it fires");
+    cr_assert_eq(deadline->index, 0u, "still set when it fires");
     cr_assert(uv_hrtime() >= deadline->at_ns, "%lu ns early", (unsigned long)(deadline->at_ns - uv_hrtime()));
     entry->fired++;
     cr_assert(n_fired < 4 * N);
@@ -73,7 +73,7 @@ static void reset(void)
 static void check_heap(void)
 {
     for (size_t i = 1; i <= deadlines.count; i++) {
-        cr_assert_eq(deadlines.heap[i]->place, i);
+        cr_assert_eq(deadlines.heap[i]->index, i);
         if (i > 1)
             cr_assert(deadlines.heap[i / 2]->at_ns <= deadlines.heap[i]->at_ns);
     }
@@ -84,7 +84,7 @@ static unsigned count_set(void)
     unsigned n = 0;
 
     for (unsigned i = 0; i < N; i++)
-        n += entries[i].deadline.place != 0;
+        n += entries[i].deadline.index != 0;
     return n;
 }
 
@@ -97,16 +97,16 @@ Test(deadline, random_changes_keep_heap)
         switch (dice(4)) {
         case 0:
             deadline_unset(&deadlines, &entry->deadline);
-            cr_assert_eq(entry->deadline.place, 0u);
+            cr_assert_eq(entry->deadline.index, 0u);
             cr_assert_eq(deadline_left_ns(&entry->deadline), -1);
             break;
         case 1:
             cr_assert(deadline_set(&deadlines, &entry->deadline, -1));
-            cr_assert_eq(entry->deadline.place, 0u);
+            cr_assert_eq(entry->deadline.index, 0u);
             break;
         default:
             cr_assert(deadline_set(&deadlines, &entry->deadline, (int64_t)dice(3600) * 1000000000));
-            cr_assert_neq(entry->deadline.place, 0u);
+            cr_assert_neq(entry->deadline.index, 0u);
         }
         cr_assert_eq(deadlines.count, count_set());
         if (round % 16 == 0)
@@ -206,7 +206,7 @@ Test(deadline, close_forgets_entries)
         cr_assert(deadline_set(&other, &entries[i].deadline, 1000000));
     deadlines_close(&other, NULL);
     for (unsigned i = 0; i < N; i++)
-        cr_assert_eq(entries[i].deadline.place, 0u);
+        cr_assert_eq(entries[i].deadline.index, 0u);
     (void)uv_run(&loop, UV_RUN_DEFAULT);
     cr_assert_eq(n_fired, 0u);
 }

@@ -90,6 +90,22 @@ Test(node, no_directory_is_a_new_node_each_time)
     cr_assert_neq(memcmp(first.uuid, second.uuid, 16), 0);
 }
 
+Test(node, remedy_of_a_directory_that_may_not_be_written_is_said)
+{
+    char closed[] = "/tmp/rdt-node-XXXXXX", below[64];
+    struct node node;
+
+    if (geteuid() != 0)
+        cr_skip_test("needs root, to become a user who may not");
+    cr_assert_not_null(mkdtemp(closed)); /* 0700 */
+    (void)snprintf(below, sizeof below, "%s/state", closed);
+    cr_assert_eq(seteuid(12345), 0);
+    cr_expect_eq(node_load(below, &node, &err), RDT_SYSTEM);
+    cr_expect(strstr(err.msg, "--state-dir DIR"), "%s", err.msg);
+    cr_assert_eq(seteuid(0), 0);
+    cr_assert_eq(rmdir(closed), 0);
+}
+
 Test(node, directory_that_cannot_be_made_is_named)
 {
     struct node node;

@@ -402,7 +402,7 @@ Test(options, nodes_file_faults_name_the_line)
         {"a b c d\n", "nodes:1: expected NAME"},
         {"a h:1 x\n", "nodes:1: 'x' is not a uuid"},
         {"a h:1 0123456789abcdef0123456789abcdef0\n", "is not a uuid"},
-        {"a h:1\n\na h:2\n", "nodes:3: node 'a' is there twice"},
+        {"a h:1\n\na h:2\n", "nodes:3: node 'a' is listed twice"},
         {"a h\n", "nodes:1: 'h' is not HOST:PORT"},
         {"a h:0\n", "nodes:1: port 0"},
     };

@@ -57,7 +57,7 @@ static void half_accepted(void)
 static void committed(void)
 {
     half_accepted();
-    cr_assert(gw_deliver_one(&w, 2, 0) && made->nodes[1].accepted && !made->serves);
+    cr_assert(gw_deliver_one(&w, 2, 0) && made->nodes[1].accepted && !made->connected);
 }
 
 static void set_hangs(bool hangs)
@@ -72,14 +72,14 @@ static void connecting(void)
     create();
     gw_quiet(&w);
     set_hangs(false);
-    cr_assert(!made->serves && gw_group(&w, 1) && gw_group(&w, 2));
+    cr_assert(!made->connected && gw_group(&w, 1) && gw_group(&w, 2));
 }
 
 static void half_connected(void)
 {
     connecting();
     cr_assert(gw_vendor_one(&w.nodes[0]) && gw_vendor_one(&w.nodes[1]));
-    cr_assert(made->serves && !gw_group(&w, 2)->serves);
+    cr_assert(made->connected && !gw_group(&w, 2)->connected);
 }
 
 static void opening(void)
@@ -382,7 +382,7 @@ static void must_say_why(unsigned index, const char *state, bool coming, const c
     const struct group *group = gw_group(&w, index);
 
     cr_assert_str_eq(gw_state(&w, index), state);
-    cr_assert_eq(group_is_coming(group), coming);
+    cr_assert_eq(group_will_be_ready(group), coming);
     cr_assert(strstr(group->why, why), "%s", group->why);
 }
 
@@ -433,9 +433,9 @@ Test(group, members_wait_for_a_coordinator_that_falls_silent_and_name_it)
     half_accepted();
     mute(0);
     pass(1);
-    must_say_why(1, "down", true, "node n0, which forms it, has not said");
+    must_say_why(1, "down", true, "node n0, which coordinates it, has not reported");
     pass(1);
-    must_say_why(1, "down", false, "node n0, which is to form it anew, has not begun");
+    must_say_why(1, "down", false, "node n0, which coordinates it, has not begun");
 }
 
 Test(group, members_wait_for_the_word_that_all_are_connected)
@@ -444,7 +444,7 @@ Test(group, members_wait_for_the_word_that_all_are_connected)
     mute(0);
     gw_quiet(&w);
     pass(1);
-    must_say_why(1, "down", true, "has not said within 0.0 s that all are connected");
+    must_say_why(1, "down", true, "has not reported within 0.0 s that all are connected");
 }
 
 Test(group, transport_that_does_not_let_go_is_named_and_nobody_waits_for_it)
@@ -455,7 +455,7 @@ Test(group, transport_that_does_not_let_go_is_named_and_nobody_waits_for_it)
     gw_quiet(&w);
     must_say_why(1, "closing", true, "an abort does not come to rest");
     pass(1);
-    must_say_why(1, "closing", false, "fake has not let go of epoch 1");
+    must_say_why(1, "closing", false, "fake has not closed epoch 1");
     w.nodes[1].never_closes = false;
     gw_settle(&w);
     for (unsigned i = 0; i < GW_NODES; i++)
@@ -468,7 +468,7 @@ Test(group, end_that_a_transport_holds_up_is_told_and_the_name_is_free)
     w.nodes[0].never_closes = true;
     gw_end(made, &destroyer);
     pass(0);
-    must_hear(&destroyer, RDT_TIMED_OUT, "fake has not let go of group \"g\" here");
+    must_hear(&destroyer, RDT_TIMED_OUT, "fake has not closed group \"g\" here");
     cr_assert_null(group_find(&w.nodes[0].groups, &gw_owner, "g"));
     w.nodes[0].never_closes = false;
     gw_settle(&w);
@@ -482,7 +482,7 @@ Test(group, end_that_a_node_does_not_confirm_names_it)
     mute(2);
     gw_end(made, &destroyer);
     pass(0);
-    must_hear(&destroyer, RDT_TIMED_OUT, "node n2 has not let go of it");
+    must_hear(&destroyer, RDT_TIMED_OUT, "node n2 has not closed it");
     cr_assert_str_eq(gw_state(&w, 0), "-");
 }
 
@@ -526,7 +526,7 @@ Test(group, a_row_of_failures_is_tried_again_later_and_later)
         before = left;
         pass(0);
     }
-    cr_assert(!group_is_coming(made)); /* by then nobody waits for it */
+    cr_assert(!group_will_be_ready(made)); /* by then nobody waits for it */
     w.nodes[1].refuses_connect = false;
     gw_settle(&w);
     cr_assert_str_eq(gw_state(&w, 0), "ready");

@@ -43,7 +43,7 @@ static void all_name_the_lost(void)
         const struct group *group = gw_group(&w, i);
         cr_assert_str_eq(gw_state(&w, i), "down");
         cr_assert(strstr(group->why, "link to n2 is lost"), "node %u: %s", i, group->why);
-        cr_assert_not(group_is_coming(group), "node %u waits for it", i);
+        cr_assert_not(group_will_be_ready(group), "node %u waits for it", i);
     }
     gw_restart(&w, 2);
     gw_settle(&w);
@@ -78,7 +78,7 @@ Test(group_why, coordinator_noticed_first_and_the_members_are_down)
     suspects(0);
     gw_quiet(&w);
     cr_assert_str_eq(gw_state(&w, 1), "down");
-    cr_assert(group_is_coming(gw_group(&w, 1)));
+    cr_assert(group_will_be_ready(gw_group(&w, 1)));
     gw_kill(&w, 2);
     w.nodes[0].never_closes = false;
     all_name_the_lost();

@@ -22,7 +22,7 @@ static void setup(void)
     fake_setup();
     deadlines_init(&deadlines, &fake.loop);
     regions_keep(&fake.regions, &deadlines, 8 * SIZE, 4 * SIZE, UINT64_C(3600000000000));
-    fake.regions.ready.kind = &fake.kind;
+    fake.regions.free_pool.kind = &fake.kind;
     n_dropped = 0;
 }
 
@@ -77,11 +77,11 @@ Test(pool, sizes_have_four_classes_to_a_doubling)
     static const uint64_t rows[][2] = {{17, 20}, {160, 160}, {161, 192}, {512, 512}, {513, 640}, {641, 768}, {897, 1024}};
 
     for (unsigned i = 0; i < sizeof(rows) / sizeof rows[0]; i++)
-        cr_expect_eq(pool_room_bytes(&fake.regions.ready, &fake.kind, rows[i][0] * KIB), rows[i][1] * KIB, "%llu KiB",
+        cr_expect_eq(pool_room_bytes(&fake.regions.free_pool, &fake.kind, rows[i][0] * KIB), rows[i][1] * KIB, "%llu KiB",
                      (unsigned long long)rows[i][0]);
-    cr_expect_eq(pool_room_bytes(&fake.regions.ready, &fake.kind, 12 * KIB + 1), 16 * KIB, "little: pages");
-    cr_expect_eq(pool_room_bytes(&fake.regions.ready, &fake.kind, 5 * SIZE + 1), 5 * SIZE + 4 * KIB, "much: pages");
-    cr_expect_eq(pool_room_bytes(&fake.regions.ready, NULL, SIZE + 1), SIZE + 4 * KIB, "another kind");
+    cr_expect_eq(pool_room_bytes(&fake.regions.free_pool, &fake.kind, 12 * KIB + 1), 16 * KIB, "little: pages");
+    cr_expect_eq(pool_room_bytes(&fake.regions.free_pool, &fake.kind, 5 * SIZE + 1), 5 * SIZE + 4 * KIB, "much: pages");
+    cr_expect_eq(pool_room_bytes(&fake.regions.free_pool, NULL, SIZE + 1), SIZE + 4 * KIB, "another kind");
 }
 
 Test(pool, made_ahead_once_demand_has_shown_itself)
@@ -89,15 +89,15 @@ Test(pool, made_ahead_once_demand_has_shown_itself)
     struct region *regions[3];
 
     regions[0] = receive(SIZE, 1);
-    cr_assert_eq(fake.regions.ready.bytes, 0u, "once is no demand");
+    cr_assert_eq(fake.regions.free_pool.bytes, 0u, "once is no demand");
     regions[1] = receive(SIZE, 1);
-    cr_assert_eq(fake.regions.ready.bytes, SIZE);
+    cr_assert_eq(fake.regions.free_pool.bytes, SIZE);
     cr_assert_eq(regions_used_bytes(&fake.regions), 2 * SIZE);
     cr_assert_eq(try_receive(SIZE - 5, 2, &regions[2], NULL), RDT_OK, "it was ready");
     cr_assert_eq(regions[2]->room, SIZE);
     cr_assert_eq(regions[2]->bytes, SIZE - 5);
-    cr_assert_eq(fake.regions.ready.hits, 1u);
-    cr_assert_eq(fake.regions.ready.misses, 2u);
+    cr_assert_eq(fake.regions.free_pool.hits, 1u);
+    cr_assert_eq(fake.regions.free_pool.misses, 2u);
     fake_run();
     for (unsigned i = 0; i < 3; i++)
         drop(regions[i]);
@@ -111,7 +111,7 @@ Test(pool, never_seen_outside_comes_back_scrubbed)
     memset(addr, 0xee, SIZE);
     drop(region);
     cr_assert_eq(fake.n_freed, 0u);
-    cr_assert_eq(fake.regions.ready.bytes, SIZE);
+    cr_assert_eq(fake.regions.free_pool.bytes, SIZE);
     cr_assert_eq(regions_used_bytes(&fake.regions), 0u);
     cr_assert_eq(try_receive(SIZE, 2, &region, NULL), RDT_OK);
     cr_assert_eq(region->block.addr, addr);
@@ -158,11 +158,11 @@ Test(pool, given_up_before_anyone_is_refused)
     struct region *region = receive(SIZE, 1);
 
     drop(region);
-    cr_assert_eq(fake.regions.ready.bytes, SIZE);
+    cr_assert_eq(fake.regions.free_pool.bytes, SIZE);
     fake.regions.limit_bytes = 3 * SIZE;
     region = fake_region(3 * SIZE, 1);
     cr_assert_eq(fake.regions.bytes, 3 * SIZE);
-    cr_assert_eq(fake.regions.ready.bytes, 0u);
+    cr_assert_eq(fake.regions.free_pool.bytes, 0u);
     cr_assert_eq(fake.n_freed, 1u);
     drop(region);
 }
@@ -176,7 +176,7 @@ Test(pool, not_given_up_in_vain)
     drop(region);
     fake.regions.limit_bytes = 3 * SIZE;
     cr_assert_eq(try_receive(3 * SIZE, 1, &none, &err), RDT_NO_MEMORY, "%s", err.msg);
-    cr_assert_eq(fake.regions.ready.bytes, SIZE);
+    cr_assert_eq(fake.regions.free_pool.bytes, SIZE);
     drop(other);
 }
 
@@ -188,8 +188,8 @@ Test(pool, cap_holds)
         regions[i] = receive(SIZE, 1);
     for (unsigned i = 0; i < 20; i++)
         drop(regions[i]);
-    cr_assert_leq(fake.regions.ready.bytes, 8 * SIZE);
-    cr_assert_eq(fake.regions.bytes, fake.regions.ready.bytes);
+    cr_assert_leq(fake.regions.free_pool.bytes, 8 * SIZE);
+    cr_assert_eq(fake.regions.bytes, fake.regions.free_pool.bytes);
 }
 
 /* What is made ahead, scrubbed or given back takes its time, and nobody is refused for that. */
@@ -267,7 +267,7 @@ Test(pool, idle_memory_goes)
 {
     struct region *region;
 
-    fake.regions.ready.idle_ns = 20000000;
+    fake.regions.free_pool.idle_ns = 20000000;
     region = receive(SIZE, 1);
     drop(region);
     turn_until_bytes(0); /* by a timer */
@@ -423,7 +423,7 @@ Test(pool, gone_client_gets_nothing_back)
     cr_assert_eq(fake.regions.cached_bytes, 0u);
 }
 
-/* ---- lent ---- */
+/* ---- loans ---- */
 
 static unsigned n_back, n_gone, n_taken;
 
@@ -444,11 +444,11 @@ static void on_take(struct region_cache *cache, uint64_t region)
 
 static const struct region_cache_ops lending_ops = {on_drop, on_back, on_take};
 
-/* A client's region that others have seen, lent to an object that ends. */
+/* A client's region that others have seen, loaned to an object that ends. */
 static struct region *lend(struct region *region)
 {
     (void)region_ref(region); /* the object's */
-    region->lent = true;
+    region_set_state(region, REGION_LOANED);
     region_unref(region);
     return region;
 }
@@ -463,7 +463,7 @@ static struct region *region_to_lend(uint64_t client)
     return region;
 }
 
-Test(pool, lent_is_laid_by_and_in_use_again_under_its_number)
+Test(pool, loaned_region_returns_and_is_used_again_under_its_id)
 {
     struct region_cache cache;
     struct region *region;
@@ -474,7 +474,7 @@ Test(pool, lent_is_laid_by_and_in_use_again_under_its_number)
     for (unsigned i = 1; i < 4; i++) {
         (void)lend(region);
         cr_assert_eq(n_back, i);
-        cr_assert(region->laid_by && !region->lent);
+        cr_assert_eq(region->state, REGION_RETURNED);
         cr_assert_eq(fake.regions.cached_bytes, SIZE);
         cr_assert_eq(account.used[USAGE_BYTES], 0u);
         cr_assert_null(region_find(&fake.regions, region->id, region->generation));
@@ -491,7 +491,7 @@ Test(pool, lent_is_laid_by_and_in_use_again_under_its_number)
     region_cache_stop(&cache);
 }
 
-Test(pool, what_is_laid_by_is_taken_for_room_and_told)
+Test(pool, returned_region_ends_for_room_and_its_client_is_told)
 {
     struct region_cache cache;
     struct region *region;
@@ -508,7 +508,7 @@ Test(pool, what_is_laid_by_is_taken_for_room_and_told)
     region_cache_stop(&cache);
 }
 
-Test(pool, what_somebody_never_let_go_of_is_not_laid_by)
+Test(pool, abandoned_region_does_not_return)
 {
     struct region_cache cache;
     struct region *region;
@@ -524,7 +524,7 @@ Test(pool, what_somebody_never_let_go_of_is_not_laid_by)
     region_cache_stop(&cache);
 }
 
-Test(pool, what_is_laid_by_goes_with_its_client)
+Test(pool, returned_region_ends_with_its_client)
 {
     struct region_cache cache;
 
@@ -537,4 +537,12 @@ Test(pool, what_is_laid_by_goes_with_its_client)
     cr_assert_eq(fake.regions.cached_bytes, 0u);
     fake_run();
     cr_assert_eq(fake.n_freed, 1u);
+}
+
+Test(pool, move_that_is_not_drawn_aborts, .signal = SIGABRT)
+{
+    struct region *region = receive(SIZE, 1);
+
+    region_set_state(region, REGION_LOANED);
+    region_set_state(region, REGION_USED);
 }

@@ -95,7 +95,7 @@ static uint32_t one_device(void *memory, struct rdt_device *devices, uint32_t ma
 /* The device is the kind's, and what was taken of it is given back by the loop. */
 Test(region, kind_is_used_until_its_devices_room_is_back)
 {
-    struct memory_device device = {.kind = &fake.kind, .limit_bytes = 1 << 20, .uuid = "device"};
+    struct memory_device device = {.kind = &fake.kind, .memory.limit_bytes = 1 << 20, .uuid = "device"};
     pthread_barrier_t all;
     struct {
         struct work work;
@@ -103,12 +103,12 @@ Test(region, kind_is_used_until_its_devices_room_is_back)
     } marks[2];
     struct region *region;
 
-    list_init(&device.awaiting);
+    list_init(&device.memory.awaiting);
     fake.kind.ops.devices = one_device;
     fake.kind.devices = &device;
     fake.kind.n_devices = 1;
     region = fake_region(4096, 7);
-    cr_assert_eq(device.used_bytes, 4096u);
+    cr_assert_eq(device.memory.used_bytes, 4096u);
     region_unref(region);
     (void)pthread_barrier_init(&all, NULL, 3);
     for (unsigned i = 0; i < 2; i++) {
@@ -121,7 +121,7 @@ Test(region, kind_is_used_until_its_devices_room_is_back)
     cr_assert_eq(fake.kind.users, 1u, "its devices could be gone by now");
     fake_run();
     cr_assert_eq(fake.kind.users, 0u);
-    cr_assert_eq(device.used_bytes, 0u);
+    cr_assert_eq(device.memory.used_bytes, 0u);
     (void)pthread_barrier_destroy(&all);
     fake.kind.n_devices = 0;
 }
@@ -135,18 +135,18 @@ static void on_device_ready(void *arg, struct region *region, const struct rdt_e
 /* As with the daemon's own memory: nobody is refused for what the pool has not given back yet. */
 Test(region, room_on_its_way_back_to_a_device_is_awaited)
 {
-    struct memory_device device = {.kind = &fake.kind, .limit_bytes = 1 << 20, .uuid = "device"};
+    struct memory_device device = {.kind = &fake.kind, .memory.limit_bytes = 1 << 20, .uuid = "device"};
     struct account owner = {.refs = 1};
     struct region *first, *second = NULL, *third = NULL;
     struct rdt_error err = {0};
 
-    list_init(&device.awaiting);
+    list_init(&device.memory.awaiting);
     fake.kind.ops.devices = one_device;
     fake.kind.devices = &device;
     fake.kind.n_devices = 1;
     first = fake_region(1 << 20, 7);
     region_unref(first);
-    cr_assert_eq(device.used_bytes, 1u << 20);
+    cr_assert_eq(device.memory.used_bytes, 1u << 20);
     cr_assert_eq(region_alloc(&fake.regions, "fake", "", 1 << 20, REGION_ALLOCATED, &owner, 7, &second, on_device_ready, &second, &err),
                  RDT_AGAIN, "%s", err.msg);
     cr_assert_eq(region_alloc(&fake.regions, "fake", "", 4096, REGION_ALLOCATED, &owner, 8, &third, on_device_ready, &third, &err),
@@ -154,11 +154,11 @@ Test(region, room_on_its_way_back_to_a_device_is_awaited)
     fake_run();
     cr_assert_not_null(second);
     cr_assert_null(third);
-    cr_assert_eq(device.used_bytes, 1u << 20);
-    cr_assert_eq(device.leaving_bytes + device.awaiting_bytes, 0u);
+    cr_assert_eq(device.memory.used_bytes, 1u << 20);
+    cr_assert_eq(device.memory.freeing_bytes + device.memory.awaiting_bytes, 0u);
     region_unref(second);
     fake_run();
-    cr_assert_eq(device.used_bytes, 0u);
+    cr_assert_eq(device.memory.used_bytes, 0u);
     fake.kind.n_devices = 0;
 }
 
@@ -514,10 +514,10 @@ static enum rdt_status try_alloc(struct accounts *accounts, struct room_waiter *
     enum rdt_status status;
 
     waiter->wait.on_room = on_room;
-    account_try(accounts, &waiter->wait);
+    account_request_begin(accounts, &waiter->wait);
     status =
         region_alloc(&fake.regions, "fake", "", bytes, REGION_ALLOCATED, waiter->account, 1, &region, on_ready, &region, NULL);
-    account_tried(accounts, &waiter->wait);
+    account_request_end(accounts, &waiter->wait);
     return status;
 }
 

@@ -123,12 +123,12 @@ Test(slab, empty_chunk_stays_a_moment)
     cr_assert_eq(slab_alloc(&slow, 100, &piece, NULL), RDT_OK);
     slab_free(piece);
     cr_assert_gt(fake.regions.bytes, 0u, "the next one may come at once");
-    cr_assert_neq(slow.sweep.place, 0u);
+    cr_assert_neq(slow.sweep.index, 0u);
     slow.sweep.on_passed(&slow.sweep);
     fake_run();
     cr_assert_eq(fake.regions.bytes, 0u);
     slabs_fini(&slow);
-    cr_assert_eq(slow.sweep.place, 0u);
+    cr_assert_eq(slow.sweep.index, 0u);
     deadlines_close(&deadlines, NULL);
     fake_run();
 }

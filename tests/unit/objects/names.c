@@ -88,15 +88,26 @@ static struct object *put(Rdt__Pb__Visibility visibility)
     return object;
 }
 
-static uint64_t publish_as(const char *name, Rdt__Pb__Visibility visibility)
+static uint64_t publish_until(const char *name, Rdt__Pb__Visibility visibility, struct client *lease, int64_t ttl_ns)
 {
     struct object *object = put(visibility);
     uint64_t version = 0;
 
-    cr_assert_eq(names_publish(&names, (const uint8_t *)name, strlen(name), object, visibility, &version, &err), RDT_OK, "%s",
-                 err.msg);
+    struct name_publish publish = {.id = (const uint8_t *)name,
+                                   .id_bytes = strlen(name),
+                                   .object = object,
+                                   .visibility = visibility,
+                                   .lease = lease,
+                                   .ttl_ns = ttl_ns};
+
+    cr_assert_eq(names_publish(&names, &publish, &version, &err), RDT_OK, "%s", err.msg);
     object_free(object, false, OBJECT_END_FREED);
     return version;
+}
+
+static uint64_t publish_as(const char *name, Rdt__Pb__Visibility visibility)
+{
+    return publish_until(name, visibility, NULL, 0);
 }
 
 static uint64_t publish(const char *name)
@@ -238,18 +249,75 @@ Test(names, unpublish_between_turns_frees_the_rest)
     (void)uv_run(&fake.loop, UV_RUN_NOWAIT);
 }
 
-Test(names, whom_it_is_not_for_is_told_so)
+Test(names, hidden_name_does_not_exist_for_others)
 {
-    struct waiting waiting[2];
+    struct waiting waiting[3];
+    struct rdt_ref ref = ref_of("w", 0);
+    struct object *object;
+    uint64_t version;
 
     wait_as(&waiting[0], "w", 0, &other);
     wait_as(&waiting[1], "w", 0, &me);
+    wait_as(&waiting[2], "w", 1, &me);
     cr_assert_eq(publish("w"), 1u);
-    cr_assert_eq(waiting[0].status, RDT_DENIED);
     cr_assert_eq(waiting[1].status, RDT_OK);
+    ref.any_owner = 0;
+    ref.uid = me.uid;
+    cr_assert_eq(names_find(&names, &ref, &other, &object, &version, &err), RDT_AGAIN);
+    cr_assert_eq(unpublish("w"), RDT_OK);
+    cr_assert_eq(waiting[2].status, RDT_FREED);
+    cr_assert_eq(waiting[0].told, 0u, "neither a version nor its end is told to whom the name is hidden");
+    ref.after = 1;
+    cr_assert_eq(names_find(&names, &ref, &other, &object, &version, &err), RDT_AGAIN);
+    cr_assert_eq(publish_as("w", RDT__PB__VISIBILITY__VISIBILITY_ALL), 2u);
+    cr_assert_eq(waiting[0].status, RDT_OK);
     wait_as(&waiting[0], "x", 0, &other);
     cr_assert_eq(publish_as("x", RDT__PB__VISIBILITY__VISIBILITY_TENANT), 1u);
     cr_assert_eq(waiting[0].status, RDT_OK);
+}
+
+Test(names, name_with_a_lease_ends_with_its_publisher)
+{
+    struct client trainer = {0}, next = {0};
+    struct waiting waiting[2];
+    uint64_t version;
+
+    client_init(&trainer, 6);
+    client_init(&next, 7);
+    cr_assert_eq(publish_until("w", RDT__PB__VISIBILITY__VISIBILITY_OWNER, &trainer, 0), 1u);
+    wait_as(&waiting[0], "w", 1, &me);
+    cr_assert_eq(publish_until("v", RDT__PB__VISIBILITY__VISIBILITY_OWNER, &trainer, 0), 1u);
+    cr_assert_eq(publish_until("v", RDT__PB__VISIBILITY__VISIBILITY_OWNER, &next, 0), 2u);
+    wait_as(&waiting[1], "v", 2, &me);
+    trainer.gone = true;
+    cr_assert_eq(look("w", 0, &version), RDT_AGAIN, "it has ended although its turn has not come");
+    cr_assert_eq(waiting[0].status, RDT_OWNER_DIED);
+    cr_assert(names_client_gone(&trainer, UINT64_MAX));
+    cr_assert_eq(look("w", 1, &version), RDT_OWNER_DIED);
+    cr_assert_eq(waiting[1].told, 0u, "the lease is the last publisher's");
+    cr_assert_eq(publish("v"), 3u);
+    cr_assert(names_client_gone(&next, UINT64_MAX));
+    cr_assert_eq(look("v", 0, &version), RDT_OK, "the last publish asked for no lease");
+    cr_assert(client_fini(&trainer, UINT64_MAX) && client_fini(&next, UINT64_MAX));
+}
+
+Test(names, name_ends_after_its_time_to_live)
+{
+    struct waiting waiting;
+    uint64_t version;
+
+    cr_assert_eq(publish_until("w", RDT__PB__VISIBILITY__VISIBILITY_OWNER, NULL, 20000000), 1u);
+    wait_as(&waiting, "w", 1, &me);
+    cr_assert_eq(look("w", 0, &version), RDT_OK);
+    while (waiting.told == 0)
+        (void)uv_run(&fake.loop, UV_RUN_ONCE);
+    cr_assert_eq(waiting.status, RDT_FREED);
+    cr_assert_eq(look("w", 0, &version), RDT_AGAIN);
+    cr_assert_eq(publish_until("w", RDT__PB__VISIBILITY__VISIBILITY_OWNER, NULL, 20000000), 2u);
+    cr_assert_eq(publish("w"), 3u); /* for good */
+    for (uint64_t end = uv_hrtime() + 60000000; uv_hrtime() < end;)
+        (void)uv_run(&fake.loop, UV_RUN_NOWAIT);
+    cr_assert_eq(look("w", 0, &version), RDT_OK);
 }
 
 Test(names, unpublished_name_answers_by_what_was_read)

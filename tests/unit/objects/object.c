@@ -200,7 +200,7 @@ Test(object, owners_have_name_spaces)
     cr_expect_eq(found, guests);
     ref.any_owner = false;
     ref.uid = other.uid;
-    cr_expect_eq(object_table_find(&table, &ref, &me, &found, NULL), RDT_DENIED, "named, but not visible");
+    cr_expect_eq(object_table_find(&table, &ref, &me, &found, NULL), RDT_AGAIN, "hidden, as if nobody charged put it");
     object_free(mine, false, OBJECT_END_FREED);
     object_free(theirs, false, OBJECT_END_FREED);
     object_free(guests, false, OBJECT_END_FREED);
@@ -311,7 +311,7 @@ Test(object, nobody_finds_what_an_ended_client_leaves)
     object_hold(held);
     ended.gone = true;
     cr_assert_eq(find_as("first", generations[0], &me), RDT_OWNER_DIED);
-    cr_assert_eq(find_as("second", 0, &me), RDT_AGAIN, "as if nobody had put it");
+    cr_assert_eq(find_as("second", 0, &me), RDT_AGAIN, "as if nobody charged put it");
     cr_assert_eq(find_as("held", generations[2], &me), RDT_OK, "somebody holds it");
     cr_assert_eq(object_table_next(&table, 0, &number), mine);
     cr_assert_eq(object_table_next(&table, number, &number), held);

@@ -101,6 +101,90 @@ static struct object *put_filling(const char *id, int64_t ttl_ns)
     return object;
 }
 
+/* ---- objects that are hidden from who waits ---- */
+
+/* For what the first owner (me) puts. */
+static void wait_for_mine(struct waiting *waiting, const char *id, const struct owner *requester)
+{
+    struct rdt_ref ref = ref_of(id, 0);
+
+    ref.any_owner = 0;
+    ref.uid = me.uid;
+    *waiting = (struct waiting){.waiter.on_event = on_event};
+    cr_assert_eq(object_table_wait(&table, &ref, requester, &waiting->waiter, NULL), RDT_OK);
+}
+
+static struct object *put_for(Rdt__Pb__Visibility visibility)
+{
+    struct object *object;
+
+    cr_assert_eq(try_put("a", &me, visibility, &object, NULL), RDT_OK);
+    return object;
+}
+
+Test(object_notify, who_may_not_see_the_object_waits_on)
+{
+    struct waiting hidden_before, shown, hidden_after;
+    struct object *object;
+
+    wait_for_mine(&hidden_before, "a", &other);
+    wait_for_mine(&shown, "a", &me);
+    object = put_for(RDT__PB__VISIBILITY__VISIBILITY_OWNER);
+    wait_for_mine(&hidden_after, "a", &other);
+    cr_assert(shown.told == 1 && shown.object == object);
+    cr_assert_eq(object_n_waiters(object), 0u);
+    object_free(object, false, OBJECT_END_FREED);
+    cr_assert_eq(map_count(&table.by_name), 1u, "both still wait");
+    object = put_for(RDT__PB__VISIBILITY__VISIBILITY_TENANT);
+    cr_assert(hidden_before.told == 1 && hidden_before.object == object);
+    cr_assert(hidden_after.told == 1 && hidden_after.object == object);
+    object_free(object, false, OBJECT_END_FREED);
+}
+
+Test(object_notify, hidden_waiter_leaves_beside_the_object)
+{
+    struct waiting hidden[2];
+    struct object *object;
+
+    wait_for_mine(&hidden[0], "a", &other);
+    object = put_for(RDT__PB__VISIBILITY__VISIBILITY_OWNER);
+    object_waiter_remove(&hidden[0].waiter);
+    wait_for_mine(&hidden[0], "a", &other);
+    wait_for_mine(&hidden[1], "a", &other);
+    object_waiter_remove(&hidden[1].waiter);
+    object_free(object, true, OBJECT_END_FREED);
+    cr_assert_eq(map_count(&table.by_name), 1u);
+    object_waiter_remove(&hidden[0].waiter);
+    cr_assert(hidden[0].told == 0 && hidden[1].told == 0);
+}
+
+Test(object_notify, withdrawn_put_leaves_every_waiter_waiting)
+{
+    struct rdt_error why = {.status = RDT_NO_MEMORY, .msg = "none"};
+    struct waiting hidden, shown;
+    struct object *object;
+
+    wait_for_mine(&hidden, "a", &other);
+    wait_for_mine(&shown, "a", &me);
+    object_table_withdraw(put_filling("a", 0), &why);
+    cr_assert(hidden.told == 0 && shown.told == 0);
+    object = put_for(RDT__PB__VISIBILITY__VISIBILITY_TENANT);
+    cr_assert(hidden.object == object && shown.object == object);
+    object_free(object, false, OBJECT_END_FREED);
+}
+
+Test(object_notify, failed_put_is_not_told_to_whom_it_was_hidden)
+{
+    struct rdt_error why = {.status = RDT_NO_MEMORY, .msg = "none"};
+    struct waiting hidden, shown;
+
+    wait_for_mine(&hidden, "a", &other);
+    wait_for_mine(&shown, "a", &me);
+    object_fail(put_filling("a", 0), &why);
+    cr_assert(hidden.told == 0 && shown.told == 1);
+    object_waiter_remove(&hidden.waiter);
+}
+
 Test(object_notify, filling_keeps_waiters_until_it_is_full)
 {
     struct region *copy = fake_region(4096, 0);
@@ -117,7 +201,7 @@ Test(object_notify, filling_keeps_waiters_until_it_is_full)
     wait_as(&meanwhile, "a", &me);
     ref = ref_of("a", object->generation);
     by_generation = (struct waiting){.waiter.on_event = on_event};
-    cr_assert_eq(object_table_wait(&table, &ref, &other, &by_generation.waiter, NULL), RDT_OK);
+    cr_assert_eq(object_table_wait(&table, &ref, &me, &by_generation.waiter, NULL), RDT_OK);
     cr_assert_eq(object_n_waiters(object), 3u);
     cr_assert_not(list_empty(&region->uses));
     cr_assert_eq(object_fill(object, bytes_at(0, 4096), &copy, 1, NULL), RDT_OK);
@@ -142,7 +226,7 @@ Test(object_notify, filling_that_fails_tells_why)
     object_free(put_filling("a", 0), false, OBJECT_END_FREED);
     cr_assert(waiting.told == 1 && waiting.why == RDT_FREED);
     wait_as(&waiting, "a", &me);
-    object_leave(put_filling("a", 1000)); /* detached or not: it was never whole */
+    object_producer_ended(put_filling("a", 1000)); /* detached or not: it was never whole */
     cr_assert(waiting.told == 1 && waiting.why == RDT_OWNER_DIED);
     cr_assert_eq(map_count(&table.detached), 0u);
 }

@@ -141,7 +141,7 @@ Test(plugin, directory_is_loaded)
     cr_assert_not_null(transport);
     cr_assert_str_eq(transport->name, "echo");
     cr_assert(transport->available);
-    cr_assert_str_eq(transport_sided(transport), "two");
+    cr_assert_str_eq(transport_sides(transport), "two");
     cr_assert(transport_moves(transport, "host") && !transport_moves(transport, "cuda"));
     cr_assert_not_null(plugins_memory_kind(plugins, ""));
     cr_assert_eq(plugins_memory_kind(plugins, ""), plugins_memory_kind(plugins, "HOST"));
@@ -179,7 +179,7 @@ Test(plugin, listed_path_is_loaded)
 
 Test(plugin, faulty_tables_are_refused)
 {
-    expect_fault_refused("null", "gave nothing");
+    expect_fault_refused("null", "returned NULL");
     setenv("BACKEND_FAULT", "abi", 1);
     expect_refusal_as(RDT_UNSUPPORTED, "ABI version 2");
     expect_fault_refused("empty", "neither a memory kind nor a transport");
@@ -268,7 +268,7 @@ Test(plugin, undeclared_keys_are_refused)
     load_options("--set=echo.colour=blue", NULL);
     expect_refusal("--set echo.colour: [echo] colour: the backend has no such key; did you mean color?");
     load_options("--set=eco.color=blue", NULL);
-    expect_refusal("no section and no loaded backend has this name; did you mean echo?");
+    expect_refusal("neither the daemon nor a loaded backend has a section of this name; did you mean echo?");
 }
 
 Test(plugin, refused_key_names_its_line)
@@ -279,7 +279,7 @@ Test(plugin, refused_key_names_its_line)
     argv[2] = path;
     options_fini(&options);
     cr_assert_eq(options_load(3, argv, &options, &err), RDT_OK, "%s", err.msg);
-    expect_refusal("conf:4: [netwrok] listen: no section");
+    expect_refusal("conf:4: [netwrok] listen: neither the daemon nor");
     cr_assert_not_null(strstr(err.msg, "did you mean network?"));
 }
 

@@ -1,15 +1,15 @@
-/* What the nodes of a group say to each other once it is formed, or is not; what becomes of it when one falls
- * silent. */
+/* Messages between the nodes of a group, except those of forming it, and what happens when a node does not
+ * answer. */
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "daemon/groups/group_impl.h"
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
+#include "daemon/groups/group_impl.h"
 #include "layout.h"
 #include "wire_error.h"
 
-#define STEADY_NS 10000000000ull /* an epoch that lived so long ends a row of failures */
+#define STEADY_NS 10000000000ull /* an epoch that lasted so long ends a series of failures */
 #define SUSPECT_NS 100000000ll
 #define RETRY_MIN_NS 50000000ll
 #define RETRY_MAX_NS 5000000000ll
@@ -25,7 +25,7 @@ enum rdt_status group_send(const struct group *group, struct peer *peer, enum rd
     const struct groups_callbacks *callbacks = &group->groups->callbacks;
     struct rdt_error err;
 
-    /* A link that is down says so by itself. */
+    /* A link that is down is reported by groups_peer_down. */
     return callbacks->send(callbacks->arg, peer, type, message, &err);
 }
 
@@ -42,7 +42,7 @@ void group_send_word(struct groups *groups, struct peer *peer, enum rdt_peer_mes
     (void)groups->callbacks.send(groups->callbacks.arg, peer, type, &word.base, NULL);
 }
 
-void group_tell(struct group *group, enum rdt_peer_message type, enum rdt_status status, const char *why, bool again)
+void group_send_word_all(struct group *group, enum rdt_peer_message type, enum rdt_status status, const char *why, bool again)
 {
     if (group->coordinator)
         group_send_word(group->groups, group->coordinator, type, group->token, group->epoch, status, why, again);
@@ -66,8 +66,9 @@ static void end_everywhere(struct group *group)
         if (!node->ended)
             group_send_word(group->groups, node->peer, RDT_PEER_GROUP_END, group->token, group->epoch, RDT_OK, "", false);
     }
+    /* they need not wait for the end on the other nodes */
     if (group->reason.status != RDT_OK)
-        group_tell_waiters(&group->forming, &group->reason); /* what is left to do need not keep them */
+        group_notify_waiters(&group->forming, &group->reason);
     group_begin_end(group);
 }
 
@@ -91,9 +92,9 @@ void group_fail(struct group *group, enum rdt_status status, const char *fmt, ..
     log_at(group->sm.state == GROUP_READY ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG,
            "group %s (%s, epoch %u) is taken down and rebuilt: %s", group->name, group->transport->name, group->epoch, err.msg);
     group->failures++;
-    group->again = !group->coordinator ? group->failures < 3 && group_all_up(group) : group->coordinator->state == PEER_UP;
-    group_tell(group, RDT_PEER_GROUP_FAILED, status, err.msg, group->again);
-    group_fall(group, err.msg);
+    group->will_retry = !group->coordinator ? group->failures < 3 && group_all_up(group) : group->coordinator->state == PEER_UP;
+    group_send_word_all(group, RDT_PEER_GROUP_FAILED, status, err.msg, group->will_retry);
+    group_take_down(group, err.msg);
 }
 
 void group_break(struct group *group, const char *why)
@@ -102,7 +103,8 @@ void group_break(struct group *group, const char *why)
         group_fail(group, RDT_TRANSPORT, "%s", why);
 }
 
-/* Its end, or a node's, may be the reason, and the word of it on the way. */
+/* The failure may be a consequence of the group's end or of a node's, and the message about that may be on
+ * its way. It is given a moment to arrive. */
 void group_failed_here(struct group *group, enum rdt_status status, const char *why)
 {
     if ((group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) || group->suspicion.status != RDT_OK)
@@ -122,7 +124,7 @@ void group_went_down(struct group *group)
         group->next_epoch = 0;
         if (epoch > group->epoch)
             group_form_here(group, epoch);
-        else if (group->again || !list_empty(&group->ending))
+        else if (group->will_retry || !list_empty(&group->ending))
             group_set_deadline(group, group_patience_ns(group));
     } else if (group->failures <= 1 && group_all_up(group)) {
         group_begin(group);
@@ -139,7 +141,6 @@ struct group_node *group_node_of(const struct group *group, const struct peer *p
     return NULL;
 }
 
-/* Of the epoch that is being formed; NULL: the message is about an earlier one. */
 struct group *group_forming_now(struct groups *groups, const ProtobufCBinaryData *token, uint32_t epoch)
 {
     struct group *group = group_by_token(groups, token->data, token->len);
@@ -147,10 +148,10 @@ struct group *group_forming_now(struct groups *groups, const ProtobufCBinaryData
     return group && group->sm.state == GROUP_FORMING && group->proposed && group->epoch == epoch ? group : NULL;
 }
 
-void group_served(struct group *group)
+void group_connected_here(struct group *group)
 {
     if (group->coordinator)
-        group_tell(group, RDT_PEER_GROUP_READY, RDT_OK, "", false);
+        group_send_word_all(group, RDT_PEER_GROUP_READY, RDT_OK, "", false);
     else
         group_check_ready(group);
 }
@@ -164,7 +165,7 @@ static enum rdt_status on_ready(struct groups *groups, struct peer *peer, const 
     (void)err;
     if (!group || group->sm.state != GROUP_FORMING || group->epoch != word->epoch)
         return RDT_OK;
-    if (group->coordinator == peer && group->serves && group->suspicion.status == RDT_OK) {
+    if (group->coordinator == peer && group->connected && group->suspicion.status == RDT_OK) {
         deadline_unset(groups->deadlines, &group->deadline);
         group->failures = 0;
         log_info("group %s (%s, epoch %u) is ready: %u members, %u ranks", group->name, group->transport->name, group->epoch,
@@ -177,14 +178,14 @@ static enum rdt_status on_ready(struct groups *groups, struct peer *peer, const 
     return RDT_OK;
 }
 
-/* It is down here already, for what was noticed here: what its coordinator knows is why, and whether it comes
- * again soon. */
-static void hear_why(struct group *group, const char *why, bool again)
+/* The group is down here for a reason noticed here. The coordinator knows the real reason, and whether the
+ * group will be formed again soon. */
+static void set_reason(struct group *group, const char *why, bool again)
 {
     text_copy(group->why, sizeof group->why, why);
-    if (again && !group->again && group->sm.state == GROUP_DOWN && list_empty(&group->ending))
+    if (again && !group->will_retry && group->sm.state == GROUP_DOWN && list_empty(&group->ending))
         group_set_deadline(group, group_patience_ns(group));
-    group->again = again;
+    group->will_retry = again;
 }
 
 static enum rdt_status on_failed(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
@@ -194,21 +195,21 @@ static enum rdt_status on_failed(struct groups *groups, struct peer *peer, const
     struct rdt_error why = {0};
 
     if (word->token.len != sizeof group->token)
-        return rdt_error_set(err, RDT_PROTOCOL, "a group's token of %zu bytes", word->token.len);
-    if (!group) /* it has not heard that it has ended */
+        return rdt_error_set(err, RDT_PROTOCOL, "a group's token has %zu bytes, not 16", word->token.len);
+    if (!group) /* the sender has not learned that the group has ended */
         group_send_word(groups, peer, RDT_PEER_GROUP_ENDED, word->token.data, word->epoch, RDT_OK, "", false);
     if (!group || group->epoch != word->epoch)
         return RDT_OK;
     (void)wire_error(word->status == RDT_OK ? RDT_TRANSPORT : word->status, 0, word->message, &why);
     if (group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) {
         if (group->coordinator == peer && group->sm.state != GROUP_ENDING)
-            hear_why(group, why.msg, word->again);
+            set_reason(group, why.msg, word->again);
     } else if (group->coordinator == peer) {
         log_at(group->sm.state == GROUP_READY ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG,
                "group %s (%s, epoch %u) is taken down and rebuilt: %s", group->name, group->transport->name, group->epoch,
                why.msg);
-        group->again = word->again;
-        group_fall(group, why.msg);
+        group->will_retry = word->again;
+        group_take_down(group, why.msg);
     } else if (!group->coordinator && group_node_of(group, peer)) {
         group_fail(group, why.status, "node %s: %s", peer->name, why.msg);
     }
@@ -223,11 +224,11 @@ static void check_end(struct group *group)
         if (!group->nodes[i].ended)
             return;
     if (!group->groups->closing)
-        group_tell(group, RDT_PEER_GROUP_ENDED, RDT_OK, "", false);
-    group_go(group);
+        group_send_word_all(group, RDT_PEER_GROUP_ENDED, RDT_OK, "", false);
+    group_free(group);
 }
 
-/* Whoever asked for it here hears of it when the coordinator says that it is so everywhere. */
+/* A waiter on this node is told when the coordinator reports that the group has ended on all nodes. */
 static bool waits_for_coordinator(const struct group *group)
 {
     return group->coordinator && !group->orphan && !list_empty(&group->ending) && group->coordinator->state == PEER_UP &&
@@ -242,11 +243,11 @@ void group_closed_here(struct group *group)
         return;
     }
     if (!group->groups->closing)
-        group_tell(group, RDT_PEER_GROUP_ENDED, RDT_OK, "", false);
+        group_send_word_all(group, RDT_PEER_GROUP_ENDED, RDT_OK, "", false);
     if (waits_for_coordinator(group))
         group_set_deadline(group, group_patience_ns(group));
     else
-        group_go(group);
+        group_free(group);
 }
 
 void group_end(struct group *group, struct group_waiter *waiter)
@@ -258,8 +259,8 @@ void group_end(struct group *group, struct group_waiter *waiter)
     if (!group->coordinator)
         end_everywhere(group);
     else if (waits_for_coordinator(group)) {
-        group_tell(group, RDT_PEER_GROUP_END, RDT_OK, "", false);
-        group_set_deadline(group, 2 * group_patience_ns(group)); /* the coordinator's own comes first */
+        group_send_word_all(group, RDT_PEER_GROUP_END, RDT_OK, "", false);
+        group_set_deadline(group, 2 * group_patience_ns(group)); /* the coordinator's own deadline passes first */
     } else {
         group_begin_end(group);
     }
@@ -271,11 +272,11 @@ static enum rdt_status on_end(struct groups *groups, struct peer *peer, const vo
     struct group *group = group_by_token(groups, word->token.data, word->token.len);
 
     if (word->token.len != sizeof group->token)
-        return rdt_error_set(err, RDT_PROTOCOL, "a group's token of %zu bytes", word->token.len);
+        return rdt_error_set(err, RDT_PROTOCOL, "a group's token has %zu bytes, not 16", word->token.len);
     if (!group)
         group_send_word(groups, peer, RDT_PEER_GROUP_ENDED, word->token.data, word->epoch, RDT_OK, "", false);
     else if (group->sm.state == GROUP_ENDING)
-        return RDT_OK; /* its answer is on the way */
+        return RDT_OK; /* the answer is on its way */
     else if (group->coordinator == peer)
         group_begin_end(group);
     else if (!group->coordinator && group_node_of(group, peer))
@@ -298,15 +299,15 @@ static enum rdt_status on_ended(struct groups *groups, struct peer *peer, const 
             check_end(group);
     } else if (group && group->coordinator == peer) {
         if (group->sm.state != GROUP_ENDING)
-            group_begin_end(group); /* the coordinator did not know it */
+            group_begin_end(group); /* the coordinator did not know the group */
         else if (group->n_open == 0)
-            group_go(group);
+            group_free(group);
     }
     return RDT_OK;
 }
 
-/* FORMING: who or what is missing. */
-static void too_late_to_form(struct group *group)
+/* FORMING: the error names the node that is missing. */
+static void on_form_timeout(struct group *group)
 {
     double seconds = (double)(uv_hrtime() - group->since_ns) / 1e9;
     const struct group_member *away = group_missing(group);
@@ -316,14 +317,14 @@ static void too_late_to_form(struct group *group)
         group_fail(group, RDT_TIMED_OUT, "node %s could not be reached within %.1f s", away->peer->name, seconds);
         return;
     }
-    if (group->coordinator && (group->proposed || group->serves)) {
-        group_fail(group, RDT_TIMED_OUT, "node %s, which forms it, has not said within %.1f s that all %s",
-                   group->coordinator->name, seconds, group->serves ? "are connected" : "take part");
+    if (group->coordinator && (group->proposed || group->connected)) {
+        group_fail(group, RDT_TIMED_OUT, "node %s, which coordinates it, has not reported within %.1f s that all %s",
+                   group->coordinator->name, seconds, group->connected ? "are connected" : "take part");
         return;
     }
     for (uint32_t i = 0; i < group->n_nodes; i++)
         if (!late || (late->accepted && (!group->nodes[i].accepted || (late->ready && !group->nodes[i].ready))))
-            late = &group->nodes[i]; /* who has not answered keeps the others from connecting */
+            late = &group->nodes[i]; /* a node that has not answered prevents the others from connecting */
     if (late && !late->ready) {
         group_fail(group, RDT_TIMED_OUT, "node %s did not %s within %.1f s", late->peer->name,
                    late->accepted ? "connect" : "answer", seconds);
@@ -332,42 +333,42 @@ static void too_late_to_form(struct group *group)
     group_fail(group, RDT_TIMED_OUT, "%s did not connect within %.1f s", group->transport->name, seconds);
 }
 
-/* ENDING: whoever waits for it need not for longer. The group stays until its transport has let go of it. */
-static void too_late_to_end(struct group *group)
+/* ENDING: the waiters are told. The group stays until its transport has closed it. */
+static void on_end_timeout(struct group *group)
 {
     double seconds = (double)(uv_hrtime() - group->since_ns) / 1e9;
     struct rdt_error why = {.status = RDT_OK};
 
     if (group->n_open > 0)
-        (void)rdt_error_set(&why, RDT_TIMED_OUT, "%s has not let go of group \"%s\" here within %.1f s", group->transport->name,
+        (void)rdt_error_set(&why, RDT_TIMED_OUT, "%s has not closed group \"%s\" here within %.1f s", group->transport->name,
                             group->name, seconds);
     else if (group->coordinator)
-        (void)rdt_error_set(&why, RDT_TIMED_OUT,
-                            "group \"%s\" has ended here, but node %s has not said within %.1f s that it has elsewhere",
-                            group->name, group->coordinator->name, seconds);
+        (void)rdt_error_set(
+            &why, RDT_TIMED_OUT,
+            "group \"%s\" has ended here, but node %s has not reported within %.1f s that it has ended elsewhere", group->name,
+            group->coordinator->name, seconds);
     for (uint32_t i = 0; i < group->n_nodes; i++) {
         if (why.status == RDT_OK && !group->nodes[i].ended)
-            (void)rdt_error_set(&why, RDT_TIMED_OUT,
-                                "group \"%s\" has ended here, but node %s has not let go of it within %.1f s", group->name,
-                                group->nodes[i].peer->name, seconds);
-        group->nodes[i].ended = true; /* who has not answered has nothing to say */
+            (void)rdt_error_set(&why, RDT_TIMED_OUT, "group \"%s\" has ended here, but node %s has not closed it within %.1f s",
+                                group->name, group->nodes[i].peer->name, seconds);
+        group->nodes[i].ended = true; /* it is not waited for any longer */
     }
-    group_tell_waiters(&group->ending, why.status != RDT_OK ? &why : NULL);
+    group_notify_waiters(&group->ending, why.status != RDT_OK ? &why : NULL);
     if (group->coordinator && group->n_open == 0)
-        group_go(group);
+        group_free(group);
     else if (!group->coordinator)
         check_end(group);
 }
 
-/* Somebody here wants it destroyed, and its coordinator, which is there, does not do it. */
-static void coordinator_is_late(struct group *group)
+/* A client of this node destroys the group, and the coordinator, whose link is up, does not. */
+static void on_coordinator_timeout(struct group *group)
 {
     struct rdt_error why;
 
     (void)rdt_error_set(&why, RDT_TIMED_OUT,
                         "node %s, where group \"%s\" was created, did not destroy it within %.1f s: it ends here",
                         group->coordinator->name, group->name, 2 * (double)group_patience_ns(group) / 1e9);
-    group_tell_waiters(&group->ending, &why);
+    group_notify_waiters(&group->ending, &why);
     group_begin_end(group);
 }
 
@@ -376,7 +377,7 @@ static void on_deadline(struct deadline *deadline)
     struct group *group = container_of(deadline, struct group, deadline);
 
     if (group->coordinator && !list_empty(&group->ending) && group->sm.state != GROUP_ENDING) {
-        coordinator_is_late(group);
+        on_coordinator_timeout(group);
         return;
     }
     if (group->suspicion.status != RDT_OK && (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY)) {
@@ -388,24 +389,25 @@ static void on_deadline(struct deadline *deadline)
         if (group->epoch == 0)
             group_begin(group);
         else
-            too_late_to_form(group);
+            on_form_timeout(group);
         return;
     case GROUP_DOWN:
-        if (group->coordinator && group->again)
-            (void)snprintf(group->why, sizeof group->why, "node %s, which is to form it anew, has not begun within %.1f s",
+        if (group->coordinator && group->will_retry)
+            (void)snprintf(group->why, sizeof group->why,
+                           "node %s, which coordinates it, has not begun to form it again within %.1f s",
                            group->coordinator->name, (double)group_patience_ns(group) / 1e9);
-        group->again = false;
+        group->will_retry = false;
         if (!group->coordinator)
             group_begin(group);
         return;
-    case GROUP_CLOSING: /* it goes on when it has, if ever */
-        (void)snprintf(group->why, sizeof group->why, "%s has not let go of epoch %u within %.1f s", group->transport->name,
+    case GROUP_CLOSING: /* it continues when the transport has closed the group, if ever */
+        (void)snprintf(group->why, sizeof group->why, "%s has not closed epoch %u within %.1f s", group->transport->name,
                        group->epoch, (double)group_patience_ns(group) / 1e9);
         log_warn("group %s is stuck: %s", group->name, group->why);
         group->stuck = true;
         return;
     case GROUP_ENDING:
-        too_late_to_end(group);
+        on_end_timeout(group);
         return;
     case GROUP_READY:
         return;
@@ -426,12 +428,12 @@ void groups_peer_up(struct groups *groups, struct peer *peer, bool boot_changed)
         struct group *group = container_of(node, struct group, link);
         if (group->coordinator == peer && boot_changed && group->sm.state != GROUP_ENDING) {
             group->orphan = true;
-            group->again = false;
+            group->will_retry = false;
             (void)snprintf(group->why, sizeof group->why,
                            "node %s, where it was created, has restarted: destroy it and create it again", peer->name);
         } else if (group->coordinator == peer && group->sm.state != GROUP_ENDING) {
-            /* Which may have ended it while nobody could tell us: then it says so. */
-            group_tell(group, RDT_PEER_GROUP_FAILED, RDT_PEER_LOST, "the link was down", false);
+            /* The coordinator may have ended the group while the link was down; if so, it answers that. */
+            group_send_word_all(group, RDT_PEER_GROUP_FAILED, RDT_PEER_LOST, "the link was down", false);
         }
         if (group->coordinator || !has_node(group, peer))
             continue;
@@ -448,7 +450,7 @@ static void coordinator_lost(struct group *group, const struct rdt_error *why)
 {
     char text[256];
 
-    group->again = false;
+    group->will_retry = false;
     group->next_epoch = 0;
     (void)snprintf(text, sizeof text, "its coordinator's %.230s", why->msg);
     if (group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) {
@@ -456,14 +458,14 @@ static void coordinator_lost(struct group *group, const struct rdt_error *why)
     } else {
         log_at(group->sm.state == GROUP_READY ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "group %s (%s, epoch %u) is down: %s",
                group->name, group->transport->name, group->epoch, text);
-        group_fall(group, text);
+        group_take_down(group, text);
     }
     if (list_empty(&group->ending) && group->formed)
         return;
     if (group->sm.state != GROUP_ENDING)
-        group_begin_end(group); /* here at least; and what was never formed nobody will */
+        group_begin_end(group); /* it ends on this node at least; a group that was never formed will not be */
     else if (group->n_open == 0)
-        group_go(group);
+        group_free(group);
 }
 
 void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt_error *why)
@@ -476,38 +478,38 @@ void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt
         } else if (group->sm.state == GROUP_ENDING) {
             if (there)
                 there->ended = true;
-            if (!group->coordinator) /* else it waits for that one's word */
+            if (!group->coordinator) /* otherwise the coordinator reports the end */
                 check_end(group);
         } else if (!group->coordinator && has_node(group, peer) &&
                    (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY)) {
             group_fail(group, RDT_PEER_LOST, "%s", why->msg);
-        } else if (!group->coordinator && has_node(group, peer)) { /* this is why, whatever was noticed first */
+        } else if (!group->coordinator && has_node(group, peer)) { /* the real reason, whatever was noticed first */
             text_copy(group->why, sizeof group->why, why->msg);
-            group->again = false;
-            group_tell(group, RDT_PEER_GROUP_FAILED, RDT_PEER_LOST, why->msg, false);
+            group->will_retry = false;
+            group_send_word_all(group, RDT_PEER_GROUP_FAILED, RDT_PEER_LOST, why->msg, false);
         }
     }
 }
 
-/* A member whose node was given by its uuid is there, and nowhere else. */
-static bool moves(const struct group_member *member, const struct peer *from)
+/* A member whose node was given by uuid stays on that node. */
+static bool may_move(const struct group_member *member, const struct peer *from)
 {
-    static const uint8_t nobody[16];
+    static const uint8_t no_uuid[16];
 
-    return member->peer == from && (memcmp(from->uuid, nobody, 16) == 0 || memcmp(member->node, nobody, 16) == 0);
+    return member->peer == from && (memcmp(from->uuid, no_uuid, 16) == 0 || memcmp(member->node, no_uuid, 16) == 0);
 }
 
 void groups_peer_merged(struct groups *groups, struct peer *from, struct peer *into)
 {
     list_for_each_safe (node, &groups->all) {
         struct group *group = container_of(node, struct group, link);
-        bool concerned = false;
+        bool changed = false;
         for (uint32_t i = 0; i < group->n_members; i++)
-            if (moves(&group->members[i], from)) {
+            if (may_move(&group->members[i], from)) {
                 group->members[i].peer = into;
-                concerned = true;
+                changed = true;
             }
-        if (concerned && group->sm.state == GROUP_FORMING && group->epoch > 0)
+        if (changed && group->sm.state == GROUP_FORMING && group->epoch > 0)
             group_propose(group);
     }
 }

@@ -1,0 +1,390 @@
+/* rdt_info.h, and rdt_stat: rows of the daemon's tables, as structs that point into the decoded answer. */
+#include <stdio.h>
+#include <string.h>
+
+#include "call.h"
+#include "connection.h"
+#include "options.h"
+#include "proto/wire_ref.h"
+#include "rdt.pb-c.h"
+#include "rdt_info.h"
+
+#define TRANSPORTS_MAX 64u /* of one node, usable or not */
+
+static enum rdt_visibility visibility_of(const char *text)
+{
+    if (strcmp(text, "all") == 0)
+        return RDT_VISIBLE_TO_ALL;
+    return strcmp(text, "tenant") == 0 ? RDT_VISIBLE_TO_TENANT : RDT_VISIBLE_TO_OWNER;
+}
+
+static enum rdt_status read_ref(const char *text, const char *where, struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    struct rdt_error why;
+    enum rdt_status status = rdt_ref_from_text(text, ref_p, &why);
+
+    return status == RDT_OK ? RDT_OK : rdt_error_set(err, RDT_PROTOCOL, "rdtd's answer to %s cannot be read: %s", where, why.msg);
+}
+
+/* ---- one object ---- */
+
+static enum rdt_status fill_stat(const Rdt__Pb__ObjectInfo *info, const char *where, struct rdt_stat *stat_p, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    memset(stat_p, 0, sizeof *stat_p);
+    status = read_ref(info->ref, where, &stat_p->ref, err);
+    (void)snprintf(stat_p->state, sizeof stat_p->state, "%s", info->state);
+    stat_p->bytes = info->bytes;
+    stat_p->tensors = info->tensors;
+    stat_p->metadata_bytes = info->metadata_bytes;
+    stat_p->holds = info->holds;
+    stat_p->pins = info->pins;
+    stat_p->waiters = info->waiters;
+    stat_p->age_ns = info->age_ns;
+    stat_p->snapshot = info->snapshot;
+    stat_p->detached = info->detached;
+    stat_p->ttl_left_ns = info->ttl_left_ns;
+    return status;
+}
+
+/* *info_p is freed by rdt__pb__object_info__free_unpacked. */
+static enum rdt_status stat_object(rdt *conn, const struct rdt_ref *ref, struct rdt_stat *stat_p, Rdt__Pb__ObjectInfo **info_p,
+                                   struct rdt_error *err)
+{
+    Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
+    Rdt__Pb__Ref message;
+    ProtobufCMessage *answer;
+    enum rdt_status status = call_check_ref(conn, ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(ref, &message);
+    request.ref = &message;
+    status = call(conn, RDT_MSG_STAT, &request.base, CALL_TIMEOUT_NS, &answer, err);
+    if (status != RDT_OK)
+        return status;
+    *info_p = (Rdt__Pb__ObjectInfo *)answer;
+    status = fill_stat(*info_p, "STAT", stat_p, err);
+    if (status != RDT_OK)
+        rdt__pb__object_info__free_unpacked(*info_p, NULL);
+    return status;
+}
+
+enum rdt_status rdt_stat(rdt *conn, const struct rdt_ref *ref, struct rdt_stat *stat_p, struct rdt_error *err)
+{
+    Rdt__Pb__ObjectInfo *info;
+    struct rdt_stat stat;
+    enum rdt_status status = stat_p ? stat_object(conn, ref, &stat, &info, err) : rdt_error_set(err, RDT_INVALID, "stat_p is NULL");
+
+    if (status != RDT_OK)
+        return status;
+    rdt__pb__object_info__free_unpacked(info, NULL);
+    *stat_p = stat;
+    return RDT_OK;
+}
+
+enum rdt_status rdt_holders(rdt *conn, const struct rdt_ref *ref, struct rdt_stat *stat_p,
+                            bool (*each)(void *arg, const struct rdt_holder *holder), void *arg, struct rdt_error *err)
+{
+    Rdt__Pb__ObjectInfo *info;
+    struct rdt_stat stat;
+    enum rdt_status status = each ? stat_object(conn, ref, &stat, &info, err) : rdt_error_set(err, RDT_INVALID, "each is NULL");
+
+    if (status != RDT_OK)
+        return status;
+    if (stat_p)
+        *stat_p = stat;
+    for (size_t i = 0; i < info->n_holders; i++) {
+        const Rdt__Pb__HoldInfo *from = info->holders[i];
+        struct rdt_holder holder = {
+            .kind = from->kind,
+            .count = from->count,
+            .client = from->client,
+            .client_name = from->client_name,
+            .pid = from->pid,
+            .uid = from->uid,
+            .node = from->peer_name,
+            .node_uuid = from->peer,
+            .name = from->name,
+            .version = from->version,
+            .sentence = from->sentence,
+        };
+        if (!each(arg, &holder))
+            break;
+    }
+    rdt__pb__object_info__free_unpacked(info, NULL);
+    return RDT_OK;
+}
+
+/* ---- lists ---- */
+
+/* One list while it runs. take: gives the rows of a page to the caller, at most *left_p; sets *stop_p if the caller wants no more. */
+struct lister {
+    rdt *conn;
+    Rdt__Pb__List request;
+    uint64_t left;
+    bool stop;
+    void *arg;
+    union {
+        bool (*object)(void *arg, const struct rdt_object_row *row);
+        bool (*name)(void *arg, const struct rdt_name_row *row);
+        bool (*node)(void *arg, const struct rdt_node_row *row);
+    } each;
+};
+
+static enum rdt_status lister_init(struct lister *lister, rdt *conn, Rdt__Pb__ListKind kind, const struct rdt_list_options *options,
+                                   bool has_each, void *arg, struct rdt_error *err)
+{
+    struct rdt_list_options own;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && !has_each)
+        status = rdt_error_set(err, RDT_INVALID, "each is NULL");
+    if (status == RDT_OK)
+        status = options_copy(&own, sizeof own, options, err);
+    if (status == RDT_OK && kind != RDT__PB__LIST_KIND__LIST_KIND_OBJECTS && (own.state || own.client))
+        status = rdt_error_set(err, RDT_INVALID, "state and client are filters for objects only");
+    if (status != RDT_OK)
+        return status;
+    *lister = (struct lister){.conn = conn, .left = own.limit ? own.limit : UINT64_MAX, .arg = arg};
+    rdt__pb__list__init(&lister->request);
+    lister->request.kind = kind;
+    if (own.prefix)
+        lister->request.id_prefix = (char *)(uintptr_t)own.prefix;
+    if (own.state)
+        lister->request.state = (char *)(uintptr_t)own.state;
+    lister->request.client = own.client;
+    return RDT_OK;
+}
+
+/* The next page, to be freed by rdt__pb__list_reply__free_unpacked; NULL with RDT_OK: there is none. */
+static enum rdt_status next_page(struct lister *lister, Rdt__Pb__ListReply **page_p, struct rdt_error *err)
+{
+    ProtobufCMessage *answer;
+    enum rdt_status status;
+
+    *page_p = NULL;
+    if (lister->stop || lister->left == 0)
+        return RDT_OK;
+    lister->request.max = lister->left < UINT32_MAX ? (uint32_t)lister->left : 0;
+    status = call(lister->conn, RDT_MSG_LIST, &lister->request.base, CALL_TIMEOUT_NS, &answer, err);
+    if (status != RDT_OK)
+        return status;
+    *page_p = (Rdt__Pb__ListReply *)answer;
+    if ((*page_p)->next && (*page_p)->next == lister->request.after) {
+        rdt__pb__list_reply__free_unpacked(*page_p, NULL);
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd names the same page of a list twice");
+    }
+    lister->request.after = (*page_p)->next;
+    lister->stop = (*page_p)->next == 0;
+    return RDT_OK;
+}
+
+/* false: the list is over. */
+static bool counted(struct lister *lister, bool goes_on)
+{
+    lister->left--;
+    lister->stop = lister->stop || !goes_on;
+    return goes_on && lister->left > 0;
+}
+
+static enum rdt_status give_objects(struct lister *lister, const Rdt__Pb__ListReply *page, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; i < page->n_objects && status == RDT_OK; i++) {
+        const Rdt__Pb__ObjectInfo *from = page->objects[i];
+        struct rdt_object_row row = {
+            .id = from->id, .transport = from->transport, .visibility = visibility_of(from->visibility), .producer = from->producer};
+        status = fill_stat(from, "LIST", &row.stat, err);
+        if (status == RDT_OK && !counted(lister, lister->each.object(lister->arg, &row)))
+            break;
+    }
+    return status;
+}
+
+enum rdt_status rdt_each_object(rdt *conn, const struct rdt_list_options *options,
+                                bool (*each)(void *arg, const struct rdt_object_row *row), void *arg, struct rdt_error *err)
+{
+    Rdt__Pb__ListReply *page;
+    struct lister lister;
+    enum rdt_status status =
+        lister_init(&lister, conn, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, options, each != NULL, arg, err);
+
+    if (status == RDT_OK)
+        lister.each.object = each;
+    while (status == RDT_OK && (status = next_page(&lister, &page, err)) == RDT_OK && page) {
+        status = give_objects(&lister, page, err);
+        rdt__pb__list_reply__free_unpacked(page, NULL);
+    }
+    return status;
+}
+
+static enum rdt_status give_names(struct lister *lister, const Rdt__Pb__ListReply *page, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; i < page->n_names && status == RDT_OK; i++) {
+        const Rdt__Pb__NameInfo *from = page->names[i];
+        struct rdt_name_row row = {
+            .name = from->name,
+            .version = from->version,
+            .bytes = from->bytes,
+            .waiters = from->waiters,
+            .uid = from->uid,
+            .tenant = from->tenant,
+            .visibility = visibility_of(from->visibility),
+            .age_ns = from->age_ns,
+            .lease_client = from->lease_client,
+            .ttl_left_ns = from->ttl_left_ns,
+        };
+        if (from->ref[0]) /* else it was freed by force */
+            status = read_ref(from->ref, "LIST", &row.object, err);
+        if (status == RDT_OK && !counted(lister, lister->each.name(lister->arg, &row)))
+            break;
+    }
+    return status;
+}
+
+enum rdt_status rdt_each_name(rdt *conn, const struct rdt_list_options *options,
+                              bool (*each)(void *arg, const struct rdt_name_row *row), void *arg, struct rdt_error *err)
+{
+    Rdt__Pb__ListReply *page;
+    struct lister lister;
+    enum rdt_status status = lister_init(&lister, conn, RDT__PB__LIST_KIND__LIST_KIND_NAMES, options, each != NULL, arg, err);
+
+    if (status == RDT_OK)
+        lister.each.name = each;
+    while (status == RDT_OK && (status = next_page(&lister, &page, err)) == RDT_OK && page) {
+        status = give_names(&lister, page, err);
+        rdt__pb__list_reply__free_unpacked(page, NULL);
+    }
+    return status;
+}
+
+/* "" for the uuid of a node that was never reached. */
+static const char *known_uuid(const char *hex)
+{
+    return strspn(hex, "0") == strlen(hex) ? "" : hex;
+}
+
+/* transports[TRANSPORTS_MAX] receives usable ones, then the others. Cuts the sentences of `from` in two where the name ends. */
+static size_t fill_transports(const Rdt__Pb__PeerInfo *from, struct rdt_node_transport *transports)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < from->n_transports && n < TRANSPORTS_MAX; i++)
+        transports[n++] = (struct rdt_node_transport){
+            .name = from->transports[i], .usable = true, .path = i < from->n_lanes ? from->lanes[i] : "", .why = ""};
+    for (size_t i = 0; i < from->n_unusable && n < TRANSPORTS_MAX; i++) {
+        char *colon = strstr(from->unusable[i], ": ");
+
+        if (colon)
+            *colon = '\0';
+        transports[n++] =
+            (struct rdt_node_transport){.name = from->unusable[i], .usable = false, .path = "", .why = colon ? colon + 2 : ""};
+    }
+    return n;
+}
+
+static void give_nodes(struct lister *lister, const Rdt__Pb__ListReply *page)
+{
+    struct rdt_node_transport transports[TRANSPORTS_MAX];
+
+    for (size_t i = 0; i < page->n_peers; i++) {
+        const Rdt__Pb__PeerInfo *from = page->peers[i];
+        struct rdt_node_row row = {
+            .uuid = known_uuid(from->uuid),
+            .boot_id = known_uuid(from->boot_id),
+            .name = from->name,
+            .address = from->address,
+            .state = from->state,
+            .version = from->version,
+            .rtt_ns = from->rtt_ns,
+            .since_ns = from->since_ns,
+            .retry_in_ns = from->retry_in_ns,
+            .transfers_in = from->transfers_in,
+            .transfers_out = from->transfers_out,
+            .bytes_in = from->bytes_in,
+            .bytes_out = from->bytes_out,
+            .fell_back = from->fell_back,
+            .last_error = from->last_error,
+            .transports = transports,
+            .n_transports = fill_transports(from, transports),
+        };
+        if (!counted(lister, lister->each.node(lister->arg, &row)))
+            return;
+    }
+}
+
+enum rdt_status rdt_each_node(rdt *conn, bool (*each)(void *arg, const struct rdt_node_row *row), void *arg, struct rdt_error *err)
+{
+    Rdt__Pb__ListReply *page;
+    struct lister lister;
+    enum rdt_status status = lister_init(&lister, conn, RDT__PB__LIST_KIND__LIST_KIND_PEERS, NULL, each != NULL, arg, err);
+
+    if (status == RDT_OK)
+        lister.each.node = each;
+    while (status == RDT_OK && (status = next_page(&lister, &page, err)) == RDT_OK && page) {
+        give_nodes(&lister, page);
+        rdt__pb__list_reply__free_unpacked(page, NULL);
+    }
+    return status;
+}
+
+/* ---- the daemon ---- */
+
+static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_status *status)
+{
+    (void)snprintf(status->version, sizeof status->version, "%s", from->version);
+    (void)snprintf(status->state, sizeof status->state, "%s", from->state);
+    (void)snprintf(status->address, sizeof status->address, "%s", from->address);
+    (void)snprintf(status->socket, sizeof status->socket, "%s", from->socket);
+    status->pid = from->pid;
+    status->uptime_ns = from->uptime_ns;
+    status->clients = from->clients;
+    status->objects = from->objects;
+    status->regions = from->regions;
+    status->memory_bytes = from->memory_bytes;
+    status->memory_limit_bytes = from->memory_limit_bytes;
+    status->pool_bytes = from->pool_bytes;
+    status->cached_bytes = from->cached_bytes;
+    status->orphaned_bytes = from->orphaned_bytes;
+    status->replicas = from->replicas;
+    status->replica_bytes = from->replica_bytes;
+    status->nodes_up = from->peers_up;
+    status->nodes_known = from->peers_known;
+    status->transfers_active = from->transfers_active;
+    status->transfers_done = from->transfers_done;
+    status->transfers_failed = from->transfers_failed;
+    status->transfers_cancelled = from->transfers_cancelled;
+    status->transfers_timed_out = from->transfers_timed_out;
+    status->bytes_in = from->bytes_in;
+    status->bytes_out = from->bytes_out;
+    status->bytes_local = from->bytes_local;
+    status->fetches_joined = from->fetches_joined;
+    status->fetches_from_replicas = from->fetches_from_replicas;
+    status->redirected = from->redirected;
+    status->fell_back = from->fell_back;
+}
+
+enum rdt_status rdt_daemon_status(rdt *conn, struct rdt_daemon_status *status_p, struct rdt_error *err)
+{
+    Rdt__Pb__Status request = RDT__PB__STATUS__INIT;
+    struct rdt_daemon_status own = RDT_INIT(own);
+    ProtobufCMessage *answer;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && (!status_p || status_p->struct_size < sizeof status_p->struct_size))
+        status = rdt_error_set(err, RDT_INVALID, "status_p is NULL, or its struct_size is not set: initialise it with RDT_INIT");
+    if (status == RDT_OK)
+        status = call(conn, RDT_MSG_STATUS, &request.base, CALL_TIMEOUT_NS, &answer, err);
+    if (status != RDT_OK)
+        return status;
+    fill_status((const Rdt__Pb__StatusReply *)answer, &own);
+    rdt__pb__status_reply__free_unpacked((Rdt__Pb__StatusReply *)answer, NULL);
+    own.struct_size = status_p->struct_size < sizeof own ? status_p->struct_size : sizeof own;
+    memcpy(status_p, &own, own.struct_size);
+    return RDT_OK;
+}

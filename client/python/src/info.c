@@ -1,0 +1,263 @@
+/* Conn's calls that describe: an object and its holders, the lists of objects, names and nodes, and the daemon's state. */
+#include "rdtpy.h"
+
+#include <rdt_info.h>
+
+static const char *const visibility[] = {"owner", "tenant", "all"};
+
+/* ---- rows: librdt calls for each of them, in this thread, without the GIL ---- */
+
+struct rows {
+    struct conn *conn;
+    PyObject *list; /* NULL: an exception is set, and no more rows are wanted */
+    PyThreadState *thread;
+};
+
+/* false: an exception is set. */
+static bool rows_begin(struct rows *rows, struct conn *conn)
+{
+    rows->conn = conn;
+    rows->list = PyList_New(0);
+    if (!rows->list || !conn_enter(conn)) {
+        Py_CLEAR(rows->list);
+        return false;
+    }
+    rows->thread = PyEval_SaveThread();
+    return true;
+}
+
+/* The list, the caller's; NULL with an exception. */
+static PyObject *rows_end(struct rows *rows, enum rdt_status status, const struct rdt_error *err)
+{
+    PyEval_RestoreThread(rows->thread);
+    if (rows->list && status != RDT_OK) {
+        Py_CLEAR(rows->list);
+        (void)raise_error(err);
+    }
+    conn_leave(rows->conn);
+    return rows->list;
+}
+
+static void row_begin(struct rows *rows)
+{
+    PyEval_RestoreThread(rows->thread);
+}
+
+/* NULL as the row: an exception is set. Returns whether more rows are wanted. */
+static bool row_end(struct rows *rows, PyObject *take_row)
+{
+    if (!take_row || PyList_Append(rows->list, take_row) < 0)
+        Py_CLEAR(rows->list);
+    Py_XDECREF(take_row);
+    rows->thread = PyEval_SaveThread();
+    return rows->list != NULL;
+}
+
+/* For O& of Py_BuildValue: text that another program chose, so it need not be UTF-8. */
+static PyObject *text(void *chars)
+{
+    return PyUnicode_DecodeUTF8(chars, (Py_ssize_t)strlen(chars), "replace");
+}
+
+/* ---- one object ---- */
+
+static double seconds(int64_t ns)
+{
+    return ns < 0 ? -1.0 : (double)ns / 1e9;
+}
+
+static PyObject *stat_dict(const struct rdt_stat *stat)
+{
+    return Py_BuildValue("{s:N,s:s,s:K,s:n,s:n,s:I,s:I,s:I,s:d,s:O,s:O,s:d}", "ref", ref_new(&stat->ref, NULL), "state", stat->state,
+                         "bytes", (unsigned long long)stat->bytes, "tensors", (Py_ssize_t)stat->tensors, "metadata_bytes",
+                         (Py_ssize_t)stat->metadata_bytes, "holds", stat->holds, "pins", stat->pins, "waiters", stat->waiters, "age",
+                         seconds(stat->age_ns), "snapshot", stat->snapshot ? Py_True : Py_False, "detached",
+                         stat->detached ? Py_True : Py_False, "ttl_left", seconds(stat->ttl_left_ns));
+}
+
+static bool add_holder(void *arg, const struct rdt_holder *holder)
+{
+    struct rows *rows = arg;
+
+    row_begin(rows);
+    return row_end(rows, Py_BuildValue("{s:s,s:I,s:K,s:O&,s:i,s:I,s:O&,s:s,s:s,s:K,s:O&}", "kind", holder->kind, "count",
+                                       holder->count, "client", (unsigned long long)holder->client, "client_name", text,
+                                       holder->client_name, "pid", (int)holder->pid, "uid", holder->uid, "node", text, holder->node,
+                                       "node_uuid", holder->node_uuid, "name", holder->name, "version",
+                                       (unsigned long long)holder->version, "sentence", text, holder->sentence));
+}
+
+PyObject *conn_stat(PyObject *self, PyObject *ref)
+{
+    struct rdt_ref value;
+    struct rdt_stat stat;
+    struct rdt_error err;
+    enum rdt_status status;
+    PyObject *dict, *holders;
+    struct rows rows;
+
+    if (!PyObject_TypeCheck(ref, &ref_type)) {
+        PyErr_Format(PyExc_TypeError, "stat: expected a Ref, not a %.100s", Py_TYPE(ref)->tp_name);
+        return NULL;
+    }
+    value = ((struct ref *)ref)->ref;
+    if (!rows_begin(&rows, (struct conn *)self))
+        return NULL;
+    status = rdt_holders(rows.conn->rdt, &value, &stat, add_holder, &rows, &err);
+    holders = rows_end(&rows, status, &err);
+    dict = holders ? stat_dict(&stat) : NULL;
+    if (dict && PyDict_SetItemString(dict, "holders", holders) < 0)
+        Py_CLEAR(dict);
+    Py_XDECREF(holders);
+    return dict;
+}
+
+/* ---- lists ---- */
+
+static bool add_object(void *arg, const struct rdt_object_row *row)
+{
+    struct rows *rows = arg;
+    PyObject *dict, *more;
+
+    row_begin(rows);
+    dict = stat_dict(&row->stat);
+    more = Py_BuildValue("{s:s,s:(Is),s:s,s:s,s:K}", "id", row->id, "owner", (unsigned)row->stat.ref.uid, row->stat.ref.tenant, "visible",
+                         visibility[row->visibility], "transport", row->transport, "producer", (unsigned long long)row->producer);
+    if (!dict || !more || PyDict_Update(dict, more) < 0)
+        Py_CLEAR(dict);
+    Py_XDECREF(more);
+    return row_end(rows, dict);
+}
+
+/* _objects(prefix or None, state or None, client, limit): a list of dicts. */
+PyObject *conn_objects(PyObject *self, PyObject *args)
+{
+    struct rdt_list_options options = RDT_INIT(options);
+    unsigned long long client, limit;
+    struct rdt_error err;
+    struct rows rows;
+
+    if (!PyArg_ParseTuple(args, "zzKK:_objects", &options.prefix, &options.state, &client, &limit) ||
+        !rows_begin(&rows, (struct conn *)self))
+        return NULL;
+    options.client = client;
+    options.limit = limit;
+    return rows_end(&rows, rdt_each_object(rows.conn->rdt, &options, add_object, &rows, &err), &err);
+}
+
+static bool add_name(void *arg, const struct rdt_name_row *row)
+{
+    struct rows *rows = arg;
+    PyObject *object = Py_None;
+
+    row_begin(rows);
+    if (row->object.id_bytes > 0)
+        object = ref_new(&row->object, NULL);
+    else
+        Py_INCREF(object);
+    return row_end(rows, Py_BuildValue("{s:s,s:K,s:N,s:K,s:I,s:(Is),s:s,s:d,s:K,s:d}", "name", row->name, "version",
+                                       (unsigned long long)row->version, "object", object, "bytes", (unsigned long long)row->bytes,
+                                       "waiters", row->waiters, "owner", row->uid, row->tenant, "visible",
+                                       visibility[row->visibility], "age", seconds(row->age_ns), "lease",
+                                       (unsigned long long)row->lease_client, "ttl_left", seconds(row->ttl_left_ns)));
+}
+
+/* _names(prefix or None, limit): a list of dicts. */
+PyObject *conn_names(PyObject *self, PyObject *args)
+{
+    struct rdt_list_options options = RDT_INIT(options);
+    unsigned long long limit;
+    struct rdt_error err;
+    struct rows rows;
+
+    if (!PyArg_ParseTuple(args, "zK:_names", &options.prefix, &limit) || !rows_begin(&rows, (struct conn *)self))
+        return NULL;
+    options.limit = limit;
+    return rows_end(&rows, rdt_each_name(rows.conn->rdt, &options, add_name, &rows, &err), &err);
+}
+
+static PyObject *transport_list(const struct rdt_node_row *row)
+{
+    PyObject *list = PyList_New((Py_ssize_t)row->n_transports);
+
+    for (size_t i = 0; list && i < row->n_transports; i++) {
+        const struct rdt_node_transport *from = &row->transports[i];
+        PyObject *one = Py_BuildValue("{s:O&,s:O,s:O&,s:O&}", "name", text, from->name, "usable", from->usable ? Py_True : Py_False,
+                                      "path", text, from->path, "why", text, from->why);
+
+        if (one)
+            PyList_SET_ITEM(list, (Py_ssize_t)i, one);
+        else
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static bool add_node(void *arg, const struct rdt_node_row *row)
+{
+    struct rows *rows = arg;
+
+    row_begin(rows);
+    return row_end(rows, Py_BuildValue("{s:s,s:s,s:O&,s:O&,s:s,s:O&,s:d,s:d,s:d,s:I,s:I,s:K,s:K,s:K,s:O&,s:N}", "uuid", row->uuid,
+                                       "boot_id", row->boot_id, "name", text, row->name, "address", text, row->address, "state",
+                                       row->state, "version", text, row->version, "rtt", seconds(row->rtt_ns), "since", seconds(row->since_ns), "retry_in",
+                                       seconds(row->retry_in_ns), "transfers_in", row->transfers_in, "transfers_out",
+                                       row->transfers_out, "bytes_in", (unsigned long long)row->bytes_in, "bytes_out",
+                                       (unsigned long long)row->bytes_out, "fell_back", (unsigned long long)row->fell_back,
+                                       "last_error", text, row->last_error, "transports", transport_list(row)));
+}
+
+PyObject *conn_nodes(PyObject *self, PyObject *ignored)
+{
+    struct rdt_error err;
+    struct rows rows;
+
+    (void)ignored;
+    if (!rows_begin(&rows, (struct conn *)self))
+        return NULL;
+    return rows_end(&rows, rdt_each_node(rows.conn->rdt, add_node, &rows, &err), &err);
+}
+
+/* ---- the daemon ---- */
+
+static bool set_count(PyObject *dict, const char *key, uint64_t value)
+{
+    PyObject *number = PyLong_FromUnsignedLongLong(value);
+    bool set = number && PyDict_SetItemString(dict, key, number) == 0;
+
+    Py_XDECREF(number);
+    return set;
+}
+
+PyObject *conn_status(PyObject *self, PyObject *ignored)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_daemon_status s = RDT_INIT(s);
+    struct rdt_error err;
+    enum rdt_status status;
+    PyObject *dict;
+
+    (void)ignored;
+    if (!conn_enter(conn))
+        return NULL;
+    CONN_CALL(conn, status = rdt_daemon_status(conn->rdt, &s, &err));
+    if (status != RDT_OK)
+        return raise_error(&err);
+    dict = Py_BuildValue("{s:s,s:s,s:s,s:s,s:i,s:d}", "version", s.version, "state", s.state, "address", s.address, "socket", s.socket, "pid",
+                         (int)s.pid, "uptime", seconds(s.uptime_ns));
+    if (dict && set_count(dict, "clients", s.clients) && set_count(dict, "objects", s.objects) && set_count(dict, "regions", s.regions) &&
+        set_count(dict, "memory_bytes", s.memory_bytes) && set_count(dict, "memory_limit_bytes", s.memory_limit_bytes) &&
+        set_count(dict, "pool_bytes", s.pool_bytes) && set_count(dict, "cached_bytes", s.cached_bytes) &&
+        set_count(dict, "orphaned_bytes", s.orphaned_bytes) && set_count(dict, "replicas", s.replicas) &&
+        set_count(dict, "replica_bytes", s.replica_bytes) && set_count(dict, "nodes_up", s.nodes_up) &&
+        set_count(dict, "nodes_known", s.nodes_known) && set_count(dict, "transfers_active", s.transfers_active) &&
+        set_count(dict, "transfers_done", s.transfers_done) && set_count(dict, "transfers_failed", s.transfers_failed) &&
+        set_count(dict, "transfers_cancelled", s.transfers_cancelled) && set_count(dict, "transfers_timed_out", s.transfers_timed_out) &&
+        set_count(dict, "bytes_in", s.bytes_in) && set_count(dict, "bytes_out", s.bytes_out) &&
+        set_count(dict, "bytes_local", s.bytes_local) && set_count(dict, "fetches_joined", s.fetches_joined) &&
+        set_count(dict, "fetches_from_replicas", s.fetches_from_replicas) && set_count(dict, "redirected", s.redirected) &&
+        set_count(dict, "fell_back", s.fell_back))
+        return dict;
+    Py_XDECREF(dict);
+    return NULL;
+}

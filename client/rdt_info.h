@@ -1,0 +1,178 @@
+/* What the daemon knows, for programs: objects and who holds them, published names, nodes, and the state of the daemon itself.
+ * rdtctl prints the same.
+ *
+ *     static bool print(void *arg, const struct rdt_name_row *row)
+ *     {
+ *         printf("%s %" PRIu64 "\n", row->name, row->version);
+ *         return true;
+ *     }
+ *     ...
+ *     rdt_each_name(c, NULL, print, NULL, &err);
+ *
+ * A list calls its function once for each row, in the calling thread, before the list returns.
+ * - A row, and every string and array in it, is borrowed: it is valid until the function returns. Strings are never NULL; a
+ *   struct rdt_ref may be copied and kept.
+ * - The function returns true to go on, and false to end the list, which then returns RDT_OK. It may call librdt, also on the
+ *   same connection: no lock is held.
+ * - Rows come from the daemon in pages. Between pages the daemon goes on, so a row can be missed or come twice; it is never wrong.
+ * - Rows grow at their end in later versions. A program reads the members that it was compiled with, so it must not copy a row
+ *   by sizeof into something of another version's.
+ * - Times are in nanoseconds, sizes in bytes. Ids and names are text as rdtctl shows it: a byte that does not print, a space and
+ *   "%" are %XX.
+ * - A session sees what belongs to its owner (uid and tenant), and what is visible to it. Root and the daemon's own user see
+ *   everything. Everybody sees all nodes, and the counters of the daemon.
+ * - Errors of each function here: INVALID (a NULL argument; an options struct with an unknown filter), DISCONNECTED, FORKED,
+ *   NO_MEMORY, PROTOCOL (the daemon's answer cannot be read), TIMED_OUT (no answer within a minute); further ones are said there.
+ */
+#ifndef RDT_INFO_H
+#define RDT_INFO_H
+
+#include "rdt.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- objects ---- */
+
+struct rdt_object_row {
+    struct rdt_stat stat;           /* as rdt_stat writes it; stat.ref has the owner's uid and tenant */
+    const char *id;                 /* as rdtctl shows it */
+    const char *transport;          /* preferred between nodes; "": none */
+    enum rdt_visibility visibility; /* who may fetch it */
+    uint64_t producer;              /* the session that put it, as rdtctl shows it; 0: nobody has put it yet */
+};
+
+struct rdt_list_options {
+    size_t struct_size;
+    const char *prefix; /* only ids, or names, that begin with it; NULL: all */
+    const char *state;  /* objects: "awaited", "filling", "live" or "draining"; NULL: all */
+    uint64_t client;    /* objects: only those that this session has put; 0: all */
+    uint64_t limit;     /* at most so many rows; 0: all */
+};
+
+/* Lists the objects of this node, those that somebody waits for included. options may be NULL. */
+enum rdt_status rdt_each_object(rdt *rdt, const struct rdt_list_options *options,
+                                bool (*each)(void *arg, const struct rdt_object_row *row), void *arg, struct rdt_error *err);
+
+/* One who holds an object, with the number of his holds. */
+struct rdt_holder {
+    /* "producer"             the client that put it and has not freed it
+     * "detached"             nobody: it is detached, and its producer is gone
+     * "reader"               a client of this node that has fetched it
+     * "hold"                 a client of this node that has it by rdt_hold
+     * "node"                 another node, for its clients that have it by rdt_hold
+     * "name"                 a published name whose newest version it is
+     * "in transit"           refs that are on their way to another process (rdt_hand_on)
+     * "transfer"             transfers to other nodes
+     * "pins"                 not holds: transfers that still touch its memory
+     * "replica", "replica being filled"   no hold: a node that has, or is receiving, a replica
+     * "others"               holds that no other row counts: they are too many, or others' than this session may see */
+    const char *kind;
+    uint32_t count;          /* of holds; 0 for a replica */
+    uint64_t client;         /* "producer", "detached", "reader", "hold": the session, as rdtctl shows it; 0: none */
+    const char *client_name; /* of that session: rdt_connect_options.name; "": it has none, or has ended */
+    int32_t pid;             /* of that session's process; 0: unknown */
+    uint32_t uid;            /* of that session; meaningless if pid is 0 */
+    const char *node;        /* "node", "replica": the node's name in the nodes file, or its address; else "" */
+    const char *node_uuid;   /* the same node's uuid in hex; else "" */
+    const char *name;        /* "name": the published name; else "" */
+    uint64_t version;        /* of that name */
+    const char *sentence;    /* the row for people: client 7 "eval" (pid 4211) reads it */
+};
+
+/* Describes the object of ref, or the object of a name's newest version, in *stat_p, which may be NULL, and calls `each` for
+ * everybody who holds it, on its own node or another. The object's owner, root and the user of the object's daemon see all
+ * holders, but at most 32 rows. Another session sees the clients of its own uid and tenant, and how many holds there are
+ * besides. All rows are of one moment. Errors also: those of rdt_stat. */
+enum rdt_status rdt_holders(rdt *rdt, const struct rdt_ref *ref, struct rdt_stat *stat_p,
+                            bool (*each)(void *arg, const struct rdt_holder *holder), void *arg, struct rdt_error *err);
+
+/* ---- published names ---- */
+
+struct rdt_name_row {
+    const char *name;      /* as rdtctl shows it */
+    struct rdt_ref object; /* of the newest version; id_bytes is 0 if that was freed by force */
+    uint64_t version;      /* the newest */
+    uint64_t bytes;        /* of that version */
+    uint32_t waiters;      /* requests that wait for a later version */
+    uint32_t uid;          /* with tenant: the owner */
+    const char *tenant;
+    enum rdt_visibility visibility; /* who may fetch by the name */
+    int64_t age_ns;                 /* of the newest version */
+    uint64_t lease_client;          /* the name ends with this session (rdt_publish_options.lease); 0: with none */
+    int64_t ttl_left_ns;            /* the name ends after that time unless it is published again; -1: it does not */
+};
+
+/* Lists the names that are published on this node. Of the options, state and client are not for names. */
+enum rdt_status rdt_each_name(rdt *rdt, const struct rdt_list_options *options,
+                              bool (*each)(void *arg, const struct rdt_name_row *row), void *arg, struct rdt_error *err);
+
+/* ---- nodes ---- */
+
+struct rdt_node_transport {
+    const char *name;
+    bool usable;      /* the two nodes can use it with each other */
+    const char *path; /* usable: the path of its bytes in its own words ("tcp/eth0"), "" until it is known */
+    const char *why;  /* not usable: the reason */
+};
+
+struct rdt_node_row {
+    const char *uuid;         /* in hex; "": the node was never reached */
+    const char *boot_id;      /* the same, of the present start of its daemon */
+    const char *name;         /* in the nodes file, else the address */
+    const char *address;      /* "host:port" of its peer link */
+    const char *state;        /* "idle", "connecting", "up", "backoff": as rdtctl peers shows it */
+    const char *version;      /* of its daemon; "": never reached */
+    int64_t rtt_ns;           /* of the latest ping; 0: none was answered yet */
+    int64_t since_ns;         /* how long it has been in this state */
+    int64_t retry_in_ns;      /* when the next attempt to connect begins; 0: none is due */
+    uint32_t transfers_in;    /* running, from that node */
+    uint32_t transfers_out;   /* running, to that node */
+    uint64_t bytes_in;        /* moved so far */
+    uint64_t bytes_out;
+    uint64_t fell_back;       /* transfers from there that took a slower transport than both nodes have */
+    const char *last_error;   /* why there is no link; "" while the state is "up" */
+    const struct rdt_node_transport *transports; /* [n_transports], usable ones first, best first */
+    size_t n_transports;
+};
+
+/* Lists the other nodes that this node's daemon knows. A daemon without a peer link knows none. */
+enum rdt_status rdt_each_node(rdt *rdt, bool (*each)(void *arg, const struct rdt_node_row *row), void *arg, struct rdt_error *err);
+
+/* ---- the daemon ---- */
+
+struct rdt_daemon_status {
+    size_t struct_size; /* RDT_INIT */
+    char version[32];
+    char state[16];  /* "serving"; "draining": it takes no new work */
+    char address[65]; /* of its peer link; "": none */
+    char socket[108];
+    int32_t pid;
+    int64_t uptime_ns;
+    uint32_t clients;
+    uint64_t objects, regions;
+    uint64_t memory_bytes;       /* host memory in use, orphaned memory included */
+    uint64_t memory_limit_bytes; /* memory_limit */
+    uint64_t pool_bytes;         /* free pool: memory beside memory_bytes, under the same limit */
+    uint64_t cached_bytes;       /* region cache, likewise */
+    uint64_t orphaned_bytes;     /* freed memory that a client still keeps open or mapped */
+    uint64_t replicas, replica_bytes; /* of other nodes' snapshots */
+    uint32_t nodes_up, nodes_known;   /* other nodes */
+    uint32_t transfers_active;
+    uint64_t transfers_done, transfers_failed; /* since the daemon started, as all counters below */
+    uint64_t transfers_cancelled, transfers_timed_out; /* no failures: their readers gave up, or ended */
+    uint64_t bytes_in, bytes_out, bytes_local;   /* from other nodes, to other nodes, within this one */
+    uint64_t fetches_joined;        /* fetches that joined a transfer under way */
+    uint64_t fetches_from_replicas; /* fetches that a replica on this node answered */
+    uint64_t redirected;            /* pulls of other nodes that were redirected to a replica */
+    uint64_t fell_back;             /* transfers that took a slower transport than both nodes have */
+};
+
+/* Writes the daemon's state, as many of the members as status_p->struct_size has room for. */
+enum rdt_status rdt_daemon_status(rdt *rdt, struct rdt_daemon_status *status_p, struct rdt_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,145 @@
+/* Clients that are stopped (SIGSTOP) at a bad moment: in the middle of a message, of an answer, or with events to come. The
+ * daemon keeps little for them, others do not notice, and its own end does not wait for them. */
+#include <signal.h>
+#include <unistd.h>
+
+#include "tests/integration/hostile/protocol_fixture.h"
+
+TestSuite(hostile_stopped, .timeout = 120);
+
+enum { STOPPED = 8 };
+
+static struct actor actors[STOPPED];
+
+static void stop_all(int (*fn)(struct actor *self, void *arg))
+{
+    for (unsigned i = 0; i < STOPPED; i++)
+        actor_start(&actors[i], fn, NULL);
+    for (unsigned i = 0; i < STOPPED; i++) {
+        actor_await(&actors[i]);
+        actor_freeze(&actors[i]);
+    }
+}
+
+/* The daemon ends while they are stopped, long before drain_timeout. */
+static void end_in_time(void)
+{
+    int64_t since;
+
+    others_are_well();
+    rdt_close(bystander);
+    since = now_ns();
+    node_stop(&node);
+    must_be_within(since, 5 * SEC);
+    node_check_log(&node, declared);
+    for (unsigned i = 0; i < STOPPED; i++)
+        actor_kill(&actors[i], SIGKILL);
+}
+
+/* ---- in the middle of a message ---- */
+
+/* Announces 8 MiB with a descriptor, and sends one of them. */
+static int begin_a_message(struct actor *self, void *arg)
+{
+    static const uint8_t part[MIB];
+    struct raw raw;
+    int fd = STDERR_FILENO;
+
+    (void)arg;
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    must(raw_frame(&raw, 8 * MIB, RDT_MSG_PING, 1, 0, 4711, part, sizeof part, &fd, 1));
+    actor_step(self);
+    (void)pause();
+    return 0;
+}
+
+Test(hostile_stopped, in_a_message_disturbs_nobody)
+{
+    size_t rss;
+
+    begin(NULL);
+    rss = rss_of(node.pid);
+    stop_all(begin_a_message);
+    for (unsigned i = 0; i < 50; i++)
+        others_are_well();
+    must_say(rss_of(node.pid) < rss + (STOPPED * 8 + 64) * MIB, "%zu MiB more", (rss_of(node.pid) - rss) / MIB);
+    end_in_time();
+}
+
+/* ---- in the middle of an answer ---- */
+
+Test(hostile_stopped, in_an_answer_disturbs_nobody)
+{
+    const char *flags[] = {"--client-queue=1MiB", NULL};
+    size_t rss;
+
+    begin(&(struct node_options){.flags = flags});
+    rss = rss_of(node.pid);
+    for (unsigned i = 0; i < STOPPED; i++)
+        actor_start(&actors[i], never_read, NULL);
+    wait_until(20 * SEC, most_queued() > MIB);
+    for (unsigned i = 0; i < STOPPED; i++)
+        actor_freeze(&actors[i]);
+    for (unsigned i = 0; i < 50; i++) {
+        others_are_well();
+        cr_assert_leq(most_queued(), 2 * MIB);
+    }
+    must_say(rss_of(node.pid) < rss + 64 * MIB * (size_t)patience(1), "%zu MiB more", (rss_of(node.pid) - rss) / MIB);
+    end_in_time();
+}
+
+/* ---- with all that a client can wait for ---- */
+
+/* Watches everything, holds an object of another client, and waits for an object and for a name. */
+static int wait_for_everything(struct actor *self, void *arg)
+{
+    rdt *conn = node_client(&node, "stopped");
+    struct rdt_ref never = ref_named("never");
+    struct rdt_event event;
+    rdt_request *request;
+    rdt_object *object;
+
+    (void)arg;
+    object = fetch_one(conn, &theirs, RDT_FETCH_AUTO);
+    request = start_one(conn, &never, -1);
+    must_ok(rdt_watch(conn,
+                      RDT_KIND_OBJECTS | RDT_KIND_REGIONS | RDT_KIND_CLIENTS | RDT_KIND_TRANSFERS | RDT_KIND_NAMES |
+                          RDT_KIND_OWNERS,
+                      &err));
+    actor_step(self);
+    actor_await(self); /* stopped here, and waked */
+    for (uint64_t lost = 0; lost == 0; lost = event.lost)
+        must_ok(rdt_next_event(conn, LONG, &event, &err));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    must_ok(rdt_ping(conn, LONG, &err));
+    actor_step(self);
+    (void)pause();
+    return 0;
+}
+
+Test(hostile_stopped, with_watches_and_requests_disturbs_nobody)
+{
+    struct rdt_ref shown = {0};
+    int64_t slowest = 0;
+    size_t rss;
+
+    begin(NULL);
+    stop_all(wait_for_everything);
+    rss = rss_of(node.pid);
+    for (unsigned i = 0; i < 3000; i++) {
+        int64_t since = now_ns();
+        shown = put_one(bystander, &VECTOR(RDT_U8, 16, "sixteen bytes .."), NULL);
+        must_ok(rdt_free(bystander, &shown, false, &err));
+        slowest = now_ns() - since > slowest ? now_ns() - since : slowest;
+    }
+    must_say(slowest < patience(2 * SEC), "a put and a free took %lld ms", (long long)(slowest / MSEC));
+    cr_assert_leq(most_queued(), 2 * MIB);
+    must_say(rss_of(node.pid) < rss + 64 * MIB * (size_t)patience(1), "%zu MiB more", (rss_of(node.pid) - rss) / MIB);
+    actor_thaw(&actors[0]); /* it is told how much it has missed, and goes on */
+    actor_step(&actors[0]);
+    actor_await(&actors[0]);
+    actor_freeze(&actors[0]);
+    end_in_time();
+}

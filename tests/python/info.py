@@ -1,0 +1,92 @@
+"""What Python programs can ask the daemon: who holds an object, and its objects, names, nodes and state."""
+import os
+import sys
+
+import rdtd
+
+from nodes import LONG, Node, main, raises
+
+try:
+    import numpy as np
+except ImportError:
+    print("no numpy here")
+    sys.exit(77)
+
+
+def test_stat_and_time_out_name_the_holders():
+    with Node() as node, rdtd.connect(node.socket, name="trainer") as c, rdtd.connect(node.socket, name="evaluator") as reader:
+        ref = c.put({"w": np.arange(100000)})
+        c.publish("my weights", ref)
+        held = reader.hold(ref)
+        holders = {one["kind"]: one for one in c.stat(ref)["holders"]}
+        assert set(holders) == {"producer", "hold", "name"}, holders
+        assert holders["producer"]["client_name"] == "trainer" and holders["producer"]["client"] == c.node["session"]
+        assert holders["hold"]["client_name"] == "evaluator" and holders["hold"]["pid"] == os.getpid() and holders["hold"]["count"] == 1
+        assert holders["name"]["name"] == "my%20weights" and holders["name"]["version"] == 1 and holders["name"]["client"] == 0
+        assert holders["hold"]["sentence"] in [one["sentence"] for one in reader.stat(ref)["holders"]]
+        c.unpublish("my weights")
+        name = rdtd.Ref(str(ref))
+        ref.free()
+        with raises(rdtd.TimedOut, f'"evaluator" (pid {os.getpid()}) holds it'):
+            c.wait_freed(name, timeout=0.1)
+        held.free()
+        c.wait_freed(name, timeout=LONG)
+
+
+def test_objects_and_names_are_listed():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        refs = [c.put(np.arange(100000), id=f"step {i}", snapshot=True) for i in range(3)]
+        other.put(np.arange(3), id="other", visible="all")
+        listed = {one["id"]: one for one in c.objects()}
+        assert set(listed) == {"step%200", "step%201", "step%202", "other"}
+        one = listed["step%201"]
+        assert one["ref"] == refs[1] and one["owner"] == (os.getuid(), "") and one["visible"] == "owner" and one["snapshot"]
+        assert one["producer"] == c.node["session"] and one["tensors"] == 1 and one["holds"] == 1 and 0 <= one["age"] < LONG
+        assert {key for key in c.stat(refs[1]) if key != "holders"} < set(one)
+        assert listed["other"]["visible"] == "all"
+        assert [one["id"] for one in c.objects(prefix="step", limit=2)] == ["step%200", "step%201"]
+        assert [one["id"] for one in c.objects(client=other.node["session"])] == ["other"]
+        assert c.objects(state="awaited") == []
+        waits = c.fetch(rdtd.Ref("later"))
+        assert [one["id"] for one in other.objects(state="awaited")] == ["later"]
+        waits.cancel()
+        assert c.names() == []
+        for ref in refs:
+            version = c.publish("weights", ref)
+        (one,) = other.names(prefix="wei")
+        assert version == 3 and one["name"] == "weights" and one["version"] == 3 and one["object"] == refs[2] and one["bytes"] == 800000
+        assert one["owner"] == (os.getuid(), "") and one["visible"] == "owner" and one["waiters"] == 0
+        assert one["lease"] == 0 and one["ttl_left"] == -1
+        assert other.get(one["object"])[99999] == 99999
+        c.free(refs[2], force=True)
+        assert c.names()[0]["object"] is None
+        c.unpublish("weights")
+        with raises(TypeError):
+            c.objects("step")
+
+
+def test_nodes_and_state_are_listed():
+    with Node(listen=True) as node, Node(listen=True) as far, rdtd.connect(node.socket) as c, rdtd.connect(far.socket) as there:
+        assert c.nodes() == []
+        ref = there.put(np.arange(100000))
+        assert c.get(ref)[99999] == 99999
+        (one,) = c.nodes()
+        assert one["uuid"] == there.node["node"].hex() and one["boot_id"] == there.node["boot_id"].hex()
+        assert one["address"] == there.node["address"] and one["state"] == "up" and one["bytes_in"] >= 800000 and one["last_error"] == "", one
+        assert one["version"] == c.status()["version"] and any(transport["usable"] for transport in one["transports"])
+        held = c.hold(ref)
+        (holder,) = [one for one in there.stat(ref)["holders"] if one["kind"] == "node"]
+        assert holder["node_uuid"] == c.node["node"].hex() and holder["count"] == 1 and holder["node"] in holder["sentence"]
+        status = c.status()
+        assert status["state"] == "serving" and status["pid"] == node.process.pid and status["address"] == c.node["address"]
+        assert status["nodes_up"] == 1 and status["clients"] == 1 and status["bytes_in"] >= 800000 and status["transfers_done"] >= 1
+        assert status["socket"] == node.socket and 0 < status["uptime"] < 3600 and there.status()["objects"] == 1
+        del held
+        far.kill()
+        node.kill()
+    with raises(rdtd.Disconnected):
+        c.objects()
+
+
+if __name__ == "__main__":
+    main(globals())
