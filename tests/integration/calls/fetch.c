@@ -378,8 +378,9 @@ Test(fetch, waits_that_end_are_no_failed_transfers)
         node_status(&node, &after);
     while (after.transfers_active > 0);
     cr_assert_eq(after.transfers_failed, before.transfers_failed);
-    cr_assert_eq(after.transfers_timed_out - before.transfers_timed_out, 2);
-    cr_assert_eq(after.transfers_cancelled - before.transfers_cancelled, 2);
+    /* librdt cancels a fetch whose deadline has passed when the daemon's answer is late. */
+    cr_assert_geq(after.transfers_cancelled - before.transfers_cancelled, 2);
+    cr_assert_eq(after.transfers_cancelled + after.transfers_timed_out - before.transfers_cancelled - before.transfers_timed_out, 4);
     cr_assert_eq(after.transfers_done, before.transfers_done);
     end();
 }
