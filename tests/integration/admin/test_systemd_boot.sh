@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# A real systemd runs the installed units as README says: the socket starts the service, a typo in rdtd.conf does not take the
+# socket down, the watchdog and a crash restart the daemon, and a stopped service starts again when a client connects.
+#
+# A container boots this machine's file system with `make install` on top, in an overlay that is gone afterwards. The script's
+# second half runs inside, as a unit: `test_systemd_boot.sh --inside`.
+# variant: release
+set -euo pipefail
+fail() { echo "$*"; exit 1; }
+
+# until_true SECONDS COMMAND ...: tries the command until it succeeds.
+until_true() {
+  local end=$((SECONDS + $1))
+  shift
+  until "$@" >/dev/null 2>&1; do
+    ((SECONDS < end)) || fail "not true in time: $*"
+    sleep 0.05
+  done
+}
+
+property() { systemctl show -p "$1" --value "${2:-rdtd.service}"; }
+restarted() { [[ $(property MainPID) != "$1" && $(property ActiveState) == active ]]; }
+err_line() { journalctl -q -p err -u rdtd.service | grep -F "$1"; }
+
+inside() {
+  local pid conf=/etc/rdtd/rdtd.conf
+  systemd-sysusers
+  systemctl daemon-reload
+  [[ $(property ActiveState) == inactive ]] || fail "the service runs before anybody asked for it"
+  systemctl enable --now --quiet rdtd.socket
+  [[ $(property ActiveState) == inactive ]] || fail "the socket started the service without a client"
+
+  rdtctl ping --timeout 20s || fail "no answer at the first try by socket activation"
+  [[ $(property ActiveState) == active ]] || fail "the service is $(property ActiveState)"
+  pid=$(property MainPID)
+  [[ $(stat -c %U "/proc/$pid") == rdtd ]] || fail "the daemon runs as $(stat -c %U "/proc/$pid")"
+  [[ $(stat -c %a /run/rdtd/rdtd.sock) == 666 ]] || fail "the socket's mode is $(stat -c %a /run/rdtd/rdtd.sock)"
+  { printf "\x93NUMPY\x01\x00\x76\x00%-117s\n" "{'descr': '|u1', 'fortran_order': False, 'shape': (1000000,)}"
+    head -c 1000000 /dev/urandom; } >/tmp/a.npy
+  rdtctl put --detached /tmp/a.npy >/tmp/ref || fail "a put failed in the unit's sandbox"
+  rdtctl fetch -q "$(tail -n 1 /tmp/ref)" -o /tmp/b.npy || fail "a fetch failed in the unit's sandbox"
+  cmp <(tail -c 1000000 /tmp/a.npy) <(tail -c 1000000 /tmp/b.npy) || fail "the fetched bytes differ"
+
+  kill -KILL "$pid"
+  until_true 20 restarted "$pid"
+  rdtctl ping --timeout 20s || fail "no answer after a crash"
+
+  pid=$(property MainPID)
+  kill -STOP "$pid"
+  until_true 40 restarted "$pid"
+  rdtctl ping --timeout 20s || fail "no answer after the watchdog"
+
+  cp $conf /tmp/good.conf
+  printf '\n[limits]\nowner_max_byte = 1\n' >>$conf
+  if systemctl restart rdtd.service 2>/dev/null; then fail "the service started with a typo in $conf"; fi
+  err_line owner_max_byte || fail "the journal has no error that names the key: $(journalctl -q -u rdtd.service | tail -5)"
+  [[ $(property ActiveState rdtd.socket) == active ]] || fail "the typo took the socket down"
+  for ((i = 0; i < 40; i++)); do
+    if rdtctl ping -q --timeout 100ms 2>/dev/null; then fail "a daemon with a typo in its configuration serves"; fi
+  done
+  [[ $(property ActiveState rdtd.socket) == active ]] || fail "clients took the socket down while the typo was there"
+  cp /tmp/good.conf $conf
+  until_true 30 rdtctl ping -q --timeout 5s
+
+  systemctl stop rdtd.service || fail "stop failed"
+  [[ $(property Result) == success ]] || fail "stop ended with $(property Result)"
+  rdtctl ping --timeout 20s || fail "no answer at the first try after a stop"
+  systemctl stop rdtd.socket rdtd.service
+  if rdtctl ping -q --timeout 1s 2>/dev/null; then fail "a stopped socket is served"; fi
+  echo "all is right"
+}
+
+if [[ ${1:-} == --inside ]]; then
+  trap 'echo $? >/rdt-test/status; systemctl --force poweroff' EXIT
+  echo "booted"
+  inside
+  exit
+fi
+
+cd "$(dirname "$0")/../../.."
+[[ $(id -u) == 0 ]] || { echo "booting a container needs root"; exit 77; }
+command -v systemd-nspawn >/dev/null || { echo "systemd-nspawn (Debian: systemd-container) is not installed"; exit 77; }
+if [[ ${1:-} != --namespace ]]; then
+  exec unshare --mount --propagation private "$0" --namespace
+fi
+
+tmp=$(mktemp -d)
+trap 'umount -lq "$tmp/root" "$tmp"; rm -rf "$tmp"' EXIT
+mount -t tmpfs tmpfs "$tmp"
+mkdir "$tmp"/{upper,work,root,out}
+mount -t overlay -o "lowerdir=/,upperdir=$tmp/upper,workdir=$tmp/work" overlay "$tmp/root" 2>"$tmp/why" ||
+  { echo "no overlay of / here: $(tail -n 1 "$tmp/why")"; exit 77; }
+make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" || { cat "$tmp/log"; fail "make install failed"; }
+rm -f "$tmp/root/etc/machine-id"
+cp "$0" "$tmp/out/script"
+units=$tmp/root/etc/systemd/system
+mkdir -p "$units/rdtd.service.d"
+printf '[Service]\nWatchdogSec=2s\n' >"$units/rdtd.service.d/test.conf" # instead of 30 s
+cat >"$units/rdt-test.service" <<'UNIT'
+[Unit]
+Wants=basic.target
+After=basic.target
+[Service]
+Type=oneshot
+Environment=LC_ALL=C.UTF-8 PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
+ExecStart=/bin/bash /rdt-test/script --inside
+StandardOutput=append:/rdt-test/log
+StandardError=append:/rdt-test/log
+UNIT
+
+# The container has its own network, processes and users; it shares nothing but the folder out.
+timeout -k 5 150 systemd-nspawn --quiet --register=no --keep-unit --machine=rdtd-test --private-network --console=pipe \
+  --directory="$tmp/root" --bind="$tmp/out:/rdt-test" --boot systemd.unit=rdt-test.service systemd.log_target=console \
+  >"$tmp/console" 2>&1 </dev/null || true
+if ! grep -qx booted "$tmp/out/log" 2>/dev/null; then
+  echo "systemd does not boot in a container here: $(tail -n 1 "$tmp/console")"
+  exit 77
+fi
+cat "$tmp/out/log"
+[[ -r $tmp/out/status && $(<"$tmp/out/status") == 0 ]] || fail "the part inside the container failed"
