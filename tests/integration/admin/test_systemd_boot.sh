@@ -56,8 +56,10 @@ inside() {
   err_line owner_max_byte || fail "the journal has no error that names the key: $(journalctl -q -u rdtd.service | tail -5)"
   [[ $(property ActiveState rdtd.socket) == active ]] || fail "the typo took the socket down"
   for ((i = 0; i < 40; i++)); do
-    if rdtctl ping -q --timeout 100ms 2>/dev/null; then fail "a daemon with a typo in its configuration serves"; fi
+    rdtctl ping -q --timeout 2s 2>/dev/null && touch /tmp/served &
   done
+  wait
+  [[ ! -e /tmp/served ]] || fail "a daemon with a typo in its configuration serves"
   [[ $(property ActiveState rdtd.socket) == active ]] || fail "clients took the socket down while the typo was there"
   cp /tmp/good.conf $conf
   until_true 30 rdtctl ping -q --timeout 5s
