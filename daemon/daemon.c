@@ -6,6 +6,7 @@
  */
 #include "daemon/daemon.h"
 
+#include <inttypes.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,6 +18,7 @@
 #include "daemon/conn.h"
 #include "daemon/objects/detached.h"
 #include "daemon/objects/transit.h"
+#include "daemon/base/memory_room.h"
 #include "daemon/base/sigbus_guard.h"
 #include "daemon/config/limits.h"
 #include "daemon/listener.h"
@@ -393,12 +395,22 @@ static uint64_t give_up_copies(void *arg, uint64_t bytes)
     return transfers_evict_replicas(&((struct daemon *)arg)->transfers, bytes);
 }
 
+static void check_memory_limit(const struct daemon *daemon)
+{
+    uint64_t limit = daemon->regions.limit_bytes, group = memory_group_limit_bytes("/proc/self/cgroup", "/sys/fs/cgroup");
+
+    if (limit > group - group / 16)
+        log_warn("memory_limit is %" PRIu64 " bytes, but the daemon's control group may have %" PRIu64 " in all: what does not fit fails with "
+                 "NO_MEMORY; lower memory_limit, or raise the group's limit (MemoryMax of a systemd unit)", limit, group);
+}
+
 static void wire(struct daemon *daemon)
 {
     const struct options *options = daemon->options;
 
     deadlines_init(&daemon->deadlines, &daemon->loop);
     regions_init(&daemon->regions, daemon->plugins, daemon->pool, options_effective_memory_limit(options));
+    check_memory_limit(daemon);
     regions_keep(&daemon->regions, &daemon->deadlines,
                  options->pool_max_bytes ? options->pool_max_bytes : daemon->regions.limit_bytes / 8,
                  options->cache_max_bytes ? options->cache_max_bytes : daemon->regions.limit_bytes / 8, options->pool_idle_ns);

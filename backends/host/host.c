@@ -85,22 +85,6 @@ static int create_memfd(void)
     return fd;
 }
 
-/* fallocate goes on until the out-of-memory killer stops somebody: ask first. Two callers may still ask at once,
- * which is why the core has a cap. */
-static bool fits(uint64_t bytes)
-{
-    FILE *file = fopen("/proc/meminfo", "re");
-    unsigned long long kib = UINT64_MAX / 1024;
-    char line[128];
-
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
-            break;
-    if (file)
-        (void)fclose(file);
-    return bytes / 1024 < kib;
-}
-
 /* The kernel files new pages in batches, one for each processor, and what waits in another processor's counts
  * as in use: who seals the memory sleeps until every processor has filed its own, which takes milliseconds
  * where they are busy. What this one still has is filed at once by any advice that has to look at pages, here
@@ -134,8 +118,6 @@ static enum rdt_status host_alloc(void *memory, const char *device, uint64_t byt
     (void)device;
     if (!bytes || bytes > INT64_MAX)
         return rdt_error_set(err, RDT_INVALID, "cannot allocate %llu bytes of host memory", (unsigned long long)bytes);
-    if (!fits(bytes))
-        return out_of_memory(err, bytes);
     status = huge_memfd(memory, bytes, &fd, err);
     if (status != RDT_OK)
         return status;

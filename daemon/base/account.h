@@ -4,8 +4,8 @@
  * Owns: lists, maps and ordered tables (list.h, map.h, index.h); deadlines (deadline.h); state tables (sm.h); the log
  * (log.h); events for clients that watch (events.h); the identity of the node and of owners (node.h, owner.h); the worker
  * pool (work.h), the threads of owners (owner_work.h) and the way from any thread to the loop (wake.h); busy polling
- * (busy_poll.h); the guard against SIGBUS (sigbus_guard.h); packed shapes (shapes.h); the service manager's protocols
- * (sdnotify.h); and the accounts below.
+ * (busy_poll.h); the memory that the kernel leaves (memory_room.h); the guard against SIGBUS (sigbus_guard.h); packed shapes
+ * (shapes.h); the service manager's protocols (sdnotify.h); and the accounts below.
  *
  * Shows: all of its headers.
  *

@@ -61,8 +61,4 @@ enum rdt_status option_parse_duration(const char *text, uint64_t *value_p, struc
 void option_format_bytes(uint64_t bytes, char text_p[OPTION_TEXT_BYTES]);
 void option_format_duration(uint64_t ns, char text_p[OPTION_TEXT_BYTES]);
 
-/* The least memory limit of the control group that `groups` (/proc/self/cgroup) names and of those above
- * it, below `mount` (/sys/fs/cgroup). UINT64_MAX: no limit. */
-uint64_t option_cgroup_limit_bytes(const char *groups, const char *mount);
-
 #endif

@@ -142,8 +142,13 @@ static void run_make(struct work *work)
 {
     struct pool_block *block = container_of(work, struct pool_block, work);
     struct memory_kind *kind = block->kind;
+    struct memory_room *room = block->pool->room;
 
+    block->status = memory_room_take(room, block->bytes, true, NULL);
+    if (block->status != RDT_OK)
+        return;
     block->status = kind->ops.alloc(kind->instance, "", block->bytes, &block->block, NULL);
+    memory_room_taken(room, block->bytes);
     if (block->status != RDT_OK)
         return;
     block->status = kind->ops.map(kind->instance, &block->block, true, NULL);

@@ -12,6 +12,7 @@
 
 #include "daemon/base/sigbus_guard.h"
 #include "daemon/base/list.h"
+#include "daemon/base/memory_room.h"
 #include "daemon/base/owner.h"
 #include "daemon/plugins/plugin.h"
 #include "daemon/base/work.h"
@@ -59,6 +60,7 @@ struct pool_class {
 
 struct pool {
     struct work_pool *work;
+    struct memory_room *room; /* of blocks made ahead; NULL: there is no pool */
     struct memory_kind *kind;
     uint64_t max_bytes, idle_ns; /* max_bytes 0: there is no pool */
     uint64_t bytes;              /* ready, being made, being scrubbed */

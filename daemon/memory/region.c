@@ -55,12 +55,14 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
     list_init(&regions->awaiting);
     pool_init(&regions->free_pool, pool, 0, 0);
     device_pool_init(&regions->device_pool, release_kept);
+    memory_room_init(&regions->room);
 }
 
 void regions_fini(struct regions *regions)
 {
     index_fini(&regions->by_id);
     map_fini(&regions->cached_clients);
+    memory_room_fini(&regions->room);
 }
 
 static void on_sweep(struct deadline *deadline)
@@ -85,6 +87,7 @@ void regions_keep(struct regions *regions, struct deadlines *deadlines, uint64_t
 {
     pool_init(&regions->free_pool, regions->pool, pool_max_bytes, idle_ns);
     regions->free_pool.kind = plugins_memory_kind(regions->plugins, "host");
+    regions->free_pool.room = &regions->room;
     regions->free_pool.reserve = reserve;
     regions->free_pool.unreserve = unreserve;
     regions->free_pool.on_change = on_change;

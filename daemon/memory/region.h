@@ -52,6 +52,7 @@
 #include "daemon/memory/device_pool.h"
 #include "daemon/base/events.h"
 #include "daemon/base/index.h"
+#include "daemon/base/memory_room.h"
 #include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/plugins/plugin.h"
@@ -69,6 +70,7 @@ struct regions {
     struct index by_id;
     uint64_t next_id;
     uint64_t bytes, limit_bytes; /* host memory that the daemon allocated: in use, pooled, cached, or being freed */
+    struct memory_room room;     /* what the kernel lets the daemon have, whatever limit_bytes is */
     unsigned freeing;            /* regions whose pages are being freed on the work pool */
     uint64_t freeing_bytes;
     struct list

@@ -28,7 +28,7 @@ void region_free_victims(struct list *victims)
     list_init(victims);
 }
 
-static enum rdt_status alloc_block(struct region *region, struct rdt_error *err)
+static enum rdt_status call_alloc(struct region *region, struct rdt_error *err)
 {
     const struct rdt_memory_ops *ops = &region->kind->ops;
     void *instance = region->kind->instance;
@@ -41,13 +41,26 @@ static enum rdt_status alloc_block(struct region *region, struct rdt_error *err)
     return ops->alloc(instance, "", region->room, &region->block, err);
 }
 
+/* may_wait: not on the loop thread. */
+static enum rdt_status alloc_block(struct region *region, bool may_wait, struct rdt_error *err)
+{
+    struct memory_room *room = &region->regions->room;
+    enum rdt_status status = memory_room_take(room, region->room, may_wait, err);
+
+    if (status != RDT_OK)
+        return status;
+    status = call_alloc(region, err);
+    memory_room_taken(room, region->room);
+    return status;
+}
+
 static void run_alloc(struct work *work)
 {
     struct page_work *page = (struct page_work *)work;
     struct region *region = page->region;
 
     region_free_victims(&page->victims);
-    page->status = alloc_block(region, &page->err);
+    page->status = alloc_block(region, true, &page->err);
     if (page->status != RDT_OK || region->origin < REGION_RECEIVED)
         return;
     /* bytes are about to come: its pages are touched here, not one by one by the thread that receives */
@@ -302,7 +315,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     if (!on_ready)
         region_drop_victims(regions, &victims); /* their share of the limit is free already */
     if ((bytes <= SMALL_BYTES || !on_ready) && list_empty(&victims)) {
-        status = alloc_block(region, err);
+        status = alloc_block(region, false, err);
         if (status != RDT_OK) {
             region_unlist(region);
             region_forget(region);

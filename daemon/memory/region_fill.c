@@ -28,6 +28,8 @@ struct counting {
     uint32_t n, at;
     uint64_t missing; /* bytes */
     bool sorted;
+    enum rdt_status status;
+    struct rdt_error err;
 };
 
 static uint64_t page_bytes(const struct region *region)
@@ -137,6 +139,12 @@ static bool may_count(const struct region *region, const struct stat *st)
 
 /* ---- the charge ---- */
 
+static void say_what_lacks(const struct region *region, struct rdt_error *err)
+{
+    rdt_error_prefix(err, "region %llu of uid %u (client %llu) was imported without all of its pages, and the daemon would have to make them",
+                     (unsigned long long)region->id, region->account->owner.uid, (unsigned long long)region->maker);
+}
+
 static enum rdt_status charge(struct region *region, uint64_t bytes, struct rdt_error *err)
 {
     uint64_t want[USAGE_COUNT] = {0}, page = page_bytes(region), all = (region->room + page - 1) / page * page;
@@ -156,8 +164,7 @@ static enum rdt_status charge(struct region *region, uint64_t bytes, struct rdt_
     if (status == RDT_OK)
         region->filled_bytes += bytes;
     else
-        rdt_error_prefix(err, "region %llu of uid %u (client %llu) was imported without all of its pages, and the daemon would have to make them",
-                         (unsigned long long)region->id, region->account->owner.uid, (unsigned long long)region->maker);
+        say_what_lacks(region, err);
     return status;
 }
 
@@ -186,6 +193,7 @@ void region_fill_settle(struct region *region)
 static void run_count(struct work *work)
 {
     struct counting *counting = (struct counting *)work;
+    struct memory_room *room = &counting->region->regions->room;
 
     if (!counting->sorted)
         counting->n = merge(counting->ranges, counting->n);
@@ -198,16 +206,24 @@ static void run_count(struct work *work)
         counting->at += range->lo == range->hi;
     }
     work->again = counting->at < counting->n;
+    if (work->again || counting->missing == 0)
+        return;
+    counting->status = memory_room_take(room, counting->missing, true, &counting->err);
+    if (counting->status == RDT_OK) /* the pages come later, or never: nobody waits for them */
+        memory_room_taken(room, counting->missing);
 }
 
 static void done_count(struct work *work)
 {
     struct counting *counting = (struct counting *)work;
     struct region *region = counting->region;
-    struct rdt_error err = {0};
-    enum rdt_status status = charge(region, counting->missing, &err);
+    enum rdt_status status = counting->status;
 
-    counting->on_ready(counting->arg, status == RDT_OK ? region : NULL, status == RDT_OK ? NULL : &err);
+    if (status == RDT_OK)
+        status = charge(region, counting->missing, &counting->err);
+    else
+        say_what_lacks(region, &counting->err);
+    counting->on_ready(counting->arg, status == RDT_OK ? region : NULL, status == RDT_OK ? NULL : &counting->err);
     region_fill_settle(region); /* nobody may have wanted it any more */
     region_unref(region);
     free(counting->ranges);

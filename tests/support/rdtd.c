@@ -20,6 +20,7 @@
 #include "client/call.h"
 #include "proto/messages.h"
 #include "rdt.pb-c.h"
+#include "tests/support/memory_group.h"
 #include "tests/support/netns.h"
 #include "tests/support/port.h"
 
@@ -186,6 +187,8 @@ static void run_daemon(const struct test_node *node, const struct node_options *
         (void)signal(number, SIG_DFL);
     if (options->netns)
         net_enter(options->netns);
+    if (options->memory_group)
+        memory_group_enter(options->memory_group);
     (void)snprintf(notify, sizeof notify, "%s/notify", node->dir);
     (void)setenv("NOTIFY_SOCKET", notify, 1);
     if (options->watchdog_usec) {

@@ -18,6 +18,7 @@
 struct node_options {
     const char *name;   /* of its folder and in messages; NULL: "node" */
     int netns;          /* fd of the network namespace it runs in; 0: the test's */
+    const char *memory_group; /* folder of the control group it runs in (memory_group.h); NULL: the test's */
     const char *listen; /* "127.0.0.1:0"; NULL: no peer link */
     const char *advertise;
     const char *key;   /* text of the key file; NULL: TEST_KEY if it listens or has nodes */

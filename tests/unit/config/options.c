@@ -517,36 +517,6 @@ Test(options, help_names_every_flag)
     free(text);
 }
 
-static void write_limit(const char *below, const char *name, const char *text)
-{
-    char command[256], path[128];
-    snprintf(command, sizeof command, "/bin/mkdir -p %s/%s", dir, below);
-    cr_assert_eq(system(command), 0);
-    snprintf(path, sizeof path, "%s/%s", below, name);
-    free(write_file(path, text));
-}
-
-Test(options, memory_limit_follows_control_groups)
-{
-    char *groups = write_file("groups", "0::/pod/rdtd\n");
-    cr_assert_eq(option_cgroup_limit_bytes(groups, dir), UINT64_MAX);
-    write_limit("pod/rdtd", "memory.max", "max\n");
-    cr_assert_eq(option_cgroup_limit_bytes(groups, dir), UINT64_MAX);
-    write_limit("pod", "memory.max", "1073741824\n");
-    cr_assert_eq(option_cgroup_limit_bytes(groups, dir), 1 << 30);
-    write_limit("pod/rdtd", "memory.max", "4096\n");
-    cr_assert_eq(option_cgroup_limit_bytes(groups, dir), 4096);
-    write_limit(".", "memory.max", "1024\n");
-    cr_assert_eq(option_cgroup_limit_bytes(groups, dir), 1024);
-    free(groups);
-
-    groups = write_file("groups", "5:cpu:/x\n4:cpuset,memory:/docker/1\n");
-    write_limit("memory", "memory.limit_in_bytes", "2048\n"); /* a container sees its own group as the root */
-    cr_assert_eq(option_cgroup_limit_bytes(groups, dir), 2048);
-    cr_assert_eq(option_cgroup_limit_bytes("/nonexistent", dir), UINT64_MAX);
-    free(groups);
-}
-
 Test(options, memory_limit_has_a_default)
 {
     cr_assert_eq(LOAD("--memory-limit=5M", NULL), RDT_OK);

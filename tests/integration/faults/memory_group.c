@@ -1,0 +1,217 @@
+/* A daemon, or a client, in a control group whose memory runs out. The kernel kills a process that touches more than its group may have,
+ * so the daemon refuses what does not fit before it touches a page. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/support/cluster.h"
+#include "tests/support/memory_group.h"
+
+TestSuite(memory_group, .timeout = 240);
+
+#define MIB ((size_t)1 << 20)
+#define GROUP_BYTES (256 * MIB)
+#define ROOMY "--memory-limit=1GiB" /* more than the group has */
+
+static struct memory_group group;
+static struct test_node node;
+static rdt *bystander;
+static struct rdt_ref theirs;
+
+static void begin(const char *const *flags)
+{
+    memory_group_create(&group, GROUP_BYTES);
+    node_start(&node, &(struct node_options){.flags = flags, .memory_group = group.dir});
+    bystander = node_client(&node, "bystander");
+    theirs = put_pattern(bystander, "theirs", 3 * MIB, 1);
+}
+
+static void others_are_well(void)
+{
+    fetch_pattern(bystander, &theirs, 3 * MIB, 1, NULL);
+    must_ok(rdt_ping(bystander, LONG, &err));
+}
+
+static void end(const char *const *declared)
+{
+    others_are_well();
+    must_say(memory_group_kills(&group) == 0, "the kernel has killed a process of the group");
+    must_ok(rdt_free(bystander, &theirs, false, &err));
+    rdt_close(bystander);
+    node_end(&node, declared);
+    memory_group_remove(&group);
+}
+
+static const char *const too_small[] = {"memory_limit", NULL};
+
+/* ---- the daemon's group ---- */
+
+Test(memory_group, start_says_that_the_limits_do_not_fit)
+{
+    begin((const char *[]){ROOMY, NULL});
+    cr_assert(node_log_has(&node, "memory_limit is 1073741824 bytes"));
+    cr_assert(node_log_has(&node, "MemoryMax"));
+    end(too_small);
+}
+
+Test(memory_group, memory_that_does_not_fit_is_refused)
+{
+    void *addr;
+
+    begin((const char *[]){ROOMY, NULL});
+    for (unsigned i = 0; i < 5; i++) {
+        must_refuse(RDT_NO_MEMORY, "control group", rdt_alloc(bystander, 400 * MIB, &addr, &err));
+        must_refuse(RDT_NO_MEMORY, "MemoryMax", rdt_alloc(bystander, GROUP_BYTES, &addr, &err)); /* nothing is left for the daemon */
+        others_are_well();
+    }
+    must_ok(rdt_alloc(bystander, 128 * MIB, &addr, &err));
+    memset(addr, 1, 128 * MIB);
+    must_ok(rdt_dealloc(bystander, addr, &err));
+    memory_group_limit(&group, 2 * GROUP_BYTES); /* the remedy, without a restart */
+    must_ok(rdt_alloc(bystander, GROUP_BYTES, &addr, &err));
+    memset(addr, 1, GROUP_BYTES);
+    must_ok(rdt_dealloc(bystander, addr, &err));
+    end(too_small);
+}
+
+enum { GREEDY = 6, ROUNDS = 8, EACH = 70 };
+
+struct outcome {
+    unsigned well, refused;
+};
+
+static int take_what_there_is(struct actor *self, void *arg)
+{
+    rdt *conn = node_client(&node, "greedy");
+    struct outcome outcome = {0};
+
+    (void)arg;
+    actor_step(self);
+    actor_await(self);
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        void *addr;
+        struct rdt_error why = {0};
+        enum rdt_status status = rdt_alloc(conn, EACH * MIB + i * 4096, &addr, &why);
+
+        must_say(status == RDT_OK || status == RDT_NO_MEMORY, "%s: %s", rdt_status_name(status), why.msg);
+        if (status != RDT_OK) {
+            outcome.refused++;
+            continue;
+        }
+        outcome.well++;
+        memset(addr, 1, EACH * MIB);
+        must_ok(rdt_dealloc(conn, addr, &err));
+    }
+    actor_send(self, &outcome, sizeof outcome);
+    rdt_close(conn);
+    return 0;
+}
+
+/* Each alone would fit: what others are about to take counts, too. */
+Test(memory_group, many_at_once_get_no_more_than_there_is)
+{
+    struct outcome sum = {0}, one;
+    struct actor actors[GREEDY];
+
+    memory_group_create(&group, GROUP_BYTES);
+    node_start(&node, &(struct node_options){.flags = (const char *[]){ROOMY, "--worker-threads=4", NULL}, .memory_group = group.dir});
+    for (unsigned i = 0; i < GREEDY; i++) {
+        actor_start(&actors[i], take_what_there_is, NULL);
+        actor_await(&actors[i]);
+    }
+    bystander = node_client(&node, "bystander");
+    theirs = put_pattern(bystander, "theirs", 3 * MIB, 1);
+    for (unsigned i = 0; i < GREEDY; i++)
+        actor_step(&actors[i]);
+    for (unsigned i = 0; i < GREEDY; i++) {
+        actor_recv(&actors[i], &one, sizeof one);
+        sum.well += one.well;
+        sum.refused += one.refused;
+        actor_wait(&actors[i]);
+    }
+    cr_assert_gt(sum.well, 0);
+    cr_assert_gt(sum.refused, 0, "nothing was refused: the test proves nothing");
+    end(too_small);
+}
+
+/* A client's memory that lacks pages costs nobody anything, until the daemon touches it. */
+Test(memory_group, pages_that_a_client_left_out_are_refused)
+{
+    size_t bytes = 150 * MIB, n = 1;
+    struct rdt_fetch_options options = RDT_INIT(options);
+    const struct rdt_tensor *targets;
+    struct rdt_tensor into;
+    rdt_object *object;
+    struct rdt_ref ref;
+    struct stat st;
+    uint8_t *addr;
+    int fd;
+
+    begin((const char *[]){ROOMY, NULL});
+    ref = put_pattern(bystander, "large", bytes, 2);
+    fd = memfd_create("sparse", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    must(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+    addr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    must(addr != MAP_FAILED);
+    must_ok(rdt_import(bystander, fd, addr, bytes, &err));
+    into = bytes_at(addr, bytes);
+    targets = &into;
+    options.targets = &targets;
+    options.target_counts = &n;
+    options.timeout_ns = LONG;
+    must_refuse(RDT_NO_MEMORY, "control group", rdt_fetch(bystander, &ref, 1, &options, &object, &err));
+    must(fstat(fd, &st) == 0 && st.st_blocks == 0);
+    must_ok(rdt_dealloc(bystander, addr, &err));
+    must(munmap(addr, bytes) == 0 && close(fd) == 0);
+    must_ok(rdt_free(bystander, &ref, false, &err));
+    end(too_small);
+}
+
+/* ---- a client's group ---- */
+
+/* Fills memory of the daemon's, which is the daemon's to pay for, and then more memory of its own than its group has. */
+static int use_up_its_group(struct actor *self, void *arg)
+{
+    static const size_t bytes = 40 * MIB;
+    struct rdt_ref ref = ref_named("theirs");
+    rdt_object *object;
+    uint8_t *own;
+    rdt *conn;
+
+    (void)arg;
+    memory_group_enter(group.dir);
+    conn = node_client(&node, "poor");
+    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    memset(alloc_memory(conn, 2 * bytes), 1, 2 * bytes);
+    must_ok(rdt_ping(conn, LONG, &err));
+    actor_step(self);
+    own = mmap(NULL, 4 * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    must(own != MAP_FAILED);
+    memset(own, 1, 4 * bytes);
+    rdt_release(object);
+    return 0;
+}
+
+Test(memory_group, client_that_uses_up_its_own_dies_alone)
+{
+    struct actor poor;
+
+    memory_group_create(&group, 64 * MIB);
+    node_start(&node, &(struct node_options){0});
+    bystander = node_client(&node, "bystander");
+    theirs = put_pattern(bystander, "theirs", 3 * MIB, 1);
+    actor_start(&poor, use_up_its_group, NULL);
+    actor_await(&poor);
+    cr_assert_eq(actor_result(&poor), 128 + SIGKILL);
+    cr_assert_eq(memory_group_kills(&group), 1);
+    others_are_well();
+    must_ok(rdt_free(bystander, &theirs, false, &err));
+    rdt_close(bystander);
+    node_end(&node, NULL);
+    memory_group_remove(&group);
+}
