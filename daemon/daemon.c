@@ -411,9 +411,10 @@ static void wire(struct daemon *daemon)
     deadlines_init(&daemon->deadlines, &daemon->loop);
     regions_init(&daemon->regions, daemon->plugins, daemon->pool, options_effective_memory_limit(options));
     check_memory_limit(daemon);
-    regions_keep(&daemon->regions, &daemon->deadlines,
-                 options->pool_max_bytes ? options->pool_max_bytes : daemon->regions.limit_bytes / 8,
-                 options->cache_max_bytes ? options->cache_max_bytes : daemon->regions.limit_bytes / 8, options->pool_idle_ns);
+    regions_set_reuse(&daemon->regions, &daemon->deadlines,
+                      options->pool_max_bytes ? options->pool_max_bytes : daemon->regions.limit_bytes / 8,
+                      options->cache_max_bytes ? options->cache_max_bytes : daemon->regions.limit_bytes / 8,
+                      options->pool_idle_ns);
     accounts_init(&daemon->accounts);
     limits_derive(options, daemon->open_files, &daemon->accounts.limits);
     daemon->own = (struct account){.owner.uid = geteuid(), .refs = 1};
@@ -437,8 +438,8 @@ static void wire(struct daemon *daemon)
                                            .names = &daemon->names,
                                            .groups = &daemon->groups};
     transfers_init(&daemon->transfers);
-    daemon->regions.give_up = give_up_copies;
-    daemon->regions.give_up_arg = daemon;
+    daemon->regions.evict = give_up_copies;
+    daemon->regions.evict_arg = daemon;
     daemon->objects.on_ended = on_object_ended;
     daemon->objects.on_ended_arg = daemon;
     daemon->rpc = (struct rpc){.loop = &daemon->loop,

@@ -121,7 +121,7 @@ bool copy_step(struct copy *copy)
     return more;
 }
 
-unsigned copy_hands(const struct copy *copy, unsigned n)
+unsigned copy_threads(const struct copy *copy, unsigned n)
 {
     uint64_t steps = layout_total_bytes(copy->source) / copy->step_bytes;
 

@@ -14,7 +14,7 @@ struct batch {
 struct device_copy {
     const struct layout *source, *target;
     const struct device_place *from, *to;
-    device_copied on_done;
+    device_copy_done on_done;
     bool (*wanted)(void *arg); /* NULL: as long as nobody stops it */
     void *arg;
     uint32_t tensor; /* the next batch begins here, ... */
@@ -38,7 +38,7 @@ static bool is_ours(const struct device_copy *copy, uint32_t i)
     from = &copy->from[copy->source->region[i]];
     to = &copy->to[copy->target->region[i]];
     return (from->region || from->base) && (to->region || to->base) &&
-           ((from->region && from->region->at) || (to->region && to->region->at));
+           ((from->region && from->region->device) || (to->region && to->region->device));
 }
 
 static const uint8_t *base_of(const struct device_place *place)
@@ -48,7 +48,7 @@ static const uint8_t *base_of(const struct device_place *place)
 
 static struct memory_kind *kind_of(const struct device_place *from, const struct device_place *to)
 {
-    return to->region && to->region->at ? to->region->kind : from->region->kind;
+    return to->region && to->region->device ? to->region->kind : from->region->kind;
 }
 
 static enum rdt_status check(const struct device_copy *copy, bool *any_p, struct rdt_error *err)
@@ -61,7 +61,7 @@ static enum rdt_status check(const struct device_copy *copy, bool *any_p, struct
         from = copy->from[copy->source->region[i]].region;
         to = copy->to[copy->target->region[i]].region;
         *any_p = true;
-        if (from && to && from->at && to->at && from->kind != to->kind)
+        if (from && to && from->device && to->device && from->kind != to->kind)
             return rdt_error_set(err, RDT_UNSUPPORTED, "tensor %u: nothing copies from %s to %s memory", i, from->kind->name,
                                  to->kind->name);
     }
@@ -106,7 +106,7 @@ static bool on_runs(void *arg, uint64_t place, int64_t step, uint64_t run, uint6
 
 static const struct rdt_block *block_of(const struct device_place *place)
 {
-    return place->region && place->region->at ? &place->region->block : NULL;
+    return place->region && place->region->device ? &place->region->block : NULL;
 }
 
 /* One batch has one region at each end. false: nothing is left. */
@@ -221,7 +221,7 @@ static void go_on(struct device_copy *copy)
 }
 
 enum rdt_status device_copy_start(const struct layout *source, const struct device_place *from, const struct layout *target,
-                                  const struct device_place *to, const struct device_part *part, bool pinned, device_copied on_done,
+                                  const struct device_place *to, const struct device_part *part, bool pinned, device_copy_done on_done,
                                   void *arg, struct device_copy **copy_p, struct rdt_error *err)
 {
     struct device_copy *copy = calloc(1, sizeof *copy);
@@ -258,7 +258,7 @@ void device_copy_stop(struct device_copy *copy)
     copy->stop = true;
 }
 
-void device_copy_ask(struct device_copy *copy, bool (*wanted)(void *arg))
+void device_copy_set_wanted(struct device_copy *copy, bool (*wanted)(void *arg))
 {
     copy->wanted = wanted;
 }

@@ -1,7 +1,8 @@
-/* Copies of tensors to, from and between devices: cut into batches that the plug-in carries out by itself, a few at a time, so that
- * whoever gives up waits for those that run, and for no more. Tensors whose both ends are host memory are somebody else's (copy.h).
+/* Copies of tensors to, from and between devices. A copy is cut into batches, each of which the plug-in carries out
+ * by itself. A few batches run at a time, so that a copy that is stopped ends after those, and not after all of its
+ * bytes. Tensors with both ends in host memory are ignored: copy.h copies those.
  *
- * Loop thread only.
+ * All calls are made in the loop thread.
  */
 #ifndef DAEMON_DEVICE_COPY_H
 #define DAEMON_DEVICE_COPY_H
@@ -13,37 +14,41 @@
 #define DEVICE_COPY_BATCH_PIECES 512u
 #define DEVICE_COPY_AT_ONCE 4u
 
-/* A place of a layout's region index. */
+/* The memory of one region index of a layout. */
 struct device_place {
-    struct region *region; /* NULL: host memory at base, or nothing */
-    uint8_t *base;         /* host memory; NULL: its tensors are left out */
+    struct region *region; /* NULL: host memory at base */
+    uint8_t *base;         /* region and base are both NULL: its tensors are not copied */
 };
 
 struct device_copy;
 
-/* Everything has ended that was started: OK, or the first failure (also CANCELLED, after device_copy_stop). It is freed then. */
-typedef void (*device_copied)(void *arg, const struct rdt_error *err);
+/* All batches have ended. err: NULL, or the first failure (CANCELLED if the copy was stopped before its end). The
+ * copy is freed after the call. */
+typedef void (*device_copy_done)(void *arg, const struct rdt_error *err);
 
-/* What of the tensors: from byte `at` of the packed stream of tensor `first` on so many bytes. */
+/* A range of the packed stream of a layout: `bytes` bytes from byte `at` of tensor `first` on. */
 struct device_part {
     uint32_t first;
     uint64_t at, bytes;
 };
 
-/* Copies the tensors of source (part: of that only; NULL: all) to those of target, which has the same shapes and is row-major, as far as
- * one end is on a device. pinned: the host ends are. Layouts and places are borrowed, and what they name stays pinned, until on_done, which
- * never comes inside this call. UNSUPPORTED: from one kind's device to another's. *copy_p NULL: there is nothing to do, and on_done does
- * not come. */
+/* Starts to copy the tensors of source to those of target, which has the same shapes and is row-major. part: copies
+ * only that range; NULL: all. pinned: the host memory at either end is pinned for the device's kind. The layouts and
+ * places are borrowed until on_done, and the memory that they name must stay pinned until then. on_done is called
+ * later, exactly once. *copy_p is NULL if there is nothing to copy; on_done is not called then. Errors, after which
+ * on_done is not called: UNSUPPORTED (a tensor would go from a device of one kind to one of another), NO_MEMORY, or
+ * what the plug-in returned for the first batch. */
 enum rdt_status device_copy_start(const struct layout *source, const struct device_place *from, const struct layout *target,
-                                  const struct device_place *to, const struct device_part *part, bool pinned, device_copied on_done,
-                                  void *arg, struct device_copy **copy_p, struct rdt_error *err);
+                                  const struct device_place *to, const struct device_part *part, bool pinned,
+                                  device_copy_done on_done, void *arg, struct device_copy **copy_p, struct rdt_error *err);
 
-/* No more is started. */
+/* Starts no further batches: on_done is called when the running ones have ended. */
 void device_copy_stop(struct device_copy *copy);
 
-/* Before each further batch it asks on_done's arg whether anybody wants it still; if not it stops. */
-void device_copy_ask(struct device_copy *copy, bool (*wanted)(void *arg));
+/* From now on `wanted` is called with on_done's arg whenever a batch has ended; if it returns false, the copy is stopped. */
+void device_copy_set_wanted(struct device_copy *copy, bool (*wanted)(void *arg));
 
-uint64_t device_copy_bytes(const struct device_copy *copy); /* copied so far */
+/* Returns the number of bytes copied so far. */
+uint64_t device_copy_bytes(const struct device_copy *copy);
 
 #endif

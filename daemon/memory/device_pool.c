@@ -5,10 +5,10 @@
 void device_pool_init(struct device_pool *pool, void (*release)(struct pool_block *block))
 {
     *pool = (struct device_pool){.release = release};
-    list_init(&pool->kept);
+    list_init(&pool->blocks);
 }
 
-void device_pool_keep(struct device_pool *pool, uint64_t idle_ns)
+void device_pool_set_idle(struct device_pool *pool, uint64_t idle_ns)
 {
     pool->idle_ns = idle_ns;
 }
@@ -17,8 +17,8 @@ void device_pool_keep(struct device_pool *pool, uint64_t idle_ns)
 static void leave(struct pool_block *block)
 {
     list_remove(&block->link);
-    block->at->memory.pooled_bytes -= block->bytes;
-    block->at->memory.n_pooled--;
+    block->device->memory.pooled_bytes -= block->bytes;
+    block->device->memory.n_pooled--;
 }
 
 static void drop(struct device_pool *pool, struct pool_block *block)
@@ -33,9 +33,9 @@ static uint64_t bytes_of(const struct device_pool *pool, const struct memory_dev
 {
     uint64_t bytes = 0;
 
-    list_for_each (node, &pool->kept) {
+    list_for_each (node, &pool->blocks) {
         const struct pool_block *block = container_of(node, struct pool_block, link);
-        bytes += block->at == device && block->client == client ? block->bytes : 0;
+        bytes += block->device == device && block->client == client ? block->bytes : 0;
     }
     return bytes;
 }
@@ -43,9 +43,9 @@ static uint64_t bytes_of(const struct device_pool *pool, const struct memory_dev
 /* The oldest on the device; of that client's, unless `any`. */
 static struct pool_block *oldest(const struct device_pool *pool, const struct memory_device *device, uint64_t client, bool any)
 {
-    list_for_each (node, &pool->kept) {
+    list_for_each (node, &pool->blocks) {
         struct pool_block *block = container_of(node, struct pool_block, link);
-        if (block->at == device && (any || block->client == client))
+        if (block->device == device && (any || block->client == client))
             return block;
     }
     return NULL;
@@ -53,7 +53,7 @@ static struct pool_block *oldest(const struct device_pool *pool, const struct me
 
 bool device_pool_give(struct device_pool *pool, struct pool_block *block, const struct owner *owner, uint64_t client)
 {
-    struct memory_device *device = block->at;
+    struct memory_device *device = block->device;
     uint64_t max = device->memory.pool_max_bytes, own_max = client != 0 ? max / 2 : max; /* no client takes it all */
 
     if (pool->idle_ns == 0 || block->bytes == 0 || block->bytes > own_max || !block->kind->available || !block->block.addr)
@@ -68,7 +68,7 @@ bool device_pool_give(struct device_pool *pool, struct pool_block *block, const 
     block->owner = *owner;
     block->client = client;
     block->since_ns = uv_hrtime();
-    list_append(&pool->kept, &block->link);
+    list_append(&pool->blocks, &block->link);
     device->memory.pooled_bytes += block->bytes;
     device->memory.n_pooled++;
     return true;
@@ -81,9 +81,9 @@ struct pool_block *device_pool_take(struct device_pool *pool, const struct devic
 
     if (pool->idle_ns == 0)
         return NULL;
-    list_for_each (node, &pool->kept) {
+    list_for_each (node, &pool->blocks) {
         struct pool_block *block = container_of(node, struct pool_block, link);
-        if (block->at != wish->device || (block->client != 0 && block->client != wish->client))
+        if (block->device != wish->device || (block->client != 0 && block->client != wish->client))
             continue;
         if (block->bytes < wish->bytes || block->bytes - wish->bytes > wish->bytes / 4)
             continue;
@@ -99,7 +99,7 @@ struct pool_block *device_pool_take(struct device_pool *pool, const struct devic
     return best;
 }
 
-void device_pool_give_up(struct device_pool *pool, const struct memory_device *device, uint64_t bytes, struct list *victims)
+void device_pool_evict(struct device_pool *pool, const struct memory_device *device, uint64_t bytes, struct list *victims)
 {
     struct pool_block *block;
 
@@ -113,8 +113,8 @@ void device_pool_give_up(struct device_pool *pool, const struct memory_device *d
 
 bool device_pool_sweep(struct device_pool *pool, uint64_t now_ns)
 {
-    while (!list_empty(&pool->kept)) {
-        struct pool_block *block = container_of(list_first(&pool->kept), struct pool_block, link);
+    while (!list_empty(&pool->blocks)) {
+        struct pool_block *block = container_of(list_first(&pool->blocks), struct pool_block, link);
         if (now_ns - block->since_ns < pool->idle_ns)
             return true;
         drop(pool, block);
@@ -124,7 +124,7 @@ bool device_pool_sweep(struct device_pool *pool, uint64_t now_ns)
 
 void device_pool_forget_client(struct device_pool *pool, uint64_t client)
 {
-    list_for_each_safe (node, &pool->kept) {
+    list_for_each_safe (node, &pool->blocks) {
         struct pool_block *block = container_of(node, struct pool_block, link);
         if (block->client == client)
             drop(pool, block);
@@ -133,7 +133,7 @@ void device_pool_forget_client(struct device_pool *pool, uint64_t client)
 
 void device_pool_forget_kind(struct device_pool *pool, const struct memory_kind *kind)
 {
-    list_for_each_safe (node, &pool->kept) {
+    list_for_each_safe (node, &pool->blocks) {
         struct pool_block *block = container_of(node, struct pool_block, link);
         if (block->kind == kind)
             drop(pool, block);
@@ -142,7 +142,7 @@ void device_pool_forget_kind(struct device_pool *pool, const struct memory_kind 
 
 void device_pool_forget_transport(struct device_pool *pool, const struct transport *transport)
 {
-    list_for_each_safe (node, &pool->kept) {
+    list_for_each_safe (node, &pool->blocks) {
         struct pool_block *block = container_of(node, struct pool_block, link);
         bool registered = false;
         for (unsigned i = 0; i < block->n_registrations; i++)
@@ -156,7 +156,7 @@ unsigned device_pool_blocks(const struct device_pool *pool, const struct memory_
 {
     unsigned n = 0;
 
-    list_for_each (node, &pool->kept)
+    list_for_each (node, &pool->blocks)
         n += container_of(node, struct pool_block, link)->kind == kind;
     return n;
 }

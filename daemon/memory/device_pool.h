@@ -1,13 +1,14 @@
-/* Memory on devices that nobody uses any more, kept for who wants such next: what a device takes long to make and to map is there already.
+/* The pool of device memory: free blocks, kept because a device takes long to allocate and to map memory.
  *
- * The rule is that of host memory: a handle that has left the daemon cannot be taken back. So what never left it may serve anyone, zeroed
- * first where it would show one owner the bytes of another (or was to be zero), and what only one client ever had may serve that client
- * alone, while it is connected. Everything else goes back to the device.
+ * The rule is that of host memory: a handle that has left the daemon cannot be taken back. A block that never left the
+ * daemon may serve any client; the caller zeroes it if its bytes belong to another owner or if the new region must be
+ * zero. A block that only one client ever had serves that client, while it is connected. All other memory is freed.
  *
- * What is kept counts as used on its device, is bounded for each device and for each client on it, goes when nobody wanted it for idle_ns,
- * with its client, its kind or a transport that it is registered with, and is given up before anyone is refused room there.
+ * Blocks count as used memory of their device. They are bounded for each device (pool_max_bytes) and for each client on
+ * it (half of that). A block is freed when nobody took it for idle_ns, when its client, its memory kind or a transport
+ * that it is registered with goes, and before a request is refused for lack of memory on the device.
  *
- * Loop thread only.
+ * All calls are made in the loop thread.
  */
 #ifndef DAEMON_DEVICE_POOL_H
 #define DAEMON_DEVICE_POOL_H
@@ -16,37 +17,44 @@
 #include "daemon/memory/pool.h"
 
 struct device_pool {
-    struct list kept; /* struct pool_block, of all devices, the oldest first */
-    uint64_t idle_ns;
-    void (*release)(struct pool_block *block); /* gives it back to its device; the struct, too */
+    struct list blocks; /* struct pool_block, free ones of all devices, the oldest first */
+    uint64_t idle_ns;   /* 0: nothing is pooled */
+    void (*release)(struct pool_block *block); /* frees the memory, takes off its charge and frees the struct */
 };
 
 struct device_block_wish {
     struct memory_device *device;
     uint64_t bytes;  /* as the kind rounds them */
-    uint64_t client; /* whose own will do, too; 0: nobody's */
+    uint64_t client; /* a block that only this client had will do, too; 0: none */
 };
 
+/* Initialises a pool that accepts no blocks. */
 void device_pool_init(struct device_pool *pool, void (*release)(struct pool_block *block));
 
-/* From now on memory is kept: on each device as its ready_max_bytes says. */
-void device_pool_keep(struct device_pool *pool, uint64_t idle_ns);
+/* From now on blocks are pooled for idle_ns; 0: no more blocks are accepted. */
+void device_pool_set_idle(struct device_pool *pool, uint64_t idle_ns);
 
-/* Takes a block over, with its charge, of whose bytes `owner` knows. client: the only one that ever had it; 0: nobody had. false: it is
- * not wanted here. */
+/* Takes over a block with its charge. owner: whose bytes are in it. client: the only client that ever had it; 0: none
+ * had. May free older blocks. Returns false if the pool has no use for it: the block is still the caller's. */
 bool device_pool_give(struct device_pool *pool, struct pool_block *block, const struct owner *owner, uint64_t client);
 
-/* A block of about so many bytes, the caller's with its charge; NULL: there is none. block->client: only that one may ever have it. */
+/* Takes a block of at least wish->bytes with its charge; NULL: there is none. If block->client is not 0, only that
+ * client may have it. */
 struct pool_block *device_pool_take(struct device_pool *pool, const struct device_block_wish *wish);
 
-/* Moves blocks of at least so many bytes on that device (or all there are) to victims, the oldest first. They are no longer counted as
- * kept; their charge is the caller's. */
-void device_pool_give_up(struct device_pool *pool, const struct memory_device *device, uint64_t bytes, struct list *victims);
+/* Moves blocks of that device of at least `bytes` bytes, or all if there are fewer, to `victims`, the oldest first.
+ * They no longer count as pooled. The caller takes off their charge and frees them. */
+void device_pool_evict(struct device_pool *pool, const struct memory_device *device, uint64_t bytes, struct list *victims);
 
-bool device_pool_sweep(struct device_pool *pool, uint64_t now_ns); /* false: nothing is left to grow old */
+/* Frees the blocks that were free for idle_ns. Returns false if the pool is empty. */
+bool device_pool_sweep(struct device_pool *pool, uint64_t now_ns);
+
+/* These free the blocks that only that client ever had, of that kind, or registered with that transport. */
 void device_pool_forget_client(struct device_pool *pool, uint64_t client);
 void device_pool_forget_kind(struct device_pool *pool, const struct memory_kind *kind);
-void device_pool_forget_transport(struct device_pool *pool, const struct transport *transport); /* what is registered with it */
+void device_pool_forget_transport(struct device_pool *pool, const struct transport *transport);
+
+/* The number of blocks of that kind. */
 unsigned device_pool_blocks(const struct device_pool *pool, const struct memory_kind *kind);
 
 #endif

@@ -13,7 +13,7 @@ void pool_init(struct pool *pool, struct work_pool *work, uint64_t max_bytes, ui
 {
     *pool = (struct pool){.work = work, .max_bytes = max_bytes, .idle_ns = idle_ns};
     for (unsigned i = 0; i < POOL_CLASSES; i++)
-        list_init(&pool->classes[i].ready);
+        list_init(&pool->classes[i].free);
 }
 
 /* ---- size classes ---- */
@@ -87,7 +87,7 @@ void pool_block_free(struct pool_block *block)
     if (block->discard && kind->ops.discard)
         kind->ops.discard(kind->instance, &block->block);
     kind->ops.free(kind->instance, &block->block);
-    if (!block->at)
+    if (!block->device)
         memory_kind_unuse(kind);
 }
 
@@ -173,13 +173,13 @@ static void settle(struct pool_block *block)
     struct pool *pool = block->pool;
     struct pool_class *class = &pool->classes[class_of(block->bytes, NULL)];
 
-    class->n_making--;
+    class->n_pending--;
     if (pool->closed || is_of_leaving(block)) {
         release(block);
         return;
     }
-    list_append(&class->ready, &block->link);
-    class->n_ready++;
+    list_append(&class->free, &block->link);
+    class->n_free++;
     pool->on_change(pool->arg);
 }
 
@@ -195,7 +195,7 @@ static void done_make(struct work *work)
     for (unsigned i = 0; i < block->n_registrations; i++)
         atomic_fetch_sub(&block->registrations[i].transport->registered, 1);
     memory_kind_unuse(block->kind);
-    pool->classes[class_of(block->bytes, NULL)].n_making--;
+    pool->classes[class_of(block->bytes, NULL)].n_pending--;
     uncharge(pool, block->bytes); /* who needs memory now will say that there is none */
     free(block);
     pool->on_change(pool->arg);
@@ -219,13 +219,13 @@ static struct pool_block *block_new(struct pool *pool, uint64_t bytes)
 
 static void make_ahead(struct pool *pool, struct pool_class *class, uint64_t bytes)
 {
-    unsigned target = class->wants < 2 ? 0 : class->wants - 1;
+    unsigned target = class->n_wanted < 2 ? 0 : class->n_wanted - 1;
 
     if (target > MAX_AHEAD)
         target = MAX_AHEAD;
     if (target > 1 && target * bytes > pool->max_bytes / 4)
         target = (unsigned)(pool->max_bytes / 4 / bytes) + 1;
-    while (!pool->closed && class->n_ready + class->n_making < target && pool->bytes + bytes <= pool->max_bytes) {
+    while (!pool->closed && class->n_free + class->n_pending < target && pool->bytes + bytes <= pool->max_bytes) {
         struct pool_block *block;
         if (!pool->reserve(pool->arg, bytes))
             return;
@@ -235,10 +235,10 @@ static void make_ahead(struct pool *pool, struct pool_class *class, uint64_t byt
             return;
         }
         pool->bytes += bytes;
-        class->n_making++;
-        for (unsigned i = 0; i < pool->n_registers; i++) {
-            atomic_fetch_add(&pool->registers[i]->registered, 1);
-            block->registrations[block->n_registrations++] = (struct registration){.transport = pool->registers[i]};
+        class->n_pending++;
+        for (unsigned i = 0; i < pool->n_transports; i++) {
+            atomic_fetch_add(&pool->transports[i]->registered, 1);
+            block->registrations[block->n_registrations++] = (struct registration){.transport = pool->transports[i]};
         }
         block->work = (struct work){.run = run_make, .done = done_make};
         work_submit(pool->work, &block->work);
@@ -249,11 +249,11 @@ static struct pool_block *take_newest(struct pool_class *class)
 {
     struct pool_block *block;
 
-    if (list_empty(&class->ready))
+    if (list_empty(&class->free))
         return NULL;
-    block = container_of(class->ready.prev, struct pool_block, link);
+    block = container_of(class->free.prev, struct pool_block, link);
     list_remove(&block->link);
-    class->n_ready--;
+    class->n_free--;
     return block;
 }
 
@@ -267,10 +267,10 @@ struct pool_block *pool_take(struct pool *pool, const struct memory_kind *kind, 
     if (!keeps(pool, kind, bytes))
         return NULL;
     class = &pool->classes[class_of(bytes, &room)];
-    if (class->last_want_ns == 0 || now - class->last_want_ns > pool->idle_ns)
-        class->wants = 0;
-    class->last_want_ns = now;
-    class->wants++;
+    if (class->last_wanted_ns == 0 || now - class->last_wanted_ns > pool->idle_ns)
+        class->n_wanted = 0;
+    class->last_wanted_ns = now;
+    class->n_wanted++;
     block = take_newest(class);
     if (block) {
         pool->hits++;
@@ -310,8 +310,8 @@ bool pool_give(struct pool *pool, struct pool_block *block)
         return false;
     block->pool = pool;
     pool->bytes += block->bytes;
-    class->n_making++;
-    class->last_want_ns = uv_hrtime(); /* it has just been of use */
+    class->n_pending++;
+    class->last_wanted_ns = uv_hrtime(); /* it has just been of use */
     block->work = (struct work){.run = run_scrub, .done = done_scrub};
     work_submit(pool->work, &block->work);
     return true;
@@ -319,7 +319,7 @@ bool pool_give(struct pool *pool, struct pool_block *block)
 
 /* ---- giving up ---- */
 
-void pool_give_up(struct pool *pool, uint64_t bytes, struct list *victims)
+void pool_evict(struct pool *pool, uint64_t bytes, struct list *victims)
 {
     uint64_t given = 0;
 
@@ -328,12 +328,12 @@ void pool_give_up(struct pool *pool, uint64_t bytes, struct list *victims)
         struct pool_block *block;
         for (unsigned i = 0; i < POOL_CLASSES; i++) {
             struct pool_class *class = &pool->classes[i];
-            if (class->n_ready > 0 && (!oldest || class->last_want_ns < oldest->last_want_ns))
+            if (class->n_free > 0 && (!oldest || class->last_wanted_ns < oldest->last_wanted_ns))
                 oldest = class;
         }
         if (!oldest)
             return;
-        oldest->wants = 0; /* memory is short: no more ahead of need */
+        oldest->n_wanted = 0; /* memory is short: no more ahead of need */
         block = take_newest(oldest);
         given += block->bytes;
         uncharge(pool, block->bytes);
@@ -341,7 +341,7 @@ void pool_give_up(struct pool *pool, uint64_t bytes, struct list *victims)
     }
 }
 
-static void drop_ready(struct pool_class *class)
+static void release_free(struct pool_class *class)
 {
     struct pool_block *block;
 
@@ -352,35 +352,35 @@ static void drop_ready(struct pool_class *class)
 bool pool_sweep(struct pool *pool, uint64_t now_ns)
 {
     for (unsigned i = 0; i < POOL_CLASSES; i++)
-        if (pool->classes[i].n_ready > 0 && now_ns - pool->classes[i].last_want_ns >= pool->idle_ns)
-            drop_ready(&pool->classes[i]);
+        if (pool->classes[i].n_free > 0 && now_ns - pool->classes[i].last_wanted_ns >= pool->idle_ns)
+            release_free(&pool->classes[i]);
     return pool->bytes > 0;
 }
 
 void pool_note_registration(struct pool *pool, struct transport *transport)
 {
-    for (unsigned i = 0; i < pool->n_registers; i++)
-        if (pool->registers[i] == transport)
+    for (unsigned i = 0; i < pool->n_transports; i++)
+        if (pool->transports[i] == transport)
             return;
-    if (pool->n_registers < BLOCK_MAX_REGISTRATIONS)
-        pool->registers[pool->n_registers++] = transport;
+    if (pool->n_transports < BLOCK_MAX_REGISTRATIONS)
+        pool->transports[pool->n_transports++] = transport;
 }
 
 void pool_forget_transport(struct pool *pool, const struct transport *transport)
 {
     unsigned n = 0;
 
-    for (unsigned i = 0; i < pool->n_registers; i++)
-        if (pool->registers[i] != transport)
-            pool->registers[n++] = pool->registers[i];
-    pool->n_registers = n;
+    for (unsigned i = 0; i < pool->n_transports; i++)
+        if (pool->transports[i] != transport)
+            pool->transports[n++] = pool->transports[i];
+    pool->n_transports = n;
     for (unsigned i = 0; i < POOL_CLASSES; i++)
-        list_for_each_safe (node, &pool->classes[i].ready) {
+        list_for_each_safe (node, &pool->classes[i].free) {
             struct pool_block *block = container_of(node, struct pool_block, link);
             if (!is_of_leaving(block))
                 continue;
             list_remove(&block->link);
-            pool->classes[i].n_ready--;
+            pool->classes[i].n_free--;
             release(block);
         }
 }
@@ -389,5 +389,5 @@ void pool_close(struct pool *pool)
 {
     pool->closed = true;
     for (unsigned i = 0; i < POOL_CLASSES; i++)
-        drop_ready(&pool->classes[i]);
+        release_free(&pool->classes[i]);
 }

@@ -1,11 +1,14 @@
-/* Memory that is ready before anybody asks: pages reserved, mapped, touched, zeroed, registered where transports register. None of it
- * was ever seen outside the daemon (no fd of it has left), so that it may serve anyone; what comes back here is scrubbed first.
+/* The pool of host memory: free blocks whose pages are already allocated, mapped, touched, zeroed and registered with
+ * transports, so that an allocation from the pool costs none of that. No descriptor of a block has ever left the
+ * daemon, so a block may serve any client. A block that is returned is zeroed first.
  *
- * It holds blocks of one kind, host memory, in size classes, four to each doubling. Blocks are made ahead on the work pool once
- * demand has shown itself: the second time that a class is wanted within idle_ns. What nobody wanted for so long goes back.
- * Whatever is here is charged by reserve(), and given up before anyone is refused memory.
+ * The pool holds blocks of one memory kind, in size classes, four to each doubling. When a class is requested a second
+ * time within idle_ns, the work pool allocates blocks of that class ahead of demand. Free blocks of a class that nobody
+ * requested for idle_ns are freed.
  *
- * Loop thread only.
+ * Blocks are charged with reserve(), like memory in use, and are freed before a request is refused for lack of memory.
+ *
+ * All calls are made in the loop thread unless a comment says otherwise.
  */
 #ifndef DAEMON_POOL_H
 #define DAEMON_POOL_H
@@ -18,8 +21,9 @@
 #include "daemon/base/work.h"
 
 #define BLOCK_MAX_REGISTRATIONS 4
-/* Up to here memory is made on the loop. A private copy of 128 KiB into memory made there kept the loop for 200 us, of 32 KiB for 100;
- * with memory made ahead on the work pool both took 50 us, and the loop a fraction of it. */
+/* Memory of up to this size is allocated in the loop, and not pooled. A private copy into memory that the loop
+ * allocated kept the loop busy for 200 us with 128 KiB and for 100 us with 32 KiB. Both took 50 us, most of it
+ * outside the loop, with memory that the work pool had allocated ahead. */
 #define POOL_MIN_BYTES (16u << 10)
 #define POOL_CLASSES 256
 
@@ -28,85 +32,91 @@ struct registration { /* counted in transport->registered */
     void *handle;
 };
 
-/* Ends it. Any thread. */
+/* Unregisters the memory. Any thread. */
 void registration_end(const struct registration *registration);
 
-/* Memory by itself, without anybody's name on it. */
+/* Memory that belongs to no region: free in a pool, or about to be freed. */
 struct pool_block {
     struct list link;
     struct pool *pool;
     struct memory_kind *kind;
-    struct memory_device *at; /* NULL: host memory */
+    struct memory_device *device; /* NULL: host memory */
     struct rdt_block block;
-    uint64_t bytes;
+    uint64_t bytes; /* the size that is charged */
     struct registration registrations[BLOCK_MAX_REGISTRATIONS];
     unsigned n_registrations;
-    int guard;    /* of the mapping */
-    bool discard; /* others may have it mapped: its pages go all the same */
-    /* device_pool.c's: whose bytes are in it; the only client that ever had it; since when nobody uses it */
+    int guard;    /* the SIGBUS guard of its mapping */
+    bool discard; /* remove its pages even if another process still maps them */
+    /* for device_pool.c: the owner whose bytes are in it, the only client that ever had it (0: none), and when it
+     * became free */
     struct owner owner;
     uint64_t client, since_ns;
-    struct account *sender; /* a reference; of memory that a client sent: owner_work ends it. Else NULL */
+    struct account *sender; /* a reference: a client sent this memory, so owner_work frees it. NULL: the daemon allocated it */
     struct work work;
-    enum rdt_status status; /* of the work */
+    enum rdt_status status; /* the result of the work */
 };
 
 struct pool_class {
-    struct list ready; /* struct pool_block, latest last */
-    unsigned n_ready, n_making;
-    unsigned wants;        /* within idle_ns of each other */
-    uint64_t last_want_ns; /* 0: never */
+    struct list free; /* struct pool_block, the latest last */
+    unsigned n_free;
+    unsigned n_pending;       /* blocks that the work pool is allocating or zeroing */
+    unsigned n_wanted;        /* requests, each within idle_ns of the one before it */
+    uint64_t last_wanted_ns;  /* 0: never */
 };
 
 struct pool {
     struct work_pool *work;
     struct memory_room *room; /* of blocks made ahead; NULL: there is no pool */
     struct memory_kind *kind;
-    uint64_t max_bytes, idle_ns; /* max_bytes 0: there is no pool */
-    uint64_t bytes;              /* ready, being made, being scrubbed */
-    uint64_t hits, misses;
-    struct transport
-        *registers[BLOCK_MAX_REGISTRATIONS]; /* with whom memory was registered before: what is made ahead is too */
-    unsigned n_registers;
+    uint64_t max_bytes, idle_ns; /* max_bytes 0: nothing is pooled */
+    uint64_t bytes;              /* of blocks that are free, being allocated or being zeroed */
+    uint64_t hits, misses;       /* requests that a free block served, and those that none could */
+    struct transport *transports[BLOCK_MAX_REGISTRATIONS]; /* blocks allocated ahead are registered with these */
+    unsigned n_transports;
     bool closed;
-    /* Takes from, and gives back to, what the daemon may use. reserve: false, there is no room. */
-    bool (*reserve)(void *arg, uint64_t bytes);
-    void (*unreserve)(void *arg, uint64_t bytes);
-    void (*on_change)(void *arg); /* from the loop: a block is ready, or gone */
+    bool (*reserve)(void *arg, uint64_t bytes);   /* charges memory_limit; false: there is no room */
+    void (*unreserve)(void *arg, uint64_t bytes); /* takes the charge off */
+    void (*on_change)(void *arg);                 /* from the loop: a block has become free, or its memory has been freed */
     void *arg;
     struct pool_class classes[POOL_CLASSES];
 };
 
+/* Initialises the pool. The caller sets kind, reserve, unreserve, on_change and arg before any other call. */
 void pool_init(struct pool *pool, struct work_pool *work, uint64_t max_bytes, uint64_t idle_ns);
 
-/* What memory for so many bytes takes: whole pages, as its kind has them; or its size class, where the pool keeps such. */
+/* The size of an allocation of `bytes` bytes of that kind: whole pages of the kind. */
 uint64_t pool_pages_bytes(const struct memory_kind *kind, uint64_t bytes);
+
+/* The size of an allocation of `bytes` bytes: its size class, if the pool keeps blocks of this kind and size, or else
+ * whole pages. */
 uint64_t pool_room_bytes(const struct pool *pool, const struct memory_kind *kind, uint64_t bytes);
 
-/* A ready block of pool_room_bytes(bytes), which is the caller's with its charge; NULL: none. Either way the pool learns that such
- * are wanted. Free the struct with free(), or give it back. */
+/* Takes a free block of pool_room_bytes(bytes) with its charge; NULL: there is none. Either way the request counts as
+ * demand for its size class. The caller frees the struct with free(), or returns it with pool_give. */
 struct pool_block *pool_take(struct pool *pool, const struct memory_kind *kind, uint64_t bytes);
 
-/* Takes back a block that never left the daemon, with its charge: scrubbed it will serve again. false: it is not wanted here. */
+/* Returns a block of which no descriptor ever left the daemon, with its charge. The work pool zeroes it, and then it
+ * is free. Returns false if the pool has no use for it: the block is still the caller's. */
 bool pool_give(struct pool *pool, struct pool_block *block);
 
-/* Moves ready blocks of at least so many bytes (or all there are) to victims, the oldest first; their charge is gone, and the caller
- * sees to it that they are freed. */
-void pool_give_up(struct pool *pool, uint64_t bytes, struct list *victims);
+/* Moves free blocks of at least `bytes` bytes, or all if there are fewer, to `victims`, those of the least recently
+ * requested classes first. Their charge is taken off at once. The caller frees them. */
+void pool_evict(struct pool *pool, uint64_t bytes, struct list *victims);
 
-/* Gives back what nobody wants any more. false: nothing is left that could grow old. */
+/* Frees the blocks of classes that nobody requested for idle_ns. Returns false if the pool is empty. */
 bool pool_sweep(struct pool *pool, uint64_t now_ns);
 
+/* From now on blocks that are allocated ahead are registered with that transport, too. */
 void pool_note_registration(struct pool *pool, struct transport *transport);
 
-/* The transport is leaving: nothing more is registered with it, and what is ready and was goes. */
+/* The transport is being unloaded: frees the free blocks that are registered with it, and registers no more. */
 void pool_forget_transport(struct pool *pool, const struct transport *transport);
 
-/* Everything goes; what is being made goes when it is. */
+/* Frees all free blocks. Blocks that are being allocated or zeroed are freed when that is done. */
 void pool_close(struct pool *pool);
 
-/* On a work thread: registrations, mapping, pages. Does not free the struct. */
-/* Of a block on a device the kind is in use still: the caller ends that on the loop, when its room is given back. */
+/* Unregisters and frees the memory of a block, but not the struct. Any thread. The use of the memory kind ends here
+ * for host memory; for memory of a device the caller ends it in the loop, when the device's charge is taken off. */
 void pool_block_free(struct pool_block *block);
 
 #endif

@@ -16,18 +16,6 @@ struct page_work {
     struct list victims; /* struct pool_block whose pages go first */
 };
 
-void region_free_victims(struct list *victims)
-{
-    list_for_each_safe (node, victims) {
-        struct pool_block *block = container_of(node, struct pool_block, link);
-        pool_block_free(block);
-        if (block->at)
-            memory_kind_unuse(block->kind); /* its room was given back when it became one */
-        free(block);
-    }
-    list_init(victims);
-}
-
 static enum rdt_status call_alloc(struct region *region, struct rdt_error *err)
 {
     const struct rdt_memory_ops *ops = &region->kind->ops;
@@ -41,7 +29,7 @@ static enum rdt_status call_alloc(struct region *region, struct rdt_error *err)
     return ops->alloc(instance, "", region->room, &region->block, err);
 }
 
-/* may_wait: not on the loop thread. */
+/* may_wait: the calling thread is not the loop. */
 static enum rdt_status alloc_block(struct region *region, bool may_wait, struct rdt_error *err)
 {
     struct memory_room *room = &region->regions->room;
@@ -74,8 +62,7 @@ static void done_alloc(struct work *work)
     struct page_work *page = (struct page_work *)work;
 
     if (page->status != RDT_OK) {
-        region_unlist(page->region);
-        region_forget(page->region);
+        region_end_empty(page->region);
         page->on_ready(page->arg, NULL, &page->err);
     } else {
         page->on_ready(page->arg, page->region, NULL);
@@ -91,10 +78,10 @@ static bool make_room(struct regions *regions, uint64_t bytes, struct list *vict
 
     if (bytes <= free_bytes)
         return true;
-    if (regions->give_up && bytes <= regions->limit_bytes && spare < bytes - free_bytes) {
-        regions->giving_up = victims;
-        (void)regions->give_up(regions->give_up_arg, bytes - free_bytes - spare);
-        regions->giving_up = NULL;
+    if (regions->evict && bytes <= regions->limit_bytes && spare < bytes - free_bytes) {
+        regions->evicted = victims;
+        (void)regions->evict(regions->evict_arg, bytes - free_bytes - spare);
+        regions->evicted = NULL;
         free_bytes += before - regions->bytes;
         before = regions->bytes;
         if (bytes <= free_bytes)
@@ -102,35 +89,11 @@ static bool make_room(struct regions *regions, uint64_t bytes, struct list *vict
     }
     if (regions->free_pool.bytes + regions->cached_bytes < bytes - free_bytes)
         return false; /* nobody shall lose what is warm for nothing */
-    pool_give_up(&regions->free_pool, bytes - free_bytes, victims);
+    pool_evict(&regions->free_pool, bytes - free_bytes, victims);
     free_bytes += before - regions->bytes;
     if (bytes > free_bytes)
-        region_cache_give_up(regions, bytes - free_bytes, victims);
+        region_cache_evict(regions, bytes - free_bytes, victims);
     return bytes <= regions->limit_bytes && regions->bytes <= regions->limit_bytes - bytes;
-}
-
-/* What could not be used after all: the pages go, nobody waits for it. */
-static void run_drop(struct work *work)
-{
-    region_free_victims(&((struct page_work *)work)->victims);
-    free(work);
-}
-
-void region_drop_victims(struct regions *regions, struct list *victims)
-{
-    struct page_work *page;
-
-    if (list_empty(victims))
-        return;
-    page = calloc(1, sizeof *page);
-    if (!page) {
-        region_free_victims(victims);
-        return;
-    }
-    page->work = (struct work){.run = run_drop};
-    list_init(&page->victims);
-    list_splice(&page->victims, victims);
-    work_submit(regions->pool, &page->work);
 }
 
 static enum rdt_status no_room(const struct regions *regions, uint64_t bytes, struct rdt_error *err)
@@ -153,11 +116,6 @@ enum rdt_status regions_charge(struct regions *regions, uint64_t bytes, struct r
         return no_room(regions, bytes, err);
     regions->bytes += bytes;
     return RDT_OK;
-}
-
-void regions_uncharge(struct regions *regions, uint64_t bytes)
-{
-    regions_give_back(regions, bytes);
 }
 
 /* The charge is the pool's until now. */
@@ -244,9 +202,8 @@ static void refuse(struct page_work *page)
 
     (void)no_room(region->regions, region->room, &page->err);
     stop_awaiting(page, region->room);
-    region_unlist(region);
-    region->room = 0; /* it never had any */
-    region_forget(region);
+    region->room = 0; /* so that none is given back */
+    region_end_empty(region);
     page->on_ready(page->arg, NULL, &page->err);
     free(page);
 }
@@ -317,8 +274,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     if ((bytes <= SMALL_BYTES || !on_ready) && list_empty(&victims)) {
         status = alloc_block(region, false, err);
         if (status != RDT_OK) {
-            region_unlist(region);
-            region_forget(region);
+            region_end_empty(region);
             return status;
         }
         *region_p = region;
@@ -327,8 +283,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     page = page_work_new(region, on_ready, arg);
     if (!page) {
         region_drop_victims(regions, &victims);
-        region_unlist(region);
-        region_forget(region);
+        region_end_empty(region);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     }
     list_splice(&page->victims, &victims);
@@ -336,11 +291,10 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     return RDT_AGAIN;
 }
 
-enum rdt_status region_alloc_now(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
-                                 enum region_origin origin, struct account *account, struct region **region_p,
-                                 struct rdt_error *err)
+enum rdt_status region_alloc_now(struct regions *regions, const char *kind, uint64_t bytes, enum region_origin origin,
+                                 struct account *account, struct region **region_p, struct rdt_error *err)
 {
-    return region_alloc(regions, kind, device, bytes, origin, account, 0, region_p, NULL, NULL, err);
+    return region_alloc(regions, kind, "", bytes, origin, account, 0, region_p, NULL, NULL, err);
 }
 
 /* ---- taking what a client has made ---- */

@@ -3,18 +3,18 @@
 #include "daemon/base/sigbus_guard.h"
 #include "daemon/memory/region_impl.h"
 
-#define MAX_REGIONS 256u /* of one client: each is a descriptor and two mappings */
+#define MAX_REGIONS 256u /* of one client: each takes a descriptor and two mappings */
 
-void region_cache_start(struct region_cache *cache, struct regions *regions, uint64_t client, const struct region_cache_ops *ops)
+void region_cache_start(struct region_cache *cache, struct regions *regions, uint64_t client,
+                        const struct region_cache_ops *ops)
 {
     *cache = (struct region_cache){.regions = regions, .client = client, .ops = ops};
     list_init(&cache->list);
     if (!map_put_u64(&regions->cached_clients, client, cache))
-        cache->regions = NULL; /* it will do without */
+        cache->regions = NULL;
 }
 
-/* The region is nobody's then. */
-static void leave(struct region_cache *cache, struct region *region)
+static void unlist(struct region_cache *cache, struct region *region)
 {
     list_remove(&region->by_client);
     list_remove(&region->by_age);
@@ -23,33 +23,34 @@ static void leave(struct region_cache *cache, struct region *region)
     cache->regions->cached_bytes -= region->room;
 }
 
-/* The client has it no longer. */
-static void take_back(struct region_cache *cache, struct region *region)
+/* Ends the client's reference to a RETURNED region, which is the only one. */
+static void end_reference(struct region_cache *cache, struct region *region)
 {
-    cache->ops->take(cache, region->id);
+    cache->ops->forget_region(cache, region->id);
     region->client = 0;
     region->refs = 0;
 }
 
+/* Frees a region and tells its client. */
 static void drop(struct region_cache *cache, struct region *region, struct list *victims)
 {
     uint64_t id = region->id;
     bool was_loaned = region->state == REGION_RETURNED;
 
-    leave(cache, region);
+    unlist(cache, region);
     if (was_loaned)
-        take_back(cache, region);
+        end_reference(cache, region);
     region_retire(region, true, victims);
     if (was_loaned)
-        cache->ops->on_back(cache, id, true);
+        cache->ops->on_returned(cache, id, true);
     else
         cache->ops->on_drop(cache, id);
 }
 
-void region_cache_part(struct region_cache *cache, struct region *region)
+void region_cache_release(struct region_cache *cache, struct region *region)
 {
-    leave(cache, region);
-    take_back(cache, region);
+    unlist(cache, region);
+    end_reference(cache, region);
     region_retire(region, false, NULL);
 }
 
@@ -61,26 +62,21 @@ void region_cache_stop(struct region_cache *cache)
     device_pool_forget_client(&cache->regions->device_pool, cache->client);
     while (!list_empty(&cache->list)) {
         struct region *region = container_of(list_first(&cache->list), struct region, by_client);
-        leave(cache, region);
+        unlist(cache, region);
         if (region->state == REGION_RETURNED)
-            take_back(cache, region);
+            end_reference(cache, region);
         region_retire(region, true, NULL);
     }
     cache->regions = NULL;
 }
 
-static struct region *oldest_of(const struct region_cache *cache)
-{
-    return container_of(list_first(&cache->list), struct region, by_client);
-}
-
-/* Puts an unused region into the cache, where the oldest ones make room. */
-static void keep(struct region_cache *cache, struct region *region, enum region_state state)
+/* Puts an unused region into the cache. The oldest ones are freed to make room. */
+static void insert(struct region_cache *cache, struct region *region, enum region_state state)
 {
     struct regions *regions = cache->regions;
 
     while (cache->n >= MAX_REGIONS || cache->bytes + region->room > regions->cached_max_bytes)
-        drop(cache, oldest_of(cache), NULL);
+        drop(cache, container_of(list_first(&cache->list), struct region, by_client), NULL);
     region_uncharge_use(region);
     region_set_state(region, state);
     region->cached_since_ns = uv_hrtime();
@@ -92,8 +88,7 @@ static void keep(struct region_cache *cache, struct region *region, enum region_
     regions_watch(regions);
 }
 
-/* Takes the region out of the cache for its next use. NO_MEMORY, LIMIT: it stays there. */
-static enum rdt_status use_again(struct region_cache *cache, struct region *region, struct rdt_error *err)
+enum rdt_status region_cache_resume(struct region_cache *cache, struct region *region, struct rdt_error *err)
 {
     enum rdt_status status;
 
@@ -104,7 +99,7 @@ static enum rdt_status use_again(struct region_cache *cache, struct region *regi
         (void)index_remove(&cache->regions->by_id, region->id);
         return status;
     }
-    leave(cache, region);
+    unlist(cache, region);
     region_set_state(region, REGION_USED);
     cache->regions->cached_hits++;
     event(cache->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "new", region);
@@ -118,19 +113,20 @@ bool region_cache_insert(struct region *region)
 
     if (!cache)
         return false;
-    if (!region_may_come_again(region, cache->client) || region->room > regions->cached_max_bytes || !region_addr(region, NULL)) {
+    if (!region_may_be_cached(region, cache->client) || region->room > regions->cached_max_bytes ||
+        !region_addr(region, NULL)) {
         uint64_t id = region->id;
         region_retire(region, true, NULL);
         cache->ops->on_drop(cache, id);
         return true;
     }
-    keep(cache, region, REGION_CACHED);
-    region->generation++; /* a request that still names the old one finds nothing */
+    insert(cache, region, REGION_CACHED);
+    region->generation++; /* a request that names the old generation finds no region */
     region->exposure = REGION_BOUND;
     return true;
 }
 
-/* Unused regions must not take more than half of the descriptors that an account may have. */
+/* Whether an account uses more than half of its descriptors: unused regions must not take the rest. */
 static bool fds_are_short(const struct account *account)
 {
     for (; account; account = account->parent)
@@ -146,23 +142,18 @@ void region_cache_return(struct region *region)
     uint64_t id = region->id;
 
     if (!cache)
-        return; /* its client has let go of it, or is about to */
+        return; /* its client has released it, or is gone */
     region_unlist(region);
-    /* A process that never released it may still read it, so its pages stay as they are. */
-    if (region->abandoned || sigbus_guard_is_broken(region->guard) || regions->giving_up || region->room > regions->cached_max_bytes ||
-        region->block.page_bytes > 0 || fds_are_short(region->account)) {
-        take_back(cache, region);
-        region_retire(region, false, regions->giving_up);
-        cache->ops->on_back(cache, id, true);
+    /* Abandoned: a process that never released it may still read it, so nobody may write to it. */
+    if (region->abandoned || sigbus_guard_is_broken(region->guard) || regions->evicted ||
+        region->room > regions->cached_max_bytes || region->block.page_bytes > 0 || fds_are_short(region->account)) {
+        end_reference(cache, region);
+        region_retire(region, false, regions->evicted);
+        cache->ops->on_returned(cache, id, true);
         return;
     }
-    keep(cache, region, REGION_RETURNED);
-    cache->ops->on_back(cache, id, false);
-}
-
-enum rdt_status region_cache_resume(struct region_cache *cache, struct region *region, struct rdt_error *err)
-{
-    return use_again(cache, region, err);
+    insert(cache, region, REGION_RETURNED);
+    cache->ops->on_returned(cache, id, false);
 }
 
 struct region *region_cache_take(struct region_cache *cache, uint64_t bytes, enum region_origin origin)
@@ -175,22 +166,22 @@ struct region *region_cache_take(struct region_cache *cache, uint64_t bytes, enu
         struct region *region = container_of(node, struct region, by_client);
         if (region->room >= bytes && region->room / 2 <= bytes && (!best || region->room <= best->room) &&
             region->state == REGION_CACHED)
-            best = region; /* the latest of the smallest: the processor's caches may still have it */
+            best = region; /* the smallest, and of equal ones the latest, which the processor's caches may still have */
     }
     if (!best)
         return NULL;
     best->bytes = bytes;
-    if (use_again(cache, best, NULL) != RDT_OK)
-        return NULL; /* an allocation will be refused as well, and says why */
+    if (region_cache_resume(cache, best, NULL) != RDT_OK)
+        return NULL; /* the allocation that follows fails, too, and says why */
     best->refs = 1;
     best->origin = origin;
-    /* memory that is the client's own to write anyway may be put and shown like any other */
+    /* An allocation is the client's to write in any case, so it may be put and shared like a new one. */
     best->exposure = origin == REGION_ALLOCATED ? REGION_EXPOSED : REGION_BOUND;
     best->client = cache->client;
     return best;
 }
 
-void region_cache_give_up(struct regions *regions, uint64_t bytes, struct list *victims)
+void region_cache_evict(struct regions *regions, uint64_t bytes, struct list *victims)
 {
     uint64_t given = 0;
 

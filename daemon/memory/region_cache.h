@@ -1,12 +1,14 @@
-/* The region cache of a client: regions that only this client ever had. After their release they stay mapped at both ends and serve the client's
- * next fetch or allocation of about the same size, without a descriptor, mapping or page fault. Each time they get a new generation.
+/* The region cache of a client: regions that no other client ever had. After their release they stay mapped at both ends
+ * and serve the client's next fetch or allocation of about the same size, without a descriptor, a mapping or page faults.
+ * Each use has a new generation.
  *
- * A region is inserted by its last unref if its client keeps it mapped (region->keep_mapped). No other client ever sees its memory. Cached regions are
- * charged to memory_limit and bounded for each client. They are freed when they are idle, when other requests need room, or with their client.
+ * The last unref of a region inserts it if its client keeps it mapped (region->keep_mapped). No other client ever gets
+ * its memory. Cached regions are charged to memory_limit and bounded for each client. They are freed when they have been
+ * unused for idle_ns, when other requests need room, or with their client.
  *
- * A region that a client loans to its objects (Put.loaned) is RETURNED here while no object refers to it, for the next
- * put. Its client still has it and may write there. Other clients may have read it; what they keep of it they could keep
- * of a live object as well.
+ * A region that a client loans to its objects (Put.loaned) is RETURNED here while no object refers to it, for the
+ * client's next put. The client still has it and may write to it. Other clients may have read it; if they keep a mapping,
+ * they see what they would see of a live object.
  *
  * All calls are made in the loop thread.
  */
@@ -15,7 +17,7 @@
 
 #include "daemon/memory/region.h"
 
-struct region_cache {                /* of one client */
+struct region_cache {        /* of one client */
     struct regions *regions; /* NULL: not started */
     uint64_t client;
     struct list list; /* struct region.by_client, the latest last */
@@ -25,32 +27,46 @@ struct region_cache {                /* of one client */
 };
 
 struct region_cache_ops {
-    void (*on_drop)(struct region_cache *, uint64_t region); /* the client's mapping is of no use any more */
-    /* A loan is RETURNED: the client may write there. gone: the loan has ended, and the region with it. */
-    void (*on_back)(struct region_cache *, uint64_t region, bool gone);
-    void (*take)(struct region_cache *, uint64_t region); /* a RETURNED region ends: takes the client's reference from it */
+    /* The client's mapping of a CACHED region is no longer useful: tell the client. */
+    void (*on_drop)(struct region_cache *, uint64_t region);
+    /* A loan is over: the region is RETURNED, and the client may write to it. gone: the region has ended instead. */
+    void (*on_returned)(struct region_cache *, uint64_t region, bool gone);
+    /* A RETURNED region ends: the client's reference to it is gone. */
+    void (*forget_region)(struct region_cache *, uint64_t region);
 };
 
-/* on_drop is not called by region_cache_stop, because the client is gone. */
-void region_cache_start(struct region_cache *cache, struct regions *regions, uint64_t client, const struct region_cache_ops *ops);
-/* Also ends what the device pools keep for the client. Nothing if the cache was never started. */
+/* Starts the cache of a client. If there is no memory, the client has no cache, and cache->regions is NULL. */
+void region_cache_start(struct region_cache *cache, struct regions *regions, uint64_t client,
+                        const struct region_cache_ops *ops);
+
+/* Frees the client's cached regions and its blocks in the device pool. Calls no on_drop, because the client is gone. Does
+ * nothing if the cache was not started. */
 void region_cache_stop(struct region_cache *cache);
 
-/* One of its regions that holds so many bytes, as if new but for its bytes, which are what the client left there; with one reference
- * for the caller, and kept until it is delivered. NULL: none fits. */
+/* Takes a CACHED region with room for that many bytes out of the cache, with one reference for the caller. It is like a new
+ * region, except that it contains the bytes that the client left there. Until a fetch has delivered it, it may go to no other
+ * client. NULL: none fits. */
 struct region *region_cache_take(struct region_cache *cache, uint64_t bytes, enum region_origin origin);
 
-/* A RETURNED region is used again. NO_MEMORY, LIMIT (of its account): it stays RETURNED. */
+/* Takes a region out of the cache, because it is used again: a RETURNED one by its id. Errors, after which it stays there:
+ * NO_MEMORY, LIMIT (of its account). */
 enum rdt_status region_cache_resume(struct region_cache *cache, struct region *region, struct rdt_error *err);
 
-/* The client releases a RETURNED region, which ends. */
-void region_cache_part(struct region_cache *cache, struct region *region);
+/* Ends a RETURNED region, because the client releases it. */
+void region_cache_release(struct region_cache *cache, struct region *region);
 
-/* For region.c. Only its client refers to a LOANED region any more: it is RETURNED, or ends. */
+/* ---- for the other files of this room ---- */
+
+/* Only its client still refers to a LOANED region: moves it to RETURNED, or ends it. */
 void region_cache_return(struct region *region);
-/* For region.c. The region lost its last reference. true: the cache has it now, or has ended it. */
+
+/* A region has lost its last reference. Returns true if it is in the cache now, or has been freed here. */
 bool region_cache_insert(struct region *region);
-void region_cache_give_up(struct regions *regions, uint64_t bytes, struct list *victims); /* struct pool_block, the oldest first */
-bool region_cache_sweep(struct regions *regions, uint64_t now_ns);                        /* false: nothing is left to grow old */
+
+/* Moves the memory of cached regions of at least `bytes` bytes, or of all, to `victims`, the oldest first. */
+void region_cache_evict(struct regions *regions, uint64_t bytes, struct list *victims);
+
+/* Frees the regions that were unused for idle_ns. Returns false if all caches are empty. */
+bool region_cache_sweep(struct regions *regions, uint64_t now_ns);
 
 #endif

@@ -22,17 +22,6 @@ struct device_work {
 
 /* ---- room ---- */
 
-void region_give_back(struct regions *regions, struct memory_device *device, uint64_t bytes)
-{
-    if (!device) {
-        regions_give_back(regions, bytes);
-        return;
-    }
-    device->memory.used_bytes -= bytes;
-    if (regions->accounts && bytes > 0)
-        account_room_freed(regions->accounts, USAGE_DEVICE_BYTES, device);
-}
-
 static enum rdt_status no_room(const struct memory_device *device, uint64_t bytes, struct rdt_error *err)
 {
     return rdt_error_set(err, RDT_LIMIT,
@@ -56,11 +45,11 @@ static uint64_t taken_for_good(const struct memory_device *device)
 /* There is room. If need be in place of what is kept: those blocks are victims then. */
 static void claim(struct region *region, uint64_t room, struct list *victims)
 {
-    struct memory_device *device = region->at;
+    struct memory_device *device = region->device;
     uint64_t limit = device->memory.limit_bytes;
 
     if (device->memory.used_bytes > limit - room)
-        device_pool_give_up(&region->regions->device_pool, device, device->memory.used_bytes - (limit - room), victims);
+        device_pool_evict(&region->regions->device_pool, device, device->memory.used_bytes - (limit - room), victims);
     list_for_each (node, victims)
         device->memory.used_bytes -= container_of(node, struct pool_block, link)->bytes;
     region->room = room;
@@ -70,7 +59,7 @@ static void claim(struct region *region, uint64_t room, struct list *victims)
 /* AGAIN: not yet, but there is when what is on its way back has come. */
 static enum rdt_status take_room(struct region *region, struct list *victims, struct rdt_error *err)
 {
-    struct memory_device *device = region->at;
+    struct memory_device *device = region->device;
     uint64_t room = pool_pages_bytes(region->kind, region->bytes);
     bool ever = room >= region->bytes && room <= device->memory.limit_bytes;
 
@@ -100,9 +89,9 @@ static enum rdt_status make(struct device_work *making)
         return ops->zero(instance, &region->block, &making->err);
     region_free_victims(&making->victims);
     if (making->import)
-        status = ops->import(instance, region->at->uuid, making->import, &region->block, &making->err);
+        status = ops->import(instance, region->device->uuid, making->import, &region->block, &making->err);
     else
-        status = ops->alloc(instance, region->at->uuid, region->room, &region->block, &making->err);
+        status = ops->alloc(instance, region->device->uuid, region->room, &region->block, &making->err);
     if (status != RDT_OK)
         return status;
     status = ops->map(instance, &region->block, true, &making->err);
@@ -134,13 +123,13 @@ static void done_make(struct work *work)
 
     import_free(making->import, region);
     if (making->status != RDT_OK) {
-        rdt_error_prefix(&making->err, "%s device %s", region->kind->name, region->at->uuid);
-        region_unlist(region);
-        if (making->kept) { /* nobody shall have it any more */
-            region_expose(region, 0);
+        rdt_error_prefix(&making->err, "%s device %s", region->kind->name, region->device->uuid);
+        if (making->kept) {
+            region_unlist(region);
+            region_expose(region, 0); /* so that the block is not pooled again */
             region_retire(region, false, NULL);
         } else {
-            region_forget(region);
+            region_end_empty(region);
         }
         making->on_ready(making->arg, NULL, &making->err);
     } else {
@@ -179,8 +168,8 @@ static enum rdt_status await_room(struct device_work *take_making, struct region
 {
     take_making->region = region;
     region->room = pool_pages_bytes(region->kind, region->bytes);
-    region->at->memory.awaiting_bytes += region->room;
-    list_append(&region->at->memory.awaiting, &take_making->link);
+    region->device->memory.awaiting_bytes += region->room;
+    list_append(&region->device->memory.awaiting, &take_making->link);
     return RDT_AGAIN;
 }
 
@@ -189,10 +178,9 @@ static void refuse(struct device_work *making)
 {
     struct region *region = making->region;
 
-    (void)no_room(region->at, region->bytes, &making->err);
-    region_unlist(region);
-    region->room = 0; /* it never had any */
-    region_forget(region);
+    (void)no_room(region->device, region->bytes, &making->err);
+    region->room = 0; /* so that none is given back */
+    region_end_empty(region);
     making->on_ready(making->arg, NULL, &making->err);
     free(making);
 }
@@ -224,9 +212,9 @@ void regions_admit_device(struct memory_device *device)
 static struct pool_block *take_kept(struct region *region, uint64_t client)
 {
     bool own = region->origin == REGION_ALLOCATED || region->origin == REGION_RECEIVED;
-    struct device_block_wish wish = {region->at, pool_pages_bytes(region->kind, region->bytes), own ? client : 0};
+    struct device_block_wish wish = {region->device, pool_pages_bytes(region->kind, region->bytes), own ? client : 0};
 
-    if (account_waits_for(region->account, USAGE_DEVICE_BYTES, region->at) || !list_empty(&region->at->memory.awaiting))
+    if (account_waits_for(region->account, USAGE_DEVICE_BYTES, region->device) || !list_empty(&region->device->memory.awaiting))
         return NULL;
     return device_pool_take(&region->regions->device_pool, &wish);
 }
@@ -380,79 +368,8 @@ enum rdt_status region_import_device(struct regions *regions, const char *kind_n
     if (making && (making->import = import_copy(import, region, &why)))
         return start(making, region);
     free(making);
-    region_unlist(region);
-    region_forget(region);
+    region_end_empty(region);
     if (err)
         *err = why;
     return why.status;
-}
-
-/* ---- sharing ---- */
-
-static enum rdt_status ask_export(struct region *region, struct rdt_export *export_p, struct rdt_error *err)
-{
-    enum rdt_status status;
-
-    memset(export_p, 0, sizeof *export_p);
-    status = region->kind->ops.export_block(region->kind->instance, &region->block, export_p, err);
-    if (status != RDT_OK)
-        return status;
-    if (export_p->kind == RDT_IMPORT_VMM ? export_p->n_fds == 0 || export_p->n_fds > RDT_EXPORT_MAX_FDS || !export_p->fds ||
-                                               !export_p->chunk_bytes
-                                         : export_p->kind != RDT_IMPORT_LEGACY_IPC || export_p->handle_bytes == 0 ||
-                                               export_p->handle_bytes > sizeof export_p->handle)
-        return rdt_error_set(err, RDT_INTERNAL, "memory kind %s exports neither chunks nor a handle", region->kind->name);
-    return RDT_OK;
-}
-
-enum rdt_status region_share_fds(struct region *region, unsigned *n_p, struct rdt_error *err)
-{
-    struct rdt_export export;
-    enum rdt_status status = ask_export(region, &export, err);
-
-    if (status == RDT_OK)
-        *n_p = export.kind == RDT_IMPORT_VMM ? export.n_fds : 0;
-    return status;
-}
-
-enum rdt_status region_share(struct region *region, uint64_t client, struct region_share *share_p, int *fds_p, unsigned room,
-                             unsigned *n_p, struct rdt_error *err)
-{
-    Rdt__Pb__Share *message = &share_p->message;
-    struct rdt_export export;
-    unsigned n = 0;
-    enum rdt_status status = region->exposure == REGION_BOUND && region->exported_to != client
-                                 ? region_not_anyone(region, err)
-                                 : ask_export(region, &export, err);
-
-    if (status == RDT_OK && export.kind == RDT_IMPORT_VMM && export.n_fds > room)
-        status = rdt_error_set(err, RDT_LIMIT, "region %llu is made of %u chunks, and one message carries %u file descriptors",
-                               (unsigned long long)region->id, export.n_fds, room);
-    for (; status == RDT_OK && export.kind == RDT_IMPORT_VMM && n < export.n_fds; n++) {
-        fds_p[n] = fcntl(export.fds[n], F_DUPFD_CLOEXEC, 0);
-        if (fds_p[n] < 0)
-            status = rdt_error_sys(err, errno, "duplicating a descriptor of %s memory", region->kind->name);
-    }
-    if (status != RDT_OK) {
-        while (n > 0)
-            if (fds_p[--n] >= 0)
-                (void)close(fds_p[n]);
-        return status;
-    }
-    rdt__pb__share__init(message);
-    message->memory = (char *)region->kind->name;
-    message->device = region->at->uuid;
-    message->kind = (Rdt__Pb__RegionKind)export.kind;
-    message->offset = export.offset;
-    if (export.kind == RDT_IMPORT_VMM) {
-        message->n_chunk_bytes = export.n_fds;
-        message->chunk_bytes = (uint64_t *)(uintptr_t)export.chunk_bytes;
-    } else {
-        memcpy(share_p->handle, export.handle, export.handle_bytes);
-        message->handle = (ProtobufCBinaryData){export.handle_bytes, share_p->handle};
-    }
-    region->writable_outside = true;
-    region_expose(region, client);
-    *n_p = n;
-    return RDT_OK;
 }

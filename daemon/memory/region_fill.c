@@ -142,7 +142,7 @@ static bool may_count(const struct region *region, const struct stat *st)
 static void say_what_lacks(const struct region *region, struct rdt_error *err)
 {
     rdt_error_prefix(err, "region %llu of uid %u (client %llu) was imported without all of its pages, and the daemon would have to make them",
-                     (unsigned long long)region->id, region->account->owner.uid, (unsigned long long)region->maker);
+                     (unsigned long long)region->id, region->account->owner.uid, (unsigned long long)region->creator);
 }
 
 static enum rdt_status charge(struct region *region, uint64_t bytes, struct rdt_error *err)
@@ -176,7 +176,7 @@ static void settle(struct region *region, const struct stat *st)
     if (there >= region->filled_bytes)
         return;
     account_give(region->account, USAGE_BYTES, region->filled_bytes - there);
-    regions_give_back(region->regions, region->filled_bytes - there);
+    regions_uncharge(region->regions, region->filled_bytes - there);
     region->filled_bytes = there;
 }
 
@@ -239,7 +239,7 @@ static enum rdt_status start_counting(struct region *region, struct range *take_
         free(take_ranges);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to look at the pages of region %llu", (unsigned long long)region->id);
     }
-    *counting = (struct counting){.work = {.run = run_count, .done = done_count, .lane = region->maker},
+    *counting = (struct counting){.work = {.run = run_count, .done = done_count, .lane = region->creator},
                                   .region = region_ref(region),
                                   .on_ready = on_ready,
                                   .arg = arg,

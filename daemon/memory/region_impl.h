@@ -1,57 +1,70 @@
-/* What region.c, region_alloc.c and region_register.c share. */
+/* What the files of this room that implement region.h share. All calls are made in the loop thread unless a comment says
+ * otherwise. */
 #ifndef DAEMON_REGION_IMPL_H
 #define DAEMON_REGION_IMPL_H
 
 #include "daemon/memory/region.h"
 
-#define SMALL_BYTES POOL_MIN_BYTES /* pages of so few bytes come and go on the loop */
+#define SMALL_BYTES POOL_MIN_BYTES /* memory of up to this size is allocated and freed in the loop */
 
-/* Pages have gone back: whoever waits for memory may try again. */
-void regions_give_back(struct regions *regions, uint64_t bytes);
+/* ---- region.c ---- */
 
+/* Finds a memory kind. UNSUPPORTED: it is not loaded, or not available. */
 enum rdt_status regions_find_kind(struct regions *regions, const char *name, struct memory_kind **kind_p,
                                   struct rdt_error *err);
 
-/* Charged at once: before anything is done. */
-/* device: NULL for host memory. */
+/* Creates a region without memory, charges it to the account and lists it. device: NULL for host memory. LIMIT (of the
+ * account), NO_MEMORY. */
 enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, struct memory_device *device, uint64_t bytes,
                            enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
                            struct region **region_p, struct rdt_error *err);
 
-/* Nobody finds it by its number any more, and no list shows it. */
+/* From now on nobody finds it by its id, and no listing shows it. */
 void region_unlist(struct region *region);
 
-/* The memory is gone already, or never was; it is listed no more. */
-void region_forget(struct region *region);
+/* Takes an unlisted region's charges off its account and its device's counters, and drops the reference to the account. */
+void region_leave(struct region *region);
 
-/* Who waits for memory, in turn, as far as there is room now. From the loop only, for it may call anyone. */
+/* Unlists and frees a region that has no memory, or none any more, and gives back region->room. */
+void region_end_empty(struct region *region);
+
+/* Undoes region_new: for a region that was charged a moment ago, and neither got room nor memory. */
+void region_cancel(struct region *region);
+
+/* ---- region_alloc.c ---- */
+
+/* Starts the waiting allocations, in their order, as far as there is room, and refuses those for which there will be none.
+ * It may call anyone, so it must be called from the loop only. */
 void regions_admit(struct regions *regions);
 
-/* region_device.c: region_alloc of memory on a device. */
+/* Moves the memory of a block, which is freed, to a region. The block's charge is the region's now. */
+void region_adopt(struct region *region, struct pool_block *take_block);
+
+/* ---- region_device.c ---- */
+
+/* region_alloc for memory on a device. */
 enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind *kind, const char *device, uint64_t bytes,
-                                    enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
-                                    region_ready on_ready, void *arg, struct rdt_error *err);
+                                    enum region_origin origin, struct account *account, uint64_t client,
+                                    struct region **region_p, region_ready on_ready, void *arg, struct rdt_error *err);
 
-/* What it took is free again, on its device or under memory_limit. */
-void region_give_back(struct regions *regions, struct memory_device *device, uint64_t bytes);
-
-/* Some memory of that device has gone back: who waits for it begins, or is refused. */
+/* Memory of the device has been freed: like regions_admit, for the allocations that wait for it. */
 void regions_admit_device(struct memory_device *device);
 
-/* Pages go, on the work pool; their charge when they have gone. */
+/* ---- region_free.c ---- */
+
+/* Frees the memory of a region without references, which is not listed any more, or pools it for reuse. discard: removes
+ * its pages even if a client has it mapped, unless it was abandoned. victims: moves the memory to that list instead, and
+ * takes off its charge; NULL: none. */
+void region_retire(struct region *region, bool discard, struct list *victims);
+
+/* Frees a block on the work pool or by owner_work, and takes its charge off afterwards. */
 void regions_free_block(struct regions *regions, struct pool_block *take_block);
 
-/* Any thread: struct pool_block whose charge was given back when they became victims. */
+/* Frees victims: blocks whose charge was taken off when they became victims. Any thread. */
 void region_free_victims(struct list *victims);
 void region_drop_victims(struct regions *regions, struct list *victims); /* the same, on the work pool */
 
-/* What a region of it was before it was kept. */
-void region_adopt(struct region *region, struct pool_block *take_block);
-
-/* What served a client before is shown to nobody else. */
-enum rdt_status region_not_anyone(const struct region *region, struct rdt_error *err);
-
-/* It never had memory, and was not there before. */
-void region_cancel(struct region *region);
+/* Takes a charge off the device, or off memory_limit if device is NULL. */
+void regions_uncharge_on(struct regions *regions, struct memory_device *device, uint64_t bytes);
 
 #endif

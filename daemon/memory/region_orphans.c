@@ -9,23 +9,23 @@
 #include "daemon/base/log.h"
 #include "daemon/memory/region_impl.h"
 
-/* Readers unmap when they have been heard, and this daemon on the work pool: so long nobody's limit is charged, and who waits for room
- * waits for this, too. */
-#define GRACE_NS (UINT64_C(1) * 1000000000)
+/* Readers unmap memory soon after REGION_GONE, and the daemon on the work pool. During this time the memory counts as being
+ * freed: it is charged to no account, and requests that wait for room wait for it. */
+#define GRACE_NS UINT64_C(1000000000)
 
-struct remnant {
-    struct list link; /* in region_orphans.recent, the oldest first; or in nothing */
-    struct remnant *same; /* another region's, of the same file: imported twice */
-    uint32_t watch;
+struct orphan {
+    struct list link;        /* in region_orphans.recent; in no list after the grace period */
+    struct orphan *same;     /* the orphan of another region in the same file, which was imported twice; NULL: none */
+    uint32_t watch;          /* inotify's number */
     struct account *account; /* a reference */
     uint64_t bytes;
     uint64_t since_ns;
-    bool charged; /* to the node */
-    bool late;    /* to the account */
+    bool charged; /* to memory_limit */
+    bool late;    /* the grace period is over: also charged to the account */
 };
 
-/* Kept for the daemon's life: where one ever watched something its close waits for all processors, ten milliseconds and more, in which the
- * loop would serve nobody. */
+/* The inotify descriptor stays open for the daemon's life, because closing it waits for all processors if it ever watched
+ * a file. That takes ten milliseconds and more, in which the loop would serve nobody. */
 struct watcher {
     uv_poll_t poll;
     int fd;
@@ -34,68 +34,69 @@ struct watcher {
 struct region_orphans {
     struct regions *regions;
     uv_loop_t *loop;
-    struct watcher *watcher; /* NULL: the kernel had none to give yet */
-    struct map by_watch;
-    struct list recent;
-    struct deadline grace;
+    struct watcher *watcher; /* NULL: the kernel has refused one so far */
+    struct map by_watch;     /* inotify's number -> struct orphan */
+    struct list recent;      /* struct orphan: those in their grace period, the oldest first */
+    struct deadline grace;   /* set while recent is not empty */
     uint64_t bytes;
     bool warned;
 };
 
-static void forget_one(struct region_orphans *left, struct remnant *remnant)
+static void forget_one(struct region_orphans *orphans, struct orphan *orphan)
 {
-    struct regions *regions = left->regions;
+    struct regions *regions = orphans->regions;
 
-    list_remove(&remnant->link);
-    left->bytes -= remnant->bytes;
-    if (remnant->charged && !remnant->late)
-        regions->freeing_bytes -= remnant->bytes;
-    if (remnant->late)
-        account_give(remnant->account, USAGE_BYTES, remnant->bytes);
-    if (remnant->charged)
-        regions_give_back(regions, remnant->bytes);
-    account_unref(remnant->account);
-    free(remnant);
+    list_remove(&orphan->link);
+    orphans->bytes -= orphan->bytes;
+    if (orphan->charged && !orphan->late)
+        regions->freeing_bytes -= orphan->bytes;
+    if (orphan->late)
+        account_give(orphan->account, USAGE_BYTES, orphan->bytes);
+    if (orphan->charged)
+        regions_uncharge(regions, orphan->bytes);
+    account_unref(orphan->account);
+    free(orphan);
 }
 
-static void forget(struct region_orphans *left, struct remnant *remnant)
+/* Nobody has the file any more: ends all its orphans. */
+static void forget(struct region_orphans *orphans, struct orphan *orphan)
 {
-    (void)map_remove_u64(&left->by_watch, remnant->watch);
-    for (struct remnant *next; remnant; remnant = next) {
-        next = remnant->same;
-        forget_one(left, remnant);
+    (void)map_remove_u64(&orphans->by_watch, orphan->watch);
+    for (struct orphan *next; orphan; orphan = next) {
+        next = orphan->same;
+        forget_one(orphans, orphan);
     }
 }
 
-static void forget_all(struct region_orphans *left)
+static void forget_all(struct region_orphans *orphans)
 {
-    struct remnant *remnant;
+    struct orphan *orphan;
     size_t cursor = 0;
 
-    while ((remnant = map_next(&left->by_watch, &cursor)))
-        forget(left, remnant);
+    while ((orphan = map_next(&orphans->by_watch, &cursor)))
+        forget(orphans, orphan);
 }
 
-/* They are kept, then: their owners and the node have so much less. */
+/* Processes still have the memory after the grace period: charges it to the owner and to memory_limit. */
 static void on_grace(struct deadline *deadline)
 {
-    struct region_orphans *left = container_of(deadline, struct region_orphans, grace);
-    struct regions *regions = left->regions;
+    struct region_orphans *orphans = container_of(deadline, struct region_orphans, grace);
+    struct regions *regions = orphans->regions;
     uint64_t now = uv_hrtime();
 
-    while (!list_empty(&left->recent)) {
-        struct remnant *remnant = container_of(list_first(&left->recent), struct remnant, link);
-        if (now - remnant->since_ns < GRACE_NS) {
-            (void)deadline_set(regions->deadlines, &left->grace, (int64_t)(remnant->since_ns + GRACE_NS - now));
+    while (!list_empty(&orphans->recent)) {
+        struct orphan *orphan = container_of(list_first(&orphans->recent), struct orphan, link);
+        if (now - orphan->since_ns < GRACE_NS) {
+            (void)deadline_set(regions->deadlines, &orphans->grace, (int64_t)(orphan->since_ns + GRACE_NS - now));
             break;
         }
-        list_remove(&remnant->link);
-        if (remnant->charged)
-            regions->freeing_bytes -= remnant->bytes;
+        list_remove(&orphan->link);
+        if (orphan->charged)
+            regions->freeing_bytes -= orphan->bytes;
         else
-            regions->bytes += remnant->bytes;
-        remnant->charged = remnant->late = true;
-        account_add(remnant->account, USAGE_BYTES, remnant->bytes);
+            regions->bytes += orphan->bytes;
+        orphan->charged = orphan->late = true;
+        account_add(orphan->account, USAGE_BYTES, orphan->bytes);
     }
     regions_admit(regions);
 }
@@ -110,31 +111,31 @@ static void on_closed(uv_handle_t *handle)
 
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
-    struct region_orphans *left = poll->data;
+    struct region_orphans *orphans = poll->data;
     _Alignas(struct inotify_event) char buffer[4096];
     ssize_t n;
 
     (void)status;
     (void)events;
-    while ((n = read(left->watcher->fd, buffer, sizeof buffer)) > 0) {
+    while ((n = read(orphans->watcher->fd, buffer, sizeof buffer)) > 0) {
         const struct inotify_event *event;
         for (char *at = buffer; at < buffer + n; at += sizeof *event + event->len) {
-            struct remnant *remnant;
+            struct orphan *orphan;
             event = (const struct inotify_event *)(void *)at;
-            if (event->mask & IN_Q_OVERFLOW) { /* which of them are gone nobody says any more */
-                forget_all(left);
+            if (event->mask & IN_Q_OVERFLOW) { /* the ends of some files were lost, so none can be told any more */
+                forget_all(orphans);
                 continue;
             }
-            remnant = map_get_u64(&left->by_watch, (uint32_t)event->wd);
-            if (remnant)
-                forget(left, remnant);
+            orphan = map_get_u64(&orphans->by_watch, (uint32_t)event->wd);
+            if (orphan)
+                forget(orphans, orphan);
         }
     }
-    regions_admit(left->regions);
+    regions_admit(orphans->regions);
 }
 
-/* 0, or errno. */
-static int open_watcher(struct region_orphans *left)
+/* Returns 0 or an errno. */
+static int open_watcher(struct region_orphans *orphans)
 {
     struct watcher *watcher = calloc(1, sizeof *watcher);
     int error = 0;
@@ -144,7 +145,7 @@ static int open_watcher(struct region_orphans *left)
     watcher->fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
     if (watcher->fd < 0)
         error = errno;
-    else if (uv_poll_init(left->loop, &watcher->poll, watcher->fd) != 0)
+    else if (uv_poll_init(orphans->loop, &watcher->poll, watcher->fd) != 0)
         error = ENOMEM;
     if (error) {
         if (watcher->fd >= 0)
@@ -152,94 +153,95 @@ static int open_watcher(struct region_orphans *left)
         free(watcher);
         return error;
     }
-    watcher->poll.data = left;
+    watcher->poll.data = orphans;
     (void)uv_poll_start(&watcher->poll, UV_READABLE, on_readable);
-    left->watcher = watcher;
+    orphans->watcher = watcher;
     return 0;
 }
 
 bool region_orphans_create(struct regions *regions, uv_loop_t *loop)
 {
-    struct region_orphans *left = calloc(1, sizeof *left);
+    struct region_orphans *orphans = calloc(1, sizeof *orphans);
 
-    if (!left)
+    if (!orphans)
         return false;
-    left->regions = regions;
-    left->loop = loop;
-    left->grace.on_passed = on_grace;
-    map_init(&left->by_watch);
-    list_init(&left->recent);
-    regions->orphans = left;
-    (void)open_watcher(left); /* when it is wanted it is asked for again */
+    orphans->regions = regions;
+    orphans->loop = loop;
+    orphans->grace.on_passed = on_grace;
+    map_init(&orphans->by_watch);
+    list_init(&orphans->recent);
+    regions->orphans = orphans;
+    (void)open_watcher(orphans); /* if it fails, the first watch tries again */
     return true;
 }
 
-void region_orphans_close(struct region_orphans *left)
+void region_orphans_close(struct region_orphans *orphans)
 {
-    if (!left)
+    if (!orphans)
         return;
-    forget_all(left);
-    if (left->watcher)
-        uv_close((uv_handle_t *)&left->watcher->poll, on_closed);
-    map_fini(&left->by_watch);
-    deadline_unset(left->regions->deadlines, &left->grace);
-    left->regions->orphans = NULL;
-    free(left);
+    forget_all(orphans);
+    if (orphans->watcher)
+        uv_close((uv_handle_t *)&orphans->watcher->poll, on_closed);
+    map_fini(&orphans->by_watch);
+    deadline_unset(orphans->regions->deadlines, &orphans->grace);
+    orphans->regions->orphans = NULL;
+    free(orphans);
 }
 
-/* Its number, or -errno. */
-static int watch_region(struct region_orphans *left, const struct region *region, struct remnant *remnant)
+/* Returns inotify's number for the file, or -errno. */
+static int watch_region(struct region_orphans *orphans, const struct region *region, struct orphan *orphan)
 {
     char path[32];
-    int watch, error = left->watcher ? 0 : open_watcher(left);
+    int watch, error = orphans->watcher ? 0 : open_watcher(orphans);
 
     if (error)
         return -error;
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", region->block.fd);
-    watch = inotify_add_watch(left->watcher->fd, path, IN_DELETE_SELF);
+    watch = inotify_add_watch(orphans->watcher->fd, path, IN_DELETE_SELF);
     error = errno;
     if (watch >= 0)
-        remnant->same = map_remove_u64(&left->by_watch, (uint32_t)watch);
-    if (watch >= 0 && !map_put_u64(&left->by_watch, (uint32_t)watch, remnant)) {
-        (void)inotify_rm_watch(left->watcher->fd, watch);
-        if (remnant->same)
-            forget(left, remnant->same);
+        orphan->same = map_remove_u64(&orphans->by_watch, (uint32_t)watch);
+    if (watch >= 0 && !map_put_u64(&orphans->by_watch, (uint32_t)watch, orphan)) {
+        (void)inotify_rm_watch(orphans->watcher->fd, watch);
+        if (orphan->same)
+            forget(orphans, orphan->same);
         watch = -1;
         error = ENOMEM;
     }
     return watch < 0 ? -error : watch;
 }
 
-bool region_orphans_watch(struct region_orphans *left, const struct region *region, uint64_t bytes, bool charged)
+bool region_orphans_watch(struct region_orphans *orphans, const struct region *region, uint64_t bytes, bool charged)
 {
-    struct remnant *remnant = left && region->block.fd >= 0 ? calloc(1, sizeof *remnant) : NULL;
+    struct orphan *orphan = orphans && region->block.fd >= 0 ? calloc(1, sizeof *orphan) : NULL;
     int watch;
 
-    if (!remnant)
+    if (!orphan)
         return false;
-    watch = watch_region(left, region, remnant);
+    watch = watch_region(orphans, region, orphan);
     if (watch < 0) {
-        if (!left->warned)
-            log_warn("memory that clients keep open after its end is not counted: %s (/proc/sys/fs/inotify)", strerrordesc_np(-watch));
-        left->warned = true;
-        free(remnant);
+        if (!orphans->warned)
+            log_warn("memory that processes keep open after its region's end is not counted: %s (see /proc/sys/fs/inotify)",
+                     strerrordesc_np(-watch));
+        orphans->warned = true;
+        free(orphan);
         return false;
     }
-    remnant->watch = (uint32_t)watch;
-    remnant->account = account_ref(region->account);
-    remnant->bytes = bytes;
-    remnant->since_ns = uv_hrtime();
-    remnant->charged = charged;
+    orphan->watch = (uint32_t)watch;
+    orphan->account = account_ref(region->account);
+    orphan->bytes = bytes;
+    orphan->since_ns = uv_hrtime();
+    orphan->charged = charged;
     if (charged)
-        left->regions->freeing_bytes += remnant->bytes;
-    left->bytes += remnant->bytes;
-    list_append(&left->recent, &remnant->link);
-    if (left->grace.index == 0)
-        (void)deadline_set(left->regions->deadlines, &left->grace, (int64_t)GRACE_NS);
+        orphans->regions->freeing_bytes += orphan->bytes;
+    orphans->bytes += orphan->bytes;
+    list_append(&orphans->recent, &orphan->link);
+    if (orphans->grace.index == 0)
+        (void)deadline_set(orphans->regions->deadlines, &orphans->grace, (int64_t)GRACE_NS);
     return true;
 }
 
-uint64_t region_orphans_bytes(const struct region_orphans *left)
+uint64_t region_orphans_bytes(const struct region_orphans *orphans)
 {
-    return left ? left->bytes : 0;
+    return orphans ? orphans->bytes : 0;
 }

@@ -1,27 +1,33 @@
-/* Orphaned memory: memory whose region has ended but that a process outside may still have open or mapped. Its pages cannot be removed, because it is
- * sealed, because its client ended without releasing it, or because it is imported memory to which the daemon added pages (region_fill.h). A descriptor
- * cannot be taken back, so its bytes stay charged, to memory_limit and to their owner, until the kernel reports that nobody has it any more (inotify
+/* Orphaned memory: memory whose region has ended, but that another process may still have open or mapped. Its pages
+ * cannot be removed, because it is sealed, because its client ended without releasing it, or because it is imported
+ * memory to which the daemon added pages (region_fill.h). A descriptor cannot be taken back, so its bytes stay
+ * charged, to memory_limit and to their owner, until the kernel reports that nobody has the file any more (inotify
  * reports the end of a file without a name).
  *
  * All calls are made in the loop thread.
  */
-#ifndef DAEMON_REGION_LEFT_H
-#define DAEMON_REGION_LEFT_H
+#ifndef DAEMON_REGION_ORPHANS_H
+#define DAEMON_REGION_ORPHANS_H
 
 #include "daemon/memory/region.h"
 
 struct region_orphans;
 
-/* From now on what is left is counted. false: no memory, and it is not. */
+/* Creates regions->orphans: from now on orphaned memory is counted. Returns false if there is no memory; it is not
+ * counted then. */
 bool region_orphans_create(struct regions *regions, uv_loop_t *loop);
 
-/* Counts nothing any more, and frees it; NULL is fine. A handle of it closes in the loop. */
-void region_orphans_close(struct region_orphans *left);
+/* Takes off all charges, stops counting and frees the struct. A libuv handle closes later in the loop. NULL is allowed. */
+void region_orphans_close(struct region_orphans *orphans);
 
-/* The region ends, and this daemon closes its memory next. True: so many bytes of it are given back when nobody has it; at once, if charged is false,
- * and taken again if it is not gone soon. False: nobody watches (the kernel has no room for that, or nothing is counted). */
-bool region_orphans_watch(struct region_orphans *left, const struct region *region, uint64_t bytes, bool charged);
+/* Watches the memory of a region that ends, just before the daemon closes its own descriptor. Returns true if `bytes`
+ * bytes are given back to memory_limit when no process has the file any more. charged: the region's charge to
+ * memory_limit passes to this file; if false, it has been taken off, and is taken again if the file still exists
+ * after a grace period. Returns false if nothing is watched: orphans is NULL, the memory has no descriptor, or the
+ * kernel has no room for another watch. */
+bool region_orphans_watch(struct region_orphans *orphans, const struct region *region, uint64_t bytes, bool charged);
 
-uint64_t region_orphans_bytes(const struct region_orphans *left); /* NULL: 0 */
+/* Returns the number of bytes that are watched; NULL: 0. */
+uint64_t region_orphans_bytes(const struct region_orphans *orphans);
 
 #endif

@@ -1,9 +1,9 @@
-/* Regions are registered with transports on the work pool, and stay so as long as their memory. */
+/* Registering regions with transports, on the work pool. A registration lasts as long as the region's memory. */
 #include <stdlib.h>
 
 #include "daemon/memory/region_impl.h"
 
-#define FORGET_AT_ONCE 2000u /* regions, in one turn of the loop */
+#define REGIONS_AT_ONCE 2000u /* looked at in one turn of the loop */
 
 struct registering {
     struct work work;
@@ -18,62 +18,64 @@ struct registering {
 
 static void run_register(struct work *work)
 {
-    struct registering *page = (struct registering *)work;
-    struct region *region = page->region;
+    struct registering *job = (struct registering *)work;
+    struct region *region = job->region;
 
-    page->status = page->transport->ops.register_memory(page->transport->instance, region->block.addr,
+    job->status = job->transport->ops.register_memory(job->transport->instance, region->block.addr,
                                                         region->origin == REGION_IMPORTED ? region->bytes : region->room,
-                                                        region->kind->name, &page->handle, &page->err);
+                                                        region->kind->name, &job->handle, &job->err);
 }
 
 static void run_unregister(struct work *work)
 {
-    struct registering *page = (struct registering *)work;
+    struct registering *job = (struct registering *)work;
 
-    registration_end(&(struct registration){page->transport, page->handle});
-    free(page);
+    registration_end(&(struct registration){job->transport, job->handle});
+    free(job);
 }
 
 static void unregister(struct regions *regions, struct transport *transport, void *handle)
 {
-    struct registering *page = calloc(1, sizeof *page);
+    struct registering *job = calloc(1, sizeof *job);
 
-    if (!page) {
+    if (!job) {
         registration_end(&(struct registration){transport, handle});
         return;
     }
-    page->work = (struct work){.run = run_unregister};
-    page->transport = transport;
-    page->handle = handle;
-    work_submit(regions->pool, &page->work);
+    job->work = (struct work){.run = run_unregister};
+    job->transport = transport;
+    job->handle = handle;
+    work_submit(regions->pool, &job->work);
 }
 
 static void done_register(struct work *work)
 {
-    struct registering *page = (struct registering *)work;
-    struct region *region = page->region;
+    struct registering *job = (struct registering *)work;
+    struct region *region = job->region;
 
-    if (page->status == RDT_OK) {
-        bool twice = page->transport->unloading; /* it came too late: who asks again is told */
+    if (job->status == RDT_OK) {
+        /* Another call may have registered it in the meantime. When the transport is being unloaded, the caller's next
+         * region_register says so. */
+        bool unwanted = job->transport->unloading || region->n_registrations == REGION_MAX_REGISTRATIONS;
         for (unsigned i = 0; i < region->n_registrations; i++)
-            twice = twice || region->registrations[i].transport == page->transport;
-        if (twice || region->n_registrations == REGION_MAX_REGISTRATIONS) /* two asked at once: one is enough */
-            unregister(region->regions, page->transport, page->handle);
+            unwanted |= region->registrations[i].transport == job->transport;
+        if (unwanted)
+            unregister(region->regions, job->transport, job->handle);
         else
-            region->registrations[region->n_registrations++] = (struct registration){page->transport, page->handle};
-        page->on_ready(page->arg, region, NULL);
+            region->registrations[region->n_registrations++] = (struct registration){job->transport, job->handle};
+        job->on_ready(job->arg, region, NULL);
     } else {
-        atomic_fetch_sub(&page->transport->registered, 1);
-        page->on_ready(page->arg, NULL, &page->err);
+        atomic_fetch_sub(&job->transport->registered, 1);
+        job->on_ready(job->arg, NULL, &job->err);
     }
     region_unref(region);
-    free(page);
+    free(job);
 }
 
 enum rdt_status region_register(struct region *region, struct transport *transport, void **handle_p, region_ready on_ready,
                                 void *arg, struct rdt_error *err)
 {
-    struct registering *page;
+    struct registering *job;
 
     if (!transport->ops.register_memory) {
         *handle_p = NULL;
@@ -91,23 +93,23 @@ enum rdt_status region_register(struct region *region, struct transport *transpo
                              (unsigned long long)region->id, REGION_MAX_REGISTRATIONS);
     if (!region_addr(region, err))
         return err ? err->status : RDT_SYSTEM;
-    page = calloc(1, sizeof *page);
-    if (!page)
+    job = calloc(1, sizeof *job);
+    if (!job)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to register region %llu", (unsigned long long)region->id);
-    page->work = (struct work){.run = run_register, .done = done_register, .lane = region->client};
-    page->region = region;
-    page->transport = transport;
-    page->on_ready = on_ready;
-    page->arg = arg;
+    job->work = (struct work){.run = run_register, .done = done_register, .lane = region->client};
+    job->region = region;
+    job->transport = transport;
+    job->on_ready = on_ready;
+    job->arg = arg;
     atomic_fetch_add(&transport->registered, 1);
     region_ref(region);
     if (region->kind == region->regions->free_pool.kind)
         pool_note_registration(&region->regions->free_pool, transport);
-    work_submit(region->regions->pool, &page->work);
+    work_submit(region->regions->pool, &job->work);
     return RDT_AGAIN;
 }
 
-static void forget(struct region *region, const struct transport *transport)
+static void unregister_from(struct region *region, const struct transport *transport)
 {
     unsigned n = 0;
 
@@ -130,14 +132,14 @@ bool regions_forget_transport(struct regions *regions, const struct transport *t
         pool_forget_transport(&regions->free_pool, transport);
         device_pool_forget_transport(&regions->device_pool, transport);
         list_for_each (node, &regions->cache)
-            forget(container_of(node, struct region, by_age), transport);
+            unregister_from(container_of(node, struct region, by_age), transport);
         *cursor = 1;
     }
-    for (unsigned i = 0; i < FORGET_AT_ONCE; i++) {
+    for (unsigned i = 0; i < REGIONS_AT_ONCE; i++) {
         region = index_next(&regions->by_id, *cursor, &id);
         if (!region)
             return true;
-        forget(region, transport);
+        unregister_from(region, transport);
         *cursor = id + 1;
     }
     return false;
@@ -148,7 +150,7 @@ const struct region *regions_find_user(const struct regions *regions, const stru
     const struct region *region;
     uint64_t id = 0, at = 1;
 
-    for (unsigned i = 0; i < FORGET_AT_ONCE && (region = index_next(&regions->by_id, at, &id)); i++, at = id + 1)
+    for (unsigned i = 0; i < REGIONS_AT_ONCE && (region = index_next(&regions->by_id, at, &id)); i++, at = id + 1)
         if (region->kind == kind)
             return region;
     return NULL;

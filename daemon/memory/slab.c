@@ -80,7 +80,7 @@ static struct slab_chunk *chunk_new(struct slabs *slabs, unsigned class, struct 
     if (bytes < 4ull * chunk->piece_bytes)
         bytes = 4ull * chunk->piece_bytes;
     bytes = bytes < MIN_CHUNK_BYTES ? MIN_CHUNK_BYTES : bytes > MAX_CHUNK_BYTES ? MAX_CHUNK_BYTES : bytes;
-    if (region_alloc_now(slabs->regions, slabs->kind, "", bytes, REGION_ARENA, slabs->account, &chunk->region, err) != RDT_OK) {
+    if (region_alloc_now(slabs->regions, slabs->kind, bytes, REGION_ARENA, slabs->account, &chunk->region, err) != RDT_OK) {
         free(chunk);
         return NULL;
     }

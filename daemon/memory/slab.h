@@ -1,8 +1,8 @@
-/* The daemon's own memory for small objects: a million of them cannot be a million regions. Pieces of like size lie in chunks, each a
- * region that never leaves the daemon; it counts against memory_limit, and transports can send from it like from any other. A chunk
- * whose last piece is given back goes back soon after.
+/* The arena of small objects, because a million objects cannot be a million regions. Pieces of one size class lie in
+ * chunks. A chunk is a region that never leaves the daemon: it counts against memory_limit, and transports send from
+ * it like from any other region. A chunk is freed a second after its last piece.
  *
- * Loop thread only.
+ * All calls are made in the loop thread.
  */
 #ifndef DAEMON_SLAB_H
 #define DAEMON_SLAB_H
@@ -18,39 +18,40 @@
 #define SLAB_CLASSES 33u /* 64, 128, 192, 256; then four to each doubling, up to SLAB_MAX_BYTES */
 
 struct slab_chunk {
-    struct list link; /* in its class's list, while it has room */
+    struct list link; /* in the list of its class, while it has a free piece */
     struct slabs *slabs;
-    struct region *region; /* one reference */
+    struct region *region; /* a reference */
     uint8_t *addr;
     uint32_t piece_bytes;
     uint32_t n_pieces, n_used;
-    uint32_t n_touched;  /* those beyond were never given out */
-    uint32_t first_free; /* of those given back, chained in their own first bytes; NO_PIECE: none */
+    uint32_t n_touched;  /* the pieces from this index on have never been used */
+    uint32_t first_free; /* the first freed piece; each contains the index of the next. NO_PIECE: none */
 };
 
 struct slab_piece {
-    struct slab_chunk *chunk; /* NULL: none */
+    struct slab_chunk *chunk; /* NULL: no piece */
     uint32_t index;
 };
 
 struct slabs {
     struct regions *regions;
     struct deadlines *deadlines;
-    const char *kind;        /* of memory */
+    const char *kind;        /* the memory kind */
     struct account *account; /* the daemon's own */
     struct list classes[SLAB_CLASSES];
-    uint64_t class_bytes[SLAB_CLASSES]; /* of its chunks */
-    struct deadline sweep;              /* set while some chunk is empty */
+    uint64_t class_bytes[SLAB_CLASSES]; /* the size of all chunks of each class */
+    struct deadline sweep;              /* set while a chunk is empty */
 };
 
-/* Borrows all; deadlines NULL: an empty chunk goes at once. */
+/* Borrows its arguments. deadlines NULL: an empty chunk is freed at once. */
 void slabs_init(struct slabs *slabs, struct regions *regions, struct deadlines *deadlines, const char *kind,
                 struct account *account);
-void slabs_fini(struct slabs *slabs); /* every piece has been given back */
+void slabs_fini(struct slabs *slabs); /* all pieces must have been freed */
 
-/* bytes: 1 to SLAB_MAX_BYTES. The piece starts at a multiple of 64 bytes of its region and is not cleared. NO_MEMORY, LIMIT, UNSUPPORTED. */
+/* Allocates 1 to SLAB_MAX_BYTES bytes, at a multiple of 64 bytes from the region's start and not zeroed. NO_MEMORY and LIMIT
+ * (memory_limit), UNSUPPORTED (the memory kind is not available). */
 enum rdt_status slab_alloc(struct slabs *slabs, uint64_t bytes, struct slab_piece *piece_p, struct rdt_error *err);
-void slab_free(struct slab_piece piece); /* nothing for a piece that is none */
+void slab_free(struct slab_piece piece); /* does nothing if there is no piece */
 
 static inline uint8_t *slab_addr(struct slab_piece piece)
 {
@@ -62,7 +63,8 @@ static inline struct region *slab_region(struct slab_piece piece)
     return piece.chunk->region;
 }
 
-static inline uint64_t slab_bytes(struct slab_piece piece) /* what it takes; 0 for none */
+/* The memory that the piece takes; 0 if there is no piece. */
+static inline uint64_t slab_bytes(struct slab_piece piece)
 {
     return piece.chunk ? piece.chunk->piece_bytes : 0;
 }

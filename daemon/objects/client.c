@@ -39,7 +39,7 @@ static void on_drop(struct region_cache *cache, uint64_t region)
     tell_gone(container_of(cache, struct client, cache), region);
 }
 
-static void on_back(struct region_cache *cache, uint64_t region, bool gone)
+static void on_returned(struct region_cache *cache, uint64_t region, bool gone)
 {
     struct client *client = container_of(cache, struct client, cache);
     Rdt__Pb__RegionBack back = RDT__PB__REGION_BACK__INIT;
@@ -50,12 +50,12 @@ static void on_back(struct region_cache *cache, uint64_t region, bool gone)
     client->send(client, RDT_EVENT_REGION_BACK, FRAME_EVENT, 0, &back.base, NULL, 0);
 }
 
-static void on_take(struct region_cache *cache, uint64_t region)
+static void forget_region(struct region_cache *cache, uint64_t region)
 {
     (void)map_remove_u64(&container_of(cache, struct client, cache)->regions, region);
 }
 
-static const struct region_cache_ops cache_ops = {on_drop, on_back, on_take};
+static const struct region_cache_ops cache_ops = {on_drop, on_returned, forget_region};
 
 static void on_unmapped(struct mapped *mapped, uint64_t region)
 {
@@ -103,11 +103,11 @@ void client_drop_import(struct client *client)
 static void abandon(struct hold *hold)
 {
     for (uint32_t i = 0; hold->object && i < hold->object->n_regions; i++)
-        region_leave_pages(hold->object->uses[i].region);
+        region_mark_abandoned(hold->object->uses[i].region);
     for (uint32_t i = 0; i < hold->n_regions; i++)
-        region_leave_pages(hold->regions[i]);
+        region_mark_abandoned(hold->regions[i]);
     if (hold->region)
-        region_leave_pages(hold->region);
+        region_mark_abandoned(hold->region);
     client_release(hold);
 }
 
@@ -136,10 +136,9 @@ bool client_fini(struct client *client, uint64_t until_ns)
         region->client = 0;
         /* librdt never tells its user where a loaned region is mapped, so nobody can use the pages any
          * more */
-        if (region->state == REGION_LOANED)
-            region_unref(region);
-        else
-            region_abandon(region);
+        if (region->state != REGION_LOANED)
+            region_mark_abandoned(region);
+        region_unref(region);
         if (uv_hrtime() >= until_ns)
             return false;
     }

@@ -204,7 +204,7 @@ static enum rdt_status copy_to_region(struct object *object, const struct object
     const struct slabs *slabs = object->table->slabs;
     uint8_t *addr;
     enum rdt_status status =
-        region_alloc_now(slabs->regions, slabs->kind, "", put->inline_bytes, REGION_ALLOCATED, put->account, region_p, err);
+        region_alloc_now(slabs->regions, slabs->kind, put->inline_bytes, REGION_ALLOCATED, put->account, region_p, err);
 
     if (status != RDT_OK)
         return status;

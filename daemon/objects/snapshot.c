@@ -144,7 +144,7 @@ static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
                 layout->strides[layout->first_dim[i] + d] = source->strides[source->first_dim[i] + d];
         } else {
             uint32_t fresh;
-            if (!placing_add(&snapshot->placing, object->uses[source->region[i]].region->at, layout_bytes(source, i), &fresh,
+            if (!placing_add(&snapshot->placing, object->uses[source->region[i]].region->device, layout_bytes(source, i), &fresh,
                              &layout->offset[i])) {
                 status = rdt_error_set(err, RDT_LIMIT, "the tensors of a snapshot may lie on at most %u devices", PLACING_MAX);
                 break;
@@ -309,7 +309,7 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
     if (status != RDT_OK)
         return status;
     if (snapshot->device)
-        device_copy_ask(snapshot->device, is_wanted);
+        device_copy_set_wanted(snapshot->device, is_wanted);
     if (host_bytes <= COPY_SMALL_BYTES) {
         if (host_bytes > 0)
             run_copy(&snapshot->work);

@@ -125,7 +125,7 @@ static enum rdt_status check_memory(const struct hotload *hotload, const struct 
                              "fetch, or being released",
                              kind->name, users);
     return rdt_error_set(err, RDT_BUSY, "memory kind %s is in use: region %llu of uid %u (client %llu)%s", kind->name,
-                         (unsigned long long)region->id, region->account->owner.uid, (unsigned long long)region->maker,
+                         (unsigned long long)region->id, region->account->owner.uid, (unsigned long long)region->creator,
                          users > 1 ? ", and others" : "");
 }
 

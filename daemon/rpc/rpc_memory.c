@@ -18,7 +18,7 @@ static void reply_region(struct call *call, struct region *region, bool to_map)
     reply.region = region->id;
     reply.generation = region->generation;
     reply.bytes = region->room;
-    reply.device = (char *)region_device(region);
+    reply.device = (char *)region_device_uuid(region);
     if (region->keep_mapped) {
         region->keep_mapped = false;
         reply.cacheable = true;
@@ -27,7 +27,7 @@ static void reply_region(struct call *call, struct region *region, bool to_map)
         (void)region_share(region, call->client->id, &share, fds, RDT_MAX_FRAME_FDS, &n_fds, &err);
     } else if (to_map) {
         (void)region_export_to(region, call->client->id, true, &fds[0], &err);
-        reply.cacheable = region_may_come_again(region, call->client->id);
+        reply.cacheable = region_may_be_cached(region, call->client->id);
         n_fds = err.status == RDT_OK;
     }
     if (err.status != RDT_OK) {
@@ -221,7 +221,7 @@ enum rdt_status rpc_import(struct call *call, const void *request, struct rdt_er
         return rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->frame->nfds);
     if (kind && !memory_kind_is_host(kind))
         return import_device(call, message, &import, err);
-    status = region_import(call->rpc->regions, message->memory, message->device, &import, call->account, call->client->id,
+    status = region_import(call->rpc->regions, message->memory, &import, call->account, call->client->id,
                            &region, err);
     if (status == RDT_OK)
         reply_region(call, region, false);
@@ -237,14 +237,14 @@ enum rdt_status rpc_release_region(struct call *call, const void *request, struc
     if (!region)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
     if (region->state == REGION_RETURNED) {
-        region_cache_part(&call->client->cache, region);
+        region_cache_release(&call->client->cache, region);
         call_reply(call, &reply.base, NULL, 0);
         return RDT_OK;
     }
     (void)map_remove_u64(&call->client->regions, region->id);
     region->client = 0; /* the client has promised not to write there any more */
     /* A region under an object or a transfer is not cached, because others may still read it. */
-    region->keep_mapped = message->keep_mapped && region->refs == 1 && region_may_come_again(region, call->client->id);
+    region->keep_mapped = message->keep_mapped && region->refs == 1 && region_may_be_cached(region, call->client->id);
     reply.keep_mapped = region->keep_mapped;
     region_unref(region);
     call_reply(call, &reply.base, NULL, 0);

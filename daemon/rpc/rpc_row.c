@@ -32,7 +32,7 @@ Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region
     info->region = region->id;
     info->generation = region->generation;
     info->memory = (char *)region->kind->name;
-    info->device = (char *)region_device(region);
+    info->device = (char *)region_device_uuid(region);
     info->origin = (char *)origins[region->origin];
     info->bytes = region->bytes;
     info->tenant = (char *)region->account->owner.tenant;

@@ -62,7 +62,7 @@ static enum rdt_status judge(const struct reservation_group *group, struct rdt_e
     const struct regions *regions = group->reservation->regions;
     uint64_t used = regions_claimed_bytes(regions), limit = regions->limit_bytes;
     /* This memory is freed when it is needed. */
-    uint64_t spare = regions->give_up ? regions->give_up(regions->give_up_arg, 0) : 0;
+    uint64_t spare = regions->evict ? regions->evict(regions->evict_arg, 0) : 0;
 
     used -= spare < used ? spare : used;
 

@@ -73,7 +73,7 @@ void serve_end(struct serve *out)
     free(out->bases);
     free(out->select);
     free(out->places);
-    stage_put(out->stage);
+    stage_destroy(out->stage);
     account_give(out->account, USAGE_TRANSFERS, 1);
     account_unref(out->account);
     free(out);

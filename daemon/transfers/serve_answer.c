@@ -97,14 +97,14 @@ static bool places_fill(struct places *places, const struct serve *out, const st
         if (!region)
             continue;
         while (k < places->n && (strcmp(places->rows[k].memory, region->kind->name) != 0 ||
-                                 strcmp(places->rows[k].device, region_device(region)) != 0))
+                                 strcmp(places->rows[k].device, region_device_uuid(region)) != 0))
             k++;
         if (k == PLACING_MAX)
             return false;
         if (k == places->n) {
             rdt__pb__place__init(&places->rows[k]);
             places->rows[k].memory = (char *)region->kind->name;
-            places->rows[k].device = (char *)region_device(region);
+            places->rows[k].device = (char *)region_device_uuid(region);
             places->list[k] = &places->rows[k];
             places->n++;
         }

@@ -94,7 +94,7 @@ static enum rdt_status reserve_stage(struct serve *out, struct rdt_error *err)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", out->ref.id);
     for (uint32_t i = 0; i < object->n_regions; i++)
         out->places[i].region = object->uses[i].region;
-    return stage_get(out->transfers->regions, kind, slots < out->plan->n ? slots : out->plan->n,
+    return stage_create(out->transfers->regions, kind, slots < out->plan->n ? slots : out->plan->n,
                      (most + 4095) & ~UINT64_C(4095), out->account, on_stage, out, err);
 }
 
@@ -279,7 +279,7 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
 static void op_free(struct chunk_op *op)
 {
     if (op->staging && op->out->staged)
-        stage_give(op->out->stage, op->staging);
+        stage_return_slot(op->out->stage, op->staging);
     else
         free(op->staging);
     free(op);
@@ -427,12 +427,12 @@ static bool send_next(struct serve *out, struct rdt_error *err)
     op->base.op.memory_kind = "host";
     op->base.op.device = "";
     if (out->staged) {
-        op->base.op.piece.addr = op->staging = stage_take(out->stage);
+        op->base.op.piece.addr = op->staging = stage_take_slot(out->stage);
     } else if (chunk_piece(chunk, out->packed, out->source, &region_index, &offset) &&
                !region_may_fault(object_region(out->object, region_index))) {
         op->base.op.piece.addr = out->bases[region_index] + offset;
         op->base.op.memory_kind = object_region(out->object, region_index)->kind->name;
-        op->base.op.device = region_device(object_region(out->object, region_index));
+        op->base.op.device = region_device_uuid(object_region(out->object, region_index));
         (void)region_register(object_region(out->object, region_index), out->connection->transport,
                               &op->base.op.piece.registration, NULL, NULL, NULL);
     } else if ((op->staging = malloc(chunk->bytes))) {

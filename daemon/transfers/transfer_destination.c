@@ -221,7 +221,7 @@ const char *transfer_source_device(const struct transfer *transfer)
 
 const char *transfer_target_device(const struct transfer *transfer)
 {
-    return transfer->subpull.parent && transfer->target->n > 0 ? region_device(transfer->target->uses[0].region) : "";
+    return transfer->subpull.parent && transfer->target->n > 0 ? region_device_uuid(transfer->target->uses[0].region) : "";
 }
 
 const char *transfer_target_memory(const struct transfer *transfer)

@@ -370,9 +370,9 @@ enum rdt_status transfer_group_start(struct serve *out, const Rdt__Pb__PullStart
         if (layout_bytes(out->source, i) == 0 || place >= object_n_places(out->object))
             continue; /* a copy that is being filled may have no memory yet */
         region = object_region(out->object, place);
-        if (transport_moves(group->transport, region->kind->name) && !group_rank_serves(here, region_device(region)))
+        if (transport_moves(group->transport, region->kind->name) && !group_rank_serves(here, region_device_uuid(region)))
             return rdt_error_set(err, RDT_PROTOCOL, "rank %u of group \"%s\" is on device \"%s\", and object \"%s\" lies on %s",
-                                 start->owner_rank, group->name, here->device, out->ref.id, region_device(region));
+                                 start->owner_rank, group->name, here->device, out->ref.id, region_device_uuid(region));
     }
     *pt_p = transfer_group_connection(out->session, group, here, &group->ranks[start->reader_rank]);
     return *pt_p ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to send in group \"%s\"", group->name);

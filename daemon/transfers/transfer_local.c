@@ -109,7 +109,7 @@ static bool is_own_handle(const struct region *region, const struct client *clie
 {
     unsigned fds;
 
-    return !region_is_host(region) && region->origin == REGION_IMPORTED && region->maker == client->id &&
+    return !region_is_host(region) && region->origin == REGION_IMPORTED && region->creator == client->id &&
            region->client != client->id && region_share_fds((struct region *)(uintptr_t)region, &fds, NULL) == RDT_OK &&
            fds == 0;
 }
@@ -140,7 +140,7 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
     if (!from)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' placement");
     for (uint32_t i = 0; i < source->count; i++)
-        from[i] = !object->chunk && layout_bytes(source, i) > 0 ? object->uses[source->region[i]].region->at : NULL;
+        from[i] = !object->chunk && layout_bytes(source, i) > 0 ? object->uses[source->region[i]].region->device : NULL;
     status = destination_plan(transfer, from, false, &elsewhere, err);
     free(from);
     if (elsewhere && !query->elsewhere)

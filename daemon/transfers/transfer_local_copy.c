@@ -179,7 +179,7 @@ static struct local_copy *copy_create(struct transfer *transfer)
     }
     transfer->local.copy = local;
     local->transfer = transfer;
-    local->n_hands = copy_hands(&local->copy, transfer->transfers->options->worker_threads);
+    local->n_hands = copy_threads(&local->copy, transfer->transfers->options->worker_threads);
     local->hands = calloc(local->n_hands, sizeof *local->hands);
     if (!local->hands) {
         copy_free(local);

@@ -110,10 +110,10 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
         op->base.op.piece.addr = region_addr(region, NULL) + offset;
         (void)region_register(region, transfer->pull.connection->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
         op->base.op.memory_kind = region->kind->name;
-        op->base.op.device = region_device(region);
+        op->base.op.device = region_device_uuid(region);
     } else {
         op->base.op.piece.addr = op->staging =
-            transfer->pull.staged_here ? stage_take(transfer->pull.stage) : transfer_take_staging(transfer, chunk->bytes);
+            transfer->pull.staged_here ? stage_take_slot(transfer->pull.stage) : transfer_take_staging(transfer, chunk->bytes);
         op->base.op.memory_kind = "host";
         op->base.op.device = "";
     }
@@ -475,7 +475,7 @@ static void on_device_scattered(void *arg, const struct rdt_error *err)
     struct transfer *transfer = op->in;
     uint32_t index = op->chunk;
 
-    stage_give(transfer->pull.stage, op->staging);
+    stage_return_slot(transfer->pull.stage, op->staging);
     free(op);
     if (transfer_in_op_ended(transfer))
         return;

@@ -56,7 +56,7 @@ struct queue_names {
 
 static void names_add(struct queue_names *names, const struct peer_transport *pt, const struct region *region)
 {
-    const char *name = region ? plugin_conn_queue(&pt->conn, region->kind->name, region_device(region)) : NULL;
+    const char *name = region ? plugin_conn_queue(&pt->conn, region->kind->name, region_device_uuid(region)) : NULL;
 
     if (!name)
         return;
@@ -106,7 +106,7 @@ bool order_needed(const struct serve *out, const struct peer_transport *pt)
 static void describe(const struct order *order, char *text, size_t size)
 {
     const char *queue;
-    const struct ticket *ahead = ticket_behind(&order->ticket, &queue);
+    const struct ticket *ahead = ticket_find_blocker(&order->ticket, &queue);
     const struct transfer_record *record = ahead ? record_of(order_of(ahead)) : NULL;
 
     text[0] = '\0';
@@ -119,7 +119,7 @@ static bool stands_behind(const struct ticket *ticket)
 {
     const char *queue;
 
-    return (ticket->sm.state == TICKET_QUEUED || ticket_has_posted(ticket)) && ticket_behind(ticket, &queue);
+    return (ticket->sm.state == TICKET_QUEUED || ticket_has_posted(ticket)) && ticket_find_blocker(ticket, &queue);
 }
 
 /* Waits stall_timeout for what the other end must say. */
@@ -131,7 +131,7 @@ static void watch(struct order *order)
                        (int64_t)transfers->options->stall_timeout_ns);
 }
 
-static void say_with(struct order *order, enum ticket_word word, const char *behind)
+static void say_with(struct order *order, enum ticket_message word, const char *behind)
 {
     Rdt__Pb__PullTurn message = RDT__PB__PULL_TURN__INIT;
     struct rdt_error err;
@@ -152,7 +152,7 @@ static void say_with(struct order *order, enum ticket_word word, const char *beh
         transfers_of(order)->order->fail_serve(order->out, &err);
 }
 
-static void say(struct ticket *ticket, enum ticket_word word)
+static void say(struct ticket *ticket, enum ticket_message word)
 {
     say_with(order_of(ticket), word, "");
 }
@@ -195,7 +195,7 @@ static void post(struct ticket *ticket)
     order->out->transfers->order->send(order->out);
 }
 
-static const struct ticket_events events = {.say = say, .post = post};
+static const struct ticket_events events = {.send = say, .post = post};
 
 static void on_ready(struct deadline *deadline)
 {
@@ -318,7 +318,7 @@ void order_out_queue(struct serve *out)
 
 void order_receives_posted(struct transfer *transfer)
 {
-    ticket_receives_stand(&transfer->record.order->ticket);
+    ticket_receives_posted(&transfer->record.order->ticket);
 }
 
 void order_pass_on(const struct transfer_record *record)
@@ -355,7 +355,7 @@ static bool may_wait_on(struct order *order)
         order->holds_since_ns = 0;
         order->bytes_seen = bytes;
     }
-    if (!ticket_holds_up(&order->ticket))
+    if (!ticket_blocks_others(&order->ticket))
         order->holds_since_ns = 0;
     else if (!order->holds_since_ns)
         order->holds_since_ns = now_ns;
@@ -388,7 +388,7 @@ static void hear(struct order *order, const Rdt__Pb__PullTurn *message)
     }
     order->waits_since_ns = 0;
     deadline_unset(transfers_of(order)->deadlines, deadline);
-    if (ticket_hear(&order->ticket, (enum ticket_word)message->word, &err) != RDT_OK)
+    if (ticket_receive(&order->ticket, (enum ticket_message)message->word, &err) != RDT_OK)
         fail(order, &err); /* Otherwise the transfer may have ended. */
 }
 

@@ -81,7 +81,7 @@ static enum rdt_status result_add_region(struct result *result, struct region *r
         if (status != RDT_OK)
             return status;
         entry->fd_index = (int32_t)result->n_fds++;
-        entry->cacheable = entry->writable && region->origin == REGION_RECEIVED && region_may_come_again(region, client);
+        entry->cacheable = entry->writable && region->origin == REGION_RECEIVED && region_may_be_cached(region, client);
     }
     result->region_list[n_at] = entry;
     result->done.n_regions++;

@@ -184,7 +184,7 @@ void subpulls_free(struct transfer *transfer)
     free(transfer->pull.placement);
     free(transfer->subpull.select);
     free(transfer->pull.to_places);
-    stage_put(transfer->pull.stage);
+    stage_destroy(transfer->pull.stage);
     transfer->pull.subpulls = NULL;
     transfer->pull.placement = NULL;
     transfer->subpull.select = NULL;
@@ -198,7 +198,7 @@ static struct memory_device *device_of(const struct transfer *whole, uint32_t i)
 {
     const struct region *region = whole->target->uses[whole->target->layout->region[i]].region;
 
-    return region->at;
+    return region->device;
 }
 
 static bool alike(const struct transfer *whole, uint32_t i, uint32_t k)
@@ -386,7 +386,7 @@ enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready o
     for (uint32_t i = 0; i < target->n; i++)
         transfer->pull.to_places[i].region = target->uses[i].region;
     transfer->pull.stage_ready = on_ready;
-    return stage_get(transfers->regions, target->uses[0].region->kind, slots, (most + 4095) & ~UINT64_C(4095),
+    return stage_create(transfers->regions, target->uses[0].region->kind, slots, (most + 4095) & ~UINT64_C(4095),
                      transfer->account, on_stage, transfer, err);
 }
 

@@ -3,18 +3,18 @@
 
 #include <stdlib.h>
 
-struct making {
+struct stage_work {
     struct work work; /* first */
     struct stage *stage;
     stage_ready on_ready;
     void *arg;
 };
 
-/* ---- the end ---- */
+/* ---- destroying ---- */
 
 static void run_unpin(struct work *work)
 {
-    struct stage *stage = ((struct making *)work)->stage;
+    struct stage *stage = ((struct stage_work *)work)->stage;
 
     stage->kind->ops.unpin(stage->kind->instance, stage->pin);
 }
@@ -28,13 +28,13 @@ static void finish(struct stage *stage)
 
 static void done_unpin(struct work *work)
 {
-    finish(((struct making *)work)->stage);
+    finish(((struct stage_work *)work)->stage);
     free(work);
 }
 
-void stage_put(struct stage *stage)
+void stage_destroy(struct stage *stage)
 {
-    struct making *ending;
+    struct stage_work *ending;
 
     if (!stage)
         return;
@@ -50,11 +50,11 @@ void stage_put(struct stage *stage)
     finish(stage);
 }
 
-/* ---- making ---- */
+/* ---- creating ---- */
 
 static void run_pin(struct work *work)
 {
-    struct stage *stage = ((struct making *)work)->stage;
+    struct stage *stage = ((struct stage_work *)work)->stage;
     const struct rdt_memory_ops *ops = &stage->kind->ops;
 
     stage->pinned = ops->pin && ops->pin(stage->kind->instance, stage->region->block.addr, stage->region->room, &stage->pin,
@@ -63,73 +63,73 @@ static void run_pin(struct work *work)
 
 static void done_pin(struct work *work)
 {
-    struct making *making = (struct making *)work;
+    struct stage_work *creation = (struct stage_work *)work;
 
-    making->on_ready(making->arg, making->stage, NULL);
-    free(making);
+    creation->on_ready(creation->arg, creation->stage, NULL);
+    free(creation);
 }
 
-static void pin(struct making *making)
+static void pin(struct stage_work *creation)
 {
-    making->work = (struct work){.run = run_pin, .done = done_pin};
-    work_submit(making->stage->region->regions->pool, &making->work);
+    creation->work = (struct work){.run = run_pin, .done = done_pin};
+    work_submit(creation->stage->region->regions->pool, &creation->work);
 }
 
 static void on_memory(void *arg, struct region *region, const struct rdt_error *err)
 {
-    struct making *making = arg;
+    struct stage_work *creation = arg;
     struct rdt_error why = {0};
 
-    making->stage->region = region;
+    creation->stage->region = region;
     if (!err && region_addr(region, &why)) {
-        pin(making);
+        pin(creation);
         return;
     }
-    making->on_ready(making->arg, NULL, err ? err : &why);
-    finish(making->stage);
-    free(making);
+    creation->on_ready(creation->arg, NULL, err ? err : &why);
+    finish(creation->stage);
+    free(creation);
 }
 
-enum rdt_status stage_get(struct regions *regions, struct memory_kind *kind, uint32_t slots, uint64_t slot_bytes,
+enum rdt_status stage_create(struct regions *regions, struct memory_kind *kind, uint32_t slots, uint64_t slot_bytes,
                           struct account *account, stage_ready on_ready, void *arg, struct rdt_error *err)
 {
     struct stage *stage;
-    struct making *making;
+    struct stage_work *creation;
     enum rdt_status status;
 
     if (slots > STAGE_MAX_SLOTS)
         slots = STAGE_MAX_SLOTS;
     stage = calloc(1, sizeof *stage);
-    making = calloc(1, sizeof *making);
-    if (!stage || !making) {
+    creation = calloc(1, sizeof *creation);
+    if (!stage || !creation) {
         free(stage);
-        free(making);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to stage what lies on a device");
+        free(creation);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to stage tensors of a device");
     }
     stage->kind = kind;
     memory_kind_use(kind);
     stage->slots = slots;
     stage->slot_bytes = slot_bytes;
-    *making = (struct making){.stage = stage, .on_ready = on_ready, .arg = arg};
+    *creation = (struct stage_work){.stage = stage, .on_ready = on_ready, .arg = arg};
     status = region_alloc(regions, "host", "", slots * slot_bytes, REGION_STAGING, account, 0, &stage->region, on_memory,
-                          making, err);
+                          creation, err);
     if (status == RDT_AGAIN)
         return status;
     if (status == RDT_OK && !region_addr(stage->region, err))
         status = err ? err->status : RDT_SYSTEM;
     if (status != RDT_OK) {
-        rdt_error_prefix(err, "to stage what lies on a device");
+        rdt_error_prefix(err, "cannot stage tensors of a device");
         finish(stage);
-        free(making);
+        free(creation);
         return status;
     }
-    pin(making);
+    pin(creation);
     return RDT_AGAIN;
 }
 
 /* ---- slots ---- */
 
-uint8_t *stage_take(struct stage *stage)
+uint8_t *stage_take_slot(struct stage *stage)
 {
     for (uint32_t i = 0; i < stage->slots; i++)
         if (!(stage->busy & 1u << i)) {
@@ -139,7 +139,7 @@ uint8_t *stage_take(struct stage *stage)
     return NULL;
 }
 
-void stage_give(struct stage *stage, const uint8_t *slot)
+void stage_return_slot(struct stage *stage, const uint8_t *slot)
 {
     stage->busy &= ~(1u << (uint64_t)(slot - (uint8_t *)stage->region->block.addr) / stage->slot_bytes);
 }

@@ -24,14 +24,14 @@ typedef void (*stage_ready)(void *arg, struct stage *stage, const struct rdt_err
 
 /* Begins to create a stage whose memory is charged to `account`. AGAIN: on_ready follows, with the stage or an error.
  * Errors, after which on_ready does not come: NO_MEMORY, LIMIT (memory_limit). */
-enum rdt_status stage_get(struct regions *regions, struct memory_kind *kind, uint32_t slots, uint64_t slot_bytes,
+enum rdt_status stage_create(struct regions *regions, struct memory_kind *kind, uint32_t slots, uint64_t slot_bytes,
                           struct account *account, stage_ready on_ready, void *arg, struct rdt_error *err);
 
 /* Frees a stage of which no slot is in use; NULL is allowed. */
-void stage_put(struct stage *stage);
+void stage_destroy(struct stage *stage);
 
-uint8_t *stage_take(struct stage *stage); /* returns a free slot; NULL: all are in use */
-void stage_give(struct stage *stage, const uint8_t *slot);
+uint8_t *stage_take_slot(struct stage *stage); /* returns a free slot; NULL: all are in use */
+void stage_return_slot(struct stage *stage, const uint8_t *slot);
 unsigned stage_free_slots(const struct stage *stage);
 
 #endif

@@ -152,7 +152,7 @@ static void take(struct ticket *ticket)
 {
     sm_move(&ticket->sm, TICKET_HELD);
     if (ticket->first || ticket->owner)
-        ticket->events->say(ticket, TICKET_TAKEN);
+        ticket->events->send(ticket, TICKET_TAKEN);
     else
         post(ticket); /* the owner has already sent TAKEN */
 }
@@ -197,10 +197,10 @@ void ticket_begin(struct ticket *ticket)
     if (ticket->first)
         queue_up(ticket);
     else
-        ticket->events->say(ticket, TICKET_READY);
+        ticket->events->send(ticket, TICKET_READY);
 }
 
-enum rdt_status ticket_hear(struct ticket *ticket, enum ticket_word word, struct rdt_error *err)
+enum rdt_status ticket_receive(struct ticket *ticket, enum ticket_message word, struct rdt_error *err)
 {
     unsigned state = ticket->sm.state;
 
@@ -218,10 +218,10 @@ enum rdt_status ticket_hear(struct ticket *ticket, enum ticket_word word, struct
     return RDT_OK;
 }
 
-void ticket_receives_stand(struct ticket *ticket)
+void ticket_receives_posted(struct ticket *ticket)
 {
     assert(!ticket->owner && ticket->sm.state == TICKET_POSTING);
-    ticket->events->say(ticket, TICKET_RECEIVES);
+    ticket->events->send(ticket, TICKET_RECEIVES);
 }
 
 void ticket_give(struct ticket *ticket)
@@ -250,7 +250,7 @@ bool ticket_has_posted(const struct ticket *ticket)
     return ticket->sm.state == TICKET_POSTING || ticket->sm.state == TICKET_POSTED;
 }
 
-bool ticket_holds_up(const struct ticket *ticket)
+bool ticket_blocks_others(const struct ticket *ticket)
 {
     for (unsigned i = 0; (ticket->sm.state == TICKET_HELD || ticket_has_posted(ticket)) && i < ticket->n_places; i++)
         if (ticket->places[i].link.next != &ticket->places[i].queue->places)
@@ -258,7 +258,7 @@ bool ticket_holds_up(const struct ticket *ticket)
     return false;
 }
 
-const struct ticket *ticket_behind(const struct ticket *ticket, const char **queue_p)
+const struct ticket *ticket_find_blocker(const struct ticket *ticket, const char **queue_p)
 {
     for (unsigned i = 0; i < ticket->n_places; i++) {
         const struct ticket_place *place = &ticket->places[i];

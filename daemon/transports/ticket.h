@@ -55,15 +55,15 @@ enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_HELD, TICKET_POSTING, TIC
 /* As on the wire. READY: the owner is the second node, and has its memory, so the reader may begin. TAKEN: the
  * sender's ticket has come up. RECEIVES: the reader's receives are posted. WAITING: the sender is behind other
  * transfers, which its text names. */
-enum ticket_word { TICKET_READY, TICKET_TAKEN, TICKET_RECEIVES, TICKET_WAITING };
+enum ticket_message { TICKET_READY, TICKET_TAKEN, TICKET_RECEIVES, TICKET_WAITING };
 
 struct ticket;
 
 struct ticket_events {
-    void (*say)(struct ticket *, enum ticket_word); /* sends the word to the other node */
-    /* Both ends have their tickets. The reader posts all its receives and calls ticket_receives_stand. The
+    void (*send)(struct ticket *, enum ticket_message); /* sends the word to the other node */
+    /* Both ends have their tickets. The reader posts all its receives and calls ticket_receives_posted. The
      * owner, which knows that they are posted, posts its sends in order. Both call ticket_give when they have
-     * posted. May be called inside ticket_begin and ticket_hear. */
+     * posted. May be called inside ticket_begin and ticket_receive. */
     void (*post)(struct ticket *);
 };
 
@@ -97,10 +97,10 @@ enum rdt_status ticket_init(struct ticket *ticket, struct tickets *tickets, cons
 void ticket_begin(struct ticket *ticket);
 
 /* A message about the ticket has come. PROTOCOL: it is not expected now. */
-enum rdt_status ticket_hear(struct ticket *ticket, enum ticket_word word, struct rdt_error *err);
+enum rdt_status ticket_receive(struct ticket *ticket, enum ticket_message word, struct rdt_error *err);
 
 /* The reader calls it when all its receives are posted. */
-void ticket_receives_stand(struct ticket *ticket);
+void ticket_receives_posted(struct ticket *ticket);
 
 /* Gives the ticket up: all operations of this end are posted. Does nothing in another state than POSTING. */
 void ticket_give(struct ticket *ticket);
@@ -112,10 +112,10 @@ void ticket_leave(struct ticket *ticket);
 bool ticket_has_posted(const struct ticket *ticket);
 
 /* Returns whether it has come up or has posted, and another transfer waits behind it. */
-bool ticket_holds_up(const struct ticket *ticket);
+bool ticket_blocks_others(const struct ticket *ticket);
 
 /* Returns the ticket at the head of a queue in which this one waits, and the queue's name in *queue_p. NULL: no
  * other ticket is before it. */
-const struct ticket *ticket_behind(const struct ticket *ticket, const char **queue_p);
+const struct ticket *ticket_find_blocker(const struct ticket *ticket, const char **queue_p);
 
 #endif

@@ -21,7 +21,7 @@ static void setup(void)
 {
     fake_setup();
     deadlines_init(&deadlines, &fake.loop);
-    regions_keep(&fake.regions, &deadlines, 8 * SIZE, 4 * SIZE, UINT64_C(3600000000000));
+    regions_set_reuse(&fake.regions, &deadlines, 8 * SIZE, 4 * SIZE, UINT64_C(3600000000000));
     fake.regions.free_pool.kind = &fake.kind;
     n_dropped = 0;
 }
@@ -125,7 +125,7 @@ Test(pool, once_exported_never_comes_back)
     struct region *region = receive(SIZE, 1);
     int fd;
 
-    cr_assert_eq(region_export(region, false, &fd, NULL), RDT_OK);
+    cr_assert_eq(region_export_to(region, 0, false, &fd, NULL), RDT_OK);
     drop(region);
     cr_assert_eq(fake.n_freed, 1u);
     cr_assert_eq(fake.regions.bytes, 0u);
@@ -209,7 +209,7 @@ Test(pool, what_is_on_its_way_is_waited_for)
     for (unsigned i = 0; i < 4; i++) {
         cr_assert_not_null(got[i]);
         if (i % 2) /* these go back to the system */
-            cr_assert_eq(region_export(got[i], false, &fd, NULL), RDT_OK);
+            cr_assert_eq(region_export_to(got[i], 0, false, &fd, NULL), RDT_OK);
     }
     for (unsigned i = 0; i < 4; i++)
         region_unref(got[i]);
@@ -247,7 +247,7 @@ Test(pool, what_is_waited_for_may_be_lost)
     cr_assert_eq(
         region_alloc(&fake.regions, "fake", "", 3 * SIZE, REGION_ALLOCATED, &account, 1, &late, on_answer, &late, &err),
         RDT_AGAIN);
-    cr_assert_eq(region_alloc_now(&fake.regions, "fake", "", 4096, REGION_ARENA, &account, &now, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(region_alloc_now(&fake.regions, "fake", 4096, REGION_ARENA, &account, &now, &err), RDT_OK, "%s", err.msg);
     last_status = RDT_OK;
     fake_run();
     cr_assert_eq(last_status, RDT_NO_MEMORY);
@@ -313,7 +313,7 @@ Test(pool, what_has_lost_pages_does_not_come_again)
     region = receive(SIZE, 1);
     cr_assert_eq(region_export_to(region, 1, true, &fd, NULL), RDT_OK);
     region->guard = broken_slot();
-    cr_assert(!region_may_come_again(region, 1));
+    cr_assert(!region_may_be_cached(region, 1));
     region->keep_mapped = true; /* it was whole when its client let go of it */
     drop(region);
     cr_assert_eq(fake.regions.cached_bytes, 0u);
@@ -357,7 +357,7 @@ Test(pool, warm_comes_again_to_its_client_only)
     cr_assert_null(region_find(&fake.regions, id, 1));
     cr_assert_eq(region_find(&fake.regions, id, generation), region);
     cr_assert_eq(region_export_to(region, 2, false, &fd, NULL), RDT_INTERNAL, "the other one never sees it");
-    cr_assert_eq(region_export(region, false, &fd, NULL), RDT_INTERNAL);
+    cr_assert_eq(region_export_to(region, 0, false, &fd, NULL), RDT_INTERNAL);
     drop(region); /* its fetch came to nothing: kept as it was */
     cr_assert_eq(fake.regions.cached_bytes, SIZE);
     region_cache_stop(&a);
@@ -516,7 +516,7 @@ Test(pool, abandoned_region_does_not_return)
     n_back = n_gone = n_taken = 0;
     region_cache_start(&cache, &fake.regions, 1, &lending_ops);
     region = region_to_lend(1);
-    region_leave_pages(region);
+    region_mark_abandoned(region);
     (void)lend(region);
     cr_assert_eq(n_back, 0u);
     cr_assert_eq(n_taken, 1u);

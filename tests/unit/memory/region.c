@@ -58,10 +58,10 @@ Test(region, large_counts_until_pages_are_back)
     region_unref(region);
     cr_assert_null(region_find(&fake.regions, id, 0));
     cr_assert_eq(fake.regions.bytes, 64u << 20);
-    cr_assert_eq(fake.regions.freeing, 1u);
+    cr_assert_eq(fake.regions.n_freeing, 1u);
     fake_run();
     cr_assert_eq(fake.regions.bytes, 0u);
-    cr_assert_eq(fake.regions.freeing, 0u);
+    cr_assert_eq(fake.regions.n_freeing, 0u);
 }
 
 Test(region, ids_are_never_used_again)
@@ -227,7 +227,7 @@ Test(region, failed_import_leaves_nothing)
     struct region *region = NULL, *other = take(4096);
     struct rdt_error err = {0};
 
-    cr_assert_eq(region_import(&fake.regions, "fake", "", &import, &account, 7, &region, &err), RDT_INVALID);
+    cr_assert_eq(region_import(&fake.regions, "fake", &import, &account, 7, &region, &err), RDT_INVALID);
     cr_assert_null(region);
     cr_assert_eq(fake.regions.bytes, 4096u, "%llu bytes", (unsigned long long)fake.regions.bytes);
     cr_assert_eq(fake.regions.by_id.used, 1u);

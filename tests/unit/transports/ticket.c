@@ -22,7 +22,7 @@ static void on_ready(struct tickets *t)
     n_ready++;
 }
 
-static void say(struct ticket *turn, enum ticket_word word)
+static void say(struct ticket *turn, enum ticket_message word)
 {
     ((struct end *)turn)->n_said[word]++;
 }
@@ -66,9 +66,9 @@ static bool holds(const struct end *end)
     return end->n_said[TICKET_TAKEN] == 1;
 }
 
-static void hear(struct end *end, enum ticket_word word)
+static void hear(struct end *end, enum ticket_message word)
 {
-    cr_assert_eq(ticket_hear(&end->turn, word, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(ticket_receive(&end->turn, word, &err), RDT_OK, "%s", err.msg);
 }
 
 static void goes_on(struct end *end) /* it posts, and has posted all */
@@ -95,7 +95,7 @@ Test(ticket, owner_first_takes_tells_and_sends)
     cr_assert(holds(&owner) && owner.n_posts == 0);
     hear(&reader, TICKET_TAKEN);
     cr_assert(reader.n_posts == 1 && reader.n_said[TICKET_TAKEN] == 0);
-    ticket_receives_stand(&reader.turn);
+    ticket_receives_posted(&reader.turn);
     cr_assert_eq(reader.n_said[TICKET_RECEIVES], 1);
     hear(&owner, TICKET_RECEIVES);
     cr_assert_eq(owner.n_posts, 1);
@@ -117,7 +117,7 @@ Test(ticket, reader_first_waits_for_the_owner_before_it_posts)
     cr_assert(holds(&owner) && owner.n_posts == 0);
     hear(&reader, TICKET_TAKEN);
     cr_assert_eq(reader.n_posts, 1);
-    ticket_receives_stand(&reader.turn);
+    ticket_receives_posted(&reader.turn);
     hear(&owner, TICKET_RECEIVES);
     cr_assert_eq(owner.n_posts, 1);
     ticket_leave(&owner.turn);
@@ -198,10 +198,10 @@ Test(ticket, several_queues_are_taken_together)
     make(&none, true, true, NULL, 0);
     ticket_begin(&none.turn);
     cr_assert(holds(&one) && !holds(&both) && !holds(&other) && holds(&none));
-    cr_assert_eq(ticket_behind(&both.turn, &queue), &one.turn);
+    cr_assert_eq(ticket_find_blocker(&both.turn, &queue), &one.turn);
     cr_assert_str_eq(queue, "t/a");
-    cr_assert_eq(ticket_behind(&other.turn, &queue), &both.turn);
-    cr_assert_null(ticket_behind(&none.turn, &queue));
+    cr_assert_eq(ticket_find_blocker(&other.turn, &queue), &both.turn);
+    cr_assert_null(ticket_find_blocker(&none.turn, &queue));
     ticket_leave(&one.turn);
     tickets_run(&turns);
     cr_assert(holds(&both) && !holds(&other));
@@ -232,25 +232,25 @@ Test(ticket, words_out_of_place_are_refused)
     struct end e;
 
     make(&e, true, false, a, 1); /* an owner whose memory is not ready */
-    cr_assert_eq(ticket_hear(&e.turn, TICKET_TAKEN, &err), RDT_PROTOCOL);
-    cr_assert_eq(ticket_hear(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL);
-    cr_assert_eq(ticket_hear(&e.turn, TICKET_READY, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.turn, TICKET_TAKEN, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.turn, TICKET_READY, &err), RDT_PROTOCOL);
     hear(&e, TICKET_WAITING);
     ticket_begin(&e.turn);
-    cr_assert_eq(ticket_hear(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL, "receives stand without turns");
+    cr_assert_eq(ticket_receive(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL, "receives stand without turns");
     hear(&e, TICKET_TAKEN);
-    cr_assert_eq(ticket_hear(&e.turn, TICKET_TAKEN, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.turn, TICKET_TAKEN, &err), RDT_PROTOCOL);
     hear(&e, TICKET_RECEIVES);
-    cr_assert_eq(ticket_hear(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL);
-    cr_assert_eq(ticket_hear(&e.turn, (enum ticket_word)17, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.turn, (enum ticket_message)17, &err), RDT_PROTOCOL);
     cr_assert_eq(e.n_posts, 1);
     ticket_leave(&e.turn);
     make(&e, false, true, a, 1);
-    cr_assert_eq(ticket_hear(&e.turn, TICKET_TAKEN, &err), RDT_PROTOCOL);
-    cr_assert_eq(ticket_hear(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.turn, TICKET_TAKEN, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL);
     ticket_leave(&e.turn);
     make(&e, false, false, a, 1);
-    cr_assert_eq(ticket_hear(&e.turn, TICKET_READY, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.turn, TICKET_READY, &err), RDT_PROTOCOL);
     ticket_leave(&e.turn);
 }
 
@@ -321,7 +321,7 @@ static void model_ready(struct tickets *t)
     m.ready[t - m.turns] = true;
 }
 
-static void model_say(struct ticket *turn, enum ticket_word word)
+static void model_say(struct ticket *turn, enum ticket_message word)
 {
     tell((struct side *)turn, (int)word);
 }
@@ -358,7 +358,7 @@ static void model_post(struct ticket *turn)
         return;
     }
     receive_all(side);
-    ticket_receives_stand(turn);
+    ticket_receives_posted(turn);
 }
 
 static const struct ticket_events model_events = {model_say, model_post};
@@ -389,7 +389,7 @@ static void hear_word(struct side *side, int word)
     } else if (word == START) {
         ticket_begin(&side->turn);
     } else {
-        cr_assert_eq(ticket_hear(&side->turn, (enum ticket_word)word, &err), RDT_OK, "%s", err.msg);
+        cr_assert_eq(ticket_receive(&side->turn, (enum ticket_message)word, &err), RDT_OK, "%s", err.msg);
     }
 }
 

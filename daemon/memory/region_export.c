@@ -1,0 +1,175 @@
+/* Who can reach a region's memory: the daemon by an address, clients by a descriptor or a handle. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/memory/region_impl.h"
+
+/* ---- the daemon ---- */
+
+uint8_t *region_addr(struct region *region, struct rdt_error *err)
+{
+    if (!region->block.addr && region->kind->ops.map(region->kind->instance, &region->block, false, err) != RDT_OK)
+        return NULL;
+    if (region->guard == GUARD_NONE && region_may_fault(region)) {
+        uint64_t page = region->block.page_bytes;
+        region->guard = sigbus_guard_enter(region->block.addr, (region->room + page - 1) / page * page, page);
+        if (region->guard == GUARD_NONE) {
+            (void)rdt_error_set(err, RDT_LIMIT,
+                                "region %llu cannot be read safely: its client can remove its pages, and the daemon already "
+                                "guards %u such regions, which is the most",
+                                (unsigned long long)region->id, GUARD_MAX);
+            return NULL;
+        }
+    }
+    return region->block.addr;
+}
+
+bool region_may_fault(const struct region *region)
+{
+    return region->block.page_bytes > 0 && region->writable_outside;
+}
+
+enum rdt_status region_check(const struct region *region, struct rdt_error *err)
+{
+    if (!sigbus_guard_is_broken(region->guard))
+        return RDT_OK;
+    return rdt_error_set(err, RDT_SYSTEM,
+                         "region %llu of uid %u (client %llu) has lost pages: a hole was punched in its memory, and the "
+                         "system has no page to fill it",
+                         (unsigned long long)region->id, region->account->owner.uid, (unsigned long long)region->creator);
+}
+
+/* ---- which clients ---- */
+
+void region_expose(struct region *region, uint64_t client)
+{
+    if (region->exposure < REGION_EXPOSED && client != 0) {
+        region->exposure = REGION_EXPOSED;
+        region->exported_to = client;
+    } else if (client == 0 || region->exported_to != client) {
+        region->exposure = REGION_SHARED;
+    }
+}
+
+/* Memory that a client had before it was reused is exported to no other client. */
+static enum rdt_status check_reach(const struct region *region, uint64_t client, struct rdt_error *err)
+{
+    if (region->exposure != REGION_BOUND || region->exported_to == client)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_INTERNAL, "region %llu has memory that client %llu had before, and may go to no other client",
+                         (unsigned long long)region->id, (unsigned long long)region->exported_to);
+}
+
+bool region_may_be_cached(const struct region *region, uint64_t client)
+{
+    return region_is_host(region) && region->regions->cached_max_bytes > 0 && region->origin != REGION_IMPORTED &&
+           region->exported_to == client && region->exposure != REGION_SHARED && region->writable_outside &&
+           !region->sealed && list_empty(&region->readers) && !sigbus_guard_is_broken(region->guard);
+}
+
+/* ---- descriptors of host memory ---- */
+
+enum rdt_status region_seal(struct region *region, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    if (region->sealed)
+        return RDT_OK;
+    if (!region->kind->ops.seal)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot be sealed", region->kind->name);
+    status = region->kind->ops.seal(region->kind->instance, &region->block, false, err);
+    region->sealed = status == RDT_OK;
+    return status;
+}
+
+enum rdt_status region_export_to(struct region *region, uint64_t client, bool writable, int *fd_p, struct rdt_error *err)
+{
+    enum rdt_status status = check_reach(region, client, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (!region->kind->ops.share)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot be shared", region->kind->name);
+    /* A snapshot is sealed no earlier than this, because sealed memory cannot be pooled. */
+    if (region->origin == REGION_SNAPSHOT || region->origin == REGION_COPY)
+        status = region_seal(region, err);
+    if (status == RDT_OK)
+        status = region->kind->ops.share(region->kind->instance, &region->block, writable, fd_p, err);
+    if (status != RDT_OK)
+        return status;
+    region->writable_outside |= writable;
+    region_expose(region, client);
+    return RDT_OK;
+}
+
+/* ---- descriptors and handles of device memory ---- */
+
+static enum rdt_status ask_export(struct region *region, struct rdt_export *export_p, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    memset(export_p, 0, sizeof *export_p);
+    status = region->kind->ops.export_block(region->kind->instance, &region->block, export_p, err);
+    if (status != RDT_OK)
+        return status;
+    if (export_p->kind == RDT_IMPORT_VMM ? export_p->n_fds == 0 || export_p->n_fds > RDT_EXPORT_MAX_FDS || !export_p->fds ||
+                                               !export_p->chunk_bytes
+                                         : export_p->kind != RDT_IMPORT_LEGACY_IPC || export_p->handle_bytes == 0 ||
+                                               export_p->handle_bytes > sizeof export_p->handle)
+        return rdt_error_set(err, RDT_INTERNAL, "memory kind %s exports neither chunks nor a handle", region->kind->name);
+    return RDT_OK;
+}
+
+enum rdt_status region_share_fds(struct region *region, unsigned *n_p, struct rdt_error *err)
+{
+    struct rdt_export export;
+    enum rdt_status status = ask_export(region, &export, err);
+
+    if (status == RDT_OK)
+        *n_p = export.kind == RDT_IMPORT_VMM ? export.n_fds : 0;
+    return status;
+}
+
+enum rdt_status region_share(struct region *region, uint64_t client, struct region_share *share_p, int *fds_p, unsigned room,
+                             unsigned *n_p, struct rdt_error *err)
+{
+    Rdt__Pb__Share *message = &share_p->message;
+    struct rdt_export export;
+    unsigned n = 0;
+    enum rdt_status status = check_reach(region, client, err);
+
+    if (status == RDT_OK)
+        status = ask_export(region, &export, err);
+    if (status == RDT_OK && export.kind == RDT_IMPORT_VMM && export.n_fds > room)
+        status = rdt_error_set(err, RDT_LIMIT, "region %llu is made of %u chunks, and one message carries %u file descriptors",
+                               (unsigned long long)region->id, export.n_fds, room);
+    for (; status == RDT_OK && export.kind == RDT_IMPORT_VMM && n < export.n_fds; n++) {
+        fds_p[n] = fcntl(export.fds[n], F_DUPFD_CLOEXEC, 0);
+        if (fds_p[n] < 0)
+            status = rdt_error_sys(err, errno, "duplicating a descriptor of %s memory", region->kind->name);
+    }
+    if (status != RDT_OK) {
+        while (n > 0)
+            if (fds_p[--n] >= 0)
+                (void)close(fds_p[n]);
+        return status;
+    }
+    rdt__pb__share__init(message);
+    message->memory = (char *)region->kind->name;
+    message->device = region->device->uuid;
+    message->kind = (Rdt__Pb__RegionKind)export.kind;
+    message->offset = export.offset;
+    if (export.kind == RDT_IMPORT_VMM) {
+        message->n_chunk_bytes = export.n_fds;
+        message->chunk_bytes = (uint64_t *)(uintptr_t)export.chunk_bytes;
+    } else {
+        memcpy(share_p->handle, export.handle, export.handle_bytes);
+        message->handle = (ProtobufCBinaryData){export.handle_bytes, share_p->handle};
+    }
+    region->writable_outside = true;
+    region_expose(region, client);
+    *n_p = n;
+    return RDT_OK;
+}

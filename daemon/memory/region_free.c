@@ -1,0 +1,191 @@
+/* The end of a region's memory: to a pool for reuse, or back to the kernel or the device. Freeing takes time that grows with
+ * the pages, so it is done on the work pool, except for a few pages. What a client can make slow is done by owner_work. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/memory/region_cache.h"
+#include "daemon/memory/region_impl.h"
+#include "daemon/memory/region_orphans.h"
+
+void regions_uncharge_on(struct regions *regions, struct memory_device *device, uint64_t bytes)
+{
+    if (!device) {
+        regions_uncharge(regions, bytes);
+        return;
+    }
+    device->memory.used_bytes -= bytes;
+    if (regions->accounts && bytes > 0)
+        account_room_freed(regions->accounts, USAGE_DEVICE_BYTES, device);
+}
+
+/* ---- blocks ---- */
+
+static void run_free(struct work *work)
+{
+    pool_block_free(container_of(work, struct pool_block, work));
+}
+
+static uint64_t *freeing_bytes(struct regions *regions, const struct pool_block *block)
+{
+    return block->device ? &block->device->memory.freeing_bytes : &regions->freeing_bytes;
+}
+
+static void done_free(struct work *work)
+{
+    struct pool_block *block = container_of(work, struct pool_block, work);
+    struct regions *regions = container_of(block->pool, struct regions, free_pool);
+
+    regions->n_freeing--;
+    account_unref(block->sender);
+    *freeing_bytes(regions, block) -= block->bytes;
+    regions_uncharge_on(regions, block->device, block->bytes);
+    if (block->device) {
+        regions_admit_device(block->device);
+        memory_kind_unuse(block->kind); /* last, because an unload of the kind ends its devices */
+    }
+    free(block);
+    regions_admit(regions);
+}
+
+void regions_free_block(struct regions *regions, struct pool_block *take_block)
+{
+    regions->n_freeing++;
+    *freeing_bytes(regions, take_block) += take_block->bytes;
+    take_block->work = (struct work){.run = run_free, .done = done_free};
+    if (take_block->sender)
+        owner_work_submit(regions->owner_work, &take_block->work, take_block->sender, true);
+    else
+        work_submit(regions->pool, &take_block->work);
+}
+
+/* ---- victims ---- */
+
+void region_free_victims(struct list *victims)
+{
+    list_for_each_safe (node, victims) {
+        struct pool_block *block = container_of(node, struct pool_block, link);
+        pool_block_free(block);
+        if (block->device)
+            memory_kind_unuse(block->kind);
+        free(block);
+    }
+    list_init(victims);
+}
+
+struct victims_work {
+    struct work work; /* first */
+    struct list victims;
+};
+
+static void run_victims(struct work *work)
+{
+    region_free_victims(&((struct victims_work *)work)->victims);
+    free(work);
+}
+
+void region_drop_victims(struct regions *regions, struct list *victims)
+{
+    struct victims_work *dropping;
+
+    if (list_empty(victims))
+        return;
+    dropping = calloc(1, sizeof *dropping);
+    if (!dropping) {
+        region_free_victims(victims);
+        return;
+    }
+    dropping->work = (struct work){.run = run_victims};
+    list_init(&dropping->victims);
+    list_splice(&dropping->victims, victims);
+    work_submit(regions->pool, &dropping->work);
+}
+
+/* ---- regions ---- */
+
+/* Imported memory was never charged to memory_limit or a device, so its block has 0 bytes. */
+static void fill_block(struct pool_block *block, const struct region *region, bool discard)
+{
+    *block = (struct pool_block){.pool = &region->regions->free_pool,
+                                 .kind = region->kind,
+                                 .device = region->device,
+                                 .block = region->block,
+                                 .bytes = region->origin == REGION_IMPORTED ? 0 : region->room,
+                                 .n_registrations = region->n_registrations,
+                                 .guard = region->guard,
+                                 .discard = discard};
+    memcpy(block->registrations, region->registrations, sizeof block->registrations);
+    list_init(&block->link);
+}
+
+/* Offers a block to the device pool. client: the only one that ever had it; 0: none had. */
+static bool pool_on_device(struct regions *regions, struct pool_block *block, const struct owner *owner, uint64_t client)
+{
+    struct memory_device *device = block->device;
+
+    if (client != 0 && !map_get_u64(&regions->cached_clients, client))
+        return false; /* the client is gone */
+    if (!device_pool_give(&regions->device_pool, block, owner, client))
+        return false;
+    regions_watch(regions);
+    if (regions->accounts) /* requests that wait for room may have the block's */
+        account_room_freed(regions->accounts, USAGE_DEVICE_BYTES, device);
+    return true;
+}
+
+static void tell_readers(struct region *region)
+{
+    while (!list_empty(&region->readers)) {
+        struct region_reader *reader = container_of(list_first(&region->readers), struct region_reader, by_region);
+        reader->on_gone(reader);
+    }
+}
+
+void region_retire(struct region *region, bool discard, struct list *victims)
+{
+    struct regions *regions = region->regions;
+    bool host = region_is_host(region), imported = region->origin == REGION_IMPORTED;
+    bool was_sent = imported && host; /* a client's memfd: the client can make its last close slow */
+    bool was_exported = !imported && host && region->exposure >= REGION_EXPOSED;
+    bool for_anyone = !imported && region->exposure == REGION_UNEXPOSED && !region->sealed;
+    /* A client that had this memory mapped may have put it under another name, as an import. So device memory is not
+     * reused while anything is imported on its device. */
+    bool for_client = !host && !imported && region->device->memory.imported_bytes == 0 && !region->abandoned &&
+                      (region->exposure == REGION_EXPOSED || region->exposure == REGION_BOUND);
+    bool little = host && region->room <= SMALL_BYTES && region->n_registrations == 0 && !victims && !was_sent;
+    uint64_t client = region->exported_to;
+    struct owner owner = region->account->owner;
+    struct pool_block *block = little ? NULL : malloc(sizeof *block), on_stack, *filled = block ? block : &on_stack;
+
+    tell_readers(region);
+    /* All clients have released the memory, so descriptors and mappings that they still have must not keep its pages. */
+    discard = (discard || (was_exported && !region->sealed)) && !region->abandoned;
+    fill_block(filled, region, discard);
+    if (region->filled_bytes > 0 && !region_orphans_watch(regions->orphans, region, region->filled_bytes, true))
+        regions_uncharge(regions, region->filled_bytes);
+    if (was_exported && !discard && region_orphans_watch(regions->orphans, region, region->room, !victims) && !victims)
+        filled->bytes = 0; /* region_orphans.c takes the charge off when no process has the memory */
+    if (was_sent && block)
+        block->sender = account_ref(region->account);
+    region_leave(region);
+    region_set_state(region, REGION_ENDED);
+    free(region);
+    if (!block) { /* little memory, or none for the block */
+        pool_block_free(&on_stack);
+        regions_uncharge_on(regions, on_stack.device, on_stack.bytes);
+        if (on_stack.device)
+            memory_kind_unuse(on_stack.kind);
+        return;
+    }
+    if (victims && !was_sent) {
+        regions_uncharge_on(regions, block->device, block->bytes);
+        list_append(victims, &block->link);
+        return;
+    }
+    if (host && for_anyone && list_empty(&regions->awaiting) && pool_give(&regions->free_pool, block)) {
+        regions_watch(regions);
+        return;
+    }
+    if (!host && (for_anyone || for_client) && pool_on_device(regions, block, &owner, client))
+        return;
+    regions_free_block(regions, block);
+}
