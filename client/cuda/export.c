@@ -1,4 +1,5 @@
-/* See gpu.h. An address is asked for each time anew: an allocator may have put other memory there. */
+/* See gpu.h. Nothing is remembered about an address, because an allocator may put other memory there; only handles are, each
+ * of which names one allocation for ever. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,20 +9,47 @@
 
 #define MAX_CHUNKS 4096u
 
-struct cuda_gpu *gpu_of(struct cuda_driver *driver, const void *addr)
-{
-    unsigned kind = 0;
-    int ordinal = -1;
-    CUdeviceptr at = (CUdeviceptr)(uintptr_t)addr;
+/* ---- handles that this process has exported ---- */
 
-    if (driver->cuPointerGetAttribute(&kind, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at) != CUDA_SUCCESS || kind != CU_MEMORYTYPE_DEVICE ||
-        driver->cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at) != CUDA_SUCCESS)
-        return NULL;
-    for (unsigned i = 0; i < driver->n_gpus; i++)
-        if (driver->gpu[i].device == ordinal)
-            return &driver->gpu[i];
-    return NULL;
+struct own_handle {
+    CUipcMemHandle handle;
+    CUdeviceptr base;
+};
+
+#define OWN_MAX 1024u
+static pthread_mutex_t own_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct own_handle own[OWN_MAX]; /* the latest ones; number n is at n % OWN_MAX */
+static unsigned n_own;
+
+static void remember_own(const CUipcMemHandle *handle, CUdeviceptr base)
+{
+    bool there = false;
+
+    (void)pthread_mutex_lock(&own_mutex);
+    for (unsigned i = 0; i < n_own && i < OWN_MAX && !there; i++)
+        there = memcmp(&own[i].handle, handle, sizeof *handle) == 0;
+    if (!there)
+        own[n_own++ % OWN_MAX] = (struct own_handle){*handle, base};
+    (void)pthread_mutex_unlock(&own_mutex);
 }
+
+/* What lies at that address now must still have this handle. */
+CUdeviceptr export_find_own(struct cuda_driver *driver, const void *handle)
+{
+    CUdeviceptr base = 0;
+    CUipcMemHandle now;
+
+    (void)pthread_mutex_lock(&own_mutex);
+    for (unsigned i = 0; i < n_own && i < OWN_MAX && !base; i++)
+        if (memcmp(&own[i].handle, handle, sizeof now) == 0)
+            base = own[i].base;
+    (void)pthread_mutex_unlock(&own_mutex);
+    if (!base || driver->cuIpcGetMemHandle(&now, base) != CUDA_SUCCESS || memcmp(&now, handle, sizeof now) != 0)
+        return 0;
+    return base;
+}
+
+/* ---- exporting ---- */
 
 void exported_free(struct exported *exported)
 {
@@ -31,7 +59,7 @@ void exported_free(struct exported *exported)
     free(exported->chunk_bytes);
 }
 
-static bool grow(struct exported *exported)
+static bool add_room(struct exported *exported)
 {
     size_t n = exported->shared.n_fds + 1;
     int *fds = realloc(exported->fds, n * sizeof *fds);
@@ -46,14 +74,15 @@ static bool grow(struct exported *exported)
     return chunk_bytes;
 }
 
-/* The chunk at this address; the driver says NOT_SUPPORTED or INVALID_VALUE of one that was not made to be exported. */
+/* Exports the chunk at this address. The driver returns NOT_SUPPORTED or INVALID_VALUE for one that was created without a
+ * handle type for exporting. */
 static CUresult add_chunk(struct cuda_driver *driver, struct exported *exported, CUdeviceptr base, size_t bytes)
 {
     CUmemGenericAllocationHandle handle;
     CUresult result;
     int fd = -1;
 
-    if (!grow(exported))
+    if (!add_room(exported))
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = driver->cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)base);
     if (result != CUDA_SUCCESS)
@@ -88,8 +117,8 @@ static CUresult export_chunks(struct cuda_driver *driver, CUdeviceptr addr, size
     return result == CUDA_SUCCESS && at < addr + bytes ? CUDA_ERROR_NOT_SUPPORTED : result;
 }
 
-enum rdt_status export_range(struct cuda_driver *driver, const struct cuda_gpu *gpu, void *addr, size_t bytes, struct exported *exported_p,
-                             struct rdt_error *err)
+enum rdt_status export_range(struct cuda_driver *driver, const struct cuda_gpu *gpu, void *addr, size_t bytes,
+                             struct exported *exported_p, struct rdt_error *err)
 {
     CUdeviceptr base, at = (CUdeviceptr)(uintptr_t)addr;
     bool legacy = false;
@@ -97,17 +126,20 @@ enum rdt_status export_range(struct cuda_driver *driver, const struct cuda_gpu *
     CUresult result;
 
     *exported_p = (struct exported){
-        .shared = {.struct_size = sizeof exported_p->shared, .memory = "cuda", .device = gpu->uuid, .kind = RDT_SHARED_LEGACY_IPC}};
+        .shared = {.struct_size = sizeof exported_p->shared,
+                   .memory = "cuda",
+                   .device = gpu->uuid,
+                   .kind = RDT_SHARED_LEGACY_IPC}};
     result = driver->cuMemGetAddressRange(&base, &all, at);
     if (result != CUDA_SUCCESS)
-        return cuda_gpu_failed(driver, gpu, result, err, "the allocation of a tensor");
+        return cuda_gpu_failed(driver, gpu, result, err, "looking up the allocation of a tensor");
     (void)driver->cuPointerGetAttribute(&legacy, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at);
     if (legacy && at - base + bytes <= all && driver->cuIpcGetMemHandle(&exported_p->handle, base) == CUDA_SUCCESS) {
         exported_p->base = (void *)(uintptr_t)base;
         exported_p->shared.bytes = all;
         exported_p->shared.handle = &exported_p->handle;
         exported_p->shared.handle_bytes = sizeof exported_p->handle;
-        note_own_handle(&exported_p->handle, base);
+        remember_own(&exported_p->handle, base);
         return RDT_OK;
     }
     exported_p->shared.kind = RDT_SHARED_VMM;

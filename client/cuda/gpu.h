@@ -1,12 +1,14 @@
-/* What the files of librdt-cuda share.
+/* The room client/cuda/: librdt-cuda. This header declares what its files use of one another.
  *
- *   map.c     memory of other processes, mapped here: what librdt calls (rdt_mapper)
- *   export.c  memory of this process, for the daemon
- *   put.c     the calls
- *   offers.c  what puts make known to the daemon
- *   teller.c  order by streams: what becomes ready, or free, when a stream comes to it
- *   names.c   names of GPUs; waiting for streams
- *   pool.c    an allocator for other libraries
+ * Order of the files. A file uses those on lower lines only; tests/check-layers compares this drawing with the symbols
+ * of the objects.
+ *
+ *     6  open                    opens and closes the handle of a connection
+ *     5  pool put                an allocator for other libraries; rdt_cuda_put
+ *     4  memory                  rdt_cuda_alloc and rdt_cuda_offer
+ *     3  map names offers        the rdt_mapper for librdt; GPUs and streams; memory offered while puts run
+ *     2  export                  memory of this process, described so that the daemon can map it
+ *     1  gpu retained streams    contexts; addresses that stay reserved; what follows the work in a stream
  */
 #ifndef CLIENT_CUDA_GPU_H
 #define CLIENT_CUDA_GPU_H
@@ -17,25 +19,72 @@
 #include "client/clock.h"
 #include "client/cuda/rdt_cuda.h"
 
-#define GRANULE ((size_t)2 << 20)
-
 struct rdt_cuda {
     rdt *conn;
     struct cuda_driver *driver;
 };
 
-/* The thread's context while a call of this library is under way. */
+/* ---- gpu.c: contexts and addresses ---- */
+
+/* The context that was current in the thread before a call of this library. */
 struct entered {
     CUcontext before;
 };
-enum rdt_status enter(struct cuda_driver *driver, struct cuda_gpu *gpu, struct entered *entered, struct rdt_error *err);
-void leave(struct cuda_driver *driver, const struct entered *entered);
 
-/* map.c */
-extern const struct rdt_mapper cuda_mapper;
-void note_own_handle(const CUipcMemHandle *handle, CUdeviceptr base); /* of this process: it cannot open it */
+/* Makes the GPU's primary context current in the thread; gpu_leave makes current what was current before. */
+enum rdt_status gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu, struct entered *entered_p, struct rdt_error *err);
+void gpu_leave(struct cuda_driver *driver, const struct entered *entered);
 
-/* export.c */
+/* Returns the GPU in whose memory addr lies, or NULL if it lies in none. Asks the driver each time, because an allocator
+ * may have put other memory there. */
+struct cuda_gpu *gpu_of(struct cuda_driver *driver, const void *addr);
+
+/* ---- retained.c: addresses that stay reserved after their memory was unmapped ---- */
+
+/* An address that the pool has given out and whose connection was closed. The struct is the pool's; it stays in place from
+ * retained_add until retained_take. */
+struct retained {
+    void *addr;
+    CUdeviceptr base; /* what is reserved around addr: [base, base + bytes) */
+    size_t bytes;     /* 0: the memory there is not unmapped yet */
+    struct retained *next;
+};
+
+void retained_add(struct retained *retained, void *addr);
+
+/* Ends the retention of addr and returns its struct; NULL: addr is not retained. The caller frees the reserved addresses. */
+struct retained *retained_take(const void *addr);
+
+/* Whether a retained address lies in this range, which was just unmapped. If so, the caller leaves the range reserved, and
+ * whoever takes the struct frees it. */
+bool retained_claim(CUdeviceptr base, size_t bytes);
+
+/* ---- streams.c: what follows the work in a stream ---- */
+
+struct streams { /* those of one connection that somebody waits for */
+    rdt *conn;
+    struct cuda_driver *driver;
+    pthread_mutex_t mutex;
+    struct notifier *notifier; /* NULL: none was needed yet */
+};
+
+void streams_init(struct streams *streams, rdt *conn, struct cuda_driver *driver);
+void streams_fini(struct streams *streams); /* waits until no stream copies into a buffer any more */
+
+/* What the library does when the work in a stream has finished. Created before the put that needs it, so that the put cannot
+ * fail for lack of one afterwards. */
+struct completion;
+enum rdt_status completion_create(struct streams *streams, struct completion **completion_p, struct rdt_error *err);
+void completion_destroy(struct completion *completion); /* NULL is fine */
+
+/* When all work that is in the stream now has finished: makes the object ready that was put as PENDING (ref NULL: there is
+ * none), and deallocates the buffers that the stream copied into. Takes the completion always, the buffers on success only.
+ * The stream's GPU is entered. */
+enum rdt_status completion_enqueue(struct completion *take_completion, CUstream stream, const struct rdt_ref *ref,
+                                   void **take_buffers, size_t n_buffers, struct rdt_error *err);
+
+/* ---- export.c: memory of this process, for the daemon ---- */
+
 struct exported { /* a whole allocation, or the chunks that hold a range */
     struct rdt_shared shared;
     void *base;
@@ -43,71 +92,79 @@ struct exported { /* a whole allocation, or the chunks that hold a range */
     uint64_t *chunk_bytes;
     CUipcMemHandle handle;
 };
-/* NULL: it is not memory of a GPU. */
-struct cuda_gpu *gpu_of(struct cuda_driver *driver, const void *addr);
-/* UNSUPPORTED: only a copy helps. */
-enum rdt_status export_range(struct cuda_driver *driver, const struct cuda_gpu *gpu, void *addr, size_t bytes, struct exported *exported_p,
-                             struct rdt_error *err);
+
+/* UNSUPPORTED: the memory cannot be exported, only copied. The GPU is entered. */
+enum rdt_status export_range(struct cuda_driver *driver, const struct cuda_gpu *gpu, void *addr, size_t bytes,
+                             struct exported *exported_p, struct rdt_error *err);
 void exported_free(struct exported *exported);
 
-/* offers.c */
-struct offers { /* of a connection: that puts have made, and that stand until these are over */
-    pthread_mutex_t mutex; /* not held while the daemon is asked */
-    pthread_cond_t settled; /* one that was coming has come, or will not */
-    struct offered *first;
+/* Returns where the memory of a handle lies that this process itself has exported, because the driver opens no handle in the
+ * process that it is of. 0: it has not, or the memory is gone. */
+CUdeviceptr export_find_own(struct cuda_driver *driver, const void *handle);
+
+/* ---- map.c: memory of other processes, mapped here ---- */
+
+extern const struct rdt_mapper cuda_mapper;
+
+/* ---- offers.c: memory that the daemon knows while puts are under way ---- */
+
+struct offers { /* of one connection */
+    pthread_mutex_t mutex;  /* not held while the daemon is asked */
+    pthread_cond_t settled; /* the daemon has answered to an offer */
+    struct offer *first;
 };
-struct offer_span { /* of addresses; 0, 0: none */
+
+struct address_range { /* [from, to); 0, 0: none */
     uintptr_t from, to;
 };
-struct offer_wish { /* a tensor's bytes */
-    uintptr_t lo, hi;
-    struct offer_span span; /* all chunks that are to be offered with its own; none: its own */
-    bool copy;              /* only what the caller has made known is taken */
-    int64_t deadline_ns;    /* of the put */
+
+struct offer_request {
+    struct address_range tensor; /* its bytes */
+    struct address_range chunks; /* what to offer, if it is more than the chunks of the tensor itself; none: those */
+    bool copy;                   /* offer nothing: use only memory that the caller has made known */
+    int64_t deadline_ns;         /* of the put */
 };
+
 void offers_init(struct offers *offers);
 void offers_fini(struct offers *offers);
 
-/* The allocation, or the chunks, that hold the bytes; as it was if the driver does not know. */
-enum rdt_status offer_span(rdt_cuda *cuda, struct cuda_gpu *gpu, uintptr_t lo, uintptr_t hi, struct offer_span *span_p,
-                           struct rdt_error *err);
-/* Those that overlap become one. */
-enum rdt_status offer_spans_join(struct offer_span *spans, size_t n, struct rdt_error *err);
+/* Finds the allocation, or the chunks, that hold the bytes. *chunks_p stays as it is if the driver does not know them: then
+ * the offer fails with a sentence that says why. */
+enum rdt_status offers_find_chunks(rdt_cuda *cuda, struct cuda_gpu *gpu, struct address_range bytes,
+                                   struct address_range *chunks_p, struct rdt_error *err);
 
-/* Makes it known, if it is not. *offered_p: to be given back when the put is over; NULL: the caller's own. UNSUPPORTED: only a copy helps.
- * TIMED_OUT. The GPU's context is the thread's. */
-enum rdt_status offers_take(struct offers *offers, rdt_cuda *cuda, struct cuda_gpu *gpu, const struct offer_wish *wish,
-                            struct offered **offered_p, enum rdt_cuda_how *how_p, struct rdt_error *err);
-void offers_give(struct offers *offers, rdt_cuda *cuda, struct offered *offered);
+/* Replaces ranges that overlap by their union. */
+enum rdt_status offers_join_ranges(struct address_range *ranges, size_t n, struct rdt_error *err);
 
-/* Exports what holds the bytes, whole, and makes it known from *base_p on. UNSUPPORTED: it cannot be exported. timeout_ns as
- * rdt_shared has it. */
-enum rdt_status offer(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, int64_t timeout_ns, void **base_p, size_t *bytes_p,
-                      enum rdt_cuda_how *how_p, struct rdt_error *err);
-
-/* teller.c */
-struct streams { /* of a connection: those that are waited for */
-    rdt *conn;
-    struct cuda_driver *driver;
-    pthread_mutex_t mutex;
-    struct teller *teller; /* NULL: none was needed yet */
-};
-void streams_init(struct streams *streams, rdt *conn, struct cuda_driver *driver);
-void streams_fini(struct streams *streams); /* waits for those that still copy into rooms */
-
-/* What is to be done when a stream comes to it. Made before anything that depends on it. */
-struct note;
-enum rdt_status note_new(struct streams *streams, struct note **note_p, struct rdt_error *err);
-void note_free(struct note *note); /* NULL is fine */
-
-/* When all that stands in the stream now has finished: the object, put as PENDING, is ready (NULL: there is none), and the rooms that the
- * stream copied into are given back. Takes the note always, the rooms on success only. The GPU's context is the thread's. */
-enum rdt_status note_in_stream(struct note *take_note, CUstream stream, const struct rdt_ref *ref, void **take_rooms, size_t n_rooms,
+/* Makes a tensor's memory known to the daemon, if it is not. *offer_p goes to offers_release when the put is over; NULL: the
+ * caller has made the memory known. UNSUPPORTED: the tensor must be copied. TIMED_OUT. The GPU is entered. */
+enum rdt_status offers_acquire(struct offers *offers, rdt_cuda *cuda, struct cuda_gpu *gpu,
+                               const struct offer_request *request, struct offer **offer_p, enum rdt_cuda_how *how_p,
                                struct rdt_error *err);
+void offers_release(struct offers *offers, rdt_cuda *cuda, struct offer *offer);
 
-/* pool.c: the handle is about to go. Returns when no allocation uses it any more. */
+/* Exports the whole allocation, or all chunks, that hold the bytes, and imports it at the daemon, [*base_p, *base_p +
+ * *bytes_p). UNSUPPORTED: it cannot be exported. timeout_ns as in rdt_shared. The GPU is entered. */
+enum rdt_status offers_import(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, int64_t timeout_ns, void **base_p,
+                              size_t *bytes_p, enum rdt_cuda_how *how_p, struct rdt_error *err);
+
+/* ---- memory.c ---- */
+
+/* rdt_cuda_alloc with a deadline; timeout_ns as in rdt_alloc_options.call_timeout_ns. */
+enum rdt_status gpu_memory_alloc(rdt_cuda *cuda, const char *device, size_t bytes, int64_t timeout_ns, void **addr_p,
+                                 struct rdt_error *err);
+
+/* ---- pool.c ---- */
+
+/* Called before the handle goes. Returns when no allocation uses it any more. */
 void pool_forget(const rdt_cuda *cuda);
-/* Nothing is mapped in these addresses any more. true: they stay reserved, and the pool frees them. */
-bool pool_keeps(CUdeviceptr base, size_t bytes);
+
+/* ---- put.c, open.c ---- */
+
+struct handle { /* what rdt_cuda_open makes */
+    struct rdt_cuda cuda;
+    struct offers offers;
+    struct streams streams;
+};
 
 #endif

@@ -1,79 +1,34 @@
-/* See gpu.h. librdt calls this under its lock; it waits for no stream. */
+/* See gpu.h. librdt calls these functions under its lock, so they wait for no stream. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/cuda/gpu.h"
 
-struct mapped {
+struct mapped { /* with neither a range nor an opened handle: memory of this process */
     struct cuda_gpu *gpu;
-    struct cuda_range range;
-    struct cuda_opened *opened;
+    struct cuda_range range;    /* VMM chunks */
+    struct cuda_opened *opened; /* a legacy handle */
     uint64_t chunk_bytes[];
 };
 
-struct own { /* a handle that this process gave away */
-    CUipcMemHandle handle;
-    CUdeviceptr base;
-};
+#define GRANULE ((size_t)2 << 20)
 
-#define OWN_MAX 1024u
 static struct cuda_handles handles;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static pthread_mutex_t own_mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct own own[OWN_MAX]; /* the latest */
-static unsigned n_own;
 
 static void init(void)
 {
     cuda_handles_init(&handles);
 }
 
-enum rdt_status enter(struct cuda_driver *driver, struct cuda_gpu *gpu, struct entered *entered, struct rdt_error *err)
-{
-    if (driver->cuCtxGetCurrent(&entered->before) != CUDA_SUCCESS)
-        entered->before = NULL;
-    return cuda_gpu_enter(driver, gpu, err);
-}
-
-void leave(struct cuda_driver *driver, const struct entered *entered)
-{
-    (void)driver->cuCtxSetCurrent(entered->before);
-}
-
-void note_own_handle(const CUipcMemHandle *handle, CUdeviceptr base)
-{
-    bool there = false;
-
-    (void)pthread_mutex_lock(&own_mutex);
-    for (unsigned i = 0; i < n_own && i < OWN_MAX && !there; i++)
-        there = memcmp(&own[i].handle, handle, sizeof *handle) == 0;
-    if (!there)
-        own[n_own++ % OWN_MAX] = (struct own){*handle, base};
-    (void)pthread_mutex_unlock(&own_mutex);
-}
-
-/* The driver opens no handle in the process that it is of. What lies at that address now must still have this handle. */
-static CUdeviceptr find_own(struct cuda_driver *driver, const void *handle)
-{
-    CUdeviceptr base = 0;
-    CUipcMemHandle now;
-
-    (void)pthread_mutex_lock(&own_mutex);
-    for (unsigned i = 0; i < n_own && i < OWN_MAX && !base; i++)
-        if (memcmp(&own[i].handle, handle, sizeof now) == 0)
-            base = own[i].base;
-    (void)pthread_mutex_unlock(&own_mutex);
-    return base && driver->cuIpcGetMemHandle(&now, base) == CUDA_SUCCESS && memcmp(&now, handle, sizeof now) == 0 ? base : 0;
-}
-
-static enum rdt_status map_here(struct cuda_driver *driver, const struct rdt_shared *shared, struct mapped *mapped, CUdeviceptr *base_p,
-                                struct rdt_error *err)
+static enum rdt_status map_here(struct cuda_driver *driver, const struct rdt_shared *shared, struct mapped *mapped,
+                                CUdeviceptr *base_p, struct rdt_error *err)
 {
     uint64_t all;
     enum rdt_status status;
 
     if (shared->kind == RDT_SHARED_LEGACY_IPC && shared->handle_bytes == sizeof(CUipcMemHandle) &&
-        (*base_p = find_own(driver, shared->handle)) != 0)
+        (*base_p = export_find_own(driver, shared->handle)) != 0)
         return RDT_OK;
     if (shared->kind == RDT_SHARED_LEGACY_IPC) {
         status = cuda_handle_open(&handles, driver, mapped->gpu, shared->handle, shared->handle_bytes, &mapped->opened, err);
@@ -83,14 +38,14 @@ static enum rdt_status map_here(struct cuda_driver *driver, const struct rdt_sha
         all = mapped->opened->bytes;
     } else if (shared->kind == RDT_SHARED_VMM) {
         memcpy(mapped->chunk_bytes, shared->chunk_bytes, shared->n_fds * sizeof *mapped->chunk_bytes);
-        status = cuda_range_map(driver, mapped->gpu, shared->fds, mapped->chunk_bytes, (uint32_t)shared->n_fds, GRANULE, &mapped->range,
-                                err);
+        status = cuda_range_map(driver, mapped->gpu, shared->fds, mapped->chunk_bytes, (uint32_t)shared->n_fds, GRANULE,
+                                &mapped->range, err);
         if (status != RDT_OK)
             return status;
         *base_p = mapped->range.base;
         all = mapped->range.bytes;
     } else {
-        return rdt_error_set(err, RDT_UNSUPPORTED, "GPU memory that is shared in a way this library does not know");
+        return rdt_error_set(err, RDT_UNSUPPORTED, "rdtd shares GPU memory in a way that this library does not know");
     }
     if (shared->offset <= all && shared->bytes <= all - shared->offset)
         return RDT_OK;
@@ -102,13 +57,13 @@ static void unmap_here(struct cuda_driver *driver, struct mapped *mapped)
 {
     struct entered entered;
 
-    if (enter(driver, mapped->gpu, &entered, NULL) == RDT_OK) {
+    if (gpu_enter(driver, mapped->gpu, &entered, NULL) == RDT_OK) {
         if (mapped->opened)
             cuda_handle_close(&handles, driver, mapped->opened);
         cuda_range_clear(driver, &mapped->range);
-        if (mapped->range.bytes > 0 && !pool_keeps(mapped->range.base, mapped->range.bytes))
+        if (mapped->range.bytes > 0 && !retained_claim(mapped->range.base, mapped->range.bytes))
             cuda_range_unmap(driver, &mapped->range);
-        leave(driver, &entered);
+        gpu_leave(driver, &entered);
     }
     free(mapped);
 }
@@ -127,16 +82,16 @@ static enum rdt_status map(void *arg, const struct rdt_shared *shared, void **ad
         return status;
     mapped = calloc(1, sizeof *mapped + shared->n_fds * sizeof *mapped->chunk_bytes);
     if (!mapped)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note mapped GPU memory");
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to map GPU memory");
     status = cuda_gpu_find(driver, shared->device, &mapped->gpu, err);
     if (status == RDT_OK)
-        status = enter(driver, mapped->gpu, &entered, err);
+        status = gpu_enter(driver, mapped->gpu, &entered, err);
     if (status != RDT_OK) {
         free(mapped);
         return status;
     }
     status = map_here(driver, shared, mapped, &base, err);
-    leave(driver, &entered);
+    gpu_leave(driver, &entered);
     if (status != RDT_OK) {
         unmap_here(driver, mapped);
         return status;

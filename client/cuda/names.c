@@ -1,4 +1,4 @@
-/* Names of GPUs, waiting for their streams, and what a language's own layer needs beside. See rdt_cuda.h. */
+/* See rdt_cuda.h: names of GPUs, waiting for their streams, and further calls for the layers of other languages. */
 #include "client/cuda/gpu.h"
 
 static enum rdt_status by_ordinal(rdt_cuda *cuda, int ordinal, struct cuda_gpu **gpu_p, struct rdt_error *err)
@@ -11,7 +11,8 @@ static enum rdt_status by_ordinal(rdt_cuda *cuda, int ordinal, struct cuda_gpu *
             return RDT_OK;
         }
     }
-    return rdt_error_set(err, RDT_NOT_FOUND, "there is no GPU %d here: this process sees %u, from 0 on", ordinal, cuda->driver->n_gpus);
+    return rdt_error_set(err, RDT_NOT_FOUND,
+                         "this process sees no GPU %d: it sees %u, numbered from 0", ordinal, cuda->driver->n_gpus);
 }
 
 enum rdt_status rdt_cuda_uuid(rdt_cuda *cuda, int ordinal, const char **uuid_p, struct rdt_error *err)
@@ -51,7 +52,7 @@ enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t
     struct cuda_gpu *gpu = cuda ? gpu_of(cuda->driver, from) : NULL;
     struct entered entered;
     CUresult result;
-    enum rdt_status status = gpu ? enter(cuda->driver, gpu, &entered, err)
+    enum rdt_status status = gpu ? gpu_enter(cuda->driver, gpu, &entered, err)
                                  : rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", from);
 
     if (status != RDT_OK)
@@ -59,8 +60,8 @@ enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t
     result = cuda->driver->cuMemcpyAsync((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)from, bytes, CU_STREAM_PER_THREAD);
     if (result == CUDA_SUCCESS)
         result = cuda->driver->cuStreamSynchronize(CU_STREAM_PER_THREAD);
-    leave(cuda->driver, &entered);
-    return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(cuda->driver, gpu, result, err, "copying to the host");
+    gpu_leave(cuda->driver, &entered);
+    return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(cuda->driver, gpu, result, err, "copying GPU memory to the host");
 }
 
 enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, struct rdt_error *err)
@@ -71,16 +72,16 @@ enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, 
     enum rdt_status status = by_ordinal(cuda, ordinal, &gpu, err);
 
     if (status == RDT_OK)
-        status = enter(cuda->driver, gpu, &entered, err);
+        status = gpu_enter(cuda->driver, gpu, &entered, err);
     if (status != RDT_OK)
         return status;
     result = cuda->driver->cuStreamSynchronize(stream);
-    leave(cuda->driver, &entered);
+    gpu_leave(cuda->driver, &entered);
     return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(cuda->driver, gpu, result, err, "waiting for a stream");
 }
 
-/* Another library may have retained the context: the driver's table does not tell, so the GPU is entered if it is open here. What a process
- * maps of it, it has opened. */
+/* This library has mapped no memory of a GPU that it has not opened, so there is nothing to wait for, even if another library
+ * uses that GPU. */
 enum rdt_status rdt_cuda_wait_all(rdt_cuda *cuda, int ordinal, struct rdt_error *err)
 {
     struct cuda_gpu *gpu;
@@ -90,10 +91,10 @@ enum rdt_status rdt_cuda_wait_all(rdt_cuda *cuda, int ordinal, struct rdt_error 
 
     if (status != RDT_OK || !cuda_gpu_is_open(gpu))
         return status;
-    status = enter(cuda->driver, gpu, &entered, err);
+    status = gpu_enter(cuda->driver, gpu, &entered, err);
     if (status != RDT_OK)
         return status;
     result = cuda->driver->cuCtxSynchronize();
-    leave(cuda->driver, &entered);
+    gpu_leave(cuda->driver, &entered);
     return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(cuda->driver, gpu, result, err, "waiting for all streams");
 }

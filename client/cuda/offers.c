@@ -1,16 +1,19 @@
-/* What puts make known to the daemon while they are under way. Several puts, of several threads, share what lies in one allocation: it stays
- * known until the last of them is over. Chunks are offered whole, and tensors of one put that share a chunk are offered as one range.
+/* See gpu.h. An offer is memory that puts have made known to the daemon while they are under way. Puts of several threads
+ * share the offer of one allocation: it stays known until the last of them is over. Chunks are offered whole, and tensors of
+ * one put that share a chunk are offered as one range.
  *
- * One put asks the daemon, for as long as its deadline lets it; only those that want the same allocation wait for it, each to its own. */
+ * The put that makes an offer waits for the daemon, as long as its deadline allows. Only puts of the same allocation wait for
+ * that offer, each until its own deadline.
+ */
 #include <stdlib.h>
 
 #include "client/cuda/gpu.h"
 
-struct offered {
-    struct offered *next;
-    uintptr_t from, to;
-    unsigned users; /* puts, once for each tensor */
-    bool coming;    /* its put is asking the daemon */
+struct offer {
+    struct offer *next;
+    struct address_range range;
+    unsigned users; /* tensors of puts that are under way */
+    bool pending;   /* the daemon was asked and has not answered */
 };
 
 void offers_init(struct offers *offers)
@@ -33,48 +36,48 @@ void offers_fini(struct offers *offers)
 
 /* ---- tensors that share chunks ---- */
 
-enum rdt_status offer_span(rdt_cuda *cuda, struct cuda_gpu *gpu, uintptr_t lo, uintptr_t hi, struct offer_span *span_p,
-                           struct rdt_error *err)
+enum rdt_status offers_find_chunks(rdt_cuda *cuda, struct cuda_gpu *gpu, struct address_range bytes,
+                                   struct address_range *chunks_p, struct rdt_error *err)
 {
     struct entered entered;
     CUdeviceptr first, last;
     size_t first_bytes, last_bytes;
     CUresult result;
-    enum rdt_status status = enter(cuda->driver, gpu, &entered, err);
+    enum rdt_status status = gpu_enter(cuda->driver, gpu, &entered, err);
 
     if (status != RDT_OK)
         return status;
-    result = cuda->driver->cuMemGetAddressRange(&first, &first_bytes, (CUdeviceptr)lo);
+    result = cuda->driver->cuMemGetAddressRange(&first, &first_bytes, (CUdeviceptr)bytes.from);
     if (result == CUDA_SUCCESS)
-        result = cuda->driver->cuMemGetAddressRange(&last, &last_bytes, (CUdeviceptr)hi - 1);
-    leave(cuda->driver, &entered);
+        result = cuda->driver->cuMemGetAddressRange(&last, &last_bytes, (CUdeviceptr)bytes.to - 1);
+    gpu_leave(cuda->driver, &entered);
     if (result == CUDA_SUCCESS)
-        *span_p = (struct offer_span){(uintptr_t)first, (uintptr_t)(last + last_bytes)};
-    return RDT_OK; /* else the offer says what is wrong with it */
+        *chunks_p = (struct address_range){(uintptr_t)first, (uintptr_t)(last + last_bytes)};
+    return RDT_OK;
 }
 
 static int by_start(const void *a, const void *b)
 {
-    const struct offer_span *x = *(struct offer_span *const *)a, *y = *(struct offer_span *const *)b;
+    const struct address_range *x = *(struct address_range *const *)a, *y = *(struct address_range *const *)b;
 
     return x->from < y->from ? -1 : x->from > y->from;
 }
 
-enum rdt_status offer_spans_join(struct offer_span *spans, size_t n, struct rdt_error *err)
+enum rdt_status offers_join_ranges(struct address_range *ranges, size_t n, struct rdt_error *err)
 {
-    struct offer_span **order = calloc(n + 1, sizeof(struct offer_span *));
+    struct address_range **order = calloc(n + 1, sizeof(struct address_range *));
 
     if (!order)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to put %zu tensors", n);
     for (size_t i = 0; i < n; i++)
-        order[i] = &spans[i];
-    qsort(order, n, sizeof(struct offer_span *), by_start);
+        order[i] = &ranges[i];
+    qsort(order, n, sizeof(struct address_range *), by_start);
     for (size_t i = 0, end; i < n; i = end) {
         uintptr_t to = order[i]->to;
         for (end = i + 1; end < n && order[end]->from < to; end++)
             to = order[end]->to > to ? order[end]->to : to;
         for (size_t k = i; k < end; k++)
-            *order[k] = (struct offer_span){order[i]->from, to};
+            *order[k] = (struct address_range){order[i]->from, to};
     }
     free(order);
     return RDT_OK;
@@ -82,8 +85,8 @@ enum rdt_status offer_spans_join(struct offer_span *spans, size_t n, struct rdt_
 
 /* ---- offering ---- */
 
-enum rdt_status offer(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, int64_t timeout_ns, void **base_p, size_t *bytes_p,
-                      enum rdt_cuda_how *how_p, struct rdt_error *err)
+enum rdt_status offers_import(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, int64_t timeout_ns, void **base_p,
+                              size_t *bytes_p, enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
     struct exported exported;
     enum rdt_status status = export_range(cuda->driver, gpu, addr, bytes, &exported, err);
@@ -99,128 +102,132 @@ enum rdt_status offer(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t b
     return status;
 }
 
-static struct offered *overlapping(const struct offers *offers, uintptr_t lo, uintptr_t hi, bool coming)
+static struct offer *find_overlapping(const struct offers *offers, struct address_range range, bool only_pending)
 {
-    struct offered *offered = offers->first;
+    struct offer *offer = offers->first;
 
-    while (offered && (offered->to <= lo || offered->from >= hi || (coming && !offered->coming)))
-        offered = offered->next;
-    return offered;
+    while (offer && (offer->range.to <= range.from || offer->range.from >= range.to || (only_pending && !offer->pending)))
+        offer = offer->next;
+    return offer;
 }
 
-static void take_out(struct offers *offers, const struct offered *offered)
+static void remove_offer(struct offers *offers, const struct offer *offer)
 {
-    struct offered **at = &offers->first;
+    struct offer **at = &offers->first;
 
-    while (*at != offered)
+    while (*at != offer)
         at = &(*at)->next;
-    *at = offered->next;
+    *at = offer->next;
 }
 
-static enum rdt_status no_offer(struct rdt_error *err)
+static enum rdt_status must_copy(struct rdt_error *err)
 {
-    return rdt_error_set(err, RDT_UNSUPPORTED, "it is to be copied");
+    return rdt_error_set(err, RDT_UNSUPPORTED, "the tensor must be copied");
 }
 
-/* The mutex is held. Until nothing there is coming. */
-static enum rdt_status await_settled(struct offers *offers, struct offer_span span, int64_t deadline_ns, struct rdt_error *err)
+/* Waits until no offer that overlaps the range is pending. The mutex is held, except while this waits. */
+static enum rdt_status await_settled(struct offers *offers, struct address_range range, int64_t deadline_ns,
+                                     struct rdt_error *err)
 {
     struct timespec until = clock_timespec(deadline_ns);
     int over = 0;
 
-    while (overlapping(offers, span.from, span.to, true) && over == 0)
+    while (find_overlapping(offers, range, true) && over == 0)
         over = pthread_cond_timedwait(&offers->settled, &offers->mutex, &until);
-    if (!overlapping(offers, span.from, span.to, true))
+    if (!find_overlapping(offers, range, true))
         return RDT_OK;
-    return rdt_error_set(err, RDT_TIMED_OUT, "rdtd has not taken what another put offers of the same allocation in time");
+    return rdt_error_set(err, RDT_TIMED_OUT, "another put offers the same allocation, and rdtd has not answered in time");
 }
 
-/* The mutex is held: what is known by another put stays so. *offered_p, if it is `coming`, is to be offered now. */
-static enum rdt_status take(struct offers *offers, rdt_cuda *cuda, const struct offer_wish *wish, struct offer_span span,
-                            struct offered **offered_p, struct rdt_error *err)
+/* Finds or creates the offer for a tensor; one that is pending is new, and the caller makes it. `chunks` is what to offer. The
+ * mutex is held, so what another put has made known stays so. */
+static enum rdt_status find_or_add(struct offers *offers, rdt_cuda *cuda, const struct offer_request *request,
+                                   struct address_range chunks, struct offer **offer_p, struct rdt_error *err)
 {
-    struct offered *offered;
+    struct address_range tensor = request->tensor;
+    struct offer *offer;
     bool known;
-    enum rdt_status status = wish->copy ? RDT_OK : await_settled(offers, span, wish->deadline_ns, err);
+    enum rdt_status status = request->copy ? RDT_OK : await_settled(offers, chunks, request->deadline_ns, err);
 
     if (status != RDT_OK)
         return status;
-    offered = overlapping(offers, wish->lo, wish->hi, false);
-    if (offered) {
-        if (wish->copy || wish->lo < offered->from || wish->hi > offered->to)
-            return no_offer(err);
-        offered->users++;
-        *offered_p = offered;
+    offer = find_overlapping(offers, tensor, false);
+    if (offer) {
+        if (request->copy || tensor.from < offer->range.from || tensor.to > offer->range.to)
+            return must_copy(err);
+        offer->users++;
+        *offer_p = offer;
         return RDT_OK;
     }
-    status = rdt_known(cuda->conn, (void *)wish->lo, wish->hi - wish->lo, &known, NULL, NULL, err);
-    if (status == RDT_INVALID) /* a part of it is known, by the caller's own offer */
-        return no_offer(err);
+    status = rdt_known(cuda->conn, (void *)tensor.from, tensor.to - tensor.from, &known, NULL, NULL, err);
+    if (status == RDT_INVALID) /* the caller has offered a part of the tensor */
+        return must_copy(err);
     if (status != RDT_OK || known)
         return status;
-    if (wish->copy || overlapping(offers, span.from, span.to, false))
-        return no_offer(err);
-    offered = calloc(1, sizeof *offered);
-    if (!offered)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note what is offered");
-    *offered = (struct offered){offers->first, span.from, span.to, 1, true};
-    offers->first = *offered_p = offered;
+    if (request->copy || find_overlapping(offers, chunks, false))
+        return must_copy(err);
+    offer = calloc(1, sizeof *offer);
+    if (!offer)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to offer GPU memory to rdtd");
+    *offer = (struct offer){.next = offers->first, .range = chunks, .users = 1, .pending = true};
+    offers->first = *offer_p = offer;
     return RDT_OK;
 }
 
-/* The mutex is held, but not meanwhile. */
-static enum rdt_status offer_it(struct offers *offers, rdt_cuda *cuda, struct cuda_gpu *gpu, int64_t deadline_ns, struct offered **offered_p,
-                                enum rdt_cuda_how *how_p, struct rdt_error *err)
+/* Asks the daemon to import the new offer's range. The mutex is held, except while this waits for the answer. */
+static enum rdt_status make_offer(struct offers *offers, rdt_cuda *cuda, struct cuda_gpu *gpu, int64_t deadline_ns,
+                                  struct offer **offer_p, enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
-    struct offered *offered = *offered_p;
+    struct offer *offer = *offer_p;
     int64_t left_ns = clock_remaining_ns(deadline_ns);
     size_t bytes = 0;
     void *base = NULL;
     enum rdt_status status;
 
     (void)pthread_mutex_unlock(&offers->mutex);
-    status = offer(cuda, gpu, (void *)offered->from, offered->to - offered->from, left_ns != 0 ? left_ns : 1, &base, &bytes, how_p, err);
+    status = offers_import(cuda, gpu, (void *)offer->range.from, offer->range.to - offer->range.from,
+                           left_ns != 0 ? left_ns : 1, &base, &bytes, how_p, err);
     (void)pthread_mutex_lock(&offers->mutex);
-    offered->coming = false;
+    offer->pending = false;
     if (status == RDT_OK) {
-        offered->from = (uintptr_t)base;
-        offered->to = (uintptr_t)base + bytes;
+        offer->range = (struct address_range){(uintptr_t)base, (uintptr_t)base + bytes};
     } else {
-        take_out(offers, offered);
-        free(offered);
-        *offered_p = NULL;
+        remove_offer(offers, offer);
+        free(offer);
+        *offer_p = NULL;
     }
     (void)pthread_cond_broadcast(&offers->settled);
     return status;
 }
 
-enum rdt_status offers_take(struct offers *offers, rdt_cuda *cuda, struct cuda_gpu *gpu, const struct offer_wish *wish,
-                            struct offered **offered_p, enum rdt_cuda_how *how_p, struct rdt_error *err)
+enum rdt_status offers_acquire(struct offers *offers, rdt_cuda *cuda, struct cuda_gpu *gpu,
+                               const struct offer_request *request, struct offer **offer_p, enum rdt_cuda_how *how_p,
+                               struct rdt_error *err)
 {
-    struct offer_span span = wish->span.to != 0 ? wish->span : (struct offer_span){wish->lo, wish->hi};
+    struct address_range chunks = request->chunks.to != 0 ? request->chunks : request->tensor;
     enum rdt_status status = RDT_OK;
 
-    *offered_p = NULL;
+    *offer_p = NULL;
     *how_p = RDT_CUDA_KNOWN;
-    if (wish->span.to == 0 && !wish->copy)
-        status = offer_span(cuda, gpu, wish->lo, wish->hi, &span, err);
+    if (request->chunks.to == 0 && !request->copy)
+        status = offers_find_chunks(cuda, gpu, request->tensor, &chunks, err);
     if (status != RDT_OK)
         return status;
     (void)pthread_mutex_lock(&offers->mutex);
-    status = take(offers, cuda, wish, span, offered_p, err);
-    if (status == RDT_OK && *offered_p && (*offered_p)->coming)
-        status = offer_it(offers, cuda, gpu, wish->deadline_ns, offered_p, how_p, err);
+    status = find_or_add(offers, cuda, request, chunks, offer_p, err);
+    if (status == RDT_OK && *offer_p && (*offer_p)->pending)
+        status = make_offer(offers, cuda, gpu, request->deadline_ns, offer_p, how_p, err);
     (void)pthread_mutex_unlock(&offers->mutex);
     return status;
 }
 
-void offers_give(struct offers *offers, rdt_cuda *cuda, struct offered *offered)
+void offers_release(struct offers *offers, rdt_cuda *cuda, struct offer *offer)
 {
     (void)pthread_mutex_lock(&offers->mutex);
-    if (--offered->users == 0) {
-        take_out(offers, offered);
-        (void)rdt_dealloc_soon(cuda->conn, (void *)offered->from, NULL); /* objects hold it by themselves */
-        free(offered);
+    if (--offer->users == 0) {
+        remove_offer(offers, offer);
+        (void)rdt_dealloc_soon(cuda->conn, (void *)offer->range.from, NULL); /* objects hold the memory by themselves */
+        free(offer);
     }
     (void)pthread_mutex_unlock(&offers->mutex);
 }

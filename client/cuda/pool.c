@@ -1,28 +1,28 @@
-/* An allocator of the daemon's memory for libraries that take one as two functions: see rdt_cuda.h. They come with no argument of the
- * user's, so whose memory it is, is this process's state. Blocks are few and large: torch cuts them up by itself.
+/* See rdt_cuda.h. An allocator for libraries that take one as two functions without an argument of their own, so the connection
+ * that serves them is state of this process. Blocks are few and large: torch divides them by itself.
  *
- * Only its address says which block is freed. So no address is given anew before that: of blocks whose connection was closed, and whose memory
- * is gone with it, the addresses stay reserved. */
+ * A block is identified by its address alone when it is freed, so no address may be given out again before that. When a
+ * connection is closed, its blocks lose their memory, but their addresses stay reserved (retained.c) until they are freed.
+ */
 #include <stdlib.h>
 
 #include "client/cuda/gpu.h"
+#include "proto/container_of.h"
 
 struct block {
     void *addr;
     size_t bytes;
     int device;
     rdt_cuda *cuda;
-    CUdeviceptr reserved; /* of one that is gone: what is still reserved of it, */
-    size_t reserved_bytes; /* 0: nothing, or not yet */
+    struct retained retained; /* in use once the connection is closed */
     struct block *next;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* not held in calls to the daemon or the driver */
 static pthread_cond_t idle = PTHREAD_COND_INITIALIZER;
 static rdt_cuda *current;
-static unsigned calls; /* that use a connection now: pool_forget waits for them */
-static struct block *blocks;
-static struct block *gone; /* their connections are closed, and their users have not freed them yet */
+static unsigned calls;       /* that use a connection now; pool_forget waits for them */
+static struct block *blocks; /* of connections that are open */
 static struct rdt_cuda_pool_info info;
 
 void rdt_cuda_pool_use(rdt_cuda *cuda)
@@ -40,7 +40,7 @@ static void end_call(void)
     (void)pthread_mutex_unlock(&mutex);
 }
 
-static void failed(const struct rdt_error *err)
+static void count_failure(const struct rdt_error *err)
 {
     (void)pthread_mutex_lock(&mutex);
     info.failures++;
@@ -48,20 +48,19 @@ static void failed(const struct rdt_error *err)
     (void)pthread_mutex_unlock(&mutex);
 }
 
-/* Both under the mutex. Where the one at that address hangs; where NULL does: there is none. */
-static struct block **find(struct block **list, const void *addr)
+/* Takes the block at that address out of the list, or returns NULL. The mutex is held. */
+static struct block *remove_block(const void *addr)
 {
-    while (*list && (*list)->addr != addr)
-        list = &(*list)->next;
-    return list;
-}
+    struct block **at = &blocks, *block;
 
-static struct block *take(struct block **at)
-{
-    struct block *block = *at;
-
-    if (block)
+    while (*at && (*at)->addr != addr)
+        at = &(*at)->next;
+    block = *at;
+    if (block) {
         *at = block->next;
+        info.blocks--;
+        info.bytes -= block->bytes;
+    }
     return block;
 }
 
@@ -71,9 +70,10 @@ static enum rdt_status fill(struct block *block, ptrdiff_t bytes, int device, st
     enum rdt_status status = RDT_OK;
 
     if (!block->cuda)
-        status = rdt_error_set(err, RDT_INVALID, "no connection serves this process's pool of GPU memory: rdt_cuda_pool_use");
+        status = rdt_error_set(err, RDT_INVALID,
+                               "no connection serves this process's pool of GPU memory; rdt_cuda_pool_use sets one");
     else if (bytes <= 0)
-        status = rdt_error_set(err, RDT_INVALID, "%td bytes of GPU memory", bytes);
+        status = rdt_error_set(err, RDT_INVALID, "cannot allocate %td bytes of GPU memory", bytes);
     if (status == RDT_OK)
         status = rdt_cuda_uuid(block->cuda, device, &uuid, err);
     if (status != RDT_OK)
@@ -90,8 +90,8 @@ void *rdt_cuda_pool_alloc(ptrdiff_t bytes, int device, void *stream)
 
     (void)stream;
     if (!block) {
-        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to note a block of GPU memory");
-        failed(&err);
+        (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to allocate a block of GPU memory");
+        count_failure(&err);
         return NULL;
     }
     (void)pthread_mutex_lock(&mutex);
@@ -99,7 +99,7 @@ void *rdt_cuda_pool_alloc(ptrdiff_t bytes, int device, void *stream)
     calls++;
     (void)pthread_mutex_unlock(&mutex);
     if (fill(block, bytes, device, &err) != RDT_OK) {
-        failed(&err);
+        count_failure(&err);
         end_call();
         free(block);
         return NULL;
@@ -114,31 +114,7 @@ void *rdt_cuda_pool_alloc(ptrdiff_t bytes, int device, void *stream)
     return block->addr;
 }
 
-bool pool_keeps(CUdeviceptr base, size_t bytes)
-{
-    struct block *block;
-
-    (void)pthread_mutex_lock(&mutex);
-    block = gone;
-    while (block && ((uintptr_t)block->addr < base || (uintptr_t)block->addr - base >= bytes))
-        block = block->next;
-    if (block) {
-        block->reserved = base;
-        block->reserved_bytes = bytes;
-    }
-    (void)pthread_mutex_unlock(&mutex);
-    return block;
-}
-
-static void forget(struct block *take_block)
-{
-    struct cuda_driver *driver;
-
-    if (take_block->reserved_bytes > 0 && cuda_driver_open(&driver, NULL) == RDT_OK)
-        (void)driver->cuMemAddressFree(take_block->reserved, take_block->reserved_bytes);
-    free(take_block);
-}
-
+/* Frees a block whose connection is open. */
 static void give_back(struct block *take_block)
 {
     (void)rdt_cuda_wait_all(take_block->cuda, take_block->device, NULL);
@@ -146,26 +122,34 @@ static void give_back(struct block *take_block)
     free(take_block);
 }
 
+/* Frees a block whose connection was closed: only its addresses are left. */
+static void free_addresses(struct block *take_block)
+{
+    const struct retained *retained = &take_block->retained;
+    struct cuda_driver *driver;
+
+    if (retained->bytes > 0 && cuda_driver_open(&driver, NULL) == RDT_OK)
+        (void)driver->cuMemAddressFree(retained->base, retained->bytes);
+    free(take_block);
+}
+
 void rdt_cuda_pool_free(void *addr, ptrdiff_t bytes, int device, void *stream)
 {
-    struct block *block, *old;
+    struct retained *retained;
+    struct block *block;
 
     (void)bytes, (void)device, (void)stream;
     if (!addr)
         return;
     (void)pthread_mutex_lock(&mutex);
-    old = take(find(&gone, addr));
-    block = old ? NULL : take(find(&blocks, addr));
-    if (block) {
-        info.blocks--;
-        info.bytes -= block->bytes;
-    }
+    retained = retained_take(addr);
+    block = retained ? NULL : remove_block(addr);
     calls++;
     (void)pthread_mutex_unlock(&mutex);
     if (block)
         give_back(block);
-    if (old)
-        forget(old);
+    if (retained)
+        free_addresses(container_of(retained, struct block, retained));
     end_call();
 }
 
@@ -191,11 +175,10 @@ void pool_forget(const rdt_cuda *cuda)
             at = &block->next;
             continue;
         }
-        (void)take(at);
+        *at = block->next;
         info.blocks--;
         info.bytes -= block->bytes;
-        block->next = gone;
-        gone = block;
+        retained_add(&block->retained, block->addr);
     }
     (void)pthread_mutex_unlock(&mutex);
 }

@@ -1,74 +1,33 @@
-/* See gpu.h. What a put exports is known to the daemon by this connection only during the put: the object holds it from then on, and the
- * next put asks anew what lies at the address (offers.c). All of a put keeps its one deadline; what a stream still copies into when that has
- * passed is given back when the stream has come there (teller.c).
+/* See rdt_cuda.h. The daemon knows an exported allocation by this connection only while the put is under way (offers.c). From
+ * then on the object holds it, and the next put looks anew at what lies at the address.
+ *
+ * All parts of a put keep its one deadline. If a stream still copies into a buffer when that has passed, the buffer is
+ * deallocated when the copy has ended (streams.c).
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/cuda/gpu.h"
 
-struct handle {
-    struct rdt_cuda cuda;
-    struct offers offers;
-    struct streams streams;
+#define COPYING "copying a tensor that cannot be exported"
+#define POLL_NS 20000 /* between two queries whether a copy has ended */
+
+struct put_call {
+    struct handle *handle;
+    const struct rdt_cuda_put_options *options;
+    int64_t deadline_ns;
+    size_t count;
+    struct rdt_tensor *tensors;   /* [count] a copy; data of a copied tensor points into its buffer */
+    struct cuda_gpu *gpu;         /* of the first tensor that is on one; NULL: none is */
+    struct address_range *chunks; /* [count] of tensors on GPUs that the daemon does not know */
+    struct offer **offers;        /* [n_offers] released when the put is over */
+    void **buffers;               /* [n_buffers] of copied tensors: deallocated then, or when the stream has copied */
+    size_t n_offers, n_buffers;
 };
 
-/* ---- opening ---- */
-
-enum rdt_status rdt_cuda_open(rdt *conn, rdt_cuda **cuda_p, struct rdt_error *err)
-{
-    struct cuda_driver *driver;
-    struct handle *handle;
-    enum rdt_status status = conn && cuda_p ? cuda_driver_open(&driver, err) : rdt_error_set(err, RDT_INVALID, "rdt or cuda_p is NULL");
-
-    if (status != RDT_OK)
-        return status;
-    handle = calloc(1, sizeof *handle);
-    if (!handle)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for GPU memory's handle");
-    handle->cuda = (struct rdt_cuda){conn, driver};
-    status = rdt_map_by(conn, &cuda_mapper, err);
-    if (status != RDT_OK) {
-        free(handle);
-        return status;
-    }
-    offers_init(&handle->offers);
-    streams_init(&handle->streams, conn, driver);
-    *cuda_p = &handle->cuda;
-    return RDT_OK;
-}
-
-void rdt_cuda_close(rdt_cuda *cuda)
-{
-    struct handle *handle = (struct handle *)cuda;
-
-    if (!handle)
-        return;
-    pool_forget(cuda);
-    streams_fini(&handle->streams);
-    offers_fini(&handle->offers);
-    free(handle);
-}
-
-static enum rdt_status alloc(rdt_cuda *cuda, const char *device, size_t bytes, int64_t timeout_ns, void **addr_p, struct rdt_error *err)
-{
-    struct rdt_alloc_options options = RDT_INIT(options);
-
-    options.memory = "cuda";
-    options.device = device;
-    options.call_timeout_ns = timeout_ns;
-    return rdt_alloc_with(cuda->conn, bytes, &options, addr_p, err);
-}
-
-enum rdt_status rdt_cuda_alloc(rdt_cuda *cuda, const char *device, size_t bytes, void **addr_p, struct rdt_error *err)
-{
-    return cuda ? alloc(cuda, device, bytes, 0, addr_p, err) : rdt_error_set(err, RDT_INVALID, "cuda is NULL");
-}
-
-/* ---- tensors ---- */
-
-/* The bytes [*lo_p, *hi_p) that its elements touch. */
-static enum rdt_status extent(const struct rdt_tensor *tensor, size_t i, uintptr_t *lo_p, uintptr_t *hi_p, struct rdt_error *err)
+/* Returns the bytes that the tensor's elements touch, of all its strides. from == to: it has no elements. */
+static enum rdt_status find_extent(const struct rdt_tensor *tensor, size_t i, struct address_range *extent_p,
+                                   struct rdt_error *err)
 {
     struct rdt_tensor one = *tensor;
     __int128 lo = 0, hi;
@@ -84,7 +43,7 @@ static enum rdt_status extent(const struct rdt_tensor *tensor, size_t i, uintptr
         return status;
     }
     if (bytes == 0) {
-        *lo_p = *hi_p = (uintptr_t)tensor->data;
+        *extent_p = (struct address_range){(uintptr_t)tensor->data, (uintptr_t)tensor->data};
         return RDT_OK;
     }
     hi = tensor->strides ? item : bytes;
@@ -93,206 +52,237 @@ static enum rdt_status extent(const struct rdt_tensor *tensor, size_t i, uintptr
     lo += (__int128)(uintptr_t)tensor->data;
     hi += (__int128)(uintptr_t)tensor->data;
     if (lo < 0 || hi > (__int128)UINTPTR_MAX)
-        return rdt_error_set(err, RDT_INVALID, "tensor %zu: its strides lead out of memory", i);
-    *lo_p = (uintptr_t)lo;
-    *hi_p = (uintptr_t)hi;
+        return rdt_error_set(err, RDT_INVALID, "tensor %zu: its strides lead outside the address space", i);
+    *extent_p = (struct address_range){(uintptr_t)lo, (uintptr_t)hi};
     return RDT_OK;
 }
 
-struct putting {
-    struct handle *handle;
-    const struct rdt_cuda_put_options *options;
-    int64_t deadline_ns;
-    struct rdt_tensor *tensors; /* a copy: of what was copied, data is the copy's */
-    struct cuda_gpu *gpu;       /* of the first tensor that is on one; NULL: none is */
-    struct offer_span *spans;   /* [count]: of those on GPUs that the daemon does not know */
-    struct offered **given;     /* to give back when the put is over */
-    void **rooms;               /* of copies: then too, or when the stream has come there */
-    size_t n_given, n_rooms;
-};
-
-/* What is left of the put's time, as calls take it. */
-static int64_t left_of(const struct putting *putting)
+/* What is left of the put's time, as librdt's calls take it: never 0, which means a default. */
+static int64_t remaining_ns(const struct put_call *call)
 {
-    int64_t left_ns = clock_remaining_ns(putting->deadline_ns);
+    int64_t left_ns = clock_remaining_ns(call->deadline_ns);
 
     return left_ns != 0 ? left_ns : 1;
 }
 
-/* Rooms that the stream may still copy into: given back when it has come there. */
-static enum rdt_status give_up_rooms(struct putting *putting, CUstream stream, void **take_rooms, size_t n_rooms, struct rdt_error *err)
-{
-    struct note *note;
-    enum rdt_status status = note_new(&putting->handle->streams, &note, err);
+/* ---- tensors that are copied ---- */
 
-    return status == RDT_OK ? note_in_stream(note, stream, NULL, take_rooms, n_rooms, err) : status;
+/* Has buffers deallocated when the stream no longer copies into them. Takes the array on success only. */
+static enum rdt_status hand_over_buffers(struct put_call *call, CUstream stream, void **take_buffers, size_t n_buffers)
+{
+    struct completion *completion;
+    enum rdt_status status = completion_create(&call->handle->streams, &completion, NULL);
+
+    return status == RDT_OK ? completion_enqueue(completion, stream, NULL, take_buffers, n_buffers, NULL) : status;
 }
 
-#define LOOK_NS 20000 /* between two looks at a copy */
-
-/* Until the copy into the latest room has been made. TIMED_OUT: the room is not ours any more. */
-static enum rdt_status await_copy(struct putting *putting, struct cuda_gpu *gpu, CUstream stream, struct rdt_error *err)
+/* Waits until the copy into the latest buffer has ended. After TIMED_OUT the buffer is no longer the put's. */
+static enum rdt_status await_copy(struct put_call *call, struct cuda_gpu *gpu, CUstream stream, struct rdt_error *err)
 {
-    struct cuda_driver *driver = putting->handle->cuda.driver;
-    const char *what = "copying a tensor that cannot be exported";
-    CUresult result = putting->deadline_ns == CLOCK_NEVER ? driver->cuStreamSynchronize(stream) : driver->cuStreamQuery(stream);
-    void **rooms;
+    struct cuda_driver *driver = call->handle->cuda.driver;
+    CUresult result = call->deadline_ns == CLOCK_NEVER ? driver->cuStreamSynchronize(stream) : driver->cuStreamQuery(stream);
+    void **buffers;
 
-    while (result == CUDA_ERROR_NOT_READY && clock_now_ns() < putting->deadline_ns) {
-        struct timespec look = clock_timespec(LOOK_NS);
-        (void)nanosleep(&look, NULL);
+    while (result == CUDA_ERROR_NOT_READY && clock_now_ns() < call->deadline_ns) {
+        struct timespec pause = clock_timespec(POLL_NS);
+        (void)nanosleep(&pause, NULL);
         result = driver->cuStreamQuery(stream);
     }
     if (result != CUDA_ERROR_NOT_READY)
-        return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(driver, gpu, result, err, what);
-    rooms = malloc(sizeof *rooms);
-    if (rooms)
-        rooms[0] = putting->rooms[putting->n_rooms - 1];
-    if (rooms && give_up_rooms(putting, stream, rooms, 1, NULL) == RDT_OK) {
-        putting->n_rooms--;
+        return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(driver, gpu, result, err, COPYING);
+    buffers = malloc(sizeof *buffers);
+    if (buffers)
+        buffers[0] = call->buffers[call->n_buffers - 1];
+    if (buffers && hand_over_buffers(call, stream, buffers, 1) == RDT_OK) {
+        call->n_buffers--;
     } else {
-        free(rooms);
-        (void)driver->cuStreamSynchronize(stream); /* too late, but not into memory of others */
+        free(buffers);
+        (void)driver->cuStreamSynchronize(stream); /* the put ends late, but the copy writes into no memory of others */
     }
-    return rdt_error_set(err, RDT_TIMED_OUT, "%s: %s had not ended when the deadline passed", gpu->uuid, what);
+    return rdt_error_set(err, RDT_TIMED_OUT, "%s: %s had not ended when the deadline passed", gpu->uuid, COPYING);
 }
 
-static enum rdt_status copy_in(struct putting *putting, struct cuda_gpu *gpu, struct rdt_tensor *tensor, uintptr_t lo, uintptr_t hi,
-                               struct rdt_error *err)
+static enum rdt_status copy_tensor(struct put_call *call, struct cuda_gpu *gpu, struct rdt_tensor *tensor,
+                                   struct address_range extent, struct rdt_error *err)
 {
-    struct cuda_driver *driver = putting->handle->cuda.driver;
-    CUstream stream = putting->options->has_stream ? putting->options->stream : CU_STREAM_PER_THREAD;
-    void *room;
+    struct cuda_driver *driver = call->handle->cuda.driver;
+    CUstream stream = call->options->has_stream ? call->options->stream : CU_STREAM_PER_THREAD;
+    size_t bytes = extent.to - extent.from;
+    void *buffer;
     CUresult result;
-    enum rdt_status status = alloc(&putting->handle->cuda, gpu->uuid, hi - lo, left_of(putting), &room, err);
+    enum rdt_status status = gpu_memory_alloc(&call->handle->cuda, gpu->uuid, bytes, remaining_ns(call), &buffer, err);
 
     if (status != RDT_OK)
         return status;
-    putting->rooms[putting->n_rooms++] = room;
-    result = driver->cuMemcpyAsync((CUdeviceptr)(uintptr_t)room, (CUdeviceptr)lo, hi - lo, stream);
+    call->buffers[call->n_buffers++] = buffer;
+    result = driver->cuMemcpyAsync((CUdeviceptr)(uintptr_t)buffer, (CUdeviceptr)extent.from, bytes, stream);
     if (result != CUDA_SUCCESS)
-        return cuda_gpu_failed(driver, gpu, result, err, "copying a tensor that cannot be exported");
-    tensor->data = (char *)room + ((uintptr_t)tensor->data - lo);
-    return putting->options->has_stream ? RDT_OK : await_copy(putting, gpu, stream, err);
+        return cuda_gpu_failed(driver, gpu, result, err, COPYING);
+    tensor->data = (char *)buffer + ((uintptr_t)tensor->data - extent.from);
+    return call->options->has_stream ? RDT_OK : await_copy(call, gpu, stream, err);
 }
 
-static enum rdt_status take_on_gpu(struct putting *putting, struct cuda_gpu *gpu, size_t i, uintptr_t lo, uintptr_t hi,
+/* ---- taking tensors ---- */
+
+static enum rdt_status take_on_gpu(struct put_call *call, struct cuda_gpu *gpu, size_t i, struct address_range extent,
                                    enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
-    rdt_cuda *cuda = &putting->handle->cuda;
-    struct offer_wish wish = {lo, hi, putting->spans[i], putting->options->copy, putting->deadline_ns};
-    struct offered *offered;
+    rdt_cuda *cuda = &call->handle->cuda;
+    struct offer_request request = {extent, call->chunks[i], call->options->copy, call->deadline_ns};
+    struct offer *offer;
     struct entered entered;
-    enum rdt_status status = enter(cuda->driver, gpu, &entered, err);
+    enum rdt_status status = gpu_enter(cuda->driver, gpu, &entered, err);
 
     if (status != RDT_OK)
         return status;
-    status = offers_take(&putting->handle->offers, cuda, gpu, &wish, &offered, how_p, err);
-    if (status == RDT_OK && offered) {
-        putting->given[putting->n_given++] = offered;
+    status = offers_acquire(&call->handle->offers, cuda, gpu, &request, &offer, how_p, err);
+    if (status == RDT_OK && offer) {
+        call->offers[call->n_offers++] = offer;
     } else if (status == RDT_UNSUPPORTED) {
         *how_p = RDT_CUDA_COPIED;
-        status = copy_in(putting, gpu, &putting->tensors[i], lo, hi, err);
+        status = copy_tensor(call, gpu, &call->tensors[i], extent, err);
     }
-    leave(cuda->driver, &entered);
+    gpu_leave(cuda->driver, &entered);
     return status;
 }
 
-static enum rdt_status take(struct putting *putting, size_t i, enum rdt_cuda_how *how_p, struct rdt_error *err)
+static enum rdt_status take_tensor(struct put_call *call, size_t i, enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
-    rdt_cuda *cuda = &putting->handle->cuda;
+    rdt_cuda *cuda = &call->handle->cuda;
     bool known = false;
     const char *memory = "host";
     struct cuda_gpu *gpu = NULL;
-    uintptr_t lo = 0, hi = 0;
-    enum rdt_status status = extent(&putting->tensors[i], i, &lo, &hi, err);
+    struct address_range extent = {0, 0};
+    enum rdt_status status = find_extent(&call->tensors[i], i, &extent, err);
 
     *how_p = RDT_CUDA_HOST;
-    if (status != RDT_OK || lo == hi)
+    if (status != RDT_OK || extent.from == extent.to)
         return status;
-    status = rdt_known(cuda->conn, (void *)lo, hi - lo, &known, &memory, NULL, err);
+    status = rdt_known(cuda->conn, (void *)extent.from, extent.to - extent.from, &known, &memory, NULL, err);
     if (status == RDT_INVALID || !known || strcmp(memory, "host") != 0)
-        gpu = gpu_of(cuda->driver, (void *)lo);
-    if (gpu && !putting->gpu)
-        putting->gpu = gpu;
-    if (gpu) /* also what is known in part, or by another put */
-        status = take_on_gpu(putting, gpu, i, lo, hi, how_p, err);
-    else if (status == RDT_OK && !known && putting->options->has_stream)
-        status = rdt_error_set(err, RDT_INVALID, "it is in host memory that the daemon does not know: no stream can write it later");
+        gpu = gpu_of(cuda->driver, (void *)extent.from);
+    if (gpu && !call->gpu)
+        call->gpu = gpu;
+    if (gpu) /* also when the daemon knows only a part of it, or knows it by another put */
+        status = take_on_gpu(call, gpu, i, extent, how_p, err);
+    else if (status == RDT_OK && !known && call->options->has_stream)
+        status = rdt_error_set(err, RDT_INVALID,
+                               "it lies in host memory that rdtd does not know, which no stream can write after the put");
     if (status != RDT_OK)
         rdt_error_prefix(err, "tensor %zu", i);
     return status;
 }
 
-/* Before any is offered: what shares chunks is offered together. */
-static enum rdt_status find_spans(struct putting *putting, size_t count, struct rdt_error *err)
+/* Finds which tensors share chunks. Must come before the first offer, because those are offered together. */
+static enum rdt_status find_chunks(struct put_call *call, struct rdt_error *err)
 {
-    rdt_cuda *cuda = &putting->handle->cuda;
+    rdt_cuda *cuda = &call->handle->cuda;
     enum rdt_status status = RDT_OK;
 
-    for (size_t i = 0; status == RDT_OK && i < count; i++) {
-        uintptr_t lo, hi;
+    for (size_t i = 0; status == RDT_OK && i < call->count; i++) {
+        struct address_range extent;
         bool known = true;
         struct cuda_gpu *gpu;
-        status = extent(&putting->tensors[i], i, &lo, &hi, err);
-        if (status != RDT_OK || lo == hi || rdt_known(cuda->conn, (void *)lo, hi - lo, &known, NULL, NULL, NULL) != RDT_OK || known)
+        status = find_extent(&call->tensors[i], i, &extent, err);
+        if (status != RDT_OK || extent.from == extent.to ||
+            rdt_known(cuda->conn, (void *)extent.from, extent.to - extent.from, &known, NULL, NULL, NULL) != RDT_OK || known)
             continue;
-        gpu = gpu_of(cuda->driver, (void *)lo);
+        gpu = gpu_of(cuda->driver, (void *)extent.from);
         if (gpu)
-            status = offer_span(cuda, gpu, lo, hi, &putting->spans[i], err);
+            status = offers_find_chunks(cuda, gpu, extent, &call->chunks[i], err);
     }
-    return status == RDT_OK ? offer_spans_join(putting->spans, count, err) : status;
+    return status == RDT_OK ? offers_join_ranges(call->chunks, call->count, err) : status;
+}
+
+static enum rdt_status take_tensors(struct put_call *call, struct rdt_error *err)
+{
+    enum rdt_status status = call->count > 1 && !call->options->copy ? find_chunks(call, err) : RDT_OK;
+
+    for (size_t i = 0; status == RDT_OK && i < call->count; i++) {
+        enum rdt_cuda_how how;
+        status = take_tensor(call, i, &how, err);
+        if (call->options->how)
+            call->options->how[i] = how;
+    }
+    return status;
 }
 
 /* ---- put ---- */
 
-/* On an error the rooms are still the caller's. */
-static enum rdt_status put_pending(struct putting *putting, size_t count, struct rdt_put_options *options, struct rdt_ref *ref_p,
+/* Puts an object that becomes ready when the stream has come to it. On an error the buffers are still the call's. */
+static enum rdt_status put_pending(struct put_call *call, struct rdt_put_options *options, struct rdt_ref *ref_p,
                                    struct rdt_error *err)
 {
-    struct handle *handle = putting->handle;
-    struct note *note;
+    struct handle *handle = call->handle;
+    struct completion *completion;
     struct rdt_ref ref;
-    enum rdt_status status = note_new(&handle->streams, &note, err);
+    enum rdt_status status = completion_create(&handle->streams, &completion, err);
 
     if (status != RDT_OK)
         return status;
     options->flags |= RDT_PUT_PENDING;
-    status = rdt_put(handle->cuda.conn, putting->tensors, count, options, &ref, err);
+    status = rdt_put(handle->cuda.conn, call->tensors, call->count, options, &ref, err);
     if (status != RDT_OK) {
-        note_free(note);
+        completion_destroy(completion);
         return status;
     }
-    status = note_in_stream(note, putting->options->stream, &ref, putting->rooms, putting->n_rooms, err);
+    status = completion_enqueue(completion, call->options->stream, &ref, call->buffers, call->n_buffers, err);
     if (status != RDT_OK) {
-        (void)rdt_fail(handle->cuda.conn, &ref, RDT_SYSTEM, "its producer's stream could not be waited for", NULL);
+        (void)rdt_fail(handle->cuda.conn, &ref, RDT_SYSTEM, "the library could not wait for the producer's stream", NULL);
         return status;
     }
     *ref_p = ref;
-    putting->rooms = NULL;
-    putting->n_rooms = 0;
+    call->buffers = NULL;
+    call->n_buffers = 0;
     return RDT_OK;
 }
 
-/* It has failed. The stream may still copy into the rooms, however long that takes. */
-static void leave_rooms(struct putting *putting)
+/* After a failure: the stream may go on to copy into the buffers for any time. */
+static void abandon_buffers(struct put_call *call)
 {
-    if (give_up_rooms(putting, putting->options->stream, putting->rooms, putting->n_rooms, NULL) != RDT_OK) {
-        (void)putting->handle->cuda.driver->cuStreamSynchronize(putting->options->stream);
+    if (hand_over_buffers(call, call->options->stream, call->buffers, call->n_buffers) != RDT_OK) {
+        (void)call->handle->cuda.driver->cuStreamSynchronize(call->options->stream);
         return;
     }
-    putting->rooms = NULL;
-    putting->n_rooms = 0;
+    call->buffers = NULL;
+    call->n_buffers = 0;
 }
 
-enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, size_t count, const struct rdt_cuda_put_options *given,
-                             struct rdt_ref *ref_p, struct rdt_error *err)
+/* The put itself, once its tensors are taken with `status`. The GPU is entered for what uses the stream: the caller's thread
+ * need not have a context, and a default stream belongs to one. */
+static enum rdt_status put_taken(struct put_call *call, enum rdt_status status, struct rdt_put_options *options,
+                                 struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    rdt_cuda *cuda = &call->handle->cuda;
+    struct entered entered;
+    bool in_gpu = false;
+
+    if (call->gpu && call->options->has_stream && (status == RDT_OK || call->n_buffers > 0)) {
+        enum rdt_status why = gpu_enter(cuda->driver, call->gpu, &entered, status == RDT_OK ? err : NULL);
+        in_gpu = why == RDT_OK;
+        if (status == RDT_OK)
+            status = why;
+    }
+    if (status == RDT_OK)
+        status = call->options->has_stream ? put_pending(call, options, ref_p, err)
+                                           : rdt_put(cuda->conn, call->tensors, call->count, options, ref_p, err);
+    for (size_t i = 0; i < call->n_offers; i++) /* if there is an object, it holds the memory now */
+        offers_release(&call->handle->offers, cuda, call->offers[i]);
+    if (call->n_buffers > 0 && call->options->has_stream)
+        abandon_buffers(call);
+    if (in_gpu)
+        gpu_leave(cuda->driver, &entered);
+    for (size_t i = 0; i < call->n_buffers; i++)
+        (void)rdt_dealloc_soon(cuda->conn, call->buffers[i], NULL);
+    return status;
+}
+
+enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, size_t count,
+                             const struct rdt_cuda_put_options *given, struct rdt_ref *ref_p, struct rdt_error *err)
 {
     struct rdt_cuda_put_options options = {.struct_size = sizeof options};
     struct rdt_put_options put = RDT_INIT(put);
-    struct putting putting = {.handle = (struct handle *)cuda, .options = &options};
-    struct entered entered;
-    bool in_gpu = false; /* the caller's thread need not have a context, and a default stream is of one */
+    struct put_call call = {.handle = (struct handle *)cuda, .options = &options, .count = count};
     enum rdt_status status = RDT_OK;
 
     if (!cuda || !ref_p || (count > 0 && !tensors))
@@ -302,69 +292,24 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     if (options.put)
         memcpy(&put, options.put, options.put->struct_size < sizeof put ? options.put->struct_size : sizeof put);
     put.struct_size = sizeof put;
-    putting.deadline_ns = clock_deadline_ns(put.timeout_ns > 0 ? put.timeout_ns : RDT_FOREVER);
-    putting.tensors = calloc(count + 1, sizeof *putting.tensors);
-    putting.spans = calloc(count + 1, sizeof *putting.spans);
-    putting.given = calloc(count + 1, sizeof(struct offered *));
-    putting.rooms = calloc(count + 1, sizeof *putting.rooms);
-    if (!putting.tensors || !putting.spans || !putting.given || !putting.rooms)
+    call.deadline_ns = clock_deadline_ns(put.timeout_ns > 0 ? put.timeout_ns : RDT_FOREVER);
+    call.tensors = calloc(count + 1, sizeof *call.tensors);
+    call.chunks = calloc(count + 1, sizeof *call.chunks);
+    call.offers = calloc(count + 1, sizeof(struct offer *));
+    call.buffers = calloc(count + 1, sizeof *call.buffers);
+    if (!call.tensors || !call.chunks || !call.offers || !call.buffers) {
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to put %zu tensors", count);
-    for (size_t i = 0; status == RDT_OK && i < count; i++)
-        putting.tensors[i] = tensors[i];
-    if (status == RDT_OK && count > 1 && !options.copy)
-        status = find_spans(&putting, count, err);
-    for (size_t i = 0; status == RDT_OK && i < count; i++) {
-        enum rdt_cuda_how how;
-        status = take(&putting, i, &how, err);
-        if (options.how)
-            options.how[i] = how;
-    }
-    if (putting.gpu && options.has_stream && (status == RDT_OK || putting.n_rooms > 0)) {
-        struct rdt_error why;
-        in_gpu = enter(cuda->driver, putting.gpu, &entered, &why) == RDT_OK;
-        if (!in_gpu && status == RDT_OK) {
-            status = why.status;
-            if (err)
-                *err = why;
-        }
+    } else {
+        for (size_t i = 0; i < count; i++)
+            call.tensors[i] = tensors[i];
+        status = take_tensors(&call, err);
     }
     if (put.timeout_ns > 0)
-        put.timeout_ns = left_of(&putting);
-    if (status == RDT_OK)
-        status = options.has_stream
-                     ? put_pending(&putting, count, &put, ref_p, err)
-                     : rdt_put(cuda->conn, putting.tensors, count, &put, ref_p, err);
-    for (size_t i = 0; i < putting.n_given; i++) /* the object holds it now, or nobody does */
-        offers_give(&putting.handle->offers, cuda, putting.given[i]);
-    if (putting.n_rooms > 0 && options.has_stream)
-        leave_rooms(&putting);
-    if (in_gpu)
-        leave(cuda->driver, &entered);
-    for (size_t i = 0; i < putting.n_rooms; i++) /* the object keeps them */
-        (void)rdt_dealloc_soon(cuda->conn, putting.rooms[i], NULL);
-    free(putting.tensors);
-    free(putting.spans);
-    free(putting.given);
-    free(putting.rooms);
-    return status;
-}
-
-enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **base_p, enum rdt_cuda_how *how_p, struct rdt_error *err)
-{
-    struct cuda_gpu *gpu = cuda ? gpu_of(cuda->driver, addr) : NULL;
-    enum rdt_cuda_how how;
-    struct entered entered;
-    size_t all;
-    enum rdt_status status;
-
-    if (!gpu || !base_p)
-        return rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", addr);
-    status = enter(cuda->driver, gpu, &entered, err);
-    if (status != RDT_OK)
-        return status;
-    status = offer(cuda, gpu, addr, bytes, 0, base_p, &all, &how, err);
-    leave(cuda->driver, &entered);
-    if (status == RDT_OK && how_p)
-        *how_p = how;
+        put.timeout_ns = remaining_ns(&call);
+    status = put_taken(&call, status, &put, ref_p, err);
+    free(call.tensors);
+    free(call.chunks);
+    free(call.offers);
+    free(call.buffers);
     return status;
 }

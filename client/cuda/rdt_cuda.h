@@ -1,12 +1,21 @@
-/* librdt-cuda: GPU memory for users of librdt (rdt.h). It links no CUDA: NVIDIA's driver is loaded when the first handle is opened.
+/* librdt-cuda: GPU memory for users of librdt (rdt.h). It links no CUDA; the first rdt_cuda_open loads NVIDIA's driver.
  *
  *     rdt_cuda_open(c, &gpu, &err);
- *     rdt_cuda_put(gpu, &tensor, 1, &options, &ref, &err);     ...     o.memory = "cuda";  rdt_fetch(c, &ref, 1, &o, &object, &err);
+ *     rdt_cuda_put(gpu, &tensor, 1, &options, &ref, &err);
+ *     ...
+ *     fetch_options.memory = "cuda";
+ *     rdt_fetch(c, &ref, 1, &fetch_options, &object, &err);
  *
- * From rdt_cuda_open on the connection maps GPU memory: fetches bring tensors on GPUs (rdt_object_place says where), rdt_fetch_options has
- * `memory` "cuda" and `device`, and targets may be GPU memory that the daemon knows (rdt_cuda_alloc, rdt_cuda_offer). Devices are named by
- * UUID ("GPU-..."), as nvidia-smi -L shows them. Pointers are CUDA's own, streams CUstream or cudaStream_t. Any thread; the thread's current
- * context is as before when a call returns. Primary contexts only.
+ * From rdt_cuda_open on, the connection maps GPU memory: fetches deliver tensors on GPUs (rdt_object_place says where),
+ * rdt_fetch_options has `memory` "cuda" and `device`, and targets of fetches may be GPU memory that the daemon knows
+ * (rdt_cuda_alloc, rdt_cuda_offer).
+ *
+ * Devices are named by UUID ("GPU-..."), as nvidia-smi -L shows them. Pointers are CUDA's own, and a stream is a CUstream or
+ * a cudaStream_t. Calls may come from any thread; when one returns, the context that was current in the thread is current
+ * again. The library uses primary contexts only.
+ *
+ * Errors of every function: INVALID (a NULL argument), NO_MEMORY, and SYSTEM with the driver's text; further ones are said
+ * there.
  */
 #ifndef RDT_CUDA_H
 #define RDT_CUDA_H
@@ -19,89 +28,100 @@ extern "C" {
 
 typedef struct rdt_cuda rdt_cuda;
 
-/* UNSUPPORTED: no driver, a stub of one, no GPU: the sentence says which. EXISTS: the connection has one. The connection is borrowed. */
+/* Opens GPU memory for a connection, which is borrowed until rdt_cuda_close. UNSUPPORTED: there is no driver, only a stub of
+ * one, or no GPU; the sentence says which. EXISTS: the connection has such a handle already. */
 enum rdt_status rdt_cuda_open(rdt *rdt, rdt_cuda **cuda_p, struct rdt_error *err);
 
-/* Before rdt_close, when no other call of it is under way. What its stream has not come to yet never will be ready: its waiters get OWNER_DIED
- * with the session's end; the stream may come later, and nobody looks. Waits for streams that still copy what was COPIED. NULL is fine. */
+/* Closes the handle. Must be called before rdt_close, when no other call that uses the handle is under way. Waits until no
+ * stream copies tensors of a put any more (RDT_CUDA_COPIED). An object whose stream has not come to it will never be ready:
+ * its waiters get OWNER_DIED when the session ends. NULL is fine. */
 void rdt_cuda_close(rdt_cuda *cuda);
 
-/* Zeroed memory of the daemon's on that GPU (NULL: the only one there is), mapped; put without a copy; ends by rdt_dealloc. Errors:
- * UNSUPPORTED (the daemon has no such GPU), INVALID, NO_MEMORY, LIMIT. */
+/* Allocates zeroed memory of the daemon on that GPU and maps it; device NULL: the only GPU of the daemon. A put takes tensors
+ * in it without a copy. rdt_dealloc ends it. Errors: UNSUPPORTED (the daemon has no such GPU), INVALID, NO_MEMORY, LIMIT. */
 enum rdt_status rdt_cuda_alloc(rdt_cuda *cuda, const char *device, size_t bytes, void **addr_p, struct rdt_error *err);
 
 enum rdt_cuda_how {
-    RDT_CUDA_HOST = 1,   /* it is not GPU memory: as rdt_put takes it */
-    RDT_CUDA_KNOWN = 2,  /* of rdt_cuda_alloc, or offered before, by another tensor or put too: no copy */
-    RDT_CUDA_CHUNKS = 3, /* the allocation's VMM chunks (also PyTorch's expandable segments) were exported by fd: no copy */
-    RDT_CUDA_HANDLE = 4, /* a legacy handle (cudaMalloc): no copy */
-    RDT_CUDA_COPIED = 5, /* it cannot be exported (cudaMallocAsync, VMM memory made without): copied on the GPU into daemon memory */
+    RDT_CUDA_HOST = 1,   /* it is not GPU memory: handled as by rdt_put */
+    RDT_CUDA_KNOWN = 2,  /* no copy: from rdt_cuda_alloc, or offered before, perhaps for another tensor or put */
+    RDT_CUDA_CHUNKS = 3, /* no copy: the VMM chunks of the allocation were exported (also PyTorch's expandable segments) */
+    RDT_CUDA_HANDLE = 4, /* no copy: a legacy handle (cudaMalloc) was exported */
+    RDT_CUDA_COPIED = 5, /* copied on the GPU into daemon memory, because it cannot be exported (cudaMallocAsync, VMM memory
+                          * that was created without a handle type) or because of the option `copy` */
 };
 
 struct rdt_cuda_put_options {
     size_t struct_size;
     const struct rdt_put_options *put; /* NULL: defaults */
-    /* has_stream: what writes the GPU tensors stands in this stream (NULL is a stream, too). The put returns at once, and the object is
-     * ready when all that stood there then has finished: nobody reads it before. Without: the bytes are there. */
+    /* has_stream: the work that writes the GPU tensors is queued in `stream`; NULL is a stream, too. The put returns at once,
+     * and the object is ready, and readable by others, when all work that was queued in the stream then has finished. Without
+     * has_stream the tensors are written already. */
     bool has_stream;
     void *stream;
-    enum rdt_cuda_how *how; /* NULL, or [count]: how each tensor was taken */
-    /* What the daemon does not know is COPIED, also what could be exported: its readers see no neighbours, and the caller may free or write it
-     * as soon as the stream has come there (at once, without a stream). */
+    enum rdt_cuda_how *how; /* NULL, or [count]: receives how each tensor was taken */
+    /* Copies GPU tensors that the daemon does not know, even those whose memory could be exported. Readers then do not see
+     * what lies beside the tensor, and the caller may free or write the memory as soon as the stream has come to the copy
+     * (without a stream: when the put returns). */
     bool copy;
 };
 
-/* rdt_put of tensors in host and GPU memory, within the timeout_ns of its options, whatever the daemon and the GPU do meanwhile: what it has
- * to make known or to copy first takes of that time, and no other call waits for it but puts of the same allocation. A GPU tensor's allocation is exported whole: the readers of this uid and tenant that map it see
- * its neighbours; memory that was not COPIED must stay until the object is gone (rdt_free, rdt_wait_freed). With has_stream and host
- * memory that the daemon does not know: INVALID. Errors: those of rdt_put; SYSTEM with the driver's words. */
-enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, size_t count, const struct rdt_cuda_put_options *options,
-                             struct rdt_ref *ref_p, struct rdt_error *err);
+/* rdt_put of tensors in host and GPU memory. It ends within timeout_ns of its put options, whatever the daemon and the GPU do
+ * meanwhile: exporting and copying take of that time. No other call waits for it, except puts of the same allocation.
+ *
+ * The allocation of a GPU tensor is exported whole, so readers of this uid and tenant that map it can read what lies beside
+ * the tensor. Memory that was not COPIED must stay until the object is gone (rdt_free, rdt_wait_freed).
+ *
+ * Errors: those of rdt_put; INVALID also for has_stream with host memory that the daemon does not know. */
+enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, size_t count,
+                             const struct rdt_cuda_put_options *options, struct rdt_ref *ref_p, struct rdt_error *err);
 
-/* Makes the caller's GPU memory known to the daemon, whole allocations of it, until rdt_dealloc(*base_p): for targets of fetches, and
- * for what is put again and again. UNSUPPORTED: it cannot be exported. */
-enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **base_p, enum rdt_cuda_how *how_p, struct rdt_error *err);
+/* Makes GPU memory of the caller known to the daemon, as whole allocations, until rdt_dealloc(*base_p): for targets of
+ * fetches, and for memory that is put repeatedly. UNSUPPORTED: it cannot be exported. */
+enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **base_p, enum rdt_cuda_how *how_p,
+                               struct rdt_error *err);
 
 /* ---- names and streams ---- */
 
-/* The UUID of a GPU by its ordinal in this process (CUDA_VISIBLE_DEVICES counts), as CUDA's runtime and torch number them; and back. The text
- * is valid for ever. NOT_FOUND names those that there are. */
+/* Convert between a GPU's ordinal in this process, as CUDA's runtime and torch number them (CUDA_VISIBLE_DEVICES counts), and
+ * its UUID. The text is valid for ever. NOT_FOUND: there is no such GPU; the sentence says which there are. */
 enum rdt_status rdt_cuda_uuid(rdt_cuda *cuda, int ordinal, const char **uuid_p, struct rdt_error *err);
 enum rdt_status rdt_cuda_ordinal(rdt_cuda *cuda, const char *uuid, int *ordinal_p, struct rdt_error *err);
 
-/* Where an address of this process is: the ordinal, or -1 if it is no memory of a GPU. */
+/* Returns the ordinal of the GPU in whose memory an address of this process lies, or -1 if it lies in none. */
 enum rdt_status rdt_cuda_where(rdt_cuda *cuda, const void *addr, int *ordinal_p, struct rdt_error *err);
 
-/* Copies GPU memory to the host's, and waits. The bytes are there already. */
+/* Copies GPU memory that is written already to host memory, and waits for the copy. */
 enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t bytes, struct rdt_error *err);
 
-/* Returns when all that stands in the stream of that GPU has finished. The stream keeps no deadline: nor does this. SYSTEM: it failed. */
+/* Waits until all work that is queued in a stream of that GPU has finished. CUDA has no deadline for this, so it can take any
+ * time. SYSTEM: the work failed. */
 enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, struct rdt_error *err);
 
-/* The same for all streams of the GPU's primary context in this process: before memory is given back that work of any stream may use, as
- * cudaFree does. A GPU that this process has not used costs nothing. */
+/* Waits, as cudaFree does, for all streams of the GPU's primary context in this process: for use before memory is given back
+ * that work in any stream may use. Returns at once for a GPU that the library has not used in this process. */
 enum rdt_status rdt_cuda_wait_all(rdt_cuda *cuda, int ordinal, struct rdt_error *err);
 
-/* ---- an allocator for others ----
- * malloc and free of the daemon's memory, of the signature that torch.cuda.memory.CUDAPluggableAllocator and RMM take: what they make of it is
- * put without a copy (KNOWN). One connection of the process serves it at a time. */
+/* ---- an allocator for other libraries ----
+ * Functions that allocate and free memory of the daemon, with the signatures that
+ * torch.cuda.memory.CUDAPluggableAllocator and RMM take. A put takes tensors in such memory without a copy
+ * (RDT_CUDA_KNOWN). One connection of the process serves the allocator at a time. */
 
-/* From now on it is this connection's memory; NULL: nobody's, and every allocation fails. What was taken before stays with its own
- * connection. rdt_cuda_close forgets both: the blocks go with rdt_close. */
+/* Lets this connection serve allocations from now on; NULL: none does, and every allocation fails. Blocks that exist stay with
+ * their own connection. rdt_cuda_close ends the use of the connection; its blocks lose their memory with rdt_close. */
 void rdt_cuda_pool_use(rdt_cuda *cuda);
 
-/* Zeroed, at least `bytes`, on the GPU with that ordinal; NULL: rdt_cuda_pool_info says why. Any thread; one round trip. The stream does not
- * matter: the memory is there, and idle. */
+/* Allocates at least `bytes` of zeroed memory on the GPU with that ordinal, in one round trip to the daemon. The stream is
+ * ignored, because the memory is idle. Returns NULL on an error, which rdt_cuda_pool_info reports. Any thread. */
 void *rdt_cuda_pool_alloc(ptrdiff_t bytes, int device, void *stream);
 
-/* Waits for the GPU, as cudaFree does, and gives the block back. Objects that were put from it keep the memory. NULL is fine. A block whose
- * connection was closed has only an address left, which is no other block's until this. */
+/* Waits for the GPU, as cudaFree does, and gives the block back. Objects that were put from it keep its memory. Of a block
+ * whose connection was closed only the address is left, which no other block receives until this call. NULL is fine. */
 void rdt_cuda_pool_free(void *addr, ptrdiff_t bytes, int device, void *stream);
 
 struct rdt_cuda_pool_info {
-    size_t blocks, bytes; /* that are out */
-    size_t failures;      /* so far */
-    struct rdt_error last; /* of the latest of them; status 0: none */
+    size_t blocks, bytes;  /* that are allocated now */
+    size_t failures;       /* allocations that failed so far */
+    struct rdt_error last; /* the latest failure; status 0: none */
 };
 void rdt_cuda_pool_info(struct rdt_cuda_pool_info *info_p);
 

@@ -9,7 +9,7 @@ failures=0
 
 sound() {
   rm -rf "$tmp/tree"
-  mkdir -p "$tmp"/tree/{proto,client/ctl,daemon/{base,plugins,objects,transfers,rpc},backends/{common,host,ucx},tests/loopback,build/{backends,obj/{client,daemon/{base,objects,rpc,transfers}}}}
+  mkdir -p "$tmp"/tree/{proto,client/{ctl,cuda},daemon/{base,plugins,objects,transfers,rpc},backends/{common,host,ucx},tests/loopback,build/{backends,obj/{client/cuda,daemon/{base,objects,rpc,transfers}}}}
   cd "$tmp/tree"
   echo '#include <stdint.h>' >proto/rdt_status.h
   printf '%s\n' '#include "rdt_status.h"' '/* calls rdt_absent(1) */' 'void *rdt_connect(const char *socket);' >client/rdt.h
@@ -17,7 +17,8 @@ sound() {
   printf '#include %s\n' '"proto/rdt_status.h"' '"rdt.pb-c.h"' '<protobuf-c/protobuf-c.h>' >proto/frame.c
   printf '#include %s\n' '"client/rdt.h"' '"proto/rdt_status.h"' >client/client.c
   printf '%s\n' '/* Order of the files.' ' *' ' *     2  client' ' *     1  memory' ' */' >client/connection.h
-  touch client/memory.c
+  touch client/memory.c client/cuda/{map,pool}.c
+  printf '%s\n' '/* Order of the files.' ' *' ' *     2  pool    allocates' ' *     1  map     maps' ' */' >client/cuda/gpu.h
   printf '#include %s\n' '<jansson.h>' '"client/rdt.h"' >client/ctl/rdtctl.c
   touch daemon/{base/list,objects/object,plugins/plugin,transfers/transfer,transfers/transfer_impl,rpc/rpc}.h backends/{common/ring,ucx/own}.h backends/host/host.c
   printf '%s\n' '/* Order.' ' *' ' *   pull    serve_pull > serve    -> events: pull' ' *   core    transfer, _record' ' */' >daemon/transfers/transfer_impl.h
@@ -136,6 +137,10 @@ sound
 touch "$tmp/tree/client/stray.c"
 object client/stray 'int stray(void); int stray(void) { return 0; }'
 sees 'client/stray.c: is not in the drawing of client/connection.h'
+sound
+object client/cuda/map 'int pool_keeps(void); int map(void); int map(void) { return pool_keeps(); }'
+object client/cuda/pool 'int pool_keeps(void); int pool_keeps(void) { return 0; }'
+sees 'client/cuda/map.c: uses pool_keeps of client/cuda/pool.c, which client/cuda/gpu.h does not draw below it'
 sound
 object transfers/serve 'int transfer_end(void); int serve_end(void); int serve_end(void) { return transfer_end(); }'
 object transfers/transfer_record 'int serve_end(void); int transfer_end(void); int transfer_end(void) { return serve_end(); }'

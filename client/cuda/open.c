@@ -1,0 +1,40 @@
+/* See rdt_cuda.h. */
+#include <stdlib.h>
+
+#include "client/cuda/gpu.h"
+
+enum rdt_status rdt_cuda_open(rdt *conn, rdt_cuda **cuda_p, struct rdt_error *err)
+{
+    struct cuda_driver *driver;
+    struct handle *handle;
+    enum rdt_status status =
+        conn && cuda_p ? cuda_driver_open(&driver, err) : rdt_error_set(err, RDT_INVALID, "rdt or cuda_p is NULL");
+
+    if (status != RDT_OK)
+        return status;
+    handle = calloc(1, sizeof *handle);
+    if (!handle)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to open GPU memory");
+    handle->cuda = (struct rdt_cuda){conn, driver};
+    status = rdt_map_by(conn, &cuda_mapper, err);
+    if (status != RDT_OK) {
+        free(handle);
+        return status;
+    }
+    offers_init(&handle->offers);
+    streams_init(&handle->streams, conn, driver);
+    *cuda_p = &handle->cuda;
+    return RDT_OK;
+}
+
+void rdt_cuda_close(rdt_cuda *cuda)
+{
+    struct handle *handle = (struct handle *)cuda;
+
+    if (!handle)
+        return;
+    pool_forget(cuda);
+    streams_fini(&handle->streams);
+    offers_fini(&handle->offers);
+    free(handle);
+}
