@@ -55,10 +55,10 @@ Test(limits_heap, messages_that_are_still_coming_are_their_owners)
     send_rest(&second, MIB); /* it is passed over, and the connection goes on */
     ping(&second);
     send_rest(&first, MIB);
-    expect_refusal(&first, RDT_UNSUPPORTED, "no request");
+    expect_refusal(&first, RDT_UNSUPPORTED, "is unknown");
     wait_until(LONG, used(0, "heap") == 0);
     send_part(&second, 4 * MIB, 4 * MIB);
-    expect_refusal(&second, RDT_UNSUPPORTED, "no request");
+    expect_refusal(&second, RDT_UNSUPPORTED, "is unknown");
     send_part(&second, MIB, MIB);
     send_part(&second, 6 * MIB, 5 * MIB); /* comes while the one before is still counted */
     wait_until(LONG, used(0, "heap") > 6 * MIB);
