@@ -47,11 +47,13 @@ struct pool_block {
     unsigned n_registrations;
     int guard;    /* the SIGBUS guard of its mapping */
     bool discard; /* remove its pages even if another process still maps them */
-    /* for device_pool.c: the owner whose bytes are in it, the only client that ever had it (0: none), and when it
-     * became free */
+    /* for device_pool.c: the owner whose bytes are in it, and the only client that ever had it (0: none) */
     struct owner owner;
-    uint64_t client, since_ns;
-    struct account *sender; /* a reference: a client sent this memory, so owner_work frees it. NULL: the daemon allocated it */
+    uint64_t client;
+    uint64_t since_ns;         /* when it came into the device pool, or when slow freeing began */
+    struct account *slowed_by; /* a reference: a client of that account can make freeing slow, so owner_work does it; NULL: none can */
+    uint64_t room;             /* if slowed_by: the size of daemon memory; bytes may be 0 because its charge was taken off before */
+    bool late;                 /* room is charged to slowed_by, because freeing takes so long */
     struct work work;
     enum rdt_status status; /* the result of the work */
 };

@@ -52,6 +52,7 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
     map_init(&regions->cached_clients);
     list_init(&regions->cache);
     list_init(&regions->awaiting);
+    regions_free_init(regions);
     pool_init(&regions->free_pool, pool, 0, 0);
     device_pool_init(&regions->device_pool, free_device_block);
     memory_room_init(&regions->room);
@@ -106,6 +107,7 @@ void regions_close(struct regions *regions)
     (void)device_pool_sweep(&regions->device_pool, UINT64_MAX);
     device_pool_set_idle(&regions->device_pool, 0);
     deadline_unset(regions->deadlines, &regions->sweep);
+    deadline_unset(regions->deadlines, &regions->slow_late);
     regions->deadlines = NULL;
 }
 

@@ -66,13 +66,15 @@ struct regions {
     const struct events *events; /* NULL: no client watches events */
     struct plugins *plugins;
     struct work_pool *pool;
-    struct owner_work *owner_work; /* ends memory that clients sent */
+    struct owner_work *owner_work; /* frees memory that a client can make slow to free */
     struct index by_id;
     uint64_t next_id;
     uint64_t bytes, limit_bytes; /* host memory that the daemon allocated: in use, pooled, cached, or being freed */
     struct memory_room room;     /* what the kernel lets the daemon have, whatever limit_bytes is */
     unsigned n_freeing;          /* blocks that are being freed on the work pool or by owner_work */
-    uint64_t freeing_bytes;      /* their host memory, and orphaned memory in its grace period */
+    uint64_t freeing_bytes;      /* their host memory unless they are late, and orphaned memory in its grace period */
+    struct list slow;            /* struct pool_block.link: being freed by owner_work, and not late; the oldest first */
+    struct deadline slow_late;   /* set while `slow` is not empty */
     struct list awaiting;        /* struct page_work: allocations that wait, in order, for memory that is being freed */
     uint64_t awaiting_bytes;
     struct pool free_pool;

@@ -7,6 +7,8 @@
 #include "daemon/memory/region_impl.h"
 #include "daemon/memory/region_orphans.h"
 
+#define SLOW_NS UINT64_C(1000000000) /* freeing that takes longer is late */
+
 void regions_uncharge_on(struct regions *regions, struct memory_device *device, uint64_t bytes)
 {
     if (!device) {
@@ -30,14 +32,50 @@ static uint64_t *freeing_bytes(struct regions *regions, const struct pool_block 
     return block->device ? &block->device->memory.freeing_bytes : &regions->freeing_bytes;
 }
 
+/* A client holds up the freeing of these blocks. So their memory counts as in use, which nobody waits for, and the client's
+ * account is charged for it and for the descriptor. */
+static void on_slow_late(struct deadline *deadline)
+{
+    struct regions *regions = container_of(deadline, struct regions, slow_late);
+    uint64_t now = uv_hrtime();
+
+    while (!list_empty(&regions->slow)) {
+        struct pool_block *block = container_of(list_first(&regions->slow), struct pool_block, link);
+        if (now - block->since_ns < SLOW_NS) {
+            (void)deadline_set(regions->deadlines, deadline, (int64_t)(block->since_ns + SLOW_NS - now));
+            break;
+        }
+        list_remove(&block->link);
+        regions->freeing_bytes -= block->bytes;
+        regions->bytes += block->room - block->bytes;
+        block->bytes = block->room;
+        block->late = true;
+        account_add(block->slowed_by, USAGE_BYTES, block->room);
+        account_add(block->slowed_by, USAGE_FDS, 1);
+    }
+    regions_admit(regions);
+}
+
+void regions_free_init(struct regions *regions)
+{
+    list_init(&regions->slow);
+    regions->slow_late.on_passed = on_slow_late;
+}
+
 static void done_free(struct work *work)
 {
     struct pool_block *block = container_of(work, struct pool_block, work);
     struct regions *regions = container_of(block->pool, struct regions, free_pool);
 
     regions->n_freeing--;
-    account_unref(block->sender);
-    *freeing_bytes(regions, block) -= block->bytes;
+    list_remove(&block->link);
+    if (block->late) {
+        account_give(block->slowed_by, USAGE_BYTES, block->room);
+        account_give(block->slowed_by, USAGE_FDS, 1);
+    } else {
+        *freeing_bytes(regions, block) -= block->bytes;
+    }
+    account_unref(block->slowed_by);
     regions_uncharge_on(regions, block->device, block->bytes);
     if (block->device) {
         regions_admit_device(block->device);
@@ -52,10 +90,22 @@ void regions_free_block(struct regions *regions, struct pool_block *take_block)
     regions->n_freeing++;
     *freeing_bytes(regions, take_block) += take_block->bytes;
     take_block->work = (struct work){.run = run_free, .done = done_free};
-    if (take_block->sender)
-        owner_work_submit(regions->owner_work, &take_block->work, take_block->sender, true);
+    if (take_block->slowed_by)
+        owner_work_submit(regions->owner_work, &take_block->work, take_block->slowed_by, true);
     else
         work_submit(regions->pool, &take_block->work);
+}
+
+/* Frees a block of daemon memory that a client can write. */
+static void free_written(struct regions *regions, struct pool_block *take_block)
+{
+    take_block->since_ns = uv_hrtime();
+    if (regions->deadlines) {
+        list_append(&regions->slow, &take_block->link);
+        if (regions->slow_late.index == 0)
+            (void)deadline_set(regions->deadlines, &regions->slow_late, (int64_t)SLOW_NS);
+    }
+    regions_free_block(regions, take_block);
 }
 
 /* ---- victims ---- */
@@ -151,21 +201,26 @@ void region_retire(struct region *region, bool discard, struct list *victims)
      * reused while anything is imported on its device. */
     bool for_client = !host && !imported && region->device->memory.imported_bytes == 0 && !region->abandoned &&
                       (region->exposure == REGION_EXPOSED || region->exposure == REGION_BOUND);
-    bool little = host && region->room <= SMALL_BYTES && region->n_registrations == 0 && !victims && !was_sent;
+    /* All clients have released the memory, so descriptors and mappings that they still have must not keep its pages. */
+    bool discards = (discard || (was_exported && !region->sealed)) && !region->abandoned;
+    /* To remove pages is to wait for the lock of the file. A client that can write the memory can hold that lock for ever: by
+     * a write whose bytes come from a file system that does not answer. */
+    bool written = discards && !imported && region->writable_outside && region->kind->ops.discard;
+    bool little = host && region->room <= SMALL_BYTES && region->n_registrations == 0 && !victims && !was_sent && !written;
     uint64_t client = region->exported_to;
     struct owner owner = region->account->owner;
     struct pool_block *block = little ? NULL : malloc(sizeof *block), on_stack, *filled = block ? block : &on_stack;
 
     tell_readers(region);
-    /* All clients have released the memory, so descriptors and mappings that they still have must not keep its pages. */
-    discard = (discard || (was_exported && !region->sealed)) && !region->abandoned;
-    fill_block(filled, region, discard);
+    fill_block(filled, region, discards && (block || !written));
     if (region->filled_bytes > 0 && !region_orphans_watch(regions->orphans, region, region->filled_bytes, true))
         regions_uncharge(regions, region->filled_bytes);
-    if (was_exported && !discard && region_orphans_watch(regions->orphans, region, region->room, !victims) && !victims)
+    if (was_exported && !discards && region_orphans_watch(regions->orphans, region, region->room, !victims) && !victims)
         filled->bytes = 0; /* region_orphans.c takes the charge off when no process has the memory */
-    if (was_sent && block)
-        block->sender = account_ref(region->account);
+    if ((was_sent || written) && block) {
+        block->slowed_by = account_ref(region->account);
+        block->room = block->bytes;
+    }
     region_leave(region);
     region_set_state(region, REGION_ENDED);
     free(region);
@@ -176,8 +231,14 @@ void region_retire(struct region *region, bool discard, struct list *victims)
             memory_kind_unuse(on_stack.kind);
         return;
     }
-    if (victims && !was_sent) {
+    if (victims && !was_sent)
         regions_uncharge_on(regions, block->device, block->bytes);
+    if (written) {
+        block->bytes = victims ? 0 : block->bytes;
+        free_written(regions, block);
+        return;
+    }
+    if (victims && !was_sent) {
         list_append(victims, &block->link);
         return;
     }

@@ -52,6 +52,8 @@ void regions_admit_device(struct memory_device *device);
 
 /* ---- region_free.c ---- */
 
+void regions_free_init(struct regions *regions);
+
 /* Frees the memory of a region without references, which is not listed any more, or pools it for reuse. discard: removes
  * its pages even if a client has it mapped, unless it was abandoned. victims: moves the memory to that list instead, and
  * takes off its charge; NULL: none. */

@@ -1,18 +1,14 @@
 /* Descriptors that take long to close, for ever or as long as gigabytes take: whoever sends them waits, nobody else does. */
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/fuse.h>
 #include <netinet/in.h>
-#include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "tests/integration/hostile/mute_fs.h"
 #include "tests/integration/hostile/protocol_fixture.h"
 
 #define LARGE ((size_t)1 << 30)
@@ -127,87 +123,6 @@ Test(hostile_close, lingering_sockets_of_clients_turned_away_delay_nobody, .time
 }
 
 /* ---- a file system that never answers ---- */
-
-/* A file system in this process, with one file, that answers everything but FLUSH, which is what close asks for. */
-struct mute_fs {
-    int device;
-    char folder[64];
-    pthread_t thread;
-};
-
-static void answer(int device, uint64_t unique, int error, const void *data, size_t bytes)
-{
-    uint8_t message[512];
-    struct fuse_out_header header = {.len = (uint32_t)(sizeof header + bytes), .error = error, .unique = unique};
-
-    memcpy(message, &header, sizeof header);
-    if (bytes > 0)
-        memcpy(message + sizeof header, data, bytes);
-    (void)!write(device, message, header.len);
-}
-
-static void *mute_serve(void *arg)
-{
-    struct mute_fs *fs = arg;
-    static uint8_t request[1 << 20];
-    ssize_t n;
-
-    while ((n = read(fs->device, request, sizeof request)) > 0 || errno == EINTR) {
-        struct fuse_in_header in;
-        struct fuse_attr attr = {.ino = 1, .mode = S_IFDIR | 0755, .nlink = 1};
-        struct fuse_init_out init = {.major = FUSE_KERNEL_VERSION, .minor = 31, .max_write = 4096, .max_background = 8};
-        struct fuse_entry_out entry = {.nodeid = 2, .entry_valid = 1000, .attr_valid = 1000};
-        struct fuse_attr_out attr_out = {.attr_valid = 1000};
-        struct fuse_open_out opened = {0};
-
-        if (n <= 0)
-            continue;
-        memcpy(&in, request, sizeof in);
-        if (in.nodeid == 2 || in.opcode == FUSE_LOOKUP)
-            attr = (struct fuse_attr){.ino = 2, .mode = S_IFREG | 0644, .nlink = 1};
-        attr_out.attr = entry.attr = attr;
-        switch (in.opcode) {
-        case FUSE_INIT: answer(fs->device, in.unique, 0, &init, sizeof init); break;
-        case FUSE_LOOKUP: answer(fs->device, in.unique, 0, &entry, sizeof entry); break;
-        case FUSE_GETATTR: answer(fs->device, in.unique, 0, &attr_out, sizeof attr_out); break;
-        case FUSE_OPEN: answer(fs->device, in.unique, 0, &opened, sizeof opened); break;
-        case FUSE_FLUSH: case FUSE_INTERRUPT: case FUSE_RELEASE: case FUSE_FORGET: case FUSE_BATCH_FORGET: break;
-        default: answer(fs->device, in.unique, -ENOSYS, NULL, 0);
-        }
-    }
-    return NULL;
-}
-
-/* false: this kernel or container has no FUSE. */
-static bool mute_mount(struct mute_fs *fs)
-{
-    char options[128];
-
-    fs->device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-    if (fs->device < 0)
-        return false;
-    (void)snprintf(fs->folder, sizeof fs->folder, "/tmp/rdtd-mute-%d", (int)getpid());
-    (void)mkdir(fs->folder, 0755);
-    (void)snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=0,group_id=0", fs->device);
-    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
-        mount("rdtd-mute", fs->folder, "fuse", MS_NOSUID | MS_NODEV, options) != 0) {
-        (void)rmdir(fs->folder);
-        (void)close(fs->device);
-        return false;
-    }
-    cr_assert_eq(pthread_create(&fs->thread, NULL, mute_serve, fs), 0);
-    return true;
-}
-
-/* Ends every close that waits for it. */
-static void mute_end(struct mute_fs *fs)
-{
-    (void)umount2(fs->folder, MNT_FORCE);
-    (void)umount2(fs->folder, MNT_DETACH);
-    (void)pthread_join(fs->thread, NULL);
-    (void)close(fs->device);
-    (void)rmdir(fs->folder);
-}
 
 /* Sends files of the mute file system and goes on living; its own close would never return. */
 static int send_mute_files(struct actor *self, void *arg)
