@@ -236,8 +236,10 @@ static void say_row(const struct holders *holders, struct row *row, const struct
         say(row, "%" PRIu32 " hold%s that uid %" PRIu32 " may see", row->info.count, s, holders->owner->uid);
     else if (strcmp(kind, "others") == 0)
         say(row, "%" PRIu32 " more hold%s", row->info.count, s);
-    else
+    else if (strcmp(kind, "replica") == 0)
         say(row, "node %s has a replica of it, which does not hold it", row->info.peer_name);
+    else
+        say(row, "node %s is receiving a replica of it, which does not hold it", row->info.peer_name);
 }
 
 /* ---- the whole ---- */

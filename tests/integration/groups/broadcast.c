@@ -137,7 +137,7 @@ static unsigned copies_of(const struct rdt_ref *ref)
     FILE *answer;
 
     rdt_ref_to_text(ref, text);
-    (void)snprintf(command, sizeof command, "%s --socket %s stat '%s' | grep -c 'copy.* hold .*of node'", build_path("rdtctl"),
+    (void)snprintf(command, sizeof command, "%s --socket %s stat '%s' | grep -c 'node .* has a replica of it'", build_path("rdtctl"),
                    c.node[0].socket, text);
     answer = popen(command, "re");
     must(answer && fscanf(answer, "%u", &n) == 1);
