@@ -1,4 +1,4 @@
-/* Regions of this session: new ones from the daemon, finding them by address, and giving them back. */
+/* Regions of this session: allocating them at the daemon, offering them by address, and releasing them. */
 #include "alloc.h"
 
 #include <stdlib.h>
@@ -7,66 +7,66 @@
 #include "call.h"
 #include "rdt.pb-c.h"
 
-/* ---- giving back ---- */
+/* ---- releasing ---- */
 
-struct giving_back {
+struct release { /* a RELEASE_REGION that the daemon has not answered yet */
     struct pending pending;
     struct mapping *mapping;
 };
 
-static void heard(rdt *conn, struct pending *pending)
+static void finish(rdt *conn, struct pending *pending)
 {
-    struct giving_back *giving = container_of(pending, struct giving_back, pending);
+    struct release *release = container_of(pending, struct release, pending);
 
-    memory_unref(&conn->memory, giving->mapping);
-    free(giving);
+    memory_unref(&conn->memory, release->mapping);
+    free(release);
 }
 
 static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
 {
-    (void)frame; /* an error says that the daemon does not have it: as good */
-    heard(conn, pending);
+    (void)frame; /* An error means that the daemon does not know the region, so it is released in that case too. */
+    finish(conn, pending);
 }
 
 static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
 {
     (void)why;
-    heard(conn, pending);
+    finish(conn, pending);
 }
 
-static const struct pending_ops giving_ops = {on_frame, on_lost};
+static const struct pending_ops release_ops = {on_frame, on_lost};
 
-void alloc_give_back(rdt *conn, struct mapping *take_mapping)
+void alloc_release(rdt *conn, struct mapping *take_mapping)
 {
     Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
-    struct giving_back *giving = malloc(sizeof *giving);
+    struct release *release = malloc(sizeof *release);
     uint64_t id = connection_id(conn);
 
     request.region = take_mapping->region;
-    if (connection_send(conn, RDT_MSG_RELEASE_REGION, id, &request.base, -1, true, NULL) != RDT_OK || !giving) {
+    if (connection_send(conn, RDT_MSG_RELEASE_REGION, id, &request.base, -1, true, NULL) != RDT_OK || !release) {
         memory_unref(&conn->memory, take_mapping);
-        free(giving);
+        free(release);
         return;
     }
-    giving->pending.id = id;
-    giving->pending.ops = &giving_ops;
-    giving->mapping = take_mapping;
-    pending_add(&conn->pending, &giving->pending);
+    release->pending.id = id;
+    release->pending.ops = &release_ops;
+    release->mapping = take_mapping;
+    pending_add(&conn->pending, &release->pending);
 }
 
-void alloc_on_gone(rdt *conn, struct frame *frame)
+void alloc_on_region_gone(rdt *conn, struct frame *frame)
 {
     Rdt__Pb__RegionGone *gone = rdt__pb__region_gone__unpack(NULL, frame->length, frame->payload);
 
     conn->memory.n_gones++;
     if (!gone)
-        return; /* no memory: it stays mapped, and that is all */
+        return; /* Without memory to read the message, the regions only stay mapped. */
     for (size_t i = 0; i < gone->n_regions; i++)
-        memory_drop(&conn->memory, gone->regions[i]);
+        memory_uncache(&conn->memory, gone->regions[i]);
     rdt__pb__region_gone__free_unpacked(gone, NULL);
 }
 
-void alloc_release(rdt *conn, uint64_t region)
+void alloc_release_unmapped(rdt *conn, uint64_t region)
 {
     Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
 
@@ -86,10 +86,10 @@ static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, 
 
     connection_lock(conn);
     if (fd < 0)
-        mapping = memory_unpark(&conn->memory, reply->region, reply->generation, MAPPING_ALLOCATED);
+        mapping = memory_take_cached(&conn->memory, reply->region, reply->generation, MAPPING_ALLOCATED);
     if ((fd < 0 && !mapping) || reply->bytes < bytes || reply->bytes > SIZE_MAX)
         status = rdt_error_set(err, RDT_PROTOCOL, "rdtd answered ALLOC of %zu bytes with %llu bytes and %s", bytes,
-                               (unsigned long long)reply->bytes, fd < 0 ? "no fd" : "a fd");
+                               (unsigned long long)reply->bytes, fd < 0 ? "no fd" : "an fd");
     else if (!mapping)
         status = memory_map(&conn->memory, reply->region, reply->generation, fd, reply->bytes, true, MAPPING_ALLOCATED,
                             &mapping, err);
@@ -124,12 +124,12 @@ enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t d
     else if (fd >= 0)
         (void)close(fd);
     if (status != RDT_OK)
-        alloc_release(conn, reply->region);
+        alloc_release_unmapped(conn, reply->region);
     rdt__pb__region_reply__free_unpacked(reply, NULL);
     return status;
 }
 
-/* ---- finding them by address ---- */
+/* ---- offering by address ---- */
 
 enum rdt_status alloc_check_unknown(rdt *conn, const void *addr, size_t bytes, struct rdt_error *err)
 {
@@ -146,7 +146,8 @@ enum rdt_status alloc_check_unknown(rdt *conn, const void *addr, size_t bytes, s
     return status;
 }
 
-/* Imported memory that the caller has unmapped without rdt_dealloc: the kernel has given its address anew. */
+/* An import that overlaps a new mapping is stale: the caller unmapped it without rdt_dealloc, and the kernel has used its
+ * address again. */
 static void forget_stale_imports(rdt *conn, const struct mapping *fresh)
 {
     uintptr_t lo = (uintptr_t)fresh->addr;
@@ -154,7 +155,7 @@ static void forget_stale_imports(rdt *conn, const struct mapping *fresh)
 
     while ((stale = memory_at(&conn->memory, lo, lo + fresh->bytes)) && stale->origin == MAPPING_IMPORTED) {
         memory_withdraw(&conn->memory, stale);
-        alloc_give_back(conn, stale);
+        alloc_release(conn, stale);
     }
 }
 
@@ -165,7 +166,7 @@ enum rdt_status alloc_offer(rdt *conn, struct mapping *take_mapping, struct rdt_
     forget_stale_imports(conn, take_mapping);
     status = memory_offer(&conn->memory, take_mapping, err);
     if (status != RDT_OK)
-        alloc_give_back(conn, take_mapping);
+        alloc_release(conn, take_mapping);
     return status;
 }
 

@@ -7,7 +7,8 @@
 #include "connection.h"
 #include "rdt.pb-c.h"
 
-#define SLACK_NS INT64_C(2000000000) /* the daemon says itself that the time is over */
+/* The daemon ends the request at its deadline and says what was missing. librdt waits a little longer for that answer. */
+#define SLACK_NS INT64_C(2000000000)
 
 static int64_t answer_ns(int64_t timeout_ns)
 {
@@ -25,7 +26,7 @@ enum rdt_status rdt_backend_load(rdt *conn, const char *path, const char *const 
         status = rdt_error_set(err, RDT_INVALID, "the path is NULL");
     if (status != RDT_OK)
         return status;
-    real = realpath(path, NULL); /* if it cannot be seen from here, the daemon may still see it */
+    real = realpath(path, NULL); /* NULL: this process does not see the file, but the daemon may */
     request.path = real ? real : (char *)path;
     request.settings = (char **)settings;
     while (settings && settings[request.n_settings])

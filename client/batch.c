@@ -1,12 +1,13 @@
+/* Keeps the mappings that came with one message's answers until the last answer has come. */
 #include "batch.h"
 
 #include <stdlib.h>
 
 struct batch {
     struct chain link; /* conn->batches */
-    uint64_t first;
-    size_t n, left;
-    struct mapping **mappings; /* one reference each */
+    uint64_t first; /* handle */
+    size_t n, left; /* fetches, and those without an answer */
+    struct mapping **mappings; /* [n_mappings] one reference each */
     size_t n_mappings, room;
 };
 
@@ -50,8 +51,9 @@ void batch_drop(rdt *conn, uint64_t first)
         end(conn, batch);
 }
 
-/* Takes the reference. Without memory to remember it the mapping stays until rdt_close. */
-static void keep(struct batch *batch, struct mapping *take_mapping)
+/* Takes the reference. Without memory for its record the reference is never dropped, and the mapping stays until
+ * rdt_close. */
+static void add(struct batch *batch, struct mapping *take_mapping)
 {
     if (batch->n_mappings == batch->room) {
         size_t room = batch->room ? 2 * batch->room : 4;
@@ -80,9 +82,9 @@ void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *fr
         if (object && i < object->n_mappings && (mapping = object->mappings[i]))
             memory_ref(mapping);
         else if (!object)
-            (void)fetched_map(conn, shared, frame, &mapping, NULL); /* a later answer that misses it fails for itself */
+            (void)fetched_map(conn, shared, frame, &mapping, NULL); /* if that fails, so do the later answers that need it */
         if (mapping)
-            keep(batch, mapping);
+            add(batch, mapping);
     }
     if (--batch->left == 0)
         end(conn, batch);

@@ -7,12 +7,12 @@
 #include "connection.h"
 #include "fetched.h"
 
-/* Begins a batch: handles first to first + n - 1 are about to be sent in one message. False if there is no
- * memory: then the daemon must send every fd. */
+/* Begins a batch: the fetches with handles first to first + n - 1 are about to be sent in one message. False: there is no
+ * memory, so the daemon must send every fd with every answer. */
 bool batch_begin(rdt *conn, uint64_t first, size_t n);
 void batch_drop(rdt *conn, uint64_t first); /* the message was not sent */
 
-/* An answer has come. `object` is the fetched object, or NULL: then the fds are still in the frame. */
+/* Handles an answer. `object` is the fetched object; NULL: it was not created, and the fds are still in the frame. */
 void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, const rdt_object *object);
 
 void batches_fini(rdt *conn);

@@ -1,4 +1,4 @@
-/* Waiting for one reply; and what becomes of a reply that came too late. */
+/* Waiting for one reply, and giving back what a late reply brings. */
 #include "call.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include "proto/verb.h"
 #include "rdt.pb-c.h"
 
-struct waiting { /* on the caller's stack, in the table until its frame came */
+struct waiting { /* on the caller's stack, and in the table until its frame has come */
     struct pending pending;
     const struct verb *verb;
     ProtobufCMessage *reply;
@@ -30,34 +30,34 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
     } else {
         waiting->reply = protobuf_c_message_unpack(waiting->verb->reply, NULL, frame->length, frame->payload);
         if (waiting->reply && waiting->verb->type == RDT_MSG_WATCH)
-            events_begin(conn); /* here, for the first events may be in the same read */
+            events_begin(conn); /* now, because the first events may follow in the same read */
         for (unsigned i = 0; waiting->reply && i < frame->nfds; i++)
             waiting->got.fds[waiting->got.n_fds++] = frame_take_fd(frame, i);
         if (!waiting->reply)
             (void)rdt_error_set(&waiting->err, RDT_PROTOCOL, "rdtd's answer to %s cannot be read", waiting->verb->name);
     }
     waiting->done = true;
-    connection_news(conn);
+    connection_notify(conn);
 }
 
 static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
 {
     struct waiting *waiting = container_of(pending, struct waiting, pending);
 
-    /* While nothing was said yet (HELLO) the daemon's reason is the answer; later it is only the reason of the loss. */
+    /* The reason of a loss during HELLO is the daemon's answer to it, for example DENIED. Later it only explains the loss. */
     if (waiting->verb->type == RDT_MSG_HELLO)
         waiting->err = *why;
     else
         (void)connection_lost_error(conn, &waiting->err);
-    if (why->status == RDT_LIMIT) /* what was on its way was lost to this process's own limit */
+    if (why->status == RDT_LIMIT) /* this process's own limit on fds ended the connection */
         waiting->err.status = RDT_LIMIT;
     waiting->done = true;
-    connection_news(conn);
+    connection_notify(conn);
 }
 
 static const struct pending_ops ops = {on_frame, on_lost};
 
-/* Tells the daemon that nobody waits for the answer any more, so that it ends the request. */
+/* Tells the daemon to end the request, because nobody waits for its answer any more. */
 static void cancel(rdt *conn, const struct waiting *waiting)
 {
     Rdt__Pb__CancelRequest request = RDT__PB__CANCEL_REQUEST__INIT;
@@ -167,7 +167,7 @@ enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *r
     return call_fds(conn, type, request, -1, clock_deadline_ns(timeout_ns), reply_p, NULL, err);
 }
 
-/* ---- too late ---- */
+/* ---- late replies ---- */
 
 static void give_back_region(rdt *conn, const struct frame *frame)
 {
@@ -177,7 +177,7 @@ static void give_back_region(rdt *conn, const struct frame *frame)
     if (!reply)
         return;
     release.region = reply->region;
-    release.keep_mapped = memory_is_parked(&conn->memory, reply->region);
+    release.keep_mapped = memory_is_cached(&conn->memory, reply->region);
     (void)connection_send(conn, RDT_MSG_RELEASE_REGION, 0, &release.base, -1, true, NULL);
     rdt__pb__region_reply__free_unpacked(reply, NULL);
 }
@@ -203,9 +203,9 @@ static void end_watch(rdt *conn)
     (void)connection_send(conn, RDT_MSG_WATCH, 0, &request.base, -1, true, NULL);
 }
 
-/* Most are answers to what was sent without waiting. The rest answers a call that had ended at its deadline: its
- * caller was told that there is nothing. */
-void call_on_stray(rdt *conn, struct frame *frame)
+/* Most of these frames answer messages that were sent without waiting, and need nothing. The others answer calls that ended
+ * at their deadline. Their callers were told that they got nothing, so what the reply brings is given back. */
+void call_on_late_reply(rdt *conn, struct frame *frame)
 {
     if (frame->flags & FRAME_ERROR)
         return;

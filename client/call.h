@@ -46,8 +46,7 @@ void call_got_close(struct call_got *got);
 /* INVALID unless the caller's ref can be sent; DISCONNECTED, FORKED if nothing can. */
 enum rdt_status call_check_ref(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err);
 
-/* A callback of struct rdt: a reply came after its caller had left. Gives back the memory or object that it
- * brought. */
-void call_on_stray(rdt *conn, struct frame *frame);
+/* struct rdt's on_late_reply. */
+void call_on_late_reply(rdt *conn, struct frame *frame);
 
 #endif

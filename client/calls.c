@@ -1,4 +1,4 @@
-/* The calls that are one request and one reply: free, and, in place or started, waiting for an object, holds and broadcasts. */
+/* Calls that consist of one request and one reply: ping, free, waits, holds and broadcasts. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 #include "rdt.pb-c.h"
 #include "request.h"
 
-/* With a time-out of 0 the daemon answers at once, but the answer has to arrive. */
+/* With a time-out of 0 the daemon answers at once. This is how long its answer may take to arrive. */
 #define POLL_NS (INT64_C(200) * 1000000)
 
 static int64_t round_trip_deadline_ns(int64_t timeout_ns)
@@ -51,16 +51,16 @@ enum rdt_status rdt_drop(rdt *conn, const struct rdt_ref *ref, struct rdt_error 
     wire_ref_from(ref, &message);
     request.ref = &message;
     connection_lock(conn);
-    status = connection_give_back(conn, RDT_MSG_FREE, &request.base, err);
-    connection_make_room(conn);
+    status = connection_release(conn, RDT_MSG_FREE, &request.base, err);
+    connection_drain(conn);
     connection_unlock(conn);
     return status;
 }
 
 /* ---- waiting ---- */
 
-/* Says what did not happen in time. Other errors name their object themselves. */
-static void name_wait(enum rdt_status status, const char *what, const struct rdt_ref *ref, struct rdt_error *err)
+/* Adds to a TIMED_OUT what was waited for. The daemon's sentences of other errors name the object themselves. */
+static void prefix_timed_out(enum rdt_status status, const char *what, const struct rdt_ref *ref, struct rdt_error *err)
 {
     char label[REQUEST_LABEL_BYTES];
 
@@ -88,7 +88,7 @@ enum rdt_status rdt_wait_put(rdt *conn, const struct rdt_ref *ref, int64_t timeo
     request.ref = &message;
     request.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
     status = call_fds(conn, RDT_MSG_WAIT, &request.base, -1, round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
-    name_wait(status, ref->is_name ? "to be published" : "to be put", ref, err);
+    prefix_timed_out(status, ref->is_name ? "to be published" : "to be put", ref, err);
     return status;
 }
 
@@ -103,11 +103,11 @@ enum rdt_status rdt_wait_freed(rdt *conn, const struct rdt_ref *ref, int64_t tim
     wire_ref_from(ref, &message);
     request.ref = &message;
     status = wait_freed(conn, &request, timeout_ns, err);
-    name_wait(status, "to be freed", ref, err);
+    prefix_timed_out(status, "to be freed", ref, err);
     return status;
 }
 
-/* The range, as the daemon knows it; with the lock. */
+/* With the lock: names the range by its region. */
 static enum rdt_status find_range(rdt *conn, const void *addr, size_t bytes, Rdt__Pb__WaitFreed *request_p, struct rdt_error *err)
 {
     uintptr_t lo = (uintptr_t)addr;
@@ -130,7 +130,7 @@ enum rdt_status rdt_wait_freed_range(rdt *conn, const void *addr, size_t bytes, 
     if (status != RDT_OK)
         return status;
     if (bytes == 0)
-        return RDT_OK; /* nothing overlaps nothing */
+        return RDT_OK; /* no object overlaps an empty range */
     connection_lock(conn);
     status = find_range(conn, addr, bytes, &request, err);
     connection_unlock(conn);
@@ -142,25 +142,25 @@ enum rdt_status rdt_wait_freed_range(rdt *conn, const void *addr, size_t bytes, 
     return status;
 }
 
-/* ---- waiting without staying: a request that the reply ends ---- */
+/* ---- starting to wait: a request that the daemon's reply ends ---- */
 
-/* With the lock. `request` is taken. */
-static enum rdt_status start_wait(rdt_request *request, enum rdt_message type, const ProtobufCMessage *message,
+/* With the lock: sends the message. Frees the request on an error. */
+static enum rdt_status start_wait(rdt_request *take_request, enum rdt_message type, const ProtobufCMessage *message,
                                   rdt_request **request_p, struct rdt_error *err)
 {
-    rdt *conn = request->conn;
+    rdt *conn = take_request->conn;
     enum rdt_status status = RDT_OK;
 
     if (!expiry_reserve(&conn->expiries, 1))
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a request");
+        status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
     if (status == RDT_OK) {
-        request_start(request, round_trip_deadline_ns(request->timeout_ns));
-        status = connection_send(conn, type, request->pending.id, message, -1, false, err);
+        request_start(take_request, round_trip_deadline_ns(take_request->timeout_ns));
+        status = connection_send(conn, type, take_request->pending.id, message, -1, false, err);
     }
     if (status == RDT_OK)
-        *request_p = request;
+        *request_p = take_request;
     else
-        request_destroy(request);
+        request_destroy(take_request);
     return status;
 }
 
@@ -171,7 +171,7 @@ static rdt_request *create_wait(rdt *conn, const struct rdt_ref *ref, const char
     if (request)
         request_make_wait(request, what);
     else
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for a request");
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
     return request;
 }
 

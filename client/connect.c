@@ -151,16 +151,16 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
 
     if (!conn) {
         close_fd(take_sock);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a connection");
     }
     conn->pid = process_pid();
     conn->on_event = fetch_on_event;
-    conn->on_stray = call_on_stray;
+    conn->on_late_reply = call_on_late_reply;
     conn->on_expired = request_on_expired;
     conn->fd_timer_ns = CLOCK_NEVER;
     chain_init(&conn->batches);
     chain_init(&conn->loans_idle);
-    chain_init(&conn->loans_lent);
+    chain_init(&conn->loans_active);
     chain_init(&conn->requests);
     chain_init(&conn->objects);
     chain_init(&conn->arrived);
@@ -170,7 +170,7 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
     init_locks(conn);
     status = open_fds(conn, take_sock, err);
     if (status == RDT_OK && (!pending_init(&conn->pending) || !memory_init(&conn->memory)))
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
+        status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a connection");
     if (status == RDT_OK)
         *conn_p = conn;
     else
@@ -275,7 +275,7 @@ static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_n
     if (conn->inline_max_bytes > RDT_INLINE_MAX_BYTES)
         conn->inline_max_bytes = RDT_INLINE_MAX_BYTES;
     conn->tensor_runs = ((const Rdt__Pb__HelloReply *)answer)->tensor_runs;
-    conn->lends = ((const Rdt__Pb__HelloReply *)answer)->loans;
+    conn->takes_loans = ((const Rdt__Pb__HelloReply *)answer)->loans;
     conn->sealed_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->sealed_max_bytes;
     if (conn->sealed_max_bytes > RDT_SEALED_MAX_BYTES)
         conn->sealed_max_bytes = RDT_SEALED_MAX_BYTES;

@@ -125,17 +125,17 @@ static void tell(rdt *conn)
 
 void connection_unlock(rdt *conn)
 {
-    struct mapping *aside;
+    struct mapping *unused;
 
-    aside = memory_take_aside(&conn->memory);
+    unused = memory_take_unused(&conn->memory);
     tell(conn);
     (void)pthread_mutex_unlock(&conn->lock);
-    memory_unmap(aside);
+    memory_unmap(unused);
 }
 
-void connection_news(rdt *conn)
+void connection_notify(rdt *conn)
 {
-    conn->n_news++;
+    conn->n_changes++;
     conn->news = conn->wake_leader = true;
 }
 
@@ -161,7 +161,7 @@ void connection_lose(rdt *conn, const struct rdt_error *why)
         next = pending->next;
         pending->ops->on_lost(conn, pending, &conn->why_lost);
     }
-    connection_news(conn);
+    connection_notify(conn);
 }
 
 /* ---- sending ---- */
@@ -176,7 +176,7 @@ static void flush(rdt *conn)
     status = frame_writer_send(&conn->writer, conn->sock, &err);
     if (conn->blocked && status == RDT_OK) {
         conn->unread = false;
-        connection_news(conn); /* connection_make_room may wait in another thread */
+        connection_notify(conn); /* connection_drain may wait in another thread */
     }
     conn->blocked = status == RDT_AGAIN;
     if (status == RDT_OK)
@@ -216,7 +216,7 @@ static enum rdt_status queue(rdt *conn, uint16_t type, uint64_t id, const Protob
                              conn->writer.queued_bytes);
     status = frame_writer_push(&conn->writer, type, 0, id, (uint32_t)bytes, take_fds, n_fds, &payload);
     if (status != RDT_OK)
-        return rdt_error_set(err, status, "no memory for a request of %zu bytes", bytes);
+        return rdt_error_set(err, status, "there is no memory for a request of %zu bytes", bytes);
     (void)protobuf_c_message_pack(message, payload);
     return RDT_OK;
 }
@@ -237,7 +237,7 @@ void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *mes
         flush(conn);
 }
 
-enum rdt_status connection_give_back(rdt *conn, uint16_t type, const ProtobufCMessage *message, struct rdt_error *err)
+enum rdt_status connection_release(rdt *conn, uint16_t type, const ProtobufCMessage *message, struct rdt_error *err)
 {
     enum rdt_status status = queue(conn, type, 0, message, NULL, 0, true, err);
 
@@ -248,7 +248,7 @@ enum rdt_status connection_give_back(rdt *conn, uint16_t type, const ProtobufCMe
 
 /* The socket takes a few hundred messages. What does not fit stays in the queue, and without this nobody would send it before the
  * next call: a program that releases a list of objects and then computes for an hour would hold them for that hour. */
-void connection_make_room(rdt *conn)
+void connection_drain(rdt *conn)
 {
     int64_t deadline_ns;
 
@@ -282,7 +282,7 @@ void rdt_uncork(rdt *conn)
     conn->corks -= conn->corks > 0;
     if (conn->corks == 0)
         connection_flush(conn);
-    connection_make_room(conn);
+    connection_drain(conn);
     connection_unlock(conn);
 }
 
@@ -310,7 +310,7 @@ static void handle(rdt *conn, struct frame *frame)
         (void)connection_error_reply(frame, &err);
         connection_lose(conn, &err);
     } else {
-        conn->on_stray(conn, frame);
+        conn->on_late_reply(conn, frame);
     }
 }
 

@@ -60,11 +60,11 @@ struct rdt {
     struct rdt_node_info node;
     uint64_t inline_max_bytes; /* tensors of up to this many bytes travel in the message */
     bool tensor_runs;          /* the daemon reads lists of tensors in runs */
-    bool lends;                /* ... and takes what is lent to it */
+    bool takes_loans;                /* ... and takes what is lent to it */
     uint64_t sealed_max_bytes;   /* tensors of up to this many may lie in memory that is made here, unless: */
-    atomic_bool takes_none;    /* the daemon could not take such, and could put the same otherwise */
+    atomic_bool refuses_sealed;    /* the daemon could not take such, and could put the same otherwise */
     void (*on_event)(rdt *conn, struct frame *frame); /* FRAME_EVENT */
-    void (*on_stray)(rdt *conn, struct frame *frame); /* a reply that nobody waits for any more */
+    void (*on_late_reply)(rdt *conn, struct frame *frame); /* a reply that nobody waits for any more */
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* what followers sleep on */
@@ -88,7 +88,7 @@ struct rdt {
     struct poll_rule rule; /* whether the leader looks before it sleeps */
     bool polling;       /* a leader is in poll, without the lock */
     unsigned followers; /* asleep on `changed` */
-    uint64_t n_news;    /* how often something ended or arrived */
+    uint64_t n_changes;    /* how often something ended or arrived */
     bool news;          /* ... and those who sleep do not know yet */
     bool wake_leader;   /* the leader polls for too little, or something happened that it must look at */
 
@@ -107,7 +107,7 @@ struct rdt {
     uint64_t event_sequence; /* of the latest one that was taken */
 
     struct memory memory;
-    struct chain loans_idle, loans_lent; /* of loans.c; the latest first */
+    struct chain loans_idle, loans_active; /* of loans.c; the latest first */
     struct chain batches;           /* of batch.c */
     struct chain requests, objects; /* all of them: rdt_close ends them */
     struct chain arrived;           /* requests whose bytes are here and have to be copied into their targets */
@@ -142,12 +142,12 @@ void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *mes
 
 /* Sends a message that releases something and needs no answer: at once, or later while the connection is
  * corked. */
-enum rdt_status connection_give_back(rdt *conn, uint16_t type, const ProtobufCMessage *message, struct rdt_error *err);
+enum rdt_status connection_release(rdt *conn, uint16_t type, const ProtobufCMessage *message, struct rdt_error *err);
 void connection_flush(rdt *conn);
 
 /* Waits, half a second at most, until the socket has taken all that is queued. For the end of a public function that gives something back: the
  * lock is released meanwhile. A daemon that does not read delays one call; later ones return at once, until it reads. */
-void connection_make_room(rdt *conn);
+void connection_drain(rdt *conn);
 
 /* Waits until something may have happened that a waiter must look at, or until the deadline: TIMED_OUT. The lock is
  * released meanwhile. After TIMED_OUT all that is there has been read: look once more. */
@@ -158,7 +158,7 @@ enum rdt_status connection_step(rdt *conn, int64_t deadline_ns);
 void connection_poll(rdt *conn);
 
 /* A request ended or an object arrived: wakes the threads that wait. */
-void connection_news(rdt *conn);
+void connection_notify(rdt *conn);
 
 /* Fails everything that waits with status and message, and every later call with DISCONNECTED. Once. */
 void connection_lose(rdt *conn, const struct rdt_error *why);

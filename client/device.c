@@ -45,7 +45,7 @@ enum rdt_status device_alloc(rdt *conn, size_t bytes, const struct rdt_alloc_opt
     }
     call_got_close(&got);
     if (status != RDT_OK)
-        alloc_release(conn, reply->region);
+        alloc_release_unmapped(conn, reply->region);
     protobuf_c_message_free_unpacked(answer, NULL);
     return status;
 }
@@ -150,7 +150,7 @@ static void end_parts(rdt *conn)
 {
     connection_lock(conn);
     conn->importing = false;
-    connection_news(conn);
+    connection_notify(conn);
     connection_unlock(conn);
 }
 
@@ -203,7 +203,7 @@ enum rdt_status rdt_import_shared(rdt *conn, const struct rdt_shared *given, voi
                                  &mapping, err);
     if (status != RDT_OK) {
         connection_unlock(conn);
-        alloc_release(conn, reply->region);
+        alloc_release_unmapped(conn, reply->region);
     } else {
         status = alloc_offer(conn, mapping, err);
         connection_unlock(conn);

@@ -48,7 +48,7 @@ void events_add(rdt *conn, struct frame *frame)
         memcpy(watched->payload, frame->payload, frame->length);
     conn->event_bytes += frame->length;
     chain_append(&conn->events, &watched->link);
-    connection_news(conn);
+    connection_notify(conn);
 }
 
 Rdt__Pb__Event *events_take(rdt *conn, struct rdt_error *err)

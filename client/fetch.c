@@ -50,7 +50,7 @@ void fetch_on_event(rdt *conn, struct frame *frame)
     rdt_request *request;
 
     if (frame->type == RDT_EVENT_REGION_GONE)
-        alloc_on_gone(conn, frame);
+        alloc_on_region_gone(conn, frame);
     if (frame->type == RDT_EVENT_REGION_BACK)
         loans_on_back(conn, frame);
     if (frame->type == RDT_EVENT_WATCHED)
@@ -96,7 +96,7 @@ struct fetch { /* under construction: all items of one rdt_fetch_start */
 
 static enum rdt_status no_memory(struct rdt_error *err, size_t count)
 {
-    return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a fetch of %zu objects", count);
+    return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a fetch of %zu objects", count);
 }
 
 static enum rdt_status check_ref(const struct rdt_ref *ref, struct rdt_error *err)

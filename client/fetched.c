@@ -24,12 +24,12 @@ static void release_hold(rdt *conn, uint64_t hold, bool keep, uint64_t *stays, s
     if (later)
         connection_send_later(conn, RDT_MSG_RELEASE, &request.base);
     else
-        (void)connection_give_back(conn, RDT_MSG_RELEASE, &request.base, NULL);
+        (void)connection_release(conn, RDT_MSG_RELEASE, &request.base, NULL);
 }
 
 void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done)
 {
-    release_hold(conn, done->hold, done->n_regions == 1 && memory_is_parked(&conn->memory, done->regions[0]->region),
+    release_hold(conn, done->hold, done->n_regions == 1 && memory_is_cached(&conn->memory, done->regions[0]->region),
                  NULL, 0, false);
 }
 
@@ -39,14 +39,14 @@ void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done)
 static void let_go(rdt_object *object, bool later)
 {
     rdt *conn = object->conn;
-    bool parked = object->hold != 0 && object->n_mappings == 1 && memory_may_park(object->mappings[0], MAPPING_FETCHED);
+    bool parked = object->hold != 0 && object->n_mappings == 1 && memory_may_cache(object->mappings[0], MAPPING_FETCHED);
     uint64_t stays[RDT_MAX_FRAME_FDS];
     size_t n_stays = 0;
 
     if (parked)
-        memory_park(&conn->memory, object->mappings[0]);
+        memory_cache(&conn->memory, object->mappings[0]);
     for (uint32_t i = 0; i < object->n_mappings && !parked; i++) {
-        if (object->hold != 0 && !conn->lost && n_stays < RDT_MAX_FRAME_FDS && memory_stay(object->mappings[i]))
+        if (object->hold != 0 && !conn->lost && n_stays < RDT_MAX_FRAME_FDS && memory_cache_readable(object->mappings[i]))
             stays[n_stays++] = object->mappings[i]->region;
         memory_unref(&conn->memory, object->mappings[i]);
     }
@@ -109,7 +109,7 @@ static enum rdt_status fill_info(rdt_object *object, const Rdt__Pb__FetchDone *d
     if (done->metadata.len > 0) {
         object->metadata = malloc(done->metadata.len);
         if (!object->metadata)
-            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu bytes of metadata", done->metadata.len);
+            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %zu bytes of metadata", done->metadata.len);
         memcpy(object->metadata, done->metadata.data, done->metadata.len);
         object->metadata_bytes = done->metadata.len;
     }
@@ -131,7 +131,7 @@ enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, stru
         if (*mapping_p)
             memory_ref(*mapping_p);
         else
-            *mapping_p = memory_unpark(&conn->memory, shared->region, shared->generation, MAPPING_FETCHED);
+            *mapping_p = memory_take_cached(&conn->memory, shared->region, shared->generation, MAPPING_FETCHED);
         if (!*mapping_p)
             status = rdt_error_set(err, RDT_PROTOCOL, "rdtd says that region %llu is mapped here, but it is not",
                                    (unsigned long long)shared->region);
@@ -158,7 +158,7 @@ static enum rdt_status map_all(rdt_object *object, const Rdt__Pb__FetchDone *don
 {
     object->mappings = calloc(done->n_regions + 1, sizeof(struct mapping *));
     if (!object->mappings)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu regions", done->n_regions);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %zu regions", done->n_regions);
     for (size_t i = 0; i < done->n_regions; i++) {
         enum rdt_status status = fetched_map(object->conn, done->regions[i], frame, &object->mappings[i], err);
 
@@ -203,12 +203,12 @@ static enum rdt_status fill_tensors(rdt_object *object, const Rdt__Pb__FetchDone
         return status;
     object->data = malloc(((size_t)object->layout->count + 1) * sizeof *object->data);
     if (!object->data)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u tensors", object->layout->count);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %u tensors", object->layout->count);
     if (done->inline_data.len > 0) {
         object->inline_data = aligned_alloc(LAYOUT_ALIGN_BYTES, (done->inline_data.len + LAYOUT_ALIGN_BYTES - 1) /
                                                                     LAYOUT_ALIGN_BYTES * LAYOUT_ALIGN_BYTES);
         if (!object->inline_data)
-            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu bytes", done->inline_data.len);
+            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %zu bytes", done->inline_data.len);
         memcpy(object->inline_data, done->inline_data.data, done->inline_data.len);
     }
     status = map_all(object, done, frame, err);
@@ -224,7 +224,7 @@ enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct
     enum rdt_status status;
 
     if (!object)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for an object");
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for an object");
     object->conn = conn;
     object->to_copy = done->to_copy;
     chain_init(&object->link);
@@ -315,6 +315,6 @@ void rdt_release(rdt_object *object)
         return; /* in a child rdt_close unmaps */
     connection_lock(conn);
     fetched_destroy(object);
-    connection_make_room(conn);
+    connection_drain(conn);
     connection_unlock(conn);
 }

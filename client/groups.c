@@ -85,7 +85,7 @@ enum rdt_status rdt_group_create(rdt *conn, const char *name, const char *transp
     specs = calloc(count + 1, sizeof *specs);
     request.members = calloc(count + 1, sizeof(Rdt__Pb__GroupMember *));
     if (!specs || !request.members)
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a group of %zu", count);
+        status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a group of %zu", count);
     for (size_t i = 0; status == RDT_OK && i < count; i++) {
         status = fill(&specs[i], &members[i], i, err);
         request.members[request.n_members++] = &specs[i].message;

@@ -5,7 +5,8 @@
 #include "alloc.h"
 #include "rdt.pb-c.h"
 
-/* The largest room for so many bytes: a few sizes to each doubling, so that what held one object holds the next of about its size. */
+/* Returns the size of the largest region that a put of `bytes` may use, less than a quarter above `bytes`. A region that held
+ * one object thus serves the next of about its size. */
 static uint64_t size_class(uint64_t bytes)
 {
     uint64_t step = 4096;
@@ -15,105 +16,107 @@ static uint64_t size_class(uint64_t bytes)
     return (bytes + step - 1) / step * step;
 }
 
-static struct copy_room *room_of(const rdt *conn, uint64_t region)
+static struct loan *find(const rdt *conn, uint64_t region)
 {
-    struct mapping *mapping = memory_find_room(&conn->memory, region);
+    struct mapping *mapping = memory_find_loaned(&conn->memory, region);
 
-    return mapping ? mapping->room : NULL;
+    return mapping ? mapping->loan : NULL;
 }
 
-/* The smallest that holds them and is not far too large; of those, what was used last: the caches may still know it. */
-static struct copy_room *take_idle(rdt *conn, uint64_t bytes)
+/* Takes the smallest idle loan that fits. Among equals it takes the one that was used last, whose bytes may still be in the
+ * processor's caches. */
+static struct loan *take_idle(rdt *conn, uint64_t bytes)
 {
-    struct copy_room *best = NULL;
+    struct loan *best = NULL;
 
     for (struct chain *link = conn->loans_idle.next; link != &conn->loans_idle; link = link->next) {
-        struct copy_room *room = container_of(link, struct copy_room, link);
-        if (room->bytes >= bytes && room->bytes <= size_class(bytes) && (!best || room->bytes < best->bytes))
-            best = room;
+        struct loan *loan = container_of(link, struct loan, link);
+        if (loan->bytes >= bytes && loan->bytes <= size_class(bytes) && (!best || loan->bytes < best->bytes))
+            best = loan;
     }
     if (best) {
         chain_remove(&best->link);
-        best->putting = true;
+        best->in_put = true;
     }
     return best;
 }
 
-static struct copy_room *take_lent_before(rdt *conn, uint64_t bytes)
+static struct loan *read_and_take_idle(rdt *conn, uint64_t bytes)
 {
-    struct copy_room *room;
+    struct loan *loan;
 
     connection_lock(conn);
-    /* Word of what has come back, or is gone, may lie there unread: what is copied into pages that are gone nobody counts, and it is in vain. */
-    if (!conn->polling && !(chain_is_empty(&conn->loans_idle) && chain_is_empty(&conn->loans_lent)))
+    /* A REGION_BACK may lie in the socket, unread. Reading it first finds regions that have come back, and avoids copying
+     * into a region that the daemon has dropped: that copy would be in vain, and nobody would account for its pages. */
+    if (!conn->polling && !(chain_is_empty(&conn->loans_idle) && chain_is_empty(&conn->loans_active)))
         connection_poll(conn);
-    room = take_idle(conn, bytes);
+    loan = take_idle(conn, bytes);
     connection_unlock(conn);
-    return room;
+    return loan;
 }
 
-enum rdt_status loans_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns, struct copy_room **room_p,
-                            struct rdt_error *err)
+enum rdt_status loans_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns, struct loan **loan_p,
+                           struct rdt_error *err)
 {
-    struct copy_room *room = fresh ? NULL : take_lent_before(conn, bytes);
+    struct loan *loan = fresh ? NULL : read_and_take_idle(conn, bytes);
     enum rdt_status status;
 
-    if (!room) {
-        room = calloc(1, sizeof *room);
-        if (!room)
-            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to keep note of a copy");
-        room->bytes = bytes;
-        status = alloc_region(conn, bytes, room_ns, deadline_ns, &room->mapping, NULL, err);
+    if (!loan) {
+        loan = calloc(1, sizeof *loan);
+        if (!loan)
+            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the record of a loaned region");
+        loan->bytes = bytes;
+        status = alloc_region(conn, bytes, room_ns, deadline_ns, &loan->mapping, NULL, err);
         if (status != RDT_OK) {
-            free(room);
+            free(loan);
             return status;
         }
         connection_lock(conn);
-        chain_init(&room->link);
-        room->putting = true;
-        room->mapping->room = room;
+        chain_init(&loan->link);
+        loan->in_put = true;
+        loan->mapping->loan = loan;
         connection_unlock(conn);
     }
-    *room_p = room;
+    *loan_p = loan;
     return RDT_OK;
 }
 
-/* ---- what becomes of it ---- */
+/* ---- after the put ---- */
 
-/* The daemon has it no more, or is told so. */
-static void drop(rdt *conn, struct copy_room *room, bool tell)
+/* Ends the loan. With `release` the daemon is told; else it has dropped the region itself. */
+static void destroy(rdt *conn, struct loan *loan, bool release)
 {
-    chain_remove(&room->link);
-    room->mapping->room = NULL;
-    if (tell)
-        alloc_give_back(conn, room->mapping);
+    chain_remove(&loan->link);
+    loan->mapping->loan = NULL;
+    if (release)
+        alloc_release(conn, loan->mapping);
     else
-        memory_unref(&conn->memory, room->mapping);
-    free(room);
+        memory_unref(&conn->memory, loan->mapping);
+    free(loan);
 }
 
-/* A room that no put has: as far as it is known. */
-static void settle(rdt *conn, struct copy_room *room)
+/* Moves a loan that no put uses to where it belongs, by what the daemon has said about it. */
+static void update(rdt *conn, struct loan *loan)
 {
-    chain_remove(&room->link);
-    if (room->gone) {
-        drop(conn, room, false);
-    } else if (room->back) {
-        room->back = false;
-        room->again = true;
-        chain_prepend(&conn->loans_idle, &room->link);
+    chain_remove(&loan->link);
+    if (loan->gone) {
+        destroy(conn, loan, false);
+    } else if (loan->returned) {
+        loan->returned = false;
+        loan->reused = true;
+        chain_prepend(&conn->loans_idle, &loan->link);
     } else {
-        chain_prepend(&conn->loans_lent, &room->link);
+        chain_prepend(&conn->loans_active, &loan->link);
     }
 }
 
-void loans_end(rdt *conn, struct copy_room *take_room, bool lent)
+void loans_end(rdt *conn, struct loan *take_loan, bool succeeded)
 {
-    take_room->putting = false;
-    if (lent)
-        settle(conn, take_room);
+    take_loan->in_put = false;
+    if (succeeded)
+        update(conn, take_loan);
     else
-        drop(conn, take_room, true);
+        destroy(conn, take_loan, true);
 }
 
 void loans_on_back(rdt *conn, struct frame *frame)
@@ -121,31 +124,31 @@ void loans_on_back(rdt *conn, struct frame *frame)
     Rdt__Pb__RegionBack *back = rdt__pb__region_back__unpack(NULL, frame->length, frame->payload);
 
     if (!back)
-        return; /* no memory: it is not used again, and goes when the daemon likes */
+        return; /* Without memory to read it, the regions are not used again, and the daemon drops them when it likes. */
     for (size_t i = 0; i < back->n_regions; i++) {
-        struct copy_room *room = room_of(conn, back->regions[i]);
-        if (!room)
+        struct loan *loan = find(conn, back->regions[i]);
+        if (!loan)
             continue;
-        room->back = !back->gone;
-        room->gone = back->gone;
-        if (!room->putting)
-            settle(conn, room);
+        loan->returned = !back->gone;
+        loan->gone = back->gone;
+        if (!loan->in_put)
+            update(conn, loan);
     }
     rdt__pb__region_back__free_unpacked(back, NULL);
 }
 
-static void free_all(struct chain *rooms)
+static void free_all(struct chain *loans)
 {
-    while (!chain_is_empty(rooms)) {
-        struct copy_room *room = container_of(rooms->next, struct copy_room, link);
-        chain_remove(&room->link);
-        room->mapping->room = NULL;
-        free(room);
+    while (!chain_is_empty(loans)) {
+        struct loan *loan = container_of(loans->next, struct loan, link);
+        chain_remove(&loan->link);
+        loan->mapping->loan = NULL;
+        free(loan);
     }
 }
 
 void loans_fini(rdt *conn)
 {
     free_all(&conn->loans_idle);
-    free_all(&conn->loans_lent);
+    free_all(&conn->loans_active);
 }

@@ -3,36 +3,36 @@
  * without ALLOC, and without new pages. The daemon decides how much stays idle and for how long; a region that it drops is
  * unmapped here.
  *
- *     loans_take ──► putting ──PUT answered──► loans_lent ──REGION_BACK──► loans_idle ──► loans_take
- *                       └──── PUT failed: given back          └─ REGION_BACK, gone: unmapped
+ *     loans_take ──► in a put ──PUT answered──► loans_active ──REGION_BACK──► loans_idle ──► loans_take
+ *                       └──── PUT failed: released            └─ REGION_BACK, gone: unmapped
  *
- * The mapping of a room belongs to the room: rdt_put does not find it by address, nor a fetch by its region. Under the
- * connection's lock unless a comment says otherwise. */
+ * The mapping of a loan serves only the loan: rdt_put does not find it by address, nor a fetch by its region. Everything is
+ * under the connection's lock unless a comment says otherwise. */
 #ifndef CLIENT_LOANS_H
 #define CLIENT_LOANS_H
 
 #include "connection.h"
 
-struct copy_room {
+struct loan {
     struct mapping *mapping;
-    uint64_t bytes;  /* the size that a put may use */
-    bool again;      /* it was loaned before: the daemon may have dropped it since, and then PUT is answered
-                      * NOT_FOUND */
-    bool putting;    /* a put uses it; back and gone are looked at when the put ends */
-    bool back, gone; /* the object has ended; the daemon has dropped the region */
+    uint64_t bytes; /* the size that a put may use */
+    bool reused;    /* it was lent before; the daemon may have dropped it since, and then answers PUT with NOT_FOUND */
+    bool in_put;    /* a put uses it, and looks at `returned` and `gone` when it ends */
+    bool returned;  /* the object has ended */
+    bool gone;      /* the daemon has dropped the region */
     struct chain link;
 };
 
-/* Finds an idle room of about `bytes`, or allocates one. The room is the caller's until loans_end. With `fresh`
- * no idle room is used. Takes the lock. Otherwise as alloc_region. */
-enum rdt_status loans_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns,
-                           struct copy_room **room_p, struct rdt_error *err);
+/* Finds an idle loan of about `bytes`, or allocates a region; with `fresh` it always allocates one. The loan is the
+ * caller's until loans_end. Takes the lock. Otherwise as alloc_region. */
+enum rdt_status loans_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_ns, int64_t deadline_ns, struct loan **loan_p,
+                           struct rdt_error *err);
 
-/* Ends the put. With `lent` the room is on loan to the object; else the region is given back to the daemon. */
-void loans_end(rdt *conn, struct copy_room *take_room, bool lent);
+/* Ends the put. If it succeeded, the region is lent to the object; else it is released at the daemon. */
+void loans_end(rdt *conn, struct loan *take_loan, bool succeeded);
 
-void loans_on_back(rdt *conn, struct frame *frame); /* REGION_BACK */
+void loans_on_back(rdt *conn, struct frame *frame); /* handles REGION_BACK */
 
-void loans_fini(rdt *conn); /* frees the rooms without a message; memory_fini unmaps the mappings */
+void loans_fini(rdt *conn); /* frees the loans without a message; memory_fini unmaps their mappings */
 
 #endif

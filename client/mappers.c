@@ -28,7 +28,7 @@ enum rdt_status rdt_map_by(rdt *conn, const struct rdt_mapper *given, struct rdt
         return status;
     mapper = calloc(1, sizeof *mapper);
     if (!mapper)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a mapper");
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a mapper");
     mapper->ops = ops;
     (void)snprintf(mapper->memory, sizeof mapper->memory, "%s", ops.memory);
     mapper->ops.memory = mapper->memory;

@@ -1,4 +1,4 @@
-/* Mappings by region and by address. */
+/* The hash table of mappings by region, the sorted array of offered ones, and their references. */
 #include "memory.h"
 
 #include <errno.h>
@@ -21,8 +21,8 @@ bool memory_init(struct memory *memory)
 
 void memory_fini(struct memory *memory)
 {
-    memory_unmap(memory_take_aside(memory));
-    memory_unmap(memory->parked);
+    memory_unmap(memory_take_unused(memory));
+    memory_unmap(memory->cached);
     for (size_t i = 0; i < memory->n_buckets; i++)
         memory_unmap(memory->buckets[i]);
     free(memory->buckets);
@@ -36,7 +36,7 @@ void memory_fini(struct memory *memory)
 
 /* ---- by region ---- */
 
-/* The daemon numbers its regions one after the other. */
+/* The daemon numbers its regions consecutively, so the low bits spread them evenly. */
 static struct mapping **bucket_of(const struct memory *memory, uint64_t region)
 {
     return &memory->buckets[region & (memory->n_buckets - 1)];
@@ -57,7 +57,7 @@ static void grow(struct memory *memory)
     bigger.n_buckets = 2 * memory->n_buckets;
     bigger.buckets = calloc(bigger.n_buckets, sizeof(struct mapping *));
     if (!bigger.buckets)
-        return; /* only slower */
+        return; /* longer chains are only slower */
     for (size_t i = 0; i < memory->n_buckets; i++) {
         for (struct mapping *mapping = memory->buckets[i], *next; mapping; mapping = next) {
             next = mapping->next;
@@ -73,16 +73,16 @@ struct mapping *memory_find(const struct memory *memory, uint64_t region, uint64
     struct mapping *mapping = *bucket_of(memory, region);
 
     while (mapping &&
-           (mapping->region != region || mapping->generation != generation || mapping->cow || mapping->room || (writable && !mapping->writable)))
+           (mapping->region != region || mapping->generation != generation || mapping->cow || mapping->loan || (writable && !mapping->writable)))
         mapping = mapping->next;
     return mapping;
 }
 
-struct mapping *memory_find_room(const struct memory *memory, uint64_t region)
+struct mapping *memory_find_loaned(const struct memory *memory, uint64_t region)
 {
     struct mapping *mapping = *bucket_of(memory, region);
 
-    while (mapping && (mapping->region != region || !mapping->room))
+    while (mapping && (mapping->region != region || !mapping->loan))
         mapping = mapping->next;
     return mapping;
 }
@@ -92,7 +92,7 @@ static enum rdt_status add(struct memory *memory, const struct mapping *what, st
     struct mapping *mapping = malloc(sizeof *mapping);
 
     if (!mapping)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to keep note of region %llu", (unsigned long long)what->region);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the record of region %llu", (unsigned long long)what->region);
     *mapping = *what;
     mapping->refs = 1;
     if (memory->count == memory->n_buckets)
@@ -111,7 +111,7 @@ static enum rdt_status map_fd(struct memory *memory, struct mapping *what, int f
     struct stat st;
     void *addr;
 
-    /* A shorter file would answer reads with SIGBUS. */
+    /* A read behind the end of a shorter file would raise SIGBUS. */
     if (fstat(fd, &st) < 0)
         return rdt_error_sys(err, errno, "cannot look at the fd of region %llu", region);
     if (st.st_size < 0 || (uint64_t)st.st_size < what->bytes)
@@ -201,7 +201,8 @@ enum rdt_status memory_map_device(struct memory *memory, uint64_t region, uint64
     }
     what.mapper = memory_mapper(memory, shared->memory);
     if (!what.mapper)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "nothing in this process maps %.32s memory: rdt_map_by", shared->memory);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "this process has no mapper for \"%.32s\" memory: register one with rdt_map_by",
+                             shared->memory);
     (void)snprintf(what.device, sizeof what.device, "%s", shared->device);
     status = what.mapper->ops.map(what.mapper->ops.arg, shared, &addr, &what.mapped, err);
     if (status != RDT_OK) {
@@ -217,7 +218,7 @@ enum rdt_status memory_map_device(struct memory *memory, uint64_t region, uint64
 
 /* ---- by address ---- */
 
-/* The place of the first offered mapping that ends above addr. */
+/* Returns the index of the first offered mapping that ends above addr. */
 static size_t first_above(const struct memory *memory, uintptr_t addr)
 {
     size_t low = 0, high = memory->n_offered;
@@ -258,7 +259,7 @@ enum rdt_status memory_offer(struct memory *memory, struct mapping *mapping, str
         struct mapping **offered = realloc(memory->offered, room * sizeof *offered);
 
         if (!offered)
-            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to keep note of [%p, +%zu)", (void *)mapping->addr,
+            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the record of [%p, +%zu)", (void *)mapping->addr,
                                  mapping->bytes);
         memory->offered = offered;
         memory->room = room;
@@ -282,14 +283,14 @@ void memory_withdraw(struct memory *memory, struct mapping *mapping)
     memmove(memory->offered + place, memory->offered + place + 1, (memory->n_offered - place) * sizeof *memory->offered);
 }
 
-/* ---- users ---- */
+/* ---- references ---- */
 
 void memory_ref(struct mapping *mapping)
 {
     mapping->refs++;
 }
 
-/* Nobody finds it any more. */
+/* Takes the mapping out of both indexes, so that nobody finds it any more. */
 static void take_out(struct memory *memory, struct mapping *mapping)
 {
     struct mapping **at;
@@ -301,63 +302,63 @@ static void take_out(struct memory *memory, struct mapping *mapping)
     memory->count--;
 }
 
-static void put_aside(struct memory *memory, struct mapping *mapping)
+static void retire(struct memory *memory, struct mapping *mapping)
 {
-    mapping->next = memory->aside;
-    memory->aside = mapping;
+    mapping->next = memory->unused;
+    memory->unused = mapping;
 }
 
 void memory_unref(struct memory *memory, struct mapping *mapping)
 {
-    if (!mapping || --mapping->refs > 0 || mapping->stays)
+    if (!mapping || --mapping->refs > 0 || mapping->cached_readable)
         return;
     take_out(memory, mapping);
-    put_aside(memory, mapping);
+    retire(memory, mapping);
 }
 
-/* ---- parked ---- */
+/* ---- the cache ---- */
 
-bool memory_may_park(const struct mapping *mapping, enum mapping_origin origin)
+bool memory_may_cache(const struct mapping *mapping, enum mapping_origin origin)
 {
     return mapping && mapping->cacheable && mapping->origin == origin && mapping->writable && mapping->refs == 1;
 }
 
-bool memory_stay(struct mapping *mapping)
+bool memory_cache_readable(struct mapping *mapping)
 {
     if (!mapping || !mapping->cacheable || mapping->writable)
         return false;
-    mapping->stays = true;
+    mapping->cached_readable = true;
     return true;
 }
 
-void memory_park(struct memory *memory, struct mapping *mapping)
+void memory_cache(struct memory *memory, struct mapping *mapping)
 {
     mapping->refs = 0;
     take_out(memory, mapping);
-    mapping->next = memory->parked;
-    memory->parked = mapping;
+    mapping->next = memory->cached;
+    memory->cached = mapping;
 }
 
-static struct mapping **find_parked(struct memory *memory, uint64_t region)
+static struct mapping **find_cached(struct memory *memory, uint64_t region)
 {
-    struct mapping **at = &memory->parked;
+    struct mapping **at = &memory->cached;
 
     while (*at && (*at)->region != region)
         at = &(*at)->next;
     return at;
 }
 
-bool memory_is_parked(const struct memory *memory, uint64_t region)
+bool memory_is_cached(const struct memory *memory, uint64_t region)
 {
-    for (const struct mapping *mapping = memory->parked; mapping; mapping = mapping->next)
+    for (const struct mapping *mapping = memory->cached; mapping; mapping = mapping->next)
         if (mapping->region == region)
             return true;
     return false;
 }
 
-struct mapping *memory_unpark(struct memory *memory, uint64_t region, uint64_t generation, enum mapping_origin origin)
+struct mapping *memory_take_cached(struct memory *memory, uint64_t region, uint64_t generation, enum mapping_origin origin)
 {
-    struct mapping **at = find_parked(memory, region), *mapping = *at;
+    struct mapping **at = find_cached(memory, region), *mapping = *at;
 
     if (!mapping)
         return NULL;
@@ -370,43 +371,43 @@ struct mapping *memory_unpark(struct memory *memory, uint64_t region, uint64_t g
     return mapping;
 }
 
-void memory_drop(struct memory *memory, uint64_t region)
+void memory_uncache(struct memory *memory, uint64_t region)
 {
-    struct mapping **at = find_parked(memory, region), *mapping = *at, *next;
+    struct mapping **at = find_cached(memory, region), *mapping = *at, *next;
 
     if (mapping) {
         *at = mapping->next;
-        put_aside(memory, mapping);
+        retire(memory, mapping);
     }
     for (mapping = *bucket_of(memory, region); mapping; mapping = next) {
         next = mapping->next;
-        if (mapping->region != region || !mapping->stays)
+        if (mapping->region != region || !mapping->cached_readable)
             continue;
-        mapping->stays = false;
+        mapping->cached_readable = false;
         memory_ref(mapping);
-        memory_unref(memory, mapping);
+        memory_unref(memory, mapping); /* retires it if that was the only reference */
     }
 }
 
 /* ---- unmapping ---- */
 
-struct mapping *memory_take_aside(struct memory *memory)
+struct mapping *memory_take_unused(struct memory *memory)
 {
-    struct mapping *aside = memory->aside;
+    struct mapping *unused = memory->unused;
 
-    memory->aside = NULL;
-    return aside;
+    memory->unused = NULL;
+    return unused;
 }
 
-void memory_unmap(struct mapping *aside)
+void memory_unmap(struct mapping *take_unused)
 {
-    for (struct mapping *next; aside; aside = next) {
-        next = aside->next;
-        if (aside->origin != MAPPING_IMPORTED && aside->mapper)
-            aside->mapper->ops.unmap(aside->mapper->ops.arg, aside->addr, aside->mapped);
-        else if (aside->origin != MAPPING_IMPORTED)
-            (void)munmap(aside->addr, aside->bytes);
-        free(aside);
+    for (struct mapping *mapping = take_unused, *next; mapping; mapping = next) {
+        next = mapping->next;
+        if (mapping->origin != MAPPING_IMPORTED && mapping->mapper)
+            mapping->mapper->ops.unmap(mapping->mapper->ops.arg, mapping->addr, mapping->mapped);
+        else if (mapping->origin != MAPPING_IMPORTED)
+            (void)munmap(mapping->addr, mapping->bytes);
+        free(mapping);
     }
 }
 

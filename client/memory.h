@@ -1,12 +1,20 @@
 /* Memory of this process that the daemon knows: which addresses, which region, who still uses it. Under the
  * connection's lock.
  *
- * A mapping is counted: rdt_alloc or rdt_import is one user, every fetched object that points into it another. It is
- * unmapped after the last one, outside the lock (a large munmap takes long): memory_unref only puts it aside.
+ * A mapping is reference-counted: rdt_alloc or rdt_import has one reference, every fetched object that points into it
+ * another. memory_unref only retires a mapping after its last reference; it is unmapped outside the lock, because a large
+ * munmap takes long.
  *
- * A region that the daemon may give again is parked instead: nobody uses it, it stays mapped, and when the daemon names it anew,
- * under another generation, it is there without a page fault. The daemon decides how much is kept and for how long. So it does with
- * regions of others that are mapped for reading: those stay where they are, and are found by their region as before.
+ *     in use ──── memory_unref ───► retired ── memory_unmap ──► gone
+ *      │  ▲                            ▲
+ *      │  └── memory_take_cached ──┐   │ memory_uncache
+ *      └───── memory_cache ──────► cached
+ *
+ * Two kinds of mapping are cached: they stay mapped without a reference, so that the next use meets no page fault. The
+ * daemon decides how much is cached and for how long; it is told of each, and says when one must go.
+ * - A writable region that only this process ever had. It is on the list `cached`, until the daemon hands out the same
+ *   region again, under a new generation.
+ * - A region that is mapped for reading (cached_readable). It stays where it is, and is found by its region as before.
  */
 #ifndef CLIENT_MEMORY_H
 #define CLIENT_MEMORY_H
@@ -23,14 +31,14 @@ enum mapping_origin {
     MAPPING_FETCHED,
 };
 
-/* Maps memory of one kind that only its vendor's library can (rdt_map_by). */
+/* Maps one kind of memory that only its vendor's library can map (rdt_map_by). */
 struct mapper {
     struct mapper *next;
-    struct rdt_mapper ops; /* memory: our copy */
+    struct rdt_mapper ops; /* its member `memory` points to the array below */
     char memory[33];
 };
 
-struct copy_room;
+struct loan;
 
 struct mapping {
     uint64_t region, generation;
@@ -38,64 +46,68 @@ struct mapping {
     size_t bytes;
     enum mapping_origin origin;
     bool writable;
-    bool cow;         /* writable, and seen by nobody else: never found by its region */
-    bool offered;     /* rdt_put finds it by address */
-    bool cacheable; /* may be parked, or stay */
-    bool stays;       /* for reading: it stays mapped, used or not, until the daemon says that it is gone */
-    char device[65];       /* uuid; "" of host memory */
+    bool cow;              /* private and writable; memory_find never returns it */
+    bool offered;          /* rdt_put finds it by address */
+    bool cacheable;        /* the daemon lets this process cache it */
+    bool cached_readable;  /* it stays mapped without references too, until the daemon says that the region is gone */
+    char device[65];       /* uuid; "": host memory */
     struct mapper *mapper; /* of its kind; NULL: host memory */
-    void *mapped;          /* the mapper's, unless it is the caller's own */
+    void *mapped;          /* what the mapper returned; NULL for an import, which the caller mapped */
     unsigned refs;
-    struct copy_room *room; /* of loans.c: it is that one's, and never found for anybody else; else NULL */
-    uint64_t mark; /* scratch of whoever numbers the regions of one message: valid if it is that message's */
-    uint32_t index;
-    struct mapping *next; /* with the same hash; later, of those put aside */
+    struct loan *loan; /* of loans.c; else NULL. Only that loan uses the mapping, and nobody else finds it */
+    uint64_t mark;        /* memory_mark of the message that numbered this region last */
+    uint32_t index;       /* its number in that message */
+    struct mapping *next; /* in its bucket, in `cached` or in `unused` */
 };
 
 struct memory {
     struct mapping **offered; /* by address; they never overlap */
     size_t n_offered, room;
-    struct mapping **buckets; /* all, by region */
+    struct mapping **buckets; /* all mappings but the cached writable and the retired ones, by region */
     size_t n_buckets, count;
-    struct mapping *aside;  /* no longer used, to be unmapped */
-    struct mapping *parked; /* no longer used, and to come again */
+    struct mapping *unused; /* retired: to be unmapped */
+    struct mapping *cached; /* writable ones without references */
     struct mapper *mappers; /* none is ever removed */
     uint64_t last_mark;
-    uint64_t n_gones; /* how often the daemon has said that something will not come, or need not stay */
+    uint64_t n_gones; /* REGION_GONE messages so far */
 };
 
 bool memory_init(struct memory *memory); /* false: no memory */
 void memory_fini(struct memory *memory); /* unmaps everything, used or not */
 
-/* Maps `bytes` of the fd (borrowed), with one reference for the caller, unless the region is mapped already with the
- * rights that are asked for: then that one. Does not offer it. SYSTEM, NO_MEMORY, PROTOCOL (the fd is shorter). */
+/* Maps `bytes` of the fd (borrowed), with one reference for the caller. If the region is mapped already with at least these
+ * rights, *mapping_p receives that mapping instead. Does not offer it. Errors: SYSTEM, NO_MEMORY, PROTOCOL (the file is
+ * shorter). */
 enum rdt_status memory_map(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes, bool writable,
                            enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err);
 
-/* A private, writable mapping of its own, in constant time: pages are copied when they are written. Errors as above. */
+/* Makes a private, writable mapping in constant time: pages are copied when they are written. Errors as above. */
 enum rdt_status memory_map_cow(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes,
                                struct mapping **mapping_p, struct rdt_error *err);
 
-/* The caller's own mapping, known from now on, with one reference. */
+/* Records memory that the caller has mapped itself, with one reference. NO_MEMORY. */
 enum rdt_status memory_adopt(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
                              struct mapping **mapping_p, struct rdt_error *err);
 
-/* The same of memory on a device. */
+/* The same for memory on a device. */
 enum rdt_status memory_adopt_device(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
                                     struct mapper *mapper, const char *device, struct mapping **mapping_p, struct rdt_error *err);
 
-/* Has the mapper map what the daemon shares, with one reference for the caller, unless the region is mapped already. */
+/* Lets the mapper of its kind map what the daemon shares, unless the region is mapped already, with one reference for the
+ * caller. Errors: UNSUPPORTED (no mapper of that kind), NO_MEMORY, the mapper's own. */
 enum rdt_status memory_map_device(struct memory *memory, uint64_t region, uint64_t generation, const struct rdt_shared *shared,
                                   enum mapping_origin origin, struct mapping **mapping_p, struct rdt_error *err);
 
-struct mapper *memory_mapper(const struct memory *memory, const char *kind); /* any case; NULL: there is none */
+struct mapper *memory_mapper(const struct memory *memory, const char *kind); /* ignores case; NULL: there is none */
 
-/* The region, mapped for all to see with at least these rights; borrowed; NULL if there is none. */
+/* Finds the region's mapping with at least these rights that is neither private nor a loan's. Borrowed; NULL: there is
+ * none. */
 struct mapping *memory_find(const struct memory *memory, uint64_t region, uint64_t generation, bool writable);
 
-struct mapping *memory_find_room(const struct memory *memory, uint64_t region); /* the same of one with a room */
+/* Finds the region's mapping that belongs to a loan. Borrowed; NULL: there is none. */
+struct mapping *memory_find_loaned(const struct memory *memory, uint64_t region);
 
-/* From now on memory_at finds it. INVALID if it overlaps another one. */
+/* Lets memory_at find the mapping from now on. Errors: INVALID (it overlaps another one), NO_MEMORY. */
 enum rdt_status memory_offer(struct memory *memory, struct mapping *mapping, struct rdt_error *err);
 void memory_withdraw(struct memory *memory, struct mapping *mapping);
 
@@ -106,30 +118,36 @@ static inline bool memory_contains(const struct mapping *mapping, uintptr_t lo, 
     return lo >= start && hi <= start + mapping->bytes;
 }
 
-/* An offered mapping that the range touches, the first by address, or NULL. Borrowed. */
+/* Finds the first offered mapping by address that the range touches. Borrowed; NULL: there is none. */
 struct mapping *memory_at(const struct memory *memory, uintptr_t lo, uintptr_t hi);
 
 void memory_ref(struct mapping *mapping);
-void memory_unref(struct memory *memory, struct mapping *mapping); /* NULL is fine */
+void memory_unref(struct memory *memory, struct mapping *mapping); /* mapping may be NULL */
 
-/* With the last reference, which is gone then: the daemon is told next, by RELEASE or RELEASE_REGION with `keep`. */
-bool memory_may_park(const struct mapping *mapping, enum mapping_origin origin);
-void memory_park(struct memory *memory, struct mapping *mapping);
+/* Says whether memory_cache may be called: the mapping is writable and cacheable, and has one reference left. */
+bool memory_may_cache(const struct mapping *mapping, enum mapping_origin origin);
 
-/* For reading, and to be found without a user too, as soon as the daemon is told, in `stays` of RELEASE. */
-bool memory_stay(struct mapping *mapping); /* false: it may not. NULL is fine */
+/* Drops the last reference and caches the mapping. The caller tells the daemon next, by keep_mapped of RELEASE or
+ * RELEASE_REGION. */
+void memory_cache(struct memory *memory, struct mapping *mapping);
 
-/* The region has come again: its mapping, with one reference for the caller. NULL: none is parked. */
-struct mapping *memory_unpark(struct memory *memory, uint64_t region, uint64_t generation, enum mapping_origin origin);
-bool memory_is_parked(const struct memory *memory, uint64_t region);
+/* Makes a mapping for reading stay when its references are gone. The caller tells the daemon, in keep_mapped_regions of
+ * RELEASE. False: it may not be cached. mapping may be NULL. */
+bool memory_cache_readable(struct mapping *mapping);
 
-/* It will not come, or need not stay: put aside once nobody uses it; nothing if it is neither parked nor stays. */
-void memory_drop(struct memory *memory, uint64_t region);
+/* The daemon has handed out the region again: takes its mapping out of the cache, with one reference for the caller.
+ * NULL: it is not cached. */
+struct mapping *memory_take_cached(struct memory *memory, uint64_t region, uint64_t generation, enum mapping_origin origin);
+bool memory_is_cached(const struct memory *memory, uint64_t region); /* as a writable one */
 
-struct mapping *memory_take_aside(struct memory *memory);
-void memory_unmap(struct mapping *aside); /* without the lock */
+/* Stops caching the region, which is retired as soon as it has no references. Does nothing if it is not cached. */
+void memory_uncache(struct memory *memory, uint64_t region);
 
-/* A mark for numbering the regions of one message. */
+/* Hands all retired mappings to the caller, who passes them to memory_unmap without the lock. */
+struct mapping *memory_take_unused(struct memory *memory);
+void memory_unmap(struct mapping *take_unused);
+
+/* Returns a new mark for numbering the regions of one message. */
 uint64_t memory_mark(struct memory *memory);
 
 #endif

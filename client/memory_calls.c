@@ -91,7 +91,7 @@ static enum rdt_status adopt(rdt *conn, const Rdt__Pb__RegionReply *reply, void 
     }
     connection_unlock(conn);
     if (status != RDT_OK)
-        alloc_release(conn, reply->region);
+        alloc_release_unmapped(conn, reply->region);
     return status;
 }
 
@@ -118,7 +118,7 @@ enum rdt_status rdt_import(rdt *conn, int fd, void *addr, size_t bytes, struct r
     return status;
 }
 
-/* As in alloc_give_back the mapping stays until the daemon has heard of it, unless it is parked; here the caller expects it gone on
+/* As in alloc_release the mapping stays until the daemon has heard of it, unless it is parked; here the caller expects it gone on
  * return. Its reply says whether the daemon keeps it too. */
 static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct rdt_error *err)
 {
@@ -129,9 +129,9 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
 
     connection_lock(conn);
     request.region = mapping->region;
-    request.keep_mapped = memory_may_park(mapping, MAPPING_ALLOCATED);
+    request.keep_mapped = memory_may_cache(mapping, MAPPING_ALLOCATED);
     if (request.keep_mapped)
-        memory_park(&conn->memory, mapping);
+        memory_cache(&conn->memory, mapping);
     connection_unlock(conn);
     status = call(conn, RDT_MSG_RELEASE_REGION, &request.base, CALL_TIMEOUT_NS, &reply, err);
     if (status == RDT_OK) {
@@ -142,7 +142,7 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
     if (!request.keep_mapped)
         memory_unref(&conn->memory, mapping);
     else if (!kept && status != RDT_TIMED_OUT) /* then it may be kept all the same */
-        memory_drop(&conn->memory, request.region);
+        memory_uncache(&conn->memory, request.region);
     connection_unlock(conn);
     return status;
 }
@@ -182,7 +182,7 @@ enum rdt_status rdt_dealloc_soon(rdt *conn, void *addr, struct rdt_error *err)
     connection_lock(conn);
     status = withdraw(conn, addr, &mapping, err);
     if (status == RDT_OK)
-        alloc_give_back(conn, mapping);
+        alloc_release(conn, mapping);
     connection_unlock(conn);
     return status;
 }

@@ -111,7 +111,7 @@ static enum rdt_status find_uid(const char *user, uint32_t *uid_p, struct rdt_er
     }
     buffer = malloc(USER_BYTES);
     if (!buffer)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to look for user \"%.32s\"", user);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory to look up user \"%.32s\"", user);
     (void)getpwnam_r(user, &entry, buffer, USER_BYTES, &found);
     if (found)
         *uid_p = entry.pw_uid;

@@ -57,7 +57,7 @@ struct put {
     uint8_t *inline_data;  /* INLINE */
     int fd;                /* SEALED: the memfd; GIVEN: the region's fd if nobody has mapped it before; else -1 */
     struct mapping *copy;  /* GIVEN, RELEASED: one reference, until the put ends or the region is given */
-    struct copy_room *loan; /* LOANED */
+    struct loan *loan; /* LOANED */
     bool given;            /* regions[copy_index] is unmapped, and becomes the snapshot */
 };
 
@@ -68,11 +68,11 @@ static void put_fini(struct put *put, bool done)
         if (put->loan)
             loans_end(put->conn, put->loan, done);
         else
-            alloc_give_back(put->conn, put->copy); /* the object keeps the bytes alive */
+            alloc_release(put->conn, put->copy); /* the object keeps the bytes alive */
         connection_unlock(put->conn);
     }
     if (put->given && !done)
-        alloc_release(put->conn, put->regions[put->copy_index].region);
+        alloc_release_unmapped(put->conn, put->regions[put->copy_index].region);
     if (put->fd >= 0)
         (void)close(put->fd);
     free(put->inline_data);
@@ -182,7 +182,7 @@ static bool is_copied(const struct put *put, uint32_t i)
 static bool may_seal(const struct put *put)
 {
     if (put->copied_bytes > put->conn->sealed_max_bytes ||
-        atomic_load_explicit(&put->conn->takes_none, memory_order_relaxed))
+        atomic_load_explicit(&put->conn->refuses_sealed, memory_order_relaxed))
         return false;
     for (uint32_t i = 0; i < put->layout->count; i++)
         if (is_copied(put, i) && !layout_is_contiguous(put->layout, i))
@@ -201,7 +201,7 @@ static enum way choose(const struct put *put)
     if (options->flags & RDT_PUT_SNAPSHOT)
         return may_seal(put) ? SEALED : GIVEN;
     /* A loaned region is used again, so only its owner may have seen it, and its end must be known to this session. */
-    if (put->conn->lends && options->flags == 0 && options->visibility == RDT_VISIBLE_TO_OWNER)
+    if (put->conn->takes_loans && options->flags == 0 && options->visibility == RDT_VISIBLE_TO_OWNER)
         return LOANED;
     return RELEASED;
 }
@@ -367,7 +367,7 @@ static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, st
         request.sealed_bytes = put->copied_bytes;
     /* 0 lets the daemon wait for a snapshot's copy without end, and not at all for room. A region that is loaned again
      * does not wait for room either: a new region may need less. */
-    if (put->deadline_ns != CLOCK_NEVER && !(put->loan && put->loan->again))
+    if (put->deadline_ns != CLOCK_NEVER && !(put->loan && put->loan->reused))
         request.timeout_ns = room_ns(put) > 0 ? room_ns(put) : 1;
     status = call_fds(put->conn, RDT_MSG_PUT, &request.base, put->way == SEALED ? put->fd : -1, put->deadline_ns, &answer, NULL,
                       err);
@@ -470,11 +470,11 @@ static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, siz
         if (status == RDT_OK)
             status = send_put(&put, ref_p, err);
         if (status == RDT_OK && refused)
-            atomic_store_explicit(&conn->takes_none, true, memory_order_relaxed);
+            atomic_store_explicit(&conn->refuses_sealed, true, memory_order_relaxed);
     }
     if (status == RDT_OK && options->how)
         memcpy(options->how, put.how, count * sizeof *options->how);
-    if ((status == RDT_NOT_FOUND || status == RDT_LIMIT) && put.loan && put.loan->again)
+    if ((status == RDT_NOT_FOUND || status == RDT_LIMIT) && put.loan && put.loan->reused)
         status = RDT_AGAIN;
     put_fini(&put, status == RDT_OK);
     return status;
@@ -537,7 +537,7 @@ enum rdt_status put_snapshot_of(rdt *conn, void *take_addr, const struct rdt_ten
         status = rdt_error_set(err, RDT_INVALID, "the tensors of a snapshot lie outside the memory that becomes the snapshot");
     if (status != RDT_OK && mapping) {
         memory_withdraw(&conn->memory, mapping);
-        alloc_give_back(conn, mapping);
+        alloc_release(conn, mapping);
     }
     connection_unlock(conn);
     if (status == RDT_OK) {

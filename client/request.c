@@ -77,11 +77,11 @@ static void send_cancel(const rdt_request *request)
 
     if (request->wait) {
         wait.request_id = request->pending.id;
-        (void)connection_give_back(request->conn, RDT_MSG_CANCEL_REQUEST, &wait.base, NULL);
+        (void)connection_release(request->conn, RDT_MSG_CANCEL_REQUEST, &wait.base, NULL);
         return;
     }
     message.handle = request->pending.id;
-    (void)connection_give_back(request->conn, RDT_MSG_CANCEL, &message.base, NULL);
+    (void)connection_release(request->conn, RDT_MSG_CANCEL, &message.base, NULL);
 }
 
 /* The answer to a wait. */
@@ -194,7 +194,7 @@ static void end(rdt_request *request)
     chain_remove(&request->arrived);
     move(request, REQUEST_ENDED);
     request->conn->unseen++;
-    connection_news(request->conn);
+    connection_notify(request->conn);
 }
 
 static void drop_object(rdt_request *request)
@@ -275,7 +275,7 @@ void request_arrive(rdt_request *request, rdt_object *take_object)
         forget(request); /* the daemon kept the deadline; the copy is on the clock of whoever waits for it */
         move(request, REQUEST_ARRIVED);
         chain_append(&request->conn->arrived, &request->arrived);
-        connection_news(request->conn);
+        connection_notify(request->conn);
     }
 }
 
@@ -321,7 +321,7 @@ void request_copy_some(rdt_request *request)
         end_in_targets(request, true);
     } else {
         chain_append(&conn->arrived, &request->arrived);
-        connection_news(conn); /* whoever else waits for it may go on, should this thread not */
+        connection_notify(conn); /* whoever else waits for it may go on, should this thread not */
     }
 }
 
@@ -411,7 +411,7 @@ void rdt_cancel(rdt_request *request)
     conn = request->conn;
     connection_lock(conn);
     request_cancel(request);
-    connection_make_room(conn);
+    connection_drain(conn);
     connection_unlock(conn);
 }
 
@@ -423,7 +423,7 @@ void rdt_request_destroy(rdt_request *request)
         return;
     connection_lock(conn);
     request_destroy(request);
-    connection_make_room(conn);
+    connection_drain(conn);
     connection_unlock(conn);
 }
 

@@ -34,7 +34,7 @@ static enum rdt_status fill(struct targets *targets, const struct rdt_tensor *te
     }
     targets->data = malloc((count + 1) * sizeof *targets->data);
     if (!targets->data)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu target tensors", count);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %zu target tensors", count);
     for (uint32_t i = 0; i < targets->layout->count; i++)
         targets->data[i] = tensors[i].data;
     return RDT_OK;
@@ -96,7 +96,7 @@ enum rdt_status targets_create(rdt *conn, const struct rdt_tensor *tensors, size
     enum rdt_status status;
 
     if (!targets)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %zu target tensors", count);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %zu target tensors", count);
     status = fill(targets, tensors, count, err);
     connection_lock(conn);
     if (status == RDT_OK)

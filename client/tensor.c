@@ -100,7 +100,7 @@ enum rdt_status tensor_layout(const struct rdt_tensor *tensors, size_t count, st
         return status;
     layout = layout_create((uint32_t)count, n_dims);
     if (!layout)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the layout of %zu tensors", count);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the layout of %zu tensors", count);
     for (uint32_t i = 0; i < count; i++) {
         fill(layout, i, first_dim, &tensors[i]);
         first_dim += tensors[i].ndim;

@@ -41,7 +41,7 @@ static enum rdt_status wait_for(rdt *conn, rdt_request *const *requests, size_t 
 
     for (;;) {
         struct tally tally = count_ended(requests, count, &n_before);
-        uint64_t seen = conn->n_news;
+        uint64_t seen = conn->n_changes;
 
         if (tally.failed) {
             if (err)
@@ -62,7 +62,7 @@ static enum rdt_status wait_for(rdt *conn, rdt_request *const *requests, size_t 
         connection_flush(conn);
         do {
             timed_out = connection_step(conn, deadline_ns) == RDT_TIMED_OUT;
-        } while (!timed_out && conn->n_news == seen);
+        } while (!timed_out && conn->n_changes == seen);
     }
 }
 

@@ -99,7 +99,7 @@ enum rdt_status bytes_write_tensors(const struct bytes_sink *sink, const struct 
     char *buf = malloc(SLICE_BYTES);
 
     if (!buf)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a buffer");
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a buffer");
     for (size_t i = 0; status == RDT_OK && i < count; i++)
         status = put_tensor(sink, &tensors[i], buf, err);
     free(buf);

@@ -142,7 +142,7 @@ static enum rdt_status list_tensors(struct fetch *fetch, struct rdt_error *err)
     fetch->count = rdt_object_count(fetch->object);
     fetch->tensors = calloc(fetch->count + 1, sizeof *fetch->tensors);
     if (!fetch->tensors)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the table of %zu tensors", fetch->count);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the table of %zu tensors", fetch->count);
     for (size_t i = 0; status == RDT_OK && i < fetch->count; i++) {
         size_t bytes = 0;
 
@@ -269,7 +269,7 @@ static enum rdt_status choose_target(const char *output, char **target_p, struct
             return rdt_error_sys(err, errno, "%s", output);
     }
     if (!*target_p && !(*target_p = strdup(output)))
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a file name");
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a file name");
     return RDT_OK;
 }
 
@@ -282,7 +282,7 @@ static enum rdt_status fetch_to(struct ctl *ctl, struct fetch *fetch, const char
     int fd;
 
     if (asprintf(&temporary, "%s.XXXXXX", target) < 0)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a file name");
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a file name");
     fd = mkostemp(temporary, O_CLOEXEC);
     if (fd < 0) {
         rdt_error_sys(err, errno, "%s: cannot make a file there", fetch->output);

@@ -35,7 +35,7 @@ static int create(struct ctl *ctl, const char *transport, char **operands, int c
         return ctl_usage_error(ctl, "create needs --transport");
     members = calloc((size_t)count, sizeof *members);
     if (!members)
-        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the members");
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "there is no memory for the members");
     else
         status = ctl_connect(ctl, &err);
     for (int i = 2; status == RDT_OK && i < count; i++)

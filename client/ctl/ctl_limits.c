@@ -132,7 +132,7 @@ int ctl_limits(struct ctl *ctl, int argc, char **argv)
     if (status == RDT_OK && ctl->json)
         code = ctl_print_json(json_pack("{s:O, s:O}", "owners", owners, "clients", clients));
     else if (status == RDT_OK && !ctl_table_print(&table, "nothing is used", stdout))
-        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the table");
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "there is no memory for the table");
     if (status)
         code = ctl_fail(ctl, &err);
     json_decref(owners);

@@ -352,7 +352,7 @@ static int show(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request
     if (status == RDT_OK && array)
         code = ctl_print_json(json_pack("{s:O}", view->field, array));
     else if (status == RDT_OK && !ctl_table_print(&table, view->nothing, stdout))
-        status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the table");
+        status = rdt_error_set(&err, RDT_NO_MEMORY, "there is no memory for the table");
     if (status)
         code = ctl_fail(ctl, &err);
     json_decref(array);

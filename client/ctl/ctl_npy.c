@@ -333,7 +333,7 @@ enum rdt_status npy_read(int fd, struct npy *npy_p, struct rdt_error *err)
     n = st.st_size < PREAMBLE_MAX + NPY_MAX_HEADER_BYTES ? (size_t)st.st_size : PREAMBLE_MAX + NPY_MAX_HEADER_BYTES;
     bytes = malloc(n + 1);
     if (!bytes)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a header");
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a header");
     status = bytes_read(fd, bytes, n < PREAMBLE_MAX ? n : PREAMBLE_MAX, 0, "the header", err);
     if (status == RDT_OK)
         status = parse_preamble(bytes, n < PREAMBLE_MAX ? n : PREAMBLE_MAX, &at, &length, err);
@@ -361,7 +361,7 @@ enum rdt_status npy_header(const struct rdt_tensor *tensor, char **header_p, siz
         return rdt_error_set(err, RDT_UNSUPPORTED, "an npy file cannot hold %s", name ? name : "what the tensor holds");
     out = open_memstream(&header, &length);
     if (!out)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a header");
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a header");
     fprintf(out, NPY_MAGIC "%c%cLL{'descr': '%c%c%u', 'fortran_order': False, 'shape': (", 1, 0, kind->width > 1 ? '<' : '|',
             kind->letter, kind->width);
     for (uint32_t d = 0; d < tensor->ndim; d++)
@@ -373,7 +373,7 @@ enum rdt_status npy_header(const struct rdt_tensor *tensor, char **header_p, siz
     fputc('\n', out);
     if (fclose(out) != 0) {
         free(header);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a header");
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a header");
     }
     length -= NPY_MAGIC_BYTES + 4; /* of 32 dimensions it has less than 1,000 bytes */
     header[NPY_MAGIC_BYTES + 2] = (char)(length & 0xff);

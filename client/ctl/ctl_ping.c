@@ -55,7 +55,7 @@ int ctl_ping(struct ctl *ctl, int argc, char **argv)
         return ctl_fail(ctl, &err);
     ns = calloc(count, sizeof *ns);
     if (!ns) {
-        rdt_error_set(&err, RDT_NO_MEMORY, "no memory for %" PRIu64 " results", count);
+        rdt_error_set(&err, RDT_NO_MEMORY, "there is no memory for %" PRIu64 " results", count);
         return ctl_fail(ctl, &err);
     }
     for (uint64_t i = 0; i < count; i++) {

@@ -100,7 +100,7 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
     enum rdt_status status;
 
     if (!tensors)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the table of %zu tensors", put->count);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the table of %zu tensors", put->count);
     place_tensors(put, tensors);
     options.id = put->id;
     options.id_bytes = put->id ? strlen(put->id) : 0;

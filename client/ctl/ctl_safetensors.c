@@ -165,7 +165,7 @@ static enum rdt_status parse_root(struct safetensors *s, struct rdt_error *err)
     s->tensors = calloc(n_tensors + 1, sizeof *s->tensors);
     s->shape = calloc(n_dims + 1, sizeof *s->shape);
     if (!s->tensors || !s->shape)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tables of %zu tensors", n_tensors);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the tables of %zu tensors", n_tensors);
 
     n_dims = 0;
     json_object_foreach(s->root, name, value)
@@ -235,7 +235,7 @@ enum rdt_status safetensors_parse(const char *header, size_t header_bytes, uint6
                              SAFETENSORS_MAX_HEADER_BYTES);
     copy = malloc(header_bytes + 1);
     if (!copy)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a header of %zu bytes", header_bytes);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a header of %zu bytes", header_bytes);
     if (header_bytes)
         memcpy(copy, header, header_bytes);
     copy[header_bytes] = '\0';
@@ -274,7 +274,7 @@ enum rdt_status safetensors_read(int fd, size_t max_header_bytes, struct safeten
 
     header = malloc((size_t)header_bytes + 1);
     if (!header)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a header of %" PRIu64 " bytes", header_bytes);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a header of %" PRIu64 " bytes", header_bytes);
     status = bytes_read(fd, header, (size_t)header_bytes, sizeof raw, "the header", err);
     if (status) {
         free(header);

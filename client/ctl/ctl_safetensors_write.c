@@ -66,7 +66,7 @@ enum rdt_status safetensors_header(const struct rdt_tensor *tensors, const char 
                           (json_int_t)(offset + bytes));
         if (json_object_set_new(root, name, value) < 0) {
             json_decref(root);
-            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the header of %zu tensors", count);
+            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the header of %zu tensors", count);
         }
         offset += bytes;
     }
@@ -83,7 +83,7 @@ enum rdt_status safetensors_header(const struct rdt_tensor *tensors, const char 
         *header_p = header;
         *header_bytes_p = padded;
     } else {
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the header of %zu tensors", count);
+        status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the header of %zu tensors", count);
     }
     free(text);
     return status;
