@@ -169,4 +169,3 @@ enum rdt_status alloc_offer(rdt *conn, struct mapping *take_mapping, struct rdt_
         alloc_release(conn, take_mapping);
     return status;
 }
-

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 struct batch {
-    struct chain link; /* conn->batches */
-    uint64_t first; /* handle */
-    size_t n, left; /* fetches, and those without an answer */
+    struct chain link;         /* conn->batches */
+    uint64_t first;            /* handle */
+    size_t n, left;            /* fetches, and those without an answer */
     struct mapping **mappings; /* [n_mappings] one reference each */
     size_t n_mappings, room;
 };

@@ -108,8 +108,9 @@ static enum rdt_status duplicate(const int *fds, unsigned n, struct call_got *co
     return RDT_OK;
 }
 
-enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds, unsigned n_send,
-                          int64_t deadline_ns, ProtobufCMessage **reply_p, struct call_got *got_p, struct rdt_error *err)
+enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds,
+                          unsigned n_send, int64_t deadline_ns, ProtobufCMessage **reply_p, struct call_got *got_p,
+                          struct rdt_error *err)
 {
     struct waiting waiting = {.pending.ops = &ops, .verb = verb_find(type)};
     struct call_got sent = {.n_fds = 0};
@@ -145,12 +146,11 @@ enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessa
     return RDT_OK;
 }
 
-enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd,
-                         int64_t deadline_ns, ProtobufCMessage **reply_p, int *fd_p, struct rdt_error *err)
+enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd, int64_t deadline_ns,
+                         ProtobufCMessage **reply_p, int *fd_p, struct rdt_error *err)
 {
     struct call_got got;
-    enum rdt_status status =
-        call_many(conn, type, request, &send_fd, send_fd >= 0 ? 1 : 0, deadline_ns, reply_p, &got, err);
+    enum rdt_status status = call_many(conn, type, request, &send_fd, send_fd >= 0 ? 1 : 0, deadline_ns, reply_p, &got, err);
 
     if (status != RDT_OK)
         return status;
@@ -161,8 +161,8 @@ enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessag
     return RDT_OK;
 }
 
-enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *request,
-                     int64_t timeout_ns, ProtobufCMessage **reply_p, struct rdt_error *err)
+enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int64_t timeout_ns,
+                     ProtobufCMessage **reply_p, struct rdt_error *err)
 {
     return call_fds(conn, type, request, -1, clock_deadline_ns(timeout_ns), reply_p, NULL, err);
 }

@@ -22,15 +22,13 @@
  *
  * A call that was left at its deadline leaves nothing behind: memory and objects that its late reply brings are
  * given back. */
-enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *request,
-                     int64_t timeout_ns, ProtobufCMessage **reply_p,
-                     struct rdt_error *err);
+enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int64_t timeout_ns,
+                     ProtobufCMessage **reply_p, struct rdt_error *err);
 
 /* As call, with fds and a deadline on the clock of clock_now_ns. send_fd (borrowed) is sent with the request
  * unless it is -1. *fd_p, if fd_p is not NULL, receives the fd that came with the reply, the caller's, or -1. */
-enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd,
-                         int64_t deadline_ns, ProtobufCMessage **reply_p,
-                         int *fd_p, struct rdt_error *err);
+enum rdt_status call_fds(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int send_fd, int64_t deadline_ns,
+                         ProtobufCMessage **reply_p, int *fd_p, struct rdt_error *err);
 
 /* As call_fds, with several fds: send_fds [n_send] is borrowed; the caller closes *got_p. */
 struct call_got {
@@ -38,9 +36,8 @@ struct call_got {
     unsigned n_fds;
 };
 enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds,
-                          unsigned n_send,
-                          int64_t deadline_ns, ProtobufCMessage **reply_p,
-                          struct call_got *got_p, struct rdt_error *err);
+                          unsigned n_send, int64_t deadline_ns, ProtobufCMessage **reply_p, struct call_got *got_p,
+                          struct rdt_error *err);
 void call_got_close(struct call_got *got);
 
 /* INVALID unless the caller's ref can be sent; DISCONNECTED, FORKED if nothing can. */

@@ -108,7 +108,8 @@ enum rdt_status rdt_wait_freed(rdt *conn, const struct rdt_ref *ref, int64_t tim
 }
 
 /* With the lock: names the range by its region. */
-static enum rdt_status find_range(rdt *conn, const void *addr, size_t bytes, Rdt__Pb__WaitFreed *request_p, struct rdt_error *err)
+static enum rdt_status find_range(rdt *conn, const void *addr, size_t bytes, Rdt__Pb__WaitFreed *request_p,
+                                  struct rdt_error *err)
 {
     uintptr_t lo = (uintptr_t)addr;
     const struct mapping *mapping = bytes <= UINTPTR_MAX - lo ? memory_at(&conn->memory, lo, lo + bytes) : NULL;
@@ -164,7 +165,8 @@ static enum rdt_status start_wait(rdt_request *take_request, enum rdt_message ty
     return status;
 }
 
-static rdt_request *create_wait(rdt *conn, const struct rdt_ref *ref, const char *what, int64_t timeout_ns, struct rdt_error *err)
+static rdt_request *create_wait(rdt *conn, const struct rdt_ref *ref, const char *what, int64_t timeout_ns,
+                                struct rdt_error *err)
 {
     rdt_request *request = request_create(conn, ref, timeout_ns, NULL);
 
@@ -219,8 +221,8 @@ enum rdt_status rdt_wait_freed_start(rdt *conn, const struct rdt_ref *ref, int64
     return status;
 }
 
-enum rdt_status rdt_wait_freed_range_start(rdt *conn, const void *addr, size_t bytes, int64_t timeout_ns, rdt_request **request_p,
-                                           struct rdt_error *err)
+enum rdt_status rdt_wait_freed_range_start(rdt *conn, const void *addr, size_t bytes, int64_t timeout_ns,
+                                           rdt_request **request_p, struct rdt_error *err)
 {
     Rdt__Pb__WaitFreed message = RDT__PB__WAIT_FREED__INIT;
     struct rdt_ref none = {0};
@@ -264,8 +266,8 @@ enum rdt_status rdt_hand_on(rdt *conn, const struct rdt_ref *ref, int64_t grace_
     return call(conn, RDT_MSG_HOLD, &message.base, CALL_TIMEOUT_NS, NULL, err);
 }
 
-static enum rdt_status start_hold(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, bool takes_over, rdt_request **hold_p,
-                                  struct rdt_error *err)
+static enum rdt_status start_hold(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, bool takes_over,
+                                  rdt_request **hold_p, struct rdt_error *err)
 {
     Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
     Rdt__Pb__Ref wire;
@@ -288,7 +290,8 @@ static enum rdt_status start_hold(rdt *conn, const struct rdt_ref *ref, int64_t 
     return status;
 }
 
-enum rdt_status rdt_hold_start(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err)
+enum rdt_status rdt_hold_start(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p,
+                               struct rdt_error *err)
 {
     return start_hold(conn, ref, timeout_ns, false, hold_p, err);
 }
@@ -335,7 +338,8 @@ static enum rdt_status fill_broadcast(const rdt *conn, const struct rdt_ref *ref
     return RDT_OK;
 }
 
-enum rdt_status rdt_broadcast(rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns, struct rdt_error *err)
+enum rdt_status rdt_broadcast(rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
+                              struct rdt_error *err)
 {
     Rdt__Pb__Broadcast message;
     Rdt__Pb__Ref wire;

@@ -15,7 +15,7 @@ static inline int64_t clock_now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Negative: never. */
+/* Returns CLOCK_NEVER for a negative time-out. */
 static inline int64_t clock_deadline_ns(int64_t timeout_ns)
 {
     int64_t now_ns;
@@ -26,7 +26,7 @@ static inline int64_t clock_deadline_ns(int64_t timeout_ns)
     return timeout_ns > CLOCK_NEVER - now_ns ? CLOCK_NEVER : now_ns + timeout_ns;
 }
 
-/* As the wire says it: -1 is without end. */
+/* Returns the time left as messages carry it: -1 is without end. */
 static inline int64_t clock_remaining_ns(int64_t deadline_ns)
 {
     int64_t left_ns;

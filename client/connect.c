@@ -1,4 +1,4 @@
-/* rdt_connect, rdt_close: where a connection comes from and what is left of it. */
+/* rdt_connect, rdt_close and rdt_node. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +27,7 @@
 #define DEFAULT_SOCKET "/run/rdtd/rdtd.sock"
 #define DEFAULT_TIMEOUT_NS (INT64_C(10) * 1000000000)
 
-/* ---- the end ---- */
+/* ---- closing ---- */
 
 static void close_fd(int fd)
 {
@@ -44,7 +44,7 @@ static void close_fds(const rdt *conn)
     close_fd(conn->wake_fd);
 }
 
-/* Everything but the fds. Nothing is sent any more. */
+/* Ends and frees everything that lives on the connection, except the fds. Nothing is sent any more. */
 static void free_all(rdt *conn)
 {
     struct rdt_error why = {.status = RDT_DISCONNECTED, .msg = "rdt_close was called"};
@@ -71,22 +71,22 @@ static void free_all(rdt *conn)
     frame_reader_fini(&conn->reader);
 }
 
-/* The child's copy: the socket is the parent's, so it is neither written nor shut down, and the parent's threads are
- * not here. */
+/* Closes a forked child's copy. The socket is the parent's, so nothing is sent on it and it is not shut down. The parent's
+ * threads do not exist here. */
 static void close_in_child(rdt *conn)
 {
     bool consistent = pthread_mutex_trylock(&conn->lock) == 0;
 
     close_fds(conn);
     if (!consistent)
-        return;                   /* such a thread was changing it: nothing can be trusted but the fds */
-    pending_fini(&conn->pending); /* calls in it are on those threads' stacks */
+        return; /* one of them was changing the connection during the fork, so only its fds are in a known state */
+    pending_fini(&conn->pending); /* its entries lie on the stacks of those threads */
     if (!pending_init(&conn->pending))
         return;
     for (struct chain *link = conn->requests.next; link != &conn->requests; link = link->next)
         container_of(link, rdt_request, link)->copying = false;
     free_all(conn);
-    free(conn); /* without destroying the conditions: that would wait for sleepers */
+    free(conn); /* The conditions are not destroyed: that would wait for threads that sleep on them in the parent. */
 }
 
 void rdt_close(rdt *conn)
@@ -99,7 +99,7 @@ void rdt_close(rdt *conn)
     }
     connection_lock(conn);
     conn->corks = 0;
-    connection_flush(conn); /* what was let go of while it was corked may outlast the session */
+    connection_flush(conn); /* a corked message may concern what outlives the session, such as a detached object */
     free_all(conn);
     close_fds(conn);
     (void)pthread_mutex_unlock(&conn->lock);
@@ -109,7 +109,7 @@ void rdt_close(rdt *conn)
     free(conn);
 }
 
-/* ---- the beginning ---- */
+/* ---- opening ---- */
 
 static bool watch(const rdt *conn, int fd)
 {
@@ -143,7 +143,7 @@ static void init_locks(rdt *conn)
     (void)pthread_condattr_destroy(&attr);
 }
 
-/* Takes the socket, whatever happens. */
+/* Takes the socket, on an error too. */
 static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err)
 {
     rdt *conn = calloc(1, sizeof *conn);
@@ -221,19 +221,19 @@ static enum rdt_status open_socket(const char *path, int64_t deadline_ns, int *s
         if (left_ns == 0)
             sys_errno = EAGAIN;
         else if (left_ns > 0 && left.tv_sec == 0 && left.tv_usec == 0)
-            left.tv_usec = 1; /* 0 would be without end */
+            left.tv_usec = 1; /* 0 would mean without end */
         if (left_ns > 0)
             (void)setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &left, sizeof left);
         if (left_ns != 0)
             sys_errno = connect(sock, (struct sockaddr *)&address, sizeof address) < 0 ? errno : 0;
     } while (sys_errno == EINTR);
     if (sys_errno == 0) {
-        *sock_p = sock; /* reads and writes say MSG_DONTWAIT */
+        *sock_p = sock; /* It stays blocking: reads and writes pass MSG_DONTWAIT. */
         return RDT_OK;
     }
     close_fd(sock);
     if (sys_errno == EAGAIN)
-        return rdt_error_set(err, RDT_TIMED_OUT, "rdtd at %s does not accept connections: the deadline passed", path);
+        return rdt_error_set(err, RDT_TIMED_OUT, "rdtd at %s did not accept the connection before the deadline", path);
     return refused(path, sys_errno, err);
 }
 

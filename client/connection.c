@@ -1,4 +1,4 @@
-/* The socket: sending, receiving, waiting by turns, losing it. */
+/* The socket: sending, receiving, and its loss; and the threads that take turns to wait on it. */
 #include "connection.h"
 
 #include <errno.h>
@@ -15,12 +15,12 @@
 #include "proto/wire_error.h"
 #include "rdt.pb-c.h"
 
-#define MAX_QUEUED_BYTES ((size_t)64 << 20) /* frames that the daemon does not take */
-#define LATER_FRAMES 8                      /* that wait for company, at most */
-#define CORKED_FRAMES 64
-#define STALLED_NS 10000000                 /* between two tries to send what is stalled */
-#define UNREAD_NS 500000000                 /* how long a release waits for a daemon that does not read */
-#define MAX_READS 256                       /* in one go, so that a talkative daemon cannot hide a deadline */
+#define MAX_QUEUED_BYTES ((size_t)64 << 20) /* of messages that the socket has not taken yet */
+#define LATER_FRAMES 8                      /* queued messages at which connection_send_later sends */
+#define CORKED_FRAMES 64                    /* queued messages at which a corked connection sends */
+#define STALLED_NS 10000000                 /* between two attempts to send a stalled message */
+#define DRAIN_NS 500000000                  /* how long connection_drain waits for a daemon that does not read */
+#define MAX_READS 256                       /* at a time, so that a daemon that sends without pause cannot hide a deadline */
 
 bool connection_is_forked(const rdt *conn)
 {
@@ -68,27 +68,29 @@ static void set_event(rdt *conn, bool readable)
     if (readable == conn->fd_has_event)
         return;
     conn->fd_has_event = readable;
-    /* Neither can fail: the counter is 0 or 1, and the fd does not block. */
+    /* Neither call can fail: the counter is 0 or 1, and the fd does not block. */
     if (readable)
         (void)!write(conn->event_fd, &count, sizeof count);
     else
         (void)!read(conn->event_fd, &count, sizeof count);
 }
 
-/* What waits for fds of this user to leave the sockets that they are in, which no event tells, is tried again then; else never. */
-static int64_t stalled_until_ns(const rdt *conn)
+/* The kernel may refuse to send fds while too many fds of this user are in flight in sockets, and no event tells when there
+ * are fewer. Returns when to try such a stalled message again; CLOCK_NEVER: nothing is stalled. */
+static int64_t retry_at_ns(const rdt *conn)
 {
     return conn->writer.queued_frames > 0 && conn->writer.stalled && !conn->lost ? clock_now_ns() + STALLED_NS : CLOCK_NEVER;
 }
 
-/* Brings what rdt_fd watches up to date. */
+/* Brings up to date what rdt_fd watches. */
 static void update_fd(rdt *conn)
 {
-    int64_t next_ns = expiry_next_ns(&conn->expiries), again_ns = stalled_until_ns(conn);
-    bool wants_out = conn->writer.queued_frames > 0 && (conn->corks == 0 || conn->blocked) && again_ns == CLOCK_NEVER && !conn->lost;
+    int64_t next_ns = expiry_next_ns(&conn->expiries), retry_ns = retry_at_ns(conn);
+    bool wants_out =
+        conn->writer.queued_frames > 0 && (conn->corks == 0 || conn->blocked) && retry_ns == CLOCK_NEVER && !conn->lost;
 
-    if (again_ns < next_ns)
-        next_ns = again_ns;
+    if (retry_ns < next_ns)
+        next_ns = retry_ns;
     if (wants_out != conn->fd_wants_out) {
         struct epoll_event event = {.events = wants_out ? EPOLLIN | EPOLLOUT : EPOLLIN};
 
@@ -103,11 +105,13 @@ static void update_fd(rdt *conn)
         (void)timerfd_settime(conn->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
         conn->fd_timer_ns = next_ns;
     }
-    set_event(conn, conn->unseen > 0 || !chain_is_empty(&conn->events) || !chain_is_empty(&conn->arrived) || (conn->lost && !conn->fd_told_lost));
+    set_event(conn, conn->unseen > 0 || !chain_is_empty(&conn->events) || !chain_is_empty(&conn->arrived) ||
+                        (conn->lost && !conn->fd_told_lost));
 }
 
-/* Wakes whom the news concerns. The leader's poll does not see what others do under the lock. */
-static void tell(rdt *conn)
+/* Wakes the threads that the latest changes concern. The leader is woken by an fd, because its poll does not see what other
+ * threads do under the lock. */
+static void wake(rdt *conn)
 {
     if (conn->polling && conn->wake_leader) {
         uint64_t one = 1;
@@ -115,28 +119,28 @@ static void tell(rdt *conn)
         (void)!write(conn->wake_fd, &one, sizeof one);
         conn->wake_leader = false;
     }
-    /* Without a leader one of those who sleep must become it. */
-    if (conn->followers > 0 && (conn->news || !conn->polling))
+    /* If there is no leader, one of the followers must become it. */
+    if (conn->followers > 0 && (conn->must_wake || !conn->polling))
         (void)pthread_cond_broadcast(&conn->changed);
-    conn->news = false;
+    conn->must_wake = false;
     if (conn->fd_used)
         update_fd(conn);
 }
 
 void connection_unlock(rdt *conn)
 {
-    struct mapping *unused;
+    struct mapping *retired;
 
-    unused = memory_take_unused(&conn->memory);
-    tell(conn);
+    retired = memory_take_retired(&conn->memory);
+    wake(conn);
     (void)pthread_mutex_unlock(&conn->lock);
-    memory_unmap(unused);
+    memory_unmap(retired);
 }
 
 void connection_notify(rdt *conn)
 {
     conn->n_changes++;
-    conn->news = conn->wake_leader = true;
+    conn->must_wake = conn->wake_leader = true;
 }
 
 uint64_t connection_id(rdt *conn)
@@ -144,7 +148,7 @@ uint64_t connection_id(rdt *conn)
     return ++conn->last_id;
 }
 
-/* ---- losing it ---- */
+/* ---- the loss of the connection ---- */
 
 void connection_lose(rdt *conn, const struct rdt_error *why)
 {
@@ -175,18 +179,17 @@ static void flush(rdt *conn)
         return;
     status = frame_writer_send(&conn->writer, conn->sock, &err);
     if (conn->blocked && status == RDT_OK) {
-        conn->unread = false;
-        connection_notify(conn); /* connection_drain may wait in another thread */
+        conn->not_read = false;
+        connection_notify(conn); /* another thread may wait in connection_drain */
     }
     conn->blocked = status == RDT_AGAIN;
     if (status == RDT_OK)
         return;
     if (status == RDT_AGAIN) {
-        conn->wake_leader = true; /* it must poll for room too */
+        conn->wake_leader = true; /* it must also poll for POLLOUT now */
         return;
     }
-    /* What the daemon said before it closed is still to be read, and says more than this: receive() ends the
-     * connection. */
+    /* The daemon may have sent a reason before it closed the socket. receive() reads that, and then ends the connection. */
     conn->why_unsent = err;
     frame_writer_fini(&conn->writer);
     if (status != RDT_DISCONNECTED)
@@ -199,7 +202,7 @@ enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const Pro
     return connection_send_fds(conn, type, id, message, &take_fd, take_fd >= 0 ? 1 : 0, urgent, err);
 }
 
-/* Encoded and queued, not sent. */
+/* Encodes the message and queues it without sending it. Takes the fds on success only. */
 static enum rdt_status queue(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
                              unsigned n_fds, bool urgent, struct rdt_error *err)
 {
@@ -210,9 +213,9 @@ static enum rdt_status queue(rdt *conn, uint16_t type, uint64_t id, const Protob
     if (conn->lost)
         return connection_lost_error(conn, err);
     if (bytes > RDT_MAX_FRAME_BYTES)
-        return rdt_error_set(err, RDT_LIMIT, "the request takes %zu bytes, the most is %u", bytes, RDT_MAX_FRAME_BYTES);
+        return rdt_error_set(err, RDT_LIMIT, "the request has %zu bytes, and the limit is %u", bytes, RDT_MAX_FRAME_BYTES);
     if (!urgent && conn->writer.queued_bytes + bytes > MAX_QUEUED_BYTES)
-        return rdt_error_set(err, RDT_LIMIT, "%zu bytes wait to be sent already: rdtd does not read its socket",
+        return rdt_error_set(err, RDT_LIMIT, "%zu bytes are waiting to be sent, because rdtd does not read its socket",
                              conn->writer.queued_bytes);
     status = frame_writer_push(&conn->writer, type, 0, id, (uint32_t)bytes, take_fds, n_fds, &payload);
     if (status != RDT_OK)
@@ -246,17 +249,17 @@ enum rdt_status connection_release(rdt *conn, uint16_t type, const ProtobufCMess
     return status;
 }
 
-/* The socket takes a few hundred messages. What does not fit stays in the queue, and without this nobody would send it before the
- * next call: a program that releases a list of objects and then computes for an hour would hold them for that hour. */
+/* The socket takes a few hundred messages; the rest stays in the queue. Without this wait, nobody would send the rest before
+ * the next call. A program that releases a list of objects and then computes for an hour would hold them for that hour. */
 void connection_drain(rdt *conn)
 {
     int64_t deadline_ns;
 
-    if (!conn->blocked || conn->unread || conn->corks > 0)
+    if (!conn->blocked || conn->not_read || conn->corks > 0)
         return;
-    deadline_ns = clock_now_ns() + UNREAD_NS;
-    while (conn->blocked && !conn->lost && !conn->unread)
-        conn->unread = connection_step(conn, deadline_ns) == RDT_TIMED_OUT && conn->blocked;
+    deadline_ns = clock_now_ns() + DRAIN_NS;
+    while (conn->blocked && !conn->lost && !conn->not_read)
+        conn->not_read = connection_step(conn, deadline_ns) == RDT_TIMED_OUT && conn->blocked;
 }
 
 void connection_flush(rdt *conn)
@@ -306,7 +309,7 @@ static void handle(rdt *conn, struct frame *frame)
     if (pending) {
         pending->ops->on_frame(conn, pending, frame);
     } else if (frame->request_id == 0 && (frame->flags & FRAME_ERROR)) {
-        /* About the connection, not about a request: why it is going to be closed. */
+        /* An error that answers no request says why the daemon is about to close the connection. */
         (void)connection_error_reply(frame, &err);
         connection_lose(conn, &err);
     } else {
@@ -314,7 +317,7 @@ static void handle(rdt *conn, struct frame *frame)
     }
 }
 
-/* Hands out every whole frame. False: the stream is lost. */
+/* Handles every complete frame that has been read. False: the connection is lost. */
 static bool handle_frames(rdt *conn)
 {
     while (!conn->lost) {
@@ -334,7 +337,8 @@ static bool handle_frames(rdt *conn)
     return false;
 }
 
-/* Reads once, and on while a frame is not whole; or all that is there. */
+/* Reads and handles frames. Without `all` it stops after the first read that ends with a complete frame; with `all` it goes
+ * on until the socket is empty. */
 static void receive(rdt *conn, bool all)
 {
     for (unsigned reads = 0; !conn->lost && reads < MAX_READS; reads++) {
@@ -380,7 +384,8 @@ void connection_poll(rdt *conn)
 
 /* ---- waiting ---- */
 
-/* What ppoll says, having looked for so long first. *crowded_p: others need the processor. Without the lock. */
+/* Without the lock: polls without sleeping for look_ns, then sleeps until an fd is ready or until_ns. Returns as ppoll does.
+ * *crowded_p becomes true, and the busy polling ends, if other threads need the processor. */
 static int wait_for(struct pollfd fds[2], int64_t until_ns, int64_t look_ns, bool *crowded_p)
 {
     int64_t now_ns = look_ns > 0 ? clock_now_ns() : 0, end_ns = now_ns + look_ns;
@@ -401,17 +406,18 @@ static int wait_for(struct pollfd fds[2], int64_t until_ns, int64_t look_ns, boo
     return ppoll(fds, 2, until_ns != CLOCK_NEVER ? &left : NULL, NULL);
 }
 
+/* Polls as the leader until something happens or until_ns, and handles what happened. */
 static void lead(rdt *conn, int64_t until_ns)
 {
     struct pollfd fds[2] = {{.fd = conn->lost ? -1 : conn->sock, .events = POLLIN}, {.fd = conn->wake_fd, .events = POLLIN}};
-    int64_t again_ns = stalled_until_ns(conn);
+    int64_t retry_ns = retry_at_ns(conn);
     bool crowded = false;
     int64_t look_ns;
     int n;
 
-    if (again_ns < until_ns)
-        until_ns = again_ns;
-    else if (conn->writer.queued_frames > 0 && again_ns == CLOCK_NEVER)
+    if (retry_ns < until_ns)
+        until_ns = retry_ns;
+    else if (conn->writer.queued_frames > 0 && retry_ns == CLOCK_NEVER)
         fds[0].events |= POLLOUT;
     conn->polling = true;
     conn->wake_leader = false;
@@ -426,10 +432,10 @@ static void lead(rdt *conn, int64_t until_ns)
         poll_rule_crowded(&conn->rule, clock_now_ns());
     if (conn->rule.max_ns > 0 && n > 0 && fds[0].revents & POLLIN)
         poll_rule_end(&conn->rule, clock_now_ns());
-    if (again_ns != CLOCK_NEVER)
+    if (retry_ns != CLOCK_NEVER)
         flush(conn);
     if (n <= 0)
-        return; /* the time is over, or a signal came */
+        return; /* the time is over, or a signal interrupted the poll */
     if (fds[1].revents) {
         uint64_t count;
 
@@ -441,9 +447,10 @@ static void lead(rdt *conn, int64_t until_ns)
         receive(conn, false);
 }
 
-static void sleep_until(rdt *conn, int64_t until_ns)
+/* Sleeps as a follower until the leader wakes it or until_ns. */
+static void follow(rdt *conn, int64_t until_ns)
 {
-    tell(conn);
+    wake(conn);
     conn->followers++;
     if (until_ns == CLOCK_NEVER) {
         (void)pthread_cond_wait(&conn->changed, &conn->lock);
@@ -460,16 +467,16 @@ enum rdt_status connection_step(rdt *conn, int64_t deadline_ns)
     int64_t until_ns = expiry_next_ns(&conn->expiries);
 
     if (conn->corks > 0)
-        connection_flush(conn); /* who leads need not be who has queued it */
+        connection_flush(conn); /* a thread that waits sends the corked messages of all threads */
     if (until_ns > deadline_ns)
         until_ns = deadline_ns;
     if (until_ns != CLOCK_NEVER && clock_now_ns() >= until_ns) {
-        /* What came in time counts, even if nobody looked until now. */
+        /* An answer that arrived in time counts, even if nobody has read it until now. */
         connection_poll(conn);
         return clock_now_ns() >= deadline_ns ? RDT_TIMED_OUT : RDT_OK;
     }
     if (conn->polling)
-        sleep_until(conn, until_ns);
+        follow(conn, until_ns);
     else
         lead(conn, until_ns);
     return RDT_OK;

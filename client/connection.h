@@ -10,7 +10,7 @@
  *     9  groups
  *     8  connect                     opens and closes a connection; sets its callbacks
  *     7  calls fetch info memory_calls put  public calls
- *     6  device loans wait           memory on devices; memory for put's copies; rdt_wait, rdt_dispatch
+ *     6  device loans wait           memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
  *     5  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
  *        names request watch         published names; one fetch or wait; events
  *     4  call fetched                one request and its reply; one fetched object
@@ -49,71 +49,71 @@
 #include "proto/poll_rule.h"
 #include "rdt.h"
 
-struct chain { /* of what lives on the connection, both ways; an empty one points at itself */
+struct chain { /* a doubly linked list of what lives on the connection; an empty one points at itself */
     struct chain *next, *prev;
 };
 
 struct rdt {
-    /* Never changed after rdt_connect: read without the lock. */
+    /* These never change after rdt_connect, so they are read without the lock. */
     pid_t pid;
     int sock, epoll_fd, timer_fd, event_fd, wake_fd;
     struct rdt_node_info node;
-    uint64_t inline_max_bytes; /* tensors of up to this many bytes travel in the message */
-    bool tensor_runs;          /* the daemon reads lists of tensors in runs */
-    bool takes_loans;                /* ... and takes what is lent to it */
-    uint64_t sealed_max_bytes;   /* tensors of up to this many may lie in memory that is made here, unless: */
-    atomic_bool refuses_sealed;    /* the daemon could not take such, and could put the same otherwise */
-    void (*on_event)(rdt *conn, struct frame *frame); /* FRAME_EVENT */
+    uint64_t inline_max_bytes;  /* tensors of up to this many bytes travel in the message */
+    bool tensor_runs;           /* the daemon reads lists of tensors in runs */
+    bool takes_loans;           /* the daemon understands Put.loaned */
+    uint64_t sealed_max_bytes;  /* a snapshot of up to this many bytes may lie in a memfd of this process, unless: */
+    atomic_bool refuses_sealed; /* the daemon refused such a memfd, and then took the same bytes in its own region */
+    void (*on_event)(rdt *conn, struct frame *frame);      /* FRAME_EVENT */
     void (*on_late_reply)(rdt *conn, struct frame *frame); /* a reply that nobody waits for any more */
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* what followers sleep on */
     pthread_cond_t copied;  /* a thread stopped writing into some request's targets */
-    bool importing;         /* something in several messages: one at a time */
-    uint64_t n_imports;     /* of those */
+    bool importing;         /* an import takes several messages; only one may at a time */
+    uint64_t n_imports;     /* how many have taken several messages */
 
     struct frame_reader reader;
     struct frame_writer writer;
     uint64_t last_id;
     struct pending_table pending;
     struct expiry_heap expiries;
-    void (*on_expired)(rdt *conn, struct expiry *expiry); /* taken out of the heap before */
+    void (*on_expired)(rdt *conn, struct expiry *expiry); /* it is no longer in the heap */
     bool lost;
     struct rdt_error why_lost;
-    struct rdt_error why_unsent; /* status is not RDT_OK: nothing can be sent; reading still tells what the daemon said last */
+    struct rdt_error why_unsent; /* if status is not RDT_OK, nothing can be sent, but the daemon's last words can be read */
 
-    unsigned corks; /* rdt_cork less rdt_uncork */
-    bool blocked;   /* the socket took no more */
-    bool unread;    /* ... and a release has waited for the daemon to read in vain: the next ones do not wait */
-    struct poll_rule rule; /* whether the leader looks before it sleeps */
-    bool polling;       /* a leader is in poll, without the lock */
-    unsigned followers; /* asleep on `changed` */
-    uint64_t n_changes;    /* how often something ended or arrived */
-    bool news;          /* ... and those who sleep do not know yet */
-    bool wake_leader;   /* the leader polls for too little, or something happened that it must look at */
+    unsigned corks;        /* calls of rdt_cork less those of rdt_uncork */
+    bool blocked;          /* the socket takes no more at present */
+    bool not_read;         /* connection_drain waited for the daemon in vain; it does not wait again until the daemon reads */
+    struct poll_rule rule; /* whether the leader polls without sleeping first */
+    bool polling;          /* a leader is in poll, without the lock */
+    unsigned followers;    /* asleep on `changed` */
+    uint64_t n_changes;    /* how often a request ended or an object arrived */
+    bool must_wake;        /* one did, and the followers have not been woken since */
+    bool wake_leader;      /* the leader must poll for other events, or look at what has changed */
 
     /* rdt_fd */
     bool fd_used;
-    bool fd_wants_out;   /* as the epoll has it */
+    bool fd_wants_out;   /* the epoll watches the socket for EPOLLOUT too */
     bool fd_has_event;   /* event_fd is readable */
-    int64_t fd_timer_ns; /* as the timer has it; CLOCK_NEVER: unarmed */
+    int64_t fd_timer_ns; /* when timer_fd fires; CLOCK_NEVER: it is not armed */
     bool fd_told_lost;   /* rdt_dispatch has said that the connection is lost */
     size_t unseen;       /* requests that ended since the last rdt_dispatch */
 
     /* watch.c */
     bool watching;
-    struct chain events; /* that came and were not taken */
-    size_t event_bytes;
-    uint64_t event_sequence; /* of the latest one that was taken */
+    struct chain events;     /* received and not yet taken */
+    size_t event_bytes;      /* of all of them */
+    uint64_t event_sequence; /* number of the event that was taken last */
 
     struct memory memory;
-    struct chain loans_idle, loans_active; /* of loans.c; the latest first */
-    struct chain batches;           /* of batch.c */
-    struct chain requests, objects; /* all of them: rdt_close ends them */
-    struct chain arrived;           /* requests whose bytes are here and have to be copied into their targets */
+    struct chain loans_idle, loans_active; /* of loans.c; the one that was used last is first */
+    struct chain batches;                  /* of batch.c */
+    struct chain requests, objects;        /* all of them; rdt_close ends them */
+    struct chain arrived;                  /* requests whose bytes must still be copied into their targets */
 };
 
-/* Before anything else in every public function, without the lock: FORKED in a child, INVALID for NULL. */
+/* Every public function calls this first, without the lock. Errors: FORKED (in a child), INVALID (NULL). */
 enum rdt_status connection_check(const rdt *conn, struct rdt_error *err);
 bool connection_is_forked(const rdt *conn);
 
@@ -145,28 +145,30 @@ void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *mes
 enum rdt_status connection_release(rdt *conn, uint16_t type, const ProtobufCMessage *message, struct rdt_error *err);
 void connection_flush(rdt *conn);
 
-/* Waits, half a second at most, until the socket has taken all that is queued. For the end of a public function that gives something back: the
- * lock is released meanwhile. A daemon that does not read delays one call; later ones return at once, until it reads. */
+/* Waits at most half a second until the socket has taken all queued messages. A public function that releases something
+ * calls it last. Releases the lock meanwhile. A daemon that does not read its socket delays only one call; later calls
+ * return at once until it reads again. */
 void connection_drain(rdt *conn);
 
-/* Waits until something may have happened that a waiter must look at, or until the deadline: TIMED_OUT. The lock is
- * released meanwhile. After TIMED_OUT all that is there has been read: look once more. */
+/* Waits until something may have happened that the caller must look at. TIMED_OUT: the deadline has passed; everything that
+ * had arrived by then has been handled, so the caller looks once more. Releases the lock meanwhile. */
 enum rdt_status connection_step(rdt *conn, int64_t deadline_ns);
 
 /* Does what connection_step does without blocking: reads everything there is, and ends requests that are
  * overdue. */
 void connection_poll(rdt *conn);
 
-/* A request ended or an object arrived: wakes the threads that wait. */
+/* Says that a request has ended or an object has arrived. connection_unlock then wakes the threads that wait. */
 void connection_notify(rdt *conn);
 
-/* Fails everything that waits with status and message, and every later call with DISCONNECTED. Once. */
+/* Ends the connection: everything that waits for an answer gets on_lost, and every later call fails with DISCONNECTED. Later
+ * calls of this function do nothing. */
 void connection_lose(rdt *conn, const struct rdt_error *why);
 
-/* DISCONNECTED, saying why; only if conn->lost. */
+/* Returns DISCONNECTED with the reason. Call it only if conn->lost. */
 enum rdt_status connection_lost_error(const rdt *conn, struct rdt_error *err);
 
-/* Reads the ErrorReply of a frame into err, which is never RDT_OK. */
+/* Writes the ErrorReply of a frame to err. Never returns RDT_OK. */
 enum rdt_status connection_error_reply(const struct frame *frame, struct rdt_error *err);
 
 static inline void chain_init(struct chain *chain)

@@ -1,4 +1,4 @@
-/* Memory on devices: allocating and importing it, what the daemon knows of it, and the list of devices. */
+/* Memory on devices: allocating and importing it, rdt_known, and the list of devices. */
 #include "device.h"
 
 #include <stdio.h>
@@ -11,8 +11,14 @@
 
 #define MAX_CHUNKS 65536u
 
+static enum rdt_status no_mapper(const char *kind, struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_UNSUPPORTED, "this process has no mapper for \"%.32s\" memory: register one with rdt_map_by",
+                         kind);
+}
+
 enum rdt_status device_alloc(rdt *conn, size_t bytes, const struct rdt_alloc_options *options, int64_t deadline_ns,
-                                struct mapping **mapping_p, struct rdt_error *err)
+                             struct mapping **mapping_p, struct rdt_error *err)
 {
     Rdt__Pb__Alloc request = RDT__PB__ALLOC__INIT;
     Rdt__Pb__RegionReply *reply;
@@ -25,7 +31,7 @@ enum rdt_status device_alloc(rdt *conn, size_t bytes, const struct rdt_alloc_opt
     mapper = memory_mapper(&conn->memory, options->memory);
     connection_unlock(conn);
     if (!mapper)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "nothing in this process maps \"%.32s\" memory: rdt_map_by", options->memory);
+        return no_mapper(options->memory, err);
     request.memory = mapper->memory;
     request.device = (char *)(options->device ? options->device : "");
     request.bytes = bytes;
@@ -35,12 +41,13 @@ enum rdt_status device_alloc(rdt *conn, size_t bytes, const struct rdt_alloc_opt
         return status;
     reply = (Rdt__Pb__RegionReply *)answer;
     if (!reply->share || reply->bytes < bytes) {
-        status = rdt_error_set(err, RDT_PROTOCOL, "rdtd answered ALLOC of %zu bytes of %s memory with %llu bytes of another kind",
-                               bytes, mapper->memory, (unsigned long long)reply->bytes);
+        status =
+            rdt_error_set(err, RDT_PROTOCOL, "rdtd answered ALLOC of %zu bytes of %s memory with %llu bytes of another kind",
+                          bytes, mapper->memory, (unsigned long long)reply->bytes);
     } else {
         connection_lock(conn);
         status = mapper_map_share(conn, reply->region, reply->generation, reply->bytes, reply->share, got.fds, got.n_fds,
-                           MAPPING_ALLOCATED, mapping_p, err);
+                                  MAPPING_ALLOCATED, mapping_p, err);
         connection_unlock(conn);
     }
     call_got_close(&got);
@@ -50,31 +57,32 @@ enum rdt_status device_alloc(rdt *conn, size_t bytes, const struct rdt_alloc_opt
     return status;
 }
 
-/* ---- the caller's own ---- */
+/* ---- the caller's memory ---- */
 
 static enum rdt_status check_shared(const struct rdt_shared *shared, const void *addr, struct rdt_error *err)
 {
     uint64_t all = 0;
 
     if (!addr || shared->bytes == 0 || shared->bytes > UINTPTR_MAX - (uintptr_t)addr)
-        return rdt_error_set(err, RDT_INVALID, "[%p, +%llu) is no range of memory", addr, (unsigned long long)shared->bytes);
+        return rdt_error_set(err, RDT_INVALID, "[%p, +%llu) is not a range of memory", addr, (unsigned long long)shared->bytes);
     if (!shared->memory || (shared->kind != RDT_SHARED_VMM && shared->kind != RDT_SHARED_LEGACY_IPC))
-        return rdt_error_set(err, RDT_INVALID, "memory on a device is imported by chunks or by a legacy handle");
+        return rdt_error_set(err, RDT_INVALID, "memory on a device is imported as chunks or by a legacy handle");
     if (shared->kind == RDT_SHARED_LEGACY_IPC)
         return shared->handle && shared->handle_bytes > 0 && shared->handle_bytes <= 64
                    ? RDT_OK
                    : rdt_error_set(err, RDT_INVALID, "a legacy handle has 1 to 64 bytes, not %zu", shared->handle_bytes);
     if (!shared->fds || !shared->chunk_bytes || shared->n_fds == 0 || shared->n_fds > MAX_CHUNKS)
-        return rdt_error_set(err, RDT_INVALID, "%zu chunks: 1 to %u, each with an fd and its bytes", shared->n_fds, MAX_CHUNKS);
+        return rdt_error_set(err, RDT_INVALID, "there are %zu chunks: give 1 to %u, each with an fd and its bytes",
+                             shared->n_fds, MAX_CHUNKS);
     for (size_t i = 0; i < shared->n_fds; i++)
         all = shared->chunk_bytes[i] > UINT64_MAX - all ? UINT64_MAX : all + shared->chunk_bytes[i];
     if (shared->offset > all || shared->bytes > all - shared->offset)
-        return rdt_error_set(err, RDT_INVALID, "%llu bytes at offset %llu of chunks that have %llu",
+        return rdt_error_set(err, RDT_INVALID, "%llu bytes at offset %llu do not fit into chunks of %llu bytes",
                              (unsigned long long)shared->bytes, (unsigned long long)shared->offset, (unsigned long long)all);
     return RDT_OK;
 }
 
-/* Chunks in as many frames as it takes; the last is answered with the region. */
+/* Sends the chunks in as many messages as it takes. The last one is answered with the region. */
 static enum rdt_status send_parts(rdt *conn, const struct rdt_shared *shared, uint64_t number, int64_t deadline_ns,
                                   ProtobufCMessage **answer_p, struct rdt_error *err)
 {
@@ -99,7 +107,8 @@ static enum rdt_status send_parts(rdt *conn, const struct rdt_shared *shared, ui
         request.first_chunk = (uint32_t)sent;
         request.chunk_bytes = chunks ? (uint64_t *)(uintptr_t)(shared->chunk_bytes + sent) : NULL;
         request.n_chunk_bytes = n;
-        status = call_many(conn, RDT_MSG_IMPORT, &request.base, chunks ? shared->fds + sent : NULL, n, deadline_ns, answer_p, &got, err);
+        status = call_many(conn, RDT_MSG_IMPORT, &request.base, chunks ? shared->fds + sent : NULL, n, deadline_ns, answer_p,
+                           &got, err);
         if (status != RDT_OK)
             return status;
         call_got_close(&got);
@@ -110,7 +119,7 @@ static enum rdt_status send_parts(rdt *conn, const struct rdt_shared *shared, ui
     }
 }
 
-/* The daemon keeps no chunks whose others will not come. */
+/* Makes the daemon drop the chunks that it has received so far, because the rest will not come. */
 static void drop_parts(rdt *conn, const struct rdt_shared *shared)
 {
     Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
@@ -124,7 +133,8 @@ static void drop_parts(rdt *conn, const struct rdt_shared *shared)
     connection_unlock(conn);
 }
 
-/* The daemon gathers the chunks of one import of a client's: those of the next wait here, each to its own deadline. */
+/* The daemon gathers the chunks of only one import of a client at a time. The next import waits here until its own
+ * deadline. */
 static enum rdt_status begin_parts(rdt *conn, int64_t deadline_ns, uint64_t *number_p, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
@@ -135,7 +145,8 @@ static enum rdt_status begin_parts(rdt *conn, int64_t deadline_ns, uint64_t *num
     if (conn->lost)
         status = connection_lost_error(conn, err);
     else if (conn->importing)
-        status = rdt_error_set(err, RDT_TIMED_OUT, "another import of more than %u chunks did not end in time", RDT_MAX_FRAME_FDS);
+        status = rdt_error_set(err, RDT_TIMED_OUT, "another import of more than %u chunks did not end before the deadline",
+                               RDT_MAX_FRAME_FDS);
     else
         status = RDT_OK;
     if (status == RDT_OK) {
@@ -154,7 +165,8 @@ static void end_parts(rdt *conn)
     connection_unlock(conn);
 }
 
-static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, ProtobufCMessage **answer_p, struct rdt_error *err)
+static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, ProtobufCMessage **answer_p,
+                                   struct rdt_error *err)
 {
     int64_t deadline_ns = clock_deadline_ns(shared->timeout_ns ? shared->timeout_ns : CALL_MEMORY_TIMEOUT_NS);
     uint64_t number;
@@ -193,7 +205,7 @@ enum rdt_status rdt_import_shared(rdt *conn, const struct rdt_shared *given, voi
     mapper = memory_mapper(&conn->memory, shared.memory);
     connection_unlock(conn);
     if (!mapper)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "nothing in this process maps \"%.32s\" memory: rdt_map_by", shared.memory);
+        return no_mapper(shared.memory, err);
     status = send_import(conn, &shared, &answer, err);
     if (status != RDT_OK)
         return status;
@@ -212,8 +224,8 @@ enum rdt_status rdt_import_shared(rdt *conn, const struct rdt_shared *given, voi
     return status;
 }
 
-enum rdt_status rdt_known(rdt *conn, const void *addr, size_t bytes, bool *known_p, const char **memory_p, const char **device_p,
-                          struct rdt_error *err)
+enum rdt_status rdt_known(rdt *conn, const void *addr, size_t bytes, bool *known_p, const char **memory_p,
+                          const char **device_p, struct rdt_error *err)
 {
     uintptr_t lo = (uintptr_t)addr, hi = lo + (bytes ? bytes : 1);
     const struct mapping *mapping;

@@ -1,4 +1,4 @@
-/* The queue of events that nobody has taken yet. */
+/* The bounded queue of received events. */
 #include "events.h"
 
 #include <stdlib.h>
@@ -39,7 +39,7 @@ void events_add(rdt *conn, struct frame *frame)
     struct watched *watched;
 
     if (conn->event_bytes + frame->length > MOST_BYTES)
-        return; /* the next one's number tells */
+        return; /* events_take sees the gap in the numbers */
     watched = malloc(sizeof *watched + frame->length);
     if (!watched)
         return;
@@ -73,7 +73,7 @@ Rdt__Pb__Event *events_take(rdt *conn, struct rdt_error *err)
         conn->event_sequence = event->sequence;
         if (is_row || event->lost > 0)
             return event;
-        rdt__pb__event__free_unpacked(event, NULL); /* what it says was told by an earlier one */
+        rdt__pb__event__free_unpacked(event, NULL); /* a "lost" whose events an earlier one has counted already */
     }
     return NULL;
 }

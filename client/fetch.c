@@ -1,4 +1,4 @@
-/* rdt_fetch_start and rdt_fetch: from the caller's lists to FETCH frames; and the events that answer. */
+/* rdt_fetch_start and rdt_fetch: builds FETCH messages from the caller's lists, and handles the events that answer them. */
 #include "fetch.h"
 
 #include <stdlib.h>
@@ -18,9 +18,12 @@
 #include "rdt.pb-c.h"
 #include "request.h"
 
-#define ITEM_OVERHEAD_BYTES 24u /* of an item in its frame: tag, length, and the handle, which is not known yet */
-#define SELF_COPY_BYTES (4u << 20) /* objects of this node that this process copies itself, if it may see them: a round trip, not three */
-#define FRAME_ROOM_BYTES 4096u  /* what a FETCH says beside its items */
+#define ITEM_OVERHEAD_BYTES 24u /* of an item in its message: tag, length, and the handle, which is not known yet */
+#define FRAME_ROOM_BYTES 4096u  /* of a FETCH beside its items */
+
+/* The daemon may share an object of this node up to this size although a copy was asked for. This process then copies it into
+ * the targets itself, which takes one round trip instead of three. */
+#define SELF_COPY_BYTES (4u << 20)
 
 /* ---- events ---- */
 
@@ -32,8 +35,8 @@ static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *do
 
     if (done->status != RDT_OK)
         return wire_error(done->status, done->sys_errno, done->message, err);
-    status = fetched_create(request->conn, done, frame, !request->targets || !request->targets->direct || done->to_copy, &object,
-                            err);
+    status = fetched_create(request->conn, done, frame, !request->targets || !request->targets->direct || done->to_copy,
+                            &object, err);
     if (status != RDT_OK) {
         rdt_error_prefix(err, "fetch of %s", request->label);
         return status;
@@ -64,7 +67,7 @@ void fetch_on_event(rdt *conn, struct frame *frame)
         connection_lose(conn, &err);
     } else {
         rdt_object *object = NULL;
-        enum rdt_status status = RDT_CANCELLED; /* or its time was over */
+        enum rdt_status status = RDT_CANCELLED; /* without a request: cancelled here, or past its deadline */
 
         request = request_find(conn, done->handle);
         if (request)
@@ -82,7 +85,7 @@ void fetch_on_event(rdt *conn, struct frame *frame)
 
 /* ---- building the items ---- */
 
-struct fetch { /* under construction: all items of one rdt_fetch_start */
+struct fetch { /* one rdt_fetch_start, until it has been sent */
     rdt *conn;
     const struct rdt_fetch_options *options;
     struct arena arena;         /* items and what they point to */
@@ -102,30 +105,32 @@ static enum rdt_status no_memory(struct rdt_error *err, size_t count)
 static enum rdt_status check_ref(const struct rdt_ref *ref, struct rdt_error *err)
 {
     if (ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "its id has %u bytes, not 1 to %u", ref->id_bytes, RDT_MAX_ID_BYTES);
-    if (options_check_text(ref->tenant, sizeof ref->tenant - 1, "its tenant", err) != RDT_OK)
+        return rdt_error_set(err, RDT_INVALID, "the ref's id has %u bytes, not 1 to %u", ref->id_bytes, RDT_MAX_ID_BYTES);
+    if (options_check_text(ref->tenant, sizeof ref->tenant - 1, "the ref's tenant", err) != RDT_OK)
         return RDT_INVALID;
-    return options_check_text(ref->address, sizeof ref->address - 1, "its address", err);
+    return options_check_text(ref->address, sizeof ref->address - 1, "the ref's address", err);
 }
 
-/* INVALID names the tensor. *n_dims_p: of all of them. */
+/* *n_dims_p receives the dimensions of all slices together. INVALID names the tensor. */
 static enum rdt_status check_slices(const struct rdt_slice *slices, size_t count, size_t *n_dims_p, struct rdt_error *err)
 {
     size_t n_dims = 0;
 
     if (count > RDT_MAX_TENSORS)
-        return rdt_error_set(err, RDT_LIMIT, "%zu slices, an object has at most %u tensors", count, RDT_MAX_TENSORS);
+        return rdt_error_set(err, RDT_LIMIT, "there are %zu slices, but an object has at most %u tensors", count,
+                             RDT_MAX_TENSORS);
     for (size_t i = 0; i < count; i++) {
         const struct rdt_slice *slice = &slices[i];
 
         if (slice->ndim > RDT_MAX_NDIM)
-            return rdt_error_set(err, RDT_INVALID, "slice of tensor %zu: %u dimensions, the most is %u", i, slice->ndim,
-                                 RDT_MAX_NDIM);
+            return rdt_error_set(err, RDT_INVALID, "the slice of tensor %zu has %u dimensions, and the limit is %u", i,
+                                 slice->ndim, RDT_MAX_NDIM);
         if (slice->ndim > 0 && (!slice->start || !slice->count))
-            return rdt_error_set(err, RDT_INVALID, "slice of tensor %zu: start or count is NULL", i);
+            return rdt_error_set(err, RDT_INVALID, "start or count of the slice of tensor %zu is NULL", i);
         for (uint32_t d = 0; d < slice->ndim; d++) {
             if (slice->start[d] < 0 || slice->count[d] < 0)
-                return rdt_error_set(err, RDT_INVALID, "slice of tensor %zu: dimension %u takes %lld from %lld on", i, d,
+                return rdt_error_set(err, RDT_INVALID,
+                                     "in the slice of tensor %zu, dimension %u takes %lld elements from %lld on", i, d,
                                      (long long)slice->count[d], (long long)slice->start[d]);
         }
         n_dims += slice->ndim;
@@ -165,7 +170,7 @@ static enum rdt_status build_slice(struct arena *arena, const struct rdt_slice *
     return RDT_OK;
 }
 
-/* Where the daemon shall write, if it can. */
+/* Adds the regions of direct targets, into which the daemon writes itself. */
 static enum rdt_status build_targets(struct arena *arena, const struct targets *targets, bool in_runs, Rdt__Pb__FetchItem *item,
                                      struct rdt_error *err)
 {
@@ -176,7 +181,7 @@ static enum rdt_status build_targets(struct arena *arena, const struct targets *
     if (!item->targets || !item->target_regions)
         return no_memory(err, 1);
     if (in_runs && targets->layout->count >= LAYOUT_RUNS_LEAST)
-        rows = arena_alloc(arena, sizeof *rows); /* without memory it goes as it is */
+        rows = arena_alloc(arena, sizeof *rows); /* NULL: the list is sent without runs */
     layout_to_wire(targets->layout, true, rows, item->targets);
     for (uint32_t i = 0; i < targets->n_mappings; i++) {
         Rdt__Pb__RegionUse *use = arena_alloc(arena, sizeof *use);
@@ -200,9 +205,9 @@ static enum rdt_status create_request(struct fetch *fetch, size_t i, const struc
 
     if (options->targets && options->targets[i]) {
         if (options->mode == RDT_FETCH_SHARE)
-            return rdt_error_set(err, RDT_INVALID, "to share and to fill targets exclude each other");
+            return rdt_error_set(err, RDT_INVALID, "RDT_FETCH_SHARE does not write into targets: use another mode");
         if (!options->target_counts)
-            return rdt_error_set(err, RDT_INVALID, "targets without target_counts");
+            return rdt_error_set(err, RDT_INVALID, "targets is set, but target_counts is NULL");
         status = targets_create(fetch->conn, options->targets[i], options->target_counts[i], &targets, err);
         if (status != RDT_OK)
             return status;
@@ -238,7 +243,7 @@ static enum rdt_status build_item(struct fetch *fetch, size_t i, const struct rd
         if (options->slice_counts)
             status = build_slice(&fetch->arena, options->slices[i], options->slice_counts[i], item, err);
         else
-            status = rdt_error_set(err, RDT_INVALID, "slices without slice_counts");
+            status = rdt_error_set(err, RDT_INVALID, "slices is set, but slice_counts is NULL");
     }
     item->to_host = fetch->requests[i] && fetch->requests[i]->targets && !fetch->requests[i]->targets->direct;
     if (status == RDT_OK && fetch->requests[i]->targets && fetch->requests[i]->targets->direct)
@@ -250,14 +255,15 @@ static bool targets_fit_runs(const struct fetch *fetch)
 {
     size_t n = 0;
 
-    for (size_t i = 0; fetch->options->targets && fetch->options->target_counts && i < fetch->count && n <= RDT_MAX_RUN_TENSORS; i++)
+    for (size_t i = 0; fetch->options->targets && fetch->options->target_counts && i < fetch->count && n <= RDT_MAX_RUN_TENSORS;
+         i++)
         if (fetch->options->targets[i])
             n += fetch->options->target_counts[i] < RDT_MAX_TENSORS ? fetch->options->target_counts[i] : RDT_MAX_TENSORS;
     return n <= RDT_MAX_RUN_TENSORS;
 }
 
-/* What goes into targets by the library's own copy is private already: a shared look at it is enough. The mode is
- * the whole fetch's, so only if that holds for all. */
+/* If librdt copies the bytes into the targets itself, the daemon need not make a private copy first: sharing is enough. The
+ * mode applies to the whole fetch, so this must hold for all its objects. */
 static enum rdt_fetch_mode choose_mode(const struct fetch *fetch)
 {
     if (fetch->options->mode != RDT_FETCH_COPY && fetch->options->mode != RDT_FETCH_COW)
@@ -287,19 +293,19 @@ static enum rdt_status build(struct fetch *fetch, const struct rdt_ref *refs, st
     return RDT_OK;
 }
 
-/* ---- sending: everything below with the lock ---- */
+/* ---- sending: all functions here need the lock ---- */
 
-/* How many items from `first` on fit into one frame. */
+/* Returns how many items from `first` on fit into one message. */
 static size_t batch(const struct fetch *fetch, size_t first)
 {
     size_t bytes = FRAME_ROOM_BYTES, n = 0;
 
     if (first + 1 == fetch->count)
-        return 1; /* sending takes its size anyway, and refuses it if that is too much */
+        return 1; /* connection_send computes its size and refuses it if it is too large */
     while (first + n < fetch->count && n < RDT_MAX_FETCH_REFS) {
         bytes += protobuf_c_message_get_packed_size(&fetch->items[first + n]->base) + ITEM_OVERHEAD_BYTES;
         if (bytes > RDT_MAX_FRAME_BYTES && n > 0)
-            break; /* one that fits nowhere is refused when it is sent */
+            break; /* with n == 0 the item is alone in its message, and connection_send refuses it */
         n++;
     }
     return n;
@@ -333,7 +339,8 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     request.self_copy_bytes = SELF_COPY_BYTES;
     request.timeout_ns = clock_remaining_ns(fetch->deadline_ns);
     request.fds_once = n > 1 && batch_begin(fetch->conn, fetch->items[first]->handle, n);
-    status = connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false, err); /* each item is answered for itself */
+    status = connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false,
+                             err); /* id 0: each item has a handle and an answer of its own */
     if (status != RDT_OK && request.fds_once)
         batch_drop(fetch->conn, fetch->items[first]->handle);
     return status;
@@ -376,7 +383,7 @@ static enum rdt_status check_options(struct rdt_fetch_options *options, struct r
     if (status == RDT_OK)
         status = options_check_text(options->device, 64, "device", err);
     if (status == RDT_OK && options->device && !options->memory)
-        status = rdt_error_set(err, RDT_INVALID, "a device without its kind of memory");
+        status = rdt_error_set(err, RDT_INVALID, "device is set, but memory is NULL: give the device's kind of memory");
     return status;
 }
 
@@ -400,7 +407,7 @@ static enum rdt_status start(rdt *conn, const struct rdt_ref *refs, size_t count
     return status;
 }
 
-/* Into requests of our own first: results are written only on success. */
+/* Starts the fetches into a list of its own, because requests_p is written only on success. */
 static enum rdt_status start_new(rdt *conn, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                  rdt_request ***requests_p, int64_t *deadline_p, struct rdt_error *err)
 {
@@ -414,7 +421,7 @@ static enum rdt_status start_new(rdt *conn, const struct rdt_ref *refs, size_t c
     if (status == RDT_OK)
         status = check_options(&own, err);
     if (status == RDT_OK && count > 0 && !refs)
-        status = rdt_error_set(err, RDT_INVALID, "refs is NULL, count %zu", count);
+        status = rdt_error_set(err, RDT_INVALID, "refs is NULL, and count is %zu", count);
     if (status != RDT_OK)
         return status;
     requests = calloc(count + 1, sizeof(rdt_request *));
@@ -454,11 +461,11 @@ enum rdt_status rdt_fetch(rdt *conn, const struct rdt_ref *refs, size_t count, c
 
     if (status != RDT_OK)
         return status;
-    /* The requests end at the deadline by themselves; the wait needs it for the copies into targets. */
+    /* The requests end at the deadline by themselves. The wait needs it for the copies into targets. */
     status = rdt_wait(conn, requests, count, RDT_WAIT_ALL, clock_remaining_ns(deadline_ns), NULL, NULL, err);
     for (size_t i = 0; i < count; i++) {
         if (status == RDT_OK)
-            (void)rdt_request_take_object(requests[i], &objects_p[i], NULL); /* it ended well and was not taken */
+            (void)rdt_request_take_object(requests[i], &objects_p[i], NULL); /* cannot fail: the request has ended well */
         rdt_request_destroy(requests[i]);
     }
     free(requests);

@@ -1,4 +1,4 @@
-/* Objects: mapping what the daemon sent, and the public view of it. */
+/* Fetched objects: mapping what the daemon sent, releasing it, and what rdt.h shows of it. */
 #include "fetched.h"
 
 #include <stdlib.h>
@@ -9,17 +9,18 @@
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
 
-/* keep: its region is parked. stays: those that stay mapped, in the order in which they came. later: by connection_send_later. */
-static void release_hold(rdt *conn, uint64_t hold, bool keep, uint64_t *stays, size_t n_stays, bool later)
+/* keep_mapped: the object's one region is cached as a writable one. regions [n_regions]: those that are cached for reading,
+ * in the order of the answer. later: sends by connection_send_later. */
+static void release_hold(rdt *conn, uint64_t hold, bool keep_mapped, uint64_t *regions, size_t n_regions, bool later)
 {
     Rdt__Pb__Release request = RDT__PB__RELEASE__INIT;
 
     if (hold == 0)
         return;
     request.hold = hold;
-    request.keep_mapped = keep;
-    request.keep_mapped_regions = stays;
-    request.n_keep_mapped_regions = n_stays;
+    request.keep_mapped = keep_mapped;
+    request.keep_mapped_regions = regions;
+    request.n_keep_mapped_regions = n_regions;
     request.gone_events = conn->memory.n_gones;
     if (later)
         connection_send_later(conn, RDT_MSG_RELEASE, &request.base);
@@ -29,28 +30,28 @@ static void release_hold(rdt *conn, uint64_t hold, bool keep, uint64_t *stays, s
 
 void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done)
 {
-    release_hold(conn, done->hold, done->n_regions == 1 && memory_is_cached(&conn->memory, done->regions[0]->region),
-                 NULL, 0, false);
+    release_hold(conn, done->hold, done->n_regions == 1 && memory_is_cached(&conn->memory, done->regions[0]->region), NULL, 0,
+                 false);
 }
 
-/* ---- ending ---- */
+/* ---- releasing ---- */
 
-/* Hold and memory. */
-static void let_go(rdt_object *object, bool later)
+/* Drops the hold at the daemon and the references to the object's memory, all but the metadata. */
+static void release(rdt_object *object, bool later)
 {
     rdt *conn = object->conn;
-    bool parked = object->hold != 0 && object->n_mappings == 1 && memory_may_cache(object->mappings[0], MAPPING_FETCHED);
-    uint64_t stays[RDT_MAX_FRAME_FDS];
-    size_t n_stays = 0;
+    bool cached = object->hold != 0 && object->n_mappings == 1 && memory_may_cache(object->mappings[0], MAPPING_FETCHED);
+    uint64_t regions[RDT_MAX_FRAME_FDS]; /* cached for reading */
+    size_t n_regions = 0;
 
-    if (parked)
+    if (cached)
         memory_cache(&conn->memory, object->mappings[0]);
-    for (uint32_t i = 0; i < object->n_mappings && !parked; i++) {
-        if (object->hold != 0 && !conn->lost && n_stays < RDT_MAX_FRAME_FDS && memory_cache_readable(object->mappings[i]))
-            stays[n_stays++] = object->mappings[i]->region;
+    for (uint32_t i = 0; i < object->n_mappings && !cached; i++) {
+        if (object->hold != 0 && !conn->lost && n_regions < RDT_MAX_FRAME_FDS && memory_cache_readable(object->mappings[i]))
+            regions[n_regions++] = object->mappings[i]->region;
         memory_unref(&conn->memory, object->mappings[i]);
     }
-    release_hold(conn, object->hold, parked, stays, n_stays, later);
+    release_hold(conn, object->hold, cached, regions, n_regions, later);
     free(object->mappings);
     free(object->inline_data);
     object->hold = 0;
@@ -69,7 +70,7 @@ void fetched_destroy(rdt_object *object)
 {
     if (!object)
         return;
-    let_go(object, false);
+    release(object, false);
     targets_destroy(object->conn, object->targets);
     chain_remove(&object->link);
     free(object->metadata);
@@ -78,14 +79,14 @@ void fetched_destroy(rdt_object *object)
 
 void fetched_move_to(rdt_object *object, struct targets *take_targets, bool later)
 {
-    let_go(object, later);
+    release(object, later);
     object->targets = take_targets;
     object->layout = take_targets->layout;
     object->data = take_targets->data;
     object->info.writable = true;
 }
 
-/* ---- beginning ---- */
+/* ---- creating ---- */
 
 static void copy_text(char *to, size_t room, const char *from)
 {
@@ -105,7 +106,7 @@ static enum rdt_status fill_info(rdt_object *object, const Rdt__Pb__FetchDone *d
     info->elapsed_ns = done->elapsed_ns;
     info->mutable_shared = done->mutable_shared;
     info->version = done->version;
-    info->writable = true; /* unless some region is not */
+    info->writable = true; /* map_all clears it if a region is read-only */
     if (done->metadata.len > 0) {
         object->metadata = malloc(done->metadata.len);
         if (!object->metadata)
@@ -171,7 +172,7 @@ static enum rdt_status map_all(rdt_object *object, const Rdt__Pb__FetchDone *don
     return RDT_OK;
 }
 
-/* Where tensor i's first element is, once its bytes are known to lie where the daemon says. */
+/* Computes the address of tensor i's first element. Checks that all its bytes lie in the region or the inline data. */
 static enum rdt_status find_data(rdt_object *object, uint32_t i, size_t inline_bytes, struct rdt_error *err)
 {
     const struct layout *layout = object->layout;
@@ -182,7 +183,7 @@ static enum rdt_status find_data(rdt_object *object, uint32_t i, size_t inline_b
     object->data[i] = NULL;
     status = layout_extent(layout, i, &lo, &hi, err);
     if (status != RDT_OK || lo == hi)
-        return status; /* or it has no elements */
+        return status; /* a tensor without elements has no address */
     if (!base && layout->region[i] < object->n_mappings && object->mappings[layout->region[i]]) {
         base = object->mappings[layout->region[i]]->addr;
         bytes = object->mappings[layout->region[i]]->bytes;
@@ -241,7 +242,7 @@ enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct
     return RDT_OK;
 }
 
-/* ---- the public view ---- */
+/* ---- public calls ---- */
 
 size_t rdt_object_count(const rdt_object *object)
 {
@@ -263,7 +264,7 @@ enum rdt_status rdt_object_tensor(const rdt_object *object, size_t i, struct rdt
         return rdt_error_set(err, RDT_INVALID, "tensor %zu of an object that has %u", i, layout->count);
     tensor_p->dtype = (enum rdt_dtype)layout->dtype[i];
     tensor_p->ndim = layout->ndim[i];
-    /* Sizes were checked to be below 2^63. */
+    /* layout_from_wire has checked that sizes are below 2^63, so they fit int64_t. */
     tensor_p->shape = layout->ndim[i] ? (const int64_t *)layout->shape + layout->first_dim[i] : NULL;
     tensor_p->strides = layout->ndim[i] ? layout->strides + layout->first_dim[i] : NULL;
     tensor_p->data = object->data[i];
@@ -312,7 +313,7 @@ void rdt_release(rdt_object *object)
     rdt *conn = object ? object->conn : NULL;
 
     if (!conn || connection_is_forked(conn))
-        return; /* in a child rdt_close unmaps */
+        return; /* in a forked child rdt_close unmaps */
     connection_lock(conn);
     fetched_destroy(object);
     connection_drain(conn);

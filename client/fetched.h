@@ -1,5 +1,5 @@
-/* What a fetch brought: struct rdt_object. Owns its hold at the daemon and its references to mappings. Under the
- * lock. */
+/* struct rdt_object: what a fetch brought. It owns its hold at the daemon and its references to mappings. Under the
+ * connection's lock. */
 #ifndef CLIENT_FETCHED_H
 #define CLIENT_FETCHED_H
 
@@ -20,26 +20,28 @@ struct rdt_object {
     uint8_t *inline_data;
     uint8_t *metadata;
     size_t metadata_bytes;
-    bool to_copy;            /* it is there to be copied into targets */
-    struct targets *targets; /* NULL, or what layout and data are borrowed from */
+    bool to_copy;            /* the daemon shares the object only for being copied into the targets */
+    struct targets *targets; /* if not NULL, it owns layout and data */
 };
 
-/* From the daemon's event and the fds of its frame. With placed false its tensors are somewhere that the caller
- * knows (direct targets): they are left out. Takes the hold on success only. PROTOCOL, NO_MEMORY, SYSTEM. */
+/* Creates the object from the daemon's event and the fds of its frame. With `placed` false the tensors lie in direct
+ * targets, and the object is created without them. Takes the hold on success only. Errors: PROTOCOL, NO_MEMORY, SYSTEM, a
+ * mapper's. */
 enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, bool placed,
                                rdt_object **object_p, struct rdt_error *err);
 
-/* One region of an answer, mapped, with a reference; NULL for an empty one, which has nothing to map. Takes its fd. */
+/* Maps one region of an answer, with one reference for the caller. *mapping_p is NULL for an empty region. Takes the
+ * region's fd out of the frame. */
 enum rdt_status fetched_map(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
                             struct rdt_error *err);
 
-/* The bytes are in the targets now: the object's tensors are these, and nothing of the daemon's is needed any more, which it
- * hears at once or later (connection_send_later). */
+/* Makes the targets, which have the bytes now, the object's tensors, and releases the hold: with `later` by
+ * connection_send_later, else at once. */
 void fetched_move_to(rdt_object *object, struct targets *take_targets, bool later);
 
-void fetched_destroy(rdt_object *object); /* NULL is fine */
+void fetched_destroy(rdt_object *object); /* object may be NULL */
 
-/* Gives back what an answer brought and nobody has. */
+/* Releases the hold that an answer brought and for which no object exists. */
 void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done);
 
 #endif

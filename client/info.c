@@ -23,12 +23,14 @@ static enum rdt_status read_ref(const char *text, const char *where, struct rdt_
     struct rdt_error why;
     enum rdt_status status = rdt_ref_from_text(text, ref_p, &why);
 
-    return status == RDT_OK ? RDT_OK : rdt_error_set(err, RDT_PROTOCOL, "rdtd's answer to %s cannot be read: %s", where, why.msg);
+    return status == RDT_OK ? RDT_OK
+                            : rdt_error_set(err, RDT_PROTOCOL, "rdtd's answer to %s cannot be read: %s", where, why.msg);
 }
 
 /* ---- one object ---- */
 
-static enum rdt_status fill_stat(const Rdt__Pb__ObjectInfo *info, const char *where, struct rdt_stat *stat_p, struct rdt_error *err)
+static enum rdt_status fill_stat(const Rdt__Pb__ObjectInfo *info, const char *where, struct rdt_stat *stat_p,
+                                 struct rdt_error *err)
 {
     enum rdt_status status;
 
@@ -75,7 +77,8 @@ enum rdt_status rdt_stat(rdt *conn, const struct rdt_ref *ref, struct rdt_stat *
 {
     Rdt__Pb__ObjectInfo *info;
     struct rdt_stat stat;
-    enum rdt_status status = stat_p ? stat_object(conn, ref, &stat, &info, err) : rdt_error_set(err, RDT_INVALID, "stat_p is NULL");
+    enum rdt_status status =
+        stat_p ? stat_object(conn, ref, &stat, &info, err) : rdt_error_set(err, RDT_INVALID, "stat_p is NULL");
 
     if (status != RDT_OK)
         return status;
@@ -133,8 +136,8 @@ struct lister {
     } each;
 };
 
-static enum rdt_status lister_init(struct lister *lister, rdt *conn, Rdt__Pb__ListKind kind, const struct rdt_list_options *options,
-                                   bool has_each, void *arg, struct rdt_error *err)
+static enum rdt_status lister_init(struct lister *lister, rdt *conn, Rdt__Pb__ListKind kind,
+                                   const struct rdt_list_options *options, bool has_each, void *arg, struct rdt_error *err)
 {
     struct rdt_list_options own;
     enum rdt_status status = connection_check(conn, err);
@@ -195,8 +198,10 @@ static enum rdt_status give_objects(struct lister *lister, const Rdt__Pb__ListRe
 
     for (size_t i = 0; i < page->n_objects && status == RDT_OK; i++) {
         const Rdt__Pb__ObjectInfo *from = page->objects[i];
-        struct rdt_object_row row = {
-            .id = from->id, .transport = from->transport, .visibility = visibility_of(from->visibility), .producer = from->producer};
+        struct rdt_object_row row = {.id = from->id,
+                                     .transport = from->transport,
+                                     .visibility = visibility_of(from->visibility),
+                                     .producer = from->producer};
         status = fill_stat(from, "LIST", &row.stat, err);
         if (status == RDT_OK && !counted(lister, lister->each.object(lister->arg, &row)))
             break;
@@ -209,8 +214,7 @@ enum rdt_status rdt_each_object(rdt *conn, const struct rdt_list_options *option
 {
     Rdt__Pb__ListReply *page;
     struct lister lister;
-    enum rdt_status status =
-        lister_init(&lister, conn, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, options, each != NULL, arg, err);
+    enum rdt_status status = lister_init(&lister, conn, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, options, each != NULL, arg, err);
 
     if (status == RDT_OK)
         lister.each.object = each;
@@ -318,7 +322,8 @@ static void give_nodes(struct lister *lister, const Rdt__Pb__ListReply *page)
     }
 }
 
-enum rdt_status rdt_each_node(rdt *conn, bool (*each)(void *arg, const struct rdt_node_row *row), void *arg, struct rdt_error *err)
+enum rdt_status rdt_each_node(rdt *conn, bool (*each)(void *arg, const struct rdt_node_row *row), void *arg,
+                              struct rdt_error *err)
 {
     Rdt__Pb__ListReply *page;
     struct lister lister;
@@ -377,7 +382,8 @@ enum rdt_status rdt_daemon_status(rdt *conn, struct rdt_daemon_status *status_p,
     enum rdt_status status = connection_check(conn, err);
 
     if (status == RDT_OK && (!status_p || status_p->struct_size < sizeof status_p->struct_size))
-        status = rdt_error_set(err, RDT_INVALID, "status_p is NULL, or its struct_size is not set: initialise it with RDT_INIT");
+        status =
+            rdt_error_set(err, RDT_INVALID, "status_p is NULL, or its struct_size is not set: initialise it with RDT_INIT");
     if (status == RDT_OK)
         status = call(conn, RDT_MSG_STATUS, &request.base, CALL_TIMEOUT_NS, &answer, err);
     if (status != RDT_OK)

@@ -77,8 +77,8 @@ enum rdt_status mapper_map_share(rdt *conn, uint64_t region, uint64_t generation
     return memory_map_device(&conn->memory, region, generation, &shared, origin, mapping_p, err);
 }
 
-enum rdt_status mapper_map_region(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame, struct mapping **mapping_p,
-                                  struct rdt_error *err)
+enum rdt_status mapper_map_region(rdt *conn, const Rdt__Pb__SharedRegion *shared, struct frame *frame,
+                                  struct mapping **mapping_p, struct rdt_error *err)
 {
     unsigned first = shared->fd_index >= 0 ? (unsigned)shared->fd_index : 0;
     unsigned n = shared->fd_index >= 0 ? (unsigned)shared->share->n_chunk_bytes : 0;
@@ -86,5 +86,5 @@ enum rdt_status mapper_map_region(rdt *conn, const Rdt__Pb__SharedRegion *shared
     if (shared->share->n_chunk_bytes > frame->nfds || first + n > frame->nfds)
         return rdt_error_set(err, RDT_PROTOCOL, "the fds of region %llu did not come", (unsigned long long)shared->region);
     return mapper_map_share(conn, shared->region, shared->generation, shared->bytes, shared->share, frame->fds + first, n,
-                     MAPPING_FETCHED, mapping_p, err);
+                            MAPPING_FETCHED, mapping_p, err);
 }

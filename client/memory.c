@@ -21,7 +21,7 @@ bool memory_init(struct memory *memory)
 
 void memory_fini(struct memory *memory)
 {
-    memory_unmap(memory_take_unused(memory));
+    memory_unmap(memory_take_retired(memory));
     memory_unmap(memory->cached);
     for (size_t i = 0; i < memory->n_buckets; i++)
         memory_unmap(memory->buckets[i]);
@@ -72,8 +72,8 @@ struct mapping *memory_find(const struct memory *memory, uint64_t region, uint64
 {
     struct mapping *mapping = *bucket_of(memory, region);
 
-    while (mapping &&
-           (mapping->region != region || mapping->generation != generation || mapping->cow || mapping->loan || (writable && !mapping->writable)))
+    while (mapping && (mapping->region != region || mapping->generation != generation || mapping->cow || mapping->loan ||
+                       (writable && !mapping->writable)))
         mapping = mapping->next;
     return mapping;
 }
@@ -92,7 +92,8 @@ static enum rdt_status add(struct memory *memory, const struct mapping *what, st
     struct mapping *mapping = malloc(sizeof *mapping);
 
     if (!mapping)
-        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the record of region %llu", (unsigned long long)what->region);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the record of region %llu",
+                             (unsigned long long)what->region);
     *mapping = *what;
     mapping->refs = 1;
     if (memory->count == memory->n_buckets)
@@ -171,7 +172,8 @@ struct mapper *memory_mapper(const struct memory *memory, const char *kind)
 }
 
 enum rdt_status memory_adopt_device(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
-                                    struct mapper *mapper, const char *device, struct mapping **mapping_p, struct rdt_error *err)
+                                    struct mapper *mapper, const char *device, struct mapping **mapping_p,
+                                    struct rdt_error *err)
 {
     struct mapping what = {.region = region,
                            .generation = generation,
@@ -201,8 +203,8 @@ enum rdt_status memory_map_device(struct memory *memory, uint64_t region, uint64
     }
     what.mapper = memory_mapper(memory, shared->memory);
     if (!what.mapper)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "this process has no mapper for \"%.32s\" memory: register one with rdt_map_by",
-                             shared->memory);
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "this process has no mapper for \"%.32s\" memory: register one with rdt_map_by", shared->memory);
     (void)snprintf(what.device, sizeof what.device, "%s", shared->device);
     status = what.mapper->ops.map(what.mapper->ops.arg, shared, &addr, &what.mapped, err);
     if (status != RDT_OK) {
@@ -304,8 +306,8 @@ static void take_out(struct memory *memory, struct mapping *mapping)
 
 static void retire(struct memory *memory, struct mapping *mapping)
 {
-    mapping->next = memory->unused;
-    memory->unused = mapping;
+    mapping->next = memory->retired;
+    memory->retired = mapping;
 }
 
 void memory_unref(struct memory *memory, struct mapping *mapping)
@@ -391,17 +393,17 @@ void memory_uncache(struct memory *memory, uint64_t region)
 
 /* ---- unmapping ---- */
 
-struct mapping *memory_take_unused(struct memory *memory)
+struct mapping *memory_take_retired(struct memory *memory)
 {
-    struct mapping *unused = memory->unused;
+    struct mapping *retired = memory->retired;
 
-    memory->unused = NULL;
-    return unused;
+    memory->retired = NULL;
+    return retired;
 }
 
-void memory_unmap(struct mapping *take_unused)
+void memory_unmap(struct mapping *take_retired)
 {
-    for (struct mapping *mapping = take_unused, *next; mapping; mapping = next) {
+    for (struct mapping *mapping = take_retired, *next; mapping; mapping = next) {
         next = mapping->next;
         if (mapping->origin != MAPPING_IMPORTED && mapping->mapper)
             mapping->mapper->ops.unmap(mapping->mapper->ops.arg, mapping->addr, mapping->mapped);

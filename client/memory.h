@@ -54,10 +54,10 @@ struct mapping {
     struct mapper *mapper; /* of its kind; NULL: host memory */
     void *mapped;          /* what the mapper returned; NULL for an import, which the caller mapped */
     unsigned refs;
-    struct loan *loan; /* of loans.c; else NULL. Only that loan uses the mapping, and nobody else finds it */
+    struct loan *loan;    /* of loans.c; else NULL. Only that loan uses the mapping, and nobody else finds it */
     uint64_t mark;        /* memory_mark of the message that numbered this region last */
     uint32_t index;       /* its number in that message */
-    struct mapping *next; /* in its bucket, in `cached` or in `unused` */
+    struct mapping *next; /* in its bucket, in `cached` or in `retired` */
 };
 
 struct memory {
@@ -65,7 +65,7 @@ struct memory {
     size_t n_offered, room;
     struct mapping **buckets; /* all mappings but the cached writable and the retired ones, by region */
     size_t n_buckets, count;
-    struct mapping *unused; /* retired: to be unmapped */
+    struct mapping *retired; /* retired: to be unmapped */
     struct mapping *cached; /* writable ones without references */
     struct mapper *mappers; /* none is ever removed */
     uint64_t last_mark;
@@ -91,7 +91,8 @@ enum rdt_status memory_adopt(struct memory *memory, uint64_t region, uint64_t ge
 
 /* The same for memory on a device. */
 enum rdt_status memory_adopt_device(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
-                                    struct mapper *mapper, const char *device, struct mapping **mapping_p, struct rdt_error *err);
+                                    struct mapper *mapper, const char *device, struct mapping **mapping_p,
+                                    struct rdt_error *err);
 
 /* Lets the mapper of its kind map what the daemon shares, unless the region is mapped already, with one reference for the
  * caller. Errors: UNSUPPORTED (no mapper of that kind), NO_MEMORY, the mapper's own. */
@@ -144,8 +145,8 @@ bool memory_is_cached(const struct memory *memory, uint64_t region); /* as a wri
 void memory_uncache(struct memory *memory, uint64_t region);
 
 /* Hands all retired mappings to the caller, who passes them to memory_unmap without the lock. */
-struct mapping *memory_take_unused(struct memory *memory);
-void memory_unmap(struct mapping *take_unused);
+struct mapping *memory_take_retired(struct memory *memory);
+void memory_unmap(struct mapping *take_retired);
 
 /* Returns a new mark for numbering the regions of one message. */
 uint64_t memory_mark(struct memory *memory);

@@ -109,8 +109,7 @@ enum rdt_status rdt_import(rdt *conn, int fd, void *addr, size_t bytes, struct r
         return status;
     request.kind = RDT__PB__REGION_KIND__REGION_KIND_MEMFD;
     request.bytes = bytes;
-    status = call_fds(conn, RDT_MSG_IMPORT, &request.base, fd,
-                      clock_deadline_ns(CALL_MEMORY_TIMEOUT_NS), &answer, NULL, err);
+    status = call_fds(conn, RDT_MSG_IMPORT, &request.base, fd, clock_deadline_ns(CALL_MEMORY_TIMEOUT_NS), &answer, NULL, err);
     if (status != RDT_OK)
         return status;
     status = adopt(conn, (Rdt__Pb__RegionReply *)answer, addr, bytes, err);

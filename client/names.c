@@ -116,7 +116,8 @@ static enum rdt_status find_uid(const char *user, uint32_t *uid_p, struct rdt_er
     if (found)
         *uid_p = entry.pw_uid;
     free(buffer);
-    return found ? RDT_OK : rdt_error_set(err, RDT_INVALID, "there is no user \"%.32s\" here: give a login name or a uid", user);
+    return found ? RDT_OK
+                 : rdt_error_set(err, RDT_INVALID, "there is no user \"%.32s\" here: give a login name or a uid", user);
 }
 
 enum rdt_status rdt_ref_set_owner(const rdt *conn, struct rdt_ref *ref, const char *user, struct rdt_error *err)

@@ -57,7 +57,7 @@ struct put {
     uint8_t *inline_data;  /* INLINE */
     int fd;                /* SEALED: the memfd; GIVEN: the region's fd if nobody has mapped it before; else -1 */
     struct mapping *copy;  /* GIVEN, RELEASED: one reference, until the put ends or the region is given */
-    struct loan *loan; /* LOANED */
+    struct loan *loan;     /* LOANED */
     bool given;            /* regions[copy_index] is unmapped, and becomes the snapshot */
 };
 
@@ -451,8 +451,9 @@ static enum rdt_status put_init(struct put *put, const struct rdt_tensor *tensor
 
 /* With `fresh` no idle region is loaned again. AGAIN: the daemon has dropped the one that was, or counts it as too
  * large: to be tried again with fresh. */
-static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
-                                int64_t deadline_ns, bool fresh, struct rdt_ref *ref_p, struct rdt_error *err)
+static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, size_t count,
+                                const struct rdt_put_options *options, int64_t deadline_ns, bool fresh, struct rdt_ref *ref_p,
+                                struct rdt_error *err)
 {
     struct put put = {.conn = conn, .options = options, .deadline_ns = deadline_ns, .fd = -1};
     enum rdt_status status = put_init(&put, tensors, count, err);
@@ -533,7 +534,8 @@ enum rdt_status put_snapshot_of(rdt *conn, void *take_addr, const struct rdt_ten
     put.deadline_ns = put_deadline_ns(&own);
     connection_lock(conn);
     mapping = memory_at(&conn->memory, (uintptr_t)take_addr, (uintptr_t)take_addr + 1);
-    if (status == RDT_OK && (put.copied_bytes > 0 || put.n_regions != 1 || !mapping || put.regions[0].region != mapping->region))
+    if (status == RDT_OK &&
+        (put.copied_bytes > 0 || put.n_regions != 1 || !mapping || put.regions[0].region != mapping->region))
         status = rdt_error_set(err, RDT_INVALID, "the tensors of a snapshot lie outside the memory that becomes the snapshot");
     if (status != RDT_OK && mapping) {
         memory_withdraw(&conn->memory, mapping);

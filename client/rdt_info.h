@@ -118,55 +118,56 @@ struct rdt_node_transport {
 };
 
 struct rdt_node_row {
-    const char *uuid;         /* in hex; "": the node was never reached */
-    const char *boot_id;      /* the same, of the present start of its daemon */
-    const char *name;         /* in the nodes file, else the address */
-    const char *address;      /* "host:port" of its peer link */
-    const char *state;        /* "idle", "connecting", "up", "backoff": as rdtctl peers shows it */
-    const char *version;      /* of its daemon; "": never reached */
-    int64_t rtt_ns;           /* of the latest ping; 0: none was answered yet */
-    int64_t since_ns;         /* how long it has been in this state */
-    int64_t retry_in_ns;      /* when the next attempt to connect begins; 0: none is due */
-    uint32_t transfers_in;    /* running, from that node */
-    uint32_t transfers_out;   /* running, to that node */
-    uint64_t bytes_in;        /* moved so far */
+    const char *uuid;       /* in hex; "": the node was never reached */
+    const char *boot_id;    /* the same, of the present start of its daemon */
+    const char *name;       /* in the nodes file, else the address */
+    const char *address;    /* "host:port" of its peer link */
+    const char *state;      /* "idle", "connecting", "up", "backoff": as rdtctl peers shows it */
+    const char *version;    /* of its daemon; "": never reached */
+    int64_t rtt_ns;         /* of the latest ping; 0: none was answered yet */
+    int64_t since_ns;       /* how long it has been in this state */
+    int64_t retry_in_ns;    /* when the next attempt to connect begins; 0: none is due */
+    uint32_t transfers_in;  /* running, from that node */
+    uint32_t transfers_out; /* running, to that node */
+    uint64_t bytes_in;      /* moved so far */
     uint64_t bytes_out;
-    uint64_t fell_back;       /* transfers from there that took a slower transport than both nodes have */
-    const char *last_error;   /* why there is no link; "" while the state is "up" */
+    uint64_t fell_back;                          /* transfers from there that took a slower transport than both nodes have */
+    const char *last_error;                      /* why there is no link; "" while the state is "up" */
     const struct rdt_node_transport *transports; /* [n_transports], usable ones first, best first */
     size_t n_transports;
 };
 
 /* Lists the other nodes that this node's daemon knows. A daemon without a peer link knows none. */
-enum rdt_status rdt_each_node(rdt *rdt, bool (*each)(void *arg, const struct rdt_node_row *row), void *arg, struct rdt_error *err);
+enum rdt_status rdt_each_node(rdt *rdt, bool (*each)(void *arg, const struct rdt_node_row *row), void *arg,
+                              struct rdt_error *err);
 
 /* ---- the daemon ---- */
 
 struct rdt_daemon_status {
     size_t struct_size; /* RDT_INIT */
     char version[32];
-    char state[16];  /* "serving"; "draining": it takes no new work */
+    char state[16];   /* "serving"; "draining": it takes no new work */
     char address[65]; /* of its peer link; "": none */
     char socket[108];
     int32_t pid;
     int64_t uptime_ns;
     uint32_t clients;
     uint64_t objects, regions;
-    uint64_t memory_bytes;       /* host memory in use, orphaned memory included */
-    uint64_t memory_limit_bytes; /* memory_limit */
-    uint64_t pool_bytes;         /* free pool: memory beside memory_bytes, under the same limit */
-    uint64_t cached_bytes;       /* region cache, likewise */
-    uint64_t orphaned_bytes;     /* freed memory that a client still keeps open or mapped */
+    uint64_t memory_bytes;            /* host memory in use, orphaned memory included */
+    uint64_t memory_limit_bytes;      /* memory_limit */
+    uint64_t pool_bytes;              /* free pool: memory beside memory_bytes, under the same limit */
+    uint64_t cached_bytes;            /* region cache, likewise */
+    uint64_t orphaned_bytes;          /* freed memory that a client still keeps open or mapped */
     uint64_t replicas, replica_bytes; /* of other nodes' snapshots */
     uint32_t nodes_up, nodes_known;   /* other nodes */
     uint32_t transfers_active;
-    uint64_t transfers_done, transfers_failed; /* since the daemon started, as all counters below */
+    uint64_t transfers_done, transfers_failed;         /* since the daemon started, as all counters below */
     uint64_t transfers_cancelled, transfers_timed_out; /* no failures: their readers gave up, or ended */
-    uint64_t bytes_in, bytes_out, bytes_local;   /* from other nodes, to other nodes, within this one */
-    uint64_t fetches_joined;        /* fetches that joined a transfer under way */
-    uint64_t fetches_from_replicas; /* fetches that a replica on this node answered */
-    uint64_t redirected;            /* pulls of other nodes that were redirected to a replica */
-    uint64_t fell_back;             /* transfers that took a slower transport than both nodes have */
+    uint64_t bytes_in, bytes_out, bytes_local;         /* from other nodes, to other nodes, within this one */
+    uint64_t fetches_joined;                           /* fetches that joined a transfer under way */
+    uint64_t fetches_from_replicas;                    /* fetches that a replica on this node answered */
+    uint64_t redirected;                               /* pulls of other nodes that were redirected to a replica */
+    uint64_t fell_back;                                /* transfers that took a slower transport than both nodes have */
 };
 
 /* Writes the daemon's state, as many of the members as status_p->struct_size has room for. */

@@ -242,8 +242,8 @@ void request_on_expired(rdt *conn, struct expiry *expiry)
 
     (void)conn;
     send_cancel(request);
-    (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s %s: rdtd did not say how it ended within %.3f s", request->what, request->label,
-                        (double)request->timeout_ns / 1e9);
+    (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s %s: rdtd did not say how it ended within %.3f s", request->what,
+                        request->label, (double)request->timeout_ns / 1e9);
     request_fail(request, &err);
 }
 

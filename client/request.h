@@ -64,7 +64,6 @@ void request_make_hold(rdt_request *request);
 /* Gives the request its id and its deadline. Unless the deadline is CLOCK_NEVER, conn->expiries must have room. */
 void request_start(rdt_request *request, int64_t deadline_ns);
 
-
 /* The request with this handle, RUNNING; NULL: there is none. */
 rdt_request *request_find(rdt *conn, uint64_t handle);
 

@@ -399,7 +399,7 @@ Test(client_fetch, options_reach_the_daemon)
 
     slices[1].start = negative;
     assert_status(RDT_INVALID, rdt_fetch(conn, refs, 2, &options, objects, &err));
-    cr_assert(strstr(err.msg, "ref 1: slice of tensor 1"), "%s", err.msg);
+    cr_assert(strstr(err.msg, "ref 1: in the slice of tensor 1"), "%s", err.msg);
     options.slices = NULL;
     options.mode = (enum rdt_fetch_mode)4;
     assert_status(RDT_INVALID, rdt_fetch(conn, refs, 2, &options, objects, &err));
