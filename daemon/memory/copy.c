@@ -19,7 +19,7 @@ bool copy_init(struct copy *copy, const struct layout *source, uint32_t n_from, 
 
 void copy_fini(struct copy *copy)
 {
-    if (copy->source) /* else it never began */
+    if (copy->source) /* it was initialised */
         (void)pthread_mutex_destroy(&copy->mutex);
     copy->source = NULL;
     free(copy->from);
@@ -44,7 +44,7 @@ static const struct copy_place *to_of(const struct copy *copy, uint32_t i)
     return &copy->to[copy->target->region[i]];
 }
 
-/* Tensor i + 1 begins where tensor i ends, and so do their copies. */
+/* Whether tensor i + 1 begins where tensor i ends, in the source and in the target. */
 static bool adjoins(const struct copy *copy, uint32_t i)
 {
     const struct layout *source = copy->source, *target = copy->target;
@@ -55,8 +55,8 @@ static bool adjoins(const struct copy *copy, uint32_t i)
            layout_is_contiguous(source, i + 1);
 }
 
-/* From byte `at` of tensor *i_p, at most `most`; small tensors that lie in a row at once. Returns how much, with *i_p at the last one
- * that it copied from. */
+/* Copies at most `most` bytes from byte `at` of tensor *i_p on. Adjoining tensors are copied as one. Returns the number of
+ * bytes copied, with *i_p at the last tensor that it copied from. */
 static uint64_t copy_piece(const struct copy *copy, uint32_t *i_p, uint64_t at, uint64_t most)
 {
     uint32_t i = *i_p;
@@ -86,7 +86,7 @@ struct step {
     uint64_t at, bytes;
 };
 
-/* true: there will be one after it. */
+/* Takes the next step, which has 0 bytes if there is none. Returns whether another follows. */
 static bool take_step(struct copy *copy, struct step *step_p)
 {
     bool more;

@@ -15,11 +15,11 @@ struct device_copy {
     const struct layout *source, *target;
     const struct device_place *from, *to;
     device_copy_done on_done;
-    bool (*wanted)(void *arg); /* NULL: as long as nobody stops it */
+    bool (*wanted)(void *arg); /* NULL: it goes on until it is stopped */
     void *arg;
     uint32_t tensor; /* the next batch begins here, ... */
     uint64_t at;     /* ... at this byte of its packed stream, ... */
-    uint64_t left;   /* ... and so many are left; those of tensors that are not ours count too */
+    uint64_t left;   /* ... and this many bytes are left, those of ignored tensors included */
     bool pinned;
     unsigned running;
     uint64_t copied;
@@ -27,9 +27,10 @@ struct device_copy {
     struct rdt_error failure; /* status OK: none */
 };
 
-/* ---- what is to be done ---- */
+/* ---- which tensors ---- */
 
-static bool is_ours(const struct device_copy *copy, uint32_t i)
+/* Whether tensor i has an end on a device, and a place at both. */
+static bool is_copied(const struct device_copy *copy, uint32_t i)
 {
     const struct device_place *from, *to;
 
@@ -56,7 +57,7 @@ static enum rdt_status check(const struct device_copy *copy, bool *any_p, struct
     *any_p = false;
     for (uint32_t i = 0; i < copy->source->count; i++) {
         const struct region *from, *to;
-        if (!is_ours(copy, i))
+        if (!is_copied(copy, i))
             continue;
         from = copy->from[copy->source->region[i]].region;
         to = copy->to[copy->target->region[i]].region;
@@ -86,6 +87,7 @@ static bool add_piece(struct batch *batch, uint8_t *to, const uint8_t *from, uin
     return true;
 }
 
+/* Adds runs of contiguous bytes at one step from each other, as one piece if a piece can describe them. */
 static bool on_runs(void *arg, uint64_t place, int64_t step, uint64_t run, uint64_t runs)
 {
     struct filling *filling = arg;
@@ -96,7 +98,7 @@ static bool on_runs(void *arg, uint64_t place, int64_t step, uint64_t run, uint6
         filling->to += run * runs;
         return true;
     }
-    for (uint64_t k = 0; k < runs; k++) { /* backwards, or one over the other */
+    for (uint64_t k = 0; k < runs; k++) { /* the runs go backwards or overlap */
         if (!add_piece(filling->batch, filling->to, filling->from + (int64_t)place + (int64_t)k * step, run, 1, run))
             return false;
         filling->to += run;
@@ -109,7 +111,7 @@ static const struct rdt_block *block_of(const struct device_place *place)
     return place->region && place->region->device ? &place->region->block : NULL;
 }
 
-/* One batch has one region at each end. false: nothing is left. */
+/* Fills a batch with pieces of one region at each end. Returns false if nothing is left. */
 static bool fill(struct device_copy *copy, struct batch *batch)
 {
     const struct device_place *from = NULL, *to = NULL;
@@ -123,7 +125,7 @@ static bool fill(struct device_copy *copy, struct batch *batch)
 
         if (left > copy->left)
             left = copy->left;
-        if (!is_ours(copy, i)) {
+        if (!is_copied(copy, i)) {
             copy->left -= left;
             copy->tensor++;
             copy->at = 0;
@@ -204,6 +206,7 @@ static void start_more(struct device_copy *copy)
     }
 }
 
+/* A batch has ended: starts more, or ends the copy. */
 static void go_on(struct device_copy *copy)
 {
     struct rdt_error failure;
@@ -215,14 +218,14 @@ static void go_on(struct device_copy *copy)
         return;
     failure = copy->failure;
     if (failure.status == RDT_OK && copy->left > 0 && copy->tensor < copy->source->count)
-        (void)rdt_error_set(&failure, RDT_CANCELLED, "the copy was given up");
+        (void)rdt_error_set(&failure, RDT_CANCELLED, "the copy was cancelled before its end");
     copy->on_done(copy->arg, failure.status == RDT_OK ? NULL : &failure);
     free(copy);
 }
 
 enum rdt_status device_copy_start(const struct layout *source, const struct device_place *from, const struct layout *target,
-                                  const struct device_place *to, const struct device_part *part, bool pinned, device_copy_done on_done,
-                                  void *arg, struct device_copy **copy_p, struct rdt_error *err)
+                                  const struct device_place *to, const struct device_part *part, bool pinned,
+                                  device_copy_done on_done, void *arg, struct device_copy **copy_p, struct rdt_error *err)
 {
     struct device_copy *copy = calloc(1, sizeof *copy);
     enum rdt_status status;
@@ -231,8 +234,14 @@ enum rdt_status device_copy_start(const struct layout *source, const struct devi
     *copy_p = NULL;
     if (!copy)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a copy");
-    *copy = (struct device_copy){
-        .source = source, .target = target, .from = from, .to = to, .on_done = on_done, .arg = arg, .left = UINT64_MAX, .pinned = pinned};
+    *copy = (struct device_copy){.source = source,
+                                 .target = target,
+                                 .from = from,
+                                 .to = to,
+                                 .on_done = on_done,
+                                 .arg = arg,
+                                 .left = UINT64_MAX,
+                                 .pinned = pinned};
     if (part) {
         copy->tensor = part->first;
         copy->at = part->at;
@@ -244,7 +253,7 @@ enum rdt_status device_copy_start(const struct layout *source, const struct devi
         return status;
     }
     start_more(copy);
-    if (copy->running == 0) { /* nothing could be started at all */
+    if (copy->running == 0) { /* the first batch failed to start */
         status = rdt_error_set(err, copy->failure.status, "%s", copy->failure.msg);
         free(copy);
         return status;

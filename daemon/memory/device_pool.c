@@ -1,6 +1,6 @@
 #include "daemon/memory/device_pool.h"
 
-#define MAX_BLOCKS 256u /* on one device: each is a mapping there, and a descriptor */
+#define MAX_BLOCKS 256u /* on one device: each takes a mapping there and a descriptor */
 
 void device_pool_init(struct device_pool *pool, void (*release)(struct pool_block *block))
 {
@@ -13,8 +13,7 @@ void device_pool_set_idle(struct device_pool *pool, uint64_t idle_ns)
     pool->idle_ns = idle_ns;
 }
 
-/* It is the caller's then. */
-static void leave(struct pool_block *block)
+static void unlist(struct pool_block *block)
 {
     list_remove(&block->link);
     block->device->memory.pooled_bytes -= block->bytes;
@@ -23,11 +22,11 @@ static void leave(struct pool_block *block)
 
 static void drop(struct device_pool *pool, struct pool_block *block)
 {
-    leave(block);
+    unlist(block);
     pool->release(block);
 }
 
-/* ---- coming and going ---- */
+/* ---- giving and taking ---- */
 
 static uint64_t bytes_of(const struct device_pool *pool, const struct memory_device *device, uint64_t client)
 {
@@ -40,7 +39,7 @@ static uint64_t bytes_of(const struct device_pool *pool, const struct memory_dev
     return bytes;
 }
 
-/* The oldest on the device; of that client's, unless `any`. */
+/* The oldest block on the device that only that client had; any: whoever had it. */
 static struct pool_block *oldest(const struct device_pool *pool, const struct memory_device *device, uint64_t client, bool any)
 {
     list_for_each (node, &pool->blocks) {
@@ -54,7 +53,7 @@ static struct pool_block *oldest(const struct device_pool *pool, const struct me
 bool device_pool_give(struct device_pool *pool, struct pool_block *block, const struct owner *owner, uint64_t client)
 {
     struct memory_device *device = block->device;
-    uint64_t max = device->memory.pool_max_bytes, own_max = client != 0 ? max / 2 : max; /* no client takes it all */
+    uint64_t max = device->memory.pool_max_bytes, own_max = client != 0 ? max / 2 : max; /* no client fills the pool */
 
     if (pool->idle_ns == 0 || block->bytes == 0 || block->bytes > own_max || !block->kind->available || !block->block.addr)
         return false;
@@ -74,7 +73,8 @@ bool device_pool_give(struct device_pool *pool, struct pool_block *block, const 
     return true;
 }
 
-/* Too large by a quarter is not about so many: memory on devices is short. Of those that fit, the smallest, of equals the latest. */
+/* Memory on devices is short, so a block serves no request that it exceeds by more than a quarter. Of those that fit, the
+ * smallest is taken, and of equal ones the latest. */
 struct pool_block *device_pool_take(struct device_pool *pool, const struct device_block_wish *wish)
 {
     struct pool_block *best = NULL;
@@ -95,7 +95,7 @@ struct pool_block *device_pool_take(struct device_pool *pool, const struct devic
         return NULL;
     }
     wish->device->memory.pool_hits++;
-    leave(best);
+    unlist(best);
     return best;
 }
 
@@ -104,12 +104,12 @@ void device_pool_evict(struct device_pool *pool, const struct memory_device *dev
     struct pool_block *block;
 
     for (uint64_t given = 0; given < bytes && (block = oldest(pool, device, 0, true)); given += block->bytes) {
-        leave(block);
+        unlist(block);
         list_append(victims, &block->link);
     }
 }
 
-/* ---- the end of what is kept ---- */
+/* ---- freeing unused blocks ---- */
 
 bool device_pool_sweep(struct device_pool *pool, uint64_t now_ns)
 {

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#define MAX_REGIONS 64u /* of one client: each is a mapping there */
+#define MAX_REGIONS 64u /* of one reader: each is a mapping in its process */
 
 struct reader {
     struct region_reader base; /* in region->readers */
@@ -18,7 +18,7 @@ void mapped_start(struct mapped *mapped, void (*on_drop)(struct mapped *, uint64
     map_init(&mapped->by_id);
 }
 
-static void leave(struct reader *reader)
+static void forget(struct reader *reader)
 {
     list_remove(&reader->base.by_region);
     list_remove(&reader->by_client);
@@ -36,7 +36,7 @@ void mapped_stop(struct mapped *mapped)
     if (!mapped->on_drop)
         return;
     while (!list_empty(&mapped->list))
-        leave(oldest(mapped));
+        forget(oldest(mapped));
     map_fini(&mapped->by_id);
     mapped->on_drop = NULL;
 }
@@ -51,7 +51,7 @@ static void drop(struct reader *reader)
     struct mapped *mapped = reader->mapped;
     uint64_t region = reader->region;
 
-    leave(reader);
+    forget(reader);
     mapped->on_drop(mapped, region);
 }
 

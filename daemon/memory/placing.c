@@ -7,7 +7,7 @@ static uint64_t align_up(uint64_t bytes)
     return (bytes + LAYOUT_ALIGN_BYTES - 1) & ~(uint64_t)(LAYOUT_ALIGN_BYTES - 1);
 }
 
-/* PLACING_MAX: there are too many. */
+/* Returns the index of the place of a device, new or old; PLACING_MAX: there are too many. */
 static uint32_t place_of(struct placing *placing, struct memory_device *device)
 {
     uint32_t i = 0;
@@ -51,7 +51,7 @@ enum rdt_status placing_make(const struct layout *source, struct memory_device *
         layout->offset[i] = 0;
         if (bytes > 0 && !placing_add(placing, to[i], bytes, &layout->region[i], &layout->offset[i])) {
             free(layout);
-            return rdt_error_set(err, RDT_LIMIT, "tensors on more than %u devices", PLACING_MAX);
+            return rdt_error_set(err, RDT_LIMIT, "the tensors would lie on more than %u devices", PLACING_MAX);
         }
     }
     *layout_p = layout;

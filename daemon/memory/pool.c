@@ -7,7 +7,7 @@
 
 #include "daemon/base/log.h"
 
-#define MAX_AHEAD 4 /* blocks of one class: more than a few at a time is a burst, which no pool can foresee */
+#define MAX_AHEAD 4 /* free blocks of one class: no pool can foresee a burst of more requests than a few at a time */
 
 void pool_init(struct pool *pool, struct work_pool *work, uint64_t max_bytes, uint64_t idle_ns)
 {
@@ -34,7 +34,8 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
     return up < bytes ? bytes : up;
 }
 
-/* The power of two below, and how many quarters of it are on top: 2^k < bytes <= 2^(k+1). */
+/* With 2^k < bytes <= 2^(k+1), the class is given by k and by the number of quarters of 2^k above it. *bytes_p is the
+ * size of the class. */
 static unsigned class_of(uint64_t bytes, uint64_t *bytes_p)
 {
     unsigned k = 63 - (unsigned)__builtin_clzll(bytes - 1);
@@ -45,6 +46,7 @@ static unsigned class_of(uint64_t bytes, uint64_t *bytes_p)
     return 4 * k + (unsigned)((up - (UINT64_C(1) << k)) / quarter) - 1;
 }
 
+/* Whether the pool keeps blocks of this kind and size. */
 static bool keeps(const struct pool *pool, const struct memory_kind *kind, uint64_t bytes)
 {
     return kind == pool->kind && bytes > POOL_MIN_BYTES && bytes <= pool->max_bytes / 2;
@@ -66,7 +68,7 @@ uint64_t pool_room_bytes(const struct pool *pool, const struct memory_kind *kind
     return room;
 }
 
-/* ---- a block's end ---- */
+/* ---- freeing a block ---- */
 
 void registration_end(const struct registration *registration)
 {
@@ -102,26 +104,26 @@ static void uncharge(struct pool *pool, uint64_t bytes)
     pool->unreserve(pool->arg, bytes);
 }
 
-/* Its charge stays until the pages are back. */
 static void done_free(struct work *work)
 {
     struct pool_block *block = container_of(work, struct pool_block, work);
     struct pool *pool = block->pool;
 
-    uncharge(pool, block->bytes);
+    uncharge(pool, block->bytes); /* only now are its pages free */
     free(block);
     pool->on_change(pool->arg);
 }
 
+/* Frees a free block on the work pool. */
 static void release(struct pool_block *block)
 {
     block->work = (struct work){.run = run_free, .done = done_free};
     work_submit(block->pool->work, &block->work);
 }
 
-/* ---- making ahead ---- */
+/* ---- allocating ahead ---- */
 
-/* With those that are in the block already. */
+/* Registers the block with the transports that make_ahead noted in it. */
 static void register_all(struct pool_block *block)
 {
     unsigned n = block->n_registrations;
@@ -159,7 +161,7 @@ static void run_make(struct work *work)
     register_all(block);
 }
 
-static bool is_of_leaving(const struct pool_block *block)
+static bool is_with_unloading_transport(const struct pool_block *block)
 {
     for (unsigned i = 0; i < block->n_registrations; i++)
         if (block->registrations[i].transport->unloading)
@@ -167,14 +169,14 @@ static bool is_of_leaving(const struct pool_block *block)
     return false;
 }
 
-/* A block that is zeroed and warm: kept, unless it came too late. */
-static void settle(struct pool_block *block)
+/* A pending block is zeroed and mapped: it is free now, unless nobody may have it any more. */
+static void add_free(struct pool_block *block)
 {
     struct pool *pool = block->pool;
     struct pool_class *class = &pool->classes[class_of(block->bytes, NULL)];
 
     class->n_pending--;
-    if (pool->closed || is_of_leaving(block)) {
+    if (pool->closed || is_with_unloading_transport(block)) {
         release(block);
         return;
     }
@@ -189,14 +191,14 @@ static void done_make(struct work *work)
     struct pool *pool = block->pool;
 
     if (block->status == RDT_OK) {
-        settle(block);
+        add_free(block);
         return;
     }
     for (unsigned i = 0; i < block->n_registrations; i++)
         atomic_fetch_sub(&block->registrations[i].transport->registered, 1);
     memory_kind_unuse(block->kind);
     pool->classes[class_of(block->bytes, NULL)].n_pending--;
-    uncharge(pool, block->bytes); /* who needs memory now will say that there is none */
+    uncharge(pool, block->bytes); /* no error: a request that needs memory now will fail and say why */
     free(block);
     pool->on_change(pool->arg);
 }
@@ -217,6 +219,7 @@ static struct pool_block *block_new(struct pool *pool, uint64_t bytes)
     return block;
 }
 
+/* Allocates blocks of a class until there are as many as the demand calls for. */
 static void make_ahead(struct pool *pool, struct pool_class *class, uint64_t bytes)
 {
     unsigned target = class->n_wanted < 2 ? 0 : class->n_wanted - 1;
@@ -282,7 +285,7 @@ struct pool_block *pool_take(struct pool *pool, const struct memory_kind *kind, 
     return block;
 }
 
-/* ---- coming back ---- */
+/* ---- returning a block ---- */
 
 static void run_scrub(struct work *work)
 {
@@ -293,7 +296,7 @@ static void run_scrub(struct work *work)
 
 static void done_scrub(struct work *work)
 {
-    settle(container_of(work, struct pool_block, work));
+    add_free(container_of(work, struct pool_block, work));
 }
 
 bool pool_give(struct pool *pool, struct pool_block *block)
@@ -311,13 +314,13 @@ bool pool_give(struct pool *pool, struct pool_block *block)
     block->pool = pool;
     pool->bytes += block->bytes;
     class->n_pending++;
-    class->last_wanted_ns = uv_hrtime(); /* it has just been of use */
+    class->last_wanted_ns = uv_hrtime(); /* it was in use until now */
     block->work = (struct work){.run = run_scrub, .done = done_scrub};
     work_submit(pool->work, &block->work);
     return true;
 }
 
-/* ---- giving up ---- */
+/* ---- freeing unused blocks ---- */
 
 void pool_evict(struct pool *pool, uint64_t bytes, struct list *victims)
 {
@@ -333,7 +336,7 @@ void pool_evict(struct pool *pool, uint64_t bytes, struct list *victims)
         }
         if (!oldest)
             return;
-        oldest->n_wanted = 0; /* memory is short: no more ahead of need */
+        oldest->n_wanted = 0; /* memory is short, so none is allocated ahead */
         block = take_newest(oldest);
         given += block->bytes;
         uncharge(pool, block->bytes);
@@ -377,7 +380,7 @@ void pool_forget_transport(struct pool *pool, const struct transport *transport)
     for (unsigned i = 0; i < POOL_CLASSES; i++)
         list_for_each_safe (node, &pool->classes[i].free) {
             struct pool_block *block = container_of(node, struct pool_block, link);
-            if (!is_of_leaving(block))
+            if (!is_with_unloading_transport(block))
                 continue;
             list_remove(&block->link);
             pool->classes[i].n_free--;

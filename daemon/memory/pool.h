@@ -68,7 +68,7 @@ struct pool_class {
 
 struct pool {
     struct work_pool *work;
-    struct memory_room *room; /* of blocks made ahead; NULL: there is no pool */
+    struct memory_room *room;    /* what the kernel lets the daemon have, for blocks that are allocated ahead */
     struct memory_kind *kind;
     uint64_t max_bytes, idle_ns; /* max_bytes 0: nothing is pooled */
     uint64_t bytes;              /* of blocks that are free, being allocated or being zeroed */
@@ -83,7 +83,7 @@ struct pool {
     struct pool_class classes[POOL_CLASSES];
 };
 
-/* Initialises the pool. The caller sets kind, reserve, unreserve, on_change and arg before any other call. */
+/* Initialises the pool. The caller sets room, kind, reserve, unreserve, on_change and arg before any other call. */
 void pool_init(struct pool *pool, struct work_pool *work, uint64_t max_bytes, uint64_t idle_ns);
 
 /* The size of an allocation of `bytes` bytes of that kind: whole pages of the kind. */

@@ -13,6 +13,7 @@
 
 /* ---- the table ---- */
 
+/* The pool gets room that nobody else waits for. */
 static bool reserve(void *arg, uint64_t bytes)
 {
     struct regions *regions = arg;
@@ -35,7 +36,7 @@ static void unreserve(void *arg, uint64_t bytes)
     regions_uncharge(arg, bytes);
 }
 
-static void on_change(void *arg)
+static void on_pool_changed(void *arg)
 {
     regions_admit(arg);
 }
@@ -83,14 +84,14 @@ void regions_watch(struct regions *regions)
 }
 
 void regions_set_reuse(struct regions *regions, struct deadlines *deadlines, uint64_t pool_max_bytes, uint64_t cached_max_bytes,
-                  uint64_t idle_ns)
+                       uint64_t idle_ns)
 {
     pool_init(&regions->free_pool, regions->pool, pool_max_bytes, idle_ns);
     regions->free_pool.kind = plugins_memory_kind(regions->plugins, "host");
     regions->free_pool.room = &regions->room;
     regions->free_pool.reserve = reserve;
     regions->free_pool.unreserve = unreserve;
-    regions->free_pool.on_change = on_change;
+    regions->free_pool.on_change = on_pool_changed;
     regions->free_pool.arg = regions;
     device_pool_set_idle(&regions->device_pool, idle_ns);
     regions->cached_max_bytes = cached_max_bytes;

@@ -266,10 +266,6 @@ void region_set_state(struct region *region, enum region_state state);
 /* Takes the charge of a USED region off its account, and moves it to COMMON. */
 void region_make_common(struct region *region);
 
-/* For region_cache.c: takes a host region's charge off its account, and charges it again. LIMIT: of its account. */
-void region_uncharge_use(struct region *region);
-enum rdt_status region_charge_use(struct region *region, struct rdt_error *err);
-
 struct region *region_ref(struct region *region); /* returns `region` */
 void region_unref(struct region *region);         /* NULL is allowed */
 

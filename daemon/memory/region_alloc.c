@@ -1,4 +1,4 @@
-/* Memory for regions: room under the limit, pages from the pool or made on a work thread, and old ones as if they were new. */
+/* Host memory for regions: room under memory_limit, and a block of the pool or new pages from the work pool. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ struct page_work {
     void *arg;
     enum rdt_status status;
     struct rdt_error err;
-    struct list victims; /* struct pool_block whose pages go first */
+    struct list victims; /* struct pool_block: freed before pages are allocated, because they make room for them */
 };
 
 static enum rdt_status call_alloc(struct region *region, struct rdt_error *err)
@@ -51,7 +51,7 @@ static void run_alloc(struct work *work)
     page->status = alloc_block(region, true, &page->err);
     if (page->status != RDT_OK || region->origin < REGION_RECEIVED)
         return;
-    /* bytes are about to come: its pages are touched here, not one by one by the thread that receives */
+    /* The daemon is about to fill it. It is quicker to touch all pages here than for the receiving thread to fault. */
     page->status = region->kind->ops.map(region->kind->instance, &region->block, true, &page->err);
     if (page->status != RDT_OK)
         region->kind->ops.free(region->kind->instance, &region->block);
@@ -70,30 +70,32 @@ static void done_alloc(struct work *work)
     free(page);
 }
 
-/* Whether there is room for so many bytes, if need be in place of what is ready or warm. */
+static uint64_t free_bytes(const struct regions *regions)
+{
+    return regions->bytes < regions->limit_bytes ? regions->limit_bytes - regions->bytes : 0;
+}
+
+/* Makes room for that many bytes under memory_limit: frees replicas without users, then pooled and then cached memory.
+ * Pooled and cached memory is not freed if it would not be enough. Returns whether there is room. What is freed is moved to
+ * victims, without its charge. */
 static bool make_room(struct regions *regions, uint64_t bytes, struct list *victims)
 {
-    uint64_t free_bytes = regions->bytes < regions->limit_bytes ? regions->limit_bytes - regions->bytes : 0;
-    uint64_t spare = regions->free_pool.bytes + regions->cached_bytes, before = regions->bytes;
+    uint64_t unused = regions->free_pool.bytes + regions->cached_bytes;
 
-    if (bytes <= free_bytes)
-        return true;
-    if (regions->evict && bytes <= regions->limit_bytes && spare < bytes - free_bytes) {
+    if (bytes > regions->limit_bytes)
+        return false;
+    if (regions->evict && free_bytes(regions) + unused < bytes) {
         regions->evicted = victims;
-        (void)regions->evict(regions->evict_arg, bytes - free_bytes - spare);
+        (void)regions->evict(regions->evict_arg, bytes - free_bytes(regions) - unused);
         regions->evicted = NULL;
-        free_bytes += before - regions->bytes;
-        before = regions->bytes;
-        if (bytes <= free_bytes)
-            return true;
     }
-    if (regions->free_pool.bytes + regions->cached_bytes < bytes - free_bytes)
-        return false; /* nobody shall lose what is warm for nothing */
-    pool_evict(&regions->free_pool, bytes - free_bytes, victims);
-    free_bytes += before - regions->bytes;
-    if (bytes > free_bytes)
-        region_cache_evict(regions, bytes - free_bytes, victims);
-    return bytes <= regions->limit_bytes && regions->bytes <= regions->limit_bytes - bytes;
+    if (free_bytes(regions) + regions->free_pool.bytes + regions->cached_bytes < bytes)
+        return false;
+    if (free_bytes(regions) < bytes)
+        pool_evict(&regions->free_pool, bytes - free_bytes(regions), victims);
+    if (free_bytes(regions) < bytes)
+        region_cache_evict(regions, bytes - free_bytes(regions), victims);
+    return free_bytes(regions) >= bytes;
 }
 
 static enum rdt_status no_room(const struct regions *regions, uint64_t bytes, struct rdt_error *err)
@@ -118,23 +120,25 @@ enum rdt_status regions_charge(struct regions *regions, uint64_t bytes, struct r
     return RDT_OK;
 }
 
-/* The charge is the pool's until now. */
 void region_adopt(struct region *region, struct pool_block *take_block)
 {
     region->block = take_block->block;
     region->room = take_block->bytes;
     region->n_registrations = take_block->n_registrations;
     memcpy(region->registrations, take_block->registrations, sizeof region->registrations);
-    memory_kind_unuse(take_block->kind); /* the region counts */
+    memory_kind_unuse(take_block->kind); /* the region counts as its user */
     free(take_block);
 }
 
-/* Takes its room from the limit. */
+/* Charges a region to memory_limit: the size class of the pool if there is room, or else its pages only. Returns false if
+ * there is no room for either. */
 static bool take_room(struct region *region, struct list *victims)
 {
     struct regions *regions = region->regions;
     uint64_t pages = pool_pages_bytes(region->kind, region->bytes);
-    uint64_t room = region->origin == REGION_ALLOCATED ? pages : pool_room_bytes(&regions->free_pool, region->kind, region->bytes);
+    uint64_t room = region->origin == REGION_ALLOCATED
+                        ? pages
+                        : pool_room_bytes(&regions->free_pool, region->kind, region->bytes);
 
     if (!make_room(regions, room, victims) && !make_room(regions, room = pages, victims))
         return false;
@@ -163,15 +167,17 @@ static struct page_work *page_work_new(struct region *region, region_ready on_re
     return page;
 }
 
-/* ---- waiting for what is on its way ---- */
+/* ---- waiting for memory that is being freed ---- */
 
+/* claimed: what the request cannot get, see regions_claimed_bytes. */
 static bool will_fit(const struct regions *regions, uint64_t claimed, uint64_t bytes)
 {
     return bytes <= regions->limit_bytes && claimed <= regions->limit_bytes - bytes;
 }
 
-/* There is no room, but there would be if the work pool stood still: memory that is made ahead, scrubbed or given back takes until then,
- * and nobody is refused for that. */
+/* There is no room now, because the work pool is still freeing, zeroing or allocating ahead. If there will be room after
+ * that, the region waits for it in regions->awaiting: nobody is refused for work that is not done yet. Returns whether it
+ * waits. */
 static bool await_room(struct region *region, region_ready on_ready, void *arg)
 {
     struct regions *regions = region->regions;
@@ -195,7 +201,7 @@ static void stop_awaiting(struct page_work *page, uint64_t bytes)
     page->region->regions->awaiting_bytes -= bytes;
 }
 
-/* What it waited for went to somebody who could not wait. */
+/* The memory that it waited for went to a request that could not wait. */
 static void refuse(struct page_work *page)
 {
     struct region *region = page->region;
@@ -218,7 +224,7 @@ void regions_admit(struct regions *regions)
             submit(page);
         } else if (will_fit(regions, regions_claimed_bytes(regions) - regions->awaiting_bytes, bytes)) {
             region_drop_victims(regions, &page->victims);
-            return; /* more comes */
+            return; /* more memory is being freed */
         } else {
             region_drop_victims(regions, &page->victims);
             refuse(page);
@@ -235,9 +241,9 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     struct memory_kind *kind;
     struct region *region;
     struct page_work *page;
-    struct pool_block *ready;
+    struct pool_block *pooled;
     struct list victims;
-    bool in_turn = on_ready && !list_empty(&regions->awaiting);
+    bool must_wait = on_ready && !list_empty(&regions->awaiting); /* behind requests that came before it */
     enum rdt_status status = regions_find_kind(regions, kind_name, &kind, err);
 
     if (status != RDT_OK)
@@ -251,16 +257,16 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
     status = region_new(regions, kind, NULL, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;
-    ready = origin == REGION_ALLOCATED || in_turn ? NULL : pool_take(&regions->free_pool, kind, bytes);
+    pooled = origin == REGION_ALLOCATED || must_wait ? NULL : pool_take(&regions->free_pool, kind, bytes);
     if (regions->free_pool.bytes > 0)
         regions_watch(regions);
-    if (ready) {
-        region_adopt(region, ready);
+    if (pooled) {
+        region_adopt(region, pooled);
         *region_p = region;
         return RDT_OK;
     }
     list_init(&victims);
-    if (in_turn || !take_room(region, &victims)) {
+    if (must_wait || !take_room(region, &victims)) {
         region_drop_victims(regions, &victims);
         if (await_room(region, on_ready, arg))
             return RDT_AGAIN;
@@ -270,7 +276,7 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         return no_room(regions, bytes, err);
     }
     if (!on_ready)
-        region_drop_victims(regions, &victims); /* their share of the limit is free already */
+        region_drop_victims(regions, &victims); /* their charge is off already, so there is room */
     if ((bytes <= SMALL_BYTES || !on_ready) && list_empty(&victims)) {
         status = alloc_block(region, false, err);
         if (status != RDT_OK) {
@@ -297,9 +303,9 @@ enum rdt_status region_alloc_now(struct regions *regions, const char *kind, uint
     return region_alloc(regions, kind, "", bytes, origin, account, 0, region_p, NULL, NULL, err);
 }
 
-/* ---- taking what a client has made ---- */
+/* ---- taking over a client's memfd ---- */
 
-/* Where large allocations lie on huge pages, such come as ever. */
+/* Sizes that the kind rounds up by more than a page are those of huge pages. */
 uint64_t regions_take_max(struct regions *regions, uint64_t most)
 {
     struct memory_kind *kind;
@@ -309,12 +315,12 @@ uint64_t regions_take_max(struct regions *regions, uint64_t most)
     while (most > 0 && kind->ops.round && kind->ops.round(kind->instance, most - 1) != most - 1)
         most /= 2;
     if (most > 0 && kind->ops.round && kind->ops.round(kind->instance, most + 1) != most + 1)
-        most--; /* one huge page */
+        most--; /* this very size is one huge page */
     return most;
 }
 
-/* Its pages are there already, but who waits for room comes first. */
-static bool take_made_room(struct region *region)
+/* Charges the memory that a client has filled. Its pages exist already, but the requests that wait for room come first. */
+static bool take_room_now(struct region *region)
 {
     struct regions *regions = region->regions;
     uint64_t pages = pool_pages_bytes(region->kind, region->bytes);
@@ -341,7 +347,7 @@ enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, str
     if (status != RDT_OK)
         return status;
     if (!kind->ops.take)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s takes no memory that clients make", kind->name);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s does not take over memory of clients", kind->name);
     status = region_new(regions, kind, NULL, bytes, REGION_SNAPSHOT, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;
@@ -350,7 +356,7 @@ enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, str
         region_cancel(region);
         return status;
     }
-    if (!take_made_room(region)) {
+    if (!take_room_now(region)) {
         kind->ops.free(kind->instance, &region->block);
         region_cancel(region);
         if (bytes <= regions->limit_bytes)
@@ -358,13 +364,13 @@ enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, str
         return no_room(regions, bytes, err);
     }
     region->client = 0;
-    region_expose(region, client); /* which may still have it open */
+    region_expose(region, client); /* the client may still have it open */
     region->sealed = true;
     *region_p = region;
     return RDT_OK;
 }
 
-/* ---- scrubbing ---- */
+/* ---- zeroing ---- */
 
 static void run_scrub(struct work *work)
 {
@@ -387,13 +393,10 @@ enum rdt_status region_scrub(struct region *region, region_ready on_ready, void 
 
     if (!region_addr(region, err))
         return err ? err->status : RDT_SYSTEM;
-    page = calloc(1, sizeof *page);
+    page = page_work_new(region, on_ready, arg);
     if (!page)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to clear region %llu", (unsigned long long)region->id);
     page->work = (struct work){.run = run_scrub, .done = done_scrub};
-    page->region = region;
-    page->on_ready = on_ready;
-    page->arg = arg;
     work_submit(region->regions->pool, &page->work);
     return RDT_OK;
 }

@@ -1,4 +1,4 @@
-/* Memory on devices: made, imported and given back on the work pool; shared by what its plug-in exports. */
+/* Regions in device memory: room on the device, allocating and importing on the work pool. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -12,10 +12,10 @@ struct device_work {
     struct region *region;
     region_ready on_ready;
     void *arg;
-    struct rdt_import *import; /* NULL: an allocation, */
-    bool kept;                 /* or a block that was kept */
-    struct list victims;       /* struct pool_block that go first */
-    struct list link;          /* device->memory.awaiting */
+    struct rdt_import *import; /* NULL: an allocation */
+    bool reused;               /* its memory is a block of the pool, which must be zeroed */
+    struct list victims;       /* struct pool_block: freed first, because they make room */
+    struct list link;          /* in device->memory.awaiting */
     enum rdt_status status;
     struct rdt_error err;
 };
@@ -30,19 +30,19 @@ static enum rdt_status no_room(const struct memory_device *device, uint64_t byte
                          (unsigned long long)device->memory.used_bytes, (unsigned long long)device->memory.limit_bytes);
 }
 
-/* What a plug-in rounds up may wrap. */
+/* room may be anything, because a plug-in rounds it up. */
 static bool fits(const struct memory_device *device, uint64_t room, uint64_t taken)
 {
     return room <= device->memory.limit_bytes && taken <= device->memory.limit_bytes - room;
 }
 
-/* The bytes of whoever has some there for good. */
-static uint64_t taken_for_good(const struct memory_device *device)
+/* The bytes that are neither pooled nor being freed. */
+static uint64_t in_use_bytes(const struct memory_device *device)
 {
     return device->memory.used_bytes - device->memory.pooled_bytes - device->memory.freeing_bytes;
 }
 
-/* There is room. If need be in place of what is kept: those blocks are victims then. */
+/* Charges a region for which there is room, once enough blocks of the pool have become victims. */
 static void claim(struct region *region, uint64_t room, struct list *victims)
 {
     struct memory_device *device = region->device;
@@ -56,7 +56,7 @@ static void claim(struct region *region, uint64_t room, struct list *victims)
     device->memory.used_bytes += room;
 }
 
-/* AGAIN: not yet, but there is when what is on its way back has come. */
+/* AGAIN: there will be room when the memory that is being freed is free. */
 static enum rdt_status take_room(struct region *region, struct list *victims, struct rdt_error *err)
 {
     struct memory_device *device = region->device;
@@ -64,11 +64,12 @@ static enum rdt_status take_room(struct region *region, struct list *victims, st
     bool ever = room >= region->bytes && room <= device->memory.limit_bytes;
 
     if (ever && !account_waits_for(region->account, USAGE_DEVICE_BYTES, device)) {
-        if (list_empty(&device->memory.awaiting) && fits(device, room, device->memory.used_bytes - device->memory.pooled_bytes)) {
+        if (list_empty(&device->memory.awaiting) &&
+            fits(device, room, device->memory.used_bytes - device->memory.pooled_bytes)) {
             claim(region, room, victims);
             return RDT_OK;
         }
-        if (fits(device, room, taken_for_good(device) + device->memory.awaiting_bytes))
+        if (fits(device, room, in_use_bytes(device) + device->memory.awaiting_bytes))
             return RDT_AGAIN;
     }
     if (ever)
@@ -76,35 +77,35 @@ static enum rdt_status take_room(struct region *region, struct list *victims, st
     return no_room(device, region->bytes, err);
 }
 
-/* ---- making ---- */
+/* ---- allocating on the work pool ---- */
 
-static enum rdt_status make(struct device_work *making)
+static enum rdt_status create(struct device_work *creation)
 {
-    struct region *region = making->region;
+    struct region *region = creation->region;
     const struct rdt_memory_ops *ops = &region->kind->ops;
     void *instance = region->kind->instance;
     enum rdt_status status;
 
-    if (making->kept) /* it shows somebody's bytes */
-        return ops->zero(instance, &region->block, &making->err);
-    region_free_victims(&making->victims);
-    if (making->import)
-        status = ops->import(instance, region->device->uuid, making->import, &region->block, &making->err);
+    if (creation->reused)
+        return ops->zero(instance, &region->block, &creation->err);
+    region_free_victims(&creation->victims);
+    if (creation->import)
+        status = ops->import(instance, region->device->uuid, creation->import, &region->block, &creation->err);
     else
-        status = ops->alloc(instance, region->device->uuid, region->room, &region->block, &making->err);
+        status = ops->alloc(instance, region->device->uuid, region->room, &region->block, &creation->err);
     if (status != RDT_OK)
         return status;
-    status = ops->map(instance, &region->block, true, &making->err);
+    status = ops->map(instance, &region->block, true, &creation->err);
     if (status != RDT_OK)
         ops->free(instance, &region->block);
     return status;
 }
 
-static void run_make(struct work *work)
+static void run_creation(struct work *work)
 {
-    struct device_work *making = (struct device_work *)work;
+    struct device_work *creation = (struct device_work *)work;
 
-    making->status = make(making);
+    creation->status = create(creation);
 }
 
 static void import_free(struct rdt_import *import, struct region *region)
@@ -116,100 +117,115 @@ static void import_free(struct rdt_import *import, struct region *region)
     free(import);
 }
 
-static void done_make(struct work *work)
+static void done_creation(struct work *work)
 {
-    struct device_work *making = (struct device_work *)work;
-    struct region *region = making->region;
+    struct device_work *creation = (struct device_work *)work;
+    struct region *region = creation->region;
 
-    import_free(making->import, region);
-    if (making->status != RDT_OK) {
-        rdt_error_prefix(&making->err, "%s device %s", region->kind->name, region->device->uuid);
-        if (making->kept) {
+    import_free(creation->import, region);
+    if (creation->status != RDT_OK) {
+        rdt_error_prefix(&creation->err, "%s device %s", region->kind->name, region->device->uuid);
+        if (creation->reused) {
             region_unlist(region);
             region_expose(region, 0); /* so that the block is not pooled again */
             region_retire(region, false, NULL);
         } else {
             region_end_empty(region);
         }
-        making->on_ready(making->arg, NULL, &making->err);
+        creation->on_ready(creation->arg, NULL, &creation->err);
     } else {
-        making->on_ready(making->arg, region, NULL);
+        creation->on_ready(creation->arg, region, NULL);
     }
-    free(making);
+    free(creation);
 }
 
 static struct device_work *work_new(region_ready on_ready, void *arg, struct rdt_error *err)
 {
-    struct device_work *making = calloc(1, sizeof *making);
+    struct device_work *creation = calloc(1, sizeof *creation);
 
-    if (!making) {
+    if (!creation) {
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
         return NULL;
     }
-    list_init(&making->victims);
-    list_init(&making->link);
-    making->on_ready = on_ready;
-    making->arg = arg;
-    return making;
+    list_init(&creation->victims);
+    list_init(&creation->link);
+    creation->on_ready = on_ready;
+    creation->arg = arg;
+    return creation;
 }
 
-static enum rdt_status start(struct device_work *take_making, struct region *region)
+static enum rdt_status start(struct device_work *take_creation, struct region *region)
 {
-    take_making->region = region;
-    take_making->work = (struct work){.run = run_make, .done = done_make, .lane = region->client};
-    work_submit(region->regions->pool, &take_making->work);
+    take_creation->region = region;
+    take_creation->work = (struct work){.run = run_creation, .done = done_creation, .lane = region->client};
+    work_submit(region->regions->pool, &take_creation->work);
     return RDT_AGAIN;
 }
 
-/* ---- waiting for what is on its way ---- */
+/* ---- waiting for memory that is being freed ---- */
 
-/* What is given back takes until the work pool has done it, and nobody is refused for that. */
-static enum rdt_status await_room(struct device_work *take_making, struct region *region)
+/* There will be room when the work pool has freed memory, so the request waits: it is not refused for work that is not done
+ * yet. */
+static enum rdt_status await_room(struct device_work *take_creation, struct region *region)
 {
-    take_making->region = region;
+    take_creation->region = region;
     region->room = pool_pages_bytes(region->kind, region->bytes);
     region->device->memory.awaiting_bytes += region->room;
-    list_append(&region->device->memory.awaiting, &take_making->link);
+    list_append(&region->device->memory.awaiting, &take_creation->link);
     return RDT_AGAIN;
 }
 
-/* What it waited for went to somebody else. */
-static void refuse(struct device_work *making)
+/* The memory that it waited for went to another request. */
+static void refuse(struct device_work *creation)
 {
-    struct region *region = making->region;
+    struct region *region = creation->region;
 
-    (void)no_room(region->device, region->bytes, &making->err);
+    (void)no_room(region->device, region->bytes, &creation->err);
     region->room = 0; /* so that none is given back */
     region_end_empty(region);
-    making->on_ready(making->arg, NULL, &making->err);
-    free(making);
+    creation->on_ready(creation->arg, NULL, &creation->err);
+    free(creation);
 }
 
 void regions_admit_device(struct memory_device *device)
 {
     while (!list_empty(&device->memory.awaiting)) {
-        struct device_work *making = container_of(list_first(&device->memory.awaiting), struct device_work, link);
-        uint64_t room = making->region->room;
+        struct device_work *creation = container_of(list_first(&device->memory.awaiting), struct device_work, link);
+        uint64_t room = creation->region->room;
         bool now = fits(device, room, device->memory.used_bytes - device->memory.pooled_bytes);
 
-        if (!now && fits(device, room, taken_for_good(device)))
-            return; /* more comes */
-        list_remove(&making->link);
+        if (!now && fits(device, room, in_use_bytes(device)))
+            return; /* more memory is being freed */
+        list_remove(&creation->link);
         device->memory.awaiting_bytes -= room;
         if (now) {
-            claim(making->region, room, &making->victims);
-            (void)start(making, making->region);
+            claim(creation->region, room, &creation->victims);
+            (void)start(creation, creation->region);
         } else {
-            refuse(making);
+            refuse(creation);
         }
     }
 }
 
 /* ---- allocating ---- */
 
-/* What the client may be given of its own it may write: who could never have had it is not shown such memory (REGION_RECEIVED only), and
- * what must not change is not put there. */
-static struct pool_block *take_kept(struct region *region, uint64_t client)
+static enum rdt_status find_device(struct memory_kind *kind, const char *name, struct memory_device **device_p,
+                                   struct rdt_error *err)
+{
+    struct rdt_error why = {0};
+
+    *device_p = memory_kind_device(kind, name, &why);
+    if (*device_p)
+        return RDT_OK;
+    if (err)
+        *err = why;
+    return why.status;
+}
+
+/* Takes a block of the device pool. A client that had a block before may still write to it. So such a block is used again
+ * only for allocations of that client and for its fetches, which no other client gets, and never for memory that must not
+ * change. */
+static struct pool_block *take_pooled(struct region *region, uint64_t client)
 {
     bool own = region->origin == REGION_ALLOCATED || region->origin == REGION_RECEIVED;
     struct device_block_wish wish = {region->device, pool_pages_bytes(region->kind, region->bytes), own ? client : 0};
@@ -219,7 +235,8 @@ static struct pool_block *take_kept(struct region *region, uint64_t client)
     return device_pool_take(&region->regions->device_pool, &wish);
 }
 
-/* True: as it is it may be seen by whoever may see the region. */
+/* Moves a pooled block to a region. Returns false if it must be zeroed, because it shows bytes of another owner, or because
+ * the region is an allocation. */
 static bool adopt(struct region *region, struct pool_block *take_block)
 {
     uint64_t client = take_block->client;
@@ -229,58 +246,56 @@ static bool adopt(struct region *region, struct pool_block *take_block)
     if (client != 0) {
         region->exported_to = client;
         region->writable_outside = true;
-        /* memory that is the client's own to write anyway may be put and shown */
+        /* An allocation is the client's to write in any case, so it may be put and shared like a new one. */
         region->exposure = region->origin == REGION_ALLOCATED ? REGION_EXPOSED : REGION_BOUND;
     }
-    return known && region->origin >= REGION_RECEIVED; /* and all of it is about to be written */
+    return known && region->origin >= REGION_RECEIVED; /* the daemon is about to write all of it */
 }
 
 enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind *kind, const char *device_name, uint64_t bytes,
-                                    enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
-                                    region_ready on_ready, void *arg, struct rdt_error *err)
+                                    enum region_origin origin, struct account *account, uint64_t client,
+                                    struct region **region_p, region_ready on_ready, void *arg, struct rdt_error *err)
 {
-    struct rdt_error why = {0};
-    struct memory_device *device = memory_kind_device(kind, device_name, &why);
-    struct device_work *making;
-    struct pool_block *kept;
+    struct memory_device *device;
+    struct device_work *creation;
+    struct pool_block *pooled;
     struct region *region;
-    enum rdt_status status;
+    enum rdt_status status = find_device(kind, device_name, &device, err);
 
-    if (!device || !on_ready) {
-        if (err && !device)
-            *err = why;
-        return device ? rdt_error_set(err, RDT_INTERNAL, "%s memory is not there at once", kind->name) : why.status;
-    }
-    if (bytes > device->memory.limit_bytes) /* before any sum is made with it */
+    if (status != RDT_OK)
+        return status;
+    if (!on_ready)
+        return rdt_error_set(err, RDT_INTERNAL, "%s memory cannot be allocated in the loop", kind->name);
+    if (bytes > device->memory.limit_bytes) /* so that no sum with it overflows */
         return no_room(device, bytes, err);
     status = region_new(regions, kind, device, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;
-    making = work_new(on_ready, arg, err);
-    if (!making) {
+    creation = work_new(on_ready, arg, err);
+    if (!creation) {
         region_cancel(region);
         return RDT_NO_MEMORY;
     }
-    kept = take_kept(region, client);
-    if (kept && adopt(region, kept)) {
-        free(making);
+    pooled = take_pooled(region, client);
+    if (pooled && adopt(region, pooled)) {
+        free(creation);
         *region_p = region;
         return RDT_OK;
     }
-    making->kept = kept;
-    status = kept ? RDT_OK : take_room(region, &making->victims, err);
+    creation->reused = pooled;
+    status = pooled ? RDT_OK : take_room(region, &creation->victims, err);
     if (status == RDT_OK)
-        return start(making, region);
+        return start(creation, region);
     if (status == RDT_AGAIN)
-        return await_room(making, region);
+        return await_room(creation, region);
     region_cancel(region);
-    free(making);
+    free(creation);
     return status;
 }
 
 /* ---- importing ---- */
 
-/* One allocation, with the columns it points to behind it. */
+/* Copies an import, in one allocation with the arrays that it points to, and duplicates its descriptors. */
 static struct rdt_import *import_copy(const struct rdt_import *import, struct region *region, struct rdt_error *err)
 {
     size_t fds_bytes = import->n_fds * sizeof(int), chunks_bytes = import->n_fds * sizeof(uint64_t);
@@ -304,7 +319,7 @@ static struct rdt_import *import_copy(const struct rdt_import *import, struct re
     for (copy->n_fds = 0; copy->n_fds < import->n_fds; copy->n_fds++) {
         fds[copy->n_fds] = fcntl(import->fds[copy->n_fds], F_DUPFD_CLOEXEC, 0);
         if (fds[copy->n_fds] < 0) {
-            (void)rdt_error_sys(err, errno, "taking over chunk %u of an import", copy->n_fds);
+            (void)rdt_error_sys(err, errno, "duplicating the descriptor of chunk %u of an import", copy->n_fds);
             import_free(copy, region);
             return NULL;
         }
@@ -319,7 +334,8 @@ static enum rdt_status check_import(const struct memory_kind *kind, const struct
     if (!kind->ops.import)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot import", kind->name);
     if (import->kind != RDT_IMPORT_VMM && import->kind != RDT_IMPORT_LEGACY_IPC)
-        return rdt_error_set(err, RDT_INVALID, "%s memory is imported by chunks or by a legacy handle, not by a memfd", kind->name);
+        return rdt_error_set(err, RDT_INVALID, "%s memory is imported by chunks or by a legacy handle, not by a memfd",
+                             kind->name);
     if (import->bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "cannot import 0 bytes");
     if (import->kind == RDT_IMPORT_LEGACY_IPC && import->n_fds > 0)
@@ -327,13 +343,15 @@ static enum rdt_status check_import(const struct memory_kind *kind, const struct
     if (import->kind == RDT_IMPORT_LEGACY_IPC && (import->handle_bytes == 0 || import->handle_bytes > RDT_EXPORT_HANDLE_BYTES))
         return rdt_error_set(err, RDT_INVALID, "a legacy handle has 1 to %u bytes, not %zu", RDT_EXPORT_HANDLE_BYTES,
                              import->handle_bytes);
-    if (import->kind != RDT_IMPORT_VMM)
-        return import->offset <= UINT64_MAX - import->bytes ? RDT_OK
-                                                            : rdt_error_set(err, RDT_INVALID, "the offset of the import wraps");
+    if (import->offset > UINT64_MAX - import->bytes)
+        return rdt_error_set(err, RDT_INVALID, "the offset of the import is too large");
+    if (import->kind == RDT_IMPORT_LEGACY_IPC)
+        return RDT_OK;
     for (uint32_t i = 0; i < import->n_fds; i++)
         all = import->chunk_bytes[i] > UINT64_MAX - all ? UINT64_MAX : all + import->chunk_bytes[i];
     if (import->n_fds == 0 || import->offset > all || import->bytes > all - import->offset)
-        return rdt_error_set(err, RDT_INVALID, "%llu bytes at offset %llu of %u chunks that have %llu",
+        return rdt_error_set(err, RDT_INVALID,
+                             "an import of %llu bytes at offset %llu does not fit into its %u chunks, which have %llu bytes",
                              (unsigned long long)import->bytes, (unsigned long long)import->offset, import->n_fds,
                              (unsigned long long)all);
     return RDT_OK;
@@ -344,7 +362,7 @@ enum rdt_status region_import_device(struct regions *regions, const char *kind_n
                                      region_ready on_ready, void *arg, struct rdt_error *err)
 {
     struct memory_device *device = NULL;
-    struct device_work *making;
+    struct device_work *creation;
     struct memory_kind *kind;
     struct region *region;
     struct rdt_error why = {0};
@@ -352,22 +370,18 @@ enum rdt_status region_import_device(struct regions *regions, const char *kind_n
 
     if (status == RDT_OK)
         status = check_import(kind, import, err);
-    if (status != RDT_OK)
-        return status;
-    device = memory_kind_device(kind, device_name, &why);
-    if (!device) {
-        if (err)
-            *err = why;
-        return why.status;
-    }
-    status = region_new(regions, kind, device, import->bytes, REGION_IMPORTED, account, client, import->n_fds, &region, err);
+    if (status == RDT_OK)
+        status = find_device(kind, device_name, &device, err);
+    if (status == RDT_OK)
+        status = region_new(regions, kind, device, import->bytes, REGION_IMPORTED, account, client, import->n_fds, &region,
+                            err);
     if (status != RDT_OK)
         return status;
     region->writable_outside = true;
-    making = work_new(on_ready, arg, &why);
-    if (making && (making->import = import_copy(import, region, &why)))
-        return start(making, region);
-    free(making);
+    creation = work_new(on_ready, arg, &why);
+    if (creation && (creation->import = import_copy(import, region, &why)))
+        return start(creation, region);
+    free(creation);
     region_end_empty(region);
     if (err)
         *err = why;

@@ -1,3 +1,4 @@
+/* See region_fill.h. Missing pages are counted with mincore: a few in the loop, many on the work pool. */
 #include "daemon/memory/region_fill.h"
 
 #include <errno.h>
@@ -10,12 +11,12 @@
 
 #include "daemon/memory/region_impl.h"
 
-#define LITTLE_RANGES 64u  /* so much is counted on the loop */
+#define LITTLE_RANGES 64u /* up to this many ranges and pages are counted in the loop */
 #define LITTLE_PAGES 256u
-#define STEP_PAGES 4096u   /* at once, and so many times before others have their turn */
-#define STEPS 16u
+#define STEP_PAGES 4096u /* counted by one call of mincore */
+#define STEPS 16u        /* before the work pool takes work of other clients */
 
-struct range { /* pages of a region: [lo, hi) */
+struct range { /* bytes [lo, hi) of a region: whole pages */
     uint64_t lo, hi;
 };
 
@@ -24,9 +25,9 @@ struct counting {
     struct region *region; /* a reference */
     region_ready on_ready;
     void *arg;
-    struct range *ranges;
-    uint32_t n, at;
-    uint64_t missing; /* bytes */
+    struct range *ranges; /* [n] */
+    uint32_t n, next;     /* next: the first range that has not been counted yet */
+    uint64_t missing;     /* bytes, so far */
     bool sorted;
     enum rdt_status status;
     struct rdt_error err;
@@ -37,25 +38,26 @@ static uint64_t page_bytes(const struct region *region)
     return region->block.page_bytes ? region->block.page_bytes : (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-static bool may_lack(const struct region *region)
+/* Whether pages of the region can be missing at all. */
+static bool may_lack_pages(const struct region *region)
 {
     return region->origin == REGION_IMPORTED && region_is_host(region) && region->block.fd >= 0;
 }
 
-/* How many bytes of its file have no page: anywhere in it. */
-static enum rdt_status look(const struct region *region, struct stat *st_p, uint64_t *missing_p, struct rdt_error *err)
+/* How many bytes of the whole file have no page. */
+static enum rdt_status look_at_file(const struct region *region, struct stat *st_p, uint64_t *missing_p, struct rdt_error *err)
 {
     uint64_t page = page_bytes(region), all, there;
 
     if (fstat(region->block.fd, st_p))
-        return rdt_error_sys(err, errno, "looking at the pages of region %llu", (unsigned long long)region->id);
+        return rdt_error_sys(err, errno, "counting the pages of region %llu", (unsigned long long)region->id);
     all = ((uint64_t)st_p->st_size + page - 1) / page * page;
     there = (uint64_t)st_p->st_blocks * 512;
     *missing_p = there < all ? all - there : 0;
     return RDT_OK;
 }
 
-/* ---- which pages ---- */
+/* ---- counting pages ---- */
 
 static int by_place(const void *a, const void *b)
 {
@@ -64,7 +66,7 @@ static int by_place(const void *a, const void *b)
     return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
-/* No page twice. Those that come in order, as nearly all do, need no sorting. */
+/* Sorts the ranges and joins those that overlap, so that no page is counted twice. Returns how many are left. */
 static uint32_t merge(struct range *ranges, uint32_t n)
 {
     uint32_t last = 0;
@@ -79,6 +81,7 @@ static uint32_t merge(struct range *ranges, uint32_t n)
     return n > 0 ? last + 1 : 0;
 }
 
+/* Appends a range, or extends the last one: nearly all tensors come in the order of their addresses. */
 static void add_range(struct range *ranges, uint32_t *n_p, uint64_t lo, uint64_t hi)
 {
     struct range *last = *n_p > 0 ? &ranges[*n_p - 1] : NULL;
@@ -89,7 +92,7 @@ static void add_range(struct range *ranges, uint32_t *n_p, uint64_t lo, uint64_t
         ranges[(*n_p)++] = (struct range){lo, hi};
 }
 
-/* [layout->count] of ranges: what it touches of the region of that index. */
+/* Finds the pages that a layout touches in the region of that index. ranges: [layout->count]. Returns how many there are. */
 static uint32_t find_ranges(const struct region *region, const struct layout *layout, uint32_t index, struct range *ranges)
 {
     uint64_t page = page_bytes(region), lo, hi;
@@ -110,8 +113,8 @@ static uint64_t ranges_bytes(const struct range *ranges, uint32_t n)
     return bytes;
 }
 
-/* Of at most STEP_PAGES pages; any thread. Where the kernel would not tell us it calls them all present: who may not ask takes the
- * most that it can be. */
+/* Returns how many bytes of [lo, hi), at most STEP_PAGES pages, have no page. Any thread. May be called only if may_count says
+ * so: otherwise the kernel reports all pages as present. */
 static uint64_t count_missing(const struct region *region, uint64_t lo, uint64_t hi)
 {
     uint64_t page = page_bytes(region), n = (hi - lo) / page, missing = 0;
@@ -124,7 +127,7 @@ static uint64_t count_missing(const struct region *region, uint64_t lo, uint64_t
     return missing;
 }
 
-/* mincore tells of ordinary pages, of a file that it may write. */
+/* Whether mincore can tell: it knows ordinary pages, of files that this process may write. */
 static bool may_count(const struct region *region, const struct stat *st)
 {
     char path[32];
@@ -139,9 +142,11 @@ static bool may_count(const struct region *region, const struct stat *st)
 
 /* ---- the charge ---- */
 
-static void say_what_lacks(const struct region *region, struct rdt_error *err)
+static void prefix_cause(const struct region *region, struct rdt_error *err)
 {
-    rdt_error_prefix(err, "region %llu of uid %u (client %llu) was imported without all of its pages, and the daemon would have to make them",
+    rdt_error_prefix(err,
+                     "region %llu of uid %u (client %llu) was imported without all of its pages, and the daemon would have "
+                     "to create them",
                      (unsigned long long)region->id, region->account->owner.uid, (unsigned long long)region->creator);
 }
 
@@ -151,7 +156,7 @@ static enum rdt_status charge(struct region *region, uint64_t bytes, struct rdt_
     enum rdt_status status;
 
     if (bytes > all - region->filled_bytes)
-        bytes = all - region->filled_bytes; /* the rest has been charged, by whoever touches the same pages now */
+        bytes = all - region->filled_bytes; /* the rest has been charged for a transfer that touches the same pages now */
     if (bytes == 0)
         return RDT_OK;
     want[USAGE_BYTES] = bytes;
@@ -164,11 +169,11 @@ static enum rdt_status charge(struct region *region, uint64_t bytes, struct rdt_
     if (status == RDT_OK)
         region->filled_bytes += bytes;
     else
-        say_what_lacks(region, err);
+        prefix_cause(region, err);
     return status;
 }
 
-/* There are so many pages in all: no more of them can be ours. */
+/* Takes off the charge for more pages than the file has. */
 static void settle(struct region *region, const struct stat *st)
 {
     uint64_t there = (uint64_t)st->st_blocks * 512;
@@ -188,7 +193,7 @@ void region_fill_settle(struct region *region)
         settle(region, &st);
 }
 
-/* ---- counting on the pool ---- */
+/* ---- counting on the work pool ---- */
 
 static void run_count(struct work *work)
 {
@@ -198,18 +203,19 @@ static void run_count(struct work *work)
     if (!counting->sorted)
         counting->n = merge(counting->ranges, counting->n);
     counting->sorted = true;
-    for (unsigned i = 0; i < STEPS && counting->at < counting->n; i++) {
-        struct range *range = &counting->ranges[counting->at];
-        uint64_t most = STEP_PAGES * page_bytes(counting->region), hi = range->hi - range->lo > most ? range->lo + most : range->hi;
+    for (unsigned i = 0; i < STEPS && counting->next < counting->n; i++) {
+        struct range *range = &counting->ranges[counting->next];
+        uint64_t most = STEP_PAGES * page_bytes(counting->region);
+        uint64_t hi = range->hi - range->lo > most ? range->lo + most : range->hi;
         counting->missing += count_missing(counting->region, range->lo, hi);
         range->lo = hi;
-        counting->at += range->lo == range->hi;
+        counting->next += range->lo == range->hi;
     }
-    work->again = counting->at < counting->n;
+    work->again = counting->next < counting->n;
     if (work->again || counting->missing == 0)
         return;
     counting->status = memory_room_take(room, counting->missing, true, &counting->err);
-    if (counting->status == RDT_OK) /* the pages come later, or never: nobody waits for them */
+    if (counting->status == RDT_OK) /* the pages are created later, or never, and nobody says when */
         memory_room_taken(room, counting->missing);
 }
 
@@ -222,22 +228,23 @@ static void done_count(struct work *work)
     if (status == RDT_OK)
         status = charge(region, counting->missing, &counting->err);
     else
-        say_what_lacks(region, &counting->err);
+        prefix_cause(region, &counting->err);
     counting->on_ready(counting->arg, status == RDT_OK ? region : NULL, status == RDT_OK ? NULL : &counting->err);
-    region_fill_settle(region); /* nobody may have wanted it any more */
+    region_fill_settle(region); /* the caller may have given up, so that nobody touches the pages */
     region_unref(region);
     free(counting->ranges);
     free(counting);
 }
 
-static enum rdt_status start_counting(struct region *region, struct range *take_ranges, uint32_t n, region_ready on_ready, void *arg,
-                                      struct rdt_error *err)
+static enum rdt_status start_counting(struct region *region, struct range *take_ranges, uint32_t n, region_ready on_ready,
+                                      void *arg, struct rdt_error *err)
 {
     struct counting *counting = calloc(1, sizeof *counting);
 
     if (!counting) {
         free(take_ranges);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to look at the pages of region %llu", (unsigned long long)region->id);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to count the pages of region %llu",
+                             (unsigned long long)region->id);
     }
     *counting = (struct counting){.work = {.run = run_count, .done = done_count, .lane = region->creator},
                                   .region = region_ref(region),
@@ -249,36 +256,37 @@ static enum rdt_status start_counting(struct region *region, struct range *take_
     return RDT_AGAIN;
 }
 
-static enum rdt_status fill_one(struct region *region, const struct layout *layout, uint32_t index, region_ready on_ready, void *arg,
-                                struct rdt_error *err)
+static enum rdt_status fill_one(struct region *region, const struct layout *layout, uint32_t index, region_ready on_ready,
+                                void *arg, struct rdt_error *err)
 {
     struct range *ranges;
     struct stat st;
     uint64_t missing, bytes;
     uint32_t n;
-    enum rdt_status status = look(region, &st, &missing, err);
+    bool little;
+    enum rdt_status status = look_at_file(region, &st, &missing, err);
 
     if (status != RDT_OK || missing == 0)
         return status;
-    if (region->pins <= 1) /* the caller's: what was charged before has been made by now, or never will be */
+    if (region->pins <= 1) /* only the caller's pin: earlier transfers have created their pages, or never will */
         settle(region, &st);
     if (!region_addr(region, err))
         return err ? err->status : RDT_SYSTEM;
     ranges = malloc((layout->count + 1u) * sizeof *ranges);
     if (!ranges)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to look at the pages of region %llu", (unsigned long long)region->id);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to count the pages of region %llu",
+                             (unsigned long long)region->id);
     n = find_ranges(region, layout, index, ranges);
     if (n <= LITTLE_RANGES)
         n = merge(ranges, n);
     bytes = ranges_bytes(ranges, n);
-    if (may_count(region, &st)) {
-        if (on_ready && (n > LITTLE_RANGES || bytes > LITTLE_PAGES * page_bytes(region)))
-            return start_counting(region, ranges, n, on_ready, arg, err);
-        if (n <= LITTLE_RANGES && bytes <= LITTLE_PAGES * page_bytes(region)) {
-            bytes = 0;
-            for (uint32_t i = 0; i < n; i++)
-                bytes += count_missing(region, ranges[i].lo, ranges[i].hi);
-        }
+    little = n <= LITTLE_RANGES && bytes <= LITTLE_PAGES * page_bytes(region);
+    if (!little && on_ready && may_count(region, &st))
+        return start_counting(region, ranges, n, on_ready, arg, err);
+    if (little && may_count(region, &st)) {
+        bytes = 0;
+        for (uint32_t i = 0; i < n; i++)
+            bytes += count_missing(region, ranges[i].lo, ranges[i].hi);
     }
     free(ranges);
     return charge(region, bytes < missing ? bytes : missing, err);
@@ -289,7 +297,7 @@ enum rdt_status region_fill(struct region_use *uses, uint32_t n, const struct la
 {
     while (*next_p < n) {
         enum rdt_status status = RDT_OK;
-        if (may_lack(uses[*next_p].region))
+        if (may_lack_pages(uses[*next_p].region))
             status = fill_one(uses[*next_p].region, layout, *next_p, on_ready, arg, err);
         if (status != RDT_OK && status != RDT_AGAIN)
             return status;
@@ -306,7 +314,7 @@ bool region_fill_is_needed(const struct region_use *uses, uint32_t n)
     uint64_t missing;
 
     for (uint32_t i = 0; i < n; i++)
-        if (may_lack(uses[i].region) && (look(uses[i].region, &st, &missing, NULL) != RDT_OK || missing > 0))
+        if (may_lack_pages(uses[i].region) && (look_at_file(uses[i].region, &st, &missing, NULL) != RDT_OK || missing > 0))
             return true;
     return false;
 }

@@ -19,6 +19,10 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
                            enum region_origin origin, struct account *account, uint64_t client, unsigned n_fds,
                            struct region **region_p, struct rdt_error *err);
 
+/* Takes a host region's charge off its account, and charges it again. LIMIT: of its account. */
+void region_uncharge_use(struct region *region);
+enum rdt_status region_charge_use(struct region *region, struct rdt_error *err);
+
 /* From now on nobody finds it by its id, and no listing shows it. */
 void region_unlist(struct region *region);
 

@@ -13,7 +13,7 @@ enum rdt_status region_spans(const struct layout *layout, struct region_span *sp
         if (status != RDT_OK)
             return status;
         if (lo == hi)
-            continue; /* no elements: it needs no memory */
+            continue; /* a tensor without elements needs no memory */
         if (layout->region[i] >= n)
             return rdt_error_set(err, RDT_INVALID, "tensor %u names region %u of %u", i, layout->region[i], n);
         span = &spans[layout->region[i]];
@@ -57,8 +57,8 @@ static bool overlaps(const struct region_use *use, uint64_t lo, uint64_t hi)
     return false;
 }
 
-/* With the first use from here on that is in its way. */
-static bool stand(struct region *region, struct list *from, struct region_waiter *waiter)
+/* Lists the waiter at the first use from `from` on that overlaps its range. Returns false if there is none. */
+static bool wait_at(struct region *region, struct list *from, struct region_waiter *waiter)
 {
     for (struct list *node = from; node != &region->uses; node = node->next) {
         struct region_use *use = container_of(node, struct region_use, link);
@@ -72,7 +72,7 @@ static bool stand(struct region *region, struct list *from, struct region_waiter
 
 bool region_wait_idle(struct region *region, struct region_waiter *waiter)
 {
-    return stand(region, region->uses.next, waiter);
+    return wait_at(region, region->uses.next, waiter);
 }
 
 void region_use_remove(struct region_use *use)
@@ -90,7 +90,7 @@ void region_use_remove(struct region_use *use)
     list_for_each_safe (node, &use->waiters) {
         struct region_waiter *waiter = container_of(node, struct region_waiter, link);
         list_remove(node);
-        if (!stand(region, next, waiter))
+        if (!wait_at(region, next, waiter))
             list_append(&idle, node);
     }
     region_ref(region); /* a waiter may hold the last reference */

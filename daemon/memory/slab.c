@@ -6,8 +6,8 @@
 
 #define NO_PIECE UINT32_MAX
 #define MIN_CHUNK_BYTES (64u << 10)
-#define MAX_CHUNK_BYTES (1u << 20) /* its pages are made in a fraction of a millisecond: on the loop */
-#define EMPTY_NS 1000000000ll      /* so long an empty chunk waits for new pieces */
+#define MAX_CHUNK_BYTES (1u << 20) /* the loop allocates its pages in a fraction of a millisecond */
+#define EMPTY_NS 1000000000ll      /* how long an empty chunk waits for new pieces */
 
 static unsigned class_of(uint64_t bytes)
 {
@@ -64,7 +64,8 @@ void slabs_fini(struct slabs *slabs)
         assert(slabs->class_bytes[i] == 0);
 }
 
-/* As much again as the class has, within bounds: few pieces take little, many need few regions. */
+/* Creates a chunk of the size of all chunks of the class together, within bounds. So few pieces take little memory, and many
+ * pieces take few regions. */
 static struct slab_chunk *chunk_new(struct slabs *slabs, unsigned class, struct rdt_error *err)
 {
     uint64_t bytes = slabs->class_bytes[class];

@@ -68,7 +68,7 @@ Test(device_hostile, import_columns_of_other_lengths_are_refused)
     REFUSED(RDT__PB__REGION_KIND__REGION_KIND_LEGACY_IPC, 64, 1, "64 chunk sizes for 1 fds");
     REFUSED(RDT__PB__REGION_KIND__REGION_KIND_LEGACY_IPC, 64, 64, "a legacy handle comes without chunks");
     REFUSED(RDT__PB__REGION_KIND__REGION_KIND_VMM, 65, 64, "65 chunk sizes for 64 fds");
-    REFUSED(RDT__PB__REGION_KIND__REGION_KIND_VMM, 0, 0, "of 0 chunks");
+    REFUSED(RDT__PB__REGION_KIND__REGION_KIND_VMM, 0, 0, "its 0 chunks");
     REFUSED(99, 1, 64, "1 chunk sizes for 64 fds");
     REFUSED(99, 64, 64, "chunks or by a legacy handle");
     REFUSED(RDT__PB__REGION_KIND__REGION_KIND_MEMFD, 1, 1, "not by a memfd");
