@@ -24,14 +24,14 @@ static void on_socket(uv_poll_t *poll, int status, int events);
 
 static void on_prepare(uv_prepare_t *prepare);
 
-static void on_closed_some(void *arg);
+static void on_ended_some(void *arg);
 
 void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files)
 {
     FILE *file = fopen("/proc/sys/kernel/overflowuid", "re");
 
     *conns = (struct conns){.rpc = rpc, .next_id = 1, .open_files = open_files, .refusals.every_ns = UINT64_C(1000000000)};
-    owner_work_watch(rpc->owner_work, on_closed_some, conns);
+    owner_work_watch(rpc->owner_work, on_ended_some, conns);
     list_init(&conns->all);
     list_init(&conns->unflushed);
     (void)uv_prepare_init(rpc->loop, &conns->prepare);
@@ -406,7 +406,7 @@ static bool receive(struct conn *conn)
 
     if (!conn_may_read(conn)) {
         conn->conns->n_behind += !conn->behind;
-        conn->behind = true; /* on_closed_some goes on */
+        conn->behind = true; /* on_ended_some goes on */
         return false;
     }
     conn_admit_frame(conn);
@@ -518,8 +518,8 @@ static void on_process_end(uv_poll_t *poll, int status, int events)
 
 /* ---- going on after a pause ---- */
 
-/* An owner's descriptors have been closed: its connections are read again. */
-static void on_closed_some(void *arg)
+/* Work of owners has ended: their connections are read again. */
+static void on_ended_some(void *arg)
 {
     struct conns *conns = arg;
 

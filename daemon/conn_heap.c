@@ -86,7 +86,7 @@ bool conn_may_read(const struct conn *conn)
 
     if (owner_work_is_behind(owner_work, conn->client.account))
         return false;
-    pending = owner_work_pending_fds(owner_work);
+    pending = owner_work_pending(owner_work);
     return pending == 0 || node->used[USAGE_FDS] + pending + FRAME_FDS_AT_ONCE <= conn->conns->open_files;
 }
 

@@ -14,7 +14,7 @@
 #include "daemon/base/map.h"
 #include "daemon/base/wake.h"
 
-#define MAX_THREADS 512u
+#define MAX_THREADS (2u * OWNER_WORK_SHARED_THREADS)
 #define STACK_BYTES ((size_t)256 << 10)
 #define IDLE_S 2      /* a thread without work ends after that time */
 #define LATE_TICKS 5u /* a close that takes longer is charged */
@@ -28,9 +28,7 @@ struct lane {
     struct account *account; /* of the owner; one reference */
     struct work_queue todo;
     unsigned n_running;
-    /* loop thread: descriptors that are not closed, or whose close the loop has not seen */
-    unsigned n_descriptors;
-    unsigned n_items; /* loop thread: submitted, and done has not run */
+    unsigned n_items; /* loop thread: submitted, and the loop has not seen their end */
 };
 
 struct thread {
@@ -48,7 +46,7 @@ struct owner_work {
     /* Under the mutex. */
     struct list turns, threads;
     struct work_queue finished;
-    unsigned n_threads, n_idle, n_queued;
+    unsigned n_threads, n_idle, n_queued, n_running;
     bool stop; /* threads end after what they are running */
     /* Loop thread. */
     struct map lanes;    /* owner's account -> struct lane */
@@ -59,7 +57,7 @@ struct owner_work {
     unsigned n_descriptors, n_works, n_optional; /* submitted, and not yet ended on the loop */
     unsigned n_ticks;                            /* since owner_work_close */
     bool closing;
-    void (*on_closed_some)(void *arg);
+    void (*on_ended_some)(void *arg);
     void *watch_arg;
     void (*on_closed)(void *arg);
     void *arg;
@@ -87,14 +85,31 @@ static void lane_queue(struct owner_work *pool, struct lane *lane)
         list_append(&pool->turns, &lane->link);
 }
 
-static void run_next(struct owner_work *pool, struct thread *thread)
+/* Under the mutex. */
+static bool may_run(const struct owner_work *pool, const struct lane *lane)
 {
-    struct lane *lane = container_of(list_first(&pool->turns), struct lane, link);
+    return lane->n_running == 0 || pool->n_running < OWNER_WORK_SHARED_THREADS;
+}
+
+/* Under the mutex. NULL: no lane may run anything now. */
+static struct lane *next_lane(struct owner_work *pool)
+{
+    list_for_each (node, &pool->turns) {
+        struct lane *lane = container_of(node, struct lane, link);
+        if (may_run(pool, lane))
+            return lane;
+    }
+    return NULL;
+}
+
+static void run_next(struct owner_work *pool, struct thread *thread, struct lane *lane)
+{
     struct work *work = work_queue_pop(&lane->todo);
     bool is_close = !work->done;
 
     list_remove(&lane->link);
     lane->n_running++;
+    pool->n_running++;
     pool->n_queued--;
     lane_queue(pool, lane); /* behind the lanes of other owners */
     thread->since_ns = is_close ? uv_hrtime() : 0;
@@ -103,6 +118,7 @@ static void run_next(struct owner_work *pool, struct thread *thread)
     pthread_mutex_lock(&pool->mutex);
     thread->since_ns = 0;
     lane->n_running--;
+    pool->n_running--;
     lane_queue(pool, lane);
     work_queue_push(&pool->finished, work);
     if (!is_close && !pool->stop)
@@ -117,19 +133,20 @@ static void *thread_main(void *arg)
 
     pthread_mutex_lock(&pool->mutex);
     while (!pool->stop && !idle_too_long) {
+        struct lane *lane = next_lane(pool);
         struct timespec until;
 
-        if (!list_empty(&pool->turns)) {
-            run_next(pool, thread);
+        if (lane) {
+            run_next(pool, thread, lane);
             continue;
         }
         (void)clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_sec += IDLE_S;
         pool->n_idle++;
-        while (list_empty(&pool->turns) && !pool->stop && !idle_too_long)
+        while (!next_lane(pool) && !pool->stop && !idle_too_long)
             idle_too_long = pthread_cond_timedwait(&pool->more, &pool->mutex, &until) != 0;
         pool->n_idle--;
-        idle_too_long = idle_too_long && list_empty(&pool->turns);
+        idle_too_long = idle_too_long && !next_lane(pool);
     }
     list_remove(&thread->link);
     pool->n_threads--;
@@ -173,7 +190,8 @@ static void add_threads(struct owner_work *pool)
     unsigned n = pool->n_idle;
 
     list_for_each (node, &pool->turns) {
-        (void)node;
+        if (!may_run(pool, container_of(node, struct lane, link)))
+            continue;
         if (n > 0)
             n--;
         else if (pool->n_threads < MAX_THREADS)
@@ -252,7 +270,6 @@ static void finish_descriptor(struct owner_work *pool, struct work *work)
     struct descriptor *descriptor = container_of(work, struct descriptor, work);
     struct lane *lane = lane_of(work);
 
-    lane->n_descriptors--;
     list_remove(&descriptor->link);
     account_give(descriptor->account, USAGE_FDS, descriptor->ticks >= LATE_TICKS);
     account_unref(descriptor->account);
@@ -273,20 +290,21 @@ static void finish_work(struct owner_work *pool, struct work *work)
 
 static void collect(struct owner_work *pool)
 {
-    unsigned before = pool->n_descriptors;
     struct work *work;
+    bool some = false;
 
     do {
         pthread_mutex_lock(&pool->mutex);
         work = work_queue_pop(&pool->finished);
         pthread_mutex_unlock(&pool->mutex);
+        some = some || work;
         if (work && work->done)
             finish_work(pool, work);
         else if (work)
             finish_descriptor(pool, work);
     } while (work);
-    if (pool->n_descriptors < before && pool->on_closed_some)
-        pool->on_closed_some(pool->watch_arg);
+    if (some && pool->on_ended_some)
+        pool->on_ended_some(pool->watch_arg);
 }
 
 static void on_all_closed(struct wake *wake)
@@ -363,7 +381,7 @@ static void on_tick(uv_timer_t *tick)
     pthread_mutex_unlock(&pool->mutex);
     if (pool->closing)
         end_step(pool);
-    else if (pool->n_descriptors + pool->n_works + pool->n_optional == 0)
+    else if (owner_work_pending(pool) == 0)
         (void)uv_timer_stop(tick);
 }
 
@@ -413,9 +431,9 @@ enum rdt_status owner_work_create(uv_loop_t *loop, struct owner_work **pool_p, s
     return RDT_OK;
 }
 
-void owner_work_watch(struct owner_work *pool, void (*on_closed_some)(void *arg), void *arg)
+void owner_work_watch(struct owner_work *pool, void (*on_ended_some)(void *arg), void *arg)
 {
-    pool->on_closed_some = on_closed_some;
+    pool->on_ended_some = on_ended_some;
     pool->watch_arg = arg;
 }
 
@@ -471,7 +489,6 @@ void owner_work_close_fd(struct owner_work *pool, int take_fd, struct account *a
     list_init(&descriptor->link);
     list_append(&pool->open, &descriptor->link);
     lane = lane_get(pool, account);
-    lane->n_descriptors++;
     pool->n_descriptors++;
     submit(pool, lane, &descriptor->work);
 }
@@ -489,15 +506,15 @@ bool owner_work_is_behind(const struct owner_work *pool, struct account *account
 {
     const struct lane *lane;
 
-    if (pool->n_descriptors < OWNER_WORK_MAX_FDS)
+    if (owner_work_pending(pool) < OWNER_WORK_MAX)
         return false;
     lane = map_get_u64(&pool->lanes, (uint64_t)(uintptr_t)owner_of(account));
-    return lane && lane->n_descriptors >= OWNER_WORK_MAX_FDS;
+    return lane && lane->n_items >= OWNER_WORK_MAX;
 }
 
-unsigned owner_work_pending_fds(const struct owner_work *pool)
+unsigned owner_work_pending(const struct owner_work *pool)
 {
-    return pool->n_descriptors;
+    return pool->n_descriptors + pool->n_works + pool->n_optional;
 }
 
 void owner_work_close(struct owner_work *pool, void (*on_closed)(void *arg), void *arg)

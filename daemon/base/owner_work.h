@@ -9,10 +9,11 @@
  *   loop: owner_work_submit ----> owner's queue --> work->run -------> loop: work->done
  *
  * Each owner (tenant and uid) has a queue of its own. A queue with waiting work gets another thread, up to
- * OWNER_WORK_THREADS, so work that does not return delays only its own owner. A thread that has been in one close for
+ * OWNER_WORK_THREADS, so work that does not return delays only its own owner; half of all threads are for owners for whom
+ * no thread works, however many owners have such work. A thread that has been in one close for
  * OWNER_WORK_TICK_MS gets a signal, which ends the wait of a lingering socket. A late close is charged to its account
- * (USAGE_FDS) until it has returned. The sessions of an owner with OWNER_WORK_MAX_FDS descriptors in its queue are not
- * read (owner_work_is_behind) until the threads have caught up.
+ * (USAGE_FDS) until it has returned. The sessions of an owner with OWNER_WORK_MAX items of work are not read
+ * (owner_work_is_behind) until the threads have caught up: each item may have a descriptor that is charged to nobody.
  *
  * Everything here runs on the loop thread, unless a function says otherwise.
  */
@@ -26,16 +27,17 @@
 #include "daemon/base/work.h"
 
 #define OWNER_WORK_TICK_MS 20
-#define OWNER_WORK_THREADS 32
-#define OWNER_WORK_MAX_FDS 512u
+#define OWNER_WORK_THREADS 32        /* of one owner */
+#define OWNER_WORK_SHARED_THREADS 256 /* as many more are for owners for whom no thread works */
+#define OWNER_WORK_MAX 512u
 
 struct owner_work;
 
 /* Errors: RDT_SYSTEM (the loop must run once more to close a handle), RDT_NO_MEMORY. */
 enum rdt_status owner_work_create(uv_loop_t *loop, struct owner_work **pool_p, struct rdt_error *err);
 
-/* on_closed_some(arg) runs, from the loop, when descriptors have been closed: an owner may no longer be behind. */
-void owner_work_watch(struct owner_work *pool, void (*on_closed_some)(void *arg), void *arg);
+/* on_ended_some(arg) runs, from the loop, when work has ended: an owner may no longer be behind. */
+void owner_work_watch(struct owner_work *pool, void (*on_ended_some)(void *arg), void *arg);
 
 /* Takes the descriptor and closes it soon. When the close has not returned after a tenth of a second, it
  * is charged to the account, without a check, until it has; ordinary descriptors are closed sooner. When
@@ -47,10 +49,10 @@ void owner_work_close_fd(struct owner_work *pool, int take_fd, struct account *a
  * does not run. work->lane is overwritten. */
 void owner_work_submit(struct owner_work *pool, struct work *work, struct account *account, bool must_end);
 
-/* Whether the account's owner has so many descriptors to be closed that its sessions must not be read. */
+/* Whether the account's owner has so much work here that its sessions must not be read. */
 bool owner_work_is_behind(const struct owner_work *pool, struct account *account);
 
-unsigned owner_work_pending_fds(const struct owner_work *pool); /* descriptors that are not closed yet */
+unsigned owner_work_pending(const struct owner_work *pool); /* descriptors to close and other work, of all owners */
 
 /* Waits for work that must end, and at most one second for the rest: a thread that is blocked ends with
  * the process. Runs every done that is due, then on_closed, from the loop. */

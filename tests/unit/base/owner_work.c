@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "daemon/base/owner_work.h"
@@ -64,8 +65,8 @@ Test(owner_work, descriptors_are_closed_and_nobody_is_charged)
     owner_work_watch(pool, on_closed_some, NULL);
     for (unsigned i = 0; i < 300; i++)
         owner_work_close_fd(pool, fds[i] = a_file(), mine);
-    cr_assert_eq(owner_work_pending_fds(pool), 300);
-    while (owner_work_pending_fds(pool) > 0)
+    cr_assert_eq(owner_work_pending(pool), 300);
+    while (owner_work_pending(pool) > 0)
         uv_run(&loop, UV_RUN_ONCE);
     for (unsigned i = 0; i < 300; i++)
         cr_assert_eq(fcntl(fds[i], F_GETFD), -1);
@@ -76,6 +77,7 @@ Test(owner_work, descriptors_are_closed_and_nobody_is_charged)
 struct gate {
     struct work work;
     pthread_mutex_t mutex; /* held by the test: run waits for it */
+    atomic_bool runs;
     bool done;
 };
 
@@ -83,6 +85,7 @@ static void run_gate(struct work *work)
 {
     struct gate *gate = container_of(work, struct gate, work);
 
+    gate->runs = true;
     pthread_mutex_lock(&gate->mutex);
     pthread_mutex_unlock(&gate->mutex);
 }
@@ -119,23 +122,53 @@ Test(owner_work, slow_work_of_one_owner_delays_no_other)
         cr_assert(slow[i].done);
 }
 
+/* More owners with work that does not return than have room in the shared threads. */
+Test(owner_work, slow_work_of_many_owners_delays_no_other)
+{
+    enum { OWNERS = 2 * OWNER_WORK_SHARED_THREADS / OWNER_WORK_THREADS, N = OWNERS * OWNER_WORK_THREADS };
+    static struct gate slow[N];
+    struct account *owners[OWNERS];
+    struct gate quick;
+    unsigned n_running = 0;
+
+    for (unsigned i = 0; i < N; i++) {
+        if (i < OWNERS)
+            owners[i] = account_get(&accounts, &(struct owner){.uid = 1000 + i});
+        gate_submit(&slow[i], owners[i % OWNERS], false);
+    }
+    while (n_running < OWNER_WORK_SHARED_THREADS) {
+        uv_run(&loop, UV_RUN_ONCE);
+        n_running = 0;
+        for (unsigned i = 0; i < N; i++)
+            n_running += slow[i].runs;
+    }
+    gate_submit(&quick, theirs, true);
+    while (!quick.done)
+        uv_run(&loop, UV_RUN_ONCE);
+    for (unsigned i = 0; i < N; i++)
+        pthread_mutex_unlock(&slow[i].mutex);
+    for (unsigned i = 0; i < OWNERS; i++)
+        account_unref(owners[i]);
+    end();
+}
+
 Test(owner_work, owner_with_many_late_descriptors_is_behind_and_charged)
 {
     struct gate slow[OWNER_WORK_THREADS];
 
     for (unsigned i = 0; i < OWNER_WORK_THREADS; i++)
         gate_submit(&slow[i], mine, false);
-    for (unsigned i = 0; i < OWNER_WORK_MAX_FDS; i++) {
+    for (unsigned i = OWNER_WORK_THREADS; i < OWNER_WORK_MAX; i++) {
         cr_assert(!owner_work_is_behind(pool, mine));
         owner_work_close_fd(pool, a_file(), mine);
     }
     cr_assert(owner_work_is_behind(pool, mine));
     cr_assert(!owner_work_is_behind(pool, theirs));
-    while (mine->used[USAGE_FDS] < OWNER_WORK_MAX_FDS) /* all threads of the owner wait at the gates, at last */
+    while (mine->used[USAGE_FDS] < OWNER_WORK_MAX - OWNER_WORK_THREADS) /* all threads of the owner wait at the gates, at last */
         uv_run(&loop, UV_RUN_ONCE);
     for (unsigned i = 0; i < OWNER_WORK_THREADS; i++)
         pthread_mutex_unlock(&slow[i].mutex);
-    while (owner_work_pending_fds(pool) > 0)
+    while (owner_work_pending(pool) > 0)
         uv_run(&loop, UV_RUN_ONCE);
     cr_assert(!owner_work_is_behind(pool, mine));
     end();
