@@ -1,4 +1,4 @@
-/* What --check-config and --dump-config look at beyond the options themselves: the machine, the key and the plug-ins. */
+/* What --check-config and --dump-config check beside the options: the network interfaces, the key file and the plug-ins. */
 #include <net/if.h>
 #include <string.h>
 #include <uv.h>

@@ -7,16 +7,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/conn_heap.h"
-#include "daemon/conn_identity.h"
 #include "daemon/base/log.h"
-#include "proto/plain_text.h"
+#include "daemon/conn_heap.h"
+#include "daemon/conn_hello.h"
+#include "daemon/conn_identity.h"
 #include "daemon/objects/names.h"
 #include "daemon/objects/object.h"
 #include "daemon/rpc/rpc_watch.h"
-#include "wire_ref.h"
 
-#define HELLO_TIMEOUT_NS 10000000000ll
 #define SHORT_READ_BYTES 16384
 #define RETRY_NS 10000000ll
 
@@ -24,14 +22,14 @@ static void on_socket(uv_poll_t *poll, int status, int events);
 
 static void on_prepare(uv_prepare_t *prepare);
 
-static void on_ended_some(void *arg);
+static void on_work_ended(void *arg);
 
 void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files)
 {
     FILE *file = fopen("/proc/sys/kernel/overflowuid", "re");
 
     *conns = (struct conns){.rpc = rpc, .next_id = 1, .open_files = open_files, .refusals.every_ns = UINT64_C(1000000000)};
-    owner_work_watch(rpc->owner_work, on_ended_some, conns);
+    owner_work_watch(rpc->owner_work, on_work_ended, conns);
     list_init(&conns->all);
     list_init(&conns->unflushed);
     (void)uv_prepare_init(rpc->loop, &conns->prepare);
@@ -53,7 +51,7 @@ static void on_handle_closed(uv_handle_t *handle)
 
     if (--conn->open_handles > 0)
         return;
-    owner_work_close_fd(conn->rpc->owner_work, conn->sock, conn->client.account); /* with the descriptors that wait in it */
+    owner_work_close_fd(conn->rpc->owner_work, conn->sock, conn->client.account); /* with its unread descriptors */
     if (conn->pidfd >= 0)
         (void)close(conn->pidfd);
     frame_reader_fini(&conn->reader);
@@ -81,13 +79,13 @@ static void want_turn(struct client *client)
         (void)uv_idle_start(&conn->turn, on_turn);
 }
 
-/* Releases a part of what the client held. true: everything has been released. */
-static bool reap(struct conn *conn, uint64_t until_ns)
+/* Releases a part of what the client held. Returns true when everything has been released. */
+static bool release_some(struct conn *conn, uint64_t until_ns)
 {
     struct client *client = &conn->client;
 
     if (client->task && !client->task->drop(client->task)) {
-        rpc_postpone_waits(client); /* its requests are dropped after that, and must not block those of other clients */
+        rpc_postpone_waits(client); /* until they are dropped, its requests that wait for room must not keep others from it */
         (void)uv_idle_stop(&conn->turn);
         return false;
     }
@@ -104,8 +102,8 @@ static bool reap(struct conn *conn, uint64_t until_ns)
     return client_fini(client, until_ns);
 }
 
-/* What the client held goes in the turns to come, so that the end of a great one is no pause for others; the
- * struct with its last handle. */
+/* Ends the connection. What the client held is released in later turns, so that the end of a client with many objects does
+ * not delay the others. The struct is freed in the close callback of its last handle. */
 static void conn_close(struct conn *conn, const char *why)
 {
     struct client *client = &conn->client;
@@ -120,9 +118,9 @@ static void conn_close(struct conn *conn, const char *why)
     deadline_unset(conn->rpc->deadlines, &conn->retry);
     if (conn->greeted) {
         log_debug("client %llu (%s, pid %d, uid %u) ends: %s; %u objects, %zu holds, %zu fetches",
-                 (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
-                 client->n_objects, map_count(&client->holds) + map_count(&client->remote_holds),
-                 map_count(&client->transfers.fetches));
+                  (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
+                  client->n_objects, map_count(&client->holds) + map_count(&client->remote_holds),
+                  map_count(&client->transfers.fetches));
         list_remove(&client->link);
         conn->rpc->n_clients--;
         watch_end(conn->rpc, client);
@@ -130,7 +128,7 @@ static void conn_close(struct conn *conn, const char *why)
     }
     frame_writer_fini(&conn->writer);
     conn_charge_queue(conn);
-    (void)shutdown(conn->sock, SHUT_RDWR); /* a forked child may hold the other end open: it must see the end too */
+    (void)shutdown(conn->sock, SHUT_RDWR); /* a forked child may hold the other end open: it must see the end, too */
     uv_close((uv_handle_t *)&conn->sock_poll, on_handle_closed);
     if (conn->pidfd >= 0)
         uv_close((uv_handle_t *)&conn->pid_poll, on_handle_closed);
@@ -145,8 +143,8 @@ static void set_events(struct conn *conn)
 
     if (conn->closing)
         return;
-    /* Who does not read is not read, nor is who has a task. Frames that wait for the next turn change nothing
-     * here: on_socket looks away meanwhile, which costs less than to tell the kernel twice. */
+    /* The daemon reads no requests of a client that does not read its answers, or whose task continues in later turns.
+     * While received frames wait for the next turn, on_socket ignores the event: that costs less than two system calls. */
     if (!conn->draining && !conn->behind && !conn->client.task && !conn_queue_is_full(conn))
         events |= UV_READABLE;
     if ((conn->writer.queued_frames > 0 || conn->draining) && conn->retry.index == 0)
@@ -165,7 +163,7 @@ static void on_retry(struct deadline *deadline)
     set_events(container_of(deadline, struct conn, retry));
 }
 
-/* false: the connection has been closed. */
+/* Returns false if it has closed the connection. */
 static bool flush(struct conn *conn)
 {
     struct rdt_error err = {0};
@@ -175,7 +173,7 @@ static bool flush(struct conn *conn)
         status = frame_writer_send(&conn->writer, conn->sock, &err);
     conn_charge_queue(conn);
     if (status != RDT_OK && status != RDT_AGAIN) {
-        conn_close(conn, "its socket is closed");
+        conn_close(conn, "its socket was closed");
         return false;
     }
     if (conn->draining && status == RDT_OK) {
@@ -194,7 +192,7 @@ static bool flush(struct conn *conn)
     return true;
 }
 
-/* Before the loop sleeps: sends everything that was queued, in one write, without waiting for a socket event. */
+/* Runs before the loop sleeps: sends what is queued, with one write for each client, without waiting for a socket event. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct conns *conns = prepare->data;
@@ -207,39 +205,28 @@ static void on_prepare(uv_prepare_t *prepare)
     busy_poll_wait(&conns->rpc->busy_poll);
 }
 
-/* Something is queued. on_socket flushes for itself, and a socket that was full tells when it has room. */
+/* After an answer was queued: on_prepare sends it, unless the end of the turn does, or a full socket has room again. */
 static void flush_soon(struct conn *conn)
 {
     if (!conn->in_read && !(conn->events & UV_WRITABLE) && list_empty(&conn->unflushed))
         list_append(&conn->conns->unflushed, &conn->unflushed);
 }
 
-static void send_message(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
-                         const ProtobufCMessage *message, const int *take_fds, unsigned n_fds);
-
-static void send_error(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id, const struct rdt_error *err)
-{
-    Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
-
-    reply.status = err->status;
-    reply.sys_errno = err->sys_errno;
-    reply.message = (char *)err->msg;
-    send_message(client, type, flags | FRAME_ERROR, request_id, &reply.base, NULL, 0);
-}
-
-/* An answer that is too long for a frame fails only its request. */
+/* If an answer is too long for a frame, only its request fails. */
 static void send_too_large(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id, size_t bytes)
 {
     struct rdt_error err;
 
-    (void)rdt_error_set(&err, RDT_LIMIT, "the answer has %zu bytes: at most %u fit into one message", bytes, RDT_MAX_FRAME_BYTES);
+    (void)rdt_error_set(&err, RDT_LIMIT, "the answer has %zu bytes: at most %u fit into one message", bytes,
+                        RDT_MAX_FRAME_BYTES);
     if (flags & FRAME_REPLY)
-        send_error(client, type, FRAME_REPLY, request_id, &err);
+        client_send_error(client, type, request_id, &err);
     else
-        log_error("client %llu: an event of %zu bytes cannot be sent", (unsigned long long)client->id, bytes);
+        log_error("client %llu: an event of %zu bytes is too long for a message and was not sent",
+                  (unsigned long long)client->id, bytes);
 }
 
-/* The regions behind them may have ended: the last close of a memfd frees its pages. */
+/* The regions may have ended meanwhile, and the last close of a memfd frees its pages, which takes time. */
 static void drop_fds(struct conn *conn, const int *take_fds, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
@@ -261,14 +248,14 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
     }
     if ((flags & FRAME_REPLY) && !(flags & FRAME_ERROR) && !conn_has_room(conn, bytes, &err)) {
         drop_fds(conn, take_fds, n_fds);
-        send_error(client, type, FRAME_REPLY, request_id, &err);
+        client_send_error(client, type, request_id, &err);
         return;
     }
     if (conn->closing ||
         frame_writer_push(&conn->writer, type, flags, request_id, (uint32_t)bytes, take_fds, n_fds, &payload) != RDT_OK) {
         drop_fds(conn, take_fds, n_fds);
         if (!conn->closing) {
-            log_error("client %llu: an answer of %zu bytes cannot be queued: the connection ends",
+            log_error("client %llu: no memory to queue an answer of %zu bytes: the connection ends",
                       (unsigned long long)client->id, bytes);
             conn->draining = true;
             flush_soon(conn);
@@ -291,92 +278,20 @@ static uint64_t bytes_received(const struct client *client)
     int unread = 0;
 
     if (ioctl(conn->sock, FIONREAD, &unread))
-        unread = 0; /* the connection is at its end */
+        unread = 0; /* the connection has ended */
     return unread > 0 || frame_reader_bytes(&conn->reader) > 0 ? conn->received_bytes + (uint64_t)unread : 0;
-}
-
-/* ---- hello ---- */
-
-static void refuse(struct conn *conn, const struct frame *frame, const struct rdt_error *err)
-{
-    char who[80];
-
-    send_error(&conn->client, frame->type, FRAME_REPLY, frame->request_id, err);
-    (void)snprintf(who, sizeof who, "client %llu (pid %d, uid %u)", (unsigned long long)conn->client.id, (int)conn->client.pid,
-                   conn->client.account->owner.uid);
-    log_warn_rarely(&conn->conns->refusals, who, err->msg);
-    conn->draining = true;
-    (void)deadline_set(conn->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS); /* the time for the client to read the answer */
-}
-
-static void on_hello(struct conn *conn, struct frame *frame)
-{
-    struct rpc *rpc = conn->rpc;
-    struct client *client = &conn->client;
-    Rdt__Pb__HelloReply reply = RDT__PB__HELLO_REPLY__INIT;
-    ProtobufCMessage *message = NULL;
-    const Rdt__Pb__Hello *hello;
-    struct rdt_error err = conn->refusal;
-    struct arena arena;
-
-    frame_close_fds(frame);
-    arena_init(&arena, RDT_MAX_DECODED_BYTES);
-    if (err.status == RDT_OK && frame->type != RDT_MSG_HELLO)
-        (void)rdt_error_set(&err, RDT_PROTOCOL, "the first message must be HELLO");
-    if (err.status == RDT_OK)
-        (void)arena_unpack(&arena, &rdt__pb__hello__descriptor, frame->payload, frame->length, "HELLO", &message, &err);
-    hello = (const Rdt__Pb__Hello *)message;
-    if (err.status == RDT_OK && (hello->protocol_min > RDT_PROTOCOL_MAX || hello->protocol_max < RDT_PROTOCOL_MIN))
-        (void)rdt_error_set(&err, RDT_PROTOCOL,
-                            "the library speaks protocols %u to %u, this daemon %u to %u: install the same version",
-                            hello->protocol_min, hello->protocol_max, RDT_PROTOCOL_MIN, RDT_PROTOCOL_MAX);
-    if (err.status == RDT_OK && rpc->draining)
-        (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    if (err.status != RDT_OK) {
-        refuse(conn, frame, &err);
-        arena_fini(&arena);
-        return;
-    }
-    (void)snprintf(client->name, sizeof client->name, "%s", hello->client_name);
-    text_clean(client->name, strlen(client->name));
-    client->tensor_runs = hello->tensor_runs;
-    conn->greeted = true;
-    client_start_caches(client, rpc->regions);
-    deadline_unset(rpc->deadlines, &conn->hello);
-    list_append(&rpc->clients, &client->link);
-    rpc->n_clients++;
-    event(&rpc->events, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, "connected", client);
-    log_trace("client %llu (%s, pid %d, uid %u) connects", (unsigned long long)client->id, client->name, (int)client->pid,
-              client->account->owner.uid);
-    reply.protocol = RDT_PROTOCOL_MAX;
-    reply.daemon_version = (char *)RDTD_VERSION;
-    reply.node_uuid = (ProtobufCBinaryData){16, (uint8_t *)rpc->node->uuid};
-    reply.boot_id = (ProtobufCBinaryData){16, (uint8_t *)rpc->node->boot_id};
-    reply.node_address = (char *)rpc->node->address;
-    reply.session_id = client->id;
-    reply.tenant = client->account->owner.tenant;
-    reply.uid = client->account->owner.uid;
-    reply.max_frame_bytes = RDT_MAX_FRAME_BYTES;
-    reply.max_frame_fds = RDT_MAX_FRAME_FDS;
-    reply.inline_max_bytes = rpc->options->inline_max_bytes;
-    reply.tensor_runs = true;
-    reply.sealed_max_bytes = regions_take_max(rpc->regions, rpc->options->sealed_max_bytes);
-    reply.busy_poll_ns = rpc->options->busy_poll_ns;
-    reply.loans = rpc->regions->cached_max_bytes > 0 && client->cache.regions;
-    send_message(client, RDT_MSG_HELLO, FRAME_REPLY, frame->request_id, &reply.base, NULL, 0);
-    arena_fini(&arena);
 }
 
 /* ---- turns ---- */
 
-/* Handles the next whole frame, if one has come. */
+/* Handles the next frame, if it has been received as a whole. */
 static void handle_frame(struct conn *conn)
 {
     struct rdt_error err = {0};
     struct frame frame;
     enum rdt_status status = frame_reader_next(&conn->reader, &frame, &err);
 
-    conn_charge_fds(conn); /* a handler charges what it takes, and owner_work what nobody takes */
+    conn_charge_fds(conn); /* handlers charge the descriptors that they take, and owner_work charges those that it closes */
     if (status == RDT_AGAIN) {
         conn->more = false;
         return;
@@ -384,20 +299,20 @@ static void handle_frame(struct conn *conn)
     conn->frame_taken = conn->frame_heap > 0;
     if (status == RDT_OK) {
         if (!conn->greeted)
-            on_hello(conn, &frame);
+            conn_hello(conn, &frame);
         else
-            status = rpc_handle(conn->rpc, &conn->client, &frame, frame.length > RPC_AT_ONCE_BYTES ? frame_reader_detach(&conn->reader) : NULL,
-                                &err);
+            status = rpc_handle(conn->rpc, &conn->client, &frame,
+                                frame.length > RPC_AT_ONCE_BYTES ? frame_reader_detach(&conn->reader) : NULL, &err);
     }
     if (status != RDT_OK && frame.passed_over && conn->greeted && frame.request_id != 0)
-        /* That request's, and the session goes on */
-        send_error(&conn->client, frame.type, FRAME_REPLY, frame.request_id, &err);
+        /* The reader has skipped this frame, and the next one begins where it ends, so only the request fails. */
+        client_send_error(&conn->client, frame.type, frame.request_id, &err);
     else if (status != RDT_OK)
-        refuse(conn, &frame, &err);
+        conn_refuse(conn, &frame, &err);
     conn->more = frame_reader_is_ready(&conn->reader);
 }
 
-/* Reads once from the socket. true: there may be more to read. */
+/* Reads once from the socket. Returns true if there may be more to read. */
 static bool receive(struct conn *conn)
 {
     struct rdt_error err = {0};
@@ -406,7 +321,7 @@ static bool receive(struct conn *conn)
 
     if (!conn_may_read(conn)) {
         conn->conns->n_behind += !conn->behind;
-        conn->behind = true; /* on_ended_some goes on */
+        conn->behind = true; /* on_work_ended reads again */
         return false;
     }
     conn_admit_frame(conn);
@@ -420,7 +335,7 @@ static bool receive(struct conn *conn)
     }
     if (status == RDT_PROTOCOL) {
         struct frame none = {0};
-        refuse(conn, &none, &err);
+        conn_refuse(conn, &none, &err);
     } else if (status != RDT_AGAIN) {
         conn_close(conn, status == RDT_DISCONNECTED ? "end of file" : "its socket failed");
     }
@@ -441,7 +356,7 @@ static void work(struct conn *conn, bool readable)
 {
     uint64_t until_ns = uv_hrtime() + CONN_TURN_NS;
 
-    conn->in_read = true; /* one write for all answers of this turn */
+    conn->in_read = true; /* the answers of this turn are sent with one write, below */
     while (!conn->closing && !conn->draining) {
         conn->held = conn_queue_is_full(conn);
         if (conn->held || !client_work(&conn->client, until_ns))
@@ -477,7 +392,7 @@ static void on_turn(uv_idle_t *turn)
 
     if (!conn->closing)
         work(conn, false);
-    else if (reap(conn, uv_hrtime() + CONN_TURN_NS))
+    else if (release_some(conn, uv_hrtime() + CONN_TURN_NS))
         uv_close((uv_handle_t *)turn, on_handle_closed);
 }
 
@@ -486,12 +401,12 @@ static void on_socket(uv_poll_t *poll, int uv_status, int events)
     struct conn *conn = poll->data;
 
     if (uv_status < 0) {
-        conn_close(conn, "its socket was reset"); /* libuv says EBADF for it */
+        conn_close(conn, "its socket was reset"); /* which libuv reports as EBADF */
         return;
     }
     if (events & UV_WRITABLE && !flush(conn))
         return;
-    /* Otherwise its turn comes anyway */
+    /* with an active turn handle, on_turn reads in the next turn */
     if (events & UV_READABLE && !conn->draining && !uv_is_active((uv_handle_t *)&conn->turn))
         work(conn, true);
 }
@@ -501,25 +416,26 @@ static void on_hello_timeout(struct deadline *deadline)
     struct conn *conn = container_of(deadline, struct conn, hello);
 
     if (!conn->greeted && !conn->draining)
-        work(conn, true); /* if the daemon itself stood still, the hello may be waiting in the socket */
+        work(conn, true); /* if the loop was delayed, HELLO may be waiting in the socket */
     if (!conn->closing && !conn->greeted && !conn->draining && conn->more)
-        work(conn, false); /* its turn was over when it had been read */
+        work(conn, false); /* the turn ended after it had been read */
     if (conn->closing || (conn->greeted && !conn->draining))
         return;
-    conn_close(conn, conn->greeted ? "it broke the protocol, and does not read that it did" : "it never said hello");
+    conn_close(conn, conn->greeted ? "it broke the protocol, and does not read the answer that says so"
+                                   : "it did not send HELLO in time");
 }
 
 static void on_process_end(uv_poll_t *poll, int status, int events)
 {
     (void)status;
     (void)events;
-    conn_close(poll->data, "its process is gone");
+    conn_close(poll->data, "its process has ended");
 }
 
-/* ---- going on after a pause ---- */
+/* ---- reading again after a pause ---- */
 
-/* Work of owners has ended: their connections are read again. */
-static void on_ended_some(void *arg)
+/* Work of owners has ended: their connections may be read again. */
+static void on_work_ended(void *arg)
 {
     struct conns *conns = arg;
 
@@ -538,23 +454,23 @@ static void on_ended_some(void *arg)
 
 /* ---- the beginning ---- */
 
-void conn_start(struct conns *conns, int sock)
+void conn_start(struct conns *conns, int take_sock)
 {
     struct conn *conn = calloc(1, sizeof *conn);
 
     if (!conn || conns->n >= conns->rpc->options->max_clients + 64u) {
         free(conn);
-        conn_turn_away(conns, sock);
+        conn_turn_away(conns, take_sock);
         return;
     }
     conn->rpc = conns->rpc;
     conn->conns = conns;
-    conn->sock = sock;
+    conn->sock = take_sock;
     conn->pidfd = -1;
     list_init(&conn->unflushed);
     if (!conn_identify(conn)) {
         free(conn);
-        conn_turn_away(conns, sock);
+        conn_turn_away(conns, take_sock);
         return;
     }
     client_init(&conn->client, conns->next_id++);
@@ -567,7 +483,7 @@ void conn_start(struct conns *conns, int sock)
     frame_writer_init(&conn->writer);
     conn_start_sink(conn);
     conn->hello.on_passed = on_hello_timeout;
-    (void)uv_poll_init(conns->rpc->loop, &conn->sock_poll, sock);
+    (void)uv_poll_init(conns->rpc->loop, &conn->sock_poll, take_sock);
     conn->sock_poll.data = conn;
     (void)uv_idle_init(conns->rpc->loop, &conn->turn);
     conn->turn.data = conn;
@@ -593,7 +509,7 @@ void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
     busy_poll_close(&conns->rpc->busy_poll);
     list_for_each_safe (node, &conns->all) {
         struct conn *conn = container_of(node, struct conn, link);
-        /* The last answers; bytes that the socket does not take are lost */
+        /* the last answers: bytes that the socket does not accept now are lost */
         if (!conn->closing && conn->writer.queued_frames > 0)
             (void)frame_writer_send(&conn->writer, conn->sock, NULL);
         conn_close(conn, "the daemon shuts down");

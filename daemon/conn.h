@@ -1,7 +1,7 @@
 /* One client's connection: its socket, its pidfd, its frames. The connection is the client's lease: when it ends,
  * the daemon releases all that the client held.
  *
- *   accepted -- HELLO --> serving -- end of file, pidfd, broken frame --> closing (freed in the last close callback)
+ *   accepted -- HELLO --> serving -- end of file, pidfd, protocol error --> closing (freed in the last close callback)
  *
  * Connections take turns: each may use the loop for CONN_TURN_NS, then all others run first. Work that does not
  * fit into a turn continues in the next one: received frames, a request with many items, events for the client,
@@ -21,38 +21,40 @@
 #include "daemon/rpc/rpc.h"
 #include "proto/frame.h"
 
-#define FRAME_FDS_AT_ONCE 253u /* SCM_MAX_FD: one recvmsg may bring so many */
-#define CONN_TURN_NS 25000 /* a single step may exceed it */
+#define FRAME_FDS_AT_ONCE 253u /* SCM_MAX_FD: the most descriptors that one recvmsg may bring */
+#define CONN_TURN_NS 25000 /* checked between the steps of a turn */
 
 struct conn {
     struct client client;
     struct rpc *rpc;
     struct list link;      /* in conns->all */
-    struct list unflushed; /* in conns->unflushed: has queued answers that no socket event will send */
+    struct list unflushed; /* in conns->unflushed, while answers are queued that on_prepare sends */
     struct conns *conns;
-    int sock, pidfd; /* pidfd -1: the kernel gave none */
+    int sock, pidfd; /* pidfd: -1 if the kernel provides none */
     uv_poll_t sock_poll, pid_poll;
     uv_idle_t turn;        /* active while there is work for a turn */
-    unsigned open_handles; /* freed at zero */
+    unsigned open_handles; /* the struct is freed when none is left */
     int events;            /* what sock_poll waits for */
     struct frame_reader reader;
-    uint64_t received_bytes; /* by the reader, in all */
+    uint64_t received_bytes; /* of all frames so far */
     struct frame_writer writer;
-    struct fd_sink sink;   /* of both: rpc->owner_work closes what nobody takes */
-    unsigned fds_charged;  /* for fds in the reader */
+    struct fd_sink sink;   /* of reader and writer: rpc->owner_work closes the descriptors that nobody takes */
+    unsigned fds_charged;  /* to the account, for descriptors that the reader contains */
     bool behind;           /* it is not read until rpc->owner_work has closed more descriptors of its owner */
-    struct deadline hello; /* when HELLO must have come; after a protocol error: when the client must have read the answer */
-    struct deadline retry; /* the kernel takes no more fds now: sends again */
-    size_t frame_heap;     /* charged for a large message, from its first bytes until it has been handled */
-    bool frame_taken;      /* ... which is complete and being handled */
+    struct deadline hello; /* until HELLO must have come; after a refusal: until the client must have read the answer */
+    struct deadline retry; /* sends again after the kernel refused to send more descriptors */
+    size_t frame_heap;     /* charged for a large message, from its header until it has been handled */
+    bool frame_taken;      /* that message is complete and is being handled */
     size_t queue_heap;     /* charged for unread answers */
     unsigned gathered;     /* turns of the client's task since answers were last sent */
-    bool counted;          /* as a session of its owner; false: refused */
-    bool greeted, in_read, closing;
+    bool counted;          /* charged as a session of its owner; false: above that limit, so it is refused */
+    bool greeted;             /* HELLO has been answered, and the client is served */
+    bool in_read;             /* inside a turn, whose end sends the answers */
+    bool closing;
     bool more;                /* the reader may contain whole frames */
-    bool held;                /* its work waits until the client reads its answers */
-    bool draining;            /* after a protocol error: closes when the queue is empty */
-    struct rdt_error refusal; /* status not 0: HELLO is answered with it */
+    bool held;                /* no requests are handled until the client has read some answers */
+    bool draining;            /* refused: nothing more is read, and it closes when the answers have been sent */
+    struct rdt_error refusal; /* HELLO is answered with it; status RDT_OK: the client may be served */
 };
 
 struct conns {
@@ -60,7 +62,7 @@ struct conns {
     struct list all, unflushed;
     uv_prepare_t prepare; /* sends the answers that were queued in this iteration */
     unsigned n, n_refused, n_behind;
-    uint64_t open_files; /* the most that this process may have */
+    uint64_t open_files; /* the most that this process may have open */
     struct log_rare refusals;
     uint64_t next_id;
     unsigned overflow_uid;       /* the uid that the kernel shows for users that it cannot map */
@@ -70,10 +72,10 @@ struct conns {
 
 void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files);
 
-/* Serves a new client on sock, which is taken, and closed if there is no memory. */
-void conn_start(struct conns *conns, int sock);
+/* Serves a new client. Takes the socket, and closes it if the client cannot be served. */
+void conn_start(struct conns *conns, int take_sock);
 
-/* Ends every connection. on_empty(arg) runs when the last one is freed: from the loop, or at once if there is none. */
+/* Ends every connection. on_empty(arg) runs once, when the last one has been freed, or inside this call if there is none. */
 void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg);
 
 #endif

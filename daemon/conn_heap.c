@@ -1,6 +1,6 @@
 #include "daemon/conn_heap.h"
 
-#define QUEUE_MAX_FDS 256 /* open in this process for answers that are not read yet */
+#define QUEUE_MAX_FDS 256 /* open in this process for answers that a client has not read */
 #define GATHER_BYTES 16384u
 #define GATHER_TURNS 8u
 
@@ -21,16 +21,13 @@ void conn_settle_frame(struct conn *conn)
         conn_uncharge_frame(conn);
 }
 
-/* A large message takes memory before anybody knows what it says, and as long as it comes: that is its client's,
- * up to a limit. One that has none left is answered, and passed over. */
 void conn_admit_frame(struct conn *conn)
 {
-    Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
     struct rdt_error err;
     struct frame frame;
     size_t bytes;
 
-    conn_settle_frame(conn); /* the one before */
+    conn_settle_frame(conn); /* the previous large message may have been handled */
     bytes = conn->frame_heap == 0 ? frame_reader_large(&conn->reader) : 0;
     if (bytes <= CLIENT_UNCOUNTED_BYTES)
         return;
@@ -40,9 +37,7 @@ void conn_admit_frame(struct conn *conn)
     }
     frame_reader_skip(&conn->reader, &frame);
     rdt_error_prefix(&err, "a message of %zu bytes", bytes);
-    reply.status = err.status;
-    reply.message = err.msg;
-    conn->client.send(&conn->client, frame.type, FRAME_REPLY | FRAME_ERROR, frame.request_id, &reply.base, NULL, 0);
+    client_send_error(&conn->client, frame.type, frame.request_id, &err);
 }
 
 /* ---- descriptors ---- */

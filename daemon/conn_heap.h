@@ -1,6 +1,6 @@
-/* What a connection uses and no request is charged for: the heap of a large message that is still being received or
- * decoded, and of answers that the client has not read; descriptors that have come with frames that are not whole yet.
- * Above a small free amount the heap counts towards the client's limit.
+/* The accounts of what a connection uses and no request is charged for: the heap of a large message that is being received
+ * or decoded, the heap of answers that the client has not read, and the descriptors of frames that are not complete yet.
+ * Heap up to CLIENT_UNCOUNTED_BYTES is not charged.
  *
  * Loop thread only.
  */
@@ -9,36 +9,38 @@
 
 #include "daemon/conn.h"
 
-/* Called before more is read. A large message for which the client has no heap left is answered with LIMIT and
- * skipped; the connection continues. */
+/* To be called before each read. A large message needs heap before its content is known, so it is charged when its header
+ * has been received. If that exceeds the client's limit, the message is answered with LIMIT and skipped, and the connection
+ * continues. */
 void conn_admit_frame(struct conn *conn);
 
-/* Ends the charge for the large message: conn_settle_frame only if it has been handled, conn_uncharge_frame in any case. */
+/* Both end the charge for a large message: conn_settle_frame if it has been handled, conn_uncharge_frame in any case. */
 void conn_settle_frame(struct conn *conn);
 void conn_uncharge_frame(struct conn *conn);
 
-/* From now on descriptors that nobody takes are closed by rpc->owner_work. The reader and the writer are initialised. */
+/* From now on rpc->owner_work closes the descriptors that nobody takes. The reader and the writer have been initialised. */
 void conn_start_sink(struct conn *conn);
 
-/* Updates the charge after the reader has received or returned a frame. */
+/* Updates the charge for descriptors after the reader has received bytes or returned a frame. */
 void conn_charge_fds(struct conn *conn);
 
-/* May bytes be read now, which might bring descriptors? Not if the owner has too many that are still being closed. Nor if
- * the process could not take all that one message may carry while some are: the kernel would drop descriptors, which
- * means that it closes them inside recvmsg. */
+/* Whether bytes may be read now. They may bring descriptors, so the answer is false while too many descriptors of the owner
+ * are still being closed, and while descriptors are being closed and the process has no room for all that one message may
+ * carry: the kernel would close those that do not fit inside recvmsg, on the loop thread. */
 bool conn_may_read(const struct conn *conn);
 
 /* Updates the charge after the queue of answers has changed. */
 void conn_charge_queue(struct conn *conn);
 
-/* May an answer of this many bytes be queued? LIMIT. */
+/* Whether an answer of this many bytes may be queued. If not, err is LIMIT. */
 bool conn_has_room(const struct conn *conn, size_t bytes, struct rdt_error *err);
 
-/* The client must read its answers before the daemon reads its next request: client_queue or its limit of heap is reached. */
+/* Whether the client must read its answers before the daemon reads its next request, because they have reached the limit for
+ * unread answers or the client's limit of heap. */
 bool conn_queue_is_full(const struct conn *conn);
 
-/* At the end of a turn of a task that continues: may the answers wait for more, for a few turns? A task answers by
- * the hundred, and each write wakes the reader. */
+/* Whether, at the end of a turn, the queued answers should wait for those of the next turns. That is so for a few turns of a
+ * task that continues: it gives hundreds of answers, and each write wakes the client. */
 bool conn_may_gather(struct conn *conn);
 
 #endif

@@ -10,9 +10,9 @@
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
 #endif
-#define REFUSED_AT_ONCE 32 /* above their owners' limits: they may hear why */
+#define REFUSED_MAX 32 /* connections above their owners' limits that may stay until they have been told the reason */
 
-/* A reference; NULL: the kernel does not say, or there is no memory. */
+/* Returns a reference; NULL: the kernel does not report the user, or there is no memory. */
 static struct account *owner_of(const struct conns *conns, int sock)
 {
     struct owner owner = {0};
@@ -44,7 +44,7 @@ bool conn_identify(struct conn *conn)
     unsigned overflow = conn->conns->overflow_uid;
 
     if (getsockopt(conn->sock, SOL_SOCKET, SO_PEERCRED, &cred, &bytes) != 0)
-        (void)rdt_error_sys(&conn->refusal, errno, "the kernel does not say who this client is");
+        (void)rdt_error_sys(&conn->refusal, errno, "the kernel does not report who this client is");
     client->pid = cred.pid;
     client->gid = cred.gid;
     owner.uid = cred.uid;
@@ -53,7 +53,7 @@ bool conn_identify(struct conn *conn)
     if (!client->account)
         return false;
     conn->counted = account_take(client->account, USAGE_SESSIONS, 1, &conn->refusal) == RDT_OK;
-    if (!conn->counted && conn->conns->n_refused == REFUSED_AT_ONCE) {
+    if (!conn->counted && conn->conns->n_refused == REFUSED_MAX) {
         account_unref(client->account);
         return false;
     }
@@ -63,9 +63,11 @@ bool conn_identify(struct conn *conn)
     if (cred.uid == overflow && !options->allow_overflow_uid)
         (void)rdt_error_set(
             &conn->refusal, RDT_DENIED,
-            "uid %u is what the kernel shows for users it cannot map: such clients are refused (allow_overflow_uid)", overflow);
+            "uid %u is what the kernel shows for users that it cannot map: such clients are refused (allow_overflow_uid)",
+            overflow);
     if (conn->rpc->n_clients >= options->max_clients)
-        (void)rdt_error_set(&conn->refusal, RDT_LIMIT, "this daemon serves max_clients of %u already: raise it, or close some", options->max_clients);
+        (void)rdt_error_set(&conn->refusal, RDT_LIMIT, "this daemon already serves max_clients of %u: raise it, or end some",
+                            options->max_clients);
     bytes = sizeof conn->pidfd;
     if (getsockopt(conn->sock, SOL_SOCKET, SO_PEERPIDFD, &conn->pidfd, &bytes) != 0)
         conn->pidfd = cred.pid > 0 ? (int)syscall(SYS_pidfd_open, cred.pid, 0) : -1; /* kernels before 6.5 */

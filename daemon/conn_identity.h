@@ -1,5 +1,5 @@
 /* The identity of a client as the kernel reports it: user, group and process, and the account that is charged for
- * it. A reason not to serve the client is kept until its HELLO, which it answers.
+ * it. A reason not to serve the client is stored in conn->refusal, with which HELLO is answered.
  *
  * Loop thread only.
  */
@@ -10,12 +10,13 @@
 
 #define CONN_FDS 2 /* its socket and pidfd, charged to its account */
 
-/* Fills the client's ids, its account (a reference, charged), the pidfd and, if it is not to be served, the
- * refusal. false: too many refused clients are connected to tell this one why; the caller closes the socket. */
+/* Sets the client's ids, its account (a reference, which is charged), the pidfd and, if the client is not to be served, the
+ * refusal. Returns false if there is no memory, or so many refused clients are connected that this one is not told the
+ * reason; the caller then calls conn_turn_away. */
 bool conn_identify(struct conn *conn);
 
-/* Closes a connection that was accepted and has no room, not even to be told so. Descriptors may wait in it. Takes the
- * socket. */
+/* Closes an accepted connection without an answer, on the threads of its owner, because descriptors may wait in it. Takes
+ * the socket. */
 void conn_turn_away(const struct conns *conns, int take_sock);
 
 #endif

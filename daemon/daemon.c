@@ -1,71 +1,29 @@
-/* The order of start and end:
+/* Starts every room, connects the rooms by callbacks, and runs the loop:
  *
- *   start:   plug-ins, work pool -> tables -> peers -> listener -> READY
- *   SIGTERM: no new clients or puts; transfers may end until drain_timeout or a second signal; then these close in order:
- *            listener -> clients -> transports -> peers -> copies on devices -> work pool -> owner work -> plug-ins -> loop
+ *   plug-ins, work pool -> tables -> peers -> listener -> READY
  */
-#include "daemon/daemon.h"
-
 #include <inttypes.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "daemon/conn.h"
-#include "daemon/objects/detached.h"
-#include "daemon/objects/transit.h"
+#include "daemon/base/log.h"
 #include "daemon/base/memory_room.h"
+#include "daemon/base/node.h"
+#include "daemon/base/sdnotify.h"
 #include "daemon/base/sigbus_guard.h"
 #include "daemon/config/limits.h"
-#include "daemon/listener.h"
-#include "daemon/base/log.h"
-#include "daemon/base/node.h"
+#include "daemon/daemon_impl.h"
 #include "daemon/memory/region_orphans.h"
-#include "daemon/rpc/rpc.h"
 #include "daemon/rpc/rpc_read.h"
 #include "daemon/rpc/rpc_watch.h"
-#include "daemon/base/sdnotify.h"
 
-#define STUCK_NS 10000000000ll
-#define LINGER_NS 300000000ll
-#define IDLE_LOOKS 8 /* checks in one idle_exit */
 #define SLICE_NS 100000 /* the shortest slice that the kernel accepts */
 
-struct daemon {
-    uv_loop_t loop;
-    const struct options *options;
-    struct node node;
-    struct plugins *plugins;
-    struct work_pool *pool;
-    struct owner_work *owner_work;
-    struct deadlines deadlines;
-    struct regions regions;
-    struct accounts accounts;
-    uint64_t open_files; /* limit of this process */
-    struct account own;  /* the daemon's own use */
-    struct slabs slabs;
-    struct object_table objects;
-    struct names names;
-    struct transfers transfers;
-    struct groups groups;
-    struct peers *peers;
-    struct hotload hotload;
-    struct rpc rpc;
-    struct conns conns;
-    struct listener listener;
-    uv_signal_t sigterm, sigint;
-    uv_timer_t watchdog;
-    bool watching;
-    struct deadline drain, last, idle;
-    uint64_t needed_ns; /* when somebody last needed the daemon */
-    bool stopping, stuck, lingering;
-};
-
-/* ---- peers' callbacks: the link carries transfers and calls ---- */
+/* ---- callbacks of peers: their links carry transfers, groups, holds and calls ---- */
 
 static void fill_hello(void *arg, struct peer *peer, Rdt__Pb__LinkHello *hello)
 {
@@ -80,7 +38,7 @@ static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *h
     struct daemon *daemon = arg;
 
     (void)hello;
-    log_info("node %s at %s is up%s", peer->name, peer->address, boot_changed ? ", restarted since we last met" : "");
+    log_info("node %s at %s is up%s", peer->name, peer->address, boot_changed ? ", and was restarted since its last link" : "");
     groups_peer_up(&daemon->groups, peer, boot_changed);
     transfers_peer_up(&daemon->transfers, peer);
     holds_peer_up(&daemon->rpc.holds, peer, boot_changed);
@@ -92,7 +50,7 @@ static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct
     struct daemon *daemon = arg;
     struct rdt_error lost = *why;
 
-    lost.status = RDT_PEER_LOST; /* whatever ended the link, requests to that node are lost */
+    lost.status = RDT_PEER_LOST; /* requests to that node fail with this, whatever ended the link */
     rdt_error_prefix(&lost, was_up ? "node %s is lost" : "node %s cannot be reached", peer->name);
     if (was_up)
         log_warn("node %s is lost: %s", peer->name, why->msg);
@@ -105,7 +63,7 @@ static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct
 static void on_peer_merged(void *arg, struct peer *from, struct peer *into)
 {
     struct daemon *daemon = arg;
-    struct rdt_error itself;
+    struct rdt_error why;
 
     groups_peer_merged(&daemon->groups, from, into);
     if (into) {
@@ -113,9 +71,9 @@ static void on_peer_merged(void *arg, struct peer *from, struct peer *into)
         calls_peer_merged(&daemon->rpc, from, into);
         return;
     }
-    (void)rdt_error_set(&itself, RDT_INVALID, "the node at %s is this node itself", from->address);
-    transfers_peer_down(&daemon->transfers, from, &itself);
-    calls_peer_down(&daemon->rpc, from, &itself);
+    (void)rdt_error_set(&why, RDT_INVALID, "the node at %s is this node itself", from->address);
+    transfers_peer_down(&daemon->transfers, from, &why);
+    calls_peer_down(&daemon->rpc, from, &why);
 }
 
 static enum rdt_status on_peer_frame(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err)
@@ -146,7 +104,7 @@ static bool may_forget_peer(void *arg, struct peer *peer)
            holds_forget_peer(&daemon->rpc.holds, peer) && transfers_forget_peer(&daemon->transfers, peer);
 }
 
-/* ---- groups' callbacks ---- */
+/* ---- callbacks of groups ---- */
 
 static enum rdt_status send_for_group(void *arg, struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
                                       struct rdt_error *err)
@@ -164,7 +122,8 @@ static enum rdt_status find_for_group(void *arg, const uint8_t node[16], const c
     if (node_is_here(&daemon->node, node, address))
         return RDT_OK;
     if (!daemon->peers)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "it is on another node, and this daemon has no peer link: set listen and key_file");
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "it is on another node, and this daemon has no peer link: set listen and key_file");
     return peers_find(daemon->peers, node, address, account, peer_p, err);
 }
 
@@ -190,189 +149,7 @@ static void on_group(void *arg, struct group *group, enum group_change change)
     transfers_on_group(&((struct daemon *)arg)->transfers, group, change);
 }
 
-/* ---- the end ---- */
-
-static void close_loop_handles(void *arg)
-{
-    struct daemon *daemon = arg;
-
-    uv_close((uv_handle_t *)&daemon->sigterm, NULL);
-    uv_close((uv_handle_t *)&daemon->sigint, NULL);
-    if (daemon->watching)
-        uv_close((uv_handle_t *)&daemon->watchdog, NULL);
-    deadlines_close(&daemon->deadlines, NULL);
-}
-
-static void close_plugins(void *arg)
-{
-    struct daemon *daemon = arg;
-
-    plugins_close(daemon->plugins, close_loop_handles, daemon);
-}
-
-/* Before the plug-ins: it ends memory of theirs. */
-static void close_owner_work(void *arg)
-{
-    struct daemon *daemon = arg;
-
-    owner_work_close(daemon->owner_work, close_plugins, daemon);
-}
-
-static void close_pool(void *arg);
-
-/* Memory that a device still reads or writes, and the callbacks of these copies, stay until the copies end. */
-static void await_copies(void *arg)
-{
-    struct daemon *daemon = arg;
-
-    plugins_await_copies(daemon->plugins, close_pool, daemon);
-}
-
-static void close_pool(void *arg)
-{
-    struct daemon *daemon = arg;
-
-    slabs_fini(&daemon->slabs); /* every object is gone */
-    regions_close(&daemon->regions);
-    work_pool_close(daemon->pool, close_owner_work, daemon);
-}
-
-static void close_peers(void *arg)
-{
-    struct daemon *daemon = arg;
-
-    if (daemon->peers)
-        peers_close(daemon->peers, await_copies, daemon);
-    else
-        await_copies(daemon);
-}
-
-static void close_groups(void *arg)
-{
-    struct daemon *daemon = arg;
-
-    groups_close(&daemon->groups, close_peers, daemon);
-}
-
-static void close_transfers(void *arg)
-{
-    struct daemon *daemon = arg;
-
-    object_notifies_end(&daemon->objects);
-    detached_end_all(&daemon->objects);
-    transit_end_all(&daemon->objects);
-    holds_clear(&daemon->rpc.holds);
-    names_clear(&daemon->names); /* names hold objects, whose memory the work pool frees while it still runs */
-    transfers_close(&daemon->transfers, close_groups, daemon);
-}
-
-static void close_clients(void *arg)
-{
-    struct daemon *daemon = arg;
-
-    conns_close(&daemon->conns, close_transfers, daemon);
-}
-
-/* A backend that never reports the end of a close or of a copy must not keep the process alive: its threads end
- * with the process. */
-static void on_stuck(struct deadline *deadline)
-{
-    struct daemon *daemon = container_of(deadline, struct daemon, last);
-
-    if (plugins_copies(daemon->plugins) > 0)
-        log_error("%u copies on devices do not end: leaving without them", plugins_copies(daemon->plugins));
-    else
-        log_error("a backend does not close: leaving without it");
-    daemon->stuck = true;
-    uv_stop(&daemon->loop);
-}
-
-static void hurry(struct daemon *daemon)
-{
-    if (daemon->stopping)
-        return;
-    daemon->stopping = true;
-    daemon->last.on_passed = on_stuck;
-    (void)deadline_set(&daemon->deadlines, &daemon->last, STUCK_NS);
-    deadline_unset(&daemon->deadlines, &daemon->drain);
-    deadline_unset(&daemon->deadlines, &daemon->idle);
-    transfers_set_on_idle(&daemon->transfers, NULL);
-    listener_close(&daemon->listener, close_clients, daemon);
-}
-
-/* The last chunk that was sent may still be in flight: a transport reports that its buffer is free, not that the
- * reader has the bytes. */
-static void on_idle(struct transfers *transfers)
-{
-    struct daemon *daemon = container_of(transfers, struct daemon, transfers);
-
-    daemon->lingering = true;
-    (void)deadline_set(&daemon->deadlines, &daemon->drain, LINGER_NS);
-}
-
-static void on_drain_over(struct deadline *deadline)
-{
-    struct daemon *daemon = container_of(deadline, struct daemon, drain);
-
-    if (!daemon->lingering)
-        log_warn("drain_timeout is over with %u transfers under way", transfers_active(&daemon->transfers));
-    hurry(daemon);
-}
-
-static void drain(struct daemon *daemon, const char *why)
-{
-    unsigned active;
-
-    daemon->rpc.draining = true;
-    transfers_refuse_parked(&daemon->transfers);
-    active = transfers_active(&daemon->transfers);
-    log_info("%s: draining %u transfers", why, active);
-    sdnotify("STOPPING=1\nSTATUS=draining %u transfers", active);
-    daemon->drain.on_passed = on_drain_over;
-    if (active == 0) {
-        if (transfers_quiet_ns(&daemon->transfers) < (uint64_t)LINGER_NS)
-            on_idle(&daemon->transfers);
-        else
-            hurry(daemon);
-        return;
-    }
-    transfers_set_on_idle(&daemon->transfers, on_idle);
-    (void)deadline_set(&daemon->deadlines, &daemon->drain, (int64_t)daemon->options->drain_timeout_ns);
-}
-
-static void on_signal(uv_signal_t *handle, int number)
-{
-    struct daemon *daemon = handle->data;
-
-    if (daemon->rpc.draining) {
-        log_info("%s again: not waiting any longer", strsignal(number));
-        hurry(daemon);
-        return;
-    }
-    drain(daemon, strsignal(number));
-}
-
-/* Checks regularly whether anybody needs the daemon: a client, or an object that waits for later clients. */
-static void on_idle_look(struct deadline *deadline)
-{
-    struct daemon *daemon = container_of(deadline, struct daemon, idle);
-    uint64_t now_ns = uv_hrtime();
-
-    if (daemon->rpc.draining)
-        return;
-    if (daemon->conns.n > 0 || map_count(&daemon->objects.by_name) > 0 || transfers_active(&daemon->transfers) > 0)
-        daemon->needed_ns = now_ns;
-    if (now_ns - daemon->needed_ns >= daemon->options->idle_exit_ns)
-        drain(daemon, "nobody needs it");
-    else
-        (void)deadline_set(&daemon->deadlines, deadline, (int64_t)daemon->options->idle_exit_ns / IDLE_LOOKS + 1);
-}
-
-static void on_watchdog(uv_timer_t *timer)
-{
-    (void)timer;
-    sdnotify("WATCHDOG=1");
-}
+/* ---- callbacks of objects and regions ---- */
 
 static void on_forced(void *arg, struct object *object)
 {
@@ -383,28 +160,30 @@ static void on_forced(void *arg, struct object *object)
     remote_holds_object_freed(object);
 }
 
-/* ---- the start ---- */
-
 static void on_object_ended(void *arg, const struct object *object)
 {
     transfers_object_ended(&((struct daemon *)arg)->transfers, object);
 }
 
-static uint64_t give_up_copies(void *arg, uint64_t bytes)
+static uint64_t evict_replicas(void *arg, uint64_t bytes)
 {
     return transfers_evict_replicas(&((struct daemon *)arg)->transfers, bytes);
 }
+
+/* ---- the start ---- */
 
 static void check_memory_limit(const struct daemon *daemon)
 {
     uint64_t limit = daemon->regions.limit_bytes, group = memory_group_limit_bytes("/proc/self/cgroup", "/sys/fs/cgroup");
 
     if (limit > group - group / 16)
-        log_warn("memory_limit is %" PRIu64 " bytes, but the daemon's control group may have %" PRIu64 " in all: what does not fit fails with "
-                 "NO_MEMORY; lower memory_limit, or raise the group's limit (MemoryMax of a systemd unit)", limit, group);
+        log_warn("memory_limit is %" PRIu64 " bytes, but the daemon's control group may have %" PRIu64
+                 " in all: what does not fit fails with NO_MEMORY; lower memory_limit, or raise the group's limit "
+                 "(MemoryMax of a systemd unit)",
+                 limit, group);
 }
 
-static void wire(struct daemon *daemon)
+static void init_rooms(struct daemon *daemon)
 {
     const struct options *options = daemon->options;
 
@@ -438,7 +217,7 @@ static void wire(struct daemon *daemon)
                                            .names = &daemon->names,
                                            .groups = &daemon->groups};
     transfers_init(&daemon->transfers);
-    daemon->regions.evict = give_up_copies;
+    daemon->regions.evict = evict_replicas;
     daemon->regions.evict_arg = daemon;
     daemon->objects.on_ended = on_object_ended;
     daemon->objects.on_ended_arg = daemon;
@@ -489,24 +268,7 @@ static void wire(struct daemon *daemon)
     daemon->listener.conns = &daemon->conns;
 }
 
-static void start_signals(struct daemon *daemon)
-{
-    uint64_t interval = sdnotify_watchdog_ns();
-
-    (void)signal(SIGPIPE, SIG_IGN);
-    (void)uv_signal_init(&daemon->loop, &daemon->sigterm);
-    (void)uv_signal_init(&daemon->loop, &daemon->sigint);
-    daemon->sigterm.data = daemon->sigint.data = daemon;
-    (void)uv_signal_start(&daemon->sigterm, on_signal, SIGTERM);
-    (void)uv_signal_start(&daemon->sigint, on_signal, SIGINT);
-    if (interval > 0) {
-        daemon->watching = true;
-        (void)uv_timer_init(&daemon->loop, &daemon->watchdog);
-        (void)uv_timer_start(&daemon->watchdog, on_watchdog, interval / 1000000, interval / 1000000);
-    }
-}
-
-static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
+static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *err)
 {
     struct peers_callbacks callbacks = {.arg = daemon,
                                         .events = &daemon->rpc.events,
@@ -521,7 +283,8 @@ static enum rdt_status start(struct daemon *daemon, struct rdt_error *err)
     enum rdt_status status = RDT_OK;
 
     if (!plugins_memory_kind(daemon->plugins, "host"))
-        return rdt_error_set(err, RDT_INVALID, "no backend for host memory in %s: set backend_dir to where rdt_host.so is",
+        return rdt_error_set(err, RDT_INVALID,
+                             "no backend for host memory in %s: set backend_dir to the directory of rdt_host.so",
                              daemon->options->backend_dir);
     if (daemon->options->key_file[0] != '\0')
         status = peers_create(&daemon->loop, daemon->options, &daemon->node, &callbacks, &daemon->peers, err);
@@ -550,7 +313,7 @@ static void ask_for_short_slices(void)
     (void)syscall(SYS_sched_setattr, 0, &attr, 0);
 }
 
-static void on_plugins_closed(void *arg)
+static void on_closed(void *arg)
 {
     (void)arg;
 }
@@ -579,33 +342,30 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
         status = work_pool_create(&daemon->loop, options->worker_threads, &daemon->pool, err);
     if (status != RDT_OK) {
         if (daemon->owner_work)
-            owner_work_close(daemon->owner_work, on_plugins_closed, NULL);
+            owner_work_close(daemon->owner_work, on_closed, NULL);
         if (daemon->plugins)
-            plugins_close(daemon->plugins, on_plugins_closed, NULL);
+            plugins_close(daemon->plugins, on_closed, NULL);
         (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
         (void)uv_loop_close(&daemon->loop);
         free(daemon);
         return status;
     }
-    wire(daemon);
-    start_signals(daemon);
-    status = start(daemon, err);
+    init_rooms(daemon);
+    daemon_start_signals(daemon);
+    status = start_serving(daemon, err);
     if (status == RDT_OK) {
         node_hex(daemon->node.uuid, uuid);
-        log_info("rdtd %s: node %s serves %s%s%s", RDTD_VERSION, uuid, options->socket, daemon->node.address[0] ? ", peers at " : "",
-                 daemon->node.address);
+        log_info("rdtd %s: node %s serves %s%s%s", RDTD_VERSION, uuid, options->socket,
+                 daemon->node.address[0] ? ", peers at " : "", daemon->node.address);
         sdnotify("READY=1\nSTATUS=serving");
-        daemon->idle.on_passed = on_idle_look;
-        daemon->needed_ns = uv_hrtime();
-        if (options->idle_exit_ns > 0)
-            on_idle_look(&daemon->idle);
+        daemon_start_idle_exit(daemon);
     } else {
         daemon->rpc.draining = true;
-        hurry(daemon);
+        daemon_close(daemon);
     }
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
     if (daemon->stuck)
-        return rdt_error_set(err, RDT_INTERNAL, "the daemon could not end cleanly");
+        return rdt_error_set(err, RDT_INTERNAL, "the daemon ended before its backends had closed");
 
     map_fini(&daemon->rpc.forwarded);
     transfers_fini(&daemon->transfers);
@@ -614,9 +374,9 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
     accounts_fini(&daemon->accounts);
     regions_fini(&daemon->regions);
     if (uv_loop_close(&daemon->loop) != 0)
-        log_warn("something was left in the loop");
+        log_warn("the loop still had open handles at its end");
     if (status == RDT_OK)
-        log_info("clean end");
+        log_info("rdtd has ended cleanly");
     free(daemon);
     return status;
 }

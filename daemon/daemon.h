@@ -1,8 +1,8 @@
 /* The top room: starts every other room, connects them by callbacks, and stops them in order.
  *
- * It owns the loop, the sockets of clients (listener.h), a connection for each client (conn.h) and the order of
- * start and end, which is drawn at the top of daemon.c. It promises that everything a client holds ends with its
- * connection. It has no public header: nothing is above it. */
+ * It owns the loop, the sockets of clients (listener.h), a connection for each client (conn.h), and the order of the start
+ * (daemon.c) and of the end (daemon_stop.c). It promises that everything a client holds ends with its connection. It has no
+ * public header: no room is above it. */
 #ifndef DAEMON_DAEMON_H
 #define DAEMON_DAEMON_H
 
@@ -14,7 +14,7 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
 
 /* Loads the backends to check their sections of the configuration, and prints these to `dump`. If dump is NULL, it
  * checks instead what else a start would refuse: interfaces that do not exist, the key file, the address to listen on.
- * Serves nobody. INVALID, SYSTEM, NO_MEMORY. */
+ * Serves no clients. Errors: INVALID, SYSTEM, NO_MEMORY. */
 enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err);
 
 #endif

@@ -46,11 +46,11 @@ static void on_connection(uv_poll_t *poll, int status, int events)
                 (void)uv_poll_stop(&listener->sockets[s].poll);
             (void)deadline_set(listener->conns->rpc->deadlines, &listener->pause, PAUSE_NS);
         }
-        return; /* EAGAIN, or a client that left before we looked */
+        return; /* EAGAIN, or the client has closed its connection already */
     }
 }
 
-static void add(struct listener *listener, int fd)
+static void add_socket(struct listener *listener, int fd)
 {
     struct listener_socket *listening = &listener->sockets[listener->n++];
 
@@ -70,11 +70,12 @@ static enum rdt_status take_passed(struct listener *listener, int n, struct rdt_
         socklen_t bytes = sizeof domain;
         if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &bytes) != 0 || domain != AF_UNIX ||
             getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepting, &bytes) != 0 || !accepting)
-            return rdt_error_set(err, RDT_INVALID, "fd %d (\"%s\") passed by the service manager is no listening Unix socket",
-                                 fd, sdnotify_fd_name(i));
+            return rdt_error_set(err, RDT_INVALID,
+                                 "fd %d (\"%s\") passed by the service manager is not a listening Unix socket", fd,
+                                 sdnotify_fd_name(i));
         if (listener->n == LISTENER_MAX_SOCKETS)
             return rdt_error_set(err, RDT_LIMIT, "the service manager passed more than %d sockets", LISTENER_MAX_SOCKETS);
-        add(listener, fd);
+        add_socket(listener, fd);
     }
     return RDT_OK;
 }
@@ -86,7 +87,7 @@ static enum rdt_status remove_stale(const struct sockaddr_un *address, struct rd
     int failed;
 
     if (probe < 0)
-        return rdt_error_sys(err, errno, "cannot make a socket");
+        return rdt_error_sys(err, errno, "cannot create a socket");
     failed = connect(probe, (const struct sockaddr *)address, sizeof *address) == 0 ? 0 : errno;
     (void)close(probe);
     if (failed == 0 || failed == EAGAIN)
@@ -95,13 +96,13 @@ static enum rdt_status remove_stale(const struct sockaddr_un *address, struct rd
     if (failed == ENOENT)
         return RDT_OK;
     if (lstat(address->sun_path, &info) == 0 && !S_ISSOCK(info.st_mode))
-        return rdt_error_set(err, RDT_EXISTS, "%s exists and is no socket", address->sun_path);
+        return rdt_error_set(err, RDT_EXISTS, "%s exists and is not a socket", address->sun_path);
     if (unlink(address->sun_path) != 0 && errno != ENOENT)
         return rdt_error_sys(err, errno, "cannot remove the stale socket %s", address->sun_path);
     return RDT_OK;
 }
 
-static enum rdt_status make_socket(struct listener *listener, const struct options *options, struct rdt_error *err)
+static enum rdt_status create_socket(struct listener *listener, const struct options *options, struct rdt_error *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char folder[sizeof address.sun_path];
@@ -114,14 +115,14 @@ static enum rdt_status make_socket(struct listener *listener, const struct optio
                              sizeof address.sun_path - 1);
     memcpy(address.sun_path, options->socket, strlen(options->socket) + 1);
     memcpy(folder, address.sun_path, sizeof folder);
-    (void)mkdir(dirname(folder), 0755); /* /run/rdtd, when no unit made it */
+    (void)mkdir(dirname(folder), 0755); /* of /run/rdtd, which exists if a systemd unit has started the daemon */
     status = remove_stale(&address, err);
     if (status != RDT_OK)
         return status;
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
-        return rdt_error_sys(err, errno, "cannot make a socket");
-    (void)fchmod(fd, mode); /* before bind: nobody meets it with other rights */
+        return rdt_error_sys(err, errno, "cannot create a socket");
+    (void)fchmod(fd, mode); /* before bind, so that the file never has other permissions */
     if (bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || chmod(address.sun_path, mode) != 0 ||
         listen(fd, 1024) != 0) {
         status = rdt_error_sys(err, errno, "cannot listen on %s", options->socket);
@@ -129,7 +130,7 @@ static enum rdt_status make_socket(struct listener *listener, const struct optio
         return status;
     }
     memcpy(listener->path, address.sun_path, sizeof listener->path);
-    add(listener, fd);
+    add_socket(listener, fd);
     return RDT_OK;
 }
 
@@ -139,7 +140,7 @@ enum rdt_status listener_start(struct listener *listener, struct conns *conns, s
 
     *listener = (struct listener){.conns = conns};
     listener->pause.on_passed = on_pause_over;
-    return passed > 0 ? take_passed(listener, passed, err) : make_socket(listener, conns->rpc->options, err);
+    return passed > 0 ? take_passed(listener, passed, err) : create_socket(listener, conns->rpc->options, err);
 }
 
 static void on_socket_closed(uv_handle_t *handle)

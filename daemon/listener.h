@@ -18,8 +18,8 @@ struct listener {
     struct conns *conns;
     struct listener_socket sockets[LISTENER_MAX_SOCKETS];
     unsigned n, open;
-    char path[108];        /* of a socket that the daemon created and unlinks; "": none */
-    struct deadline pause; /* after the process ran out of fds: accepts again when it has passed */
+    char path[108];        /* the socket file that the daemon has created and removes at its end; "": none */
+    struct deadline pause; /* after accept4 has failed for lack of fds or memory: until clients are accepted again */
     void (*on_closed)(void *arg);
     void *arg;
 };

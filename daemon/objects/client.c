@@ -24,6 +24,16 @@ void client_init(struct client *client, uint64_t id)
     map_init(&client->transfers.fetches);
 }
 
+void client_send_error(struct client *client, uint16_t type, uint64_t request_id, const struct rdt_error *err)
+{
+    Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
+
+    reply.status = err->status;
+    reply.sys_errno = err->sys_errno;
+    reply.message = (char *)err->msg;
+    client->send(client, type, FRAME_REPLY | FRAME_ERROR, request_id, &reply.base, NULL, 0);
+}
+
 static void tell_gone(struct client *client, uint64_t region)
 {
     Rdt__Pb__RegionGone gone = RDT__PB__REGION_GONE__INIT;
@@ -119,7 +129,7 @@ bool client_fini(struct client *client, uint64_t until_ns)
 
     client_drop_import(client);
     mapped_stop(&client->mapped);
-    /* first: regions that are released below must not be cached for this client again */
+    /* before the releases below, so that their regions are not cached for this client again */
     region_cache_stop(&client->cache);
     while ((hold = map_next(&client->holds, &client->reaped_holds))) {
         abandon(hold);
@@ -134,8 +144,7 @@ bool client_fini(struct client *client, uint64_t until_ns)
     while ((region = map_next(&client->regions, &client->reaped_regions))) {
         map_remove_u64(&client->regions, region->id);
         region->client = 0;
-        /* librdt never tells its user where a loaned region is mapped, so nobody can use the pages any
-         * more */
+        /* librdt does not tell its user where a loaned region is mapped, so nobody uses the pages any more */
         if (region->state != REGION_LOANED)
             region_mark_abandoned(region);
         region_unref(region);

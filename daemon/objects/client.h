@@ -149,6 +149,9 @@ void client_start_caches(struct client *client, struct regions *regions);
  * objects, fetches and calls before. Returns false when until_ns has passed before the end: call it again. */
 bool client_fini(struct client *client, uint64_t until_ns);
 
+/* Answers the request with an error. */
+void client_send_error(struct client *client, uint16_t type, uint64_t request_id, const struct rdt_error *err);
+
 /* Finds a region that the client may name, and takes it out of its region cache if it was there. The
  * region is borrowed. Errors: NOT_FOUND, and those of region_cache_resume. */
 enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p,

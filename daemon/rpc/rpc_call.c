@@ -119,11 +119,7 @@ static void fail(struct call *call, const struct rdt_error *err, bool unread)
         log_debug("client %llu: request %u, which needs no answer, failed: %s", (unsigned long long)call->client->id,
                   call->type, err->msg);
     } else if (call->client) {
-        Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
-        reply.status = err->status;
-        reply.sys_errno = err->sys_errno;
-        reply.message = (char *)err->msg;
-        call->client->send(call->client, call->type, FRAME_REPLY | FRAME_ERROR, call->request_id, &reply.base, NULL, 0);
+        client_send_error(call->client, call->type, call->request_id, err);
     } else {
         send_to_peer(call, err, NULL);
     }

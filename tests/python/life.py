@@ -316,7 +316,7 @@ def test_daemon_that_nobody_needs_ends():
             c.put(np.arange(3), detached=True, ttl=1)
             left = time.monotonic()
         until(lambda: node.process.poll() is not None, "it has ended")
-        assert node.process.returncode == 0 and "nobody needs it" in node.log(), node.log()
+        assert node.process.returncode == 0 and "no client, object or transfer for idle_exit" in node.log(), node.log()
         assert time.monotonic() - left > 1, "it kept the object"
 
 

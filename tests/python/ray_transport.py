@@ -387,7 +387,7 @@ def test_daemon_is_started_where_it_was_asked_for_and_ends_by_itself():
         assert done.stdout.split() == ["100000.0", "True"], done.stdout + done.stderr
         until(lambda: not os.path.exists(socket), "nobody needed it")
         with open(socket + ".log") as log:
-            assert "clean end" in log.read()
+            assert "has ended cleanly" in log.read()
 
 
 if __name__ == "__main__":

@@ -95,11 +95,11 @@ Test(daemon, passed_fds_that_are_no_listeners_are_refused)
     int pipe_fds[2], fds[2] = {-1, -1};
 
     fds[0] = listen_at(in_tmp("dgram"), SOCK_DGRAM);
-    refuses_to_start(&(struct node_options){.pass_fds = fds}, 1, "no listening Unix socket");
+    refuses_to_start(&(struct node_options){.pass_fds = fds}, 1, "is not a listening Unix socket");
     close(fds[0]);
     must(pipe2(pipe_fds, O_CLOEXEC) == 0);
     fds[0] = pipe_fds[0];
-    refuses_to_start(&(struct node_options){.pass_fds = fds}, 1, "no listening Unix socket");
+    refuses_to_start(&(struct node_options){.pass_fds = fds}, 1, "is not a listening Unix socket");
     close(pipe_fds[0]);
     close(pipe_fds[1]);
 }
@@ -276,7 +276,7 @@ Test(daemon, file_in_the_sockets_place_is_left_alone)
     char *text;
 
     write_file("precious", "data");
-    refuses_to_start(&(struct node_options){.socket = in_tmp("precious")}, 1, "is no socket");
+    refuses_to_start(&(struct node_options){.socket = in_tmp("precious")}, 1, "is not a socket");
     text = read_file("precious", NULL);
     cr_assert_str_eq(text, "data");
     free(text);

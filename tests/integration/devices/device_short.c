@@ -225,7 +225,7 @@ static void begin_a_copy(void)
     must(kill(node.pid, SIGTERM) == 0);
     wait_until(LONG, node_log_has(&node, "draining"));
     must(kill(node.pid, SIGTERM) == 0);
-    wait_until(LONG, node_log_has(&node, "not waiting any longer"));
+    wait_until(LONG, node_log_has(&node, "ends without waiting for transfers"));
     must_refuse(RDT_DISCONNECTED, "", rdt_wait(b, &copying, 1, 1, LONG, NULL, NULL, &err));
 }
 
@@ -244,7 +244,7 @@ Test(device_short, end_waits_for_a_copy)
     begin_a_copy();
     fake_hold(gpu.control, false);
     must(node_result(&node) == 0);
-    must(node_log_has(&node, "clean end"));
+    must(node_log_has(&node, "has ended cleanly"));
     node_check_log(&node, log);
     must(atomic_load(&gpu.control->blocks) == 0 && atomic_load(&gpu.control->done) > 0);
     end_without_it();

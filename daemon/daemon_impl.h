@@ -1,0 +1,52 @@
+/* The state of the daemon, shared by daemon.c, which starts it, and daemon_stop.c, which ends it. */
+#ifndef DAEMON_DAEMON_IMPL_H
+#define DAEMON_DAEMON_IMPL_H
+
+#include "daemon/conn.h"
+#include "daemon/daemon.h"
+#include "daemon/listener.h"
+#include "daemon/rpc/rpc.h"
+
+struct daemon {
+    uv_loop_t loop;
+    const struct options *options;
+    struct node node;
+    struct plugins *plugins;
+    struct work_pool *pool;
+    struct owner_work *owner_work;
+    struct deadlines deadlines;
+    struct regions regions;
+    struct accounts accounts;
+    uint64_t open_files; /* the most that this process may have open */
+    struct account own;  /* charged for memory that the daemon uses itself */
+    struct slabs slabs;
+    struct object_table objects;
+    struct names names;
+    struct transfers transfers;
+    struct groups groups;
+    struct peers *peers; /* NULL: without key_file there is no link to other nodes */
+    struct hotload hotload;
+    struct rpc rpc;
+    struct conns conns;
+    struct listener listener;
+    uv_signal_t sigterm, sigint;
+    uv_timer_t watchdog;
+    bool has_watchdog;
+    struct deadline drain_limit, close_limit, idle_check;
+    uint64_t needed_ns; /* when a client, an object or a transfer last needed the daemon */
+    bool stopping;      /* the rooms are being closed */
+    bool stuck;         /* they did not close in time */
+    bool lingering;     /* the last transfer has ended, and its bytes may still be on the network */
+};
+
+/* Sends SIGTERM and SIGINT, and systemd's watchdog, to the loop. */
+void daemon_start_signals(struct daemon *daemon);
+
+/* From now on checks regularly whether options->idle_exit_ns has passed without a client, an object or a transfer, and
+ * then stops the daemon. 0: it never does. */
+void daemon_start_idle_exit(struct daemon *daemon);
+
+/* Closes every room, in the order that is drawn in daemon_stop.c, without waiting for transfers. The loop ends after that. */
+void daemon_close(struct daemon *daemon);
+
+#endif

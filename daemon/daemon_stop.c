@@ -1,0 +1,233 @@
+/* How the daemon ends.
+ *
+ *   drain:  after SIGTERM the daemon refuses new clients and puts, and waits for its transfers to end, until drain_timeout
+ *           or a second signal
+ *   close:  listener -> clients -> transports -> groups -> peers -> copies on devices -> work pool -> owner work
+ *           -> plug-ins -> loop
+ *
+ * Below, the steps of the close are in reverse order, because each names the next one as its callback. */
+#include <signal.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/sdnotify.h"
+#include "daemon/daemon_impl.h"
+#include "daemon/objects/detached.h"
+#include "daemon/objects/transit.h"
+
+#define CLOSE_TIMEOUT_NS 10000000000ll
+#define LINGER_NS 300000000ll
+#define IDLE_CHECKS 8 /* in one idle_exit */
+
+/* ---- the rooms close ---- */
+
+static void close_loop_handles(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    uv_close((uv_handle_t *)&daemon->sigterm, NULL);
+    uv_close((uv_handle_t *)&daemon->sigint, NULL);
+    if (daemon->has_watchdog)
+        uv_close((uv_handle_t *)&daemon->watchdog, NULL);
+    deadlines_close(&daemon->deadlines, NULL);
+}
+
+static void close_plugins(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    plugins_close(daemon->plugins, close_loop_handles, daemon);
+}
+
+/* Comes before the plug-ins, whose functions end imported memory on the threads of owners. */
+static void close_owner_work(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    owner_work_close(daemon->owner_work, close_plugins, daemon);
+}
+
+static void close_pool(void *arg);
+
+/* Memory that a device still reads or writes, and what the callbacks of these copies use, must outlive the copies. */
+static void await_copies(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    plugins_await_copies(daemon->plugins, close_pool, daemon);
+}
+
+static void close_pool(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    slabs_fini(&daemon->slabs); /* the objects in it have ended with their clients */
+    regions_close(&daemon->regions);
+    work_pool_close(daemon->pool, close_owner_work, daemon);
+}
+
+static void close_peers(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    if (daemon->peers)
+        peers_close(daemon->peers, await_copies, daemon);
+    else
+        await_copies(daemon);
+}
+
+static void close_groups(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    groups_close(&daemon->groups, close_peers, daemon);
+}
+
+static void close_transfers(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    object_notifies_end(&daemon->objects);
+    detached_end_all(&daemon->objects);
+    transit_end_all(&daemon->objects);
+    holds_clear(&daemon->rpc.holds);
+    names_clear(&daemon->names); /* names hold objects, and the work pool, which frees their memory, still runs */
+    transfers_close(&daemon->transfers, close_groups, daemon);
+}
+
+static void close_clients(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    conns_close(&daemon->conns, close_transfers, daemon);
+}
+
+/* A backend that never reports the end of a close or of a copy must not keep the process alive. Its threads end with
+ * the process. */
+static void on_close_timeout(struct deadline *deadline)
+{
+    struct daemon *daemon = container_of(deadline, struct daemon, close_limit);
+
+    if (plugins_copies(daemon->plugins) > 0)
+        log_error("%u copies on devices do not end: the daemon exits without waiting for them",
+                  plugins_copies(daemon->plugins));
+    else
+        log_error("a backend does not close: the daemon exits without waiting for it");
+    daemon->stuck = true;
+    uv_stop(&daemon->loop);
+}
+
+void daemon_close(struct daemon *daemon)
+{
+    if (daemon->stopping)
+        return;
+    daemon->stopping = true;
+    daemon->close_limit.on_passed = on_close_timeout;
+    (void)deadline_set(&daemon->deadlines, &daemon->close_limit, CLOSE_TIMEOUT_NS);
+    deadline_unset(&daemon->deadlines, &daemon->drain_limit);
+    deadline_unset(&daemon->deadlines, &daemon->idle_check);
+    transfers_set_on_idle(&daemon->transfers, NULL);
+    listener_close(&daemon->listener, close_clients, daemon);
+}
+
+/* ---- the daemon drains ---- */
+
+/* Waits a little before the close: a transport reports that the buffer of a sent chunk is free, not that the reader has
+ * received the bytes. */
+static void on_transfers_ended(struct transfers *transfers)
+{
+    struct daemon *daemon = container_of(transfers, struct daemon, transfers);
+
+    daemon->lingering = true;
+    (void)deadline_set(&daemon->deadlines, &daemon->drain_limit, LINGER_NS);
+}
+
+static void on_drain_limit(struct deadline *deadline)
+{
+    struct daemon *daemon = container_of(deadline, struct daemon, drain_limit);
+
+    if (!daemon->lingering)
+        log_warn("drain_timeout has passed with %u transfers still running", transfers_active(&daemon->transfers));
+    daemon_close(daemon);
+}
+
+static void drain(struct daemon *daemon, const char *why)
+{
+    unsigned active;
+
+    daemon->rpc.draining = true;
+    transfers_refuse_parked(&daemon->transfers);
+    active = transfers_active(&daemon->transfers);
+    log_info("%s: draining %u transfers", why, active);
+    sdnotify("STOPPING=1\nSTATUS=draining %u transfers", active);
+    daemon->drain_limit.on_passed = on_drain_limit;
+    if (active == 0) {
+        if (transfers_quiet_ns(&daemon->transfers) < (uint64_t)LINGER_NS)
+            on_transfers_ended(&daemon->transfers);
+        else
+            daemon_close(daemon);
+        return;
+    }
+    transfers_set_on_idle(&daemon->transfers, on_transfers_ended);
+    (void)deadline_set(&daemon->deadlines, &daemon->drain_limit, (int64_t)daemon->options->drain_timeout_ns);
+}
+
+/* ---- reasons to end ---- */
+
+static void on_idle_check(struct deadline *deadline)
+{
+    struct daemon *daemon = container_of(deadline, struct daemon, idle_check);
+    uint64_t now_ns = uv_hrtime();
+
+    if (daemon->rpc.draining)
+        return;
+    if (daemon->conns.n > 0 || map_count(&daemon->objects.by_name) > 0 || transfers_active(&daemon->transfers) > 0)
+        daemon->needed_ns = now_ns;
+    if (now_ns - daemon->needed_ns >= daemon->options->idle_exit_ns)
+        drain(daemon, "no client, object or transfer for idle_exit");
+    else
+        (void)deadline_set(&daemon->deadlines, deadline, (int64_t)daemon->options->idle_exit_ns / IDLE_CHECKS + 1);
+}
+
+void daemon_start_idle_exit(struct daemon *daemon)
+{
+    daemon->idle_check.on_passed = on_idle_check;
+    daemon->needed_ns = uv_hrtime();
+    if (daemon->options->idle_exit_ns > 0)
+        on_idle_check(&daemon->idle_check);
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    struct daemon *daemon = handle->data;
+
+    if (daemon->rpc.draining) {
+        log_info("%s again: the daemon ends without waiting for transfers", strsignal(number));
+        daemon_close(daemon);
+        return;
+    }
+    drain(daemon, strsignal(number));
+}
+
+static void on_watchdog(uv_timer_t *timer)
+{
+    (void)timer;
+    sdnotify("WATCHDOG=1");
+}
+
+void daemon_start_signals(struct daemon *daemon)
+{
+    uint64_t interval_ns = sdnotify_watchdog_ns();
+
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)uv_signal_init(&daemon->loop, &daemon->sigterm);
+    (void)uv_signal_init(&daemon->loop, &daemon->sigint);
+    daemon->sigterm.data = daemon->sigint.data = daemon;
+    (void)uv_signal_start(&daemon->sigterm, on_signal, SIGTERM);
+    (void)uv_signal_start(&daemon->sigint, on_signal, SIGINT);
+    if (interval_ns > 0) {
+        daemon->has_watchdog = true;
+        (void)uv_timer_init(&daemon->loop, &daemon->watchdog);
+        (void)uv_timer_start(&daemon->watchdog, on_watchdog, interval_ns / 1000000, interval_ns / 1000000);
+    }
+}
