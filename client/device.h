@@ -1,4 +1,4 @@
-/* Memory on devices. */
+/* Allocating memory on devices. */
 #ifndef CLIENT_DEVICE_H
 #define CLIENT_DEVICE_H
 

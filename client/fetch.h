@@ -1,10 +1,10 @@
-/* The daemon's side of fetches. */
+/* The events of a connection. */
 #ifndef CLIENT_FETCH_H
 #define CLIENT_FETCH_H
 
 #include "connection.h"
 
-/* connection's on_event: FETCH_DONE. Others are for later versions and ignored. */
+/* struct rdt's on_event. Unknown events are of later versions, and ignored. */
 void fetch_on_event(rdt *conn, struct frame *frame);
 
 #endif

@@ -10,7 +10,8 @@
 #include "proto/wire_limits.h"
 #include "rdt.pb-c.h"
 
-#define SLACK_NS (INT64_C(5) * 1000000000) /* the daemon answers by the deadline, and says what was missing */
+/* The daemon ends the request at its deadline and says what was missing. librdt waits a little longer for that answer. */
+#define SLACK_NS (INT64_C(5) * 1000000000)
 
 static int64_t answer_ns(int64_t timeout_ns)
 {
@@ -22,7 +23,7 @@ static int digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-static bool is_uuid(const char *text, uint8_t uuid[16])
+static bool read_uuid(const char *text, uint8_t uuid[16])
 {
     if (strlen(text) != 32 || strspn(text, "0123456789abcdef") != 32)
         return false;
@@ -31,18 +32,18 @@ static bool is_uuid(const char *text, uint8_t uuid[16])
     return true;
 }
 
-struct spec {
+struct member {
     Rdt__Pb__GroupMember message;
-    uint8_t uuid[16];
+    uint8_t uuid[16]; /* what message.node refers to */
 };
 
-static enum rdt_status fill(struct spec *spec, const struct rdt_member *member, size_t i, struct rdt_error *err)
+static enum rdt_status fill(struct member *own, const struct rdt_member *member, size_t i, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
 
-    rdt__pb__group_member__init(&spec->message);
+    rdt__pb__group_member__init(&own->message);
     if (!member->client || !member->client[0])
-        return rdt_error_set(err, RDT_INVALID, "member %zu has no client's name", i);
+        return rdt_error_set(err, RDT_INVALID, "member %zu names no client", i);
     status = options_check_text(member->client, RDT_MAX_NAME_BYTES, "the client's name", err);
     if (status == RDT_OK)
         status = options_check_text(member->device, RDT_MAX_NAME_BYTES, "the device", err);
@@ -52,13 +53,13 @@ static enum rdt_status fill(struct spec *spec, const struct rdt_member *member, 
         rdt_error_prefix(err, "member %zu", i);
         return status;
     }
-    spec->message.client = (char *)(uintptr_t)member->client;
+    own->message.client = (char *)(uintptr_t)member->client;
     if (member->device)
-        spec->message.device = (char *)(uintptr_t)member->device;
-    if (member->node && is_uuid(member->node, spec->uuid))
-        spec->message.node = (ProtobufCBinaryData){sizeof spec->uuid, spec->uuid};
+        own->message.device = (char *)(uintptr_t)member->device;
+    if (member->node && read_uuid(member->node, own->uuid))
+        own->message.node = (ProtobufCBinaryData){sizeof own->uuid, own->uuid};
     else if (member->node)
-        spec->message.address = (char *)(uintptr_t)member->node;
+        own->message.address = (char *)(uintptr_t)member->node;
     return RDT_OK;
 }
 
@@ -67,7 +68,7 @@ enum rdt_status rdt_group_create(rdt *conn, const char *name, const char *transp
 {
     Rdt__Pb__GroupCreate request = RDT__PB__GROUP_CREATE__INIT;
     struct rdt_group_options own;
-    struct spec *specs = NULL;
+    struct member *own_members = NULL;
     enum rdt_status status = connection_check(conn, err);
 
     if (status == RDT_OK)
@@ -79,16 +80,16 @@ enum rdt_status rdt_group_create(rdt *conn, const char *name, const char *transp
     if (status == RDT_OK)
         status = options_check_text(transport, RDT_MAX_NAME_BYTES, "the transport", err);
     if (status == RDT_OK && count > RDT_MAX_GROUP_MEMBERS)
-        status = rdt_error_set(err, RDT_LIMIT, "a group of %zu members: at most %u", count, RDT_MAX_GROUP_MEMBERS);
+        status = rdt_error_set(err, RDT_LIMIT, "the group has %zu members, and the limit is %u", count, RDT_MAX_GROUP_MEMBERS);
     if (status != RDT_OK)
         return status;
-    specs = calloc(count + 1, sizeof *specs);
+    own_members = calloc(count + 1, sizeof *own_members);
     request.members = calloc(count + 1, sizeof(Rdt__Pb__GroupMember *));
-    if (!specs || !request.members)
+    if (!own_members || !request.members)
         status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a group of %zu", count);
     for (size_t i = 0; status == RDT_OK && i < count; i++) {
-        status = fill(&specs[i], &members[i], i, err);
-        request.members[request.n_members++] = &specs[i].message;
+        status = fill(&own_members[i], &members[i], i, err);
+        request.members[request.n_members++] = &own_members[i].message;
     }
     if (status == RDT_OK) {
         request.name = (char *)(uintptr_t)name;
@@ -97,7 +98,7 @@ enum rdt_status rdt_group_create(rdt *conn, const char *name, const char *transp
         status = call(conn, RDT_MSG_GROUP_CREATE, &request.base, answer_ns(request.timeout_ns), NULL, err);
     }
     free(request.members);
-    free(specs);
+    free(own_members);
     return status;
 }
 
@@ -116,7 +117,7 @@ enum rdt_status rdt_group_destroy(rdt *conn, const char *name, struct rdt_error 
     return call(conn, RDT_MSG_GROUP_DESTROY, &request.base, CALL_TIMEOUT_NS, NULL, err);
 }
 
-static void take(struct rdt_group *group, const Rdt__Pb__GroupInfo *info)
+static void fill_group(struct rdt_group *group, const Rdt__Pb__GroupInfo *info)
 {
     memset(group, 0, sizeof *group);
     (void)snprintf(group->name, sizeof group->name, "%s", info->name);
@@ -145,9 +146,9 @@ enum rdt_status rdt_group_list(rdt *conn, struct rdt_group *groups, size_t max, 
         reply = (const Rdt__Pb__ListReply *)message;
         for (size_t i = 0; i < reply->n_groups; i++) {
             if (reply->groups[i]->uid != own.uid || strcmp(reply->groups[i]->tenant, own.tenant) != 0)
-                continue; /* root sees everybody's */
+                continue; /* root sees the groups of all owners */
             if (n < max)
-                take(&groups[n], reply->groups[i]);
+                fill_group(&groups[n], reply->groups[i]);
             n++;
         }
         request.after = reply->next;

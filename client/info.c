@@ -1,4 +1,4 @@
-/* rdt_info.h, and rdt_stat: rows of the daemon's tables, as structs that point into the decoded answer. */
+/* rdt_stat and the calls of rdt_info.h. Each row is a struct that points into the decoded answer. */
 #include <stdio.h>
 #include <string.h>
 
@@ -50,7 +50,7 @@ static enum rdt_status fill_stat(const Rdt__Pb__ObjectInfo *info, const char *wh
     return status;
 }
 
-/* *info_p is freed by rdt__pb__object_info__free_unpacked. */
+/* The caller frees *info_p by rdt__pb__object_info__free_unpacked. */
 static enum rdt_status stat_object(rdt *conn, const struct rdt_ref *ref, struct rdt_stat *stat_p, Rdt__Pb__ObjectInfo **info_p,
                                    struct rdt_error *err)
 {
@@ -122,12 +122,11 @@ enum rdt_status rdt_holders(rdt *conn, const struct rdt_ref *ref, struct rdt_sta
 
 /* ---- lists ---- */
 
-/* One list while it runs. take: gives the rows of a page to the caller, at most *left_p; sets *stop_p if the caller wants no more. */
-struct lister {
+struct lister { /* one list while it runs */
     rdt *conn;
-    Rdt__Pb__List request;
-    uint64_t left;
-    bool stop;
+    Rdt__Pb__List request; /* for the next page */
+    uint64_t left;         /* rows that the caller still wants */
+    bool stop;             /* the caller wants no more, or there are no more */
     void *arg;
     union {
         bool (*object)(void *arg, const struct rdt_object_row *row);
@@ -161,7 +160,7 @@ static enum rdt_status lister_init(struct lister *lister, rdt *conn, Rdt__Pb__Li
     return RDT_OK;
 }
 
-/* The next page, to be freed by rdt__pb__list_reply__free_unpacked; NULL with RDT_OK: there is none. */
+/* Fetches the next page, which the caller frees by rdt__pb__list_reply__free_unpacked. NULL with RDT_OK: the list is over. */
 static enum rdt_status next_page(struct lister *lister, Rdt__Pb__ListReply **page_p, struct rdt_error *err)
 {
     ProtobufCMessage *answer;
@@ -177,15 +176,15 @@ static enum rdt_status next_page(struct lister *lister, Rdt__Pb__ListReply **pag
     *page_p = (Rdt__Pb__ListReply *)answer;
     if ((*page_p)->next && (*page_p)->next == lister->request.after) {
         rdt__pb__list_reply__free_unpacked(*page_p, NULL);
-        return rdt_error_set(err, RDT_PROTOCOL, "rdtd names the same page of a list twice");
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd answered LIST with the same next page twice");
     }
     lister->request.after = (*page_p)->next;
     lister->stop = (*page_p)->next == 0;
     return RDT_OK;
 }
 
-/* false: the list is over. */
-static bool counted(struct lister *lister, bool goes_on)
+/* Counts one row. goes_on: what the caller's function returned for it. Returns false if the list is over. */
+static bool count_row(struct lister *lister, bool goes_on)
 {
     lister->left--;
     lister->stop = lister->stop || !goes_on;
@@ -203,7 +202,7 @@ static enum rdt_status give_objects(struct lister *lister, const Rdt__Pb__ListRe
                                      .visibility = visibility_of(from->visibility),
                                      .producer = from->producer};
         status = fill_stat(from, "LIST", &row.stat, err);
-        if (status == RDT_OK && !counted(lister, lister->each.object(lister->arg, &row)))
+        if (status == RDT_OK && !count_row(lister, lister->each.object(lister->arg, &row)))
             break;
     }
     return status;
@@ -243,9 +242,9 @@ static enum rdt_status give_names(struct lister *lister, const Rdt__Pb__ListRepl
             .lease_client = from->lease_client,
             .ttl_left_ns = from->ttl_left_ns,
         };
-        if (from->ref[0]) /* else it was freed by force */
+        if (from->ref[0]) /* it is empty if the newest version was freed by force */
             status = read_ref(from->ref, "LIST", &row.object, err);
-        if (status == RDT_OK && !counted(lister, lister->each.name(lister->arg, &row)))
+        if (status == RDT_OK && !count_row(lister, lister->each.name(lister->arg, &row)))
             break;
     }
     return status;
@@ -267,13 +266,14 @@ enum rdt_status rdt_each_name(rdt *conn, const struct rdt_list_options *options,
     return status;
 }
 
-/* "" for the uuid of a node that was never reached. */
+/* The daemon sends a uuid of zeros for a node that it has never reached. */
 static const char *known_uuid(const char *hex)
 {
     return strspn(hex, "0") == strlen(hex) ? "" : hex;
 }
 
-/* transports[TRANSPORTS_MAX] receives usable ones, then the others. Cuts the sentences of `from` in two where the name ends. */
+/* Writes the usable transports, then the others, to transports [TRANSPORTS_MAX], and returns their number. An unusable one is
+ * "NAME: reason" in the answer, and is cut in two there. */
 static size_t fill_transports(const Rdt__Pb__PeerInfo *from, struct rdt_node_transport *transports)
 {
     size_t n = 0;
@@ -317,7 +317,7 @@ static void give_nodes(struct lister *lister, const Rdt__Pb__ListReply *page)
             .transports = transports,
             .n_transports = fill_transports(from, transports),
         };
-        if (!counted(lister, lister->each.node(lister->arg, &row)))
+        if (!count_row(lister, lister->each.node(lister->arg, &row)))
             return;
     }
 }
@@ -382,8 +382,8 @@ enum rdt_status rdt_daemon_status(rdt *conn, struct rdt_daemon_status *status_p,
     enum rdt_status status = connection_check(conn, err);
 
     if (status == RDT_OK && (!status_p || status_p->struct_size < sizeof status_p->struct_size))
-        status =
-            rdt_error_set(err, RDT_INVALID, "status_p is NULL, or its struct_size is not set: initialise it with RDT_INIT");
+        status = rdt_error_set(err, RDT_INVALID,
+                               "status_p is NULL, or its struct_size is not set: initialise the struct with RDT_INIT");
     if (status == RDT_OK)
         status = call(conn, RDT_MSG_STATUS, &request.base, CALL_TIMEOUT_NS, &answer, err);
     if (status != RDT_OK)

@@ -1,4 +1,4 @@
-/* Mappers: what maps memory of devices for this process, and mapping what the daemon shares by them. */
+/* rdt_map_by, and mapping by mappers what the daemon shares. */
 #include "mappers.h"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* Mappers of memory kinds (rdt_map_by): only a vendor's library can map memory of its devices. librdt names it. */
+/* Mappers of memory kinds (rdt_map_by). Only a vendor's library can map memory of its devices; librdt calls it through the
+ * mapper that was registered for the kind. */
 #ifndef CLIENT_MAPPERS_H
 #define CLIENT_MAPPERS_H
 

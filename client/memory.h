@@ -66,8 +66,8 @@ struct memory {
     struct mapping **buckets; /* all mappings but the cached writable and the retired ones, by region */
     size_t n_buckets, count;
     struct mapping *retired; /* retired: to be unmapped */
-    struct mapping *cached; /* writable ones without references */
-    struct mapper *mappers; /* none is ever removed */
+    struct mapping *cached;  /* writable ones without references */
+    struct mapper *mappers;  /* none is ever removed */
     uint64_t last_mark;
     uint64_t n_gones; /* REGION_GONE messages so far */
 };

@@ -1,4 +1,4 @@
-/* rdt_alloc, rdt_import and rdt_dealloc. */
+/* rdt_alloc, rdt_import, rdt_dealloc and their variants. */
 #include <fcntl.h>
 #include <strings.h>
 #include <sys/stat.h>
@@ -27,16 +27,15 @@ enum rdt_status rdt_alloc_with(rdt *conn, size_t bytes, const struct rdt_alloc_o
 
     if (status == RDT_OK)
         status = options_copy(&own, sizeof own, options, err);
-
+    if (status == RDT_OK && (bytes == 0 || !addr_p))
+        status = rdt_error_set(err, RDT_INVALID, bytes == 0 ? "an allocation needs at least 1 byte" : "addr_p is NULL");
     if (status != RDT_OK)
         return status;
-    if (bytes == 0 || !addr_p)
-        return rdt_error_set(err, RDT_INVALID, bytes == 0 ? "an allocation of 0 bytes" : "addr_p is NULL");
     if (own.call_timeout_ns != 0)
         deadline_ns = clock_deadline_ns(own.call_timeout_ns);
     else if (own.timeout_ns < 0 || own.timeout_ns > INT64_MAX - CALL_MEMORY_TIMEOUT_NS)
         deadline_ns = CLOCK_NEVER;
-    else /* making the pages takes its time too, after the wait for room */
+    else /* after the wait for room the daemon needs time to create the pages */
         deadline_ns = clock_deadline_ns(own.timeout_ns + CALL_MEMORY_TIMEOUT_NS);
     if (own.memory && strcasecmp(own.memory, "host") != 0)
         status = device_alloc(conn, bytes, &own, deadline_ns, &mapping, err);
@@ -61,9 +60,9 @@ static enum rdt_status check_import(int fd, const void *addr, size_t bytes, stru
     int seals;
 
     if (!addr || bytes == 0)
-        return rdt_error_set(err, RDT_INVALID, bytes == 0 ? "an import of 0 bytes" : "addr is NULL");
+        return rdt_error_set(err, RDT_INVALID, bytes == 0 ? "an import needs at least 1 byte" : "addr is NULL");
     if (bytes > UINTPTR_MAX - (uintptr_t)addr)
-        return rdt_error_set(err, RDT_INVALID, "[%p, +%zu) is no range of memory", addr, bytes);
+        return rdt_error_set(err, RDT_INVALID, "[%p, +%zu) is not a range of memory", addr, bytes);
     if (fstat(fd, &st) < 0)
         return rdt_error_set(err, RDT_INVALID, "fd %d is not open", fd);
     seals = fcntl(fd, F_GET_SEALS);
@@ -117,8 +116,9 @@ enum rdt_status rdt_import(rdt *conn, int fd, void *addr, size_t bytes, struct r
     return status;
 }
 
-/* As in alloc_release the mapping stays until the daemon has heard of it, unless it is parked; here the caller expects it gone on
- * return. Its reply says whether the daemon keeps it too. */
+/* Releases the region and waits for the answer, because the caller expects the mapping gone on return. The mapping is cached
+ * before the request is sent, so that an ALLOC of another thread may be answered with the region at once. The reply says
+ * whether the daemon caches the region too. */
 static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct rdt_error *err)
 {
     Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
@@ -140,13 +140,13 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
     connection_lock(conn);
     if (!request.keep_mapped)
         memory_unref(&conn->memory, mapping);
-    else if (!kept && status != RDT_TIMED_OUT) /* then it may be kept all the same */
+    else if (!kept && status != RDT_TIMED_OUT) /* without an answer the daemon may have cached it */
         memory_uncache(&conn->memory, request.region);
     connection_unlock(conn);
     return status;
 }
 
-/* With the lock. From now on no put finds it. */
+/* With the lock: makes the memory that begins at addr unknown to puts and fetch targets. */
 static enum rdt_status withdraw(rdt *conn, const void *addr, struct mapping **mapping_p, struct rdt_error *err)
 {
     struct mapping *mapping = memory_at(&conn->memory, (uintptr_t)addr, (uintptr_t)addr + 1);

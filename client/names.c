@@ -1,4 +1,4 @@
-/* rdt_publish and rdt_unpublish, and the names of other users. */
+/* rdt_publish, rdt_unpublish and rdt_ref_set_owner. */
 #include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 
-#define USER_BYTES 65536u /* of an entry of the user database */
+#define USER_BYTES 65536u /* for one entry of the user database */
 
 static enum rdt_status check(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
 {
@@ -25,7 +25,8 @@ static enum rdt_status check(const rdt *conn, const struct rdt_ref *ref, struct 
     return status == RDT_OK ? options_check_text(ref->address, sizeof ref->address - 1, "the ref's address", err) : status;
 }
 
-/* Where the name is and whose: as the object's ref says, and what it leaves open is this session's own. */
+/* Makes the ref of the name, which has the node and the owner of the object. What the object's ref leaves open is this node
+ * and this session's owner. */
 static enum rdt_status name_ref(const rdt *conn, const char *name, const struct rdt_ref *object, struct rdt_ref *ref_p,
                                 struct rdt_error *err)
 {
@@ -88,7 +89,8 @@ enum rdt_status rdt_unpublish(rdt *conn, const struct rdt_ref *name, struct rdt_
     enum rdt_status status = check(conn, name, err);
 
     if (status == RDT_OK && !name->is_name)
-        status = rdt_error_set(err, RDT_INVALID, "this is the ref of an object, not of a name: rdt_ref_from_name makes one");
+        status =
+            rdt_error_set(err, RDT_INVALID, "this is the ref of an object, not of a name: make one with rdt_ref_from_name");
     if (status != RDT_OK)
         return status;
     wire_ref_from(name, &message);

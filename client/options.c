@@ -1,4 +1,4 @@
-/* Options structs begin with their size, as the caller's compiler saw it. */
+/* Options structs begin with their size in the version of rdt.h that the caller was compiled with. */
 #include "options.h"
 
 #include <string.h>

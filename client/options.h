@@ -1,4 +1,4 @@
-/* Options structs of callers that were compiled against another version of rdt.h. */
+/* Options structs of callers that were compiled with another version of rdt.h. */
 #ifndef CLIENT_OPTIONS_H
 #define CLIENT_OPTIONS_H
 
@@ -6,8 +6,8 @@
 
 #include "rdt.h"
 
-/* Copies what both versions know into *options_p (of `bytes`), and zeroes the rest; given NULL: all zero. INVALID:
- * struct_size was not set. UNSUPPORTED: something is set that this version does not know. */
+/* Copies the members that both versions have into *options_p (of `bytes`), and zeroes the rest. NULL for `given` makes all of
+ * it zero. Errors: INVALID (struct_size is not set), UNSUPPORTED (a member is set that this version does not have). */
 enum rdt_status options_copy(void *options_p, size_t bytes, const void *given, struct rdt_error *err);
 
 /* INVALID, naming the option, unless text is NULL or has at most max_bytes. */

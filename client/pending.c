@@ -1,5 +1,5 @@
-/* A hash table of small consecutive ids, and a binary heap of deadlines. Neither fails once it is set up: a table
- * that cannot grow only becomes slower. */
+/* A hash table of consecutive ids, and a binary heap of deadlines. Adding to the table cannot fail: a table that cannot grow
+ * only becomes slower. Adding to the heap cannot fail after expiry_reserve. */
 #include "pending.h"
 
 #include <stdlib.h>

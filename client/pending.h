@@ -1,6 +1,5 @@
-/* What waits for the daemon: a table of ids, from which request ids and fetch handles both come, and an order of
- * deadlines. Both only refer to what they hold; who put it there owns it. Under the connection's lock.
- */
+/* What waits for the daemon: a table by id, for request ids and fetch handles alike, and a heap of deadlines. Both only
+ * refer to their entries, which belong to whoever added them. Under the connection's lock. */
 #ifndef CLIENT_PENDING_H
 #define CLIENT_PENDING_H
 
@@ -14,10 +13,9 @@
 struct pending;
 
 struct pending_ops {
-    /* The frame that answers. `pending` is no longer in the table; it may be freed. Fds that are not taken are
-     * closed. */
+    /* Handles the answer. `pending` is no longer in the table, and may be freed. Fds that are not taken are closed. */
     void (*on_frame)(rdt *conn, struct pending *pending, struct frame *frame);
-    /* The connection is gone, and nothing will come. As above. */
+    /* The connection is lost, so no answer will come. `pending` is as above. */
     void (*on_lost)(rdt *conn, struct pending *pending, const struct rdt_error *why);
 };
 
@@ -36,7 +34,7 @@ struct pending_table {
 bool pending_init(struct pending_table *table); /* false: no memory */
 void pending_fini(struct pending_table *table); /* forgets what is still in it */
 void pending_add(struct pending_table *table, struct pending *pending);
-struct pending *pending_find(const struct pending_table *table, uint64_t id); /* NULL: nobody waits for that */
+struct pending *pending_find(const struct pending_table *table, uint64_t id); /* NULL: nothing waits for this id */
 struct pending *pending_take(struct pending_table *table, uint64_t id);       /* the same, and out of the table */
 struct pending *pending_take_all(struct pending_table *table);                /* linked by next; NULL: there are none */
 
@@ -44,7 +42,7 @@ struct pending *pending_take_all(struct pending_table *table);                /*
 
 struct expiry { /* embedded in what has a deadline */
     int64_t at_ns;
-    size_t place; /* in the heap, from 1; 0: not in it */
+    size_t place; /* in the heap, from 1; 0: it is not in the heap */
 };
 
 struct expiry_heap {
@@ -52,10 +50,11 @@ struct expiry_heap {
     size_t count, room;
 };
 
-bool expiry_reserve(struct expiry_heap *heap, size_t more); /* so that the next `more` adds have room; false: no memory */
+/* Makes room for the next `more` calls of expiry_add. False: there is no memory. */
+bool expiry_reserve(struct expiry_heap *heap, size_t more);
 void expiry_fini(struct expiry_heap *heap);
 void expiry_add(struct expiry_heap *heap, struct expiry *expiry);
-void expiry_remove(struct expiry_heap *heap, struct expiry *expiry); /* fine if it is not in it */
+void expiry_remove(struct expiry_heap *heap, struct expiry *expiry); /* does nothing if it is not in the heap */
 int64_t expiry_next_ns(const struct expiry_heap *heap);              /* CLOCK_NEVER: none */
 
 #endif

@@ -1,4 +1,4 @@
-/* Keeps the pid in a page that the kernel empties for a child of fork. */
+/* Keeps the pid in a page that the kernel zeroes in the child of a fork. */
 #include "process.h"
 
 #include <pthread.h>
@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static _Atomic pid_t *_Atomic cached; /* NULL: this kernel has no such pages */
+static _Atomic pid_t *_Atomic cached; /* NULL: not mapped yet, or this kernel has no such pages */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void map_page(void)

@@ -1,4 +1,4 @@
-/* Which process this is, without a system call: asked for in every public function, for every tensor too. */
+/* The id of this process, without a system call: every public function compares it, rdt_object_tensor too. */
 #ifndef CLIENT_PROCESS_H
 #define CLIENT_PROCESS_H
 

@@ -1,4 +1,4 @@
-/* rdt_put: finds where each tensor's bytes are, copies those that the daemon cannot reach, and makes the object.
+/* rdt_put: finds out where each tensor's bytes are, copies those that the daemon cannot reach, and creates the object.
  *
  * Tensors in memory that the daemon knows (rdt_alloc, rdt_import) are put where they lie. The bytes of all others,
  * n in total, are copied once. choose() says where to, by the first row that fits:
@@ -36,8 +36,8 @@
 #include "sealed_memfd.h"
 #include "tensor.h"
 
-#define ROOM_MARGIN_NS INT64_C(10000000)
-#define COPY_BYTES ((uint64_t)64 << 20) /* copied between two looks at the clock */
+#define ROOM_MARGIN_NS INT64_C(10000000) /* what room_ns leaves for the daemon's answer, at most */
+#define COPY_BYTES ((uint64_t)64 << 20)  /* what is copied between two looks at the clock */
 #define WRITE_MIN_BYTES 65536
 
 enum way { NOTHING, INLINE, SEALED, GIVEN, LOANED, RELEASED };
@@ -102,7 +102,7 @@ static enum rdt_status add_region(struct put *put, const struct mapping *mapping
     return RDT_OK;
 }
 
-/* ---- where the bytes are ---- */
+/* ---- finding the bytes ---- */
 
 static enum rdt_status place_in(struct put *put, uint32_t i, struct mapping *mapping, uint64_t mark, struct rdt_error *err)
 {
@@ -125,7 +125,7 @@ static uint64_t align_up(uint64_t bytes)
     return (bytes + LAYOUT_ALIGN_BYTES - 1) & ~(uint64_t)(LAYOUT_ALIGN_BYTES - 1);
 }
 
-/* With the lock. *near is the mapping of the tensor before, where the next one often is too. */
+/* With the lock. *near is the mapping of the previous tensor; the next one often lies there too. */
 static enum rdt_status place(struct put *put, uint32_t i, uint64_t mark, struct mapping **near, struct rdt_error *err)
 {
     struct layout *layout = put->layout;
@@ -177,7 +177,7 @@ static bool is_copied(const struct put *put, uint32_t i)
     return put->how[i] == RDT_MEMORY_COPIED && layout_elems(put->layout, i) > 0;
 }
 
-/* ---- where they are copied to: the table above ---- */
+/* ---- choosing the way ---- */
 
 static bool may_seal(const struct put *put)
 {
@@ -224,7 +224,7 @@ static bool write_in(int fd, const uint8_t *data, uint64_t bytes, uint64_t at)
     return true;
 }
 
-/* Tensor i begins at `at` of the copy, row-major. */
+/* Makes tensor i a row-major one at offset `at` of the copy. */
 static void set_place(struct put *put, uint32_t i, uint64_t at)
 {
     put->layout->region[i] = put->copy_index;
@@ -295,9 +295,9 @@ static enum rdt_status make_room(struct put *put, bool fresh, uint8_t **base_p, 
 }
 
 /* Unmaps regions[copy_index] and hands it to the daemon, which seals it: a mapping that can be written would prevent
- * that. It is sealed here before if its fd is here. The kernel refuses the seal until each processor has filed the
- * pages that it has in hand; this processor filled them, and files them at once, but a later seal in the daemon would
- * wait for two ticks of the clock. */
+ * that. It is sealed here before if its fd is here. The kernel refuses the seal until each processor has added the
+ * pages of its local batches to the page lists. This processor has filled the pages, and adds them at once; a later seal in
+ * the daemon would wait for two ticks of the clock. */
 static void give(struct put *put, struct mapping *take_mapping)
 {
     connection_lock(put->conn);
@@ -418,17 +418,17 @@ static enum rdt_status put_sealed(struct put *put, const struct rdt_tensor *tens
     return status;
 }
 
-/* ---- the calls ---- */
+/* ---- public calls ---- */
 
 static enum rdt_status check_options(const struct rdt_put_options *options, struct rdt_error *err)
 {
     if (options->id && (options->id_bytes == 0 || options->id_bytes > RDT_MAX_ID_BYTES))
         return rdt_error_set(err, RDT_INVALID, "the id has %zu bytes, not 1 to %u", options->id_bytes, RDT_MAX_ID_BYTES);
     if (options->metadata_bytes > RDT_MAX_METADATA_BYTES)
-        return rdt_error_set(err, RDT_LIMIT, "%zu bytes of metadata, the most is %u", options->metadata_bytes,
+        return rdt_error_set(err, RDT_LIMIT, "there are %zu bytes of metadata, and the limit is %u", options->metadata_bytes,
                              RDT_MAX_METADATA_BYTES);
     if (options->metadata_bytes > 0 && !options->metadata)
-        return rdt_error_set(err, RDT_INVALID, "metadata is NULL, metadata_bytes %zu", options->metadata_bytes);
+        return rdt_error_set(err, RDT_INVALID, "metadata is NULL, and metadata_bytes is %zu", options->metadata_bytes);
     if ((unsigned)options->visibility > RDT_VISIBLE_TO_ALL)
         return rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)options->visibility);
     if (options->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL)
@@ -449,8 +449,8 @@ static enum rdt_status put_init(struct put *put, const struct rdt_tensor *tensor
     return place_all(put, err);
 }
 
-/* With `fresh` no idle region is loaned again. AGAIN: the daemon has dropped the one that was, or counts it as too
- * large: to be tried again with fresh. */
+/* With `fresh` no idle loan is reused. AGAIN: the daemon has dropped the loan that was reused, or the region is too large for
+ * a limit; the caller tries again with fresh. */
 static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, size_t count,
                                 const struct rdt_put_options *options, int64_t deadline_ns, bool fresh, struct rdt_ref *ref_p,
                                 struct rdt_error *err)
@@ -550,7 +550,7 @@ enum rdt_status put_snapshot_of(rdt *conn, void *take_addr, const struct rdt_ten
     return status;
 }
 
-/* ---- puts that are pending ---- */
+/* ---- pending puts ---- */
 
 static enum rdt_status send_ready(rdt *conn, const struct rdt_ref *ref, enum rdt_status how, const char *sentence,
                                   struct rdt_error *err)
@@ -560,7 +560,7 @@ static enum rdt_status send_ready(rdt *conn, const struct rdt_ref *ref, enum rdt
     enum rdt_status status = connection_check(conn, err);
 
     if (status == RDT_OK && (!ref || ref->is_name || ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES))
-        status = rdt_error_set(err, RDT_INVALID, "this is not the ref of an object that was put here");
+        status = rdt_error_set(err, RDT_INVALID, "this is not the ref of an object that was put on this node");
     if (status != RDT_OK)
         return status;
     wire_ref_from(ref, &message);

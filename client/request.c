@@ -1,4 +1,4 @@
-/* The life of a request. Builds no fetch and reads no event: fetch.c does; and no wait: calls.c. */
+/* The life of a request. fetch.c builds fetches and reads the events that answer them; calls.c starts waits and holds. */
 #include "request.h"
 
 #include <assert.h>
@@ -12,9 +12,10 @@
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 
-#define COPY_BYTES ((uint64_t)8 << 20) /* a few milliseconds: between two looks at clock and cancellation */
+/* What is copied between two looks at the clock and at cancellation; it takes a few milliseconds. */
+#define COPY_BYTES ((uint64_t)8 << 20)
 
-/* [from][to] */
+/* Allowed moves, as [from][to]; request.h draws them. */
 static const bool moves[3][3] = {
     [REQUEST_RUNNING] = {[REQUEST_ARRIVED] = true, [REQUEST_ENDED] = true},
     [REQUEST_ARRIVED] = {[REQUEST_ENDED] = true},
@@ -60,7 +61,7 @@ static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *
     struct rdt_error err;
 
     (void)connection_lost_error(conn, &err);
-    if (why->status == RDT_LIMIT) /* what was on its way was lost to this process's own limit */
+    if (why->status == RDT_LIMIT) /* this process's own limit on fds ended the connection */
         err.status = RDT_LIMIT;
     rdt_error_prefix(&err, "%s %s", request->what, request->label);
     request_fail(request, &err);
@@ -84,7 +85,7 @@ static void send_cancel(const rdt_request *request)
     (void)connection_release(request->conn, RDT_MSG_CANCEL, &message.base, NULL);
 }
 
-/* The answer to a wait. */
+/* on_frame of a wait. */
 static void on_answer(rdt *conn, struct pending *pending, struct frame *frame)
 {
     rdt_request *request = container_of(pending, rdt_request, pending);
@@ -93,7 +94,7 @@ static void on_answer(rdt *conn, struct pending *pending, struct frame *frame)
     (void)conn;
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &err);
-        if (err.status == RDT_TIMED_OUT) /* other errors name their object themselves */
+        if (err.status == RDT_TIMED_OUT) /* the sentences of other errors name the object already */
             rdt_error_prefix(&err, "%s %s", request->what, request->label);
         request_fail(request, &err);
     } else {
@@ -110,7 +111,7 @@ void request_make_wait(rdt_request *request, const char *what)
     request->pending.ops = &wait_ops;
 }
 
-/* The answer to a hold. */
+/* on_frame of a hold. */
 static void on_held(rdt *conn, struct pending *pending, struct frame *frame)
 {
     rdt_request *request = container_of(pending, rdt_request, pending);
@@ -181,7 +182,7 @@ rdt_request *request_find(rdt *conn, uint64_t handle)
 
 /* ---- ending ---- */
 
-/* The daemon has no more to say about it, or is not listened to any more. */
+/* Stops expecting an answer: it has come, or is no longer of interest. */
 static void forget(rdt_request *request)
 {
     (void)pending_take(&request->conn->pending, request->pending.id);
@@ -211,8 +212,8 @@ void request_fail(rdt_request *request, const struct rdt_error *err)
         drop_object(request);
 }
 
-/* What it holds, if it does. */
-static void let_go(rdt_request *request)
+/* Drops the hold of a request that holds an object. */
+static void drop_hold(rdt_request *request)
 {
     if (request->holds)
         send_cancel(request);
@@ -225,7 +226,7 @@ void request_cancel(rdt_request *request)
 
     (void)rdt_error_set(&err, RDT_CANCELLED, "the %s %s was cancelled", request->what, request->label);
     if (request->state == REQUEST_ENDED && request->holds) {
-        let_go(request);
+        drop_hold(request);
         request->err = err;
     }
     if (request->state == REQUEST_ENDED)
@@ -249,7 +250,7 @@ void request_on_expired(rdt *conn, struct expiry *expiry)
 
 /* ---- arriving ---- */
 
-/* The bytes are where they shall be. */
+/* Ends a request whose bytes are in its targets. */
 static void end_in_targets(rdt_request *request, bool later)
 {
     fetched_move_to(request->object, request->targets, later);
@@ -272,14 +273,14 @@ void request_arrive(rdt_request *request, rdt_object *take_object)
     } else if (layout_total_bytes(take_object->layout) == 0) {
         end_in_targets(request, false);
     } else {
-        forget(request); /* the daemon kept the deadline; the copy is on the clock of whoever waits for it */
+        forget(request); /* The daemon has met the deadline. Whoever waits for the request limits the time of the copy. */
         move(request, REQUEST_ARRIVED);
         chain_append(&request->conn->arrived, &request->arrived);
         connection_notify(request->conn);
     }
 }
 
-/* Up to COPY_BYTES more; false: that was all. */
+/* Copies up to COPY_BYTES more. False: that was the last part. */
 static bool copy_some(rdt_request *request)
 {
     const rdt_object *object = request->object;
@@ -321,7 +322,7 @@ void request_copy_some(rdt_request *request)
         end_in_targets(request, true);
     } else {
         chain_append(&conn->arrived, &request->arrived);
-        connection_notify(conn); /* whoever else waits for it may go on, should this thread not */
+        connection_notify(conn); /* this thread may not return to it, so any thread that waits may copy the next part */
     }
 }
 
@@ -332,7 +333,7 @@ void request_undo(rdt_request *request)
     request_destroy(request);
 }
 
-/* ---- the public view ---- */
+/* ---- public calls ---- */
 
 void request_destroy(rdt_request *request)
 {
@@ -340,18 +341,18 @@ void request_destroy(rdt_request *request)
 
     if (started && request->state != REQUEST_ENDED) {
         request_cancel(request);
-        request->conn->unseen--; /* who destroys it need not be told */
+        request->conn->unseen--; /* rdt_dispatch need not report a request that its owner destroys */
     }
     while (request->copying)
         (void)pthread_cond_wait(&request->conn->copied, &request->conn->lock);
-    let_go(request);
+    drop_hold(request);
     drop_object(request);
     targets_destroy(request->conn, request->targets);
     chain_remove(&request->link);
     free(request);
 }
 
-/* INVALID for NULL, FORKED. */
+/* Errors: INVALID (NULL), FORKED. */
 static enum rdt_status check(const rdt_request *request, struct rdt_error *err)
 {
     if (!request)
@@ -392,7 +393,7 @@ enum rdt_status rdt_request_take_object(rdt_request *request, rdt_object **objec
     if (status == RDT_OK && request->wait)
         status = rdt_error_set(err, RDT_INVALID, "the %s %s brings no object", request->what, request->label);
     if (status == RDT_OK && request->taken)
-        status = rdt_error_set(err, RDT_INVALID, "the object of the fetch of %s was taken before", request->label);
+        status = rdt_error_set(err, RDT_INVALID, "the object of the fetch of %s has been taken already", request->label);
     if (status == RDT_OK) {
         request->taken = true;
         *object_p = request->object;

@@ -5,13 +5,13 @@
  *      ┌─ RUNNING ──────────────────► ARRIVED ───────────────────┐
  *      │     only with targets that the daemon did not write     ▼
  *      └─────────────────────────────────────────────────────► ENDED
- *        done, failed, cancelled, its time is over, lost
+ *        completed, failed, cancelled, timed out, connection lost
  *
- * A thread copies (`copying`) without the lock. A cancel ends the request meanwhile; the thread then stops copying, and
- * request_destroy waits for that. The loss of the connection does not end a request that has ARRIVED.
+ * A thread copies bytes into the targets (`copying`) without the lock. A cancel may end the request meanwhile; the thread then
+ * stops copying, and request_destroy waits for that. The loss of the connection does not end a request that has ARRIVED.
  *
- * A wait (`wait`) has no object: its reply, not an event, ends it, and its id is that of the message. A hold is a wait
- * that has a hold once it has ended well, until it is cancelled or destroyed.
+ * A wait (`wait`) has no object: a reply ends it, not an event, and its id is the id of its message. A hold is a wait that
+ * holds an object from its successful end until it is cancelled or destroyed.
  */
 #ifndef CLIENT_REQUEST_H
 #define CLIENT_REQUEST_H
@@ -26,36 +26,36 @@ enum request_state { REQUEST_RUNNING, REQUEST_ARRIVED, REQUEST_ENDED };
 struct rdt_request {
     struct rdt *conn;
     struct chain link;               /* conn->requests */
-    struct chain arrived;            /* conn->arrived: ARRIVED and nobody copies it */
+    struct chain arrived;            /* conn->arrived, while ARRIVED and not `copying` */
     struct pending pending;          /* its id is the handle; in the table while RUNNING */
     struct expiry expiry;            /* while RUNNING, if it has a deadline */
-    int64_t timeout_ns;              /* as it was asked for */
-    char label[REQUEST_LABEL_BYTES]; /* the ref's id, for people */
-    const char *what;                /* "fetch of": stands before the label; static */
-    bool wait;                       /* rdt_wait_..._start made it */
-    bool for_hold;                   /* rdt_hold_start did */
-    bool holds;                      /* ENDED well, and not let go of */
-    struct rdt_ref held;             /* that */
+    int64_t timeout_ns;              /* as the caller gave it */
+    char label[REQUEST_LABEL_BYTES]; /* the ref's id, as errors show it */
+    const char *what;                /* as errors name it, before the label: "fetch of"; static */
+    bool wait;                       /* a wait, hold or broadcast, which a reply ends */
+    bool for_hold;                   /* a hold */
+    bool holds;                      /* a hold that ended well, and neither cancelled nor destroyed since */
+    struct rdt_ref held;             /* the ref of the held object */
 
     enum request_state state;
-    struct rdt_error err; /* ENDED: how; status RDT_OK: well */
-    bool taken;
-    rdt_object *object; /* ARRIVED, or ENDED well and not taken */
+    struct rdt_error err; /* ENDED: how; with status RDT_OK it ended well */
+    bool taken;           /* the caller has the object */
+    rdt_object *object;   /* ARRIVED, or ENDED well and not taken */
 
     struct targets *targets;
-    bool copying;         /* some thread does, without the lock */
-    uint32_t copy_tensor; /* where it goes on */
-    uint64_t copy_from;
+    bool copying;         /* a thread copies into the targets without the lock */
+    uint32_t copy_tensor; /* the tensor that is copied next */
+    uint64_t copy_from;   /* its first byte that has not been copied */
 };
 
-/* The ref's id if it is text, else its bytes in hex, cut to fit label_p[REQUEST_LABEL_BYTES]. */
+/* Writes the ref's id to label_p [REQUEST_LABEL_BYTES]: in quotes if it is text, else in hex. A long id is cut. */
 void request_label(const struct rdt_ref *ref, char *label_p);
 
 /* Creates a RUNNING request that is neither sent nor known to the connection. Takes the targets on success.
  * NULL: no memory. */
 rdt_request *request_create(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct targets *take_targets);
 
-/* Makes a created request a wait, which a reply ends. `what` as in struct rdt_request. */
+/* Makes a created request a wait, which a reply ends. `what` is as in struct rdt_request. */
 void request_make_wait(rdt_request *request, const char *what);
 
 /* Makes a created request a hold: its reply brings the hold. */
@@ -87,7 +87,7 @@ void request_destroy(rdt_request *request);
  * failed. */
 void request_undo(rdt_request *request);
 
-/* connection's on_expired */
+/* struct rdt's on_expired. */
 void request_on_expired(rdt *conn, struct expiry *expiry);
 
 #endif

@@ -1,3 +1,4 @@
+/* Writes the tensors of a snapshot into a memfd and seals it. */
 #include "sealed_memfd.h"
 
 #include <errno.h>
@@ -11,11 +12,11 @@
 #define MFD_NOEXEC_SEAL 0x0008U /* since Linux 6.3 */
 #endif
 
-#define PIECES 512u /* in one call */
+#define PIECES 512u /* in one call of writev */
 
 struct writing {
     int fd;
-    uint64_t at; /* where the next piece begins */
+    uint64_t at; /* offset of the next piece */
     unsigned n;
     struct iovec pieces[PIECES];
 };
@@ -86,7 +87,8 @@ bool sealed_may_write(uint64_t bytes)
 
 int sealed_memory(const struct layout *layout, const enum rdt_memory *how, uint64_t bytes)
 {
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), pages = (bytes + page - 1) / page * page; /* it is shared in whole ones */
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE),
+             pages = (bytes + page - 1) / page * page; /* memory is shared in whole pages */
     struct writing writing;
 
     if (!sealed_may_write(pages))

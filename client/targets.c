@@ -1,4 +1,4 @@
-/* Checks target tensors and finds out whether the daemon can write them itself. */
+/* Checks target tensors, and finds out whether the daemon can write into them itself. */
 #include "targets.h"
 
 #include <stdlib.h>
@@ -22,12 +22,12 @@ static enum rdt_status fill(struct targets *targets, const struct rdt_tensor *te
     enum rdt_status status = tensor_layout(tensors, count, &targets->layout, err);
 
     if (status != RDT_OK) {
-        rdt_error_prefix(err, "target");
+        rdt_error_prefix(err, "the targets");
         return status;
     }
     for (uint32_t i = 0; i < targets->layout->count; i++) {
         if (!tensors[i].strides)
-            continue; /* row-major as it is */
+            continue; /* it is row-major already */
         if (!layout_is_contiguous(targets->layout, i))
             return rdt_error_set(err, RDT_MISMATCH, "target tensor %u is not contiguous", i);
         layout_set_row_major(targets->layout, i);
@@ -57,13 +57,13 @@ static bool add_mapping(struct targets *targets, struct mapping *mapping, uint32
     return true;
 }
 
-/* Whether every tensor lies in memory that the daemon knows, and where there. Anything else (no memory, too) means
- * that the bytes are copied, which always works. */
+/* Says whether every tensor lies in memory that the daemon knows, and writes its region and offset. False also if there is no
+ * memory: librdt then copies the bytes itself, which always works. */
 static bool find_places(rdt *conn, struct targets *targets)
 {
     struct layout *layout = targets->layout;
     uint64_t mark = memory_mark(&conn->memory);
-    struct mapping *mapping = NULL; /* of the target before, where the next one often is too */
+    struct mapping *mapping = NULL; /* of the previous target; the next one often lies there too */
     uint32_t room = 0;
     bool all = true;
 

@@ -1,11 +1,11 @@
-/* Checks what a caller says about a tensor, before anyone computes with it. */
+/* Checks what the caller says about a tensor, before anything is computed from it. */
 #include "tensor.h"
 
 #include <stdlib.h>
 
 #include "proto/wire_limits.h"
 
-/* *bytes_p: of all elements. */
+/* *bytes_p receives the bytes of all elements. */
 static enum rdt_status check(const struct rdt_tensor *tensor, uint64_t *bytes_p, struct rdt_error *err)
 {
     uint64_t bytes = layout_item_bytes((uint32_t)tensor->dtype);
@@ -14,7 +14,7 @@ static enum rdt_status check(const struct rdt_tensor *tensor, uint64_t *bytes_p,
     if (bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "its dtype %d is unknown", (int)tensor->dtype);
     if (tensor->ndim > RDT_MAX_NDIM)
-        return rdt_error_set(err, RDT_INVALID, "it has %u dimensions, the most is %u", tensor->ndim, RDT_MAX_NDIM);
+        return rdt_error_set(err, RDT_INVALID, "it has %u dimensions, and the limit is %u", tensor->ndim, RDT_MAX_NDIM);
     if (tensor->ndim > 0 && !tensor->shape)
         return rdt_error_set(err, RDT_INVALID, "it has %u dimensions but no shape", tensor->ndim);
     for (uint32_t d = 0; d < tensor->ndim; d++) {
@@ -24,9 +24,9 @@ static enum rdt_status check(const struct rdt_tensor *tensor, uint64_t *bytes_p,
             return rdt_error_set(err, RDT_INVALID, "dimension %u has the size %lld", d, (long long)size);
         if (size == 0)
             empty = true;
-        /* Sizes beside an empty dimension must stay computable too: slicing and packing multiply them. */
+        /* The product of the other sizes must not overflow even if one dimension is empty: slicing and packing compute it. */
         else if (__builtin_mul_overflow(bytes, (uint64_t)size, &bytes) || bytes > INT64_MAX)
-            return rdt_error_set(err, RDT_INVALID, "its size overflows");
+            return rdt_error_set(err, RDT_INVALID, "its size in bytes overflows");
     }
     *bytes_p = empty ? 0 : bytes;
     return RDT_OK;
@@ -69,9 +69,9 @@ static enum rdt_status check_all(const struct rdt_tensor *tensors, size_t count,
     uint64_t total = 0;
 
     if (count > RDT_MAX_TENSORS)
-        return rdt_error_set(err, RDT_LIMIT, "%zu tensors are too many, an object has at most %u", count, RDT_MAX_TENSORS);
+        return rdt_error_set(err, RDT_LIMIT, "there are %zu tensors, but an object has at most %u", count, RDT_MAX_TENSORS);
     if (count > 0 && !tensors)
-        return rdt_error_set(err, RDT_INVALID, "tensors is NULL, count %zu", count);
+        return rdt_error_set(err, RDT_INVALID, "tensors is NULL, and count is %zu", count);
     for (size_t i = 0; i < count; i++) {
         uint64_t bytes;
         enum rdt_status status = check(&tensors[i], &bytes, err);
@@ -79,7 +79,7 @@ static enum rdt_status check_all(const struct rdt_tensor *tensors, size_t count,
         if (status == RDT_OK && bytes > 0 && !tensors[i].data)
             status = rdt_error_set(err, RDT_INVALID, "it has %llu bytes but no data", (unsigned long long)bytes);
         if (status == RDT_OK && (total += bytes) > INT64_MAX)
-            status = rdt_error_set(err, RDT_INVALID, "the tensors up to it have 2^63 bytes or more");
+            status = rdt_error_set(err, RDT_INVALID, "the tensors up to this one have 2^63 bytes or more");
         if (status != RDT_OK) {
             rdt_error_prefix(err, "tensor %zu", i);
             return status;

@@ -1,4 +1,4 @@
-/* The caller's tensors, checked, as columns. Knows addresses and no regions. */
+/* Makes a layout of the caller's tensors after checking them. It knows addresses, but no regions. */
 #ifndef CLIENT_TENSOR_H
 #define CLIENT_TENSOR_H
 
@@ -7,9 +7,9 @@
 #include "proto/layout.h"
 #include "rdt.h"
 
-/* A layout of them, to be freed, whose offsets are the addresses themselves and whose regions are all 0:
- * layout_extent gives the addresses that a tensor touches. INVALID names the tensor and what is wrong with it;
- * LIMIT: too many; NO_MEMORY. */
+/* Creates a layout, which the caller frees. Its offsets are the addresses themselves and its regions are all 0, so
+ * layout_extent gives the addresses that a tensor touches. Errors: INVALID (the sentence names the tensor), LIMIT (too many
+ * tensors), NO_MEMORY. */
 enum rdt_status tensor_layout(const struct rdt_tensor *tensors, size_t count, struct layout **layout_p, struct rdt_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* Waiting for requests: rdt_wait for those who block, rdt_fd and rdt_dispatch for event loops. */
+/* Waiting for requests: rdt_wait blocks; rdt_fd and rdt_dispatch are for event loops. */
 #include "clock.h"
 #include "connection.h"
 #include "request.h"
@@ -7,11 +7,12 @@
 
 struct tally {
     size_t ended;
-    rdt_request *failed;  /* the first by order */
+    rdt_request *failed;  /* the first in the caller's list */
     rdt_request *arrived; /* one whose bytes this thread may copy */
 };
 
-/* The first *n_before_p have ended well: they are not looked at again, or a wait for thousands would be a matter of their square. */
+/* The first *n_before_p requests have ended well, and are not looked at again: otherwise the time of a wait for thousands
+ * would grow with the square of their number. */
 static struct tally count_ended(rdt_request *const *requests, size_t count, size_t *n_before_p)
 {
     struct tally tally = {.ended = *n_before_p};
@@ -73,10 +74,10 @@ static enum rdt_status check(const rdt *conn, rdt_request *const *requests, size
     if (status != RDT_OK)
         return status;
     if (count > 0 && !requests)
-        return rdt_error_set(err, RDT_INVALID, "requests is NULL, count %zu", count);
+        return rdt_error_set(err, RDT_INVALID, "requests is NULL, and count is %zu", count);
     for (size_t i = 0; i < count; i++) {
         if (!requests[i] || requests[i]->conn != conn)
-            return rdt_error_set(err, RDT_INVALID, "request %zu is %s", i, requests[i] ? "another connection's" : "NULL");
+            return rdt_error_set(err, RDT_INVALID, "request %zu is %s", i, requests[i] ? "of another connection" : "NULL");
     }
     return RDT_OK;
 }
@@ -91,7 +92,7 @@ enum rdt_status rdt_wait(rdt *conn, rdt_request *const *requests, size_t count, 
     if (how_many == RDT_WAIT_ALL)
         how_many = count;
     if (how_many > count)
-        return rdt_error_set(err, RDT_INVALID, "%zu of %zu requests shall end", how_many, count);
+        return rdt_error_set(err, RDT_INVALID, "how_many is %zu, but there are only %zu requests", how_many, count);
 
     connection_lock(conn);
     status = wait_for(conn, requests, count, how_many, clock_deadline_ns(timeout_ns), err);
@@ -108,12 +109,12 @@ enum rdt_status rdt_wait(rdt *conn, rdt_request *const *requests, size_t count, 
 
 int rdt_fd(const rdt *conn)
 {
-    rdt *mutable = (rdt *)conn; /* what the caller sees of it does not change */
+    rdt *mutable = (rdt *)conn; /* the change is not visible to the caller */
 
     if (connection_check(conn, NULL) != RDT_OK)
         return -1;
     connection_lock(mutable);
-    mutable->fd_used = true; /* from now on connection_unlock keeps it up to date */
+    mutable->fd_used = true; /* from now on connection_unlock keeps the fd up to date */
     connection_unlock(mutable);
     return conn->epoll_fd;
 }
@@ -126,7 +127,7 @@ enum rdt_status rdt_dispatch(rdt *conn, size_t *n_ended_p, struct rdt_error *err
         return status;
     connection_lock(conn);
     connection_poll(conn);
-    if (!chain_is_empty(&conn->arrived)) /* one part; as long as there is more, rdt_fd stays readable */
+    if (!chain_is_empty(&conn->arrived)) /* copies one part; rdt_fd stays readable as long as there is more */
         request_copy_some(container_of(conn->arrived.next, rdt_request, arrived));
     connection_flush(conn);
     if (n_ended_p)

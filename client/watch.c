@@ -24,7 +24,7 @@ enum rdt_status watch_next(rdt *conn, int64_t timeout_ns, Rdt__Pb__Event **event
         if (conn->lost)
             (void)connection_lost_error(conn, &why);
         else if (!conn->watching)
-            (void)rdt_error_set(&why, RDT_INVALID, "nothing is watched: rdt_watch comes first");
+            (void)rdt_error_set(&why, RDT_INVALID, "nothing is watched: call rdt_watch first");
         else if (timed_out)
             (void)rdt_error_set(&why, RDT_TIMED_OUT, "there was no event within %.3f s", (double)timeout_ns / 1e9);
         if (why.status != RDT_OK)
@@ -52,12 +52,12 @@ enum rdt_status rdt_watch(rdt *conn, uint32_t kinds, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* ---- the public view ---- */
+/* ---- events as rdt.h describes them ---- */
 
 static void fill_ref(struct rdt_event *event, const char *text)
 {
     if (text && text[0])
-        (void)rdt_ref_from_text(text, &event->ref, NULL); /* else it stays empty */
+        (void)rdt_ref_from_text(text, &event->ref, NULL); /* on an error it stays empty */
 }
 
 static void fill_text(char *to, size_t room, const char *from)

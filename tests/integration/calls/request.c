@@ -83,7 +83,7 @@ Test(request, wait_for_any_and_for_all)
     must_ok(rdt_wait(reader, requests, 3, RDT_WAIT_ALL, RDT_FOREVER, done, &n, &err));
     cr_assert(n == 3 && done[0] && done[1] && done[2]);
     must_ok(rdt_wait(reader, requests, 0, RDT_WAIT_ALL, RDT_FOREVER, NULL, NULL, &err));
-    must_refuse(RDT_INVALID, "4 of 3", rdt_wait(reader, requests, 3, 4, 0, done, &n, &err));
+    must_refuse(RDT_INVALID, "only 3 requests", rdt_wait(reader, requests, 3, 4, 0, done, &n, &err));
     for (unsigned i = 0; i < 3; i++)
         rdt_request_destroy(requests[i]);
     end();
@@ -100,7 +100,7 @@ Test(request, object_is_taken_once)
     put_named("a");
     must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
     must_ok(rdt_request_take_object(request, &object, &err));
-    must_refuse(RDT_INVALID, "taken before", rdt_request_take_object(request, &again, &err));
+    must_refuse(RDT_INVALID, "taken already", rdt_request_take_object(request, &again, &err));
     cr_assert_null(again);
     rdt_request_destroy(request);
     cr_assert_eq(memcmp(tensor_of(object, 0).data, "hello", 5), 0);

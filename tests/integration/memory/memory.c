@@ -65,7 +65,7 @@ Test(memory, alloc_is_zeroed_aligned_and_counted_until_dealloc)
     cr_assert_eq(status_now().regions, 3);
     cr_assert_geq(status_now().memory_bytes, total);
     must_refuse(RDT_INVALID, "not the start", rdt_dealloc(conn, (char *)addr[1] + 1, &err));
-    must_refuse(RDT_INVALID, "0 bytes", rdt_alloc(conn, 0, &addr[0], &err));
+    must_refuse(RDT_INVALID, "at least 1 byte", rdt_alloc(conn, 0, &addr[0], &err));
     for (unsigned i = 0; i < 3; i++) {
         cr_assert(holds_pattern(addr[i], sizes[i], i));
         must_ok(rdt_dealloc(conn, addr[i], &err));
@@ -137,7 +137,7 @@ Test(memory, import_refuses_what_could_vanish)
     must_refuse(RDT_INVALID, "not a memfd", rdt_import(conn, dir, page, 4096, &err));
     must_refuse(RDT_INVALID, "not open", rdt_import(conn, closed, page, 4096, &err));
     must_refuse(RDT_INVALID, "4096 bytes, not 4097", rdt_import(conn, sealed, page, 4097, &err));
-    must_refuse(RDT_INVALID, "0 bytes", rdt_import(conn, sealed, page, 0, &err));
+    must_refuse(RDT_INVALID, "at least 1 byte", rdt_import(conn, sealed, page, 0, &err));
     must_refuse(RDT_INVALID, "NULL", rdt_import(conn, sealed, NULL, 4096, &err));
     cr_assert_eq(status_now().regions, 0);
     close(unsealed);
