@@ -118,6 +118,8 @@ static enum rdt_status host_alloc(void *memory, const char *device, uint64_t byt
     (void)device;
     if (!bytes || bytes > INT64_MAX)
         return rdt_error_set(err, RDT_INVALID, "cannot allocate %llu bytes of host memory", (unsigned long long)bytes);
+    if (bytes / (uint64_t)sysconf(_SC_PAGESIZE) >= (uint64_t)sysconf(_SC_PHYS_PAGES))
+        return out_of_memory(err, bytes); /* fallocate would take every page of the machine before it fails */
     status = huge_memfd(memory, bytes, &fd, err);
     if (status != RDT_OK)
         return status;
