@@ -133,16 +133,18 @@ enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* Logs one line when a node goes away, and not one for each failed attempt. Nodes that only users named
- * share one line in a while. */
+/* Logs one line when a node goes away, and not one for each failed attempt. Nodes and addresses that only
+ * users named share one line in a while. */
 static void log_failure(struct peer *peer, const struct rdt_error *why)
 {
-    bool news = strncmp(peer->dial->logged, why->msg, sizeof peer->dial->logged - 1) != 0;
+    bool users = peer->dial->at_hint || !peer_has_been_met(peer);
+    bool news = peer->dial->at_hint || strncmp(peer->dial->logged, why->msg, sizeof peer->dial->logged - 1) != 0;
     char who[128];
 
     peer_describe(peer, who);
-    snprintf(peer->dial->logged, sizeof peer->dial->logged, "%.191s", why->msg);
-    if (news && !peer_has_been_met(peer))
+    if (!peer->dial->at_hint)
+        snprintf(peer->dial->logged, sizeof peer->dial->logged, "%.191s", why->msg);
+    if (news && users)
         log_warn_rarely(&peer->peers->unmet_warnings, who, why->msg);
     else
         log_at(news ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s: %s", who, why->msg);
@@ -150,10 +152,11 @@ static void log_failure(struct peer *peer, const struct rdt_error *why)
 
 void peer_failed(struct peer *peer, const struct rdt_error *cause)
 {
+    const struct peer_dial *dial = peer->dial;
     struct rdt_error hidden, *why = &hidden;
 
     log_failure(peer, cause);
-    if (peer->dial->secret)
+    if (dial->secret || (dial->at_hint && dial->hint_secret))
         rdt_error_set(why, RDT_PEER_LOST, "no node with this node's key answers there");
     else
         *why = *cause;

@@ -36,6 +36,8 @@ struct peer_link;
 enum peer_link_state { LINK_CONNECTING, LINK_SECURING, LINK_MEETING, LINK_UP, LINK_ENDED };
 
 struct peer_link_events {
+    /* Dialled links: the host name has been looked up, and link->found has its addresses. */
+    void (*on_looked_up)(struct peer_link *link);
     /* The other end has proved that it holds the key. */
     void (*on_secure)(struct peer_link *link);
     /* The first frame of the other end has arrived, decoded into link->hello. An error ends the link, and

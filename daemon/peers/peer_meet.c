@@ -271,6 +271,7 @@ static void confirm_identity(struct peer *peer)
     if (dial->proof == PROOF_REF) {
         dial->proof = PROOF_HELLO;
         snprintf(dial->hint, sizeof dial->hint, "%s", peer->address);
+        dial->hint_secret = dial->secret;
         peer->address[0] = 0;
     }
     dial->secret = false;
@@ -295,6 +296,21 @@ static enum rdt_status meet_dialler(struct peer_link *link, struct rdt_error *er
 }
 
 /* ---- events of links ---- */
+
+static void on_looked_up(struct peer_link *link)
+{
+    struct peer_dial *dial = link->peer->dial;
+
+    if (dial->at_hint)
+        return;
+    dial->n_sources = 0;
+    for (const struct addrinfo *info = link->found; info && dial->n_sources < DIAL_SOURCES; info = info->ai_next) {
+        struct sockaddr_storage address = {0};
+
+        memcpy(&address, info->ai_addr, info->ai_addrlen < sizeof address ? info->ai_addrlen : sizeof address);
+        strangers_source(&address, dial->sources[dial->n_sources++]);
+    }
+}
 
 static void on_secure(struct peer_link *link)
 {
@@ -390,6 +406,7 @@ static void on_freed(void *arg)
 }
 
 const struct peer_link_events peer_meet_events = {
+    .on_looked_up = on_looked_up,
     .on_secure = on_secure,
     .on_hello = on_hello,
     .on_confirmed = on_confirmed,
@@ -430,26 +447,30 @@ static void refuse_connection(struct peers *peers)
     uv_close((uv_handle_t *)&peers->turned_away, on_turned_away);
 }
 
-/* Whether the source is an address of the nodes file, or one where a node is met now. */
-static bool is_listed(const struct peers *peers, const uint8_t source[16])
+static bool has_source(const struct peer *peer, const uint8_t source[16])
 {
-    struct sockaddr_storage address;
-    uint8_t listed[16];
+    struct sockaddr_storage address = {0};
+    uint8_t own[16];
     char host[65];
     uint16_t port;
 
+    for (unsigned i = 0; i < peer->dial->n_sources; i++)
+        if (memcmp(peer->dial->sources[i], source, 16) == 0)
+            return true;
+    if (options_split_address(peer->address, host, &port, NULL) != RDT_OK ||
+        (uv_ip4_addr(host, port, (struct sockaddr_in *)&address) != 0 && uv_ip6_addr(host, port, (struct sockaddr_in6 *)&address) != 0))
+        return false;
+    strangers_source(&address, own);
+    return memcmp(own, source, sizeof own) == 0;
+}
+
+/* Whether the source is an address of the nodes file, or one where a node is met now. */
+static bool is_listed(const struct peers *peers, const uint8_t source[16])
+{
     list_for_each (node, &peers->all) {
         const struct peer *peer = container_of(node, struct peer, link);
 
-        if (!(peer->dial->listed || peer->state == PEER_UP) ||
-            options_split_address(peer->address, host, &port, NULL) != RDT_OK)
-            continue;
-        memset(&address, 0, sizeof address);
-        if (uv_ip4_addr(host, port, (struct sockaddr_in *)&address) != 0 &&
-            uv_ip6_addr(host, port, (struct sockaddr_in6 *)&address) != 0)
-            continue;
-        strangers_source(&address, listed);
-        if (memcmp(listed, source, sizeof listed) == 0)
+        if ((peer->dial->listed || peer->state == PEER_UP) && has_source(peer, source))
             return true;
     }
     return false;

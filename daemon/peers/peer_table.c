@@ -236,6 +236,8 @@ static void move_identity(const struct peer *from, struct peer *into)
     snprintf(into->name, sizeof into->name, "%s", from->name);
     snprintf(into->address, sizeof into->address, "%s", from->dial->at_hint ? from->dial->hint : from->address);
     into->dial->listed |= from->dial->listed;
+    memcpy(into->dial->sources, from->dial->sources, sizeof into->dial->sources);
+    into->dial->n_sources = from->dial->n_sources;
     into->dial->secret = false;
 }
 
@@ -351,8 +353,9 @@ static enum rdt_status may_dial(const struct peers *peers, const char *address, 
     if (owner->dialled_ns > now + burst_ns)
         return rdt_error_set(
             err, RDT_LIMIT,
-            "uid %u has caused many dials of unlisted nodes: try again in %.1f s, or list them in the nodes file",
-            owner->owner.uid, (double)(owner->dialled_ns - now - burst_ns) / 1e9);
+            "uid %u has had %u unlisted addresses dialled, and %u more a second are allowed: try again in %.1f s, or list the nodes in "
+            "the nodes file",
+            owner->owner.uid, DIAL_BURST, (unsigned)(1000000000 / DIAL_EVERY_NS), (double)(owner->dialled_ns - now - burst_ns) / 1e9);
     owner->dialled_ns = (owner->dialled_ns > now ? owner->dialled_ns : now) + DIAL_EVERY_NS;
     return RDT_OK;
 }
@@ -377,6 +380,8 @@ static enum rdt_status take_hint(struct peer *peer, const char *address, struct 
     struct peer_dial *dial = peer->dial;
     enum rdt_status status;
 
+    if (strcmp(dial->hint, address) == 0)
+        dial->hint_secret |= !is_admin(account);
     if (dial->listed || peer->state == PEER_CONNECTING || strcmp(peer->address, address) == 0 ||
         strcmp(dial->hint, address) == 0)
         return RDT_OK;
@@ -384,6 +389,7 @@ static enum rdt_status take_hint(struct peer *peer, const char *address, struct 
     if (status != RDT_OK)
         return status;
     snprintf(dial->hint, sizeof dial->hint, "%s", address);
+    dial->hint_secret = !is_admin(account);
     dial->at_hint = false; /* `hint` is dialled next */
     if (peer->state == PEER_BACKOFF) {
         uv_timer_stop(&dial->timer);

@@ -443,6 +443,7 @@ static void done_lookup(struct work *work)
         freeaddrinfo(lookup->found);
     }
     if (link && lookup->found) {
+        link->config->events->on_looked_up(link);
         connect_next(link);
     } else if (link) {
         rdt_error_set(&why, RDT_PEER_LOST, "cannot find host %s: %s", link->host,

@@ -65,6 +65,16 @@ static struct rdt_ref there(const char *place)
     return ref;
 }
 
+static rdt *client_of(uid_t uid, const char *name)
+{
+    rdt *conn;
+
+    must(seteuid(uid) == 0);
+    conn = node_client(&node, name);
+    must(seteuid(0) == 0);
+    return conn;
+}
+
 static enum rdt_status fetch_status(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns)
 {
     rdt_object *object;
@@ -111,9 +121,7 @@ Test(hostile_refs, uuid_of_a_ref_is_insisted_on_for_that_request_alone)
     both_begin(NULL, NULL);
     ref = there(other_address);
     must(getrandom(ref.node, sizeof ref.node, 0) == sizeof ref.node);
-    must(seteuid(STRANGER) == 0);
-    rdt *liar = node_client(&node, "liar");
-    must(seteuid(0) == 0);
+    rdt *liar = client_of(STRANGER, "liar");
     for (unsigned i = 0; i < 3; i++)
         must(fetch_status(liar, &ref, LONG) != RDT_OK);
     must_be_reached(other_address);
@@ -132,9 +140,7 @@ Test(hostile_refs, refs_by_the_thousand_leave_room_for_real_nodes)
 
     both_begin(NULL, NULL);
     free_address(0, "127.0.0.1", nowhere);
-    must(seteuid(STRANGER) == 0);
-    liar = node_client(&node, "liar");
-    must(seteuid(0) == 0);
+    liar = client_of(STRANGER, "liar");
     ref = there(nowhere);
     for (unsigned i = 0; i < 4200; i++) {
         must(getrandom(ref.node, sizeof ref.node, 0) == sizeof ref.node);
@@ -195,7 +201,7 @@ static bool mute_name_server(void)
     must(bind((server = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)), (struct sockaddr *)&at, sizeof at) == 0);
     must(mkdtemp(folder));
     replace_file(folder, "resolv.conf", "nameserver 127.0.0.1\noptions timeout:2 attempts:2\n");
-    replace_file(folder, "hosts", "127.0.0.1 bee.test\n");
+    replace_file(folder, "hosts", "127.0.0.1 bee.test\n127.0.0.5 cee.test\n");
     replace_file(folder, "nsswitch.conf", "hosts: files dns\n");
     must(rmdir(folder) == 0);
     return true;
@@ -212,9 +218,7 @@ Test(hostile_refs, names_that_are_looked_up_for_ever_delay_no_other_user)
     if (geteuid() != 0 || !mute_name_server())
         cr_skip_test("a name server of its own needs root and namespaces");
     both_begin(NULL, NULL);
-    must(seteuid(STRANGER) == 0);
-    user = node_client(&node, "user");
-    must(seteuid(0) == 0);
+    user = client_of(STRANGER, "user");
     for (unsigned i = 0; i < N; i++) {
         struct rdt_ref ref;
         (void)snprintf(place, sizeof place, "nobody%u.invalid:7411", i);
@@ -228,6 +232,51 @@ Test(hostile_refs, names_that_are_looked_up_for_ever_delay_no_other_user)
         rdt_request_destroy(requests[i]);
     rdt_close(user);
     both_end();
+}
+
+static int knock_from(const char *source)
+{
+    struct sockaddr_in from = {.sin_family = AF_INET}, to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    to.sin_port = htons((uint16_t)atoi(strrchr(node.address, ':') + 1));
+    must(inet_pton(AF_INET, source, &from.sin_addr) == 1 && bind(sock, (struct sockaddr *)&from, sizeof from) == 0);
+    must(connect(sock, (struct sockaddr *)&to, sizeof to) == 0);
+    return sock;
+}
+
+static bool is_closed(int sock)
+{
+    char byte;
+    ssize_t n = recv(sock, &byte, 1, MSG_DONTWAIT);
+
+    return n == 0 || (n < 0 && errno == ECONNRESET);
+}
+
+/* The nodes file gives a host name, and the limit of connections from one source is not for that node. */
+Test(hostile_refs, listed_host_name_has_no_limit_of_its_own)
+{
+    enum { FRIENDS = 34, STRANGERS = 33 };
+    int friends[FRIENDS], strangers[STRANGERS];
+
+    if (geteuid() != 0 || !mute_name_server())
+        cr_skip_test("a hosts file of its own needs root and namespaces");
+    begin(&(struct node_options){.listen = "127.0.0.1:0", .nodes = "cee cee.test:9\n", .flags = (const char *[]){"--connect-timeout=60s", NULL}});
+    wait_until(LONG, node_log_has(&node, "cannot connect to 127.0.0.5:9"));
+    for (unsigned i = 0; i < FRIENDS; i++)
+        friends[i] = knock_from("127.0.0.5");
+    for (unsigned i = 0; i < STRANGERS; i++)
+        strangers[i] = knock_from("127.0.0.6");
+    wait_until(LONG, is_closed(strangers[0]));
+    for (unsigned i = 0; i < FRIENDS; i++)
+        cr_assert_not(is_closed(friends[i]), "connection %u of the listed node made room", i);
+    for (unsigned i = 0; i < FRIENDS; i++)
+        (void)close(friends[i]);
+    for (unsigned i = 0; i < STRANGERS; i++)
+        (void)close(strangers[i]);
+    others_are_well();
+    rdt_close(bystander);
+    node_end(&node, meant);
 }
 
 /* ---- the daemon is no port scanner ---- */
@@ -248,53 +297,189 @@ Test(hostile_refs, dial_listed_refuses_other_addresses)
     both_end();
 }
 
-/* What the error says of an address, without the address itself. */
-static void failure_at(rdt *conn, const char *address, char text_p[256])
+/* A service that is no node. */
+static int service_at(char address_p[65])
 {
-    struct rdt_ref ref = there(address);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof at;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    must(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 8) == 0);
+    must(getsockname(listener, (struct sockaddr *)&at, &bytes) == 0);
+    (void)snprintf(address_p, 65, "127.0.0.1:%u", ntohs(at.sin_port));
+    return listener;
+}
+
+/* What the error says of the ref's address, without the address itself. listener: of the service there; -1: there is none. */
+static void failure_at(rdt *conn, const struct rdt_ref *ref, int listener, char text_p[256])
+{
+    rdt_request *request = start_one(conn, ref, LONG);
+    int accepted = listener >= 0 ? accept4(listener, NULL, NULL, SOCK_CLOEXEC) : -1;
     char *at;
 
-    must(fetch_status(conn, &ref, LONG) != RDT_OK);
+    must((accepted >= 0) == (listener >= 0));
+    if (accepted >= 0)
+        must(send(accepted, "220 welcome\r\n", 13, MSG_NOSIGNAL) == 13);
+    (void)rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, NULL);
+    must(rdt_request_status(request, &err) != RDT_OK);
+    rdt_request_destroy(request);
+    (void)close(accepted);
     (void)snprintf(text_p, 256, "%.255s", err.msg);
-    while ((at = strstr(text_p, address)))
-        memmove(at, at + strlen(address), strlen(at + strlen(address)) + 1);
+    while ((at = strstr(text_p, ref->address)))
+        memmove(at, at + strlen(ref->address), strlen(at + strlen(ref->address)) + 1);
     at = strstr(text_p, " (next try"); /* its number differs */
     if (at)
         *at = '\0';
 }
 
+static void must_look_the_same(rdt *user, struct rdt_ref ref)
+{
+    char service[65], closed[256], refused[256];
+    int listener = service_at(service);
+
+    free_address(0, "127.0.0.1", ref.address);
+    failure_at(user, &ref, -1, closed);
+    (void)snprintf(ref.address, sizeof ref.address, "%s", service);
+    failure_at(user, &ref, listener, refused);
+    must_say(strcmp(closed, refused) == 0, "\"%s\" is not \"%s\"", closed, refused);
+    (void)close(listener);
+}
+
 Test(hostile_refs, user_cannot_tell_a_closed_port_from_another_service)
 {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof at;
-    char nowhere[65], service[65], closed[256], refused[256];
-    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), accepted;
-    rdt_request *request;
+    rdt *user;
+
+    both_begin(NULL, NULL);
+    user = client_of(STRANGER, "user");
+    must_look_the_same(user, there(""));
+    rdt_close(user);
+    both_end();
+}
+
+/* A known node may have moved to where a ref says that it is. */
+Test(hostile_refs, user_cannot_tell_them_by_refs_of_a_node_that_is_away_either)
+{
+    struct peer_view view;
     struct rdt_ref ref;
     rdt *user;
 
     both_begin(NULL, NULL);
-    must(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 8) == 0);
-    must(getsockname(listener, (struct sockaddr *)&at, &bytes) == 0);
-    (void)snprintf(service, sizeof service, "127.0.0.1:%u", ntohs(at.sin_port));
-    free_address(0, "127.0.0.1", nowhere);
-    must(seteuid(STRANGER) == 0);
-    user = node_client(&node, "user");
-    must(seteuid(0) == 0);
-    failure_at(user, nowhere, closed);
-    ref = there(service);
-    request = start_one(user, &ref, LONG);
-    must((accepted = accept4(listener, NULL, NULL, SOCK_CLOEXEC)) >= 0);
-    must(send(accepted, "220 welcome\r\n", 13, MSG_NOSIGNAL) == 13);
-    (void)rdt_wait(user, &request, 1, 1, LONG, NULL, NULL, NULL);
-    rdt_request_destroy(request);
-    failure_at(user, service, refused);
-    failure_at(user, nowhere, closed);
-    must_say(strcmp(closed, refused) == 0, "\"%s\" is not \"%s\"", closed, refused);
-    (void)close(accepted);
-    (void)close(listener);
+    must_be_reached(other_address);
+    user = client_of(STRANGER, "user");
+    ref = there("");
+    memcpy(ref.node, other.uuid_bytes, sizeof ref.node);
+    rdt_close(owner);
+    node_kill(&other, SIGKILL);
+    wait_until(LONG, peer_seen(&node, &other, &view) && strcmp(view.state, "up") != 0);
+    must_look_the_same(user, ref);
     rdt_close(user);
+    others_are_well();
+    rdt_close(bystander);
+    node_end(&node, meant);
+}
+
+/* ---- how many addresses a user may have dialled ---- */
+
+static unsigned lines_of_log(const char *text)
+{
+    char *log = read_file(node.log, NULL);
+    unsigned n = 0;
+
+    for (char *at = log; (at = strstr(at, text)); at += strlen(text))
+        n++;
+    free(log);
+    return n;
+}
+
+/* Has N addresses dialled where nobody listens. Returns how many of the dials were refused. */
+static unsigned dial_nowhere(rdt *conn, unsigned n)
+{
+    struct rdt_ref ref = there("");
+    unsigned n_refused = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        static unsigned next;
+
+        (void)snprintf(ref.address, sizeof ref.address, "127.77.%u.%u:7", 1 + next / 250, 1 + next % 250);
+        next++;
+        if (fetch_status(conn, &ref, LONG) != RDT_LIMIT)
+            continue;
+        n_refused++;
+        must_say(strstr(err.msg, "uid 12345 has had 64 unlisted addresses dialled, and 4 more a second are allowed: try again in ") &&
+                     strstr(err.msg, "or list the nodes in the nodes file"),
+                 "%s", err.msg);
+    }
+    return n_refused;
+}
+
+Test(hostile_refs, user_has_few_addresses_dialled_and_others_are_not_held_up)
+{
+    struct rdt_ref shown, elsewhere = there("");
+    struct test_node third;
+    int64_t since = now_ns();
+    rdt *greedy, *user, *there_client;
+    unsigned n_refused;
+    char address[65];
+
+    free_address(0, "127.0.0.1", address);
+    node_start(&third, &(struct node_options){.name = "third", .listen = address});
+    there_client = node_client(&third, "owner");
+    shown = put_shown(there_client, &VECTOR(RDT_U8, 16, "sixteen bytes .."), "shown", RDT_VISIBLE_TO_ALL);
+    both_begin("bee", NULL);
+    greedy = client_of(STRANGER, "greedy");
+    n_refused = dial_nowhere(greedy, 64);
+    must_say(n_refused == 0, "%u of the first 64 were refused", n_refused);
+    n_refused = dial_nowhere(greedy, 200);
+    must_say(n_refused + 1 >= 200 - (unsigned)((now_ns() - since) / (SEC / 4)), "only %u of 200 were refused", n_refused);
+
+    rdt_close(greedy); /* the limit is the user's, not the session's */
+    greedy = client_of(STRANGER, "greedy");
+    since = now_ns();
+    n_refused = dial_nowhere(greedy, 60);
+    must_say(n_refused + 1 >= 60 - (unsigned)((now_ns() - since) / (SEC / 4)), "only %u of 60 were refused after a new session", n_refused);
+    must_say(lines_of_log(" warn: node 127.77.") <= 2, "%u warnings", lines_of_log(" warn: node 127.77."));
+
+    must_be_reached("bee"); /* a listed node, by whomever */
+    (void)snprintf(elsewhere.address, sizeof elsewhere.address, "%s", other_address);
+    must(fetch_status(greedy, &elsewhere, MSEC) != RDT_LIMIT); /* nobody has put that id for this user */
+    user = client_of(STRANGER + 1, "user"); /* another user's dial */
+    must_say(fetch_status(user, &shown, LONG) == RDT_OK, "%s", err.msg);
+    must_say(fetch_status(greedy, &shown, LONG) == RDT_OK, "%s", err.msg); /* it has been met now */
+    rdt_close(user);
+    rdt_close(greedy);
+    node.fds++; /* the link to the third node */
+    third.fds++;
     both_end();
+    rdt_close(there_client);
+    node_end(&third, meant);
+}
+
+/* Each such failure has another text. */
+Test(hostile_refs, hints_of_a_user_do_not_fill_the_log)
+{
+    struct peer_view view;
+    struct rdt_ref ref;
+    unsigned before;
+    rdt *user;
+
+    both_begin(NULL, NULL);
+    must_be_reached(other_address);
+    user = client_of(STRANGER, "user");
+    ref = there("");
+    memcpy(ref.node, other.uuid_bytes, sizeof ref.node);
+    rdt_close(owner);
+    node_kill(&other, SIGKILL);
+    wait_until(LONG, peer_seen(&node, &other, &view) && strcmp(view.state, "up") != 0);
+    before = lines_of_log(" warn: ");
+    for (unsigned i = 0; i < 40; i++) {
+        (void)snprintf(ref.address, sizeof ref.address, "127.78.0.%u:7", i + 1);
+        must(fetch_status(user, &ref, LONG) != RDT_OK);
+    }
+    must_say(lines_of_log(" warn: ") <= before + 3, "%u more warnings", lines_of_log(" warn: ") - before);
+    rdt_close(user);
+    others_are_well();
+    rdt_close(bystander);
+    node_end(&node, meant);
 }
 
 /* ---- no peers, no ports ---- */
