@@ -154,7 +154,10 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
                                .from_copy = transfer->local.from_replica,
                                .mode = transfer->wish.mode,
                                .transport = transfer->wish.transport,
-                               .least = transfer->wish.least,
+                               /* Every path of one node is faster than any transport. */
+                               .least = plugins_transport(transfer->transfers->plugins, transfer->wish.least)
+                                            ? ""
+                                            : transfer->wish.least,
                                .preferred = "",
                                .has_target = transfer->target};
     struct rdt_error err = {0}, unshared = {0};

@@ -213,6 +213,11 @@ Test(fetch, wishes_that_no_path_meets_say_why)
     options.least_path = "share";
     must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
     rdt_release(object);
+    options.least_path = "ucx"; /* no transport is as fast as the paths of one node */
+    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must_go_by("local/share", object);
+    rdt_release(object);
+    options.least_path = "share";
     options.mode = RDT_FETCH_COPY;
     must_refuse(RDT_NO_PATH, "slower than share", rdt_fetch(reader, &ref, 1, &options, &object, &err));
     options.mode = RDT_FETCH_AUTO;
