@@ -1,3 +1,4 @@
+/* See path.h. A candidate keeps the first reason for which it was rejected. */
 #include "daemon/transports/path.h"
 
 #include <stdarg.h>
@@ -8,8 +9,9 @@
 
 #include "daemon/base/text.h"
 
-/* Ranks between the paths; a transport's own speed stays below a local copy. */
+/* The speeds of paths that are not transports. A transport's own speed stays below SPEED_INLINE, and so below a local copy. */
 enum { SPEED_SAME = 4000, SPEED_SHARE = 3000, SPEED_COW = 2500, SPEED_REPLY = 2500, SPEED_COPY = 2000, SPEED_INLINE = 1500 };
+#define SPEED_PREFERRED 200u /* added to the speed of the transport that the producer prefers */
 
 static struct path_candidate *add(struct path_decision *decision, enum path_kind kind, const char *name, uint32_t speed)
 {
@@ -18,28 +20,19 @@ static struct path_candidate *add(struct path_decision *decision, enum path_kind
     if (decision->n == PATH_MAX_CANDIDATES)
         return NULL;
     candidate = &decision->candidates[decision->n++];
-    candidate->kind = kind;
-    candidate->possible = true;
-    candidate->unfit = candidate->strange = false;
-    candidate->one_sided = false;
-    candidate->staged_source = candidate->staged_target = false;
-    candidate->speed = speed;
-    candidate->reason[0] = '\0';
+    *candidate = (struct path_candidate){.kind = kind, .possible = true, .speed = speed};
     text_copy(candidate->name, sizeof candidate->name, name);
     return candidate;
 }
 
+/* Rejects a candidate, unless it has been rejected for another reason before. */
 __attribute__((format(printf, 2, 3))) static void reject(struct path_candidate *candidate, const char *fmt, ...)
 {
     va_list args;
 
-    if (!candidate || !candidate->possible)
-        return; /* the first reason stands */
-    candidate->possible = false;
-    if (!strchr(fmt, '%')) {
-        text_copy(candidate->reason, sizeof candidate->reason, fmt);
+    if (!candidate->possible)
         return;
-    }
+    candidate->possible = false;
     va_start(args, fmt);
     (void)vsnprintf(candidate->reason, sizeof candidate->reason, fmt, args);
     va_end(args);
@@ -50,62 +43,97 @@ static bool is_staged(const struct path_candidate *candidate)
     return candidate->staged_source || candidate->staged_target;
 }
 
-static void local(const struct path_query *query, struct path_decision *decision)
+/* ---- the same node ---- */
+
+enum { SAME = 1 << PATH_SAME, SHARE = 1 << PATH_SHARE, COW = 1 << PATH_COW, COPY = 1 << PATH_COPY, INLINE = 1 << PATH_INLINE };
+
+/* Rejects the candidates of these kinds. why NULL: nothing speaks against them. */
+static void reject_kinds(struct path_decision *decision, unsigned kinds, const char *why)
 {
-    struct path_candidate *same = add(decision, PATH_SAME, "local/same", SPEED_SAME);
-    struct path_candidate *share = add(decision, PATH_SHARE, "local/share", SPEED_SHARE);
-    struct path_candidate *cow = add(decision, PATH_COW, "local/cow", SPEED_COW);
-    struct path_candidate *copy = add(decision, PATH_COPY, "local/copy", SPEED_COPY);
+    for (unsigned i = 0; why && i < decision->n; i++) {
+        struct path_candidate *candidate = &decision->candidates[i];
+        if (!(kinds & 1u << candidate->kind) || !candidate->possible)
+            continue;
+        candidate->possible = false;
+        text_copy(candidate->reason, sizeof candidate->reason, why);
+    }
+}
 
-    struct path_candidate *in_reply = query->has_inline ? add(decision, PATH_INLINE, "inline", SPEED_REPLY) : NULL;
-
-    if (!query->same_client)
-        reject(same, "the reader is not the actor whose memory it is");
+static void consider_local(const struct path_query *query, struct path_decision *decision)
+{
+    (void)add(decision, PATH_SAME, "local/same", SPEED_SAME);
+    (void)add(decision, PATH_SHARE, "local/share", SPEED_SHARE);
+    (void)add(decision, PATH_COW, "local/cow", SPEED_COW);
+    (void)add(decision, PATH_COPY, "local/copy", SPEED_COPY);
+    if (query->has_inline)
+        (void)add(decision, PATH_INLINE, "inline", SPEED_REPLY);
+    reject_kinds(decision, SAME, query->same_client ? NULL : "the reader is not the actor whose memory it is");
     switch (query->mode) {
     case RDT__PB__FETCH_MODE__FETCH_MODE_COPY:
-        reject(same, "the reader asked for a copy");
-        reject(share, "the reader asked for a copy");
-        reject(cow, "the reader asked for a copy");
+        reject_kinds(decision, SAME | SHARE | COW, "the reader asked for a copy");
         break;
     case RDT__PB__FETCH_MODE__FETCH_MODE_COW:
-        reject(same, "the reader asked for memory of its own to write");
-        reject(share, "the reader asked for memory of its own to write");
+        reject_kinds(decision, SAME | SHARE, "the reader asked for memory of its own to write");
         break;
     case RDT__PB__FETCH_MODE__FETCH_MODE_SHARE:
-        reject(cow, "the reader asked for shared memory");
-        reject(copy, "the reader asked for shared memory");
-        reject(in_reply, "the reader asked for shared memory");
+        reject_kinds(decision, COW | COPY | INLINE, "the reader asked for shared memory");
         break;
     default:
         break;
     }
-    if (query->has_target) {
-        reject(same, "the reader gave target buffers");
-        reject(share, "the reader gave target buffers");
-        reject(cow, "the reader gave target buffers");
-        reject(in_reply, "the reader gave target buffers");
-    }
-    if (query->elsewhere) {
-        reject(same, "%s", query->elsewhere);
-        reject(share, "%s", query->elsewhere);
-        reject(cow, "%s", query->elsewhere);
-        reject(in_reply, "%s", query->elsewhere);
-    }
-    if (query->copy_why_not)
-        reject(copy, "%s", query->copy_why_not);
-    if (query->too_many_regions) {
-        reject(share, "the object lies in more regions than one message can carry");
-        reject(cow, "the object lies in more regions than one message can carry");
-    }
-    if (query->show_why_not) {
-        reject(share, "%s", query->show_why_not);
-        reject(cow, "%s", query->show_why_not);
-    }
-    if (query->cow_why_not)
-        reject(cow, "%s", query->cow_why_not);
+    reject_kinds(decision, SAME | SHARE | COW | INLINE, query->has_target ? "the reader gave target buffers" : NULL);
+    reject_kinds(decision, SAME | SHARE | COW | INLINE, query->elsewhere);
+    reject_kinds(decision, COPY, query->copy_why_not);
+    reject_kinds(decision, SHARE | COW,
+                 query->too_many_regions ? "the object lies in more regions than one message can carry" : NULL);
+    reject_kinds(decision, SHARE | COW, query->show_why_not);
+    reject_kinds(decision, COW, query->cow_why_not);
 }
 
-static void remote(const struct path_query *query, struct path_decision *decision)
+/* ---- another node ---- */
+
+/* Decides whether a transport can be used, and how. */
+static void judge_offer(const struct path_query *query, const struct path_offer *offer, struct path_candidate *candidate)
+{
+    bool only_reads = offer->one_sided && !offer->two_sided, reads_all;
+
+    candidate->staged_source = offer->stages_source && (!offer->moves_source || !query->source_contiguous);
+    candidate->staged_target = offer->stages_target && !offer->moves_target;
+    candidate->gathered = candidate->staged_source && offer->moves_source;
+    reads_all = query->source_contiguous && !is_staged(candidate);
+    candidate->one_sided = offer->one_sided && reads_all;
+    candidate->strange =
+        (!offer->moves_source && !candidate->staged_source) || (!offer->moves_target && !candidate->staged_target);
+    candidate->nowhere = offer->here_why_not && offer->there_why_not;
+    candidate->unfit = offer->group_why_not || candidate->strange || (only_reads && !reads_all);
+    if (!offer->moves_source && !candidate->staged_source)
+        reject(candidate, "it does not read %s memory", query->source_memory);
+    if (!offer->moves_target && !candidate->staged_target)
+        reject(candidate, "it does not write %s memory", query->target_memory);
+    if (offer->group_why_not)
+        reject(candidate, "%s", offer->group_why_not);
+    if (offer->here_why_not)
+        reject(candidate, "not available on this node: %s", offer->here_why_not);
+    if (offer->there_why_not)
+        reject(candidate, "not available on the other node: %s", offer->there_why_not);
+    if (candidate->possible && strcmp(offer->here_version, offer->there_version) != 0)
+        reject(candidate, "the library or its settings differ: %s here, %s on the other node", offer->here_version,
+               offer->there_version);
+    if (!offer->connected && offer->group)
+        reject(candidate, "group %s is being rebuilt", offer->group);
+    if (!offer->connected)
+        reject(candidate, "its connection to the other node is being rebuilt");
+    if (!offer->two_sided && !offer->one_sided)
+        reject(candidate, "it can neither send nor read on this connection%s%s", offer->refusal[0] ? ": " : "", offer->refusal);
+    if (only_reads && is_staged(candidate))
+        reject(candidate, "it only reads, and what goes through host memory is sent");
+    if (only_reads && !query->source_contiguous)
+        reject(candidate, "it only reads contiguous memory, and the tensors at the owner have holes");
+    if (candidate->possible && offer->group)
+        (void)snprintf(candidate->reason, sizeof candidate->reason, "in group %s, ", offer->group);
+}
+
+static void consider_remote(const struct path_query *query, struct path_decision *decision)
 {
     struct path_candidate *in_reply = add(decision, PATH_INLINE, "inline", SPEED_INLINE);
 
@@ -115,53 +143,23 @@ static void remote(const struct path_query *query, struct path_decision *decisio
         reject(in_reply, "what rides in the reply does not come to %s memory", query->target_memory);
     for (unsigned i = 0; i < query->n_offers; i++) {
         const struct path_offer *offer = &query->offers[i];
+        bool preferred = query->preferred[0] && strcasecmp(query->preferred, offer->name) == 0;
         uint32_t speed = offer->speed < SPEED_INLINE ? offer->speed : SPEED_INLINE - 1;
-        struct path_candidate *candidate = add(decision, PATH_TRANSPORT, offer->name, speed);
+        struct path_candidate *candidate;
+        speed += preferred ? SPEED_PREFERRED : 0;
+        candidate = add(decision, PATH_TRANSPORT, offer->name, speed < SPEED_INLINE ? speed : SPEED_INLINE - 1);
         if (!candidate)
             break;
-        if (query->preferred[0] && strcasecmp(query->preferred, offer->name) == 0)
-            candidate->speed =
-                speed + 200 < SPEED_INLINE ? speed + 200 : SPEED_INLINE - 1; /* before speed, never before the reader's wish */
-        candidate->staged_source = offer->stages_source && (!offer->moves_source || !query->source_contiguous);
-        candidate->staged_target = offer->stages_target && !offer->moves_target;
-        if (!offer->moves_source && !candidate->staged_source)
-            reject(candidate, "it does not read %s memory", query->source_memory);
-        if (!offer->moves_target && !candidate->staged_target)
-            reject(candidate, "it does not write %s memory", query->target_memory);
-        if (offer->group_why_not)
-            reject(candidate, "%s", offer->group_why_not);
-        if (offer->here_why_not)
-            reject(candidate, "not available on this node: %s", offer->here_why_not);
-        if (offer->there_why_not)
-            reject(candidate, "not available on the other node: %s", offer->there_why_not);
-        if (candidate->possible && strcmp(offer->here_version, offer->there_version) != 0)
-            reject(candidate, "the library or its settings differ: %s here, %s on the other node", offer->here_version,
-                   offer->there_version);
-        candidate->strange =
-            (!offer->moves_source && !candidate->staged_source) || (!offer->moves_target && !candidate->staged_target);
-        candidate->nowhere = offer->here_why_not && offer->there_why_not;
-        candidate->unfit = offer->group_why_not || candidate->strange;
-        if (!offer->connected && offer->group)
-            reject(candidate, "group %s is being rebuilt", offer->group);
-        if (!offer->connected)
-            reject(candidate, "its connection to the other node is being rebuilt");
-        if (!offer->two_sided && !offer->one_sided)
-            reject(candidate, "it can neither send nor read on this connection%s%s", offer->refusal[0] ? ": " : "",
-                   offer->refusal);
-        if (offer->one_sided && query->source_contiguous && !is_staged(candidate))
-            candidate->one_sided = true;
-        else if (!offer->two_sided && is_staged(candidate))
-            reject(candidate, "it only reads, and what goes through host memory is sent");
-        else if (!offer->two_sided)
-            reject(candidate, "it only reads contiguous memory, and the tensors at the owner have holes");
-        if (candidate->possible && offer->group)
-            (void)snprintf(candidate->reason, sizeof candidate->reason, "in group %s, ", offer->group);
+        judge_offer(query, offer, candidate);
     }
     if (query->mode == RDT__PB__FETCH_MODE__FETCH_MODE_SHARE)
         for (unsigned i = 0; i < decision->n; i++)
             reject(&decision->candidates[i], "the reader asked for shared memory, and the object is on another node");
 }
 
+/* ---- the reader's wishes ---- */
+
+/* Whether a wish names the candidate: "local/copy" or "copy". */
 static bool names(const struct path_candidate *candidate, const char *wish)
 {
     const char *slash = strchr(candidate->name, '/');
@@ -169,45 +167,53 @@ static bool names(const struct path_candidate *candidate, const char *wish)
     return strcasecmp(candidate->name, wish) == 0 || (slash && strcasecmp(slash + 1, wish) == 0);
 }
 
-static const struct {
-    const char *name;
-    uint32_t speed;
-} locals[] = {{"share", SPEED_SHARE}, {"cow", SPEED_COW}, {"copy", SPEED_COPY}, {"inline", SPEED_INLINE}};
-
-static void apply_wishes(const struct path_query *query, struct path_decision *decision, bool *least_known_p)
+/* The speed of the least path that the reader accepts. Returns false if no path has that name. */
+static bool find_least(const struct path_query *query, const struct path_decision *decision, uint32_t *least_p)
 {
-    uint32_t least = 0;
+    /* These are known whether or not they are candidates. */
+    static const struct {
+        const char *name;
+        uint32_t speed;
+    } always[] = {{"", 0},           {"direct", 0},        {"share", SPEED_SHARE},
+                  {"cow", SPEED_COW}, {"copy", SPEED_COPY}, {"inline", SPEED_INLINE}};
 
-    bool direct = strcasecmp(query->least, "direct") == 0;
-
-    *least_known_p = query->least[0] == '\0' || direct;
-    for (unsigned i = 0; i < decision->n; i++)
-        if (direct && is_staged(&decision->candidates[i])) {
-            reject(&decision->candidates[i], "it goes through host memory, and the reader accepts only what is direct");
-            decision->candidates[i].unfit = true;
+    for (unsigned i = 0; i < sizeof always / sizeof always[0]; i++)
+        if (strcasecmp(query->least, always[i].name) == 0) {
+            *least_p = always[i].speed;
+            return true;
         }
     for (unsigned i = 0; i < decision->n; i++)
         if (names(&decision->candidates[i], query->least)) {
-            least = decision->candidates[i].speed;
-            *least_known_p = true;
+            *least_p = decision->candidates[i].speed;
+            return true;
         }
-    for (unsigned i = 0; i < sizeof locals / sizeof locals[0]; i++) /* known to fetches from other nodes too */
-        if (strcasecmp(query->least, locals[i].name) == 0) {
-            least = locals[i].speed;
-            *least_known_p = true;
-        }
+    return false;
+}
+
+/* Returns false if the reader's least path is none. */
+static bool apply_wishes(const struct path_query *query, struct path_decision *decision)
+{
+    bool direct = strcasecmp(query->least, "direct") == 0;
+    uint32_t least;
+
+    if (!find_least(query, decision, &least))
+        return false;
     for (unsigned i = 0; i < decision->n; i++) {
         struct path_candidate *candidate = &decision->candidates[i];
-        bool was_possible = candidate->possible;
-        if (query->transport[0] && !names(candidate, query->transport)) {
+        bool was_possible = candidate->possible, refused = direct && is_staged(candidate);
+        bool other = query->transport[0] && !names(candidate, query->transport);
+        if (refused)
+            reject(candidate, "it goes through host memory, and the reader accepts only what is direct");
+        if (other)
             reject(candidate, "the reader asked for %s only", query->transport);
-            candidate->unfit = true;
-        }
         if (candidate->speed < least)
             reject(candidate, "slower than %s, the least path the reader accepts", query->least);
-        candidate->unfit |= was_possible && !candidate->possible;
+        candidate->unfit |= refused || other || (was_possible && !candidate->possible);
     }
+    return true;
 }
+
+/* ---- the choice ---- */
 
 static int better_first(const void *a, const void *b)
 {
@@ -220,14 +226,15 @@ static int better_first(const void *a, const void *b)
     return x->speed > y->speed ? -1 : x->speed < y->speed;
 }
 
-/* Only transports fall back: nobody expects an object that is too large for a message to ride in one. Of two, a transport
- * that one of the nodes offers comes before one that neither does. */
-static int passed_over(const struct path_decision *decision)
+/* Finds the best transport that is faster than the chosen one, but cannot be used now; -1: none. A transport that one of the
+ * nodes offers comes before one that neither does. Other paths are not looked for: nobody expects an object to ride in a
+ * message that is too small for it. */
+static int find_passed_over(const struct path_decision *decision)
 {
     const struct path_candidate *chosen = &decision->candidates[decision->chosen];
     int nowhere = -1;
 
-    for (unsigned i = 1; i < decision->n && chosen->kind == PATH_TRANSPORT; i++) { /* sorted by speed */
+    for (unsigned i = 1; i < decision->n && chosen->kind == PATH_TRANSPORT; i++) { /* the fastest first */
         const struct path_candidate *candidate = &decision->candidates[i];
         if (candidate->kind != PATH_TRANSPORT || candidate->possible || candidate->unfit || candidate->speed <= chosen->speed)
             continue;
@@ -239,54 +246,70 @@ static int passed_over(const struct path_decision *decision)
     return nowhere;
 }
 
-enum rdt_status path_choose(const struct path_query *query, struct path_decision *decision, struct rdt_error *err)
+static void explain_choice(const struct path_query *query, struct path_candidate *chosen)
+{
+    char in_group[sizeof chosen->reason];
+    size_t used;
+
+    text_copy(in_group, sizeof in_group, chosen->reason);
+    (void)snprintf(chosen->reason, sizeof chosen->reason, "%.100s%s%s", in_group,
+                   query->from_copy ? "a copy is on this node: " : "",
+                   chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
+                       ? "the producer prefers it"
+                       : "the fastest that fits");
+    if (!is_staged(chosen))
+        return;
+    used = strlen(chosen->reason);
+    (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "; through host memory %s: ",
+                   !chosen->staged_target   ? "on the other node"
+                   : !chosen->staged_source ? "here"
+                                            : "on both nodes");
+    used = strlen(chosen->reason);
+    if (chosen->gathered && !chosen->staged_target)
+        (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "the tensors there have holes");
+    else
+        (void)snprintf(chosen->reason + used, sizeof chosen->reason - used, "it does not move %s memory",
+                       chosen->staged_target ? query->target_memory : query->source_memory);
+}
+
+/* Lists every rejection, first those of transports that a change of the configuration or of the network could mend. */
+static enum rdt_status no_path(const struct path_decision *decision, struct rdt_error *err)
 {
     char all[480] = "";
+
+    for (unsigned pass = 0; pass < 3; pass++)
+        for (unsigned i = 0; i < decision->n; i++) {
+            const struct path_candidate *candidate = &decision->candidates[i];
+            size_t used = strlen(all);
+            if ((candidate->kind != PATH_TRANSPORT ? 2u : candidate->strange ? 1u : 0u) == pass)
+                (void)snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", candidate->name, candidate->reason);
+        }
+    return rdt_error_set(err, RDT_NO_PATH, "no path for the bytes (%s)", all);
+}
+
+enum rdt_status path_choose(const struct path_query *query, struct path_decision *decision, struct rdt_error *err)
+{
     bool least_known;
 
-    decision->n = 0; /* of the candidates, only these many are ever looked at */
+    decision->n = 0; /* the candidates beyond are never looked at */
     decision->chosen = -1;
     decision->passed_over = -1;
     if (query->same_node)
-        local(query, decision);
+        consider_local(query, decision);
     else
-        remote(query, decision);
-    apply_wishes(query, decision, &least_known);
+        consider_remote(query, decision);
+    least_known = apply_wishes(query, decision);
     qsort(decision->candidates, decision->n, sizeof decision->candidates[0], better_first);
     if (!least_known)
         return rdt_error_set(err, RDT_INVALID,
                              "least path \"%s\" is no path: use share, cow, copy, inline, direct or the name of a transport",
                              query->least);
-    if (decision->n > 0 && decision->candidates[0].possible) {
-        struct path_candidate *chosen = &decision->candidates[0];
-        char in_group[sizeof chosen->reason];
-        decision->chosen = 0;
-        text_copy(in_group, sizeof in_group, chosen->reason);
-        (void)snprintf(chosen->reason, sizeof chosen->reason, "%.100s%s%s", in_group,
-                       query->from_copy ? "a copy is on this node: " : "",
-                       chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
-                           ? "the producer prefers it"
-                           : "the fastest that fits");
-        if (is_staged(chosen)) {
-            size_t used = strlen(chosen->reason);
-            (void)snprintf(chosen->reason + used, sizeof chosen->reason - used,
-                           "; through host memory %s: it does not move %s memory",
-                           !chosen->staged_target   ? "on the other node"
-                           : !chosen->staged_source ? "here"
-                                                    : "on both nodes",
-                           chosen->staged_target ? query->target_memory : query->source_memory);
-        }
-        for (unsigned i = 1; i < decision->n && decision->candidates[i].possible; i++)
-            text_copy(decision->candidates[i].reason, sizeof decision->candidates[i].reason, "possible, but slower");
-        decision->passed_over = passed_over(decision);
-        return RDT_OK;
-    }
-    for (unsigned pass = 0; pass < 3; pass++) /* what could be mended first */
-        for (unsigned i = 0; i < decision->n; i++) {
-            size_t used = strlen(all);
-            if ((decision->candidates[i].kind != PATH_TRANSPORT ? 2u : decision->candidates[i].strange ? 1u : 0u) == pass)
-                (void)snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", decision->candidates[i].name,
-                               decision->candidates[i].reason);
-        }
-    return rdt_error_set(err, RDT_NO_PATH, "no path for the bytes (%s)", all);
+    if (decision->n == 0 || !decision->candidates[0].possible)
+        return no_path(decision, err);
+    decision->chosen = 0;
+    explain_choice(query, &decision->candidates[0]);
+    for (unsigned i = 1; i < decision->n && decision->candidates[i].possible; i++)
+        text_copy(decision->candidates[i].reason, sizeof decision->candidates[i].reason, "possible, but slower");
+    decision->passed_over = find_passed_over(decision);
+    return RDT_OK;
 }

@@ -1,6 +1,6 @@
-/* Which way the bytes go: one function of the source's memory, the target's memory, what both ends offer, and what
- * the caller wishes. It touches nothing. What it decided, and why it rejected the rest, stays with the transfer for
- * `rdtctl explain`.
+/* The choice of the path that the bytes of a transfer take: one pure function of the source's memory, the target's memory,
+ * what both nodes offer, and what the reader wishes. The transfer keeps the decision, with the reason for each rejection,
+ * for `rdtctl explain`.
  */
 #ifndef DAEMON_PATH_H
 #define DAEMON_PATH_H
@@ -18,66 +18,67 @@ enum path_kind { PATH_SAME, PATH_SHARE, PATH_COW, PATH_COPY, PATH_INLINE, PATH_T
 struct path_candidate {
     enum path_kind kind;
     char name[65]; /* "local/share", "inline", "ucx" */
-    bool possible; /* false: rejected, and why */
-    bool unfit;    /* ruled out by what the caller wishes, or by the memory: not even a mended network would help */
-    bool strange;  /* a transport that does not move this memory at all */
+    bool possible; /* false: rejected */
+    bool unfit;    /* rejected for what the reader wishes, or for the memory: mending the network would not help */
+    bool strange;  /* a transport that does not move this kind of memory at all */
     bool nowhere;  /* a transport that neither node offers, such as ucx where no network is trusted */
     bool one_sided;
-    bool staged_source, staged_target; /* through host memory at the owner's end, and at this one */
+    bool staged_source, staged_target; /* the bytes go through host memory at the owner's node, and at the reader's */
+    bool gathered;    /* staged_source only because the tensors have holes, which the copy to host memory leaves out */
     uint32_t speed;   /* higher is better, but a staged path comes after every path that is not */
-    char reason[192]; /* a sentence for people */
+    char reason[192]; /* why it was chosen or rejected: a sentence for people */
 };
 
 struct path_decision {
-    unsigned refs; /* of a decision that records share (transfer_record.c) */
+    unsigned refs; /* for transfer_record.c: how many records share the decision */
     unsigned n;
-    int chosen;      /* index, -1: none */
+    int chosen;      /* the index of the candidate; -1: none */
     int passed_over; /* the best transport that is faster than the chosen one but cannot be used now; -1: none */
-    struct path_candidate candidates[PATH_MAX_CANDIDATES]; /* best first; rejected ones after those that are possible */
+    struct path_candidate candidates[PATH_MAX_CANDIDATES]; /* the possible ones, best first; then the rejected ones */
 };
 
-/* What one transport could do between the two nodes. */
+/* What one transport can do between the two nodes. */
 struct path_offer {
     const char *name;
     uint32_t speed;
     const char *here_why_not;                 /* NULL: available on this node */
     const char *there_why_not;                /* NULL: offered by the other node */
     const char *here_version, *there_version; /* must be equal */
-    bool moves_source, moves_target;          /* its memory kinds */
-    bool stages_source, stages_target;        /* at that end it moves host memory, through which other memory can be staged */
+    bool moves_source, moves_target;          /* whether it moves the memory kind at that end */
+    bool stages_source, stages_target;        /* at that end the bytes can go through host memory, which it moves */
     bool one_sided, two_sided;                /* what the connection can do */
-    bool connected;                           /* false: the connection is being (re)built */
-    char refusal[160];                        /* neither one- nor two-sided: what the connection says of itself; "": nothing */
-    const char *group;                        /* by this group; NULL: by a connection */
-    const char *group_why_not;                /* NULL: it is there */
+    bool connected;                           /* false: the connection is being built or rebuilt */
+    char refusal[160];         /* why the connection is neither one- nor two-sided; "": it does not say */
+    const char *group;         /* the group that moves the bytes; NULL: a connection does */
+    const char *group_why_not; /* why no group can; NULL: one can, or none is needed */
 };
 
 struct path_query {
     bool same_node;
     /* same node */
-    bool same_client;         /* the reader has the very region */
-    bool from_copy;           /* it is another node's object, and this node has a copy */
-    bool has_target;          /* bytes must land in given memory */
-    const char *elsewhere;    /* NULL, or why it cannot stay where it is: what the reader wants, or can map */
-    const char *copy_why_not; /* NULL, or why nothing copies it there */
+    bool same_client;         /* the reader has the object's regions already */
+    bool from_copy;           /* the object is another node's, and this node has a replica */
+    bool has_target;          /* the bytes must land in memory that the reader gave */
+    const char *elsewhere;    /* why the reader cannot use the bytes where they are; NULL: it can */
+    const char *copy_why_not; /* why nothing can copy them to where the reader wants them; NULL: it can be done */
     bool too_many_regions;    /* more than one frame can carry */
-    const char *show_why_not; /* NULL: its regions may be shown whole to the reader */
-    const char *cow_why_not;  /* NULL: a private mapping of it shows the same as long as it is held */
+    const char *show_why_not; /* why the reader may not see the whole regions; NULL: it may */
+    const char *cow_why_not;  /* why the bytes could change under a private mapping; NULL: they cannot */
     Rdt__Pb__FetchMode mode;
-    bool has_inline; /* all bytes can ride in the reply. Same node: they lie in the daemon's arena */
+    bool has_inline; /* all bytes can ride in the reply; on the same node: they are in the arena of small objects */
     /* other node */
     const char *source_memory, *target_memory;
     bool source_contiguous;
     const struct path_offer *offers; /* [n_offers] */
     unsigned n_offers;
     /* wishes */
-    const char *transport; /* only this one; "" any */
-    const char *preferred; /* the producer's; "" none */
-    const char *least;     /* nothing slower than this; "" any */
+    const char *transport; /* only this one; "": any */
+    const char *preferred; /* the transport that the producer prefers; "": none */
+    const char *least;     /* no path that is slower than this one; "": any */
 };
 
-/* RDT_OK: decision->chosen says which. RDT_NO_PATH (the sentence lists every rejection), RDT_INVALID (unknown name in a
- * wish). decision_p is filled in either case. */
+/* Chooses the path. decision_p is filled in any case. RDT_NO_PATH (the message lists every rejection), RDT_INVALID (`least`
+ * names no path). */
 enum rdt_status path_choose(const struct path_query *query, struct path_decision *decision_p, struct rdt_error *err);
 
 #endif

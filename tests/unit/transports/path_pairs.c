@@ -191,7 +191,7 @@ static const struct kind_row {
     {"direct is wished and there", "gpu", "gpu", "ab", .least = "direct", .chosen = "b", .because = "fastest"},
     {"one end that moves no host memory", "gpu", "host", "c", .because = "it does not write host memory"},
     {"holes are gathered on the way to host memory", "gpu", "gpu", "b", .holes = true, .chosen = "b", .staged_source = true,
-     .because = "through host memory on the other node"},
+     .because = "through host memory on the other node: the tensors there have holes"},
 };
 
 Test(path_pairs, kinds_table)
@@ -233,6 +233,21 @@ Test(path_pairs, kinds_table)
         if (row->staged_source || row->staged_target)
             cr_assert(!decision.candidates[0].one_sided, "%s", row->what);
     }
+}
+
+/* A transport that only reads, and so cannot move tensors with holes, is no fall-back that anybody could mend. */
+Test(path_pairs, transport_that_cannot_read_holes_is_not_passed_over)
+{
+    struct path_offer offers[] = {offer("slow", 50), offer("fast", 100)};
+    struct path_query query = remote_query(offers, 2);
+    struct path_decision decision;
+    struct rdt_error err = {0};
+
+    offers[1].two_sided = false;
+    query.source_contiguous = false;
+    cr_assert_eq(path_choose(&query, &decision, &err), RDT_OK, "%s", err.msg);
+    cr_assert_str_eq(decision.candidates[0].name, "slow");
+    cr_assert_eq(decision.passed_over, -1, "%s", find(&decision, "fast")->reason);
 }
 
 Test(path_pairs, reply_rides_to_no_device)
