@@ -372,6 +372,15 @@ static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_stat
     status->fetches_from_replicas = from->fetches_from_replicas;
     status->redirected = from->redirected;
     status->fell_back = from->fell_back;
+    (void)snprintf(status->node, sizeof status->node, "%s", from->node);
+    (void)snprintf(status->boot_id, sizeof status->boot_id, "%s", from->boot_id);
+    for (size_t i = 0, used = 0; i < from->n_backends && used < sizeof status->backends; i++)
+        used += (size_t)snprintf(status->backends + used, sizeof status->backends - used, "%s%s", i ? " " : "", from->backends[i]);
+    status->pool_hits = from->pool_hits;
+    status->pool_misses = from->pool_misses;
+    status->cache_hits = from->cache_hits;
+    status->busy_polls = from->busy_polls;
+    status->busy_polls_missed = from->busy_polls_missed;
 }
 
 enum rdt_status rdt_daemon_status(rdt *conn, struct rdt_daemon_status *status_p, struct rdt_error *err)

@@ -168,6 +168,12 @@ struct rdt_daemon_status {
     uint64_t fetches_from_replicas;                    /* fetches that a replica on this node answered */
     uint64_t redirected;                               /* pulls of other nodes that were redirected to a replica */
     uint64_t fell_back;                                /* transfers that took a slower transport than both nodes have */
+    char node[33], boot_id[33];                        /* in hex, as in struct rdt_node_row */
+    char backends[512];                                /* the names of the loaded backends, with blanks between them */
+    uint64_t pool_hits, pool_misses;                   /* allocations that the free pool could serve, and could not */
+    uint64_t cache_hits;                               /* allocations that the region cache served */
+    uint64_t busy_polls;        /* waits for a client's message in which the daemon polled before it slept */
+    uint64_t busy_polls_missed; /* of those, the ones in which no message came while it polled */
 };
 
 /* Writes the daemon's state, as many of the members as status_p->struct_size has room for. */

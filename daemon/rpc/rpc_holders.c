@@ -298,5 +298,6 @@ void holders_say(const struct holders *holders, char *text, size_t room)
         }
     }
     if (left > 0 && used < room)
-        (void)snprintf(text + used, room - used, "%s%zu more holds", used ? "; and " : "", left);
+        (void)snprintf(text + used, room - used, "%s%zu more hold%s", used ? "; and " : "", left,
+                       left == 1 ? "" : "s");
 }

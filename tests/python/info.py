@@ -1,4 +1,5 @@
 """What Python programs can ask the daemon: who holds an object, and its objects, names, nodes and state."""
+import json
 import os
 import sys
 
@@ -63,6 +64,37 @@ def test_objects_and_names_are_listed():
         c.unpublish("weights")
         with raises(TypeError):
             c.objects("step")
+
+
+def test_what_is_listed_is_what_rdtctl_lists():
+    """Values that change between two calls (ages, counters of this comparison) are left out."""
+    with Node(listen=True) as node, Node(listen=True) as far, rdtd.connect(node.socket, name="c") as c, rdtd.connect(far.socket) as there:
+        ref = c.put({"w": np.arange(100000)}, id="a b", snapshot=True, visible="all")
+        c.publish("weights", ref, lease=True, visible="tenant")
+        assert there.get(ref)["w"][7] == 7
+        printed = {what: json.loads(node.ctl(what, "--json")) for what in ("objects", "names", "peers", "status")}
+
+        (mine,), (theirs,) = c.objects(), printed["objects"]["objects"]
+        same = ("id", "state", "bytes", "tensors", "metadata_bytes", "holds", "pins", "waiters", "snapshot", "detached", "transport", "producer")
+        assert {key: mine[key] for key in same} == {key: theirs[key] for key in same}
+        assert (mine["ref"], mine["owner"], mine["visible"]) == (rdtd.Ref(theirs["ref"]), (theirs["uid"], theirs["tenant"]), theirs["visibility"])
+
+        (mine,), (theirs,) = c.names(), printed["names"]["names"]
+        assert {key: mine[key] for key in ("name", "version", "bytes", "waiters")} == {key: theirs[key] for key in ("name", "version", "bytes", "waiters")}
+        assert (mine["object"], mine["lease"], mine["visible"]) == (rdtd.Ref(theirs["ref"]), theirs["lease_client"], theirs["visibility"])
+
+        (mine,), (theirs,) = c.nodes(), printed["peers"]["peers"]
+        same = ("uuid", "boot_id", "name", "address", "state", "version", "bytes_in", "bytes_out", "last_error", "fell_back")
+        assert {key: mine[key] for key in same} == {key: theirs[key] for key in same}
+        assert [one["name"] for one in mine["transports"] if one["usable"]] == theirs["transports"]
+
+        mine, theirs = c.status(), printed["status"]
+        other_name = {"uptime_ns": "uptime", "peers_up": "nodes_up", "peers_known": "nodes_known"}
+        assert set(mine) == {other_name.get(key, key) for key in theirs}, "no field of rdtctl is missing"
+        for key in ("version", "node", "boot_id", "address", "state", "pid", "objects", "regions", "socket", "backends", "bytes_out"):
+            assert mine[key] == theirs[key], key
+        far.kill()
+        node.kill()
 
 
 def test_nodes_and_state_are_listed():

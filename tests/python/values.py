@@ -3,6 +3,7 @@ import array
 import collections
 import dataclasses
 import pickle
+import signal
 import time
 
 import rdtd
@@ -347,6 +348,15 @@ def test_reprs_say_what_they_are():
             assert repr(c) == f"<rdtd.Connection to {node.socket}, session {c.node['session']}>"
             assert repr(ref) == "<Ref of object mine, holds it>" and repr(rdtd.Ref(str(ref))) == "<Ref of object mine>"
             assert repr(rdtd.Ref.from_name("w", 3, address="192.0.2.1:7171")) == "<Ref of name w after version 3 at 192.0.2.1:7171>"
+            fetch, wait, late = c.fetch(ref), c.when_freed(ref), c.when_held(rdtd.Ref("later"))
+            fetch.result()
+            assert repr(fetch) == f"<rdtd.Request: fetch of {ref!r}, done>" and repr(wait) == "<rdtd.Request: wait, running>"
+            assert repr(late) == "<rdtd.Request: hold of <Ref of object later>, running>"
+            late.cancel()
+            assert repr(late).endswith(", ended with CANCELLED>")
+            assert repr(c.versions("w", 3)) == "<rdtd.Versions of name w after version 3>"
+            for one in (c.get_fetched(ref), c.empty(3, "bf16", as_="tensor"), rdtd.Member("x"), rdtd.TimedOut("late")):
+                assert " object at 0x" not in repr(one)
         assert "(closed)" in repr(c) and "holds" not in repr(ref)
 
 
@@ -394,6 +404,23 @@ def test_put_that_waits_for_room_ends_in_time():
                 c.put(np.zeros(30 << 20, "u1"), timeout=1, **options)
             assert 0.97 < time.monotonic() - began < 1.5 * SLOWER
         del keep
+
+
+def test_calls_end_at_their_time_out_if_the_daemon_does_not_answer():
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        ref = c.put(np.zeros(10))
+        node.process.send_signal(signal.SIGSTOP)
+        try:
+            for call in (lambda: c.empty(1000, timeout=0.3), lambda: c.put(np.zeros(100000), timeout=0.3), lambda: c.put(b"small", timeout=0.3),
+                         lambda: c.get(ref, timeout=0.3), lambda: c.hold(ref, timeout=0.3), lambda: c.wait_freed(ref, timeout=0.3),
+                         lambda: c.ping(timeout=0.3)):
+                began = time.monotonic()
+                with raises(rdtd.TimedOut):
+                    call()
+                assert time.monotonic() - began < LONG, "each would wait for a minute or more by itself"
+        finally:
+            node.process.send_signal(signal.SIGCONT)
 
 
 if __name__ == "__main__":

@@ -189,8 +189,8 @@ class Connection(GroupCalls, InfoCalls):
 
         shape: number of elements in each dimension. dtype: "f32", "bf16", numpy.float32, torch.bfloat16, float, ...
         as_: "numpy", "torch" or "tensor"; "auto" is numpy unless dtype is a torch dtype or numpy lacks the dtype. The memory lives as long as
-        the last array, tensor or view of it, and as long as any object that was put from it. timeout: seconds to wait for room under a limit;
-        None: do not wait. device: None or "host"; or a GPU ("cuda:0", torch.device, its ordinal in this process, its UUID), where the array
+        the last array, tensor or view of it, and as long as any object that was put from it. timeout: seconds, of which the daemon may wait for room
+        under a limit; None: it does not wait. device: None or "host"; or a GPU ("cuda:0", torch.device, its ordinal in this process, its UUID), where the array
         is a torch tensor if dtype is a torch dtype or as_ is "torch", and an rdtd.Tensor otherwise.
         Errors: NoMemory, LimitReached, TimedOut, TypeError (unknown dtype), Unsupported (a GPU that the daemon or this process lacks)."""
         text = dtype_text(dtype)
@@ -261,7 +261,7 @@ class Connection(GroupCalls, InfoCalls):
         detached: the object outlives this connection by ttl seconds (None: the daemon's detached_ttl), and the Ref has no hold.
         grace: how many seconds the daemon holds the object for a process that the Ref is pickled for (see Ref), at most the daemon's
         detached_ttl_max; None: 10; 0: not at all. visible: who else may fetch it. transport: the preferred transport between nodes.
-        timeout: seconds to wait for room under a limit; None: do not wait.
+        timeout: seconds, of which the daemon may wait for room under a limit; None: it does not wait.
         stream: the stream that writes the tensors on GPUs: a torch.cuda.Stream or CUDA's number of a stream. None: torch's current stream for torch
         tensors; the stream that `__cuda_array_interface__` names; the legacy default stream for DLPack (whose producer makes it wait) and for
         rdtd's own tensors. If one stream writes all tensors, and they are torch's or rdtd's own, put returns at once and readers wait for the
@@ -412,7 +412,7 @@ class Connection(GroupCalls, InfoCalls):
         """A Request whose result is a Ref that holds the object, with its generation. For an id that has not been put yet, or a name without a
         version above `after`, the request waits."""
         request = self._start(HOLD, ref, 0, 0, timeout)
-        request._how = Held(ref._hint)
+        request._how = Held(ref._hint, ref)
         return request
 
     def hold(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Ref:
@@ -573,6 +573,11 @@ class Versions(Iterator[tuple[int, Any]], AsyncIterator[tuple[int, Any]]):
         self._reconnect = reconnect
         self._options = options
         self._last: Optional[_rdt.Ref] = None  # the object that was returned last
+
+    def __repr__(self) -> str:
+        name = self._name.id.decode("utf-8", "backslashreplace")
+        where = f" at {self._name.address}" if self._name.address else ""
+        return f"<rdtd.Versions of name {name}{where} after version {self.after}>"
 
     def _next(self, timeout: Optional[float]) -> Request:
         options = dict(self._options, timeout=timeout)

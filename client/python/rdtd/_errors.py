@@ -20,7 +20,7 @@ class Error(Exception):
     @property
     def status_name(self) -> str:
         """The name of the status, for example "TIMED_OUT"."""
-        return _NAMES.get(self.status, "UNKNOWN")
+        return status_name(self.status)
 
 
 class Invalid(Error, ValueError):
@@ -120,6 +120,12 @@ class PickleRefused(Error, pickle.UnpicklingError):
 
 
 _NAMES = {number: name for name, number in _rdt.STATUSES.items()}
+
+
+def status_name(status: int) -> str:
+    """The name of a status of rdt_status.h, for example "TIMED_OUT"."""
+    return _NAMES.get(status, "UNKNOWN")
+
 
 BY_STATUS: dict[int, type[Error]] = {
     _rdt.STATUSES[name]: cls

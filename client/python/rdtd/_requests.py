@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generator, NamedTuple, Optional, Union
 
 from . import _rdt
 from ._aio import AGAIN, OK
-from ._errors import Error, TimedOut
+from ._errors import Error, TimedOut, status_name
 from ._structure import Layout
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ class Held(NamedTuple):
     """Used in place of How by a request that takes a hold; its result is a Ref."""
 
     hint: int
+    ref: _rdt.Ref
 
 
 class How(NamedTuple):
@@ -209,6 +210,13 @@ class Request(_rdt.Request):
     Deleting a Request cancels it. Cancelling a task that awaits it cancels it too."""
 
     __slots__ = ()
+
+    def __repr__(self) -> str:
+        how: Union[How, Held, None] = self._how
+        what = f"fetch of {how.again[0]!r}" if isinstance(how, How) else f"hold of {how.ref!r}" if how else "wait"
+        state = self._state()
+        said = "running" if state == AGAIN else "done" if state == OK else f"ended with {status_name(state)}"
+        return f"<rdtd.Request: {what}, {said}>"
 
     def done(self) -> bool:
         """Whether the request has ended, with a result or an error. Reads the daemon's answers; never blocks."""

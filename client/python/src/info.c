@@ -5,7 +5,7 @@
 
 static const char *const visibility[] = {"owner", "tenant", "all"};
 
-/* ---- rows: librdt calls for each of them, in this thread, without the GIL ---- */
+/* ---- rows: librdt calls a function for each, in this thread, without the GIL ---- */
 
 struct rows {
     struct conn *conn;
@@ -13,7 +13,7 @@ struct rows {
     PyThreadState *thread;
 };
 
-/* false: an exception is set. */
+/* Releases the GIL. Returns false with an exception set. */
 static bool rows_begin(struct rows *rows, struct conn *conn)
 {
     rows->conn = conn;
@@ -26,7 +26,7 @@ static bool rows_begin(struct rows *rows, struct conn *conn)
     return true;
 }
 
-/* The list, the caller's; NULL with an exception. */
+/* Takes the GIL again. Returns the list as a new reference, or NULL with an exception set. */
 static PyObject *rows_end(struct rows *rows, enum rdt_status status, const struct rdt_error *err)
 {
     PyEval_RestoreThread(rows->thread);
@@ -43,7 +43,7 @@ static void row_begin(struct rows *rows)
     PyEval_RestoreThread(rows->thread);
 }
 
-/* NULL as the row: an exception is set. Returns whether more rows are wanted. */
+/* Appends the row and releases the GIL; take_row NULL: an exception is set. Returns whether more rows are wanted. */
 static bool row_end(struct rows *rows, PyObject *take_row)
 {
     if (!take_row || PyList_Append(rows->list, take_row) < 0)
@@ -53,7 +53,7 @@ static bool row_end(struct rows *rows, PyObject *take_row)
     return rows->list != NULL;
 }
 
-/* For O& of Py_BuildValue: text that another program chose, so it need not be UTF-8. */
+/* Converts text for O& of Py_BuildValue. Another program may have chosen it, so it need not be UTF-8. */
 static PyObject *text(void *chars)
 {
     return PyUnicode_DecodeUTF8(chars, (Py_ssize_t)strlen(chars), "replace");
@@ -66,25 +66,47 @@ static double seconds(int64_t ns)
     return ns < 0 ? -1.0 : (double)ns / 1e9;
 }
 
+static PyObject *truth(bool value)
+{
+    return value ? Py_True : Py_False; /* borrowed, for O of Py_BuildValue */
+}
+
 static PyObject *stat_dict(const struct rdt_stat *stat)
 {
-    return Py_BuildValue("{s:N,s:s,s:K,s:n,s:n,s:I,s:I,s:I,s:d,s:O,s:O,s:d}", "ref", ref_new(&stat->ref, NULL), "state", stat->state,
-                         "bytes", (unsigned long long)stat->bytes, "tensors", (Py_ssize_t)stat->tensors, "metadata_bytes",
-                         (Py_ssize_t)stat->metadata_bytes, "holds", stat->holds, "pins", stat->pins, "waiters", stat->waiters, "age",
-                         seconds(stat->age_ns), "snapshot", stat->snapshot ? Py_True : Py_False, "detached",
-                         stat->detached ? Py_True : Py_False, "ttl_left", seconds(stat->ttl_left_ns));
+    return Py_BuildValue("{s:N,s:s,s:K,s:n,s:n,s:I,s:I,s:I,s:d,s:O,s:O,s:d}",
+                         "ref", ref_new(&stat->ref, NULL),
+                         "state", stat->state,
+                         "bytes", (unsigned long long)stat->bytes,
+                         "tensors", (Py_ssize_t)stat->tensors,
+                         "metadata_bytes", (Py_ssize_t)stat->metadata_bytes,
+                         "holds", stat->holds,
+                         "pins", stat->pins,
+                         "waiters", stat->waiters,
+                         "age", seconds(stat->age_ns),
+                         "snapshot", truth(stat->snapshot),
+                         "detached", truth(stat->detached),
+                         "ttl_left", seconds(stat->ttl_left_ns));
 }
 
 static bool add_holder(void *arg, const struct rdt_holder *holder)
 {
     struct rows *rows = arg;
+    PyObject *row;
 
     row_begin(rows);
-    return row_end(rows, Py_BuildValue("{s:s,s:I,s:K,s:O&,s:i,s:I,s:O&,s:s,s:s,s:K,s:O&}", "kind", holder->kind, "count",
-                                       holder->count, "client", (unsigned long long)holder->client, "client_name", text,
-                                       holder->client_name, "pid", (int)holder->pid, "uid", holder->uid, "node", text, holder->node,
-                                       "node_uuid", holder->node_uuid, "name", holder->name, "version",
-                                       (unsigned long long)holder->version, "sentence", text, holder->sentence));
+    row = Py_BuildValue("{s:s,s:I,s:K,s:O&,s:i,s:I,s:O&,s:s,s:s,s:K,s:O&}",
+                        "kind", holder->kind,
+                        "count", holder->count,
+                        "client", (unsigned long long)holder->client,
+                        "client_name", text, holder->client_name,
+                        "pid", (int)holder->pid,
+                        "uid", holder->uid,
+                        "node", text, holder->node,
+                        "node_uuid", holder->node_uuid,
+                        "name", holder->name,
+                        "version", (unsigned long long)holder->version,
+                        "sentence", text, holder->sentence);
+    return row_end(rows, row);
 }
 
 PyObject *conn_stat(PyObject *self, PyObject *ref)
@@ -121,8 +143,12 @@ static bool add_object(void *arg, const struct rdt_object_row *row)
 
     row_begin(rows);
     dict = stat_dict(&row->stat);
-    more = Py_BuildValue("{s:s,s:(Is),s:s,s:s,s:K}", "id", row->id, "owner", (unsigned)row->stat.ref.uid, row->stat.ref.tenant, "visible",
-                         visibility[row->visibility], "transport", row->transport, "producer", (unsigned long long)row->producer);
+    more = Py_BuildValue("{s:s,s:(Is),s:s,s:s,s:K}",
+                         "id", row->id,
+                         "owner", (unsigned)row->stat.ref.uid, row->stat.ref.tenant,
+                         "visible", visibility[row->visibility],
+                         "transport", row->transport,
+                         "producer", (unsigned long long)row->producer);
     if (!dict || !more || PyDict_Update(dict, more) < 0)
         Py_CLEAR(dict);
     Py_XDECREF(more);
@@ -148,18 +174,25 @@ PyObject *conn_objects(PyObject *self, PyObject *args)
 static bool add_name(void *arg, const struct rdt_name_row *row)
 {
     struct rows *rows = arg;
-    PyObject *object = Py_None;
+    PyObject *object = Py_None, *dict;
 
     row_begin(rows);
     if (row->object.id_bytes > 0)
         object = ref_new(&row->object, NULL);
     else
         Py_INCREF(object);
-    return row_end(rows, Py_BuildValue("{s:s,s:K,s:N,s:K,s:I,s:(Is),s:s,s:d,s:K,s:d}", "name", row->name, "version",
-                                       (unsigned long long)row->version, "object", object, "bytes", (unsigned long long)row->bytes,
-                                       "waiters", row->waiters, "owner", row->uid, row->tenant, "visible",
-                                       visibility[row->visibility], "age", seconds(row->age_ns), "lease",
-                                       (unsigned long long)row->lease_client, "ttl_left", seconds(row->ttl_left_ns)));
+    dict = Py_BuildValue("{s:s,s:K,s:N,s:K,s:I,s:(Is),s:s,s:d,s:K,s:d}",
+                         "name", row->name,
+                         "version", (unsigned long long)row->version,
+                         "object", object,
+                         "bytes", (unsigned long long)row->bytes,
+                         "waiters", row->waiters,
+                         "owner", row->uid, row->tenant,
+                         "visible", visibility[row->visibility],
+                         "age", seconds(row->age_ns),
+                         "lease", (unsigned long long)row->lease_client,
+                         "ttl_left", seconds(row->ttl_left_ns));
+    return row_end(rows, dict);
 }
 
 /* _names(prefix or None, limit): a list of dicts. */
@@ -182,8 +215,11 @@ static PyObject *transport_list(const struct rdt_node_row *row)
 
     for (size_t i = 0; list && i < row->n_transports; i++) {
         const struct rdt_node_transport *from = &row->transports[i];
-        PyObject *one = Py_BuildValue("{s:O&,s:O,s:O&,s:O&}", "name", text, from->name, "usable", from->usable ? Py_True : Py_False,
-                                      "path", text, from->path, "why", text, from->why);
+        PyObject *one = Py_BuildValue("{s:O&,s:O,s:O&,s:O&}",
+                                      "name", text, from->name,
+                                      "usable", truth(from->usable),
+                                      "path", text, from->path,
+                                      "why", text, from->why);
 
         if (one)
             PyList_SET_ITEM(list, (Py_ssize_t)i, one);
@@ -196,15 +232,27 @@ static PyObject *transport_list(const struct rdt_node_row *row)
 static bool add_node(void *arg, const struct rdt_node_row *row)
 {
     struct rows *rows = arg;
+    PyObject *dict;
 
     row_begin(rows);
-    return row_end(rows, Py_BuildValue("{s:s,s:s,s:O&,s:O&,s:s,s:O&,s:d,s:d,s:d,s:I,s:I,s:K,s:K,s:K,s:O&,s:N}", "uuid", row->uuid,
-                                       "boot_id", row->boot_id, "name", text, row->name, "address", text, row->address, "state",
-                                       row->state, "version", text, row->version, "rtt", seconds(row->rtt_ns), "since", seconds(row->since_ns), "retry_in",
-                                       seconds(row->retry_in_ns), "transfers_in", row->transfers_in, "transfers_out",
-                                       row->transfers_out, "bytes_in", (unsigned long long)row->bytes_in, "bytes_out",
-                                       (unsigned long long)row->bytes_out, "fell_back", (unsigned long long)row->fell_back,
-                                       "last_error", text, row->last_error, "transports", transport_list(row)));
+    dict = Py_BuildValue("{s:s,s:s,s:O&,s:O&,s:s,s:O&,s:d,s:d,s:d,s:I,s:I,s:K,s:K,s:K,s:O&,s:N}",
+                         "uuid", row->uuid,
+                         "boot_id", row->boot_id,
+                         "name", text, row->name,
+                         "address", text, row->address,
+                         "state", row->state,
+                         "version", text, row->version,
+                         "rtt", seconds(row->rtt_ns),
+                         "since", seconds(row->since_ns),
+                         "retry_in", seconds(row->retry_in_ns),
+                         "transfers_in", row->transfers_in,
+                         "transfers_out", row->transfers_out,
+                         "bytes_in", (unsigned long long)row->bytes_in,
+                         "bytes_out", (unsigned long long)row->bytes_out,
+                         "fell_back", (unsigned long long)row->fell_back,
+                         "last_error", text, row->last_error,
+                         "transports", transport_list(row));
+    return row_end(rows, dict);
 }
 
 PyObject *conn_nodes(PyObject *self, PyObject *ignored)
@@ -220,44 +268,91 @@ PyObject *conn_nodes(PyObject *self, PyObject *ignored)
 
 /* ---- the daemon ---- */
 
-static bool set_count(PyObject *dict, const char *key, uint64_t value)
-{
-    PyObject *number = PyLong_FromUnsignedLongLong(value);
-    bool set = number && PyDict_SetItemString(dict, key, number) == 0;
+struct count {
+    const char *key;
+    uint64_t value;
+};
 
-    Py_XDECREF(number);
+static bool set_counts(PyObject *dict, const struct count *counts, size_t n)
+{
+    bool set = true;
+
+    for (size_t i = 0; set && i < n; i++) {
+        PyObject *number = PyLong_FromUnsignedLongLong(counts[i].value);
+
+        set = number && PyDict_SetItemString(dict, counts[i].key, number) == 0;
+        Py_XDECREF(number);
+    }
     return set;
+}
+
+static PyObject *words(const char *chars)
+{
+    PyObject *joined = PyUnicode_FromString(chars), *list = joined ? PyUnicode_Split(joined, NULL, -1) : NULL;
+
+    Py_XDECREF(joined);
+    return list;
+}
+
+static PyObject *status_dict(const struct rdt_daemon_status *s)
+{
+    const struct count counts[] = {
+        {"clients", s->clients},
+        {"objects", s->objects},
+        {"regions", s->regions},
+        {"memory_bytes", s->memory_bytes},
+        {"memory_limit_bytes", s->memory_limit_bytes},
+        {"pool_bytes", s->pool_bytes},
+        {"pool_hits", s->pool_hits},
+        {"pool_misses", s->pool_misses},
+        {"cached_bytes", s->cached_bytes},
+        {"cache_hits", s->cache_hits},
+        {"orphaned_bytes", s->orphaned_bytes},
+        {"replicas", s->replicas},
+        {"replica_bytes", s->replica_bytes},
+        {"nodes_up", s->nodes_up},
+        {"nodes_known", s->nodes_known},
+        {"transfers_active", s->transfers_active},
+        {"transfers_done", s->transfers_done},
+        {"transfers_failed", s->transfers_failed},
+        {"transfers_cancelled", s->transfers_cancelled},
+        {"transfers_timed_out", s->transfers_timed_out},
+        {"bytes_in", s->bytes_in},
+        {"bytes_out", s->bytes_out},
+        {"bytes_local", s->bytes_local},
+        {"fetches_joined", s->fetches_joined},
+        {"fetches_from_replicas", s->fetches_from_replicas},
+        {"redirected", s->redirected},
+        {"fell_back", s->fell_back},
+        {"busy_polls", s->busy_polls},
+        {"busy_polls_missed", s->busy_polls_missed},
+    };
+    PyObject *dict = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N}",
+                                   "version", s->version,
+                                   "node", s->node,
+                                   "boot_id", s->boot_id,
+                                   "state", s->state,
+                                   "address", s->address,
+                                   "socket", s->socket,
+                                   "pid", (int)s->pid,
+                                   "uptime", seconds(s->uptime_ns),
+                                   "backends", words(s->backends));
+
+    if (dict && !set_counts(dict, counts, sizeof counts / sizeof *counts))
+        Py_CLEAR(dict);
+    return dict;
 }
 
 PyObject *conn_status(PyObject *self, PyObject *ignored)
 {
     struct conn *conn = (struct conn *)self;
-    struct rdt_daemon_status s = RDT_INIT(s);
+    struct rdt_daemon_status daemon = RDT_INIT(daemon);
     struct rdt_error err;
     enum rdt_status status;
-    PyObject *dict;
 
     (void)ignored;
     if (!conn_enter(conn))
         return NULL;
-    CONN_CALL(conn, status = rdt_daemon_status(conn->rdt, &s, &err));
-    if (status != RDT_OK)
-        return raise_error(&err);
-    dict = Py_BuildValue("{s:s,s:s,s:s,s:s,s:i,s:d}", "version", s.version, "state", s.state, "address", s.address, "socket", s.socket, "pid",
-                         (int)s.pid, "uptime", seconds(s.uptime_ns));
-    if (dict && set_count(dict, "clients", s.clients) && set_count(dict, "objects", s.objects) && set_count(dict, "regions", s.regions) &&
-        set_count(dict, "memory_bytes", s.memory_bytes) && set_count(dict, "memory_limit_bytes", s.memory_limit_bytes) &&
-        set_count(dict, "pool_bytes", s.pool_bytes) && set_count(dict, "cached_bytes", s.cached_bytes) &&
-        set_count(dict, "orphaned_bytes", s.orphaned_bytes) && set_count(dict, "replicas", s.replicas) &&
-        set_count(dict, "replica_bytes", s.replica_bytes) && set_count(dict, "nodes_up", s.nodes_up) &&
-        set_count(dict, "nodes_known", s.nodes_known) && set_count(dict, "transfers_active", s.transfers_active) &&
-        set_count(dict, "transfers_done", s.transfers_done) && set_count(dict, "transfers_failed", s.transfers_failed) &&
-        set_count(dict, "transfers_cancelled", s.transfers_cancelled) && set_count(dict, "transfers_timed_out", s.transfers_timed_out) &&
-        set_count(dict, "bytes_in", s.bytes_in) && set_count(dict, "bytes_out", s.bytes_out) &&
-        set_count(dict, "bytes_local", s.bytes_local) && set_count(dict, "fetches_joined", s.fetches_joined) &&
-        set_count(dict, "fetches_from_replicas", s.fetches_from_replicas) && set_count(dict, "redirected", s.redirected) &&
-        set_count(dict, "fell_back", s.fell_back))
-        return dict;
-    Py_XDECREF(dict);
-    return NULL;
+    CONN_CALL(conn, status = rdt_daemon_status(conn->rdt, &daemon, &err));
+    return status == RDT_OK ? status_dict(&daemon) : raise_error(&err);
 }

@@ -364,7 +364,9 @@ PyTypeObject tensor_type = {
 
 /* ---- memory ---- */
 
-/* Memory(conn, bytes, timeout, place) */
+#define ANSWER_NS INT64_C(10000000) /* kept back from the wait for room, so that the daemon's answer arrives in time */
+
+/* Memory(conn, bytes, timeout, place): the call ends after `timeout`, also if the daemon does not answer. */
 static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     struct rdt_alloc_options options = RDT_INIT(options);
@@ -379,6 +381,10 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (kwargs || !PyArg_ParseTuple(args, "O!nO|O:Memory", &conn_type, &conn, &bytes, &timeout, &place) ||
         !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device))
         return NULL;
+    if (options.timeout_ns > 0) {
+        options.call_timeout_ns = options.timeout_ns;
+        options.timeout_ns -= options.timeout_ns / 8 < ANSWER_NS ? options.timeout_ns / 8 : ANSWER_NS;
+    }
     memory = (struct memory *)type->tp_alloc(type, 0);
     if (!memory)
         return NULL;
