@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <sys/socket.h>
 
-/* Parses a numeric IPv4 or IPv6 address; the port becomes 0. False: it is neither, for instance a name. */
+/* Parses a numeric IPv4 or IPv6 address; the port becomes 0. False: the text is neither; it is a name, for instance. */
 bool address_parse(const char *text, struct sockaddr_storage *address_p);
 
 /* Returns whether a socket that is bound to the address listens at every address of the node: 0.0.0.0 and ::,

@@ -77,13 +77,13 @@ enum rdt_status configured_listen(const struct rdt_host *host, const char *secti
                          *interfaces ? " on " : "", interfaces, section);
 }
 
-/* One for each four processors, at most 4: one moves 4 to 5 GB/s over TCP, or 1.5 by TLS, and the rest of the
- * machine has work of its own. */
-unsigned configured_threads(uint64_t said)
+/* The default is one thread for every four processors, and at most 4: a thread moves 4 to 5 GB/s over TCP, or 1.5 GB/s
+ * over TLS, and the other processors have work of their own. */
+unsigned configured_threads(uint64_t configured)
 {
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
 
-    return said ? (unsigned)said : processors < 8 ? 1 : processors < 16 ? (unsigned)processors / 4 : 4;
+    return configured ? (unsigned)configured : processors < 8 ? 1 : processors < 16 ? (unsigned)processors / 4 : 4;
 }
 
 enum rdt_status configured_peers(const struct rdt_host *host, struct rdt_error *err)

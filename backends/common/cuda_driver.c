@@ -9,10 +9,10 @@
 #define TEXT_(name) #name
 #define TEXT(name) TEXT_(name)
 
-static struct cuda_driver the_driver;
-static struct rdt_error the_failure; /* status OK: the driver is open */
+static struct cuda_driver loaded_driver;
+static struct rdt_error open_failure; /* its status is RDT_OK if the driver is open */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static pthread_mutex_t contexts = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t contexts_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 enum rdt_status cuda_failed(const struct cuda_driver *driver, CUresult result, struct rdt_error *err, const char *what)
 {
@@ -42,61 +42,61 @@ enum rdt_status cuda_failed(const struct cuda_driver *driver, CUresult result, s
 
 /* ---- opening ---- */
 
-static bool load(void *library)
+static bool load_functions(void *library)
 {
     const char *missing = NULL;
 
-#define CUDA_LOAD(function)                                                             \
-    *(void **)(void *)&the_driver.function = dlsym(library, TEXT(function));            \
-    if (!the_driver.function)                                                           \
+#define CUDA_LOAD(function)                                                     \
+    *(void **)(void *)&loaded_driver.function = dlsym(library, TEXT(function)); \
+    if (!loaded_driver.function)                                                \
         missing = TEXT(function);
     CUDA_FUNCTIONS(CUDA_LOAD)
 #undef CUDA_LOAD
     if (missing)
-        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED, "the NVIDIA driver is too old: libcuda.so.1 has no %s", missing);
+        (void)rdt_error_set(&open_failure, RDT_UNSUPPORTED, "the NVIDIA driver is too old: libcuda.so.1 has no %s", missing);
     return !missing;
 }
 
-static bool start(void)
+static bool init_driver(void)
 {
-    CUresult result = the_driver.cuInit(0);
+    CUresult result = loaded_driver.cuInit(0);
 
     if (result == CUDA_SUCCESS)
-        result = the_driver.cuDriverGetVersion(&the_driver.version);
+        result = loaded_driver.cuDriverGetVersion(&loaded_driver.version);
     if (result == CUDA_SUCCESS)
         return true;
     if (result == CUDA_ERROR_STUB_LIBRARY)
-        (void)rdt_error_set(
-            &the_failure, RDT_UNSUPPORTED,
-            "the libcuda.so.1 that is found is the CUDA toolkit's stub, not a driver: take its folder off the library path");
+        (void)rdt_error_set(&open_failure, RDT_UNSUPPORTED,
+                            "the libcuda.so.1 that was found is the CUDA toolkit's stub, not a driver: remove its folder from "
+                            "the library path");
     else if (result == CUDA_ERROR_NO_DEVICE)
-        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED, "the NVIDIA driver sees no GPU");
+        (void)rdt_error_set(&open_failure, RDT_UNSUPPORTED, "the NVIDIA driver sees no GPU");
     else
-        (void)cuda_failed(&the_driver, result, &the_failure, "the NVIDIA driver does not start: cuInit");
-    the_failure.status = RDT_UNSUPPORTED;
+        (void)cuda_failed(&loaded_driver, result, &open_failure, "the NVIDIA driver does not start: cuInit");
+    open_failure.status = RDT_UNSUPPORTED;
     return false;
 }
 
-static CUresult look_at(int ordinal)
+static CUresult add_gpu(int ordinal)
 {
-    struct cuda_gpu *gpu = &the_driver.gpu[the_driver.n_gpus];
+    struct cuda_gpu *gpu = &loaded_driver.gpu[loaded_driver.n_gpus];
     CUuuid uuid;
-    CUresult result = the_driver.cuDeviceGet(&gpu->device, ordinal);
+    CUresult result = loaded_driver.cuDeviceGet(&gpu->device, ordinal);
     size_t used = 4;
 
     if (result == CUDA_SUCCESS)
-        result = the_driver.cuDeviceGetUuid(&uuid, gpu->device);
+        result = loaded_driver.cuDeviceGetUuid(&uuid, gpu->device);
     if (result == CUDA_SUCCESS)
-        result = the_driver.cuDeviceGetName(gpu->name, sizeof gpu->name, gpu->device);
+        result = loaded_driver.cuDeviceGetName(gpu->name, sizeof gpu->name, gpu->device);
     if (result == CUDA_SUCCESS)
-        result = the_driver.cuDeviceTotalMem(&gpu->bytes, gpu->device);
+        result = loaded_driver.cuDeviceTotalMem(&gpu->bytes, gpu->device);
     if (result != CUDA_SUCCESS)
         return result;
     memcpy(gpu->uuid, "GPU-", used);
     for (unsigned i = 0; i < sizeof uuid.bytes; i++)
         used += (size_t)snprintf(gpu->uuid + used, sizeof gpu->uuid - used, "%s%02x",
                                  i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned)(unsigned char)uuid.bytes[i]);
-    the_driver.n_gpus++;
+    loaded_driver.n_gpus++;
     return CUDA_SUCCESS;
 }
 
@@ -107,33 +107,33 @@ static void open_once(void)
     int count = 0;
 
     if (!library) {
-        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED, "there is no NVIDIA driver: %s", dlerror());
+        (void)rdt_error_set(&open_failure, RDT_UNSUPPORTED, "there is no NVIDIA driver: %s", dlerror());
         return;
     }
-    if (!load(library) || !start()) {
+    if (!load_functions(library) || !init_driver()) {
         (void)dlclose(library);
         return;
     }
-    result = the_driver.cuDeviceGetCount(&count);
+    result = loaded_driver.cuDeviceGetCount(&count);
     for (int i = 0; result == CUDA_SUCCESS && i < count && i < CUDA_MAX_GPUS; i++)
-        result = look_at(i);
+        result = add_gpu(i);
     if (result != CUDA_SUCCESS)
-        (void)cuda_failed(&the_driver, result, &the_failure, "the NVIDIA driver does not list its GPUs");
-    else if (the_driver.n_gpus == 0)
-        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED, "the NVIDIA driver sees no GPU");
-    if (the_failure.status != RDT_OK)
-        the_failure.status = RDT_UNSUPPORTED;
+        (void)cuda_failed(&loaded_driver, result, &open_failure, "the NVIDIA driver does not list its GPUs");
+    else if (loaded_driver.n_gpus == 0)
+        (void)rdt_error_set(&open_failure, RDT_UNSUPPORTED, "the NVIDIA driver sees no GPU");
+    if (open_failure.status != RDT_OK)
+        open_failure.status = RDT_UNSUPPORTED;
 }
 
 enum rdt_status cuda_driver_open(struct cuda_driver **driver_p, struct rdt_error *err)
 {
     (void)pthread_once(&once, open_once);
-    if (the_failure.status != RDT_OK) {
+    if (open_failure.status != RDT_OK) {
         if (err)
-            *err = the_failure;
-        return the_failure.status;
+            *err = open_failure;
+        return open_failure.status;
     }
-    *driver_p = &the_driver;
+    *driver_p = &loaded_driver;
     return RDT_OK;
 }
 
@@ -141,18 +141,18 @@ enum rdt_status cuda_driver_open(struct cuda_driver **driver_p, struct rdt_error
 
 enum rdt_status cuda_gpu_find(struct cuda_driver *driver, const char *uuid, struct cuda_gpu **gpu_p, struct rdt_error *err)
 {
-    char there[160] = "";
+    char available[160] = "";
     size_t used = 0;
 
     for (unsigned i = 0; i < driver->n_gpus; i++) {
-        if (strcasecmp(driver->gpu[i].uuid, uuid) == 0) { /* as a group's member, or a fetch, may spell it */
+        if (strcasecmp(driver->gpu[i].uuid, uuid) == 0) { /* a client may write it in upper case */
             *gpu_p = &driver->gpu[i];
             return RDT_OK;
         }
-        if (used + CUDA_UUID_TEXT + 2 < sizeof there)
-            used += (size_t)snprintf(there + used, sizeof there - used, "%s%s", used ? ", " : "", driver->gpu[i].uuid);
+        if (used + CUDA_UUID_TEXT + 2 < sizeof available)
+            used += (size_t)snprintf(available + used, sizeof available - used, "%s%s", used ? ", " : "", driver->gpu[i].uuid);
     }
-    return rdt_error_set(err, RDT_NOT_FOUND, "there is no GPU \"%.48s\" here, but %s%s", uuid, there,
+    return rdt_error_set(err, RDT_NOT_FOUND, "there is no GPU \"%.48s\" here, but %s%s", uuid, available,
                          driver->n_gpus > 3 ? ", ..." : "");
 }
 
@@ -161,13 +161,13 @@ enum rdt_status cuda_gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu,
     CUresult result = CUDA_SUCCESS;
     CUcontext context;
 
-    (void)pthread_mutex_lock(&contexts);
+    (void)pthread_mutex_lock(&contexts_mutex);
     context = gpu->context;
     if (!context)
         result = driver->cuDevicePrimaryCtxRetain(&context, gpu->device);
     if (result == CUDA_SUCCESS)
         __atomic_store_n(&gpu->context, context, __ATOMIC_RELEASE);
-    (void)pthread_mutex_unlock(&contexts);
+    (void)pthread_mutex_unlock(&contexts_mutex);
     if (result == CUDA_SUCCESS)
         result = driver->cuCtxSetCurrent(context);
     return result == CUDA_SUCCESS ? RDT_OK : cuda_failed(driver, result, err, gpu->uuid);
@@ -180,9 +180,9 @@ bool cuda_gpu_is_open(const struct cuda_gpu *gpu)
 
 void cuda_gpu_leave(struct cuda_driver *driver, struct cuda_gpu *gpu)
 {
-    (void)pthread_mutex_lock(&contexts);
+    (void)pthread_mutex_lock(&contexts_mutex);
     if (gpu->context)
         (void)driver->cuDevicePrimaryCtxRelease(gpu->device);
     __atomic_store_n(&gpu->context, NULL, __ATOMIC_RELEASE);
-    (void)pthread_mutex_unlock(&contexts);
+    (void)pthread_mutex_unlock(&contexts_mutex);
 }

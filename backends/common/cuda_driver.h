@@ -1,12 +1,11 @@
-/* NVIDIA's driver, loaded at run time: a table of the functions that are used, and the GPUs by UUID. Nothing
- * is linked; on a machine without the driver, cuda_driver_open returns UNSUPPORTED.
+/* NVIDIA's driver, loaded at run time: a table of the functions that are used, and the GPUs by UUID. Nothing is linked; on
+ * a machine without the driver, cuda_driver_open returns UNSUPPORTED.
  *
- * Opening calls cuInit, which takes no memory of a GPU. Only cuda_gpu_enter does: it retains the GPU's
- * primary context, which takes some hundred megabytes of it, until cuda_gpu_leave. No other context is ever
- * made.
+ * Opening the driver calls cuInit, which allocates no GPU memory. cuda_gpu_enter does: it retains the GPU's primary
+ * context, which takes some hundred megabytes, until cuda_gpu_leave. No other context is ever created.
  *
- * Any thread. The members are called by the names of the driver's header, driver->cuMemAlloc(...), which
- * turns them into those of the right version by macros of its own.
+ * All functions may be called from any thread. The driver's functions are called by the names of its header, as in
+ * driver->cuMemAlloc(...); macros of that header append the suffix of the version (cuMemAlloc_v2).
  */
 #ifndef BACKENDS_CUDA_DRIVER_H
 #define BACKENDS_CUDA_DRIVER_H
@@ -41,7 +40,7 @@ struct cuda_gpu {
     CUdevice device;
     char uuid[CUDA_UUID_TEXT];
     char name[64];
-    size_t bytes; /* size of its memory */
+    size_t bytes;      /* size of its memory */
     CUcontext context; /* NULL: not retained */
 };
 
@@ -54,20 +53,22 @@ struct cuda_driver {
     unsigned n_gpus;
 };
 
-/* Opens the driver once for this library or plug-in; *driver_p stays valid for ever. UNSUPPORTED: there is no
- * driver, only a stub, a driver that is too old, or no GPU. The sentence says which, and every later call
- * returns the same. */
+/* Opens the driver once for this library or plug-in; *driver_p stays valid for ever. UNSUPPORTED: there is no driver, or
+ * only the toolkit's stub, or the driver is too old, or it sees no GPU. The sentence says which, and every later call
+ * returns the same error. */
 enum rdt_status cuda_driver_open(struct cuda_driver **driver_p, struct rdt_error *err);
 
-/* Finds a GPU by its UUID. NOT_FOUND, with a sentence that lists the GPUs of the machine. */
+/* Finds a GPU by its UUID, in upper or lower case. NOT_FOUND, with a sentence that lists the GPUs of the machine. */
 enum rdt_status cuda_gpu_find(struct cuda_driver *driver, const char *uuid, struct cuda_gpu **gpu_p, struct rdt_error *err);
 
-/* Makes the GPU's primary context current in this thread, and retains it first if necessary. */
+/* Makes the GPU's primary context current in this thread, and retains it first if necessary. The errors are those of
+ * cuda_failed. */
 enum rdt_status cuda_gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu, struct rdt_error *err);
 
-bool cuda_gpu_is_open(const struct cuda_gpu *gpu); /* the context is retained */
+/* Returns whether the GPU's primary context is retained. */
+bool cuda_gpu_is_open(const struct cuda_gpu *gpu);
 
-/* Releases the context. Nothing may use the GPU through this table any more. */
+/* Releases the context, if it is retained. Nothing may use the GPU through this table any more. */
 void cuda_gpu_leave(struct cuda_driver *driver, struct cuda_gpu *gpu);
 
 /* Turns a result of the driver into a status, with `what` and the driver's text in the sentence: NO_MEMORY,

@@ -75,10 +75,10 @@ static enum rdt_status map_chunk(struct cuda_driver *driver, const struct cuda_g
         driver->cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 
     if (result != CUDA_SUCCESS) {
-        (void)cuda_failed(driver, result, err, "the driver refuses it");
+        (void)cuda_failed(driver, result, err, "the driver refuses the fd");
         if (err)
             err->status = RDT_INVALID;
-        rdt_error_prefix(err, "fd %u is none of exported GPU memory", i);
+        rdt_error_prefix(err, "fd %u is not exported GPU memory", i);
         return RDT_INVALID;
     }
     result = driver->cuMemGetAllocationPropertiesFromHandle(&prop, handle);
@@ -88,7 +88,7 @@ static enum rdt_status map_chunk(struct cuda_driver *driver, const struct cuda_g
         result = cuda_range_add(driver, range, handle);
     (void)driver->cuMemRelease(handle);
     if (result != CUDA_SUCCESS)
-        status = cuda_gpu_failed(driver, gpu, result, err, "mapping a chunk of another process: is it as long as was said?");
+        status = cuda_gpu_failed(driver, gpu, result, err, "mapping a chunk of another process (is its length right?)");
     return status;
 }
 
@@ -97,19 +97,19 @@ enum rdt_status cuda_range_map(struct cuda_driver *driver, const struct cuda_gpu
                                struct rdt_error *err)
 {
     struct cuda_range range;
-    uint64_t all = 0;
+    uint64_t total = 0;
     enum rdt_status status = RDT_OK;
     CUresult result;
 
-    for (uint32_t i = 0; i < n; all += chunk_bytes[i++])
-        if (chunk_bytes[i] == 0 || chunk_bytes[i] % granule || chunk_bytes[i] > INT64_MAX - all)
-            return rdt_error_set(err, RDT_INVALID, "chunk %u of %llu bytes: chunks are multiples of %zu bytes", i,
+    for (uint32_t i = 0; i < n; total += chunk_bytes[i++])
+        if (chunk_bytes[i] == 0 || chunk_bytes[i] % granule || chunk_bytes[i] > INT64_MAX - total)
+            return rdt_error_set(err, RDT_INVALID, "chunk %u has %llu bytes, which is not a multiple of %zu", i,
                                  (unsigned long long)chunk_bytes[i], granule);
     if (n == 0)
-        return rdt_error_set(err, RDT_INVALID, "GPU memory without a chunk");
-    result = cuda_range_reserve(driver, all, granule, chunk_bytes, &range);
+        return rdt_error_set(err, RDT_INVALID, "GPU memory consists of at least one chunk, and none was given");
+    result = cuda_range_reserve(driver, total, granule, chunk_bytes, &range);
     if (result != CUDA_SUCCESS)
-        return cuda_gpu_failed(driver, gpu, result, err, "addresses for memory of another process");
+        return cuda_gpu_failed(driver, gpu, result, err, "reserving addresses for memory of another process");
     for (uint32_t i = 0; status == RDT_OK && i < n; i++)
         status = map_chunk(driver, gpu, &range, i, fds[i], err);
     if (status == RDT_OK && (result = cuda_range_allow(driver, &range, gpu->device)) != CUDA_SUCCESS)
@@ -129,13 +129,14 @@ void cuda_handles_init(struct cuda_handles *handles)
     ring_init(&handles->all);
 }
 
-static enum rdt_status refused(struct cuda_driver *driver, const struct cuda_gpu *gpu, CUresult result, struct rdt_error *err)
+static enum rdt_status open_failed(struct cuda_driver *driver, const struct cuda_gpu *gpu, CUresult result,
+                                   struct rdt_error *err)
 {
     enum rdt_status status =
         cuda_gpu_failed(driver, gpu, result, err,
                         result == CUDA_ERROR_INVALID_CONTEXT
-                            ? "opening a handle: it is this process's own, or both processes have the same number, each "
-                              "in its own PID namespace"
+                            ? "opening a handle: it is this process's own, or both processes have the same id, each in "
+                              "its own PID namespace"
                             : "opening a handle");
 
     if (status == RDT_UNSUPPORTED || status == RDT_NO_MEMORY)
@@ -151,13 +152,14 @@ static enum rdt_status open_first(struct cuda_driver *driver, struct cuda_opened
     CUresult result = driver->cuIpcOpenMemHandle(&opened->base, opened->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 
     if (result != CUDA_SUCCESS)
-        return refused(driver, opened->gpu, result, err);
+        return open_failed(driver, opened->gpu, result, err);
     result = driver->cuMemGetAddressRange(&base, &opened->bytes, opened->base);
     if (result == CUDA_SUCCESS && base == opened->base)
         return RDT_OK;
     (void)driver->cuIpcCloseMemHandle(opened->base);
-    return result != CUDA_SUCCESS ? cuda_gpu_failed(driver, opened->gpu, result, err, "the size of another process's memory")
-                                  : rdt_error_set(err, RDT_INVALID, "the handle is not of the start of an allocation");
+    return result != CUDA_SUCCESS
+               ? cuda_gpu_failed(driver, opened->gpu, result, err, "asking for the size of another process's memory")
+               : rdt_error_set(err, RDT_INVALID, "the handle does not name the start of an allocation");
 }
 
 enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_driver *driver, const struct cuda_gpu *gpu,
@@ -167,17 +169,18 @@ enum rdt_status cuda_handle_open(struct cuda_handles *handles, struct cuda_drive
     enum rdt_status status = RDT_OK;
 
     if (handle_bytes != sizeof opened->handle)
-        return rdt_error_set(err, RDT_INVALID, "a handle of %zu bytes: CUDA's have %zu", handle_bytes, sizeof opened->handle);
+        return rdt_error_set(err, RDT_INVALID, "the handle has %zu bytes, but handles of CUDA have %zu", handle_bytes,
+                             sizeof opened->handle);
     (void)pthread_mutex_lock(&handles->mutex);
     for (struct ring *at = handles->all.next; at != &handles->all && !opened; at = at->next)
         if (memcmp(&container_of(at, struct cuda_opened, ring)->handle, handle, handle_bytes) == 0)
             opened = container_of(at, struct cuda_opened, ring);
     if (opened && opened->gpu != gpu) {
-        status = rdt_error_set(err, RDT_INVALID, "the handle is of memory of %s", opened->gpu->uuid);
+        status = rdt_error_set(err, RDT_INVALID, "the handle names memory of %s", opened->gpu->uuid);
     } else if (!opened) {
         opened = calloc(1, sizeof *opened);
         if (!opened) {
-            status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to note an open handle");
+            status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the record of an open handle");
         } else {
             memcpy(&opened->handle, handle, sizeof opened->handle);
             opened->gpu = gpu;

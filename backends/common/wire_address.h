@@ -15,7 +15,7 @@ struct wire_address {
     uint8_t port[2];
     uint8_t address[16];
 };
-_Static_assert(sizeof(struct wire_address) == 20, "it has no holes");
+_Static_assert(sizeof(struct wire_address) == 20, "the struct has no padding");
 
 /* Encodes an address of AF_INET or AF_INET6. */
 static inline struct wire_address wire_address_of(const struct sockaddr_storage *address)

@@ -1,12 +1,14 @@
 /* Copies of the memory kind "cuda". See cuda.h.
  *
- * Most are put into a stream where they are started: the driver takes them in microseconds, and calls back
- * when they are done. Three kinds are not, because putting them there may take its time; a thread of the GPU
- * does that: from and to host memory that is not pinned, which the driver copies by itself; between GPUs,
- * which may need mappings first; and those of very many pieces.
+ * copy_start queues most copies in a stream itself: this takes microseconds, and the driver calls back when the copy is
+ * done. Queuing takes longer for three kinds of copies, which a thread of the GPU queues instead:
  *
- * The callback is the driver's older one, which comes in any case: the newer one does not when the context
- * has failed.
+ *   - copies from and to host memory that is not pinned, which the driver carries out inside the call;
+ *   - copies between GPUs, which may need mappings first;
+ *   - copies of more than PIECES_AT_ONCE pieces.
+ *
+ * The callback is cuStreamAddCallback's, because that of the newer cuLaunchHostFunc is not called when the context has
+ * failed.
  */
 #include "backends/cuda/cuda.h"
 
@@ -15,7 +17,7 @@
 #include <string.h>
 
 #define PIECES_AT_ONCE 32u
-#define MOST_PITCH ((uint64_t)INT32_MAX)
+#define MAX_PITCH ((uint64_t)INT32_MAX)
 
 /* priv of a copy */
 enum { PRIV_CARD, PRIV_RESULT, PRIV_NEXT };
@@ -35,7 +37,7 @@ static struct cuda_block *block_of(const struct rdt_block *block)
     return block ? block->priv : NULL;
 }
 
-static void done(struct cuda_card *card, struct rdt_memory_copy *copy, CUresult result)
+static void report(struct cuda_card *card, struct rdt_memory_copy *copy, CUresult result)
 {
     struct rdt_error err = {.msg = ""};
 
@@ -44,26 +46,26 @@ static void done(struct cuda_card *card, struct rdt_memory_copy *copy, CUresult 
     card->cuda->host.copy_done(copy, result == CUDA_SUCCESS ? RDT_OK : RDT_SYSTEM, err.msg);
 }
 
-/* A thread of the driver's: nothing of CUDA may be called here, but for the words of an error. */
+/* Runs on a thread of the driver, where no function of CUDA may be called, except those for the text of an error. */
 static void CUDA_CB on_done(CUstream stream, CUresult result, void *arg)
 {
     struct rdt_memory_copy *copy = arg;
     CUresult earlier = (CUresult)(uintptr_t)copy->priv[PRIV_RESULT];
 
     (void)stream;
-    done(copy->priv[PRIV_CARD], copy, earlier != CUDA_SUCCESS ? earlier : result);
+    report(copy->priv[PRIV_CARD], copy, earlier != CUDA_SUCCESS ? earlier : result);
 }
 
 /* ---- pieces ---- */
 
-static bool is_even(const struct rdt_copy_piece *piece)
+static bool fits_2d(const struct rdt_copy_piece *piece)
 {
-    return piece->to_step >= piece->bytes && piece->from_step >= piece->bytes && piece->to_step <= MOST_PITCH &&
-           piece->from_step <= MOST_PITCH;
+    return piece->to_step >= piece->bytes && piece->from_step >= piece->bytes && piece->to_step <= MAX_PITCH &&
+           piece->from_step <= MAX_PITCH;
 }
 
-static CUresult put_row(const struct cuda_card *card, CUdeviceptr to, CUdeviceptr from, uint64_t bytes,
-                        const struct cuda_block *to_block, const struct cuda_block *from_block, CUstream stream)
+static CUresult queue_row(const struct cuda_card *card, CUdeviceptr to, CUdeviceptr from, uint64_t bytes,
+                          const struct cuda_block *to_block, const struct cuda_block *from_block, CUstream stream)
 {
     if (to_block && from_block && to_block->card != from_block->card)
         return driver_of(card)->cuMemcpyPeerAsync(to, to_block->card->gpu->context, from, from_block->card->gpu->context, bytes,
@@ -71,15 +73,15 @@ static CUresult put_row(const struct cuda_card *card, CUdeviceptr to, CUdevicept
     return driver_of(card)->cuMemcpyAsync(to, from, bytes, stream);
 }
 
-static CUresult put_piece(const struct cuda_card *card, const struct rdt_memory_copy *copy, const struct rdt_copy_piece *piece,
-                          bool across, CUstream stream, bool *any_p)
+static CUresult queue_piece(const struct cuda_card *card, const struct rdt_memory_copy *copy,
+                            const struct rdt_copy_piece *piece, bool across, CUstream stream, bool *any_p)
 {
     CUdeviceptr to = (CUdeviceptr)(uintptr_t)piece->to, from = (CUdeviceptr)(uintptr_t)piece->from;
     CUresult result = CUDA_SUCCESS;
 
     if (piece->bytes == 0 || piece->rows == 0)
         return CUDA_SUCCESS;
-    if (piece->rows > 1 && !across && is_even(piece)) {
+    if (piece->rows > 1 && !across && fits_2d(piece)) {
         CUDA_MEMCPY2D plane = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
                                .srcDevice = from,
                                .srcPitch = piece->from_step,
@@ -93,15 +95,16 @@ static CUresult put_piece(const struct cuda_card *card, const struct rdt_memory_
         return result;
     }
     for (uint64_t row = 0; result == CUDA_SUCCESS && row < piece->rows; row++) {
-        result = put_row(card, to + row * piece->to_step, from + row * piece->from_step, piece->bytes, block_of(copy->to),
-                         block_of(copy->from), stream);
+        result = queue_row(card, to + row * piece->to_step, from + row * piece->from_step, piece->bytes, block_of(copy->to),
+                           block_of(copy->from), stream);
         *any_p |= result == CUDA_SUCCESS;
     }
     return result;
 }
 
-/* Its context is the thread's. OK: copy_done comes; else it does not, and nothing of it is under way. */
-static CUresult put(struct cuda_card *card, struct rdt_memory_copy *copy, enum cuda_way way)
+/* Queues the whole copy. The GPU's context is current in the thread. On success copy_done follows; otherwise it does not,
+ * and no part of the copy is under way. */
+static CUresult queue_copy(struct cuda_card *card, struct rdt_memory_copy *copy, enum cuda_way way)
 {
     const struct cuda_driver *driver = driver_of(card);
     bool any = false;
@@ -109,22 +112,22 @@ static CUresult put(struct cuda_card *card, struct rdt_memory_copy *copy, enum c
     CUstream stream = cuda_stream(card, way, &result);
 
     for (uint32_t i = 0; result == CUDA_SUCCESS && i < copy->n_pieces; i++)
-        result = put_piece(card, copy, &copy->pieces[i], way == WAY_ACROSS, stream, &any);
+        result = queue_piece(card, copy, &copy->pieces[i], way == WAY_ACROSS, stream, &any);
     if (result != CUDA_SUCCESS && !any)
         return result;
     copy->priv[PRIV_CARD] = card;
     copy->priv[PRIV_RESULT] = (void *)(uintptr_t)result;
     result = driver->cuStreamAddCallback(stream, on_done, copy, 0);
     if (result != CUDA_SUCCESS)
-        (void)driver->cuStreamSynchronize(stream); /* nothing of it may go on when it has failed */
+        (void)driver->cuStreamSynchronize(stream); /* a copy that has failed must not go on */
     return result;
 }
 
 /* ---- between GPUs ---- */
 
-/* VMM memory is open to the GPU that it is on, and to others one by one. Where the GPUs have no peer access
- * the driver finds a way of its own. The first time only. */
-static void open_to(struct cuda_block *block, const struct cuda_card *other)
+/* VMM memory can be accessed by its own GPU, and by another one only after this call, which acts once for each pair. If the
+ * GPUs have no peer access, the driver copies through host memory. */
+static void allow_access(struct cuda_block *block, const struct cuda_card *other)
 {
     struct cuda_driver *driver = driver_of(other);
     uint64_t bit = UINT64_C(1) << (other->gpu - driver->gpu);
@@ -153,7 +156,7 @@ static enum cuda_way way_of(const struct rdt_memory_copy *copy)
     return to->card == from->card ? WAY_WITHIN : WAY_ACROSS;
 }
 
-static void put_here(struct cuda_card *card, struct rdt_memory_copy *copy)
+static void queue_on_thread(struct cuda_card *card, struct rdt_memory_copy *copy)
 {
     enum cuda_way way = way_of(copy);
     struct rdt_error err;
@@ -165,12 +168,12 @@ static void put_here(struct cuda_card *card, struct rdt_memory_copy *copy)
     }
     if (way == WAY_ACROSS) {
         struct cuda_block *to = block_of(copy->to), *from = block_of(copy->from);
-        open_to(to, from->card);
-        open_to(from, to->card);
+        allow_access(to, from->card);
+        allow_access(from, to->card);
     }
-    result = put(card, copy, way);
+    result = queue_copy(card, copy, way);
     if (result != CUDA_SUCCESS)
-        done(card, copy, result);
+        report(card, copy, result);
 }
 
 static void *run(void *arg)
@@ -189,7 +192,7 @@ static void *run(void *arg)
         if (!card->first)
             card->last = &card->first;
         (void)pthread_mutex_unlock(&card->mutex);
-        put_here(card, copy);
+        queue_on_thread(card, copy);
         (void)pthread_mutex_lock(&card->mutex);
     }
     (void)pthread_mutex_unlock(&card->mutex);
@@ -216,7 +219,7 @@ static enum rdt_status hand_over(struct cuda_card *card, struct rdt_memory_copy 
         (void)pthread_cond_signal(&card->more);
     }
     (void)pthread_mutex_unlock(&card->mutex);
-    return error ? rdt_error_sys(err, error, "a thread for copies of %s", card->gpu->uuid) : RDT_OK;
+    return error ? rdt_error_sys(err, error, "starting the thread for copies of %s", card->gpu->uuid) : RDT_OK;
 }
 
 void cuda_copies_end(struct cuda_card *card)
@@ -232,12 +235,12 @@ void cuda_copies_end(struct cuda_card *card)
 
 /* ---- starting ---- */
 
-static uint64_t commands_of(const struct rdt_memory_copy *copy)
+static uint64_t count_commands(const struct rdt_memory_copy *copy)
 {
     uint64_t n = 0;
 
     for (uint32_t i = 0; i < copy->n_pieces && n <= PIECES_AT_ONCE; i++)
-        n += copy->pieces[i].rows > 1 && !is_even(&copy->pieces[i]) ? copy->pieces[i].rows : 1;
+        n += copy->pieces[i].rows > 1 && !fits_2d(&copy->pieces[i]) ? copy->pieces[i].rows : 1;
     return n;
 }
 
@@ -250,11 +253,12 @@ enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, stru
     CUresult result;
 
     (void)memory;
-    if (way == WAY_ACROSS || ((way == WAY_UP || way == WAY_DOWN) && !copy->host_pinned) || commands_of(copy) > PIECES_AT_ONCE)
+    if (way == WAY_ACROSS || ((way == WAY_UP || way == WAY_DOWN) && !copy->host_pinned) ||
+        count_commands(copy) > PIECES_AT_ONCE)
         return hand_over(card, copy, err);
     status = cuda_enter(card, err);
     if (status != RDT_OK)
         return status;
-    result = put(card, copy, way);
+    result = queue_copy(card, copy, way);
     return result == CUDA_SUCCESS ? RDT_OK : cuda_failed(driver_of(card), result, err, "copying");
 }

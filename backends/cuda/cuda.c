@@ -121,44 +121,44 @@ struct pin {
     struct cuda_card *card;
 };
 
-/* For all GPUs, by whichever is in use: it must not be this that opens one. */
+/* Pins the memory for all GPUs through the first one that is in use. Pinning must not be what opens a GPU. */
 static enum rdt_status pin(void *memory, void *addr, uint64_t bytes, void **pin_p, struct rdt_error *err)
 {
     struct cuda *cuda = memory;
-    struct pin *made;
+    struct pin *pinned;
     enum rdt_status status;
     CUresult result;
 
     for (unsigned i = 0; i < cuda->driver->n_gpus; i++) {
         if (!cuda_gpu_is_open(&cuda->driver->gpu[i]))
             continue;
-        made = malloc(sizeof *made);
-        if (!made)
-            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note what is pinned");
-        *made = (struct pin){addr, &cuda->cards[i]};
-        status = cuda_enter(made->card, err);
+        pinned = malloc(sizeof *pinned);
+        if (!pinned)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the record of pinned memory");
+        *pinned = (struct pin){addr, &cuda->cards[i]};
+        status = cuda_enter(pinned->card, err);
         if (status == RDT_OK) {
             result = cuda->driver->cuMemHostRegister(addr, bytes, CU_MEMHOSTREGISTER_PORTABLE);
             if (result != CUDA_SUCCESS)
                 status = cuda_failed(cuda->driver, result, err, "pinning host memory for copies");
         }
         if (status == RDT_OK)
-            *pin_p = made;
+            *pin_p = pinned;
         else
-            free(made);
+            free(pinned);
         return status;
     }
     return rdt_error_set(err, RDT_UNSUPPORTED, "no GPU is in use");
 }
 
-static void unpin(void *memory, void *given)
+static void unpin(void *memory, void *pin_of_core)
 {
     struct cuda *cuda = memory;
-    struct pin *made = given;
+    struct pin *pinned = pin_of_core;
 
-    if (cuda_enter(made->card, NULL) == RDT_OK)
-        (void)cuda->driver->cuMemHostUnregister(made->addr);
-    free(made);
+    if (cuda_enter(pinned->card, NULL) == RDT_OK)
+        (void)cuda->driver->cuMemHostUnregister(pinned->addr);
+    free(pinned);
 }
 
 /* ---- the kind ---- */
@@ -171,7 +171,7 @@ static enum rdt_status memory_open(const struct rdt_host *host, void **memory_p,
     enum rdt_status status;
 
     if (enabled && strcasecmp(enabled, "no") == 0)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "it is switched off: enabled = no in [cuda]");
+        return rdt_error_set(err, RDT_UNSUPPORTED, "it is switched off by enabled = no in [cuda]");
     if (enabled && strcasecmp(enabled, "yes") != 0)
         return rdt_error_set(err, RDT_INVALID, "[cuda] enabled = %.32s: expected yes or no", enabled);
     status = cuda_driver_open(&driver, err);
@@ -215,7 +215,7 @@ static void memory_close(void *memory)
 }
 
 static const struct rdt_config_key config_keys[] = {
-    {"enabled", "yes", "no: GPUs are left alone, and NVIDIA's driver is not even loaded for their memory"},
+    {"enabled", "yes", "no: the daemon uses no GPU memory, and does not load NVIDIA's driver for it"},
     {NULL, NULL, NULL},
 };
 

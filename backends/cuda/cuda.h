@@ -5,9 +5,8 @@
  *   overhead.c how much device memory a context takes
  *   copy.c     copies; each GPU has streams, and a thread for the work that copy_start must not do itself
  *
- * Opening takes no memory of a GPU. The first allocation or import on one retains its primary context, which
- * stays until the kind is closed; no other context is made. Nothing of a client's memory stays open beyond
- * its blocks.
+ * Opening the kind allocates no GPU memory. The first allocation or import on a GPU retains its primary context until the
+ * kind is closed; no other context is created. A client's memory stays open only as long as its blocks.
  */
 #ifndef CUDA_H_RDT
 #define CUDA_H_RDT
@@ -15,8 +14,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "backends/cuda/overhead.h"
 #include "backends/common/cuda_share.h"
+#include "backends/cuda/overhead.h"
 #include "rdt_backend.h"
 
 enum cuda_way { WAY_WITHIN, WAY_UP, WAY_DOWN, WAY_ACROSS, WAY_ZERO, N_WAYS }; /* device to device, host to device, ... */
@@ -24,14 +23,14 @@ enum cuda_way { WAY_WITHIN, WAY_UP, WAY_DOWN, WAY_ACROSS, WAY_ZERO, N_WAYS }; /*
 struct cuda_card { /* a GPU as this kind uses it */
     struct cuda *cuda;
     struct cuda_gpu *gpu;
-    bool vmm, rdma;
-    pthread_mutex_t opening; /* held while its context is made and measured */
+    bool vmm, rdma;                  /* the GPU supports VMM; GPUDirect RDMA works with such memory */
+    pthread_mutex_t opening;         /* held while its context is created and measured */
     _Atomic uint64_t overhead_bytes; /* device memory that the context takes; USAGE_UNKNOWN: it cannot be determined */
-    size_t granule;
-    pthread_mutex_t mutex; /* protects all fields below */
-    pthread_cond_t more;
-    CUstream stream[N_WAYS]; /* made when first used */
-    pthread_t thread;        /* started when first used */
+    size_t granule;                  /* VMM allocates multiples of it */
+    pthread_mutex_t mutex;           /* protects all fields below */
+    pthread_cond_t more;             /* signalled when a copy is queued or the thread shall end */
+    CUstream stream[N_WAYS];         /* created on first use */
+    pthread_t thread;                /* started on first use */
     bool started, end;
     struct rdt_memory_copy *first, **last; /* queue of the thread, linked by priv[2] */
 };
@@ -45,26 +44,31 @@ struct cuda {
 
 struct cuda_block { /* block->priv */
     struct cuda_card *card;
-    CUdeviceptr base; /* of the mapped range, or of the allocation */
-    uint64_t offset;  /* of the block in it */
-    struct cuda_range range; /* VMM */
+    CUdeviceptr base;        /* of the mapped range, or of the allocation */
+    uint64_t offset;         /* of the block from base */
+    struct cuda_range range; /* VMM only */
     uint32_t n_chunks;
-    int *fds; /* [n_chunks]: by which other processes map it */
+    int *fds; /* [n_chunks]: by which other processes map the chunks */
     uint64_t *chunk_bytes;
-    struct cuda_opened *opened; /* an imported legacy handle */
-    bool allocated;        /* by cuMemAlloc, where there is no VMM */
+    struct cuda_opened *opened; /* the imported legacy handle, or NULL */
+    bool allocated;             /* by cuMemAlloc, because the GPU has no VMM */
     bool has_handle;
-    CUipcMemHandle handle;   /* of that allocation, if has_handle */
-    pthread_mutex_t mutex;   /* protects: */
-    uint64_t peers;          /* bit i: GPU i may access the range as well */
+    CUipcMemHandle handle; /* valid if has_handle */
+    pthread_mutex_t mutex; /* protects peers */
+    uint64_t peers;        /* bit i: GPU i may access the range as well */
 };
 
-struct cuda_card *cuda_card_of(struct cuda *cuda, const char *uuid, struct rdt_error *err); /* NULL: NOT_FOUND, in err */
-enum rdt_status cuda_enter(struct cuda_card *card, struct rdt_error *err);
-CUstream cuda_stream(struct cuda_card *card, enum cuda_way way,
-                     CUresult *result_p); /* its context must be the thread's current one */
+/* Finds the GPU with that uuid. NULL: NOT_FOUND, in err. */
+struct cuda_card *cuda_card_of(struct cuda *cuda, const char *uuid, struct rdt_error *err);
 
-/* memory.c */
+/* Makes the GPU's primary context current in this thread. The first call for a GPU retains the context and measures how
+ * much memory it takes. */
+enum rdt_status cuda_enter(struct cuda_card *card, struct rdt_error *err);
+
+/* Returns the GPU's stream for such copies, and creates it on first use. The GPU's context is current in the thread. */
+CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, CUresult *result_p);
+
+/* memory.c: operations of struct rdt_memory_ops */
 enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
 enum rdt_status cuda_import(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
                             struct rdt_error *err);
@@ -74,8 +78,10 @@ enum rdt_status cuda_export(void *memory, const struct rdt_block *block, struct 
 uint64_t cuda_round(void *memory, uint64_t bytes);
 enum rdt_status cuda_zero(void *memory, struct rdt_block *block, struct rdt_error *err);
 
-/* copy.c */
+/* copy.c: an operation of struct rdt_memory_ops */
 enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err);
-void cuda_copies_end(struct cuda_card *card); /* ends the thread; no copy may be under way */
+
+/* Ends and joins the GPU's thread. No copy may be under way. */
+void cuda_copies_end(struct cuda_card *card);
 
 #endif

@@ -1,9 +1,8 @@
-/* Blocks of the memory kind "cuda": their chunks and ranges of addresses, and the legacy handles that are
- * open. See cuda.h.
+/* Blocks of the memory kind "cuda": their chunks and ranges of addresses, and the legacy handles that are open. See cuda.h.
  *
- * What is allocated is one chunk of VMM memory, whose fd is what other processes map it by, and which the
- * driver frees when the last of its mappings, handles and fds is gone, in whatever process. Where a GPU has
- * no VMM it is cuMemAlloc's, known by a legacy handle.
+ * An allocated block is one chunk of VMM memory, which other processes map by its fd. The driver frees the chunk when the
+ * last of its mappings, handles and fds, in whatever process, is gone. On a GPU without VMM the block is allocated by
+ * cuMemAlloc, and other processes open it by a legacy handle.
  */
 #include "backends/cuda/cuda.h"
 
@@ -60,7 +59,7 @@ static struct cuda_block *block_new(struct cuda_card *card, uint32_t n_chunks)
     return block;
 }
 
-/* In the order that the driver wants: mapping, addresses, fds. A block that is half made, too. */
+/* Frees the parts in the order that the driver demands: mapping, addresses, fds. The block may be incomplete. */
 static void block_free(struct cuda_block *block)
 {
     struct cuda_driver *driver = driver_of(block->card);
@@ -81,7 +80,7 @@ static void block_free(struct cuda_block *block)
     free(block);
 }
 
-static void block_give(struct cuda_block *block, uint64_t bytes, struct rdt_block *block_p)
+static void block_fill(struct cuda_block *block, uint64_t bytes, struct rdt_block *block_p)
 {
     block_p->addr = NULL;
     block_p->bytes = bytes;
@@ -93,7 +92,7 @@ static void block_give(struct cuda_block *block, uint64_t bytes, struct rdt_bloc
 
 static enum rdt_status no_memory(struct rdt_error *err)
 {
-    return rdt_error_set(err, RDT_NO_MEMORY, "no memory to note a block of GPU memory");
+    return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the record of a block of GPU memory");
 }
 
 static enum rdt_status failed(struct cuda_card *card, CUresult result, struct rdt_error *err, const char *what)
@@ -128,7 +127,7 @@ static enum rdt_status alloc_chunk(struct cuda_block *block, uint64_t bytes, str
     if (result == CUDA_SUCCESS)
         result = cuda_range_allow(driver, &block->range, card->gpu->device);
     block->base = block->range.base;
-    (void)driver->cuMemRelease(handle); /* the mapping and the fd keep it */
+    (void)driver->cuMemRelease(handle); /* the mapping and the fd keep the chunk */
     return result == CUDA_SUCCESS ? RDT_OK : failed(card, result, err, "mapping GPU memory");
 }
 
@@ -144,7 +143,7 @@ static enum rdt_status alloc_legacy(struct cuda_block *block, uint64_t bytes, st
     return RDT_OK;
 }
 
-static enum rdt_status zero(struct cuda_card *card, CUdeviceptr at, uint64_t bytes, struct rdt_error *err)
+static enum rdt_status clear(struct cuda_card *card, CUdeviceptr at, uint64_t bytes, struct rdt_error *err)
 {
     struct cuda_driver *driver = driver_of(card);
     CUresult result;
@@ -160,13 +159,13 @@ static enum rdt_status zero(struct cuda_card *card, CUdeviceptr at, uint64_t byt
 enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
 {
     struct cuda_card *card = cuda_card_of(memory, device, err);
-    uint64_t room = card ? round_up(bytes, card->granule) : 0;
+    uint64_t rounded = card ? round_up(bytes, card->granule) : 0;
     struct cuda_block *block;
     enum rdt_status status;
 
     if (!card)
         return RDT_NOT_FOUND;
-    if (!bytes || room > INT64_MAX)
+    if (!bytes || rounded > INT64_MAX)
         return rdt_error_set(err, RDT_INVALID, "cannot allocate %llu bytes of GPU memory", (unsigned long long)bytes);
     status = cuda_enter(card, err);
     if (status != RDT_OK)
@@ -174,14 +173,14 @@ enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, str
     block = block_new(card, card->vmm ? 1 : 0);
     if (!block)
         return no_memory(err);
-    status = card->vmm ? alloc_chunk(block, room, err) : alloc_legacy(block, room, err);
+    status = card->vmm ? alloc_chunk(block, rounded, err) : alloc_legacy(block, rounded, err);
     if (status == RDT_OK)
-        status = zero(card, block->base, room, err); /* the driver does not promise it */
+        status = clear(card, block->base, rounded, err); /* the driver does not promise zeroed memory */
     if (status != RDT_OK) {
         block_free(block);
         return status;
     }
-    block_give(block, bytes, block_p);
+    block_fill(block, bytes, block_p);
     return RDT_OK;
 }
 
@@ -195,7 +194,7 @@ static enum rdt_status import_chunks(struct cuda_block *block, const struct rdt_
     for (uint32_t i = 0; i < import->n_fds; i++) {
         block->fds[i] = fcntl(import->fds[i], F_DUPFD_CLOEXEC, 3);
         if (block->fds[i] < 0)
-            return rdt_error_sys(err, errno, "keeping the fd of chunk %u", i);
+            return rdt_error_sys(err, errno, "duplicating the fd of chunk %u", i);
     }
     status = cuda_range_map(driver_of(block->card), block->card->gpu, block->fds, block->chunk_bytes, import->n_fds,
                             block->card->granule, &block->range, err);
@@ -218,12 +217,12 @@ static enum rdt_status import_handle(struct cuda_block *block, const struct rdt_
 
 static enum rdt_status check_within(const struct cuda_block *block, const struct rdt_import *import, struct rdt_error *err)
 {
-    uint64_t all = block->opened ? block->opened->bytes : block->range.bytes;
+    uint64_t total = block->opened ? block->opened->bytes : block->range.bytes;
 
-    if (import->offset <= all && import->bytes <= all - import->offset)
+    if (import->offset <= total && import->bytes <= total - import->offset)
         return RDT_OK;
-    return rdt_error_set(err, RDT_INVALID, "%llu bytes from %llu on are not within what is shared, which is %llu bytes",
-                         (unsigned long long)import->bytes, (unsigned long long)import->offset, (unsigned long long)all);
+    return rdt_error_set(err, RDT_INVALID, "%llu bytes at offset %llu are not within the shared memory, which has %llu bytes",
+                         (unsigned long long)import->bytes, (unsigned long long)import->offset, (unsigned long long)total);
 }
 
 enum rdt_status cuda_import(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
@@ -241,7 +240,7 @@ enum rdt_status cuda_import(void *memory, const char *device, const struct rdt_i
     if (import->bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "0 bytes of GPU memory cannot be imported");
     if (chunks && (import->n_fds == 0 || import->n_fds > RDT_EXPORT_MAX_FDS))
-        return rdt_error_set(err, RDT_INVALID, "GPU memory of %u chunks: 1 to %u can be imported", import->n_fds,
+        return rdt_error_set(err, RDT_INVALID, "cannot import GPU memory of %u chunks: expected 1 to %u", import->n_fds,
                              RDT_EXPORT_MAX_FDS);
     status = cuda_enter(card, err);
     if (status != RDT_OK)
@@ -257,11 +256,11 @@ enum rdt_status cuda_import(void *memory, const char *device, const struct rdt_i
         return status;
     }
     block->offset = import->offset;
-    block_give(block, import->bytes, block_p);
+    block_fill(block, import->bytes, block_p);
     return RDT_OK;
 }
 
-/* ---- the rest ---- */
+/* ---- freeing, mapping, exporting ---- */
 
 void cuda_free(void *memory, struct rdt_block *block)
 {
@@ -270,7 +269,7 @@ void cuda_free(void *memory, struct rdt_block *block)
     block->priv = NULL;
 }
 
-/* It is mapped since it was made. */
+/* A block is mapped when it is allocated or imported; this only publishes its address. */
 enum rdt_status cuda_map(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err)
 {
     const struct cuda_block *priv = block->priv;
@@ -294,7 +293,7 @@ enum rdt_status cuda_export(void *memory, const struct rdt_block *block, struct 
         return RDT_OK;
     }
     if (!priv->has_handle)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "%s gives no handle of its memory", priv->card->gpu->uuid);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "the driver gives no handle for memory of %s", priv->card->gpu->uuid);
     export_p->kind = RDT_IMPORT_LEGACY_IPC;
     memcpy(export_p->handle, &priv->handle, sizeof priv->handle);
     export_p->handle_bytes = sizeof priv->handle;
@@ -307,5 +306,5 @@ enum rdt_status cuda_zero(void *memory, struct rdt_block *block, struct rdt_erro
     enum rdt_status status = cuda_enter(priv->card, err);
 
     (void)memory;
-    return status == RDT_OK ? zero(priv->card, priv->base + priv->offset, block->bytes, err) : status;
+    return status == RDT_OK ? clear(priv->card, priv->base + priv->offset, block->bytes, err) : status;
 }

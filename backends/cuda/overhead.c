@@ -1,5 +1,5 @@
-/* See overhead.h. The parts of NVML that are used are declared here, because its header comes in a package of
- * its own. They have not changed since CUDA 11. */
+/* See overhead.h. The functions of NVML that are used are declared here, because NVML's header comes in a package of its own.
+ * They have not changed since CUDA 11. */
 #include "backends/cuda/overhead.h"
 
 #include <dlfcn.h>
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <unistd.h>
 
-#define MOST_PROCESSES 256u
+#define MAX_PROCESSES 256u
 
 struct nvml_memory { /* nvmlMemory_t */
     unsigned long long total, free, used;
@@ -40,11 +40,11 @@ static void open_once(void)
         (void)dlclose(library);
 }
 
-/* How much this process has; 0 if NVML does not list it, since it then has nothing yet. */
+/* Returns the bytes that this process uses. A process that NVML does not list uses none yet. */
 static uint64_t own_of(void *device)
 {
-    struct nvml_process processes[MOST_PROCESSES];
-    unsigned n = MOST_PROCESSES;
+    struct nvml_process processes[MAX_PROCESSES];
+    unsigned n = MAX_PROCESSES;
 
     if (!processes_of || processes_of(device, &n, processes) != 0)
         return USAGE_UNKNOWN;

@@ -15,7 +15,7 @@
 
 #define USAGE_UNKNOWN UINT64_MAX
 
-struct gpu_usage { /* of one GPU at one moment */
+struct gpu_usage {     /* the memory in use of one GPU at one moment */
     uint64_t own, all; /* bytes: of this process, of all processes; or USAGE_UNKNOWN */
 };
 

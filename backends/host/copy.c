@@ -1,11 +1,12 @@
 /* Copies of many MiB by stores that bypass the caches.
  *
- * memcpy reads each line of the destination before it writes it, until its own threshold (three quarters of the
- * shared cache, on large servers hundreds of MiB). Median GB/s of memcpy, 16-byte and 32-byte streaming stores
- * between two warm memfds on a two-core Xeon guest: 4 MiB 34, 27, 27; 16 MiB 17, 23, 26; 64 MiB 14, 17, 21; 1 GiB 13,
- * 18, 21. A large copy comes here in pieces: the threshold is below what a single copy would want.
+ * memcpy reads each cache line of the destination before it writes it, unless the copy is larger than memcpy's own
+ * threshold (three quarters of the shared cache, which is hundreds of MiB on large servers). Median GB/s of memcpy, 16-byte
+ * and 32-byte streaming stores between two warm memfds on a two-core Xeon guest: 4 MiB 34, 27, 27; 16 MiB 17, 23, 26;
+ * 64 MiB 14, 17, 21; 1 GiB 13, 18, 21. The core splits a large copy into several calls, so COPY_STREAM_BYTES is lower than
+ * would be best for a copy in one call.
  *
- * Smaller pieces yet are copied at once, since whoever else waits for the processor must not wait for all of it.
+ * Between pieces of PIECE_BYTES the thread yields the processor, so that no other thread waits for a whole copy.
  */
 #include "backends/host/copy.h"
 
@@ -14,7 +15,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define PIECE_BYTES ((size_t)512 << 10) /* some tens of microseconds */
+#define PIECE_BYTES ((size_t)512 << 10) /* takes some tens of microseconds */
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -66,7 +67,7 @@ static void stream(char *dst, const char *src, size_t bytes)
 
 static void copy_piece(char *dst, const char *src, size_t bytes, bool streams)
 {
-    if (streams && bytes > STEP_BYTES) /* a short rest may end before the first aligned address */
+    if (streams && bytes > STEP_BYTES) /* a shorter piece may end before the first aligned address */
         stream(dst, src, bytes);
     else
         memcpy(dst, src, bytes);

@@ -4,8 +4,8 @@
 
 #include <stddef.h>
 
-/* Copies bytes as memcpy does; copies of more than COPY_STREAM_BYTES bypass the caches. The ranges must not
- * overlap. Any thread. */
+/* Copies bytes as memcpy does; copies of COPY_STREAM_BYTES and more bypass the caches. The ranges must not overlap. Any
+ * thread. */
 #define COPY_STREAM_BYTES ((size_t)4 << 20)
 void copy_bytes(void *dst, const void *src, size_t bytes);
 

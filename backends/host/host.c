@@ -1,8 +1,8 @@
 /* The memory kind "host": memfds.
  *
- * Owns the descriptors and mappings of its blocks. What it allocates has all pages reserved and cannot shrink or
- * grow, so no reader meets SIGBUS; what it imports must be sealed against shrinking. Holes that a client punches into
- * its own memory are not its business: the core copies under a guard from memory whose pages may be missing.
+ * It owns the descriptors and mappings of its blocks. Memory that it allocates has all pages reserved and cannot shrink or
+ * grow, so that no reader meets SIGBUS; memory that it imports must be sealed against shrinking. It does not deal with the
+ * holes that a client may punch into its own memory: the core copies under a SIGBUS guard where pages may be missing.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,16 +25,16 @@
 /* block->priv */
 struct host_block {
     uint64_t offset;       /* of the block in its file; a multiple of the page size */
-    uint64_t mapped_bytes; /* length of the mapping: bytes, rounded up for huge pages */
-    uint64_t page_bytes;   /* of huge pages; 0: of others */
+    uint64_t mapped_bytes; /* length of the mapping: the block's bytes, rounded up for huge pages */
+    uint64_t page_bytes;   /* size of its huge pages; 0: ordinary pages */
     bool imported;
     bool read_only;
-    bool taken; /* imported, for ever unwritable, by a descriptor of our own for reading */
-    bool never_shared;
-    void *addr; /* mapped when it was allocated */
+    bool taken;        /* imported by host_take: nobody can write it any more, and its descriptor is our own */
+    bool never_shared; /* it lies on huge_tmpfs */
+    void *addr;        /* a mapping that the allocation created, until host_map hands it out; or NULL */
 };
 
-static struct huge huge; /* the one instance */
+static struct huge huge; /* the kind is opened once */
 
 static enum rdt_status host_open(const struct rdt_host *host, void **memory_p, struct rdt_error *err)
 {
@@ -85,26 +85,26 @@ static int create_memfd(void)
     return fd;
 }
 
-/* The kernel files new pages in batches, one for each processor, and what waits in another processor's counts
- * as in use: who seals the memory sleeps until every processor has filed its own, which takes milliseconds
- * where they are busy. What this one still has is filed at once by any advice that has to look at pages, here
- * on one that is not worth a thought. */
-static void file_pages(void)
+/* The kernel adds new pages to its page lists in batches, one per processor. F_SEAL_WRITE regards a page that waits in a
+ * batch as in use, and sleeps until every processor has drained its batch, which takes milliseconds on busy processors.
+ * Any madvise that examines pages drains this processor's batch at once, so it is called here, on a page of no
+ * importance. */
+static void drain_page_batch(void)
 {
 #ifdef MADV_COLD
-    static _Alignas(65536) uint8_t page[65536]; /* one, whatever their size here */
+    static _Alignas(65536) uint8_t page[65536]; /* one page of any size */
 
     (void)madvise(page, sizeof page, MADV_COLD);
 #endif
 }
 
-/* A signal undoes fallocate halfway: start again. */
+/* A signal makes fallocate undo its work and return EINTR. */
 static int reserve(int fd, uint64_t bytes)
 {
     while (fallocate(fd, 0, 0, (off_t)bytes))
         if (errno != EINTR)
             return errno;
-    file_pages();
+    drain_page_batch();
     return 0;
 }
 
@@ -135,7 +135,7 @@ static enum rdt_status host_alloc(void *memory, const char *device, uint64_t byt
     error = fchmod(fd, 0600) ? errno : 0;
     if (!error && !values.page_bytes && !values.addr)
         error = reserve(fd, bytes);
-    if (!error && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)) /* more may follow: host_seal */
+    if (!error && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)) /* without F_SEAL_SEAL: host_seal adds more */
         error = errno;
     if (!error)
         return block_fill(block_p, fd, bytes, &values, err);
@@ -164,9 +164,9 @@ static enum rdt_status host_alloc_private(void *memory, uint64_t bytes, struct r
 }
 
 /* ---- importing ----
- * A client's descriptor may belong to a file of any kind, and a file system may be a process that never answers. The
- * kernel itself answers what seals a file has. So the seals are asked for first, and only a file that knows seals is
- * looked at further.
+ * A client's descriptor may belong to a file of any kind, and its file system may be a process that never answers. The
+ * kernel itself knows which seals a file has. So import asks for the seals first, and examines further only a file that
+ * supports them.
  */
 
 static enum rdt_status check_file(int fd, struct stat *stat_p, struct rdt_error *err)
@@ -174,7 +174,7 @@ static enum rdt_status check_file(int fd, struct stat *stat_p, struct rdt_error 
     struct statfs fs;
 
     if (fstat(fd, stat_p) || fstatfs(fd, &fs))
-        return rdt_error_sys(err, errno, "looking at the descriptor to import");
+        return rdt_error_sys(err, errno, "examining the descriptor to import");
     if (!S_ISREG(stat_p->st_mode) || (fs.f_type != TMPFS_MAGIC && fs.f_type != HUGETLBFS_MAGIC))
         return rdt_error_set(err, RDT_INVALID, "the descriptor to import is not a memfd: create it with memfd_create");
     return RDT_OK;
@@ -186,7 +186,7 @@ static enum rdt_status check_seals(int fd, int *seals_p, struct rdt_error *err)
 
     if (seals < 0)
         return rdt_error_set(err, RDT_INVALID,
-                             "the descriptor to import is not a memfd (it knows no seals): create it with memfd_create");
+                             "the descriptor to import is not a memfd (it supports no seals): create it with memfd_create");
     if (seals & F_SEAL_SHRINK) {
         *seals_p = seals;
         return RDT_OK;
@@ -213,7 +213,7 @@ static enum rdt_status check_range(const struct rdt_import *import, const struct
                              (unsigned long long)import->offset, (unsigned long long)unit);
     if ((uint64_t)st->st_size < import->offset || (uint64_t)st->st_size - import->offset < import->bytes)
         return rdt_error_set(
-            err, RDT_INVALID, "the memory to import holds %llu bytes, fewer than the %llu at offset %llu asked for",
+            err, RDT_INVALID, "the memory to import has %llu bytes, fewer than the %llu at offset %llu that were asked for",
             (unsigned long long)st->st_size, (unsigned long long)import->bytes, (unsigned long long)import->offset);
     return RDT_OK;
 }
@@ -248,7 +248,7 @@ static enum rdt_status host_import(void *memory, const char *device, const struc
 
     flags = fcntl(import->fds[0], F_GETFL);
     if (flags < 0)
-        return rdt_error_sys(err, errno, "looking at the descriptor to import");
+        return rdt_error_sys(err, errno, "examining the descriptor to import");
     if ((flags & O_ACCMODE) == O_WRONLY || (flags & O_PATH))
         return rdt_error_set(err, RDT_INVALID, "the descriptor to import cannot be read");
     values.read_only = (flags & O_ACCMODE) == O_RDONLY || (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE));
@@ -263,9 +263,9 @@ static enum rdt_status host_import(void *memory, const char *device, const struc
     return block_fill(block_p, fd, import->bytes, &values, err);
 }
 
-/* ---- taking what nobody can write any more ---- */
+/* ---- taking memory that nobody can write any more ---- */
 
-static enum rdt_status check_for_ever(int fd, struct rdt_error *err)
+static enum rdt_status check_immutable(int fd, struct rdt_error *err)
 {
     static const struct {
         int seal;
@@ -274,44 +274,44 @@ static enum rdt_status check_for_ever(int fd, struct rdt_error *err)
     int flags = fcntl(fd, F_GETFL), seals;
 
     if (flags < 0)
-        return rdt_error_sys(err, errno, "looking at the memory made for a snapshot");
-    if ((flags & O_ACCMODE) == O_WRONLY || (flags & O_PATH)) /* nor may the daemon read it for somebody who may not */
-        return rdt_error_set(err, RDT_INVALID, "the descriptor of the memory made for a snapshot cannot be read");
+        return rdt_error_sys(err, errno, "examining the memory created for a snapshot");
+    if ((flags & O_ACCMODE) == O_WRONLY || (flags & O_PATH)) /* the client must be allowed to read it */
+        return rdt_error_set(err, RDT_INVALID, "the descriptor of the memory created for a snapshot cannot be read");
     seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0)
-        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot is not a memfd");
+        return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot is not a memfd");
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++)
         if (!(seals & wanted[i].seal))
-            return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot lacks %s", wanted[i].name);
+            return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot lacks %s", wanted[i].name);
     return RDT_OK;
 }
 
-/* With those seals its size and its pages stay what they are now. */
-static enum rdt_status check_whole(int fd, uint64_t bytes, struct rdt_error *err)
+/* The file consists of exactly the whole pages for `bytes`. With the seals that check_immutable found, this stays so. */
+static enum rdt_status check_complete(int fd, uint64_t bytes, struct rdt_error *err)
 {
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), pages, there;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), expected, present;
     struct statfs fs;
     struct stat st;
 
     if (fstat(fd, &st) || fstatfs(fd, &fs))
-        return rdt_error_sys(err, errno, "looking at the memory made for a snapshot");
+        return rdt_error_sys(err, errno, "examining the memory created for a snapshot");
     if (fs.f_type != TMPFS_MAGIC)
-        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot lies on huge pages");
-    pages = round_up(bytes, page);
-    if ((uint64_t)st.st_size != pages) /* who maps it maps them whole */
+        return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot consists of huge pages");
+    expected = round_up(bytes, page);
+    if ((uint64_t)st.st_size != expected) /* readers map whole pages */
         return rdt_error_set(err, RDT_INVALID,
-                             "the memory made for a snapshot has %llu bytes, not the %llu of whole pages for %llu",
-                             (unsigned long long)st.st_size, (unsigned long long)pages, (unsigned long long)bytes);
-    there = (uint64_t)st.st_blocks * 512;
-    if (there != pages)
-        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot has pages of %llu bytes %s",
-                             (unsigned long long)there, there < pages ? "and else holes" : "and is shorter");
+                             "the memory created for a snapshot has %llu bytes, not the %llu of whole pages for %llu",
+                             (unsigned long long)st.st_size, (unsigned long long)expected, (unsigned long long)bytes);
+    present = (uint64_t)st.st_blocks * 512;
+    if (present != expected)
+        return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot has pages of %llu bytes %s",
+                             (unsigned long long)present, present < expected ? "and holes" : "but is shorter");
     return RDT_OK;
 }
 
-/* Opened anew: the client's own may be one for writing, which older kernels do not map shared once it is
- * sealed. Later nothing is: who owns the file may change its mode, and who has a lease on it makes others
- * wait, hence O_NONBLOCK. */
+/* The file is opened anew for reading, because the client's descriptor may be writable, and older kernels do not map such a
+ * descriptor shared once the file is sealed. It is opened now and never again, because the file's owner may change its
+ * mode. O_NONBLOCK: the owner may have a lease on it, for which open would wait. */
 static enum rdt_status host_take(void *memory, int fd, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
 {
     struct host_block values = {.mapped_bytes = bytes, .imported = true, .read_only = true, .taken = true};
@@ -321,34 +321,35 @@ static enum rdt_status host_take(void *memory, int fd, uint64_t bytes, struct rd
 
     (void)memory;
     if (!bytes || bytes > INT64_MAX)
-        return rdt_error_set(err, RDT_INVALID, "cannot take %llu bytes made for a snapshot", (unsigned long long)bytes);
-    status = check_for_ever(fd, err);
+        return rdt_error_set(err, RDT_INVALID, "cannot take %llu bytes for a snapshot", (unsigned long long)bytes);
+    status = check_immutable(fd, err);
     if (status == RDT_OK)
-        status = check_whole(fd, bytes, err);
+        status = check_complete(fd, bytes, err);
     if (status != RDT_OK)
         return status;
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     own = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (own < 0 && errno == EACCES)
-        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot may not be read by others: leave its mode as "
-                                               "memfd_create makes it");
+        return rdt_error_set(err, RDT_INVALID,
+                             "the memory created for a snapshot cannot be opened by the daemon: leave the mode "
+                             "that memfd_create gives it");
     if (own < 0 && errno == EAGAIN)
-        return rdt_error_set(err, RDT_INVALID, "somebody has a lease on the memory made for a snapshot");
+        return rdt_error_set(err, RDT_INVALID, "somebody has a lease on the memory created for a snapshot");
     if (own < 0 && (errno == EMFILE || errno == ENFILE))
-        return rdt_error_set(err, RDT_LIMIT, "no descriptor is left for the memory made for a snapshot");
+        return rdt_error_set(err, RDT_LIMIT, "no descriptor is left for the memory created for a snapshot");
     if (own < 0)
-        return rdt_error_sys(err, errno, "opening the memory made for a snapshot by %s", path);
-    if (lseek(own, 0, SEEK_HOLE) < (off_t)bytes) { /* pages may lie behind its end */
+        return rdt_error_sys(err, errno, "opening the memory created for a snapshot, %s", path);
+    if (lseek(own, 0, SEEK_HOLE) < (off_t)bytes) { /* then some of its pages lie beyond its end */
         (void)close(own);
-        return rdt_error_set(err, RDT_INVALID, "the memory made for a snapshot has holes");
+        return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot has holes");
     }
     return block_fill(block_p, own, bytes, &values, err);
 }
 
-/* ---- a block's life ---- */
+/* ---- mapping, sharing and sealing blocks ---- */
 
-/* Warm: with its pages, which costs a pool thread now rather than a fault per page on the first copy or
- * receive. Never imported memory: it may have holes, which populating would fill at somebody's expense. */
+/* With `warm` the mapping is populated here, on a pool thread, which saves the first copy or receive a fault per page.
+ * Imported memory is never populated: it may have holes, and populating would allocate pages for them. */
 static enum rdt_status host_map(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err)
 {
     struct host_block *priv = block->priv;
@@ -360,13 +361,13 @@ static enum rdt_status host_map(void *memory, struct rdt_block *block, bool warm
     priv->addr = NULL;
     if (!addr)
         addr = mmap(NULL, priv->mapped_bytes, protection, flags, block->fd, (off_t)priv->offset);
-    /* Before Linux 6.7 memory with F_SEAL_WRITE had no shared mapping through a writable descriptor; nobody can
-     * change it, so a private one shows the same. */
+    /* Before Linux 6.7 a writable descriptor of memory with F_SEAL_WRITE cannot be mapped shared. Since nobody can change
+     * the memory, a private mapping shows the same bytes. */
     if (addr == MAP_FAILED && errno == EPERM && priv->read_only)
         addr = mmap(NULL, priv->mapped_bytes, PROT_READ, MAP_PRIVATE, block->fd, (off_t)priv->offset);
     if (addr == MAP_FAILED) {
         if (errno == ENOMEM)
-            return rdt_error_set(err, RDT_NO_MEMORY, "no address space or mapping left for %llu bytes of host memory",
+            return rdt_error_set(err, RDT_NO_MEMORY, "there is no address space or mapping left for %llu bytes of host memory",
                                  (unsigned long long)block->bytes);
         return rdt_error_sys(err, errno, "mapping %llu bytes of host memory", (unsigned long long)block->bytes);
     }
@@ -406,30 +407,32 @@ static enum rdt_status host_share(void *memory, const struct rdt_block *block, b
 
     (void)memory;
     if (priv->never_shared)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "this memory lies on huge_tmpfs, which knows no seals: it is never shared");
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "this memory lies on huge_tmpfs, which supports no seals, and is never shared");
     if (!writable && priv->imported && !priv->taken)
         return rdt_error_set(err, RDT_UNSUPPORTED, "imported memory belongs to its client and cannot be made read-only");
     if (writable && priv->taken)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "memory made for a snapshot is for reading only");
+        return rdt_error_set(err, RDT_UNSUPPORTED, "memory created for a snapshot is read-only");
     if (writable || priv->taken) {
         fd = fcntl(block->fd, F_DUPFD_CLOEXEC, 0);
         if (fd < 0)
             return rdt_error_sys(err, errno, "duplicating a descriptor of host memory");
     } else {
-        /* A duplicate would share the open file and its write access; opening anew asks the file's mode,
-         * 0600. Not kept: a second descriptor for every region would halve how many there can be. */
+        /* A duplicate would share the open file and its write access, so the file is opened anew, which its mode 0600
+         * permits to the daemon alone. The read-only descriptor is not kept: a second one for every region would halve
+         * the number of regions that there can be. */
         (void)snprintf(path, sizeof path, "/proc/self/fd/%d", block->fd);
         fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a client of the same uid may have a lease on it */
         if (fd < 0)
-            return rdt_error_sys(err, errno, "opening host memory read-only by %s", path);
+            return rdt_error_sys(err, errno, "opening host memory read-only, %s", path);
     }
     *fd_p = fd;
     return RDT_OK;
 }
 
-/* The kernel refuses F_SEAL_WRITE while a writable mapping exists anywhere, or while a device or a system
- * call is at the pages; once it stands, no descriptor writes, no hole is punched and no mapping becomes
- * writable, root's included. */
+/* The kernel refuses F_SEAL_WRITE while a writable mapping exists anywhere, or while a device or a system call uses the
+ * pages. Once the seal is set, nobody, root included, can write by a descriptor, punch a hole or make a mapping
+ * writable. */
 static enum rdt_status host_seal(void *memory, struct rdt_block *block, bool proof, struct rdt_error *err)
 {
     struct host_block *priv = block->priv;
@@ -462,7 +465,8 @@ static enum rdt_status host_copy(void *memory, void *dst, const void *src, uint6
 
 static const struct rdt_config_key config_keys[] = {
     {"huge_pages", "no",
-     "memory of 2 MiB and more on huge pages (hugetlb, else transparent): no, try (small ones where there are none), require"},
+     "huge pages (hugetlb, else transparent) for memory of 2 MiB and more: no, try (ordinary pages if there are none), "
+     "require"},
     {"huge_tmpfs", "", "folder on a tmpfs mounted with huge=always, for memory that never leaves the daemon; empty: none"},
     {NULL, NULL, NULL},
 };

@@ -1,3 +1,4 @@
+/* See huge.h. */
 #include "backends/host/huge.h"
 
 #include <errno.h>
@@ -31,7 +32,7 @@ static uint64_t hugetlb_page_bytes(void)
     return kib * 1024;
 }
 
-static bool shmem_advises(void)
+static bool shmem_huge_on_advice(void)
 {
     FILE *file = fopen(SHMEM_ENABLED, "re");
     char line[128] = "";
@@ -52,7 +53,8 @@ static enum rdt_status check_tmpfs(const struct huge *huge, struct rdt_error *er
     if (statfs(huge->tmpfs, &fs))
         return rdt_error_sys(err, errno, "huge_tmpfs = %s", huge->tmpfs);
     if (fs.f_type != TMPFS_MAGIC)
-        return rdt_error_set(err, RDT_INVALID, "huge_tmpfs = %s is no tmpfs: mount -t tmpfs -o huge=always,mode=0700 ...",
+        return rdt_error_set(err, RDT_INVALID,
+                             "huge_tmpfs = %s is not on a tmpfs: mount one with mount -t tmpfs -o huge=always,mode=0700 ...",
                              huge->tmpfs);
     return RDT_OK;
 }
@@ -61,7 +63,7 @@ enum rdt_status huge_open(struct huge *huge, const struct rdt_host *host, struct
 {
     const char *mode = host->config(host->ctx, "huge_pages"), *tmpfs = host->config(host->ctx, "huge_tmpfs");
 
-    *huge = (struct huge){.host = host, .told_pool = ATOMIC_FLAG_INIT, .told_tmpfs = ATOMIC_FLAG_INIT};
+    *huge = (struct huge){.host = host, .logged_pool = ATOMIC_FLAG_INIT, .logged_tmpfs = ATOMIC_FLAG_INIT};
     if (!mode || strcasecmp(mode, "no") == 0)
         huge->mode = HUGE_NO;
     else if (strcasecmp(mode, "try") == 0)
@@ -71,15 +73,16 @@ enum rdt_status huge_open(struct huge *huge, const struct rdt_host *host, struct
     else
         return rdt_error_set(err, RDT_INVALID, "huge_pages = %s: expected no, try or require", mode);
     if (tmpfs && strlen(tmpfs) >= sizeof huge->tmpfs)
-        return rdt_error_set(err, RDT_INVALID, "huge_tmpfs has %zu characters", strlen(tmpfs));
+        return rdt_error_set(err, RDT_INVALID, "huge_tmpfs has %zu characters; at most %zu are possible", strlen(tmpfs),
+                             sizeof huge->tmpfs - 1);
     if (tmpfs)
         memcpy(huge->tmpfs, tmpfs, strlen(tmpfs) + 1);
     if (huge->mode != HUGE_NO) {
         huge->page_bytes = hugetlb_page_bytes();
-        huge->advise = huge->mode == HUGE_TRY && shmem_advises();
+        huge->advise = huge->mode == HUGE_TRY && shmem_huge_on_advice();
     }
     if (huge->mode == HUGE_REQUIRE && huge->page_bytes == 0)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "huge_pages = require, and this system has no hugetlb pages");
+        return rdt_error_set(err, RDT_UNSUPPORTED, "huge_pages = require, but this system has no hugetlb pages");
     return check_tmpfs(huge, err);
 }
 
@@ -120,12 +123,12 @@ enum rdt_status huge_memfd(struct huge *huge, uint64_t bytes, int *fd_p, struct 
         (void)close(fd);
     if (huge->mode == HUGE_REQUIRE)
         return rdt_error_set(err, RDT_NO_MEMORY,
-                             "no huge pages for %llu bytes (%s), and huge_pages = require: raise vm.nr_hugepages",
+                             "there are no huge pages for %llu bytes (%s), and huge_pages = require: raise vm.nr_hugepages",
                              (unsigned long long)bytes, strerror(error));
-    if (!atomic_flag_test_and_set(&huge->told_pool))
+    if (!atomic_flag_test_and_set(&huge->logged_pool))
         huge->host->log(huge->host->ctx, RDT_LOG_WARN,
-                        "no hugetlb pages for %llu bytes (%s): %s from now on where there are none", (unsigned long long)bytes,
-                        strerror(error), huge->advise ? "transparent huge pages" : "small pages");
+                        "there are no hugetlb pages for %llu bytes (%s): whenever there are none, %s are used instead",
+                        (unsigned long long)bytes, strerror(error), huge->advise ? "transparent huge pages" : "small pages");
     return RDT_OK;
 }
 
@@ -141,9 +144,10 @@ int huge_tmpfs(struct huge *huge, uint64_t bytes)
         return fd;
     if (fd >= 0)
         (void)close(fd);
-    if (!atomic_flag_test_and_set(&huge->told_tmpfs))
-        huge->host->log(huge->host->ctx, RDT_LOG_WARN, "huge_tmpfs %s has no room for %llu bytes (%s): other memory is taken",
-                        huge->tmpfs, (unsigned long long)bytes, strerror(error));
+    if (!atomic_flag_test_and_set(&huge->logged_tmpfs))
+        huge->host->log(huge->host->ctx, RDT_LOG_WARN,
+                        "huge_tmpfs %s has no room for %llu bytes (%s): ordinary memory is used instead", huge->tmpfs,
+                        (unsigned long long)bytes, strerror(error));
     return -1;
 }
 

@@ -44,7 +44,9 @@ size_t fake_cuda_held(CUdevice device)
     size_t bytes;
 
     pthread_mutex_lock(&fake_mutex);
-    bytes = fake_gpu[device].used + (fake_gpu[device].retained > 0 ? (size_t)fake_setting("FAKE_CUDA_CONTEXT_MIB", 256) << 20 : 0);
+    bytes = fake_gpu[device].used;
+    if (fake_gpu[device].retained > 0)
+        bytes += (size_t)fake_setting("FAKE_CUDA_CONTEXT_MIB", 256) << 20;
     pthread_mutex_unlock(&fake_mutex);
     return bytes;
 }

@@ -1,11 +1,11 @@
 /* What the fake driver's files on memory share.
  *
- *   memory.c   chunks, and the address ranges that they are mapped in; what an address is
+ *   memory.c   chunks, the address ranges into which they are mapped, and queries about addresses
  *   legacy.c   cuMemAlloc, and legacy handles
- *   vmm.c      cuMemCreate and its kin
- *   pinned.c   host memory
+ *   vmm.c      virtual memory management: cuMemCreate and the functions that belong to it
+ *   pinned.c   pinned host memory
  *
- * All that is declared here but fake_no_context_or is called with fake_mutex held.
+ * The caller of every function declared here, except fake_no_context_or, holds fake_mutex.
  */
 #ifndef FAKE_CUDA_MEMORY_H
 #define FAKE_CUDA_MEMORY_H
@@ -18,10 +18,10 @@ struct chunk { /* one physical allocation, or an import of it */
     int fd;
     size_t bytes;
     CUdevice device;
-    unsigned refs; /* handles of it, and mappings */
-    bool imported; /* it counts where it was made */
-    bool legacy;
-    bool closed; /* made without a type of handle: it cannot be exported */
+    unsigned refs; /* its handles and mappings */
+    bool imported; /* its bytes are counted in the process that allocated it */
+    bool legacy;   /* of cuMemAlloc */
+    bool closed;   /* created without a type of handle, so that it cannot be exported */
 };
 
 struct mapping {
@@ -31,7 +31,7 @@ struct mapping {
     struct mapping *next;
 };
 
-struct range { /* addresses nobody may touch; `alias` is where the fake does */
+struct range { /* addresses that nobody may touch; the fake reads and writes the memory at `alias` */
     char *base, *alias;
     size_t bytes;
     struct mapping *mappings; /* in order of offset */
@@ -42,7 +42,8 @@ struct range { /* addresses nobody may touch; `alias` is where the fake does */
 
 extern struct range *fake_ranges;
 
-struct chunk *fake_chunk_new(CUdevice device, size_t bytes, int fd, bool legacy); /* fd: it is imported by this, which it takes; or -1 */
+/* Imports the chunk that fd stands for, and takes the fd; with -1 it allocates one. NULL: no memory. */
+struct chunk *fake_chunk_new(CUdevice device, size_t bytes, int fd, bool legacy);
 void fake_chunk_unref(struct chunk *chunk);
 
 struct range *fake_range_new(size_t bytes);

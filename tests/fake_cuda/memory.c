@@ -1,4 +1,4 @@
-/* Memory of the fake driver: chunks (memfds), and the address ranges that they are mapped in. See fake_memory.h. */
+/* Memory of the fake driver: chunks (memfds), and the address ranges into which they are mapped. See fake_memory.h. */
 #include "tests/fake_cuda/fake_memory.h"
 
 #include <stdio.h>
@@ -54,7 +54,7 @@ struct range *fake_range_new(size_t bytes)
         free(range);
         return NULL;
     }
-    /* Aligned as the driver's are: what is cut off stays reserved with the range. */
+    /* Ranges are aligned as the driver's are. */
     range->base = (char *)(((uintptr_t)base + FAKE_GRANULE - 1) & ~(uintptr_t)(FAKE_GRANULE - 1));
     if (range->base != base)
         (void)munmap(base, (size_t)(range->base - base));
@@ -122,7 +122,8 @@ void fake_unmap(struct range *range, struct mapping *mapping)
             *at = mapping->next;
             break;
         }
-    (void)mmap(range->alias + mapping->offset, mapping->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    (void)mmap(range->alias + mapping->offset, mapping->bytes, PROT_NONE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     fake_chunk_unref(mapping->chunk);
     free(mapping);
 }
@@ -161,7 +162,7 @@ CUresult fake_no_context_or(CUresult result)
     return fake_current() < 0 ? CUDA_ERROR_INVALID_CONTEXT : result;
 }
 
-/* ---- what an address is ---- */
+/* ---- queries about addresses ---- */
 
 CUresult cuMemGetAddressRange(CUdeviceptr *base_p, size_t *bytes_p, CUdeviceptr address)
 {

@@ -1,4 +1,4 @@
-/* Host memory that the fake driver was told of. See fake_memory.h. */
+/* Host memory that was registered with the fake driver. See fake_memory.h. */
 #include "tests/fake_cuda/fake_memory.h"
 
 #include <stdlib.h>

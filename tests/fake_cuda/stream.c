@@ -1,5 +1,5 @@
-/* Streams and events of the fake driver. A stream is a thread that runs what is queued in order. The
- * default stream (NULL) of each GPU is an ordinary stream.
+/* Streams and events of the fake driver. A stream is a thread that runs its queued work in order. The default stream (NULL)
+ * of each GPU is an ordinary stream.
  */
 #include "tests/fake_cuda/fake_cuda.h"
 
@@ -10,7 +10,7 @@
 enum work_kind { WORK_COPY, WORK_SET, WORK_RECORD, WORK_AWAIT, WORK_CALL };
 
 struct fake_event {
-    uint64_t recorded, done; /* under `mutex` */
+    uint64_t recorded, done; /* protected by `mutex` */
     unsigned refs;
 };
 
@@ -35,15 +35,16 @@ struct fake_stream {
     struct fake_stream *next; /* in `all` */
 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of all streams and events */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* protects all streams and events */
 static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
 static struct fake_stream *defaults[FAKE_MAX_GPUS];
 static struct fake_stream *all;
 
 static _Thread_local bool called_at_once;
 
-/* A host function may not call the driver: it runs on its stream's thread, or at once. Found without
- * thread-local memory: gcc 12's leak checker stumbles over that of threads that are there at the end. */
+/* Returns whether this thread runs a host function, which may not call the driver: a stream's thread, or the caller itself
+ * with FAKE_CUDA_CALLS_AT_ONCE. The threads are compared, because the leak checker of gcc 12 fails on the thread-local memory
+ * of threads that still run at exit. */
 static bool in_call(void)
 {
     bool is = false;
@@ -86,7 +87,7 @@ static void do_work(struct work *work)
         to = reach(work->to, work->bytes);
         from = reach(work->from, work->bytes);
         if (!to || !from)
-            abort(); /* freed while a copy was queued: what a real driver answers by a fault of the whole context */
+            abort(); /* freed while a copy was queued: a real driver would fail the whole context */
         memmove(to, from, work->bytes);
         break;
     case WORK_SET:
@@ -136,7 +137,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* Under `mutex`. */
+/* The caller holds `mutex`. */
 static struct fake_stream *stream_new(CUdevice device)
 {
     struct fake_stream *stream = calloc(1, sizeof *stream);
@@ -154,7 +155,8 @@ static struct fake_stream *stream_new(CUdevice device)
     return stream;
 }
 
-/* NULL: the default one of the thread's context. */
+/* Returns the stream; for NULL the default stream of the thread's context. NULL: the thread has no context, or runs a host
+ * function. */
 static struct fake_stream *stream_of(CUstream given)
 {
     CUdevice device = fake_current();
@@ -396,7 +398,8 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
     return queue(stream, &(struct work){.kind = WORK_COPY, .to = to, .from = from, .bytes = bytes});
 }
 
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes, CUstream stream)
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
+                           CUstream stream)
 {
     if (!to_context || !from_context)
         return CUDA_ERROR_INVALID_CONTEXT;

@@ -13,11 +13,12 @@
 
 static bool fits(const CUmemAllocationProp *prop)
 {
-    return prop->type == CU_MEM_ALLOCATION_TYPE_PINNED && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE && prop->location.id >= 0 &&
-           prop->location.id < fake_gpus && !getenv("FAKE_CUDA_NO_VMM");
+    return prop->type == CU_MEM_ALLOCATION_TYPE_PINNED && prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+           prop->location.id >= 0 && prop->location.id < fake_gpus && !getenv("FAKE_CUDA_NO_VMM");
 }
 
-CUresult cuMemGetAllocationGranularity(size_t *bytes_p, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option)
+CUresult cuMemGetAllocationGranularity(size_t *bytes_p, const CUmemAllocationProp *prop,
+                                       CUmemAllocationGranularity_flags option)
 {
     (void)option;
     if (!fits(prop))
@@ -26,7 +27,8 @@ CUresult cuMemGetAllocationGranularity(size_t *bytes_p, const CUmemAllocationPro
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle_p, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle_p, size_t bytes, const CUmemAllocationProp *prop,
+                     unsigned long long flags)
 {
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     struct chunk *chunk = NULL;
@@ -151,7 +153,8 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes)
     return result;
 }
 
-CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags)
 {
     struct chunk *chunk = (struct chunk *)(uintptr_t)handle;
     CUresult result = CUDA_ERROR_INVALID_VALUE;

@@ -1,11 +1,12 @@
-/* backends/common/address: which addresses a listener must not be bound to unasked. */
+/* backends/common/address: addresses that a listener is bound to only if the configuration says so. */
 #include <criterion/criterion.h>
 
 #include "backends/common/address.h"
 
 Test(address, every_spelling_of_every_address_is_a_wildcard)
 {
-    static const char *const wildcards[] = {"0.0.0.0", "::", "::0", "0::0", "0:0:0:0:0:0:0:0", "::0.0.0.0", "::ffff:0.0.0.0", "::ffff:0:0"};
+    static const char *const wildcards[] = {"0.0.0.0",        "::",        "::0", "0::0", "0:0:0:0:0:0:0:0", "::0.0.0.0",
+                                            "::ffff:0.0.0.0", "::ffff:0:0"};
 
     for (size_t i = 0; i < sizeof wildcards / sizeof *wildcards; i++)
         cr_assert(address_is_wildcard(wildcards[i]), "%s", wildcards[i]);

@@ -1,4 +1,4 @@
-/* What the memory kind "host" does beyond the checks that every memory kind must pass
+/* The memory kind "host": what is particular to it, beyond the conformance tests of every kind
  * (tests/conformance/memory.c). */
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -203,7 +203,7 @@ Test(memory, seal_with_proof_is_refused_while_somebody_may_write)
     cr_assert_null(block.addr);
     cr_assert_not(block.read_only);
     cr_assert_eq(ops->map(memory, &block, false, &err), RDT_OK);
-    ((char *)block.addr)[0]++; /* it is as it was */
+    ((char *)block.addr)[0]++; /* the block can still be written */
     ((char *)block.addr)[0]--;
     (void)munmap(other, MIB);
     cr_assert_eq(ops->seal(memory, &block, true, &err), RDT_OK, "%s", err.msg);
@@ -214,11 +214,11 @@ Test(memory, seal_with_proof_is_refused_while_somebody_may_write)
     ops->free(memory, &block);
 }
 
-/* ---- taking what a client has made ---- */
+/* ---- taking memory that a client created ---- */
 
-#define MADE_BYTES ((uint64_t)128 << 10)
+#define CLIENT_BYTES ((uint64_t)128 << 10)
 
-static int made_memfd(uint64_t bytes)
+static int immutable_memfd(uint64_t bytes)
 {
     int fd = memfd_create("client", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     uint8_t *data = malloc(bytes);
@@ -239,12 +239,12 @@ static enum rdt_status take(int fd, uint64_t bytes, struct rdt_block *block)
 
 Test(memory, what_is_taken_is_ours_to_read_whatever_becomes_of_its_mode)
 {
-    int fd = made_memfd(MADE_BYTES), out;
+    int fd = immutable_memfd(CLIENT_BYTES), out;
     struct rdt_block block;
 
     if (!ops->take)
         cr_skip_test("this memory takes none");
-    cr_assert_eq(take(fd, MADE_BYTES, &block), RDT_OK, "%s", err.msg);
+    cr_assert_eq(take(fd, CLIENT_BYTES, &block), RDT_OK, "%s", err.msg);
     cr_assert(block.read_only);
     cr_assert_eq(fchmod(fd, 0), 0);
     (void)close(fd); /* it was borrowed */
@@ -252,14 +252,14 @@ Test(memory, what_is_taken_is_ours_to_read_whatever_becomes_of_its_mode)
     cr_assert_eq(ops->share(memory, &block, false, &out, &err), RDT_OK, "%s", err.msg);
     cr_assert_eq(fcntl(out, F_GETFL) & O_ACCMODE, O_RDONLY);
     cr_assert_neq(fcntl(out, F_GETFD) & FD_CLOEXEC, 0);
-    cr_assert_neq(mmap(NULL, MADE_BYTES, PROT_READ, MAP_SHARED, out, 0), MAP_FAILED);
+    cr_assert_neq(mmap(NULL, CLIENT_BYTES, PROT_READ, MAP_SHARED, out, 0), MAP_FAILED);
     (void)close(out);
     cr_assert_eq(ops->map(memory, &block, true, &err), RDT_OK, "%s", err.msg);
-    cr_assert(pattern_holds(block.addr, MADE_BYTES, 7));
+    cr_assert(pattern_holds(block.addr, CLIENT_BYTES, 7));
     ops->free(memory, &block);
 }
 
-/* As a daemon whose uid is no client's. The status it comes to. */
+/* Returns the status of take in a process whose uid differs from the client's. */
 static int take_as_nobody(int fd)
 {
     struct rdt_block block;
@@ -269,7 +269,7 @@ static int take_as_nobody(int fd)
     if (child == 0) {
         if (setresuid(12345, 12345, 12345) || prctl(PR_SET_DUMPABLE, 1))
             _exit(99);
-        _exit(-take(fd, MADE_BYTES, &block));
+        _exit(-take(fd, CLIENT_BYTES, &block));
     }
     cr_assert_eq(waitpid(child, &status, 0), child);
     cr_assert(WIFEXITED(status));
@@ -278,7 +278,7 @@ static int take_as_nobody(int fd)
 
 Test(memory, another_users_is_taken_if_others_may_read_it)
 {
-    int fd = made_memfd(MADE_BYTES);
+    int fd = immutable_memfd(CLIENT_BYTES);
 
     if (!ops->take || geteuid() != 0)
         cr_skip_test("needs root, to become another user, and memory that takes some");
@@ -288,7 +288,7 @@ Test(memory, another_users_is_taken_if_others_may_read_it)
     (void)close(fd);
 }
 
-/* As many pages as it needs, all of them behind its end. */
+/* The file has as many pages as it needs, but all of them lie beyond its end. */
 Test(memory, pages_that_are_elsewhere_are_holes)
 {
     int fd = memfd_create("client", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -304,10 +304,10 @@ Test(memory, pages_that_are_elsewhere_are_holes)
     (void)close(fd);
 }
 
-/* The kernel lets whoever opens a file wait for who has a lease on it: not the daemon. */
+/* The kernel makes an open wait for the holder of a lease on the file; the daemon must not wait. */
 Test(memory, who_has_a_lease_holds_nobody_up)
 {
-    int fd = made_memfd(MADE_BYTES);
+    int fd = immutable_memfd(CLIENT_BYTES);
     struct rdt_block block;
 
     if (!ops->take)
@@ -315,7 +315,7 @@ Test(memory, who_has_a_lease_holds_nobody_up)
     (void)signal(SIGIO, SIG_IGN);
     if (fcntl(fd, F_SETLEASE, F_WRLCK))
         cr_skip_test("no lease on a memfd here");
-    cr_assert_eq(take(fd, MADE_BYTES, &block), RDT_INVALID);
+    cr_assert_eq(take(fd, CLIENT_BYTES, &block), RDT_INVALID);
     cr_assert_not_null(strstr(err.msg, "lease"), "%s", err.msg);
     (void)close(fd);
 }
@@ -356,7 +356,7 @@ Test(memory, import_of_read_only_memory_says_so)
 
         cr_assert_eq(write(fd, "tensor", 6), 6);
         cr_assert_eq(fcntl(fd, F_ADD_SEALS, seals[i]), 0);
-        if (i == 0) { /* by its descriptor; the others by their seals */
+        if (i == 0) { /* this one is read-only by its descriptor, the others by their seals */
             (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
             given = open(path, O_RDONLY | O_CLOEXEC);
         }

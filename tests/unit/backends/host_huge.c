@@ -1,5 +1,5 @@
-/* The memory kind "host" on huge pages. Takes huge pages of the machine for a moment; skipped where that is
- * not allowed. */
+/* The memory kind "host" on huge pages. The tests reserve huge pages of the machine for a moment, and are skipped where that
+ * is not allowed. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -85,7 +85,7 @@ static void borrow_pages(unsigned n)
     }
 }
 
-/* KiB of the mapping at addr that are mapped by huge pages. */
+/* Returns the KiB that the given field of /proc/self/smaps counts for the mapping at addr. */
 static unsigned long huge_kib(const void *addr, const char *field)
 {
     unsigned long lo, hi, kib = 0, found = 0;
@@ -227,7 +227,7 @@ Test(memory_huge, private_memory_lies_on_the_tmpfs)
     cr_assert_eq(ops->map(memory, &block, true, &err), RDT_OK, "%s", err.msg);
     cr_expect_gt(huge_kib(block.addr, "ShmemPmdMapped"), 0u);
     memset(block.addr, 1, 8 * MIB);
-    cr_expect_eq(ops->share(memory, &block, false, &fd, &err), RDT_UNSUPPORTED, "it knows no seals");
+    cr_expect_eq(ops->share(memory, &block, false, &fd, &err), RDT_UNSUPPORTED, "a tmpfs with huge pages supports no seals");
     cr_expect_eq(ops->alloc_private(memory, 32 * MIB, &(struct rdt_block){0}, &err), RDT_UNSUPPORTED, "no room there");
     ops->free(memory, &block);
     ops->close(memory);
@@ -244,7 +244,7 @@ Test(memory_huge, wrong_values_are_refused)
     cr_expect_eq(open_with(mode), RDT_INVALID);
     cr_expect(strstr(err.msg, "try"), "%s", err.msg);
     cr_expect_eq(open_with(dir), RDT_INVALID);
-    cr_expect(strstr(err.msg, "no tmpfs"), "%s", err.msg);
+    cr_expect(strstr(err.msg, "is not on a tmpfs"), "%s", err.msg);
     cr_expect_neq(open_with(none), RDT_OK);
     cr_expect(strstr(err.msg, "/no/such"), "%s", err.msg);
 }
