@@ -1,12 +1,12 @@
-/* Bytes in and out of a lane: TLS or bare, always without blocking.
+/* Reads and writes the bytes of a lane, by TLS or unencrypted, always without blocking.
  *
- * A lane's descriptor is watched for edges: readable and writable stay set until the kernel has said that
- * there is no more. A short count from a bare socket says so too, and saves the call that would, unless the
- * end was announced with the same edge.
+ * epoll reports edges of a lane's descriptor, so readable and writable stay set until the kernel says that there is no more.
+ * A short count from an unencrypted socket also says so and saves another system call, unless epoll has announced the end of
+ * the connection with the same edge.
  *
- * What this process encrypts is gathered before it is sent: OpenSSL writes one record of 16 KiB at a time,
- * and for each a call costs more than its encryption. Over loopback, each end on a core of its own, a socket
- * by OpenSSL alone moved 1.0 GB/s, and 1.4 to 1.5 so, whether 128, 256 or 512 KiB are gathered.
+ * TLS records that this process encrypts are gathered before they are sent: OpenSSL writes one record of 16 KiB at a time,
+ * and a system call for each costs more than its encryption. Over loopback, with each end on a core of its own, OpenSSL on a
+ * socket moved 1.0 GB/s, and with gathering 1.4 to 1.5 GB/s, whether 128, 256 or 512 KiB were gathered.
  */
 #include <errno.h>
 #include <openssl/err.h>
@@ -16,14 +16,14 @@
 
 #include "backends/stream/stream.h"
 
-#define RECORD_EXTRA_BYTES 512 /* that a record takes beyond its bytes, at most */
+#define RECORD_EXTRA_BYTES 512 /* upper bound for what a record adds to its payload */
 
-enum doing { SHAKE, READ, WRITE };
+enum call { SHAKE, READ, WRITE };
 
-/* Of a call of OpenSSL that did not succeed. After the handshake neither end begins another, nor changes
- * keys: reading never wants to write, nor writing to read. A peer that brings that about would else keep us
- * trying for ever. */
-static ssize_t tls_outcome(struct lane *lane, int result, enum doing doing)
+/* Interprets a call of OpenSSL that did not succeed. After the handshake neither end begins another or changes keys, so
+ * reading never needs to write, nor writing to read. A peer that causes this fails its lane, since it could otherwise keep
+ * the thread busy for ever. */
+static ssize_t tls_outcome(struct lane *lane, int result, enum call call)
 {
     int error = errno;
     unsigned long code = ERR_peek_last_error();
@@ -31,15 +31,15 @@ static ssize_t tls_outcome(struct lane *lane, int result, enum doing doing)
     switch (SSL_get_error(lane->ssl, result)) {
     case SSL_ERROR_WANT_READ:
         lane->readable = false;
-        if (doing != WRITE)
+        if (call != WRITE)
             return CHANNEL_AGAIN;
-        lane->fault = "it begins a handshake anew";
+        lane->fault = "it began a second TLS handshake";
         break;
     case SSL_ERROR_WANT_WRITE:
         lane->writable = false;
-        if (doing != READ)
+        if (call != READ)
             return CHANNEL_AGAIN;
-        lane->fault = "it begins a handshake anew";
+        lane->fault = "it began a second TLS handshake";
         break;
     case SSL_ERROR_ZERO_RETURN:
         return CHANNEL_END;
@@ -54,7 +54,7 @@ static ssize_t tls_outcome(struct lane *lane, int result, enum doing doing)
     }
     ERR_clear_error();
     if (!lane->fault && !lane->error)
-        lane->fault = "TLS broke";
+        lane->fault = "TLS failed";
     return CHANNEL_BROKEN;
 }
 
@@ -67,22 +67,22 @@ enum rdt_status channel_shake(struct lane *lane)
     result = SSL_do_handshake(lane->ssl);
     if (result != 1)
         return tls_outcome(lane, result, SHAKE) == CHANNEL_AGAIN ? RDT_AGAIN : RDT_PROTOCOL;
-    if (!tls_has_key(lane->ssl)) { /* it cannot be: see tls_start */
-        lane->fault = "its TLS does not use the key";
+    if (!tls_has_key(lane->ssl)) { /* tls_start rules this out */
+        lane->fault = "its TLS handshake did not use the key of the offer";
         return RDT_PROTOCOL;
     }
     lane->kernel_tls = BIO_get_ktls_send(SSL_get_wbio(lane->ssl));
     return RDT_OK;
 }
 
-static ssize_t bare_outcome(struct lane *lane, bool *ready)
+static ssize_t plain_outcome(struct lane *lane, bool *ready)
 {
     if (errno == EAGAIN || errno == EWOULDBLOCK) {
         *ready = false;
         return CHANNEL_AGAIN;
     }
     if (errno == EINTR)
-        return CHANNEL_AGAIN; /* still ready: tried again */
+        return CHANNEL_AGAIN; /* the socket is still ready, and the caller tries again */
     lane->error = errno;
     return CHANNEL_BROKEN;
 }
@@ -108,7 +108,7 @@ ssize_t channel_read(struct lane *lane, void *first, size_t first_n, void *then,
         ERR_clear_error();
         errno = 0;
         result = SSL_read_ex(lane->ssl, first, first_n, &got);
-        if (lane->fault) { /* what the peer said between its bytes: see tls_create */
+        if (lane->fault) { /* set by on_message in tls.c */
             ERR_clear_error();
             return CHANNEL_BROKEN;
         }
@@ -116,7 +116,7 @@ ssize_t channel_read(struct lane *lane, void *first, size_t first_n, void *then,
     }
     n = readv(lane->fd, iov, then_n ? 2 : 1);
     if (n < 0)
-        return bare_outcome(lane, &lane->readable);
+        return plain_outcome(lane, &lane->readable);
     if (n == 0)
         return CHANNEL_END;
     if ((size_t)n < first_n + then_n && !lane->hung_up)
@@ -131,7 +131,7 @@ static int gather_write(BIO *bio, const char *bytes, int n)
     struct lane *lane = BIO_get_data(bio);
 
     BIO_clear_retry_flags(bio);
-    if ((size_t)n > GATHER_BYTES - lane->gathered_n) { /* it never is: see channel_write */
+    if ((size_t)n > GATHER_BYTES - lane->gathered_n) { /* channel_write makes room first */
         BIO_set_retry_write(bio);
         return -1;
     }
@@ -145,7 +145,7 @@ static long gather_control(BIO *bio, int command, long number, void *at)
     (void)bio;
     (void)number;
     (void)at;
-    return command == BIO_CTRL_FLUSH; /* the caller sends when it likes */
+    return command == BIO_CTRL_FLUSH; /* channel_flush sends */
 }
 
 BIO_METHOD *channel_gather_method(void)
@@ -184,7 +184,7 @@ ssize_t channel_flush(struct lane *lane)
         if (!lane->writable)
             return CHANNEL_AGAIN;
         n = send(lane->fd, lane->gathered + lane->gathered_at, lane->gathered_n - lane->gathered_at, MSG_NOSIGNAL);
-        if (n < 0 && bare_outcome(lane, &lane->writable) == CHANNEL_BROKEN)
+        if (n < 0 && plain_outcome(lane, &lane->writable) == CHANNEL_BROKEN)
             return CHANNEL_BROKEN;
         lane->gathered_at += n > 0 ? (size_t)n : 0;
     }
@@ -192,9 +192,9 @@ ssize_t channel_flush(struct lane *lane)
     return 1;
 }
 
-/* With TLS the caller gives one piece of a record at the most, and the same number of bytes again until it is
- * taken: the record may be encrypted and not all in the socket yet. (Where the kernel encrypts, bytes are
- * written as if there were no TLS.) */
+/* With TLS the caller passes at most the payload of one record, and after CHANNEL_AGAIN the same number of bytes again,
+ * because the record may be encrypted already and not be in the socket completely. If the kernel encrypts, bytes are written
+ * as if there were no TLS. */
 ssize_t channel_write(struct lane *lane, const struct iovec *iov, unsigned n)
 {
     const struct msghdr message = {.msg_iov = (struct iovec *)(uintptr_t)iov, .msg_iovlen = n};
@@ -216,7 +216,7 @@ ssize_t channel_write(struct lane *lane, const struct iovec *iov, unsigned n)
     }
     sent = sendmsg(lane->fd, &message, MSG_NOSIGNAL);
     if (sent < 0)
-        return bare_outcome(lane, &lane->writable);
+        return plain_outcome(lane, &lane->writable);
     if ((size_t)sent < iov_bytes(iov, n))
         lane->writable = false;
     return sent;

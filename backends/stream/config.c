@@ -1,4 +1,4 @@
-/* What the user wants of this transport, checked. */
+/* Reads and checks the configuration of this transport. */
 #include <string.h>
 
 #include "backends/common/configured.h"
@@ -14,7 +14,7 @@ static enum rdt_status config_ports(const struct rdt_host *host, struct settings
     if (end && *end == '-' && first > 0)
         end = configured_digits(end + 1, first, 65535, &last);
     if (!end || *end)
-        return rdt_error_set(err, RDT_INVALID, "ports = %s: expected a port, or FIRST-LAST, or 0", text);
+        return rdt_error_set(err, RDT_INVALID, "ports = %s: expected a port, FIRST-LAST, or 0", text);
     settings->first_port = (uint16_t)first;
     settings->last_port = (uint16_t)last;
     return RDT_OK;
@@ -41,7 +41,7 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     if (status == RDT_OK)
         status = configured_number(host, "dead_after", 1, 3600, &dead_after, err);
     if (status == RDT_OK && off)
-        status = rdt_error_set(err, RDT_UNSUPPORTED, "it is switched off: enabled = no in [stream]");
+        status = rdt_error_set(err, RDT_UNSUPPORTED, "it is switched off by enabled = no in [stream]");
     if (status == RDT_OK)
         status = configured_peers(host, err);
     if (status == RDT_OK)

@@ -1,7 +1,7 @@
 /* Connections: one per peer node, with the secrets of its lanes.
  *
- * The loop thread creates, connects, disconnects and destroys them. A disconnected one is closed when its
- * lanes are gone and its operations have ended: nothing can land any more.
+ * The loop thread creates, connects, disconnects and destroys them. A disconnected connection is closed when its lanes are
+ * gone and its operations have ended, so that nothing can be written to their memory any more.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ enum rdt_status conn_create(struct transport *transport, void *ctx, struct conn 
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a connection");
     if (getrandom(&conn->ours, sizeof conn->ours, 0) != sizeof conn->ours) {
         free(conn);
-        return rdt_error_sys(err, errno, "drawing a secret");
+        return rdt_error_sys(err, errno, "creating random secrets");
     }
     conn->transport = transport;
     conn->ctx = ctx;
@@ -77,7 +77,7 @@ enum rdt_status conn_connect(struct conn *conn, const void *blob, size_t bytes, 
     } else {
         conn->peer_address = address;
         conn->peers = secrets;
-        conn->tls = !plain || !transport->settings.plain; /* bare only if both ends trust the network */
+        conn->tls = !plain || !transport->settings.plain; /* unencrypted only if both ends trust the network */
         conn->connected = true;
         ops_start_sends(conn);
     }
@@ -100,13 +100,13 @@ void conn_disconnect(struct conn *conn)
 void conn_describe(struct conn *conn, char *text_p, size_t size)
 {
     (void)pthread_mutex_lock(&conn->transport->lock);
-    (void)snprintf(text_p, size, "%s", conn->how);
+    (void)snprintf(text_p, size, "%s", conn->description);
     (void)pthread_mutex_unlock(&conn->transport->lock);
 }
 
 /* ---- data threads ---- */
 
-/* The lock is held. Looks at every id to its end. */
+/* Finds the connection whose offer has this id. The caller holds the lock. The time does not depend on the id. */
 static struct conn *find(struct transport *transport, const uint8_t id[ID_BYTES])
 {
     struct conn *found = NULL;
@@ -141,8 +141,9 @@ const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const 
     (void)pthread_mutex_lock(&transport->lock);
     conn = find(transport, id);
     if (lane->evicted) {
-        why_not = "it made room for others";
-    } else if (!conn || !wire_same_secret(conn->ours.token, token, TOKEN_BYTES) || !numbers_take(&conn->taken, lane->number)) {
+        why_not = "it was closed to make room for others";
+    } else if (!conn || !wire_same_secret(conn->ours.token, token, TOKEN_BYTES) ||
+               !numbers_take(&conn->used_numbers, lane->number)) {
         why_not = "its token is unknown or was used before";
     } else if (conn->n_in == MAX_LANES) {
         why_not = "its node has too many connections";
@@ -171,13 +172,13 @@ void conn_lane_leaves(struct lane *lane)
 
 void conn_fail(struct conn *conn, enum rdt_status status, const char *msg)
 {
-    bool tell;
+    bool report;
 
     (void)pthread_mutex_lock(&conn->transport->lock);
-    tell = !conn->closing && !conn->failed;
-    conn->failed = conn->failed || tell;
+    report = !conn->closing && !conn->failed;
+    conn->failed = conn->failed || report;
     (void)pthread_mutex_unlock(&conn->transport->lock);
-    if (tell)
+    if (report)
         conn->transport->host.conn_failed(conn->ctx, status, msg);
 }
 
@@ -195,9 +196,9 @@ void conns_close(struct thread *thread)
             ring_remove(&conn->ring);
         (void)pthread_mutex_unlock(&transport->lock);
         if (closed)
-            transport->host.conn_closed(conn->ctx); /* which may destroy it at once */
+            transport->host.conn_closed(conn->ctx); /* the core may destroy it at once */
         else if (stuck)
-            conn_fail(conn, RDT_NO_MEMORY, "no memory for a connection of TCP");
+            conn_fail(conn, RDT_NO_MEMORY, "no memory for a TCP connection");
         (void)pthread_mutex_lock(&transport->lock);
     }
     (void)pthread_mutex_unlock(&transport->lock);

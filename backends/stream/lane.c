@@ -1,7 +1,7 @@
-/* Lanes: their memory, their states, and the settings of their sockets. Creates lanes and frees them; run.c
- * moves them on.
+/* Lanes: their memory, their states, and the options of their sockets. This file creates and frees lanes; run.c moves them
+ * through their states.
  *
- * The table below is the drawing in stream.h; a move that is not in it is a bug, and stops the process.
+ * The table below has the moves of the drawing in stream.h; any other move is a bug, and aborts the process.
  */
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -27,8 +27,8 @@ void lane_set_state(struct lane *lane, enum lane_state to)
     };
 
     if (!allowed[lane->state][to]) {
-        lane->transport->host.log(lane->transport->host.ctx, RDT_LOG_ERROR, "bug: a lane goes from state %d to %d", lane->state,
-                                  to);
+        lane->transport->host.log(lane->transport->host.ctx, RDT_LOG_ERROR, "bug: a lane may not go from state %d to %d",
+                                  lane->state, to);
         abort();
     }
     lane->state = to;
@@ -36,11 +36,11 @@ void lane_set_state(struct lane *lane, enum lane_state to)
 
 void lane_set_deadline(struct lane *lane, uint64_t ns)
 {
-    ring_remove(&lane->fresh);
+    ring_remove(&lane->timed);
     if (!ns)
         return;
     lane->deadline_ns = thread_now_ns() + ns;
-    ring_append(&lane->thread->fresh, &lane->fresh);
+    ring_append(&lane->thread->timed, &lane->timed);
 }
 
 void lane_socket(int fd, const struct settings *settings)
@@ -49,8 +49,8 @@ void lane_socket(int fd, const struct settings *settings)
     const unsigned dead_after_ms = settings->dead_after_s * 1000;
 
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    /* Bytes that are not acknowledged, and an idle connection whose other end has vanished, end the
-     * connection in time. */
+    /* The kernel ends a connection whose bytes are not acknowledged, and an idle one whose other end has vanished, within
+     * dead_after. */
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_after_ms, sizeof dead_after_ms);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &third, sizeof third);
@@ -71,7 +71,7 @@ struct lane *lane_create(struct transport *transport, struct conn *conn, int fd)
     lane->fd = fd;
     ring_init(&lane->idle);
     ring_init(&lane->attention);
-    ring_init(&lane->fresh);
+    ring_init(&lane->timed);
     ring_init(&lane->runnable);
     if (conn) {
         ring_append(&conn->lanes, &lane->ring);
@@ -113,7 +113,7 @@ void lane_free(struct lane *lane)
     free(lane->gathered);
     if (lane->fd >= 0)
         (void)close(lane->fd);
-    ring_remove(&lane->fresh);
+    ring_remove(&lane->timed);
     ring_remove(&lane->runnable);
     (void)pthread_mutex_lock(&transport->lock);
     ring_remove(&lane->ring);

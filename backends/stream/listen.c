@@ -1,7 +1,7 @@
-/* The listening socket: who knocks becomes a lane that has to say who it is, and soon.
+/* The listening socket. Each accepted connection becomes a lane that has to greet before its deadline.
  *
- * Strangers cost little and hold nothing up: there are at most MAX_STRANGERS of them, the oldest makes room
- * for the next (strangers.h), and each has HELLO_NS (run.c).
+ * Connections that have not greeted yet (strangers) cost little and delay nobody: there are at most MAX_STRANGERS of them,
+ * one of them makes room for the next (strangers.h), and each must complete its greeting within HELLO_NS (run.c).
  */
 #include <errno.h>
 #include <string.h>
@@ -13,13 +13,13 @@
 #include "backends/stream/stream.h"
 
 #define BACKLOG 256
-#define ACCEPTS_A_TURN 64
+#define ACCEPTS_PER_TURN 64
 
 static bool bind_one(struct transport *transport, struct sockaddr_storage *address, uint16_t port)
 {
     socklen_t bytes = address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 
-    ((struct sockaddr_in *)address)->sin_port = htons(port); /* at the same place in both */
+    ((struct sockaddr_in *)address)->sin_port = htons(port); /* the port has the same offset in both kinds of address */
     return !bind(transport->listener, (const struct sockaddr *)address, bytes) && !listen(transport->listener, BACKLOG);
 }
 
@@ -35,7 +35,7 @@ enum rdt_status listen_open(struct transport *transport, struct rdt_error *err)
     for (;; port++) {
         transport->listener = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
         if (transport->listener < 0)
-            return rdt_error_sys(err, errno, "making a socket for peers");
+            return rdt_error_sys(err, errno, "creating a socket for peers");
         (void)setsockopt(transport->listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
         if (bind_one(transport, &address, (uint16_t)port))
             break;
@@ -46,39 +46,39 @@ enum rdt_status listen_open(struct transport *transport, struct rdt_error *err)
         transport->listener = -1;
     }
     if (getsockname(transport->listener, (struct sockaddr *)&transport->address, &bytes))
-        return rdt_error_sys(err, errno, "asking where we listen");
+        return rdt_error_sys(err, errno, "asking for the address of the listening socket");
     return RDT_OK;
 }
 
-/* The lock is held. */
+/* Adds the lane to the strangers, of whom another may have to make room. The caller holds the lock. */
 static void admit(struct lane *lane, const struct sockaddr_storage *address)
 {
-    struct stranger *goes;
+    struct stranger *evicted;
 
     strangers_source(address, lane->stranger.source);
-    goes = strangers_admit(&lane->transport->strangers, &lane->stranger, false);
-    if (!goes)
+    evicted = strangers_admit(&lane->transport->strangers, &lane->stranger, false);
+    if (!evicted)
         return;
-    lane = container_of(goes, struct lane, stranger);
+    lane = container_of(evicted, struct lane, stranger);
     lane->evicted = true;
     thread_attend(lane);
 }
 
 void listen_accept(struct transport *transport, struct thread *thread)
 {
-    for (unsigned i = 0; i < ACCEPTS_A_TURN; i++) {
+    for (unsigned i = 0; i < ACCEPTS_PER_TURN; i++) {
         struct sockaddr_storage address = {0};
         socklen_t bytes = sizeof address;
         int fd = accept4(transport->listener, (struct sockaddr *)&address, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
         struct lane *lane;
 
         if (fd < 0) {
-            /* Nothing can be accepted for want of descriptors or memory: not asked again before the next tick. */
+            /* Without descriptors or memory nothing can be accepted: the thread tries again at its next tick. */
             if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-                thread->deaf = true;
+                thread->listener_paused = true;
                 (void)epoll_ctl(thread->epoll, EPOLL_CTL_DEL, transport->listener, NULL);
             }
-            return; /* else: there is none, or it has gone again */
+            return; /* otherwise no connection is waiting, or the one that was has gone again */
         }
         lane_socket(fd, &transport->settings);
         (void)pthread_mutex_lock(&transport->lock);

@@ -1,8 +1,7 @@
-/* Operations: what is posted, found, cancelled and ended.
+/* Operations: they are posted, taken by lanes, cancelled and ended here.
  *
- * A receive is in its bucket before post_recv returns, and the core has the peer send only after that: a
- * chunk that finds no receive is one whose receive was cancelled, and is dropped. Nothing ever waits behind
- * it.
+ * A receive is in its bucket before post_recv returns, and the core lets the peer send only after that. So a chunk that finds
+ * no receive belongs to a receive that was cancelled, and is dropped; it delays no later chunk.
  */
 #include <stdlib.h>
 
@@ -10,8 +9,8 @@
 
 /* ---- states ---- */
 
-/* The lock is held. The table is the drawing in stream.h; a move that is not in it is a bug, and stops the
- * process. */
+/* The table has the moves of the drawing in stream.h; any other move is a bug, and aborts the process. The caller holds the
+ * lock. */
 static void set_state(struct operation *operation, enum op_state to)
 {
     static const bool allowed[OP_ENDED + 1][OP_ENDED + 1] = {
@@ -23,7 +22,7 @@ static void set_state(struct operation *operation, enum op_state to)
     const struct rdt_host *host = &operation->conn->transport->host;
 
     if (!allowed[operation->state][to]) {
-        host->log(host->ctx, RDT_LOG_ERROR, "bug: an operation goes from state %d to %d", operation->state, to);
+        host->log(host->ctx, RDT_LOG_ERROR, "bug: an operation may not go from state %d to %d", operation->state, to);
         abort();
     }
     operation->state = to;
@@ -36,7 +35,7 @@ static struct ring *recv_bucket(struct conn *conn, uint64_t transfer, uint64_t c
     return &conn->recvs[((transfer * 0x9e3779b97f4a7c15u) ^ (chunk * 0xd6e8feb86659fd93u)) >> 32 & (RECV_BUCKETS - 1)];
 }
 
-/* The lock is held. */
+/* The caller holds the lock. */
 static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_t chunk)
 {
     struct ring *bucket = recv_bucket(conn, transfer, chunk);
@@ -50,10 +49,10 @@ static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_
     return NULL;
 }
 
-/* ---- any thread; the lock is held ---- */
+/* ---- any thread, with the lock ---- */
 
-/* Has an idle lane take what is queued, or a new lane if the connection may have one more. A lane that is
- * busy or still greeting takes from the queue by itself. */
+/* Has an idle lane, or a new one if the connection may have one more, take the queued sends. A lane that is busy or still
+ * greeting takes from the queue by itself. */
 void ops_start_sends(struct conn *conn)
 {
     struct lane *lane;
@@ -71,7 +70,7 @@ void ops_start_sends(struct conn *conn)
     if (lane)
         thread_attend(lane);
     else if (!conn->n_out)
-        thread_visit(conn); /* with no lane at all, the home thread fails the connection */
+        thread_visit(conn); /* the home thread fails a connection without any lane */
 }
 
 /* ---- loop thread ---- */
@@ -99,7 +98,7 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, bool is_send, stru
         conn->posted++;
         ring_append(is_send ? &conn->sends : recv_bucket(conn, op->transfer, op->chunk), &operation->ring);
         if (is_send)
-            ops_start_sends(conn); /* a receive needs nobody awake: its bytes wake their lane */
+            ops_start_sends(conn); /* a receive wakes no thread: its bytes will */
     }
     (void)pthread_mutex_unlock(&transport->lock);
     if (status != RDT_OK)
@@ -107,7 +106,7 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, bool is_send, stru
     return status;
 }
 
-/* The lock is held. */
+/* The caller holds the lock. */
 static void end_queued(struct operation *operation)
 {
     struct thread *home = operation->conn->home;
@@ -118,15 +117,14 @@ static void end_queued(struct operation *operation)
     thread_wake(home);
 }
 
-/* A lane lets go of memory between two system calls, however much of the chunk is still to come or to be
- * sent: it reads the rest into the void, or sends zeros in its place and says so behind them. The connection
- * need not be rebuilt for a cancel. */
+/* A lane stops using an operation's memory between two system calls, however much of the chunk is still missing: it reads the
+ * rest into scratch memory, or sends zeros instead and says so in the trailer. So a cancel needs no new connection. */
 void op_cancel(struct conn *conn, struct rdt_op *op)
 {
     struct operation *operation;
 
     (void)pthread_mutex_lock(&conn->transport->lock);
-    operation = op->priv[0]; /* NULL: it has ended, and the core has not heard of it yet */
+    operation = op->priv[0]; /* NULL: it has ended, but the core has not handled its op_done yet */
     if (operation && operation->state == OP_QUEUED) {
         end_queued(operation);
     } else if (operation && operation->state == OP_RUNNING) {
@@ -147,7 +145,7 @@ void ops_end_queued(struct conn *conn)
 
 /* ---- data threads ---- */
 
-/* The lock is held. */
+/* The caller holds the lock. */
 static void start(struct operation *operation, struct lane *lane)
 {
     ring_remove(&operation->ring);
@@ -192,7 +190,7 @@ void op_end(struct operation *operation, enum rdt_status status, const char *msg
     struct rdt_op *op = operation->op;
 
     (void)pthread_mutex_lock(&transport->lock);
-    op->priv[0] = NULL; /* a cancel that comes now finds nothing */
+    op->priv[0] = NULL; /* a cancel from now on finds nothing */
     if (status != RDT_OK && (conn->closing || operation->state == OP_STOPPING))
         status = RDT_CANCELLED, msg = NULL;
     set_state(operation, OP_ENDED);
@@ -201,8 +199,8 @@ void op_end(struct operation *operation, enum rdt_status status, const char *msg
     transport->host.op_done(op, status, msg);
     free(operation);
 
-    /* Only now: when a connection has nothing posted left, it is told to be closed, and the core has heard of
-     * all before. */
+    /* The count goes down after op_done, because conn_closed may be reported once it is zero, and must come after every
+     * op_done. */
     (void)pthread_mutex_lock(&transport->lock);
     conn->posted--;
     if (conn->closing && !conn->posted)

@@ -1,12 +1,12 @@
-/* Receiving: straight into the memory that was posted for the chunk.
+/* Receiving: the bytes of a chunk are read directly into the memory of its receive.
  *
- * A chunk for which nothing is posted, or something of another length, is read into the void.
+ * A chunk for which no receive is posted, or one of another length, is read into scratch memory and dropped.
  */
 #include <string.h>
 
 #include "backends/stream/stream.h"
 
-#define BUDGET_BYTES ((size_t)4 << 20) /* before other lanes have their turn */
+#define BUDGET_BYTES ((size_t)4 << 20) /* that a lane moves before other lanes have their turn */
 
 static void take_header(struct lane *lane)
 {
@@ -24,10 +24,10 @@ static void take_header(struct lane *lane)
     }
     operation = op_take_recv(lane->conn, lane, &lane->header);
     if (operation && operation->op->piece.bytes != lane->header.bytes) {
-        op_end(operation, RDT_TRANSPORT, "the peer's chunk has another length than the one posted for it");
+        op_end(operation, RDT_TRANSPORT, "the peer's chunk has another length than the receive that was posted for it");
         operation = NULL;
     } else if (!operation) {
-        host->log(host->ctx, RDT_LOG_DEBUG, "dropped chunk %llu of transfer %llu, for which nothing is posted",
+        host->log(host->ctx, RDT_LOG_DEBUG, "dropped chunk %llu of transfer %llu, for which no receive is posted",
                   (unsigned long long)lane->header.chunk, (unsigned long long)lane->header.transfer);
     }
     lane->operation = operation;
@@ -47,15 +47,15 @@ static void take_trailer(struct lane *lane)
         return;
     }
     lane->small_n -= TRAILER_BYTES;
-    memmove(lane->small, lane->small + TRAILER_BYTES, lane->small_n); /* of the next header */
+    memmove(lane->small, lane->small + TRAILER_BYTES, lane->small_n); /* the start of the next header */
     lane->stage = IN_HEADER;
     lane->operation = NULL;
     lane->memory = NULL;
     if (operation)
-        op_end(operation, whole ? RDT_OK : RDT_TRANSPORT, whole ? NULL : "the sender gave up on the chunk");
+        op_end(operation, whole ? RDT_OK : RDT_TRANSPORT, whole ? NULL : "the sender ended the chunk early");
 }
 
-/* Of a header or trailer; true: it is there. */
+/* Reads a header or trailer into lane->small. True: it is complete. */
 static bool read_small(struct lane *lane, size_t bytes)
 {
     while (lane->small_n < bytes) {
@@ -73,14 +73,15 @@ static bool read_small(struct lane *lane, size_t bytes)
     return true;
 }
 
-/* Some of the chunk's bytes, and what follows them if it is here already: its trailer and the next header. */
+/* Reads some of the chunk's bytes, and also its trailer and the next header if they have arrived already. Returns the number
+ * of bytes. */
 static size_t read_bytes(struct lane *lane)
 {
     uint64_t rest = lane->bytes - lane->at;
     uint8_t *to = lane->memory ? lane->memory + lane->at : lane->thread->scratch;
-    size_t most = lane->memory ? PIECE_BYTES : SCRATCH_BYTES;
-    bool all = rest <= most;
-    ssize_t n = channel_read(lane, to, all ? rest : most, lane->small, all ? TRAILER_BYTES + HEADER_BYTES : 0);
+    size_t max = lane->memory ? PIECE_BYTES : SCRATCH_BYTES;
+    bool all = rest <= max;
+    ssize_t n = channel_read(lane, to, all ? rest : max, lane->small, all ? TRAILER_BYTES + HEADER_BYTES : 0);
 
     if (n < 0) {
         lane_fail(lane, NULL, 0);
@@ -113,7 +114,7 @@ void receive_run(struct lane *lane)
             if (!lane->readable)
                 return;
             n = read_bytes(lane);
-            thread_give_way(lane->thread);
+            thread_yield(lane->thread);
             if (n >= budget) {
                 thread_run_again(lane);
                 return;

@@ -1,10 +1,8 @@
-/* A lane from its first byte to its last: it dials or is accepted, both ends greet each other, then chunks
- * move until it ends.
+/* Moves a lane through its states: it dials or is accepted, both ends greet each other, then chunks move until it ends.
  *
- * The dialler opens with TLS or, where both ends trust the network, with HELLO at once. The listener sees by
- * the first byte which it is, and answers a bare HELLO only if it offered that. In either case the token must
- * be that of an offer, with a number that was not used before, and the answer must be the one that only the
- * node that made the offer knows.
+ * The dialler begins with TLS or, if both ends trust the network, with HELLO. The listener recognizes by the first byte which
+ * it is, and answers an unencrypted HELLO only if its offer allowed that. In either case the HELLO must show the token of an
+ * offer and a number that was not used before, and the WELCOME must show the proof that only the node of that offer knows.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -13,12 +11,12 @@
 
 #include "backends/stream/stream.h"
 
-#define HELLO_NS (5 * 1000000000ull) /* how long a stranger may take to say who it is */
+#define HELLO_NS (5 * 1000000000ull) /* how long a stranger may take for its greeting */
 #define SECOND_NS 1000000000ull
 
 /* ---- the end ---- */
 
-/* Logs at most one line a second: strangers must not fill the log. */
+/* Logs at most one line a second above debug level, so that strangers cannot fill the log. */
 static void log_stranger(struct lane *lane, const char *why)
 {
     struct transport *transport = lane->transport;
@@ -42,7 +40,7 @@ static void finish(struct lane *lane)
     (void)snprintf(msg, sizeof msg, "%s",
                    lane->fault   ? lane->fault
                    : lane->error ? strerror(lane->error)
-                                 : "closed by the peer");
+                                 : "the peer closed the connection");
     if (lane->conn)
         conn_fail(lane->conn, status, msg);
     else
@@ -129,27 +127,28 @@ static void run_peeking(struct lane *lane)
     else if (lane->transport->settings.plain)
         lane_set_state(lane, LANE_GREETING);
     else
-        lane_fail(lane, "it does not speak TLS", 0);
+        lane_fail(lane, "it does not use TLS", 0);
 }
 
 static void run_shaking(struct lane *lane)
 {
     enum rdt_status status = channel_shake(lane);
     struct transport *transport = lane->transport;
-    bool tell;
+    bool is_first;
 
     if (status == RDT_AGAIN)
         return;
     if (status != RDT_OK) {
-        lane_fail(lane, lane->error ? NULL : "TLS broke", 0);
+        lane_fail(lane, lane->error ? NULL : "TLS failed", 0);
         return;
     }
     (void)pthread_mutex_lock(&transport->lock);
-    tell = lane->kernel_tls && !transport->told_kernel_tls;
-    transport->told_kernel_tls = transport->told_kernel_tls || tell;
+    is_first = lane->kernel_tls && !transport->logged_kernel_tls;
+    transport->logged_kernel_tls = transport->logged_kernel_tls || is_first;
     (void)pthread_mutex_unlock(&transport->lock);
-    transport->host.log(transport->host.ctx, tell ? RDT_LOG_INFO : RDT_LOG_DEBUG, "%s by %s, %s", SSL_get_version(lane->ssl),
-                        SSL_get_cipher_name(lane->ssl), lane->kernel_tls ? "in the kernel" : "in this process");
+    transport->host.log(transport->host.ctx, is_first ? RDT_LOG_INFO : RDT_LOG_DEBUG, "%s by %s, %s",
+                        SSL_get_version(lane->ssl), SSL_get_cipher_name(lane->ssl),
+                        lane->kernel_tls ? "in the kernel" : "in this process");
     lane_set_state(lane, LANE_GREETING);
 }
 
@@ -165,7 +164,7 @@ static bool greeting_moved(struct lane *lane, bool out, size_t bytes)
         if (n > 0)
             lane->small_n += (size_t)n;
         else if (n != CHANNEL_AGAIN)
-            lane_fail(lane, n == CHANNEL_END && lane->incoming ? "it left before its greeting" : NULL, 0);
+            lane_fail(lane, n == CHANNEL_END && lane->incoming ? "it closed the connection before its greeting" : NULL, 0);
         if (lane->state == LANE_GONE)
             return false;
     }
@@ -181,10 +180,10 @@ static void become_ready(struct lane *lane)
 
     (void)pthread_mutex_lock(&lane->transport->lock);
     if (lane->ssl)
-        (void)snprintf(conn->how, sizeof conn->how, "tcp, %s %s%s", SSL_get_version(lane->ssl), SSL_get_cipher_name(lane->ssl),
-                       lane->kernel_tls ? " in the kernel" : "");
+        (void)snprintf(conn->description, sizeof conn->description, "tcp, %s %s%s", SSL_get_version(lane->ssl),
+                       SSL_get_cipher_name(lane->ssl), lane->kernel_tls ? " in the kernel" : "");
     else
-        (void)snprintf(conn->how, sizeof conn->how, "tcp, not encrypted");
+        (void)snprintf(conn->description, sizeof conn->description, "tcp, not encrypted");
     (void)pthread_mutex_unlock(&lane->transport->lock);
     if (!lane->incoming && !channel_gather(lane)) {
         lane_fail(lane, NULL, ENOMEM);
@@ -209,7 +208,7 @@ static void greet_as_dialler(struct lane *lane)
     if (wire_read_welcome(lane->small, proof) && wire_same_secret(proof, lane->conn->peers.proof, TOKEN_BYTES))
         become_ready(lane);
     else
-        lane_fail(lane, "its answer is malformed, or not that of the peer", 0);
+        lane_fail(lane, "its answer to the greeting is malformed, or is not the peer's", 0);
 }
 
 static void greet_as_listener(struct lane *lane)
@@ -223,7 +222,7 @@ static void greet_as_listener(struct lane *lane)
         if (!wire_read_hello(lane->small, id, token, &lane->number))
             why_not = "its greeting is malformed";
         else if (lane->ssl && !wire_same_secret(id, lane->id, ID_BYTES))
-            why_not = "its greeting is not of whom it has the key";
+            why_not = "its greeting names another offer than its TLS key";
         else
             why_not = conn_take_lane(lane, id, token);
         explicit_bzero(lane->small, sizeof lane->small);
@@ -239,8 +238,8 @@ static void greet_as_listener(struct lane *lane)
 
 /* ---- running ---- */
 
-/* On a lane that we dialled the peer sends nothing, but it may close its end. */
-static void listen_for_end(struct lane *lane)
+/* On a lane that this end dialled the peer sends nothing, but it may close its end. */
+static void watch_for_end(struct lane *lane)
 {
     uint8_t byte;
 
@@ -248,7 +247,7 @@ static void listen_for_end(struct lane *lane)
         ssize_t n = channel_read(lane, &byte, 1, NULL, 0);
 
         if (n > 0)
-            lane_fail(lane, "it speaks where it has nothing to say", 0);
+            lane_fail(lane, "it sent bytes on a connection on which only this end sends", 0);
         else if (n != CHANNEL_AGAIN)
             lane_fail(lane, NULL, 0);
     }
@@ -276,13 +275,13 @@ static void step(struct lane *lane)
         if (lane->incoming) {
             receive_run(lane);
         } else {
-            listen_for_end(lane);
+            watch_for_end(lane);
             if (lane->state == LANE_READY)
                 send_run(lane);
         }
         break;
     case LANE_LEAVING:
-        listen_for_end(lane);
+        watch_for_end(lane);
         break;
     case LANE_GONE:
         break;
@@ -300,14 +299,14 @@ void lane_run(struct lane *lane)
     if (lane->state != LANE_GONE)
         return;
     if (lane->left)
-        lane_free(lane); /* as agreed */
+        lane_free(lane); /* both ends agreed to close it */
     else
         finish(lane);
 }
 
-/* Ends the operation of a lane in the middle of its chunk. Bytes that are still to come are read and dropped.
- * Bytes that are still to be sent are replaced by zeros, and the trailer says so. */
-static void let_go(struct lane *lane)
+/* Ends the operation of a lane in the middle of its chunk. The rest of a chunk that is received is read and dropped. The rest
+ * of a chunk that is sent is replaced by zeros, and the trailer says so. */
+static void end_early(struct lane *lane)
 {
     struct operation *operation = lane->operation;
 
@@ -328,8 +327,8 @@ void lane_attend(struct lane *lane)
     cancelled = lane->operation && lane->operation->state == OP_STOPPING;
     (void)pthread_mutex_unlock(&transport->lock);
     if (gone)
-        lane_fail(lane, lane->conn ? NULL : "it made room for others", 0);
+        lane_fail(lane, lane->conn ? NULL : "it was closed to make room for others", 0);
     else if (cancelled)
-        let_go(lane);
+        end_early(lane);
     lane_run(lane);
 }

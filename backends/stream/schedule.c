@@ -1,7 +1,6 @@
-/* What brings a data thread to look at something: the lists that it works through, and the call that wakes it.
+/* The lists of work of the data threads, and the call that wakes a thread.
  *
- * The lowest of the files that know lanes: everything above it puts its work into these lists, and thread.c,
- * the highest, takes it out of them again.
+ * This is the lowest of the files that know lanes: the files above put work into these lists, and thread.c takes it out.
  */
 #include <sched.h>
 #include <sys/epoll.h>
@@ -10,7 +9,7 @@
 
 #include "backends/stream/stream.h"
 
-#define GIVE_WAY_NS 50000
+#define YIELD_AFTER_NS 50000
 
 uint64_t thread_now_ns(void)
 {
@@ -20,12 +19,12 @@ uint64_t thread_now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-void thread_give_way(struct thread *thread)
+void thread_yield(struct thread *thread)
 {
-    if (thread_now_ns() - thread->gave_way_ns < GIVE_WAY_NS)
+    if (thread_now_ns() - thread->yielded_ns < YIELD_AFTER_NS)
         return;
     (void)sched_yield();
-    thread->gave_way_ns = thread_now_ns();
+    thread->yielded_ns = thread_now_ns();
 }
 
 void thread_wake(struct thread *thread)

@@ -1,22 +1,24 @@
-/* Sending: header, the operation's bytes straight from its memory, trailer.
+/* Sending: a header, the operation's bytes directly from its memory, and a trailer.
  *
- * Plain sendmsg: the kernel's copy is what lets go of the memory at once, whoever writes or frees it next.
- * MSG_ZEROCOPY, splice and sendfile would read live memory again with every retransmission, long after the
- * operation has ended; sendfile was no faster on loopback either (0.86 times). Measured in chunks of 4 MiB
- * between two daemons, each on a core of its own, beside a bare socket that does nothing else: pieces of 256
- * KiB for each call 0.75 times its speed, of 512 KiB 0.9, of 1 MiB 1.0 to 1.2; shorter pieces at either end
- * alone cost as much. */
+ * sendmsg copies the bytes into the kernel, so that the memory may be written or freed as soon as the operation has ended.
+ * MSG_ZEROCOPY, splice and sendfile would read the memory again with every retransmission, long after that; sendfile was not
+ * faster on loopback either (0.86 times).
+ *
+ * PIECE_BYTES was measured with chunks of 4 MiB between two daemons, each on a core of its own, against a plain socket that
+ * does nothing else: with 256 KiB for each call 0.75 times its speed, with 512 KiB 0.9, with 1 MiB 1.0 to 1.2. Shorter pieces
+ * at only one of the two ends are as slow.
+ */
 #include <string.h>
 #include <sys/socket.h>
 
 #include "backends/stream/stream.h"
 
-#define BUDGET_BYTES ((size_t)4 << 20) /* before other lanes have their turn */
+#define BUDGET_BYTES ((size_t)4 << 20) /* that a lane moves before other lanes have their turn */
 
 static const uint8_t zeros[RECORD_BYTES * 4];
 
-/* The chunk as it goes out: [header | bytes | trailer], of which lane->at bytes are out; header and trailer
- * lie in lane->small. */
+/* Returns the length of what is sent for a chunk: [header | bytes | trailer]. lane->at bytes of it have been sent; header and
+ * trailer lie in lane->small. */
 static uint64_t total(const struct lane *lane)
 {
     return lane->header.kind == HEADER_BYE ? HEADER_BYTES : HEADER_BYTES + lane->bytes + TRAILER_BYTES;
@@ -47,7 +49,8 @@ static bool start_next(struct lane *lane)
     return true;
 }
 
-/* What follows lane->at, up to a piece of the bytes and what is around it: how many parts. */
+/* Fills iov_p with what follows lane->at: the header, at most a piece of the bytes, and the trailer. Returns the number of
+ * parts. */
 static unsigned parts_of(struct lane *lane, struct iovec iov_p[3])
 {
     uint64_t end = HEADER_BYTES + lane->bytes;
@@ -59,7 +62,7 @@ static unsigned parts_of(struct lane *lane, struct iovec iov_p[3])
         return n;
     if (lane->at < end) {
         uint64_t done = lane->at > HEADER_BYTES ? lane->at - HEADER_BYTES : 0, rest = lane->bytes - done;
-        uint64_t most = lane->memory ? PIECE_BYTES : sizeof zeros, now = rest < most ? rest : most;
+        uint64_t max = lane->memory ? PIECE_BYTES : sizeof zeros, now = rest < max ? rest : max;
 
         iov_p[n++] = (struct iovec){lane->memory ? lane->memory + done : (uint8_t *)(uintptr_t)zeros, now};
         if (now < rest)
@@ -70,7 +73,8 @@ static unsigned parts_of(struct lane *lane, struct iovec iov_p[3])
     return n;
 }
 
-/* The next record: its bytes in one piece, copied if they are not. How many depends on lane->at alone. */
+/* Returns the payload of the next TLS record, copied into one piece if necessary. Its length depends on lane->at alone, as
+ * channel_write demands. */
 static struct iovec record(struct lane *lane)
 {
     uint64_t rest = total(lane) - lane->at, n = rest < RECORD_BYTES ? rest : RECORD_BYTES;
@@ -97,7 +101,7 @@ static void finish(struct lane *lane)
     lane_leave(lane);
 }
 
-/* Its memory is not needed any more: the rest is ours. */
+/* All bytes of the operation have been sent; only the trailer, which is the lane's, may be left. */
 static void end_operation(struct lane *lane)
 {
     struct operation *operation = lane->operation;
@@ -107,12 +111,12 @@ static void end_operation(struct lane *lane)
     op_end(operation, RDT_OK, NULL);
 }
 
-/* What has been gathered goes out. False: not all of it, or the lane has failed. */
+/* Sends the gathered records. False: some are left, or the lane has failed. */
 static bool flushed(struct lane *lane)
 {
     ssize_t n = channel_flush(lane);
 
-    thread_give_way(lane->thread);
+    thread_yield(lane->thread);
     if (n < 0)
         lane_fail(lane, NULL, 0);
     return n == 1;
@@ -127,7 +131,7 @@ void send_run(struct lane *lane)
         unsigned n_iov = 1;
         ssize_t n;
 
-        if (lane->sending && lane->at == total(lane)) { /* a BYE that is not all out */
+        if (lane->sending && lane->at == total(lane)) { /* a BYE of which some is still gathered */
             if (flushed(lane))
                 finish(lane);
             return;
@@ -141,7 +145,7 @@ void send_run(struct lane *lane)
         else
             n_iov = parts_of(lane, iov);
         n = channel_write(lane, iov, n_iov);
-        thread_give_way(lane->thread);
+        thread_yield(lane->thread);
         if (n < 0) {
             lane_fail(lane, NULL, 0);
             return;

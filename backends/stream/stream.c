@@ -1,8 +1,7 @@
-/* The transport "stream": TCP connections of its own beside the peer link, two-sided, between host memories.
- * Works everywhere: it encrypts unless both ends trust the network, and needs nothing of the machine but TCP.
+/* The transport "stream": two-sided, between host memory of two nodes, over its own TCP connections beside the peer link.
+ * It works everywhere: it encrypts unless both ends trust the network, and needs only TCP.
  *
- * Owns the table of operations and the life of the transport. stream.h says what the other files do, and in
- * which order they lie.
+ * This file has the table of operations, and opens and closes the transport. stream.h lists the other files and their order.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +52,8 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
     }
     host->log(host->ctx, RDT_LOG_INFO, "listens on %s port %u: %s; %s", settings.listen,
               ntohs(((const struct sockaddr_in *)&transport->address)->sin_port),
-              settings.plain ? "bare where the peer trusts the network too, else TLS 1.3" : "TLS 1.3", tls_kernel_state());
+              settings.plain ? "unencrypted if the peer trusts the network too, otherwise TLS 1.3" : "TLS 1.3",
+              tls_kernel_state());
     *transport_p = transport;
     return RDT_OK;
 }
@@ -155,14 +155,14 @@ static const struct rdt_transport_ops transport_ops = {
 };
 
 static const struct rdt_config_key config_keys[] = {
-    {"enabled", "yes", "no: this node neither offers nor uses it"},
-    {"listen", "", "numeric address that peers connect to; empty: that of the peer link, else of the interfaces"},
-    {"ports", "0", "TCP port to listen on, or FIRST-LAST, the first that is free; 0: any"},
+    {"enabled", "yes", "no: this node neither offers nor uses the transport"},
+    {"listen", "", "numeric address that peers connect to; empty: that of the peer link, otherwise of the interfaces"},
+    {"ports", "0", "TCP port to listen on, or FIRST-LAST for the first free one; 0: any"},
     {"encrypt", "unless_trusted", "TLS between the nodes: unless_trusted (both have trusted_network = yes), or always"},
     {"connections", "0", "TCP connections to one peer; 0: as many as threads"},
-    {"threads", "0", "that move bytes; 0: one for each four processors, at most 4"},
-    {"rekey_bytes", "68719476736", "a connection by TLS is replaced by a new one, with new keys, after so many bytes"},
-    {"dead_after", "10", "seconds without a sign of life from a peer's kernel until its connection fails"},
+    {"threads", "0", "threads that move bytes; 0: one for every four processors, at most 4"},
+    {"rekey_bytes", "68719476736", "bytes after which a TLS connection is replaced by a new one with new keys"},
+    {"dead_after", "10", "seconds without an answer of the peer's kernel after which a connection fails"},
     {NULL, NULL, NULL},
 };
 

@@ -1,5 +1,5 @@
-/* The data threads: each sleeps in its own epoll, runs the lanes that can go on in turns, and does what the
- * loop thread asked for. */
+/* The data threads. Each sleeps in its own epoll, runs in turn the lanes that can move bytes, and does what the loop thread
+ * has asked for. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #include "backends/stream/stream.h"
 
-#define TICK_MS 200 /* while somebody has a deadline */
+#define TICK_MS 200 /* how often a thread checks deadlines, while a lane has one */
 #define EVENTS 64
 
 static bool watch(struct thread *thread, int fd, uint32_t events, void *what)
@@ -44,7 +44,7 @@ static void run_all(struct thread *thread)
 
     if (ring_empty(&thread->runnable))
         return;
-    now = thread->runnable; /* whoever wants another turn waits for the next round */
+    now = thread->runnable; /* a lane that asks for another turn waits for the next round */
     now.next->prev = now.prev->next = &now;
     ring_init(&thread->runnable);
     while (!ring_empty(&now)) {
@@ -59,24 +59,23 @@ static void expire(struct thread *thread)
 {
     uint64_t now_ns = thread_now_ns();
 
-    for (struct ring *at = thread->fresh.next, *next; at != &thread->fresh; at = next) {
-        struct lane *lane = container_of(at, struct lane, fresh);
+    for (struct ring *at = thread->timed.next, *next; at != &thread->timed; at = next) {
+        struct lane *lane = container_of(at, struct lane, timed);
 
         next = at->next;
         if (now_ns < lane->deadline_ns)
             continue;
-        lane_fail(lane, lane->incoming ? "it says nothing" : NULL, ETIMEDOUT);
+        lane_fail(lane, lane->incoming ? "it did not complete its greeting in time" : NULL, ETIMEDOUT);
         lane_run(lane);
     }
-    if (thread->deaf)
-        thread->deaf = !watch(thread, thread->transport->listener, EPOLLIN, &thread->transport->listener);
+    if (thread->listener_paused)
+        thread->listener_paused = !watch(thread, thread->transport->listener, EPOLLIN, &thread->transport->listener);
 }
 
-/* True: there is nothing to do until something comes; whoever has something from now on wakes us. */
+/* True: there is nothing to do, and from now on new work wakes the thread. */
 static bool fall_asleep(struct thread *thread, bool *stopping_p)
 {
     struct transport *transport = thread->transport;
-
     bool quiet;
 
     (void)pthread_mutex_lock(&transport->lock);
@@ -91,7 +90,7 @@ static void await(struct thread *thread, bool asleep)
 {
     struct transport *transport = thread->transport;
     struct epoll_event events[EVENTS];
-    bool ticking = !ring_empty(&thread->fresh) || thread->deaf;
+    bool ticking = !ring_empty(&thread->timed) || thread->listener_paused;
     int n = epoll_wait(thread->epoll, events, EVENTS, !asleep ? 0 : ticking ? TICK_MS : -1);
 
     (void)pthread_mutex_lock(&transport->lock);
@@ -132,8 +131,8 @@ static void *thread_main(void *arg)
         await(thread, asleep);
     }
     attend_all(thread);
-    while (!ring_empty(&thread->fresh)) /* strangers: whoever had said who it was has gone with its connection */
-        lane_free(container_of(thread->fresh.next, struct lane, fresh));
+    while (!ring_empty(&thread->timed)) /* strangers; other lanes have gone with their connections */
+        lane_free(container_of(thread->timed.next, struct lane, timed));
     return NULL;
 }
 
@@ -155,7 +154,7 @@ static enum rdt_status thread_init(struct transport *transport, struct thread *t
     ring_init(&thread->attention);
     ring_init(&thread->visits);
     ring_init(&thread->ending);
-    ring_init(&thread->fresh);
+    ring_init(&thread->timed);
     ring_init(&thread->runnable);
     thread->epoll = epoll_create1(EPOLL_CLOEXEC);
     thread->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -177,7 +176,7 @@ static void stop(struct transport *transport, unsigned started, unsigned prepare
     (void)pthread_mutex_unlock(&transport->lock);
     for (unsigned i = 0; i < started; i++)
         (void)pthread_join(transport->threads[i].id, NULL);
-    for (unsigned i = 0; i < started; i++) /* whom the listener's thread accepted for one that had ended */
+    for (unsigned i = 0; i < started; i++) /* lanes that were accepted for a thread that had ended already */
         while (!ring_empty(&transport->threads[i].attention))
             lane_free(container_of(transport->threads[i].attention.next, struct lane, attention));
     for (unsigned i = 0; i < prepared; i++)
@@ -192,7 +191,7 @@ enum rdt_status threads_start(struct transport *transport, struct rdt_error *err
 
     while (prepared < n && status == RDT_OK)
         status = thread_init(transport, &transport->threads[prepared++], err);
-    (void)sigfillset(&all); /* SIGPIPE too, which OpenSSL's writes would raise */
+    (void)sigfillset(&all); /* among them SIGPIPE, which OpenSSL's writes raise */
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     while (started < n && status == RDT_OK) {
         struct thread *thread = &transport->threads[started];

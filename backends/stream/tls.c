@@ -1,7 +1,7 @@
-/* TLS 1.3 with a key that both ends know from an offer, and nothing else: no certificates, no tickets, no
- * early data, a fresh Diffie-Hellman exchange for each lane.
+/* TLS 1.3 with a key that both ends know from an offer: no certificates, no tickets, no early data, and a fresh
+ * Diffie-Hellman exchange for each lane.
  *
- * Who does not have the key of a connection that is offered now gets no further than a ClientHello.
+ * A client without the key of a current offer gets no further than its ClientHello.
  */
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -18,8 +18,8 @@
 #endif
 #define READ_BUFFER_BYTES ((size_t)131072)
 
-/* Does this processor have instructions for AES? Without them ChaCha20 is several times as fast. The dialler,
- * who is the one that encrypts, has its first choice. Both suites have the hash that the key is bound to. */
+/* Returns whether this processor has instructions for AES. Without them ChaCha20 is several times as fast. The suite that the
+ * dialler prefers is used, since the dialler encrypts. Both suites have the hash to which the key is bound. */
 static bool has_aes(void)
 {
 #if defined __x86_64__ || defined __i386__
@@ -31,9 +31,9 @@ static bool has_aes(void)
 #endif
 }
 
-static const unsigned char suite_id[2] = {0x13, 0x01}; /* TLS_AES_128_GCM_SHA256: says which hash */
+static const unsigned char suite_id[2] = {0x13, 0x01}; /* TLS_AES_128_GCM_SHA256; it determines the hash */
 
-/* OpenSSL keeps an external key of TLS 1.3 as a session that nobody negotiated. NULL: no memory. */
+/* OpenSSL represents an external key of TLS 1.3 by a session that was never negotiated. NULL: no memory. */
 static SSL_SESSION *session_of(SSL *ssl, const uint8_t key[KEY_BYTES])
 {
     const SSL_CIPHER *cipher = SSL_CIPHER_find(ssl, suite_id);
@@ -51,7 +51,7 @@ static int use_key(SSL *ssl, const EVP_MD *md, const unsigned char **id_p, size_
     const struct lane *lane = SSL_get_app_data(ssl);
 
     *session_p = NULL;
-    if (md && !EVP_MD_is_a(md, "SHA256")) /* agreed on already, and not ours: no rdtd */
+    if (md && !EVP_MD_is_a(md, "SHA256")) /* the hash is fixed already, and another one: the peer is not rdtd */
         return 1;
     *session_p = session_of(ssl, lane->conn->peers.key);
     *id_p = lane->conn->peers.id;
@@ -73,8 +73,8 @@ static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESS
     return *session_p != NULL;
 }
 
-/* Neither end changes keys (a lane is replaced instead). A peer that asks for it again and again would be
- * served by OpenSSL inside one read for as long as it likes: its bytes end here. */
+/* Neither end changes keys; a lane is replaced instead. OpenSSL would serve a peer that asks for new keys again and again
+ * inside one read, for as long as the peer likes, so the lane ends at the first such message. */
 static void on_message(int is_sent, int version, int type, const void *message, size_t bytes, SSL *ssl, void *arg)
 {
     struct lane *lane = SSL_get_app_data(ssl);
@@ -83,7 +83,7 @@ static void on_message(int is_sent, int version, int type, const void *message, 
     (void)arg;
     if (is_sent || type != SSL3_RT_HANDSHAKE || !bytes || *(const uint8_t *)message != SSL3_MT_KEY_UPDATE)
         return;
-    lane->fault = "it changes keys";
+    lane->fault = "it asked for a change of TLS keys";
     (void)shutdown(lane->fd, SHUT_RDWR);
 }
 
@@ -96,17 +96,17 @@ SSL_CTX *tls_create(struct rdt_error *err)
     if (!ctx || SSL_CTX_set_min_proto_version(ctx, TLS1_3_VERSION) != 1 ||
         SSL_CTX_set_max_proto_version(ctx, TLS1_3_VERSION) != 1 || SSL_CTX_set_ciphersuites(ctx, suites) != 1 ||
         SSL_CTX_set_num_tickets(ctx, 0) != 1 || SSL_CTX_set_max_early_data(ctx, 0) != 1) {
-        (void)rdt_error_set(err, RDT_UNSUPPORTED, "OpenSSL does not set up TLS 1.3: %s",
+        (void)rdt_error_set(err, RDT_UNSUPPORTED, "OpenSSL cannot set up TLS 1.3: %s",
                             ERR_peek_last_error() ? ERR_reason_error_string(ERR_peek_last_error()) : "it gives no reason");
         ERR_clear_error();
         SSL_CTX_free(ctx);
         return NULL;
     }
     SSL_CTX_set_options(ctx, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_ENABLE_KTLS |
-                                 SSL_OP_IGNORE_UNEXPECTED_EOF); /* what is cut off shows by its missing trailer */
+                                 SSL_OP_IGNORE_UNEXPECTED_EOF); /* a truncated chunk has no trailer */
     SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
     (void)SSL_CTX_set_mode(ctx, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-    /* Several records by one read(), not two reads for one record. */
+    /* OpenSSL then reads several records by one read(), instead of one record by two. */
     SSL_CTX_set_read_ahead(ctx, 1);
     SSL_CTX_set_default_read_buffer_len(ctx, READ_BUFFER_BYTES);
     SSL_CTX_set_psk_use_session_callback(ctx, use_key);
@@ -125,9 +125,9 @@ SSL *tls_start(struct lane *lane)
         return NULL;
     }
     if (lane->incoming) {
-        SSL_set_accept_state(ssl); /* without a certificate there is no handshake without the key */
+        SSL_set_accept_state(ssl); /* without a certificate, no handshake succeeds without the key */
     } else {
-        SSL_set_verify(ssl, SSL_VERIFY_PEER, NULL); /* and a server that shows one is trusted by nobody */
+        SSL_set_verify(ssl, SSL_VERIFY_PEER, NULL); /* a server that shows a certificate is not trusted */
         SSL_set_connect_state(ssl);
     }
     return ssl;
@@ -138,7 +138,7 @@ bool tls_has_key(const SSL *ssl)
     return SSL_session_reused(ssl) && SSL_version(ssl) == TLS1_3_VERSION;
 }
 
-/* A socket that is not connected refuses the module with ENOTCONN if there is one. */
+/* If the kernel has the module, a socket that is not connected refuses it with ENOTCONN. */
 const char *tls_kernel_state(void)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), error = 0;
@@ -148,5 +148,5 @@ const char *tls_kernel_state(void)
     if (fd >= 0)
         (void)close(fd);
     return error == ENOTCONN || !error ? "this kernel can encrypt (kernel TLS)"
-                                       : "this kernel has no TLS of its own (module tls)";
+                                       : "this kernel cannot encrypt (it lacks the module tls)";
 }

@@ -15,16 +15,15 @@ struct offer {
     struct wire_address address;
     struct secrets secrets;
 };
-_Static_assert(sizeof(struct offer) == 24 + sizeof(struct secrets), "the blob has no holes");
-_Static_assert(sizeof(struct secrets) == ID_BYTES + 2 * TOKEN_BYTES + KEY_BYTES, "nor have the secrets");
+_Static_assert(sizeof(struct offer) == 24 + sizeof(struct secrets), "the blob has no padding");
+_Static_assert(sizeof(struct secrets) == ID_BYTES + 2 * TOKEN_BYTES + KEY_BYTES, "nor do the secrets");
 
 #define OFFER_VERSION 2
 
 size_t wire_put_offer(const struct sockaddr_storage *address, const struct secrets *secrets, bool plain,
                       uint8_t blob_p[RDT_OFFER_MAX_BYTES])
 {
-    struct offer offer = {
-        .version = OFFER_VERSION, .plain = plain, .address = wire_address_of(address), .secrets = *secrets};
+    struct offer offer = {.version = OFFER_VERSION, .plain = plain, .address = wire_address_of(address), .secrets = *secrets};
 
     memcpy(blob_p, &offer, sizeof offer);
     explicit_bzero(&offer, sizeof offer);
@@ -40,10 +39,10 @@ enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_
         return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer has %zu bytes instead of %zu", bytes, sizeof offer);
     memcpy(&offer, blob, sizeof offer);
     if (offer.version != OFFER_VERSION)
-        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer is of version %u, this end knows %u", offer.version,
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer has version %u, but this end supports only %u", offer.version,
                              OFFER_VERSION);
     if (!wire_address_read(&offer.address, address_p))
-        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer holds no address");
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer contains no address");
     *secrets_p = offer.secrets;
     *plain_p = offer.plain == 1;
     explicit_bzero(&offer, sizeof offer);

@@ -1,10 +1,9 @@
-/* What goes over the wire between two ends of this transport, read and written without sockets: whatever
- * arrives is bytes of somebody, and is judged here before anything follows from it.
+/* The formats of what two ends of this transport send each other, read and written without sockets. The bytes that arrive
+ * may be anybody's, so every function that reads them also checks them.
  *
- * An offer travels over the peer link and brings the secrets of one connection. On a connection of TCP
- * (inside TLS, or bare) the one who dialled says HELLO, the one who listened WELCOME; then only the former
- * speaks: HEADER, the chunk's bytes, TRAILER, and so on; a header of kind BYE is the last. All numbers are
- * little-endian.
+ * An offer travels over the peer link and contains the secrets of one connection. On a lane (inside TLS, or unencrypted) the
+ * dialler sends HELLO and the listener answers WELCOME. After that only the dialler sends: HEADER, the chunk's bytes,
+ * TRAILER, and so on; a header of kind BYE is the last. All numbers are little-endian.
  */
 #ifndef BACKENDS_STREAM_WIRE_H
 #define BACKENDS_STREAM_WIRE_H
@@ -16,7 +15,7 @@
 
 #include "rdt_backend.h"
 
-#define WIRE_VERSION "wire 2" /* ends that differ do not connect: the core compares it */
+#define WIRE_VERSION "wire 2" /* the core does not connect ends that differ */
 
 #define ID_BYTES 16
 #define TOKEN_BYTES 16
@@ -24,20 +23,20 @@
 
 /* Fresh for every connection, never used again. */
 struct secrets {
-    uint8_t id[ID_BYTES];       /* says which of the listener's connections is meant; no secret: TLS sends it in clear */
+    uint8_t id[ID_BYTES];       /* names the listener's connection; not a secret, since TLS sends it in clear */
     uint8_t key[KEY_BYTES];     /* pre-shared key of TLS */
-    uint8_t proof[TOKEN_BYTES]; /* what the listener answers to */
-    uint8_t token[TOKEN_BYTES]; /* what the dialler shows */
+    uint8_t proof[TOKEN_BYTES]; /* the listener shows it in WELCOME */
+    uint8_t token[TOKEN_BYTES]; /* the dialler shows it in HELLO */
 };
 
 /* ---- the blob of an offer ---- */
 
-/* The address is of AF_INET or AF_INET6. plain: the listener takes connections without TLS too. Returns how
- * many bytes it has. */
+/* Writes an offer and returns its length in bytes. The address is of AF_INET or AF_INET6. plain: the listener also accepts
+ * connections without TLS. */
 size_t wire_put_offer(const struct sockaddr_storage *address, const struct secrets *secrets, bool plain,
                       uint8_t blob_p[RDT_OFFER_MAX_BYTES]);
 
-/* RDT_PROTOCOL: another length, another version, no address or no port. */
+/* PROTOCOL: the blob has another length or version, or no address or port. */
 enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage *address_p, struct secrets *secrets_p,
                                 bool *plain_p, struct rdt_error *err);
 
@@ -53,15 +52,17 @@ bool wire_read_hello(const uint8_t hello[HELLO_BYTES], uint8_t id_p[ID_BYTES], u
 void wire_put_welcome(const struct secrets *secrets, uint8_t welcome_p[WELCOME_BYTES]);
 bool wire_read_welcome(const uint8_t welcome[WELCOME_BYTES], uint8_t proof_p[TOKEN_BYTES]);
 
-/* The time taken tells nothing of where they differ. */
+/* Compares in a time that does not depend on where the two differ. */
 bool wire_same_secret(const uint8_t *a, const uint8_t *b, size_t bytes);
 
-/* Which numbers of one secret were used: each at most once, and none that lies 64 behind the highest. */
+/* The lane numbers that were used with one token: each may be used once, and only if it is less than 64 below the highest. */
 struct numbers {
-    uint64_t below;  /* all numbers from here on are unused */
-    uint64_t behind; /* bit i: below - 1 - i was used */
+    uint64_t below;  /* every used number is below this one */
+    uint64_t behind; /* bit i: the number below - 1 - i was used */
 };
-bool numbers_take(struct numbers *numbers, uint32_t number); /* false: it was used, or is too old to tell */
+
+/* Marks the number as used. False: it was used before, or is too low to tell. */
+bool numbers_take(struct numbers *numbers, uint32_t number);
 
 /* ---- chunks ---- */
 
@@ -73,14 +74,14 @@ enum header_kind { HEADER_CHUNK = 1, HEADER_BYE = 2 };
 
 struct header {
     enum header_kind kind;
-    uint64_t transfer, chunk, bytes; /* 0 of a BYE */
+    uint64_t transfer, chunk, bytes; /* all 0 for a BYE */
 };
 
 void wire_put_header(const struct header *header, uint8_t header_p[HEADER_BYTES]);
-bool wire_read_header(const uint8_t bytes[HEADER_BYTES], struct header *header_p); /* false: it is none */
+bool wire_read_header(const uint8_t bytes[HEADER_BYTES], struct header *header_p); /* false: it is malformed */
 
-/* whole: the bytes before it are the chunk's, all of them; else the sender gave up on the way and filled up
- * with zeros. */
+/* whole: all bytes of the chunk precede the trailer; otherwise the sender's operation ended early, and zeros stand for the
+ * rest. */
 void wire_put_trailer(bool whole, uint8_t trailer_p[TRAILER_BYTES]);
 bool wire_read_trailer(const uint8_t bytes[TRAILER_BYTES], bool *whole_p);
 

@@ -35,7 +35,7 @@ static void setup(void)
     ring_init(&transport.threads[0].attention);
     ring_init(&transport.threads[0].visits);
     ring_init(&transport.threads[0].ending);
-    ring_init(&transport.threads[0].fresh);
+    ring_init(&transport.threads[0].timed);
     ring_init(&transport.threads[0].runnable);
     cr_assert_eq(listen_open(&transport, &err), RDT_OK, "%s", err.msg);
     cr_assert_eq(conn_create(&transport, NULL, &conn, &err), RDT_OK, "%s", err.msg);
