@@ -1,30 +1,29 @@
-/* Chunks: each is sent by one active message, and received into the memory that was posted for it.
+/* Chunks: each is sent by one active message, and received into the memory of its receive.
  *
- * A message above settings.eager_bytes is announced first, and UCX moves its bytes straight into the posted
- * memory. A smaller one carries its bytes along. The announcement is checked against what was posted: only a
- * receive that fits it is written, and every other message is dropped.
+ * A message above settings.eager_bytes is announced first, and UCX then moves its bytes directly into the memory of the
+ * receive. A smaller message carries its bytes. Either is checked against the posted receives: only a receive of the same
+ * chunk and length is written, and a message without one is dropped.
  */
 #include <string.h>
 
 #include "backends/ucx/ucx.h"
 
-#define PIECE_BYTES ((size_t)256 << 10) /* copied before others may have the core: some tens of microseconds */
-#define UNCOPIED_BYTES ((uint64_t)128 << 10) /* larger messages are announced over lanes where UCX need not copy */
+#define PIECE_BYTES ((size_t)256 << 10)      /* copied between two yields: some tens of microseconds */
+#define UNCOPIED_BYTES ((uint64_t)128 << 10) /* larger messages are announced on lanes that need not copy */
 
 /* ---- sending ---- */
 
 static void copy(struct engine *engine, uint8_t *to, const uint8_t *from, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += PIECE_BYTES) {
-        thread_give_way(engine);
+        thread_yield(engine);
         memcpy(to + at, from + at, bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES);
     }
 }
 
-/* The bytes to send are UCX's "generic" data, whose pieces it asks for one after the other, because it fills
- * whole sockets at a time: milliseconds in which nothing else of this thread runs, and nobody else on its
- * core. It copies them in any case (see modify_all). Over lanes that need not copy they are plain memory, of
- * a type that is stated, or UCX would look it up. */
+/* On lanes that copy (see modify_all) the bytes are sent as UCX's "generic" data, for which UCX calls `pack` piece by piece.
+ * UCX fills a whole socket at a time, which takes milliseconds; `pack` yields the processor between pieces. On lanes that
+ * need not copy the bytes are sent as plain memory, with a stated memory type, since UCX would otherwise look it up. */
 static void *pack_start(void *context, const void *operation, size_t count)
 {
     (void)context;
@@ -37,11 +36,11 @@ static size_t pack_size(void *state)
     return ((const struct operation *)state)->op->piece.bytes;
 }
 
-static size_t pack(void *state, size_t offset, void *to, size_t most)
+static size_t pack(void *state, size_t offset, void *to, size_t max)
 {
     const struct operation *operation = state;
     const struct rdt_op *op = operation->op;
-    size_t bytes = op->piece.bytes - offset < most ? op->piece.bytes - offset : most;
+    size_t bytes = op->piece.bytes - offset < max ? op->piece.bytes - offset : max;
 
     copy(operation->conn->engine, to, (const uint8_t *)op->piece.addr + offset, bytes);
     return bytes;
@@ -62,7 +61,7 @@ static void send_one(struct conn *conn, struct operation *operation)
 {
     const struct rdt_op *op = operation->op;
     const ucs_memory_type_t memory = ucx_memory_type(op->memory_kind);
-    const bool copies = conn->out->copies && memory == UCS_MEMORY_TYPE_HOST; /* and nothing of ours may touch a GPU's */
+    const bool copies = conn->out->copies && memory == UCS_MEMORY_TYPE_HOST; /* `pack` cannot read GPU memory */
     const bool eager = op->piece.bytes <= conn->engine->settings.eager_bytes && memory == UCS_MEMORY_TYPE_HOST &&
                        (copies || op->piece.bytes <= UNCOPIED_BYTES);
     const ucp_request_param_t param = {
@@ -111,8 +110,8 @@ static void on_received(void *request, ucs_status_t status, size_t length, void 
     op_end_ucs(user_data, status);
 }
 
-/* What a handler returns: INPROGRESS keeps UCX's descriptor, OK drops it (and tells the sender that its memory is
- * free). */
+/* Receives the bytes and returns the result of the message handler: INPROGRESS keeps UCX's descriptor; OK releases it, and
+ * tells the sender of an announced message that its memory is free. */
 static ucs_status_t receive(struct engine *engine, struct operation *operation, void *data, size_t bytes, bool announced)
 {
     const ucs_memory_type_t memory = ucx_memory_type(operation->op->memory_kind);
@@ -124,7 +123,8 @@ static ucs_status_t receive(struct engine *engine, struct operation *operation, 
     };
     ucs_status_ptr_t request;
 
-    if (!announced && memory == UCS_MEMORY_TYPE_HOST) { /* to a GPU's memory UCX takes what came along (see chunks_handle) */
+    if (!announced &&
+        memory == UCS_MEMORY_TYPE_HOST) { /* UCX copies the bytes of a small message to GPU memory (see chunks_handle) */
         copy(engine, operation->op->piece.addr, data, bytes);
         op_end(operation, RDT_OK, NULL);
         return UCS_OK;
@@ -146,26 +146,26 @@ static ucs_status_t on_data(void *arg, const void *header_data, size_t header_by
     struct operation *operation;
 
     if (!link)
-        return UCS_OK; /* not by our listener, or of a link that is closing */
+        return UCS_OK; /* the endpoint is not of our listener, or its link is closing */
     if (!link->incoming || link->state == LINK_FRESH || !wire_read_data(header_data, header_bytes, &header)) {
-        link_fail(link, UCS_OK, "its message is malformed or came before its greeting");
+        link_fail(link, UCS_OK, "its message is malformed or precedes its greeting");
         return UCS_OK;
     }
     if (link->state != LINK_READY)
         return UCS_OK;
     if (header.session != session_of(link->conn->token) || header.bytes != bytes) {
-        link_fail(link, UCS_OK, "its message is of another session or lies about its length");
+        link_fail(link, UCS_OK, "its message belongs to another session or states a wrong length");
         return UCS_OK;
     }
 
     operation = op_take_recv(link->conn, &header);
     if (!operation) {
-        host->log(host->ctx, RDT_LOG_DEBUG, "dropped chunk %llu of transfer %llu, for which nothing is posted",
+        host->log(host->ctx, RDT_LOG_DEBUG, "dropped chunk %llu of transfer %llu, for which no receive is posted",
                   (unsigned long long)header.chunk, (unsigned long long)header.transfer);
         return UCS_OK;
     }
     if (operation->op->piece.bytes != bytes) {
-        op_end(operation, RDT_TRANSPORT, "the peer's chunk has another length than the one posted for it");
+        op_end(operation, RDT_TRANSPORT, "the peer's chunk has another length than the receive that was posted for it");
         return UCS_OK;
     }
     return receive(engine, operation, data, bytes, param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV);
@@ -178,7 +178,7 @@ enum rdt_status chunks_handle(struct engine *engine, struct rdt_error *err)
     ucs_status_t ucs = ucp_dt_create_generic(&ops, NULL, &engine->pieces);
 
     if (ucs != UCS_OK)
-        return rdt_error_set(err, RDT_NO_MEMORY, "UCX takes no type of data: %s", ucs_status_string(ucs));
+        return rdt_error_set(err, RDT_NO_MEMORY, "UCX cannot create a data type: %s", ucs_status_string(ucs));
     return thread_handle(engine, AM_DATA, on_data, ucx_moves(&engine->memory, "cuda") ? UCP_AM_FLAG_PERSISTENT_DATA : 0, err);
 }
 

@@ -1,7 +1,6 @@
-/* What the user wants of UCX: our configuration, UCX's own environment, and the context that comes of both.
+/* Reads and checks the configuration of this transport, and creates UCX's context from it.
  *
- * A UCX_* variable of the environment wins over what is set here: it was put there by somebody who knows this
- * machine.
+ * A UCX_* variable of the environment overrides what is set here, because somebody who knows this machine has set it.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -17,11 +16,12 @@
 #include "backends/ucx/ucx.h"
 
 #define CARRIER_WAIT_MS 3000
-#define SEGMENT "1028k" /* of TCP; see modify_all */
+#define SEGMENT "1028k" /* size of a TCP segment of UCX; see modify_all */
 
 /* ---- interfaces ---- */
 
-/* All of 127.0.0.0/8 is the loopback interface's, though it bears one address only. */
+/* Finds the interface that has the address. All of 127.0.0.0/8 belongs to the loopback interface, which lists only one
+ * address. */
 static bool interface_of_address(const char *address, char *name_p, size_t size)
 {
     bool loopback = !strncmp(address, "127.", 4);
@@ -55,7 +55,7 @@ static bool address_is_of_interface(const char *address)
     return found;
 }
 
-/* Does one of the interfaces exist and have no carrier yet? UCX passes such by. */
+/* Returns whether one of the interfaces exists but has no carrier yet. UCX ignores such an interface. */
 static bool waits_for_carrier(const char *interfaces)
 {
     struct ifaddrs *all;
@@ -109,8 +109,8 @@ static enum rdt_status config_lanes(const struct rdt_host *host, struct settings
     return status;
 }
 
-/* UCX looks for the interface that bears the address it was reached by, and finds none for 127.0.0.2 and its
- * like: there the loopback's own address serves as well, as the port tells nodes apart. */
+/* UCX looks for the interface that has the address at which it was reached, and finds none for 127.0.0.2 and the like. The
+ * loopback interface's own address serves as well, because the port distinguishes the nodes. */
 static enum rdt_status config_listen(const struct rdt_host *host, struct settings *settings, struct rdt_error *err)
 {
     enum rdt_status status = configured_listen(host, "ucx", settings->listen, err);
@@ -120,9 +120,9 @@ static enum rdt_status config_listen(const struct rdt_host *host, struct setting
     return status;
 }
 
-/* Before 1.18 a thread may take up an event of a descriptor that it has closed and another thread's
- * connection was given since: UCX takes that for a broken promise and ends the process (openucx/ucx#9942).
- * With one thread nobody else is given the descriptor. */
+/* Before 1.18 a thread may handle an event of a descriptor that it has closed, and whose number a connection of another
+ * thread has been given since. An assertion of UCX then ends the process (openucx/ucx#9942). With one thread this cannot
+ * happen. */
 static unsigned config_threads(const struct rdt_host *host, uint64_t threads)
 {
     unsigned major, minor, release;
@@ -131,8 +131,8 @@ static unsigned config_threads(const struct rdt_host *host, uint64_t threads)
     if (threads < 2 || major > 1 || minor >= 18)
         return threads > 0 ? (unsigned)threads : 1;
     host->log(host->ctx, RDT_LOG_WARN,
-              "threads = %u: one is used, as UCX %u.%u.%u may end the process when connections of several come and go (1.18 "
-              "does not)",
+              "threads = %u, but only one is used: with several, UCX %u.%u.%u may end the process when connections come and go "
+              "(fixed in 1.18)",
               (unsigned)threads, major, minor, release);
     return 1;
 }
@@ -146,7 +146,7 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     if (strcmp(configured_text(host, "trusted_network"), "yes"))
         return rdt_error_set(
             err, RDT_UNSUPPORTED,
-            "UCX authenticates nobody; set trusted_network = yes if only trusted machines reach its interfaces");
+            "UCX does not authenticate peers; set trusted_network = yes if only trusted machines reach its interfaces");
 
     status = configured_peers(host, err);
     if (status == RDT_OK)
@@ -173,13 +173,13 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     settings.port = (uint16_t)port;
     settings.threads = config_threads(host, threads);
     if (port && port + settings.threads > 65536)
-        return rdt_error_set(err, RDT_INVALID, "port = %u: its %u threads want the ports after it, too", (unsigned)port,
+        return rdt_error_set(err, RDT_INVALID, "port = %u: its %u threads also need the ports that follow it", (unsigned)port,
                              settings.threads);
     if (rails)
         (void)snprintf(settings.rails, sizeof settings.rails, "%u", (unsigned)rails);
     settings.eager_bytes = eager_bytes;
     settings.spin_polls = (unsigned)spin_polls;
-    /* The trust was given for the network of that address, not for every interface there is. */
+    /* trusted_network refers to the network of that address, not to every interface of the machine. */
     if (!*settings.interfaces)
         (void)interface_of_address(settings.listen, settings.interfaces, sizeof settings.interfaces);
     *settings_p = settings;
@@ -202,12 +202,12 @@ static enum rdt_status modify(ucp_config_t *config, const char *key, const char 
     (void)snprintf(variable, sizeof variable, "UCX_%s", key);
     if (!*value || getenv(variable))
         return RDT_OK;
-    /* 1.13 knows the keys of a transport without the transport's name, and takes the others with a warning. */
+    /* UCX 1.13 has the keys of a transport without the transport's name, and accepts the others with a warning. */
     ucp_get_version(&major, &minor, &release);
     status = ucp_config_modify(config, major == 1 && minor <= 13 && !strncmp(key, "TCP_", 4) ? key + 4 : key, value);
     if (status == UCS_OK)
         return RDT_OK;
-    return rdt_error_set(err, RDT_INVALID, "UCX does not take %s=%s: %s", key, value, ucs_status_string(status));
+    return rdt_error_set(err, RDT_INVALID, "UCX does not accept %s=%s: %s", key, value, ucs_status_string(status));
 }
 
 static enum rdt_status modify_all(const struct settings *settings, ucp_config_t *config, struct rdt_error *err)
@@ -215,23 +215,22 @@ static enum rdt_status modify_all(const struct settings *settings, ucp_config_t 
     const struct {
         const char *key, *value;
     } changes[] = {
-        /* UCX (up to 1.22) gives an endpoint as many bytes for the peer's address as its interface's own address has. An
-         * interface of both families uses IPv4 by itself, and the address of an IPv6 peer then overwrites other memory. */
+        /* UCX (up to 1.22) reserves as many bytes for a peer's address as the address of its own interface has. An interface
+         * with both families uses IPv4 by default, and the address of an IPv6 peer then overwrites other memory. */
         {"TCP_AF_PRIO", uses_ipv6(settings) ? "inet6" : ""},
         {"TLS", settings->tls},
         {"NET_DEVICES", settings->interfaces},
-        {"TCP_CM_REUSEADDR", "y"}, /* a restart finds its fixed port free */
-        {"TCP_CONN_NB", "y"},      /* connect() would stall every peer's bytes */
-        /* Without PUT and zero copy, TCP sends and receives by copying to and from a segment. Each segment
-         * costs some 15 us beside its bytes, so they are long: in segments of 64 KiB 2.5 GB/s, of 512 KiB
-         * 4.4, of 1 MiB and a little 4.8, of 2 MiB 4.0 (they fit no cache). The little is for headers: a
-         * message of 1 MiB is one segment, not two and a rest. With PUT, bytes were seen to land after the
-         * receiver had closed its endpoint. And with either one 1.13, built with assertions as in Debian 12,
-         * aborts the process when a peer goes away at a bad moment (PUT_TX_WAITING_ACK; comp->count > 0).
-         * Newer versions, whose segments are 8 KiB by themselves, are as fast as 1.13 so, whatever their
-         * protocol selection (UCX_PROTO_ENABLE). */
+        {"TCP_CM_REUSEADDR", "y"}, /* otherwise a restart may find its fixed port in use */
+        {"TCP_CONN_NB", "y"},      /* a blocking connect() would stall the bytes of every peer */
+        /* Without PUT and zero copy, TCP sends and receives by copying to and from a segment. Each segment costs some 15 us
+         * beside its bytes, so segments are long: 2.5 GB/s with 64 KiB, 4.4 with 512 KiB, 4.8 with 1 MiB and 4 KiB, 4.0 with
+         * 2 MiB, which no cache holds. The 4 KiB are for headers, so that a message of 1 MiB is one segment. With PUT, bytes
+         * were seen to arrive after the receiver had closed its endpoint. And with PUT or zero copy UCX 1.13, built with
+         * assertions as in Debian 12, aborts the process when a peer goes away at a certain moment (PUT_TX_WAITING_ACK;
+         * comp->count > 0). Newer versions have segments of 8 KiB by default, and are as fast as 1.13 with these settings,
+         * with either protocol selection (UCX_PROTO_ENABLE). */
         {"TCP_PUT_ENABLE", "n"},
-        {"ZCOPY_THRESH", settings->reads ? "" : "inf"}, /* what is read is not to be copied */
+        {"ZCOPY_THRESH", settings->reads ? "" : "inf"}, /* one-sided reads must not copy */
         {"TCP_TX_SEG_SIZE", SEGMENT},
         {"TCP_RX_SEG_SIZE", SEGMENT},
         {"MAX_EAGER_RAILS", settings->rails},
@@ -245,8 +244,8 @@ static enum rdt_status modify_all(const struct settings *settings, ucp_config_t 
     return status;
 }
 
-/* Two ends whose segments differ in size overrun each other's buffers, and one that reads needs a peer that
- * has registered; so both are part of the version. */
+/* Two ends whose segments differ in size overrun each other's buffers, and an end that reads needs a peer that registers its
+ * memory. So both are part of the version, which the core compares. */
 void settings_version(const struct settings *settings, char *version_p, size_t size)
 {
     const char *text = ucp_get_version_string(), *segment = getenv("UCX_TCP_RX_SEG_SIZE");
@@ -257,8 +256,8 @@ void settings_version(const struct settings *settings, char *version_p, size_t s
 
 enum rdt_status settings_context(const struct settings *settings, ucp_context_h *context_p, struct rdt_error *err)
 {
-    /* RMA only where it is wanted: its emulation over TCP lets a peer read any address of the process (see
-     * read.c). Then memory is registered by other threads too. */
+    /* RMA is requested only if the configuration asks for it, because its emulation over TCP lets a peer read any address of
+     * the process (see read.c). With RMA, other threads register memory with the context. */
     const ucp_params_t params = {
         .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
         .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | (settings->reads ? UCP_FEATURE_RMA : 0),
@@ -275,14 +274,14 @@ enum rdt_status settings_context(const struct settings *settings, ucp_context_h 
                              ucs_status_string(ucs));
     status = modify_all(settings, config, err);
     if (status == RDT_OK) {
-        /* At boot the daemon may be up before its network: a link that is coming up is worth a moment of a start. */
+        /* At boot the daemon may start before its network, so it waits a moment for a link that is coming up. */
         for (int left_ms = CARRIER_WAIT_MS; left_ms > 0 && waits_for_carrier(settings->interfaces); left_ms -= 20)
             (void)nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
         ucs = ucp_init(&params, config, context_p);
         if (ucs != UCS_OK)
             status = rdt_error_set(err, RDT_UNSUPPORTED, "UCX finds no usable transport (tls = %s, interfaces = %s%s): %s",
                                    settings->tls, settings->interfaces,
-                                   uses_ipv6(settings) ? ", IPv6: UCX 1.13 has none on the loopback" : "",
+                                   uses_ipv6(settings) ? ", IPv6; UCX 1.13 supports no IPv6 on the loopback interface" : "",
                                    ucs_status_string(ucs));
     }
     ucp_config_release(config);

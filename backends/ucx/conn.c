@@ -1,8 +1,8 @@
-/* Connections: one per peer node and engine, two links at the most.
+/* Connections: one per peer node and engine, with at most two links.
  *
- * The loop thread creates, connects, disconnects and destroys them; what it asks for is done by the data thread in
- * conns_run. A disconnected connection is closed when its links are gone and its operations have ended: nothing can
- * land any more.
+ * The loop thread creates, connects, disconnects and destroys them; the data thread carries this out in conns_run. A
+ * disconnected connection is closed when its links are gone and its operations have ended, so that nothing can be written to
+ * their memory any more.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 
 #include "backends/ucx/ucx.h"
 
-/* The lock is held. */
-static void look_at(struct conn *conn)
+/* Has the data thread run the connection. The caller holds the lock. */
+static void activate(struct conn *conn)
 {
     if (ring_empty(&conn->active))
         ring_append(&conn->engine->active, &conn->active);
@@ -20,8 +20,8 @@ static void look_at(struct conn *conn)
 
 /* ---- loop thread ---- */
 
-enum rdt_status conn_create(struct engine *engine, const uint8_t peer_uuid[16], struct peer *peer,
-                            struct conn **conn_p, struct rdt_error *err)
+enum rdt_status conn_create(struct engine *engine, const uint8_t peer_uuid[16], struct peer *peer, struct conn **conn_p,
+                            struct rdt_error *err)
 {
     struct conn *conn = calloc(1, sizeof *conn);
 
@@ -73,7 +73,7 @@ enum rdt_status conn_connect(struct conn *conn, const struct sockaddr_storage *a
         conn->peer_address = *address;
         memcpy(conn->peer_token, token, TOKEN_BYTES);
         conn->connected = true;
-        look_at(conn);
+        activate(conn);
     }
     (void)pthread_mutex_unlock(&engine->lock);
     return status;
@@ -83,7 +83,7 @@ void conn_disconnect(struct conn *conn)
 {
     (void)pthread_mutex_lock(&conn->engine->lock);
     conn->closing = true;
-    look_at(conn);
+    activate(conn);
     (void)pthread_mutex_unlock(&conn->engine->lock);
 }
 
@@ -110,8 +110,8 @@ enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size)
 
 /* ---- data thread ---- */
 
-/* Any data thread. An offer is for one dialler: the one that shows its token first, at whatever engine, is
- * the only one that may use it at the others. False: another dialler has it. */
+/* An offer is for one dialler: the one that first shows its token, at any engine, is the only one that may use it at the
+ * other engines. False: another dialler has used it. Any data thread. */
 static bool claim(struct peer *peer, const uint8_t dialler[TOKEN_BYTES])
 {
     bool same;
@@ -125,7 +125,7 @@ static bool claim(struct peer *peer, const uint8_t dialler[TOKEN_BYTES])
     return same;
 }
 
-/* Looks at every token to its end, so that the time taken tells nothing. */
+/* Compares every token completely, so that the time does not depend on the token. */
 static struct conn *take_token(struct engine *engine, const uint8_t token[TOKEN_BYTES], const uint8_t dialler[TOKEN_BYTES])
 {
     struct conn *found = NULL;
@@ -194,7 +194,7 @@ static void on_link_gone(struct conn *conn, struct link *link)
     if (conn->out == link)
         conn->out = NULL;
     (void)pthread_mutex_lock(&conn->engine->lock);
-    look_at(conn);
+    activate(conn);
     (void)pthread_mutex_unlock(&conn->engine->lock);
 }
 
@@ -223,7 +223,7 @@ static void run_closing(struct conn *conn)
     }
     (void)pthread_mutex_unlock(&engine->lock);
     if (quiet)
-        engine->host.conn_closed(conn->peer); /* which may destroy it at once */
+        engine->host.conn_closed(conn->peer); /* the core may destroy it at once */
 }
 
 static void run_open(struct conn *conn, bool can_send)
@@ -245,8 +245,8 @@ void conns_run(struct engine *engine)
     (void)pthread_mutex_lock(&engine->lock);
     while (!ring_empty(&engine->active)) {
         struct conn *conn = container_of(engine->active.next, struct conn, active);
-        /* The core chooses a transport by what it can do, so whether the lanes are refused, or can read, must
-         * be known early. */
+        /* The core chooses a transport by what it can do, so a link is opened early if that depends on the lanes: with
+         * on_slow = refuse, or if they may be able to read. */
         bool early = (engine->settings.on_slow == SLOW_REFUSE || engine->settings.reads) && !conn->lanes[0];
         bool closing = conn->closing, can_send = conn->connected && (early || !ring_empty(&conn->sends));
 

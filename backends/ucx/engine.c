@@ -1,5 +1,5 @@
-/* An engine: a UCX context with its data thread. A context for each, too: nothing is shared, so nothing in
- * UCX need be locked. */
+/* An engine: a UCX context with its data thread. Each engine has its own context, so that UCX shares nothing between threads
+ * and needs no locks. */
 #include <stdlib.h>
 
 #include "backends/ucx/ucx.h"
@@ -12,8 +12,8 @@ static void engine_free(struct engine *engine)
     free(engine);
 }
 
-/* Without an answer it is given what every UCX has. */
-static void ask_memory(struct engine *engine)
+/* If UCX does not answer, memory.types stays 0, and the transport moves host memory only. */
+static void query_memory(struct engine *engine)
 {
     ucp_context_attr_t attr = {.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES};
     unsigned release;
@@ -46,7 +46,7 @@ enum rdt_status engine_create(const struct rdt_host *host, const struct settings
         ring_init(&engine->links[i]);
     status = settings_context(settings, &engine->context, err);
     if (status == RDT_OK)
-        ask_memory(engine);
+        query_memory(engine);
     if (status == RDT_OK)
         status = thread_start(engine, err);
     if (status != RDT_OK) {

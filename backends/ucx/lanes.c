@@ -1,8 +1,7 @@
-/* Which way the bytes of an endpoint go: UCX's transports and devices, its lanes.
+/* The lanes of an endpoint: the UCX transports and devices that move its bytes.
  *
- * UCX chooses them itself, at each endpoint, and says nothing when what it found is slow. From 1.14 on it can
- * be asked; 1.13 only prints them, and what it prints is read here. The lane of the connection manager moves
- * no bytes and is left out.
+ * UCX chooses the lanes of each endpoint itself, and does not report slow ones. Since 1.14 it can be asked for them; 1.13
+ * only prints them, and this file reads what it prints. The lane of the connection manager moves no bytes and is left out.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +11,7 @@
 
 #define MAX_LANES 16
 
-/* ucp_ep_attr_t as it is from 1.14 on; this file is compiled with older headers too. */
+/* The end of ucp_ep_attr_t since 1.14, declared here because this file is compiled with older headers too. */
 struct entry {
     const char *engine, *device;
 };
@@ -35,7 +34,7 @@ bool ucx_is_at_least(unsigned wanted_major, unsigned wanted_minor)
     return major != wanted_major ? major > wanted_major : minor >= wanted_minor;
 }
 
-static void ask(ucp_ep_h ep, char *list, size_t size)
+static void query_lanes(ucp_ep_h ep, char *list, size_t size)
 {
     struct entry entries[MAX_LANES];
     struct attr_1_14 attr = {.before.field_mask = FIELD_TRANSPORTS,
@@ -45,14 +44,14 @@ static void ask(ucp_ep_h ep, char *list, size_t size)
     if (ucp_ep_query(ep, (ucp_ep_attr_t *)(void *)&attr) != UCS_OK)
         return;
     for (unsigned i = 0; i < attr.transports.n && i < MAX_LANES; i++) {
-        if (!entries[i].device || !*entries[i].device) /* the connection manager's */
+        if (!entries[i].device || !*entries[i].device) /* the lane of the connection manager */
             continue;
         (void)snprintf(lane, sizeof lane, "%s/%s", entries[i].engine, entries[i].device);
         lanes_add(list, size, lane, strlen(lane));
     }
 }
 
-static void have_printed(ucp_ep_h ep, char *list, size_t size)
+static void parse_printed(ucp_ep_h ep, char *list, size_t size)
 {
     char *text = NULL;
     size_t bytes;
@@ -70,16 +69,16 @@ void lanes_of(ucp_ep_h ep, char *list_p, size_t size)
 {
     list_p[0] = '\0';
     if (ucx_is_at_least(1, 14))
-        ask(ep, list_p, size);
+        query_lanes(ep, list_p, size);
     else
-        have_printed(ep, list_p, size);
+        parse_printed(ep, list_p, size);
 }
 
-/* ---- the judgement ---- */
+/* ---- judging lanes ---- */
 
-/* Returns true once for each peer node, and again for a node after MAX_WARNED others: a node without a state_dir
- * comes back under a new uuid each time, and none of them is ever known to be gone for good. */
-static bool is_news(struct engine *engine, const uint8_t uuid[16])
+/* Returns true once for each peer node, and again for a node after MAX_WARNED others. The memory is limited because a node
+ * without a state_dir returns under a new uuid each time, and is never known to be gone for good. */
+static bool first_warning(struct engine *engine, const uint8_t uuid[16])
 {
     for (unsigned i = 0; i < engine->n_warned && i < MAX_WARNED; i++)
         if (!memcmp(engine->warned[i], uuid, 16))
@@ -95,9 +94,9 @@ bool lanes_judge(struct engine *engine, const uint8_t peer_uuid[16], const char 
 
     if (settings->on_slow == SLOW_IGNORE || !lanes_are_slow(&rule, lanes, why_p, size))
         return false;
-    if (engine->index == 0 && is_news(engine, peer_uuid)) /* the others see the same */
+    if (engine->index == 0 && first_warning(engine, peer_uuid)) /* the other engines have the same lanes */
         engine->host.log(engine->host.ctx, RDT_LOG_WARN, "node %02x%02x%02x%02x is %s slow lanes, %s: %s", peer_uuid[0],
-                            peer_uuid[1], peer_uuid[2], peer_uuid[3],
-                            settings->on_slow == SLOW_REFUSE ? "not used over" : "reached by", lanes, why_p);
+                         peer_uuid[1], peer_uuid[2], peer_uuid[3],
+                         settings->on_slow == SLOW_REFUSE ? "not used over" : "reached by", lanes, why_p);
     return true;
 }

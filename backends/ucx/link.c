@@ -1,11 +1,10 @@
-/* Endpoints: one is opened, both ends greet each other, it carries messages, and it is closed.
+/* Endpoints: this file opens them, exchanges greetings, and closes them.
  *
- * The end that has bytes to send opens a link. Its first message, HELLO, carries the one-time token that the
- * listener gave to this peer over the peer link. The listener answers WELCOME, and only then does data flow.
- * A link that sends anything else first, or nothing within HELLO_NS, is closed. UCX's callbacks only mark a
- * link; links_settle does the rest after progress.
+ * The end that has bytes to send opens a link. Its first message, HELLO, carries the one-time token that the listener gave to
+ * this peer over the peer link. The listener answers WELCOME, and only then data flows. A link that sends anything else first,
+ * or nothing within HELLO_NS, is closed. UCX's callbacks only mark a link; links_settle does the rest after progress.
  *
- * Knows connections by their address, token and session only. What happens to a link is reported by
+ * This file uses only the address, token and session of a connection. It reports what happens to a link by
  * engine->link_events.
  */
 #include <arpa/inet.h>
@@ -16,7 +15,7 @@
 
 #include "backends/ucx/ucx.h"
 
-#define HELLO_NS (5 * 1000000000ull) /* how long a stranger may take to say who it is */
+#define HELLO_NS (5 * 1000000000ull) /* how long a stranger may take for its greeting */
 #define SECOND_NS 1000000000ull
 
 /* ---- states ---- */
@@ -30,8 +29,8 @@ static void set_state(struct link *link, enum link_state to)
     };
 
     if (!allowed[link->state][to]) {
-        link->engine->host.log(link->engine->host.ctx, RDT_LOG_ERROR, "bug: a link goes from state %d to %d", link->state,
-                                  to);
+        link->engine->host.log(link->engine->host.ctx, RDT_LOG_ERROR, "bug: a link may not go from state %d to %d", link->state,
+                               to);
         abort();
     }
     link->state = to;
@@ -149,18 +148,18 @@ struct link *link_open(struct conn *conn)
     return link;
 }
 
-/* A link that has not greeted makes room for later ones: the oldest of the same source, or of all. */
+/* Adds the link to the strangers, of whom another may have to make room (strangers.h). */
 static void admit(struct link *link, const struct sockaddr_storage *address)
 {
-    struct stranger *goes;
+    struct stranger *evicted;
 
     strangers_source(address, link->stranger.source);
-    goes = strangers_admit(&link->engine->strangers, &link->stranger, false);
-    if (!goes)
+    evicted = strangers_admit(&link->engine->strangers, &link->stranger, false);
+    if (!evicted)
         return;
-    link = container_of(goes, struct link, stranger);
+    link = container_of(evicted, struct link, stranger);
     link->evicted = true;
-    link_fail(link, UCS_OK, "it made room for others");
+    link_fail(link, UCS_OK, "it was closed to make room for others");
 }
 
 static void accept_request(struct engine *engine, ucp_conn_request_h request)
@@ -173,8 +172,8 @@ static void accept_request(struct engine *engine, ucp_conn_request_h request)
     struct link *link;
 
     if (ucp_conn_request_query(request, &attr) != UCS_OK)
-        attr.client_address.ss_family = AF_UNSPEC; /* all such count as one source */
-    link = link_create(engine, true, &params); /* UCX has taken the request either way */
+        attr.client_address.ss_family = AF_UNSPEC; /* all links without an address count as one source */
+    link = link_create(engine, true, &params);     /* UCX consumes the request in either case */
     if (!link)
         return;
     link->deadline_ns = thread_now_ns() + HELLO_NS;
@@ -210,9 +209,9 @@ static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes,
 
     (void)data;
     if (!link)
-        return UCS_OK; /* not by our listener */
+        return UCS_OK; /* the endpoint is not of our listener */
     if (link->state != LINK_FRESH || !link->incoming || !well_formed(header, header_bytes, bytes, param, &greeting)) {
-        link_fail(link, UCS_OK, "its greeting is malformed or out of turn");
+        link_fail(link, UCS_OK, "its greeting is malformed or unexpected");
         return UCS_OK;
     }
     conn = engine->link_events->take_token(engine, greeting.secret, greeting.dialler);
@@ -242,15 +241,15 @@ static ucs_status_t on_welcome(void *arg, const void *header, size_t header_byte
     if (!link)
         return UCS_OK;
     if (!link->conn && !link->incoming) {
-        link_fail(link, UCS_OK, "its connection was closed meanwhile");
+        link_fail(link, UCS_OK, "its connection was closed in the meantime");
         return UCS_OK;
     }
     if (link->state != LINK_FRESH || link->incoming || !well_formed(header, header_bytes, bytes, param, &greeting)) {
-        link_fail(link, UCS_OK, "its answer is malformed or out of turn");
+        link_fail(link, UCS_OK, "its answer to the greeting is malformed or unexpected");
         return UCS_OK;
     }
     if (wire_greeting_session(&greeting) != session_of(link->conn->peer_token)) {
-        link_fail(link, UCS_OK, "its answer is for another session");
+        link_fail(link, UCS_OK, "its answer to the greeting belongs to another session");
         return UCS_OK;
     }
     set_state(link, LINK_READY);
@@ -292,9 +291,8 @@ void link_close(struct link *link)
     }
 }
 
-/* UCX aborts the process when an endpoint is closed in the middle of connecting (1.13: an assertion of tcp_sockcm).
- * No operation runs on such a link yet, so its connection need not wait for it: it is closed when it has connected or
- * failed. */
+/* UCX aborts the process when an endpoint is closed while it connects (1.13: an assertion of tcp_sockcm). No operation runs on
+ * such a link yet, so its connection does not wait for it; the link is closed when it has connected or failed. */
 bool link_abandon(struct link *link)
 {
     if (link->incoming || link->state != LINK_FRESH)
@@ -303,7 +301,7 @@ bool link_abandon(struct link *link)
     return true;
 }
 
-/* Logs at most one line a second: strangers must not fill the log. */
+/* Logs at most one line a second above debug level, so that strangers cannot fill the log. */
 static void log_stranger(struct link *link, const char *why)
 {
     struct engine *engine = link->engine;
@@ -367,7 +365,7 @@ void links_expire(struct engine *engine, bool all)
             if (all && !link_abandon(link))
                 link_close(link);
             else if (link->incoming && link->state == LINK_FRESH && now_ns > link->deadline_ns)
-                link_fail(link, UCS_OK, "it says nothing");
+                link_fail(link, UCS_OK, "it did not send its greeting in time");
         }
 }
 
@@ -424,7 +422,7 @@ enum rdt_status links_listen(struct engine *engine, const struct link_events *ev
     ucs = ucp_listener_query(engine->listener, &attr);
     if (ucs != UCS_OK) {
         ucp_listener_destroy(engine->listener);
-        return rdt_error_set(err, RDT_UNSUPPORTED, "UCX does not say where it listens: %s", ucs_status_string(ucs));
+        return rdt_error_set(err, RDT_UNSUPPORTED, "UCX does not say at which address it listens: %s", ucs_status_string(ucs));
     }
     engine->address = attr.sockaddr;
     return RDT_OK;

@@ -1,6 +1,5 @@
-/* Which memory UCX may be given, judged by its own answer. A UCX that does not know a GPU's memory takes its
- * addresses for the processor's, and reads or writes there: what ucp_context_query does not name is never
- * offered. */
+/* Which kinds of memory the loaded UCX supports. A UCX without support for GPU memory would take GPU addresses for host
+ * addresses, and read or write there. So the transport moves only the kinds that ucp_context_query names. */
 #ifndef BACKENDS_UCX_MEMORY_H
 #define BACKENDS_UCX_MEMORY_H
 
@@ -9,15 +8,15 @@
 #include <ucs/memory/memory_type.h>
 
 struct ucx_memory {
-    uint64_t types;        /* ucp_context_attr_t.memory_types; 0: it was not answered */
-    unsigned major, minor; /* of the UCX that runs */
+    uint64_t types;        /* ucp_context_attr_t.memory_types; 0: the query failed */
+    unsigned major, minor; /* version of the loaded UCX */
 };
 
-/* Of a memory kind of the daemon's. "cuda": from UCX 1.21 on, because earlier ones want the memory's GPU to
- * be current in the thread that calls them, and here that is a thread that knows no GPU. */
+/* Returns whether UCX moves a memory kind of the daemon. "cuda" needs UCX 1.21, because earlier versions expect that the
+ * memory's GPU is current in the calling thread, and the data threads use no GPU. */
 bool ucx_moves(const struct ucx_memory *memory, const char *kind);
 
-/* NULL, or "" of kinds that nobody named: host memory. */
+/* Returns UCX's type for a memory kind; any kind but "cuda", also NULL, stands for host memory. */
 ucs_memory_type_t ucx_memory_type(const char *kind);
 
 #endif

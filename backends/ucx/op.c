@@ -1,7 +1,7 @@
-/* Operations: posted, found, cancelled and ended. read.c and chunk.c move their bytes.
+/* Operations: they are posted, found, cancelled and ended here. read.c and chunk.c move their bytes.
  *
- * A receive is in its bucket before post_recv returns, and the core lets the peer send only after that. A
- * chunk that finds no receive is one whose receive was cancelled.
+ * A receive is in its bucket before post_recv returns, and the core lets the peer send only after that. So a chunk that finds
+ * no receive belongs to a receive that was cancelled.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,8 @@
 
 /* ---- states ---- */
 
-/* The lock is held. The table is the drawing in ucx.h; a move that is not in it is a bug, and stops the process. */
+/* The table has the moves of the drawing in ucx.h; any other move is a bug, and aborts the process. The caller holds the
+ * lock. */
 static void set_state(struct operation *operation, enum op_state to)
 {
     static const bool allowed[OP_ENDED + 1][OP_ENDED + 1] = {
@@ -21,7 +22,7 @@ static void set_state(struct operation *operation, enum op_state to)
     const struct rdt_host *host = &operation->conn->engine->host;
 
     if (!allowed[operation->state][to]) {
-        host->log(host->ctx, RDT_LOG_ERROR, "bug: an operation goes from state %d to %d", operation->state, to);
+        host->log(host->ctx, RDT_LOG_ERROR, "bug: an operation may not go from state %d to %d", operation->state, to);
         abort();
     }
     operation->state = to;
@@ -34,7 +35,7 @@ static struct ring *recv_bucket(struct conn *conn, uint64_t transfer, uint64_t c
     return &conn->recvs[((transfer * 0x9e3779b97f4a7c15u) ^ (chunk * 0xd6e8feb86659fd93u)) >> 32 & (RECV_BUCKETS - 1)];
 }
 
-/* The lock is held. */
+/* The caller holds the lock. */
 static struct operation *recv_find(struct conn *conn, uint64_t transfer, uint64_t chunk)
 {
     struct ring *bucket = recv_bucket(conn, transfer, chunk);
@@ -78,7 +79,7 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind,
         ring_append(kind != OP_RECV ? &conn->sends : recv_bucket(conn, op->transfer, op->chunk), &operation->ring);
         if (kind != OP_RECV && ring_empty(&conn->active))
             ring_append(&engine->active, &conn->active);
-        /* A receive needs nobody awake: its bytes wake the data thread. */
+        /* A receive does not wake the data thread: its bytes will. */
         if (kind != OP_RECV)
             thread_wake(engine);
     }
@@ -88,7 +89,7 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind,
     return status;
 }
 
-/* The lock is held. */
+/* The caller holds the lock. */
 static void end_queued(struct engine *engine, struct operation *operation)
 {
     ring_remove(&operation->ring);
@@ -96,14 +97,14 @@ static void end_queued(struct engine *engine, struct operation *operation)
     ring_append(&engine->ending, &operation->ring);
 }
 
-/* UCX cannot stop what it has begun: a RUNNING operation goes on to its end. */
+/* UCX cannot cancel what it has begun, so a RUNNING operation is not affected. */
 void op_cancel(struct conn *conn, struct rdt_op *op)
 {
     struct engine *engine = conn->engine;
     struct operation *operation;
 
     (void)pthread_mutex_lock(&engine->lock);
-    operation = op->priv[0]; /* NULL: it has ended, and the core has not heard of it yet */
+    operation = op->priv[0]; /* NULL: it has ended, but the core has not handled its op_done yet */
     if (operation && operation->state == OP_QUEUED) {
         end_queued(engine, operation);
         thread_wake(engine);

@@ -1,9 +1,9 @@
-/* One peer node over all engines: a connection in each, one to the core.
+/* One peer node over all engines: one connection to the core, with a connection in each engine.
  *
- * A chunk goes by the engine that its numbers name, at both ends: who receives posts it where it will come
- * in. So one large object uses as many cores as there are engines, and what is small as many as there is of
- * it. Reads go by the first engine, where memory is registered: their bytes are the device's work. The ends
- * use as many engines as the one with fewer has.
+ * The transfer and chunk numbers determine the engine of a chunk, at both ends, so the receive is posted at the engine at which
+ * the chunk arrives. The chunks of one large object therefore use all engines, and so do many small objects. Reads use the
+ * first engine, with which memory is registered, because the device moves their bytes. Two nodes use as many engines as the
+ * node with fewer has.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 
 #include "backends/ucx/ucx.h"
 
-/* ---- what the engines tell, in their data threads ---- */
+/* ---- callbacks of the engines, in their data threads ---- */
 
 static void on_failed(void *arg, enum rdt_status status, const char *msg)
 {
@@ -28,16 +28,16 @@ static void on_closed(void *arg)
     struct peer *peer = arg;
 
     if (atomic_fetch_sub(&peer->open, 1) == 1)
-        peer->transport->host.conn_closed(peer->ctx); /* which may destroy it at once */
+        peer->transport->host.conn_closed(peer->ctx); /* the core may destroy it at once */
 }
 
 struct rdt_host peer_host(const struct rdt_host *host)
 {
-    struct rdt_host mine = *host;
+    struct rdt_host engines_host = *host;
 
-    mine.conn_failed = on_failed;
-    mine.conn_closed = on_closed;
-    return mine;
+    engines_host.conn_failed = on_failed;
+    engines_host.conn_closed = on_closed;
+    return engines_host;
 }
 
 /* ---- loop thread ---- */
@@ -54,7 +54,7 @@ enum rdt_status peer_create(struct transport *transport, const uint8_t uuid[16],
     peer->ctx = ctx;
     (void)pthread_mutex_init(&peer->lock, NULL);
     if (getrandom(peer->token, TOKEN_BYTES, 0) != TOKEN_BYTES || getrandom(peer->dialler, TOKEN_BYTES, 0) != TOKEN_BYTES)
-        status = rdt_error_sys(err, errno, "drawing a token");
+        status = rdt_error_sys(err, errno, "creating random tokens");
     for (unsigned i = 0; status == RDT_OK && i < transport->n; i++)
         status = conn_create(transport->engines[i], uuid, peer, &peer->conns[i], err);
     if (status != RDT_OK) {
@@ -97,8 +97,8 @@ enum rdt_status peer_connect(struct peer *peer, const void *blob, size_t bytes, 
         if (addresses[i].ss_family != peer->transport->engines[0]->address.ss_family)
             status =
                 rdt_error_set(err, RDT_UNSUPPORTED,
-                              "the peer's ucx listens at an IPv%c address and this node's at an IPv%c one: "
-                              "give both addresses of one kind (listen in [ucx])",
+                              "the peer's ucx listens at an IPv%c address and this node's at an IPv%c address: "
+                              "set listen in [ucx] to addresses of the same kind",
                               addresses[i].ss_family == AF_INET ? '4' : '6', addresses[i].ss_family == AF_INET ? '6' : '4');
     n = status == RDT_OK && n < peer->transport->n ? n : peer->transport->n;
     for (unsigned i = 0; status == RDT_OK && i < n; i++)
@@ -110,11 +110,11 @@ enum rdt_status peer_connect(struct peer *peer, const void *blob, size_t bytes, 
 
 void peer_disconnect(struct peer *peer)
 {
-    atomic_store(&peer->failed, true); /* nobody need be told any more */
+    atomic_store(&peer->failed, true); /* from now on no failure is reported */
     for (unsigned i = 0, n = peer->transport->n; i < n; i++) {
         struct conn *conn = peer->conns[i];
 
-        conn_disconnect(conn); /* after the last one the peer may be gone */
+        conn_disconnect(conn); /* after the last one the core may destroy the peer */
     }
 }
 
@@ -125,7 +125,7 @@ uint32_t peer_sides(const struct peer *peer, const char *memory_kind)
     if (!ucx_moves(&peer->transport->engines[0]->memory, memory_kind))
         return 0;
     for (unsigned i = 1; i < peer->n; i++)
-        if (!conn_sides(peer->conns[i])) /* it was refused */
+        if (!conn_sides(peer->conns[i])) /* its lanes were refused */
             return 0;
     return sides;
 }
@@ -148,7 +148,7 @@ enum rdt_status peer_post(struct peer *peer, struct rdt_op *op, enum op_kind kin
     uintptr_t index = kind == OP_READ || !peer->n ? 0 : (uintptr_t)((op->transfer + op->chunk) % peer->n);
 
     if (!peer->n && peer->transport->n > 1)
-        return rdt_error_set(err, RDT_PEER_LOST, "the connection is not connected");
+        return rdt_error_set(err, RDT_PEER_LOST, "the peer is not connected yet");
     op->priv[1] = peer->conns[index];
     return op_post(peer->conns[index], op, kind, err);
 }

@@ -1,11 +1,9 @@
-/* One-sided reads: the owner registers memory and packs a key for it; the reader pulls, and the owner's
- * process takes no part.
+/* One-sided reads: the owner registers memory and packs a key for it; the reader reads, without the owner's processor.
  *
- * Only over lanes that truly read remote memory: those of RDMA (which nothing here has ever run on: no
- * machine had such a device), and, where the user says one_sided = always, another process's memory on the
- * same machine (cma). UCX would emulate a read over TCP, slower than a send, and let a peer read any address
- * of the process: there sides() never says that one can read, and unless the configuration leaves TCP out, or
- * wants it so, the context cannot read at all.
+ * Reads are offered only over lanes that can read remote memory: those of RDMA (which is untested, because no test machine had
+ * an RDMA device) and, with one_sided = always, memory of another process on the same machine (cma). Over TCP, UCX would
+ * emulate a read, which is slower than a send and lets a peer read any address of the process. There sides() never reports
+ * one-sided reads, and the context supports them only if tls excludes TCP or one_sided = always.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +14,7 @@ enum rdt_status read_register(struct engine *engine, void *addr, uint64_t bytes,
                               struct registration **registration_p, struct rdt_error *err)
 {
     const ucp_mem_map_params_t params = {
-        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
-                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE,
         .address = addr,
         .length = bytes,
         .memory_type = memory,
@@ -45,15 +42,15 @@ void read_unregister(struct engine *engine, struct registration *registration)
     free(registration);
 }
 
-enum rdt_status read_pack_key(struct engine *engine, const struct registration *registration,
-                              uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
+enum rdt_status read_pack_key(struct engine *engine, const struct registration *registration, uint8_t key[RDT_KEY_MAX_BYTES],
+                              size_t *bytes_p, struct rdt_error *err)
 {
     void *rkey;
     size_t bytes;
     ucs_status_t ucs = ucp_rkey_pack(engine->context, registration->memh, &rkey, &bytes);
 
     if (ucs != UCS_OK)
-        return rdt_error_set(err, RDT_TRANSPORT, "UCX packs no key: %s", ucs_status_string(ucs));
+        return rdt_error_set(err, RDT_TRANSPORT, "UCX cannot pack a key: %s", ucs_status_string(ucs));
     *bytes_p = wire_put_key((uintptr_t)registration->addr, registration->bytes, rkey, bytes, key);
     ucp_rkey_buffer_release(rkey);
     return *bytes_p ? RDT_OK : rdt_error_set(err, RDT_TRANSPORT, "UCX's key of %zu bytes is too long", bytes);
@@ -92,7 +89,7 @@ void read_start(struct conn *conn, struct operation *operation)
         op_end_ucs(operation, ucs);
         return;
     }
-    if (registration) { /* or UCX would look the memory up */
+    if (registration) { /* without it UCX would look the memory up */
         param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
         param.memh = registration->memh;
     }

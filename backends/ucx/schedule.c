@@ -1,12 +1,12 @@
-/* What every file needs of the data thread: to wake it, to let others have its core, and to have its worker
- * call a function for a kind of message.
+/* The data thread's services to all files: wakes it, yields its processor, and sets the worker's handler for a kind of
+ * message.
  */
 #include <sched.h>
 #include <time.h>
 
 #include "backends/ucx/ucx.h"
 
-#define GIVE_WAY_NS 50000 /* small messages are quicker when many are moved at a time */
+#define YIELD_AFTER_NS 50000 /* not more often, because many small messages between two yields are faster */
 
 uint64_t thread_now_ns(void)
 {
@@ -16,12 +16,12 @@ uint64_t thread_now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-void thread_give_way(struct engine *engine)
+void thread_yield(struct engine *engine)
 {
-    if (thread_now_ns() - engine->gave_way_ns < GIVE_WAY_NS)
+    if (thread_now_ns() - engine->yielded_ns < YIELD_AFTER_NS)
         return;
     (void)sched_yield();
-    engine->gave_way_ns = thread_now_ns();
+    engine->yielded_ns = thread_now_ns();
 }
 
 void thread_wake(struct engine *engine)
@@ -46,6 +46,7 @@ enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_ca
     ucs_status_t ucs = ucp_worker_set_am_recv_handler(engine->worker, &param);
 
     if (ucs != UCS_OK)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "UCX takes no active message handler: %s", ucs_status_string(ucs));
+        return rdt_error_set(err, RDT_UNSUPPORTED, "UCX does not accept a handler of active messages: %s",
+                             ucs_status_string(ucs));
     return RDT_OK;
 }

@@ -1,4 +1,4 @@
-/* See slow.h. A list of lanes is text, "TRANSPORT/DEVICE, ...", as people see it. */
+/* See slow.h. A list of lanes is a text for people: "TRANSPORT/DEVICE, ...". */
 #include "backends/ucx/slow.h"
 
 #include <dirent.h>
@@ -7,7 +7,7 @@
 
 /* ---- lists ---- */
 
-/* The next "tcp/eth0" of a list, its length in *bytes_p; NULL at the end. */
+/* Returns the next lane of a list ("tcp/eth0"), with its length in *bytes_p; NULL at the end. */
 static const char *next_lane(const char **at, size_t *bytes_p)
 {
     const char *lane = *at + strspn(*at, ", ");
@@ -28,7 +28,7 @@ void lanes_add(char *list, size_t size, const char *lane, size_t bytes)
     (void)snprintf(list + used, size - used, "%s%.*s", used ? ", " : "", (int)bytes, lane);
 }
 
-/* "#    lane[1]:  0:tcp/lo.0 md[0]  -> md[0]/tcp/..."; "lane[0]: cm rdmacm" is the connection manager's. */
+/* A line of the text: "#    lane[1]:  0:tcp/lo.0 md[0]  -> md[0]/tcp/...". The connection manager's: "lane[0]: cm rdmacm". */
 void lanes_read_printed(const char *text, char *list, size_t size)
 {
     list[0] = '\0';
@@ -46,7 +46,7 @@ void lanes_read_printed(const char *text, char *list, size_t size)
             continue;
         at += bytes + 1;
         bytes = strcspn(at, " \n");
-        while (bytes && at[bytes - 1] != '.') /* the number of the path is of no interest */
+        while (bytes && at[bytes - 1] != '.') /* the number of the path is left out */
             bytes--;
         if (bytes > 1)
             lanes_add(list, size, at, bytes - 1);
@@ -75,9 +75,9 @@ static bool is_rdma(const char *transport, size_t bytes)
     return false;
 }
 
-/* By its name; "rc" is rc_verbs and rc_mlx5; "rdma" (and UCX's "ib") any of RDMA; "shm" memory shared within
- * a machine. */
-static bool answers_to(const char *transport, size_t bytes, const char *wanted, size_t n)
+/* Returns whether a transport is meant by the name `wanted`: its own name, or a family ("rc" stands for rc_verbs and rc_mlx5),
+ * "rdma" or UCX's "ib" for any RDMA, "shm" for memory shared within a machine. */
+static bool matches_name(const char *transport, size_t bytes, const char *wanted, size_t n)
 {
     static const char shm[] = "posix,sysv,xpmem,cma,knem";
 
@@ -88,13 +88,13 @@ static bool answers_to(const char *transport, size_t bytes, const char *wanted, 
     return bytes >= n && !strncmp(transport, wanted, n) && (bytes == n || transport[n] == '_');
 }
 
-static bool any_answers_to(const char *list, const char *wanted, size_t n)
+static bool any_matches_name(const char *list, const char *wanted, size_t n)
 {
     const char *at = list, *lane;
     size_t bytes;
 
     while ((lane = next_lane(&at, &bytes)))
-        if (answers_to(lane, strcspn(lane, "/,"), wanted, n))
+        if (matches_name(lane, strcspn(lane, "/,"), wanted, n))
             return true;
     return false;
 }
@@ -112,18 +112,18 @@ bool lanes_copy(const char *list)
 
 bool lanes_have_rdma(const char *list)
 {
-    return any_answers_to(list, "rdma", 4);
+    return any_matches_name(list, "rdma", 4);
 }
 
 bool lanes_have_cma(const char *list)
 {
-    return any_answers_to(list, "cma", 3);
+    return any_matches_name(list, "cma", 3);
 }
 
-/* ---- what there is ---- */
+/* ---- devices of this machine ---- */
 
-/* The RDMA device behind a network interface: it shares its PCI function. */
-static bool rdma_behind(const char *sys, const char *interface, size_t n, char *device_p, size_t size)
+/* Finds the RDMA device of a network interface, which shares its PCI function. */
+static bool rdma_of_interface(const char *sys, const char *interface, size_t n, char *device_p, size_t size)
 {
     char path[192];
     const struct dirent *entry;
@@ -142,7 +142,7 @@ static bool rdma_behind(const char *sys, const char *interface, size_t n, char *
     return found;
 }
 
-/* "mlx5_0:1" among the interfaces is an RDMA device itself. */
+/* The key interfaces may also name an RDMA device itself ("mlx5_0:1"). */
 static bool is_rdma_device(const char *sys, const char *name, size_t n, char *device_p, size_t size)
 {
     char path[192];
@@ -165,17 +165,18 @@ static bool has_idle_rdma(const struct slow_rule *rule, const char *list, char *
     for (const char *at = rule->interfaces; *at; at += strcspn(at, ","), at += *at == ',') {
         size_t n = strcspn(at, ",");
 
-        if (!rdma_behind(rule->sys, at, n, device, sizeof device) &&
+        if (!rdma_of_interface(rule->sys, at, n, device, sizeof device) &&
             !is_rdma_device(rule->sys, at, n, device, sizeof device))
             continue;
-        (void)snprintf(why, size, "%.*s has the RDMA device %s, and no lane uses it (tls, or what the peer has)", (int)n, at,
-                       device);
+        (void)snprintf(why, size, "%.*s has the RDMA device %s, but no lane uses it (check tls, and the peer's devices)",
+                       (int)n, at, device);
         return true;
     }
     return false;
 }
 
-/* An RDMA device has names of its own, and memory none. */
+/* Returns whether a lane uses a network interface that is not among `interfaces`. Only lanes of TCP have the name of an
+ * interface: RDMA devices have other names, and shared memory has none. */
 static bool leaves_interfaces(const struct slow_rule *rule, const char *list, char *why, size_t size)
 {
     const char *at = list, *lane;
@@ -183,7 +184,7 @@ static bool leaves_interfaces(const struct slow_rule *rule, const char *list, ch
 
     while (*rule->interfaces && (lane = next_lane(&at, &bytes)))
         if (bytes > 4 && !strncmp(lane, "tcp/", 4) && !in_list(rule->interfaces, lane + 4, bytes - 4)) {
-            (void)snprintf(why, size, "%.*s is none of interfaces = %s", (int)bytes, lane, rule->interfaces);
+            (void)snprintf(why, size, "%.*s is not among interfaces = %s", (int)bytes, lane, rule->interfaces);
             return true;
         }
     return false;
@@ -198,8 +199,8 @@ bool lanes_are_slow(const struct slow_rule *rule, const char *list, char *why, s
     if (!*rule->least)
         return has_idle_rdma(rule, list, why, size);
     for (const char *at = rule->least; *at; at += strcspn(at, ","), at += *at == ',')
-        if (strcspn(at, ",") && any_answers_to(list, at, strcspn(at, ",")))
+        if (strcspn(at, ",") && any_matches_name(list, at, strcspn(at, ",")))
             return false;
-    (void)snprintf(why, size, "no lane is of least_lane = %s", rule->least);
+    (void)snprintf(why, size, "no lane is one of least_lane = %s", rule->least);
     return true;
 }

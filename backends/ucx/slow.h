@@ -1,4 +1,4 @@
-/* What UCX says of its lanes, judged without UCX: whether something faster is there that it did not take. */
+/* Judges from the list of lanes that UCX chose whether this machine has something faster. Uses no UCX. */
 #ifndef BACKENDS_UCX_SLOW_H
 #define BACKENDS_UCX_SLOW_H
 
@@ -6,26 +6,27 @@
 #include <stddef.h>
 
 struct slow_rule {
-    const char *least;      /* comma-separated transports, one of which must carry bytes; "": whatever is the best here */
+    const char *least;      /* comma-separated transports, of which a lane must be one; "": the best that this machine has */
     const char *interfaces; /* comma-separated; "": any */
     const char *sys;        /* "/sys" */
 };
 
-/* The lanes in what ucp_ep_print_info printed, as "tcp/eth0, tcp/eth1"; the connection manager's carries no
- * bytes and is left out. */
+/* Extracts the lanes from the output of ucp_ep_print_info, as "tcp/eth0, tcp/eth1". The lane of the connection manager moves
+ * no bytes and is left out. */
 void lanes_read_printed(const char *text, char *list_p, size_t size);
 
-/* One more in the list, unless it is there. */
+/* Appends a lane to the list, unless the list has it. */
 void lanes_add(char *list, size_t size, const char *lane, size_t bytes);
 
-/* All of TCP: every byte is copied to and from a segment. An empty list is, too. */
+/* Returns whether every lane uses TCP, which copies every byte to and from a segment; true for an empty list. */
 bool lanes_copy(const char *list);
 
-/* Lanes that remote memory can be read by, without its owner's processor: those of RDMA. */
+/* Return whether a lane can read memory without its owner's processor: that of another node by RDMA, or that of another
+ * process on this machine by the kernel (cma). */
 bool lanes_have_rdma(const char *list);
-bool lanes_have_cma(const char *list); /* the same of another process on this machine, by the kernel */
+bool lanes_have_cma(const char *list);
 
-/* True: why_p says what is wrong with these lanes, and what to do. An empty list is never slow: nothing is known. */
+/* True: these lanes are slow; why_p says why. An empty list, of which nothing is known, is never slow. */
 bool lanes_are_slow(const struct slow_rule *rule, const char *list, char *why_p, size_t size);
 
 #endif

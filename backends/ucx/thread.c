@@ -1,10 +1,9 @@
-/* The data thread of an engine: the only one that touches its UCX worker.
+/* The data thread of an engine: the only thread that uses its UCX worker.
  *
- * It polls while something moves, a few hundred times more while something is outstanding, and then sleeps in
- * the worker's descriptor: waking a sleeper costs tens of microseconds, a poll less than one. Idle, it wakes
- * once a second, since UCX's own keepalive runs in progress only and a wake-up was known to be missed. While
- * it polls it lets others have the processor: a client's small request must not wait until the kernel takes
- * it away.
+ * It polls while something moves, a few hundred times more while an operation is outstanding, and then sleeps on the worker's
+ * descriptor: waking a sleeper takes tens of microseconds, a poll less than one. An idle thread wakes once a second, because
+ * UCX's keepalive runs only in progress, and because UCX has been seen to miss a wake-up. While the thread polls it yields the
+ * processor, so that a client's small request does not wait for the end of its time slice.
  */
 #include <poll.h>
 #include <semaphore.h>
@@ -15,10 +14,9 @@
 
 #define TICK_MS 1000
 #define STOP_NS (2 * 1000000000ull) /* how long the links may take to close at the end */
-/* UCX 1.13 ends the process when a connection that was accepted says who it is after its listener has gone,
- * or is still being made when its worker goes: who was about to connect at the end gets so long, and is
- * turned away. */
-#define LAST_CALL_NS (50 * 1000000ull)
+/* How long the thread goes on, without links, before it destroys the listener and the worker. UCX 1.13 ends the process when an
+ * accepted connection sends its first message after its listener is destroyed, or is still being set up when its worker is. */
+#define DRAIN_NS (50 * 1000000ull)
 
 struct start {
     struct engine *engine;
@@ -46,7 +44,7 @@ static enum rdt_status worker_create(struct engine *engine, struct rdt_error *er
     return status;
 }
 
-/* False: there is work, or UCX has events left. */
+/* True: there is nothing to do, and from now on new work or an event of UCX wakes the thread. */
 static bool fall_asleep(struct engine *engine)
 {
     bool quiet;
@@ -79,7 +77,7 @@ static void awake(struct engine *engine)
 static void run(struct engine *engine, int wake_fd)
 {
     struct pollfd pollfd = {.fd = wake_fd, .events = POLLIN};
-    uint64_t tick_ns = thread_now_ns() + TICK_MS * 1000000ull, stop_ns = 0, alone_ns = 0, now_ns;
+    uint64_t tick_ns = thread_now_ns() + TICK_MS * 1000000ull, stop_ns = 0, unlinked_ns = 0, now_ns;
     unsigned idle = 0;
 
     for (;;) {
@@ -92,7 +90,7 @@ static void run(struct engine *engine, int wake_fd)
         else
             idle++;
         links_settle(engine);
-        thread_give_way(engine);
+        thread_yield(engine);
         if (!idle || (outstanding(engine, &stopping) && idle < engine->settings.spin_polls))
             continue;
 
@@ -102,12 +100,12 @@ static void run(struct engine *engine, int wake_fd)
                 stop_ns = now_ns + STOP_NS;
             links_expire(engine, true);
             if (engine->n_links)
-                alone_ns = 0;
-            else if (!alone_ns)
-                alone_ns = now_ns;
-            if ((alone_ns && now_ns > alone_ns + LAST_CALL_NS) || now_ns > stop_ns)
+                unlinked_ns = 0;
+            else if (!unlinked_ns)
+                unlinked_ns = now_ns;
+            if ((unlinked_ns && now_ns > unlinked_ns + DRAIN_NS) || now_ns > stop_ns)
                 return;
-            if (alone_ns)
+            if (unlinked_ns)
                 (void)poll(NULL, 0, 1);
             continue;
         }
@@ -133,14 +131,14 @@ static void *thread_main(void *arg)
     if (start->status == RDT_OK && ucp_worker_get_efd(engine->worker, &wake_fd) != UCS_OK) {
         links_unlisten(engine);
         ucp_worker_destroy(engine->worker);
-        start->status = rdt_error_set(&start->err, RDT_UNSUPPORTED, "this UCX cannot wake a sleeping worker");
+        start->status = rdt_error_set(&start->err, RDT_UNSUPPORTED, "this UCX cannot wake a sleeping thread");
     }
     if (start->status != RDT_OK) {
         chunks_fini(engine);
         (void)sem_post(&start->done);
         return NULL;
     }
-    (void)sem_post(&start->done); /* start is gone from here on */
+    (void)sem_post(&start->done); /* the caller ends the life of `start` now */
 
     run(engine, wake_fd);
     links_unlisten(engine);
@@ -181,7 +179,7 @@ enum rdt_status thread_start(struct engine *engine, struct rdt_error *err)
 void thread_stop(struct engine *engine)
 {
     (void)pthread_mutex_lock(&engine->lock);
-    if (!engine->stopping) { /* else its worker may be gone */
+    if (!engine->stopping) { /* otherwise its worker may have been destroyed */
         engine->stopping = true;
         thread_wake(engine);
     }

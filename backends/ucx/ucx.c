@@ -1,10 +1,10 @@
-/* The transport "ucx": active messages over TCP, two-sided, between host memories.
+/* The transport "ucx": two-sided by active messages, and one-sided by reads over lanes that can read remote memory.
  *
- * Owns the engines; the rest is in config.c, engine.c, peer.c, thread.c, link.c, lanes.c, conn.c and op.c. It
- * refuses to open unless the network is trusted, because UCX authenticates nobody: see settings_read.
+ * This file has the table of operations, and opens and closes the transport. The transport refuses to open unless the network
+ * is trusted, because UCX does not authenticate peers: see settings_read.
  *
- * UCX installs handlers for fatal signals when it is loaded, unless UCX_HANDLE_ERRORS=none is in the environment by
- * then. That is before any code here runs, so rdtd sets it at its start; open checks what came of it.
+ * UCX installs handlers for fatal signals when it is loaded, unless the environment contains UCX_HANDLE_ERRORS=none. It is
+ * loaded before any code here runs, so rdtd sets the variable at its start; open checks that no handler was installed.
  */
 #include <dlfcn.h>
 #include <signal.h>
@@ -20,7 +20,7 @@
 
 /* ---- UCX's own log ---- */
 
-/* UCX has one log per process and passes no argument: the transport that was opened last gets it. */
+/* UCX has one log per process and passes no argument to its handler, so the transport that was opened last gets the log. */
 static _Atomic(struct transport *) log_reader;
 
 static ucs_log_func_rc_t on_log(const char *file, unsigned line, const char *function, ucs_log_level_t level,
@@ -66,7 +66,7 @@ static void check_signals(const struct rdt_host *host)
         return;
     if (dladdr((void *)action.sa_sigaction, &info) && info.dli_fname && strstr(info.dli_fname, "libucs"))
         host->log(host->ctx, RDT_LOG_WARN,
-                  "ucx has taken the fatal signals: start with UCX_HANDLE_ERRORS=none in the environment");
+                  "ucx has installed handlers for fatal signals: start rdtd with UCX_HANDLE_ERRORS=none in the environment");
 }
 
 /* ---- operations of the table ---- */
@@ -75,7 +75,7 @@ static void transport_close(void *arg)
 {
     struct transport *transport = arg;
 
-    for (unsigned i = 0; i < transport->n; i++) /* each takes a moment */
+    for (unsigned i = 0; i < transport->n; i++) /* first all, because each takes a moment to stop */
         thread_stop(transport->engines[i]);
     for (unsigned i = 0; i < transport->n; i++)
         engine_destroy(transport->engines[i]);
@@ -112,8 +112,8 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
     host->log(host->ctx, RDT_LOG_INFO, "ucx %s listens on %s (tls %s, interfaces %s, %u thread%s)", transport->version,
               settings.listen, settings.tls, *settings.interfaces ? settings.interfaces : "any", transport->n,
               transport->n > 1 ? "s" : "");
-    host->log(host->ctx, RDT_LOG_DEBUG, "ucx is given %s (its memory types are 0x%llx)",
-              ucx_moves(&transport->engines[0]->memory, "cuda") ? "host memory and memory of GPUs" : "host memory only",
+    host->log(host->ctx, RDT_LOG_DEBUG, "ucx moves %s (its memory types are 0x%llx)",
+              ucx_moves(&transport->engines[0]->memory, "cuda") ? "host memory and GPU memory" : "host memory only",
               (unsigned long long)transport->engines[0]->memory.types);
     *transport_p = transport;
     return RDT_OK;
@@ -181,8 +181,8 @@ static bool reads(void *arg)
     return transport->settings.reads;
 }
 
-/* The context whose connections read. */
-static struct engine *reader(void *arg)
+/* Returns the engine whose context registers memory and reads. */
+static struct engine *reading_engine(void *arg)
 {
     const struct transport *transport = arg;
 
@@ -195,29 +195,28 @@ static enum rdt_status register_memory(void *transport, void *addr, uint64_t byt
     struct registration *registration;
     enum rdt_status status;
 
-    if (!ucx_moves(&reader(transport)->memory, memory_kind))
-        return rdt_error_set(err, RDT_UNSUPPORTED, "this UCX does not read %s memory", memory_kind);
-    status = read_register(reader(transport), addr, bytes, ucx_memory_type(memory_kind), &registration, err);
+    if (!ucx_moves(&reading_engine(transport)->memory, memory_kind))
+        return rdt_error_set(err, RDT_UNSUPPORTED, "this UCX does not support %s memory", memory_kind);
+    status = read_register(reading_engine(transport), addr, bytes, ucx_memory_type(memory_kind), &registration, err);
     if (status == RDT_OK)
         *registration_p = registration;
     return status;
 }
 
-/* Of what the table lists, what the UCX that runs says it knows. */
 static bool moves(void *transport, const char *memory_kind)
 {
-    return ucx_moves(&reader(transport)->memory, memory_kind);
+    return ucx_moves(&reading_engine(transport)->memory, memory_kind);
 }
 
 static void unregister_memory(void *transport, void *registration)
 {
-    read_unregister(reader(transport), registration);
+    read_unregister(reading_engine(transport), registration);
 }
 
 static enum rdt_status pack_key(void *transport, void *registration, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
                                 struct rdt_error *err)
 {
-    return read_pack_key(reader(transport), registration, key, bytes_p, err);
+    return read_pack_key(reading_engine(transport), registration, key, bytes_p, err);
 }
 
 static enum rdt_status post_read(void *peer, struct rdt_op *op, struct rdt_error *err)
@@ -262,26 +261,26 @@ static const struct rdt_transport_ops transport_ops = {
     .cancel = cancel,
     .describe = describe,
     .moves = moves,
-    .reads = reads, /* over TCP UCX registers nothing, and never reads */
+    .reads = reads, /* false over TCP, where UCX registers nothing and never reads */
 };
 
 static const struct rdt_config_key config_keys[] = {
-    {"listen", "", "numeric address that peers connect to; empty: that of the peer link, else of the interfaces"},
-    {"port", "0", "TCP port to listen on; of several threads the first one's, the others have those after it; 0: any"},
+    {"listen", "", "numeric address that peers connect to; empty: that of the peer link, otherwise of the interfaces"},
+    {"port", "0", "TCP port to listen on; the second and later threads use the ports that follow it; 0: any"},
     {"tls", "tcp", "UCX transports (UCX_TLS)"},
     {"eager_bytes", "1048576",
-     "chunks up to this size are sent without asking the receiver first; at most 128 KiB where the lanes need not copy"},
-    {"spin_polls", "500", "empty polls before the data thread sleeps while something is outstanding"},
-    {"threads", "0", "that move bytes; to a peer as many as it has too; 0: one"},
+     "chunks up to this size are sent without asking the receiver first; at most 128 KiB on lanes that need not copy"},
+    {"spin_polls", "500", "empty polls before a data thread sleeps while an operation is outstanding"},
+    {"threads", "0", "threads that move bytes, for a peer at most as many as the peer has; 0: one"},
     {"rails", "0",
-     "networks that one message is spread over where its lanes do not copy: UCX_MAX_RNDV_RAILS and its like; 0: as UCX likes"},
+     "networks over which one message is spread on lanes that need not copy (UCX_MAX_RNDV_RAILS etc.); 0: UCX decides"},
     {"one_sided", "auto",
-     "auto: readers pull by RDMA where tls leaves TCP out; never; always: by RDMA or cma beside TCP too, where whoever reaches "
-     "the port can "
-     "then also read any memory of the daemon"},
-    {"on_slow", "warn", "warn, refuse or ignore: when UCX has taken lanes to a peer that are slower than what this node has"},
+     "auto: readers pull by RDMA if tls excludes TCP; never; always: by RDMA or cma beside TCP too, and then whoever reaches "
+     "the TCP port can read any memory of the daemon"},
+    {"on_slow", "warn",
+     "warn, refuse or ignore: what to do when UCX has chosen lanes to a peer that are slower than what this node has"},
     {"least_lane", "",
-     "UCX transports, one of which must be among the lanes (rdma, rc, shm, tcp ...); empty: RDMA where interfaces have it"},
+     "UCX transports, one of which must be among the lanes (rdma, rc, shm, tcp ...); empty: RDMA if interfaces have it"},
     {NULL, NULL, NULL},
 };
 

@@ -12,7 +12,7 @@ struct offer {
     uint8_t reserved[2];
 };
 _Static_assert(sizeof(struct offer) + MAX_ENGINES * sizeof(struct wire_address) + TOKEN_BYTES <= RDT_OFFER_MAX_BYTES,
-               "they fit");
+               "the largest offer fits");
 
 #define OFFER_VERSION 2
 #define GREETING_VERSION 2
@@ -57,7 +57,7 @@ enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_
         return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer has %zu bytes", bytes);
     memcpy(&offer, at, sizeof offer);
     if (offer.version != OFFER_VERSION)
-        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer is of version %u, this end knows %u", offer.version,
+        return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer has version %u, but this end supports only %u", offer.version,
                              OFFER_VERSION);
     if (!offer.n || offer.n > MAX_ENGINES || bytes != sizeof offer + offer.n * sizeof wire + TOKEN_BYTES)
         return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer of %u addresses has %zu bytes", offer.n, bytes);
@@ -65,7 +65,7 @@ enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_
     for (unsigned i = 0; i < offer.n; i++, at += sizeof wire) {
         memcpy(&wire, at, sizeof wire);
         if (!wire_address_read(&wire, &addresses_p[i]))
-            return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer holds no address");
+            return rdt_error_set(err, RDT_PROTOCOL, "the peer's offer contains a malformed address");
     }
     memcpy(token_p, at, TOKEN_BYTES);
     *n_p = offer.n;
@@ -74,12 +74,12 @@ enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_
 
 /* ---- keys ---- */
 
-struct key { /* little-endian; then UCX's own */
-    uint64_t sum; /* of all that follows */
+struct key {      /* little-endian; UCX's own key follows */
+    uint64_t sum; /* of everything that follows it */
     uint64_t address, bytes;
 };
 
-/* Finds what was damaged or mistaken; a peer that means harm is none that keys come from. */
+/* Detects accidental damage. It need not detect forgery, because keys come from peers that are trusted. */
 static uint64_t sum_of(const uint8_t *at, size_t bytes)
 {
     uint64_t sum = 0xcbf29ce484222325u;
@@ -114,7 +114,7 @@ enum rdt_status wire_read_key(const void *bytes_of_key, size_t key_bytes, uint64
     if (le64toh(key.sum) != sum_of(at + sizeof key.sum, key_bytes - sizeof key.sum))
         return rdt_error_set(err, RDT_PROTOCOL, "the owner's key is damaged");
     if (offset > le64toh(key.bytes) || bytes > le64toh(key.bytes) - offset)
-        return rdt_error_set(err, RDT_PROTOCOL, "the owner's memory of %llu bytes holds no %llu at %llu",
+        return rdt_error_set(err, RDT_PROTOCOL, "the owner's memory has %llu bytes, too few for %llu at offset %llu",
                              (unsigned long long)le64toh(key.bytes), (unsigned long long)bytes, (unsigned long long)offset);
     *address_p = le64toh(key.address) + offset;
     *rkey_p = at + sizeof key;

@@ -1,5 +1,5 @@
-/* What goes over the wire between two ends of this transport, read and written without UCX: whatever arrives
- * is bytes of somebody, and is judged here before anything follows from it. */
+/* The formats of what two ends of this transport send each other, read and written without UCX. The bytes that arrive may be
+ * anybody's, so every function that reads them also checks them. */
 #ifndef BACKENDS_UCX_WIRE_H
 #define BACKENDS_UCX_WIRE_H
 
@@ -13,49 +13,48 @@
 #define TOKEN_BYTES 16
 #define MAX_ENGINES 8u
 
-/* Both ends can tell the number from the token; it tags each message of the session. */
+/* Returns the number that both ends derive from the token, and that tags each message of the session. */
 uint64_t session_of(const uint8_t token[TOKEN_BYTES]);
 
-/* ---- the blob of an offer: where each of a node's engines listens, and the one-time token that serves once at each ---- */
+/* ---- the blob of an offer: the address of each engine of a node, and a token that is valid once at each ---- */
 
-/* The addresses are of AF_INET or AF_INET6. Returns how many bytes the blob has. */
+/* Writes an offer and returns its length in bytes. The addresses are of AF_INET or AF_INET6. */
 size_t wire_put_offer(const struct sockaddr_storage *addresses, unsigned n, const uint8_t token[TOKEN_BYTES],
                       uint8_t blob_p[RDT_OFFER_MAX_BYTES]);
 
-/* RDT_PROTOCOL: of another length, another version, an address that is none or has no port. */
+/* PROTOCOL: the offer has another length or version, or an address is malformed or has no port. */
 enum rdt_status wire_read_offer(const void *blob, size_t bytes, struct sockaddr_storage addresses_p[MAX_ENGINES], unsigned *n_p,
                                 uint8_t token_p[TOKEN_BYTES], struct rdt_error *err);
 
 /* ---- keys of memory that the peer may read ---- */
 
-/* Returns how many bytes the key has; 0: UCX's is too long. */
+/* Writes a key and returns its length in bytes; 0: UCX's key (rkey) is too long. */
 size_t wire_put_key(uint64_t address, uint64_t bytes, const void *rkey, size_t rkey_bytes, uint8_t key_p[RDT_KEY_MAX_BYTES]);
 
-/* RDT_PROTOCOL: it is none of those, or was changed on its way (UCX believes what it unpacks), or the range
- * is not all in the memory. The rkey points into the key. */
+/* PROTOCOL: the key is malformed or damaged, which UCX does not check when it unpacks one, or the range is not within the
+ * memory. *rkey_p points into the key. */
 enum rdt_status wire_read_key(const void *key, size_t key_bytes, uint64_t offset, uint64_t bytes, uint64_t *address_p,
                               const void **rkey_p, struct rdt_error *err);
 
 /* ---- headers of active messages ---- */
 
-struct greeting { /* HELLO: secret is the one-time token of the one who listens. WELCOME: its session number, then zeros */
+struct greeting {
     uint8_t version;
     uint8_t reserved[7];
-    uint8_t secret[TOKEN_BYTES];
-    uint8_t dialler
-        [TOKEN_BYTES]; /* HELLO: the same at each engine: whoever came first with the token has all of them. Else zeros */
+    uint8_t secret[TOKEN_BYTES];  /* HELLO: the listener's token. WELCOME: its session number, then zeros */
+    uint8_t dialler[TOKEN_BYTES]; /* HELLO: names the dialler, who alone may then use the token at all engines. Else zeros */
 };
 
 /* dialler: NULL for a WELCOME. */
 void wire_put_greeting(struct greeting *greeting_p, const void *secret, size_t secret_bytes, const uint8_t *dialler);
 
-/* A greeting has no data, and comes with its first word. */
+/* False: it is malformed. A greeting has no data, and is not announced before it is sent. */
 bool wire_read_greeting(const void *header, size_t header_bytes, size_t data_bytes, bool announced,
                         struct greeting *greeting_p);
-uint64_t wire_greeting_session(const struct greeting *greeting); /* of a WELCOME */
+uint64_t wire_greeting_session(const struct greeting *greeting); /* the session number in a WELCOME */
 
 struct data_header {  /* of a data message; little-endian */
-    uint64_t session; /* session_of() the receiver's token */
+    uint64_t session; /* session_of() of the receiver's token */
     uint64_t transfer;
     uint64_t chunk;
     uint64_t bytes;
@@ -63,7 +62,7 @@ struct data_header {  /* of a data message; little-endian */
 
 void wire_put_data(struct data_header *header_p, uint64_t session, uint64_t transfer, uint64_t chunk, uint64_t bytes);
 
-/* In this machine's order; false: it is not as long as one. */
+/* Converts to this machine's byte order. False: the length is wrong. */
 bool wire_read_data(const void *header, size_t header_bytes, struct data_header *header_p);
 
 #endif

@@ -34,7 +34,7 @@ static const char *const expected_warnings[] = {
     "unreachable",
     "no connection",
     "its token is unknown or was used before", /* a transport's greeting that came after its link had gone */
-    "closing an endpoint: it says nothing",    /* or that never came */
+    "closing an endpoint: it did not send its greeting in time",
     NULL};
 
 /* Nodes 0 (behind the cable), 1 and perhaps 2; an agent at each end. */

@@ -94,7 +94,7 @@ Test(ucx, threads_move_one_object_together)
         must(peer_seen(&c.node[i], &c.node[1 - i], &peer));
         must_say(strncmp(peer.ucx_lanes, "tcp/", 4) == 0 && !strstr(peer.ucx_lanes, ", 2 threads") == old, "node %u says '%s'", i,
                  peer.ucx_lanes);
-        must(node_log_has(&c.node[i], i == 0 ? "threads = 3: one is used" : "threads = 2: one is used") == old);
+        must(node_log_has(&c.node[i], i == 0 ? "threads = 3, but only one is used" : "threads = 2, but only one is used") == old);
     }
     node_kill(&c.node[0], SIGKILL); /* all of them end together */
     wait_until(10 * SEC, !peer_seen(&c.node[1], &c.node[0], &peer) || !strstr(peer.ucx_lanes, "threads"));

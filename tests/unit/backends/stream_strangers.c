@@ -88,7 +88,7 @@ Test(stream_strangers, friend_that_made_room_is_let_in_no_more_and_counted_once)
     cr_assert(lane && lane->evicted);
     why_not = conn_take_lane(lane, conn->ours.id, conn->ours.token);
     cr_assert_not_null(why_not);
-    cr_assert_str_eq(why_not, "it made room for others");
+    cr_assert_str_eq(why_not, "it was closed to make room for others");
     cr_assert_eq(transport.strangers.n, MAX_STRANGERS, "%u", transport.strangers.n);
     cr_assert(!lane->conn && conn->n_in == 0);
     leave(KNOCKS);
