@@ -1,10 +1,10 @@
-/* The transport "gloo": host memory between the ranks of a group, by Gloo's TCP pairs. Owns the table, the
- * groups and their threads; Gloo itself is behind mesh.h.
+/* The transport "gloo": moves host memory between the ranks of a group, by Gloo's TCP pairs. It owns the table of operations,
+ * the groups and their threads; mesh.h wraps Gloo itself.
  *
- * Gloo knows only calls that block, and cannot take one back without closing pairs. So each pair of ranks has
- * a thread that sends and one that receives (party.c), and a head before each chunk says which one comes.
- * What was not matched yet is thus ours alone and ends at once when it is cancelled; what was ends with its
- * bytes. Only group_close, by its thread, ends the rest.
+ * Gloo's calls block, and cannot be cancelled without closing pairs. So for each other rank a party has a thread that sends
+ * and one that receives (party.c), and a head before each chunk says which chunk follows. An operation that is not matched yet
+ * is unknown to Gloo and ends at once when it is cancelled; a matched one ends when its bytes have moved, or when group_close
+ * has the party's main thread end everything.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 #include "backends/common/only_transport.h"
 #include "backends/gloo/gloo.h"
 
-#define OFFER_BYTES_A_RANK 140u /* a length, a sockaddr_storage and a number */
+#define OFFER_BYTES_PER_RANK 140u /* a length, a sockaddr_storage and a number */
 
 /* ---- groups ---- */
 
@@ -28,9 +28,9 @@ static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc
     struct party *party;
     char why[MESH_WHY_BYTES];
 
-    if (desc->size > RDT_GROUP_OFFER_MAX_BYTES / OFFER_BYTES_A_RANK)
-        return rdt_error_set(err, RDT_LIMIT, "%u ranks: the addresses of at most %u fit into an offer", desc->size,
-                             (unsigned)(RDT_GROUP_OFFER_MAX_BYTES / OFFER_BYTES_A_RANK));
+    if (desc->size > RDT_GROUP_OFFER_MAX_BYTES / OFFER_BYTES_PER_RANK)
+        return rdt_error_set(err, RDT_LIMIT, "a group of %u ranks is too large: an offer has room for the addresses of %u",
+                             desc->size, (unsigned)(RDT_GROUP_OFFER_MAX_BYTES / OFFER_BYTES_PER_RANK));
     party = calloc(1, sizeof *party);
     if (party) {
         party->sides = calloc(desc->size, sizeof *party->sides);
@@ -78,7 +78,7 @@ static void group_destroy(void *arg)
     struct party *party = arg;
 
     if (party->started)
-        (void)pthread_join(party->main, NULL); /* it has reported that the group is closed, and only has to return */
+        (void)pthread_join(party->main, NULL); /* the thread has reported the end of the group, and only has to return */
     mesh_discard(party->mesh);
     for (uint32_t i = 0; i < party->size; i++) {
         (void)pthread_cond_destroy(&party->sides[i].more);
@@ -168,7 +168,7 @@ static enum rdt_status post_recv(void *arg, struct rdt_op *op, struct rdt_error 
     return post(arg, &((struct side *)arg)->receives, op, err);
 }
 
-/* One that is matched goes on: its bytes are on the way. */
+/* A matched operation is not affected: its bytes are being moved. */
 static void cancel(void *arg, struct rdt_op *op)
 {
     struct side *side = arg;
@@ -205,7 +205,8 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "Gloo listens at the address of the peer link, and there is none: set listen");
     (void)snprintf(interface, sizeof interface, "%.*s", (int)strcspn(interfaces, ", "), interfaces);
-    if (!interface[0] && address_is_wildcard(listen)) /* Gloo would bind to every address, and offer one that reaches nobody */
+    if (!interface[0] &&
+        address_is_wildcard(listen)) /* Gloo would listen at every address, and offer one that no peer can reach */
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "Gloo needs one address: set interfaces, or set listen to an address of this node");
     gloo = calloc(1, sizeof *gloo);
@@ -231,8 +232,8 @@ static void transport_close(void *arg)
 static const char *transport_version(void *transport)
 {
     (void)transport;
-    /* Of what Debian calls 0.5.0: Gloo itself has no version to ask for, and later ones speak otherwise. 3:
-     * our own heads, and who connects says the group's token first. */
+    /* The version of Debian's package: Gloo itself does not report one, and later ones use another protocol. "heads 3" is the
+     * version of what this transport adds: heads, and the group's token as the first bytes of a connection. */
     return "0.5.0 of 2022, heads 3";
 }
 

@@ -1,12 +1,11 @@
-/* The only C++ of this tree: Gloo's classes behind mesh.h. The rendezvous is the core's exchange of blobs:
- * Gloo's own stores are not used, only the addresses of its pairs.
+/* The only C++ of this tree: Gloo's classes behind mesh.h. The rendezvous is the core's exchange of blobs: of Gloo only the
+ * addresses of its pairs are used, not its stores.
  *
- * Gloo trusts whoever comes to its ports, and one thread of its own serves the sockets of all groups: what
- * that thread throws ends the process. It throws where a connection is reset before it is accepted, where
- * bytes make no sense, where the system refuses a write. And of a pair that is cut in the middle of a message
- * nobody hears who waits for the rest of it. So each pair here is a Guarded one: it lets in only who shows
- * the group's token, what is thrown in it is its own failure, and whoever waits for its other end hears of
- * that.
+ * Gloo trusts everybody who connects to its ports, and one thread of Gloo (the device's thread) serves the sockets of all
+ * groups, so that an exception in that thread ends the process. It throws when a connection is reset before it is accepted,
+ * when bytes are malformed, and when the system refuses a write. And when a pair is cut in the middle of a message, the stranger
+ * that waits for the rest is not woken. So every pair here is a GuardedPair: it accepts only a connection that shows the
+ * group's token, an exception fails that pair alone, and the failure of a pair wakes those who wait on it.
  */
 #include "backends/gloo/mesh.h"
 
@@ -45,21 +44,22 @@ namespace tcp = gloo::transport::tcp;
 namespace
 {
 
-/* Time is the core's business, and a time-out of Gloo's own would close every pair. */
+/* The core has the deadlines; a time-out of Gloo would close every pair. */
 const milliseconds never = hours(24 * 365);
 const milliseconds connect_timeout = seconds(2); /* Gloo waits five times as long */
 
+/* Runs `work`. False: it threw an exception, whose text is in why. */
 template <typename Work> bool guarded(char *why, Work work)
 {
     try {
         work();
         return true;
     } catch (const std::exception &e) {
-        /* Gloo begins with the place in its own source: "[/build/.../pair.cc:123] text" */
+        /* Gloo's texts begin with the place in its source: "[/build/.../pair.cc:123] text" */
         const char *text = e.what(), *bracket = text[0] == '[' ? std::strchr(text, ']') : nullptr;
         std::snprintf(why, MESH_WHY_BYTES, "%s", bracket && bracket[1] ? bracket + 2 : text);
     } catch (...) {
-        std::snprintf(why, MESH_WHY_BYTES, "an exception of unknown type");
+        std::snprintf(why, MESH_WHY_BYTES, "Gloo threw an exception of unknown type");
     }
     for (char *at = why; *at; at++)
         if (*at == '\n')
@@ -75,31 +75,31 @@ std::string text_of(std::exception_ptr thrown)
     return why;
 }
 
-/* Stops the thread of the device, and lets it go on. The descriptor by which it does so is registered once: to
- * take one back Gloo waits for its thread, for up to 10 ms. */
-class Brake : public tcp::Handler
+/* Pauses the device's thread and lets it continue. It does so by a descriptor that is registered once, because Gloo waits up
+ * to 10 ms for its thread when a descriptor is unregistered. */
+class ThreadPause : public tcp::Handler
 {
   public:
-    explicit Brake(tcp::Device &device) : device_(device), fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))
+    explicit ThreadPause(tcp::Device &device) : device_(device), fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK))
     {
         if (fd_ < 0)
             throw std::runtime_error("no descriptor is left");
         device_.registerDescriptor(fd_, EPOLLIN, this);
     }
-    ~Brake() override
+    ~ThreadPause() override
     {
         device_.unregisterDescriptor(fd_, this);
         (void)::close(fd_);
     }
-    Brake(const Brake &) = delete;
-    Brake &operator=(const Brake &) = delete;
-    void stop() /* returns when the thread stands still */
+    ThreadPause(const ThreadPause &) = delete;
+    ThreadPause &operator=(const ThreadPause &) = delete;
+    void stop() /* returns when the thread is paused */
     {
         std::unique_lock<std::mutex> lock(mutex_);
-        changed_.wait(lock, [&] { return !wanted_ && !still_; }); /* somebody else stops it now */
+        changed_.wait(lock, [&] { return !wanted_ && !paused_; }); /* another thread may have paused it */
         wanted_ = true;
         (void)eventfd_write(fd_, 1);
-        changed_.wait(lock, [&] { return still_; });
+        changed_.wait(lock, [&] { return paused_; });
     }
     void release()
     {
@@ -114,10 +114,10 @@ class Brake : public tcp::Handler
         (void)eventfd_read(fd_, &ignored);
         if (!wanted_)
             return;
-        still_ = true;
+        paused_ = true;
         changed_.notify_all();
         changed_.wait(lock, [&] { return !wanted_; });
-        still_ = false;
+        paused_ = false;
         changed_.notify_all();
     }
 
@@ -126,29 +126,29 @@ class Brake : public tcp::Handler
     int fd_;
     std::mutex mutex_;
     std::condition_variable changed_;
-    bool wanted_ = false, still_ = false;
+    bool wanted_ = false, paused_ = false;
 };
 
-/* The thread of the device stands still while one of these exists. */
-class Stillness
+/* The device's thread is paused while an object of this class exists. */
+class PausedThread
 {
   public:
-    explicit Stillness(Brake &brake) : brake_(brake)
+    explicit PausedThread(ThreadPause &pause) : pause_(pause)
     {
-        brake_.stop();
+        pause_.stop();
     }
-    ~Stillness()
+    ~PausedThread()
     {
-        brake_.release();
+        pause_.release();
     }
-    Stillness(const Stillness &) = delete;
-    Stillness &operator=(const Stillness &) = delete;
+    PausedThread(const PausedThread &) = delete;
+    PausedThread &operator=(const PausedThread &) = delete;
 
   private:
-    Brake &brake_;
+    ThreadPause &pause_;
 };
 
-/* Compares two values in a time that does not tell where they differ. */
+/* Compares two values in a time that does not depend on where they differ. */
 bool same_secret(const void *a, const void *b, size_t bytes)
 {
     const volatile unsigned char *left = static_cast<const volatile unsigned char *>(a),
@@ -160,88 +160,88 @@ bool same_secret(const void *a, const void *b, size_t bytes)
     return difference == 0;
 }
 
-/* What the connecting end says first. */
+/* The first bytes that the connecting end sends. */
 struct Hello {
     uint8_t token[16];
     uint64_t epoch;
     uint32_t from, to;
 };
-static_assert(sizeof(Hello) == 32, "as it is sent");
+static_assert(sizeof(Hello) == 32, "the struct has no padding");
 
-class Guarded;
+class GuardedPair;
 
-/* Somebody at the door of a pair who has not said who it is. */
-class Caller : public tcp::Handler
+/* A connection to a listening pair that has not shown a Hello yet. */
+class Stranger : public tcp::Handler
 {
   public:
-    Caller(Guarded &door, int sock) : fd(sock), door_(door) {}
-    ~Caller() override
+    Stranger(GuardedPair &pair, int sock) : fd(sock), pair_(pair) {}
+    ~Stranger() override
     {
         if (fd >= 0)
             (void)::close(fd);
     }
-    Caller(const Caller &) = delete;
-    Caller &operator=(const Caller &) = delete;
+    Stranger(const Stranger &) = delete;
+    Stranger &operator=(const Stranger &) = delete;
     void handleEvents(int events) override;
 
-    int fd; /* -1: it is gone, or it was the one */
+    int fd; /* -1: it was dropped */
 
   private:
-    Guarded &door_;
+    GuardedPair &pair_;
 };
 
-/* Order of locks: busy_, m_ (Gloo's), the mesh's, a buffer's. Nobody holds m_ while he waits for the device's
- * thread, but connect (before it is connected) and the destructor: there that thread only tries. */
-class Guarded : public tcp::Pair
+/* Order of locks: busy_, m_ (Gloo's), the mesh's, a buffer's. No thread holds m_ while it waits for the device's thread, except
+ * in connect (before the pair is connected) and in the destructor; the device's thread therefore only tries to lock m_. */
+class GuardedPair : public tcp::Pair
 {
   public:
-    Guarded(tcp::Context *context, tcp::Device *device, int rank, milliseconds timeout, struct mesh *mesh);
-    ~Guarded() override;
-    Guarded(const Guarded &) = delete;
-    Guarded &operator=(const Guarded &) = delete;
+    GuardedPair(tcp::Context *context, tcp::Device *device, int rank, milliseconds timeout, struct mesh *mesh);
+    ~GuardedPair() override;
+    GuardedPair(const GuardedPair &) = delete;
+    GuardedPair &operator=(const GuardedPair &) = delete;
     void connect(const std::vector<char> &bytes) override;
     void handleEvents(int events) override;
-    void hear(Caller &caller); /* it has said something */
+    void read_hello(Stranger &stranger); /* it has hello something */
 
   protected:
     void changeState(state next) noexcept override;
 
   private:
-    bool answer_door();
-    void drop(Caller &caller);
-    void adopt(Caller &caller);
+    bool accept_stranger();
+    void drop(Stranger &stranger);
+    void adopt(Stranger &stranger);
     Hello hello_of(int from, int to) const;
 
     struct mesh *const mesh_;
-    std::mutex busy_; /* of all below; held by the device's thread while it is in here */
+    std::mutex busy_; /* protects the fields below; the device's thread holds it while it is in this class */
     bool closing_ = false;
-    std::list<std::unique_ptr<Caller>> callers_;
-    std::list<std::unique_ptr<Caller>> gone_; /* whom that thread may still know, until it looks for news again */
+    std::list<std::unique_ptr<Stranger>> strangers_;
+    std::list<std::unique_ptr<Stranger>> dropped_; /* the device's thread may still have an event for them */
 };
 
-constexpr size_t most_callers = 16; /* the oldest makes room */
+constexpr size_t max_strangers = 16; /* the oldest one makes room for the next */
 constexpr int backlog = 64;
 
-class Joined : public gloo::Context
+class GroupContext : public gloo::Context
 {
   public:
-    Joined(int own, int ranks, std::shared_ptr<gloo::transport::Device> device, struct mesh *mesh);
+    GroupContext(int own, int ranks, std::shared_ptr<gloo::transport::Device> device, struct mesh *mesh);
     gloo::transport::Context &pairs()
     {
         return *transportContext_;
     }
 };
 
-class Pairs : public tcp::Context
+class PairContext : public tcp::Context
 {
   public:
-    Pairs(std::shared_ptr<tcp::Device> device, int own, int ranks, struct mesh *mesh)
+    PairContext(std::shared_ptr<tcp::Device> device, int own, int ranks, struct mesh *mesh)
         : tcp::Context(device, own, ranks), mesh_(mesh)
     {
     }
     std::unique_ptr<gloo::transport::Pair> &createPair(int other) override
     {
-        pairs_[static_cast<size_t>(other)] = std::make_unique<Guarded>(this, device_.get(), other, getTimeout(), mesh_);
+        pairs_[static_cast<size_t>(other)] = std::make_unique<GuardedPair>(this, device_.get(), other, getTimeout(), mesh_);
         return pairs_[static_cast<size_t>(other)];
     }
 
@@ -249,11 +249,11 @@ class Pairs : public tcp::Context
     struct mesh *const mesh_;
 };
 
-Joined::Joined(int own, int ranks, std::shared_ptr<gloo::transport::Device> device, struct mesh *mesh)
+GroupContext::GroupContext(int own, int ranks, std::shared_ptr<gloo::transport::Device> device, struct mesh *mesh)
     : gloo::Context(own, ranks)
 {
     device_ = device;
-    transportContext_ = std::make_shared<Pairs>(std::static_pointer_cast<tcp::Device>(device), own, ranks, mesh);
+    transportContext_ = std::make_shared<PairContext>(std::static_pointer_cast<tcp::Device>(device), own, ranks, mesh);
     transportContext_->setTimeout(connect_timeout);
     setTimeout(never);
 }
@@ -262,11 +262,11 @@ Joined::Joined(int own, int ranks, std::shared_ptr<gloo::transport::Device> devi
 
 struct mesh_device {
     std::shared_ptr<gloo::transport::Device> device;
-    std::unique_ptr<Brake> brake;
+    std::unique_ptr<ThreadPause> pause;
     std::mutex mutex;
     std::condition_variable more;
-    std::list<struct mesh *> discarded; /* under the mutex: the reaper destroys them */
-    bool ending = false;                /* under the mutex */
+    std::list<struct mesh *> discarded; /* with the mutex; the reaper destroys them */
+    bool ending = false;                /* with the mutex */
     pthread_t reaper;
 };
 
@@ -276,15 +276,15 @@ struct mesh {
     struct mesh_id id;
     std::mutex mutex;
     bool closing = false;
-    std::map<gloo::transport::UnboundBuffer *, uint32_t> waits; /* under the mutex: on which rank */
-    std::map<uint32_t, std::string> broken;                     /* likewise: ranks whose pairs have failed */
-    std::shared_ptr<Joined> context;                            /* goes first: its thread may be at one of the above */
+    std::map<gloo::transport::UnboundBuffer *, uint32_t> waits; /* with the mutex; by the rank on which they wait */
+    std::map<uint32_t, std::string> broken;                     /* with the mutex; ranks whose pairs have failed, and why */
+    std::shared_ptr<GroupContext> context;                            /* destroyed first, because its thread uses the fields above */
 };
 
 namespace
 {
 
-/* A pair is closed: who waits for the rest of what was under way would never hear of it. */
+/* A pair is closed: who waits for the rest of what was under way would never read_hello of it. */
 void pair_broken(struct mesh &mesh, uint32_t rank, const std::string &why)
 {
     std::lock_guard<std::mutex> lock(mesh.mutex);
@@ -296,12 +296,12 @@ void pair_broken(struct mesh &mesh, uint32_t rank, const std::string &why)
         }
 }
 
-void Caller::handleEvents(int)
+void Stranger::handleEvents(int)
 {
-    door_.hear(*this);
+    pair_.read_hello(*this);
 }
 
-Guarded::Guarded(tcp::Context *context, tcp::Device *device, int rank, milliseconds timeout, struct mesh *mesh)
+GuardedPair::GuardedPair(tcp::Context *context, tcp::Device *device, int rank, milliseconds timeout, struct mesh *mesh)
     : tcp::Pair(context, device, rank, timeout), mesh_(mesh)
 {
     std::lock_guard<std::mutex> lock(m_);
@@ -311,8 +311,8 @@ Guarded::Guarded(tcp::Context *context, tcp::Device *device, int rank, milliseco
     }
 }
 
-/* Gloo's destructor would close it when it is no longer a Guarded one. */
-Guarded::~Guarded()
+/* Closes the pair here, because Gloo's destructor would close it when changeState is no longer overridden. */
+GuardedPair::~GuardedPair()
 {
     {
         std::lock_guard<std::mutex> lock(busy_);
@@ -323,14 +323,14 @@ Guarded::~Guarded()
         if (state_ != CLOSED)
             tcp::Pair::changeState(CLOSED);
     }
-    for (auto &caller : callers_)
-        device_->unregisterDescriptor(caller->fd, caller.get()); /* waits for the thread: then it knows none of them */
-    if (callers_.empty() && !gone_.empty()) {
-        Stillness wait(*mesh_->device->brake);
+    for (auto &stranger : strangers_)
+        device_->unregisterDescriptor(stranger->fd, stranger.get()); /* waits until the device's thread has no event for it */
+    if (strangers_.empty() && !dropped_.empty()) {
+        PausedThread wait(*mesh_->device->pause);
     }
 }
 
-Hello Guarded::hello_of(int from, int to) const
+Hello GuardedPair::hello_of(int from, int to) const
 {
     Hello hello;
 
@@ -341,53 +341,53 @@ Hello Guarded::hello_of(int from, int to) const
     return hello;
 }
 
-void Guarded::connect(const std::vector<char> &bytes)
+void GuardedPair::connect(const std::vector<char> &bytes)
 {
     tcp::Pair::connect(bytes);
     std::lock_guard<std::mutex> lock(m_);
     Hello hello = hello_of(static_cast<int>(mesh_->rank), rank_);
     throwIfException();
     if (is_client_ && ::send(fd_, &hello, sizeof hello, MSG_NOSIGNAL | MSG_DONTWAIT) != static_cast<ssize_t>(sizeof hello))
-        signalAndThrowException("the connection was closed at once");
+        signalAndThrowException("the peer closed the connection at once");
 }
 
-void Guarded::changeState(state next) noexcept
+void GuardedPair::changeState(state next) noexcept
 {
     tcp::Pair::changeState(next);
     if (next != CLOSED)
         return;
     try {
-        pair_broken(*mesh_, static_cast<uint32_t>(rank_), ex_ ? text_of(ex_) : "it was closed");
-    } catch (...) { /* no memory for the sentence: stall_timeout finds it */
+        pair_broken(*mesh_, static_cast<uint32_t>(rank_), ex_ ? text_of(ex_) : "the connection was closed");
+    } catch (...) { /* without memory for the text, stall_timeout ends the transfers */
     }
 }
 
-void Guarded::handleEvents(int events)
+void GuardedPair::handleEvents(int events)
 {
     char why[MESH_WHY_BYTES];
 
     std::lock_guard<std::mutex> busy(busy_);
-    if (closing_ || answer_door() || guarded(why, [&] { tcp::Pair::handleEvents(events); }))
+    if (closing_ || accept_stranger() || guarded(why, [&] { tcp::Pair::handleEvents(events); }))
         return;
     std::lock_guard<std::mutex> lock(m_);
-    if (!ex_) /* else it has failed in the ordinary way */
+    if (!ex_) /* otherwise Gloo has recorded the failure already */
         signalException(std::string(why));
 }
 
-/* false: it is connected, or connecting. */
-bool Guarded::answer_door()
+/* Accepts a connection if the pair listens. False: it is connected, or connecting. The device's thread, with busy_. */
+bool GuardedPair::accept_stranger()
 {
     std::unique_lock<std::mutex> lock(m_, std::try_to_lock);
     if (!lock)
-        return true; /* the socket says so again */
+        return true; /* epoll reports the socket again */
     if (state_ != LISTENING)
         return false;
-    gone_.clear();
+    dropped_.clear();
     int fd = ::accept4(fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC), whole = sizeof(Hello);
     if (fd < 0) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-            if (!callers_.empty())
-                drop(*callers_.front()); /* this frees a descriptor for the next one */
+            if (!strangers_.empty())
+                drop(*strangers_.front()); /* this frees a descriptor for the next one */
             else
                 (void)usleep(10000); /* the connection stays in the listener's queue, and the socket stays readable */
         }
@@ -396,61 +396,62 @@ bool Guarded::answer_door()
     (void)::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &whole, sizeof whole);
     char why[MESH_WHY_BYTES];
     (void)guarded(why, [&] {
-        auto caller = std::make_unique<Caller>(*this, fd);
-        if (callers_.size() == most_callers)
-            drop(*callers_.front());
-        device_->registerDescriptor(fd, EPOLLIN, caller.get());
-        callers_.push_back(std::move(caller));
+        auto stranger = std::make_unique<Stranger>(*this, fd);
+        if (strangers_.size() == max_strangers)
+            drop(*strangers_.front());
+        device_->registerDescriptor(fd, EPOLLIN, stranger.get());
+        strangers_.push_back(std::move(stranger));
     });
     return true;
 }
 
-/* The device's thread. */
-void Guarded::drop(Caller &caller)
+/* Closes the connection of a stranger. The device's thread, with busy_. */
+void GuardedPair::drop(Stranger &stranger)
 {
-    device_->unregisterDescriptor(caller.fd, &caller);
-    (void)::close(caller.fd);
-    caller.fd = -1;
-    for (auto at = callers_.begin(); at != callers_.end(); ++at)
-        if (at->get() == &caller) {
-            gone_.splice(gone_.end(), callers_, at);
+    device_->unregisterDescriptor(stranger.fd, &stranger);
+    (void)::close(stranger.fd);
+    stranger.fd = -1;
+    for (auto at = strangers_.begin(); at != strangers_.end(); ++at)
+        if (at->get() == &stranger) {
+            dropped_.splice(dropped_.end(), strangers_, at);
             return;
         }
 }
 
-void Guarded::hear(Caller &caller)
+void GuardedPair::read_hello(Stranger &stranger)
 {
-    Hello said, expected = hello_of(rank_, static_cast<int>(mesh_->rank));
+    Hello hello, expected = hello_of(rank_, static_cast<int>(mesh_->rank));
     char why[MESH_WHY_BYTES];
 
     std::lock_guard<std::mutex> busy(busy_);
-    if (closing_ || caller.fd < 0)
+    if (closing_ || stranger.fd < 0)
         return;
     std::unique_lock<std::mutex> lock(m_, std::try_to_lock);
     if (!lock)
-        return; /* its socket says so again */
-    ssize_t n = ::recv(caller.fd, &said, sizeof said, MSG_PEEK | MSG_DONTWAIT);
-    bool good = n == static_cast<ssize_t>(sizeof said) && same_secret(&said, &expected, sizeof said);
+        return; /* epoll reports the socket again */
+    ssize_t n = ::recv(stranger.fd, &hello, sizeof hello, MSG_PEEK | MSG_DONTWAIT);
+    bool good = n == static_cast<ssize_t>(sizeof hello) && same_secret(&hello, &expected, sizeof hello);
     (void)guarded(why, [&] {
         if (good && state_ == LISTENING)
-            adopt(caller);
+            adopt(stranger);
         else if (n >= 0 || (errno != EAGAIN && errno != EINTR))
-            drop(caller);
+            drop(stranger);
     });
 }
 
-/* m_ is held. It takes the place of the listening socket, as whoever came first does with Gloo. */
-void Guarded::adopt(Caller &caller)
+/* Makes the stranger's connection the pair's, in place of the listening socket. (Gloo does so with the first connection that
+ * it accepts.) The caller holds busy_ and m_. */
+void GuardedPair::adopt(Stranger &stranger)
 {
-    Hello said;
-    int fd = ::dup(caller.fd), one = 1;
+    Hello hello;
+    int fd = ::dup(stranger.fd), one = 1;
 
     if (fd < 0)
         throw std::runtime_error("no descriptor is left");
-    (void)::recv(fd, &said, sizeof said, MSG_DONTWAIT);
+    (void)::recv(fd, &hello, sizeof hello, MSG_DONTWAIT);
     (void)::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof one);
-    while (!callers_.empty())
-        drop(*callers_.front());
+    while (!strangers_.empty())
+        drop(*strangers_.front());
     device_->unregisterDescriptor(fd_, this);
     (void)::close(fd_);
     fd_ = fd;
@@ -463,24 +464,24 @@ void Guarded::adopt(Caller &caller)
     }
 }
 
-/* A buffer that somebody waits on: mesh_close finds it. */
-class Waited
+/* A buffer on which a caller waits, and which mesh_close and pair_broken can therefore wake. */
+class WaitedBuffer
 {
   public:
-    Waited(struct mesh *mesh, uint32_t rank, void *memory, size_t bytes)
+    WaitedBuffer(struct mesh *mesh, uint32_t rank, void *memory, size_t bytes)
         : mesh_(mesh), rank_(rank), buffer_(mesh->context->createUnboundBuffer(memory, bytes))
     {
         std::lock_guard<std::mutex> lock(mesh_->mutex);
         check();
         mesh_->waits.emplace(buffer_.get(), rank);
     }
-    ~Waited()
+    ~WaitedBuffer()
     {
         std::lock_guard<std::mutex> lock(mesh_->mutex);
         mesh_->waits.erase(buffer_.get());
     }
-    Waited(const Waited &) = delete;
-    Waited &operator=(const Waited &) = delete;
+    WaitedBuffer(const WaitedBuffer &) = delete;
+    WaitedBuffer &operator=(const WaitedBuffer &) = delete;
     gloo::transport::UnboundBuffer *operator->()
     {
         return buffer_.get();
@@ -491,7 +492,7 @@ class Waited
             return;
         std::lock_guard<std::mutex> lock(mesh_->mutex);
         check();
-        throw std::runtime_error("it was given up");
+        throw std::runtime_error("the operation was aborted");
     }
 
   private:
@@ -509,7 +510,7 @@ class Waited
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
 };
 
-/* The thread that destroys the meshes that mesh_discard was given. */
+/* The thread that destroys discarded meshes. */
 void *reap(void *arg)
 {
     struct mesh_device *device = static_cast<struct mesh_device *>(arg);
@@ -550,9 +551,9 @@ bool mesh_device_create(const char *interface, const char *address, struct mesh_
         else
             attr.hostname = address;
         device->device = gloo::transport::tcp::CreateDevice(attr);
-        device->brake = std::make_unique<Brake>(static_cast<tcp::Device &>(*device->device));
+        device->pause = std::make_unique<ThreadPause>(static_cast<tcp::Device &>(*device->device));
         if (!start_reaper(device.get()))
-            throw std::runtime_error("no thread can be started");
+            throw std::runtime_error("the system refused to start a thread");
         *device_p = device.release();
     });
 }
@@ -572,14 +573,14 @@ bool mesh_create(struct mesh_device *device, const struct mesh_id *id, uint32_t 
                  char why[MESH_WHY_BYTES])
 {
     return guarded(why, [&] {
-        /* A mesh that is not complete goes to the reaper, too. */
+        /* An incomplete mesh is destroyed by the reaper, too. */
         std::unique_ptr<struct mesh, void (*)(struct mesh *)> mesh(new struct mesh, mesh_discard);
         mesh->device = device;
         mesh->rank = rank;
         mesh->size = size;
         mesh->id = *id;
-        mesh->context = std::make_shared<Joined>(static_cast<int>(rank), static_cast<int>(size), device->device, mesh.get());
-        Stillness while_pairs_are_created(*device->brake); /* a pair listens before it is a Guarded one */
+        mesh->context = std::make_shared<GroupContext>(static_cast<int>(rank), static_cast<int>(size), device->device, mesh.get());
+        PausedThread while_pairs_are_created(*device->pause); /* a pair already listens while its base class is constructed */
         for (uint32_t i = 0; i < size; i++)
             if (i != rank)
                 mesh->context->pairs().createPair(static_cast<int>(i));
@@ -587,7 +588,7 @@ bool mesh_create(struct mesh_device *device, const struct mesh_id *id, uint32_t 
     });
 }
 
-/* For each rank in order: a length, and so many bytes. */
+/* The blob has for each rank, in order, a length and an address of that length. */
 bool mesh_offer(struct mesh *mesh, uint8_t *blob, size_t room, size_t *bytes_p, char why[MESH_WHY_BYTES])
 {
     return guarded(why, [&] {
@@ -623,8 +624,8 @@ bool mesh_connect(struct mesh *mesh, uint32_t rank, const void *blob, size_t byt
                 throw std::runtime_error("the offer of rank " + std::to_string(rank) + " is too short");
         }
         auto &pair = mesh->context->pairs().getPair(static_cast<int>(rank));
-        if (length != pair->address().bytes().size()) /* Gloo copies them into a struct unchecked */
-            throw std::runtime_error("the offer of rank " + std::to_string(rank) + " holds no address of Gloo's");
+        if (length != pair->address().bytes().size()) /* Gloo copies the bytes into a struct without checking their number */
+            throw std::runtime_error("the offer of rank " + std::to_string(rank) + " contains no address of Gloo");
         pair->connect(std::vector<char>(at, at + length));
     });
 }
@@ -632,7 +633,7 @@ bool mesh_connect(struct mesh *mesh, uint32_t rank, const void *blob, size_t byt
 bool mesh_send(struct mesh *mesh, uint32_t rank, uint64_t slot, const void *from, size_t bytes, char why[MESH_WHY_BYTES])
 {
     return guarded(why, [&] {
-        Waited buffer(mesh, rank, const_cast<void *>(from), bytes);
+        WaitedBuffer buffer(mesh, rank, const_cast<void *>(from), bytes);
         buffer->send(static_cast<int>(rank), slot);
         buffer.ended(buffer->waitSend(never));
     });
@@ -641,14 +642,14 @@ bool mesh_send(struct mesh *mesh, uint32_t rank, uint64_t slot, const void *from
 bool mesh_recv(struct mesh *mesh, uint32_t rank, uint64_t slot, void *to, size_t bytes, char why[MESH_WHY_BYTES])
 {
     return guarded(why, [&] {
-        Waited buffer(mesh, rank, to, bytes);
+        WaitedBuffer buffer(mesh, rank, to, bytes);
         buffer->recv(static_cast<int>(rank), slot);
         buffer.ended(buffer->waitRecv(never));
     });
 }
 
-/* The pairs stay: Gloo's way to close one resets its connection. They are closed in the ordinary way when
- * they are destroyed. */
+/* The pairs stay open, because Gloo's function that closes a pair resets its connection. Their destructor closes them without
+ * a reset. */
 void mesh_close(struct mesh *mesh)
 {
     std::lock_guard<std::mutex> lock(mesh->mutex);

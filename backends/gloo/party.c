@@ -1,7 +1,6 @@
-/* The threads of one rank of a group: one that connects and, at the end, ends everything; and for each other
- * rank one that sends and one that receives. A chunk is two messages: its head says which one comes, then its
- * bytes go straight to the memory of the receive that waits for it, or, if that was cancelled meanwhile, to
- * nowhere. */
+/* The threads of one rank of a group: a main thread that connects and finally ends everything, and for each other rank one
+ * that sends and one that receives. A chunk consists of two messages: a head that names the chunk, then its bytes, which are
+ * received directly into the memory of the chunk's receive, or into scratch memory if that was cancelled. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +9,7 @@
 
 #define HEAD_SLOT 0
 #define BYTES_SLOT 1
-#define MOST_BYTES ((uint64_t)1 << 32) /* of one chunk: more is no head of ours */
+#define MAX_CHUNK_BYTES ((uint64_t)1 << 32) /* a head with more is malformed */
 
 /* ---- queues ---- */
 
@@ -59,18 +58,18 @@ void queue_end(struct queue *queue, const struct rdt_host *host)
 
 /* ---- threads ---- */
 
-/* The mutex is not held. Once, unless it is closed anyway. */
+/* Reports a failure of the group: once, and not while the group closes. The caller does not hold the mutex. */
 static void fail(struct party *party, const char *what, uint32_t rank, const char *why)
 {
     char text[MESH_WHY_BYTES + 64];
-    bool tell;
+    bool report;
 
     (void)pthread_mutex_lock(&party->mutex);
-    tell = !party->closing && !party->failed;
+    report = !party->closing && !party->failed;
     party->failed = true;
     (void)pthread_mutex_unlock(&party->mutex);
     (void)snprintf(text, sizeof text, "%s rank %u: %s", what, rank, why);
-    if (tell)
+    if (report)
         party->gloo->host.group_failed(party->ctx, RDT_TRANSPORT, text);
 }
 
@@ -101,7 +100,7 @@ static void *send_thread(void *arg)
         if (!mesh_send(party->mesh, side->rank, HEAD_SLOT, &head, sizeof head, why) ||
             !mesh_send(party->mesh, side->rank, BYTES_SLOT, from, head.bytes, why)) {
             fail(party, "sending to", side->rank, why);
-            return NULL; /* the op ends when the pairs are closed */
+            return NULL; /* party_main ends the operation */
         }
         if (link) {
             relay_sent(party, link);
@@ -117,19 +116,19 @@ static void *send_thread(void *arg)
     return NULL;
 }
 
-/* false: nothing more comes from there. */
+/* Receives one chunk. False: nothing more can be received from that rank; `why` says why. */
 static bool receive_one(struct side *side, char why[MESH_WHY_BYTES])
 {
     struct party *party = side->party;
     struct head head;
     struct rdt_op *op;
-    void *nowhere = NULL;
+    void *scratch = NULL;
     bool good, fits;
 
     if (!mesh_recv(party->mesh, side->rank, HEAD_SLOT, &head, sizeof head, why))
         return false;
-    if (head.bytes == 0 || head.bytes > MOST_BYTES) {
-        (void)snprintf(why, MESH_WHY_BYTES, "a chunk of %llu bytes", (unsigned long long)head.bytes);
+    if (head.bytes == 0 || head.bytes > MAX_CHUNK_BYTES) {
+        (void)snprintf(why, MESH_WHY_BYTES, "the peer announced a chunk of %llu bytes", (unsigned long long)head.bytes);
         return false;
     }
     if (head.root != 0)
@@ -138,12 +137,12 @@ static bool receive_one(struct side *side, char why[MESH_WHY_BYTES])
     op = side->receiving = queue_take(&side->receives, NULL, &head);
     (void)pthread_mutex_unlock(&party->mutex);
     fits = op && op->piece.bytes == head.bytes;
-    if (!fits && !(nowhere = malloc(head.bytes))) {
-        (void)snprintf(why, MESH_WHY_BYTES, "no memory for %llu bytes that nobody wants", (unsigned long long)head.bytes);
+    if (!fits && !(scratch = malloc(head.bytes))) {
+        (void)snprintf(why, MESH_WHY_BYTES, "no memory for %llu bytes that are to be dropped", (unsigned long long)head.bytes);
         return false;
     }
-    good = mesh_recv(party->mesh, side->rank, BYTES_SLOT, fits ? op->piece.addr : nowhere, head.bytes, why);
-    free(nowhere);
+    good = mesh_recv(party->mesh, side->rank, BYTES_SLOT, fits ? op->piece.addr : scratch, head.bytes, why);
+    free(scratch);
     if (!good)
         return false;
     (void)pthread_mutex_lock(&party->mutex);
@@ -151,7 +150,7 @@ static bool receive_one(struct side *side, char why[MESH_WHY_BYTES])
     (void)pthread_mutex_unlock(&party->mutex);
     if (op)
         party->gloo->host.op_done(op, fits ? RDT_OK : RDT_TRANSPORT,
-                                  fits ? NULL : "the peer's chunk has another length than the one posted for it");
+                                  fits ? NULL : "the peer's chunk has another length than the receive that was posted for it");
     return true;
 }
 
@@ -196,7 +195,7 @@ static bool connect_all(struct party *party, char why[MESH_WHY_BYTES])
         if (is_closing(party))
             return false;
         if (!mesh_connect(party->mesh, i, party->blobs[i], party->blob_bytes[i], why)) {
-            fail(party, "connecting with", i, why);
+            fail(party, "connecting to", i, why);
             return false;
         }
     }

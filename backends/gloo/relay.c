@@ -1,27 +1,27 @@
-/* Broadcasts: chunks that are passed on from rank to rank as they come, by the same threads and pairs as sends.
+/* Broadcasts: each rank passes the chunks that it receives on to other ranks, by the same threads and pairs as sends.
  *
- * Gloo's own broadcast is not used. It disregards what its waits say: one that was aborted goes on, and
- * passes bytes that never came to the ranks below; nothing of it can be taken back before the root sends; and
- * all ranks must call in one order, where here the head says what comes. Besides, it passes a message on when
- * all of it is there; chunks go along here while the next ones come.
+ * Gloo's own broadcast is not used, for three reasons. It ignores the results of its waits, so that an aborted broadcast goes
+ * on, and passes on bytes that never arrived. It cannot be cancelled before the root sends. And all ranks must call it in the
+ * same order, whereas here the head says which broadcast a chunk belongs to. Besides, it passes a message on only when all of
+ * it has arrived; here each chunk is passed on while the next one arrives.
  *
- * Ranks, counted from the root, stand in a row (of many in a binary tree, which is not as deep): each sends
- * every byte once, so that a large object takes about as long for all as for one.
+ * The ranks, counted from the root, form a chain, in which each rank sends every byte once, so that a large object takes about
+ * as long for all ranks as for one. More than CHAIN_MAX ranks form a binary tree, which is less deep.
  */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "backends/gloo/gloo.h"
 
-#define ROW_MOST 16u /* ranks */
+#define CHAIN_MAX 16u
 #define BYTES_SLOT 1
 
 static uint32_t fan_out(const struct party *party)
 {
-    return party->size <= ROW_MOST ? 1 : 2;
+    return party->size <= CHAIN_MAX ? 1 : 2;
 }
 
-/* Its place, counted from the root. */
+/* Returns the place of a rank, counted from the root. */
 static uint32_t place_of(const struct party *party, uint32_t rank, uint32_t root)
 {
     return (rank + party->size - root) % party->size;
@@ -53,7 +53,7 @@ static struct relay *relay_new(const struct party *party, const struct head *hea
     return relay;
 }
 
-/* The mutex is held. */
+/* Queues the chunk for the ranks below this one. The caller holds the mutex. */
 static void pass_on(struct party *party, struct relay *relay)
 {
     uint32_t root = (uint32_t)relay->head.root - 1, place = place_of(party, party->rank, root);
@@ -69,7 +69,7 @@ static void pass_on(struct party *party, struct relay *relay)
     }
 }
 
-/* Sends and relays in turn, so that neither keeps the other waiting. */
+/* Sends and relayed chunks take turns, so that neither waits for all of the other. */
 struct relay_link *relay_take(struct side *side)
 {
     struct relay_link *link = side->relays;
@@ -126,7 +126,7 @@ enum rdt_status relay_post(void *arg, uint32_t root, struct rdt_op *op, struct r
     enum rdt_status status = RDT_OK;
 
     if (root >= party->size)
-        return rdt_error_set(err, RDT_INVALID, "rank %u of %u", root, party->size);
+        return rdt_error_set(err, RDT_INVALID, "rank %u is not one of the %u ranks of the group", root, party->size);
     if (root == party->rank && !relay)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send to %u ranks", party->size - 1);
     op->priv[1] = (void *)(uintptr_t)head.root;
@@ -145,7 +145,7 @@ enum rdt_status relay_post(void *arg, uint32_t root, struct rdt_op *op, struct r
     return status;
 }
 
-/* What is matched goes on, and so does what the root sends. */
+/* A matched operation is not affected, nor is one of the root. */
 void relay_cancel(void *arg, struct rdt_op *op)
 {
     struct party *party = arg;
@@ -158,7 +158,8 @@ void relay_cancel(void *arg, struct rdt_op *op)
         party->gloo->host.op_done(found, RDT_CANCELLED, NULL);
 }
 
-static bool comes_this_way(const struct side *side, const struct head *head)
+/* Returns whether chunks of the broadcast reach this rank by that side. */
+static bool comes_from(const struct side *side, const struct head *head)
 {
     const struct party *party = side->party;
     uint32_t root = (uint32_t)head->root - 1, place;
@@ -176,8 +177,8 @@ bool relay_receive(struct side *side, const struct head *head, char why[MESH_WHY
     struct rdt_op *op, *misfit = NULL;
     bool last;
 
-    if (!comes_this_way(side, head)) {
-        (void)snprintf(why, MESH_WHY_BYTES, "a broadcast that does not come this way");
+    if (!comes_from(side, head)) {
+        (void)snprintf(why, MESH_WHY_BYTES, "it sent a chunk of a broadcast that should come from another rank");
         return false;
     }
     relay = relay_new(party, head);
@@ -192,15 +193,16 @@ bool relay_receive(struct side *side, const struct head *head, char why[MESH_WHY
         misfit = op;
         op = NULL;
     }
-    if (!op && !(relay->own = malloc(head->bytes))) { /* those below want it all the same */
+    if (!op && !(relay->own = malloc(head->bytes))) { /* the ranks below need the chunk all the same */
         free(relay);
-        (void)snprintf(why, MESH_WHY_BYTES, "no memory for %llu bytes that nobody wants here", (unsigned long long)head->bytes);
+        (void)snprintf(why, MESH_WHY_BYTES, "no memory for %llu bytes that are only to be passed on",
+                       (unsigned long long)head->bytes);
         return false;
     }
     if (!mesh_recv(party->mesh, side->rank, BYTES_SLOT, op ? op->piece.addr : relay->own, head->bytes, why)) {
         free(relay->own);
         free(relay);
-        return false; /* the op ends when all is closed */
+        return false; /* party_main ends the operation */
     }
     (void)pthread_mutex_lock(&party->mutex);
     side->receiving = NULL;
@@ -210,7 +212,8 @@ bool relay_receive(struct side *side, const struct head *head, char why[MESH_WHY
         pass_on(party, relay);
     (void)pthread_mutex_unlock(&party->mutex);
     if (misfit)
-        party->gloo->host.op_done(misfit, RDT_TRANSPORT, "the root's chunk has another length than the one posted for it");
+        party->gloo->host.op_done(misfit, RDT_TRANSPORT,
+                                  "the root's chunk has another length than the operation that was posted for it");
     if (last)
         relay_free(party, relay, RDT_OK);
     return true;

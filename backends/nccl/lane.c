@@ -1,13 +1,12 @@
-/* See nccl.h. The thread of a GPU goes round: it ends groups, connects groups, hands the next operations to
- * NCCL, and looks what has finished. It never waits inside NCCL or the driver, but for ncclCommAbort.
+/* See nccl.h. In each round the thread of a GPU closes groups, connects groups, hands the next operations to NCCL, and ends
+ * operations that have finished. It never waits inside NCCL or the driver, except in ncclCommAbort.
  *
- * Operations that stand next to one another in the queue, of one transfer and direction, go to NCCL as one
- * group call. More would be wrong: a group call ends as a whole, and the counterpart of the next transfer may
- * not be posted before this one has ended.
+ * Consecutive operations in the queue of the same transfer and direction are handed to NCCL in one group call. A group call
+ * must not span transfers: it ends as a whole, and the counterpart of the next transfer may not be posted before this one has
+ * ended.
  *
- * NCCL knows no time-outs, and of a dead peer it hears late or never. The core has the clock: it closes the
- * group, and ncclCommAbort ends the kernels; an operation ends only when the event behind its kernel has
- * come.
+ * NCCL has no time-outs, and notices a dead peer late or never. The core has the deadlines: it closes the group, and
+ * ncclCommAbort ends the kernels; an operation ends only when the event behind its kernel has occurred.
  */
 #include "backends/nccl/nccl.h"
 
@@ -19,38 +18,38 @@
 #include <time.h>
 
 #define BATCH_MAX 64u
-#define BATCHES_UNDER_WAY 4u
-#define NAP_LEAST_NS 20000
-#define NAP_MOST_NS 2000000
+#define MAX_BATCHES 4u /* in the stream at a time */
+#define POLL_MIN_NS 20000
+#define POLL_MAX_NS 2000000
 #define WHY_BYTES 320
 
-struct batch { /* what one group call holds */
+struct batch { /* the operations of one group call */
     struct ring ring;
     struct party *party;
     CUevent event;
-    bool enqueued;       /* NCCL has handed it to the stream, and the event stands behind it */
+    bool enqueued;        /* NCCL has put it into the stream, and the event is recorded behind it */
     struct rdt_op *first; /* linked by priv[0] */
 };
 
 struct lane {
-    struct ring ring; /* nccl->lanes */
+    struct ring ring; /* in nccl->lanes */
     struct nccl *nccl;
     struct cuda_gpu *gpu;
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t more;
-    /* Under the mutex: */
-    struct rdt_op *first, **last; /* not begun, in the order in which they were posted; by priv[0] */
+    /* The mutex protects: */
+    struct rdt_op *first, **last; /* posted operations that have not begun, in order, linked by priv[0] */
     struct ring parties;
-    bool news, end;
-    /* The thread's: */
+    bool news, end; /* the loop thread has changed something; the thread is to end */
+    /* The thread only: */
     CUstream stream;
     bool entered;
-    struct ring batches; /* in the stream's order; only the last one may be not enqueued yet */
+    struct ring batches; /* in the order of the stream; only the last one may not be enqueued yet */
     unsigned n_batches;
 };
 
-/* priv of an op */
+/* op->priv: the next operation of the list, the side, and whether it is a send */
 static struct rdt_op **next_of(struct rdt_op *op)
 {
     return (struct rdt_op **)&op->priv[0];
@@ -73,16 +72,16 @@ static const struct nccl_api *api_of(const struct lane *lane)
 
 /* ---- failing ---- */
 
-/* The mutex is not held. Once for each party, unless it is being closed. */
+/* Reports the failure of a group: once, and not while it closes. The caller does not hold the mutex. */
 static void fail(struct lane *lane, struct party *party, const char *why)
 {
-    bool tell;
+    bool report;
 
     (void)pthread_mutex_lock(&lane->mutex);
-    tell = !party->closing && party->state != PARTY_FAILED;
+    report = !party->closing && party->state != PARTY_FAILED;
     party->state = PARTY_FAILED;
     (void)pthread_mutex_unlock(&lane->mutex);
-    if (tell)
+    if (report)
         lane->nccl->host.group_failed(party->ctx, RDT_TRANSPORT, why);
 }
 
@@ -132,14 +131,14 @@ static bool enter(struct lane *lane, struct party *party)
     }
     result = driver->cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING);
     if (result != CUDA_SUCCESS) {
-        fail_cuda(lane, party, "a stream for NCCL", result);
+        fail_cuda(lane, party, "creating a stream for NCCL", result);
         cuda_gpu_leave(driver, lane->gpu);
         return false;
     }
     return lane->entered = true;
 }
 
-/* The mutex is not held. */
+/* The caller does not hold the mutex. */
 static void begin_connecting(struct lane *lane, struct party *party)
 {
     struct nccl_config config = {sizeof config, NCCL_CONFIG_MAGIC, NCCL_CONFIG_VERSION, 0};
@@ -155,8 +154,8 @@ static void begin_connecting(struct lane *lane, struct party *party)
         fail_nccl(lane, party, "ncclCommInitRankConfig", error);
 }
 
-/* What NCCL says of the communicator now: SUCCESS, IN_PROGRESS, or it has failed, and the core knows. */
-static int ask(struct lane *lane, struct party *party, const char *what)
+/* Returns the state of the communicator: SUCCESS, IN_PROGRESS, or an error, which has been reported to the core. */
+static int query_comm(struct lane *lane, struct party *party, const char *what)
 {
     int state = NCCL_SUCCESS, error = api_of(lane)->ncclCommGetAsyncError(party->comm, &state);
 
@@ -167,19 +166,19 @@ static int ask(struct lane *lane, struct party *party, const char *what)
     return error;
 }
 
-static void go_on_connecting(struct lane *lane, struct party *party)
+static void continue_connecting(struct lane *lane, struct party *party)
 {
-    bool tell;
+    bool report;
 
-    if (ask(lane, party, "connecting") != NCCL_SUCCESS)
+    if (query_comm(lane, party, "connecting") != NCCL_SUCCESS)
         return;
-    door_close(party->door, false);
-    party->door = -1;
+    bootstrap_close(party->bootstrap_fd, false);
+    party->bootstrap_fd = -1;
     (void)pthread_mutex_lock(&lane->mutex);
     party->state = PARTY_READY;
-    tell = !party->closing;
+    report = !party->closing;
     (void)pthread_mutex_unlock(&lane->mutex);
-    if (tell)
+    if (report)
         lane->nccl->host.group_ready(party->ctx);
 }
 
@@ -195,7 +194,7 @@ static void batch_free(struct lane *lane, struct batch *batch)
     free(batch);
 }
 
-/* The next operations that go together; NULL: none, or they may not go yet. The mutex is held. */
+/* Takes the next operations for one group call. NULL: there is none, or its group is not READY. The caller holds the mutex. */
 static struct rdt_op *take_batch(struct lane *lane, struct party **party_p)
 {
     struct rdt_op *first = lane->first, *last = first;
@@ -214,14 +213,14 @@ static struct rdt_op *take_batch(struct lane *lane, struct party **party_p)
     return first;
 }
 
-/* In the stream: the event that comes when its operations have ended. */
+/* Records the batch's event behind its operations in the stream. */
 static void record(struct lane *lane, struct batch *batch)
 {
     CUresult result = lane->nccl->driver->cuEventRecord(batch->event, lane->stream);
 
     batch->enqueued = true;
     if (result != CUDA_SUCCESS)
-        fail_cuda(lane, batch->party, "an event behind NCCL's operations", result);
+        fail_cuda(lane, batch->party, "recording an event behind NCCL's operations", result);
 }
 
 static void launch(struct lane *lane, struct party *party, struct rdt_op *first)
@@ -235,7 +234,7 @@ static void launch(struct lane *lane, struct party *party, struct rdt_op *first)
         result = lane->nccl->driver->cuEventCreate(&batch->event, CU_EVENT_DISABLE_TIMING);
     if (result != CUDA_SUCCESS) {
         free(batch);
-        fail_cuda(lane, party, "an event for NCCL's operations", result);
+        fail_cuda(lane, party, "creating an event for NCCL's operations", result);
         end_ops(lane, first, RDT_TRANSPORT);
         return;
     }
@@ -259,7 +258,7 @@ static void launch(struct lane *lane, struct party *party, struct rdt_op *first)
     if (error == NCCL_SUCCESS)
         record(lane, batch);
     else if (error != NCCL_IN_PROGRESS)
-        fail_nccl(lane, party, is_send(first) ? "sending" : "receiving", error); /* its operations end when it is aborted */
+        fail_nccl(lane, party, is_send(first) ? "sending" : "receiving", error); /* the abort ends its operations */
 }
 
 static bool is_launching(const struct lane *lane)
@@ -269,8 +268,9 @@ static bool is_launching(const struct lane *lane)
     return last && !last->enqueued;
 }
 
-/* Until NCCL has handed the last batch to the stream nothing else may be put there. */
-static void go_on_launching(struct lane *lane)
+/* Records the event of the last batch as soon as NCCL has put the batch into the stream; until then no other batch may be
+ * launched. */
+static void finish_launching(struct lane *lane)
 {
     struct batch *batch;
 
@@ -278,11 +278,11 @@ static void go_on_launching(struct lane *lane)
         return;
     batch = container_of(lane->batches.prev, struct batch, ring);
     if (batch->party->state != PARTY_FAILED && !batch->party->aborted &&
-        ask(lane, batch->party, "starting operations") == NCCL_SUCCESS)
+        query_comm(lane, batch->party, "starting operations") == NCCL_SUCCESS)
         record(lane, batch);
 }
 
-/* true: something has ended. */
+/* Ends the batches whose events have occurred. True: there was one. */
 static bool reap(struct lane *lane)
 {
     bool any = false;
@@ -295,10 +295,10 @@ static bool reap(struct lane *lane)
             break;
         result = lane->nccl->driver->cuEventQuery(batch->event);
         if (result == CUDA_ERROR_NOT_READY)
-            break; /* those behind it have not come either */
+            break; /* nor have those behind it */
         if (result != CUDA_SUCCESS)
             fail_cuda(lane, batch->party, "waiting for NCCL's operations", result);
-        /* What a failed communicator has done nobody knows: its operations end with its abort. */
+        /* What a failed communicator has done is unknown, so its operations end after its abort. */
         if (batch->party->state == PARTY_FAILED && !batch->party->aborted)
             continue;
         end_ops(lane, batch->first, batch->party->aborted || result != CUDA_SUCCESS ? RDT_CANCELLED : RDT_OK);
@@ -312,7 +312,7 @@ static bool reap(struct lane *lane)
 
 static struct rdt_op *take_ops_of(struct lane *lane, const struct party *party)
 {
-    struct rdt_op *taken = NULL, **at = &lane->first;
+    struct rdt_op *ops = NULL, **at = &lane->first;
 
     while (*at) {
         struct rdt_op *op = *at;
@@ -321,21 +321,22 @@ static struct rdt_op *take_ops_of(struct lane *lane, const struct party *party)
             continue;
         }
         *at = *next_of(op);
-        *next_of(op) = taken;
-        taken = op;
+        *next_of(op) = ops;
+        ops = op;
     }
     lane->last = at;
-    return taken;
+    return ops;
 }
 
-/* The mutex is not held. true: it is closed, and not the lane's any more. */
-static bool go_on_closing(struct lane *lane, struct party *party)
+/* Aborts the communicator and ends its operations. True: the group is closed, and does not belong to the lane any more. The
+ * caller does not hold the mutex. */
+static bool continue_closing(struct lane *lane, struct party *party)
 {
     struct rdt_op *ops;
 
     if (!party->aborted) {
-        door_close(party->door, true);
-        party->door = -1;
+        bootstrap_close(party->bootstrap_fd, true);
+        party->bootstrap_fd = -1;
         if (party->comm)
             (void)api_of(lane)->ncclCommAbort(party->comm);
         party->comm = NULL;
@@ -343,7 +344,7 @@ static bool go_on_closing(struct lane *lane, struct party *party)
         for (struct ring *at = lane->batches.next; at != &lane->batches; at = at->next) {
             struct batch *batch = container_of(at, struct batch, ring);
             if (batch->party == party && !batch->enqueued)
-                record(lane, batch); /* NCCL may have begun it all the same: behind whatever it has put there */
+                record(lane, batch); /* NCCL may have put a part of it into the stream */
         }
         (void)pthread_mutex_lock(&lane->mutex);
         ops = take_ops_of(lane, party);
@@ -363,9 +364,9 @@ static bool go_on_closing(struct lane *lane, struct party *party)
 
 /* ---- the thread ---- */
 
-/* One step for one group; true: the list has changed. The mutex is not held: only this thread takes a party
- * off the list, and group_connect adds at its end. */
-static bool look_at(struct lane *lane, struct party *party, bool *waits_p)
+/* Does the next step for one group. True: the list of groups has changed. The caller does not hold the mutex: only this thread
+ * removes a party from the list, and group_connect appends at its end. */
+static bool step(struct lane *lane, struct party *party, bool *waits_p)
 {
     enum party_state state;
     bool closing;
@@ -376,19 +377,19 @@ static bool look_at(struct lane *lane, struct party *party, bool *waits_p)
     (void)pthread_mutex_unlock(&lane->mutex);
     if (closing) {
         *waits_p = true;
-        return go_on_closing(lane, party);
+        return continue_closing(lane, party);
     }
     if (state == PARTY_WANTED)
         begin_connecting(lane, party);
     else if (state == PARTY_CONNECTING)
-        go_on_connecting(lane, party);
+        continue_connecting(lane, party);
     else if (state == PARTY_READY && party->n_batches > 0)
-        (void)ask(lane, party, "moving bytes");
+        (void)query_comm(lane, party, "moving bytes");
     *waits_p |= state == PARTY_WANTED || state == PARTY_CONNECTING;
     return false;
 }
 
-static void look_at_all(struct lane *lane, bool *waits_p)
+static void step_all(struct lane *lane, bool *waits_p)
 {
     struct ring *at;
 
@@ -398,7 +399,7 @@ static void look_at_all(struct lane *lane, bool *waits_p)
         struct party *party = container_of(at, struct party, ring);
         struct ring *next = at->next;
         (void)pthread_mutex_unlock(&lane->mutex);
-        (void)look_at(lane, party, waits_p);
+        (void)step(lane, party, waits_p);
         (void)pthread_mutex_lock(&lane->mutex);
         at = next;
     }
@@ -410,7 +411,7 @@ static bool launch_next(struct lane *lane)
     struct party *party = NULL;
     struct rdt_op *first;
 
-    if (is_launching(lane) || lane->n_batches >= BATCHES_UNDER_WAY)
+    if (is_launching(lane) || lane->n_batches >= MAX_BATCHES)
         return false;
     (void)pthread_mutex_lock(&lane->mutex);
     first = take_batch(lane, &party);
@@ -423,30 +424,30 @@ static bool launch_next(struct lane *lane)
 static void *run(void *arg)
 {
     struct lane *lane = arg;
-    int64_t nap_ns = NAP_LEAST_NS;
+    int64_t poll_ns = POLL_MIN_NS;
 
     for (;;) {
         bool waits = false, moved;
-        look_at_all(lane, &waits);
-        go_on_launching(lane);
+        step_all(lane, &waits);
+        finish_launching(lane);
         moved = launch_next(lane);
         moved |= reap(lane);
-        nap_ns = moved ? NAP_LEAST_NS : nap_ns + nap_ns / 2;
-        if (nap_ns > NAP_MOST_NS)
-            nap_ns = NAP_MOST_NS;
+        poll_ns = moved ? POLL_MIN_NS : poll_ns + poll_ns / 2;
+        if (poll_ns > POLL_MAX_NS)
+            poll_ns = POLL_MAX_NS;
         (void)pthread_mutex_lock(&lane->mutex);
         if (lane->end && ring_empty(&lane->parties))
             break;
-        if (waits || lane->n_batches > 0) { /* neither NCCL nor an event tells anybody: ask again soon */
+        if (waits || lane->n_batches > 0) { /* neither NCCL nor an event wakes the thread, so it polls */
             struct timespec until;
             (void)clock_gettime(CLOCK_MONOTONIC, &until);
-            until.tv_nsec += nap_ns;
+            until.tv_nsec += poll_ns;
             until.tv_sec += until.tv_nsec / 1000000000;
             until.tv_nsec %= 1000000000;
             (void)pthread_cond_timedwait(&lane->more, &lane->mutex, &until);
         } else if (!moved && !lane->news) {
             (void)pthread_cond_wait(&lane->more, &lane->mutex);
-            nap_ns = NAP_LEAST_NS;
+            poll_ns = POLL_MIN_NS;
         }
         lane->news = false;
         (void)pthread_mutex_unlock(&lane->mutex);
@@ -459,9 +460,9 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* ---- the loop's side ---- */
+/* ---- loop thread ---- */
 
-static void tell(struct lane *lane)
+static void notify(struct lane *lane)
 {
     lane->news = true;
     (void)pthread_cond_signal(&lane->more);
@@ -487,7 +488,7 @@ enum rdt_status lane_get(struct nccl *nccl, const char *uuid, struct lane **lane
     }
     lane = calloc(1, sizeof *lane);
     if (!lane)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a GPU's queue");
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the queue of a GPU");
     lane->nccl = nccl;
     lane->gpu = gpu;
     lane->last = &lane->first;
@@ -507,7 +508,7 @@ enum rdt_status lane_get(struct nccl *nccl, const char *uuid, struct lane **lane
         (void)pthread_cond_destroy(&lane->more);
         (void)pthread_mutex_destroy(&lane->mutex);
         free(lane);
-        return rdt_error_sys(err, error, "a thread for GPU %s", uuid);
+        return rdt_error_sys(err, error, "starting the thread of GPU %s", uuid);
     }
     ring_append(&nccl->lanes, &lane->ring);
     *lane_p = lane;
@@ -518,7 +519,7 @@ void lane_end(struct lane *lane)
 {
     (void)pthread_mutex_lock(&lane->mutex);
     lane->end = true;
-    tell(lane);
+    notify(lane);
     (void)pthread_mutex_unlock(&lane->mutex);
     (void)pthread_join(lane->thread, NULL);
     ring_remove(&lane->ring);
@@ -542,7 +543,7 @@ void lane_connect(struct lane *lane, struct party *party)
     (void)pthread_mutex_lock(&lane->mutex);
     party->state = PARTY_WANTED;
     ring_append(&lane->parties, &party->ring);
-    tell(lane);
+    notify(lane);
     (void)pthread_mutex_unlock(&lane->mutex);
 }
 
@@ -550,7 +551,7 @@ void lane_close(struct lane *lane, struct party *party)
 {
     (void)pthread_mutex_lock(&lane->mutex);
     party->closing = true;
-    tell(lane);
+    notify(lane);
     (void)pthread_mutex_unlock(&lane->mutex);
 }
 
@@ -563,11 +564,11 @@ enum rdt_status lane_post(struct lane *lane, struct side *side, struct rdt_op *o
     op->priv[2] = send ? lane : NULL;
     (void)pthread_mutex_lock(&lane->mutex);
     if (side->party->closing || side->party->state != PARTY_READY) {
-        status = rdt_error_set(err, RDT_TRANSPORT, "the group is being taken down");
+        status = rdt_error_set(err, RDT_TRANSPORT, "the group is being ops down");
     } else {
         *lane->last = op;
         lane->last = next_of(op);
-        tell(lane);
+        notify(lane);
     }
     (void)pthread_mutex_unlock(&lane->mutex);
     return status;

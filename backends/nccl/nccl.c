@@ -1,17 +1,14 @@
-/* The transport "nccl": the table, and groups as the core sees them. See nccl.h.
+/* The transport "nccl": the table of operations, and groups as the core sees them. See nccl.h.
  *
- * Nothing is asked of NCCL or of a GPU before the first group: opening only looks whether library and driver
- * are there.
+ * Opening the transport only loads the library and the driver; it uses NCCL and GPUs from the first group on.
  *
- * There is no cancel. What was handed to NCCL cannot be taken back, and of two ends that would both drop what
- * they have queued neither knows how far the other has come: their next operations would meet the wrong
- * counterparts. So an abort waits until both ends have done what they posted, or the core takes the group
- * down.
+ * The transport cannot cancel operations. NCCL does not take back what it was handed, and if both ends dropped queued
+ * operations, neither would know how far the other has come, and their next operations would meet the wrong counterparts. So
+ * an abort waits until both ends have done what they posted, or the core takes the group down.
  *
- * Nor is memory registered (ncclCommRegister). It would spare NCCL a copy, but where one rank's operation is
- * on registered memory all ranks' must be, or the result is undefined; and what is fetched into may be a
- * client's own allocation, known by a legacy handle, which NCCL does not register as it comes. The other rank
- * does not know which it is.
+ * Memory is not registered (ncclCommRegister). Registration would save NCCL a copy, but if one rank's operation is on
+ * registered memory, those of all ranks must be, or the result is undefined. The target of a fetch may be a client's own
+ * allocation, known by a legacy handle, which NCCL cannot register, and the other rank does not know which it is.
  */
 #include "backends/nccl/nccl.h"
 #include "backends/common/configured.h"
@@ -22,11 +19,11 @@
 #include <string.h>
 #include <strings.h>
 
-#define NODE_RANKS_MAX 64u /* NCCL's own bound: a rank is a GPU */
+#define NODE_RANKS_MAX 64u /* NCCL's own limit: each rank of a node needs a GPU */
 
 /* ---- groups ---- */
 
-/* What it makes of a group grows with the ranks, and a peer says how many there are. */
+/* Bounds the ranks of one node, because NCCL's memory grows with the number of ranks, and a peer determines that number. */
 static enum rdt_status check_nodes(const struct rdt_group_desc *desc, struct rdt_error *err)
 {
     for (uint32_t i = 0; i < desc->size; i++) {
@@ -34,7 +31,8 @@ static enum rdt_status check_nodes(const struct rdt_group_desc *desc, struct rdt
         for (uint32_t k = 0; k < i; k++)
             n += memcmp(desc->members[k].node_uuid, desc->members[i].node_uuid, sizeof desc->members[i].node_uuid) == 0;
         if (n > NODE_RANKS_MAX)
-            return rdt_error_set(err, RDT_LIMIT, "rank %u is the %uth of one node: NCCL takes %u, a GPU each", i, n,
+            return rdt_error_set(err, RDT_LIMIT,
+                                 "rank %u is the %uth of one node, but NCCL allows %u, each with a GPU of its own", i, n,
                                  NODE_RANKS_MAX);
     }
     return RDT_OK;
@@ -50,7 +48,7 @@ static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc
 
     if (!device[0])
         return rdt_error_set(err, RDT_INVALID,
-                             "nccl moves GPU memory only: name the GPU (its UUID) of the member of rank %u, as of every other",
+                             "nccl moves GPU memory only: the member of rank %u, like every other, needs a GPU (its UUID)",
                              desc->rank);
     status = check_nodes(desc, err);
     if (status != RDT_OK)
@@ -72,7 +70,7 @@ static enum rdt_status group_create(void *arg, const struct rdt_group_desc *desc
     party->ctx = group_ctx;
     party->rank = desc->rank;
     party->size = desc->size;
-    party->door = -1;
+    party->bootstrap_fd = -1;
     ring_init(&party->ring);
     for (uint32_t i = 0; i < desc->size; i++)
         party->sides[i] = (struct side){party, i};
@@ -84,13 +82,13 @@ static void group_destroy(void *arg)
 {
     struct party *party = arg;
 
-    door_close(party->door, true);
+    bootstrap_close(party->bootstrap_fd, true);
     free(party->sides);
     free(party);
 }
 
-/* Rank 0 gives the id under which all ranks meet. This takes NCCL 0.2 ms, and 10 ms the first time; it leaves a
- * listening socket of NCCL's, and a thread. */
+/* Rank 0 offers the id by which all ranks find one another. Creating one takes NCCL 0.2 ms, and 10 ms the first time, and
+ * opens a listening socket with a thread (see bootstrap.h). */
 static enum rdt_status group_offer(void *arg, uint8_t blob[RDT_GROUP_OFFER_MAX_BYTES], size_t *bytes_p, struct rdt_error *err)
 {
     struct party *party = arg;
@@ -99,12 +97,12 @@ static enum rdt_status group_offer(void *arg, uint8_t blob[RDT_GROUP_OFFER_MAX_B
     *bytes_p = 0;
     if (party->rank != 0)
         return RDT_OK;
-    lowest = door_lowest();
+    lowest = bootstrap_lowest_fd();
     error = party->nccl->api->ncclGetUniqueId(&party->id);
     if (error != NCCL_SUCCESS)
         return rdt_error_set(err, RDT_TRANSPORT, "ncclGetUniqueId: %s", party->nccl->api->ncclGetErrorString(error));
-    door_close(party->door, true);
-    party->door = door_find(&party->id, lowest);
+    bootstrap_close(party->bootstrap_fd, true);
+    party->bootstrap_fd = bootstrap_find(&party->id, lowest);
     memcpy(blob, &party->id, sizeof party->id);
     *bytes_p = sizeof party->id;
     return RDT_OK;
@@ -115,7 +113,7 @@ static enum rdt_status group_connect(void *arg, const void *const *blobs, const 
     struct party *party = arg;
 
     if (bytes[0] != sizeof party->id)
-        return rdt_error_set(err, RDT_PROTOCOL, "the offer of rank 0 is not one of nccl: %zu bytes", bytes[0]);
+        return rdt_error_set(err, RDT_PROTOCOL, "the offer of rank 0 is not one of nccl: it has %zu bytes", bytes[0]);
     memcpy(&party->id, blobs[0], sizeof party->id);
     party->connected = true;
     lane_connect(party->lane, party);
@@ -155,7 +153,7 @@ static enum rdt_status post_recv(void *arg, struct rdt_op *op, struct rdt_error 
     return lane_post(((struct side *)arg)->party->lane, arg, op, false, err);
 }
 
-/* All that this rank does stands in its GPU's one queue, wherever the memory is. */
+/* All operations of this rank stand in the one queue of its GPU, on whichever GPU their memory lies. */
 static const char *queue(void *arg, const char *memory_kind, const char *device)
 {
     (void)device;
@@ -164,8 +162,8 @@ static const char *queue(void *arg, const char *memory_kind, const char *device)
 
 /* ---- the transport ---- */
 
-/* NCCL takes its interfaces from the environment only, and what somebody has set there goes first. "=": these
- * very ones, not all that begin so. */
+/* NCCL reads its interfaces from the environment only; a value that is set already takes precedence. "=" stands for exactly
+ * these names; without it NCCL would take them as prefixes. */
 static enum rdt_status set_interfaces(const char *interfaces, struct rdt_error *err)
 {
     char text[256];
@@ -173,7 +171,7 @@ static enum rdt_status set_interfaces(const char *interfaces, struct rdt_error *
     if (!interfaces[0] || getenv("NCCL_SOCKET_IFNAME"))
         return RDT_OK;
     if (snprintf(text, sizeof text, "=%s", interfaces) >= (int)sizeof text || setenv("NCCL_SOCKET_IFNAME", text, 1))
-        return rdt_error_set(err, RDT_LIMIT, "NCCL_SOCKET_IFNAME cannot be set to the interfaces");
+        return rdt_error_set(err, RDT_LIMIT, "cannot set NCCL_SOCKET_IFNAME to the interfaces");
     return RDT_OK;
 }
 

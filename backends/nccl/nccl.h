@@ -1,13 +1,13 @@
 /* The transport "nccl": CUDA memory between the ranks of a group. What its files share.
  *
- *   nccl.c   the table, the groups as the core sees them; loop thread
- *   lane.c   one GPU's thread, which makes all calls to NCCL and the driver for it
- *   door.c   the port at which the ranks of a group meet
+ *   nccl.c        the table of operations, and the groups as the core sees them; loop thread
+ *   lane.c        one GPU's thread, which makes all calls to NCCL and the driver for that GPU
+ *   bootstrap.c   NCCL's socket to which the ranks of a group first connect
  *
- * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: makes it, posts,
- * polls, aborts. All groups of one GPU share that thread, one stream and one queue, in the order in which the
- * core posts, because NCCL's operations on one device must be in one order on all of its communicators
- * (ticket.h of the daemon sees to it that it is the same order everywhere).
+ * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: it creates, posts, polls and aborts.
+ * All groups of one GPU share that thread, one stream and one queue, in the order in which the core posts, because NCCL
+ * demands that operations on one device run in one order over all of its communicators. The daemon's queue tickets (ticket.h)
+ * make that order the same on all nodes.
  */
 #ifndef NCCL_H
 #define NCCL_H
@@ -15,9 +15,9 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "backends/nccl/door.h"
-#include "backends/nccl/nccl_api.h"
 #include "backends/common/ring.h"
+#include "backends/nccl/bootstrap.h"
+#include "backends/nccl/nccl_api.h"
 #include "rdt_backend.h"
 
 struct lane;
@@ -29,18 +29,18 @@ struct nccl {
     struct ring lanes; /* struct lane.ring; loop thread */
 };
 
-struct side { /* another rank: the conn */
+struct side { /* another rank; the conn of the core */
     struct party *party;
     uint32_t rank;
 };
 
 enum party_state {
-    PARTY_IDLE,       /* group_connect was not called yet */
-    PARTY_WANTED,     /* the lane must create its communicator */
+    PARTY_IDLE,       /* group_connect has not been called yet */
+    PARTY_WANTED,     /* the lane is to create the communicator */
     PARTY_CONNECTING, /* NCCL is creating the communicator */
     PARTY_READY,
-    PARTY_FAILED, /* reported to the core; nothing is posted any more */
-    PARTY_CLOSED, /* the communicator is gone, no operation is left */
+    PARTY_FAILED, /* the failure was reported to the core; nothing is posted any more */
+    PARTY_CLOSED, /* the communicator is gone, and no operation is left */
 };
 
 struct party { /* one rank of a group */
@@ -50,29 +50,31 @@ struct party { /* one rank of a group */
     uint32_t rank, size;
     struct nccl_id id;
     struct side *sides; /* [size] */
-    bool connected;     /* group_connect was called; loop thread */
-    int door;           /* rank 0, until all ranks have come: see door.h. The lane's thread's once it is connected */
-    /* Under the lane's mutex: */
-    struct ring ring; /* lane->parties, from group_connect on */
+    bool connected;     /* group_connect has been called; loop thread */
+    int bootstrap_fd;   /* of rank 0, until all ranks have connected: see bootstrap.h. After group_connect the lane's thread */
+    /* The lane's mutex protects: */
+    struct ring ring; /* in lane->parties, from group_connect on */
     enum party_state state;
     bool closing;
-    /* The lane's thread's: */
+    /* The lane's thread only: */
     nccl_comm comm;
     unsigned n_batches;
     bool aborted;
 };
 
-/* Returns the lane of a GPU. The first group that needs it creates and starts it; it stays, with the GPU's
- * context, until the transport is closed. */
+/* Returns the lane of a GPU. The first group that needs the lane creates and starts it; the lane, and the GPU's context, stay
+ * until the transport is closed. NOT_FOUND: there is no such GPU; NO_MEMORY; SYSTEM. This and all functions below: loop
+ * thread. */
 enum rdt_status lane_get(struct nccl *nccl, const char *uuid, struct lane **lane_p, struct rdt_error *err);
-void lane_end(struct lane *lane); /* every party of the lane must be closed */
+void lane_end(struct lane *lane);                 /* joins the thread; every party of the lane has been closed */
 struct lane *lane_first(const struct nccl *nccl); /* NULL: there is none */
 const char *lane_uuid(const struct lane *lane);
 
-void lane_connect(struct lane *lane, struct party *party);
-void lane_close(struct lane *lane, struct party *party);
+void lane_connect(struct lane *lane, struct party *party); /* group_ready or group_failed follows */
+void lane_close(struct lane *lane, struct party *party);   /* group_closed follows */
 
-/* Queues an operation, which belongs to the lane until op_done. On an error (TRANSPORT) it stays the caller's. */
+/* Queues an operation, which belongs to the lane until op_done. TRANSPORT: the group is closing or has failed, and the
+ * operation stays the caller's. */
 enum rdt_status lane_post(struct lane *lane, struct side *side, struct rdt_op *op, bool send, struct rdt_error *err);
 
 #endif

@@ -18,8 +18,8 @@ _Static_assert(NCCL_BYTES == (int)ncclUint8, "ncclDataType_t");
 _Static_assert(sizeof(ncclResult_t) == sizeof(int) && sizeof(ncclDataType_t) == sizeof(int), "enums are ints");
 #endif
 
-static struct nccl_api the_api;
-static struct rdt_error the_failure; /* status OK: the library is open */
+static struct nccl_api loaded_api;
+static struct rdt_error open_failure; /* its status is RDT_OK if the library is open */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void open_once(void)
@@ -29,34 +29,35 @@ static void open_once(void)
     int version = 0;
 
     if (!library) {
-        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED, "there is no NCCL: %s", dlerror());
+        (void)rdt_error_set(&open_failure, RDT_UNSUPPORTED, "there is no NCCL: %s", dlerror());
         return;
     }
-#define NCCL_LOAD(name, result, arguments)                        \
-    *(void **)(void *)&the_api.name = dlsym(library, #name);      \
-    if (!the_api.name)                                            \
+#define NCCL_LOAD(name, result, arguments)                      \
+    *(void **)(void *)&loaded_api.name = dlsym(library, #name); \
+    if (!loaded_api.name)                                       \
         missing = #name;
     NCCL_FUNCTIONS(NCCL_LOAD)
 #undef NCCL_LOAD
     if (missing)
-        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED, "NCCL is too old: it has no %s; 2.14 or later is needed", missing);
-    else if (the_api.ncclGetVersion(&version) != NCCL_SUCCESS)
-        (void)rdt_error_set(&the_failure, RDT_UNSUPPORTED, "NCCL does not tell its version");
-    if (the_failure.status != RDT_OK) {
+        (void)rdt_error_set(&open_failure, RDT_UNSUPPORTED, "NCCL is too old: it has no %s; 2.14 or later is needed", missing);
+    else if (loaded_api.ncclGetVersion(&version) != NCCL_SUCCESS)
+        (void)rdt_error_set(&open_failure, RDT_UNSUPPORTED, "NCCL does not report its version");
+    if (open_failure.status != RDT_OK) {
         (void)dlclose(library);
         return;
     }
-    (void)snprintf(the_api.version, sizeof the_api.version, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    (void)snprintf(loaded_api.version, sizeof loaded_api.version, "%d.%d.%d", version / 10000, version / 100 % 100,
+                   version % 100);
 }
 
 enum rdt_status nccl_api_open(const struct nccl_api **api_p, struct rdt_error *err)
 {
     (void)pthread_once(&once, open_once);
-    if (the_failure.status != RDT_OK) {
+    if (open_failure.status != RDT_OK) {
         if (err)
-            *err = the_failure;
-        return the_failure.status;
+            *err = open_failure;
+        return open_failure.status;
     }
-    *api_p = &the_api;
+    *api_p = &loaded_api;
     return RDT_OK;
 }

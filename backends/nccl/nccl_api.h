@@ -1,6 +1,5 @@
-/* NCCL, loaded at run time. The functions that are used are declared here, because NCCL's own header needs
- * three packages and the library has 218 MB. Where nccl.h is installed, nccl_api.c checks the declarations
- * against it. Needs NCCL 2.14 or later.
+/* NCCL, loaded at run time; version 2.14 or later. The functions that are used are declared here, because NCCL's own header
+ * needs three packages, and the library has 218 MB. If nccl.h is installed, nccl_api.c checks the declarations against it.
  */
 #ifndef NCCL_API_H
 #define NCCL_API_H
@@ -13,7 +12,7 @@ struct nccl_id { /* ncclUniqueId */
     char bytes[128];
 };
 
-struct nccl_config { /* ncclConfig_t of 2.14: a later library takes what it lacks for unset */
+struct nccl_config { /* ncclConfig_t of 2.14; a later library regards the fields that it lacks as unset */
     size_t size;
     unsigned magic, version;
     int blocking;
@@ -46,8 +45,8 @@ struct nccl_api {
     char version[24]; /* "2.28.9" */
 };
 
-/* Loads NCCL once; *api_p stays valid for ever. UNSUPPORTED, with a sentence that says what is missing; every
- * later call returns the same. NCCL starts no thread and opens no socket before the first ncclGetUniqueId. */
+/* Loads NCCL once; *api_p stays valid for ever. UNSUPPORTED, with a sentence that says what is missing; every later call
+ * returns the same error. NCCL starts no thread and opens no socket before the first ncclGetUniqueId. Any thread. */
 enum rdt_status nccl_api_open(const struct nccl_api **api_p, struct rdt_error *err);
 
 #endif

@@ -29,7 +29,7 @@ void *fake_cuda_reach(CUdeviceptr address, size_t bytes);
 enum { INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, SYSTEM_ERROR = 2 };
 #define SHOW __attribute__((visibility("default")))
 
-struct link { /* to another rank */
+struct link { /* a socket to another rank */
     int fd;
 };
 
@@ -39,9 +39,9 @@ struct ncclComm {
     pthread_t thread;
     struct link *links; /* [size] */
     int listener;
-    atomic_int state; /* what ncclCommGetAsyncError says */
+    atomic_int state; /* what ncclCommGetAsyncError reports */
     atomic_bool abort;
-    atomic_uint refs; /* the caller's, its thread's, one for each group call in a stream */
+    atomic_uint refs; /* of the caller, of its thread, and of each group call in a stream */
 };
 
 struct move {
@@ -59,7 +59,7 @@ struct call { /* one group call of one communicator */
     struct call *next;
 };
 
-static _Thread_local struct call *calls; /* of the open group */
+static _Thread_local struct call *calls; /* of the group that is open */
 static _Thread_local int depth;
 
 static void unref(struct ncclComm *comm)
@@ -83,9 +83,9 @@ static void failed(struct ncclComm *comm, int error)
         (void)atomic_compare_exchange_strong(&comm->state, &coming, error);
 }
 
-/* ---- where ranks meet ----
- * As with NCCL, an id comes with a listening socket and a thread that waits there: until rank 0 has met the others,
- * or its accept fails.
+/* ---- bootstrap ----
+ * As in NCCL, an id has a listening socket and a thread that accepts there until rank 0 is connected with the others, or until
+ * accept fails.
  */
 
 struct root {
@@ -156,8 +156,9 @@ static socklen_t address_of(const struct ncclComm *comm, int rank, struct sockad
 {
     memset(address, 0, sizeof *address);
     address->sun_family = AF_UNIX;
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
-                       (size_t)snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "fake-nccl-%s-%d", comm->name, rank));
+    return (
+        socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+                   (size_t)snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "fake-nccl-%s-%d", comm->name, rank));
 }
 
 static int connect_to(struct ncclComm *comm, int rank)
@@ -167,7 +168,8 @@ static int connect_to(struct ncclComm *comm, int rank)
 
     while (!atomic_load(&comm->abort)) {
         int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (connect(fd, (struct sockaddr *)&address, bytes) == 0 && write(fd, &comm->rank, sizeof comm->rank) == sizeof comm->rank)
+        if (connect(fd, (struct sockaddr *)&address, bytes) == 0 &&
+            write(fd, &comm->rank, sizeof comm->rank) == sizeof comm->rank)
             return fd;
         (void)close(fd);
         (void)poll(NULL, 0, 1);
@@ -213,9 +215,9 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* ---- moving: in the stream ---- */
+/* ---- moving bytes, in the stream ---- */
 
-/* One way of one pair, in order. false: nothing more can come. */
+/* Moves as many bytes as possible of one send or receive. False: the connection is broken. */
 static bool go_on(struct ncclComm *comm, struct move *move)
 {
     int fd = comm->links[move->peer].fd;
@@ -239,7 +241,7 @@ static bool go_on(struct ncclComm *comm, struct move *move)
     return true;
 }
 
-/* The next one of that way to the rank itself that is not done; NULL: there is none. */
+/* Returns the next send, or receive, of the rank with itself that is not done; NULL: there is none. */
 static struct move *next_to_self(const struct call *call, bool send)
 {
     for (struct move *move = call->moves; move; move = move->next)
@@ -248,7 +250,7 @@ static struct move *next_to_self(const struct call *call, bool send)
     return NULL;
 }
 
-/* What a rank sends to itself: copies, the first send to the first receive. false: they do not belong together. */
+/* Copies what a rank sends to itself, the first send to the first receive. False: their number or lengths differ. */
 static bool copy_to_self(struct call *call)
 {
     struct move *from, *to;
@@ -271,7 +273,7 @@ static void work(void *arg)
     bool left = true, lost = !copy_to_self(call);
 
     if (lost) {
-        (void)fputs("fake nccl: what a rank sends to itself it has to receive in the same group call\n", stderr);
+        (void)fputs("fake nccl: a rank must receive what it sends to itself in the same group call\n", stderr);
         failed(comm, INVALID_USAGE);
     }
     while (left && !atomic_load(&comm->abort)) {
@@ -283,7 +285,7 @@ static void work(void *arg)
                          (before->done == before->bytes && before->head_done == sizeof before->head);
             if (first && !lost && !go_on(comm, move)) {
                 failed(comm, REMOTE_ERROR);
-                lost = true; /* and it hangs, until it is aborted */
+                lost = true; /* the call hangs until it is aborted, as NCCL's does */
             }
             left |= move->done < move->bytes || move->head_done < sizeof move->head;
         }
@@ -299,7 +301,7 @@ static void work(void *arg)
     unref(comm);
 }
 
-/* ---- what a caller sees ---- */
+/* ---- the functions of NCCL ---- */
 
 SHOW int ncclGetVersion(int *version_p)
 {
@@ -328,7 +330,8 @@ SHOW int ncclCommInitRankConfig(nccl_comm *comm_p, int size, struct nccl_id id, 
     socklen_t bytes;
 
     *comm_p = NULL;
-    if (config->magic != NCCL_CONFIG_MAGIC || config->blocking != 0 || size < 1 || rank < 0 || rank >= size || !memchr(id.bytes, 0, 40))
+    if (config->magic != NCCL_CONFIG_MAGIC || config->blocking != 0 || size < 1 || rank < 0 || rank >= size ||
+        !memchr(id.bytes, 0, 40))
         return INVALID_ARGUMENT;
     comm = calloc(1, sizeof *comm);
     if (!comm || !(comm->links = calloc((size_t)size, sizeof *comm->links))) {
@@ -373,7 +376,8 @@ SHOW int ncclCommAbort(nccl_comm comm)
 
 SHOW const char *ncclGetErrorString(int error)
 {
-    return error == REMOTE_ERROR ? "remote process exited or there was a network error (of the fake)" : "an error of the fake NCCL";
+    return error == REMOTE_ERROR ? "remote process exited or there was a network error (of the fake)"
+                                 : "an error of the fake NCCL";
 }
 
 SHOW const char *ncclGetLastError(nccl_comm comm)
@@ -401,7 +405,7 @@ SHOW int ncclGroupEnd(void)
             failed(call->comm, SYSTEM_ERROR);
             unref(call->comm);
         }
-        result = NCCL_IN_PROGRESS; /* as it may; it is there when somebody asks */
+        result = NCCL_IN_PROGRESS; /* as NCCL may; ncclCommGetAsyncError then reports success */
     }
     return result;
 }
@@ -428,8 +432,8 @@ static int add(bool send, void *at, size_t bytes, int type, int peer, nccl_comm 
     move = calloc(1, sizeof *move);
     if (!move)
         return SYSTEM_ERROR;
-    *move = (struct move){.send = send, .peer = peer, .at = fake_cuda_reach((CUdeviceptr)at, bytes), .bytes = bytes,
-                          .head = send ? bytes : 0};
+    *move = (struct move){
+        .send = send, .peer = peer, .at = fake_cuda_reach((CUdeviceptr)at, bytes), .bytes = bytes, .head = send ? bytes : 0};
     *call->last = move;
     call->last = &move->next;
     return NCCL_SUCCESS;

@@ -1,5 +1,5 @@
-/* backends/gloo/mesh: two ranks in this process, and strangers at their ports. What ended the process before
- * would end this one. */
+/* backends/gloo/mesh: two ranks in this process, and strangers that connect to their ports. An exception that Gloo's thread
+ * does not catch would end this process. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -32,7 +32,7 @@ static void make(unsigned rank, const struct mesh_id *with)
 
 static void setup(void)
 {
-    (void)signal(SIGPIPE, SIG_IGN); /* as the daemon does: Gloo writes to what has been closed */
+    (void)signal(SIGPIPE, SIG_IGN); /* as the daemon does, because Gloo writes to closed sockets */
     cr_assert(mesh_device_create("", "127.0.0.1", &device, why[0]), "%s", why[0]);
     make(0, &id);
     make(1, &id);
@@ -57,7 +57,7 @@ static void *connect_second(void *arg)
     return mesh_connect(mesh[1], 0, offer[0], offer_bytes[0], why[1]) ? mesh[1] : NULL;
 }
 
-/* Which of both has failed, as bits. */
+/* Returns which of the two ranks failed: bit 0 for the first, bit 1 for the second. */
 static unsigned connect_both(void)
 {
     pthread_t thread;
@@ -124,12 +124,12 @@ static void must_move(void)
 
 /* ---- strangers ---- */
 
-/* Where the rank waits for the other one. */
+/* Returns the address at which the rank listens for the other one. */
 static struct sockaddr_in door_of(unsigned rank)
 {
     struct sockaddr_in address;
 
-    /* For rank 0 nothing but a length comes before what is for rank 1. */
+    /* In the offer of rank 0, only the empty entry for rank 0 precedes the one for rank 1. */
     memcpy(&address, offer[rank] + (rank == 0 ? 2 : 1) * sizeof(uint32_t), sizeof address);
     cr_assert_eq(address.sin_family, AF_INET);
     return address;
@@ -195,7 +195,7 @@ Test(gloo_mesh, nonsense_at_the_door_is_shut_out)
     must_move();
 }
 
-/* Nor does one who says nothing, or not all, keep anybody out; the oldest make room. */
+/* Connections that send nothing, or only a part of a greeting, do not keep the other rank out: the oldest make room. */
 Test(gloo_mesh, silent_crowd_at_the_door_keeps_nobody_out)
 {
     enum { CROWD = 60 };
@@ -215,8 +215,7 @@ Test(gloo_mesh, silent_crowd_at_the_door_keeps_nobody_out)
             (void)close(socks[rank][i]);
 }
 
-/* A rank of another group, of another epoch, or that is at the wrong door; and one that does not wait for an
- * answer. */
+/* Greetings of another group, of another epoch, for the other rank, and one of zeros. */
 Test(gloo_mesh, who_does_not_say_the_right_thing_is_not_let_in)
 {
     static const struct hello {
@@ -234,7 +233,7 @@ Test(gloo_mesh, who_does_not_say_the_right_thing_is_not_let_in)
     must_move();
 }
 
-/* A crowd comes and goes, in every way, while the ranks connect, move and go: many times. */
+/* Strangers connect and disconnect in every way while the ranks connect, move bytes and close, again and again. */
 struct crowd {
     pthread_t thread;
     atomic_bool enough;
@@ -243,7 +242,7 @@ struct crowd {
 static void *push(void *arg)
 {
     struct crowd *crowd = arg;
-    uint8_t said[64] = {0}; /* the token, and no rank's words */
+    uint8_t said[64] = {0}; /* the right token, but no rank */
 
     memcpy(said, id.token, sizeof id.token);
     for (unsigned i = 0; !atomic_load(&crowd->enough); i++) {
@@ -282,7 +281,7 @@ Test(gloo_mesh, crowd_in_the_way_disturbs_no_life)
 
 /* ---- a connection that is cut ---- */
 
-/* Of the two ranks: every connection that this process has with itself. */
+/* Shuts down the connections between the two ranks: every connection that this process has with itself. */
 static void cut_all(void)
 {
     DIR *fds = opendir("/proc/self/fd");
@@ -298,7 +297,7 @@ static void cut_all(void)
     (void)closedir(fds);
 }
 
-/* The bytes are on their way, and both ends wait for the rest. */
+/* Some of the bytes have arrived, and both ends wait for the rest. */
 Test(gloo_mesh, cut_in_the_middle_of_a_message_is_heard_at_both_ends)
 {
     struct move in, out;
@@ -307,11 +306,11 @@ Test(gloo_mesh, cut_in_the_middle_of_a_message_is_heard_at_both_ends)
     must_move();
     start(&in, 0, false, BIG);
     start(&out, 1, true, BIG);
-    while (!atomic_load((_Atomic uint8_t *)&in.bytes[100001])) /* some have come: (100001 * 7) % 256 is not 0 */
+    while (!atomic_load((_Atomic uint8_t *)&in.bytes[100001])) /* until some have arrived: (100001 * 7) % 256 is not 0 */
         ;
     cut_all();
     cr_assert(!end(&in), "it came whole before it was cut");
-    (void)end(&out); /* the last bytes may have been with the system */
+    (void)end(&out); /* it succeeds if the kernel had taken the last bytes */
     cr_assert(in.why[0]);
     free(in.bytes);
     free(out.bytes);

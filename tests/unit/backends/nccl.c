@@ -1,5 +1,4 @@
-/* The transport "nccl" over a fake driver and a fake NCCL: two "nodes" in this process, each with a GPU of
- * the fake. */
+/* The transport "nccl" with a fake driver and a fake NCCL: two "nodes" in this process, each with a GPU of the fake driver. */
 #include <criterion/criterion.h>
 #include <ctype.h>
 #include <dlfcn.h>
@@ -27,8 +26,7 @@ struct posted {
     struct rdt_op op;
     bool done;
     enum rdt_status status;
-    struct posted *after; /* the one that ended before it */
-    unsigned turn;
+    unsigned turn; /* the position among all operations that have ended */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -194,7 +192,8 @@ static void close_group(struct end *end)
     ops->group_destroy(end->group);
 }
 
-static struct posted *post(struct end *end, unsigned peer, bool send, void *addr, size_t bytes, uint64_t transfer, uint64_t chunk)
+static struct posted *post(struct end *end, unsigned peer, bool send, void *addr, size_t bytes, uint64_t transfer,
+                           uint64_t chunk)
 {
     struct posted *posted = calloc(1, sizeof *posted);
     void *conn = ops->group_conn(end->group, peer);
@@ -238,7 +237,7 @@ Test(nccl, chunks_of_both_directions_arrive_where_they_belong)
         to[i] = buffer(i, all);
         gpu_fill(from[i], all, 40 + i);
     }
-    for (unsigned way = 0; way < 2; way++) { /* from node `way` to the other: receives first, as the core does */
+    for (unsigned way = 0; way < 2; way++) { /* from node `way` to the other one; receives first, as the core posts them */
         for (unsigned i = 0; i < CHUNKS; i++)
             in[way][i] = post(&end[1 - way], way, false, to[1 - way] + i * chunk, chunk, 7 + way, i);
         for (unsigned i = 0; i < CHUNKS; i++)
@@ -311,7 +310,7 @@ Test(nccl, closing_ends_what_was_never_matched_and_what_waits_behind_it)
     for (unsigned i = 0; i < CHUNKS; i++)
         expect(in[i], RDT_CANCELLED);
     close_group(&end[0]);
-    form(end); /* and the GPU serves the next one */
+    form(end); /* the GPU serves the next group */
     in[0] = post(&end[1], 0, false, memory, 4096, 4, 0);
     in[1] = post(&end[0], 1, true, buffer(0, 4096), 4096, 4, 0);
     expect(in[0], RDT_OK);
@@ -353,7 +352,7 @@ Test(nccl, group_that_never_connects_can_be_closed)
     close_group(&end); /* never offered */
     create(&end, 0);
     must_ok(ops->group_offer(end.group, blob, &bytes[0], &err));
-    must_ok(ops->group_connect(end.group, blobs, bytes, &err)); /* the other rank never comes */
+    must_ok(ops->group_connect(end.group, blobs, bytes, &err)); /* the other rank never connects */
     close_group(&end);
     create(&end, 1);
     bytes[0] = 5;
@@ -363,7 +362,7 @@ Test(nccl, group_that_never_connects_can_be_closed)
     finish();
 }
 
-/* Listening sockets of this process. */
+/* Returns the number of listening sockets of this process, Unix sockets aside. */
 static unsigned listeners(void)
 {
     unsigned n = 0;
@@ -393,9 +392,9 @@ Test(nccl, groups_that_never_connect_leave_no_port_open)
     for (unsigned i = 0; i < GROUPS; i++) {
         create(&end, 0);
         must_ok(ops->group_offer(end.group, blob, &bytes[0], &err));
-        must(listeners() > before); /* where the ranks would meet */
+        must(listeners() > before); /* the bootstrap socket */
         if (i % 2)
-            must_ok(ops->group_connect(end.group, blobs, bytes, &err)); /* the other rank never comes */
+            must_ok(ops->group_connect(end.group, blobs, bytes, &err)); /* the other rank never connects */
         close_group(&end);
         wait_until(5 * SEC, listeners() == before);
     }
@@ -453,7 +452,7 @@ Test(nccl, more_ranks_of_a_node_than_it_can_have_gpus_are_refused)
         crowd[i] = (struct rdt_group_member){{2}, names[i]};
     }
     must_refuse(RDT_LIMIT, "rank 65 is the 65th of one node", ops->group_create(node[0], &desc, &end, &end.group, &err));
-    desc.size = 65; /* as many as there may be */
+    desc.size = 65; /* the largest number that is allowed on a node */
     must_ok(ops->group_create(node[0], &desc, &end, &end.group, &err));
     close_group(&end);
     for (unsigned i = 0; i < MANY; i++)
@@ -483,7 +482,7 @@ Test(nccl, gpu_is_known_however_its_name_is_spelt)
     finish();
 }
 
-/* ---- what is missing, and is said (without NCCL: gpu_missing) ---- */
+/* ---- the reasons why the transport is not available (without NCCL: gpu_missing) ---- */
 
 Test(nccl, unavailable_without_a_driver)
 {

@@ -18,10 +18,7 @@ Test(ucx_memory, gpu_memory_only_where_ucx_says_so)
         {{0, 1, 22}, false},           /* it did not answer */
         {{HOST | ROCM, 1, 22}, false}, /* another vendor's */
         {{HOST | CUDA, 1, 13}, false}, /* too old for our threads */
-        {{HOST | CUDA, 1, 20}, false},
-        {{HOST | CUDA, 1, 21}, true},
-        {{HOST | CUDA, 1, 22}, true},
-        {{HOST | CUDA, 2, 0}, true},
+        {{HOST | CUDA, 1, 20}, false}, {{HOST | CUDA, 1, 21}, true}, {{HOST | CUDA, 1, 22}, true}, {{HOST | CUDA, 2, 0}, true},
     };
 
     for (size_t i = 0; i < sizeof(rows) / sizeof rows[0]; i++) {

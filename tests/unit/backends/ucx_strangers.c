@@ -33,7 +33,8 @@ static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 static void strangers_begin(void)
 {
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = UCP_FEATURE_AM};
-    const ucp_worker_params_t worker_params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE, .thread_mode = UCS_THREAD_MODE_SINGLE};
+    const ucp_worker_params_t worker_params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                               .thread_mode = UCS_THREAD_MODE_SINGLE};
     ucp_config_t *config;
 
     cr_assert_eq(ucp_config_read(NULL, NULL, &config), UCS_OK);
@@ -100,7 +101,8 @@ static void move_one(struct host_conn *from, struct host_conn *to)
     host_op_fill(&send, 1, 0, source, sizeof source);
     cr_assert_eq(host_op_post(to, &recv, POST_RECV, &err), RDT_OK, "%s", err.msg);
     cr_assert_eq(host_op_post(from, &send, POST_SEND, &err), RDT_OK, "%s", err.msg);
-    cr_assert(host_op_wait(&send, SOON_MS) && host_op_wait(&recv, SOON_MS), "strangers keep a node away: %s%s", from->msg, to->msg);
+    cr_assert(host_op_wait(&send, SOON_MS) && host_op_wait(&recv, SOON_MS), "strangers keep a node away: %s%s", from->msg,
+              to->msg);
     cr_assert(send.status == RDT_OK && recv.status == RDT_OK, "%s%s", send.msg, recv.msg);
     cr_assert_eq(memcmp(source, target, sizeof source), 0);
 }
@@ -170,6 +172,7 @@ Test(ucx_strangers, refused_ones_do_not_fill_the_log)
         cr_assert(host_conn_wait_failed(&conn, PATIENCE_MS), "a token that is not the offer's is accepted");
         leave(&conn);
     }
-    cr_expect_leq(nodes[0].n_lines, REFUSED / 2, "%u of %u refused connections made a line of the log", nodes[0].n_lines, REFUSED);
+    cr_expect_leq(nodes[0].n_lines, REFUSED / 2, "%u of %u refused connections made a line of the log", nodes[0].n_lines,
+                  REFUSED);
     leave(&owner);
 }

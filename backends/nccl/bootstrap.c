@@ -1,5 +1,5 @@
-/* See door.h. */
-#include "backends/nccl/door.h"
+/* See bootstrap.h. */
+#include "backends/nccl/bootstrap.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -7,9 +7,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define DESCRIPTORS_MOST 4096 /* that are looked at: a few microseconds for each hundred */
+#define MAX_SEARCHED 4096 /* descriptors; each hundred takes a few microseconds */
 
-int door_lowest(void)
+int bootstrap_lowest_fd(void)
 {
     int fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
 
@@ -18,7 +18,7 @@ int door_lowest(void)
     return fd;
 }
 
-static bool is_door(int fd, const struct nccl_id *id)
+static bool is_bootstrap(int fd, const struct nccl_id *id)
 {
     struct sockaddr_storage address;
     socklen_t bytes = sizeof address, length = sizeof(int);
@@ -37,19 +37,19 @@ static bool is_door(int fd, const struct nccl_id *id)
     return memmem(id->bytes, sizeof id->bytes, &address, compared);
 }
 
-int door_find(const struct nccl_id *id, int lowest)
+int bootstrap_find(const struct nccl_id *id, int lowest)
 {
-    for (int fd = lowest; lowest >= 0 && fd < lowest + DESCRIPTORS_MOST; fd++)
-        if (is_door(fd, id))
+    for (int fd = lowest; lowest >= 0 && fd < lowest + MAX_SEARCHED; fd++)
+        if (is_bootstrap(fd, id))
             return fcntl(fd, F_DUPFD_CLOEXEC, 0);
     return -1;
 }
 
-void door_close(int door, bool end)
+void bootstrap_close(int fd, bool end)
 {
-    if (door < 0)
+    if (fd < 0)
         return;
     if (end)
-        (void)shutdown(door, SHUT_RDWR);
-    (void)close(door);
+        (void)shutdown(fd, SHUT_RDWR);
+    (void)close(fd);
 }
