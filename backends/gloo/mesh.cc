@@ -201,7 +201,7 @@ class GuardedPair : public tcp::Pair
     GuardedPair &operator=(const GuardedPair &) = delete;
     void connect(const std::vector<char> &bytes) override;
     void handleEvents(int events) override;
-    void read_hello(Stranger &stranger); /* it has hello something */
+    void read_hello(Stranger &stranger);
 
   protected:
     void changeState(state next) noexcept override;
@@ -284,7 +284,7 @@ struct mesh {
 namespace
 {
 
-/* A pair is closed: who waits for the rest of what was under way would never read_hello of it. */
+/* Records that a pair was closed, and wakes those who wait on it, which Gloo does not. */
 void pair_broken(struct mesh &mesh, uint32_t rank, const std::string &why)
 {
     std::lock_guard<std::mutex> lock(mesh.mutex);

@@ -564,7 +564,7 @@ enum rdt_status lane_post(struct lane *lane, struct side *side, struct rdt_op *o
     op->priv[2] = send ? lane : NULL;
     (void)pthread_mutex_lock(&lane->mutex);
     if (side->party->closing || side->party->state != PARTY_READY) {
-        status = rdt_error_set(err, RDT_TRANSPORT, "the group is being ops down");
+        status = rdt_error_set(err, RDT_TRANSPORT, "the group is being taken down");
     } else {
         *lane->last = op;
         lane->last = next_of(op);

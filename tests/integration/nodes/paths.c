@@ -106,7 +106,7 @@ Test(paths, wishes_where_ucx_may_not)
         {NULL, NULL, RDT_OK, "stream"},
         {"stream", NULL, RDT_OK, "stream"},
         {NULL, "stream", RDT_OK, "stream"},
-        {"ucx", NULL, RDT_NO_PATH, "ucx: not available on this node: UCX authenticates nobody; set trusted_network"},
+        {"ucx", NULL, RDT_NO_PATH, "ucx: not available on this node: UCX does not authenticate peers; set trusted_network"},
         {NULL, "ucx", RDT_NO_PATH, "stream: slower than ucx, the least path the reader accepts"},
     };
 
@@ -140,7 +140,7 @@ Test(paths, untrusted_network_is_told_once_and_no_fall_back)
     node_status(&c.node[1], &status);
     cr_assert_eq(status.fell_back, 0);
     must(times_in_log(&c.node[1],
-                      "objects arrive by stream instead of ucx: not available on this node: UCX authenticates nobody") == 1);
+                      "objects arrive by stream instead of ucx: not available on this node: UCX does not authenticate") == 1);
     end(NULL);
 }
 

@@ -94,7 +94,7 @@ Test(ucx, threads_move_one_object_together)
         must(peer_seen(&c.node[i], &c.node[1 - i], &peer));
         must_say(strncmp(peer.ucx_lanes, "tcp/", 4) == 0 && !strstr(peer.ucx_lanes, ", 2 threads") == old, "node %u says '%s'", i,
                  peer.ucx_lanes);
-        must(node_log_has(&c.node[i], i == 0 ? "threads = 3, but only one is used" : "threads = 2, but only one is used") == old);
+        must(node_log_has(&c.node[i], i == 0 ? "= 3, but only one is used" : "= 2, but only one is used") == old);
     }
     node_kill(&c.node[0], SIGKILL); /* all of them end together */
     wait_until(10 * SEC, !peer_seen(&c.node[1], &c.node[0], &peer) || !strstr(peer.ucx_lanes, "threads"));
@@ -171,7 +171,7 @@ Test(ucx, memory_of_the_machine_is_read_one_sided)
 
 /* ---- lanes that are slow ---- */
 
-#define NO_RDMA "no lane is of least_lane = rdma"
+#define NO_RDMA "no lane is one of least_lane = rdma"
 
 static unsigned lines_with(const struct test_node *node, const char *text)
 {
@@ -196,11 +196,11 @@ Test(ucx, slow_lanes_are_told_once)
         rdt_object *object = fetch_by(&ref, "ucx");
 
         (void)snprintf(number, sizeof number, "%llu", (unsigned long long)info_of(object).transfer);
-        expect_ctl(1, "slow: no lane is of least_lane", "explain", number);
+        expect_ctl(1, "slow: no lane is one of least_lane", "explain", number);
         rdt_release(object);
     }
     for (unsigned i = 0; i < 2; i++) {
-        expect_ctl(i, "slow: no lane is of least_lane = rc,rdma", "peers", NULL);
+        expect_ctl(i, "slow: no lane is one of least_lane = rc,rdma", "peers", NULL);
         must(lines_with(&c.node[i], "slow lanes") == 1);
     }
     must_ok(rdt_free(owner, &ref, false, &err));
@@ -258,7 +258,7 @@ Test(ucx, lanes_over_another_interface_are_told)
     if (!cables_can_be())
         cr_skip_test("needs network namespaces");
     begin_with(2, &(struct cluster_options){.flags = interfaces, .env_of = {env, env}});
-    expect_ctl(0, "slow: tcp/eth0 is none of interfaces = lo", "peers", NULL);
+    expect_ctl(0, "slow: tcp/eth0 is not among interfaces = lo", "peers", NULL);
     end(declared);
 }
 

@@ -116,7 +116,7 @@ Test(ucx_slow, only_tcp_copies)
 
 Test(ucx_slow, tcp_over_another_interface_is_named)
 {
-    cr_assert(slow("tcp/eth1", "", "eth0,lo", "/nowhere", "tcp/eth1 is none of interfaces"));
+    cr_assert(slow("tcp/eth1", "", "eth0,lo", "/nowhere", "tcp/eth1 is not among interfaces"));
     cr_assert(slow("tcp/eth0, tcp/eth01", "tcp", "eth0", "/nowhere", "tcp/eth01"));
     cr_assert(!slow("tcp/eth0, tcp/lo", "", "eth0,lo", "/nowhere", ""));
     cr_assert(!slow("sysv/memory, tcp/lo", "", "lo", "/nowhere", ""));
