@@ -51,9 +51,9 @@ struct pool_block {
     struct owner owner;
     uint64_t client;
     uint64_t since_ns;         /* when it came into the device pool, or when slow freeing began */
-    struct account *slowed_by; /* a reference: a client of that account can make freeing slow, so owner_work does it; NULL: none can */
-    uint64_t room;             /* if slowed_by: the size of daemon memory; bytes may be 0 because its charge was taken off before */
-    bool late;                 /* room is charged to slowed_by, because freeing takes so long */
+    struct account *slowed_by; /* a reference: its client can make freeing slow, so owner_work does it; NULL: none can */
+    uint64_t room; /* if slowed_by: the size of daemon memory. bytes may be 0, because the charge was taken off before */
+    bool late;     /* room is charged to slowed_by, because freeing takes so long */
     struct work work;
     enum rdt_status status; /* the result of the work */
 };

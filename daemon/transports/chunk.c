@@ -7,7 +7,8 @@
 #define MIN_CHUNK_BYTES 4096u
 #define MAX_CHUNK_BYTES (1ull << 30)
 
-/* Walks the plan; with chunks NULL only counts. Tensors of more than `alone` bytes get chunks of their own. */
+/* Writes the plan to chunks and returns the number of chunks; with chunks NULL it only counts. Tensors of more than `alone`
+ * bytes get chunks of their own. */
 static uint64_t cut(const struct layout *packed, uint64_t chunk_bytes, uint64_t alone, struct chunk *chunks)
 {
     uint64_t n = 0;
@@ -49,8 +50,8 @@ static enum rdt_status create(const struct layout *packed, uint64_t stream_bytes
     uint64_t n;
 
     if (chunk_bytes < MIN_CHUNK_BYTES || chunk_bytes > MAX_CHUNK_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "chunks of %llu bytes: must be %u to %llu", (unsigned long long)chunk_bytes,
-                             MIN_CHUNK_BYTES, MAX_CHUNK_BYTES);
+        return rdt_error_set(err, RDT_INVALID, "chunks must have %u to %llu bytes, not %llu", MIN_CHUNK_BYTES,
+                             MAX_CHUNK_BYTES, (unsigned long long)chunk_bytes);
     if (stream_bytes / chunk_bytes > MAX_CHUNKS)
         return rdt_error_set(err, RDT_LIMIT, "%llu bytes in chunks of %llu are too many chunks",
                              (unsigned long long)stream_bytes, (unsigned long long)chunk_bytes);
@@ -77,7 +78,7 @@ enum rdt_status chunk_plan_create_single(const struct layout *packed, uint64_t s
     return create(packed, stream_bytes, chunk_bytes, 0, plan_p, err);
 }
 
-/* The part of tensor i that the chunk holds: from byte *from_p of the tensor, at *at_p of the chunk. */
+/* Finds the part of tensor i in the chunk: from byte *from_p of the tensor on, at byte *at_p of the chunk. Returns its size. */
 static uint64_t part(const struct chunk *chunk, const struct layout *packed, uint32_t i, uint64_t *from_p, uint64_t *at_p)
 {
     uint64_t bytes = layout_bytes(packed, i);
@@ -103,7 +104,7 @@ void chunk_gather(const struct chunk *chunk, const struct layout *packed, const 
         if (layout_bytes(packed, i) == 0)
             continue;
         bytes = part(chunk, packed, i, &from, &at);
-        memset(stream_p + end, 0, at - end); /* padding never carries old bytes */
+        memset(stream_p + end, 0, at - end); /* no old bytes may leave the daemon as padding */
         layout_gather(layout, i, bases[layout->region[i]], from, bytes, stream_p + at);
         end = at + bytes;
     }
@@ -121,7 +122,8 @@ void chunk_scatter(const struct chunk *chunk, const struct layout *packed, const
     }
 }
 
-/* Tensor i + 1 follows tensor i without a gap in both: a gap's bytes are nobody's in the stream, and somebody's in memory. */
+/* Whether tensor `next` follows tensor i without a gap, in memory and in the stream. Bytes of a gap in memory may belong to
+ * another object. */
 static bool follows(const struct layout *packed, const struct layout *layout, uint32_t i, uint32_t next)
 {
     uint64_t bytes = layout_bytes(packed, i);

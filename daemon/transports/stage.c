@@ -19,7 +19,7 @@ static void run_unpin(struct work *work)
     stage->kind->ops.unpin(stage->kind->instance, stage->pin);
 }
 
-static void finish(struct stage *stage)
+static void free_stage(struct stage *stage)
 {
     memory_kind_unuse(stage->kind);
     region_unref(stage->region);
@@ -28,26 +28,26 @@ static void finish(struct stage *stage)
 
 static void done_unpin(struct work *work)
 {
-    finish(((struct stage_work *)work)->stage);
+    free_stage(((struct stage_work *)work)->stage);
     free(work);
 }
 
 void stage_destroy(struct stage *stage)
 {
-    struct stage_work *ending;
+    struct stage_work *unpinning;
 
     if (!stage)
         return;
-    ending = stage->pinned ? calloc(1, sizeof *ending) : NULL;
-    if (ending) {
-        ending->work = (struct work){.run = run_unpin, .done = done_unpin};
-        ending->stage = stage;
-        work_submit(stage->region->regions->pool, &ending->work);
+    unpinning = stage->pinned ? calloc(1, sizeof *unpinning) : NULL;
+    if (unpinning) {
+        unpinning->work = (struct work){.run = run_unpin, .done = done_unpin};
+        unpinning->stage = stage;
+        work_submit(stage->region->regions->pool, &unpinning->work);
         return;
     }
     if (stage->pinned)
         stage->kind->ops.unpin(stage->kind->instance, stage->pin);
-    finish(stage);
+    free_stage(stage);
 }
 
 /* ---- creating ---- */
@@ -86,7 +86,7 @@ static void on_memory(void *arg, struct region *region, const struct rdt_error *
         return;
     }
     creation->on_ready(creation->arg, NULL, err ? err : &why);
-    finish(creation->stage);
+    free_stage(creation->stage);
     free(creation);
 }
 
@@ -119,7 +119,7 @@ enum rdt_status stage_create(struct regions *regions, struct memory_kind *kind, 
         status = err ? err->status : RDT_SYSTEM;
     if (status != RDT_OK) {
         rdt_error_prefix(err, "cannot stage tensors of a device");
-        finish(stage);
+        free_stage(stage);
         free(creation);
         return status;
     }

@@ -9,7 +9,7 @@
 
 struct ticket_queue {
     struct list link;
-    unsigned refs;      /* places, listed or not */
+    unsigned refs;      /* the places in it, listed or not */
     struct list places; /* struct ticket_place.link, in the order in which they joined */
     char name[]; /* "nccl/gpu0" */
 };
@@ -119,6 +119,7 @@ enum rdt_status ticket_init(struct ticket *ticket, struct tickets *tickets, cons
 
 /* ---- which ticket is next ---- */
 
+/* Whether all tickets before this place have posted, and few of those are still under way. */
 static bool is_next_in(const struct ticket_place *place)
 {
     unsigned under_way = 0;
@@ -148,6 +149,7 @@ static void post(struct ticket *ticket)
     ticket->events->post(ticket);
 }
 
+/* The ticket has come up. */
 static void take(struct ticket *ticket)
 {
     sm_move(&ticket->sm, TICKET_HELD);
@@ -157,6 +159,7 @@ static void take(struct ticket *ticket)
         post(ticket); /* the owner has already sent TAKEN */
 }
 
+/* Joins the ends of all its queues. */
 static void queue_up(struct ticket *ticket)
 {
     sm_move(&ticket->sm, TICKET_QUEUED);
@@ -200,21 +203,22 @@ void ticket_begin(struct ticket *ticket)
         ticket->events->send(ticket, TICKET_READY);
 }
 
-enum rdt_status ticket_receive(struct ticket *ticket, enum ticket_message word, struct rdt_error *err)
+enum rdt_status ticket_receive(struct ticket *ticket, enum ticket_message message, struct rdt_error *err)
 {
     unsigned state = ticket->sm.state;
 
-    if (word == TICKET_WAITING)
+    if (message == TICKET_WAITING)
         return RDT_OK;
-    if (word == TICKET_READY && !ticket->owner && ticket->first && state == TICKET_IDLE)
+    if (message == TICKET_READY && !ticket->owner && ticket->first && state == TICKET_IDLE)
         queue_up(ticket);
-    else if (word == TICKET_TAKEN && !ticket->first && state == TICKET_IDLE && (!ticket->owner || ticket->begun))
+    else if (message == TICKET_TAKEN && !ticket->first && state == TICKET_IDLE && (!ticket->owner || ticket->begun))
         queue_up(ticket);
-    else if ((word == TICKET_TAKEN && !ticket->owner && ticket->first && state == TICKET_HELD) ||
-             (word == TICKET_RECEIVES && ticket->owner && state == TICKET_HELD))
+    else if ((message == TICKET_TAKEN && !ticket->owner && ticket->first && state == TICKET_HELD) ||
+             (message == TICKET_RECEIVES && ticket->owner && state == TICKET_HELD))
         post(ticket);
     else
-        return rdt_error_set(err, RDT_PROTOCOL, "word %d about a queue ticket that is %s", (int)word, sm_name(&ticket->sm));
+        return rdt_error_set(err, RDT_PROTOCOL, "unexpected message %d about a queue ticket in state %s", (int)message,
+                             sm_name(&ticket->sm));
     return RDT_OK;
 }
 
@@ -234,14 +238,14 @@ void ticket_give(struct ticket *ticket)
 
 void ticket_leave(struct ticket *ticket)
 {
-    bool stood = ticket->n_places > 0;
+    bool had_places = ticket->n_places > 0;
 
     if (ticket->sm.state == TICKET_GONE)
         return;
     sm_move(&ticket->sm, TICKET_GONE);
     list_remove(&ticket->link);
     free_places(ticket);
-    if (stood)
+    if (had_places)
         ticket->tickets->on_ready(ticket->tickets);
 }
 

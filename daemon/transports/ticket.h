@@ -24,12 +24,12 @@
  *     |           |             |            |              |
  *     +-----------+-------------+------------+--------------+-- leave --> GONE
  *
- *   (1) of the first node: the owner begins, or the reader hears READY; of the second: it hears TAKEN
+ *   (1) of the first node: the owner begins, or the reader receives READY; of the second: it receives TAKEN
  *   (2) it comes up in all its queues
  *   (3) both ends have their tickets
  *
- * This file knows no link, no clock and no transfer. It reports by callbacks what must be sent and posted. Loop
- * thread only.
+ * This file knows no link, no clock and no transfer. It reports by callbacks what must be sent and posted. All calls are
+ * made in the loop thread.
  */
 #ifndef DAEMON_TICKET_H
 #define DAEMON_TICKET_H
@@ -52,18 +52,18 @@ struct tickets { /* all tickets of this node */
 
 enum ticket_state { TICKET_IDLE, TICKET_QUEUED, TICKET_HELD, TICKET_POSTING, TICKET_POSTED, TICKET_GONE };
 
-/* As on the wire. READY: the owner is the second node, and has its memory, so the reader may begin. TAKEN: the
- * sender's ticket has come up. RECEIVES: the reader's receives are posted. WAITING: the sender is behind other
- * transfers, which its text names. */
+/* The messages between the ends, numbered as on the wire. READY: the owner is the second node, and has its memory, so
+ * the reader may begin. TAKEN: the sender's ticket has come up. RECEIVES: the reader's receives are posted. WAITING:
+ * the sender is behind other transfers, which the text of the message names. */
 enum ticket_message { TICKET_READY, TICKET_TAKEN, TICKET_RECEIVES, TICKET_WAITING };
 
 struct ticket;
 
 struct ticket_events {
-    void (*send)(struct ticket *, enum ticket_message); /* sends the word to the other node */
+    void (*send)(struct ticket *, enum ticket_message); /* sends the message to the other node */
     /* Both ends have their tickets. The reader posts all its receives and calls ticket_receives_posted. The
      * owner, which knows that they are posted, posts its sends in order. Both call ticket_give when they have
-     * posted. May be called inside ticket_begin and ticket_receive. */
+     * posted. May be called inside ticket_begin, ticket_receive and tickets_run. */
     void (*post)(struct ticket *);
 };
 
@@ -97,7 +97,7 @@ enum rdt_status ticket_init(struct ticket *ticket, struct tickets *tickets, cons
 void ticket_begin(struct ticket *ticket);
 
 /* A message about the ticket has come. PROTOCOL: it is not expected now. */
-enum rdt_status ticket_receive(struct ticket *ticket, enum ticket_message word, struct rdt_error *err);
+enum rdt_status ticket_receive(struct ticket *ticket, enum ticket_message message, struct rdt_error *err);
 
 /* The reader calls it when all its receives are posted. */
 void ticket_receives_posted(struct ticket *ticket);
