@@ -15,6 +15,7 @@
 
 #define ACCEPTS_PER_TURN 64
 #define PAUSE_NS 100000000ll
+#define FAILURES_EVERY_NS UINT64_C(10000000000)
 
 static void on_connection(uv_poll_t *poll, int status, int events);
 
@@ -41,7 +42,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
             continue;
         }
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-            log_error("cannot accept a client: %s; trying again shortly", strerror(errno));
+            log_warn_rarely(&listener->failures, "cannot accept a client", strerror(errno));
             for (unsigned s = 0; s < listener->n; s++)
                 (void)uv_poll_stop(&listener->sockets[s].poll);
             (void)deadline_set(listener->conns->rpc->deadlines, &listener->pause, PAUSE_NS);
@@ -138,7 +139,7 @@ enum rdt_status listener_start(struct listener *listener, struct conns *conns, s
 {
     int passed = sdnotify_listen_fds();
 
-    *listener = (struct listener){.conns = conns};
+    *listener = (struct listener){.conns = conns, .failures.every_ns = FAILURES_EVERY_NS};
     listener->pause.on_passed = on_pause_over;
     return passed > 0 ? take_passed(listener, passed, err) : create_socket(listener, conns->rpc->options, err);
 }

@@ -4,6 +4,7 @@
 
 #include <uv.h>
 
+#include "daemon/base/log.h"
 #include "daemon/conn.h"
 
 #define LISTENER_MAX_SOCKETS 8
@@ -20,6 +21,7 @@ struct listener {
     unsigned n, open;
     char path[108];        /* the socket file that the daemon has created and removes at its end; "": none */
     struct deadline pause; /* after accept4 has failed for lack of fds or memory: until clients are accepted again */
+    struct log_rare failures;
     void (*on_closed)(void *arg);
     void *arg;
 };
