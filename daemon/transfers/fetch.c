@@ -149,10 +149,10 @@ static void on_deadline(struct deadline *deadline)
         else
             names_explain_object(transfers->names, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester, missing,
                                  sizeof missing);
-        (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of %s \"%s\" did not end in time: %s%s%s",
-                            ref->is_name ? "the name" : "object", ref->id,
-                            ref->is_name ? "nobody has published such a version of it" : "nobody has put an object with this id",
-                            owner_equal(&owner, requester) ? "" : ", or its owner does not show it to you", missing);
+        (void)rdt_error_set(
+            &err, RDT_TIMED_OUT, "the fetch of %s \"%s\" did not end in time: %s%s%s", ref->is_name ? "the name" : "object",
+            ref->id, ref->is_name ? "nobody has published such a version of it" : "nobody has put an object with this id",
+            owner_equal(&owner, requester) ? "" : ", or its owner does not show it to you", missing);
     } else {
         (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of \"%s\" did not end in time (it was %s)", fetch->transfer->ref.id,
                             sm_name(&fetch->transfer->sm));
@@ -209,7 +209,8 @@ static void note_maps(struct client *client, const Rdt__Pb__Fetch *message)
 {
     for (size_t i = 0; i < message->n_maps; i++) {
         size_t used = strlen(client->transfers.maps);
-        if (strlen(message->maps[i]) <= 32 && !client_maps(client, message->maps[i]) && used + 40 < sizeof client->transfers.maps)
+        if (strlen(message->maps[i]) <= 32 && !client_maps(client, message->maps[i]) &&
+            used + 40 < sizeof client->transfers.maps)
             (void)snprintf(client->transfers.maps + used, sizeof client->transfers.maps - used, " %s ", message->maps[i]);
     }
 }

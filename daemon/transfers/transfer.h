@@ -104,7 +104,7 @@ struct transfer_record {
     /* a reference; allocated with room for its candidates only; NULL: no path was chosen */
     struct path_decision *decision;
     enum rdt_status status; /* of error */
-    char error[560]; /* "": none. Must be the last member: the history copies only the text that is used */
+    char error[560];        /* "": none. Must be the last member: the history copies only the text that is used */
 };
 
 struct transfers {
@@ -140,8 +140,9 @@ struct transfers {
     struct path_decision *decision;
     uint64_t last_sent_ns; /* when the last transfer to another node ended; 0: never */
     uint64_t ended[TRANSFER_OUTCOMES], bytes_in, bytes_out, bytes_local;
-    uint64_t copying_bytes;              /* bytes of local copies on the work pool */
-    uint64_t fell_back;                  /* transfers from other nodes by a slower transport than the nodes have, which could not be used */
+    uint64_t copying_bytes; /* bytes of local copies on the work pool */
+    /* transfers from other nodes by a slower transport than the nodes have, which could not be used */
+    uint64_t fell_back;
     uint64_t joined;                     /* fetches that joined a transfer which another fetch had begun */
     void (*on_idle)(struct transfers *); /* see transfers_set_on_idle */
     struct list broadcasts;              /* struct broadcast.link: of this node's objects (transfer_broadcast.h) */

@@ -1,5 +1,5 @@
-/* Rounds of a broadcast at the root, from asking the other nodes to the answer. transfer_broadcast_move.c
- * moves the bytes of collective broadcasts. */
+/* Rounds of a broadcast at the root, from asking the other nodes to the answer. transfer_broadcast_move.c admits their pulls to
+ * the broadcast, and moves the bytes of collective broadcasts. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -284,7 +284,7 @@ static void on_deadline(struct deadline *deadline)
                        (int64_t)broadcast->transfers->options->stall_timeout_ns);
 }
 
-/* ---- the pulls of the other nodes ---- */
+/* ---- messages and events of the other nodes ---- */
 
 static struct receiver *find_receiver(struct broadcast *broadcast, const struct peer_session *session)
 {
@@ -294,7 +294,7 @@ static struct receiver *find_receiver(struct broadcast *broadcast, const struct 
     return NULL;
 }
 
-static struct broadcast *find(const struct peer_session *session, uint64_t number, struct receiver **receiver_p)
+struct broadcast *broadcast_find(const struct peer_session *session, uint64_t number, struct receiver **receiver_p)
 {
     list_for_each (node, &session->transfers->broadcasts) {
         struct broadcast *broadcast = container_of(node, struct broadcast, link);
@@ -306,52 +306,10 @@ static struct broadcast *find(const struct peer_session *session, uint64_t numbe
     return NULL;
 }
 
-enum rdt_status broadcast_reader_joins(struct serve *out, const Rdt__Pb__PullStart *start, struct rdt_error *err)
-{
-    struct receiver *receiver;
-    struct broadcast *broadcast = find(out->session, start->broadcast, &receiver);
-
-    if (!broadcast || out->object != broadcast->object || out->slice)
-        return rdt_error_set(err, RDT_TRANSPORT, "the broadcast was cancelled");
-    if (broadcast->collective && start->chunk_bytes != broadcast->transfers->options->chunk_bytes)
-        return rdt_error_set(err, RDT_PROTOCOL, "the reader wants chunks of %llu bytes, and the broadcast has chunks of %llu",
-                             (unsigned long long)start->chunk_bytes,
-                             (unsigned long long)broadcast->transfers->options->chunk_bytes);
-    out->broadcast_number = start->broadcast;
-    out->collective = broadcast->collective;
-    return RDT_OK;
-}
-
-enum rdt_status broadcast_reader_ready(struct serve *out, struct rdt_error *err)
-{
-    struct receiver *receiver;
-    struct broadcast *broadcast = find(out->session, out->broadcast_number, &receiver);
-
-    if (!broadcast || broadcast->sm.state != BROADCAST_ASKED || receiver->out)
-        return rdt_error_set(err, RDT_TRANSPORT, "the broadcast was cancelled");
-    receiver->out = out;
-    out->broadcast = broadcast;
-    for (uint32_t i = 0; i < broadcast->n_receivers; i++)
-        if (!broadcast->receivers[i].out)
-            return RDT_OK;
-    broadcast_move(broadcast);
-    return RDT_OK;
-}
-
-void broadcast_reader_ended(struct broadcast *broadcast, struct serve *out)
-{
-    for (uint32_t i = 0; i < broadcast->n_receivers; i++)
-        if (broadcast->receivers[i].out == out)
-            broadcast->receivers[i].out = NULL;
-    out->broadcast = NULL;
-}
-
-/* ---- events ---- */
-
 void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastWord *word)
 {
     struct receiver *receiver;
-    struct broadcast *broadcast = find(session, word->broadcast, &receiver);
+    struct broadcast *broadcast = broadcast_find(session, word->broadcast, &receiver);
     struct rdt_error why;
     bool collective;
 

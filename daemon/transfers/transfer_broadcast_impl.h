@@ -48,8 +48,9 @@ struct broadcast {
     bool gathering;
 };
 
-/* All nodes are ready: sends the chunks. The broadcast may end. */
-void broadcast_move(struct broadcast *broadcast);
+/* Finds the broadcast whose round has this number, and that has asked the session's node and still waits for it. NULL: there is
+ * none. */
+struct broadcast *broadcast_find(const struct peer_session *session, uint64_t number, struct receiver **receiver_p);
 
 /* Calls on_done if every node is done or the broadcast is OVER, and frees the broadcast if no operation is left. */
 void broadcast_settle(struct broadcast *broadcast);

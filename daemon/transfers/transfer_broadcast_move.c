@@ -1,6 +1,8 @@
-/* The root's side of a collective broadcast: posts a few chunks at a time, more when they end. */
+/* The pulls that belong to a broadcast, at the root: admits them, and, once all readers of a collective broadcast are ready,
+ * posts the chunks, a few at a time. */
 #include <stdlib.h>
 
+#include "daemon/transfers/serve.h"
 #include "daemon/transfers/transfer_broadcast_impl.h"
 
 struct broadcast_op {
@@ -67,7 +69,6 @@ static void run_gather(struct work *work)
 static void done_gather(struct work *work)
 {
     struct broadcast_op *op = container_of(work, struct broadcast_op, work);
-
     struct broadcast *broadcast = op->broadcast;
 
     broadcast->gathering = false;
@@ -153,7 +154,7 @@ static enum rdt_status make_plan(struct broadcast *broadcast, struct rdt_error *
     return status;
 }
 
-void broadcast_move(struct broadcast *broadcast)
+static void begin_moving(struct broadcast *broadcast)
 {
     struct rdt_error err = {0};
 
@@ -166,4 +167,46 @@ void broadcast_move(struct broadcast *broadcast)
     }
     send_more(broadcast);
     broadcast_settle(broadcast);
+}
+
+/* ---- the pulls of the other nodes ---- */
+
+enum rdt_status broadcast_reader_joins(struct serve *out, const Rdt__Pb__PullStart *start, struct rdt_error *err)
+{
+    struct receiver *receiver;
+    struct broadcast *broadcast = broadcast_find(out->session, start->broadcast, &receiver);
+
+    if (!broadcast || out->object != broadcast->object || out->slice)
+        return rdt_error_set(err, RDT_TRANSPORT, "the broadcast was cancelled");
+    if (broadcast->collective && start->chunk_bytes != broadcast->transfers->options->chunk_bytes)
+        return rdt_error_set(err, RDT_PROTOCOL, "the reader wants chunks of %llu bytes, and the broadcast has chunks of %llu",
+                             (unsigned long long)start->chunk_bytes,
+                             (unsigned long long)broadcast->transfers->options->chunk_bytes);
+    out->broadcast_number = start->broadcast;
+    out->collective = broadcast->collective;
+    return RDT_OK;
+}
+
+enum rdt_status broadcast_reader_ready(struct serve *out, struct rdt_error *err)
+{
+    struct receiver *receiver;
+    struct broadcast *broadcast = broadcast_find(out->session, out->broadcast_number, &receiver);
+
+    if (!broadcast || broadcast->sm.state != BROADCAST_ASKED || receiver->out)
+        return rdt_error_set(err, RDT_TRANSPORT, "the broadcast was cancelled");
+    receiver->out = out;
+    out->broadcast = broadcast;
+    for (uint32_t i = 0; i < broadcast->n_receivers; i++)
+        if (!broadcast->receivers[i].out)
+            return RDT_OK;
+    begin_moving(broadcast);
+    return RDT_OK;
+}
+
+void broadcast_reader_ended(struct broadcast *broadcast, struct serve *out)
+{
+    for (uint32_t i = 0; i < broadcast->n_receivers; i++)
+        if (broadcast->receivers[i].out == out)
+            broadcast->receivers[i].out = NULL;
+    out->broadcast = NULL;
 }

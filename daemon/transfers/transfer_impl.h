@@ -6,7 +6,7 @@
  *
  *   room         transfers, transfer_peer, fetch
  *   members      transfer_broadcast_member
- *   pull         transfer_in, _ask, _way, _move, _back, _replica, _subpull
+ *   pull         transfer_in, _ask, _way, _move, _replica, _subpull
  *   broadcast    transfer_broadcast, transfer_broadcast_move
  *   serve        serve_pull > serve_answer > serve_send > serve              -> serve_events: broadcast
  *   local        transfer_local > transfer_local_copy
@@ -24,9 +24,9 @@
 
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer.h"
-#include "daemon/transfers/transfer_local.h"
 #include "daemon/transfers/transfer_pull.h"
-#include "daemon/transfers/transfer_subpull.h"
+
+struct local_copy;
 
 /* ---- the core of a transfer ---- */
 
@@ -55,6 +55,18 @@ struct fetch_wish {
     char memory[33], device[65];              /* where the tensors shall be; "": where they are */
     bool host_stays;                          /* only tensors on devices move to `memory` */
     uint64_t self_copy_bytes;                 /* the client copies up to this many bytes into the targets itself */
+};
+
+/* The part of a transfer that only a fetch of an object on this node uses: an object of this node's clients, or a replica of
+ * another node's snapshot. A pull that a replica here serves after all begins to use it in transfer_become_local. */
+struct local_fetch {
+    struct object_waiter waiter; /* PARKED: called when the object is put */
+    struct name_waiter named;    /* PARKED: called when a newer version of the name is published */
+    struct client_wake wake;     /* the wait has ended: the fetch goes on in its client's slice of the loop */
+    struct object *woken;        /* the object that ended the wait; held until `wake` has run */
+    struct object *object;       /* held and pinned during a copy */
+    struct local_copy *copy;     /* the copy that is running, or NULL */
+    bool from_replica;           /* the object is a replica of another node's snapshot */
 };
 
 /* One move of bytes. The core is what every transfer has; `local`, `pull` and `subpull` belong to the kinds
@@ -157,6 +169,21 @@ void transfer_end(struct transfer *transfer);   /* nothing touches its memory: f
  * later with the transfer). Memory that several fetches share, or `shared` by a replica, belongs to no
  * client. */
 enum rdt_status transfer_reserve(struct transfer *transfer, bool shared, region_ready on_ready, struct rdt_error *err);
+
+/* ---- fetches on this node ---- */
+
+/* transfer_local.c waits until the object has been put or the name published, and then chooses how the reader gets the
+ * tensors: by mapping the object's memory, by the bytes in the answer, or by a copy, which transfer_local_copy.c makes.
+ *
+ * Serves the transfer from the object, which the caller holds. Answers its fetches and ends it, or starts a copy. */
+void transfer_local_serve(struct transfer *transfer, struct object *object);
+
+/* Holds and pins the object, allocates memory for the reader and copies the tensors there. Ends the transfer when that is done
+ * or has failed. */
+void transfer_local_copy(struct transfer *transfer, struct object *object);
+
+/* The abort of local transfers: cancels a running copy, and ends the transfer when nothing touches its memory any more. */
+void transfer_local_abort(struct transfer *transfer);
 
 /* ---- on devices (transfer_destination.c) ---- */
 

@@ -8,7 +8,6 @@
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
-#include "daemon/transfers/transfer_local.h"
 #include "daemon/transfers/transfer_record.h"
 
 #define HANDED_TENSORS 64 /* The layout of an object that its reader copies travels in the answer. */
@@ -150,16 +149,15 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
 
 void transfer_local_serve(struct transfer *transfer, struct object *object)
 {
-    struct path_query query = {.same_node = true,
-                               .from_copy = transfer->local.from_replica,
-                               .mode = transfer->wish.mode,
-                               .transport = transfer->wish.transport,
-                               /* Every path of one node is faster than any transport. */
-                               .least = plugins_transport(transfer->transfers->plugins, transfer->wish.least)
-                                            ? ""
-                                            : transfer->wish.least,
-                               .preferred = "",
-                               .has_target = transfer->target};
+    struct path_query query = {
+        .same_node = true,
+        .from_copy = transfer->local.from_replica,
+        .mode = transfer->wish.mode,
+        .transport = transfer->wish.transport,
+        /* Every path of one node is faster than any transport. */
+        .least = plugins_transport(transfer->transfers->plugins, transfer->wish.least) ? "" : transfer->wish.least,
+        .preferred = "",
+        .has_target = transfer->target};
     struct rdt_error err = {0}, unshared = {0};
     const char *why_not = NULL;
     const struct path_candidate *chosen;

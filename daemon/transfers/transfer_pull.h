@@ -2,12 +2,12 @@
  * memory by the answer, and receives the bytes in chunks (rdt_peer.proto draws the exchange, transfer.h the
  * states). The files:
  *
- *   transfer_ask.c        asks: the peer, its link, the queue of the request coalescer, PULL
+ *   transfer_ask.c        asks: the peer, its link, the queue of the request coalescer, PULL; starts a failed attempt again
  *   transfer_in.c         takes the answer and reserves memory; abort and end
  *   transfer_way.c        chooses the path
  *   transfer_staging.c    cuts the stream into chunks, and memory for chunks of many small tensors
  *   transfer_move.c       moves the chunks
- *   transfer_back.c       starts again by another path, or asks again
+ *   transfer_subpull.c    splits a pull of an object in several kinds of memory into sub-pulls
  *   transfer_replica.c    replicas: fills one, is served by one, is redirected to one on another node and comes back
  */
 #ifndef DAEMON_TRANSFER_PULL_H
@@ -15,6 +15,8 @@
 
 #include "backends/rdt_backend.h"
 #include "daemon/base/deadline.h"
+#include "daemon/memory/device_copy.h"
+#include "daemon/memory/placing.h"
 #include "daemon/memory/region.h"
 #include "daemon/transports/chunk.h"
 #include "daemon/transports/stage.h"
@@ -55,6 +57,22 @@ struct pull_broadcast {
     uint32_t epoch;       /* of the group */
     bool collective;      /* the chunks come by the transport's own broadcast */
     uint64_t chunk_bytes; /* the size of chunks that the root uses; 0: as this daemon is configured */
+};
+
+/* The memory kinds and devices of the tensors of an object on another node. */
+struct memory_placement {
+    char memory[PLACING_MAX][33];
+    char device[PLACING_MAX][65]; /* uuids of devices of the owner's node */
+    uint32_t of[];                /* [n tensors] index into the two */
+};
+
+/* The part of a transfer that only a sub-pull uses. It is all zero in every other transfer. */
+struct subpull {
+    struct transfer *parent; /* the pull that it belongs to, which ends later; NULL: the transfer is no sub-pull */
+    struct list link;        /* in parent->pull.subpulls */
+    uint32_t *select;        /* [n_select] the tensors of the parent that it moves; owned */
+    uint32_t n_select;
+    bool done; /* all its bytes are there */
 };
 
 /* The part of a transfer that only a pull uses, which includes sub-pulls and a broadcast's members. */
@@ -212,7 +230,7 @@ enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready
 uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes);
 void transfer_free_staging(struct transfer *transfer);
 
-/* ---- starting again (transfer_back.c) ---- */
+/* ---- starting again (transfer_ask.c) ---- */
 
 /* The owner did not start the early receives: chooses again. */
 void transfer_in_free_chunks(struct transfer *transfer); /* frees the plan, its operations, and the owner's keys */
@@ -222,6 +240,44 @@ void transfer_in_go_back(struct transfer *transfer);       /* REWIND, then asks 
 /* The same under a new id; false: no memory, and nothing has changed. */
 bool transfer_in_ask_anew(struct transfer *transfer);
 void transfer_in_rewound(struct transfer *transfer); /* REWIND: one operation has ended; the last one starts again */
+
+/* ---- several kinds of memory (transfer_subpull.c) ---- */
+
+/* The tensors of an object may lie, or be wanted, in several kinds of memory. Then the reader asks once for the whole object
+ * and reserves memory, and pulls all tensors with the same source and target memory by a transfer of its own, a sub-pull. */
+
+/* Reads where the owner says that the tensors lie into transfer->pull.placement. PROTOCOL, NO_MEMORY. */
+enum rdt_status subpulls_read_places(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
+
+/* Whether the reader wants tensors on devices of this node. */
+bool subpulls_wanted_here(const struct transfer *transfer);
+
+/* Whether the answer, which has come, makes sub-pulls necessary. */
+bool subpulls_needed(const struct transfer *transfer);
+
+/* RESERVE: reserves memory for the whole object and then starts the sub-pulls. The transfer ends with the
+ * last of them, or with the first that fails. */
+void subpulls_begin(struct transfer *whole);
+
+/* Aborts all sub-pulls. The whole ends when the last of them has ended. */
+void subpulls_abort(struct transfer *whole);
+
+/* Frees what the transfer has as a whole or as a sub-pull. No sub-pull is left. */
+void subpulls_free(struct transfer *transfer);
+
+/* The memory kind of a sub-pull's targets; "host" for every other transfer. */
+const char *transfer_target_memory(const struct transfer *transfer);
+
+/* The uuid of the device that a sub-pull moves from (on the other node), or to (on this node); "": host memory. */
+const char *transfer_source_device(const struct transfer *transfer);
+const char *transfer_target_device(const struct transfer *transfer);
+
+/* Reserves pinned slots for a sub-pull that goes through host memory here. AGAIN: on_ready is called later
+ * with the transfer. */
+enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
+
+/* Whether another chunk can be received: there is a free slot, or none is needed. */
+bool transfer_has_slot(const struct transfer *transfer);
 
 /* ---- replicas (transfer_replica.c) ---- */
 

@@ -16,7 +16,6 @@
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
-#include "daemon/transfers/transfer_subpull.h"
 
 struct subpulls {
     struct transfer *parent;
@@ -387,7 +386,7 @@ enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready o
         transfer->pull.to_places[i].region = target->uses[i].region;
     transfer->pull.stage_ready = on_ready;
     return stage_create(transfers->regions, target->uses[0].region->kind, slots, (most + 4095) & ~UINT64_C(4095),
-                     transfer->account, on_stage, transfer, err);
+                        transfer->account, on_stage, transfer, err);
 }
 
 bool transfer_has_slot(const struct transfer *transfer)
