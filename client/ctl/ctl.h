@@ -1,5 +1,14 @@
-/* rdtctl's own frame: what every subcommand gets and how it answers. Owns the options that all share, the connection and the
- * exit codes; knows no subcommand. A new one is a file client/ctl/ctl_<name>.c and a row of the table in rdtctl.c. */
+/* What the subcommands of rdtctl share: the options of every command, the connection, output and exit codes. This header knows
+ * no subcommand. A new one is a file client/ctl/ctl_NAME.c and a row in ctl_commands.h.
+ *
+ * rdtctl is linked with librdt's objects and uses three things of theirs that rdt.h does not offer, because no other program
+ * needs them:
+ * - call (client/call.h) sends any request. --json prints whole replies, field by field, so a new field of a message is shown
+ *   without a change of rdtctl; the structs of rdt.h and rdt_info.h would leave fields out.
+ * - watch_next (client/watch.h) brings an event with its whole row, for the same reason.
+ * - put_snapshot_of (client/put.h) turns the memory that a file was read into into the snapshot. rdt_put would copy it, so
+ *   putting a file would need room for it twice.
+ * Everything else goes through rdt.h. */
 #ifndef CLIENT_CTL_H
 #define CLIENT_CTL_H
 
@@ -8,18 +17,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "messages.h"
 #include "client/rdt.h"
+#include "messages.h"
 
 #define CTL_DEFAULT_TIMEOUT_NS (INT64_C(10) * 1000000000)
 
 enum ctl_exit {
     CTL_OK = 0,
-    CTL_FAILED = 1, /* the daemon, or a file, refused */
+    CTL_FAILED = 1, /* the daemon refused the request, or a file could not be read or written */
     CTL_USAGE = 2,
-    CTL_NO_DAEMON = 3, /* it cannot be reached, or is gone */
+    CTL_NO_DAEMON = 3, /* the daemon cannot be reached, or the connection to it is lost */
     CTL_TIMED_OUT = 4,
-    CTL_GO = -1, /* of ctl_parse: no end yet, run the subcommand */
+    CTL_GO = -1, /* no exit code: the command goes on */
 };
 
 struct ctl;
@@ -29,7 +38,7 @@ struct ctl_command {
     int (*run)(struct ctl *ctl, int argc, char **argv); /* argv[0] is the subcommand; returns enum ctl_exit */
     const char *arguments;                              /* for the usage line: "REF -o FILE" */
     const char *help;                                   /* one line */
-    const char *more;                                   /* further paragraphs of --help, or NULL */
+    const char *more;                                   /* further paragraphs of --help; NULL: none */
 };
 
 struct ctl {                           /* one run of one subcommand */
@@ -48,7 +57,7 @@ enum ctl_option_kind {
     CTL_TEXT,     /* const char *, never empty */
     CTL_NUMBER,   /* uint64_t */
     CTL_DURATION, /* int64_t, ns; RDT_FOREVER for "forever" */
-    CTL_CHOICE,   /* int: which of `argument`'s words, from 0; the words are "a|b|c" */
+    CTL_CHOICE,   /* int: the index of one of the words in `argument`, which is "a|b|c" */
 };
 
 struct ctl_option {
@@ -60,55 +69,56 @@ struct ctl_option {
     void *value_p; /* written when the option is given */
 };
 
-/* Takes the shared options and `options` (ended by a row without a name; NULL: none) out of argv, which it reorders, checks
- * that min_operands..max_operands words are left and points *operands_p at them; *count_p, may be NULL, is how many. Returns
- * CTL_GO, CTL_OK after --help, or CTL_USAGE, having said why. */
+/* Takes the shared options and `options` (ended by a row without a name; NULL: none) out of argv, which it reorders. Checks
+ * that min_operands to max_operands words are left, and points *operands_p to them; *count_p, may be NULL, is their number.
+ * Returns CTL_GO, CTL_OK after --help, or CTL_USAGE after printing the error. */
 int ctl_parse(struct ctl *ctl, const struct ctl_option *options, int argc, char **argv, int min_operands, int max_operands,
               char ***operands_p, int *count_p);
 
-/* The options before the subcommand: stops at the first other word, *next_p. *help_p, *version_p: that was asked for. */
+/* Parses the options before the subcommand. *next_p is the index of the first other word. *help_p and *version_p say whether
+ * --help and --version were given. Returns as ctl_parse. */
 int ctl_parse_shared(struct ctl *ctl, int argc, char **argv, int *next_p, bool *help_p, bool *version_p);
 
 void ctl_print_shared_options(FILE *out);
 
-/* "250ms", "30s", "5m", "2h", "1.5" (seconds), "forever". */
+/* Reads "250ms", "30s", "5m", "2h", "1.5" (seconds) or "forever". False: it is no duration. */
 bool ctl_parse_duration(const char *text, int64_t *ns_p);
 
-/* "rdtctl: <subcommand>: <what>" and how to get help, on stderr; returns CTL_USAGE. */
+/* Prints "rdtctl: SUBCOMMAND: INVALID: TEXT" and how to get help on stderr. Returns CTL_USAGE. */
 int ctl_usage_error(struct ctl *ctl, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* ---- answers ---- */
+/* ---- output ---- */
 
-/* Reports a failure once: "rdtctl: fetch: TIMED_OUT: ..." on stderr, under --json also an object on stdout. Returns the exit
- * code that belongs to err->status. */
+/* Prints the error as "rdtctl: fetch: TIMED_OUT: ..." on stderr, and with --json also as an object on stdout. Returns the exit
+ * code for err->status. */
 int ctl_fail(struct ctl *ctl, const struct rdt_error *err);
 
-/* Prints the value on stdout and takes it. */
+/* Prints the value on stdout. NULL means that there was no memory for it. Returns CTL_OK, or CTL_FAILED after printing why. */
 int ctl_print_json(json_t *take_value);
 
-/* Output that nobody received is a failure: flushes stdout and returns `code`, or CTL_FAILED with a line on stderr. */
+/* Flushes stdout. Returns `code`, or CTL_FAILED if the output could not be written, after printing why on stderr. */
 int ctl_flush(int code);
 
 /* ---- the daemon ---- */
 
-/* What is left of --timeout, at least 1 ns; RDT_FOREVER for "forever"; unless_given_ns if it was not given. */
+/* Returns what is left of --timeout, at least 1 ns; RDT_FOREVER for "forever"; unless_given_ns if it was not given. */
 int64_t ctl_timeout(const struct ctl *ctl, int64_t unless_given_ns);
 
-/* Connects unless it is already; ctl->rdt is valid afterwards. */
+/* Connects, unless ctl->rdt is connected already. DISCONNECTED: there is no daemon. */
 enum rdt_status ctl_connect(struct ctl *ctl, struct rdt_error *err);
 
-/* One request and its reply, within --timeout or 10 s; _within: within timeout_ns. *reply_p is the caller's: ctl_reply_free. */
-enum rdt_status ctl_call(struct ctl *ctl, enum rdt_message type, const ProtobufCMessage *request,
-                         ProtobufCMessage **reply_p, struct rdt_error *err);
+/* Sends one request, after connecting if necessary, and waits for its reply until --timeout, or 10 s without it; _within waits
+ * until timeout_ns. The caller frees *reply_p by ctl_reply_free. */
+enum rdt_status ctl_call(struct ctl *ctl, enum rdt_message type, const ProtobufCMessage *request, ProtobufCMessage **reply_p,
+                         struct rdt_error *err);
 enum rdt_status ctl_call_within(struct ctl *ctl, int64_t timeout_ns, enum rdt_message type, const ProtobufCMessage *request,
-                                ProtobufCMessage **reply_p,
-                                struct rdt_error *err);
+                                ProtobufCMessage **reply_p, struct rdt_error *err);
 void ctl_reply_free(ProtobufCMessage *reply);
 
-/* A ref from the command line; RDT_INVALID says what is wrong with it. */
-enum rdt_status ctl_ref(const char *text, struct rdt_ref *ref_p, struct rdt_error *err);
+/* Reads a REF of the command line. Returns CTL_GO, or CTL_USAGE after printing what is wrong with it. */
+int ctl_ref(struct ctl *ctl, const char *text, struct rdt_ref *ref_p);
 
-struct ctl_name {            /* what commands take in place of a REF, from their options */
+struct ctl_name {                    /* options that give a name in place of a REF */
     const char *name, *node, *owner; /* NULL: not given */
     uint64_t after;                  /* CTL_NO_VERSION: not given */
 };
@@ -118,14 +128,25 @@ struct ctl_name {            /* what commands take in place of a REF, from their
         .after = CTL_NO_VERSION, \
     }
 
-/* What REF (NULL: not given) or the options mean. With an owner it connects. CTL_GO, CTL_USAGE, or the error's code. */
+/* Their rows in a table of options. */
+/* clang-format off */
+#define CTL_NAME_OPTIONS(ctl_name, help) \
+    {0, "name", CTL_TEXT, "NAME", help, &(ctl_name).name}, \
+    {0, "node", CTL_TEXT, "ADDRESS", "the name's node: HOST:PORT or a name in the nodes file (this node)", &(ctl_name).node}, \
+    {0, "owner", CTL_TEXT, "USER", "the name's owner: a login name or a uid (the caller)", &(ctl_name).owner}
+#define CTL_AFTER_OPTION(ctl_name) \
+    {0, "after", CTL_NUMBER, "N", "with --name: wait for a version above N (0)", &(ctl_name).after}
+/* clang-format on */
+
+/* Makes a ref of a REF (NULL: none is given) or of the options. Connects if an owner is given. Returns CTL_GO, or CTL_USAGE or
+ * the error's exit code after printing what is wrong. */
 int ctl_ref_or_name(struct ctl *ctl, const char *text, const struct ctl_name *name, struct rdt_ref *ref_p);
 
-/* The object's id out of a ref's text, for people; text itself if it is no ref. text_p has `size` bytes. */
+/* Writes the object's id of a ref's text to text_p [size] for people; the text itself if it is no ref. Returns text_p. */
 const char *ctl_id_of(const char *text, char *text_p, size_t size);
 
-/* A fd that is readable when SIGINT, SIGTERM or SIGHUP has come, which from now on do not end the process by themselves; -1
- * with err. The caller closes it. */
+/* Returns an fd that is readable after SIGINT, SIGTERM or SIGHUP, which no longer end the process by themselves. The caller
+ * closes it. -1 with err. */
 int ctl_signals(struct rdt_error *err);
 bool ctl_signalled(int signals); /* does not block */
 

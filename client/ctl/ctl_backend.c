@@ -1,4 +1,4 @@
-/* rdtctl backend load, list, unload: plug-ins of the running daemon. */
+/* rdtctl backend: loads, lists and unloads plug-ins of the running daemon. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,7 +12,8 @@
 #include "rdt.pb-c.h"
 
 #define CHANGE_NS (INT64_C(30) * 1000000000)
-#define SLACK_NS (INT64_C(1) * 1000000000) /* the daemon's own word that the time is over comes first */
+/* The daemon ends the request at its deadline and says what was missing. rdtctl waits a little longer for that answer. */
+#define SLACK_NS (INT64_C(1) * 1000000000)
 
 static int show_loaded(struct ctl *ctl, const Rdt__Pb__BackendReply *reply)
 {
@@ -45,16 +46,16 @@ static int load(struct ctl *ctl, char **words, int count)
     struct rdt_error err = {0};
     ProtobufCMessage *reply;
     int code = CTL_FAILED;
-    char *real = realpath(words[0], NULL); /* if it cannot be seen from here, the daemon may still see it */
+    char *real = realpath(words[0], NULL); /* NULL: this process does not see the file, but the daemon may */
     int why = errno;
 
     for (int i = 1; i < count; i++) {
         if (!strchr(words[i], '=') || words[i][0] == '=') {
             free(real);
-            return ctl_usage_error(ctl, "'%.40s' is no setting: KEY=VALUE", words[i]);
+            return ctl_usage_error(ctl, "'%.40s' is not a setting of the form KEY=VALUE", words[i]);
         }
     }
-    if (!real && words[0][0] != '/') { /* the daemon has another folder */
+    if (!real && words[0][0] != '/') { /* the daemon would look in its own working directory */
         (void)rdt_error_set(&err, RDT_INVALID, "%.200s: %s", words[0], strerror(why));
         return ctl_fail(ctl, &err);
     }

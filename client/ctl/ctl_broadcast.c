@@ -1,4 +1,4 @@
-/* rdtctl broadcast: a copy of a snapshot for every node of a group. */
+/* rdtctl broadcast: copies a snapshot to every node of a group. */
 #include <stdio.h>
 
 #include "ctl.h"
@@ -11,17 +11,16 @@
 
 int ctl_broadcast(struct ctl *ctl, int argc, char **argv)
 {
-    const struct ctl_option options[] = {{0}};
     char **operands, id[160], group[160], text[CTL_HUMAN_BYTES];
     struct rdt_error err = {0};
     struct rdt_ref ref;
     int64_t started = ctl_now_ns(), took;
-    int code = ctl_parse(ctl, options, argc, argv, 2, 2, &operands, NULL);
+    int code = ctl_parse(ctl, NULL, argc, argv, 2, 2, &operands, NULL);
 
+    if (code == CTL_GO)
+        code = ctl_ref(ctl, operands[0], &ref);
     if (code != CTL_GO)
         return code;
-    if (ctl_ref(operands[0], &ref, &err))
-        return ctl_usage_error(ctl, "%s", err.msg);
     if (ctl_connect(ctl, &err) || rdt_broadcast(ctl->rdt, &ref, operands[1], ctl_timeout(ctl, TIMEOUT_NS), &err))
         return ctl_fail(ctl, &err);
     took = ctl_now_ns() - started;

@@ -1,4 +1,4 @@
-/* Bytes of tensors in files. */
+/* Reads and writes the bytes of tensors in files. */
 #include "ctl_bytes.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 
 #include "wire_limits.h"
 
-#define SLICE_BYTES (4u << 20) /* of one write, so that progress and signals are seen */
+#define SLICE_BYTES (4u << 20) /* of one write; between two writes progress is shown and signals are noticed */
 
 enum rdt_status bytes_read(int fd, void *buf, size_t bytes, off_t offset, const char *what, struct rdt_error *err)
 {
@@ -20,7 +20,7 @@ enum rdt_status bytes_read(int fd, void *buf, size_t bytes, off_t offset, const 
         if (n < 0)
             return rdt_error_sys(err, errno, "reading %s", what);
         if (n == 0)
-            return rdt_error_set(err, RDT_INVALID, "the file ended within %s: it was cut while it was read", what);
+            return rdt_error_set(err, RDT_INVALID, "the file ended within %s: it was truncated while it was read", what);
         done += (size_t)n;
     }
     return RDT_OK;
@@ -43,7 +43,8 @@ enum rdt_status bytes_write(const struct bytes_sink *sink, const void *data, siz
     return RDT_OK;
 }
 
-/* How many of the last dimensions lie row-major without holes, and the bytes of such a run. */
+/* Finds the last dimensions whose elements lie row-major without gaps: a run. Returns the number of the other dimensions;
+ * *run_bytes_p receives the bytes of a run. */
 static uint32_t inner_run(const struct rdt_tensor *t, size_t *run_bytes_p)
 {
     size_t elems = 1;
@@ -52,10 +53,10 @@ static uint32_t inner_run(const struct rdt_tensor *t, size_t *run_bytes_p)
     while (d > 0 && (!t->strides || t->shape[d - 1] == 1 || t->strides[d - 1] == (int64_t)elems))
         elems *= (size_t)t->shape[--d];
     *run_bytes_p = elems * rdt_dtype_bytes(t->dtype);
-    return d; /* dimensions [0, d) must be walked */
+    return d;
 }
 
-static enum rdt_status put_tensor(const struct bytes_sink *sink, const struct rdt_tensor *t, char *buf, struct rdt_error *err)
+static enum rdt_status write_tensor(const struct bytes_sink *sink, const struct rdt_tensor *t, char *buf, struct rdt_error *err)
 {
     size_t bytes, run_bytes, used = 0, elem_bytes = rdt_dtype_bytes(t->dtype);
     enum rdt_status status = rdt_tensor_bytes(t, &bytes, err);
@@ -81,7 +82,7 @@ static enum rdt_status put_tensor(const struct bytes_sink *sink, const struct rd
         }
         if (status)
             return status;
-        while (d-- > 0) { /* the next run: an odometer over the outer dimensions */
+        while (d-- > 0) { /* moves to the next run: the outer dimensions count up like an odometer */
             elem += t->strides[d];
             if (++at[d] < t->shape[d])
                 break;
@@ -101,7 +102,7 @@ enum rdt_status bytes_write_tensors(const struct bytes_sink *sink, const struct 
     if (!buf)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a buffer");
     for (size_t i = 0; status == RDT_OK && i < count; i++)
-        status = put_tensor(sink, &tensors[i], buf, err);
+        status = write_tensor(sink, &tensors[i], buf, err);
     free(buf);
     return status;
 }

@@ -1,31 +1,73 @@
-/* The subcommands: one function each, in ctl_<name>.c; rdtctl.c has the table. */
+/* The subcommands. Each row makes one: its function ctl_NAME in ctl_NAME.c, its --help, its line in the overview and its
+ * completion. */
 #ifndef CLIENT_CTL_COMMANDS_H
 #define CLIENT_CTL_COMMANDS_H
 
 struct ctl;
 
-int ctl_status(struct ctl *ctl, int argc, char **argv);
-int ctl_ping(struct ctl *ctl, int argc, char **argv);
-int ctl_objects(struct ctl *ctl, int argc, char **argv);
-int ctl_regions(struct ctl *ctl, int argc, char **argv);
-int ctl_clients(struct ctl *ctl, int argc, char **argv);
-int ctl_peers(struct ctl *ctl, int argc, char **argv);
-int ctl_backends(struct ctl *ctl, int argc, char **argv);
-int ctl_backend(struct ctl *ctl, int argc, char **argv);
-int ctl_transfers(struct ctl *ctl, int argc, char **argv);
-int ctl_explain(struct ctl *ctl, int argc, char **argv);
-int ctl_stat(struct ctl *ctl, int argc, char **argv);
-int ctl_put(struct ctl *ctl, int argc, char **argv);
-int ctl_fetch(struct ctl *ctl, int argc, char **argv);
-int ctl_wait(struct ctl *ctl, int argc, char **argv);
-int ctl_free(struct ctl *ctl, int argc, char **argv);
-int ctl_publish(struct ctl *ctl, int argc, char **argv);
-int ctl_unpublish(struct ctl *ctl, int argc, char **argv);
-int ctl_limits(struct ctl *ctl, int argc, char **argv);
-int ctl_names(struct ctl *ctl, int argc, char **argv);
-int ctl_list_groups(struct ctl *ctl); /* what `groups` alone does */
-int ctl_broadcast(struct ctl *ctl, int argc, char **argv);
-int ctl_groups(struct ctl *ctl, int argc, char **argv);
-int ctl_watch(struct ctl *ctl, int argc, char **argv);
+/* X(name, arguments, help, more); the last three are as in struct ctl_command. */
+#define CTL_COMMAND_MAP(X)                                                                                              \
+    X(status, "", "shows the daemon: version, address, memory, counters", NULL)                                         \
+    X(ping, "", "measures round trips to the daemon", "With --timeout each round trip gets that time.")                 \
+    X(objects, "", "lists objects and what holds them", NULL)                                                           \
+    X(regions, "", "lists the ranges of memory that the daemon knows", NULL)                                            \
+    X(clients, "", "lists connected actor processes", NULL)                                                             \
+    X(limits, "", "shows what each user and client uses of each limit",                                                 \
+      "client_max_WHAT or owner_max_WHAT in section [limits] of the daemon's configuration sets a limit.")              \
+    X(peers, "", "lists other nodes and the links to them", NULL)                                                       \
+    X(backends, "", "lists loaded plug-ins: memory kinds and transports", NULL)                                         \
+    X(backend, "load PATH [KEY=VALUE ...]|list|unload NAME", "loads a plug-in into the running daemon, or unloads one", \
+      "Only root and the daemon's own user may load and unload. The daemon refuses a file that others can write\n"      \
+      "or replace, and refuses to unload a plug-in that is in use; the error says who uses it. A plug-in that\n"        \
+      "was loaded here is gone when the daemon ends; backend_dir or `rdtd --backend` loads it at each start.\n"         \
+      "KEY=VALUE are settings of the plug-in's own section and take precedence over the configuration. `list`\n"        \
+      "does the same as `rdtctl backends`.")                                                                            \
+    X(transfers, "", "lists running transfers and those that ended last", NULL)                                         \
+    X(names, "", "lists published names and their newest versions", NULL)                                               \
+    X(groups, "[create NAME MEMBER MEMBER ... | destroy NAME]", "lists, creates or destroys groups of actors",          \
+      "Some transports move bytes within a group only. Without arguments the groups are listed. A MEMBER is\n"          \
+      "CLIENT, the name with which an actor of this node connected, or CLIENT@NODE of another node (HOST:PORT,\n"       \
+      "a name in the nodes file, or a uuid), in rank order. MEMBER,DEVICE has its tensors on the device with\n"         \
+      "that uuid (`rdtctl backends` shows it). create returns when all nodes of the members are ready.")                \
+    X(broadcast, "REF GROUP", "copies a snapshot to every other node of a group",                                       \
+      "The copies serve fetches on their nodes. Only the object's owner may do it, on the object's node, and\n"         \
+      "the object must be a snapshot (`rdtctl put --snapshot`). Returns when every copy is complete, or after\n"        \
+      "--timeout (a minute). The first failure names its node; nodes whose copy is complete by then keep it.")          \
+    X(watch, "[KIND ...]", "prints changes in the daemon, one line each",                                               \
+      "Ends when it is interrupted, after --count events, or after --timeout. KIND is objects, regions,\n"              \
+      "clients, peers, backends, transfers, names, owners or groups; without one, all kinds are watched. If the\n"      \
+      "output is read too slowly, events are lost, and a line says how many. With --json each line is one\n"            \
+      "object: {\"sequence\": ..., \"what\": \"put\", \"object\": {...}}.")                                             \
+    X(explain, "REF|TRANSFER", "shows which path a transfer took, and why others were rejected",                        \
+      "TRANSFER is the number that `rdtctl fetch` and `rdtctl transfers` show. With a REF, its latest transfers\n"      \
+      "are shown.")                                                                                                     \
+    X(stat, "REF|--name NAME", "shows one object: what it is and what keeps it",                                        \
+      "With --name it shows the object of the name's newest version.")                                                  \
+    X(put, "FILE", "puts a safetensors or npy file as an object, while this command runs",                              \
+      "Reads the file into the daemon's memory, prints the object's ref, and stays in the foreground: the\n"            \
+      "object is freed when the command ends (by SIGINT, SIGTERM or --for). The header of a safetensors file,\n"        \
+      "at most 4 MiB, becomes the object's metadata. An npy file is one tensor, in the order that it has in the\n"      \
+      "file.")                                                                                                          \
+    X(fetch, "REF|--name NAME -o FILE", "fetches an object and writes it as a safetensors or npy file",                 \
+      "Waits until somebody puts the object, or publishes a version of the name above --after, and until its\n"         \
+      "last byte has arrived; --timeout limits both together, and without it there is no limit. FILE appears\n"         \
+      "complete or not at all, so it must be a regular file. A safetensors file of `rdtctl put` comes back byte\n"      \
+      "for byte. The tensors of other objects are named \"0\", \"1\", ... unless their metadata is a safetensors\n"     \
+      "header that fits them. If FILE ends in .npy it becomes an npy file, row-major: then the object must be\n"        \
+      "one tensor of a dtype that numpy has.")                                                                          \
+    X(wait, "REF|--name NAME", "waits until an object is put, or a name has a version above --after",                   \
+      "Without --timeout it waits without end.")                                                                        \
+    X(free, "REF", "drops the producer's hold, or with --force ends the object for later readers", NULL)                \
+    X(publish, "NAME REF", "makes an object the next version of a name",                                                \
+      "The name lives on the object's node and holds the object until the next version or unpublish. Prints a\n"        \
+      "ref of the name, which is valid on every node, and the version. `rdtctl put FILE --publish NAME` puts\n"         \
+      "and publishes a file.")                                                                                          \
+    X(unpublish, "NAME|REF", "ends a name; waits for its next version fail", NULL)
+
+#define X(name, arguments, help, more) int ctl_##name(struct ctl *ctl, int argc, char **argv);
+CTL_COMMAND_MAP(X)
+#undef X
+
+int ctl_list_groups(struct ctl *ctl); /* what `groups` without arguments does */
 
 #endif

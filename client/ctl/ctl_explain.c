@@ -1,4 +1,4 @@
-/* rdtctl explain: why a transfer went the way it went. */
+/* rdtctl explain: which path a transfer took, and why others were rejected. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +41,7 @@ static void print_candidates(const Rdt__Pb__TransferInfo *t)
         }
     }
     if (t->n_candidates == 0 && strchr(t->path, '/') && strcmp(t->direction, "in") == 0)
-        printf("  in parts, one for each kind of memory: see each\n");
+        printf("  moved in parts, one for each kind of memory: explain the transfer of each part\n");
     else if (t->n_candidates == 0)
         printf("  the choice was not recorded on this node\n");
 }
@@ -105,8 +105,9 @@ int ctl_explain(struct ctl *ctl, int argc, char **argv)
     if (is_number(operands[0])) {
         request.transfer = strtoull(operands[0], NULL, 10);
     } else {
-        if (ctl_ref(operands[0], &ref, &err))
-            return ctl_usage_error(ctl, "%s", err.msg);
+        code = ctl_ref(ctl, operands[0], &ref);
+        if (code != CTL_GO)
+            return code;
         wire_ref_from(&ref, &ref_msg);
         request.ref = &ref_msg;
     }
@@ -123,7 +124,7 @@ int ctl_explain(struct ctl *ctl, int argc, char **argv)
         for (size_t i = 0; i < list->n_transfers; i++)
             print(list->transfers[i]);
         if (list->n_transfers == 0)
-            printf("no transfer of it is remembered on this node\n");
+            printf("this node has no record of a transfer of it\n");
         code = CTL_OK;
     }
     ctl_reply_free(reply);

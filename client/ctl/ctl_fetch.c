@@ -1,4 +1,5 @@
-/* rdtctl fetch: an object as a safetensors file, or as an npy file if the output is named so. One connection carries the fetch and the questions how far it has come. */
+/* rdtctl fetch: writes an object as a safetensors file, or as an npy file if the output's name ends in .npy. The same
+ * connection carries the fetch and the requests that show its progress. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -19,7 +20,7 @@
 #include "ctl_table.h"
 #include "rdt.pb-c.h"
 
-#define POLL_NS INT64_C(200000000) /* between two looks at the transfer */
+#define POLL_NS INT64_C(200000000) /* between two requests for the transfer's progress */
 
 struct fetch {
     const char *ref_text, *output, *transport, *group, *least_path;
@@ -31,12 +32,12 @@ struct fetch {
     struct rdt_tensor *tensors; /* of the object */
     size_t count;
     uint64_t bytes;
-    bool named; /* the object's metadata was a header that fits */
+    bool named; /* the object's metadata is a safetensors header for its tensors */
 };
 
 /* ---- waiting ---- */
 
-/* The running transfer that brings this object; of several, the one asked for by this client. */
+/* Finds the running transfer that brings this object; of several, the one for this client. */
 static const Rdt__Pb__TransferInfo *find_transfer(const Rdt__Pb__ListReply *list, const struct fetch *fetch, uint64_t client)
 {
     const Rdt__Pb__TransferInfo *found = NULL;
@@ -45,7 +46,7 @@ static const Rdt__Pb__TransferInfo *find_transfer(const Rdt__Pb__ListReply *list
         const Rdt__Pb__TransferInfo *t = list->transfers[i];
         struct rdt_ref ref;
 
-        if (t->elapsed_ns > 0 || t->bytes == 0 || strcmp(t->direction, "out") == 0) /* no bytes: nobody has put it yet */
+        if (t->elapsed_ns > 0 || t->bytes == 0 || strcmp(t->direction, "out") == 0) /* 0 bytes: the object is not put yet */
             continue;
         if (t->client == client)
             return t;
@@ -67,7 +68,7 @@ static void show_progress(struct ctl *ctl, const struct fetch *fetch, struct ctl
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS;
     if (rdt_node(ctl->rdt, &node, NULL) ||
         ctl_call_within(ctl, left_ns >= 0 && left_ns < POLL_NS ? left_ns : POLL_NS, RDT_MSG_LIST, &request.base, &reply, NULL))
-        return; /* what is wrong the fetch itself will say */
+        return; /* the fetch itself will report what is wrong */
     t = find_transfer((const Rdt__Pb__ListReply *)reply, fetch, node.session);
     if (t && !*moving) {
         *moving = true;
@@ -92,7 +93,7 @@ static enum rdt_status await(struct ctl *ctl, struct fetch *fetch, struct rdt_er
     while ((status = rdt_request_status(fetch->request, err)) == RDT_AGAIN) {
         struct pollfd fds[] = {{.fd = fetch->signals, .events = POLLIN}, {.fd = rdt_fd(ctl->rdt), .events = POLLIN}};
 
-        /* The tick also lets rdt_dispatch see that the deadline has passed. */
+        /* poll ends after POLL_NS at the latest, so that rdt_dispatch also notices when the deadline has passed. */
         if (poll(fds, 2, (int)(POLL_NS / 1000000)) < 0 && errno != EINTR) {
             status = rdt_error_sys(err, errno, "poll");
             break;
@@ -105,7 +106,8 @@ static enum rdt_status await(struct ctl *ctl, struct fetch *fetch, struct rdt_er
         status = rdt_dispatch(ctl->rdt, NULL, err);
         if (status)
             break;
-        if ((progress.shown || progress.may_say) && ctl_now_ns() >= look_ns && rdt_request_status(fetch->request, NULL) == RDT_AGAIN) {
+        if ((progress.shown || progress.may_say) && ctl_now_ns() >= look_ns &&
+            rdt_request_status(fetch->request, NULL) == RDT_AGAIN) {
             show_progress(ctl, fetch, &progress, &moving);
             look_ns = ctl_now_ns() + POLL_NS;
         }
@@ -114,7 +116,7 @@ static enum rdt_status await(struct ctl *ctl, struct fetch *fetch, struct rdt_er
     return status;
 }
 
-static enum rdt_status bring(struct ctl *ctl, struct fetch *fetch, struct rdt_error *err)
+static enum rdt_status fetch_object(struct ctl *ctl, struct fetch *fetch, struct rdt_error *err)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
     int64_t timeout_ns = ctl_timeout(ctl, RDT_FOREVER);
@@ -154,7 +156,7 @@ static enum rdt_status list_tensors(struct fetch *fetch, struct rdt_error *err)
     return status;
 }
 
-/* The header that came as metadata if it is one for these tensors, else one of our own. *header_p is the caller's. */
+/* Takes the header from the object's metadata if it fits the tensors, and makes one otherwise. The caller frees *header_p. */
 static enum rdt_status make_header(struct ctl *ctl, struct fetch *fetch, char **header_p, size_t *bytes_p,
                                    struct rdt_error *err)
 {
@@ -174,9 +176,9 @@ static enum rdt_status make_header(struct ctl *ctl, struct fetch *fetch, char **
     }
     safetensors_destroy(parsed);
     if (!ctl->quiet && metadata_bytes) {
-        fprintf(stderr, "rdtctl: fetch: the object's metadata is no header for it (");
+        fprintf(stderr, "rdtctl: fetch: the tensors are named by their numbers, because the metadata is no header for them: ");
         ctl_print_plain(why.msg, stderr);
-        fprintf(stderr, "); its tensors are named by their numbers\n");
+        fputc('\n', stderr);
     }
     return safetensors_header(fetch->tensors, NULL, fetch->count, header_p, bytes_p, err);
 }
@@ -255,8 +257,8 @@ static enum rdt_status write_into(struct ctl *ctl, struct fetch *fetch, int fd, 
     return status;
 }
 
-/* The name that the temporary file takes in the end, the caller's to free: what is there must be a regular file, for a rename
- * would put one in the place of a device or a pipe; a symbolic link is followed, and stays. */
+/* Chooses the name that the temporary file gets in the end; the caller frees it. An existing file must be a regular one,
+ * because the rename would replace a device or a pipe by a file. A symbolic link is followed, and stays. */
 static enum rdt_status choose_target(const char *output, char **target_p, struct rdt_error *err)
 {
     struct stat there, link;
@@ -264,7 +266,7 @@ static enum rdt_status choose_target(const char *output, char **target_p, struct
     *target_p = NULL;
     if (stat(output, &there) == 0) {
         if (!S_ISREG(there.st_mode))
-            return rdt_error_set(err, RDT_INVALID, "%s: is not a regular file", output);
+            return rdt_error_set(err, RDT_INVALID, "%s is not a regular file", output);
         if (lstat(output, &link) == 0 && S_ISLNK(link.st_mode) && !(*target_p = realpath(output, NULL)))
             return rdt_error_sys(err, errno, "%s", output);
     }
@@ -273,8 +275,8 @@ static enum rdt_status choose_target(const char *output, char **target_p, struct
     return RDT_OK;
 }
 
-/* Runs the fetch with a temporary file beside the output, which is made first: a folder that cannot be written to is better
- * known before the bytes have moved. */
+/* Fetches into a temporary file beside the output. The file is created first, so that a folder that cannot be written to is an
+ * error before the bytes have moved. */
 static enum rdt_status fetch_to(struct ctl *ctl, struct fetch *fetch, const char *target, struct rdt_error *err)
 {
     enum rdt_status status;
@@ -285,11 +287,11 @@ static enum rdt_status fetch_to(struct ctl *ctl, struct fetch *fetch, const char
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a file name");
     fd = mkostemp(temporary, O_CLOEXEC);
     if (fd < 0) {
-        rdt_error_sys(err, errno, "%s: cannot make a file there", fetch->output);
+        rdt_error_sys(err, errno, "%s: cannot create a file there", fetch->output);
         free(temporary);
         return RDT_SYSTEM;
     }
-    status = bring(ctl, fetch, err);
+    status = fetch_object(ctl, fetch, err);
     if (status == RDT_OK) {
         status = list_tensors(fetch, err);
         if (status == RDT_OK)
@@ -355,11 +357,8 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
     struct fetch fetch = {.signals = -1};
     struct ctl_name name = CTL_NAME_INIT;
     const struct ctl_option options[] = {
-        {0, "name", CTL_TEXT, "NAME", "fetch the newest version of this name", &name.name},
-        {0, "node", CTL_TEXT, "ADDRESS", "the name's node: HOST:PORT or a name in the nodes file (this node)",
-         &name.node},
-        {0, "owner", CTL_TEXT, "USER", "the name's owner: a login name or a uid (the caller)", &name.owner},
-        {0, "after", CTL_NUMBER, "N", "with --name: wait for a version above N (0)", &name.after},
+        CTL_NAME_OPTIONS(name, "fetch the newest version of this name"),
+        CTL_AFTER_OPTION(name),
         {'o', "output", CTL_TEXT, "FILE", "the file to write (required)", &fetch.output},
         {0, "mode", CTL_CHOICE, "auto|share|copy", "share memory on this node or copy (auto)", &fetch.mode},
         {0, "transport", CTL_TEXT, "NAME", "fetch by this transport only", &fetch.transport},

@@ -1,4 +1,4 @@
-/* rdtctl free: the end of an object. */
+/* rdtctl free: drops the producer's hold. */
 #include <stdio.h>
 
 #include "ctl.h"
@@ -19,13 +19,13 @@ int ctl_free(struct ctl *ctl, int argc, char **argv)
     char **operands, id[160];
     int code = ctl_parse(ctl, options, argc, argv, 1, 1, &operands, NULL);
 
+    if (code == CTL_GO)
+        code = ctl_ref(ctl, operands[0], &ref);
     if (code != CTL_GO)
         return code;
-    if (ctl_ref(operands[0], &ref, &err))
-        return ctl_usage_error(ctl, "%s", err.msg);
     if (ctl_connect(ctl, &err) || rdt_free(ctl->rdt, &ref, force, &err))
         return ctl_fail(ctl, &err);
-    /* A plain id says no generation, so an object that has ended by now is NOT_FOUND. */
+    /* A plain id has no generation, so waiting for an object that has ended already is answered NOT_FOUND. */
     if (wait_ns && rdt_wait_freed(ctl->rdt, &ref, wait_ns, &err) && err.status != RDT_NOT_FOUND)
         return ctl_fail(ctl, &err);
     if (ctl->json)

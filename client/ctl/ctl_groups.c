@@ -1,4 +1,4 @@
-/* rdtctl groups: what there is; create and destroy. */
+/* rdtctl groups: lists, creates and destroys groups. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "ctl_json.h"
 #include "ctl_table.h"
 
-/* "CLIENT@NODE,DEVICE" is cut in three. */
+/* Cuts "CLIENT@NODE,DEVICE" into its parts. */
 static struct rdt_member member_of(char *text)
 {
     char *at = strrchr(text, '@'), *comma = strrchr(at ? at : text, ',');

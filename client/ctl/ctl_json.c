@@ -1,4 +1,4 @@
-/* Walks protobuf-c's descriptors; knows no message by name. */
+/* Makes JSON of a message by its protobuf-c descriptor. */
 #include "ctl_json.h"
 
 #include <ctype.h>
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Length of the UTF-8 character at text (of `left` bytes), 0 if it is none. */
+/* Returns the length of the UTF-8 character at text, which has `left` bytes; 0: it is not UTF-8. */
 static size_t utf8_length(const unsigned char *text, size_t left)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
@@ -82,7 +82,7 @@ static json_t *hex(const ProtobufCBinaryData *data)
     return json;
 }
 
-/* How much of the values' names is the same in all of them: "LIST_KIND_". */
+/* Returns the length of the prefix that the names of all values share, such as "LIST_KIND_". */
 static size_t enum_prefix(const ProtobufCEnumDescriptor *descriptor)
 {
     const char *first = descriptor->values[0].name;
@@ -99,7 +99,7 @@ static size_t enum_prefix(const ProtobufCEnumDescriptor *descriptor)
     return n;
 }
 
-/* LIST_KIND_CLIENTS is "clients". */
+/* Makes "clients" of LIST_KIND_CLIENTS. */
 static json_t *enum_name(const ProtobufCEnumDescriptor *descriptor, int value)
 {
     const ProtobufCEnumValue *known = protobuf_c_enum_descriptor_get_value(descriptor, value);

@@ -1,4 +1,4 @@
-/* rdtctl limits: what owners and clients use, beside what they may. */
+/* rdtctl limits: what owners and clients use of each limit. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -57,7 +57,7 @@ static void add_client(struct ctl_table *table, const Rdt__Pb__ClientInfo *clien
     add_rows(table, whose, client->usage, client->n_usage, all);
 }
 
-/* One line for each owner or client under --json: who, and what it uses. */
+/* Adds what it uses to the object of an owner or client, for --json. */
 static json_t *entry(json_t *who, Rdt__Pb__Usage *const *usage, size_t n)
 {
     json_t *array = json_array();
@@ -68,8 +68,8 @@ static json_t *entry(json_t *who, Rdt__Pb__Usage *const *usage, size_t n)
     return who;
 }
 
-static enum rdt_status take(struct ctl *ctl, Rdt__Pb__ListKind kind, bool all, struct ctl_table *table, json_t *array,
-                            struct rdt_error *err)
+static enum rdt_status add_all(struct ctl *ctl, Rdt__Pb__ListKind kind, bool all, struct ctl_table *table, json_t *array,
+                               struct rdt_error *err)
 {
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
 
@@ -125,9 +125,9 @@ int ctl_limits(struct ctl *ctl, int argc, char **argv)
     ctl_table_init(&table, columns, sizeof columns / sizeof *columns);
     owners = ctl->json ? json_array() : NULL;
     clients = ctl->json ? json_array() : NULL;
-    status = take(ctl, RDT__PB__LIST_KIND__LIST_KIND_OWNERS, all, &table, owners, &err);
+    status = add_all(ctl, RDT__PB__LIST_KIND__LIST_KIND_OWNERS, all, &table, owners, &err);
     if (status == RDT_OK)
-        status = take(ctl, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, all, &table, clients, &err);
+        status = add_all(ctl, RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, all, &table, clients, &err);
     code = CTL_OK;
     if (status == RDT_OK && ctl->json)
         code = ctl_print_json(json_pack("{s:O, s:O}", "owners", owners, "clients", clients));

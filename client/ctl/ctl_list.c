@@ -1,4 +1,5 @@
-/* rdtctl objects, regions, clients, names, groups, peers, backends, transfers: the pages of one LIST, as a table or as {"objects": [...]}. */
+/* rdtctl objects, regions, clients, names, groups, peers, backends and transfers: print the pages of a LIST as a table or as
+ * {"objects": [...]}. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,16 +13,16 @@
 
 struct view {
     Rdt__Pb__ListKind kind;
-    const char *field; /* of ListReply, and the key under --json */
+    const char *field; /* of ListReply; also the key of the JSON object */
     const struct ctl_column *columns;
     unsigned n_columns;
     void (*add_row)(struct ctl_table *table, const ProtobufCMessage *row);
-    const char *nothing;
+    const char *nothing; /* printed if there are no rows */
 };
 
 #define COLUMNS(array) (array), sizeof(array) / sizeof *(array)
 
-/* "1000" or "tenant:1000" */
+/* Adds "1000" or "tenant:1000". */
 static void add_owner(struct ctl_table *table, const char *tenant, uint32_t uid)
 {
     ctl_table_add(table, "%s%s%" PRIu32, tenant, *tenant ? ":" : "", uid);
@@ -111,8 +112,8 @@ static void add_client(struct ctl_table *table, const ProtobufCMessage *row)
 }
 
 static const struct ctl_column name_columns[] = {
-    {"NAME", false}, {"VERSION", true}, {"OWNER", false}, {"VISIBLE TO", false},
-    {"BYTES", true}, {"WAITS", true},   {"AGE", true},    {"OBJECT", false}, {"ENDS", false},
+    {"NAME", false}, {"VERSION", true}, {"OWNER", false},  {"VISIBLE TO", false}, {"BYTES", true},
+    {"WAITS", true}, {"AGE", true},     {"OBJECT", false}, {"ENDS", false},
 };
 
 static void add_name(struct ctl_table *table, const ProtobufCMessage *row)
@@ -137,7 +138,7 @@ static void add_name(struct ctl_table *table, const ProtobufCMessage *row)
 }
 
 static const struct ctl_column group_columns[] = {
-    {"GROUP", false}, {"TRANSPORT", false}, {"STATE", false},    {"EPOCH", true}, {"RANKS", true},
+    {"GROUP", false}, {"TRANSPORT", false}, {"STATE", false},    {"EPOCH", true},    {"RANKS", true},
     {"OWNER", false}, {"SINCE", true},      {"TRANSFERS", true}, {"MEMBERS", false}, {"WHY", false},
 };
 
@@ -170,16 +171,16 @@ static const struct ctl_column peer_columns[] = {
     {"RTT", true},   {"IN", true},    {"OUT", true},      {"TRANSPORTS", false}, {"LAST ERROR", false},
 };
 
-/* "ucx (tcp/eth0),stream"; "stream; not ucx: the library's versions differ: ..." */
+/* Adds "ucx (tcp/eth0),stream", or "stream; not ucx: the library's versions differ: ...". */
 static void add_transports(struct ctl_table *table, const Rdt__Pb__PeerInfo *p)
 {
     char text[2048] = "", plain[384];
     size_t used = 0;
 
     for (size_t i = 0; i < p->n_transports && used + 1 < sizeof text; i++) {
-        bool says = i < p->n_lanes && *p->lanes[i];
-        int n = snprintf(text + used, sizeof text - used, "%s%s%s%s%s", i ? "," : "", p->transports[i], says ? " (" : "",
-                         says ? ctl_plain(p->lanes[i], plain, sizeof plain) : "", says ? ")" : "");
+        bool known = i < p->n_lanes && *p->lanes[i];
+        int n = snprintf(text + used, sizeof text - used, "%s%s%s%s%s", i ? "," : "", p->transports[i], known ? " (" : "",
+                         known ? ctl_plain(p->lanes[i], plain, sizeof plain) : "", known ? ")" : "");
 
         used += n > 0 ? (size_t)n : 0;
     }
@@ -190,7 +191,7 @@ static void add_transports(struct ctl_table *table, const Rdt__Pb__PeerInfo *p)
         used += n > 0 ? (size_t)n : 0;
     }
     if (p->fell_back > 0 && used + 1 < sizeof text)
-        (void)snprintf(text + used, sizeof text - used, "; a slower one was taken %" PRIu64 " times", p->fell_back);
+        (void)snprintf(text + used, sizeof text - used, "; %" PRIu64 " transfers took a slower one", p->fell_back);
     ctl_table_add(table, "%s", text);
 }
 
@@ -219,11 +220,11 @@ static const struct ctl_column backend_columns[] = {
     {"ABORT", false},   {"ACTIVE", true}, {"BYTES", true},    {"AVAILABLE", false},
 };
 
-/* Below its memory kind: what is allocated there, of how much may be, and how much of it nobody uses;
- * what its use costs besides. */
+/* Adds a row below the device's memory kind: the memory that is allocated on it, its limit, what of it is in the free pool, and
+ * what using the device costs beside that. */
 static void add_device(struct ctl_table *table, const Rdt__Pb__DeviceInfo *d)
 {
-    char used[CTL_HUMAN_BYTES], limit[CTL_HUMAN_BYTES], kept[CTL_HUMAN_BYTES], text[CTL_HUMAN_BYTES];
+    char used[CTL_HUMAN_BYTES], limit[CTL_HUMAN_BYTES], pool[CTL_HUMAN_BYTES], text[CTL_HUMAN_BYTES];
 
     ctl_table_add(table, "  %s", d->uuid);
     ctl_table_add(table, "%s", "device");
@@ -233,16 +234,16 @@ static void add_device(struct ctl_table *table, const Rdt__Pb__DeviceInfo *d)
     ctl_table_add(table, "%s", "");
     ctl_table_add(table, "%" PRIu64, d->regions);
     if (d->pool_bytes > 0)
-        ctl_table_add(table, "%s of %s (%s kept)", ctl_human_bytes(d->used_bytes, used), ctl_human_bytes(d->limit_bytes, limit),
-                      ctl_human_bytes(d->pool_bytes, kept));
+        ctl_table_add(table, "%s of %s (%s in the free pool)", ctl_human_bytes(d->used_bytes, used),
+                      ctl_human_bytes(d->limit_bytes, limit), ctl_human_bytes(d->pool_bytes, pool));
     else
         ctl_table_add(table, "%s of %s", ctl_human_bytes(d->used_bytes, used), ctl_human_bytes(d->limit_bytes, limit));
     if (*d->why_not)
         ctl_table_add(table, "no: %s", d->why_not);
     else if (d->opened && d->overhead_bytes == UINT64_MAX)
-        ctl_table_add(table, "%s", "yes, in use (what it takes besides cannot be told)");
+        ctl_table_add(table, "%s", "yes, in use (overhead unknown)");
     else if (d->opened)
-        ctl_table_add(table, "yes, in use (%s besides)", ctl_human_bytes(d->overhead_bytes, text));
+        ctl_table_add(table, "yes, in use (%s overhead)", ctl_human_bytes(d->overhead_bytes, text));
     else
         ctl_table_add(table, "%s", "yes");
 }
@@ -292,9 +293,9 @@ static void add_transfer(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%s", *t->error ? t->error : t->waits);
 }
 
-/* Where the page goes: rows of the view's field, at most `left` of them. */
-static uint64_t take_page(const struct view *view, const ProtobufCMessage *reply, uint64_t left, json_t *array,
-                          struct ctl_table *table)
+/* Adds at most `left` rows of the page to the array or the table. Returns how many it added. */
+static uint64_t add_page(const struct view *view, const ProtobufCMessage *reply, uint64_t left, json_t *array,
+                         struct ctl_table *table)
 {
     const ProtobufCFieldDescriptor *field =
         protobuf_c_message_descriptor_get_field_by_name(&rdt__pb__list_reply__descriptor, view->field);
@@ -315,8 +316,8 @@ static uint64_t take_page(const struct view *view, const ProtobufCMessage *reply
     return count;
 }
 
-static enum rdt_status take_all(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request, uint64_t limit, json_t *array,
-                                struct ctl_table *table, struct rdt_error *err)
+static enum rdt_status add_all(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request, uint64_t limit, json_t *array,
+                               struct ctl_table *table, struct rdt_error *err)
 {
     uint64_t left = limit ? limit : UINT64_MAX, next;
 
@@ -328,11 +329,11 @@ static enum rdt_status take_all(struct ctl *ctl, const struct view *view, Rdt__P
         status = ctl_call(ctl, RDT_MSG_LIST, &request->base, &reply, err);
         if (status)
             return status;
-        left -= take_page(view, reply, left, array, table);
+        left -= add_page(view, reply, left, array, table);
         next = ((const Rdt__Pb__ListReply *)reply)->next;
         ctl_reply_free(reply);
         if (next && next == request->after)
-            return rdt_error_set(err, RDT_PROTOCOL, "the daemon names the same page twice");
+            return rdt_error_set(err, RDT_PROTOCOL, "rdtd answered LIST with the same next page twice");
         request->after = next;
     } while (next && left);
     return RDT_OK;
@@ -348,7 +349,7 @@ static int show(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request
 
     ctl_table_init(&table, view->columns, view->n_columns);
     request->kind = view->kind;
-    status = take_all(ctl, view, request, limit, array, &table, &err);
+    status = add_all(ctl, view, request, limit, array, &table, &err);
     if (status == RDT_OK && array)
         code = ctl_print_json(json_pack("{s:O}", view->field, array));
     else if (status == RDT_OK && !ctl_table_print(&table, view->nothing, stdout))
@@ -360,17 +361,27 @@ static int show(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request
     return code;
 }
 
+/* Copies the word at `index` of "a|b|c" to word_p. */
+static char *word_of(const char *words, int index, char word_p[24])
+{
+    while (index-- > 0)
+        words = strchr(words, '|') + 1;
+    (void)snprintf(word_p, 24, "%.*s", (int)strcspn(words, "|"), words);
+    return word_p;
+}
+
 int ctl_objects(struct ctl *ctl, int argc, char **argv)
 {
     static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "objects", COLUMNS(object_columns), add_object,
                                      "no objects"};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
-    static const char *const states[] = {"awaited", "filling", "live", "draining"};
+    static const char states[] = "awaited|filling|live|draining";
     const char *prefix = "";
+    char word[24];
     int state = -1;
     uint64_t client = 0, limit = 0;
     const struct ctl_option options[] = {
-        {0, "state", CTL_CHOICE, "awaited|filling|live|draining", "only rows in this state", &state},
+        {0, "state", CTL_CHOICE, states, "only rows in this state", &state},
         {0, "prefix", CTL_TEXT, "TEXT", "only ids that begin with TEXT", &prefix},
         {0, "client", CTL_NUMBER, "N", "only objects that client N put", &client},
         {0, "limit", CTL_NUMBER, "N", "at most N rows", &limit},
@@ -381,7 +392,7 @@ int ctl_objects(struct ctl *ctl, int argc, char **argv)
     if (code != CTL_GO)
         return code;
     if (state >= 0)
-        request.state = (char *)states[state];
+        request.state = word_of(states, state, word);
     request.id_prefix = (char *)prefix;
     request.client = client;
     return show(ctl, &view, &request, limit);
@@ -411,13 +422,13 @@ int ctl_transfers(struct ctl *ctl, int argc, char **argv)
     static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "transfers", COLUMNS(transfer_columns),
                                      add_transfer, "no transfers"};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
-    static const char *const states[] = {"new",       "parked",  "link",      "queued",  "asked",    "early", "reserving", "connecting", "turn",
-                                         "moving",    "rewinding", "offered", "preparing", "sending", "aborting", "done",  "failed", "cancelled", "timed_out"};
+    static const char states[] = "new|parked|link|queued|asked|early|reserving|connecting|turn|moving|rewinding|offered"
+                                 "|preparing|sending|aborting|done|failed|cancelled|timed_out";
+    char word[24];
     int state = -1;
     uint64_t limit = 0;
     const struct ctl_option options[] = {
-        {0, "state", CTL_CHOICE, "new|parked|link|queued|asked|early|reserving|connecting|turn|moving|rewinding|offered|preparing|sending|aborting|done|failed|cancelled|timed_out",
-         "only rows in this state", &state},
+        {0, "state", CTL_CHOICE, states, "only rows in this state", &state},
         {0, "limit", CTL_NUMBER, "N", "at most N rows", &limit},
         {0},
     };
@@ -426,7 +437,7 @@ int ctl_transfers(struct ctl *ctl, int argc, char **argv)
     if (code != CTL_GO)
         return code;
     if (state >= 0)
-        request.state = (char *)states[state];
+        request.state = word_of(states, state, word);
     return show(ctl, &view, &request, limit);
 }
 
@@ -460,7 +471,8 @@ int ctl_peers(struct ctl *ctl, int argc, char **argv)
 
 int ctl_list_groups(struct ctl *ctl)
 {
-    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_GROUPS, "groups", COLUMNS(group_columns), add_group, "no groups"};
+    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_GROUPS, "groups", COLUMNS(group_columns), add_group,
+                                     "no groups"};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
 
     return show(ctl, &view, &request, 0);

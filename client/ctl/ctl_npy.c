@@ -1,4 +1,4 @@
-/* Reading and writing npy headers. */
+/* Reads and writes the headers of npy files. */
 #include "ctl_npy.h"
 
 #include <errno.h>
@@ -10,11 +10,11 @@
 
 #include "ctl_bytes.h"
 
-#define ALIGN_BYTES 64u  /* where numpy lets the data begin */
-#define PREAMBLE_MAX 12u /* magic, version, length */
-#define WORD_BYTES 64u   /* of a string in the header that could mean something */
+#define ALIGN_BYTES 64u  /* numpy begins the data at a multiple of it */
+#define PREAMBLE_MAX 12u /* magic, version and length of the header */
+#define WORD_BYTES 64u   /* more than any known key or dtype has */
 
-/* What rdt_dtype.h and numpy both have. `width` is numpy's: bytes of one element. */
+/* The dtypes that numpy has too. `width` is the number in numpy's name: bytes of one element. */
 static const struct kind {
     enum rdt_dtype dtype;
     char letter;
@@ -26,7 +26,7 @@ static const struct kind {
 };
 #define N_KINDS (sizeof kinds / sizeof *kinds)
 
-/* ---- the header's text: a dictionary of three words ---- */
+/* ---- parsing the header, a dictionary with three keys ---- */
 
 struct text {
     const char *start, *at, *end;
@@ -38,7 +38,8 @@ static void skip_space(struct text *text)
         text->at++;
 }
 
-static char next(struct text *text) /* 0: nothing more, or a zero byte, which belongs to nothing */
+/* Returns the next character that is no space; 0: the end, or a zero byte, which no rule accepts. */
+static char next(struct text *text)
 {
     skip_space(text);
     return text->at < text->end ? *text->at : '\0';
@@ -60,7 +61,7 @@ static enum rdt_status unexpected(const struct text *text, const char *wanted, s
                          (unsigned char)*text->at, (size_t)(text->at - text->start), wanted);
 }
 
-/* A quoted word; printable and without escapes, as every dtype and key is. */
+/* Takes a word in quotes. Every valid key and dtype is printable and has no escapes. */
 static enum rdt_status take_word(struct text *text, const char *what, char word_p[WORD_BYTES], struct rdt_error *err)
 {
     char quote = next(text);
@@ -107,7 +108,7 @@ static enum rdt_status take_elems(struct text *text, unsigned dim, int64_t *elem
         if (__builtin_mul_overflow(elems, 10, &elems) || __builtin_add_overflow(elems, *text->at - '0', &elems))
             return rdt_error_set(err, RDT_INVALID, "shape[%u] is too large for any array", dim);
     }
-    if (text->at < text->end && *text->at == 'L') /* Python 2 wrote its longs so */
+    if (text->at < text->end && *text->at == 'L') /* Python 2 wrote long integers with an L */
         text->at++;
     *elems_p = elems;
     return RDT_OK;
@@ -132,8 +133,8 @@ static enum rdt_status take_shape(struct text *text, struct npy *npy, struct rdt
         npy->ndim++;
         comma = take(text, ',');
     }
-    if (npy->ndim == 1 && !comma) /* "(3)" is a number in Python, not a shape */
-        return rdt_error_set(err, RDT_INVALID, "the shape (%" PRId64 ") is no tuple: a ',' is missing", npy->shape[0]);
+    if (npy->ndim == 1 && !comma) /* in Python "(3)" is a number, not a tuple */
+        return rdt_error_set(err, RDT_INVALID, "the shape (%" PRId64 ") is not a tuple: a ',' is missing", npy->shape[0]);
     return RDT_OK;
 }
 
@@ -145,11 +146,9 @@ static enum rdt_status dtype_of(const char *descr, enum rdt_dtype *dtype_p, stru
 
     switch (letter[0]) {
     case 'O':
-        return rdt_error_set(
-            err, RDT_UNSUPPORTED,
-            "dtype '%s' is Python objects, kept as a pickle, which nobody but Python may open: save an array of "
-            "numbers",
-            descr);
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "dtype '%s' is Python objects in a pickle, which could run any code: save an array of numbers",
+                             descr);
     case 'S':
     case 'U':
     case 'a':
@@ -159,7 +158,7 @@ static enum rdt_status dtype_of(const char *descr, enum rdt_dtype *dtype_p, stru
         return rdt_error_set(err, RDT_UNSUPPORTED, "dtype '%s' is times: save array.view('i8')", descr);
     case 'V':
         return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "dtype '%s' is raw bytes, whose meaning npy does not keep (bfloat16 and float8 become so): use a "
+                             "dtype '%s' is raw bytes: npy files do not record what they mean (bfloat16, float8), so use a "
                              "safetensors file",
                              descr);
     default:
@@ -184,9 +183,10 @@ static enum rdt_status take_dtype(struct text *text, struct npy *npy, struct rdt
     enum rdt_status status;
 
     if (next(text) == '[')
-        return rdt_error_set(err, RDT_UNSUPPORTED, "a structured array: save each of its fields as an array of its own");
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "this is a structured array: save each of its fields as an array of its own");
     if (next(text) == '(')
-        return rdt_error_set(err, RDT_UNSUPPORTED, "an array whose elements are arrays: save it with a plain dtype");
+        return rdt_error_set(err, RDT_UNSUPPORTED, "this is an array whose elements are arrays: save it with a plain dtype");
     status = take_word(text, "a dtype in quotes", descr, err);
     return status ? status : dtype_of(descr, &npy->dtype, err);
 }
@@ -232,10 +232,11 @@ static enum rdt_status take_header(struct text *text, struct npy *npy, struct rd
     return RDT_OK;
 }
 
-/* ---- what follows from it ---- */
+/* ---- the file ---- */
 
-/* Strides as the bytes lie, and how many there are. Nothing is refused for the strides: each is below the product. */
-static enum rdt_status lay_out(struct npy *npy, struct rdt_error *err)
+/* Computes the strides of the array as it lies in the file, and its bytes. The strides cannot overflow: each is at most the
+ * product of the shape, which is checked. */
+static enum rdt_status set_strides(struct npy *npy, struct rdt_error *err)
 {
     uint64_t bytes = rdt_dtype_bytes(npy->dtype);
     int64_t stride = 1;
@@ -252,7 +253,7 @@ static enum rdt_status lay_out(struct npy *npy, struct rdt_error *err)
         uint32_t d = npy->column_major ? i : npy->ndim - 1 - i;
 
         npy->strides[d] = stride;
-        if (npy->shape[d]) /* of an array without elements they do not matter */
+        if (npy->shape[d]) /* the strides of an array without elements do not matter */
             stride *= npy->shape[d];
     }
     return RDT_OK;
@@ -263,7 +264,7 @@ bool npy_is_magic(const void *bytes, size_t n)
     return n >= NPY_MAGIC_BYTES && memcmp(bytes, NPY_MAGIC, NPY_MAGIC_BYTES) == 0;
 }
 
-/* Where the header begins and how long it is, out of the first bytes. */
+/* Reads the offset and the length of the header from the first bytes of the file. */
 static enum rdt_status parse_preamble(const uint8_t *bytes, size_t n, size_t *at_p, size_t *length_p, struct rdt_error *err)
 {
     size_t at, length = 0;
@@ -273,14 +274,15 @@ static enum rdt_status parse_preamble(const uint8_t *bytes, size_t n, size_t *at
     if (n < NPY_MAGIC_BYTES + 2)
         return rdt_error_set(err, RDT_INVALID, "%zu bytes are too short for an npy file", n);
     if (bytes[6] < 1 || bytes[6] > 3 || bytes[7] != 0)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "npy version %u.%u; 1.0, 2.0 and 3.0 are known", bytes[6], bytes[7]);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "the file has npy version %u.%u, but only 1.0, 2.0 and 3.0 are known",
+                             bytes[6], bytes[7]);
     at = NPY_MAGIC_BYTES + 2 + (bytes[6] == 1 ? 2 : 4);
     if (n < at)
         return rdt_error_set(err, RDT_INVALID, "%zu bytes are too short for an npy file", n);
     for (size_t i = at; i-- > NPY_MAGIC_BYTES + 2;)
         length = length << 8 | bytes[i];
     if (length > NPY_MAX_HEADER_BYTES)
-        return rdt_error_set(err, RDT_LIMIT, "a header of %zu bytes; at most %u are allowed", length, NPY_MAX_HEADER_BYTES);
+        return rdt_error_set(err, RDT_LIMIT, "the header has %zu bytes; at most %u are allowed", length, NPY_MAX_HEADER_BYTES);
     *at_p = at;
     *length_p = length;
     return RDT_OK;
@@ -297,19 +299,21 @@ enum rdt_status npy_parse(const void *bytes, size_t n, uint64_t file_bytes, stru
     if (status)
         return status;
     if (length > n - at)
-        return rdt_error_set(err, RDT_INVALID, "the header claims %zu bytes, the file has %zu after its length", length,
+        return rdt_error_set(err, RDT_INVALID,
+                             "the header claims %zu bytes, the file has %zu after its length", length,
                              n - at);
     text.start = text.at = (const char *)bytes + at;
     text.end = text.start + length;
     status = take_header(&text, &npy, err);
     if (status == RDT_OK)
-        status = lay_out(&npy, err);
+        status = set_strides(&npy, err);
     if (status)
         return status;
     npy.data_offset = at + length;
     has = file_bytes - npy.data_offset;
     if (has < npy.data_bytes)
-        return rdt_error_set(err, RDT_INVALID, "cut short: dtype and shape make %" PRIu64 " bytes, the file has %" PRIu64,
+        return rdt_error_set(err, RDT_INVALID,
+                             "the file is truncated: dtype and shape make %" PRIu64 " bytes, the file has %" PRIu64,
                              npy.data_bytes, has);
     if (has > npy.data_bytes)
         return rdt_error_set(err, RDT_INVALID,
@@ -329,7 +333,7 @@ enum rdt_status npy_read(int fd, struct npy *npy_p, struct rdt_error *err)
     if (fstat(fd, &st) < 0)
         return rdt_error_sys(err, errno, "fstat");
     if (!S_ISREG(st.st_mode))
-        return rdt_error_set(err, RDT_INVALID, "not a regular file");
+        return rdt_error_set(err, RDT_INVALID, "this is not a regular file");
     n = st.st_size < PREAMBLE_MAX + NPY_MAX_HEADER_BYTES ? (size_t)st.st_size : PREAMBLE_MAX + NPY_MAX_HEADER_BYTES;
     bytes = malloc(n + 1);
     if (!bytes)
@@ -375,7 +379,7 @@ enum rdt_status npy_header(const struct rdt_tensor *tensor, char **header_p, siz
         free(header);
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a header");
     }
-    length -= NPY_MAGIC_BYTES + 4; /* of 32 dimensions it has less than 1,000 bytes */
+    length -= NPY_MAGIC_BYTES + 4; /* fits 16 bits: 32 dimensions take less than 1,000 bytes */
     header[NPY_MAGIC_BYTES + 2] = (char)(length & 0xff);
     header[NPY_MAGIC_BYTES + 3] = (char)(length >> 8);
     *header_p = header;

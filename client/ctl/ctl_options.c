@@ -1,4 +1,4 @@
-/* Command lines: the shared options and a subcommand's own, from one table that also makes --help. */
+/* Command lines: parses the shared options and those of a subcommand. --help is made from the same tables. */
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -105,8 +105,8 @@ static bool parse_choice(const char *words, const char *text, int *choice_p)
     return false;
 }
 
-/* CTL_GO or CTL_USAGE. */
-static int take(struct ctl *ctl, const struct ctl_option *o, const char *text)
+/* Stores one option's argument. Returns CTL_GO, or CTL_USAGE after printing what is wrong. */
+static int store(struct ctl *ctl, const struct ctl_option *o, const char *text)
 {
     unsigned long long number;
     char *end;
@@ -131,7 +131,7 @@ static int take(struct ctl *ctl, const struct ctl_option *o, const char *text)
         if (!ctl_parse_duration(text, o->value_p))
             return ctl_usage_error(ctl, "--%s: '%s' is not a time such as 500ms, 30s, 5m, 2h or forever", o->name, text);
         if (o->value_p == &ctl->timeout_ns) {
-            if (ctl->timeout_ns == 0) /* not even an answer comes in no time */
+            if (ctl->timeout_ns == 0) /* no answer could arrive in time */
                 return ctl_usage_error(ctl, "--timeout must be longer than 0");
             ctl->timeout_given = true;
         }
@@ -163,7 +163,7 @@ static int run_parser(struct parser *parser, struct ctl *ctl, int argc, char **a
             const struct ctl_option *o = &parser->all[i];
 
             if (found == LONG_ONLY + (int)i || (o->letter && found == o->letter)) {
-                result = take(ctl, o, optarg);
+                result = store(ctl, o, optarg);
                 break;
             }
         }
@@ -182,7 +182,7 @@ static void print_option(const struct ctl_option *o, FILE *out)
         fprintf(out, "  %-38s %s\n", left, o->help);
         return;
     }
-    /* A long choice comes below, cut between its words. */
+    /* The words of a long choice are printed on lines of their own. */
     fprintf(out, "      --%s WORD%*s%s, which is one of\n", o->name, 28 - (int)strlen(o->name), "", o->help);
     while (*argument) {
         size_t bytes = strlen(argument);

@@ -1,4 +1,4 @@
-/* rdtctl ping: is the daemon there, and how fast does it answer? */
+/* rdtctl ping: measures round trips to the daemon. */
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include "ctl_progress.h"
 #include "ctl_table.h"
 
-#define KEPT 65536u /* round trips of one report under --json */
+#define MAX_COUNT 65536u /* bounds the memory for the results */
 
 static int report(struct ctl *ctl, const int64_t *ns, uint64_t count)
 {
@@ -47,8 +47,8 @@ int ctl_ping(struct ctl *ctl, int argc, char **argv)
 
     if (code != CTL_GO)
         return code;
-    if (count == 0 || count > KEPT)
-        return ctl_usage_error(ctl, "--count must be 1 to %u", KEPT);
+    if (count == 0 || count > MAX_COUNT)
+        return ctl_usage_error(ctl, "--count must be 1 to %u", MAX_COUNT);
     if (interval_ns < 0 || interval_ns > INT64_C(3600000000000))
         return ctl_usage_error(ctl, "--interval must be at most an hour");
     if (ctl_connect(ctl, &err))

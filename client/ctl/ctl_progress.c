@@ -11,7 +11,7 @@
 
 #define REDRAW_NS INT64_C(100000000)
 #define BAR_CELLS 30
-#define PATIENCE_NS INT64_C(1000000000) /* before a log is told what is waited for */
+#define PATIENCE_NS INT64_C(1000000000) /* how long a wait lasts before it is reported where there is no terminal */
 
 int64_t ctl_now_ns(void)
 {
@@ -80,7 +80,7 @@ void ctl_progress_update(struct ctl_progress *progress, uint64_t done, uint64_t 
     snprintf(numbers, sizeof numbers, "%.0f%% of %s, %s, %s left", part * 100, ctl_human_bytes(total, total_text),
              ctl_human_rate(here, spent, rate_text), left_text);
 
-    cells = columns() - (int)strlen(progress->label) - (int)strlen(numbers) - 5; /* the bar takes what room there is */
+    cells = columns() - (int)strlen(progress->label) - (int)strlen(numbers) - 5; /* the room that is left for the bar */
     cells = cells > BAR_CELLS ? BAR_CELLS : cells;
     if (cells >= 5) {
         memset(bar, '.', (size_t)cells + 2);

@@ -1,4 +1,4 @@
-/* rdtctl publish and unpublish: names for objects. */
+/* rdtctl publish and unpublish. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,8 +13,8 @@ int ctl_publish(struct ctl *ctl, int argc, char **argv)
     int visibility = RDT_VISIBLE_TO_OWNER;
     int64_t ttl_ns = 0;
     const struct ctl_option options[] = {
-        {0, "visibility", CTL_CHOICE, "owner|tenant|all",
-         "who else may fetch by the name, as far as the object allows (owner)", &visibility},
+        {0, "visibility", CTL_CHOICE, "owner|tenant|all", "who else may fetch by the name, as far as the object allows (owner)",
+         &visibility},
         {0, "ttl", CTL_DURATION, "TIME", "the name ends when nothing is published under it for that long (never)", &ttl_ns},
         {0},
     };
@@ -27,8 +27,11 @@ int ctl_publish(struct ctl *ctl, int argc, char **argv)
 
     if (code != CTL_GO)
         return code;
-    if (rdt_ref_from_name(operands[0], 0, NULL, &name_ref, &err) || ctl_ref(operands[1], &ref, &err))
+    if (rdt_ref_from_name(operands[0], 0, NULL, &name_ref, &err))
         return ctl_usage_error(ctl, "%s", err.msg);
+    code = ctl_ref(ctl, operands[1], &ref);
+    if (code != CTL_GO)
+        return code;
     publish.visibility = (enum rdt_visibility)visibility;
     publish.ttl_ns = ttl_ns < 0 ? 0 : ttl_ns;
     publish.name_ref = &name_ref;
@@ -51,11 +54,12 @@ int ctl_unpublish(struct ctl *ctl, int argc, char **argv)
     struct rdt_ref ref;
     int code = ctl_parse(ctl, NULL, argc, argv, 1, 1, &operands, NULL);
 
+    if (code == CTL_GO && strncmp(operands[0], "rdt:", 4) == 0)
+        code = ctl_ref(ctl, operands[0], &ref);
+    else if (code == CTL_GO && rdt_ref_from_name(operands[0], 0, NULL, &ref, &err))
+        code = ctl_usage_error(ctl, "%s", err.msg);
     if (code != CTL_GO)
         return code;
-    if (strncmp(operands[0], "rdt:", 4) == 0 ? ctl_ref(operands[0], &ref, &err)
-                                             : rdt_ref_from_name(operands[0], 0, NULL, &ref, &err))
-        return ctl_usage_error(ctl, "%s", err.msg);
     if (ctl_connect(ctl, &err) || rdt_unpublish(ctl->rdt, &ref, &err))
         return ctl_fail(ctl, &err);
     if (ctl->json)

@@ -1,6 +1,6 @@
-/* rdtctl put: a safetensors or npy file as an object. The bytes are read once, into the daemon's memory, and the tensors point
- * into it as they lie in the file. A safetensors header travels as the object's metadata, so that fetch can write the same file;
- * an npy header says nothing that the tensor does not. */
+/* rdtctl put: puts a safetensors or npy file as an object. The bytes are read once into the daemon's memory, and the tensors
+ * refer to them as they lie in the file. A safetensors header becomes the object's metadata, so that fetch can write the same
+ * file again. An npy header contains nothing beyond dtype and shape. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -28,13 +28,13 @@ struct put {
     const char *publish; /* a name; NULL: none */
     int visibility;      /* enum rdt_visibility */
     bool snapshot, detached;
-    int64_t for_ns, ttl_ns; /* ttl_ns 0: the daemon's */
+    int64_t for_ns, ttl_ns; /* ttl_ns 0: the daemon's detached_ttl */
     int fd, signals;
     struct safetensors *safetensors; /* NULL: it is an npy file */
     struct npy npy;
     size_t count;
     uint64_t first, bytes; /* of the tensors, in the file */
-    char *data;            /* the daemon's memory; NULL if there are no bytes */
+    char *data;            /* memory of rdt_alloc; NULL if there are no bytes */
     struct rdt_ref ref, name_ref;
     uint64_t version; /* of the name */
 };
@@ -56,7 +56,7 @@ static enum rdt_status read_data(struct ctl *ctl, struct put *put, struct rdt_er
         if (n < 0)
             status = rdt_error_sys(err, errno, "%s: reading", put->path);
         else if (n == 0)
-            status = rdt_error_set(err, RDT_INVALID, "%s: the file was cut while it was read", put->path);
+            status = rdt_error_set(err, RDT_INVALID, "%s: the file was truncated while it was read", put->path);
         else if (ctl->timeout_given && ctl_timeout(ctl, 0) == 1)
             status = rdt_error_set(err, RDT_TIMED_OUT, "%s: the file was not read within --timeout", put->path);
         else if (ctl_signalled(put->signals))
@@ -68,7 +68,7 @@ static enum rdt_status read_data(struct ctl *ctl, struct put *put, struct rdt_er
     return status;
 }
 
-/* Where each tensor lies in put->data. */
+/* Describes each tensor where it lies in put->data. */
 static void place_tensors(const struct put *put, struct rdt_tensor *tensors)
 {
     const struct safetensors *file = put->safetensors;
@@ -108,7 +108,7 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
         options.metadata = put->safetensors->header;
         options.metadata_bytes = put->safetensors->header_bytes;
     }
-    /* what is published nobody writes any more: as a snapshot, copies of it may serve others */
+    /* A published file never changes. As a snapshot it may have replicas on other nodes. */
     options.flags = (put->snapshot || put->publish ? RDT_PUT_SNAPSHOT : 0) | (put->detached ? RDT_PUT_DETACHED : 0);
     options.ttl_ns = put->ttl_ns;
     options.visibility = (enum rdt_visibility)put->visibility;
@@ -142,7 +142,8 @@ static bool has_extension(const char *path, const char *extension)
     return n > m && strcasecmp(path + n - m, extension) == 0;
 }
 
-/* The format is what the first bytes say; a name ending in .npy makes its faults those of an npy file. */
+/* The first bytes tell the format. A file whose name ends in .npy is read as an npy file in any case, so that errors are about
+ * that format. */
 static enum rdt_status read_header(struct put *put, struct rdt_error *err)
 {
     char magic[NPY_MAGIC_BYTES];
@@ -150,7 +151,8 @@ static enum rdt_status read_header(struct put *put, struct rdt_error *err)
     enum rdt_status status;
 
     if (n >= 2 && memcmp(magic, "PK", 2) == 0)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "an archive (.npz?): unpack it and put the .npy files that are in it");
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "this is an archive (.npz?): unpack it and put the .npy files that are in it");
     if (has_extension(put->path, ".npy") || (n > 0 && npy_is_magic(magic, (size_t)n))) {
         status = npy_read(put->fd, &put->npy, err);
         if (status)
@@ -174,7 +176,7 @@ static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error 
     enum rdt_status status;
     void *data;
 
-    put->fd = open(put->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO is refused, not waited for */
+    put->fd = open(put->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a FIFO must not block: it is refused below */
     if (put->fd < 0)
         return rdt_error_sys(err, errno, "%s", put->path);
     status = read_header(put, err);
@@ -194,7 +196,7 @@ static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error 
             return status;
         put->data = data;
     }
-    put->signals = ctl_signals(err); /* from here on they are heard at once; what came before may take time, and ends by them */
+    put->signals = ctl_signals(err); /* until here a signal ends the process, also while rdt_alloc_with waits */
     if (put->signals < 0)
         return RDT_SYSTEM;
     status = read_data(ctl, put, err);
@@ -214,8 +216,8 @@ static int announce(struct ctl *ctl, const struct put *put)
         puts(text);
     }
     if (!ctl->quiet && !ctl->json && put->publish) {
-        fprintf(stderr, "%zu tensor%s, %s: version %" PRIu64 " of %s\n", put->count, put->count == 1 ? "" : "s", ctl_human_bytes(put->bytes, bytes),
-                put->version, ctl_plain(put->publish, name, sizeof name));
+        fprintf(stderr, "%zu tensor%s, %s: version %" PRIu64 " of %s\n", put->count, put->count == 1 ? "" : "s",
+                ctl_human_bytes(put->bytes, bytes), put->version, ctl_plain(put->publish, name, sizeof name));
     } else if (!ctl->quiet && !ctl->json) {
         fprintf(stderr, "%zu tensor%s, %s; held ", put->count, put->count == 1 ? "" : "s", ctl_human_bytes(put->bytes, bytes));
         if (put->for_ns > 0)
@@ -231,7 +233,7 @@ static int announce(struct ctl *ctl, const struct put *put)
     return ctl_flush(CTL_OK);
 }
 
-/* The connection is the lease: keeps it open, and looked after, until told otherwise. */
+/* Keeps the connection open, which holds the object, until a signal or the end of --for. */
 static enum rdt_status hold(struct ctl *ctl, const struct put *put, struct rdt_error *err)
 {
     int64_t end_ns = put->for_ns >= 0 ? ctl_now_ns() + put->for_ns : INT64_MAX;
@@ -263,8 +265,7 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         {0, "id", CTL_TEXT, "ID", "the object's id (generated)", &put.id},
         {0, "visibility", CTL_CHOICE, "owner|tenant|all", "who else may fetch it (owner)", &put.visibility},
         {0, "transport", CTL_TEXT, "NAME", "transport that is preferred between nodes", &put.transport},
-        {0, "publish", CTL_TEXT, "NAME",
-         "put a snapshot as the next version of NAME; the name holds it", &put.publish},
+        {0, "publish", CTL_TEXT, "NAME", "put a snapshot as the next version of NAME; the name holds it", &put.publish},
         {0, "snapshot", CTL_FLAG, NULL, "never changes: nodes may keep copies of it", &put.snapshot},
         {0, "detached", CTL_FLAG, NULL, "outlives this command, which ends at once", &put.detached},
         {0, "ttl", CTL_DURATION, "TIME", "how long it outlives it (the daemon's detached_ttl)", &put.ttl_ns},
@@ -281,9 +282,9 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
     if (explicit_hold && put.for_ns >= 0)
         return ctl_usage_error(ctl, "--hold and --for exclude each other");
     if (put.publish && (explicit_hold || put.for_ns >= 0))
-        return ctl_usage_error(ctl, "--publish ends at once, since the name holds the object: leave out --for and --hold");
+        return ctl_usage_error(ctl, "--publish ends at once, because the name holds the object: leave out --for and --hold");
     if (put.ttl_ns && !put.detached)
-        return ctl_usage_error(ctl, "--ttl is for --detached: give both");
+        return ctl_usage_error(ctl, "--ttl needs --detached: give both");
     if (put.detached && !explicit_hold && put.for_ns < 0)
         put.for_ns = 0;
     put.path = operands[0];

@@ -6,33 +6,36 @@
 #include "wire_limits.h"
 #include "wire_ref.h"
 
-enum rdt_status ctl_ref(const char *text, struct rdt_ref *ref_p, struct rdt_error *err)
+int ctl_ref(struct ctl *ctl, const char *text, struct rdt_ref *ref_p)
 {
-    enum rdt_status status = rdt_ref_from_text(text, ref_p, err);
+    struct rdt_error err;
 
-    if (status)
-        rdt_error_prefix(err, "'%.60s'", text);
-    return status;
+    if (rdt_ref_from_text(text, ref_p, &err) == RDT_OK)
+        return CTL_GO;
+    return ctl_usage_error(ctl, "'%.60s': %s", text, err.msg);
 }
 
 int ctl_ref_or_name(struct ctl *ctl, const char *text, const struct ctl_name *name, struct rdt_ref *ref_p)
 {
     struct rdt_error err;
-    enum rdt_status status;
+    enum rdt_status status = RDT_OK;
 
     if (!text == !name->name)
         return ctl_usage_error(ctl, text ? "a REF and --name exclude each other" : "needs a REF, or --name NAME");
     if (text && name->node)
-        return ctl_usage_error(ctl, "--node is where a name is: a REF says that itself");
+        return ctl_usage_error(ctl, "--node needs --name: a REF contains its node");
     if (text && name->owner)
-        return ctl_usage_error(ctl, "--owner is whose name it is: a REF says that itself");
-    status = text ? ctl_ref(text, ref_p, &err) : rdt_ref_from_name(name->name, 0, NULL, ref_p, &err);
+        return ctl_usage_error(ctl, "--owner needs --name: a REF contains its owner");
+    if (text && ctl_ref(ctl, text, ref_p) != CTL_GO)
+        return CTL_USAGE;
+    if (!text)
+        status = rdt_ref_from_name(name->name, 0, NULL, ref_p, &err);
     if (status == RDT_OK && name->node)
         status = rdt_ref_set_address(ref_p, name->node, &err);
     if (status)
         return ctl_usage_error(ctl, "%s", err.msg);
     if (name->after != CTL_NO_VERSION && !ref_p->is_name)
-        return ctl_usage_error(ctl, "--after is of a name: '%.60s' is an object", text);
+        return ctl_usage_error(ctl, "--after needs a name, but '%.60s' is an object", text);
     if (name->after != CTL_NO_VERSION)
         ref_p->after = name->after;
     if (name->owner) {

@@ -1,5 +1,5 @@
-/* Reading safetensors. The format has one rule that makes checking easy: sorted by their offsets the tensors must
- * cover the data section exactly, so there are no holes, no overlaps and no bytes that nobody named. */
+/* Reads safetensors files. One rule of the format makes checking easy: the tensors, sorted by their offsets, must cover the
+ * data section exactly. So there are no holes, no overlaps, and no bytes outside the tensors. */
 #include "ctl_safetensors.h"
 
 #include <errno.h>
@@ -125,8 +125,8 @@ static enum rdt_status check_cover(const struct safetensors *s, struct rdt_error
                                  covered < t->end ? covered : t->end);
         if (t->begin > covered)
             return rdt_error_set(err, RDT_INVALID,
-                                 "a hole: bytes [%" PRIu64 ", %" PRIu64 ") before tensor \"%.*s\" belong to no tensor", covered,
-                                 t->begin, SHOWN, t->name);
+                                 "there is a hole: bytes [%" PRIu64 ", %" PRIu64 ") before tensor \"%.*s\" belong to no tensor",
+                                 covered, t->begin, SHOWN, t->name);
         covered = t->end;
     }
     if (covered != s->data_bytes)
@@ -191,7 +191,7 @@ static enum rdt_status parse_text(struct safetensors *s, struct rdt_error *err)
     json_error_t fault;
 
     if (s->header_bytes == 0 || s->header[0] != '{')
-        return rdt_error_set(err, RDT_INVALID, "not a safetensors file: the header does not begin with '{'");
+        return rdt_error_set(err, RDT_INVALID, "this is not a safetensors file: the header does not begin with '{'");
     s->root = json_loadb(s->header, s->header_bytes, JSON_REJECT_DUPLICATES, &fault);
     if (s->root)
         return parse_root(s, err);
@@ -199,13 +199,13 @@ static enum rdt_status parse_text(struct safetensors *s, struct rdt_error *err)
     case json_error_duplicate_key:
         return rdt_error_set(err, RDT_INVALID, "the header has a name twice, at byte %d: %s", fault.position, fault.text);
     case json_error_out_of_memory:
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to read a header of %zu bytes", s->header_bytes);
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory to read a header of %zu bytes", s->header_bytes);
     default:
         return rdt_error_set(err, RDT_INVALID, "the header is not valid JSON at byte %d: %s", fault.position, fault.text);
     }
 }
 
-/* Takes `header` (malloc'ed, zero behind it), also on failure. */
+/* Takes the header, which malloc returned and which has a zero behind it, also on an error. */
 static enum rdt_status parse_taken(char *take_header, size_t header_bytes, uint64_t data_bytes,
                                    struct safetensors **safetensors_p, struct rdt_error *err)
 {
@@ -214,7 +214,7 @@ static enum rdt_status parse_taken(char *take_header, size_t header_bytes, uint6
 
     if (!s) {
         free(take_header);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to read a header");
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory to read a header");
     }
     *s = (struct safetensors){.header = take_header, .header_bytes = header_bytes, .data_bytes = data_bytes};
     status = parse_text(s, err);
@@ -231,7 +231,7 @@ enum rdt_status safetensors_parse(const char *header, size_t header_bytes, uint6
     char *copy;
 
     if (header_bytes > SAFETENSORS_MAX_HEADER_BYTES)
-        return rdt_error_set(err, RDT_LIMIT, "a header of %zu bytes is above the format's limit of %u", header_bytes,
+        return rdt_error_set(err, RDT_LIMIT, "the header has %zu bytes, and the format's limit is %u", header_bytes,
                              SAFETENSORS_MAX_HEADER_BYTES);
     copy = malloc(header_bytes + 1);
     if (!copy)
@@ -255,18 +255,20 @@ enum rdt_status safetensors_read(int fd, size_t max_header_bytes, struct safeten
     if (fstat(fd, &st) < 0)
         return rdt_error_sys(err, errno, "fstat");
     if (!S_ISREG(st.st_mode))
-        return rdt_error_set(err, RDT_INVALID, "not a regular file: a safetensors file is read at any place");
+        return rdt_error_set(err, RDT_INVALID, "this is not a regular file: rdtctl must be able to read it at any offset");
     file_bytes = (uint64_t)st.st_size;
     if (file_bytes < sizeof raw)
-        return rdt_error_set(err, RDT_INVALID, "not a safetensors file: its %" PRIu64 " bytes are too short for one", file_bytes);
+        return rdt_error_set(err, RDT_INVALID, "this is not a safetensors file: %" PRIu64 " bytes are too short for one",
+                             file_bytes);
     status = bytes_read(fd, raw, sizeof raw, 0, "the header", err);
     if (status)
         return status;
     for (unsigned i = sizeof raw; i-- > 0;)
         header_bytes = header_bytes << 8 | raw[i];
     if (header_bytes > file_bytes - sizeof raw)
-        return rdt_error_set(err, RDT_INVALID, "not a safetensors file, or one that was cut: the header claims %" PRIu64 " bytes, the file has %" PRIu64
-                             " after its length",
+        return rdt_error_set(err, RDT_INVALID,
+                             "this is not a safetensors file, or it is truncated: the header claims %" PRIu64
+                             " bytes, the file has %" PRIu64 " after its length",
                              header_bytes, file_bytes - sizeof raw);
     if (header_bytes > max_header_bytes)
         return rdt_error_set(err, RDT_LIMIT, "the header has %" PRIu64 " bytes; at most %zu are allowed", header_bytes,
@@ -299,7 +301,7 @@ enum rdt_status safetensors_match(const struct safetensors *s, const struct rdt_
                                   struct rdt_error *err)
 {
     if (s->count != count)
-        return rdt_error_set(err, RDT_MISMATCH, "the header names %zu tensors, the object has %zu", s->count, count);
+        return rdt_error_set(err, RDT_MISMATCH, "the header names %zu tensors, but the object has %zu", s->count, count);
     for (size_t i = 0; i < count; i++) {
         const struct safetensors_tensor *t = &s->tensors[i];
 

@@ -1,5 +1,5 @@
-/* safetensors files: 8 bytes of header length (little-endian), a JSON header, the bytes of all tensors.
- * Reads what anybody may have written, so a header is believed only after every number in it has been checked. */
+/* safetensors files: 8 bytes with the length of the header (little-endian), a JSON header, and the bytes of all tensors. A file
+ * may come from anybody, so every number in the header is checked before it is used. */
 #ifndef CLIENT_CTL_SAFETENSORS_H
 #define CLIENT_CTL_SAFETENSORS_H
 
@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "ctl_bytes.h"
 #include "client/rdt.h"
+#include "ctl_bytes.h"
 
 #define SAFETENSORS_MAX_HEADER_BYTES 100000000u /* the format's own bound */
 #define SAFETENSORS_LENGTH_BYTES 8u             /* in front of the header */
@@ -24,7 +24,7 @@ struct safetensors_tensor {
 };
 
 struct safetensors {
-    char *header; /* header_bytes as they stand in the file, padding included, then a zero */
+    char *header; /* [header_bytes] as in the file, with its padding, and a zero behind it */
     size_t header_bytes;
     uint64_t data_bytes;
     struct safetensors_tensor *tensors; /* [count], in the order of their bytes; empty ones in the order of the header */
@@ -33,28 +33,30 @@ struct safetensors {
     json_t *root;
 };
 
-/* A header (header_bytes of JSON text) in front of data_bytes of data. RDT_INVALID, or RDT_UNSUPPORTED for a dtype that is not
- * known here, names the tensor and what is wrong: not an object, JSON faults with their position, a name twice, shape,
- * offsets out of range, overlaps, holes, sizes. RDT_LIMIT: above SAFETENSORS_MAX_HEADER_BYTES. */
+/* Parses a header, header_bytes of JSON text in front of data_bytes of data. Errors: INVALID (JSON, with the position; a name
+ * twice; a tensor's shape, offsets or size; overlaps and holes), UNSUPPORTED (an unknown dtype), LIMIT (the header is longer
+ * than SAFETENSORS_MAX_HEADER_BYTES), NO_MEMORY. The sentence names the tensor. The caller destroys *safetensors_p. */
 enum rdt_status safetensors_parse(const char *header, size_t header_bytes, uint64_t data_bytes,
                                   struct safetensors **safetensors_p, struct rdt_error *err);
 
-/* The same for an open file, refusing headers above max_header_bytes before reading them. Data begins at
+/* The same for an open file. LIMIT: its header is longer than max_header_bytes, and is not read. The data begin at
  * SAFETENSORS_LENGTH_BYTES + header_bytes. */
 enum rdt_status safetensors_read(int fd, size_t max_header_bytes, struct safetensors **safetensors_p, struct rdt_error *err);
 
 void safetensors_destroy(struct safetensors *safetensors);
 
-/* RDT_MISMATCH, naming the first difference, unless the i-th tensor of the header has dtype and shape of tensors[i] for all. */
+/* Checks that the header's tensors have the dtypes and shapes of tensors [count]. MISMATCH names the first difference. */
 enum rdt_status safetensors_match(const struct safetensors *safetensors, const struct rdt_tensor *tensors, size_t count,
                                   struct rdt_error *err);
 
-/* A header for these tensors one behind the other, padded to 8 bytes; names NULL: "0", "1", ... *header_p is the caller's:
- * free(). RDT_UNSUPPORTED names the tensor whose dtype the format does not have; RDT_INVALID a name that is taken. */
+/* Makes a header for these tensors in this order, padded to a multiple of 8 bytes. If names is NULL they are "0", "1", ... The
+ * caller frees *header_p. Errors: UNSUPPORTED (the format does not have a tensor's dtype), INVALID (a name that is taken or not
+ * UTF-8), NO_MEMORY. */
 enum rdt_status safetensors_header(const struct rdt_tensor *tensors, const char *const *names, size_t count, char **header_p,
                                    size_t *header_bytes_p, struct rdt_error *err);
 
-/* Writes length, header and the bytes of all tensors, row-major whatever their strides; the sink hears of the tensors' bytes. */
+/* Writes the header with its length, and the bytes of all tensors in row-major order whatever their strides are. on_written is
+ * called only for the bytes of the tensors. */
 enum rdt_status safetensors_write(const struct bytes_sink *sink, const char *header, size_t header_bytes,
                                   const struct rdt_tensor *tensors, size_t count, struct rdt_error *err);
 

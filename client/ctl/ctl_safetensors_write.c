@@ -1,4 +1,4 @@
-/* Writing safetensors: a header for any tensors, and their bytes in row-major order whatever their strides. */
+/* Writes safetensors files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,7 +74,7 @@ enum rdt_status safetensors_header(const struct rdt_tensor *tensors, const char 
     text = json_dumps(root, JSON_COMPACT);
     json_decref(root);
     bytes = text ? strlen(text) : 0;
-    padded = (bytes + 7) / 8 * 8; /* data at a multiple of 8, as the format wants it */
+    padded = (bytes + 7) / 8 * 8; /* the format wants the data at a multiple of 8 */
     header = text ? malloc(padded + 1) : NULL;
     if (header) {
         memcpy(header, text, bytes);
@@ -92,7 +92,7 @@ enum rdt_status safetensors_header(const struct rdt_tensor *tensors, const char 
 enum rdt_status safetensors_write(const struct bytes_sink *sink, const char *header, size_t header_bytes,
                                   const struct rdt_tensor *tensors, size_t count, struct rdt_error *err)
 {
-    const struct bytes_sink quiet = {.fd = sink->fd}; /* only tensors count as progress */
+    const struct bytes_sink quiet = {.fd = sink->fd}; /* length and header do not count as progress */
     uint8_t raw[SAFETENSORS_LENGTH_BYTES];
     enum rdt_status status;
 

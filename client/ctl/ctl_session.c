@@ -1,4 +1,4 @@
-/* The connection of one run, its failures and its signals. The only file of rdtctl that knows librdt's inside. */
+/* The connection of one run, its errors and its signals. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -68,12 +68,12 @@ enum rdt_status ctl_connect(struct ctl *ctl, struct rdt_error *err)
     if (ctl->rdt)
         return RDT_OK;
     if (timeout_ns > CTL_DEFAULT_TIMEOUT_NS || timeout_ns < 0)
-        timeout_ns = CTL_DEFAULT_TIMEOUT_NS; /* longer waits are for objects, not for a daemon that does not answer */
+        timeout_ns = CTL_DEFAULT_TIMEOUT_NS; /* a long --timeout is for objects, not for a daemon that does not answer */
     options.socket = ctl->socket;
     options.name = "rdtctl";
     options.timeout_ns = timeout_ns;
     status = rdt_connect(&options, &ctl->rdt, err);
-    if (status == RDT_SYSTEM && err) /* nobody there: for the exit code the same as somebody who has gone */
+    if (status == RDT_SYSTEM && err) /* there is no daemon: the exit code is the same as for a lost connection */
         err->status = status = RDT_DISCONNECTED;
     return status;
 }
@@ -86,8 +86,8 @@ enum rdt_status ctl_call_within(struct ctl *ctl, int64_t timeout_ns, enum rdt_me
     return status ? status : call(ctl->rdt, type, request, timeout_ns, reply_p, err);
 }
 
-enum rdt_status ctl_call(struct ctl *ctl, enum rdt_message type, const ProtobufCMessage *request,
-                         ProtobufCMessage **reply_p, struct rdt_error *err)
+enum rdt_status ctl_call(struct ctl *ctl, enum rdt_message type, const ProtobufCMessage *request, ProtobufCMessage **reply_p,
+                         struct rdt_error *err)
 {
     return ctl_call_within(ctl, ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS), type, request, reply_p, err);
 }

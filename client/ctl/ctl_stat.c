@@ -1,4 +1,4 @@
-/* rdtctl stat: one object, and in words what still keeps it. */
+/* rdtctl stat: shows one object and who holds it. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -21,8 +21,8 @@ static void print(const Rdt__Pb__ObjectInfo *o)
     printf("owner       uid %" PRIu32 "%s%s\n", o->uid, *o->tenant ? ", tenant " : "", ctl_plain(o->tenant, word, sizeof word));
     printf("visible to  %s\n", ctl_plain(o->visibility, word, sizeof word));
     printf("producer    client %" PRIu64 "\n", o->producer);
-    printf("content     %" PRIu64 " tensor%s, %s, %" PRIu64 " bytes of metadata\n", o->tensors, o->tensors == 1 ? "" : "s", ctl_human_bytes(o->bytes, text),
-           o->metadata_bytes);
+    printf("content     %" PRIu64 " tensor%s, %s, %" PRIu64 " bytes of metadata\n", o->tensors, o->tensors == 1 ? "" : "s",
+           ctl_human_bytes(o->bytes, text), o->metadata_bytes);
     if (*o->transport)
         printf("transport   %s preferred\n", ctl_plain(o->transport, word, sizeof word));
     if (o->snapshot)
@@ -49,10 +49,7 @@ int ctl_stat(struct ctl *ctl, int argc, char **argv)
     struct rdt_ref ref;
     struct ctl_name name = CTL_NAME_INIT;
     const struct ctl_option options[] = {
-        {0, "name", CTL_TEXT, "NAME", "show the newest version of this name", &name.name},
-        {0, "node", CTL_TEXT, "ADDRESS", "the name's node: HOST:PORT or a name in the nodes file (this node)",
-         &name.node},
-        {0, "owner", CTL_TEXT, "USER", "the name's owner: a login name or a uid (the caller)", &name.owner},
+        CTL_NAME_OPTIONS(name, "show the newest version of this name"),
         {0},
     };
     char **operands;

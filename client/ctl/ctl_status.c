@@ -1,4 +1,4 @@
-/* rdtctl status: the daemon at a glance. */
+/* rdtctl status: shows the state of the daemon. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -26,15 +26,18 @@ static void print(const Rdt__Pb__StatusReply *s)
            ctl_human_bytes(s->pool_bytes, a), s->pool_hits, s->pool_hits + s->pool_misses, ctl_human_bytes(s->cached_bytes, b),
            s->cache_hits);
     if (s->orphaned_bytes)
-        printf("orphaned   %s of freed memory that a client still keeps open or mapped\n", ctl_human_bytes(s->orphaned_bytes, a));
+        printf("orphaned   %s of freed memory that a client still keeps open or mapped\n",
+               ctl_human_bytes(s->orphaned_bytes, a));
     printf("peers      %" PRIu32 " up of %" PRIu32 " known\n", s->peers_up, s->peers_known);
-    printf("transfers  %" PRIu32 " active, %" PRIu64 " done, %" PRIu64 " failed, %" PRIu64 " cancelled, %" PRIu64 " timed out\n",
+    printf("transfers  %" PRIu32 " active, %" PRIu64 " done, %" PRIu64 " failed, %" PRIu64 " cancelled, %" PRIu64
+           " timed out\n",
            s->transfers_active, s->transfers_done, s->transfers_failed, s->transfers_cancelled, s->transfers_timed_out);
     printf("fetches    %" PRIu64 " joined a transfer under way, %" PRIu64 " served by replicas, %" PRIu64
            " by a slower transport than usual\n",
            s->fetches_joined, s->fetches_from_replicas, s->fell_back);
     printf("busy polls %" PRIu64 ", of which %" PRIu64 " found no message\n", s->busy_polls, s->busy_polls_missed);
-    printf("replicas   %s in %" PRIu64 " replicas of other nodes' snapshots; %" PRIu64 " pulls were redirected to other replicas\n",
+    printf("replicas   %s in %" PRIu64 " replicas of other nodes' snapshots; %" PRIu64
+           " pulls were redirected to other replicas\n",
            ctl_human_bytes(s->replica_bytes, a), s->replicas, s->redirected);
     printf("bytes      %s in, %s out, %s within the node\n", ctl_human_bytes(s->bytes_in, a), ctl_human_bytes(s->bytes_out, b),
            ctl_human_bytes(s->bytes_local, c));

@@ -69,7 +69,7 @@ char *ctl_plain(const char *text, char *text_p, size_t size)
 
     if (cut) {
         length = size > 4 ? size - 4 : 0;
-        while (length > 0 && ((unsigned char)text[length] & 0xC0) == 0x80) /* not within a character */
+        while (length > 0 && ((unsigned char)text[length] & 0xC0) == 0x80) /* a character must not be cut */
             length--;
     }
     if (length > 0)
@@ -135,7 +135,7 @@ void ctl_table_add(struct ctl_table *table, const char *fmt, ...)
     table->cells[table->n_cells++] = text;
 }
 
-/* Characters, not bytes; wide ones count as one. */
+/* Counts characters, not bytes. A wide character counts as one. */
 static int width_of(const char *text)
 {
     int width = 0;

@@ -1,4 +1,4 @@
-/* rdtctl wait: until an object is put. */
+/* rdtctl wait: waits until an object is put, or a name has a newer version. */
 #include <stdio.h>
 
 #include "ctl.h"
@@ -15,11 +15,8 @@ int ctl_wait(struct ctl *ctl, int argc, char **argv)
     struct ctl_name name = CTL_NAME_INIT;
     const char *what;
     const struct ctl_option options[] = {
-        {0, "name", CTL_TEXT, "NAME", "wait for a version of this name", &name.name},
-        {0, "node", CTL_TEXT, "ADDRESS", "the name's node: HOST:PORT or a name in the nodes file (this node)",
-         &name.node},
-        {0, "owner", CTL_TEXT, "USER", "the name's owner: a login name or a uid (the caller)", &name.owner},
-        {0, "after", CTL_NUMBER, "N", "with --name: wait for a version above N (0)", &name.after},
+        CTL_NAME_OPTIONS(name, "wait for a version of this name"),
+        CTL_AFTER_OPTION(name),
         {0},
     };
     char **operands;
@@ -38,6 +35,6 @@ int ctl_wait(struct ctl *ctl, int argc, char **argv)
         return ctl_print_json(
             json_pack("{s:o, s:b, s:I}", "ref", ctl_json_text(what), "put", 1, "waited_ns", (json_int_t)took));
     if (!ctl->quiet)
-        printf("%s is there (waited %s)\n", ctl_id_of(what, id, sizeof id), ctl_human_duration(took, text));
+        printf("%s has been put (waited %s)\n", ctl_id_of(what, id, sizeof id), ctl_human_duration(took, text));
     return CTL_OK;
 }

@@ -1,4 +1,4 @@
-/* rdtctl watch: what happens in the daemon, one line each, until it is told to stop. */
+/* rdtctl watch: prints each change in the daemon on a line until it is told to stop. */
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -8,12 +8,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client/watch.h"
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
 #include "ctl_progress.h"
 #include "ctl_table.h"
-#include "client/watch.h"
 
 static const struct {
     const char *name;
@@ -21,18 +21,17 @@ static const struct {
 } kinds[] = {
     {"objects", RDT_KIND_OBJECTS}, {"regions", RDT_KIND_REGIONS},   {"clients", RDT_KIND_CLIENTS},
     {"peers", RDT_KIND_PEERS},     {"backends", RDT_KIND_BACKENDS}, {"transfers", RDT_KIND_TRANSFERS},
-    {"names", RDT_KIND_NAMES},     {"owners", RDT_KIND_OWNERS},
-    {"groups", RDT_KIND_GROUPS},
+    {"names", RDT_KIND_NAMES},     {"owners", RDT_KIND_OWNERS},     {"groups", RDT_KIND_GROUPS},
 };
 #define N_KINDS (sizeof kinds / sizeof *kinds)
 
 struct watching {
-    uint64_t count, left; /* --count; events still to come, UINT64_MAX: without end */
+    uint64_t count, left; /* --count; how many events are still to be printed, UINT64_MAX without --count */
     int64_t end_ns;       /* INT64_MAX: never */
     int signals;
 };
 
-/* ---- a line for people: what, which, and what matters of its row ---- */
+/* ---- lines for people ---- */
 
 static void print_ref(const char *ref)
 {
@@ -181,7 +180,7 @@ static void print_line(const Rdt__Pb__Event *event)
     putchar('\n');
 }
 
-/* One line, without the rows that it does not have. */
+/* Prints the event on one line, without the members for other kinds of rows. */
 static bool print_json(const Rdt__Pb__Event *event)
 {
     static const char *const rows[] = {"object", "region", "client", "peer", "backend", "transfer", "name", "owner", "group"};
@@ -201,7 +200,7 @@ static bool print_json(const Rdt__Pb__Event *event)
 
 /* ---- following ---- */
 
-/* All that is there, while more are wanted. */
+/* Prints the events that have arrived, as long as --count allows. */
 static enum rdt_status drain(struct ctl *ctl, struct watching *watching, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
@@ -223,7 +222,7 @@ static enum rdt_status drain(struct ctl *ctl, struct watching *watching, struct 
         if (!good || ferror(stdout))
             return rdt_error_set(err, RDT_SYSTEM, "the events cannot be written");
     }
-    if (fflush(stdout) != 0) /* whoever reads the pipe wants them now */
+    if (fflush(stdout) != 0) /* a program that reads the pipe must not wait for a full buffer */
         return rdt_error_set(err, RDT_SYSTEM, "the events cannot be written");
     return status == RDT_TIMED_OUT ? RDT_OK : status;
 }
@@ -269,7 +268,8 @@ int ctl_watch(struct ctl *ctl, int argc, char **argv)
             k++;
         if (k == N_KINDS)
             return ctl_usage_error(
-                ctl, "'%.40s' is none of objects, regions, clients, peers, backends, transfers, names, owners, groups", operands[i]);
+                ctl, "'%.40s' is none of objects, regions, clients, peers, backends, transfers, names, owners, groups",
+                operands[i]);
         wanted |= kinds[k].kind;
     }
     for (size_t k = 0; k < N_KINDS && count == 0; k++)
@@ -281,7 +281,7 @@ int ctl_watch(struct ctl *ctl, int argc, char **argv)
         code = ctl_fail(ctl, &err);
     } else {
         if (!ctl->quiet && !ctl->json)
-            fprintf(stderr, "watching\n"); /* from here on nothing is missed */
+            fprintf(stderr, "watching\n"); /* tells scripts that every later event will be printed */
         code = follow(ctl, &watching, &err) ? ctl_fail(ctl, &err) : CTL_OK;
     }
     if (watching.signals >= 0)

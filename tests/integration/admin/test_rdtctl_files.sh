@@ -176,7 +176,7 @@ status 1 "$rdtctl" put "$dir/zeros"
 says 'not a safetensors file: the header does not begin'
 echo 'this is a text' >"$dir/text"
 status 1 "$rdtctl" put "$dir/text"
-says 'not a safetensors file, or one that was cut: the header claims'
+says 'not a safetensors file, or it is truncated: the header claims'
 
 # ---- the daemon's end ----
 

@@ -60,7 +60,7 @@ says '^kept by +1 holds'
 says 'it is published as "weights"'
 status 4 "$rdtctl" wait --name weights --after 1 --timeout 50ms
 status 0 "$rdtctl" wait --name weights --timeout 5s
-says '^weights is there'
+says '^weights has been put'
 
 # ---- the next one ----
 
@@ -110,7 +110,7 @@ says 'FREED: .*time to live'
 status 2 "$rdtctl" wait --name mine --owner 'no such user'
 says '^rdtctl: wait: INVALID: --owner: there is no user "no such user"'
 status 2 "$rdtctl" stat o --owner root
-says 'a REF says that itself'
+says 'a REF contains its owner'
 
 # ---- refusals, and the end ----
 

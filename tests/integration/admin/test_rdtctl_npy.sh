@@ -107,7 +107,7 @@ status 1 "$rdtctl" put "$dir/bad.npz"
 says 'unpack it'
 npy "$dir/bad.npy" "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000,), }" 'short'
 status 1 "$rdtctl" put "$dir/bad.npy"
-says 'cut short: dtype and shape make 8000000000 bytes, the file has 5'
+says 'truncated: dtype and shape make 8000000000 bytes, the file has 5'
 
 # ---- numpy's own ----
 

@@ -46,9 +46,9 @@ done
 
 for name in explain stat put fetch wait free publish unpublish; do expect 2 '' "rdtctl: $name: INVALID: needs " "$name"; done
 expect 2 '' 'needs a REF, or --name NAME' fetch -o "$dir/x"
-expect 2 '' '--node is where a name is' wait weights --node n1
+expect 2 '' '--node needs --name' wait weights --node n1
 expect 2 '' 'exclude each other' fetch weights --name weights -o "$dir/x"
-expect 2 '' "--after is of a name: 'weights' is an object" wait weights --after 3
+expect 2 '' "--after needs a name, but 'weights' is an object" wait weights --after 3
 expect 2 '' '--name: NAME must not be empty' stat --name ''
 expect 2 '' 'the name is empty' unpublish ''
 expect 2 '' 'the name has more than 128 bytes' publish "$(printf '%0129d' 0)" weights
@@ -67,7 +67,7 @@ expect 2 '' "--mode: 'cow' is none of auto\|share\|copy" fetch weights -o "$dir/
 expect 2 '' "--visibility: 'a' is none of owner" put "$dir/x" --visibility a
 expect 2 '' '--count must be' ping -c 0
 expect 2 '' 'exclude each other' put "$dir/x" --hold --for 1s
-expect 2 '' 'ttl is for --detached' put "$dir/x" --ttl 1s
+expect 2 '' 'ttl needs --detached' put "$dir/x" --ttl 1s
 expect 2 '' "'rdt:nonsense'" stat rdt:nonsense
 expect 2 '"status": "INVALID"' 'is not a time' --json status --timeout soon
 

@@ -143,7 +143,7 @@ Test(watch, regions_clients_transfers_and_names)
     (void)expect(watcher, RDT_KIND_NAMES, "unpublished");
     must_ok(rdt_watch(watcher, 0, &err));
     (void)put_one(actor, &VECTOR(RDT_U8, 5, "hello"), "p");
-    must_refuse(RDT_INVALID, "rdt_watch comes first", rdt_next_event(watcher, 0, &event, &err));
+    must_refuse(RDT_INVALID, "call rdt_watch first", rdt_next_event(watcher, 0, &event, &err));
     end();
 }
 
@@ -352,7 +352,7 @@ Test(watch, fd_is_readable_while_there_are_events)
 
     begin();
     must_refuse(RDT_UNSUPPORTED, "0x8000000", rdt_watch(watcher, RDT_KIND_OBJECTS | 1u << 27, &err));
-    must_refuse(RDT_INVALID, "comes first", rdt_next_event(watcher, LONG, &event, &err));
+    must_refuse(RDT_INVALID, "call rdt_watch first", rdt_next_event(watcher, LONG, &event, &err));
     must_ok(rdt_watch(watcher, EVERY_KIND, &err));
     fd = (struct pollfd){.fd = rdt_fd(watcher), .events = POLLIN};
     must_be(RDT_TIMED_OUT, rdt_next_event(watcher, 20 * MSEC, &event, &err));
