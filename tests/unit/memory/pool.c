@@ -1,5 +1,6 @@
-/* daemon/pool and daemon/warm under daemon/region: whose memory serves whom again, what it is counted as, and how it goes. Memory comes
- * from a kind made of calloc. */
+/* The pool of host memory and the region cache: which memory serves which client again, what counts as used, and how memory
+ * is freed. The memory comes from a kind made of calloc.
+ */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -11,7 +12,7 @@
 #include "tests/support/fakes/fake_memory.h"
 
 #define KIB ((uint64_t)1 << 10)
-#define SIZE (256 * KIB) /* a class of its own */
+#define SIZE (256 * KIB) /* the size of a class */
 
 static struct deadlines deadlines;
 static unsigned n_dropped;
@@ -70,7 +71,7 @@ static void drop(struct region *region)
     fake_run();
 }
 
-/* ---- ready ---- */
+/* ---- the pool ---- */
 
 Test(pool, sizes_have_four_classes_to_a_doubling)
 {
@@ -79,21 +80,21 @@ Test(pool, sizes_have_four_classes_to_a_doubling)
     for (unsigned i = 0; i < sizeof(rows) / sizeof rows[0]; i++)
         cr_expect_eq(pool_room_bytes(&fake.regions.free_pool, &fake.kind, rows[i][0] * KIB), rows[i][1] * KIB, "%llu KiB",
                      (unsigned long long)rows[i][0]);
-    cr_expect_eq(pool_room_bytes(&fake.regions.free_pool, &fake.kind, 12 * KIB + 1), 16 * KIB, "little: pages");
-    cr_expect_eq(pool_room_bytes(&fake.regions.free_pool, &fake.kind, 5 * SIZE + 1), 5 * SIZE + 4 * KIB, "much: pages");
+    cr_expect_eq(pool_room_bytes(&fake.regions.free_pool, &fake.kind, 12 * KIB + 1), 16 * KIB, "too little for a class");
+    cr_expect_eq(pool_room_bytes(&fake.regions.free_pool, &fake.kind, 5 * SIZE + 1), 5 * SIZE + 4 * KIB, "too large");
     cr_expect_eq(pool_room_bytes(&fake.regions.free_pool, NULL, SIZE + 1), SIZE + 4 * KIB, "another kind");
 }
 
-Test(pool, made_ahead_once_demand_has_shown_itself)
+Test(pool, second_request_allocates_ahead)
 {
     struct region *regions[3];
 
     regions[0] = receive(SIZE, 1);
-    cr_assert_eq(fake.regions.free_pool.bytes, 0u, "once is no demand");
+    cr_assert_eq(fake.regions.free_pool.bytes, 0u, "one request is no demand");
     regions[1] = receive(SIZE, 1);
     cr_assert_eq(fake.regions.free_pool.bytes, SIZE);
     cr_assert_eq(regions_used_bytes(&fake.regions), 2 * SIZE);
-    cr_assert_eq(try_receive(SIZE - 5, 2, &regions[2], NULL), RDT_OK, "it was ready");
+    cr_assert_eq(try_receive(SIZE - 5, 2, &regions[2], NULL), RDT_OK, "a block was free");
     cr_assert_eq(regions[2]->room, SIZE);
     cr_assert_eq(regions[2]->bytes, SIZE - 5);
     cr_assert_eq(fake.regions.free_pool.hits, 1u);
@@ -103,7 +104,7 @@ Test(pool, made_ahead_once_demand_has_shown_itself)
         drop(regions[i]);
 }
 
-Test(pool, never_seen_outside_comes_back_scrubbed)
+Test(pool, returned_block_is_zeroed)
 {
     struct region *region = receive(SIZE, 1);
     void *addr = region->block.addr;
@@ -120,7 +121,7 @@ Test(pool, never_seen_outside_comes_back_scrubbed)
     drop(region);
 }
 
-Test(pool, once_exported_never_comes_back)
+Test(pool, exported_memory_is_not_pooled)
 {
     struct region *region = receive(SIZE, 1);
     int fd;
@@ -135,7 +136,7 @@ Test(pool, once_exported_never_comes_back)
     cr_assert_eq(fake.n_freed, 2u);
 }
 
-Test(pool, registrations_stay_with_the_memory)
+Test(pool, registrations_stay_with_a_block)
 {
     struct region *region = receive(SIZE, 1), *got = NULL;
     void *handle = NULL, *again = NULL;
@@ -149,11 +150,11 @@ Test(pool, registrations_stay_with_the_memory)
     cr_assert_eq(region_register(region, &fake.transport, &again, NULL, NULL, NULL), RDT_OK, "registered already");
     cr_assert_eq(again, handle);
     fake_run();
-    cr_assert_gt(fake.n_registered, 1u, "what is made ahead is registered too");
+    cr_assert_gt(fake.n_registered, 1u, "blocks allocated ahead are registered, too");
     drop(region);
 }
 
-Test(pool, given_up_before_anyone_is_refused)
+Test(pool, pooled_memory_is_freed_before_a_request_is_refused)
 {
     struct region *region = receive(SIZE, 1);
 
@@ -167,8 +168,7 @@ Test(pool, given_up_before_anyone_is_refused)
     drop(region);
 }
 
-/* Where it would not help nobody loses what is ready. */
-Test(pool, not_given_up_in_vain)
+Test(pool, pooled_memory_is_kept_where_freeing_it_would_not_help)
 {
     struct region *region = receive(SIZE, 1), *other = fake_region(SIZE, 1), *none = NULL;
     struct rdt_error err = {0};
@@ -180,7 +180,7 @@ Test(pool, not_given_up_in_vain)
     drop(other);
 }
 
-Test(pool, cap_holds)
+Test(pool, pool_stays_below_its_limit)
 {
     struct region *regions[20];
 
@@ -192,15 +192,15 @@ Test(pool, cap_holds)
     cr_assert_eq(fake.regions.bytes, fake.regions.free_pool.bytes);
 }
 
-/* What is made ahead, scrubbed or given back takes its time, and nobody is refused for that. */
-Test(pool, what_is_on_its_way_is_waited_for)
+/* The work pool takes time to allocate ahead, to zero and to free. No request is refused for that. */
+Test(pool, allocation_waits_for_memory_that_is_being_freed)
 {
     struct region *region, *got[4] = {0};
     struct rdt_error err = {0};
     int fd;
 
     fake.regions.limit_bytes = 5 * SIZE;
-    for (unsigned i = 0; i < 4; i++) { /* from the second on one more is made ahead */
+    for (unsigned i = 0; i < 4; i++) { /* from the second on, one more block is allocated ahead */
         enum rdt_status status =
             region_alloc(&fake.regions, "fake", "", SIZE, REGION_RECEIVED, &account, i, &got[i], on_ready, &got[i], &err);
         cr_assert(status == RDT_OK || status == RDT_AGAIN, "%u: %s", i, err.msg);
@@ -208,7 +208,7 @@ Test(pool, what_is_on_its_way_is_waited_for)
     fake_run();
     for (unsigned i = 0; i < 4; i++) {
         cr_assert_not_null(got[i]);
-        if (i % 2) /* these go back to the system */
+        if (i % 2) /* these are freed, not pooled */
             cr_assert_eq(region_export_to(got[i], 0, false, &fd, NULL), RDT_OK);
     }
     for (unsigned i = 0; i < 4; i++)
@@ -219,7 +219,7 @@ Test(pool, what_is_on_its_way_is_waited_for)
         RDT_AGAIN, "%s", err.msg);
     got[0] = NULL;
     cr_assert_eq(region_alloc(&fake.regions, "fake", "", 4096, REGION_ALLOCATED, &account, 1, &got[0], on_ready, &got[0], &err),
-                 RDT_NO_MEMORY, "it is promised already");
+                 RDT_NO_MEMORY, "the room is another request's");
     fake_run();
     cr_assert_not_null(region);
     cr_assert_eq(fake.regions.bytes, 5 * SIZE);
@@ -236,8 +236,8 @@ static void on_answer(void *arg, struct region *region, const struct rdt_error *
     last_status = err ? err->status : RDT_OK;
 }
 
-/* Who cannot wait takes what there is; who waited for it hears that it is gone. */
-Test(pool, what_is_waited_for_may_be_lost)
+/* A request that cannot wait takes the room. The one that waited for it is refused then. */
+Test(pool, waiting_allocation_is_refused_when_its_room_is_taken)
 {
     struct region *all = fake_region(2 * SIZE, 1), *late = NULL, *now = NULL;
     struct rdt_error err = {0};
@@ -263,18 +263,18 @@ static void turn_until_bytes(uint64_t bytes)
         (void)uv_run(&fake.loop, UV_RUN_ONCE);
 }
 
-Test(pool, idle_memory_goes)
+Test(pool, idle_memory_is_freed)
 {
     struct region *region;
 
     fake.regions.free_pool.idle_ns = 20000000;
     region = receive(SIZE, 1);
     drop(region);
-    turn_until_bytes(0); /* by a timer */
+    turn_until_bytes(0); /* the timer frees it */
     cr_assert_eq(fake.n_freed, 1u);
 }
 
-/* ---- warm ---- */
+/* ---- the region cache ---- */
 
 static void on_drop(struct region_cache *cache, uint64_t region)
 {
@@ -283,7 +283,7 @@ static void on_drop(struct region_cache *cache, uint64_t region)
     last_dropped = region;
 }
 
-static const struct region_cache_ops warm_ops = {.on_drop = on_drop};
+static const struct region_cache_ops cache_ops = {.on_drop = on_drop};
 
 /* A guarded mapping that has lost a page. */
 static int broken_slot(void)
@@ -295,34 +295,34 @@ static int broken_slot(void)
     cr_assert(file >= 0 && addr != MAP_FAILED);
     sigbus_guard_install();
     slot = sigbus_guard_enter((const void *)addr, page, page);
-    cr_assert_eq(addr[0], 0, "behind the end of the file");
+    cr_assert_eq(addr[0], 0, "the page is behind the end of the file");
     cr_assert(sigbus_guard_is_broken(slot));
     (void)munmap((void *)addr, page);
     (void)close(file);
     return slot;
 }
 
-/* Else it would fail whatever is fetched into it, for as long as its client comes back for it. */
-Test(pool, what_has_lost_pages_does_not_come_again)
+/* Every fetch into such a region would fail, as long as its client keeps it. */
+Test(pool, region_with_lost_pages_is_not_cached)
 {
     struct region_cache cache;
     struct region *region;
     int fd;
 
-    region_cache_start(&cache, &fake.regions, 1, &warm_ops);
+    region_cache_start(&cache, &fake.regions, 1, &cache_ops);
     region = receive(SIZE, 1);
     cr_assert_eq(region_export_to(region, 1, true, &fd, NULL), RDT_OK);
     region->guard = broken_slot();
     cr_assert(!region_may_be_cached(region, 1));
-    region->keep_mapped = true; /* it was whole when its client let go of it */
+    region->keep_mapped = true; /* it had all its pages when its client released it */
     drop(region);
     cr_assert_eq(fake.regions.cached_bytes, 0u);
     cr_assert_eq(n_dropped, 1u, "its client was told");
     region_cache_stop(&cache);
 }
 
-/* A region that only this client had and has let go of. */
-static uint64_t let_go(uint64_t bytes, uint64_t client)
+/* Puts a region that only this client had into its cache. Returns its id. */
+static uint64_t cache_region(uint64_t bytes, uint64_t client)
 {
     struct region *region = receive(bytes, client);
     uint64_t id = region->id;
@@ -334,16 +334,16 @@ static uint64_t let_go(uint64_t bytes, uint64_t client)
     return id;
 }
 
-Test(pool, warm_comes_again_to_its_client_only)
+Test(pool, cached_region_serves_its_client_only)
 {
     struct region_cache a, b;
     struct region *region;
     uint64_t id, generation;
     int fd;
 
-    region_cache_start(&a, &fake.regions, 1, &warm_ops);
-    region_cache_start(&b, &fake.regions, 2, &warm_ops);
-    id = let_go(SIZE, 1);
+    region_cache_start(&a, &fake.regions, 1, &cache_ops);
+    region_cache_start(&b, &fake.regions, 2, &cache_ops);
+    id = cache_region(SIZE, 1);
     cr_assert_eq(fake.regions.cached_bytes, SIZE);
     cr_assert_eq(regions_used_bytes(&fake.regions), 0u);
     cr_assert_null(region_find(&fake.regions, id, 1));
@@ -356,43 +356,42 @@ Test(pool, warm_comes_again_to_its_client_only)
     cr_assert_gt(generation, 1u);
     cr_assert_null(region_find(&fake.regions, id, 1));
     cr_assert_eq(region_find(&fake.regions, id, generation), region);
-    cr_assert_eq(region_export_to(region, 2, false, &fd, NULL), RDT_INTERNAL, "the other one never sees it");
+    cr_assert_eq(region_export_to(region, 2, false, &fd, NULL), RDT_INTERNAL, "no other client gets it");
     cr_assert_eq(region_export_to(region, 0, false, &fd, NULL), RDT_INTERNAL);
-    drop(region); /* its fetch came to nothing: kept as it was */
+    drop(region); /* its fetch failed, so it is cached again */
     cr_assert_eq(fake.regions.cached_bytes, SIZE);
     region_cache_stop(&a);
     region_cache_stop(&b);
     fake_run();
-    cr_assert_eq(fake.n_freed, 1u, "not to the pool");
+    cr_assert_eq(fake.n_freed, 1u, "it is not pooled");
     cr_assert_eq(n_dropped, 0u);
 }
 
-Test(pool, warm_is_dropped_for_room_oldest_first_and_told)
+Test(pool, oldest_cached_region_is_freed_for_room_and_its_client_is_told)
 {
     struct region *region;
     struct region_cache a, b;
-    uint64_t ids[2];
+    uint64_t first;
 
-    region_cache_start(&a, &fake.regions, 1, &warm_ops);
-    region_cache_start(&b, &fake.regions, 2, &warm_ops);
-    ids[0] = let_go(SIZE, 1);
-    ids[1] = let_go(SIZE, 2);
+    region_cache_start(&a, &fake.regions, 1, &cache_ops);
+    region_cache_start(&b, &fake.regions, 2, &cache_ops);
+    first = cache_region(SIZE, 1);
+    (void)cache_region(SIZE, 2);
     fake.regions.limit_bytes = 2 * SIZE;
     region = fake_region(SIZE, 3);
     cr_assert_eq(n_dropped, 1u);
-    cr_assert_eq(last_dropped, ids[0]);
+    cr_assert_eq(last_dropped, first);
     cr_assert_eq(fake.regions.cached_bytes, SIZE);
     region_cache_stop(&a);
     region_cache_stop(&b);
     drop(region);
-    (void)ids;
 }
 
-Test(pool, warm_bound_of_a_client_holds)
+Test(pool, cache_of_a_client_stays_below_its_limit)
 {
     struct region_cache cache;
 
-    region_cache_start(&cache, &fake.regions, 1, &warm_ops);
+    region_cache_start(&cache, &fake.regions, 1, &cache_ops);
     for (unsigned i = 0; i < 10; i++) {
         struct region *regions[2];
         int fd;
@@ -409,14 +408,14 @@ Test(pool, warm_bound_of_a_client_holds)
     region_cache_stop(&cache);
 }
 
-Test(pool, gone_client_gets_nothing_back)
+Test(pool, region_of_a_gone_client_is_freed)
 {
     struct region_cache cache;
     struct region *region;
 
-    region_cache_start(&cache, &fake.regions, 1, &warm_ops);
-    (void)let_go(SIZE, 1);
-    region = region_cache_take(&cache, SIZE, REGION_RECEIVED); /* a fetch is under way */
+    region_cache_start(&cache, &fake.regions, 1, &cache_ops);
+    (void)cache_region(SIZE, 1);
+    region = region_cache_take(&cache, SIZE, REGION_RECEIVED); /* a fetch into it is under way */
     region_cache_stop(&cache);
     drop(region);
     cr_assert_eq(fake.n_freed, 1u);
@@ -425,27 +424,27 @@ Test(pool, gone_client_gets_nothing_back)
 
 /* ---- loans ---- */
 
-static unsigned n_back, n_gone, n_taken;
+static unsigned n_returned, n_gone, n_forgotten;
 
-static void on_back(struct region_cache *cache, uint64_t region, bool gone)
+static void on_returned(struct region_cache *cache, uint64_t region, bool gone)
 {
     (void)cache;
     (void)region;
-    n_back += !gone;
+    n_returned += !gone;
     n_gone += gone;
 }
 
-static void on_take(struct region_cache *cache, uint64_t region)
+static void forget_region(struct region_cache *cache, uint64_t region)
 {
     (void)cache;
     (void)region;
-    n_taken++;
+    n_forgotten++;
 }
 
-static const struct region_cache_ops lending_ops = {on_drop, on_back, on_take};
+static const struct region_cache_ops loan_ops = {on_drop, on_returned, forget_region};
 
-/* A client's region that others have seen, loaned to an object that ends. */
-static struct region *lend(struct region *region)
+/* Loans a client's region to an object, which ends. */
+static struct region *loan_and_return(struct region *region)
 {
     (void)region_ref(region); /* the object's */
     region_set_state(region, REGION_LOANED);
@@ -453,7 +452,7 @@ static struct region *lend(struct region *region)
     return region;
 }
 
-static struct region *region_to_lend(uint64_t client)
+static struct region *exported_region(uint64_t client)
 {
     struct region *region = receive(SIZE, client);
     int fd;
@@ -468,26 +467,26 @@ Test(pool, loaned_region_returns_and_is_used_again_under_its_id)
     struct region_cache cache;
     struct region *region;
 
-    n_back = n_gone = n_taken = 0;
-    region_cache_start(&cache, &fake.regions, 1, &lending_ops);
-    region = region_to_lend(1);
+    n_returned = n_gone = n_forgotten = 0;
+    region_cache_start(&cache, &fake.regions, 1, &loan_ops);
+    region = exported_region(1);
     for (unsigned i = 1; i < 4; i++) {
-        (void)lend(region);
-        cr_assert_eq(n_back, i);
+        (void)loan_and_return(region);
+        cr_assert_eq(n_returned, i);
         cr_assert_eq(region->state, REGION_RETURNED);
         cr_assert_eq(fake.regions.cached_bytes, SIZE);
         cr_assert_eq(account.used[USAGE_BYTES], 0u);
         cr_assert_null(region_find(&fake.regions, region->id, region->generation));
-        cr_assert_null(region_cache_take(&cache, SIZE, REGION_RECEIVED), "it is its client's, not to be had again");
+        cr_assert_null(region_cache_take(&cache, SIZE, REGION_RECEIVED), "a returned region is used again by its id only");
         cr_assert_eq(region_cache_resume(&cache, region, NULL), RDT_OK);
         cr_assert_eq(fake.regions.cached_bytes, 0u);
         cr_assert_eq(account.used[USAGE_BYTES], SIZE);
         cr_assert_eq(region_find(&fake.regions, region->id, region->generation), region);
     }
-    drop(region); /* its client gives it back while it is in use */
+    drop(region); /* its client releases it while it is in use */
     fake_run();
-    cr_assert_eq(fake.n_freed, 1u, "others have seen it");
-    cr_assert_eq(n_taken + n_gone + n_dropped, 0u);
+    cr_assert_eq(fake.n_freed, 1u, "other clients had it");
+    cr_assert_eq(n_forgotten + n_gone + n_dropped, 0u);
     region_cache_stop(&cache);
 }
 
@@ -496,12 +495,12 @@ Test(pool, returned_region_ends_for_room_and_its_client_is_told)
     struct region_cache cache;
     struct region *region;
 
-    n_back = n_gone = n_taken = 0;
-    region_cache_start(&cache, &fake.regions, 1, &lending_ops);
-    (void)lend(region_to_lend(1));
+    n_returned = n_gone = n_forgotten = 0;
+    region_cache_start(&cache, &fake.regions, 1, &loan_ops);
+    (void)loan_and_return(exported_region(1));
     fake.regions.limit_bytes = SIZE;
     region = fake_region(SIZE, 3);
-    cr_assert_eq(n_taken, 1u);
+    cr_assert_eq(n_forgotten, 1u);
     cr_assert_eq(n_gone, 1u);
     cr_assert_eq(fake.regions.cached_bytes, 0u);
     drop(region);
@@ -513,13 +512,13 @@ Test(pool, abandoned_region_does_not_return)
     struct region_cache cache;
     struct region *region;
 
-    n_back = n_gone = n_taken = 0;
-    region_cache_start(&cache, &fake.regions, 1, &lending_ops);
-    region = region_to_lend(1);
+    n_returned = n_gone = n_forgotten = 0;
+    region_cache_start(&cache, &fake.regions, 1, &loan_ops);
+    region = exported_region(1);
     region_mark_abandoned(region);
-    (void)lend(region);
-    cr_assert_eq(n_back, 0u);
-    cr_assert_eq(n_taken, 1u);
+    (void)loan_and_return(region);
+    cr_assert_eq(n_returned, 0u);
+    cr_assert_eq(n_forgotten, 1u);
     cr_assert_eq(n_gone, 1u, "its client is told that it is gone");
     region_cache_stop(&cache);
 }
@@ -528,18 +527,18 @@ Test(pool, returned_region_ends_with_its_client)
 {
     struct region_cache cache;
 
-    n_back = n_gone = n_taken = 0;
-    region_cache_start(&cache, &fake.regions, 1, &lending_ops);
-    (void)lend(region_to_lend(1));
+    n_returned = n_gone = n_forgotten = 0;
+    region_cache_start(&cache, &fake.regions, 1, &loan_ops);
+    (void)loan_and_return(exported_region(1));
     region_cache_stop(&cache);
-    cr_assert_eq(n_taken, 1u);
+    cr_assert_eq(n_forgotten, 1u);
     cr_assert_eq(n_gone + n_dropped, 0u);
     cr_assert_eq(fake.regions.cached_bytes, 0u);
     fake_run();
     cr_assert_eq(fake.n_freed, 1u);
 }
 
-Test(pool, move_that_is_not_drawn_aborts, .signal = SIGABRT)
+Test(pool, change_of_state_that_is_not_in_the_table_aborts, .signal = SIGABRT)
 {
     struct region *region = receive(SIZE, 1);
 

@@ -1,5 +1,6 @@
-/* daemon/region: what keeps a range of memory, who waits for it, what it is counted as. Memory comes from a kind made
- * here. */
+/* Regions: their references, uses, charges and registrations, and the requests that wait for room. The memory comes from a
+ * kind made of calloc.
+ */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -42,15 +43,15 @@ Test(region, pin_outlives_reference)
     region_pin(region);
     region_unref(region);
     fake_run();
-    cr_assert_eq(fake.n_freed, 0u, "an engine is at it");
+    cr_assert_eq(fake.n_freed, 0u, "a transfer touches it");
     cr_assert_eq(fake.regions.bytes, 4096u);
     region_unpin(region);
     fake_run();
     cr_assert_eq(fake.n_freed, 1u);
 }
 
-/* Pages that are on their way back count until they are back: the limit is one of memory, not of intentions. */
-Test(region, large_counts_until_pages_are_back)
+/* Memory counts until its pages are free, because the limit is one of memory, not of intentions. */
+Test(region, memory_counts_until_its_pages_are_free)
 {
     struct region *region = take(64 << 20);
     uint64_t id = region->id;
@@ -92,8 +93,8 @@ static uint32_t one_device(void *memory, struct rdt_device *devices, uint32_t ma
     return 1;
 }
 
-/* The device is the kind's, and what was taken of it is given back by the loop. */
-Test(region, kind_is_used_until_its_devices_room_is_back)
+/* The devices are the kind's, and the loop takes the charge off the device last. */
+Test(region, kind_is_in_use_until_the_charge_of_its_device_is_off)
 {
     struct memory_device device = {.kind = &fake.kind, .memory.limit_bytes = 1 << 20, .uuid = "device"};
     pthread_barrier_t all;
@@ -116,7 +117,7 @@ Test(region, kind_is_used_until_its_devices_room_is_back)
         marks[i].work = (struct work){.run = run_barrier};
         work_submit(fake.pool, &marks[i].work);
     }
-    (void)pthread_barrier_wait(&all); /* both threads have done what came before */
+    (void)pthread_barrier_wait(&all); /* both threads have done their earlier work */
     cr_assert_eq(fake.n_freed, 1u);
     cr_assert_eq(fake.kind.users, 1u, "its devices could be gone by now");
     fake_run();
@@ -132,8 +133,8 @@ static void on_device_ready(void *arg, struct region *region, const struct rdt_e
     *(struct region **)arg = region;
 }
 
-/* As with the daemon's own memory: nobody is refused for what the pool has not given back yet. */
-Test(region, room_on_its_way_back_to_a_device_is_awaited)
+/* As with host memory, no request is refused for memory that the work pool has not freed yet. */
+Test(region, allocation_waits_for_device_memory_that_is_being_freed)
 {
     struct memory_device device = {.kind = &fake.kind, .memory.limit_bytes = 1 << 20, .uuid = "device"};
     struct account owner = {.refs = 1};
@@ -147,10 +148,12 @@ Test(region, room_on_its_way_back_to_a_device_is_awaited)
     first = fake_region(1 << 20, 7);
     region_unref(first);
     cr_assert_eq(device.memory.used_bytes, 1u << 20);
-    cr_assert_eq(region_alloc(&fake.regions, "fake", "", 1 << 20, REGION_ALLOCATED, &owner, 7, &second, on_device_ready, &second, &err),
+    cr_assert_eq(region_alloc(&fake.regions, "fake", "", 1 << 20, REGION_ALLOCATED, &owner, 7, &second, on_device_ready,
+                              &second, &err),
                  RDT_AGAIN, "%s", err.msg);
-    cr_assert_eq(region_alloc(&fake.regions, "fake", "", 4096, REGION_ALLOCATED, &owner, 8, &third, on_device_ready, &third, &err),
-                 RDT_LIMIT, "that room is the first one's");
+    cr_assert_eq(region_alloc(&fake.regions, "fake", "", 4096, REGION_ALLOCATED, &owner, 8, &third, on_device_ready, &third,
+                              &err),
+                 RDT_LIMIT, "the room is another request's");
     fake_run();
     cr_assert_not_null(second);
     cr_assert_null(third);
@@ -219,7 +222,7 @@ Test(region, failed_allocation_leaves_nothing)
     }
 }
 
-/* What was never the daemon's memory is not given back to it. */
+/* Imported memory was never charged to memory_limit, so no charge is taken off. */
 Test(region, failed_import_leaves_nothing)
 {
     static struct account account = {.owner = {.uid = 1000}, .refs = 1};
@@ -257,7 +260,7 @@ static struct layout *span(uint64_t lo, uint64_t hi)
 
 static void on_idle(struct region_waiter *waiter)
 {
-    cr_assert(list_empty(&waiter->link), "told while still in the list");
+    cr_assert(list_empty(&waiter->link), "called while still in the list");
     n_idle++;
 }
 
@@ -330,7 +333,7 @@ Test(region, spans_are_what_tensors_touch)
     free(layout);
 }
 
-/* Between the tensors of one use the range is nobody's. */
+/* Nobody uses the bytes between the tensors of one object. */
 Test(region, hole_between_tensors_is_idle)
 {
     struct region *region = take(4096);
@@ -384,7 +387,7 @@ Test(region, waiter_may_hold_last_reference)
     free(whole);
 }
 
-/* A million objects may lie in one region, and each end must not look at all others. */
+/* A million objects may lie in one region, and the end of one must not look at all others. */
 Test(region, many_uses_are_looked_at_once)
 {
     enum { N = 100000, WAITERS = 100 };
@@ -488,14 +491,14 @@ Test(region, reference_during_registration)
     void *handle;
 
     cr_assert_eq(region_register(region, &fake.transport, &handle, on_ready, &got, NULL), RDT_AGAIN);
-    region_unref(region); /* whoever asked has left */
+    region_unref(region); /* the caller has released it */
     cr_assert_eq(fake.n_freed, 0u);
     fake_run();
     cr_assert_eq(fake.n_freed, 1u);
     cr_assert_eq(fake.n_registered, 0u);
 }
 
-/* ---- who waits for memory ---- */
+/* ---- requests that wait for room ---- */
 
 struct room_waiter {
     struct account_wait wait; /* first */
@@ -521,7 +524,7 @@ static enum rdt_status try_alloc(struct accounts *accounts, struct room_waiter *
     return status;
 }
 
-/* Else the two would call each other as long as the memory is full. */
+/* Otherwise the two requests would wake each other as long as the memory is full. */
 Test(region, refused_allocation_calls_nobody_who_waits)
 {
     struct accounts accounts;
@@ -547,7 +550,7 @@ Test(region, refused_allocation_calls_nobody_who_waits)
     cr_assert_eq(try_alloc(&accounts, &b, 4096), RDT_NO_MEMORY);
     cr_assert(a.called == 1 && b.called == 1);
     regions_uncharge(&fake.regions, 1 << 20);
-    cr_assert(a.called == 2 && b.called == 1, "memory of the heap is room too");
+    cr_assert(a.called == 2 && b.called == 1, "a charge that is taken off makes room, too");
     account_wait_end(&accounts, &a.wait);
     cr_assert(a.called == 2 && b.called == 2);
     account_wait_end(&accounts, &b.wait);

@@ -1,4 +1,4 @@
-/* daemon/slab: pieces never overlap, whatever comes and goes; chunks go back. */
+/* The arena of small objects: pieces never overlap, and empty chunks are freed. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -122,7 +122,7 @@ Test(slab, empty_chunk_stays_a_moment)
     slabs_init(&slow, &fake.regions, &deadlines, "fake", &own);
     cr_assert_eq(slab_alloc(&slow, 100, &piece, NULL), RDT_OK);
     slab_free(piece);
-    cr_assert_gt(fake.regions.bytes, 0u, "the next one may come at once");
+    cr_assert_gt(fake.regions.bytes, 0u, "the next object may come at once");
     cr_assert_neq(slow.sweep.index, 0u);
     slow.sweep.on_passed(&slow.sweep);
     fake_run();

@@ -1,4 +1,4 @@
-/* daemon/chunk: both ends cut the stream alike, every byte once, and what is gathered is what is scattered. */
+/* Chunks: both ends cut the stream alike, each byte is in one chunk, and scattering restores what was gathered. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +40,7 @@ static void memory_fini(struct memory *memory)
     free(memory->layout);
 }
 
-/* One-byte elements, so that offsets are elements: [rows, columns] with a pitch, some transposed, some empty. */
+/* Tensors [rows, columns] of bytes, some of them empty. With one-byte elements, strides are bytes. */
 static struct layout *random_shapes(uint32_t count, uint64_t most)
 {
     struct layout *layout = layout_create(count, 2 * count);
@@ -61,7 +61,7 @@ static struct layout *random_shapes(uint32_t count, uint64_t most)
     return layout;
 }
 
-/* Memory for those shapes: over one to three regions, contiguous or with holes, none over another. */
+/* Memory for those shapes in one to three regions: contiguous or with holes, some tensors transposed, none overlapping. */
 static void random_memory(const struct layout *shapes, bool holes, struct memory *memory_p)
 {
     struct layout *layout = layout_dup(shapes);
@@ -119,7 +119,7 @@ static struct chunk_plan *plan_of(const struct layout *packed, uint64_t bytes, u
     return plan;
 }
 
-/* In order, none over another, none above chunk_bytes, and each byte of each tensor in exactly one. */
+/* The chunks are in order, do not overlap and are not too large, and each byte of each tensor is in exactly one. */
 static void check_plan(const struct chunk_plan *plan, const struct layout *packed, uint64_t stream, uint64_t chunk_bytes,
                        bool single)
 {
@@ -141,7 +141,7 @@ static void check_plan(const struct chunk_plan *plan, const struct layout *packe
     }
     for (uint32_t i = 0; i < packed->count; i++)
         for (uint64_t b = 0; b < layout_bytes(packed, i); b++)
-            if (seen[packed->offset[i] + b] != 1) /* an assertion for each byte takes longer than all the rest */
+            if (seen[packed->offset[i] + b] != 1) /* an assertion for each byte would take longer than all else */
                 cr_assert_fail("byte %lu of tensor %u is in %u chunks", (unsigned long)b, i, seen[packed->offset[i] + b]);
     free(seen);
 }
@@ -153,7 +153,7 @@ static void check_equal(const struct chunk_plan *a, const struct chunk_plan *b)
     cr_assert_eq(memcmp(a->chunks, b->chunks, a->n * sizeof a->chunks[0]), 0);
 }
 
-/* Through the wire, as the other end sees the shapes: without places. */
+/* The shapes as the other end receives them: without their places in memory. */
 static struct layout *over_the_wire(const struct layout *layout)
 {
     Rdt__Pb__TensorList list, *copy;
@@ -244,7 +244,7 @@ Test(chunk, random_plans_round_trip)
         for (uint32_t r = 0; r < target.n; r++) /* holes were not written */
             for (uint64_t b = 0; b < target.bytes[r]; b++)
                 if (target.bases[r][b] != 0)
-                    cr_assert_fail("round %u: byte %lu of region %u is no tensor's", round, (unsigned long)b, r);
+                    cr_assert_fail("round %u: byte %lu of region %u belongs to no tensor", round, (unsigned long)b, r);
         check_piece(here, packed, &source);
 
         free(here);
@@ -258,7 +258,7 @@ Test(chunk, random_plans_round_trip)
     }
 }
 
-/* A tensor above an eighth of the chunk goes from memory to memory; small ones share. */
+/* A tensor of more than an eighth of a chunk has chunks of its own. Smaller ones share a chunk. */
 Test(chunk, large_alone_small_together)
 {
     uint64_t stream;
@@ -291,7 +291,7 @@ Test(chunk, large_alone_small_together)
     free(shapes);
 }
 
-/* What lies between tensors of one chunk carries no old bytes. */
+/* The padding between tensors of one chunk contains no old bytes. */
 Test(chunk, padding_is_zero)
 {
     static uint8_t memory[128];
@@ -345,7 +345,7 @@ Test(chunk, size_out_of_range_refused)
     free(shapes);
 }
 
-/* Three vectors from offset 1000 on, with `gap` bytes of memory before the last. Is the chunk that they share one piece? */
+/* Returns whether three vectors from offset 1000 on, with a gap in memory before the last, are a chunk in one piece. */
 static bool is_piece(const uint64_t sizes[3], uint64_t gap, uint64_t *offset_p)
 {
     struct layout *layout = layout_create(3, 3), *packed = NULL;
@@ -377,7 +377,7 @@ static bool is_piece(const uint64_t sizes[3], uint64_t gap, uint64_t *offset_p)
     return piece;
 }
 
-/* What lies in a row goes from memory to memory; what has a gap, in memory or in the stream, does not: those bytes are not the object's. */
+/* Tensors without gaps in memory and in the stream are one piece. The bytes of a gap are not the object's. */
 Test(chunk, tensors_in_a_row_are_one_piece)
 {
     uint64_t offset = 0;

@@ -1,4 +1,4 @@
-/* daemon/path: which way the bytes go, as a table of what is there and what is wished. */
+/* The choice of the path: tables of what is offered and wished, and what must be chosen. */
 #include "tests/unit/transports/path.h"
 
 TestSuite(path, .timeout = 60);
@@ -77,7 +77,7 @@ Test(path, local_table)
 
 /* ---- another node ---- */
 
-/* What is wrong with "slow" or "fast" before the choice. */
+/* Each row changes the offer of "fast" or the query by one of these before the choice. */
 static void nothing(struct path_offer *fast, struct path_query *query)
 {
     (void)fast;
@@ -100,7 +100,7 @@ static void missing_on_both(struct path_offer *fast, struct path_query *query)
 {
     missing_here(fast, query);
     missing_there(fast, query);
-    fast->there_version = NULL; /* nothing is known of it */
+    fast->there_version = NULL; /* the other node said nothing about it */
 }
 
 static void other_version(struct path_offer *fast, struct path_query *query)
@@ -320,7 +320,7 @@ Test(path, unknown_least_invalid)
     query.least = "warp";
     cr_assert_eq(path_choose(&query, &decision, &err), RDT_INVALID);
     cr_expect(strstr(err.msg, "warp"), "%s", err.msg);
-    query.least = "share"; /* known, and nothing between nodes is as good */
+    query.least = "share"; /* it is known, but no path between nodes is as fast */
     cr_assert_eq(path_choose(&query, &decision, &err), RDT_NO_PATH);
 }
 
@@ -330,7 +330,7 @@ Test(path, cow_of_a_snapshot_else_a_copy_that_says_why)
     struct path_decision decision;
 
     query.mode = RDT__PB__FETCH_MODE__FETCH_MODE_COW;
-    query.same_client = true; /* it wants memory of its own all the same */
+    query.same_client = true; /* it wants memory of its own although it has the region */
     cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
     cr_assert_str_eq(decision.candidates[0].name, "local/cow");
     cr_assert_str_eq(find(&decision, "local/copy")->reason, "possible, but slower");
@@ -348,12 +348,12 @@ Test(path, cow_of_a_snapshot_else_a_copy_that_says_why)
     query.has_target = true;
     cr_assert_eq(path_choose(&query, &decision, NULL), RDT_NO_PATH);
     query = local_query();
-    query.transport = "cow"; /* that one and no other, though nobody asked to write */
+    query.transport = "cow"; /* the path may be named although the mode does not ask for it */
     cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
     cr_assert_str_eq(decision.candidates[0].name, "local/cow");
 }
 
-/* However fast a plug-in says it is, it does not pass itself off as the reply or as local memory. */
+/* A plug-in that claims a very high speed still comes after the reply and after local paths. */
 Test(path, boasting_transport_below_inline)
 {
     struct path_offer offers[] = {offer("boaster", UINT32_MAX)};
@@ -363,7 +363,7 @@ Test(path, boasting_transport_below_inline)
     query.has_inline = true;
     cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
     cr_expect_str_eq(decision.candidates[0].name, "inline");
-    query.preferred = "boaster"; /* what came with the answer is there */
+    query.preferred = "boaster"; /* bytes in the reply have arrived already */
     cr_assert_eq(path_choose(&query, &decision, NULL), RDT_OK);
     cr_expect_str_eq(decision.candidates[0].name, "inline");
 }

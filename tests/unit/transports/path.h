@@ -1,4 +1,4 @@
-/* Queries to daemon/path of which a test says only what is out of the ordinary. */
+/* Offers and queries for path_choose in which nothing is wrong. A test changes what it is about. */
 #ifndef TESTS_UNIT_PATH_H
 #define TESTS_UNIT_PATH_H
 
@@ -10,7 +10,7 @@
 
 #define SAME "1.2"
 
-/* What a transport is like when nothing is wrong with it. */
+/* A transport that can do everything. */
 static inline struct path_offer offer(const char *name, uint32_t speed)
 {
     return (struct path_offer){.name = name,
@@ -50,7 +50,7 @@ static const struct path_candidate *find(const struct path_decision *decision, c
     return NULL;
 }
 
-/* Possible ones come first, best first; each has its reason; the chosen one is the first. */
+/* The possible candidates come first, the best one first; each has a reason; the chosen one is the first. */
 static inline void check_order(const struct path_decision *decision)
 {
     for (unsigned i = 0; i < decision->n; i++) {

@@ -1,9 +1,9 @@
-/* daemon/path as pairs of real nodes ask it: what each has and lacks, and kinds of memory at both ends. */
+/* The choice of the path between two nodes: what each offers and lacks, and the memory kinds at both ends. */
 #include "tests/unit/transports/path.h"
 
 TestSuite(path_pairs, .timeout = 60);
 
-/* ---- as it is between real nodes ---- */
+/* ---- transports of real nodes ---- */
 
 enum { UCX, STREAM, NCCL, N_TRANSPORTS };
 
@@ -151,7 +151,7 @@ static void check_pair(const struct pair_row *row)
         cr_assert_str_eq(decision.candidates[decision.passed_over].name, row->passed_over, "%s", row->what);
     for (unsigned i = 0; i < N_TRANSPORTS; i++) {
         const char *reason = find(&decision, names[i])->reason;
-        cr_assert(reason[0] != '\0', "%s: nothing is said of %s", row->what, names[i]);
+        cr_assert(reason[0] != '\0', "%s: no reason for %s", row->what, names[i]);
         cr_assert(!row->because[i] || strstr(reason, row->because[i]), "%s: %s: %s", row->what, names[i], reason);
         cr_assert(row->chosen || strstr(err.msg, names[i]), "%s: the sentence leaves out %s: %s", row->what, names[i], err.msg);
     }
@@ -166,15 +166,15 @@ Test(path_pairs, pairs_table)
 
 /* ---- memory on devices ---- */
 
-/* Transport a is fast and moves host memory alone, b is slow and moves both, c moves the device's alone. */
+/* Transport a is fast and moves host memory only, b is slow and moves both kinds, c moves the device's only. */
 static const struct kind_row {
     const char *what, *source, *target;
-    const char *offers;    /* which of them there are */
-    bool holes;            /* the tensors at the owner have */
+    const char *offers;    /* which of them are offered */
+    bool holes;            /* the tensors at the owner have holes */
     const char *least;
     const char *chosen;    /* NULL: no path */
     bool staged_source, staged_target;
-    const char *because;   /* of the chosen one's reason, or of the refusal */
+    const char *because;   /* a part of the chosen one's reason, or of the refusal */
 } kind_rows[] = {
     {"host to host", "host", "host", "abc", .chosen = "a", .because = "fastest"},
     {"device to device, direct", "gpu", "gpu", "abc", .chosen = "c", .because = "fastest"},
@@ -263,5 +263,6 @@ Test(path_pairs, reply_rides_to_no_device)
     query.target_memory = "gpu";
     cr_assert_eq(path_choose(&query, &decision, &err), RDT_OK);
     cr_assert_str_eq(decision.candidates[0].name, "slow");
-    cr_assert(strstr(find(&decision, "inline")->reason, "does not come to gpu memory"), "%s", find(&decision, "inline")->reason);
+    cr_assert(strstr(find(&decision, "inline")->reason, "does not come to gpu memory"), "%s",
+              find(&decision, "inline")->reason);
 }

@@ -1,4 +1,6 @@
-/* daemon/turn: whose turn it is, the words of both ends, and what no schedule may lead to: transfers that hold each other up. */
+/* Queue tickets: which ticket comes up next, the messages of both ends, and a model of many nodes in which no schedule may
+ * make transfers block each other.
+ */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,41 +9,41 @@
 
 /* ---- one node ---- */
 
-static struct tickets turns;
+static struct tickets tickets;
 static unsigned n_ready;
 static struct rdt_error err;
 
 struct end {
-    struct ticket turn;
-    unsigned n_posts, n_said[4];
+    struct ticket ticket;
+    unsigned n_posts, n_sent[4];
 };
 
 static void on_ready(struct tickets *t)
 {
-    cr_assert_eq(t, &turns);
+    cr_assert_eq(t, &tickets);
     n_ready++;
 }
 
-static void say(struct ticket *turn, enum ticket_message word)
+static void on_send(struct ticket *ticket, enum ticket_message message)
 {
-    ((struct end *)turn)->n_said[word]++;
+    ((struct end *)ticket)->n_sent[message]++;
 }
 
-static void post(struct ticket *turn)
+static void post(struct ticket *ticket)
 {
-    ((struct end *)turn)->n_posts++;
+    ((struct end *)ticket)->n_posts++;
 }
 
-static const struct ticket_events events = {say, post};
+static const struct ticket_events events = {on_send, post};
 
 static void setup(void)
 {
-    tickets_init(&turns, on_ready);
+    tickets_init(&tickets, on_ready);
 }
 
 static void teardown(void)
 {
-    tickets_fini(&turns);
+    tickets_fini(&tickets);
 }
 
 TestSuite(ticket, .init = setup, .fini = teardown);
@@ -49,33 +51,34 @@ TestSuite(ticket, .init = setup, .fini = teardown);
 static void make(struct end *end, bool owner, bool first, const char *const *names, unsigned n)
 {
     memset(end, 0, sizeof *end);
-    cr_assert_eq(ticket_init(&end->turn, &turns, &events, owner, first, "t", names, n, &err), RDT_OK);
+    cr_assert_eq(ticket_init(&end->ticket, &tickets, &events, owner, first, "t", names, n, &err), RDT_OK);
 }
 
 static const char *const a[] = {"a"}, *const b[] = {"b"}, *const ab[] = {"a", "b"};
 
-/* An owner that goes first, in its turn as soon as there is one. */
+/* An owner on the first node, which queues at once. */
 static void queue_up(struct end *end, const char *const *names, unsigned n)
 {
     make(end, true, true, names, n);
-    ticket_begin(&end->turn);
+    ticket_begin(&end->ticket);
 }
 
 static bool holds(const struct end *end)
 {
-    return end->n_said[TICKET_TAKEN] == 1;
+    return end->n_sent[TICKET_TAKEN] == 1;
 }
 
-static void hear(struct end *end, enum ticket_message word)
+static void receive(struct end *end, enum ticket_message message)
 {
-    cr_assert_eq(ticket_receive(&end->turn, word, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(ticket_receive(&end->ticket, message, &err), RDT_OK, "%s", err.msg);
 }
 
-static void goes_on(struct end *end) /* it posts, and has posted all */
+/* The end whose ticket has come up posts all its operations. */
+static void posts_all(struct end *end)
 {
-    hear(end, TICKET_RECEIVES);
+    receive(end, TICKET_RECEIVES);
     cr_assert_eq(end->n_posts, 1);
-    ticket_give(&end->turn);
+    ticket_give(&end->ticket);
 }
 
 Test(ticket, smaller_uuid_goes_first)
@@ -86,45 +89,45 @@ Test(ticket, smaller_uuid_goes_first)
     cr_assert_not(ticket_is_first(high, low));
 }
 
-Test(ticket, owner_first_takes_tells_and_sends)
+Test(ticket, first_owner_takes_its_ticket_and_sends_after_receives_are_posted)
 {
     struct end owner, reader;
 
     make(&reader, false, false, b, 1);
     queue_up(&owner, a, 1);
     cr_assert(holds(&owner) && owner.n_posts == 0);
-    hear(&reader, TICKET_TAKEN);
-    cr_assert(reader.n_posts == 1 && reader.n_said[TICKET_TAKEN] == 0);
-    ticket_receives_posted(&reader.turn);
-    cr_assert_eq(reader.n_said[TICKET_RECEIVES], 1);
-    hear(&owner, TICKET_RECEIVES);
+    receive(&reader, TICKET_TAKEN);
+    cr_assert(reader.n_posts == 1 && reader.n_sent[TICKET_TAKEN] == 0);
+    ticket_receives_posted(&reader.ticket);
+    cr_assert_eq(reader.n_sent[TICKET_RECEIVES], 1);
+    receive(&owner, TICKET_RECEIVES);
     cr_assert_eq(owner.n_posts, 1);
-    ticket_leave(&owner.turn);
-    ticket_leave(&reader.turn);
+    ticket_leave(&owner.ticket);
+    ticket_leave(&reader.ticket);
 }
 
-Test(ticket, reader_first_waits_for_the_owner_before_it_posts)
+Test(ticket, first_reader_posts_when_the_owner_has_its_ticket)
 {
     struct end owner, reader;
 
     make(&reader, false, true, b, 1);
     make(&owner, true, false, a, 1);
-    ticket_begin(&owner.turn);
-    cr_assert(owner.n_said[TICKET_READY] == 1 && !holds(&owner));
-    hear(&reader, TICKET_READY);
+    ticket_begin(&owner.ticket);
+    cr_assert(owner.n_sent[TICKET_READY] == 1 && !holds(&owner));
+    receive(&reader, TICKET_READY);
     cr_assert(holds(&reader) && reader.n_posts == 0);
-    hear(&owner, TICKET_TAKEN);
+    receive(&owner, TICKET_TAKEN);
     cr_assert(holds(&owner) && owner.n_posts == 0);
-    hear(&reader, TICKET_TAKEN);
+    receive(&reader, TICKET_TAKEN);
     cr_assert_eq(reader.n_posts, 1);
-    ticket_receives_posted(&reader.turn);
-    hear(&owner, TICKET_RECEIVES);
+    ticket_receives_posted(&reader.ticket);
+    receive(&owner, TICKET_RECEIVES);
     cr_assert_eq(owner.n_posts, 1);
-    ticket_leave(&owner.turn);
-    ticket_leave(&reader.turn);
+    ticket_leave(&owner.ticket);
+    ticket_leave(&reader.ticket);
 }
 
-Test(ticket, turns_come_in_order)
+Test(ticket, tickets_come_up_in_order)
 {
     struct end e[4];
 
@@ -132,30 +135,30 @@ Test(ticket, turns_come_in_order)
         queue_up(&e[i], a, 1);
     for (unsigned i = 0; i < 4; i++) {
         cr_assert(holds(&e[i]));
-        cr_assert(i == 3 || !holds(&e[i + 1]), "two have the turn");
-        goes_on(&e[i]);
-        ticket_leave(&e[i].turn);
-        tickets_run(&turns);
+        cr_assert(i == 3 || !holds(&e[i + 1]), "two tickets have come up");
+        posts_all(&e[i]);
+        ticket_leave(&e[i].ticket);
+        tickets_run(&tickets);
     }
 }
 
-/* Nothing happens inside turn_give and turn_leave: who calls may be in the middle of an end. */
-Test(ticket, next_one_comes_by_run_only)
+/* ticket_give and ticket_leave call no events but on_ready, because their caller may be ending a transfer. */
+Test(ticket, next_ticket_comes_up_in_tickets_run_only)
 {
     struct end e[2];
 
     queue_up(&e[0], a, 1);
     queue_up(&e[1], a, 1);
-    goes_on(&e[0]);
+    posts_all(&e[0]);
     cr_assert(n_ready == 1 && !holds(&e[1]));
-    tickets_run(&turns);
+    tickets_run(&tickets);
     cr_assert(holds(&e[1]));
-    ticket_leave(&e[0].turn);
-    ticket_leave(&e[1].turn);
+    ticket_leave(&e[0].ticket);
+    ticket_leave(&e[1].ticket);
     cr_assert_eq(n_ready, 3);
 }
 
-Test(ticket, few_stand_behind_what_is_under_way)
+Test(ticket, few_transfers_post_behind_those_under_way)
 {
     struct end e[TICKET_DEPTH + 1];
 
@@ -163,31 +166,31 @@ Test(ticket, few_stand_behind_what_is_under_way)
         queue_up(&e[i], a, 1);
     for (unsigned i = 0; i < TICKET_DEPTH; i++) {
         cr_assert(holds(&e[i]));
-        goes_on(&e[i]);
-        tickets_run(&turns);
+        posts_all(&e[i]);
+        tickets_run(&tickets);
     }
     cr_assert_not(holds(&e[TICKET_DEPTH]), "posted behind %u that are under way", TICKET_DEPTH);
-    ticket_leave(&e[1].turn);
-    tickets_run(&turns);
+    ticket_leave(&e[1].ticket);
+    tickets_run(&tickets);
     cr_assert(holds(&e[TICKET_DEPTH]));
     for (unsigned i = 0; i < TICKET_DEPTH + 1; i++)
-        ticket_leave(&e[i].turn); /* once more does nothing */
+        ticket_leave(&e[i].ticket); /* a second call does nothing */
 }
 
-Test(ticket, who_gives_up_in_the_queue_or_with_the_turn_lets_others_go_on)
+Test(ticket, ticket_that_is_left_before_posting_lets_others_come_up)
 {
     struct end e[3];
 
     for (unsigned i = 0; i < 3; i++)
         queue_up(&e[i], a, 1);
-    ticket_leave(&e[1].turn);
-    ticket_leave(&e[0].turn);
-    tickets_run(&turns);
+    ticket_leave(&e[1].ticket);
+    ticket_leave(&e[0].ticket);
+    tickets_run(&tickets);
     cr_assert(holds(&e[2]) && !holds(&e[1]));
-    ticket_leave(&e[2].turn);
+    ticket_leave(&e[2].ticket);
 }
 
-Test(ticket, several_queues_are_taken_together)
+Test(ticket, ticket_of_several_queues_waits_for_all)
 {
     struct end one, both, other, none;
     const char *queue;
@@ -196,62 +199,62 @@ Test(ticket, several_queues_are_taken_together)
     queue_up(&both, ab, 2);
     queue_up(&other, b, 1); /* behind `both`, which waits for a */
     make(&none, true, true, NULL, 0);
-    ticket_begin(&none.turn);
+    ticket_begin(&none.ticket);
     cr_assert(holds(&one) && !holds(&both) && !holds(&other) && holds(&none));
-    cr_assert_eq(ticket_find_blocker(&both.turn, &queue), &one.turn);
+    cr_assert_eq(ticket_find_blocker(&both.ticket, &queue), &one.ticket);
     cr_assert_str_eq(queue, "t/a");
-    cr_assert_eq(ticket_find_blocker(&other.turn, &queue), &both.turn);
-    cr_assert_null(ticket_find_blocker(&none.turn, &queue));
-    ticket_leave(&one.turn);
-    tickets_run(&turns);
+    cr_assert_eq(ticket_find_blocker(&other.ticket, &queue), &both.ticket);
+    cr_assert_null(ticket_find_blocker(&none.ticket, &queue));
+    ticket_leave(&one.ticket);
+    tickets_run(&tickets);
     cr_assert(holds(&both) && !holds(&other));
-    goes_on(&both);
-    tickets_run(&turns);
+    posts_all(&both);
+    tickets_run(&tickets);
     cr_assert(holds(&other));
-    ticket_leave(&both.turn);
-    ticket_leave(&other.turn);
-    ticket_leave(&none.turn);
+    ticket_leave(&both.ticket);
+    ticket_leave(&other.ticket);
+    ticket_leave(&none.ticket);
 }
 
-/* Queues of one name of two transports are two. */
-Test(ticket, transports_do_not_meet)
+/* Queues of two transports are two queues, even with the same name. */
+Test(ticket, queues_of_two_transports_are_apart)
 {
     struct end one, two;
 
     queue_up(&one, a, 1);
     memset(&two, 0, sizeof two);
-    cr_assert_eq(ticket_init(&two.turn, &turns, &events, true, true, "u", a, 1, &err), RDT_OK);
-    ticket_begin(&two.turn);
+    cr_assert_eq(ticket_init(&two.ticket, &tickets, &events, true, true, "u", a, 1, &err), RDT_OK);
+    ticket_begin(&two.ticket);
     cr_assert(holds(&one) && holds(&two));
-    ticket_leave(&one.turn);
-    ticket_leave(&two.turn);
+    ticket_leave(&one.ticket);
+    ticket_leave(&two.ticket);
 }
 
-Test(ticket, words_out_of_place_are_refused)
+Test(ticket, unexpected_messages_are_refused)
 {
     struct end e;
 
     make(&e, true, false, a, 1); /* an owner whose memory is not ready */
-    cr_assert_eq(ticket_receive(&e.turn, TICKET_TAKEN, &err), RDT_PROTOCOL);
-    cr_assert_eq(ticket_receive(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL);
-    cr_assert_eq(ticket_receive(&e.turn, TICKET_READY, &err), RDT_PROTOCOL);
-    hear(&e, TICKET_WAITING);
-    ticket_begin(&e.turn);
-    cr_assert_eq(ticket_receive(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL, "receives stand without turns");
-    hear(&e, TICKET_TAKEN);
-    cr_assert_eq(ticket_receive(&e.turn, TICKET_TAKEN, &err), RDT_PROTOCOL);
-    hear(&e, TICKET_RECEIVES);
-    cr_assert_eq(ticket_receive(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL);
-    cr_assert_eq(ticket_receive(&e.turn, (enum ticket_message)17, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.ticket, TICKET_TAKEN, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.ticket, TICKET_RECEIVES, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.ticket, TICKET_READY, &err), RDT_PROTOCOL);
+    receive(&e, TICKET_WAITING);
+    ticket_begin(&e.ticket);
+    cr_assert_eq(ticket_receive(&e.ticket, TICKET_RECEIVES, &err), RDT_PROTOCOL, "receives were posted without tickets");
+    receive(&e, TICKET_TAKEN);
+    cr_assert_eq(ticket_receive(&e.ticket, TICKET_TAKEN, &err), RDT_PROTOCOL);
+    receive(&e, TICKET_RECEIVES);
+    cr_assert_eq(ticket_receive(&e.ticket, TICKET_RECEIVES, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.ticket, (enum ticket_message)17, &err), RDT_PROTOCOL);
     cr_assert_eq(e.n_posts, 1);
-    ticket_leave(&e.turn);
+    ticket_leave(&e.ticket);
     make(&e, false, true, a, 1);
-    cr_assert_eq(ticket_receive(&e.turn, TICKET_TAKEN, &err), RDT_PROTOCOL);
-    cr_assert_eq(ticket_receive(&e.turn, TICKET_RECEIVES, &err), RDT_PROTOCOL);
-    ticket_leave(&e.turn);
+    cr_assert_eq(ticket_receive(&e.ticket, TICKET_TAKEN, &err), RDT_PROTOCOL);
+    cr_assert_eq(ticket_receive(&e.ticket, TICKET_RECEIVES, &err), RDT_PROTOCOL);
+    ticket_leave(&e.ticket);
     make(&e, false, false, a, 1);
-    cr_assert_eq(ticket_receive(&e.turn, TICKET_READY, &err), RDT_PROTOCOL);
-    ticket_leave(&e.turn);
+    cr_assert_eq(ticket_receive(&e.ticket, TICKET_READY, &err), RDT_PROTOCOL);
+    ticket_leave(&e.ticket);
 }
 
 /* ---- many nodes: a model of links, of queues that really block, of cancels and of deaths ---- */
@@ -261,11 +264,11 @@ enum { NODES = 5, QUEUES = 2, TRANSFERS = 60, CHUNKS = 5, WINDOW = 2, MESSAGES =
 struct move;
 
 struct side {
-    struct ticket turn;
+    struct ticket ticket;
     struct move *move;
     unsigned node, queues[QUEUES], n_queues;
-    bool owner, gone, stopped; /* stopped: posts no more; gone once its operations are taken out */
-    unsigned next;             /* chunk to post */
+    bool owner, gone, stopped; /* stopped: posts no more operations. gone: its operations have been removed, too */
+    unsigned next;             /* the next chunk to post */
 };
 
 struct move {
@@ -276,7 +279,7 @@ struct move {
 
 struct message {
     struct side *to;
-    int word; /* enum turn_word, START or ABORT */
+    int message; /* enum ticket_message, START or ABORT */
 };
 enum { START = 100, ABORT };
 
@@ -286,12 +289,12 @@ struct op {
 };
 
 static struct {
-    bool naive;
-    struct tickets turns[NODES];
+    bool without_tickets;
+    struct tickets tickets[NODES];
     bool ready[NODES], dead[NODES];
     struct op queue[NODES][QUEUES][2 * TRANSFERS * CHUNKS];
     unsigned n_queue[NODES][QUEUES];
-    struct message link[NODES][NODES][MESSAGES]; /* from, to */
+    struct message link[NODES][NODES][MESSAGES]; /* [from][to] */
     unsigned sent[NODES][NODES], got[NODES][NODES];
     struct move moves[TRANSFERS];
     uint64_t dice;
@@ -308,22 +311,22 @@ static struct side *other(struct side *side)
     return side->owner ? &side->move->reader : &side->move->owner;
 }
 
-static void tell(struct side *from, int word)
+static void tell(struct side *from, int message)
 {
     struct side *to = other(from);
 
     cr_assert_lt(m.sent[from->node][to->node], MESSAGES);
-    m.link[from->node][to->node][m.sent[from->node][to->node]++] = (struct message){to, word};
+    m.link[from->node][to->node][m.sent[from->node][to->node]++] = (struct message){to, message};
 }
 
 static void model_ready(struct tickets *t)
 {
-    m.ready[t - m.turns] = true;
+    m.ready[t - m.tickets] = true;
 }
 
-static void model_say(struct ticket *turn, enum ticket_message word)
+static void model_send(struct ticket *ticket, enum ticket_message message)
 {
-    tell((struct side *)turn, (int)word);
+    tell((struct side *)ticket, (int)message);
 }
 
 static void enqueue(struct side *side)
@@ -339,8 +342,8 @@ static void send_more(struct side *side)
         return;
     while (side->next < CHUNKS && side->next - side->move->done < WINDOW)
         enqueue(side);
-    if (side->next == CHUNKS && !m.naive)
-        ticket_give(&side->turn);
+    if (side->next == CHUNKS && !m.without_tickets)
+        ticket_give(&side->ticket);
 }
 
 static void receive_all(struct side *side)
@@ -349,21 +352,21 @@ static void receive_all(struct side *side)
         enqueue(side);
 }
 
-static void model_post(struct ticket *turn)
+static void model_post(struct ticket *ticket)
 {
-    struct side *side = (struct side *)turn;
+    struct side *side = (struct side *)ticket;
 
     if (side->owner) {
         send_more(side);
         return;
     }
     receive_all(side);
-    ticket_receives_posted(turn);
+    ticket_receives_posted(ticket);
 }
 
-static const struct ticket_events model_events = {model_say, model_post};
+static const struct ticket_events model_events = {model_send, model_post};
 
-static void take_out(struct side *side)
+static void remove_ops(struct side *side)
 {
     for (unsigned q = 0; q < QUEUES; q++) {
         struct op *queue = m.queue[side->node][q];
@@ -374,26 +377,26 @@ static void take_out(struct side *side)
         m.n_queue[side->node][q] = kept;
     }
     side->gone = true;
-    if (!m.naive)
-        ticket_leave(&side->turn);
+    if (!m.without_tickets)
+        ticket_leave(&side->ticket);
 }
 
-static void hear_word(struct side *side, int word)
+static void handle(struct side *side, int message)
 {
     if (m.dead[side->node] || side->gone || side->stopped)
         return;
-    if (word == ABORT) {
+    if (message == ABORT) {
         side->stopped = true;
-    } else if (word == START && m.naive) {
+    } else if (message == START && m.without_tickets) {
         send_more(side);
-    } else if (word == START) {
-        ticket_begin(&side->turn);
+    } else if (message == START) {
+        ticket_begin(&side->ticket);
     } else {
-        cr_assert_eq(ticket_receive(&side->turn, (enum ticket_message)word, &err), RDT_OK, "%s", err.msg);
+        cr_assert_eq(ticket_receive(&side->ticket, (enum ticket_message)message, &err), RDT_OK, "%s", err.msg);
     }
 }
 
-/* The heads of two queues that match go. */
+/* Moves one chunk whose operations are at the heads of both queues. */
 static bool move_bytes(void)
 {
     unsigned first = roll(NODES * QUEUES);
@@ -415,12 +418,12 @@ static bool move_bytes(void)
         memmove(head, head + 1, --m.n_queue[node][q] * sizeof *head);
         memmove(there, there + 1, --m.n_queue[peer->node][there_q] * sizeof *there);
         move->done++;
-        if (!m.naive && CHUNKS - move->done <= WINDOW)
-            ticket_give(&move->reader.turn);
+        if (!m.without_tickets && CHUNKS - move->done <= WINDOW)
+            ticket_give(&move->reader.ticket);
         send_more(&move->owner);
         if (move->done == CHUNKS) {
-            take_out(&move->reader);
-            take_out(&move->owner);
+            remove_ops(&move->reader);
+            remove_ops(&move->owner);
         }
         return true;
     }
@@ -431,11 +434,11 @@ static void begin_move(struct move *move)
 {
     move->started = true;
     if (m.dead[move->reader.node] || m.dead[move->owner.node]) {
-        take_out(&move->reader);
-        take_out(&move->owner);
+        remove_ops(&move->reader);
+        remove_ops(&move->owner);
         return;
     }
-    if (m.naive)
+    if (m.without_tickets)
         receive_all(&move->reader);
     tell(&move->reader, START);
 }
@@ -449,7 +452,7 @@ static bool random_step(void)
         if (m.got[from][to] == m.sent[from][to])
             return false;
         struct message *message = &m.link[from][to][m.got[from][to]++];
-        hear_word(message->to, message->word);
+        handle(message->to, message->message);
         return true;
     }
     if (kind < 60) {
@@ -457,7 +460,7 @@ static bool random_step(void)
             return false;
         m.ready[from] = false;
         if (!m.dead[from])
-            tickets_run(&m.turns[from]);
+            tickets_run(&m.tickets[from]);
         return true;
     }
     if (kind < 80)
@@ -468,27 +471,27 @@ static bool random_step(void)
         begin_move(move);
         return true;
     }
-    /* what has stopped comes to rest, sooner or later; with a peer that is dead it is stopped */
+    /* The operations of a stopped side end sooner or later. A side whose peer is dead is stopped. */
     for (unsigned k = 0; k < 2; k++) {
         struct side *side = k == 0 ? &move->reader : &move->owner;
         if (!move->started || side->gone)
             continue;
         side->stopped = side->stopped || m.dead[other(side)->node] || m.dead[side->node];
         if (side->stopped) {
-            take_out(side);
+            remove_ops(side);
             return true;
         }
     }
     return false;
 }
 
-static void model_begin(uint64_t seed, bool naive, bool ring)
+static void model_begin(uint64_t seed, bool without_tickets, bool ring)
 {
     memset(&m, 0, sizeof m);
     m.dice = seed;
-    m.naive = naive;
+    m.without_tickets = without_tickets;
     for (unsigned i = 0; i < NODES; i++)
-        tickets_init(&m.turns[i], model_ready);
+        tickets_init(&m.tickets[i], model_ready);
     for (unsigned i = 0; i < TRANSFERS; i++) {
         struct side *sides[] = {&m.moves[i].reader, &m.moves[i].owner};
         sides[0]->node = roll(NODES);
@@ -502,15 +505,15 @@ static void model_begin(uint64_t seed, bool naive, bool ring)
                 sides[k]->queues[q] = q == 0 ? roll(QUEUES) : 1 - sides[k]->queues[0];
                 names[q] = sides[k]->queues[q] ? "b" : "a";
             }
-            if (!naive)
-                cr_assert_eq(ticket_init(&sides[k]->turn, &m.turns[sides[k]->node], &model_events, k == 1,
+            if (!without_tickets)
+                cr_assert_eq(ticket_init(&sides[k]->ticket, &m.tickets[sides[k]->node], &model_events, k == 1,
                                        sides[k]->node < sides[1 - k]->node, "t", names, sides[k]->n_queues, &err),
                              RDT_OK);
         }
     }
 }
 
-static unsigned left(void)
+static unsigned n_unended(void)
 {
     unsigned n = 0;
 
@@ -519,12 +522,12 @@ static unsigned left(void)
     return n;
 }
 
-/* Until nothing has happened for very long; how many transfers have not ended. */
+/* Runs until all transfers have ended, or nothing has happened for long. Returns how many have not ended. */
 static unsigned model_run(unsigned cancels, unsigned deaths)
 {
     unsigned idle = 0;
 
-    for (unsigned step = 0; idle < 20000 && left() > 0; step++) {
+    for (unsigned step = 0; idle < 20000 && n_unended() > 0; step++) {
         if (step % 50 == 49 && cancels > 0) {
             struct move *move = &m.moves[roll(TRANSFERS)];
             cancels--;
@@ -539,9 +542,9 @@ static unsigned model_run(unsigned cancels, unsigned deaths)
         }
         idle = random_step() ? 0 : idle + 1;
     }
-    for (unsigned i = 0; i < NODES && left() == 0 && !m.naive; i++)
-        tickets_fini(&m.turns[i]);
-    return left();
+    for (unsigned i = 0; i < NODES && n_unended() == 0 && !m.without_tickets; i++)
+        tickets_fini(&m.tickets[i]);
+    return n_unended();
 }
 
 Test(ticket, every_schedule_ends)
@@ -549,7 +552,7 @@ Test(ticket, every_schedule_ends)
     for (uint64_t seed = 1; seed <= 300; seed++) {
         model_begin(seed, false, seed % 3 == 0);
         unsigned stuck = model_run(0, 0);
-        cr_assert_eq(stuck, 0, "seed %llu: %u transfers hold each other up", (unsigned long long)seed, stuck);
+        cr_assert_eq(stuck, 0, "seed %llu: %u transfers block each other", (unsigned long long)seed, stuck);
     }
 }
 
@@ -558,12 +561,12 @@ Test(ticket, every_schedule_ends_with_cancels_and_deaths)
     for (uint64_t seed = 1; seed <= 300; seed++) {
         model_begin(seed, false, seed % 3 == 0);
         unsigned stuck = model_run(30, seed % 3);
-        cr_assert_eq(stuck, 0, "seed %llu: %u transfers hold each other up", (unsigned long long)seed, stuck);
+        cr_assert_eq(stuck, 0, "seed %llu: %u transfers block each other", (unsigned long long)seed, stuck);
     }
 }
 
-/* The model sees what it is there for. */
-Test(ticket, without_turns_the_model_stands_still)
+/* The model does detect transfers that block each other. */
+Test(ticket, model_blocks_without_tickets)
 {
     unsigned stuck = 0;
 
