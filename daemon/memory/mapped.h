@@ -18,9 +18,9 @@
 
 #include "daemon/memory/region.h"
 
-struct mapped {       /* of one reader; all zero: it keeps nothing mapped */
-    struct list list; /* struct reader.by_client, the most recently used last */
-    struct map by_id; /* region id -> struct reader */
+struct mapped {                                        /* of one reader; all zero: it keeps nothing mapped */
+    struct list list;                                  /* struct reader.by_client, the most recently used last */
+    struct map by_id;                                  /* region id -> struct reader */
     void (*on_drop)(struct mapped *, uint64_t region); /* the mapping is no longer useful: tell the reader */
 };
 

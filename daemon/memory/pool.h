@@ -13,12 +13,12 @@
 #ifndef DAEMON_POOL_H
 #define DAEMON_POOL_H
 
-#include "daemon/base/sigbus_guard.h"
 #include "daemon/base/list.h"
 #include "daemon/base/memory_room.h"
 #include "daemon/base/owner.h"
-#include "daemon/plugins/plugin.h"
+#include "daemon/base/sigbus_guard.h"
 #include "daemon/base/work.h"
+#include "daemon/plugins/plugin.h"
 
 #define BLOCK_MAX_REGISTRATIONS 4
 /* Memory of up to this size is allocated in the loop, and not pooled. A private copy into memory that the loop
@@ -61,18 +61,18 @@ struct pool_block {
 struct pool_class {
     struct list free; /* struct pool_block, the latest last */
     unsigned n_free;
-    unsigned n_pending;       /* blocks that the work pool is allocating or zeroing */
-    unsigned n_wanted;        /* requests, each within idle_ns of the one before it */
-    uint64_t last_wanted_ns;  /* 0: never */
+    unsigned n_pending;      /* blocks that the work pool is allocating or zeroing */
+    unsigned n_wanted;       /* requests, each within idle_ns of the one before it */
+    uint64_t last_wanted_ns; /* 0: never */
 };
 
 struct pool {
     struct work_pool *work;
-    struct memory_room *room;    /* what the kernel lets the daemon have, for blocks that are allocated ahead */
+    struct memory_room *room; /* what the kernel lets the daemon have, for blocks that are allocated ahead */
     struct memory_kind *kind;
-    uint64_t max_bytes, idle_ns; /* max_bytes 0: nothing is pooled */
-    uint64_t bytes;              /* of blocks that are free, being allocated or being zeroed */
-    uint64_t hits, misses;       /* requests that a free block served, and those that none could */
+    uint64_t max_bytes, idle_ns;                           /* max_bytes 0: nothing is pooled */
+    uint64_t bytes;                                        /* of blocks that are free, being allocated or being zeroed */
+    uint64_t hits, misses;                                 /* requests that a free block served, and those that none could */
     struct transport *transports[BLOCK_MAX_REGISTRATIONS]; /* blocks allocated ahead are registered with these */
     unsigned n_transports;
     bool closed;

@@ -6,10 +6,10 @@
 #include <string.h>
 
 #include "daemon/base/sm.h"
+#include "daemon/memory/region_cache.h"
 #include "daemon/memory/region_fill.h"
 #include "daemon/memory/region_impl.h"
 #include "daemon/memory/region_orphans.h"
-#include "daemon/memory/region_cache.h"
 
 /* ---- the table ---- */
 

@@ -49,16 +49,16 @@
 
 #include "daemon/base/account.h"
 #include "daemon/base/deadline.h"
-#include "daemon/memory/device_pool.h"
 #include "daemon/base/events.h"
 #include "daemon/base/index.h"
 #include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/base/memory_room.h"
-#include "daemon/plugins/plugin.h"
-#include "daemon/memory/pool.h"
 #include "daemon/base/owner_work.h"
 #include "daemon/base/work.h"
+#include "daemon/memory/device_pool.h"
+#include "daemon/memory/pool.h"
+#include "daemon/plugins/plugin.h"
 #include "proto/layout.h"
 #include "rdt.pb-c.h"
 
@@ -127,9 +127,9 @@ struct region {
     struct memory_kind *kind;
     struct memory_device *device; /* NULL: host memory. If not, only the plug-in touches it: block.addr is in the device */
     struct rdt_block block;
-    int guard;      /* the SIGBUS guard of its mapping; GUARD_NONE: its pages cannot be missing */
-    uint64_t bytes; /* the size that was requested */
-    uint64_t room;  /* the size that is charged and mapped: whole pages, or its size class */
+    int guard;             /* the SIGBUS guard of its mapping; GUARD_NONE: its pages cannot be missing */
+    uint64_t bytes;        /* the size that was requested */
+    uint64_t room;         /* the size that is charged and mapped: whole pages, or its size class */
     uint64_t filled_bytes; /* imported memory: the missing pages that the daemon creates and is charged for (region_fill.h) */
     enum region_origin origin;
     struct account *account; /* a reference */
@@ -168,8 +168,8 @@ void regions_fini(struct regions *regions);
 
 /* From now on unused memory is kept for reuse: at most pool_max_bytes in the pool of host memory, and at most
  * cached_max_bytes in the region cache of each client; 0: none. Memory that is unused for idle_ns is freed. */
-void regions_set_reuse(struct regions *regions, struct deadlines *deadlines, uint64_t pool_max_bytes,
-                       uint64_t cached_max_bytes, uint64_t idle_ns);
+void regions_set_reuse(struct regions *regions, struct deadlines *deadlines, uint64_t pool_max_bytes, uint64_t cached_max_bytes,
+                       uint64_t idle_ns);
 
 /* Frees all pooled memory on the work pool, which must still run, and stops the timer. */
 void regions_close(struct regions *regions);

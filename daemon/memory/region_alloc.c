@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/memory/region_impl.h"
 #include "daemon/memory/region_cache.h"
+#include "daemon/memory/region_impl.h"
 
 struct page_work {
     struct work work; /* first */
@@ -136,9 +136,8 @@ static bool take_room(struct region *region, struct list *victims)
 {
     struct regions *regions = region->regions;
     uint64_t pages = pool_pages_bytes(region->kind, region->bytes);
-    uint64_t room = region->origin == REGION_ALLOCATED
-                        ? pages
-                        : pool_room_bytes(&regions->free_pool, region->kind, region->bytes);
+    uint64_t room =
+        region->origin == REGION_ALLOCATED ? pages : pool_room_bytes(&regions->free_pool, region->kind, region->bytes);
 
     if (!make_room(regions, room, victims) && !make_room(regions, room = pages, victims))
         return false;

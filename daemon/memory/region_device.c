@@ -350,10 +350,9 @@ static enum rdt_status check_import(const struct memory_kind *kind, const struct
     for (uint32_t i = 0; i < import->n_fds; i++)
         all = import->chunk_bytes[i] > UINT64_MAX - all ? UINT64_MAX : all + import->chunk_bytes[i];
     if (import->n_fds == 0 || import->offset > all || import->bytes > all - import->offset)
-        return rdt_error_set(err, RDT_INVALID,
-                             "an import of %llu bytes at offset %llu does not fit into its %u chunks, which have %llu bytes",
-                             (unsigned long long)import->bytes, (unsigned long long)import->offset, import->n_fds,
-                             (unsigned long long)all);
+        return rdt_error_set(
+            err, RDT_INVALID, "an import of %llu bytes at offset %llu does not fit into its %u chunks, which have %llu bytes",
+            (unsigned long long)import->bytes, (unsigned long long)import->offset, import->n_fds, (unsigned long long)all);
     return RDT_OK;
 }
 
@@ -373,8 +372,8 @@ enum rdt_status region_import_device(struct regions *regions, const char *kind_n
     if (status == RDT_OK)
         status = find_device(kind, device_name, &device, err);
     if (status == RDT_OK)
-        status = region_new(regions, kind, device, import->bytes, REGION_IMPORTED, account, client, import->n_fds, &region,
-                            err);
+        status =
+            region_new(regions, kind, device, import->bytes, REGION_IMPORTED, account, client, import->n_fds, &region, err);
     if (status != RDT_OK)
         return status;
     region->writable_outside = true;

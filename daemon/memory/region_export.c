@@ -65,8 +65,8 @@ static enum rdt_status check_reach(const struct region *region, uint64_t client,
 bool region_may_be_cached(const struct region *region, uint64_t client)
 {
     return region_is_host(region) && region->regions->cached_max_bytes > 0 && region->origin != REGION_IMPORTED &&
-           region->exported_to == client && region->exposure != REGION_SHARED && region->writable_outside &&
-           !region->sealed && list_empty(&region->readers) && !sigbus_guard_is_broken(region->guard);
+           region->exported_to == client && region->exposure != REGION_SHARED && region->writable_outside && !region->sealed &&
+           list_empty(&region->readers) && !sigbus_guard_is_broken(region->guard);
 }
 
 /* ---- descriptors of host memory ---- */
@@ -114,21 +114,21 @@ static enum rdt_status ask_export(struct region *region, struct rdt_export *expo
     status = region->kind->ops.export_block(region->kind->instance, &region->block, export_p, err);
     if (status != RDT_OK)
         return status;
-    if (export_p->kind == RDT_IMPORT_VMM ? export_p->n_fds == 0 || export_p->n_fds > RDT_EXPORT_MAX_FDS || !export_p->fds ||
-                                               !export_p->chunk_bytes
-                                         : export_p->kind != RDT_IMPORT_LEGACY_IPC || export_p->handle_bytes == 0 ||
-                                               export_p->handle_bytes > sizeof export_p->handle)
+    if (export_p->kind == RDT_IMPORT_VMM
+            ? export_p->n_fds == 0 || export_p->n_fds > RDT_EXPORT_MAX_FDS || !export_p->fds || !export_p->chunk_bytes
+            : export_p->kind != RDT_IMPORT_LEGACY_IPC || export_p->handle_bytes == 0 ||
+                  export_p->handle_bytes > sizeof export_p->handle)
         return rdt_error_set(err, RDT_INTERNAL, "memory kind %s exports neither chunks nor a handle", region->kind->name);
     return RDT_OK;
 }
 
 enum rdt_status region_share_fds(struct region *region, unsigned *n_p, struct rdt_error *err)
 {
-    struct rdt_export export;
-    enum rdt_status status = ask_export(region, &export, err);
+    struct rdt_export exported;
+    enum rdt_status status = ask_export(region, &exported, err);
 
     if (status == RDT_OK)
-        *n_p = export.kind == RDT_IMPORT_VMM ? export.n_fds : 0;
+        *n_p = exported.kind == RDT_IMPORT_VMM ? exported.n_fds : 0;
     return status;
 }
 
@@ -136,17 +136,17 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
                              unsigned *n_p, struct rdt_error *err)
 {
     Rdt__Pb__Share *message = &share_p->message;
-    struct rdt_export export;
+    struct rdt_export exported;
     unsigned n = 0;
     enum rdt_status status = check_reach(region, client, err);
 
     if (status == RDT_OK)
-        status = ask_export(region, &export, err);
-    if (status == RDT_OK && export.kind == RDT_IMPORT_VMM && export.n_fds > room)
+        status = ask_export(region, &exported, err);
+    if (status == RDT_OK && exported.kind == RDT_IMPORT_VMM && exported.n_fds > room)
         status = rdt_error_set(err, RDT_LIMIT, "region %llu is made of %u chunks, and one message carries %u file descriptors",
-                               (unsigned long long)region->id, export.n_fds, room);
-    for (; status == RDT_OK && export.kind == RDT_IMPORT_VMM && n < export.n_fds; n++) {
-        fds_p[n] = fcntl(export.fds[n], F_DUPFD_CLOEXEC, 0);
+                               (unsigned long long)region->id, exported.n_fds, room);
+    for (; status == RDT_OK && exported.kind == RDT_IMPORT_VMM && n < exported.n_fds; n++) {
+        fds_p[n] = fcntl(exported.fds[n], F_DUPFD_CLOEXEC, 0);
         if (fds_p[n] < 0)
             status = rdt_error_sys(err, errno, "duplicating a descriptor of %s memory", region->kind->name);
     }
@@ -159,14 +159,14 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
     rdt__pb__share__init(message);
     message->memory = (char *)region->kind->name;
     message->device = region->device->uuid;
-    message->kind = (Rdt__Pb__RegionKind)export.kind;
-    message->offset = export.offset;
-    if (export.kind == RDT_IMPORT_VMM) {
-        message->n_chunk_bytes = export.n_fds;
-        message->chunk_bytes = (uint64_t *)(uintptr_t)export.chunk_bytes;
+    message->kind = (Rdt__Pb__RegionKind)exported.kind;
+    message->offset = exported.offset;
+    if (exported.kind == RDT_IMPORT_VMM) {
+        message->n_chunk_bytes = exported.n_fds;
+        message->chunk_bytes = (uint64_t *)(uintptr_t)exported.chunk_bytes;
     } else {
-        memcpy(share_p->handle, export.handle, export.handle_bytes);
-        message->handle = (ProtobufCBinaryData){export.handle_bytes, share_p->handle};
+        memcpy(share_p->handle, exported.handle, exported.handle_bytes);
+        message->handle = (ProtobufCBinaryData){exported.handle_bytes, share_p->handle};
     }
     region->writable_outside = true;
     region_expose(region, client);

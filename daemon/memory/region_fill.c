@@ -21,7 +21,7 @@ struct range { /* bytes [lo, hi) of a region: whole pages */
 };
 
 struct counting {
-    struct work work; /* first */
+    struct work work;      /* first */
     struct region *region; /* a reference */
     region_ready on_ready;
     void *arg;
@@ -243,8 +243,7 @@ static enum rdt_status start_counting(struct region *region, struct range *take_
 
     if (!counting) {
         free(take_ranges);
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to count the pages of region %llu",
-                             (unsigned long long)region->id);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to count the pages of region %llu", (unsigned long long)region->id);
     }
     *counting = (struct counting){.work = {.run = run_count, .done = done_count, .lane = region->creator},
                                   .region = region_ref(region),
@@ -274,8 +273,7 @@ static enum rdt_status fill_one(struct region *region, const struct layout *layo
         return err ? err->status : RDT_SYSTEM;
     ranges = malloc((layout->count + 1u) * sizeof *ranges);
     if (!ranges)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to count the pages of region %llu",
-                             (unsigned long long)region->id);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to count the pages of region %llu", (unsigned long long)region->id);
     n = find_ranges(region, layout, index, ranges);
     if (n <= LITTLE_RANGES)
         n = merge(ranges, n);

@@ -22,8 +22,8 @@ static void run_register(struct work *work)
     struct region *region = job->region;
 
     job->status = job->transport->ops.register_memory(job->transport->instance, region->block.addr,
-                                                        region->origin == REGION_IMPORTED ? region->bytes : region->room,
-                                                        region->kind->name, &job->handle, &job->err);
+                                                      region->origin == REGION_IMPORTED ? region->bytes : region->room,
+                                                      region->kind->name, &job->handle, &job->err);
 }
 
 static void run_unregister(struct work *work)

@@ -50,8 +50,8 @@ static enum rdt_status create(const struct layout *packed, uint64_t stream_bytes
     uint64_t n;
 
     if (chunk_bytes < MIN_CHUNK_BYTES || chunk_bytes > MAX_CHUNK_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "chunks must have %u to %llu bytes, not %llu", MIN_CHUNK_BYTES,
-                             MAX_CHUNK_BYTES, (unsigned long long)chunk_bytes);
+        return rdt_error_set(err, RDT_INVALID, "chunks must have %u to %llu bytes, not %llu", MIN_CHUNK_BYTES, MAX_CHUNK_BYTES,
+                             (unsigned long long)chunk_bytes);
     if (stream_bytes / chunk_bytes > MAX_CHUNKS)
         return rdt_error_set(err, RDT_LIMIT, "%llu bytes in chunks of %llu are too many chunks",
                              (unsigned long long)stream_bytes, (unsigned long long)chunk_bytes);

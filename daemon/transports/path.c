@@ -174,8 +174,8 @@ static bool find_least(const struct path_query *query, const struct path_decisio
     static const struct {
         const char *name;
         uint32_t speed;
-    } always[] = {{"", 0},           {"direct", 0},        {"share", SPEED_SHARE},
-                  {"cow", SPEED_COW}, {"copy", SPEED_COPY}, {"inline", SPEED_INLINE}};
+    } always[] = {
+        {"", 0}, {"direct", 0}, {"share", SPEED_SHARE}, {"cow", SPEED_COW}, {"copy", SPEED_COPY}, {"inline", SPEED_INLINE}};
 
     for (unsigned i = 0; i < sizeof always / sizeof always[0]; i++)
         if (strcasecmp(query->least, always[i].name) == 0) {

@@ -48,9 +48,9 @@ struct path_offer {
     bool stages_source, stages_target;        /* at that end the bytes can go through host memory, which it moves */
     bool one_sided, two_sided;                /* what the connection can do */
     bool connected;                           /* false: the connection is being built or rebuilt */
-    char refusal[160];         /* why the connection is neither one- nor two-sided; "": it does not say */
-    const char *group;         /* the group that moves the bytes; NULL: a connection does */
-    const char *group_why_not; /* why no group can; NULL: one can, or none is needed */
+    char refusal[160];                        /* why the connection is neither one- nor two-sided; "": it does not say */
+    const char *group;                        /* the group that moves the bytes; NULL: a connection does */
+    const char *group_why_not;                /* why no group can; NULL: one can, or none is needed */
 };
 
 struct path_query {

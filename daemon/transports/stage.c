@@ -91,7 +91,7 @@ static void on_memory(void *arg, struct region *region, const struct rdt_error *
 }
 
 enum rdt_status stage_create(struct regions *regions, struct memory_kind *kind, uint32_t slots, uint64_t slot_bytes,
-                          struct account *account, stage_ready on_ready, void *arg, struct rdt_error *err)
+                             struct account *account, stage_ready on_ready, void *arg, struct rdt_error *err)
 {
     struct stage *stage;
     struct stage_work *creation;

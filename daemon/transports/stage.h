@@ -26,7 +26,7 @@ typedef void (*stage_ready)(void *arg, struct stage *stage, const struct rdt_err
 /* Begins to create a stage of at most STAGE_MAX_SLOTS slots, charged to `account`. Returns RDT_AGAIN: on_ready is called
  * later. Errors, after which on_ready is not called: NO_MEMORY, LIMIT (of memory_limit or the account), UNSUPPORTED. */
 enum rdt_status stage_create(struct regions *regions, struct memory_kind *kind, uint32_t slots, uint64_t slot_bytes,
-                          struct account *account, stage_ready on_ready, void *arg, struct rdt_error *err);
+                             struct account *account, stage_ready on_ready, void *arg, struct rdt_error *err);
 
 /* Frees a stage of which no slot is in use; NULL is allowed. */
 void stage_destroy(struct stage *stage);

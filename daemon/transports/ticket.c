@@ -11,7 +11,7 @@ struct ticket_queue {
     struct list link;
     unsigned refs;      /* the places in it, listed or not */
     struct list places; /* struct ticket_place.link, in the order in which they joined */
-    char name[]; /* "nccl/gpu0" */
+    char name[];        /* "nccl/gpu0" */
 };
 
 struct ticket_place {
