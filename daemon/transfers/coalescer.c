@@ -1,4 +1,4 @@
-
+/* See coalescer.h. */
 #include <assert.h>
 #include <stdlib.h>
 

@@ -75,7 +75,7 @@ void peer_session_ping(struct peer_session *session)
     peer_probe(session->peer);
 }
 
-void peer_session_doubt(struct transfer *transfer)
+void peer_session_verify(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
     struct peer_session *session = transfer->pull.peer;

@@ -25,7 +25,7 @@ struct peer_session {
     uint64_t fell_back;     /* transfers from that node by a slower transport than both nodes have */
     char fell_back_to[140]; /* what was logged last about that: "stream instead of ucx" */
     uint64_t asked;         /* the number of the last peer_probe */
-    bool answer_due;        /* the peer has not answered it yet */
+    bool answer_due;        /* the peer has not answered that ping yet */
 };
 
 /* Finds or creates the session of a peer. NULL: no memory. */
@@ -46,6 +46,6 @@ void peer_session_ping(struct peer_session *session);
 /* A failed operation may be the first sign that the whole node is lost. The transfer has noted the failure
  * (pull.failed). It ends with that failure when the peer has answered a ping, or with PEER_LOST if the link
  * goes down instead. */
-void peer_session_doubt(struct transfer *transfer);
+void peer_session_verify(struct transfer *transfer);
 
 #endif

@@ -344,7 +344,7 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
     if (!pt->transport->available)
         offer->here_why_not = pt->transport->why_not;
     if (!pt->remote_known)
-        offer->there_why_not = "it does not offer it";
+        offer->there_why_not = "it does not offer the transport";
     else if (pt->remote_why_not[0] != '\0')
         offer->there_why_not = pt->remote_why_not;
     offer->moves_source = !pt->remote_known || has_word(pt->remote_memory, source_memory);

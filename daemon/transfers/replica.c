@@ -1,4 +1,4 @@
-
+/* See replica.h. */
 #include <assert.h>
 #include <stdlib.h>
 
@@ -8,9 +8,9 @@
 #include "daemon/transfers/serve.h"
 #include "daemon/transfers/transfer_impl.h"
 
-/* A pull may arrive before the answer that creates the replica. Its reader has its own timeout. */
+/* How long a pull waits for the answer that creates the replica. */
 #define EXPECT_NS 5000000000ll
-#define WORD_MAX 1000u /* how many generations fit into one message */
+#define MAX_GENERATIONS 1000u /* of one message */
 
 void replicas_init(struct replicas *replicas, struct transfers *transfers, const struct replica_events *events)
 {
@@ -36,8 +36,8 @@ struct replica *replica_find(const struct replicas *replicas, const uint8_t node
 
 /* ---- messages to the owner's node ---- */
 
-static void tell(struct peer_session *origin, uint64_t *whole, size_t n_whole, uint64_t *dropped, uint64_t *invalidated,
-                 size_t n_invalidated)
+static void send_copies(struct peer_session *origin, uint64_t *whole, size_t n_whole, uint64_t *dropped, uint64_t *invalidated,
+                        size_t n_invalidated)
 {
     Rdt__Pb__Copies copies = RDT__PB__COPIES__INIT;
 
@@ -53,7 +53,7 @@ static void tell(struct peer_session *origin, uint64_t *whole, size_t n_whole, u
 
 void replica_decline(struct peer_session *origin, uint64_t generation)
 {
-    tell(origin, NULL, 0, &generation, NULL, 0);
+    send_copies(origin, NULL, 0, &generation, NULL, 0);
 }
 
 /* ---- life ---- */
@@ -183,9 +183,9 @@ static bool visible_to(const struct replica *replica, const struct owner *reques
     return replica->visibility == RDT__PB__VISIBILITY__VISIBILITY_TENANT && strcmp(owner->tenant, requester->tenant) == 0;
 }
 
-/* Whether a message that the object has ended could not have been missed. If the owner's node cannot deliver
- * that message, it waits for this node until its own timeout after the last message from here, and that
- * message is not older than the ping that it answered. A quarter of the time is left for clocks that differ. */
+/* True: this node cannot have missed a message that the object has ended. If the owner's node cannot deliver that message, it
+ * waits for this node until its own timeout after the last message from here, which is not older than the ping that it
+ * answered. A quarter of that time is left for clocks that differ. */
 bool replica_is_fresh(const struct replica *replica)
 {
     const struct peer *peer = replica->origin->peer;
@@ -311,7 +311,7 @@ void replica_whole(struct replica *replica)
     wake_pulls(replica);
     if (replica->listed) {
         replica_used(replica);
-        tell(replica->origin, &replica->ref.generation, 1, NULL, NULL, 0);
+        send_copies(replica->origin, &replica->ref.generation, 1, NULL, NULL, 0);
         make_room(replicas);
         if (replicas->bytes > replicas->transfers->options->replicas_max_bytes)
             drop(replica);
@@ -419,7 +419,7 @@ bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes)
 
 void replicas_peer_up(struct replicas *replicas, struct peer_session *session)
 {
-    uint64_t generations[WORD_MAX];
+    uint64_t generations[MAX_GENERATIONS];
     size_t n = 0;
 
     list_for_each_safe (node, &replicas->listed) {
@@ -431,54 +431,54 @@ void replicas_peer_up(struct replicas *replicas, struct peer_session *session)
             continue;
         }
         generations[n++] = replica->ref.generation;
-        if (n == WORD_MAX) {
-            tell(session, generations, n, NULL, NULL, 0);
+        if (n == MAX_GENERATIONS) {
+            send_copies(session, generations, n, NULL, NULL, 0);
             n = 0;
         }
     }
     if (n > 0)
-        tell(session, generations, n, NULL, NULL, 0);
+        send_copies(session, generations, n, NULL, NULL, 0);
 }
 
-void replicas_on_news(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Copies *news)
+void replicas_on_copies(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Copies *message)
 {
-    for (size_t i = 0; i < news->n_valid; i++) {
-        struct replica *replica = replica_find(replicas, session->peer->uuid, news->valid[i]);
+    for (size_t i = 0; i < message->n_valid; i++) {
+        struct replica *replica = replica_find(replicas, session->peer->uuid, message->valid[i]);
         if (replica)
             replica->epoch = session->peer->epoch;
         else /* The replica was dropped while the message was under way. */
-            replica_decline(session, news->valid[i]);
+            replica_decline(session, message->valid[i]);
     }
-    for (size_t i = 0; i < news->n_invalid; i++) {
-        struct replica *replica = replica_find(replicas, session->peer->uuid, news->invalid[i]);
+    for (size_t i = 0; i < message->n_invalid; i++) {
+        struct replica *replica = replica_find(replicas, session->peer->uuid, message->invalid[i]);
         if (replica)
             unlist(replica);
     }
-    if (news->n_invalid > 0)
-        tell(session, NULL, 0, NULL, news->invalid, news->n_invalid);
+    if (message->n_invalid > 0)
+        send_copies(session, NULL, 0, NULL, message->invalid, message->n_invalid);
 }
 
 /* ---- memory ---- */
 
 uint64_t replicas_evict(struct replicas *replicas, uint64_t bytes)
 {
-    uint64_t there = 0, given = 0;
+    uint64_t idle_bytes = 0, evicted_bytes = 0;
 
     list_for_each (node, &replicas->listed) {
         const struct replica *replica = container_of(node, struct replica, link);
-        there += idle(replica) ? replica->bytes : 0;
+        idle_bytes += idle(replica) ? replica->bytes : 0;
     }
-    if (there < bytes)
-        return there; /* Evicting all idle replicas would not free enough memory. */
+    if (idle_bytes < bytes)
+        return idle_bytes; /* Evicting all idle replicas would not free enough memory. */
     list_for_each_safe (node, &replicas->listed) {
         struct replica *replica = container_of(node, struct replica, link);
-        if (given >= bytes)
+        if (evicted_bytes >= bytes)
             break;
         if (!idle(replica))
             continue;
-        given += replica->bytes;
-        log_debug("the replica of obj %016llx is evicted", (unsigned long long)replica->ref.generation);
+        evicted_bytes += replica->bytes;
+        log_debug("obj %016llx: evicting its replica", (unsigned long long)replica->ref.generation);
         drop(replica);
     }
-    return there;
+    return idle_bytes;
 }

@@ -111,7 +111,7 @@ bool replica_is_fresh(const struct replica *replica);
 /* ---- for the transfer that fills it ---- */
 
 /* The answer, which the transfer has read, is about a snapshot that this node shall keep. Sets
- * transfer->replica, with a reference. false: no memory; then there is no replica. */
+ * transfer->pull.replica, with a reference. false: no memory; then there is no replica. */
 bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
 /* Its memory was allocated. */
@@ -145,7 +145,7 @@ bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes)
 /* ---- word from and to the owner's node ---- */
 
 void replicas_peer_up(struct replicas *replicas, struct peer_session *session);
-void replicas_on_news(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Copies *news);
+void replicas_on_copies(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Copies *message);
 
 /* Tells a node that answered PULL with `keep` that this node keeps no replica. */
 void replica_decline(struct peer_session *origin, uint64_t generation);

@@ -1,4 +1,4 @@
-
+/* See replica_directory.h. */
 #include <assert.h>
 #include <stdlib.h>
 
@@ -201,7 +201,7 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry)
 
 /* ---- messages ---- */
 
-static void tell(struct peer_session *session, uint64_t *valid, size_t n_valid, uint64_t *invalid, size_t n_invalid)
+static void send_copies(struct peer_session *session, uint64_t *valid, size_t n_valid, uint64_t *invalid, size_t n_invalid)
 {
     Rdt__Pb__Copies copies = RDT__PB__COPIES__INIT;
 
@@ -229,26 +229,27 @@ static bool note_whole(struct replica_directory *directory, struct peer_session 
     return entry;
 }
 
-void replica_directory_on_news(struct replica_directory *directory, struct peer_session *session, const Rdt__Pb__Copies *news)
+void replica_directory_on_copies(struct replica_directory *directory, struct peer_session *session,
+                                 const Rdt__Pb__Copies *message)
 {
-    uint64_t *lists = malloc((2 * news->n_whole + 1) * sizeof *lists);
+    uint64_t *lists = malloc((2 * message->n_whole + 1) * sizeof *lists);
     size_t n_valid = 0, n_invalid = 0;
 
-    for (size_t i = 0; i < news->n_dropped + news->n_invalidated; i++) {
-        uint64_t generation = i < news->n_dropped ? news->dropped[i] : news->invalidated[i - news->n_dropped];
+    for (size_t i = 0; i < message->n_dropped + message->n_invalidated; i++) {
+        uint64_t generation = i < message->n_dropped ? message->dropped[i] : message->invalidated[i - message->n_dropped];
         struct replicated_object *replicated = map_get_u64(&directory->by_generation, generation);
         struct replica_entry *entry = replicated ? find(replicated, session) : NULL;
         if (entry)
             replica_entry_remove(entry);
     }
-    for (size_t i = 0; lists && i < news->n_whole; i++) {
-        if (note_whole(directory, session, news->whole[i]))
-            lists[n_valid++] = news->whole[i];
+    for (size_t i = 0; lists && i < message->n_whole; i++) {
+        if (note_whole(directory, session, message->whole[i]))
+            lists[n_valid++] = message->whole[i];
         else
-            lists[news->n_whole + n_invalid++] = news->whole[i];
+            lists[message->n_whole + n_invalid++] = message->whole[i];
     }
     if (lists) /* If there is no memory for the lists, the other node asks. */
-        tell(session, lists, n_valid, lists + news->n_whole, n_invalid);
+        send_copies(session, lists, n_valid, lists + message->n_whole, n_invalid);
     free(lists);
 }
 
@@ -301,7 +302,7 @@ void replica_directory_object_ended(struct replica_directory *directory, const s
         return;
     replicated->ended = true;
     list_for_each_safe (node, &replicated->nodes)
-        tell(container_of(node, struct replica_entry, link)->session, NULL, 0, &generation, 1);
+        send_copies(container_of(node, struct replica_entry, link)->session, NULL, 0, &generation, 1);
 }
 
 bool replica_directory_wait(struct replica_directory *directory, uint64_t generation, struct replica_directory_waiter *waiter)

@@ -48,9 +48,8 @@ struct replicated_object { /* an object of this node that has entries */
 };
 
 struct replica_entry {
-    struct list link,
-        /* in replicated->nodes, session->replica_entries; LOST: in replicated->lost, session->lost_entries */
-        by_node;
+    struct list link;    /* in replicated->nodes; LOST: in replicated->lost */
+    struct list by_node; /* in session->replica_entries; LOST: in session->lost_entries */
     struct replicated_object *replicated;
     struct peer_session *session;
     bool whole;
@@ -62,7 +61,7 @@ struct replica_entry {
 
 struct replica_directory_waiter {
     struct list link;
-    void (*on_settled)(struct replica_directory_waiter *); /* it was removed before */
+    void (*on_settled)(struct replica_directory_waiter *); /* called once, after removal */
 };
 
 struct replica_directory {
@@ -87,7 +86,8 @@ unsigned replica_entry_depth(const struct replica_entry *entry);
 /* Notes that the entry's node receives from this one. */
 void replica_entry_serve_here(struct replica_entry *entry);
 
-void replica_directory_on_news(struct replica_directory *directory, struct peer_session *session, const Rdt__Pb__Copies *news);
+void replica_directory_on_copies(struct replica_directory *directory, struct peer_session *session,
+                                 const Rdt__Pb__Copies *message);
 void replica_directory_link_down(struct peer_session *session);
 void replica_directory_link_up(struct peer_session *session);
 

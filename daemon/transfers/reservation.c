@@ -1,4 +1,4 @@
-
+/* See reservation.h. */
 #include <assert.h>
 #include <stdlib.h>
 
@@ -11,7 +11,7 @@ struct reservation_group {
     struct peer_session *peer; /* used for comparison only */
     unsigned unknown;          /* transfers that have joined and whose size is not known yet */
     unsigned n_ready;
-    uint64_t bytes;    /* of the transfers that wait */
+    uint64_t bytes;    /* needed by the transfers that wait */
     struct list ready; /* struct transfer.reserve.link */
 };
 
@@ -57,11 +57,11 @@ static void take_out(struct transfer *transfer)
     transfer->reserve.group = NULL;
 }
 
-static enum rdt_status judge(const struct reservation_group *group, struct rdt_error *err)
+static enum rdt_status check_limit(const struct reservation_group *group, struct rdt_error *err)
 {
     const struct regions *regions = group->reservation->regions;
     uint64_t used = regions_claimed_bytes(regions), limit = regions->limit_bytes;
-    /* This memory is freed when it is needed. */
+    /* Replicas that nobody uses; they are evicted when memory is needed. */
     uint64_t spare = regions->evict ? regions->evict(regions->evict_arg, 0) : 0;
 
     used -= spare < used ? spare : used;
@@ -70,13 +70,12 @@ static enum rdt_status judge(const struct reservation_group *group, struct rdt_e
         return RDT_OK;
     return rdt_error_set(
         err, group->bytes > limit ? RDT_LIMIT : RDT_NO_MEMORY,
-        "the %u objects of this fetch need %llu bytes together, of the daemon's memory_limit of %llu bytes %llu are "
-        "in use: fetch fewer at a time, or release some",
-        group->n_ready, (unsigned long long)group->bytes, (unsigned long long)limit, (unsigned long long)used);
+        "the %u objects of this fetch need %llu bytes together, but %llu bytes of the daemon's memory_limit of %llu are in "
+        "use: fetch fewer at a time, or release some",
+        group->n_ready, (unsigned long long)group->bytes, (unsigned long long)used, (unsigned long long)limit);
 }
 
-/* Lets all waiting transfers go on or fail, when no size is unknown or when the known sizes exceed the limit
- * already. */
+/* Lets all waiting transfers go on or fail, when all sizes are known, or when the known sizes exceed the limit already. */
 static void settle(struct reservation_group *group)
 {
     struct reservation *reservation = group->reservation;
@@ -87,7 +86,7 @@ static void settle(struct reservation_group *group)
     if (list_empty(&group->ready) || (!complete && group->bytes <= reservation->regions->limit_bytes))
         return;
     /* A single transfer learns from the allocation itself whether there is room. */
-    status = complete && group->n_ready == 1 ? RDT_OK : judge(group, &err);
+    status = complete && group->n_ready == 1 ? RDT_OK : check_limit(group, &err);
     reservation->refs++;
     while (!list_empty(&group->ready)) {
         struct transfer *transfer = container_of(list_first(&group->ready), struct transfer, reserve.link);

@@ -1,4 +1,4 @@
-/* The life of the owner's side of a pull: creation, states, failure, end. transfer_impl.h draws the states. */
+/* The life of the owner's side of a pull: creation, states, failure, end. serve.h draws the states. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,7 +134,6 @@ static void send_aborted(struct serve *out)
     (void)peer_session_send(out->session, RDT_PEER_PULL_ABORTED, &aborted.base, NULL);
 }
 
-/* Sends no more chunks. The serve ends when no operation touches the memory. */
 void serve_stop(struct serve *out)
 {
     struct transfers *transfers = out->transfers;

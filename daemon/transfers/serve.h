@@ -112,7 +112,7 @@ void serve_answer_error(struct peer_session *session, uint64_t number, const str
 
 /* ---- sending (serve_send.c) ---- */
 
-/* Whether the start that PULL carried fits the object. */
+/* Whether the start that PULL carried fits the object; it then also creates the plan. */
 bool serve_can_start(struct serve *out);
 /* Prepares memory and then sends, or lets the reader read. */
 void serve_begin(struct serve *out, struct peer_transport *pt);

@@ -117,8 +117,6 @@ static bool places_fill(struct places *places, const struct serve *out, const st
     return true;
 }
 
-/* Answers the pull: the object is there and the reader may have it. Ends the serve unless chunks are to
- * follow. */
 void serve_answer(struct serve *out, struct object *object)
 {
     Rdt__Pb__PullMeta meta = RDT__PB__PULL_META__INIT;

@@ -82,20 +82,20 @@ static enum rdt_status reserve_stage(struct serve *out, struct rdt_error *err)
     struct object *object = out->object;
     struct memory_kind *kind = NULL;
     uint32_t slots = out->transfers->options->chunks_in_flight;
-    uint64_t most = 0;
+    uint64_t max_bytes = 0;
 
     for (uint32_t i = 0; i < out->source->count && !kind; i++)
         if (layout_bytes(out->source, i) > 0)
             kind = object_region(object, out->source->region[i])->kind;
     for (uint32_t i = 0; i < out->plan->n; i++)
-        most = out->plan->chunks[i].bytes > most ? out->plan->chunks[i].bytes : most;
+        max_bytes = out->plan->chunks[i].bytes > max_bytes ? out->plan->chunks[i].bytes : max_bytes;
     out->places = calloc(object->n_regions + 1u, sizeof *out->places);
     if (!out->places)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to send object \"%s\"", out->ref.id);
     for (uint32_t i = 0; i < object->n_regions; i++)
         out->places[i].region = object->uses[i].region;
     return stage_create(out->transfers->regions, kind, slots < out->plan->n ? slots : out->plan->n,
-                     (most + 4095) & ~UINT64_C(4095), out->account, on_stage, out, err);
+                        (max_bytes + 4095) & ~UINT64_C(4095), out->account, on_stage, out, err);
 }
 
 /* Maps and registers the object's regions, one at a time. Then it sends, or lets the reader read. */
@@ -461,8 +461,8 @@ static bool send_next(struct serve *out, struct rdt_error *err)
     return true;
 }
 
-/* Whether the chunk exists and its bytes have arrived. */
-static bool is_here(const struct serve *out, uint32_t index)
+/* Whether the chunk exists, its bytes have arrived, and the reader is ready for it. */
+static bool can_send_chunk(const struct serve *out, uint32_t index)
 {
     return index < out->plan->n && index < out->credit &&
            (!out->staged || stage_free_slots(out->stage) > index - out->next_chunk) &&
@@ -473,7 +473,7 @@ static bool is_here(const struct serve *out, uint32_t index)
  * other transfers do not count, because they may stand behind this one in the queue. */
 static void send_in_order(struct serve *out)
 {
-    unsigned most = out->transfers->options->chunks_in_flight;
+    unsigned max_ops = out->transfers->options->chunks_in_flight;
     struct rdt_error err = {0};
 
     if (out->posting || out->sm.state != SERVE_SENDING)
@@ -481,7 +481,7 @@ static void send_in_order(struct serve *out)
     out->posting = true;
     out->n_ops++; /* The serve must not end meanwhile. */
     while (out->sm.state == SERVE_SENDING && out->connection->sm.state == PT_CONNECTED && !out->gathering &&
-           is_here(out, out->next_chunk) && out->n_ops - 1 < most)
+           can_send_chunk(out, out->next_chunk) && out->n_ops - 1 < max_ops)
         if (!send_next(out, &err))
             serve_fail(out, &err);
     out->n_ops--;
@@ -498,7 +498,7 @@ static void send_more(struct serve *out)
         send_in_order(out);
         return;
     }
-    if (out->sm.state != SERVE_SENDING || out->one_sided || !list_empty(&out->in_turn) || !is_here(out, out->next_chunk))
+    if (out->sm.state != SERVE_SENDING || out->one_sided || !list_empty(&out->in_turn) || !can_send_chunk(out, out->next_chunk))
         return;
     list_append(&out->connection->sending, &out->in_turn);
     serve_pump(out->connection);
@@ -538,7 +538,7 @@ void serve_pump(struct peer_transport *pt)
         struct rdt_error err = {0};
 
         list_remove(&out->in_turn);
-        if (is_here(out, out->next_chunk + 1))
+        if (can_send_chunk(out, out->next_chunk + 1))
             list_append(&pt->sending, &out->in_turn);
         if (!send_next(out, &err))
             serve_fail(out, &err);

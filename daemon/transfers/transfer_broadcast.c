@@ -15,7 +15,7 @@
 #include "wire_ref.h"
 
 #define BIT(state) (1u << (state))
-#define LOOK_NS 200000000ll
+#define GROUP_POLL_NS 200000000ll
 
 static const struct sm_state states[] = {
     [BROADCAST_WAITING] = {"waiting", BIT(BROADCAST_ASKED) | BIT(BROADCAST_OVER)},
@@ -48,7 +48,7 @@ static void broadcast_free(struct broadcast *broadcast)
     free(broadcast);
 }
 
-static void tell_over(const struct broadcast *broadcast, const struct receiver *receiver)
+static void send_over(const struct broadcast *broadcast, const struct receiver *receiver)
 {
     Rdt__Pb__BroadcastWord word = RDT__PB__BROADCAST_WORD__INIT;
 
@@ -59,7 +59,8 @@ static void tell_over(const struct broadcast *broadcast, const struct receiver *
         (void)peer_session_send(receiver->session, RDT_PEER_BROADCAST_WORD, &word.base, NULL);
 }
 
-static void let_go(struct receiver *receiver)
+/* Fails the pull that was ready for a collective broadcast. */
+static void drop_pull(struct receiver *receiver)
 {
     struct serve *out = receiver->out;
     struct rdt_error err;
@@ -76,8 +77,8 @@ static void let_go(struct receiver *receiver)
 static void end_round(struct broadcast *broadcast)
 {
     for (uint32_t i = 0; i < broadcast->n_receivers; i++) {
-        tell_over(broadcast, &broadcast->receivers[i]);
-        let_go(&broadcast->receivers[i]);
+        send_over(broadcast, &broadcast->receivers[i]);
+        drop_pull(&broadcast->receivers[i]);
         broadcast->receivers[i].asked = false;
     }
 }
@@ -121,7 +122,7 @@ static void receiver_failed(struct broadcast *broadcast, struct receiver *receiv
     if (broadcast->failure.status == RDT_OK)
         broadcast->failure = *why;
     receiver->done = true;
-    let_go(receiver);
+    drop_pull(receiver);
 }
 
 static enum rdt_status is_down(const struct group *group, struct rdt_error *err)
@@ -180,8 +181,8 @@ static void ask_all(struct broadcast *broadcast)
     }
 }
 
-/* Whether the transport can do it by its own broadcast: every node of the group takes part, and none has the
- * object yet. */
+/* Whether the transport's own broadcast can move the object: every node of the group takes part, and none has the object
+ * yet. */
 static bool can_be_collective(const struct broadcast *broadcast)
 {
     const struct group *group = broadcast->group;
@@ -197,10 +198,10 @@ static bool can_be_collective(const struct broadcast *broadcast)
     return !plugin_conn_queue(&conn, "host", "");
 }
 
-static void by_sends(struct broadcast *broadcast, const char *why);
+static void restart_by_sends(struct broadcast *broadcast, const char *why);
 
 /* Whether a collective round cannot succeed: all nodes must be ready, and one never will be. */
-static bool is_doomed(const struct broadcast *broadcast)
+static bool cannot_succeed(const struct broadcast *broadcast)
 {
     if (!broadcast->collective || broadcast->sm.state != BROADCAST_ASKED)
         return false;
@@ -223,13 +224,13 @@ static void next_round(struct broadcast *broadcast, bool collective)
         deadline_unset(broadcast->transfers->deadlines, &broadcast->deadline);
     ask_all(broadcast);
     broadcast->busy = false;
-    if (is_doomed(broadcast))
-        by_sends(broadcast, broadcast->failure.msg);
+    if (cannot_succeed(broadcast))
+        restart_by_sends(broadcast, broadcast->failure.msg);
     else
         broadcast_settle(broadcast);
 }
 
-static void by_sends(struct broadcast *broadcast, const char *why)
+static void restart_by_sends(struct broadcast *broadcast, const char *why)
 {
     log_debug("broadcast %llu moves by sends: %s", (unsigned long long)broadcast->number, why);
     end_round(broadcast);
@@ -243,15 +244,15 @@ static void begin(struct broadcast *broadcast)
     next_round(broadcast, can_be_collective(broadcast));
 }
 
-/* The group tells when it opens, but not when it stays down. */
-static void look_at_group(struct broadcast *broadcast)
+/* The group reports when it opens, but not that it stays down. */
+static void check_group_state(struct broadcast *broadcast)
 {
     struct rdt_error err;
 
     if (broadcast->group->sm.state == GROUP_READY) {
         begin(broadcast);
     } else if (group_will_be_ready(broadcast->group)) {
-        (void)deadline_set(broadcast->transfers->deadlines, &broadcast->deadline, LOOK_NS);
+        (void)deadline_set(broadcast->transfers->deadlines, &broadcast->deadline, GROUP_POLL_NS);
     } else {
         (void)is_down(broadcast->group, &err);
         broadcast_give_up(broadcast, &err);
@@ -263,11 +264,11 @@ static void on_deadline(struct deadline *deadline)
     struct broadcast *broadcast = container_of(deadline, struct broadcast, deadline);
 
     if (broadcast->sm.state == BROADCAST_WAITING) {
-        look_at_group(broadcast);
+        check_group_state(broadcast);
         return;
     }
     if (broadcast->sm.state == BROADCAST_ASKED) {
-        by_sends(broadcast, "not all nodes were ready in time");
+        restart_by_sends(broadcast, "not all nodes were ready in time");
         return;
     }
     if (broadcast->sm.state == BROADCAST_OVER) {
@@ -317,7 +318,7 @@ void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastWor
         return;
     collective = broadcast->collective && broadcast->sm.state == BROADCAST_ASKED;
     if (word->declined && collective) {
-        by_sends(broadcast, session->peer->name);
+        restart_by_sends(broadcast, session->peer->name);
         return;
     }
     if (word->status == RDT_OK && !word->declined) {
@@ -337,7 +338,7 @@ void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastWor
         receiver_failed(broadcast, receiver, &why);
     }
     if (collective) /* The other nodes cannot broadcast collectively without this one. */
-        by_sends(broadcast, session->peer->name);
+        restart_by_sends(broadcast, session->peer->name);
     else
         broadcast_settle(broadcast);
 }
@@ -350,8 +351,8 @@ void broadcasts_peer_up(struct peer_session *session)
         if (broadcast->sm.state != BROADCAST_ASKED || !receiver || receiver->asked || receiver->done)
             continue;
         ask(broadcast, receiver);
-        if (is_doomed(broadcast))
-            by_sends(broadcast, broadcast->failure.msg);
+        if (cannot_succeed(broadcast))
+            restart_by_sends(broadcast, broadcast->failure.msg);
         else
             broadcast_settle(broadcast);
     }
@@ -387,7 +388,7 @@ void broadcasts_link_down(struct peer_session *session, const struct rdt_error *
             continue;
         receiver_failed(broadcast, receiver, why);
         if (collective)
-            by_sends(broadcast, why->msg);
+            restart_by_sends(broadcast, why->msg);
         else
             broadcast_settle(broadcast);
     }
@@ -532,8 +533,8 @@ enum rdt_status broadcast_start(struct transfers *transfers, struct account *acc
     return RDT_OK;
 }
 
-/* The node that the others wait for: in a collective round, one that is not ready. */
-static const struct receiver *late_one(const struct broadcast *broadcast)
+/* The node that the others wait for; in a collective round one that is not ready. */
+static const struct receiver *slowest_receiver(const struct broadcast *broadcast)
 {
     const struct receiver *late = NULL;
 
@@ -553,7 +554,7 @@ void broadcast_leave(struct broadcast *broadcast, char what[192])
     (void)snprintf(what, 192, "the replica of a node was not complete in time");
     if (broadcast->sm.state == BROADCAST_WAITING)
         (void)snprintf(what, 192, "group %.64s was not ready in time", broadcast->group ? broadcast->group->name : "");
-    late = late_one(broadcast);
+    late = slowest_receiver(broadcast);
     if (late)
         (void)snprintf(what, 192, "the replica on node %s was not complete in time", late->session->peer->name);
     broadcast->on_done = NULL;

@@ -37,7 +37,7 @@ enum rdt_status broadcast_start(struct transfers *transfers, struct account *acc
                                 const char *group, void (*on_done)(void *arg, const struct rdt_error *err), void *arg,
                                 struct broadcast **broadcast_p, struct rdt_error *err);
 
-/* The client does not wait any more: on_done is not called. what_p gets a text that says what was missing. */
+/* The client does not wait any more: on_done is not called. what_p receives a sentence that says what was missing. */
 void broadcast_leave(struct broadcast *broadcast, char what_p[192]);
 
 /* ---- events ---- */
@@ -45,7 +45,7 @@ void broadcast_leave(struct broadcast *broadcast, char what_p[192]);
 /* Struct serve_events: see there. */
 enum rdt_status broadcast_reader_joins(struct serve *out, const Rdt__Pb__PullStart *start, struct rdt_error *err);
 enum rdt_status broadcast_reader_ready(struct serve *out, struct rdt_error *err);
-void broadcast_reader_ended(struct broadcast *broadcast, struct serve *out); /* it ends */
+void broadcast_reader_ended(struct broadcast *broadcast, struct serve *out);
 
 void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastWord *word);
 void broadcasts_peer_up(struct peer_session *session);

@@ -13,7 +13,7 @@ struct receiver {
     const char *address; /* borrowed from the group */
     struct peer_session *session;
     bool asked;        /* asked in this round */
-    bool done;         /* it has its replica, or has failed */
+    bool done;         /* the node has its replica, or has failed */
     struct serve *out; /* the pull that is ready in a collective round; NULL: none */
 };
 
@@ -31,13 +31,13 @@ struct broadcast {
     uint32_t n_receivers;
     bool collective;
     struct rdt_error failure; /* the first failure; status RDT_OK: none */
-    /* WAITING: looks at the group again; ASKED, collective: all nodes must be ready; MOVING: progress; OVER:
-     * the grace time */
+    /* WAITING: checks the group again; ASKED, collective: all nodes must be ready; MOVING: watches the progress; OVER: the
+     * grace time */
     struct deadline deadline;
     /* NULL: it was called, or the client does not wait any more */
     void (*on_done)(void *arg, const struct rdt_error *err);
     void *arg;
-    bool busy; /* a function is working on it: it must not be freed */
+    bool busy; /* a function uses it, and it must not be freed */
 
     /* MOVING */
     struct layout *source, *packed;

@@ -26,7 +26,7 @@
 #define MEMBERS_MAX 1024u /* of one root at a time */
 
 struct broadcast_member {
-    struct list link; /* in root->parts */
+    struct list link; /* in root->members */
     struct peer_session *root;
     uint64_t number;
     uint8_t token[16]; /* of the group */
@@ -42,7 +42,7 @@ struct broadcast_member {
 
 static void begin(struct broadcast_member *member);
 
-static void say(struct peer_session *root, uint64_t number, const struct rdt_error *why, bool declined)
+static void report(struct peer_session *root, uint64_t number, const struct rdt_error *why, bool declined)
 {
     Rdt__Pb__BroadcastWord word = RDT__PB__BROADCAST_WORD__INIT;
 
@@ -82,13 +82,13 @@ static void finish(struct broadcast_member *member, const struct rdt_error *why)
     if (why)
         log_debug("broadcast %llu of node %s: no replica here: %s", (unsigned long long)member->number,
                   member->root->peer->name, why->msg);
-    say(member->root, member->number, why, false);
+    report(member->root, member->number, why, false);
     member_free(member);
 }
 
 static void decline(struct broadcast_member *member)
 {
-    say(member->root, member->number, NULL, true);
+    report(member->root, member->number, NULL, true);
     member_free(member);
 }
 
@@ -99,7 +99,7 @@ static void on_again(struct deadline *deadline)
     begin(container_of(deadline, struct broadcast_member, again));
 }
 
-/* Looks again in the next loop iteration: this is the middle of another transfer's end. */
+/* Begins again in the next loop iteration, because another transfer is just ending. */
 static void on_copy_end(struct replica_waiter *waiter)
 {
     struct broadcast_member *member = container_of(waiter, struct broadcast_member, waiting);
@@ -109,7 +109,7 @@ static void on_copy_end(struct replica_waiter *waiter)
 }
 
 /* There is a replica: it is complete, or another transfer fills it. */
-static void use(struct broadcast_member *member, struct replica *replica)
+static void use_replica(struct broadcast_member *member, struct replica *replica)
 {
     if (!replica->filling) {
         replica_used(replica);
@@ -164,14 +164,14 @@ static void begin(struct broadcast_member *member)
     struct replica *replica = replica_find(&member->root->transfers->replicas, member->ref.node, member->ref.generation);
 
     if (replica && (replica->filling || replica_is_fresh(replica)))
-        use(member, replica);
+        use_replica(member, replica);
     else
         pull(member); /* If there is an old replica, the answer says whether it may serve. */
 }
 
 /* The answer has come and there is a replica already: another fetch was faster, or an old replica may serve
  * again. */
-static void give_way(struct transfer *transfer, struct replica *replica, bool replicated)
+static void yield_to_replica(struct transfer *transfer, struct replica *replica, bool replicated)
 {
     struct broadcast_member *member = transfer->pull.member;
 
@@ -182,7 +182,7 @@ static void give_way(struct transfer *transfer, struct replica *replica, bool re
     leave_transfer(transfer);
     transfer->merged = true;
     transfer_end(transfer);
-    use(member, replica);
+    use_replica(member, replica);
 }
 
 static bool answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
@@ -190,19 +190,19 @@ static bool answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
     struct transfers *transfers = transfer->transfers;
     struct replica *replica = replica_find(&transfers->replicas, transfer->ref.node, transfer->ref.generation);
     struct peer_session *root = transfer->pull.member->root;
-    uint64_t most = transfers->options->replicas_max_bytes, generation = transfer->ref.generation;
+    uint64_t max_bytes = transfers->options->replicas_max_bytes, generation = transfer->ref.generation;
 
     if (replica && replica != transfer->pull.replica) {
-        give_way(transfer, replica, meta->kept);
+        yield_to_replica(transfer, replica, meta->kept);
         return true;
     }
     if (!meta->snapshot || meta->has_inline || meta->bytes == 0)
         transfer_fail(transfer, RDT_PROTOCOL, "node %s broadcasts an object that is no snapshot, or has no bytes",
                       transfer->record.peer);
-    else if (meta->bytes > most)
+    else if (meta->bytes > max_bytes)
         transfer_fail(transfer, RDT_LIMIT,
-                      "a replica of %llu bytes is larger than all replicas of this node may be (replicas_max, %llu)",
-                      (unsigned long long)meta->bytes, (unsigned long long)most);
+                      "a replica of %llu bytes exceeds what all replicas of this node may have together (replicas_max, %llu)",
+                      (unsigned long long)meta->bytes, (unsigned long long)max_bytes);
     else if (!meta->kept || (!transfer->pull.replica && !replica_create(transfer, meta)))
         transfer_fail(transfer, RDT_NO_MEMORY, "no memory for the replica");
     else
@@ -223,14 +223,14 @@ static void complete(struct transfer *transfer)
         finish(member, NULL);
         return;
     }
-    (void)rdt_error_set(&err, RDT_LIMIT, "the replica was dropped: the object has ended, or replicas_max is used up");
+    (void)rdt_error_set(&err, RDT_LIMIT, "the replica was dropped, because the object has ended or replicas_max is used up");
     finish(member, &err);
 }
 
 /* The broadcast has failed, but fetches wait for the same replica: the transfer asks again, as an ordinary
  * pull for them. It uses a new id, since the root's side of the old pull may not have ended yet. Returns
  * false if there is no memory. */
-static bool go_back(struct transfer *transfer)
+static bool ask_as_pull(struct transfer *transfer)
 {
     transfer->wish.transport[0] = transfer->wish.group[0] = '\0';
     transfer->record.error[0] = '\0';
@@ -238,7 +238,7 @@ static bool go_back(struct transfer *transfer)
     return transfer_in_ask_anew(transfer);
 }
 
-static bool may_go_back(const struct transfer *transfer)
+static bool may_ask_as_pull(const struct transfer *transfer)
 {
     return !list_empty(&transfer->fetches) && !transfer->transfers->closing && transfer->sm.state != TRANSFER_ABORT &&
            transfer->sm.state != TRANSFER_REWIND && transfer->pull.peer && transfer->pull.origin->peer->state == PEER_UP;
@@ -250,7 +250,7 @@ static bool recover(struct transfer *transfer, const struct rdt_error *err)
         return false;
     record_fail(&transfer->record, err);
     finish(transfer->pull.member, err);
-    if (may_go_back(transfer) && go_back(transfer))
+    if (may_ask_as_pull(transfer) && ask_as_pull(transfer))
         return true;
     if (!list_empty(&transfer->fetches))
         return false;
@@ -338,7 +338,7 @@ enum rdt_status transfer_member_on_ask(struct peer_session *root, const Rdt__Pb_
     if (member_new(root, message, &member, &why) == RDT_OK)
         begin(member);
     else
-        say(root, message->broadcast, &why, false);
+        report(root, message->broadcast, &why, false);
     return RDT_OK;
 }
 

@@ -17,7 +17,7 @@
 #include "wire_error.h"
 #include "wire_ref.h"
 
-static void go_on(struct transfer *transfer);
+static void reserve_next(struct transfer *transfer);
 
 static struct transfer *find(struct peer_session *session, uint64_t id)
 {
@@ -156,7 +156,7 @@ static void on_room(struct transfer *transfer, const struct rdt_error *err)
     if (err)
         transfer_fail_err(transfer, err);
     else
-        go_on(transfer);
+        reserve_next(transfer);
 }
 
 void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
@@ -183,7 +183,7 @@ void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *m
     if (transfer->is_inline)
         take_inline(transfer, meta);
     else if (!reservation_wait(transfer, on_room))
-        go_on(transfer);
+        reserve_next(transfer);
 }
 
 void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt)
@@ -279,7 +279,7 @@ void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullPark
     reservation_leave(transfer); /* The other items need not wait for a put. */
 }
 
-/* ---- memory for it ---- */
+/* ---- memory ---- */
 
 static void on_ready(void *arg, struct region *region, const struct rdt_error *err)
 {
@@ -292,11 +292,11 @@ static void on_ready(void *arg, struct region *region, const struct rdt_error *e
     if (err)
         transfer_fail_err(transfer, err);
     else
-        go_on(transfer);
+        reserve_next(transfer);
 }
 
 /* Takes one step of reserving at a time, until all memory is there. Then the bytes may move. */
-static void go_on(struct transfer *transfer)
+static void reserve_next(struct transfer *transfer)
 {
     struct target *target = transfer->target;
     struct rdt_error err = {0};

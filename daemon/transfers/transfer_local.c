@@ -10,9 +10,8 @@
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
 
-#define HANDED_TENSORS 64 /* The layout of an object that its reader copies travels in the answer. */
-/* The reader's thread gets this many bytes for each byte of the pool, whose threads and loop must be woken
- * first. */
+#define MAX_READER_TENSORS 64 /* The layout of an object that its reader copies travels in the answer. */
+/* The reader's thread gets this many bytes for each byte of the pool, whose threads and loop must be woken first. */
 #define READERS_SHARE 2
 
 /* Whether the reader copies the bytes itself. For objects of a middle size that is faster than the pool,
@@ -23,7 +22,7 @@ static bool reader_copies(const struct transfer *transfer, const struct object *
     uint64_t bytes = layout_total_bytes(transfer->source);
 
     if (!transfer->target || bytes <= COPY_SMALL_BYTES || bytes > transfer->wish.self_copy_bytes ||
-        transfer->source->count > HANDED_TENSORS)
+        transfer->source->count > MAX_READER_TENSORS)
         return false;
     for (uint32_t i = 0; i < object->n_regions; i++) {
         const struct region *region = object->uses[i].region;
@@ -40,7 +39,7 @@ static bool reader_copies(const struct transfer *transfer, const struct object *
     return transfer->client->copying_bytes <= READERS_SHARE * transfer->transfers->copying_bytes;
 }
 
-static void hand_over(struct transfer *transfer, struct object *object)
+static void let_reader_copy(struct transfer *transfer, struct object *object)
 {
     struct rdt_error err = {0};
 
@@ -129,7 +128,7 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
         if (!region_is_host(region) && !client_maps(transfer->client, region->kind->name))
             query->elsewhere = "it is on a device, whose memory the reader's process does not map";
         else if (is_own_handle(region, transfer->client))
-            query->elsewhere = "it is memory of the reader's own, by a handle that its own process cannot open";
+            query->elsewhere = "it is the reader's own memory, whose handle its own process cannot open";
         else if (!region_is_host(region) && region_share_fds(region, &fds, unshared_p) != RDT_OK)
             query->elsewhere = unshared_p->msg[0] ? unshared_p->msg : "its memory cannot be shared";
     }
@@ -205,7 +204,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     }
     if (chosen->kind == PATH_COPY) {
         if (!query.show_why_not && !query.too_many_regions && reader_copies(transfer, object))
-            hand_over(transfer, object);
+            let_reader_copy(transfer, object);
         else
             transfer_local_copy(transfer, object);
         return;
@@ -214,15 +213,6 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     transfer_deliver_object(transfer, object, transfer->source, chosen->kind);
     transfer->record.bytes_done = transfer->record.bytes; /* All bytes are there, although none moved. */
     transfer_end(transfer);
-}
-
-/* The wait for the object has ended: serves the fetch in its client's slice of the loop. */
-static void wake_with(struct transfer *transfer, struct object *object, void (*run)(struct client_wake *))
-{
-    object_hold(object);
-    transfer->local.woken = object;
-    transfer->local.wake.run = run;
-    client_wake(transfer->client, &transfer->local.wake);
 }
 
 static void on_wake(struct client_wake *wake)
@@ -235,6 +225,15 @@ static void on_wake(struct client_wake *wake)
     object_drop(object);
 }
 
+/* The wait for the object has ended: serves the fetch in its client's slice of the loop. */
+static void wake_fetch(struct transfer *transfer, struct object *object)
+{
+    object_hold(object);
+    transfer->local.woken = object;
+    transfer->local.wake.run = on_wake;
+    client_wake(transfer->client, &transfer->local.wake);
+}
+
 static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
     struct transfer *transfer = container_of(waiter, struct transfer, local.waiter);
@@ -244,17 +243,7 @@ static void on_put(struct object_waiter *waiter, struct object *object, const st
         transfer_fail_err(transfer, why);
         return;
     }
-    wake_with(transfer, object, on_wake);
-}
-
-static void on_wake_published(struct client_wake *wake)
-{
-    struct transfer *transfer = container_of(wake, struct transfer, local.wake);
-    struct object *object = transfer->local.woken;
-
-    transfer->local.woken = NULL;
-    transfer_local_serve(transfer, object);
-    object_drop(object);
+    wake_fetch(transfer, object);
 }
 
 static void on_published(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
@@ -267,7 +256,7 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
         transfer_fail_err(transfer, err);
         return;
     }
-    wake_with(transfer, object, on_wake_published);
+    wake_fetch(transfer, object);
 }
 
 static void start_named(struct transfer *transfer)

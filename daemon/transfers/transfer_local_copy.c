@@ -9,9 +9,9 @@
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 
-#define LOOK_STEPS 16 /* After so many steps a thread returns to the loop, which learns the progress. */
+#define STEPS_PER_TURN 16 /* after which a thread returns to the loop, which notes the progress */
 
-struct hand { /* one work item of the pool: it takes the copy's next step as long as there is one */
+struct copy_job { /* one work item of the pool: it does the copy's next step as long as there is one */
     struct work work;
     struct local_copy *local;
     unsigned steps;
@@ -22,8 +22,8 @@ struct local_copy {
     struct copy copy;
     struct rdt_error failure; /* status RDT_OK: no failure */
     uint64_t on_pool_bytes;   /* counted in transfers->copying_bytes; 0: none */
-    unsigned n_hands;         /* work items under way */
-    struct hand *hands;
+    unsigned n_jobs;          /* work items that have not ended */
+    struct copy_job *jobs;
     struct device_copy *device; /* copies from or to devices; NULL: they have ended, or there are none */
     struct device_place *from, *to;
     uint64_t device_bytes; /* bytes that devices have copied */
@@ -36,16 +36,16 @@ static void copy_free(struct local_copy *local)
     copy_fini(&local->copy);
     free(local->from);
     free(local->to);
-    free(local->hands);
+    free(local->jobs);
     free(local);
 }
 
-static void run_hand(struct work *work)
+static void run_job(struct work *work)
 {
-    struct hand *hand = (struct hand *)work;
-    bool more = copy_step(&hand->local->copy);
+    struct copy_job *job = (struct copy_job *)work;
+    bool more = copy_step(&job->local->copy);
 
-    work->again = more && ++hand->steps % LOOK_STEPS != 0;
+    work->again = more && ++job->steps % STEPS_PER_TURN != 0;
 }
 
 /* Checks that no memory that the copy read or wrote was missing. */
@@ -59,12 +59,12 @@ static enum rdt_status check_regions(const struct transfer *transfer, struct rdt
     return status;
 }
 
-static void hands_ended(struct local_copy *local);
+static void part_ended(struct local_copy *local);
 static uint64_t copied(const struct local_copy *local);
 
-static void done_hand(struct work *work)
+static void job_done(struct work *work)
 {
-    struct local_copy *local = ((struct hand *)work)->local;
+    struct local_copy *local = ((struct copy_job *)work)->local;
     struct transfer *transfer = local->transfer;
 
     transfer->record.bytes_done = copied(local);
@@ -77,10 +77,10 @@ static void done_hand(struct work *work)
     if (local->failure.status != RDT_OK && local->device)
         device_copy_stop(local->device);
     transfer->n_ops--;
-    if (--local->n_hands > 0)
+    if (--local->n_jobs > 0)
         atomic_store(&local->copy.stop, true); /* No step is left, or nobody wants the copy any more. */
     else
-        hands_ended(local);
+        part_ended(local);
 }
 
 static uint64_t copied(const struct local_copy *local)
@@ -88,13 +88,13 @@ static uint64_t copied(const struct local_copy *local)
     return atomic_load(&local->copy.copied) + (local->device ? device_copy_bytes(local->device) : local->device_bytes);
 }
 
-/* The pool or the device has ended. The copy ends when both have. */
-static void hands_ended(struct local_copy *local)
+/* The pool's or the devices' part of the copy has ended. The copy ends when both have. */
+static void part_ended(struct local_copy *local)
 {
     struct transfer *transfer = local->transfer;
     struct rdt_error failure = local->failure;
 
-    if (local->n_hands > 0 || local->device)
+    if (local->n_jobs > 0 || local->device)
         return;
     transfer->record.bytes_done = copied(local);
     copy_free(local);
@@ -120,7 +120,7 @@ static void on_device_copied(void *arg, const struct rdt_error *err)
     local->device_bytes = device_copy_bytes(local->device);
     local->device = NULL;
     local->transfer->n_ops--;
-    hands_ended(local);
+    part_ended(local);
 }
 
 /* Starts the copies from and to devices. */
@@ -179,15 +179,15 @@ static struct local_copy *copy_create(struct transfer *transfer)
     }
     transfer->local.copy = local;
     local->transfer = transfer;
-    local->n_hands = copy_threads(&local->copy, transfer->transfers->options->worker_threads);
-    local->hands = calloc(local->n_hands, sizeof *local->hands);
-    if (!local->hands) {
+    local->n_jobs = copy_threads(&local->copy, transfer->transfers->options->worker_threads);
+    local->jobs = calloc(local->n_jobs, sizeof *local->jobs);
+    if (!local->jobs) {
         copy_free(local);
         return NULL;
     }
-    for (unsigned i = 0; i < local->n_hands; i++)
-        local->hands[i] =
-            (struct hand){.work = {.run = run_hand, .done = done_hand, .lane = transfer->record.client}, .local = local};
+    for (unsigned i = 0; i < local->n_jobs; i++)
+        local->jobs[i] =
+            (struct copy_job){.work = {.run = run_job, .done = job_done, .lane = transfer->record.client}, .local = local};
     return local;
 }
 
@@ -206,20 +206,20 @@ static void start_copy(struct transfer *transfer)
         return;
     }
     transfer_set_state(transfer, TRANSFER_MOVE);
-    transfer->n_ops += local->n_hands;
+    transfer->n_ops += local->n_jobs;
     if (transfer->stream_bytes <= COPY_SMALL_BYTES) {
-        run_hand(&local->hands[0].work);
-        done_hand(&local->hands[0].work);
+        run_job(&local->jobs[0].work);
+        job_done(&local->jobs[0].work);
         return;
     }
     local->on_pool_bytes = transfer->stream_bytes;
     transfer->transfers->copying_bytes += local->on_pool_bytes;
     /* No work item ends before the next loop iteration. */
-    for (unsigned i = 0, n = local->n_hands; i < n; i++)
-        work_submit(transfer->transfers->pool, &local->hands[i].work);
+    for (unsigned i = 0, n = local->n_jobs; i < n; i++)
+        work_submit(transfer->transfers->pool, &local->jobs[i].work);
 }
 
-/* A step of preparing memory has been started: AGAIN: it ends later; OK: it has ended, and the next one follows. */
+/* A step of preparing memory was started. AGAIN: step_ended follows later. OK: the step has ended; does the next one. */
 static void step_started(struct transfer *transfer, enum rdt_status status, const struct rdt_error *err,
                          void (*next)(struct transfer *))
 {

@@ -23,7 +23,7 @@ static bool is_moving(const struct transfer *transfer)
     return transfer->sm.state == TRANSFER_MOVE || transfer->sm.state == TRANSFER_EARLY;
 }
 
-void transfer_in_judge(struct transfer *transfer)
+void transfer_in_fail_noted(struct transfer *transfer)
 {
     transfer->pull.ping = 0;
     if (transfer->pull.failed != RDT_OK)
@@ -44,7 +44,7 @@ static void note_failure(struct transfer *transfer, enum rdt_status status, cons
         return; /* The owner has not started: its answer may choose another path. */
     if (transfer->sm.state == TRANSFER_TICKET)
         order_leave(&transfer->record); /* The transfer has posted nothing. */
-    peer_session_doubt(transfer);
+    peer_session_verify(transfer);
 }
 
 void transfer_in_on_stall(struct deadline *deadline)
@@ -67,7 +67,7 @@ void transfer_in_on_stall(struct deadline *deadline)
         return;
     }
     if (transfer->pull.failed != RDT_OK) {
-        transfer_in_judge(transfer);
+        transfer_in_fail_noted(transfer);
         return;
     }
     if (transfer->sm.state == TRANSFER_TICKET) {
@@ -199,7 +199,7 @@ void transfer_in_watch(struct transfer *transfer)
 
 /* Lets the next transfer of the queue post behind this one, when as few chunks are left as the owner has
  * posted too. */
-static void give_if_nearly_done(const struct transfer *transfer)
+static void pass_on_if_nearly_done(const struct transfer *transfer)
 {
     if (transfer->pull.plan->n - transfer->pull.chunks_done <= transfer->transfers->options->chunks_in_flight)
         order_pass_on(&transfer->record);
@@ -207,7 +207,7 @@ static void give_if_nearly_done(const struct transfer *transfer)
 
 /* A transfer that comes back from a replica which failed skips the chunks that have arrived in order. The
  * last chunk always comes again, so that there is something to wait for. */
-static void skip_what_is_there(struct transfer *transfer)
+static void skip_arrived(struct transfer *transfer)
 {
     uint32_t next = 0;
 
@@ -240,7 +240,7 @@ static void receive_in_order(struct transfer *transfer)
 
     order_receives_posted(transfer);
     if (map_get_u64(&transfers->by_id, id) == transfer)
-        give_if_nearly_done(transfer);
+        pass_on_if_nearly_done(transfer);
 }
 
 void transfer_in_receive(struct transfer *transfer)
@@ -291,7 +291,7 @@ void transfer_in_move(struct transfer *transfer)
         transfer_fail_err(transfer, &err);
         return;
     }
-    skip_what_is_there(transfer);
+    skip_arrived(transfer);
     if (!transfer->record.order) {
         transfer_in_receive(transfer);
         return;
@@ -415,7 +415,7 @@ static void chunk_arrived(struct transfer *transfer, uint32_t index)
     transfer_replica_moved(transfer);
     if (transfer->pull.replica)
         replica_arrived(transfer->pull.replica, index);
-    give_if_nearly_done(transfer);
+    pass_on_if_nearly_done(transfer);
     if (transfer->pull.chunks_done == transfer->pull.plan->n && transfer->n_ops == 0 && transfer->sm.state == TRANSFER_MOVE)
         finish(transfer);
     else if (transfer->pull.one_sided)
@@ -429,7 +429,7 @@ void transfer_in_started(struct transfer *transfer)
     transfer_set_state(transfer, TRANSFER_MOVE);
     transfer_in_watch(transfer);
     if (transfer->pull.failed != RDT_OK)
-        peer_session_doubt(transfer);
+        peer_session_verify(transfer);
     else if (transfer->pull.chunks_done == transfer->pull.plan->n && transfer->n_ops == 0)
         finish(transfer);
 }

@@ -1,9 +1,10 @@
-/* Transfers in the ordered queues of a transport. Transfers whose operations share a queue get tickets
- * (ticket.h), and both ends agree on them by PULL_TURN. An end that waits in a queue says so from time to
- * time, and the other end waits for it: up to ALONE times stall_timeout while nothing moves, or PATIENCE
- * times where that holds up other transfers here. An end that says nothing for stall_timeout is not waited
- * for. The owner waits a quarter longer for a reader that takes nothing, because the reader watches the time
- * itself and should be the first to speak. */
+/* Transfers in the ordered queues of a transport. Transfers whose operations share a queue get tickets (ticket.h), and both
+ * ends agree on them by PULL_TURN.
+ *
+ * An end that waits in a queue reports this from time to time, and the other end waits for it: for at most MAX_WAIT times
+ * stall_timeout while nothing moves, or MAX_BLOCKING_WAIT times if this holds up other transfers here. An end that sends
+ * nothing for stall_timeout has failed. The owner waits a quarter longer for a reader that takes nothing, because the reader
+ * has the same timeout and should report it first. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,18 +17,17 @@
 
 #define TICK_NS 1000000000ll
 #define QUEUE_BYTES 64u
-#define PATIENCE 20u
-#define ALONE 30u
+#define MAX_BLOCKING_WAIT 20u
+#define MAX_WAIT 30u
 
 struct order {
     struct ticket ticket;
     struct transfer *in; /* either `in` or `out` is set */
     struct serve *out;
-    char there[112]; /* what the other end said last that it waits for; "": nothing */
-    uint64_t said_ns;
-    /* since then the other end has only said that it waits, and nothing has moved; 0: it does not wait */
-    uint64_t waits_since_ns;
-    uint64_t holds_since_ns; /* since then that wait holds up other transfers here; 0: it does not */
+    char there[112];         /* what the other end waits for, by its last message; "": nothing */
+    uint64_t told_ns;        /* when that message came */
+    uint64_t waits_since_ns; /* since when it has only reported that it waits, and nothing has moved; 0: it does not wait */
+    uint64_t holds_since_ns; /* since when that wait holds up other transfers here; 0: it does not */
     uint64_t bytes_seen;     /* bytes done when waits_since_ns was set, or when the owner last saw progress */
 };
 
@@ -122,7 +122,7 @@ static bool stands_behind(const struct ticket *ticket)
     return (ticket->sm.state == TICKET_QUEUED || ticket_has_posted(ticket)) && ticket_find_blocker(ticket, &queue);
 }
 
-/* Waits stall_timeout for what the other end must say. */
+/* Waits stall_timeout for a message that the other end must send. */
 static void watch(struct order *order)
 {
     struct transfers *transfers = transfers_of(order);
@@ -131,7 +131,7 @@ static void watch(struct order *order)
                        (int64_t)transfers->options->stall_timeout_ns);
 }
 
-static void say_with(struct order *order, enum ticket_message word, const char *behind)
+static void send_turn(struct order *order, enum ticket_message word, const char *behind)
 {
     Rdt__Pb__PullTurn message = RDT__PB__PULL_TURN__INIT;
     struct rdt_error err;
@@ -152,9 +152,9 @@ static void say_with(struct order *order, enum ticket_message word, const char *
         transfers_of(order)->order->fail_serve(order->out, &err);
 }
 
-static void say(struct ticket *ticket, enum ticket_message word)
+static void send_plain_turn(struct ticket *ticket, enum ticket_message word)
 {
-    say_with(order_of(ticket), word, "");
+    send_turn(order_of(ticket), word, "");
 }
 
 /* The owner waits somewhat longer for the reader to take its sends than the reader would. */
@@ -195,7 +195,7 @@ static void post(struct ticket *ticket)
     order->out->transfers->order->send(order->out);
 }
 
-static const struct ticket_events events = {.send = say, .post = post};
+static const struct ticket_events events = {.send = send_plain_turn, .post = post};
 
 static void on_ready(struct deadline *deadline)
 {
@@ -219,8 +219,8 @@ static void tick_later(struct transfers *transfers)
     (void)deadline_set(transfers->deadlines, &transfers->tickets_tick, often < TICK_NS ? often : TICK_NS);
 }
 
-/* Whether the transfer has neither failed nor been given up. */
-static bool goes_on(const struct order *order)
+/* Whether the transfer has neither failed nor been aborted. */
+static bool is_active(const struct order *order)
 {
     const struct transfer *in = order->in;
 
@@ -233,14 +233,14 @@ static void on_tick(struct deadline *deadline)
 {
     struct transfers *transfers = container_of(deadline, struct transfers, tickets_tick);
 
-    tickets_run(&transfers->tickets); /* An earlier run may have been skipped for want of memory. */
+    tickets_run(&transfers->tickets); /* An earlier run may have been skipped, because there was no memory. */
     list_for_each (node, &transfers->tickets.all) {
         struct order *order = order_of(container_of(node, struct ticket, link));
         char text[sizeof order->there];
-        if (!stands_behind(&order->ticket) || !goes_on(order))
+        if (!stands_behind(&order->ticket) || !is_active(order))
             continue;
         describe(order, text, sizeof text);
-        say_with(order, TICKET_WAITING, text);
+        send_turn(order, TICKET_WAITING, text);
         if (order->in)
             order->in->transfers->order->waits(order->in); /* The replica that sends does not stand still. */
     }
@@ -341,9 +341,8 @@ static void fail(struct order *order, struct rdt_error *err)
         transfers_of(order)->order->fail_serve(order->out, err);
 }
 
-/* The other end waits behind other transfers there. Returns false if it has waited too long; then the
- * transfer has failed. */
-static bool may_wait_on(struct order *order)
+/* The other end waits behind other transfers there. False: it has waited too long, and the transfer has failed. */
+static bool check_wait(struct order *order)
 {
     uint64_t now_ns = uv_hrtime(), stall_ns = transfers_of(order)->options->stall_timeout_ns,
              bytes = record_of(order)->bytes_done;
@@ -359,27 +358,27 @@ static bool may_wait_on(struct order *order)
         order->holds_since_ns = 0;
     else if (!order->holds_since_ns)
         order->holds_since_ns = now_ns;
-    alone = !order->holds_since_ns || now_ns - order->holds_since_ns < PATIENCE * stall_ns;
-    if (alone && now_ns - order->waits_since_ns < ALONE * stall_ns)
+    alone = !order->holds_since_ns || now_ns - order->holds_since_ns < MAX_BLOCKING_WAIT * stall_ns;
+    if (alone && now_ns - order->waits_since_ns < MAX_WAIT * stall_ns)
         return true;
     (void)rdt_error_set(&err, RDT_TRANSPORT, "it has been %s for %.1f s (%u times stall_timeout)%s",
                         order->there[0] ? order->there : "behind others",
                         (double)(now_ns - (alone ? order->waits_since_ns : order->holds_since_ns)) / 1e9,
-                        alone ? ALONE : PATIENCE, alone ? ", and nothing has moved" : ", and holds up others here");
+                        alone ? MAX_WAIT : MAX_BLOCKING_WAIT, alone ? ", and nothing has moved" : ", and holds up others here");
     fail(order, &err);
     return false;
 }
 
-static void hear(struct order *order, const Rdt__Pb__PullTurn *message)
+static void receive_turn(struct order *order, const Rdt__Pb__PullTurn *message)
 {
     struct deadline *deadline = order->in ? &order->in->pull.stall : &order->out->deadline;
     bool waited_for = order->in || order->out->sm.state == SERVE_SENDING || order->ticket.sm.state != TICKET_QUEUED;
     struct rdt_error err;
 
     text_copy(order->there, sizeof order->there, message->behind);
-    order->said_ns = uv_hrtime();
+    order->told_ns = uv_hrtime();
     if (message->word == RDT__PB__TURN_WORD__TURN_WAITING) {
-        if (!waited_for || !may_wait_on(order))
+        if (!waited_for || !check_wait(order))
             return;
         watch(order);
         if (order->in)
@@ -398,8 +397,8 @@ void order_on_message(struct peer_session *session, const Rdt__Pb__PullTurn *mes
     struct serve *out = message->from_owner ? NULL : map_get_u64(&session->serves, message->transfer);
     struct order *order = in && in->pull.peer == session ? in->record.order : out ? out->record.order : NULL;
 
-    if (order && goes_on(order))
-        hear(order, message);
+    if (order && is_active(order))
+        receive_turn(order, message);
 }
 
 /* ---- for people ---- */
@@ -413,7 +412,7 @@ void record_waits_for(const struct transfer_record *record, char text_p[RECORD_W
         return;
     if (stands_behind(&order->ticket))
         describe(order, text_p, RECORD_WAITS_BYTES);
-    else if (order->there[0] != '\0' && uv_hrtime() - order->said_ns < 3 * (uint64_t)TICK_NS)
+    else if (order->there[0] != '\0' && uv_hrtime() - order->told_ns < 3 * (uint64_t)TICK_NS)
         (void)snprintf(text_p, RECORD_WAITS_BYTES, "on node %.64s it is %s", record->peer, order->there);
     else if (!ticket_has_posted(&order->ticket))
         (void)snprintf(text_p, RECORD_WAITS_BYTES, "for the queue ticket of node %.64s", record->peer);

@@ -122,7 +122,7 @@ void transfers_peer_answer(struct transfers *transfers, struct peer *peer)
         if (transfer->pull.ping > session->asked)
             again = true;
         else
-            transfer_in_judge(transfer);
+            transfer_in_fail_noted(transfer);
     }
     if (again && !session->answer_due)
         peer_session_ping(session);
@@ -308,8 +308,8 @@ static enum rdt_status on_aborted(struct peer_session *session, const void *mess
 static enum rdt_status on_copies(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     (void)err;
-    replica_directory_on_news(&session->transfers->directory, session, message);
-    replicas_on_news(&session->transfers->replicas, session, message);
+    replica_directory_on_copies(&session->transfers->directory, session, message);
+    replicas_on_copies(&session->transfers->replicas, session, message);
     return RDT_OK;
 }
 

@@ -186,8 +186,9 @@ void transfer_pull_release(struct transfer *transfer); /* the release of every k
 /* Call when one operation of the transfer has ended. Returns true if the attempt is being aborted or rewound,
  * which this function goes on with: the caller must not touch the transfer any more. */
 bool transfer_in_op_ended(struct transfer *transfer);
-bool transfer_pull_wanted(
-    const struct transfer *transfer); /* the wanted of every kind that pulls: other nodes wait for its replica */
+
+/* The wanted of every kind that pulls: whether other nodes wait for its replica. */
+bool transfer_pull_wanted(const struct transfer *transfer);
 
 /* A replica on this node serves the pull after all: it becomes a local transfer. */
 void transfer_become_local(struct transfer *transfer);
@@ -195,13 +196,16 @@ void transfer_become_local(struct transfer *transfer);
 /* ---- the path (transfer_way.c) ---- */
 
 enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, struct rdt_error *err);
-bool transfer_in_path_is_coming(
-    struct transfer *transfer); /* whether a path is missing only because a connection is being rebuilt */
+
+/* Whether a path is missing only because a connection is being rebuilt. */
+bool transfer_in_path_is_coming(struct transfer *transfer);
 void transfer_in_take_path(struct transfer *transfer); /* uses the path that was chosen */
-void transfer_in_note_fall_back(
-    struct transfer *transfer); /* counts and logs once that the chosen path is slower than the best */
-void transfer_in_early(
-    struct transfer *transfer); /* with targets: posts the receives before PULL, where the path allows that */
+
+/* Counts, and logs once, that the chosen path is slower than the best one. */
+void transfer_in_note_fall_back(struct transfer *transfer);
+
+/* With targets: posts the receives before PULL, if the path allows that. */
+void transfer_in_early(struct transfer *transfer);
 
 /* ---- moving (transfer_move.c) ---- */
 
@@ -217,7 +221,7 @@ void transfer_in_cancel_ops(struct transfer *transfer);
 void transfer_in_watch(struct transfer *transfer); /* starts the timer for progress (stall_timeout) */
 void transfer_in_on_stall(struct deadline *deadline);
 /* The peer has answered the ping: the noted failure ends the transfer. */
-void transfer_in_judge(struct transfer *transfer);
+void transfer_in_fail_noted(struct transfer *transfer);
 void transfer_in_connection_failed(struct peer_transport *pt); /* notes pt->broken for each pull that moves by it */
 
 /* transfer_plan cuts the stream into chunks and finds how many bytes must be staged (staging.need).
@@ -225,16 +229,15 @@ void transfer_in_connection_failed(struct peer_transport *pt); /* notes pt->brok
  * transfer_take_staging takes them chunk by chunk. Freed with the transfer. */
 enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err);
 bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, struct region **region_p, uint64_t *offset_p);
-bool transfer_staging_is_little(const struct transfer *transfer);
+bool transfer_staging_is_small(const struct transfer *transfer);
 enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
 uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes);
 void transfer_free_staging(struct transfer *transfer);
 
 /* ---- starting again (transfer_ask.c) ---- */
 
-/* The owner did not start the early receives: chooses again. */
-void transfer_in_free_chunks(struct transfer *transfer); /* frees the plan, its operations, and the owner's keys */
-void transfer_in_choose_again(struct transfer *transfer);
+void transfer_in_free_chunks(struct transfer *transfer);   /* frees the plan, its operations, and the owner's keys */
+void transfer_in_choose_again(struct transfer *transfer);  /* the owner did not start the early receives: chooses again */
 void transfer_in_forget_answer(struct transfer *transfer); /* drops the owner's answer; reserved memory stays */
 void transfer_in_go_back(struct transfer *transfer);       /* REWIND, then asks again when no operation is left */
 /* The same under a new id; false: no memory, and nothing has changed. */

@@ -13,9 +13,9 @@
 #include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
-/* How long a node with a replica may take until the first chunk, and between two chunks. The further a node
- * is from the owner's node, the longer it may take, so that in a chain that stands still the first node goes
- * on first, and the others with it. */
+/* How long a node with a replica may take until the first chunk, and between two chunks. The further a node is from the owner's
+ * node, the longer it may take, so that in a chain without progress the first node goes back to the owner, and then the chain
+ * moves again. */
 #define PATIENCE_NS 2000000000ll
 #define PATIENCE_STEP_NS 500000000ll
 #define DEPTH_MAX 1000u
@@ -51,12 +51,12 @@ static bool wants_other_path(const struct transfer *transfer)
 }
 
 /* A fetch can wait for a replica that is being filled only if it needs the whole object as it is. */
-static bool fits(const struct transfer *transfer, const struct replica *replica)
+static bool can_use(const struct transfer *transfer, const struct replica *replica)
 {
     return replica->filling ? transfer->pull.keeps && replica->filling != transfer : !wants_other_path(transfer);
 }
 
-static void use(struct transfer *transfer, struct replica *replica)
+static void use_replica(struct transfer *transfer, struct replica *replica)
 {
     if (replica->filling) {
         merge(transfer, replica->filling);
@@ -80,14 +80,14 @@ bool transfer_replica_serves(struct transfer *transfer)
 {
     struct replica *replica = replica_for(&transfer->transfers->replicas, &transfer->ref, &transfer->account->owner);
 
-    if (!replica || !fits(transfer, replica))
+    if (!replica || !can_use(transfer, replica))
         return false;
-    use(transfer, replica);
+    use_replica(transfer, replica);
     return true;
 }
 
 /* The owner has just confirmed that the object exists and that the requester may have it. */
-static bool use_if_there(struct transfer *transfer, bool replicated)
+static bool use_if_listed(struct transfer *transfer, bool replicated)
 {
     struct replica *replica =
         replica_find(&transfer->transfers->replicas, transfer->pull.origin->peer->uuid, transfer->ref.generation);
@@ -96,10 +96,10 @@ static bool use_if_there(struct transfer *transfer, bool replicated)
         return false;
     if (replicated)
         replica->epoch = transfer->pull.origin->peer->epoch;
-    if (!fits(transfer, replica))
+    if (!can_use(transfer, replica))
         return false;
     transfer_in_send_abort(transfer);
-    use(transfer, replica);
+    use_replica(transfer, replica);
     return true;
 }
 
@@ -109,7 +109,7 @@ bool transfer_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMet
 
     if (transfer->pull.peer != transfer->pull.origin || !meta->snapshot || meta->has_inline)
         return false;
-    if (use_if_there(transfer, meta->kept))
+    if (use_if_listed(transfer, meta->kept))
         return true;
     there = replica_find(&transfer->transfers->replicas, transfer->ref.node, transfer->ref.generation);
     if (meta->kept && !transfer->pull.replica && !there && !replica_create(transfer, meta))
@@ -138,8 +138,8 @@ static void on_unwanted(struct deadline *deadline)
     transfer_abort(transfer);
 }
 
-/* Looks in the next loop iteration, because the caller may be in the middle of the replica's lists. Without
- * memory for the deadline, the transfer goes on to its end. */
+/* Decides in the next loop iteration, because the caller may be walking the replica's lists. Without memory for the deadline,
+ * the transfer goes on to its end. */
 void transfer_replica_unwanted(struct transfer *transfer)
 {
     transfer->pull.unwanted.on_passed = on_unwanted;
@@ -170,7 +170,7 @@ static enum rdt_status read_redirect(struct transfer *transfer, const Rdt__Pb__P
     return transfer_in_read_meta(transfer, meta, err);
 }
 
-static enum rdt_status go_there(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+static enum rdt_status follow_redirect(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
 {
     struct transfers *transfers = transfer->transfers;
     struct peer_session *session;
@@ -202,16 +202,16 @@ void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullM
         transfer_fail_err(transfer, &err);
         return;
     }
-    if (use_if_there(transfer, meta->kept))
+    if (use_if_listed(transfer, meta->kept))
         return;
     reservation_leave(transfer); /* The other node may be silent. */
     if (transfer->pull.replica || !replica_create(transfer, meta)) {
         replica_decline(transfer->pull.origin, transfer->ref.generation);
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for a replica");
     } else {
-        /* The other node answers again, which shows that it keeps its word. */
+        /* The other node sends an answer of its own. */
         transfer_in_forget_answer(transfer);
-        if (go_there(transfer, meta, &err) == RDT_OK)
+        if (follow_redirect(transfer, meta, &err) == RDT_OK)
             return;
     }
     transfer_in_forget_answer(transfer);

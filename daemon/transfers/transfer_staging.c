@@ -7,7 +7,7 @@
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/transfer_impl.h"
 
-#define LITTLE_BYTES (128ull << 10) /* So few bytes come from the heap, without waiting. */
+#define SMALL_BYTES (128ull << 10) /* Up to this size the memory comes from the heap, without waiting. */
 
 static uint64_t align_up(uint64_t bytes)
 {
@@ -55,9 +55,9 @@ enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err)
     return RDT_OK;
 }
 
-bool transfer_staging_is_little(const struct transfer *transfer)
+bool transfer_staging_is_small(const struct transfer *transfer)
 {
-    return transfer->pull.staging.need <= LITTLE_BYTES;
+    return transfer->pull.staging.need <= SMALL_BYTES;
 }
 
 static void on_staging(void *arg, struct region *region, const struct rdt_error *err)
@@ -75,7 +75,7 @@ enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready
     enum rdt_status status = RDT_OK;
 
     if (staging->need > 0 && !staging->region && !staging->heap) {
-        if (transfer_staging_is_little(transfer)) {
+        if (transfer_staging_is_small(transfer)) {
             status = regions_charge(regions, staging->need, err);
             if (status == RDT_OK && !(staging->heap = aligned_alloc(LAYOUT_ALIGN_BYTES, staging->need))) {
                 regions_uncharge(regions, staging->need);
@@ -117,7 +117,6 @@ void transfer_free_staging(struct transfer *transfer)
     *staging = (struct staging){0};
 }
 
-/* Which part of the tensors the chunk holds. */
 struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed)
 {
     struct device_part part = {.first = chunk->first, .bytes = chunk->bytes};

@@ -35,7 +35,8 @@ enum rdt_status subpulls_read_places(struct transfer *transfer, const Rdt__Pb__P
     if (meta->n_places == 0)
         return RDT_OK;
     if (meta->n_places > PLACING_MAX || (meta->n_place != 0 && meta->n_place != transfer->source->count))
-        return rdt_error_set(err, RDT_PROTOCOL, "the answer names %zu memories for %zu tensors", meta->n_places, meta->n_place);
+        return rdt_error_set(err, RDT_PROTOCOL, "the answer names %zu kinds of memory and %zu places of tensors",
+                             meta->n_places, meta->n_place);
     places = calloc(1, sizeof *places + (transfer->source->count + 1u) * sizeof places->of[0]);
     if (!places)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' placement");
@@ -373,19 +374,19 @@ enum rdt_status transfer_reserve_stage(struct transfer *transfer, region_ready o
     struct target *target = transfer->target;
     uint32_t slots = transfer->pull.plan->n < transfers->options->chunks_in_flight ? transfer->pull.plan->n
                                                                                    : transfers->options->chunks_in_flight;
-    uint64_t most = 0;
+    uint64_t max_bytes = 0;
 
     if (!transfer->pull.staged_here || transfer->pull.stage)
         return RDT_OK;
     for (uint32_t i = 0; i < transfer->pull.plan->n; i++)
-        most = transfer->pull.plan->chunks[i].bytes > most ? transfer->pull.plan->chunks[i].bytes : most;
+        max_bytes = transfer->pull.plan->chunks[i].bytes > max_bytes ? transfer->pull.plan->chunks[i].bytes : max_bytes;
     transfer->pull.to_places = calloc(target->n + 1u, sizeof *transfer->pull.to_places);
     if (!transfer->pull.to_places)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a sub-pull");
     for (uint32_t i = 0; i < target->n; i++)
         transfer->pull.to_places[i].region = target->uses[i].region;
     transfer->pull.stage_ready = on_ready;
-    return stage_create(transfers->regions, target->uses[0].region->kind, slots, (most + 4095) & ~UINT64_C(4095),
+    return stage_create(transfers->regions, target->uses[0].region->kind, slots, (max_bytes + 4095) & ~UINT64_C(4095),
                         transfer->account, on_stage, transfer, err);
 }
 

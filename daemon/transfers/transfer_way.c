@@ -161,7 +161,7 @@ void transfer_in_early(struct transfer *transfer)
             transport->ops.cancel && map_targets(transfer->target) &&
             !order_wanted(transfer, peer_transport_find(transfer->pull.peer, chosen->name))) {
             transfer_in_take_path(transfer);
-            if (transfer_plan(transfer, &err) == RDT_OK && transfer_staging_is_little(transfer) &&
+            if (transfer_plan(transfer, &err) == RDT_OK && transfer_staging_is_small(transfer) &&
                 transfer_reserve_staging(transfer, NULL, &err) == RDT_OK) {
                 transfer_in_move(transfer);
                 return;
