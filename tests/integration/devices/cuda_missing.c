@@ -1,4 +1,4 @@
-/* What a machine lacks, or a GPU takes besides, as a client of one node hears of it.
+/* What a machine lacks, or what using a GPU costs, as a client of one node hears of it.
  *
  * The leak checker of gcc 12: see cuda_fixture.h.
  * lsan: use_tls=0
@@ -66,11 +66,11 @@ static void expect_overhead(const char *setting, uint64_t expected, const char *
 
 Test(cuda_missing, idle_daemon_holds_nothing_and_tells_what_a_context_takes)
 {
-    expect_overhead(NULL, 256 * MIB, "256.0 MiB besides");
+    expect_overhead(NULL, 256 * MIB, "256.0 MiB overhead");
     if (gpu_is_real())
         return;
-    expect_overhead("FAKE_NVML_PROCESSES=0", 256 * MIB, "256.0 MiB besides");
-    expect_overhead("FAKE_NVML_INIT=999", UINT64_MAX, "cannot be told");
+    expect_overhead("FAKE_NVML_PROCESSES=0", 256 * MIB, "256.0 MiB overhead");
+    expect_overhead("FAKE_NVML_INIT=999", UINT64_MAX, "overhead unknown");
 }
 
 Test(cuda_missing, client_without_a_driver_hears_so)

@@ -69,7 +69,7 @@ Test(device_kept, what_never_left_serves_anyone_and_is_zero_again)
     fill_pattern(from, BYTES, 1);
     snapshot_and_free(a, from, BYTES);
     must(made() == 2 && atomic_load(&gpu.control->zeroed) == 0);
-    expect_output("backends", NULL, "(256.0 KiB kept)");
+    expect_output("backends", NULL, "(256.0 KiB in the free pool)");
     got = fake_device_alloc(b, "FAKE-0", BYTES); /* another client */
     must_say(made() == 2, "%llu blocks were made", (unsigned long long)made());
     must(is_zero(got, BYTES));
