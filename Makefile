@@ -396,7 +396,7 @@ $(CUDA_TESTS): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
 $(B)/obj/tests/gpu/one_gpu.o: OBJFLAGS += $(CUDA_CFLAGS)
 $(B)/tests/gpu/one_gpu: $(if $(CUDA_INC),$(call obj,backends/nccl/nccl_api.c))
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
-$(addprefix $(B)/tests/integration/,hostile/hostile_replica hostile/hostile_peer hostile/hostile_tickets calls/tensor_runs): $(B)/librdtd.a # the rogue peer uses the daemon's TLS
+$(addprefix $(B)/tests/integration/,hostile/hostile_replica hostile/hostile_holds hostile/hostile_peer hostile/hostile_tickets calls/tensor_runs): $(B)/librdtd.a # the rogue peer uses the daemon's TLS
 $(B)/tests/integration/nodes/stream_lanes: $(call obj,proto/rdt_status.c)
 $(B)/tests/unit/backends/gloo_mesh: $(B)/obj/backends/gloo/mesh.o
 $(B)/tests/unit/backends/gloo_mesh: TEST_LIBS += $(BACKEND_LIBS_gloo)

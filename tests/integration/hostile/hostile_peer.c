@@ -4,31 +4,10 @@
 
 #include "proto/rdt_dtype.h"
 #include "proto/wire_ref.h"
-#include "tests/integration/hostile/protocol_fixture.h"
+#include "tests/integration/hostile/peer_fixture.h"
 #include "tests/support/fakes/fake_device.h"
-#include "tests/support/rogue_peer.h"
 
 TestSuite(hostile_peer, .timeout = 120);
-
-static const char *const meant[] = {"is lost", "rogue_peer", "is down", "protocol", "uses transfer number", "longer than hold_grace", NULL};
-static struct rogue_peer rogue_peer;
-static rdt *reader; /* a client that fetches from the rogue_peer */
-
-static void begin_with_insider(const char *const *flags)
-{
-    begin(&(struct node_options){.listen = "127.0.0.1:0", .flags = flags});
-    rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
-    reader = node_client(&node, "reader");
-}
-
-static void end_with_insider(void)
-{
-    others_are_well();
-    rogue_peer_close(&rogue_peer);
-    rdt_close(reader);
-    rdt_close(bystander);
-    node_end(&node, meant);
-}
 
 static struct rdt_ref of_insider(const char *id)
 {
@@ -258,17 +237,6 @@ Test(hostile_peer, second_answer_changes_nothing)
     end_with_insider();
 }
 
-/* The daemon's last word. */
-static void shown_out(const char *says)
-{
-    Rdt__Pb__Goodbye *goodbye;
-
-    must(rogue_peer_await(&rogue_peer, RDT_PEER_GOODBYE, 1));
-    goodbye = rdt__pb__goodbye__unpack(NULL, rogue_peer.came[RDT_PEER_GOODBYE].bytes, rogue_peer.came[RDT_PEER_GOODBYE].payload);
-    must_say(strstr(goodbye->reason, says), "'%s' instead of '%s'", goodbye->reason, says);
-    rdt__pb__goodbye__free_unpacked(goodbye, NULL);
-}
-
 static void pull(uint64_t number, const char *id)
 {
     Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
@@ -316,156 +284,6 @@ Test(hostile_peer, flood_of_questions_is_bounded)
     must_say(meta->status == RDT_LIMIT && strstr(meta->message, "transfers under way"), "%s", meta->message);
     rdt__pb__pull_meta__free_unpacked(meta, NULL);
     must_say(rss_of(node.pid) < rss + 512 * MIB * (size_t)patience(1), "%zu MiB more", (rss_of(node.pid) - rss) / MIB);
-    end_with_insider();
-}
-
-/* ---- holds ---- */
-
-static struct rdt_ref put_for_insider(enum rdt_visibility visibility)
-{
-    static const char data[4096];
-
-    return put_shown(reader, &VECTOR(RDT_U8, sizeof data, (void *)(uintptr_t)data), NULL, visibility);
-}
-
-static void ask(uint64_t number, uint32_t type, const ProtobufCMessage *request, uint32_t uid)
-{
-    Rdt__Pb__Call call = RDT__PB__CALL__INIT;
-    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
-    uint8_t packed[1024];
-
-    requester.uid = uid;
-    call.call = number;
-    call.type = type;
-    call.requester = &requester;
-    call.request = (ProtobufCBinaryData){protobuf_c_message_pack(request, packed), packed};
-    rogue_peer_send(&rogue_peer, RDT_PEER_CALL, &call.base);
-}
-
-static void hold(uint64_t number, const struct rdt_ref *ref, uint32_t uid)
-{
-    Rdt__Pb__Hold request = RDT__PB__HOLD__INIT;
-    Rdt__Pb__Ref wire;
-
-    wire_ref_from(ref, &wire);
-    request.ref = &wire;
-    ask(number, RDT_MSG_HOLD, &request.base, uid);
-}
-
-static void answered(unsigned n, enum rdt_status expected, const char *says)
-{
-    Rdt__Pb__CallReply *reply;
-
-    must(rogue_peer_await(&rogue_peer, RDT_PEER_CALL_REPLY, n));
-    reply = rdt__pb__call_reply__unpack(NULL, rogue_peer.came[RDT_PEER_CALL_REPLY].bytes, rogue_peer.came[RDT_PEER_CALL_REPLY].payload);
-    must_say(reply->status == expected && strstr(reply->message, says), "%d: %s", reply->status, reply->message);
-    rdt__pb__call_reply__free_unpacked(reply, NULL);
-}
-
-static uint32_t holds_of(const struct rdt_ref *ref)
-{
-    struct rdt_stat stat;
-
-    rogue_peer_flush(&rogue_peer);
-    must_ok(rdt_stat(reader, ref, &stat, &err));
-    return stat.holds;
-}
-
-static void tell(uint64_t *dropped, size_t n_dropped, uint64_t *kept, size_t n_kept, bool first, bool last)
-{
-    Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
-
-    message.dropped = dropped;
-    message.n_dropped = n_dropped;
-    message.kept = kept;
-    message.n_kept = n_kept;
-    message.lost = kept; /* nobody here holds those there */
-    message.n_lost = n_kept;
-    message.first = first;
-    message.last = last;
-    rogue_peer_send(&rogue_peer, RDT_PEER_HOLDS, &message.base);
-}
-
-Test(hostile_peer, holds_are_of_what_the_requester_may_fetch_and_of_one_number_each)
-{
-    struct rdt_ref mine, all;
-    Rdt__Pb__CancelRequest cancel = RDT__PB__CANCEL_REQUEST__INIT;
-
-    begin_with_insider(NULL);
-    mine = put_for_insider(RDT_VISIBLE_TO_OWNER);
-    all = put_for_insider(RDT_VISIBLE_TO_ALL);
-    hold(1, &mine, geteuid() + 1);
-    answered(1, RDT_DENIED, "is not visible to uid");
-    hold(2, &all, geteuid() + 1);
-    answered(2, RDT_OK, "");
-    hold(2, &all, geteuid() + 1);
-    answered(3, RDT_INVALID, "already has hold");
-    hold(0, &all, geteuid() + 1); /* a number like any other */
-    answered(4, RDT_OK, "");
-    cr_assert_eq(holds_of(&all), 3);
-    cr_assert_eq(holds_of(&mine), 1);
-    ask(2, RDT_MSG_CANCEL_REQUEST, &cancel.base, 0);
-    tell((uint64_t[]){1, 2, 2, 77}, 4, NULL, 0, false, false);
-    cr_assert_eq(holds_of(&all), 2);
-    hold(3, &all, geteuid() + 1);
-    answered(5, RDT_OK, "");
-    rogue_peer_close(&rogue_peer); /* and comes again */
-    rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
-    cr_assert_eq(holds_of(&all), 3);
-    tell(NULL, 0, (uint64_t[]){3, 77}, 2, true, true);
-    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 1)); /* 77 is none */
-    wait_until(LONG, holds_of(&all) == 2);
-    must_ok(rdt_free(reader, &all, true, &err));
-    end_with_insider();
-}
-
-Test(hostile_peer, lists_of_holds_that_make_no_sense)
-{
-    struct rdt_ref all;
-    uint64_t many[5000], odd[] = {3, 3, UINT64_MAX, 0};
-
-    begin_with_insider(NULL);
-    for (unsigned i = 0; i < 5000; i++)
-        many[i] = i + 1000;
-    all = put_for_insider(RDT_VISIBLE_TO_ALL);
-    for (unsigned i = 1; i <= 3; i++) {
-        hold(i, &all, geteuid());
-        answered(i, RDT_OK, "");
-    }
-    tell(NULL, 0, NULL, 0, false, true); /* the end of a list that never began */
-    cr_assert_eq(holds_of(&all), 4);
-    tell(NULL, 0, odd, 4, true, false);
-    tell(NULL, 0, many, 2000, false, false);
-    hold(4, &all, geteuid()); /* during the list */
-    answered(4, RDT_OK, "");
-    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 2)); /* which of them are none */
-    tell(NULL, 0, NULL, 0, true, false); /* it begins again */
-    tell(NULL, 0, odd, 2, false, true);
-    rogue_peer_flush(&rogue_peer);
-    wait_until(LONG, holds_of(&all) == 2);
-    tell(many, 5000, NULL, 0, false, false);
-    shown_out("a message about 5000 holds");
-    must_ok(rdt_free(reader, &all, true, &err)); /* though its link is down: nobody waits for hold_grace */
-    end_with_insider();
-}
-
-Test(hostile_peer, flood_of_holds_is_bounded)
-{
-    const char *flags[] = {"--owner-max-holds=1000", NULL};
-    struct rdt_ref all;
-
-    begin_with_insider(flags);
-    all = put_for_insider(RDT_VISIBLE_TO_ALL);
-    for (unsigned i = 0; i < 5000; i++) {
-        hold(i, &all, geteuid());
-        if (i % 500 == 499)
-            rogue_peer_listen(&rogue_peer, 0);
-    }
-    answered(5000, RDT_LIMIT, "owner_max_holds");
-    cr_assert_eq(holds_of(&all), 1001);
-    must_ok(rdt_free(reader, &all, true, &err));
-    must_ok(rdt_wait_freed(reader, &all, LONG, &err));
-    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 1000)); /* it is told of each */
     end_with_insider();
 }
 

@@ -1,0 +1,284 @@
+/* Holds of a node that has the key: of what its users may not see, of numbers that exist already or never did, by the million, and of a
+ * node that then says no more. */
+#include "tests/integration/hostile/peer_fixture.h"
+
+TestSuite(hostile_holds, .timeout = 240);
+
+static struct rdt_ref put_for_insider(enum rdt_visibility visibility)
+{
+    static const char data[4096];
+
+    return put_shown(reader, &VECTOR(RDT_U8, sizeof data, (void *)(uintptr_t)data), NULL, visibility);
+}
+
+static void ask(uint64_t number, uint32_t type, const ProtobufCMessage *request, uint32_t uid)
+{
+    Rdt__Pb__Call call = RDT__PB__CALL__INIT;
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    uint8_t packed[1024];
+
+    requester.uid = uid;
+    call.call = number;
+    call.type = type;
+    call.requester = &requester;
+    call.request = (ProtobufCBinaryData){protobuf_c_message_pack(request, packed), packed};
+    rogue_peer_send(&rogue_peer, RDT_PEER_CALL, &call.base);
+}
+
+static void hold(uint64_t number, const struct rdt_ref *ref, uint32_t uid)
+{
+    Rdt__Pb__Hold request = RDT__PB__HOLD__INIT;
+    Rdt__Pb__Ref wire;
+
+    wire_ref_from(ref, &wire);
+    request.ref = &wire;
+    ask(number, RDT_MSG_HOLD, &request.base, uid);
+}
+
+static void answered(unsigned n, enum rdt_status expected, const char *says)
+{
+    Rdt__Pb__CallReply *reply;
+
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_CALL_REPLY, n));
+    reply = rdt__pb__call_reply__unpack(NULL, rogue_peer.came[RDT_PEER_CALL_REPLY].bytes, rogue_peer.came[RDT_PEER_CALL_REPLY].payload);
+    must_say(reply->status == expected && strstr(reply->message, says), "%d: %s", reply->status, reply->message);
+    rdt__pb__call_reply__free_unpacked(reply, NULL);
+}
+
+static uint32_t holds_now(const struct rdt_ref *ref)
+{
+    struct rdt_stat stat;
+
+    must_ok(rdt_stat(reader, ref, &stat, &err));
+    return stat.holds;
+}
+
+/* When the daemon has read all that was said. */
+static uint32_t holds_of(const struct rdt_ref *ref)
+{
+    rogue_peer_flush(&rogue_peer);
+    return holds_now(ref);
+}
+
+static void tell(uint64_t *dropped, size_t n_dropped, uint64_t *kept, size_t n_kept, bool first, bool last)
+{
+    Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
+
+    message.dropped = dropped;
+    message.n_dropped = n_dropped;
+    message.kept = kept;
+    message.n_kept = n_kept;
+    message.lost = kept; /* nobody here holds those there */
+    message.n_lost = n_kept;
+    message.first = first;
+    message.last = last;
+    rogue_peer_send(&rogue_peer, RDT_PEER_HOLDS, &message.base);
+}
+
+Test(hostile_holds, holds_are_of_what_the_requester_may_fetch_and_of_one_number_each)
+{
+    struct rdt_ref mine, all;
+    Rdt__Pb__CancelRequest cancel = RDT__PB__CANCEL_REQUEST__INIT;
+
+    begin_with_insider(NULL);
+    mine = put_for_insider(RDT_VISIBLE_TO_OWNER);
+    all = put_for_insider(RDT_VISIBLE_TO_ALL);
+    hold(1, &mine, geteuid() + 1);
+    answered(1, RDT_DENIED, "is not visible to uid");
+    hold(2, &all, geteuid() + 1);
+    answered(2, RDT_OK, "");
+    hold(2, &all, geteuid() + 1);
+    answered(3, RDT_INVALID, "already has hold");
+    hold(0, &all, geteuid() + 1); /* a number like any other */
+    answered(4, RDT_OK, "");
+    cr_assert_eq(holds_of(&all), 3);
+    cr_assert_eq(holds_of(&mine), 1);
+    ask(2, RDT_MSG_CANCEL_REQUEST, &cancel.base, 0);
+    tell((uint64_t[]){1, 2, 2, 77}, 4, NULL, 0, false, false);
+    cr_assert_eq(holds_of(&all), 2);
+    hold(3, &all, geteuid() + 1);
+    answered(5, RDT_OK, "");
+    rogue_peer_close(&rogue_peer); /* and comes again */
+    rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+    cr_assert_eq(holds_of(&all), 3);
+    tell(NULL, 0, (uint64_t[]){3, 77}, 2, true, true);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 1)); /* 77 is none */
+    wait_until(LONG, holds_of(&all) == 2);
+    must_ok(rdt_free(reader, &all, true, &err));
+    end_with_insider();
+}
+
+Test(hostile_holds, lists_of_holds_that_make_no_sense)
+{
+    struct rdt_ref all;
+    uint64_t many[5000], odd[] = {3, 3, UINT64_MAX, 0};
+
+    begin_with_insider(NULL);
+    for (unsigned i = 0; i < 5000; i++)
+        many[i] = i + 1000;
+    all = put_for_insider(RDT_VISIBLE_TO_ALL);
+    for (unsigned i = 1; i <= 3; i++) {
+        hold(i, &all, geteuid());
+        answered(i, RDT_OK, "");
+    }
+    tell(NULL, 0, NULL, 0, false, true); /* the end of a list that never began */
+    cr_assert_eq(holds_of(&all), 4);
+    tell(NULL, 0, odd, 4, true, false);
+    tell(NULL, 0, many, 2000, false, false);
+    hold(4, &all, geteuid()); /* during the list */
+    answered(4, RDT_OK, "");
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 2)); /* which of them are none */
+    tell(NULL, 0, NULL, 0, true, false); /* it begins again */
+    tell(NULL, 0, odd, 2, false, true);
+    rogue_peer_flush(&rogue_peer);
+    wait_until(LONG, holds_of(&all) == 2);
+    tell(many, 5000, NULL, 0, false, false);
+    shown_out("a message about 5000 holds");
+    must_ok(rdt_free(reader, &all, true, &err)); /* though its link is down: nobody waits for hold_grace */
+    end_with_insider();
+}
+
+Test(hostile_holds, flood_of_one_user_is_bounded)
+{
+    const char *flags[] = {"--owner-max-holds=1000", NULL};
+    struct rdt_ref all;
+
+    begin_with_insider(flags);
+    all = put_for_insider(RDT_VISIBLE_TO_ALL);
+    for (unsigned i = 0; i < 5000; i++) {
+        hold(i, &all, geteuid());
+        if (i % 500 == 499)
+            rogue_peer_listen(&rogue_peer, 0);
+    }
+    answered(5000, RDT_LIMIT, "owner_max_holds");
+    cr_assert_eq(holds_of(&all), 1001);
+    must_ok(rdt_free(reader, &all, true, &err));
+    must_ok(rdt_wait_freed(reader, &all, LONG, &err));
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 1000)); /* it is told of each */
+    end_with_insider();
+}
+
+static size_t owners_known(void)
+{
+    Rdt__Pb__List list = RDT__PB__LIST__INIT;
+    Rdt__Pb__ListReply *reply;
+    size_t n;
+
+    list.kind = RDT__PB__LIST_KIND__LIST_KIND_OWNERS;
+    must_ok(call(reader, RDT_MSG_LIST, &list.base, LONG, (ProtobufCMessage **)(void *)&reply, &err));
+    n = reply->n_owners;
+    rdt__pb__list_reply__free_unpacked(reply, NULL);
+    return n;
+}
+
+/* A node vouches for its users, and may name as many as it likes, each with a limit of its own. A hold of a user who has no other took 0.6
+ * KB; at 1,048,576 holds of one node further ones are refused. */
+Test(hostile_holds, flood_of_very_many_users_costs_little_and_is_forgotten)
+{
+    const char *flags[] = {"--hold-grace=1s", NULL};
+    enum { N = 100000 };
+    struct rdt_ref all;
+    size_t rss;
+
+    begin_with_insider(flags);
+    all = put_for_insider(RDT_VISIBLE_TO_ALL);
+    rss = rss_of(node.pid);
+    for (unsigned i = 0; i < N; i++) {
+        hold(i, &all, 100000 + i);
+        if (i % 500 == 499)
+            rogue_peer_listen(&rogue_peer, 0);
+        if (i % 25000 == 24999)
+            others_are_well();
+    }
+    answered(N, RDT_OK, "");
+    cr_assert_eq(holds_of(&all), N + 1);
+    must_say(rss_of(node.pid) < rss + 128 * MIB * (size_t)patience(1), "%zu MiB more", (rss_of(node.pid) - rss) / MIB);
+    others_are_well();
+    rogue_peer_close(&rogue_peer);
+    wait_until(LONG, holds_now(&all) == 1);
+    cr_assert_leq(owners_known(), 2); /* this user, and perhaps the daemon's own */
+    must_ok(rdt_free(reader, &all, false, &err));
+    must_ok(rdt_wait_freed(reader, &all, LONG, &err));
+    others_are_well();
+    rdt_close(reader);
+    rdt_close(bystander);
+    node_end(&node, meant);
+}
+
+/* Its frames stop, and so do its pongs. */
+Test(hostile_holds, holder_that_goes_silent_is_given_up)
+{
+    const char *flags[] = {"--peer-timeout=2s", "--hold-grace=1s", NULL};
+    enum { N = 3000 };
+    struct rdt_ref all;
+
+    begin_with_insider(flags);
+    all = put_for_insider(RDT_VISIBLE_TO_ALL);
+    for (unsigned i = 0; i < N; i++) {
+        hold(i, &all, geteuid() + i % 3);
+        if (i % 500 == 499)
+            rogue_peer_listen(&rogue_peer, 0);
+    }
+    answered(N, RDT_OK, "");
+    cr_assert_eq(holds_now(&all), N + 1);
+    wait_until(LONG, holds_now(&all) == 1);
+    must_ok(rdt_free(reader, &all, false, &err));
+    must_ok(rdt_wait_freed(reader, &all, LONG, &err));
+    end_with_insider();
+}
+
+/* ---- a client that takes holds on another node ---- */
+
+/* Takes holds by the thousand, reads no answer, drops every third and goes. */
+static int take_and_drop(struct actor *self, void *arg)
+{
+    enum { N = 6000 };
+    const struct rdt_ref *ref = arg;
+    Rdt__Pb__Hold hold = RDT__PB__HOLD__INIT;
+    Rdt__Pb__Ref wire;
+    struct raw raw;
+
+    (void)self;
+    wire_ref_from(ref, &wire);
+    hold.ref = &wire;
+    greeted(&raw);
+    for (unsigned i = 0; i < N; i++) {
+        Rdt__Pb__CancelRequest cancel = RDT__PB__CANCEL_REQUEST__INIT;
+        uint64_t id = raw_send(&raw, RDT_MSG_HOLD, &hold.base, NULL, 0);
+
+        cancel.request_id = i % 3 == 0 ? id : id + (UINT64_C(1) << 40); /* or of a request that never was */
+        if (i % 3 != 2)
+            (void)raw_send(&raw, RDT_MSG_CANCEL_REQUEST, &cancel.base, NULL, 0);
+    }
+    return 0;
+}
+
+Test(hostile_holds, client_that_takes_them_by_the_thousand_leaves_none_there)
+{
+    const char *flags[] = {"--client-max-holds=1000", NULL};
+    struct test_node other;
+    struct rdt_ref shown;
+    struct actor actors[4];
+
+    node_start(&other, &(struct node_options){.name = "other", .listen = "127.0.0.1:0"});
+    reader = node_client(&other, "owner");
+    shown = put_shown(reader, &VECTOR(RDT_U8, 16, "sixteen bytes .."), "shown", RDT_VISIBLE_TO_ALL);
+    begin(&(struct node_options){.listen = "127.0.0.1:0", .flags = flags});
+    for (unsigned i = 0; i < 4; i++)
+        actor_start(&actors[i], take_and_drop, &shown);
+    for (unsigned i = 0; i < 20; i++) {
+        others_are_well();
+        cr_assert_leq(holds_now(&shown), 4 * 1000 + 1);
+    }
+    for (unsigned i = 0; i < 4; i++)
+        actor_wait(&actors[i]);
+    wait_until(LONG, holds_now(&shown) == 1);
+    node.fds++; /* the link between them */
+    others_are_well();
+    rdt_close(bystander);
+    node_end(&node, meant);
+    must_ok(rdt_free(reader, &shown, false, &err));
+    rdt_close(reader);
+    other.fds++;
+    node_end(&other, meant);
+}
