@@ -169,12 +169,12 @@ Test(path_pairs, pairs_table)
 /* Transport a is fast and moves host memory only, b is slow and moves both kinds, c moves the device's only. */
 static const struct kind_row {
     const char *what, *source, *target;
-    const char *offers;    /* which of them are offered */
-    bool holes;            /* the tensors at the owner have holes */
+    const char *offers; /* which of them are offered */
+    bool holes;         /* the tensors at the owner have holes */
     const char *least;
-    const char *chosen;    /* NULL: no path */
+    const char *chosen; /* NULL: no path */
     bool staged_source, staged_target;
-    const char *because;   /* a part of the chosen one's reason, or of the refusal */
+    const char *because; /* a part of the chosen one's reason, or of the refusal */
 } kind_rows[] = {
     {"host to host", "host", "host", "abc", .chosen = "a", .because = "fastest"},
     {"device to device, direct", "gpu", "gpu", "abc", .chosen = "c", .because = "fastest"},
