@@ -28,16 +28,16 @@ static const struct rdt_transport_ops transport_ops = {
 };
 
 static const struct rdt_config_key config_keys[] = {
-    {"version", "1.0", "of its library, as peers are told"},
-    {"sided", "both", "one, two or both: what connections claim to be"},
-    {"ordered", "no", "yes: sends and receives stand in one queue; unsaid: they do, and the core is not told"},
-    {"delay_ms", "0", "each chunk starts so long after the one before"},
-    {"lose_every", "0", "every n-th operation never ends, short of a disconnect"},
+    {"version", "1.0", "version of its library that peers are told"},
+    {"sided", "both", "one, two or both: which sides connections report"},
+    {"ordered", "no", "yes: sends and receives stand in one queue; unsaid: likewise, but the core is not told"},
+    {"delay_ms", "0", "each chunk starts this much later than the one before"},
+    {"lose_every", "0", "every n-th operation ends only by a disconnect"},
     {"fail_every", "0", "every n-th operation fails"},
-    {"give_up_every", "0", "every n-th operation ends as if it were cancelled"},
+    {"give_up_every", "0", "every n-th operation ends as if it had been cancelled"},
     {"no_abort", "no", "yes: cancel does nothing"},
-    {"late_ms", "0", "a cancelled operation ends so much later, and its memory is written just before"},
-    {"disconnect_delay_ms", "0", "a disconnect takes effect so much later"},
+    {"late_ms", "0", "a cancelled operation ends this much later, and its memory is written just before"},
+    {"disconnect_delay_ms", "0", "a disconnect takes effect this much later"},
     {"fault_file", "", "file of key=value lines that override the faults above, read before every operation"},
     {NULL, NULL, NULL},
 };

@@ -1,4 +1,4 @@
-/* What goes wrong, and since when. */
+/* The faults: reads them from the configuration and the fault file. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,7 +76,7 @@ enum rdt_status faults_configure(struct transport *transport, struct rdt_error *
     return RDT_OK;
 }
 
-/* A line that is not understood is skipped: the test's writer may be halfway. */
+/* Returns the faults as they are set now. A malformed line is skipped, because the test may be writing the file. */
 struct faults faults_now(const struct transport *transport)
 {
     struct faults faults = transport->faults;

@@ -1,5 +1,4 @@
-/* The plug-in's thread, its connections and operations. See loopback.h; what can go wrong on demand is in
- * faults.c. */
+/* The plug-in's thread, its connections and operations. See loopback.h; faults.c has what can go wrong on demand. */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -39,7 +38,8 @@ static unsigned watch(struct transport *transport, struct pollfd *fds, struct ch
     return n;
 }
 
-/* The lock is held; it is given up while the host is told what happened. True: something did. */
+/* Reports to the host what has happened. True: something has. The caller holds the lock, which is released during the calls to
+ * the host. */
 static bool report(struct transport *transport)
 {
     struct operation *done = transport->done;
@@ -50,7 +50,7 @@ static bool report(struct transport *transport)
     for (struct conn *conn = transport->conns, *next; conn; conn = next) {
         next = conn->next;
         if (conn->group)
-            continue; /* told below */
+            continue; /* reported below */
         if (n_failed < MAX_EVENTS && conn->failed && !conn->failure_told && !conn->closing) {
             conn->failure_told = true;
             failed[n_failed++] = conn->ctx;
@@ -123,8 +123,7 @@ static void *thread_main(void *arg)
             (void)eventfd_read(transport->wake, &count);
         if (fds[1].revents)
             wire_accept(transport);
-        /* A channel may have gone while nobody held the lock, and one that is handled here may take another
-         * with it. */
+        /* A channel may have been closed while the lock was free, and handling one may close another. */
         for (unsigned i = 2; i < n; i++)
             if (fds[i].revents && channels[i]->fd == fds[i].fd)
                 wire_move(transport, channels[i]);
@@ -214,7 +213,7 @@ const char *loopback_transport_version(void *arg)
 /* ---- memory ---- */
 
 enum rdt_status loopback_register_memory(void *arg, void *addr, uint64_t bytes, const char *memory_kind, void **registration_p,
-                                       struct rdt_error *err)
+                                         struct rdt_error *err)
 {
     struct transport *transport = arg;
     struct registration *registration;
@@ -251,7 +250,7 @@ void loopback_unregister_memory(void *arg, void *registration)
 }
 
 enum rdt_status loopback_pack_key(void *transport, void *arg, uint8_t key[RDT_KEY_MAX_BYTES], size_t *bytes_p,
-                                struct rdt_error *err)
+                                  struct rdt_error *err)
 {
     const struct registration *registration = arg;
 
@@ -265,7 +264,7 @@ enum rdt_status loopback_pack_key(void *transport, void *arg, uint8_t key[RDT_KE
 /* ---- connections ---- */
 
 enum rdt_status loopback_connection_create(void *arg, const uint8_t peer_uuid[16], void *conn_ctx, void **conn_p,
-                                         struct rdt_error *err)
+                                           struct rdt_error *err)
 {
     struct transport *transport = arg;
     struct conn *conn = calloc(1, sizeof *conn);

@@ -6,7 +6,7 @@
 #include "tests/loopback/loopback.h"
 
 #define MS_NS 1000000ull
-#define LATE_BYTE 0xee /* what lands in the memory of a cancelled operation, with late_ms */
+#define LATE_BYTE 0xee /* written into the memory of a cancelled operation, with late_ms */
 
 uint64_t now_ns(void)
 {
@@ -178,8 +178,8 @@ static bool take_clearance(struct conn *conn, const struct rdt_op *op)
     return found;
 }
 
-/* At the head of the queue, and with a connection: a receive tells its sender, a send starts when it has been
- * told. */
+/* Runs the operation at the head of the queue, which has a connection: a receive tells its sender, and a send starts when it
+ * has been told. */
 static void run_at_head(struct operation *operation)
 {
     struct frame frame = {.type = FRAME_CLEAR, .transfer = operation->op->transfer, .chunk = operation->op->chunk};

@@ -10,7 +10,7 @@
 
 #include "tests/loopback/loopback.h"
 
-#define TICKET_BYTES ((uint64_t)1 << 20) /* moved for one channel before the next one's turn */
+#define TICKET_BYTES ((uint64_t)1 << 20) /* moved for one channel before it is the next one's turn */
 
 static socklen_t address_of(const char *name, struct sockaddr_un *address_p)
 {

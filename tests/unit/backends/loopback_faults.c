@@ -1,4 +1,4 @@
-/* The faulty test transport fails as it is told to, which the tests that use it rely on. */
+/* The faulty test transport fails as configured, on which the tests that use it rely. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

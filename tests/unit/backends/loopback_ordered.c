@@ -1,5 +1,5 @@
-/* The test transport's ordered queue really holds up what stands behind: else nothing that runs over it is
- * proof of anything. */
+/* The test transport's ordered queue really holds up the operations behind its head; otherwise the tests that use it would
+ * prove nothing. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,10 +8,10 @@
 
 #define BYTES 100000
 #define LATER_MS 10000
-#define STANDS_MS 150 /* what does not end in that time stands still */
+#define STANDS_MS 150 /* an operation that has not ended after this time is taken to be held up */
 
 static struct backend_host hosts[3];
-static struct host_conn conns[3][3]; /* of the first node, to the second */
+static struct host_conn conns[3][3]; /* [from][to] */
 static struct rdt_error err;
 static uint8_t from[BYTES], to[3][BYTES];
 
@@ -84,7 +84,7 @@ Test(loopback_ordered, receives_at_both_heads_stand_still)
         post(i, 1 - i, &send[i], 1 - i, POST_SEND);
     cr_assert_not(host_op_wait(&recv[0], STANDS_MS));
     cr_assert_not(host_op_ended(&recv[1]) || host_op_ended(&send[0]) || host_op_ended(&send[1]));
-    host_op_cancel(&recv[0]); /* taken out, the other one can go */
+    host_op_cancel(&recv[0]); /* without it, the other one can move */
     cr_assert(host_op_wait(&recv[1], LATER_MS) && host_op_wait(&send[0], LATER_MS));
     cr_assert(recv[1].status == RDT_OK && recv[0].status == RDT_CANCELLED);
 }
@@ -99,7 +99,7 @@ Test(loopback_ordered, ring_of_sends_stands_still_until_a_connection_goes)
         post((i + 1) % 3, i, &recv[i], i, POST_RECV);
     cr_assert_not(host_op_wait(&recv[0], STANDS_MS));
     cr_assert_not(host_op_ended(&recv[1]) || host_op_ended(&recv[2]));
-    cr_assert(host_conn_disconnect(&conns[0][1], LATER_MS)); /* send 0 goes: 2 to 0 can move, then 1 to 2 */
+    cr_assert(host_conn_disconnect(&conns[0][1], LATER_MS)); /* send 0 ends, so that 2 to 0 can move, and then 1 to 2 */
     cr_assert(host_op_wait(&recv[2], LATER_MS) && recv[2].status == RDT_OK);
     cr_assert(host_conn_disconnect(&conns[1][0], LATER_MS));
     cr_assert(host_op_wait(&recv[1], LATER_MS) && recv[1].status == RDT_OK);

@@ -1,5 +1,4 @@
-/* backends/stream: who stands at the door, counted. The data thread is this test: nothing happens but what it
- * does. */
+/* backends/stream: counts the strangers. The test takes the place of the data thread, so that nothing happens by itself. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -51,7 +50,7 @@ static void knock(unsigned n)
     }
 }
 
-/* Those that the thread would look at next, in order. */
+/* Returns the lane that the data thread would handle next, or NULL. */
 static struct lane *lane_waiting(void)
 {
     struct ring *attention = &transport.threads[0].attention;
@@ -76,7 +75,7 @@ static void leave(unsigned n)
 
 TestSuite(stream_strangers, .init = setup, .timeout = 60);
 
-/* It was put out, and before its thread heard of that it says who it is, which is true. */
+/* A lane is evicted, and shows the right token before its thread has handled the eviction. */
 Test(stream_strangers, friend_that_made_room_is_let_in_no_more_and_counted_once)
 {
     struct lane *lane;
@@ -103,7 +102,7 @@ Test(stream_strangers, friend_that_is_let_in_is_no_stranger)
     cr_assert_null(conn_take_lane(lane, conn->ours.id, conn->ours.token));
     cr_assert_eq(transport.strangers.n, 1);
     cr_assert(lane->conn == conn && conn->n_in == 1);
-    cr_assert_not_null(conn_take_lane(lane, conn->ours.id, conn->ours.id)); /* not its token */
+    cr_assert_not_null(conn_take_lane(lane, conn->ours.id, conn->ours.id)); /* a wrong token */
     leave(2);
     cr_assert_eq(transport.strangers.n, 0);
 }

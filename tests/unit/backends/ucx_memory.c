@@ -15,9 +15,9 @@ Test(ucx_memory, gpu_memory_only_where_ucx_says_so)
     } rows[] = {
         {{HOST, 1, 13}, false},        /* Debian's */
         {{HOST, 1, 22}, false},        /* without its CUDA module, or without a driver */
-        {{0, 1, 22}, false},           /* it did not answer */
+        {{0, 1, 22}, false},           /* the query failed */
         {{HOST | ROCM, 1, 22}, false}, /* another vendor's */
-        {{HOST | CUDA, 1, 13}, false}, /* too old for our threads */
+        {{HOST | CUDA, 1, 13}, false}, /* too old for the data threads, which use no GPU */
         {{HOST | CUDA, 1, 20}, false}, {{HOST | CUDA, 1, 21}, true}, {{HOST | CUDA, 1, 22}, true}, {{HOST | CUDA, 2, 0}, true},
     };
 

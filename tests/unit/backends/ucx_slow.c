@@ -71,7 +71,7 @@ Test(ucx_slow, least_lane_is_a_transport_or_a_kind_of_them)
         {"sysv/memory", "shm", false},
         {"cma/memory", "shm", false},
         {"tcp/eth0", "shm", true},
-        {"", "rdma", false}, /* not known */
+        {"", "rdma", false}, /* the lanes are not known */
     };
 
     for (unsigned i = 0; i < sizeof(rows) / sizeof *rows; i++)

@@ -1,5 +1,5 @@
-/* backends/ucx/link: endpoints that connect and never say who they are keep no node away, and those that are
- * refused do not fill the log. The strangers, and both nodes, are in this process. */
+/* backends/ucx/link: endpoints that connect and never greet keep no node away, and refused ones do not fill the log. The
+ * strangers and both nodes are in this process. */
 #include <criterion/criterion.h>
 #include <netinet/in.h>
 #include <stdatomic.h>

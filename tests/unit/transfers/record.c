@@ -24,11 +24,12 @@ static bool says(const struct path_decision *decision, const char *name, const c
     return false;
 }
 
-/* One answer for as long as the question is the same, word by word: whose memory the words are in does not count. */
+/* Equal queries get one decision. Their texts are compared by content, whatever memory they lie in. */
 Test(record, one_decision_serves_all_who_ask_the_same)
 {
     char show[300] = "its region holds secrets", cow[300] = "it is alive", same[300];
-    struct path_query query = {.same_node = true, .transport = "", .least = "", .preferred = "", .show_why_not = show, .cow_why_not = cow};
+    struct path_query query = {
+        .same_node = true, .transport = "", .least = "", .preferred = "", .show_why_not = show, .cow_why_not = cow};
     struct transfer_record records[6] = {0};
     const struct path_decision *first, *second;
 
@@ -38,17 +39,17 @@ Test(record, one_decision_serves_all_who_ask_the_same)
     memcpy(same, show, sizeof same);
     query.show_why_not = same;
     cr_assert_eq(decide(&records[1], &query), first);
-    (void)snprintf(show, sizeof show, "its region is gone"); /* where the first had its words from */
+    (void)snprintf(show, sizeof show, "its region is gone"); /* the first query's text lay here */
     cr_assert_eq(decide(&records[2], &query), first);
     query.show_why_not = show;
     second = decide(&records[3], &query);
     cr_assert(second != first && says(second, "local/share", "its region is gone"));
-    cr_assert(says(records[2].decision, "local/share", "its region holds secrets"), "what was decided stays");
+    cr_assert(says(records[2].decision, "local/share", "its region holds secrets"), "an earlier decision has changed");
     query.show_why_not = NULL;
     cr_assert(says(decide(&records[4], &query), "local/cow", "it is alive"));
     (void)snprintf(cow, sizeof cow, "it moves");
     cr_assert(says(decide(&records[5], &query), "local/cow", "it moves"));
-    memset(show, 'x', sizeof show - 1); /* longer than what is kept of it */
+    memset(show, 'x', sizeof show - 1); /* longer than the copy that is kept */
     query.show_why_not = show;
     (void)decide(&records[0], &query);
     show[250] = 'y';
