@@ -70,7 +70,7 @@ static inline enum rdt_status rdt_ops_init(struct rdt_ops *ops, const struct rdt
     return RDT_OK;
 }
 
-/* Frees what rdt_ops_init made. To be called when the thread has been joined. Loop thread, inside connection_destroy. */
+/* Frees what rdt_ops_init allocated. To be called when the thread has been joined. Loop thread, inside connection_destroy. */
 static inline void rdt_ops_fini(struct rdt_ops *ops)
 {
     (void)close(ops->wake);

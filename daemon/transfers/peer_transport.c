@@ -113,10 +113,10 @@ static bool versions_agree(struct peer_transport *pt)
 {
     bool agree = strcmp(pt->transport->version, pt->remote_version) == 0;
 
-    if (!agree && !pt->difference_told)
+    if (!agree && !pt->difference_logged)
         log_warn("%s is not used with node %s: the library or its settings differ: %s here, %s there", pt->transport->name,
                  pt->session->peer->name, pt->transport->version, pt->remote_version);
-    pt->difference_told = !agree;
+    pt->difference_logged = !agree;
     return agree;
 }
 

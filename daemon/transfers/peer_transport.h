@@ -49,9 +49,9 @@ struct peer_transport {
     char remote_memory[128];           /* the memory kinds that it moves there: " host cuda " */
     uint8_t blob[RDT_OFFER_MAX_BYTES]; /* the peer's offer, not yet used */
     size_t blob_bytes;
-    uint32_t blob_epoch;  /* of that offer; 0: none */
-    bool difference_told; /* the log says already that the versions differ */
-    unsigned failures;    /* in a row; delays the next try */
+    uint32_t blob_epoch;    /* of that offer; 0: none */
+    bool difference_logged; /* the log has said that the versions differ */
+    unsigned failures;      /* in a row; delays the next try */
     struct deadline retry;
     struct list users_in;  /* struct transfer.pull.by_connection */
     struct list users_out; /* struct serve.by_connection */

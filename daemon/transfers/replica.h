@@ -8,8 +8,8 @@
  *
  * A listed replica serves new readers. A reader that has one keeps its memory for as long as it wants.
  *
- * The owner's node has an entry for each replica (replica_directory.h), made by the PULL with `keep` before
- * there are bytes, and says when the object has ended. So a replica may be served without asking only while
+ * The owner's node has an entry for each replica (replica_directory.h), which the PULL with `keep` creates before
+ * there are bytes, and reports when the object has ended. So a replica may be served without asking only while
  * such a message could not have been missed (replica_is_fresh): the link on which the entry was made is up,
  * and the owner answered a ping so recently that it cannot have given this node up for lost. Otherwise PULL
  * is sent as if there were no replica; if the answer says that the object is still there, the replica serves
@@ -42,11 +42,9 @@ struct transfers;
 struct replica_events {
     void (*on_found)(struct serve *pull, struct object *object);         /* the pull can be answered */
     void (*on_refused)(struct serve *pull, const struct rdt_error *err); /* the requester may not see the object */
-    /* memory was allocated, or more bytes have arrived */
-    void (*on_arrived)(struct serve *pull);
-    void (*on_failed)(struct serve *pull, const struct rdt_error *err); /* the replica will not be complete */
-    /* the last pull of an incomplete replica has ended */
-    void (*on_unwanted)(struct transfer *filling);
+    void (*on_arrived)(struct serve *pull);                              /* memory was allocated, or more bytes have arrived */
+    void (*on_failed)(struct serve *pull, const struct rdt_error *err);  /* the replica will not be complete */
+    void (*on_unwanted)(struct transfer *filling);                       /* the last pull of an incomplete replica has ended */
 };
 
 struct replicas {
@@ -62,9 +60,8 @@ struct replicas {
 /* Waits for a replica that is being filled. */
 struct replica_waiter {
     struct list link;
-    void (*on_end)(
-        /* called once, after removal: the replica is complete or has failed; replica_find tells */
-        struct replica_waiter *);
+    /* Called once, after removal: the replica is complete or has failed; replica_find tells which. */
+    void (*on_end)(struct replica_waiter *);
 };
 
 struct replica {
@@ -75,8 +72,8 @@ struct replica {
     bool listed;
     struct rdt_ref ref;
     struct peer_session *origin; /* the owner's node */
-    uint8_t boot_id[16];         /* the boot id of that node when the replica was made */
-    unsigned epoch;              /* of the link on which that node made the entry for this replica */
+    uint8_t boot_id[16];         /* the boot id of that node when the replica was created */
+    unsigned epoch;              /* of the link on which that node created the entry for this replica */
     char tenant[33];             /* the tenant that the owner's node was asked for */
     struct account *account;     /* of the object's owner: a reference */
     Rdt__Pb__Visibility visibility;
@@ -110,7 +107,7 @@ bool replica_is_fresh(const struct replica *replica);
 
 /* ---- for the transfer that fills it ---- */
 
-/* The answer, which the transfer has read, is about a snapshot that this node shall keep. Sets
+/* The answer, which the transfer has read, is about a snapshot of which this node is to keep a replica. Sets
  * transfer->pull.replica, with a reference. false: no memory; then there is no replica. */
 bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
@@ -142,8 +139,9 @@ void replica_unserve(struct serve *out); /* the pull ends */
 /* Whether these bytes of the packed stream have arrived. */
 bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes);
 
-/* ---- word from and to the owner's node ---- */
+/* ---- messages from and to the owner's node ---- */
 
+/* The link to that node is up: reports the replicas of its objects to it. */
 void replicas_peer_up(struct replicas *replicas, struct peer_session *session);
 void replicas_on_copies(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Copies *message);
 

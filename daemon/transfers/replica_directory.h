@@ -3,7 +3,7 @@
  * A node gets an entry when its PULL with `keep` is answered, before it has any bytes. It reports when its
  * replica is complete and when it drops it. When the link to a node goes down, its entries end, because that
  * node may not serve a replica before it has asked again. If this node gave the link up, the other one may
- * not know yet. Its entries are then LOST: it may still serve the replica and cannot be told anything. It
+ * not know yet. Its entries are then LOST: it may still serve the replica, and no message reaches it. It
  * stops when enough time has passed since the last ping that this node answered (replica_is_fresh), or when
  * its link is up again.
  *

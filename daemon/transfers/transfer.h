@@ -5,9 +5,9 @@
  * touches its memory any more.
  *
  * The room owns the transfers of both directions, the connections of transports to other nodes, the replicas
- * of other nodes' snapshots and the directory of who has replicas of ours. It shows transfer.h, reservation.h
- * and transfer_broadcast.h. It refuses to know clients' requests (rpc does) and how a peer link works (peers
- * does). All calls are made in the loop thread.
+ * of other nodes' snapshots and the directory of the nodes that have replicas of ours. Its public headers are transfer.h,
+ * reservation.h and transfer_broadcast.h. It does not deal with clients' requests, which rpc does, or with how a peer link
+ * works, which peers does. All functions are called in the loop thread.
  *
  * The states of the reader's side (struct transfer; the table in transfer.c has exactly these moves):
  *

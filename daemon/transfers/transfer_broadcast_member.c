@@ -207,7 +207,7 @@ static bool answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
         transfer_fail(transfer, RDT_NO_MEMORY, "no memory for the replica");
     else
         return false;
-    if (meta->kept) /* The root's node shall redirect no reader to this node. */
+    if (meta->kept) /* The root's node must redirect no reader to this node. */
         replica_decline(root, generation);
     return true;
 }

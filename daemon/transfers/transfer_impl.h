@@ -52,7 +52,7 @@ struct fetch_wish {
     Rdt__Pb__FetchMode mode;
     bool meta_only;
     char transport[65], least[65], group[65]; /* "": any path */
-    char memory[33], device[65];              /* where the tensors shall be; "": where they are */
+    char memory[33], device[65];              /* where the reader wants the tensors; "": where they are */
     bool host_stays;                          /* only tensors on devices move to `memory` */
     uint64_t self_copy_bytes;                 /* the client copies up to this many bytes into the targets itself */
 };
@@ -144,7 +144,7 @@ struct transfer_kind {
     bool (*recover)(struct transfer *, const struct rdt_error *err);
     /* Gives back everything that belongs to the kind alone. Called once, when no operation is left. */
     void (*release)(struct transfer *);
-    /* Whether the transfer shall go on although no fetch waits for it. NULL: never. */
+    /* Whether the transfer goes on although no fetch waits for it. NULL: never. */
     bool (*wanted)(const struct transfer *);
     /* A pull whose answer has come, and was read. Returns true if the transfer needs no bytes, was sent
      * elsewhere, or has ended. NULL: false. */
@@ -192,7 +192,7 @@ bool client_maps(const struct client *client, const char *kind);
 /* Whether the memory kind and device that the reader wishes exist here and the reader can map them. */
 enum rdt_status destination_check_wish(const struct transfer *transfer, struct rdt_error *err);
 
-/* Decides where each tensor of transfer->source shall be. from[i] is its device on this node (NULL: host
+/* Decides where each tensor of transfer->source goes. from[i] is its device on this node (NULL: host
  * memory); with `from` NULL the object is on another node, and transfer->pull.placement says where. Creates
  * transfer->destination if a tensor goes to a device, or if `always` is set, unless the reader gave targets.
  * *elsewhere_p: some tensor must move to other memory. */

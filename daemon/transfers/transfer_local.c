@@ -133,7 +133,7 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
             query->elsewhere = unshared_p->msg[0] ? unshared_p->msg : "its memory cannot be shared";
     }
     if (transfer->wish.memory[0] == '\0' && !object_on_device(object))
-        return RDT_OK; /* All tensors are in host memory and shall stay there. */
+        return RDT_OK; /* All tensors are in host memory and stay there. */
     from = calloc(source->count + 1u, sizeof *from);
     if (!from)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the tensors' placement");

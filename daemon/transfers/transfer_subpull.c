@@ -1,4 +1,4 @@
-/* Objects whose tensors lie, or shall lie, in several kinds of memory. The reader asks once for the whole
+/* Objects whose tensors lie, or are wanted, in several kinds of memory. The reader asks once for the whole
  * object and reserves memory. Then it pulls all tensors with the same source and target memory by a transfer
  * of its own, a sub-pull. A sub-pull finds its own path, and goes through host memory where no transport
  * moves the kinds. The whole ends with the last sub-pull, or with the first that fails.
