@@ -1,4 +1,4 @@
-/* Regions in device memory: room on the device, allocating and importing on the work pool. */
+/* Regions in device memory: room on the device, allocating on the work pool, importing on the threads of the owner. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -77,7 +77,7 @@ static enum rdt_status take_room(struct region *region, struct list *victims, st
     return no_room(device, region->bytes, err);
 }
 
-/* ---- allocating on the work pool ---- */
+/* ---- creating on other threads ---- */
 
 static enum rdt_status create(struct device_work *creation)
 {
@@ -158,7 +158,10 @@ static enum rdt_status start(struct device_work *take_creation, struct region *r
 {
     take_creation->region = region;
     take_creation->work = (struct work){.run = run_creation, .done = done_creation, .lane = region->client};
-    work_submit(region->regions->pool, &take_creation->work);
+    if (take_creation->import) /* a plug-in may duplicate and close the client's descriptors, and a client can make that slow */
+        owner_work_submit(region->regions->owner_work, &take_creation->work, region->account, true);
+    else
+        work_submit(region->regions->pool, &take_creation->work);
     return RDT_AGAIN;
 }
 

@@ -194,7 +194,6 @@ void region_retire(struct region *region, bool discard, struct list *victims)
 {
     struct regions *regions = region->regions;
     bool host = region_is_host(region), imported = region->origin == REGION_IMPORTED;
-    bool was_sent = imported && host; /* a client's memfd: the client can make its last close slow */
     bool was_exported = !imported && host && region->exposure >= REGION_EXPOSED;
     bool for_anyone = !imported && region->exposure == REGION_UNEXPOSED && !region->sealed;
     /* A client that had this memory mapped may have put it under another name, as an import. So device memory is not
@@ -206,7 +205,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     /* To remove pages is to wait for the lock of the file. A client that can write the memory can hold that lock for ever: by
      * a write whose bytes come from a file system that does not answer. */
     bool written = discards && !imported && region->writable_outside && region->kind->ops.discard;
-    bool little = host && region->room <= SMALL_BYTES && region->n_registrations == 0 && !victims && !was_sent && !written;
+    bool little = host && region->room <= SMALL_BYTES && region->n_registrations == 0 && !victims && !imported && !written;
     uint64_t client = region->exported_to;
     struct owner owner = region->account->owner;
     struct pool_block *block = little ? NULL : malloc(sizeof *block), on_stack, *filled = block ? block : &on_stack;
@@ -217,7 +216,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
         regions_uncharge(regions, region->filled_bytes);
     if (was_exported && !discards && region_orphans_watch(regions->orphans, region, region->room, !victims) && !victims)
         filled->bytes = 0; /* region_orphans.c takes the charge off when no process has the memory */
-    if ((was_sent || written) && block) {
+    if ((imported || written) && block) { /* a client can make the close of what it sent slow */
         block->slowed_by = account_ref(region->account);
         block->room = block->bytes;
     }
@@ -231,14 +230,14 @@ void region_retire(struct region *region, bool discard, struct list *victims)
             memory_kind_unuse(on_stack.kind);
         return;
     }
-    if (victims && !was_sent)
+    if (victims && !imported)
         regions_uncharge_on(regions, block->device, block->bytes);
     if (written) {
         block->bytes = victims ? 0 : block->bytes;
         free_written(regions, block);
         return;
     }
-    if (victims && !was_sent) {
+    if (victims && !imported) {
         list_append(victims, &block->link);
         return;
     }

@@ -2,10 +2,13 @@
  * comes to harm. */
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 
 #include "client/call.h"
 #include "tests/integration/devices/device_fixture.h"
+#include "tests/integration/hostile/mute_fs.h"
+#include "tests/support/actor.h"
 #include "tests/support/raw.h"
 
 TestSuite(device_hostile, .timeout = 100);
@@ -222,6 +225,72 @@ Test(device_hostile, import_that_fails_half_way_leaves_nothing_at_the_daemon)
     fake_device_free(&own);
     works(a);
     end(NULL);
+}
+
+#define SLOW_IMPORTS 5u /* more than there are worker threads */
+
+struct slow_plan {
+    struct mute_fs fs;
+    uint64_t chunk_bytes;
+    bool fits;
+};
+
+/* Imports chunks whose close does not return, and releases what was imported. */
+static int import_and_release(struct actor *self, void *arg)
+{
+    struct slow_plan *plan = arg;
+    uint64_t sizes[2] = {plan->chunk_bytes, plan->chunk_bytes}, ids[SLOW_IMPORTS];
+    char path[96];
+    struct raw raw;
+    int fds[2];
+
+    (void)snprintf(path, sizeof path, "%s/file", plan->fs.folder);
+    fds[0] = fds[1] = open(path, O_RDWR | O_CLOEXEC);
+    must(fds[0] >= 0);
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    for (unsigned i = 0; i < SLOW_IMPORTS; i++) {
+        Rdt__Pb__Import message = part(0, 0, false, sizes);
+        ids[i] = raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, 2);
+    }
+    for (unsigned i = 0; i < SLOW_IMPORTS && plan->fits; i++) {
+        ProtobufCMessage *reply = raw_reply(&raw, ids[i], &rdt__pb__region_reply__descriptor);
+        Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
+        release.region = ((Rdt__Pb__RegionReply *)reply)->region;
+        (void)raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0);
+        protobuf_c_message_free_unpacked(reply, NULL);
+        must(raw_next(&raw));
+    }
+    actor_step(self);
+    (void)pause();
+    return 0;
+}
+
+static void imports_delay_nobody(struct slow_plan *plan)
+{
+    struct actor actor;
+
+    if (!mute_mount(&plan->fs))
+        cr_skip_test("FUSE cannot be mounted here: /dev/fuse or the right to mount is missing");
+    begin();
+    actor_start(&actor, import_and_release, plan);
+    actor_await(&actor);
+    wait_until(LONG, plan->fs.n_flushes >= SLOW_IMPORTS);
+    works(a);
+    works(b);
+    mute_end(&plan->fs);
+    actor_kill(&actor, SIGKILL);
+    end(declared);
+}
+
+Test(device_hostile, refused_imports_whose_close_does_not_return_delay_nobody)
+{
+    imports_delay_nobody(&(struct slow_plan){.chunk_bytes = 2 * MUTE_BYTES});
+}
+
+Test(device_hostile, end_of_imports_whose_close_does_not_return_delays_nobody)
+{
+    imports_delay_nobody(&(struct slow_plan){.chunk_bytes = 4096, .fits = true});
 }
 
 /* ---- sizes ---- */

@@ -20,7 +20,7 @@
 /* A file system in this process, with one file, that answers everything but FLUSH, which is what close asks for, and READ,
  * which is what a page fault asks for. */
 struct mute_fs {
-    _Atomic unsigned n_reads; /* pages that somebody waits for */
+    _Atomic unsigned n_reads, n_flushes; /* pages and closes that somebody waits for */
     int device;
     char folder[64];
     pthread_t thread;
@@ -63,7 +63,8 @@ static inline void *mute_serve(void *arg)
         case FUSE_GETATTR: mute_answer(fs->device, in.unique, 0, &attr_out, sizeof attr_out); break;
         case FUSE_OPEN: mute_answer(fs->device, in.unique, 0, &opened, sizeof opened); break;
         case FUSE_READ: fs->n_reads++; break;
-        case FUSE_FLUSH: case FUSE_INTERRUPT: case FUSE_RELEASE: case FUSE_FORGET: case FUSE_BATCH_FORGET: break;
+        case FUSE_FLUSH: fs->n_flushes++; break;
+        case FUSE_INTERRUPT: case FUSE_RELEASE: case FUSE_FORGET: case FUSE_BATCH_FORGET: break;
         default: mute_answer(fs->device, in.unique, -ENOSYS, NULL, 0);
         }
     }
