@@ -144,10 +144,14 @@ static enum rdt_status load_uuid(const char *dir, uint8_t uuid[16], struct rdt_e
 static void add_remedy(struct rdt_error *err)
 {
     size_t used = strlen(err->msg);
+    const char *remedy = NULL;
 
     if (err->sys_errno == EACCES || err->sys_errno == EPERM || err->sys_errno == EROFS)
-        (void)snprintf(err->msg + used, sizeof err->msg - used,
-                       "; give --state-dir DIR, which this user may write, or --state-dir= for a new uuid at each start");
+        remedy = "give --state-dir DIR, which this user may write, or --state-dir= for a new uuid at each start";
+    else if (err->sys_errno == ENOSPC || err->sys_errno == EDQUOT)
+        remedy = "make room there, or give --state-dir DIR on another disk";
+    if (remedy)
+        (void)snprintf(err->msg + used, sizeof err->msg - used, "; %s", remedy);
 }
 
 enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt_error *err)
@@ -173,8 +177,12 @@ enum rdt_status node_lock(const char *state_dir, struct rdt_error *err)
     if (snprintf(path, sizeof path, "%s/lock", state_dir) >= (int)sizeof path)
         return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
     fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return rdt_error_sys(err, errno, "cannot create %s", path);
+    if (fd < 0) {
+        enum rdt_status status = rdt_error_sys(err, errno, "cannot create %s", path);
+        if (err)
+            add_remedy(err);
+        return status;
+    }
     if (flock(fd, LOCK_EX | LOCK_NB) == 0)
         return RDT_OK; /* the open file is the lock, which ends with the process */
     if (errno == EWOULDBLOCK)
