@@ -1,5 +1,6 @@
-"""Builds the package for `pip install ./client/python`. If `make` has built librdt in this tree, the package contains it; otherwise the package uses
-the installed librdt that pkg-config finds. `pip install --no-build-isolation` needs no network."""
+"""Builds the package for `pip install ./client/python`. If `make` has built librdt in this tree, the package
+contains it; otherwise the package uses the installed librdt that pkg-config finds. `pip install
+--no-build-isolation` needs no network."""
 import os
 import re
 import shlex
@@ -17,7 +18,8 @@ os.chdir(here)
 
 def pkg_config(*arguments: str) -> list[str]:
     try:
-        return shlex.split(subprocess.run(["pkg-config", *arguments], check=True, capture_output=True, text=True).stdout)
+        return shlex.split(subprocess.run(["pkg-config", *arguments], check=True, capture_output=True,
+                                          text=True).stdout)
     except (OSError, subprocess.CalledProcessError):
         return []
 
@@ -41,17 +43,20 @@ def where() -> dict[str, list[Any]]:
         return {"include_dirs": [str(tree / "client"), str(tree / "client" / "cuda"), str(tree / "proto")],
                 "extra_objects": [str(path) for path in ([gpus] if gpus.exists() else []) + built],
                 "define_macros": [] if gpus.exists() else [WITHOUT_CUDA],
-                "extra_link_args": ["-Wl,--exclude-libs,ALL", *(pkg_config("--libs", "libprotobuf-c") or ["-lprotobuf-c"])]}
+                "extra_link_args": ["-Wl,--exclude-libs,ALL",
+                                    *(pkg_config("--libs", "libprotobuf-c") or ["-lprotobuf-c"])]}
     for name in ("rdt-cuda", "rdt"):
         flags = pkg_config("--cflags", name)
         if flags:
             return {"extra_compile_args": flags, "extra_link_args": pkg_config("--libs", name),
                     "define_macros": [] if name == "rdt-cuda" else [WITHOUT_CUDA]}
-    sys.exit("rdtd: librdt was not found: run `make` in the tree, or install it where pkg-config finds it (PKG_CONFIG_PATH)")
+    sys.exit("rdtd: librdt was not found: run `make` in the tree, or install it where pkg-config finds it "
+             "(PKG_CONFIG_PATH)")
 
 
 found = where()
 setup(version=version(), ext_modules=[Extension(
-    "rdtd._rdt", sorted(str(path.relative_to(here)) for path in (here / "src").glob("*.c")), depends=["src/rdtpy.h"],
+    "rdtd._rdt", sorted(str(path.relative_to(here)) for path in (here / "src").glob("*.c")),
+    depends=["src/rdtpy.h"],
     **{**found, "define_macros": [("_GNU_SOURCE", "1"), *found["define_macros"]],
        "extra_compile_args": ["-std=c11", "-O2", *found.get("extra_compile_args", [])]})])

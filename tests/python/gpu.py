@@ -1,5 +1,6 @@
-"""GPU memory in Python, on a FAKE driver (tests/fake_cuda), whose device memory the processor cannot touch: what it shows is which calls are
-made in which order, and how long things live; nothing about a GPU. What foreign libraries hand over is played by small classes here."""
+"""GPU memory in Python, on a FAKE driver (tests/fake_cuda), whose device memory the processor cannot touch:
+what it shows is which calls are made in which order, and how long things live; nothing about a GPU. What
+foreign libraries hand over is played by small classes here."""
 import ctypes as ct
 import os
 import subprocess
@@ -27,7 +28,8 @@ if not os.path.exists(os.path.join(FAKE, "libcuda.so.1")):
     sys.exit(77)
 before = os.environ.get("LD_LIBRARY_PATH")
 os.environ["LD_LIBRARY_PATH"] = FAKE + (":" + before if before else "")  # of the daemons
-cuda = ct.CDLL(os.path.join(FAKE, "libcuda.so.1"))  # and of this process: what dlopen finds by its name from now on
+# And of this process: what dlopen finds by its name from now on.
+cuda = ct.CDLL(os.path.join(FAKE, "libcuda.so.1"))
 cuda.fake_cuda_reach.restype = ct.c_void_p
 cuda.fake_cuda_reach.argtypes = [ct.c_uint64, ct.c_size_t]
 LEGACY = 1
@@ -68,13 +70,15 @@ class Gate:
         driver("cuLaunchHostFunc", self.stream, self.call, None)
 
     def copy(self, to, source, count):
-        driver("cuMemcpyAsync_v2" if hasattr(cuda, "cuMemcpyAsync_v2") else "cuMemcpyAsync", ct.c_uint64(to), ct.c_uint64(source),
+        driver("cuMemcpyAsync_v2" if hasattr(cuda, "cuMemcpyAsync_v2") else "cuMemcpyAsync", ct.c_uint64(to),
+               ct.c_uint64(source),
                ct.c_size_t(count), self.stream)
 
     def end(self):
         self.event.set()
         driver("cuStreamSynchronize", self.stream)
-        driver("cuStreamDestroy_v2" if hasattr(cuda, "cuStreamDestroy_v2") else "cuStreamDestroy", self.stream)
+        driver("cuStreamDestroy_v2" if hasattr(cuda, "cuStreamDestroy_v2") else "cuStreamDestroy",
+               self.stream)
 
 
 class Own:
@@ -83,7 +87,8 @@ class Own:
     def __init__(self, array, stream=None):
         self.array = array
         self.address = ct.c_uint64()
-        driver("cuMemAlloc_v2" if hasattr(cuda, "cuMemAlloc_v2") else "cuMemAlloc", ct.byref(self.address), ct.c_size_t(array.nbytes))
+        driver("cuMemAlloc_v2" if hasattr(cuda, "cuMemAlloc_v2") else "cuMemAlloc", ct.byref(self.address),
+               ct.c_size_t(array.nbytes))
         seen(self.address.value, array.size, array.dtype)[:] = array.ravel()
         self.stream = stream
 
@@ -133,7 +138,8 @@ def test_host_memory_goes_to_a_gpu_and_back():
     with Gpu() as (c, reader):
         ref = c.put(VALUE)
         t = c.get(ref, device="cuda:0")
-        assert isinstance(t, rdtd.Tensor) and t.device == "cuda:0" and t.shape == VALUE.shape and t.dtype == "f32"
+        assert isinstance(t, rdtd.Tensor) and t.device == "cuda:0" and t.shape == VALUE.shape
+        assert t.dtype == "f32"
         assert (seen(address_of(t), VALUE.size, "f4") == VALUE.ravel()).all()
         assert t.tobytes() == VALUE.tobytes() and "on GPU 0" in repr(t)
         back = c.put(t)
@@ -143,7 +149,8 @@ def test_host_memory_goes_to_a_gpu_and_back():
         assert (reader.get(back, device="cuda:0").tobytes()) == VALUE.tobytes()
         assert (reader.get(back, as_="numpy") == VALUE).all()
         other = reader.get(back, device="cuda:1")
-        assert other.device == "cuda:1" and other.__dlpack_device__() == (2, 1) and other.tobytes() == VALUE.tobytes()
+        assert other.device == "cuda:1" and other.__dlpack_device__() == (2, 1)
+        assert other.tobytes() == VALUE.tobytes()
 
 
 def test_a_process_that_uses_no_gpu_gets_host_memory():
@@ -183,14 +190,16 @@ def test_structure_goes_with_tensors_in_both_places():
         value = {"gpu": on_gpu, "host": np.arange(5), "blob": b"x" * 9000, "long": long}
         ref = c.put(value)
         got = reader.get(ref, device="cuda:0")
-        assert got["gpu"].device == "cuda:0" and got["host"].tobytes() == np.arange(5).tobytes() and got["blob"] == value["blob"]
+        assert got["gpu"].device == "cuda:0" and got["host"].tobytes() == np.arange(5).tobytes()
+        assert got["blob"] == value["blob"]
         assert got["long"] == long
         as_they_lie = reader.get(ref)
         assert as_they_lie["gpu"].device == "cuda:0" and (as_they_lie["host"] == np.arange(5)).all()
         host = reader.get(ref, device="host")
         assert (host["gpu"] == VALUE).all() and host["long"] == long
         all_there = reader.get(c.put({"a": VALUE, "blob": b"y" * 9000, "set": {1, 2}}), device="cuda:0")
-        assert all_there["a"].tobytes() == VALUE.tobytes() and all_there["blob"] == b"y" * 9000 and all_there["set"] == {1, 2}
+        assert all_there["a"].tobytes() == VALUE.tobytes() and all_there["blob"] == b"y" * 9000
+        assert all_there["set"] == {1, 2}
 
 
 def test_dlpack_goes_both_ways_and_streams_are_honoured():
@@ -285,7 +294,8 @@ def test_memory_goes_back_when_no_stream_uses_it():
     with Gpu() as (c, reader):
         e = c.empty((512, 1024), "f32", device=0)
         source, gate = Own(VALUE), Gate()
-        gate.copy(address_of(e), source.address.value, VALUE.nbytes)  # the fake ends the process if it writes what is gone
+        # The fake ends the process if it writes what is gone.
+        gate.copy(address_of(e), source.address.value, VALUE.nbytes)
         held = [e]
         del e
         thread = threading.Thread(target=held.clear)
@@ -312,7 +322,8 @@ def test_devices_that_are_not_there_are_said():
 
 
 def pool(socket):
-    """What torch calls, by its names, as torch finds them; in a process of its own, because the session stays until that ends."""
+    """What torch calls, by its names, as torch finds them; in a process of its own, because the session stays
+    until that ends."""
     use(0)
     with rdtd.connect(socket) as c, rdtd.connect(socket) as reader:
         module = ct.CDLL(_rdt.__file__)
@@ -320,7 +331,8 @@ def pool(socket):
         module.rdt_torch_alloc.argtypes = [ct.c_ssize_t, ct.c_int, ct.c_void_p]
         module.rdt_torch_free.argtypes = [ct.c_void_p, ct.c_ssize_t, ct.c_int, ct.c_void_p]
         failures = _rdt.pool_info()["failures"]
-        assert module.rdt_torch_alloc(1 << 21, 0, None) is None and _rdt.pool_info()["failures"] == failures + 1
+        assert module.rdt_torch_alloc(1 << 21, 0, None) is None
+        assert _rdt.pool_info()["failures"] == failures + 1
         c._use_pool()
         address = module.rdt_torch_alloc(4 << 20, 0, None)
         assert address and _rdt.pool_info()["blocks"] == 1
@@ -349,7 +361,8 @@ def pool(socket):
 
 def test_pool_is_the_daemons_memory_and_says_what_is_missing():
     with Node() as node:
-        done = subprocess.run([sys.executable, __file__, node.socket], capture_output=True, text=True, timeout=LONG)
+        done = subprocess.run([sys.executable, __file__, node.socket], capture_output=True, text=True,
+                              timeout=LONG)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

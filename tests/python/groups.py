@@ -28,14 +28,17 @@ def test_formed_used_and_ended():
     a, b = two()
     with rdtd.connect(a.socket, name="trainer") as here, rdtd.connect(b.socket, name="sampler") as there:
         ref = here.put({"w": np.arange(100000, dtype="f4")})
-        here.create_group("weights", "gloo", ["trainer", rdtd.Member("sampler", address(there))], timeout=LONG)
+        here.create_group("weights", "gloo", ["trainer", rdtd.Member("sampler", address(there))],
+                          timeout=LONG)
         (group,) = here.groups()
-        assert isinstance(group, rdtd.Group) and group[:3] == ("weights", "gloo", "ready") and (group.members, group.ranks) == (2, 2), group
+        assert isinstance(group, rdtd.Group) and group[:3] == ("weights", "gloo", "ready"), group
+        assert (group.members, group.ranks) == (2, 2), group
         assert [each.name for each in there.groups()] == ["weights"]
         got = there.get_fetched(ref, group="weights", timeout=LONG)
         assert got.path == "gloo" and got.value["w"][99999] == 99999
         with raises(rdtd.Exists, "weights"):
-            asyncio.run(here.create_group_async("weights", "gloo", [("trainer",), ("sampler", address(there))]))
+            asyncio.run(here.create_group_async("weights", "gloo",
+                                                [("trainer",), ("sampler", address(there))]))
         with raises(rdtd.Error, "other"):
             there.get(ref, group="other", timeout=LONG)
         del got
@@ -69,7 +72,8 @@ def test_broadcast_puts_a_copy_on_the_other_node():
 def test_what_cannot_be_formed_is_said():
     a, b = two()
     with rdtd.connect(a.socket, name="trainer") as here, rdtd.connect(b.socket, name="sampler") as there:
-        for members, error, text in ((["trainer"], rdtd.Invalid, ""), (["trainer", "trainer"], rdtd.Invalid, "trainer"),
+        for members, error, text in ((["trainer"], rdtd.Invalid, ""), (["trainer", "trainer"], rdtd.Invalid,
+                                                                       "trainer"),
                                      (["trainer", ("missing", address(there))], rdtd.NotFound, "missing")):
             with raises(error, text):
                 here.create_group("weights", "gloo", members, timeout=LONG)

@@ -1,4 +1,5 @@
-"""Refs that hold: unpickled here and in other processes, of other nodes, without a connection yet; and what ends their holds."""
+"""Refs that hold: unpickled here and in other processes, of other nodes, without a connection yet; and what
+ends their holds."""
 import asyncio
 import copy
 import multiprocessing
@@ -40,7 +41,8 @@ def test_unpickled_ref_holds_while_it_lives():
         assert c.stat(name)["holds"] == 2  # the producer's, and the one that both share
         del ref, other
         assert c.get(mine)["w"][9999] == 9999
-        assert '"hold"' in node.ctl("stat", str(name), "--json") and node.ctl("stat", str(name)).count("holds it to fetch it later") == 1
+        assert '"hold"' in node.ctl("stat", str(name), "--json")
+        assert node.ctl("stat", str(name)).count("holds it to fetch it later") == 1
         del mine
         c.wait_freed(name, timeout=LONG)
         with raises(rdtd.Freed):
@@ -123,7 +125,8 @@ def unpickle_many(pipe, socket):
 def test_ways_to_let_go():
     with Node() as node, rdtd.connect(node.socket) as c:
         ref = c.put(np.arange(3))
-        for let_go in (lambda held: held.free(), lambda held: held.__exit__(), lambda held: held._hold.cancel()):
+        for let_go in (lambda held: held.free(), lambda held: held.__exit__(),
+                       lambda held: held._hold.cancel()):
             held = carried(ref)
             assert held.holds and c.stat(ref)["holds"] == 2
             let_go(held)
@@ -151,7 +154,8 @@ def test_ways_to_let_go():
 
 def test_drop_lets_go_without_an_answer():
     with Node() as node, rdtd.connect(node.socket) as c:
-        refs = [c.put(np.arange(3)), c.put(np.arange(3), id="mine"), carried(c.put(np.arange(3), detached=True, ttl=30))]
+        refs = [c.put(np.arange(3)), c.put(np.arange(3), id="mine"),
+                carried(c.put(np.arange(3), detached=True, ttl=30))]
         names = [rdtd.Ref(str(ref)) for ref in refs]
         assert refs[2].holds
         os.kill(node.process.pid, signal.SIGSTOP)
@@ -273,7 +277,8 @@ holder = {}
 def test_pipes_to_other_processes():
     with Node() as node, rdtd.connect(node.socket) as c:
         os.environ["RDT_SOCKET"] = node.socket
-        for work, method, status in ((late, "spawn", 0), (early, "fork", -signal.SIGKILL), (leave, "spawn", 0)):
+        for work, method, status in ((late, "spawn", 0), (early, "fork", -signal.SIGKILL),
+                                     (leave, "spawn", 0)):
             context = multiprocessing.get_context(method)
             pipe, theirs = context.Pipe()
             child = context.Process(target=work, args=(theirs, node.socket))
@@ -338,16 +343,19 @@ def test_refs_in_a_queue_outlive_the_process_that_put_them():
 
 
 def test_grace_period_is_an_option_of_put():
-    with Node("--set", "daemon.detached_ttl_max=2s", "--set", "daemon.detached_ttl=2s") as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+    with (Node("--set", "daemon.detached_ttl_max=2s", "--set", "daemon.detached_ttl=2s") as node,
+          rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other):
         def sent(**options):
             ref = c.put(np.arange(100000), **options)
             return pickle.dumps(ref), rdtd.Ref(str(ref))
 
         data, name = sent(grace=0)
-        with raises(rdtd.Freed, "was freed when its producer dropped its Ref: keep the Ref, or put with detached=True"):
+        with raises(rdtd.Freed, "was freed when its producer dropped its Ref: keep the Ref, or put with "
+                                "detached=True"):
             other.get(pickle.loads(data))
         data, name = sent(grace=1)
-        assert other.stat(name)["holds"] == 1 and "on the way to another process" in node.ctl("stat", str(name))
+        assert other.stat(name)["holds"] == 1
+        assert "on the way to another process" in node.ctl("stat", str(name))
         other.wait_freed(name, timeout=LONG)
         data, name = sent(grace=3600)  # at most what the daemon allows
         other.wait_freed(name, timeout=LONG)
@@ -387,14 +395,16 @@ def test_forked_child_disturbs_no_hold():
 
 
 def test_reader_of_another_node_hands_its_ref_on():
-    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as here, rdtd.connect(b.socket) as there:
+    with (Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as here,
+          rdtd.connect(b.socket) as there):
         ref = here.put({"w": np.arange(100000, dtype="f4")})
         name = rdtd.Ref(str(ref))
         held = there.hold(ref)
         ref.free()
         data = pickle.dumps(held)
         held.free()
-        until(lambda: [one["kind"] for one in here.stat(name)["holders"]] == ["in transit"], "only the ref on its way is left")
+        until(lambda: [one["kind"] for one in here.stat(name)["holders"]] == ["in transit"],
+              "only the ref on its way is left")
         got = pickle.loads(data)
         assert got.holds and there.get(got)["w"][7] == 7
         got.free()
@@ -406,7 +416,8 @@ def test_reader_of_another_node_hands_its_ref_on():
 
 
 def test_two_nodes():
-    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(b.socket) as there, rdtd.connect(a.socket) as here:
+    with (Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(b.socket) as there,
+          rdtd.connect(a.socket) as here):
         ref = here.put({"w": np.arange(100000, dtype="f4")})
         name = rdtd.Ref(str(ref))
         held = carried(ref)  # through `there`, which is older

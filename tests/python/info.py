@@ -15,15 +15,19 @@ except ImportError:
 
 
 def test_stat_and_time_out_name_the_holders():
-    with Node() as node, rdtd.connect(node.socket, name="trainer") as c, rdtd.connect(node.socket, name="evaluator") as reader:
+    with (Node() as node, rdtd.connect(node.socket, name="trainer") as c,
+          rdtd.connect(node.socket, name="evaluator") as reader):
         ref = c.put({"w": np.arange(100000)})
         c.publish("my weights", ref)
         held = reader.hold(ref)
         holders = {one["kind"]: one for one in c.stat(ref)["holders"]}
         assert set(holders) == {"producer", "hold", "name"}, holders
-        assert holders["producer"]["client_name"] == "trainer" and holders["producer"]["client"] == c.node["session"]
-        assert holders["hold"]["client_name"] == "evaluator" and holders["hold"]["pid"] == os.getpid() and holders["hold"]["count"] == 1
-        assert holders["name"]["name"] == "my%20weights" and holders["name"]["version"] == 1 and holders["name"]["client"] == 0
+        assert holders["producer"]["client_name"] == "trainer"
+        assert holders["producer"]["client"] == c.node["session"]
+        assert holders["hold"]["client_name"] == "evaluator" and holders["hold"]["pid"] == os.getpid()
+        assert holders["hold"]["count"] == 1
+        assert holders["name"]["name"] == "my%20weights" and holders["name"]["version"] == 1
+        assert holders["name"]["client"] == 0
         assert holders["hold"]["sentence"] in [one["sentence"] for one in reader.stat(ref)["holders"]]
         c.unpublish("my weights")
         name = rdtd.Ref(str(ref))
@@ -41,8 +45,10 @@ def test_objects_and_names_are_listed():
         listed = {one["id"]: one for one in c.objects()}
         assert set(listed) == {"step%200", "step%201", "step%202", "other"}
         one = listed["step%201"]
-        assert one["ref"] == refs[1] and one["owner"] == (os.getuid(), "") and one["visible"] == "owner" and one["snapshot"]
-        assert one["producer"] == c.node["session"] and one["tensors"] == 1 and one["holds"] == 1 and 0 <= one["age"] < LONG
+        assert one["ref"] == refs[1] and one["owner"] == (os.getuid(), "") and one["visible"] == "owner"
+        assert one["snapshot"]
+        assert one["producer"] == c.node["session"] and one["tensors"] == 1 and one["holds"] == 1
+        assert 0 <= one["age"] < LONG
         assert {key for key in c.stat(refs[1]) if key != "holders"} < set(one)
         assert listed["other"]["visible"] == "all"
         assert [one["id"] for one in c.objects(prefix="step", limit=2)] == ["step%200", "step%201"]
@@ -55,7 +61,8 @@ def test_objects_and_names_are_listed():
         for ref in refs:
             version = c.publish("weights", ref)
         (one,) = other.names(prefix="wei")
-        assert version == 3 and one["name"] == "weights" and one["version"] == 3 and one["object"] == refs[2] and one["bytes"] == 800000
+        assert version == 3 and one["name"] == "weights" and one["version"] == 3 and one["object"] == refs[2]
+        assert one["bytes"] == 800000
         assert one["owner"] == (os.getuid(), "") and one["visible"] == "owner" and one["waiters"] == 0
         assert one["lease"] == 0 and one["ttl_left"] == -1
         assert other.get(one["object"])[99999] == 99999
@@ -68,51 +75,66 @@ def test_objects_and_names_are_listed():
 
 def test_what_is_listed_is_what_rdtctl_lists():
     """Values that change between two calls (ages, counters of this comparison) are left out."""
-    with Node(listen=True) as node, Node(listen=True) as far, rdtd.connect(node.socket, name="c") as c, rdtd.connect(far.socket) as there:
+    with (Node(listen=True) as node, Node(listen=True) as far, rdtd.connect(node.socket, name="c") as c,
+          rdtd.connect(far.socket) as there):
         ref = c.put({"w": np.arange(100000)}, id="a b", snapshot=True, visible="all")
         c.publish("weights", ref, lease=True, visible="tenant")
         assert there.get(ref)["w"][7] == 7
-        printed = {what: json.loads(node.ctl(what, "--json")) for what in ("objects", "names", "peers", "status")}
+        printed = {what: json.loads(node.ctl(what, "--json"))
+                   for what in ("objects", "names", "peers", "status")}
 
         (mine,), (theirs,) = c.objects(), printed["objects"]["objects"]
-        same = ("id", "state", "bytes", "tensors", "metadata_bytes", "holds", "pins", "waiters", "snapshot", "detached", "transport", "producer")
+        same = ("id", "state", "bytes", "tensors", "metadata_bytes", "holds", "pins", "waiters", "snapshot",
+                "detached", "transport", "producer")
         assert {key: mine[key] for key in same} == {key: theirs[key] for key in same}
-        assert (mine["ref"], mine["owner"], mine["visible"]) == (rdtd.Ref(theirs["ref"]), (theirs["uid"], theirs["tenant"]), theirs["visibility"])
+        assert mine["ref"] == rdtd.Ref(theirs["ref"]) and mine["visible"] == theirs["visibility"]
+        assert mine["owner"] == (theirs["uid"], theirs["tenant"])
 
         (mine,), (theirs,) = c.names(), printed["names"]["names"]
-        assert {key: mine[key] for key in ("name", "version", "bytes", "waiters")} == {key: theirs[key] for key in ("name", "version", "bytes", "waiters")}
-        assert (mine["object"], mine["lease"], mine["visible"]) == (rdtd.Ref(theirs["ref"]), theirs["lease_client"], theirs["visibility"])
+        same = ("name", "version", "bytes", "waiters")
+        assert {key: mine[key] for key in same} == {key: theirs[key] for key in same}
+        assert mine["object"] == rdtd.Ref(theirs["ref"]) and mine["visible"] == theirs["visibility"]
+        assert mine["lease"] == theirs["lease_client"] == c.node["session"]
 
         (mine,), (theirs,) = c.nodes(), printed["peers"]["peers"]
-        same = ("uuid", "boot_id", "name", "address", "state", "version", "bytes_in", "bytes_out", "last_error", "fell_back")
+        same = ("uuid", "boot_id", "name", "address", "state", "version", "bytes_in", "bytes_out",
+                "last_error", "fell_back")
         assert {key: mine[key] for key in same} == {key: theirs[key] for key in same}
         assert [one["name"] for one in mine["transports"] if one["usable"]] == theirs["transports"]
 
         mine, theirs = c.status(), printed["status"]
         other_name = {"uptime_ns": "uptime", "peers_up": "nodes_up", "peers_known": "nodes_known"}
         assert set(mine) == {other_name.get(key, key) for key in theirs}, "no field of rdtctl is missing"
-        for key in ("version", "node", "boot_id", "address", "state", "pid", "objects", "regions", "socket", "backends", "bytes_out"):
+        for key in ("version", "node", "boot_id", "address", "state", "pid", "objects", "regions", "socket",
+                    "backends", "bytes_out"):
             assert mine[key] == theirs[key], key
         far.kill()
         node.kill()
 
 
 def test_nodes_and_state_are_listed():
-    with Node(listen=True) as node, Node(listen=True) as far, rdtd.connect(node.socket) as c, rdtd.connect(far.socket) as there:
+    with (Node(listen=True) as node, Node(listen=True) as far, rdtd.connect(node.socket) as c,
+          rdtd.connect(far.socket) as there):
         assert c.nodes() == []
         ref = there.put(np.arange(100000))
         assert c.get(ref)[99999] == 99999
         (one,) = c.nodes()
         assert one["uuid"] == there.node["node"].hex() and one["boot_id"] == there.node["boot_id"].hex()
-        assert one["address"] == there.node["address"] and one["state"] == "up" and one["bytes_in"] >= 800000 and one["last_error"] == "", one
-        assert one["version"] == c.status()["version"] and any(transport["usable"] for transport in one["transports"])
+        assert one["address"] == there.node["address"] and one["state"] == "up", one
+        assert one["bytes_in"] >= 800000 and one["last_error"] == "", one
+        assert one["version"] == c.status()["version"]
+        assert any(transport["usable"] for transport in one["transports"])
         held = c.hold(ref)
         (holder,) = [one for one in there.stat(ref)["holders"] if one["kind"] == "node"]
-        assert holder["node_uuid"] == c.node["node"].hex() and holder["count"] == 1 and holder["node"] in holder["sentence"]
+        assert holder["node_uuid"] == c.node["node"].hex() and holder["count"] == 1
+        assert holder["node"] in holder["sentence"]
         status = c.status()
-        assert status["state"] == "serving" and status["pid"] == node.process.pid and status["address"] == c.node["address"]
-        assert status["nodes_up"] == 1 and status["clients"] == 1 and status["bytes_in"] >= 800000 and status["transfers_done"] >= 1
-        assert status["socket"] == node.socket and 0 < status["uptime"] < 3600 and there.status()["objects"] == 1
+        assert status["state"] == "serving" and status["pid"] == node.process.pid
+        assert status["address"] == c.node["address"]
+        assert status["nodes_up"] == 1 and status["clients"] == 1 and status["bytes_in"] >= 800000
+        assert status["transfers_done"] >= 1
+        assert status["socket"] == node.socket and 0 < status["uptime"] < 3600
+        assert there.status()["objects"] == 1
         del held
         far.kill()
         node.kill()

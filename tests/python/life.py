@@ -1,4 +1,5 @@
-"""How long things live: holds, views, sessions; processes that fork, are killed, or lose their daemon; nodes; threads; event loops."""
+"""How long things live: holds, views, sessions; processes that fork, are killed, or lose their daemon; nodes;
+threads; event loops."""
 import asyncio
 import gc
 import multiprocessing
@@ -90,7 +91,8 @@ def test_views_outlive_their_connection():
         assert seen[99999] == 99999
         mine[:] = seen
         with rdtd.connect(node.socket) as other:
-            for gone in (str(other_ref), "named"):  # what it put went with close(), though the session lingers for `seen`
+            # What it put went with close(), though the session lingers for `seen`.
+            for gone in (str(other_ref), "named"):
                 until(lambda: holds(other, rdtd.Ref(gone)) == 0, "it is gone")
         with raises(rdtd.Error):
             parked.result()
@@ -114,7 +116,9 @@ class Closes:
 
 def test_what_ends_with_a_request_may_close_its_connection():
     with Node() as node:
-        starts = (lambda c: c.fetch(rdtd.Ref("never")), lambda c: c.fetch(rdtd.Ref("never"), into=np.zeros(3)), lambda c: c.when_put(rdtd.Ref("never")))
+        starts = (lambda c: c.fetch(rdtd.Ref("never")),
+                  lambda c: c.fetch(rdtd.Ref("never"), into=np.zeros(3)),
+                  lambda c: c.when_put(rdtd.Ref("never")))
         for start in starts:
             c = rdtd.connect(node.socket)
             request = start(c)
@@ -145,8 +149,10 @@ def test_nothing_leaks():
         c.fetch(rdtd.Ref("never"))
         c.wait_freed(c.empty(100, "u8"))
         np.from_dlpack(c.get(c.put(c.empty(9000, "u8")), as_="tensor", mode="copy")).sum()
-        for wrong in (lambda: c.get(rdtd.Ref("never"), timeout=0.0001), lambda: c.put([np.zeros(2), object()], allow_pickle=False),
-                      lambda: c.put(np.zeros(1), id="x" * 200), lambda: c.get(ref, into=np.zeros(3)), lambda: c.get(ref, slices=[3]),
+        for wrong in (lambda: c.get(rdtd.Ref("never"), timeout=0.0001),
+                      lambda: c.put([np.zeros(2), object()], allow_pickle=False),
+                      lambda: c.put(np.zeros(1), id="x" * 200), lambda: c.get(ref, into=np.zeros(3)),
+                      lambda: c.get(ref, slices=[3]),
                       lambda: c.empty(-1), lambda: c.when_freed(np.zeros(3))):
             try:
                 wrong()
@@ -155,12 +161,13 @@ def test_nothing_leaks():
         pickle.loads(pickle.dumps(ref)).free()
 
     def has(c, ref):
-        """What this process has, in numbers. Python remembers where it found attributes, with thousands of names by their addresses, and None where it
-        has none yet: that is forgotten first."""
+        """What this process has, in numbers. Python remembers where it found attributes, with thousands of
+        names by their addresses, and None where it has none yet: that is forgotten first."""
         gc.collect()
         (getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache)()
         now = {"blocks": sys.getallocatedblocks()}
-        now |= {f"uses of {name}": sys.getrefcount(thing) for name, thing in (("None", None), ("c", c), ("ref", ref), ("Ref", rdtd.Ref))}
+        now |= {f"uses of {name}": sys.getrefcount(thing)
+                for name, thing in (("None", None), ("c", c), ("ref", ref), ("Ref", rdtd.Ref))}
         with open("/proc/self/statm") as f:
             return now | {"fds": len(os.listdir("/proc/self/fd")), "memory": int(f.read().split()[1]) * 4096}
 
@@ -173,7 +180,8 @@ def test_nothing_leaks():
             round_of(c, ref)
         after = has(c, ref)
         more = {what: after[what] - n for what, n in before.items()}
-        # Python takes a dozen blocks for itself; what leaks in every tenth round takes 80. asan keeps up to 256 MiB of what was freed.
+        # Python takes a dozen blocks for itself; what leaks in every tenth round takes 80. asan keeps up to
+        # 256 MiB of what was freed.
         assert more.pop("memory") < (4 if SLOWER == 1 else 420) << 20, (before, after)
         assert more["fds"] == 0 and all(abs(n) < 50 for n in more.values()), more
         until(lambda: node.ctl("objects", "--json").count('"generation"') == 1, "one object is left")
@@ -197,7 +205,8 @@ def test_refs_travel_through_multiprocessing():
             results = context.Queue()
             child = context.Process(target=sum_of, args=(node.socket, ref, results))
             child.start()
-            assert results.get(timeout=LONG) == (100000, "local/share", True)  # unpickled before there was a connection, or copied with all memory
+            # Unpickled before there was a connection, or copied with all memory.
+            assert results.get(timeout=LONG) == (100000, "local/share", True)
             child.join(LONG)
             assert child.exitcode == 0
         c.ping()
@@ -214,7 +223,8 @@ def test_child_of_a_fork_is_told_and_default_connects_anew():
         child = os.fork()
         if child == 0:
             try:
-                for call in (c.ping, lambda: c.get(ref), lambda: c.put(np.zeros(1)), lambda: c.empty(3), started.result, ref.free):
+                for call in (c.ping, lambda: c.get(ref), lambda: c.put(np.zeros(1)), lambda: c.empty(3),
+                             started.result, ref.free):
                     with raises(rdtd.Forked, "connect"):
                         call()
                 assert seen[77] == 77
@@ -274,7 +284,8 @@ sys.stdin.read()
 
 def test_killed_producer_is_told_to_readers():
     with Node() as node, rdtd.connect(node.socket) as c:
-        child = subprocess.Popen([sys.executable, "-c", PRODUCER, node.socket], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+        child = subprocess.Popen([sys.executable, "-c", PRODUCER, node.socket], stdout=subprocess.PIPE,
+                                 stdin=subprocess.PIPE, text=True)
         ref = rdtd.Ref(child.stdout.readline().strip())
         seen = c.get(ref)
         child.kill()
@@ -316,13 +327,15 @@ def test_daemon_that_nobody_needs_ends():
             c.put(np.arange(3), detached=True, ttl=1)
             left = time.monotonic()
         until(lambda: node.process.poll() is not None, "it has ended")
-        assert node.process.returncode == 0 and "no client, object or transfer for idle_exit" in node.log(), node.log()
+        assert node.process.returncode == 0, node.log()
+        assert "no client, object or transfer for idle_exit" in node.log(), node.log()
         assert time.monotonic() - left > 1, "it kept the object"
 
 
 def test_interrupt_ends_a_wait():
     with Node() as node, rdtd.connect(node.socket) as c:
-        for wait in (lambda: c.get(rdtd.Ref("never")), lambda: c.wait_put(rdtd.Ref("never")), lambda: c.wait([c.fetch(rdtd.Ref("never"))])):
+        for wait in (lambda: c.get(rdtd.Ref("never")), lambda: c.wait_put(rdtd.Ref("never")),
+                     lambda: c.wait([c.fetch(rdtd.Ref("never"))])):
             started = time.monotonic()
             with raises(KeyboardInterrupt):
                 threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -332,12 +345,14 @@ def test_interrupt_ends_a_wait():
 
 
 def test_two_nodes():
-    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as here, rdtd.connect(b.socket) as there:
+    with (Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as here,
+          rdtd.connect(b.socket) as there):
         for value in ({"w": np.arange(300000, dtype="f4"), "n": 1}, {"tiny": np.arange(3)}):
             for snapshot in (False, True):
                 ref = here.put(value, snapshot=snapshot)
                 got = there.get_fetched(pickle.loads(pickle.dumps(ref)))
-                assert (got.value[next(iter(value))] == value[next(iter(value))]).all() and not got.path.startswith("local/s"), got.path
+                assert (got.value[next(iter(value))] == value[next(iter(value))]).all(), got.path
+                assert not got.path.startswith("local/s"), got.path
         here.publish("weights", np.arange(3))
         near = here.put(np.zeros(1))
         versions = there.versions("weights", near=rdtd.Ref(str(near)), timeout=LONG)
@@ -396,7 +411,8 @@ def test_name_ends_with_its_dead_publisher():
 def test_publish_says_its_name_and_when_it_ends():
     with Node() as node, rdtd.connect(node.socket) as c:
         version = c.publish("weights", np.arange(3), ttl=0.2, visible="all")
-        assert version == 1 and isinstance(version, int) and version.ref.is_name and pickle.loads(pickle.dumps(version)).ref == version.ref
+        assert version == 1 and isinstance(version, int) and version.ref.is_name
+        assert pickle.loads(pickle.dumps(version)).ref == version.ref
         assert (c.get(version.ref) == np.arange(3)).all()
         assert "in " in node.ctl("names")
         with raises(rdtd.Freed, "time to live"):
@@ -496,7 +512,8 @@ def test_close_in_one_thread_ends_waits_in_others():
                 ends.append(type(error))
 
         threads = [threading.Thread(target=wait, args=(what,)) for what in
-                   (lambda: c.get(rdtd.Ref("never")), lambda: c.wait_put(rdtd.Ref("never")), lambda: asyncio.run(one(c)))]
+                   (lambda: c.get(rdtd.Ref("never")), lambda: c.wait_put(rdtd.Ref("never")),
+                    lambda: asyncio.run(one(c)))]
 
         async def one(c):
             await c.fetch(rdtd.Ref("never"))
@@ -534,7 +551,8 @@ def test_await_everything():
         never, again = c.fetch(rdtd.Ref("never")), c.fetch(ref)
         assert await c.wait_async([never, again], "any") == ([again], [never])
         assert await c.wait_async([never, again], timeout=0.05) == ([again], [never])
-        assert await c.wait_async([never, again], 0, timeout=0) == ([again], [never]) and await c.wait_async([]) == ([], [])
+        assert await c.wait_async([never, again], 0, timeout=0) == ([again], [never])
+        assert await c.wait_async([]) == ([], [])
         waits = asyncio.ensure_future(c.wait_async([never]))
         await asyncio.sleep(0)
         waits.cancel()
@@ -567,7 +585,8 @@ def test_next_connection_of_a_loop_is_listened_to():
             await asyncio.sleep(0)
         with rdtd.connect(node.socket) as c:  # its descriptors are those that were just closed
             late = loop.call_later(LONG, c.close)
-            loop.call_soon(lambda: other.put(np.ones(3), id="late"))  # when who waited has heard that its connection is closed
+            # When who waited has heard that its connection is closed.
+            loop.call_soon(lambda: other.put(np.ones(3), id="late"))
             assert (await c.fetch(rdtd.Ref("late"))).sum() == 3
             late.cancel()
         with raises(rdtd.Error):
@@ -629,7 +648,8 @@ def test_loops_of_several_threads_share_a_connection():
             except BaseException as error:
                 failures.append(error)
 
-        threads = [threading.Thread(target=loop, args=(n,)) for n in range(4)] + [threading.Thread(target=block)]
+        threads = [threading.Thread(target=loop, args=(n,))
+                   for n in range(4)] + [threading.Thread(target=block)]
         for thread in threads:
             thread.start()
         for thread in threads:

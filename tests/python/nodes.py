@@ -1,4 +1,5 @@
-"""Real daemons for the tests of the Python package: each in a folder of its own below $TMPDIR, ended with the test."""
+"""Real daemons for the tests of the Python package: each in a folder of its own below $TMPDIR, ended with the
+test."""
 from __future__ import annotations
 
 import gc
@@ -32,15 +33,18 @@ nodes: list[Node] = []
 
 
 class Node:
-    def __init__(self, *flags: str, listen: bool = False, port: int = 0, keeps_identity: bool = False) -> None:
+    def __init__(self, *flags: str, listen: bool = False, port: int = 0,
+                 keeps_identity: bool = False) -> None:
         self.dir = Path(tempfile.mkdtemp(prefix="n"))
         self.socket = str(self.dir / "s")
         state_dir = str(self.dir) if keeps_identity else ""
-        self.command = [str(BUILD / "rdtd"), "--socket", self.socket, "--state-dir", state_dir, "--backend-dir", str(BUILD / "backends"), "--set", "daemon.pool_idle=100ms", *flags]
+        self.command = [str(BUILD / "rdtd"), "--socket", self.socket, "--state-dir", state_dir,
+                        "--backend-dir", str(BUILD / "backends"), "--set", "daemon.pool_idle=100ms", *flags]
         if listen:
             (self.dir / "key").write_text(KEY)
             (self.dir / "key").chmod(0o600)
-            self.command += ["--listen", f"127.0.0.1:{port}", "--key-file", str(self.dir / "key"), "--trusted-network", "yes", "--interfaces", "lo"]
+            self.command += ["--listen", f"127.0.0.1:{port}", "--key-file", str(self.dir / "key"),
+                             "--trusted-network", "yes", "--interfaces", "lo"]
         self.start()
         nodes.append(self)
 
@@ -53,7 +57,8 @@ class Node:
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         environment["NOTIFY_SOCKET"] = str(self.dir / "notify")
         with open(self.dir / "log", "wb") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                                            env=environment)
         while b"READY=1" not in notify.recv(4096):
             pass
         notify.close()
@@ -68,7 +73,8 @@ class Node:
     def ctl(self, *arguments: str) -> str:
         environment = {**os.environ, "RDT_SOCKET": self.socket}
         environment.pop("LD_PRELOAD", None)
-        done = subprocess.run([str(BUILD / "rdtctl"), *arguments], env=environment, capture_output=True, text=True, timeout=LONG)
+        done = subprocess.run([str(BUILD / "rdtctl"), *arguments], env=environment, capture_output=True,
+                              text=True, timeout=LONG)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -108,14 +114,17 @@ class Skipped(Exception):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Of what is long a report may show no more than its beginning: what was raised, and from which line of the tests."""
+    """Of what is long a report may show no more than its beginning: what was raised, and from which line of
+    the tests."""
     frames = traceback.extract_tb(error.__traceback__)
     at = ([frame for frame in frames if frame.filename == sys.modules["__main__"].__file__] or frames)[-1]
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({os.path.basename(at.filename)}:{at.lineno}: {at.line})"
+    said = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {said} ({os.path.basename(at.filename)}:{at.lineno}: {at.line})"
 
 
 def main(tests: dict[str, object]) -> None:
-    """Runs every test_* of a module, or those whose names contain one of the arguments; a line each. Status 77 if all were skipped.
+    """Runs every test_* of a module, or those whose names contain one of the arguments; a line each. Status
+    77 if all were skipped.
 
     ($T, by which make chooses programs, is none of theirs.)"""
     failed = ran = 0

@@ -1,5 +1,6 @@
-"""ray_own.py SOURCE OUT: Ray's own tests of its transports, from a checkout of Ray, over rdtd. What is changed in them is printed and lies in OUT,
-beside what pytest said. Needs ray, torch, tensordict, pytest, pytest-timeout; `make test-ray-own RAY_SOURCE=PATH` installs them."""
+"""ray_own.py SOURCE OUT: Ray's own tests of its transports, from a checkout of Ray, over rdtd. What is
+changed in them is printed and lies in OUT, beside what pytest said. Needs ray, torch, tensordict, pytest,
+pytest-timeout; `make test-ray-own RAY_SOURCE=PATH` installs them."""
 import difflib
 import os
 import re
@@ -17,7 +18,9 @@ SUITES = {"nixl": "test_rdt_nixl.py", "gloo": "test_rdt_gloo.py"}
 EXPECTED = {
     "test_p2p_errors_before_group_creation": "asks for the error of a missing group; rdtd needs none",
     "test_send_fails": "asks for a send that fails; here nothing is sent, readers fetch what was put",
-    "test_send_actor_dies_before_sending": "asks that the receiver dies with the sender; here it lives, and has the tensor, or a RayDirectTransportError if the sender was gone first",
+    "test_send_actor_dies_before_sending": "asks that the receiver dies with the sender; here it lives, and "
+                                           "has the tensor, or a RayDirectTransportError if the sender was "
+                                           "gone first",
     "test_recv_actor_dies": "asks that the sender dies with the receiver; here it lives",
 }
 
@@ -36,7 +39,8 @@ CHANGES = [  # what, pattern, in its place
     ("what it holds", r"\b_managed_meta_nixl\b", "_held"),
 ]
 # Of nixl's alone: its registrations, agents, pool and streams.
-NIXL_ONLY = re.compile(r"_tensor_desc_cache|_nixl_memory_pool|nixl_memory|nixl_agent\b|_remote_agents|NixlTensorTransport|nixl_cuda_stream|NIXL_REMOTE|nixl\._")
+NIXL_ONLY = re.compile(r"_tensor_desc_cache|_nixl_memory_pool|nixl_memory|nixl_agent\b|_remote_agents|"
+                       r"NixlTensorTransport|nixl_cuda_stream|NIXL_REMOTE|nixl\._")
 DECORATED = re.compile(r"^(?=@|def |class )", re.M)
 
 CONFTEST = '''"""Ray's fixtures, without what the wheel has not."""
@@ -50,7 +54,8 @@ hook.hook()
 
 @pytest.fixture
 def ray_start_regular(request):
-    options = {"num_cpus": 1, "object_store_memory": 150 << 20, "include_dashboard": False, "runtime_env": {"worker_process_setup_hook": "hook.hook"}}
+    options = {"num_cpus": 1, "object_store_memory": 150 << 20, "include_dashboard": False,
+               "runtime_env": {"worker_process_setup_hook": "hook.hook"}}
     options.update(getattr(request, "param", {}))
     options.pop("num_gpus", None)
     yield ray.init(**options)
@@ -63,8 +68,9 @@ def propagate_logs():
     yield
     logging.getLogger("ray").propagate = False
 '''
-HOOK = '''"""In every process of Ray's: a group is not made, but its actors are waited for, as tests with deadlines of seconds rely on; who kills an actor
-goes on when its process has ended: a fetch that runs against the kill may win."""
+HOOK = '''"""Runs in every process of Ray. Creating a group only waits for its actors, because tests with
+deadlines of seconds rely on that wait. Killing an actor returns when its process has ended, because a fetch
+that runs at the same time could otherwise succeed."""
 import os
 import select
 import ray
@@ -126,28 +132,35 @@ def prepare(source, out):
         for suite, name in SUITES.items():
             path = source / "python/ray/tests/rdt" / name
             if not path.is_file():
-                sys.exit(f"{path} is not there: RAY_SOURCE names a checkout of Ray from 2.56 on (its wheels carry no tests)")
+                sys.exit(f"{path} is not there: RAY_SOURCE names a checkout of Ray from 2.56 on (its wheels "
+                         "carry no tests)")
             before = path.read_text()
             after, counts, left_out = adapt(before)
             compile(after, name, "exec")
             (out / name).write_text(after)
-            diff.writelines(difflib.unified_diff(before.splitlines(True), after.splitlines(True), name, f"{name} for rdtd"))
+            diff.writelines(difflib.unified_diff(before.splitlines(True), after.splitlines(True), name,
+                                                 f"{name} for rdtd"))
             print(f"{suite}: changed {', '.join(f'{what} ({n})' for what, n in counts.items())}")
             for test in left_out:
                 print(f"{suite}: left out, of nixl's own: {test}")
-    print("the fixtures are ray_own.py's; the group's creation waits for its actors and does nothing else; ray.kill waits until the process has ended")
+    print("the fixtures are ray_own.py's; the group's creation waits for its actors and does nothing else; "
+          "ray.kill waits until the process has ended")
     print(f"all changes: {out}/changes.diff, conftest.py and hook.py beside it", flush=True)
 
 
 def run(suite, out, environment):
     """How many passed, which failed, which were skipped."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "150", "--junitxml", f"{suite}.xml", SUITES[suite]]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "150",
+               "--junitxml", f"{suite}.xml", SUITES[suite]]
     with open(out / f"{suite}.log", "wb") as log:
-        subprocess.run(command, cwd=out, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, timeout=3600)
+        subprocess.run(command, cwd=out, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                       timeout=3600)
     if not (out / f"{suite}.xml").is_file():
-        sys.exit(f"pytest ended without a result:\n{(out / f'{suite}.log').read_text(errors='replace')[-3000:]}")
+        said = (out / f"{suite}.log").read_text(errors="replace")[-3000:]
+        sys.exit(f"pytest ended without a result:\n{said}")
     cases = list(ElementTree.parse(out / f"{suite}.xml").iter("testcase"))
-    failed = [case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    failed = [case.get("name") for case in cases if case.find("failure") is not None
+              or case.find("error") is not None]
     skipped = [case.get("name") for case in cases if case.find("skipped") is not None]
     return len(cases) - len(failed) - len(skipped), failed, skipped
 

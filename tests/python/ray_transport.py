@@ -1,4 +1,5 @@
-"""Ray over rdtd, on a real Ray cluster of this machine: what goes through, what stays, what faults touch. Needs ray, torch and numpy."""
+"""Ray over rdtd, on a real Ray cluster of this machine: what goes through, what stays, what faults touch.
+Needs ray, torch and numpy."""
 import gc
 import os
 import signal
@@ -40,7 +41,8 @@ class Cluster:
         os.environ["RDT_SOCKET"] = self.node.socket
         util.has_custom_transports = not hook
         environment = {"worker_process_setup_hook": "rdtd.ray.register"} if hook else {}
-        ray.init(num_cpus=2, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False, runtime_env=environment, **options)
+        ray.init(num_cpus=2, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False,
+                 runtime_env=environment, **options)
 
     def __enter__(self):
         return self
@@ -49,11 +51,13 @@ class Cluster:
         gc.collect()
         ray.shutdown()
         rdtd.default().close()
-        until(lambda: self.node.ctl("clients", "--json").count('"pid"') <= 1, "Ray's processes have gone")  # rdtctl itself
+        # Rdtctl itself.
+        until(lambda: self.node.ctl("clients", "--json").count('"pid"') <= 1, "Ray's processes have gone")
 
 
 def driver_put(value):
-    """ray.put of a driver; None, and said, where this Ray lets only actors put so: it may crash of the refusal."""
+    """ray.put of a driver; None, and said, where this Ray lets only actors put so: it may crash of the
+    refusal."""
     if tuple(map(int, ray.__version__.split(".")[:2])) < (2, 60):
         print(f"Ray {ray.__version__}: a driver may not ray.put with a transport; that is left out")
         return None
@@ -96,7 +100,8 @@ class Actor:
         self.tensor.fill_(number)
 
     def total(self, value):
-        return float(sum(tensor.sum() for tensor in value) if isinstance(value, (list, tuple)) else value.sum())
+        return float(sum(tensor.sum() for tensor in value) if isinstance(value, (list, tuple))
+                     else value.sum())
 
     def total_of_refs(self, refs):
         return sum(float(tensor.sum()) for tensor in ray.get(refs))
@@ -142,8 +147,10 @@ def test_everything_goes_through_and_nothing_stays():
         a, b = Actor.remote(), Actor.remote()
         grown, conjugated = ray.get(Actor.remote().lazy.remote())  # the first that it does
         assert grown.sum() == 10 and not grown.requires_grad and conjugated.tolist() == [1 - 2j, 3 + 4j]
-        value = {"w": torch.arange(6).reshape(2, 3), "t": torch.arange(12.0).reshape(3, 4).t(), "half": torch.ones(3, dtype=torch.bfloat16),
-                 "scalar": torch.tensor(2.5), "none": torch.zeros(0, 3), "big": torch.arange(100000), "n": 3, "list": [torch.ones(1), "x"]}
+        value = {"w": torch.arange(6).reshape(2, 3), "t": torch.arange(12.0).reshape(3, 4).t(),
+                 "half": torch.ones(3, dtype=torch.bfloat16),
+                 "scalar": torch.tensor(2.5), "none": torch.zeros(0, 3), "big": torch.arange(100000), "n": 3,
+                 "list": [torch.ones(1), "x"]}
         got = ray.get(a.echo.remote(value))
         for name in ("w", "t", "half", "scalar", "none", "big"):
             assert torch.equal(got[name], value[name]) and got[name].dtype == value[name].dtype, name
@@ -153,13 +160,15 @@ def test_everything_goes_through_and_nothing_stays():
         assert ray.get([b.total.remote(a.ones.remote(10)) for _ in range(20)]) == [10.0] * 20
         arrays = {"a": np.arange(50000.0), "b": [np.ones(3, "u1")]}
         seen = ray.get(a.arrays.remote(arrays))
-        assert (seen["a"] == arrays["a"]).all() and seen["b"][0].dtype == np.uint8 and seen["a"].flags.writeable
+        assert (seen["a"] == arrays["a"]).all() and seen["b"][0].dtype == np.uint8
+        assert seen["a"].flags.writeable
         assert ray.get(b.total.remote(a.arrays.remote(np.ones(1000)))) == 1000
         nested = ray.get(a.put.remote(1000, 100))  # a ref in a list, whose owner is the actor
         assert ray.get(b.total_of_refs.remote(nested)) == 1e5 and float(ray.get(nested[0]).sum()) == 1e5
         mine = [driver_put(torch.full((50000,), float(i))) for i in range(3)]  # the driver's own
         if mine[0] is not None:
-            assert ray.get(b.total_of_refs.remote(mine)) == 150000 and ray.get(b.total.remote(mine[2])) == 100000
+            assert ray.get(b.total_of_refs.remote(mine)) == 150000
+            assert ray.get(b.total.remote(mine[2])) == 100000
         many = ray.get(a.echo.remote([torch.full((7,), float(i)) for i in range(2000)]))
         assert len(many) == 2000 and float(many[1999][6]) == 1999
         assert ray.get(a.put_and_free.remote())
@@ -186,7 +195,8 @@ def test_what_comes_is_private_and_what_was_made_does_not_change():
         assert ray.get(b.total.remote(live)) == 180000
         ray.get(a.fill.remote(3.0))
         seen = ray.get(live)
-        assert float(seen.sum()) == 270000 and ray.get(b.add.remote(live)) == 360000 and float(ray.get(live).sum()) == 270000
+        assert float(seen.sum()) == 270000 and ray.get(b.add.remote(live)) == 360000
+        assert float(ray.get(live).sum()) == 270000
         given = driver_put(torch.ones(50000))
         given = a.ones.remote(50000) if given is None else given
         ray.wait([given])
@@ -222,7 +232,8 @@ def test_abort_touches_only_what_has_begun():
     with Cluster():
         transport = get_tensor_transport_manager("RDTD")
         first, second, third = (transport.get_communicator_metadata(None, None) for _ in range(3))
-        one, other = transport.fetch_multiple_tensors("late", Says, first), transport.fetch_multiple_tensors("late", Says, second)
+        one = transport.fetch_multiple_tensors("late", Says, first)
+        other = transport.fetch_multiple_tensors("late", Says, second)
         transport.abort_transport("late", first)
         transport.abort_transport("late", third)  # has not begun
         with raises(RayDirectTransportError, "aborted"):
@@ -242,7 +253,8 @@ def test_abort_touches_only_what_has_begun():
             received.append(True)
 
         patience = rdtd.ray.PATIENCE
-        for rdtd.ray.PATIENCE in (0.5, patience):  # the abort comes while the library waits, when there is no request yet to be cancelled
+        # The abort comes while the library waits, when there is no request yet to be cancelled.
+        for rdtd.ray.PATIENCE in (0.5, patience):
             fourth = transport.get_communicator_metadata(None, None)
             thread = threading.Thread(target=receive)
             thread.start()
@@ -290,7 +302,8 @@ def test_dead_actors_and_stalls_cost_only_themselves():
 def test_nodes_of_their_own_move_bytes_and_a_frozen_one_is_an_error():
     with Cluster() as cluster:
         here, there = Node(listen=True), Node("--peer-timeout", "1s", listen=True)
-        a, b = (Actor.options(runtime_env={"env_vars": {"RDT_SOCKET": n.socket}}).remote() for n in (here, there))
+        a, b = (Actor.options(runtime_env={"env_vars": {"RDT_SOCKET": n.socket}}).remote()
+                for n in (here, there))
         ref = a.ones.remote(1000, 1000)
         assert ray.get(b.total.remote(ref)) == 1e6 and ray.get(b.add.remote(ref)) == 2e6
         live, new = a.live.remote(), a.ones.remote(1000, 1000)
@@ -316,7 +329,8 @@ def test_nodes_of_their_own_move_bytes_and_a_frozen_one_is_an_error():
         assert cluster.node.process.poll() is None
         del ref, live, new
         gc.collect()
-        until(lambda: '"generation"' not in here.ctl("objects", "--json") + there.ctl("objects", "--json"), "objects are gone")
+        until(lambda: '"generation"' not in here.ctl("objects", "--json") + there.ctl("objects", "--json"),
+              "objects are gone")
         here.kill()  # their link keeps descriptors
         there.kill()
 
@@ -383,7 +397,8 @@ def test_daemon_is_started_where_it_was_asked_for_and_ends_by_itself():
     with Node() as somebody:
         socket = str(somebody.dir / "started")
         environment = {**os.environ, "RDT_SOCKET": socket, "RDTD": os.environ["RDT_BUILD_DIR"] + "/rdtd"}
-        done = subprocess.run([sys.executable, "-c", STARTS], env=environment, capture_output=True, text=True, timeout=2 * LONG)
+        done = subprocess.run([sys.executable, "-c", STARTS], env=environment, capture_output=True, text=True,
+                              timeout=2 * LONG)
         assert done.stdout.split() == ["100000.0", "True"], done.stdout + done.stderr
         until(lambda: not os.path.exists(socket), "nobody needed it")
         with open(socket + ".log") as log:

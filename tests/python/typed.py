@@ -16,7 +16,8 @@ def program() -> tuple[int, str]:
         with rdtd.torch_pool(0), c.torch_pool():
             c.put(value, stream=7)
         version: int = c.publish("w", ref)
-        c.create_group("g", "gloo", ["trainer", rdtd.Member("sampler", "192.0.2.2:7171"), ("third", None, None)], timeout=5)
+        c.create_group("g", "gloo", ["trainer", rdtd.Member("sampler", "192.0.2.2:7171"),
+                                     ("third", None, None)], timeout=5)
         c.broadcast(ref, "g", timeout=5)
         group: rdtd.Group = c.groups()[0]
         moved: rdtd.Fetched = c.get_fetched(ref, group=group.name)

@@ -1,4 +1,5 @@
-"""What goes in comes out: arrays, dtypes, strides, nested values, pickles; in daemon memory, without copies where none are promised."""
+"""What goes in comes out: arrays, dtypes, strides, nested values, pickles; in daemon memory, without copies
+where none are promised."""
 import array
 import collections
 import dataclasses
@@ -41,9 +42,11 @@ def same(a, b):
         for x, y in zip(a, b):
             same(x, y)
     elif np is not None and isinstance(a, np.ndarray):
-        assert isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and (a == b).all(), (a, b)
+        assert isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape, (a, b)
+        assert (a == b).all(), (a, b)
     elif torch is not None and isinstance(a, torch.Tensor):
-        assert isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b), (a, b)
+        assert isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape, (a, b)
+        assert torch.equal(a, b), (a, b)
     else:
         assert type(a) is type(b) and a == b, (a, b)
 
@@ -52,9 +55,12 @@ def test_every_numpy_dtype_and_stride():
     need(np, "numpy")
     with Node() as node, rdtd.connect(node.socket) as c:
         for code in "?bBhHiIlLqQefdFD":
-            for a in (np.arange(24).reshape(2, 3, 4).astype(code), np.array(3).astype(code), np.zeros((0, 5), code)):
-                for put in (a, a.T, a[::-1] if a.ndim else a, a[..., ::2] if a.ndim else a, np.asfortranarray(a)):
-                    same(np.ascontiguousarray(put).reshape(put.shape), np.ascontiguousarray(c.get(c.put(put))).reshape(put.shape))
+            for a in (np.arange(24).reshape(2, 3, 4).astype(code), np.array(3).astype(code),
+                      np.zeros((0, 5), code)):
+                for put in (a, a.T, a[::-1] if a.ndim else a, a[..., ::2] if a.ndim else a,
+                            np.asfortranarray(a)):
+                    same(np.ascontiguousarray(put).reshape(put.shape),
+                         np.ascontiguousarray(c.get(c.put(put))).reshape(put.shape))
         big = np.arange(1 << 16, dtype="f8").reshape(256, 256)
         same(big.T.copy(), c.get(c.put(big.T)).copy())
         with raises(TypeError, "no rdtd dtype matches"):
@@ -65,8 +71,10 @@ def test_every_numpy_dtype_and_stride():
 
 def test_plain_structure_needs_no_pickle():
     need(np, "numpy")
-    value = {"w": np.ones((3, 4), "f4"), "list": [1, 2.5, True, None, "x", [], {}], "tuple": (np.arange(3), (), b"bytes", bytearray(b"b")),
-             "$odd": {1: np.zeros(1), None: 2, "$": 3, False: 4}, "big": b"x" * 100000, "inf": float("inf"), "é\n\"": "é\n"}
+    value = {"w": np.ones((3, 4), "f4"), "list": [1, 2.5, True, None, "x", [], {}],
+             "tuple": (np.arange(3), (), b"bytes", bytearray(b"b")),
+             "$odd": {1: np.zeros(1), None: 2, "$": 3, False: 4}, "big": b"x" * 100000, "inf": float("inf"),
+             "é\n\"": "é\n"}
     with Node() as node, rdtd.connect(node.socket) as c:
         same(value, c.get(c.put(value, allow_pickle=False), allow_pickle=False))
         for small in (1, "x", [], {}, (), None, b"", [[]], {"a": []}, 10**30):
@@ -80,7 +88,8 @@ def test_plain_structure_needs_no_pickle():
 def test_dict_of_tensors_is_a_safetensors_file():
     need(np, "numpy")
     with Node() as node, rdtd.connect(node.socket) as c:
-        value = collections.OrderedDict([("b\"é", np.arange(4, dtype="i8")), ("a", np.ones((2, 2), "f2")), ("none", np.zeros((0, 3), "f4"))])
+        value = collections.OrderedDict([("b\"é", np.arange(4, dtype="i8")), ("a", np.ones((2, 2), "f2")),
+                                         ("none", np.zeros((0, 3), "f4"))])
         with c.put(value) as ref:
             got = c.get(ref)
             assert list(got) == list(value)
@@ -100,19 +109,24 @@ def test_dict_of_tensors_is_a_safetensors_file():
 
 
 def test_headers_of_others_are_read_too():
-    """Not only as put writes them: with blanks, in another order, with what else may stand there; and what is none is no dict."""
+    """Not only as put writes them: with blanks, in another order, with what else may stand there; and what is
+    none is no dict."""
     need(np, "numpy")
     a, b = np.arange(3, dtype="i4"), np.ones(2, "f8")
-    one, two = '{"dtype":"I32","shape":[3],"data_offsets":[0,12]}', '{"dtype":"F64","shape":[2],"data_offsets":[12,28]}'
+    one = '{"dtype":"I32","shape":[3],"data_offsets":[0,12]}'
+    two = '{"dtype":"F64","shape":[2],"data_offsets":[12,28]}'
     with Node() as node, rdtd.connect(node.socket) as c:
         def read(text):
             return c.get(c._put([a, b], None, text.encode(), 0, None, 0, None, None, None))
 
-        for text in (f'{{"a":{one},"b":{two}}}', f'{{"__metadata__":{{"x":"y"}},"a":{one},"b":{two}}}', f'{{"a":{one},"b":{two},"__metadata__":{{}}}}',
-                     f'{{"b":{two},"a":{one}}}', f'{{ "a": {one},\n "b": {two} }}', f'{{"a":{one},"__metadata__":{{}},"b":{two}}}'):
+        for text in (f'{{"a":{one},"b":{two}}}', f'{{"__metadata__":{{"x":"y"}},"a":{one},"b":{two}}}',
+                     f'{{"a":{one},"b":{two},"__metadata__":{{}}}}',
+                     f'{{"b":{two},"a":{one}}}', f'{{ "a": {one},\n "b": {two} }}',
+                     f'{{"a":{one},"__metadata__":{{}},"b":{two}}}'):
             same({"a": a, "b": b}, {name: array for name, array in sorted(read(text).items())})
         same({"\u00e9": a, "\"": b}, read(f'{{"\\u00e9":{one},"\\"":{two}}}'))
-        for text in (f'{{"a":{one},"a":{two}}}', f'{{"a":{one}}}', f'{{"a":{one},"b":{two}', f'{{"a":{one},"b":{two}}}x', '{"a":', '{}', "{", "x",
+        for text in (f'{{"a":{one},"a":{two}}}', f'{{"a":{one}}}', f'{{"a":{one},"b":{two}',
+                     f'{{"a":{one},"b":{two}}}x', '{"a":', '{}', "{", "x",
                      f'{{"a":{one},"b":{two},"__metadata__":', f'{{"a":{one},"\x01":{two}}}'):
             same([a, b], read(text))
         with raises(TypeError, "bytes"):
@@ -123,7 +137,8 @@ def test_what_needs_a_pickle_says_so_and_can_be_refused():
     need(np, "numpy")
     with Node() as node, rdtd.connect(node.socket) as c:
         shared = np.arange(5)
-        value = {"step": Step({"w": shared, "again": shared}, 4), "set": {1, 2}, "deque": collections.deque([np.float32(2)])}
+        value = {"step": Step({"w": shared, "again": shared}, 4), "set": {1, 2},
+                 "deque": collections.deque([np.float32(2)])}
         ref = c.put(value)
         got = c.get(ref)
         assert got["step"].number == 4 and got["set"] == {1, 2} and (got["step"].weights["w"] == shared).all()
@@ -132,7 +147,8 @@ def test_what_needs_a_pickle_says_so_and_can_be_refused():
             c.get(ref, allow_pickle=False)
         (leaf,) = c.get(ref, allow_pickle=False, as_="list")
         same(leaf, shared)
-        with raises(TypeError, "value['step'] is a values.Step" if __name__ != "__main__" else "value['step'] is a __main__.Step"):
+        with raises(TypeError, "value['step'] is a values.Step" if __name__ != "__main__"
+                    else "value['step'] is a __main__.Step"):
             c.put(value, allow_pickle=False)
         with raises(TypeError, "value[1] is a"):
             c.put([1, array.array("d", [1])], allow_pickle=False)
@@ -223,7 +239,8 @@ def test_torch_goes_both_ways():
     need(torch, "torch")
     with Node() as node, rdtd.connect(node.socket) as c:
         value = {name: torch.arange(12).to(getattr(torch, name)).reshape(3, 4)
-                 for name in ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool", "complex64")}
+                 for name in ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32",
+                              "int64", "bool", "complex64")}
         value["strided"] = torch.arange(12.0).reshape(3, 4).t()
         value["scalar"], value["none"] = torch.tensor(2.5), torch.zeros(0, 3)
         same({**value, "strided": value["strided"].contiguous()}, c.get(c.put(value)))
@@ -244,7 +261,8 @@ def test_torch_goes_both_ways():
         same(c.get(c.put(torch.nn.Parameter(torch.ones(3)))), torch.ones(3))
         same(c.get(c.put(torch.tensor([1 + 2j]).conj())), torch.tensor([1 - 2j]))
         same(c.get(c.put(torch.tensor([1 + 2j]).conj().imag)), torch.tensor([-2.0]))
-        same(c.get(c.put([torch.ones(2, requires_grad=True), torch.tensor(3), torch.zeros(0, 4), torch.ones(3, 4).t()[1:]])),
+        same(c.get(c.put([torch.ones(2, requires_grad=True), torch.tensor(3), torch.zeros(0, 4),
+                          torch.ones(3, 4).t()[1:]])),
              [torch.ones(2), torch.tensor(3), torch.zeros(0, 4), torch.ones(3, 3).t()])
         for bad in (torch.eye(2).to_sparse(), torch.ones([1] * 33)):
             with raises((TypeError, ValueError, RuntimeError)):
@@ -319,7 +337,8 @@ def test_ml_dtypes_where_they_are():
 
 def test_arrays_are_read_only_whatever_their_size():
     need(np, "numpy")
-    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as c, rdtd.connect(b.socket) as far:
+    with (Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as c,
+          rdtd.connect(b.socket) as far):
         for n in (0, 3, 1000, 100000):
             for snapshot in (False, True):
                 ref = c.put({"w": np.arange(n), "more": [np.zeros(n, "f2"), "text"]}, snapshot=snapshot)
@@ -327,9 +346,11 @@ def test_arrays_are_read_only_whatever_their_size():
                 for reader in (c, far):
                     for options in ({}, {"mode": "auto"}, {"as_": "numpy"}, {"timeout": 60}):
                         got = reader.get(ref, **options)
-                        assert not got["w"].flags.writeable and not got["more"][0].flags.writeable, (n, snapshot, options)
+                        assert not got["w"].flags.writeable, (n, snapshot, options)
+                        assert not got["more"][0].flags.writeable, (n, snapshot, options)
                         assert not reader.get(one, **options).flags.writeable
-                    assert reader.get(one, as_="tensor").readonly and not reader.get_fetched(one).value.flags.writeable
+                    assert reader.get(one, as_="tensor").readonly
+                    assert not reader.get_fetched(one).value.flags.writeable
                     for mode in ("copy", "cow"):
                         got = reader.get(ref, mode=mode)["w"]
                         assert got.flags.writeable
@@ -346,23 +367,28 @@ def test_reprs_say_what_they_are():
         with rdtd.connect(node.socket) as c:
             ref = c.put(b"bytes", id="mine")
             assert repr(c) == f"<rdtd.Connection to {node.socket}, session {c.node['session']}>"
-            assert repr(ref) == "<Ref of object mine, holds it>" and repr(rdtd.Ref(str(ref))) == "<Ref of object mine>"
-            assert repr(rdtd.Ref.from_name("w", 3, address="192.0.2.1:7171")) == "<Ref of name w after version 3 at 192.0.2.1:7171>"
+            assert repr(ref) == "<Ref of object mine, holds it>"
+            assert repr(rdtd.Ref(str(ref))) == "<Ref of object mine>"
+            name = rdtd.Ref.from_name("w", 3, address="192.0.2.1:7171")
+            assert repr(name) == "<Ref of name w after version 3 at 192.0.2.1:7171>"
             fetch, wait, late = c.fetch(ref), c.when_freed(ref), c.when_held(rdtd.Ref("later"))
             fetch.result()
-            assert repr(fetch) == f"<rdtd.Request: fetch of {ref!r}, done>" and repr(wait) == "<rdtd.Request: wait, running>"
+            assert repr(fetch) == f"<rdtd.Request: fetch of {ref!r}, done>"
+            assert repr(wait) == "<rdtd.Request: wait, running>"
             assert repr(late) == "<rdtd.Request: hold of <Ref of object later>, running>"
             late.cancel()
             assert repr(late).endswith(", ended with CANCELLED>")
             assert repr(c.versions("w", 3)) == "<rdtd.Versions of name w after version 3>"
-            for one in (c.get_fetched(ref), c.empty(3, "bf16", as_="tensor"), rdtd.Member("x"), rdtd.TimedOut("late")):
+            for one in (c.get_fetched(ref), c.empty(3, "bf16", as_="tensor"), rdtd.Member("x"),
+                        rdtd.TimedOut("late")):
                 assert " object at 0x" not in repr(one)
         assert "(closed)" in repr(c) and "holds" not in repr(ref)
 
 
 def test_other_names_of_dtypes():
     with Node() as node, rdtd.connect(node.socket) as c:
-        for name, text in (("f4", "f32"), ("<f4", "f32"), ("half", "f16"), ("float", "f64"), ("<i8", "i64"), ("i8", "i8"), ("u1", "u8"), (float, "f64")):
+        for name, text in (("f4", "f32"), ("<f4", "f32"), ("half", "f16"), ("float", "f64"), ("<i8", "i64"),
+                           ("i8", "i8"), ("u1", "u8"), (float, "f64")):
             assert c.empty(3, name, as_="tensor").dtype == text, name
         for wrong in (">f4", "f3", "<text"):
             with raises(TypeError, wrong):
@@ -377,7 +403,8 @@ class Model:
 def test_put_names_what_it_cannot_take():
     need(np, "numpy")
     with Node() as node, rdtd.connect(node.socket) as c:
-        for value, where in (({"w": np.zeros(3), "f": lambda: 1}, "value['f']"), ([1, {"g": (2, lambda: 1)}], "value[1]['g'][1]"),
+        for value, where in (({"w": np.zeros(3), "f": lambda: 1}, "value['f']"),
+                             ([1, {"g": (2, lambda: 1)}], "value[1]['g'][1]"),
                              (Model({"h": lambda: 1}), "value.part['h']"), (lambda: 1, "value")):
             with raises(TypeError, f"put: {where}, a builtins.function, is no tensor and cannot be pickled"):
                 c.put(value)
@@ -412,8 +439,10 @@ def test_calls_end_at_their_time_out_if_the_daemon_does_not_answer():
         ref = c.put(np.zeros(10))
         node.process.send_signal(signal.SIGSTOP)
         try:
-            for call in (lambda: c.empty(1000, timeout=0.3), lambda: c.put(np.zeros(100000), timeout=0.3), lambda: c.put(b"small", timeout=0.3),
-                         lambda: c.get(ref, timeout=0.3), lambda: c.hold(ref, timeout=0.3), lambda: c.wait_freed(ref, timeout=0.3),
+            for call in (lambda: c.empty(1000, timeout=0.3), lambda: c.put(np.zeros(100000), timeout=0.3),
+                         lambda: c.put(b"small", timeout=0.3),
+                         lambda: c.get(ref, timeout=0.3), lambda: c.hold(ref, timeout=0.3),
+                         lambda: c.wait_freed(ref, timeout=0.3),
                          lambda: c.ping(timeout=0.3)):
                 began = time.monotonic()
                 with raises(rdtd.TimedOut):

@@ -4,14 +4,15 @@
 
     with rdtd.connect() as c:
         ref = c.put({"w": numpy.ones((32, 32), "f4"), "step": 7})
-        value = c.get(ref)                 # any process: the very same memory, read-only; another node: a copy
-        value = await c.fetch(ref)         # the same in an event loop
+        value = c.get(ref)          # any process: the very same memory, read-only; another node: a copy
+        value = await c.fetch(ref)  # the same in an event loop
 
-On one node, processes share memory by file descriptor, in constant time whatever the size. Between nodes, the daemons move the bytes.
-Arrays that came from rdtd keep their memory alive, so nothing has to be released: the memory lives as long as its last view.
+On one node, processes share memory by file descriptor, in constant time whatever the size. Between nodes, the
+daemons move the bytes. Arrays that came from rdtd keep their memory alive, so nothing has to be released: the
+memory lives as long as its last view.
 
-Tensors are in host memory or on CUDA GPUs (`device=`, `torch_pool`). The package uses numpy and torch if they are installed and requires neither.
-"""
+Tensors are in host memory or on CUDA GPUs (`device=`, `torch_pool`). The package uses numpy and torch if they
+are installed and requires neither. """
 from __future__ import annotations
 
 import os
@@ -30,9 +31,11 @@ from ._requests import Fetched, Ref, Request, forked
 from ._rdt import Tensor
 
 __version__ = _rdt.VERSION
-__all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request", "Fetched", "Tensor", "Versions", "Published", "Member", "Group", *_error_names]
+__all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request",
+           "Fetched", "Tensor", "Versions", "Published", "Member", "Group", *_error_names]
 
-_rdt.setup(BY_STATUS, Error, Ref, Request, {other: NUMBERS[text] for other, text in BY_OTHER_NAME.items() if text in MORE_NAMES})
+_rdt.setup(BY_STATUS, Error, Ref, Request, {other: NUMBERS[text] for other, text in BY_OTHER_NAME.items()
+                                            if text in MORE_NAMES})
 
 
 def connect(socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,
@@ -42,14 +45,15 @@ def connect(socket: Union[str, PathLike[str], None] = None, *, name: Optional[st
 
 
 _default: Optional[Connection] = None
-_lock = threading.RLock()  # reentrant: the garbage collector may run code that needs the connection while the lock is held
+# Reentrant: the garbage collector may run code that needs the connection while the lock is held.
+_lock = threading.RLock()
 
 
 def default() -> Connection:
     """This process's shared connection, which `put`, `get` and `fetch` of this module use.
 
-    The first call opens it; a later call opens a new one if it was lost or closed. A child after a fork (a DataLoader worker, for
-    instance) gets a connection of its own."""
+    The first call opens it; a later call opens a new one if it was lost or closed. A child after a fork (a
+    DataLoader worker, for instance) gets a connection of its own."""
     global _default
     with _lock:
         if _default is not None and not _default.closed:
@@ -89,5 +93,6 @@ def fetch(refs: Any, **options: Any) -> Any:
 
 
 def torch_pool(device: Any = None) -> ContextManager[Any]:
-    """Calls Connection.torch_pool on `default()`. Put the tensors with the same connection, for instance by `rdtd.put`."""
+    """Calls Connection.torch_pool on `default()`. Put the tensors with the same connection, for instance by
+    `rdtd.put`."""
     return default().torch_pool(device)

@@ -1,10 +1,11 @@
 """Requests in event loops: every loop that waits for a request watches the connection's descriptor.
 
-Whichever loop wakes up reads the answers and completes the futures of all loops. A thread that waits without a loop may read answers too; the
-descriptor then stays readable until a loop has looked. So several loops and threads can share one connection.
+Whichever loop wakes up reads the answers and completes the futures of all loops. A thread that waits without
+a loop may read answers too; the descriptor then stays readable until a loop has looked. So several loops and
+threads can share one connection.
 
-The loops watch a duplicate of the descriptor, which is closed when no loop uses it any more. They remove it some time after the connection was
-closed, and by then a new connection may have the number of the original.
+The loops watch a duplicate of the descriptor, which is closed when no loop uses it any more. They remove it
+some time after the connection was closed, and by then a new connection may have the number of the original.
 """
 from __future__ import annotations
 
@@ -35,12 +36,14 @@ class Hub:
         self._connection = weakref.ref(connection)
         self._fd = os.dup(connection.fileno())
         weakref.finalize(self, os.close, self._fd).atexit = False
-        # Reentrant: the garbage collector may end a waiting coroutine, or close the connection, in the thread that holds the lock.
+        # Reentrant: the garbage collector may end a waiting coroutine, or close the connection, in the thread
+        # that holds the lock.
         self._lock = threading.RLock()
         self._waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
 
     async def ended(self, request: _rdt.Request, *, cancels: bool = True) -> None:
-        """Waits until the request has ended, with a result or an error. With `cancels`, cancelling this coroutine cancels the request."""
+        """Waits until the request has ended, with a result or an error. With `cancels`, cancelling this
+        coroutine cancels the request."""
         if request._state() != AGAIN:
             return
         loop = asyncio.get_running_loop()
@@ -81,8 +84,8 @@ class Hub:
         except RuntimeError:
             here = None
         with self._lock:
-            ended = [(loop, future) for loop, mine in self._waiting.copy().items() for future, request in mine.copy().items()
-                     if request._state() != AGAIN]
+            ended = [(loop, future) for loop, mine in self._waiting.copy().items()
+                     for future, request in mine.copy().items() if request._state() != AGAIN]
         for loop, future in ended:
             if loop is here:
                 _finish(future)

@@ -1,7 +1,8 @@
-"""numpy and torch: which of their types are tensors for rdtd, and how the daemon's memory becomes their arrays.
+"""numpy and torch: which of their types are tensors for rdtd, and how the daemon's memory becomes their
+arrays.
 
-Neither is required. numpy is imported with the first array that is requested, torch when the first torch tensor is put or requested.
-"""
+Neither is required. numpy is imported with the first array that is requested, torch when the first torch
+tensor is put or requested. """
 from __future__ import annotations
 
 import sys
@@ -12,25 +13,32 @@ from typing import Any, Callable
 from . import _rdt
 
 NUMPY_NAMES = {
-    "bool": "bool", "u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16", "u32": "uint32", "i32": "int32", "u64": "uint64",
-    "i64": "int64", "f16": "float16", "f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128",
+    "bool": "bool", "u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16", "u32": "uint32",
+    "i32": "int32", "u64": "uint64",
+    "i64": "int64", "f16": "float16", "f32": "float32", "f64": "float64", "c64": "complex64",
+    "c128": "complex128",
 }
 # ml_dtypes adds these to numpy; torch has some of them under the same names.
 MORE_NAMES = {
-    "bf16": "bfloat16", "f8_e4m3fn": "float8_e4m3fn", "f8_e5m2": "float8_e5m2", "f8_e4m3fnuz": "float8_e4m3fnuz",
-    "f8_e5m2fnuz": "float8_e5m2fnuz", "f8_e4m3b11fnuz": "float8_e4m3b11fnuz", "f8_e4m3": "float8_e4m3", "f8_e3m4": "float8_e3m4",
+    "bf16": "bfloat16", "f8_e4m3fn": "float8_e4m3fn", "f8_e5m2": "float8_e5m2",
+    "f8_e4m3fnuz": "float8_e4m3fnuz",
+    "f8_e5m2fnuz": "float8_e5m2fnuz", "f8_e4m3b11fnuz": "float8_e4m3b11fnuz", "f8_e4m3": "float8_e4m3",
+    "f8_e3m4": "float8_e3m4",
     "f8_e8m0fnu": "float8_e8m0fnu",
 }
 NUMBERS = {text: number for text, (number, _) in _rdt.DTYPES.items()}
 ITEM_BYTES = {text: size for text, (_, size) in _rdt.DTYPES.items()}
 BY_OTHER_NAME = {other: text for names in (NUMPY_NAMES, MORE_NAMES) for text, other in names.items()}
 BY_OTHER_NAME["complex32"] = "c32"
-# What numpy calls them as well: "f4", "<f4", "half", "float". Without a byte order "i8" and "u8" are rdtd's own, of eight bits.
+# What numpy calls them as well: "f4", "<f4", "half", "float". Without a byte order "i8" and "u8" are rdtd's
+# own, of eight bits.
 NUMPY_CODES = {
-    "b1": "bool", "u1": "u8", "i1": "i8", "u2": "u16", "i2": "i16", "u4": "u32", "i4": "i32", "u8": "u64", "i8": "i64", "f2": "f16", "f4": "f32",
+    "b1": "bool", "u1": "u8", "i1": "i8", "u2": "u16", "i2": "i16", "u4": "u32", "i4": "i32", "u8": "u64",
+    "i8": "i64", "f2": "f16", "f4": "f32",
     "f8": "f64", "c8": "c64", "c16": "c128",
 }
-NUMPY_WORDS = {"half": "f16", "single": "f32", "float": "f64", "double": "f64", "int": "i64", "long": "i64", "short": "i16", "complex": "c128"}
+NUMPY_WORDS = {"half": "f16", "single": "f32", "float": "f64", "double": "f64", "int": "i64", "long": "i64",
+               "short": "i16", "complex": "c128"}
 PYTHON_TYPES: dict[Any, str] = {float: "f64", int: "i64", bool: "bool", complex: "c128"}
 
 
@@ -74,7 +82,8 @@ def numpy_dtype(text: str) -> Any:
 
 
 def plain_array(array: Any) -> bool:
-    """Whether the dtype of a numpy array is an rdtd dtype: not objects, structs or times, and in native byte order."""
+    """Whether the dtype of a numpy array is an rdtd dtype: not objects, structs or times, and in native byte
+    order."""
     numpy()
     if array.dtype in _np_known:
         return True
@@ -83,8 +92,8 @@ def plain_array(array: Any) -> bool:
 
 
 def to_numpy(tensor: _rdt.Tensor) -> Any:
-    """The tensor's memory as an ndarray, read-only if the memory is. Returns the Tensor itself if it is on a GPU, numpy lacks its dtype, or numpy is
-    not installed."""
+    """The tensor's memory as an ndarray, read-only if the memory is. Returns the Tensor itself if it is on a
+    GPU, numpy lacks its dtype, or numpy is not installed."""
     dtype = _np_dtypes.get(tensor.dtype)
     if dtype is None:
         dtype = numpy_dtype(tensor.dtype)
@@ -109,7 +118,8 @@ def to_numpy(tensor: _rdt.Tensor) -> Any:
 _torch: Any = None
 _from_capsule: Any = None
 _torch_by_text: dict[str, Any] = {}
-# Dtypes that every torch accepts in a DLPack capsule; others are exported as integers and viewed as their dtype.
+# Dtypes that every torch accepts in a DLPack capsule; others are exported as integers and viewed as their
+# dtype.
 _TORCH_PLAIN = frozenset(("f16", "bf16", "f32", "f64", "c64", "c128", "u8", "i8", "i16", "i32", "i64"))
 
 
@@ -149,7 +159,8 @@ def torch_uses_gpus() -> bool:
 
 
 def stream_number(stream: Any) -> int:
-    """The CUDA number of a stream: a number, a torch.cuda.Stream, or any object with `cuda_stream` or `ptr`. Raises TypeError."""
+    """The CUDA number of a stream: a number, a torch.cuda.Stream, or any object with `cuda_stream` or `ptr`.
+    Raises TypeError."""
     for name in ("cuda_stream", "ptr"):
         stream = getattr(stream, name, stream)
     return index(stream)
@@ -169,11 +180,13 @@ def gpu_of(device: Any) -> Any:
         return _torch.cuda.current_device() if torch_uses_gpus() and torch() else 0
     if kind == "cuda" and number.isdigit():
         return int(number)
-    raise ValueError(f"device must be \"host\", \"cuda\", \"cuda:1\", a torch.device, the ordinal of a GPU in this process, or its UUID, not {device!r}")
+    raise ValueError(f"device must be \"host\", \"cuda\", \"cuda:1\", a torch.device, the ordinal of a GPU "
+                     f"in this process, or its UUID, not {device!r}")
 
 
 def to_torch(tensor: _rdt.Tensor) -> Any:
-    """The tensor's memory as a torch.Tensor, on its GPU if it is on one. torch has no read-only tensors: writing to read-only memory is a fault.
+    """The tensor's memory as a torch.Tensor, on its GPU if it is on one. torch has no read-only tensors:
+    writing to read-only memory is a fault.
 
     Raises TypeError if this torch lacks the dtype or uses no GPU."""
     module = torch()
@@ -182,9 +195,11 @@ def to_torch(tensor: _rdt.Tensor) -> Any:
     text = tensor.dtype
     dtype = _torch_by_text.get(text)
     if dtype is None:
-        raise TypeError(f"this torch ({module.__version__}) has no dtype {text}: use as_=\"tensor\", and bits() for the raw elements")
+        raise TypeError(f"this torch ({module.__version__}) has no dtype {text}: use as_=\"tensor\", and "
+                        "bits() for the raw elements")
     if tensor.device != "cpu" and not module.cuda.is_available():
-        raise TypeError(f"this torch ({module.__version__}) cannot use a GPU: pass as_=\"tensor\" or device=\"host\"")
+        raise TypeError(f"this torch ({module.__version__}) cannot use a GPU: pass as_=\"tensor\" or "
+                        "device=\"host\"")
     made = _from_capsule(tensor._capsule())
     return made if text in _TORCH_PLAIN else made.view(dtype)
 
@@ -208,7 +223,8 @@ def _classify(cls: type) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """How a value is encoded: "n" numpy, "t" torch, "o" another tensor, "b" bytes, "B" bytearray; "": not as a tensor."""
+    """How a value is encoded: "n" numpy, "t" torch, "o" another tensor, "b" bytes, "B" bytearray; "": not as
+    a tensor."""
     cls = type(value)
     kind = _kinds.get(cls)
     if kind is None:
@@ -219,7 +235,8 @@ def kind_of(value: Any) -> str:
 
 
 def dtype_text(dtype: Any) -> str:
-    """The rdtd name of a dtype: "f32" for "f32", numpy.float32, "float32", "f4", "<f4", torch.float32. Raises TypeError."""
+    """The rdtd name of a dtype: "f32" for "f32", numpy.float32, "float32", "f4", "<f4", torch.float32. Raises
+    TypeError."""
     if isinstance(dtype, str) and dtype in NUMBERS:
         return dtype
     if isinstance(dtype, type) and dtype in PYTHON_TYPES:
@@ -247,11 +264,13 @@ def convert(tensors: list[_rdt.Tensor], kinds: str, as_: str) -> list[Any]:
     if kinds in ("n", "o"):
         return [one(tensor) for tensor in tensors]
     if kinds == "t" and one is _auto and torch() is not None:
-        return [_from_capsule(tensor._capsule()) if tensor.dtype in _TORCH_PLAIN and tensor.device == "cpu" else _as_put(tensor, "t")
+        return [_from_capsule(tensor._capsule()) if tensor.dtype in _TORCH_PLAIN and tensor.device == "cpu"
+                else _as_put(tensor, "t")
                 for tensor in tensors]
     if len(kinds) == 1:
         kinds *= len(tensors)
-    return [_as_put(tensor, kind) if one is _auto or kind in "bB" else one(tensor) for tensor, kind in zip(tensors, kinds)]
+    return [_as_put(tensor, kind) if one is _auto or kind in "bB" else one(tensor)
+            for tensor, kind in zip(tensors, kinds)]
 
 
 def _as_put(tensor: _rdt.Tensor, kind: str) -> Any:
@@ -259,8 +278,9 @@ def _as_put(tensor: _rdt.Tensor, kind: str) -> Any:
         return tensor.tobytes()
     if kind == "B":
         return bytearray(tensor.tobytes())
-    if kind == "t" and torch() is not None and tensor.dtype in _torch_by_text and (tensor.device == "cpu" or _torch.cuda.is_available()):
-        return to_torch(tensor)
+    if kind == "t" and torch() is not None and tensor.dtype in _torch_by_text:
+        if tensor.device == "cpu" or _torch.cuda.is_available():
+            return to_torch(tensor)
     return to_numpy(tensor)
 
 
@@ -272,4 +292,5 @@ def _same(tensor: _rdt.Tensor) -> Any:
     return tensor
 
 
-_CONVERTERS: dict[str, Callable[[_rdt.Tensor], Any]] = {"auto": _auto, "numpy": to_numpy, "torch": to_torch, "tensor": _same}
+_CONVERTERS: dict[str, Callable[[_rdt.Tensor], Any]] = {"auto": _auto, "numpy": to_numpy, "torch": to_torch,
+                                                        "tensor": _same}

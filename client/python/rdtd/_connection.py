@@ -12,9 +12,11 @@ from typing import Any, AsyncIterator, ContextManager, Iterator, Literal, Option
 
 from . import _rdt
 from ._aio import AGAIN, Hub
-from ._arrays import ITEM_BYTES, NUMBERS, dtype_text, gpu_of, kind_of, stream_number, to_numpy, to_torch, torch_uses_gpus
+from ._arrays import (ITEM_BYTES, NUMBERS, dtype_text, gpu_of, kind_of, stream_number, to_numpy, to_torch,
+                      torch_uses_gpus)
 from ._daemon import SYSTEM_SOCKET
-from ._errors import Disconnected, Error, NotFound, OwnerDied, PeerLost, ShuttingDown, SystemFailed, TimedOut, Unsupported
+from ._errors import (Disconnected, Error, NotFound, OwnerDied, PeerLost, ShuttingDown, SystemFailed,
+                      TimedOut, Unsupported)
 from ._gpu import TorchPools
 from ._groups import GroupCalls
 from ._info import InfoCalls
@@ -47,14 +49,17 @@ def _box(index_: Any) -> Optional[tuple[tuple[int, int], ...]]:
     box = []
     for one in index_ if isinstance(index_, tuple) else (index_,):
         if not isinstance(one, slice) or one.stop is None or one.step not in (None, 1):
-            raise ValueError("a slice needs start and stop in every dimension and no step, for example numpy.s_[0:10, 5:6]")
+            raise ValueError("a slice needs start and stop in every dimension and no step, for example "
+                             "numpy.s_[0:10, 5:6]")
         start = one.start or 0
         box.append((start, one.stop - start))
     return tuple(box)
 
 
 def _number_of(listed: Sequence[Any], how_many: Any) -> int:
-    number = {"all": len(listed), "any": min(1, len(listed))}.get(how_many) if isinstance(how_many, str) else how_many
+    number = how_many
+    if isinstance(how_many, str):
+        number = {"all": len(listed), "any": min(1, len(listed))}.get(how_many)
     if not isinstance(number, int) or number < -1 or number > len(listed):
         raise ValueError(f"how_many must be \"all\", \"any\" or 0 to {len(listed)}, not {how_many!r}")
     return len(listed) if number == -1 else number
@@ -63,13 +68,15 @@ def _number_of(listed: Sequence[Any], how_many: Any) -> int:
 class Connection(GroupCalls, InfoCalls):
     """A session with the rdtd of this node. The session is the lease of everything it put and holds.
 
-    socket: path of the daemon's socket; None: $RDT_SOCKET, else /run/rdtd/rdtd.sock. name: shown by rdtctl; None: the name of the
-    program. timeout: seconds to wait for the connection; None: 10.
+    socket: path of the daemon's socket; None: $RDT_SOCKET, else /run/rdtd/rdtd.sock. name: shown by rdtctl;
+    None: the name of the program. timeout: seconds to wait for the connection; None: 10.
 
-    Any thread may make any call. Every call that waits releases the GIL, takes a `timeout` in seconds (None: no limit; 0: polls) and
-    can be interrupted by Ctrl-C. After a fork, calls in the child raise `Forked`: connect again there (`rdtd.default()` does).
+    Any thread may make any call. Every call that waits releases the GIL, takes a `timeout` in seconds (None:
+    no limit; 0: polls) and can be interrupted by Ctrl-C. After a fork, calls in the child raise `Forked`:
+    connect again there (`rdtd.default()` does).
 
-    Errors: SystemFailed (no daemon serves the socket), Denied, LimitReached (too many clients), ProtocolBroken, TimedOut."""
+    Errors: SystemFailed (no daemon serves the socket), Denied, LimitReached (too many clients),
+    ProtocolBroken, TimedOut."""
 
     _hub_lock = threading.Lock()
 
@@ -82,12 +89,14 @@ class Connection(GroupCalls, InfoCalls):
         info = self._node()
         self._session = info["session"]
         self._called = name
-        self._where = os.fspath(socket) if socket is not None else os.environ.get("RDT_SOCKET") or SYSTEM_SOCKET
+        chosen = os.fspath(socket) if socket is not None else os.environ.get("RDT_SOCKET")
+        self._where = chosen or SYSTEM_SOCKET
         self._owner = (info["uid"], info["tenant"])
         is_open(self)
 
     def __repr__(self) -> str:
-        return f"<rdtd.Connection{' (closed)' if self.closed else ''} to {self._where}, session {self._session}>"
+        closed = " (closed)" if self.closed else ""
+        return f"<rdtd.Connection{closed} to {self._where}, session {self._session}>"
 
     def __enter__(self) -> Connection:
         return self
@@ -96,12 +105,15 @@ class Connection(GroupCalls, InfoCalls):
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a connection cannot be pickled, because it belongs to its process: send refs, and connect in the other process (rdtd.default() does)")
+        raise TypeError("a connection cannot be pickled, because it belongs to its process: send refs, and "
+                        "connect in the other process (rdtd.default() does)")
 
     def close(self) -> None:
-        """Ends the connection: cancels its requests and frees what it put, except detached and published objects. A second close does nothing.
+        """Ends the connection: cancels its requests and frees what it put, except detached and published
+        objects. A second close does nothing.
 
-        Arrays and tensors that came from it stay valid: the session lasts, with nothing but their memory, until the last of them is deleted."""
+        Arrays and tensors that came from it stay valid: the session lasts, with nothing but their memory,
+        until the last of them is deleted."""
         super().close()
         if self._own_hub:
             self._own_hub.closed()
@@ -131,7 +143,8 @@ class Connection(GroupCalls, InfoCalls):
 
     @property
     def node(self) -> dict[str, Any]:
-        """About this node: node and boot_id (16 bytes each), address of the peer link, daemon_version, session, uid, tenant."""
+        """About this node: node and boot_id (16 bytes each), address of the peer link, daemon_version,
+        session, uid, tenant."""
         return self._node()
 
     def ping(self, timeout: Optional[float] = 10) -> None:
@@ -141,7 +154,8 @@ class Connection(GroupCalls, InfoCalls):
     # ---- GPUs ----
 
     def _place(self, device: Any) -> Optional[tuple[Optional[str], Optional[str]]]:
-        """The memory kind and device uuid of a device that the caller names; None: keep each tensor where it is."""
+        """The memory kind and device uuid of a device that the caller names; None: keep each tensor where it
+        is."""
         if device is None:
             if not self._gpus_open and torch_uses_gpus():
                 self._open_gpus(False)
@@ -161,53 +175,65 @@ class Connection(GroupCalls, InfoCalls):
         self._gpus_open = True
 
     def _keep_live(self, ref: Ref, value: Any, snapshot: bool) -> None:
-        """Keeps tensors of torch's pool alive that were put, until their object no longer needs the memory."""
+        """Keeps tensors of torch's pool alive that were put, until their object no longer needs the
+        memory."""
         self.dispatch()
         self._kept_live = [(ends, kept) for ends, kept in self._kept_live if ends._state() == AGAIN]
         self._kept_live.append((self.when_put(ref) if snapshot else self.when_freed(ref), value))
 
     def torch_pool(self, device: Any = None) -> ContextManager[Any]:
-        """`with c.torch_pool("cuda:0"): ...`: tensors that torch allocates in this thread inside the block are in the daemon's memory of that
-        GPU (None: torch's current GPU), and putting them copies nothing. Yields torch's MemPool.
+        """`with c.torch_pool("cuda:0"): ...`: tensors that torch allocates in this thread inside the block
+        are in the daemon's memory of that GPU (None: torch's current GPU), and putting them copies nothing.
+        Yields torch's MemPool.
 
-        torch may reuse their memory as always, except for tensors that were put: that memory is kept while its object needs it, and returns to
-        torch with a later put. Put the tensors with this connection (another connection copies them). The session lasts until the process
-        ends. One connection of a process serves torch's pools at a time: the last one whose `torch_pool` was entered.
+        torch may reuse their memory as always, except for tensors that were put: that memory is kept while
+        its object needs it, and returns to torch with a later put. Put the tensors with this connection
+        (another connection copies them). The session lasts until the process ends. One connection of a
+        process serves torch's pools at a time: the last one whose `torch_pool` was entered.
         This has never run on a GPU: see rdt-gpu(7).
-        Errors: Unsupported (no torch, a torch without CUDA, no driver, or a GPU that the daemon does not have: the message says which),
-        NoMemory, LimitReached. If the daemon has no room, torch raises torch.OutOfMemoryError; the notes of the exception have the daemon's
-        message."""
+        Errors: Unsupported (no torch, a torch without CUDA, no driver, or a GPU that the daemon does not
+        have: the message says which), NoMemory, LimitReached. If the daemon has no room, torch raises
+        torch.OutOfMemoryError; the notes of the exception have the daemon's message."""
         if self._own_pools is None:
             self._own_pools = TorchPools(self)
         return self._own_pools.use(device)
 
     # ---- memory ----
 
-    def empty(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", *, as_: As = "auto", timeout: Optional[float] = None,
+    def empty(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", *, as_: As = "auto",
+              timeout: Optional[float] = None,
               device: Any = None) -> Any:
         """Allocates a zeroed array in the daemon's memory. Putting it copies nothing.
 
-        shape: number of elements in each dimension. dtype: "f32", "bf16", numpy.float32, torch.bfloat16, float, ...
-        as_: "numpy", "torch" or "tensor"; "auto" is numpy unless dtype is a torch dtype or numpy lacks the dtype. The memory lives as long as
-        the last array, tensor or view of it, and as long as any object that was put from it. timeout: seconds, of which the daemon may wait for room
-        under a limit; None: it does not wait. device: None or "host"; or a GPU ("cuda:0", torch.device, its ordinal in this process, its UUID), where the array
-        is a torch tensor if dtype is a torch dtype or as_ is "torch", and an rdtd.Tensor otherwise.
-        Errors: NoMemory, LimitReached, TimedOut, TypeError (unknown dtype), Unsupported (a GPU that the daemon or this process lacks)."""
+        shape: number of elements in each dimension. dtype: "f32", "bf16", numpy.float32, torch.bfloat16,
+        float, ...
+        as_: "numpy", "torch" or "tensor"; "auto" is numpy unless dtype is a torch dtype or numpy lacks the
+        dtype. The memory lives as long as the last array, tensor or view of it, and as long as any object
+        that was put from it. timeout: seconds, of which the daemon may wait for room under a limit; None: it
+        does not wait. device: None or "host"; or a GPU ("cuda:0", torch.device, its ordinal in this process,
+        its UUID), where the array is a torch tensor if dtype is a torch dtype or as_ is "torch", and an
+        rdtd.Tensor otherwise.
+        Errors: NoMemory, LimitReached, TimedOut, TypeError (unknown dtype), Unsupported (a GPU that the
+        daemon or this process lacks)."""
         text = dtype_text(dtype)
         dims = (shape,) if isinstance(shape, int) else tuple(map(index, shape))
         kind = "t" if as_ == "auto" and str(dtype).startswith("torch.") else as_
-        return self._arrays([(dims, text)], [kind], timeout, None if device is None else self._place(device))[0]
+        return self._arrays([(dims, text)], [kind], timeout,
+                            None if device is None else self._place(device))[0]
 
     def empty_like(self, value: Any, *, timeout: Optional[float] = None, device: Any = None) -> Any:
-        """Allocates arrays like all tensors of a structure of dicts, lists and tuples, in one allocation, and returns the same structure.
+        """Allocates arrays like all tensors of a structure of dicts, lists and tuples, in one allocation, and
+        returns the same structure.
 
-        Fill the arrays (a model's state dict, for instance) and put them, step after step, without a copy. device, errors: see `empty`."""
+        Fill the arrays (a model's state dict, for instance) and put them, step after step, without a copy.
+        device, errors: see `empty`."""
         leaves = flatten(value)
         shapes = []
         kinds = []
         for leaf in leaves:
             text = leaf.dtype if isinstance(leaf, _rdt.Tensor) else dtype_text(getattr(leaf, "dtype", "u8"))
-            shapes.append((tuple(getattr(leaf, "shape", None) or (() if hasattr(leaf, "shape") else (len(leaf),))), text))
+            shapes.append((tuple(getattr(leaf, "shape", None)
+                                 or (() if hasattr(leaf, "shape") else (len(leaf),))), text))
             kinds.append("t" if kind_of(leaf) == "t" else "auto")
         made = iter(self._arrays(shapes, kinds, timeout, None if device is None else self._place(device)))
 
@@ -220,7 +246,8 @@ class Connection(GroupCalls, InfoCalls):
 
         return rebuild(value)
 
-    def _arrays(self, shapes: list[tuple[tuple[int, ...], str]], kinds: Sequence[str], timeout: Optional[float],
+    def _arrays(self, shapes: list[tuple[tuple[int, ...], str]], kinds: Sequence[str],
+                timeout: Optional[float],
                 place: Optional[tuple[Optional[str], Optional[str]]]) -> list[Any]:
         offsets = []
         end = 0
@@ -244,30 +271,38 @@ class Connection(GroupCalls, InfoCalls):
 
     # ---- put ----
 
-    def put(self, value: Any, *, id: Union[str, bytes, None] = None, snapshot: bool = False, detached: bool = False,
-            ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None, timeout: Optional[float] = None,
+    def put(self, value: Any, *, id: Union[str, bytes, None] = None, snapshot: bool = False,
+            detached: bool = False,
+            ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
+            timeout: Optional[float] = None,
             allow_pickle: bool = True, stream: Any = None, grace: Optional[float] = None) -> Ref:
-        """Puts a tensor, or a structure (dicts, lists, tuples, dataclasses, ...) that contains tensors, as one object. Returns the Ref that holds it.
+        """Puts a tensor, or a structure (dicts, lists, tuples, dataclasses, ...) that contains tensors, as
+        one object. Returns the Ref that holds it.
 
-        Tensors are numpy arrays, torch tensors, and objects with the buffer protocol, `__dlpack__` or `__cuda_array_interface__`, in host memory
-        or on a CUDA GPU, with any strides. They are borrowed during the call. Tensors in memory from `empty` or `torch_pool` are not copied: the
-        object is live, so readers see later writes to that memory (`wait_freed` tells when nobody reads any more). All other tensors are
-        copied once (`Ref.copied` counts them), on their GPU if they are on one.
-        Everything that is not a tensor becomes metadata of the object: JSON if possible, otherwise a pickle, which allow_pickle=False refuses
-        with a TypeError that names the value. requires_grad is not preserved.
+        Tensors are numpy arrays, torch tensors, and objects with the buffer protocol, `__dlpack__` or
+        `__cuda_array_interface__`, in host memory or on a CUDA GPU, with any strides. They are borrowed
+        during the call. Tensors in memory from `empty` or `torch_pool` are not copied: the object is live, so
+        readers see later writes to that memory (`wait_freed` tells when nobody reads any more). All other
+        tensors are copied once (`Ref.copied` counts them), on their GPU if they are on one. Everything that
+        is not a tensor becomes metadata of the object: JSON if possible, otherwise a pickle, which
+        allow_pickle=False refuses with a TypeError that names the value. requires_grad is not preserved.
 
-        id: an id of your choice, 1 to 128 bytes. Readers may wait for it before it is put. The connection holds such an object, also after the
-        Ref is deleted, until it is freed. snapshot: the daemon copies now, and the object never changes.
-        detached: the object outlives this connection by ttl seconds (None: the daemon's detached_ttl), and the Ref has no hold.
-        grace: how many seconds the daemon holds the object for a process that the Ref is pickled for (see Ref), at most the daemon's
-        detached_ttl_max; None: 10; 0: not at all. visible: who else may fetch it. transport: the preferred transport between nodes.
+        id: an id of your choice, 1 to 128 bytes. Readers may wait for it before it is put. The connection
+        holds such an object, also after the Ref is deleted, until it is freed. snapshot: the daemon copies
+        now, and the object never changes.
+        detached: the object outlives this connection by ttl seconds (None: the daemon's detached_ttl), and
+        the Ref has no hold.
+        grace: how many seconds the daemon holds the object for a process that the Ref is pickled for (see
+        Ref), at most the daemon's detached_ttl_max; None: 10; 0: not at all. visible: who else may fetch it.
+        transport: the preferred transport between nodes.
         timeout: seconds, of which the daemon may wait for room under a limit; None: it does not wait.
-        stream: the stream that writes the tensors on GPUs: a torch.cuda.Stream or CUDA's number of a stream. None: torch's current stream for torch
-        tensors; the stream that `__cuda_array_interface__` names; the legacy default stream for DLPack (whose producer makes it wait) and for
-        rdtd's own tensors. If one stream writes all tensors, and they are torch's or rdtd's own, put returns at once and readers wait for the
-        stream. Otherwise put waits for the streams.
-        Errors: Invalid, TypeError, ValueError (each names the tensor), Exists (id), LimitReached, NoMemory, Unsupported (for instance no
-        driver), TimedOut."""
+        stream: the stream that writes the tensors on GPUs: a torch.cuda.Stream or CUDA's number of a stream.
+        None: torch's current stream for torch tensors; the stream that `__cuda_array_interface__` names; the
+        legacy default stream for DLPack (whose producer makes it wait) and for rdtd's own tensors. If one
+        stream writes all tensors, and they are torch's or rdtd's own, put returns at once and readers wait
+        for the stream. Otherwise put waits for the streams.
+        Errors: Invalid, TypeError, ValueError (each names the tensor), Exists (id), LimitReached, NoMemory,
+        Unsupported (for instance no driver), TimedOut."""
         flags = (_SNAPSHOT if snapshot else 0) | (_DETACHED if detached else 0)
         if ttl is not None and not detached:
             raise ValueError("ttl needs detached=True")
@@ -276,7 +311,8 @@ class Connection(GroupCalls, InfoCalls):
         rest = (_choice(_VISIBILITY, visible, "visible"), transport, flags, timeout, ttl)
         where = None if stream is None else stream_number(stream)
         try:
-            ref: Optional[Ref] = self._put(encoded.tensors, key, encoded.metadata or None, *rest, encoded.names, where)
+            ref: Optional[Ref] = self._put(encoded.tensors, key, encoded.metadata or None, *rest,
+                                           encoded.names, where)
             if ref is None:
                 encoded = encode_nested(value, allow_pickle)
                 ref = self._put(encoded.tensors, key, encoded.metadata or None, *rest, None, where)
@@ -297,54 +333,73 @@ class Connection(GroupCalls, InfoCalls):
 
     async def empty_async(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", **options: Any) -> Any:
         """Like `empty`, for event loops: a thread of the loop's executor waits."""
-        return await asyncio.get_running_loop().run_in_executor(None, partial(self.empty, shape, dtype, **options))
+        call = partial(self.empty, shape, dtype, **options)
+        return await asyncio.get_running_loop().run_in_executor(None, call)
 
     def free(self, ref: _rdt.Ref, *, force: bool = False) -> None:
-        """Drops the producer's hold on an object of this user. The object ends when its last reader has released it. With force=True nobody on
-        any node can fetch it after this call has returned; readers that have it keep it. Errors: NotFound, Freed, Denied, PeerLost."""
+        """Drops the producer's hold on an object of this user. The object ends when its last reader has
+        released it. With force=True nobody on any node can fetch it after this call has returned; readers
+        that have it keep it. Errors: NotFound, Freed, Denied, PeerLost."""
         self._free(ref, force)
 
     # ---- fetch ----
 
     @overload
-    def fetch(self, refs: _rdt.Ref, *, timeout: Optional[float] = None, mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
+    def fetch(self, refs: _rdt.Ref, *, timeout: Optional[float] = None, mode: Optional[Mode] = None,
+              as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
-              allow_pickle: Optional[bool] = None, device: Any = None, group: Optional[str] = None) -> Request: ...
+              allow_pickle: Optional[bool] = None, device: Any = None,
+              group: Optional[str] = None) -> Request: ...
 
     @overload
-    def fetch(self, refs: Sequence[_rdt.Ref], *, timeout: Optional[float] = None, mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
+    def fetch(self, refs: Sequence[_rdt.Ref], *, timeout: Optional[float] = None, mode: Optional[Mode] = None,
+              as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
-              allow_pickle: Optional[bool] = None, device: Any = None, group: Optional[str] = None) -> list[Request]: ...
+              allow_pickle: Optional[bool] = None, device: Any = None,
+              group: Optional[str] = None) -> list[Request]: ...
 
-    def fetch(self, refs: Union[_rdt.Ref, Sequence[_rdt.Ref]], *, timeout: Optional[float] = None, mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
+    def fetch(self, refs: Union[_rdt.Ref, Sequence[_rdt.Ref]], *, timeout: Optional[float] = None,
+              mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
               allow_pickle: Optional[bool] = None, device: Any = None, group: Optional[str] = None) -> Any:
-        """Starts to fetch all refs, before any is waited for. Returns a Request, or a list of Requests for a list of refs.
+        """Starts to fetch all refs, before any is waited for. Returns a Request, or a list of Requests for a
+        list of refs.
 
-        A fetch of an id that has not been put yet, or of a name without a new version, waits until `timeout` (seconds; None: no limit).
-        mode: "share": the object's own memory on this node, in constant time and read-only (writing to a torch tensor of it is a fault, because
-        torch has no read-only tensors); "copy": private and writable; "cow": private and writable in constant time for snapshots (live memory is
-        copied now); "auto": share on this node, copy from another node; read-only in both cases and for every size, so that a program that
-        works on small arrays works on large ones. None: "auto", except that torch gets "cow" instead of read-only memory.
-        as_: "auto": tensors are returned as they were put (torch tensors as torch if torch is installed, others as numpy if numpy is installed);
-        "numpy"; "torch"; "tensor": rdtd.Tensor, which needs neither; "list": the tensors without the structure.
-        into: targets that receive the bytes: a tensor, or dicts, lists and tuples of tensors (for a list of refs: a list of these), contiguous and
-        with the count, dtypes and shapes of the object. The result is `into`. slices: for each tensor of the object None or, for example,
-        numpy.s_[0:10, 5:6] (for a list of refs: a list of such lists): fetches only that box of the tensor.
-        transport: use only this transport. least_path: refuse every path that is slower than "share", "cow", "copy", "inline" or a transport.
-        group: use only this group (see `create_group`); None: if a path needs a group, the first one that both nodes are members of.
-        allow_pickle: whether to load a structure that is a pickle, which can run any code of its producer; None: only if the producer is this user.
-        device: where the tensors shall be: "host", or a GPU as in `empty`. None: where they are, if torch has opened a GPU in this process or this
-        connection has used one before; otherwise host memory. Tensors from another node arrive in host memory. as_="numpy" implies "host".
-        numpy arrays that were put come as rdtd.Tensor on a GPU, which DLPack and `__cuda_array_interface__` pass on. All bytes are there when the
-        fetch has ended: no stream has to be waited for.
-        Errors, from this call or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost, TransportFailed, NoPath, Mismatch (names the
-        tensor; nothing was written), NoMemory, LimitReached, TimedOut, Cancelled, PickleRefused."""
+        A fetch of an id that has not been put yet, or of a name without a new version, waits until `timeout`
+        (seconds; None: no limit).
+        mode: "share": the object's own memory on this node, in constant time and read-only (writing to a
+        torch tensor of it is a fault, because torch has no read-only tensors); "copy": private and writable;
+        "cow": private and writable in constant time for snapshots (live memory is copied now); "auto": share
+        on this node, copy from another node; read-only in both cases and for every size, so that a program
+        that works on small arrays works on large ones. None: "auto", except that torch gets "cow" instead of
+        read-only memory.
+        as_: "auto": tensors are returned as they were put (torch tensors as torch if torch is installed,
+        others as numpy if numpy is installed); "numpy"; "torch"; "tensor": rdtd.Tensor, which needs neither;
+        "list": the tensors without the structure.
+        into: targets that receive the bytes: a tensor, or dicts, lists and tuples of tensors (for a list of
+        refs: a list of these), contiguous and with the count, dtypes and shapes of the object. The result is
+        `into`. slices: for each tensor of the object None or, for example, numpy.s_[0:10, 5:6] (for a list of
+        refs: a list of such lists): fetches only that box of the tensor.
+        transport: use only this transport. least_path: refuse every path that is slower than "share", "cow",
+        "copy", "inline" or a transport.
+        group: use only this group (see `create_group`); None: if a path needs a group, the first one that
+        both nodes are members of.
+        allow_pickle: whether to load a structure that is a pickle, which can run any code of its producer;
+        None: only if the producer is this user.
+        device: where the tensors shall be: "host", or a GPU as in `empty`. None: where they are, if torch has
+        opened a GPU in this process or this connection has used one before; otherwise host memory. Tensors
+        from another node arrive in host memory. as_="numpy" implies "host". numpy arrays that were put come
+        as rdtd.Tensor on a GPU, which DLPack and `__cuda_array_interface__` pass on. All bytes are there when
+        the fetch has ended: no stream has to be waited for.
+        Errors, from this call or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost,
+        TransportFailed, NoPath, Mismatch (names the tensor; nothing was written), NoMemory, LimitReached,
+        TimedOut, Cancelled, PickleRefused."""
         one = isinstance(refs, _rdt.Ref)
-        wanted: list[Any] = [refs] if isinstance(refs, _rdt.Ref) else [refs] if isinstance(refs, (str, bytes)) else list(refs)
+        wanted: list[Any] = [refs] if isinstance(refs, (_rdt.Ref, str, bytes)) else list(refs)
         for ref in wanted:
             if not isinstance(ref, _rdt.Ref):
-                raise TypeError(f"fetch takes a Ref or a list of Refs, not a {type(ref).__name__}; Ref(\"...\") parses one from text")
+                raise TypeError(f"fetch takes a Ref or a list of Refs, not a {type(ref).__name__}; "
+                                "Ref(\"...\") parses one from text")
             if ref._wanting:
                 self._hold_too(ref)
         if into is not None:
@@ -352,27 +407,34 @@ class Connection(GroupCalls, InfoCalls):
         if slices is not None:
             slices = [slices] if one else list(slices)
         targets = None if into is None else [None if value is None else flatten(value) for value in into]
-        boxes = None if slices is None else [None if each is None else [_box(one_) for one_ in each] for each in slices]
+        boxes = None if slices is None else [None if each is None else [_box(one_) for one_ in each]
+                                             for each in slices]
         number = MODES["auto"] if mode is None else _choice(MODES, mode, "mode")
-        if mode is None and into is None and (as_ == "torch" or as_ == "auto" and wanted and all([ref._hint for ref in wanted])):
+        if mode is None and into is None and (as_ == "torch" or as_ == "auto" and wanted
+                                              and all([ref._hint for ref in wanted])):
             number = MODES["cow"]
         place = ("host", None) if device is None and as_ == "numpy" else self._place(device)
         started = self._fetch(wanted, number, timeout, transport, least_path, boxes, targets, place, group)
         for i, request in enumerate(started):
-            again = (wanted[i], timeout, transport, least_path, None if boxes is None else [boxes[i]], place, group)
+            again = (wanted[i], timeout, transport, least_path, None if boxes is None else [boxes[i]], place,
+                     group)
             request._how = How(as_, mode, None if into is None else into[i], allow_pickle, again)
         return started[0] if one else started
 
     def _again(self, how: How) -> Request:
         ref, timeout, transport, least_path, boxes, place, group = how.again
-        (request,) = self._fetch([ref], MODES["cow"], timeout, transport, least_path, boxes, None, place, group)
-        request._how = how._replace(mode="auto")  # it was fetched anew once: torch can write it, and arrays beside are read-only
+        (request,) = self._fetch([ref], MODES["cow"], timeout, transport, least_path, boxes, None, place,
+                                 group)
+        # A second fetch is enough: torch can write its tensors, and arrays beside them are read-only.
+        request._how = how._replace(mode="auto")
         return request
 
     def get(self, refs: Any, **options: Any) -> Any:
-        """Fetches and waits. Returns the value of a ref, or the list of values of a list of refs; raises the first failure and cancels the rest.
+        """Fetches and waits. Returns the value of a ref, or the list of values of a list of refs; raises the
+        first failure and cancels the rest.
 
-        Options and errors: see `fetch`. The arrays keep the daemon's memory alive; nothing needs to be closed."""
+        Options and errors: see `fetch`. The arrays keep the daemon's memory alive; nothing needs to be
+        closed."""
         if isinstance(refs, _rdt.Ref):
             if options.keys() <= _SIMPLE and not (options and (self._gpus_open or torch_uses_gpus())):
                 return self._get_one(refs, **options)
@@ -403,21 +465,22 @@ class Connection(GroupCalls, InfoCalls):
         return layout.value(as_, layout.form == "pickle" and self._is_own(brought.info()["ref"]), Ref)
 
     def get_fetched(self, ref: _rdt.Ref, **options: Any) -> Fetched:
-        """Like `get` for one ref, but returns a Fetched, which also has the path, the version and the bytes moved."""
+        """Like `get` for one ref, but returns a Fetched, which also has the path, the version and the bytes
+        moved."""
         return self.fetch(ref, **options).fetched()
 
     # ---- holding ----
 
     def when_held(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Request:
-        """A Request whose result is a Ref that holds the object, with its generation. For an id that has not been put yet, or a name without a
-        version above `after`, the request waits."""
+        """A Request whose result is a Ref that holds the object, with its generation. For an id that has not
+        been put yet, or a name without a version above `after`, the request waits."""
         request = self._start(HOLD, ref, 0, 0, timeout)
         request._how = Held(ref._hint, ref)
         return request
 
     def hold(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Ref:
-        """Takes a hold and waits for it. Returns a Ref that holds the object while the Ref exists (`with c.hold(ref) as held:`), on this node or
-        another, whatever the producer does. No bytes are moved.
+        """Takes a hold and waits for it. Returns a Ref that holds the object while the Ref exists (`with
+        c.hold(ref) as held:`), on this node or another, whatever the producer does. No bytes are moved.
 
         Errors: Freed, OwnerDied, NotFound, Denied, LimitReached, PeerLost, TimedOut."""
         held: Ref = self.when_held(ref, timeout=timeout).result()
@@ -431,15 +494,17 @@ class Connection(GroupCalls, InfoCalls):
 
     def wait(self, requests: Sequence[Request], how_many: Union[int, Literal["all", "any"]] = "all",
              timeout: Optional[float] = None) -> tuple[list[Request], list[Request]]:
-        """Waits until `how_many` of the requests have ended or `timeout` seconds have passed (None: no limit; 0: polls).
+        """Waits until `how_many` of the requests have ended or `timeout` seconds have passed (None: no limit;
+        0: polls).
 
-        Returns (ended requests, running requests). A timeout cancels nothing. If a request has failed or fails meanwhile, its error is raised
-        at once."""
+        Returns (ended requests, running requests). A timeout cancels nothing. If a request has failed or
+        fails meanwhile, its error is raised at once."""
         listed = list(requests)
         ended = self._wait(listed, _number_of(listed, how_many), timeout)
         return [r for r, yes in zip(listed, ended) if yes], [r for r, yes in zip(listed, ended) if not yes]
 
-    async def wait_async(self, requests: Sequence[Request], how_many: Union[int, Literal["all", "any"]] = "all",
+    async def wait_async(self, requests: Sequence[Request],
+                         how_many: Union[int, Literal["all", "any"]] = "all",
                          timeout: Optional[float] = None) -> tuple[list[Request], list[Request]]:
         """Like `wait`, for event loops. If the waiting task is cancelled, the requests go on."""
         listed = list(requests)
@@ -447,7 +512,8 @@ class Connection(GroupCalls, InfoCalls):
         self.dispatch()
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
-        waiting = {loop.create_task(self._hub().ended(r, cancels=False)) for r in listed if r._state() == AGAIN}
+        waiting = {loop.create_task(self._hub().ended(r, cancels=False)) for r in listed
+                   if r._state() == AGAIN}
         try:
             while True:
                 ended = [r._state() != AGAIN for r in listed]
@@ -456,7 +522,8 @@ class Connection(GroupCalls, InfoCalls):
                         request._check()
                 left = None if deadline is None else max(0.0, deadline - loop.time())
                 if sum(ended) >= wanted or left == 0:
-                    return [r for r, yes in zip(listed, ended) if yes], [r for r, yes in zip(listed, ended) if not yes]
+                    return ([r for r, yes in zip(listed, ended) if yes],
+                            [r for r, yes in zip(listed, ended) if not yes])
                 _, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waiting:
@@ -467,10 +534,12 @@ class Connection(GroupCalls, InfoCalls):
         return self._start(_PUT, ref, 0, 0, timeout)
 
     def when_freed(self, what: Any, *, timeout: Optional[float] = None) -> Request:
-        """A Request that ends when the object has no hold and no transfer left on any node. Its memory may then be written again.
+        """A Request that ends when the object has no hold and no transfer left on any node. Its memory may
+        then be written again.
 
-        what: a Ref; or an array from `empty` or a view of it, which means every object that overlaps it. The producer's hold counts, and so does
-        the hold of every Ref, `what` included: free them first. If the object has already ended, the request ends at once.
+        what: a Ref; or an array from `empty` or a view of it, which means every object that overlaps it. The
+        producer's hold counts, and so does the hold of every Ref, `what` included: free them first. If the
+        object has already ended, the request ends at once.
         Errors: Invalid (an array in memory that is not from `empty`)."""
         if isinstance(what, _rdt.Ref):
             return self._start(_FREED, what, 0, 0, timeout)
@@ -484,21 +553,25 @@ class Connection(GroupCalls, InfoCalls):
         self.when_put(ref, timeout=timeout).result()
 
     def wait_freed(self, what: Any, *, timeout: Optional[float] = None) -> None:
-        """Waits for `when_freed`. Errors: TimedOut (for a Ref the message names who holds the object, as far as this user may see: `stat`)."""
+        """Waits for `when_freed`. Errors: TimedOut (for a Ref the message names who holds the object, as far
+        as this user may see: `stat`)."""
         self.when_freed(what, timeout=timeout).result()
 
     # ---- published names ----
 
-    def publish(self, name: str, what: Any, *, visible: Visible = "owner", lease: bool = False, ttl: Optional[float] = None,
+    def publish(self, name: str, what: Any, *, visible: Visible = "owner", lease: bool = False,
+                ttl: Optional[float] = None,
                 **options: Any) -> Published:
-        """Publishes an object as the next version of a name. Returns the version, 1, 2, ...: a number whose `ref` is a Ref of the name for
-        other nodes and users. The name holds the object until the next version is published or the name ends: when it is unpublished, and
+        """Publishes an object as the next version of a name. Returns the version, 1, 2, ...: a number whose
+        `ref` is a Ref of the name for other nodes and users. The name holds the object until the next version
+        is published or the name ends: when it is unpublished, and
 
-        - with `lease`, when this connection ends, so that a dead publisher is noticed: who waits for the next version gets `OwnerDied`. The
-          object must be of this node;
+        - with `lease`, when this connection ends, so that a dead publisher is noticed: who waits for the next
+          version gets `OwnerDied`. The object must be of this node;
         - with `ttl`, when nothing was published under the name for so many seconds: who waits gets `Freed`.
 
-        Each publish decides that anew. what: a Ref, or a value, which is put first (options as in `put`, with snapshot=True by default).
+        Each publish decides that anew. what: a Ref, or a value, which is put first (options as in `put`, with
+        snapshot=True by default).
         Errors: Invalid, NotFound, Freed, Denied, LimitReached, Unsupported, PeerLost."""
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl must be a number of seconds above 0, or None, not {ttl!r}")
@@ -510,36 +583,43 @@ class Connection(GroupCalls, InfoCalls):
         with self.put(what, visible=visible, **options) as ref:
             return self._publish_ref(name, ref, visible, lease, ttl)
 
-    def _publish_ref(self, name: str, ref: Any, visible: Visible, lease: bool, ttl: Optional[float]) -> Published:
+    def _publish_ref(self, name: str, ref: Any, visible: Visible, lease: bool,
+                     ttl: Optional[float]) -> Published:
         ttl_ns = 0 if ttl is None else min(max(int(ttl * 1e9), 1), 2**62)
         return Published(*self._publish(name, ref, _choice(_VISIBILITY, visible, "visible"), lease, ttl_ns))
 
     def unpublish(self, name: Union[str, _rdt.Ref]) -> None:
-        """Removes a name and its hold on the object. Requests that wait for a version end with `Freed`. Errors: NotFound, Denied, PeerLost."""
+        """Removes a name and its hold on the object. Requests that wait for a version end with `Freed`.
+        Errors: NotFound, Denied, PeerLost."""
         self._unpublish(name if isinstance(name, _rdt.Ref) else Ref.from_name(name))
 
-    def name(self, name: str, after: int = 0, *, owner: Union[str, int, None] = None, near: Optional[_rdt.Ref] = None,
+    def name(self, name: str, after: int = 0, *, owner: Union[str, int, None] = None,
+             near: Optional[_rdt.Ref] = None,
              address: Optional[str] = None) -> Ref:
-        """A Ref of the newest version above `after` of a published name, as `Ref.from_name`; owner: the user who publishes it (a login name or
-        a uid), if that is not this one. Error: Invalid (no such user)."""
+        """A Ref of the newest version above `after` of a published name, as `Ref.from_name`; owner: the user
+        who publishes it (a login name or a uid), if that is not this one. Error: Invalid (no such user)."""
         made = Ref.from_name(name, after, near=near, address=address)
         if owner is not None:
             made = self._owned(made, str(owner))
         return made
 
-    def versions(self, name: Union[str, _rdt.Ref], after: int = 0, *, owner: Union[str, int, None] = None, near: Optional[_rdt.Ref] = None,
+    def versions(self, name: Union[str, _rdt.Ref], after: int = 0, *, owner: Union[str, int, None] = None,
+                 near: Optional[_rdt.Ref] = None,
                  address: Optional[str] = None, reconnect: bool = False, **options: Any) -> Versions:
-        """Iterates over the versions of a published name above `after`: `for version, value in ...` or `async for`. Each step waits for a version
-        newer than the last one and returns the newest; versions in between are skipped.
+        """Iterates over the versions of a published name above `after`: `for version, value in ...` or `async
+        for`. Each step waits for a version newer than the last one and returns the newest; versions in
+        between are skipped.
 
-        name: the name, or a Ref of it (`publish(...).ref`). owner, near, address: see `name`. options: see `fetch`; the timeout is for each
-        version.
+        name: the name, or a Ref of it (`publish(...).ref`). owner, near, address: see `name`. options: see
+        `fetch`; the timeout is for each version.
 
-        reconnect: goes on when the publisher's node or this node's daemon is lost or restarts, or when the name ends with its publisher
-        (`lease`), instead of raising `PeerLost`, `Disconnected`, `ShuttingDown` or `OwnerDied`. It tries again, at first at once and then every
-        two seconds, until the step's timeout. If nothing was published by then it raises `TimedOut`, with the last failure as its cause. A daemon counts a name's versions from 1 again after
-        it was restarted, so versions may go down; the version that was returned last is not returned twice. If this connection is lost, the
-        iteration opens one of its own."""
+        reconnect: goes on when the publisher's node or this node's daemon is lost or restarts, or when the
+        name ends with its publisher (`lease`), instead of raising `PeerLost`, `Disconnected`, `ShuttingDown`
+        or `OwnerDied`. It tries again, at first at once and then every two seconds, until the step's timeout.
+        If nothing was published by then it raises `TimedOut`, with the last failure as its cause. A daemon
+        counts a name's versions from 1 again after it was restarted, so versions may go down; the version
+        that was returned last is not returned twice. If this connection is lost, the iteration opens one of
+        its own."""
         if not isinstance(name, _rdt.Ref):
             name = self.name(name, owner=owner, near=near, address=address)
         elif not name.is_name:
@@ -550,7 +630,8 @@ class Connection(GroupCalls, InfoCalls):
 
 
 class Published(int):
-    """The version that `Connection.publish` returned; `ref` is the Ref of the name, for other nodes and users."""
+    """The version that `Connection.publish` returned; `ref` is the Ref of the name, for other nodes and
+    users."""
 
     ref: Ref
 
@@ -564,9 +645,11 @@ class Published(int):
 
 
 class Versions(Iterator[tuple[int, Any]], AsyncIterator[tuple[int, Any]]):
-    """See Connection.versions. The iteration never ends by itself; it raises what the fetch of a version raises."""
+    """See Connection.versions. The iteration never ends by itself; it raises what the fetch of a version
+    raises."""
 
-    def __init__(self, connection: Connection, name: _rdt.Ref, after: int, reconnect: bool, options: dict[str, Any]) -> None:
+    def __init__(self, connection: Connection, name: _rdt.Ref, after: int, reconnect: bool,
+                 options: dict[str, Any]) -> None:
         self.after = after
         self._given = self._connection = connection
         self._name = name
@@ -635,7 +718,8 @@ class _Attempt:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def pause(self, error: Exception) -> float:
-        """How long to wait before the next attempt. Raises the error if no time is left, or if the program closed its connection."""
+        """How long to wait before the next attempt. Raises the error if no time is left, or if the program
+        closed its connection."""
         left = self.left()
         if self._versions._given.closed or (left is not None and left <= 0):
             raise error
@@ -644,7 +728,8 @@ class _Attempt:
         return self._pause if left is None else min(self._pause, left)
 
     def renew(self) -> None:
-        """Connects anew if the connection is lost, and finds out from where the versions are counted now. Never fails."""
+        """Connects anew if the connection is lost, and finds out from where the versions are counted now.
+        Never fails."""
         versions = self._versions
         try:
             if not versions._connection._is_alive():

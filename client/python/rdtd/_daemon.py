@@ -1,7 +1,7 @@
 """Starts a daemon for this node on demand, if the user asked for it.
 
-$RDT_START_DAEMON asks for it: its value is a list of rdtd flags, or "1" for none. Such a daemon exits when it has had no client for a minute.
-"""
+$RDT_START_DAEMON asks for it: its value is a list of rdtd flags, or "1" for none. Such a daemon exits when it
+has had no client for a minute. """
 from __future__ import annotations
 
 import fcntl
@@ -24,12 +24,14 @@ READY_SECONDS = 30.0
 
 
 def wish(flags: Sequence[str]) -> None:
-    """Makes `ensure` start a daemon from now on, in this process and in processes that inherit its environment."""
+    """Makes `ensure` start a daemon from now on, in this process and in processes that inherit its
+    environment."""
     os.environ[ASKED] = shlex.join(flags) if flags else "1"
 
 
 def ensure() -> bool:
-    """Starts a daemon if that was asked for and no daemon serves the socket. Returns when it serves; concurrent callers wait for it.
+    """Starts a daemon if that was asked for and no daemon serves the socket. Returns when it serves;
+    concurrent callers wait for it.
 
     Returns False if no daemon was asked for."""
     asked = os.environ.get(ASKED)
@@ -69,11 +71,13 @@ def _serves(path: str) -> bool:
 
 
 def _program() -> str:
-    built = Path(__file__).resolve().parent.parent.parent / "rdtd"  # in a build tree: build/release/python/rdtd
+    # In a build tree: build/release/python/rdtd.
+    built = Path(__file__).resolve().parent.parent.parent / "rdtd"
     for candidate in (os.environ.get("RDTD"), shutil.which("rdtd"), str(built)):
         if candidate and os.access(candidate, os.X_OK):
             return candidate
-    raise FileNotFoundError("found no program rdtd to start: install it in a folder of PATH, or set $RDTD to its path")
+    raise FileNotFoundError("found no program rdtd to start: install it in a folder of PATH, or set $RDTD "
+                            "to its path")
 
 
 def _runs(pid: int) -> bool:
@@ -90,11 +94,15 @@ def _start(path: str, flags: Sequence[str]) -> None:
     beside = Path(program).parent / "backends"
     if beside.is_dir() and "--backend-dir" not in flags:
         command += ["--backend-dir", str(beside)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RDTD_") and name != "NOTIFY_SOCKET"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RDTD_")
+                   and name != "NOTIFY_SOCKET"}
     log_path = path + ".log"
-    with open(log_path, "ab") as log:  # started by a shell that exits at once, because a Ray worker kills its children when it ends
-        started = subprocess.run(["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command, *flags], stdin=subprocess.DEVNULL,
-                                 stdout=subprocess.PIPE, stderr=log, env=environment, cwd="/", start_new_session=True, check=True)
+    # A shell that exits at once starts the daemon, because a Ray worker kills its children when it ends.
+    with open(log_path, "ab") as log:
+        started = subprocess.run(["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command, *flags],
+                                 stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=log, env=environment, cwd="/",
+                                 start_new_session=True, check=True)
     pid = int(started.stdout)
     deadline = time.monotonic() + READY_SECONDS
     while not _serves(path):

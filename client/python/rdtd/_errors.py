@@ -1,4 +1,5 @@
-"""Exceptions: one for each status of rdt_status.h. Each also derives from the built-in exception for such a failure."""
+"""Exceptions: one for each status of rdt_status.h. Each also derives from the built-in exception for such a
+failure."""
 from __future__ import annotations
 
 import pickle
@@ -6,14 +7,17 @@ import pickle
 from . import _rdt
 
 __all__ = [
-    "Error", "Invalid", "NoMemory", "LimitReached", "NotFound", "Exists", "Denied", "Freed", "OwnerDied", "PeerLost", "TimedOut",
-    "Cancelled", "TransportFailed", "NoPath", "Mismatch", "Unsupported", "ProtocolBroken", "Restarted", "Disconnected", "Forked",
+    "Error", "Invalid", "NoMemory", "LimitReached", "NotFound", "Exists", "Denied", "Freed", "OwnerDied",
+    "PeerLost", "TimedOut",
+    "Cancelled", "TransportFailed", "NoPath", "Mismatch", "Unsupported", "ProtocolBroken", "Restarted",
+    "Disconnected", "Forked",
     "ShuttingDown", "Busy", "SystemFailed", "Internal", "PickleRefused",
 ]
 
 
 class Error(Exception):
-    """An error of librdt. str() is one sentence that names the object. `status` is the number from rdt_status.h."""
+    """An error of librdt. str() is one sentence that names the object. `status` is the number from
+    rdt_status.h."""
 
     status: int = 0
 
@@ -32,7 +36,8 @@ class NoMemory(Error, MemoryError):
 
 
 class LimitReached(Error, MemoryError):
-    """LIMIT: the request exceeds a limit of this client or user. The message names the limit and its configuration key."""
+    """LIMIT: the request exceeds a limit of this client or user. The message names the limit and its
+    configuration key."""
 
 
 class NotFound(Error, LookupError):
@@ -116,7 +121,8 @@ class Internal(Error):
 
 
 class PickleRefused(Error, pickle.UnpicklingError):
-    """The object's structure is a pickle, and the reader does not accept pickles of this producer: see allow_pickle."""
+    """The object's structure is a pickle, and the reader does not accept pickles of this producer: see
+    allow_pickle."""
 
 
 _NAMES = {number: name for name, number in _rdt.STATUSES.items()}
@@ -130,8 +136,10 @@ def status_name(status: int) -> str:
 BY_STATUS: dict[int, type[Error]] = {
     _rdt.STATUSES[name]: cls
     for name, cls in {
-        "INVALID": Invalid, "NO_MEMORY": NoMemory, "LIMIT": LimitReached, "NOT_FOUND": NotFound, "EXISTS": Exists, "DENIED": Denied,
-        "FREED": Freed, "OWNER_DIED": OwnerDied, "PEER_LOST": PeerLost, "TIMED_OUT": TimedOut, "CANCELLED": Cancelled,
+        "INVALID": Invalid, "NO_MEMORY": NoMemory, "LIMIT": LimitReached, "NOT_FOUND": NotFound,
+        "EXISTS": Exists, "DENIED": Denied,
+        "FREED": Freed, "OWNER_DIED": OwnerDied, "PEER_LOST": PeerLost, "TIMED_OUT": TimedOut,
+        "CANCELLED": Cancelled,
         "TRANSPORT": TransportFailed, "NO_PATH": NoPath, "MISMATCH": Mismatch, "UNSUPPORTED": Unsupported,
         "PROTOCOL": ProtocolBroken, "RESTARTED": Restarted, "DISCONNECTED": Disconnected, "FORKED": Forked,
         "SHUTTING_DOWN": ShuttingDown, "BUSY": Busy, "SYSTEM": SystemFailed, "INTERNAL": Internal,

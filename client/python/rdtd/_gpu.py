@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 PROBE_BYTES = 2 << 20
 
-_allocator: Any = None  # torch's allocator object around rdt_torch_alloc and rdt_torch_free: one for each process
+# torch's allocator object around rdt_torch_alloc and rdt_torch_free: one for each process.
+_allocator: Any = None
 
 
 def _need_torch() -> Any:
@@ -21,15 +22,19 @@ def _need_torch() -> Any:
     if module is None:
         raise Unsupported("torch_pool: torch is not installed")
     if not module.cuda.is_available():
-        why = "it was built without CUDA" if module.version.cuda is None else "it finds no usable GPU (torch.cuda.is_available() is false)"
+        why = "it was built without CUDA"
+        if module.version.cuda is not None:
+            why = "it finds no usable GPU (torch.cuda.is_available() is false)"
         raise Unsupported(f"torch_pool: this torch is {module.__version__}, and {why}")
     if not hasattr(module.cuda, "MemPool") or not hasattr(module.cuda, "use_mem_pool"):
-        raise Unsupported(f"torch_pool: torch {module.__version__} has no torch.cuda.use_mem_pool; it needs torch 2.6 or later")
+        raise Unsupported(f"torch_pool: torch {module.__version__} has no torch.cuda.use_mem_pool; it needs "
+                          "torch 2.6 or later")
     return module
 
 
 class TorchPools:
-    """One MemPool for each GPU. Its blocks are memory of the connection, which torch keeps and reuses for later tensors."""
+    """One MemPool for each GPU. Its blocks are memory of the connection, which torch keeps and reuses for
+    later tensors."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -38,9 +43,11 @@ class TorchPools:
     def _pool(self, module: Any, gpu: int) -> Any:
         global _allocator
         if gpu not in self._pools:
-            _rdt.Memory(self._connection, PROBE_BYTES, None, ("cuda", self._connection._gpu(gpu)))  # raises the daemon's reason if it cannot allocate there
+            # This raises the daemon's reason if it cannot allocate there.
+            _rdt.Memory(self._connection, PROBE_BYTES, None, ("cuda", self._connection._gpu(gpu)))
             if _allocator is None:
-                _allocator = module.cuda.memory.CUDAPluggableAllocator(_rdt.__file__, "rdt_torch_alloc", "rdt_torch_free")
+                _allocator = module.cuda.memory.CUDAPluggableAllocator(_rdt.__file__, "rdt_torch_alloc",
+                                                                       "rdt_torch_free")
             self._pools[gpu] = module.cuda.MemPool(_allocator.allocator())
         return self._pools[gpu]
 

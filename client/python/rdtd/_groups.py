@@ -19,7 +19,8 @@ class Member(NamedTuple):
     node: Optional[str] = None
     """Its node: "host:port", a name in the nodes file, or the node's uuid in hex; None: this node."""
     device: Optional[str] = None
-    """The uuid of the GPU of its node that its tensors are on, for transports that move GPU memory; None: host memory."""
+    """The uuid of the GPU of its node that its tensors are on, for transports that move GPU memory; None:
+    host memory."""
 
 
 class Group(NamedTuple):
@@ -45,26 +46,33 @@ def _member(one: Any) -> tuple[str, Optional[str], Optional[str]]:
 class GroupCalls(_rdt.Conn):
     """The part of Connection that deals with groups."""
 
-    def create_group(self, name: str, transport: str, members: Sequence[Union[str, Member, tuple[Any, ...]]], *,
+    def create_group(self, name: str, transport: str, members: Sequence[Union[str, Member, tuple[Any, ...]]],
+                     *,
                      timeout: Optional[float] = None) -> None:
-        """Forms a group of the members, in rank order. All of them must be connected now, as clients of this user. Returns when every member's node
-        is ready; after an error there is no group. The group lasts until it is destroyed or the daemon of this node ends, whoever created it.
-        When a node is lost or the transport fails, the group is rebuilt without further calls.
+        """Forms a group of the members, in rank order. All of them must be connected now, as clients of this
+        user. Returns when every member's node is ready; after an error there is no group. The group lasts
+        until it is destroyed or the daemon of this node ends, whoever created it. When a node is lost or the
+        transport fails, the group is rebuilt without further calls.
 
-        name: 1 to 64 bytes. transport: "gloo", "nccl", or another that needs groups. members: 2 to 1,024, each a Member, a tuple with the same
-        fields, or the name of a client of this node. timeout: seconds until every member's node must be connected; None: a minute. Ctrl-C is
-        handled after the call has ended.
-        Errors: Exists (the name), NotFound (a member is not connected), Unsupported (the transport is not loaded, not available, or needs no
-        group), Invalid (fewer than two members, or a member twice), PeerLost, TransportFailed, TimedOut, LimitReached."""
+        name: 1 to 64 bytes. transport: "gloo", "nccl", or another that needs groups. members: 2 to 1,024,
+        each a Member, a tuple with the same fields, or the name of a client of this node. timeout: seconds
+        until every member's node must be connected; None: a minute. Ctrl-C is handled after the call has
+        ended.
+        Errors: Exists (the name), NotFound (a member is not connected), Unsupported (the transport is not
+        loaded, not available, or needs no group), Invalid (fewer than two members, or a member twice),
+        PeerLost, TransportFailed, TimedOut, LimitReached."""
         self._group_create(name, transport, [_member(one) for one in members], timeout)
 
-    async def create_group_async(self, name: str, transport: str, members: Sequence[Union[str, Member, tuple[Any, ...]]], *,
+    async def create_group_async(self, name: str, transport: str,
+                                 members: Sequence[Union[str, Member, tuple[Any, ...]]], *,
                                  timeout: Optional[float] = None) -> None:
         """Like `create_group`, for event loops: a thread of the loop's executor waits."""
-        await asyncio.get_running_loop().run_in_executor(None, partial(self.create_group, name, transport, members, timeout=timeout))
+        await asyncio.get_running_loop().run_in_executor(None, partial(self.create_group, name, transport,
+                                                                       members, timeout=timeout))
 
     def destroy_group(self, name: str) -> None:
-        """Destroys a group for all its members. Its transfers fail. Errors: NotFound, TransportFailed, PeerLost."""
+        """Destroys a group for all its members. Its transfers fail. Errors: NotFound, TransportFailed,
+        PeerLost."""
         self._group_destroy(name)
 
     def groups(self) -> list[Group]:
@@ -72,12 +80,14 @@ class GroupCalls(_rdt.Conn):
         return [Group(*one) for one in self._groups()]
 
     def when_broadcast(self, ref: _rdt.Ref, group: str, *, timeout: Optional[float] = None) -> Request:
-        """A Request that ends when every other node of the group has a replica of the snapshot. The replica serves fetches on its node in constant
-        time, until the object ends or the daemon evicts it. ref: a snapshot on this node. timeout: seconds; None: no limit.
+        """A Request that ends when every other node of the group has a replica of the snapshot. The replica
+        serves fetches on its node in constant time, until the object ends or the daemon evicts it. ref: a
+        snapshot on this node. timeout: seconds; None: no limit.
 
-        Errors, from the request: Invalid (the object is live), Unsupported (the object is on another node, or in memory that the transport cannot
-        read), NotFound (the object, or the group on this node), Denied, Freed, NoPath (the group is down), PeerLost (names the node; the other
-        nodes keep their replicas), TransportFailed, LimitReached, NoMemory, TimedOut."""
+        Errors, from the request: Invalid (the object is live), Unsupported (the object is on another node, or
+        in memory that the transport cannot read), NotFound (the object, or the group on this node), Denied,
+        Freed, NoPath (the group is down), PeerLost (names the node; the other nodes keep their replicas),
+        TransportFailed, LimitReached, NoMemory, TimedOut."""
         return self._broadcast(ref, group, timeout)
 
     def broadcast(self, ref: _rdt.Ref, group: str, *, timeout: Optional[float] = None) -> None:

@@ -9,54 +9,56 @@ from . import _rdt
 class InfoCalls(_rdt.Conn):
     """The part of Connection that describes.
 
-    A connection sees what belongs to its user (and tenant) and what is visible to it; root and the daemon's own user
-    see everything. All times are in seconds. Ids and names are text as rdtctl shows it: a byte that does not print, a
-    space and "%" are %XX."""
+    A connection sees what belongs to its user (and tenant) and what is visible to it; root and the daemon's
+    own user see everything. All times are in seconds. Ids and names are text as rdtctl shows it: a byte that
+    does not print, a space and "%" are %XX."""
 
     def stat(self, ref: _rdt.Ref) -> dict[str, Any]:
         """Describes an object, on this node or another, and who holds it, as a dict:
 
-        ref; state ("awaited", "filling", "live", "draining"); bytes; tensors; metadata_bytes; holds, pins, waiters
-        (numbers); age; ttl_left (-1: no limit); snapshot; detached; and holders, a list of dicts: kind ("producer",
-        "detached", "reader", "hold", "node", "name", "in transit", "transfer", "pins", "replica", "replica being
-        filled", "others": see rdt_info.h), count (of holds), client, client_name, pid and uid of a client of the
-        object's node, node and node_uuid of another node, name and version of a published name, and sentence, which
-        says all that for people. The object's user and root see all holders, at most 32; others see their own clients
-        and one row "others" with a count. Errors: NotFound, Freed, Denied, PeerLost."""
+        ref; state ("awaited", "filling", "live", "draining"); bytes; tensors; metadata_bytes; holds, pins,
+        waiters (numbers); age; ttl_left (-1: no limit); snapshot; detached; and holders, a list of dicts:
+        kind ("producer", "detached", "reader", "hold", "node", "name", "in transit", "transfer", "pins",
+        "replica", "replica being filled", "others": see rdt_info.h), count (of holds), client, client_name,
+        pid and uid of a client of the object's node, node and node_uuid of another node, name and version of
+        a published name, and sentence, which says all that for people. The object's user and root see all
+        holders, at most 32; others see their own clients and one row "others" with a count. Errors: NotFound,
+        Freed, Denied, PeerLost."""
         return self._stat(ref)
 
     def objects(self, *, prefix: Optional[str] = None,
                 state: Optional[Literal["awaited", "filling", "live", "draining"]] = None, client: int = 0,
                 limit: int = 0) -> list[dict[str, Any]]:
-        """Lists the objects of this node, those that somebody waits for included, as dicts: the keys of `stat` without
-        holders, and id; owner (uid, tenant); visible ("owner", "tenant", "all"); transport (preferred, or "");
-        producer (session).
+        """Lists the objects of this node, those that somebody waits for included, as dicts: the keys of
+        `stat` without holders, and id; owner (uid, tenant); visible ("owner", "tenant", "all"); transport
+        (preferred, or ""); producer (session).
 
-        prefix: only ids that begin with it. state: only objects in that state. client: only objects that this session
-        (`node["session"]`) has put. limit: at most so many; 0: all. Objects that come and go meanwhile can be missing
-        or listed twice."""
+        prefix: only ids that begin with it. state: only objects in that state. client: only objects that this
+        session (`node["session"]`) has put. limit: at most so many; 0: all. Objects that come and go
+        meanwhile can be missing or listed twice."""
         return self._objects(prefix, state, client, limit)
 
     def names(self, *, prefix: Optional[str] = None, limit: int = 0) -> list[dict[str, Any]]:
-        """Lists the names that are published on this node, as dicts: name; version (the newest); object (its Ref; None
-        if it was freed by force); bytes; waiters (requests for a later version); owner (uid, tenant); visible; age (of
-        the version); lease (the session that the name ends with; 0: none); ttl_left (-1: no limit). Filters as in
-        `objects`."""
+        """Lists the names that are published on this node, as dicts: name; version (the newest); object (its
+        Ref; None if it was freed by force); bytes; waiters (requests for a later version); owner (uid,
+        tenant); visible; age (of the version); lease (the session that the name ends with; 0: none); ttl_left
+        (-1: no limit). Filters as in `objects`."""
         return self._names(prefix, limit)
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Lists the other nodes that the daemon knows, as dicts: uuid, boot_id and version ("": never reached); name;
-        address; state ("idle", "connecting", "up", "backoff"); rtt (0: unknown); since; retry_in (0: no attempt is
-        due); transfers_in, transfers_out (running); bytes_in, bytes_out; fell_back (transfers that took a slower
-        transport than both nodes have); last_error; transports, a list of dicts: name, usable, path (of the bytes),
-        why (not usable)."""
+        """Lists the other nodes that the daemon knows, as dicts: uuid, boot_id and version ("": never
+        reached); name; address; state ("idle", "connecting", "up", "backoff"); rtt (0: unknown); since;
+        retry_in (0: no attempt is due); transfers_in, transfers_out (running); bytes_in, bytes_out; fell_back
+        (transfers that took a slower transport than both nodes have); last_error; transports, a list of
+        dicts: name, usable, path (of the bytes), why (not usable)."""
         return self._nodes()
 
     def status(self) -> dict[str, Any]:
-        """Describes the daemon: version, node and boot_id (hex), state ("serving", "draining"), address, socket, pid,
-        uptime, backends (a list of names), and counters: clients, objects, regions, memory_bytes, memory_limit_bytes,
-        pool_bytes, pool_hits, pool_misses, cached_bytes, cache_hits, orphaned_bytes, replicas, replica_bytes, nodes_up,
-        nodes_known, transfers_active, transfers_done, transfers_failed, transfers_cancelled, transfers_timed_out,
-        bytes_in, bytes_out, bytes_local, fetches_joined, fetches_from_replicas, redirected, fell_back, busy_polls,
-        busy_polls_missed. rdt_info.h says what each counts."""
+        """Describes the daemon: version, node and boot_id (hex), state ("serving", "draining"), address,
+        socket, pid, uptime, backends (a list of names), and counters: clients, objects, regions,
+        memory_bytes, memory_limit_bytes, pool_bytes, pool_hits, pool_misses, cached_bytes, cache_hits,
+        orphaned_bytes, replicas, replica_bytes, nodes_up, nodes_known, transfers_active, transfers_done,
+        transfers_failed, transfers_cancelled, transfers_timed_out, bytes_in, bytes_out, bytes_local,
+        fetches_joined, fetches_from_replicas, redirected, fell_back, busy_polls, busy_polls_missed.
+        rdt_info.h says what each counts."""
         return self._status()

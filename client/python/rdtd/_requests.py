@@ -41,27 +41,32 @@ MODES = {"auto": 0, "share": 1, "copy": 2, "cow": 3}
 class Ref(_rdt.Ref):
     """The portable name of an object, or of the versions that are published under a name.
 
-    `Ref("rdt:...")` parses one from text, and str() writes it. It pickles, hashes and compares as a plain value, so any channel can carry it.
+    `Ref("rdt:...")` parses one from text, and str() writes it. It pickles, hashes and compares as a plain
+    value, so any channel can carry it.
 
-    A Ref may hold its object. The hold ends when that Ref is deleted, when `free()` or `drop()` is called, when its `with` block ends, or when its
-    connection ends.
+    A Ref may hold its object. The hold ends when that Ref is deleted, when `free()` or `drop()` is called,
+    when its `with` block ends, or when its connection ends.
 
-    - The Ref that `put` returned holds the object as its producer. An object that was put under an id of your choice is held by the connection,
-      since others know it by that id; `free()` and `drop()` end that hold too.
-    - A Ref of one object that is unpickled takes a hold of its own at once, on this node or another. It uses the oldest open connection of the
-      process or, if none is open yet, the first connection that fetches with the Ref. All unpickled Refs of one object in a process share one
-      hold. Unpickling waits for it for at most one second and never fails: if the object has ended, or this user may not fetch it, the fetch
-      raises `Freed` or `Denied`. `holds` tells whether the Ref has the hold. `Connection.hold` takes a hold or raises why it cannot.
-    - A Ref made from text, from a name or from an id, and a Ref that a call returned as information, has no hold until `Connection.hold`.
+    - The Ref that `put` returned holds the object as its producer. An object that was put under an id of your
+      choice is held by the connection, since others know it by that id; `free()` and `drop()` end that hold
+      too.
+    - A Ref of one object that is unpickled takes a hold of its own at once, on this node or another. It uses
+      the oldest open connection of the process or, if none is open yet, the first connection that fetches
+      with the Ref. All unpickled Refs of one object in a process share one hold. Unpickling waits for it for
+      at most one second and never fails: if the object has ended, or this user may not fetch it, the fetch
+      raises `Freed` or `Denied`. `holds` tells whether the Ref has the hold. `Connection.hold` takes a hold
+      or raises why it cannot.
+    - A Ref made from text, from a name or from an id, and a Ref that a call returned as information, has no
+      hold until `Connection.hold`.
 
-    Handing a Ref on: pickling a Ref that holds its object gives the object a grace period (`put(grace=)`, 10 seconds): the daemon holds it until
-    the other process has unpickled the Ref and holds the object itself, or until the time is over, whatever becomes of this Ref and this
-    process. So `return c.put(x)` in a pool's worker and `queue.put(c.put(x))` just work. Each pickling is for one receiver. The grace period
-    is for objects of this user, on this node or another; for another node's object, pickling makes a round trip to that node. If the Ref may be
-    longer on its way, keep yours, or put with `detached=True` and a `ttl`.
-    `keep()` passes the hold to the connection.
-    A fetched value holds its memory by itself, whatever happens to the Ref.
-    """
+    Handing a Ref on: pickling a Ref that holds its object gives the object a grace period (`put(grace=)`, 10
+    seconds): the daemon holds it until the other process has unpickled the Ref and holds the object itself,
+    or until the time is over, whatever becomes of this Ref and this process. So `return c.put(x)` in a pool's
+    worker and `queue.put(c.put(x))` just work. Each pickling is for one receiver. The grace period is for
+    objects of this user, on this node or another; for another node's object, pickling makes a round trip to
+    that node. If the Ref may be longer on its way, keep yours, or put with `detached=True` and a `ttl`.
+    `keep()` passes the hold to the connection. A fetched value holds its memory by itself, whatever happens
+    to the Ref. """
 
     __slots__ = ()
 
@@ -90,7 +95,8 @@ class Ref(_rdt.Ref):
             if shared is not None and shared._state() in (OK, AGAIN):
                 self._hold = shared
                 try:
-                    connection._start(TAKE_OVER, self, 0, 0, None, HOLD_SECONDS)  # ends the hold in transit, and ends itself
+                    # This ends the hold in transit, and then ends itself.
+                    connection._start(TAKE_OVER, self, 0, 0, None, HOLD_SECONDS)
                 except Error:
                     pass  # the grace period ends it
                 return
@@ -104,18 +110,20 @@ class Ref(_rdt.Ref):
 
     @property
     def holds(self) -> bool:
-        """Whether this Ref holds the object: put returned it, or it took a hold later. A hold that was refused, or that ended with its
-        connection, does not count. If the daemon has not yet answered, this waits for at most one second and then returns False; it returns
-        True once the daemon has answered."""
+        """Whether this Ref holds the object: put returned it, or it took a hold later. A hold that was
+        refused, or that ended with its connection, does not count. If the daemon has not yet answered, this
+        waits for at most one second and then returns False; it returns True once the daemon has answered."""
         hold = self._hold
         if hold is not None:
             _settle(hold)
         return super().holds
 
     def keep(self) -> Ref:
-        """Passes the hold to the connection: the object outlives this Ref, until a process frees it or the connection ends. Returns the Ref."""
+        """Passes the hold to the connection: the object outlives this Ref, until a process frees it or the
+        connection ends. Returns the Ref."""
         hold = self._hold
-        if hold is not None and self.holds:  # the hold may be shared with other Refs: the connection needs one of its own
+        # The hold may be shared with other Refs: the connection needs one of its own.
+        if hold is not None and self.holds:
             own = hold.connection._start(HOLD, self, 0, 0, None, HOLD_SECONDS)
             if own._state() == OK:
                 self._hold = own
@@ -123,15 +131,17 @@ class Ref(_rdt.Ref):
 
     @classmethod
     def from_id(cls, id: str | bytes) -> Ref:
-        """A Ref of the object that this user has put, or will put, under this id on this node. A fetch waits until it is put."""
+        """A Ref of the object that this user has put, or will put, under this id on this node. A fetch waits
+        until it is put."""
         return cls._from_id(id)
 
     @classmethod
-    def from_name(cls, name: str, after: int = 0, *, near: Optional[_rdt.Ref] = None, address: Optional[str] = None) -> Ref:
+    def from_name(cls, name: str, after: int = 0, *, near: Optional[_rdt.Ref] = None,
+                  address: Optional[str] = None) -> Ref:
         """A Ref of the newest version above `after` of a published name. A fetch waits for such a version.
 
-        near: any Ref of an object on the node that has the name. address: that node's "host:port" or its name in the nodes file. Neither: this
-        node."""
+        near: any Ref of an object on the node that has the name. address: that node's "host:port" or its name
+        in the nodes file. Neither: this node."""
         made = cls._from_name(name, after, near)
         return made.at(address) if address is not None else made
 
@@ -139,8 +149,10 @@ class Ref(_rdt.Ref):
         if not self.is_name:
             what = f"object {self.id.decode('utf-8', 'backslashreplace')}"
         else:
-            what = f"name {self.id.decode('utf-8', 'backslashreplace')}" + (f" after version {self.after}" if self.after else "")
-        return f"<{type(self).__name__} of {what}{' at ' + self.address if self.address else ''}{', holds it' if super().holds else ''}>"
+            what = f"name {self.id.decode('utf-8', 'backslashreplace')}" + (f" after version {self.after}"
+                                                                            if self.after else "")
+        where = f" at {self.address}" if self.address else ""
+        return f"<{type(self).__name__} of {what}{where}{', holds it' if super().holds else ''}>"
 
     def __copy__(self) -> Ref:
         """A copy in this process, with a hold of its own: no pickle, so no grace period."""
@@ -205,7 +217,8 @@ class Fetched:
 
 
 class Request(_rdt.Request):
-    """A fetch, a wait or a hold that was started. `await` it or call `result()`; wait for several with `Connection.wait`.
+    """A fetch, a wait or a hold that was started. `await` it or call `result()`; wait for several with
+    `Connection.wait`.
 
     Deleting a Request cancels it. Cancelling a task that awaits it cancels it too."""
 
@@ -213,28 +226,35 @@ class Request(_rdt.Request):
 
     def __repr__(self) -> str:
         how: Union[How, Held, None] = self._how
-        what = f"fetch of {how.again[0]!r}" if isinstance(how, How) else f"hold of {how.ref!r}" if how else "wait"
+        what = "wait"
+        if isinstance(how, How):
+            what = f"fetch of {how.again[0]!r}"
+        elif how is not None:
+            what = f"hold of {how.ref!r}"
         state = self._state()
         said = "running" if state == AGAIN else "done" if state == OK else f"ended with {status_name(state)}"
         return f"<rdtd.Request: {what}, {said}>"
 
     def done(self) -> bool:
-        """Whether the request has ended, with a result or an error. Reads the daemon's answers; never blocks."""
+        """Whether the request has ended, with a result or an error. Reads the daemon's answers; never
+        blocks."""
         if self._state() == AGAIN:
             self.connection.dispatch()
         return self._state() != AGAIN
 
     def result(self, timeout: Optional[float] = None) -> Any:
-        """Waits for the request and returns its result: the value of a fetch (or `into`), the holding Ref of a hold, None for a wait.
+        """Waits for the request and returns its result: the value of a fetch (or `into`), the holding Ref of
+        a hold, None for a wait.
 
-        timeout: seconds to wait; None: until the request's own deadline. Raises the error of the request, or TimedOut if it is still running
-        after `timeout` (the request then goes on)."""
+        timeout: seconds to wait; None: until the request's own deadline. Raises the error of the request, or
+        TimedOut if it is still running after `timeout` (the request then goes on)."""
         self._wait(timeout)
         how: Union[How, Held, None] = self._how
         return self._ref(how) if isinstance(how, Held) else None if how is None else self._value(how)
 
     def fetched(self, timeout: Optional[float] = None) -> Fetched:
-        """Like `result` of a fetch, but returns a Fetched, which also has the path, the version and the bytes moved."""
+        """Like `result` of a fetch, but returns a Fetched, which also has the path, the version and the bytes
+        moved."""
         self._wait(timeout)
         how: How = self._how
         brought = self._take()
@@ -296,8 +316,9 @@ class Request(_rdt.Request):
 
     @staticmethod
     def _tensors(how: How, brought: _rdt.Object) -> list[_rdt.Tensor]:
-        """Whether an array can be written shall not depend on where its object lies, nor on its size: without a mode it is read-only, also where
-        its memory is this process's own. (Of torch's tensors it is not: they ignore this.)"""
+        """Whether an array can be written shall not depend on where its object lies, nor on its size: without
+        a mode it is read-only, also where its memory is this process's own. (Of torch's tensors it is not:
+        they ignore this.)"""
         return brought.tensors(how.into is None and how.mode in (None, "auto"))
 
     def _tell(self, how: How, brought: _rdt.Object) -> Fetched:
@@ -306,10 +327,12 @@ class Request(_rdt.Request):
         value = how.into if how.into is not None else self._read(how, brought, Layout(metadata, tensors))
         return Fetched(value, tensors=tensors, metadata=metadata, **brought.info())
 
-    # torch has no read-only tensors, and a write to one would crash the process. So torch gets private pages, unless the caller asked to share.
+    # torch has no read-only tensors, and a write to one would crash the process. So torch gets private pages,
+    # unless the caller asked to share.
 
     def _needs_cow(self, how: How, brought: _rdt.Object) -> bool:
-        if how.mode is not None or how.into is not None or brought.writable or how.as_ not in ("auto", "torch"):
+        if how.mode is not None or how.into is not None or brought.writable or how.as_ not in ("auto",
+                                                                                               "torch"):
             return False
         metadata = brought.metadata
         return how.as_ == "torch" or bool(metadata) and Layout(metadata, brought.tensors()).has_torch

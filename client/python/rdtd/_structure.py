@@ -1,12 +1,14 @@
-"""Encodes nested values as objects: their tensors become the object's tensors, and the rest becomes its metadata.
+"""Encodes nested values as objects: their tensors become the object's tensors, and the rest becomes its
+metadata.
 
 The first bytes of the metadata tell which of three forms it has:
-- a safetensors header, for a dict of tensors. `rdtctl fetch` writes such an object as a safetensors file, and files that `rdtctl put` reads are
-  fetched as dicts.
-- {"rdt": 1, "form": "tree", ...}: JSON that refers to tensors by number, for dicts, lists, tuples, strings, numbers and bytes.
-- {"rdt": 1, "form": "pickle", ...}: a pickle that refers to tensors by number, for everything else.
-A single tensor has no metadata, or only a note that it was a torch tensor. Long text is stored as one more tensor after the others ("tail").
-"""
+- a safetensors header, for a dict of tensors. `rdtctl fetch` writes such an object as a safetensors file, and
+  files that `rdtctl put` reads are fetched as dicts.
+- {"rdt": 1, "form": "tree", ...}: JSON that refers to tensors by number, for dicts, lists, tuples, strings,
+  numbers and bytes.
+- {"rdt": 1, "form": "pickle", ...}: a pickle that refers to tensors by number, for everything else. A single
+  tensor has no metadata, or only a note that it was a torch tensor. Long text is stored as one more tensor
+  after the others ("tail"). """
 from __future__ import annotations
 
 import io
@@ -31,7 +33,8 @@ _ONE_OF_TORCH = b'{"rdt":1,"kinds":"t"}\n'  # the metadata of a single torch ten
 class Encoded(NamedTuple):
     tensors: list[Any]
     metadata: bytes
-    names: Optional[list[str]]  # JSON strings for a safetensors header that `metadata` completes; None: another form
+    # JSON strings for a safetensors header that `metadata` completes; None: another form.
+    names: Optional[list[str]]
     has_torch: bool
 
 
@@ -40,7 +43,8 @@ class _NotPlain(Exception):
 
 
 def encode(value: Any, allow_pickle: bool) -> Encoded:
-    """Encodes a value. Raises TypeError, which names the part, if it needs a pickle and allow_pickle is False."""
+    """Encodes a value. Raises TypeError, which names the part, if it needs a pickle and allow_pickle is
+    False."""
     kind = kind_of(value)
     if kind == "t":
         return Encoded([value], _ONE_OF_TORCH, None, True)
@@ -64,7 +68,8 @@ def encode_nested(value: Any, allow_pickle: bool) -> Encoded:
         _Pickler(out, tensors, kinds).dump(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         where, part = _unpicklable(value, "value")
-        raise TypeError(f"put: {where}, a {_type_name(part)}, is no tensor and cannot be pickled: {error}") from error
+        what = f"{where}, a {_type_name(part)}"
+        raise TypeError(f"put: {what}, is no tensor and cannot be pickled: {error}") from error
     return _pack("pickle", out.getvalue(), tensors, kinds)
 
 
@@ -100,7 +105,8 @@ def _place_of(leaf: Any, value: Any, where: str, depth: int = 0) -> Optional[str
         return where
     if depth == 32:
         return None
-    return next((found for inner, part in _parts(value, where) if (found := _place_of(leaf, part, inner, depth + 1))), None)
+    return next((found for inner, part in _parts(value, where)
+                 if (found := _place_of(leaf, part, inner, depth + 1))), None)
 
 
 def refused(error: Exception, value: Any, tensors: list[Any]) -> Exception:
@@ -110,8 +116,10 @@ def refused(error: Exception, value: Any, tensors: list[Any]) -> Exception:
         return error
     leaf = tensors[int(found[1])]
     layout = str(getattr(leaf, "layout", "torch.strided"))
-    why = found[2] if layout == "torch.strided" else f"it has the layout {layout}: put its parts, or its to_dense()"
-    if layout == "torch.strided" and not isinstance(error, TypeError):
+    why = found[2]
+    if layout != "torch.strided":
+        why = f"it has the layout {layout}: put its parts, or its to_dense()"
+    elif not isinstance(error, TypeError):
         return error
     return TypeError(f"put: tensor {found[1]}, {_place_of(leaf, value, 'value') or 'inside a pickle'}: {why}")
 
@@ -146,7 +154,8 @@ def _encode_flat(value: Any) -> Optional[Encoded]:
         kinds.append(kind)
     said = _shorten(kinds)
     more = {"rdt": said} if cls is dict else {"rdt": said, "rdt.type": "OrderedDict"}
-    return Encoded(list(value.values()), b',"__metadata__":' + json.dumps(more).encode() + b"\0", names, "t" in said)
+    return Encoded(list(value.values()), b',"__metadata__":' + json.dumps(more).encode() + b"\0", names,
+                   "t" in said)
 
 
 _SCALARS = frozenset((str, int, bool, type(None)))
@@ -257,7 +266,8 @@ def _kinds_of(names: list[str], more: dict[str, Any]) -> _Names:
 
 
 def _by_name(head: dict[str, Any], tensors: list[_rdt.Tensor]) -> Optional[_Names]:
-    """The names in the order of the tensors, the kinds and the dict type, if this is a safetensors header for these tensors; otherwise None."""
+    """The names in the order of the tensors, the kinds and the dict type, if this is a safetensors header for
+    these tensors; otherwise None."""
     more = head.pop("__metadata__", {})
     if not isinstance(more, dict) or len(head) != len(tensors):
         return None
@@ -328,7 +338,8 @@ class Layout:
         if as_ == "list":
             return self.leaves("auto")
         if self.form == "pickle" and not may_unpickle:
-            raise PickleRefused("the object's structure is a pickle, which can run any code of its producer: pass allow_pickle=True if you "
+            raise PickleRefused("the object's structure is a pickle, which can run any code of its "
+                                "producer: pass allow_pickle=True if you "
                                 "trust the producer, or as_=\"list\" for the tensors alone")
         leaves = self.leaves(as_)
         if self.form == "names":
@@ -347,7 +358,8 @@ def bare(tensors: list[_rdt.Tensor]) -> Any:
 
 
 def flatten(value: Any) -> list[Any]:
-    """The tensors of a nested value, in the order of put. Raises TypeError if the value contains anything else."""
+    """The tensors of a nested value, in the order of put. Raises TypeError if the value contains anything
+    else."""
     if kind_of(value):
         return [value]
     if isinstance(value, dict):

@@ -1,19 +1,23 @@
-"""Ray Direct Transport over rdtd: `tensor_transport="rdtd"` for torch tensors, `"rdtd_numpy"` for numpy arrays.
+"""Ray Direct Transport over rdtd: `tensor_transport="rdtd"` for torch tensors, `"rdtd_numpy"` for numpy
+arrays.
 
     import ray, rdtd.ray
 
     rdtd.ray.register(hooked=True)                         # before the actors are created; twice is harmless
-    ray.init(runtime_env={"worker_process_setup_hook": "rdtd.ray.register"})  # also for actors that restart: see register
+    # The hook is for actors that restart: see register.
+    ray.init(runtime_env={"worker_process_setup_hook": "rdtd.ray.register"})
 
     @ray.remote
     class Trainer:
         @ray.method(tensor_transport="rdtd")
         def weights(self): return self.model.state_dict()
 
-The return value of a task, or ray.put(..., _tensor_transport="rdtd"), becomes an object of the node's daemon, held by the process that made it.
-Readers on the node map it privately (copy on write), in constant time; for other nodes the daemons move it. The tensors are copied into the
-daemon's memory when the object is made, so the producer may write to them afterwards. Tensors from `rdtd.default().empty(...)` are not copied and
-stay live, as with Ray's own transports. A transfer that fails or stalls raises an error in its reader and never kills an actor.
+The return value of a task, or ray.put(..., _tensor_transport="rdtd"), becomes an object of the node's daemon,
+held by the process that made it. Readers on the node map it privately (copy on write), in constant time; for
+other nodes the daemons move it. The tensors are copied into the daemon's memory when the object is made, so
+the producer may write to them afterwards. Tensors from `rdtd.default().empty(...)` are not copied and stay
+live, as with Ray's own transports. A transfer that fails or stalls raises an error in its reader and never
+kills an actor.
 
 Ray's interface is alpha; this module follows it from Ray 2.56 on.
 """
@@ -43,8 +47,8 @@ from ._requests import MODES, Ref, Request
 __all__ = ["register", "RdtdTransport", "RdtdNumpyTransport"]
 
 _SNAPSHOT_UNLESS_OURS = 0x10000  # transfer.c
-# A transfer's deadline, as a fraction of Ray's. It must be earlier: an error that arrives after the task gave up would hit the next task that gets
-# the object.
+# A transfer's deadline, as a fraction of Ray's. It must be earlier: an error that arrives after the task gave
+# up would hit the next task that gets the object.
 SOONER = 0.8
 PATIENCE = 0.02  # seconds that a receive waits before it can be aborted; most transfers end sooner
 HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"  # set in workers that have a setup hook
@@ -53,17 +57,20 @@ HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"  # set in workers that
 def register(start_daemon: Union[bool, Sequence[str]] = False, *, hooked: bool = False) -> None:
     """Registers the transports with Ray in this process. A second call does nothing.
 
-    A call in the driver, before it creates actors, is enough for those actors: Ray passes the transports on to every actor that it creates. Ray
-    does not reach actors that restart, nor processes that got a handle or a ref from elsewhere and call a method with such a transport
-    themselves. For them, name this function as the setup hook of all workers,
-    `ray.init(runtime_env={"worker_process_setup_hook": "rdtd.ray.register"})` (it imports torch in each worker, if torch is installed), or call
-    it in the actor's `__init__`. A process that only receives needs neither.
+    A call in the driver, before it creates actors, is enough for those actors: Ray passes the transports on
+    to every actor that it creates. Ray does not reach actors that restart, nor processes that got a handle or
+    a ref from elsewhere and call a method with such a transport themselves. For them, name this function as
+    the setup hook of all workers, `ray.init(runtime_env={"worker_process_setup_hook": "rdtd.ray.register"})`
+    (it imports torch in each worker, if torch is installed), or call it in the actor's `__init__`. A process
+    that only receives needs neither.
 
-    hooked: pass True in the driver if all workers have that hook. Ray then passes nothing on, so its first call of an actor does not wait for the
-    actor's background thread, which can be busy for long, or for ever if it waits for the caller. Workers detect the hook by themselves.
-    start_daemon: if no daemon serves the socket ($RDT_SOCKET, else /run/rdtd/rdtd.sock, else one in this user's folder below the temporary
-    folder), start one, with these flags if it is a list of rdtd flags. It exits when it has had no client for a minute. Processes that this
-    one starts, Ray's workers included, do the same ($RDT_START_DAEMON).
+    hooked: pass True in the driver if all workers have that hook. Ray then passes nothing on, so its first
+    call of an actor does not wait for the actor's background thread, which can be busy for long, or for ever
+    if it waits for the caller. Workers detect the hook by themselves.
+    start_daemon: if no daemon serves the socket ($RDT_SOCKET, else /run/rdtd/rdtd.sock, else one in this
+    user's folder below the temporary folder), start one, with these flags if it is a list of rdtd flags. It
+    exits when it has had no client for a minute. Processes that this one starts, Ray's workers included, do
+    the same ($RDT_START_DAEMON).
     Errors: SystemFailed, FileNotFoundError (the program rdtd was not found)."""
     if start_daemon:
         wish(() if start_daemon is True else tuple(start_daemon))
@@ -108,7 +115,8 @@ def _failed(what: str, error: BaseException) -> BaseException:
 # ---- metadata ----
 
 class _Shapes(list):
-    """A list of (shape, dtype) that is pickled as runs of equal entries: ten thousand equal tensors are one entry."""
+    """A list of (shape, dtype) that is pickled as runs of equal entries: ten thousand equal tensors are one
+    entry."""
 
     def __reduce__(self) -> Any:
         return _shapes_from, ([(shape, dtype, sum(1 for _ in run)) for (shape, dtype), run in groupby(self)],)
@@ -142,8 +150,8 @@ class RdtdCommunicator(CommunicatorMetadata):
 
 @dataclass
 class RdtdFetchRequest(FetchRequest):
-    """request: None if there is nothing to fetch, or it was fetched. Deleting this object cancels the request. aborted: the transfer was aborted,
-    perhaps before the request existed."""
+    """request: None if there is nothing to fetch, or it was fetched. Deleting this object cancels the
+    request. aborted: the transfer was aborted, perhaps before the request existed."""
 
     request: Optional[Request] = field(default=None, repr=False)
     into: Optional[list[Any]] = field(default=None, repr=False)
@@ -169,7 +177,8 @@ class RdtdTransport(TensorTransportManager):
         self._held: dict[str, Ref] = {}  # by object id: what this process put
         self._running: weakref.WeakValueDictionary[str, RdtdFetchRequest] = weakref.WeakValueDictionary()
         self._ends_with: Any = None  # the Ray manager whose shutdown frees what is held
-        _ = torch() if self.KIND == "t" else numpy()  # import it now: rdtd must know its tensor type before the first put
+        # This imports the module now, because rdtd must know its tensor type before the first put.
+        _ = torch() if self.KIND == "t" else numpy()
 
     def tensor_transport_backend(self) -> str:
         return self.NAME
@@ -185,7 +194,8 @@ class RdtdTransport(TensorTransportManager):
     def actor_has_tensor_transport(self, actor: Any) -> bool:
         return True  # every actor has it; asking would cost a task for every call
 
-    def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: Optional[str] = None) -> RdtdCommunicator:
+    def get_communicator_metadata(self, src_actor: Any, dst_actor: Any,
+                                  backend: Optional[str] = None) -> RdtdCommunicator:
         return RdtdCommunicator(f"{_PROCESS}.{os.getpid()}.{next(_transfers)}")
 
     # on the source
@@ -193,8 +203,10 @@ class RdtdTransport(TensorTransportManager):
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> RdtdMetadata:
         if not rdt_object:
             return RdtdMetadata(tensor_meta=[])
-        known: dict[Any, Any] = {}  # equal entries are shared: thousands of long-lived tuples would slow down the garbage collector
-        shapes = _Shapes([known.setdefault(entry, entry) for entry in ((tensor.shape, tensor.dtype) for tensor in rdt_object)])
+        # Equal entries are shared: thousands of long-lived tuples would slow down the garbage collector.
+        known: dict[Any, Any] = {}
+        entries = ((tensor.shape, tensor.dtype) for tensor in rdt_object)
+        shapes = _Shapes([known.setdefault(entry, entry) for entry in entries])
         with self._lock:
             ref = self._held.get(obj_id)  # a retried task describes what it has already put
         if ref is None:
@@ -205,13 +217,15 @@ class RdtdTransport(TensorTransportManager):
         return RdtdMetadata(tensor_meta=shapes, tensor_device="cpu", ref=ref.pack())
 
     def _put(self, obj_id: str, tensors: list[Any]) -> Ref:
-        # Put under Ray's id, so that it can be found by that id too. Drivers of several clusters can have equal ids; then only the Ref names the object.
+        # Put under Ray's id, so that it can be found by that id too. Drivers of several clusters can have
+        # equal ids; then only the Ref names the object.
         key: Optional[bytes] = _key(obj_id)
         again = 2
         while True:
             connection = _connect()
             try:
-                ref: Optional[Ref] = connection._put(tensors, key, None, 0, None, _SNAPSHOT_UNLESS_OURS, _patience(), None, None)
+                ref: Optional[Ref] = connection._put(tensors, key, None, 0, None, _SNAPSHOT_UNLESS_OURS,
+                                                     _patience(), None, None)
                 assert ref is not None
                 return ref
             except Exists:
@@ -256,7 +270,8 @@ class RdtdTransport(TensorTransportManager):
                                target_buffers: Optional[list[Any]] = None) -> RdtdFetchRequest:
         return self._start(obj_id, tensor_transport_metadata, communicator_metadata, target_buffers, 0)
 
-    def _start(self, obj_id: str, tensor_transport_metadata: Any, communicator_metadata: Any, target_buffers: Optional[list[Any]],
+    def _start(self, obj_id: str, tensor_transport_metadata: Any, communicator_metadata: Any,
+               target_buffers: Optional[list[Any]],
                patience: float) -> RdtdFetchRequest:
         started = RdtdFetchRequest(obj_id, [])
         shapes = tensor_transport_metadata.tensor_meta
@@ -269,8 +284,10 @@ class RdtdTransport(TensorTransportManager):
         if transfer:
             self._running[transfer] = started
         try:
-            (started.request,) = _connect()._fetch([ref], MODES["auto" if target_buffers else "cow"], _patience() * SOONER, None, None, None,
-                                                   [started.into] if started.into else None, None, None, patience)
+            (started.request,) = _connect()._fetch([ref], MODES["auto" if target_buffers else "cow"],
+                                                   _patience() * SOONER, None, None, None,
+                                                   [started.into] if started.into else None, None, None,
+                                                   patience)
         except Error as error:
             raise _failed(f"object {obj_id} cannot be fetched", error) from error
         if started.aborted:
@@ -290,7 +307,8 @@ class RdtdTransport(TensorTransportManager):
         except Cancelled as error:
             raise _failed(f"the transfer of object {started.obj_id} was aborted", error) from error
         except Error as error:
-            raise _failed(f"object {started.obj_id} did not arrive. The source actor may have died during the transfer", error) from error
+            raise _failed(f"object {started.obj_id} did not arrive. The source actor may have died during "
+                          "the transfer", error) from error
         started.request = None
         return list(started.tensors)
 
@@ -301,20 +319,23 @@ class RdtdTransport(TensorTransportManager):
 
     def recv_multiple_tensors(self, obj_id: str, tensor_transport_metadata: Any, communicator_metadata: Any,
                               target_buffers: Optional[list[Any]] = None) -> list[Any]:
-        started = self._start(obj_id, tensor_transport_metadata, communicator_metadata, target_buffers, PATIENCE)
+        started = self._start(obj_id, tensor_transport_metadata, communicator_metadata, target_buffers,
+                              PATIENCE)
         try:
             return self.wait_fetch_complete(started)
         except TimeoutError as error:
             raise _failed(f"object {obj_id} did not arrive in time", error) from error
 
-    def send_multiple_tensors(self, tensors: list[Any], tensor_transport_metadata: Any, communicator_metadata: Any) -> None:
+    def send_multiple_tensors(self, tensors: list[Any], tensor_transport_metadata: Any,
+                              communicator_metadata: Any) -> None:
         raise NotImplementedError("rdtd is one-sided: readers fetch, and nothing is sent")
 
     def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:
         started = self._running.get(getattr(communicator_metadata, "transfer", ""))
         if started is None:
             return
-        started.aborted = True  # set before the request is read: _start sets the request before it reads this flag
+        # This is set before the request is read: _start sets the request before it reads this flag.
+        started.aborted = True
         request = started.request
         if request is not None:
             request.cancel()
@@ -336,7 +357,7 @@ def _connect() -> Connection:
         return default()
     except (SystemFailed, Disconnected, ShuttingDown) as error:  # there is no daemon, or it is shutting down
         if not ensure():
-            error.args = (f"{error}; or let Ray's workers start one: rdtd.ray.register(start_daemon=True)",)
+            error.args = (f"{error}; or let Ray's workers start one by rdtd.ray.register(start_daemon=True)",)
             raise
         return default()
 

@@ -22,9 +22,14 @@ static PyObject *node(PyObject *self, PyObject *ignored)
     conn_leave(conn);
     if (status != RDT_OK)
         return raise_error(&err);
-    return Py_BuildValue("{s:y#,s:y#,s:s,s:s,s:K,s:I,s:s}", "node", info.node, (Py_ssize_t)sizeof info.node, "boot_id", info.boot_id,
-                         (Py_ssize_t)sizeof info.boot_id, "address", info.address, "daemon_version", info.daemon_version, "session",
-                         (unsigned long long)info.session, "uid", (unsigned)info.uid, "tenant", info.tenant);
+    return Py_BuildValue("{s:y#,s:y#,s:s,s:s,s:K,s:I,s:s}",
+                         "node", info.node, (Py_ssize_t)sizeof info.node,
+                         "boot_id", info.boot_id, (Py_ssize_t)sizeof info.boot_id,
+                         "address", info.address,
+                         "daemon_version", info.daemon_version,
+                         "session", (unsigned long long)info.session,
+                         "uid", (unsigned)info.uid,
+                         "tenant", info.tenant);
 }
 
 static PyObject *ping(PyObject *self, PyObject *timeout)
@@ -76,8 +81,9 @@ static enum rdt_status hold(rdt *conn, const struct rdt_ref *ref, bool takes_ove
     return status;
 }
 
-/* _start(what, ref or None, address, bytes, timeout, patience): starts a wait and returns its Request. what: 0 waits for a put, 1 for the end of an
- * object, 2 for the end of all objects in a range, 3 takes a hold, 4 takes a hold over from the process that pickled the Ref. A hold is waited for `patience` seconds right here, which saves a wake-up. */
+/* _start(what, ref or None, address, bytes, timeout, patience): starts a wait and returns its Request. what: 0 waits for a
+ * put, 1 for the end of an object, 2 for the end of all objects in a range, 3 takes a hold, 4 takes a hold over from the
+ * process that pickled the Ref. A hold is waited for `patience` seconds right here, which saves a wake-up. */
 static PyObject *start(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -92,7 +98,8 @@ static PyObject *start(PyObject *self, PyObject *args)
     double patience = 0;
     int what;
 
-    if (!PyArg_ParseTuple(args, "iOKnO|d:_start", &what, &ref, &address, &bytes, &timeout, &patience) || !timeout_from(timeout, -1, &timeout_ns))
+    if (!PyArg_ParseTuple(args, "iOKnO|d:_start", &what, &ref, &address, &bytes, &timeout, &patience) ||
+        !timeout_from(timeout, -1, &timeout_ns))
         return NULL;
     if (what != 2) {
         if (!PyObject_TypeCheck(ref, &ref_type)) {
@@ -111,7 +118,8 @@ static PyObject *start(PyObject *self, PyObject *args)
     else if (what == 3 || what == 4)
         status = hold(conn->rdt, &value, what == 4, timeout_ns, (int64_t)(patience * 1e9), &request, &err);
     else
-        status = rdt_wait_freed_range_start(conn->rdt, (const void *)(uintptr_t)address, (size_t)bytes, timeout_ns, &request, &err);
+        status = rdt_wait_freed_range_start(conn->rdt, (const void *)(uintptr_t)address, (size_t)bytes, timeout_ns, &request,
+                                            &err);
     Py_END_ALLOW_THREADS
     if (status == RDT_OK)
         made = request_new(conn, request);
@@ -151,9 +159,10 @@ static PyObject *span(PyObject *self, PyObject *tensor)
         *(reach < 0 ? &lo : &hi) += reach;
         row *= view->shape[d];
     }
-    tensor = empty ? Py_BuildValue("(KK)", 0ULL, 0ULL)
-                   : Py_BuildValue("(KK)", (unsigned long long)(uintptr_t)view->data + (unsigned long long)(lo * (int64_t)itemsize),
-                                   (unsigned long long)((hi - lo + 1) * (int64_t)itemsize));
+    tensor =
+        empty ? Py_BuildValue("(KK)", 0ULL, 0ULL)
+              : Py_BuildValue("(KK)", (unsigned long long)(uintptr_t)view->data + (unsigned long long)(lo * (int64_t)itemsize),
+                              (unsigned long long)((hi - lo + 1) * (int64_t)itemsize));
     borrowed_set_free(set);
     return tensor;
 }
@@ -252,10 +261,13 @@ static PyObject *dispatch(PyObject *self, PyObject *ignored)
 
 PyMethodDef conn_methods[] = {
     {"close", conn_close, METH_NOARGS,
-     "Ends the connection: cancels its requests and frees what it put, except detached objects. Arrays and tensors that came from it stay "
-     "valid: the session lasts, with nothing but their memory, until the last of them is deleted. A second close does nothing."},
-    {"fileno", fileno_of, METH_NOARGS, "A descriptor that is readable when dispatch() has something to do: for poll and event loops."},
-    {"dispatch", dispatch, METH_NOARGS, "Handles what is ready, without blocking: reads answers and ends requests whose deadline has passed."},
+     "Ends the connection: cancels its requests and frees what it put, except detached objects. Arrays and tensors that came "
+     "from it stay valid: the session lasts, with nothing but their memory, until the last of them is deleted. A second close "
+     "does nothing."},
+    {"fileno", fileno_of, METH_NOARGS,
+     "A descriptor that is readable when dispatch() has something to do: for poll and event loops."},
+    {"dispatch", dispatch, METH_NOARGS,
+     "Handles what is ready, without blocking: reads answers and ends requests whose deadline has passed."},
     {"_put", conn_put, METH_VARARGS, NULL},
     {"_fetch", conn_fetch, METH_VARARGS, NULL},
     {"_get", conn_get, METH_VARARGS, NULL},

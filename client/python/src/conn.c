@@ -1,5 +1,5 @@
-/* A connection. close() ends it for callers at once. The session itself ends when no view of its memory is left and no thread is inside a call,
- * because rdt_close unmaps the memory below those views. */
+/* A connection. close() ends it for callers at once. The session itself ends when no view of its memory is left and no thread
+ * is inside a call, because rdt_close unmaps the memory below those views. */
 #include "rdtpy.h"
 
 void link_init(struct link *link)

@@ -80,8 +80,8 @@ static PyObject *export(struct tensor *tensor, bool versioned, uint8_t code, uin
     return capsule;
 }
 
-/* The consumer's stream does not have to wait: a fetch has completed, and new memory is zeroed, before Python sees the Tensor. Writes through
- * other views are ordered by their own streams, as with any tensor. */
+/* The consumer's stream does not have to wait: a fetch has completed, and new memory is zeroed, before Python sees the
+ * Tensor. Writes through other views are ordered by their own streams, as with any tensor. */
 static bool stream_is_fine(const struct tensor *tensor, PyObject *stream)
 {
     long long number;
@@ -139,7 +139,8 @@ PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (tensor->readonly && !versioned) {
-        PyErr_SetString(PyExc_BufferError, "the tensor is read-only, which DLPack before 1.0 cannot say: fetch with mode=\"cow\" or \"copy\"");
+        PyErr_SetString(PyExc_BufferError,
+                        "the tensor is read-only, which DLPack before 1.0 cannot say: fetch with mode=\"cow\" or \"copy\"");
         return NULL;
     }
     if (!dlpack_of_dtype(tensor->dtype, &code, &bits)) {
@@ -157,7 +158,8 @@ PyObject *tensor_dlpack_device(PyObject *self, PyObject *ignored)
     return gpu == HOST ? Py_BuildValue("(ii)", DL_CPU, 0) : Py_BuildValue("(ii)", DL_CUDA, gpu);
 }
 
-/* A capsule for torch: unversioned, also for read-only memory. Dtypes that old torches refuse are exported as integers of the same size. */
+/* A capsule for torch: unversioned, also for read-only memory. Dtypes that old torches refuse are exported as integers of the
+ * same size. */
 PyObject *tensor_capsule(PyObject *self, PyObject *ignored)
 {
     struct tensor *tensor = (struct tensor *)self;

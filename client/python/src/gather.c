@@ -1,5 +1,5 @@
-/* Borrows tensors of any library as struct rdt_tensor: by the buffer protocol, from torch, by DLPack, and numpy dtypes without a buffer. Nothing
- * is copied. A borrowed_set keeps the borrowed memory alive. */
+/* Borrows tensors of any library as struct rdt_tensor: by the buffer protocol, from torch, by DLPack, and numpy dtypes
+ * without a buffer. Nothing is copied. A borrowed_set keeps the borrowed memory alive. */
 #include <string.h>
 
 #include "rdtpy.h"
@@ -97,11 +97,14 @@ int64_t *borrowed_dims(struct borrowed *borrowed, Py_ssize_t ndim)
     return borrowed->dims;
 }
 
-bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim, Py_ssize_t itemsize)
+bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim,
+                        Py_ssize_t itemsize)
 {
     for (Py_ssize_t i = 0; i < ndim; i++) {
         if (bytes[i] % itemsize != 0 && shape[i] > 1) {
-            PyErr_Format(PyExc_ValueError, "its stride of %zd bytes is not a multiple of its element size of %zd: copy it first", bytes[i], itemsize);
+            PyErr_Format(PyExc_ValueError,
+                         "its stride of %zd bytes is not a multiple of its element size of %zd: copy it first", bytes[i],
+                         itemsize);
             return false;
         }
         strides[i] = bytes[i] / itemsize;
@@ -117,13 +120,18 @@ static bool from_buffer(struct borrowed *borrowed, struct rdt_tensor *tensor)
     int64_t *dims;
 
     if (!dtype) {
-        PyErr_Format(PyExc_TypeError, "its element format is '%s' (%zd bytes), and no rdtd dtype matches it", view->format, view->itemsize);
+        PyErr_Format(PyExc_TypeError, "its element format is '%s' (%zd bytes), and no rdtd dtype matches it", view->format,
+                     view->itemsize);
         return false;
     }
     dims = borrowed_dims(borrowed, view->ndim);
     if (!dims || !strides_from_bytes(dims, view->shape, view->strides, view->ndim, view->itemsize))
         return false;
-    *tensor = (struct rdt_tensor){.dtype = dtype, .ndim = (uint32_t)view->ndim, .shape = (const int64_t *)view->shape, .strides = dims, .data = view->buf};
+    *tensor = (struct rdt_tensor){.dtype = dtype,
+                                  .ndim = (uint32_t)view->ndim,
+                                  .shape = (const int64_t *)view->shape,
+                                  .strides = dims,
+                                  .data = view->buf};
     return true;
 }
 
@@ -182,7 +190,8 @@ static bool from_dlpack(struct borrowed *borrowed, struct rdt_tensor *tensor, Py
 
     if (!dlpack_device(object, &type, &id))
         return false;
-    borrowed->alive = type == DL_CUDA ? gpu_dlpack(borrowed, object, id, stream) : PyObject_CallMethod(object, "__dlpack__", NULL);
+    borrowed->alive =
+        type == DL_CUDA ? gpu_dlpack(borrowed, object, id, stream) : PyObject_CallMethod(object, "__dlpack__", NULL);
     if (!borrowed->alive)
         return false;
     if (PyCapsule_IsValid(borrowed->alive, "dltensor")) {
@@ -191,7 +200,8 @@ static bool from_dlpack(struct borrowed *borrowed, struct rdt_tensor *tensor, Py
         const struct dl_managed_versioned *managed = PyCapsule_GetPointer(borrowed->alive, "dltensor_versioned");
 
         if (managed->version.major != 1) {
-            PyErr_Format(PyExc_BufferError, "it uses DLPack version %u; version 1 is supported", (unsigned)managed->version.major);
+            PyErr_Format(PyExc_BufferError, "it uses DLPack version %u; version 1 is supported",
+                         (unsigned)managed->version.major);
             return false;
         }
         dl = &managed->tensor;
@@ -206,7 +216,8 @@ static bool from_dlpack(struct borrowed *borrowed, struct rdt_tensor *tensor, Py
         return false;
     }
     if (dl->device.type != type) {
-        PyErr_Format(PyExc_TypeError, "its __dlpack_device__() reports device type %d, but its capsule has %d", type, (int)dl->device.type);
+        PyErr_Format(PyExc_TypeError, "its __dlpack_device__() reports device type %d, but its capsule has %d", type,
+                     (int)dl->device.type);
         return false;
     }
     if (writable && readonly) {
@@ -238,7 +249,8 @@ static bool from_dlpack(struct borrowed *borrowed, struct rdt_tensor *tensor, Py
 static bool from_numpy_name(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *array, bool writable)
 {
     PyObject *dtype = PyObject_GetAttrString(array, "dtype"), *name = dtype ? PyObject_GetAttrString(dtype, "name") : NULL;
-    PyObject *number = name && numpy_names ? PyDict_GetItemWithError(numpy_names, name) : NULL, *flags = NULL, *writeable = NULL;
+    PyObject *number = name && numpy_names ? PyDict_GetItemWithError(numpy_names, name) : NULL, *flags = NULL,
+             *writeable = NULL;
     PyObject *shape = NULL, *strides = NULL, *ctypes = NULL, *item;
     int64_t *dims;
     bool ok = false;
@@ -265,8 +277,8 @@ static bool from_numpy_name(struct borrowed *borrowed, struct rdt_tensor *tensor
     dims = borrowed_dims(borrowed, (Py_ssize_t)tensor->ndim);
     if (!dims || !dims_from_tuple(shape, dims, (Py_ssize_t)tensor->ndim) ||
         !dims_from_tuple(strides, dims + tensor->ndim, (Py_ssize_t)tensor->ndim) ||
-        !strides_from_bytes(dims + tensor->ndim, (const Py_ssize_t *)dims, (const Py_ssize_t *)dims + tensor->ndim, (Py_ssize_t)tensor->ndim,
-                            (Py_ssize_t)rdt_dtype_bytes(tensor->dtype)))
+        !strides_from_bytes(dims + tensor->ndim, (const Py_ssize_t *)dims, (const Py_ssize_t *)dims + tensor->ndim,
+                            (Py_ssize_t)tensor->ndim, (Py_ssize_t)rdt_dtype_bytes(tensor->dtype)))
         goto end;
     tensor->shape = dims;
     tensor->strides = dims + tensor->ndim;

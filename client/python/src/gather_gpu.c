@@ -1,4 +1,5 @@
-/* Borrows tensors on GPUs, from torch, by DLPack and by __cuda_array_interface__, and finds the stream that still writes them. Calls no CUDA. */
+/* Borrows tensors on GPUs, from torch, by DLPack and by __cuda_array_interface__, and finds the stream that still writes
+ * them. Calls no CUDA. */
 #include <string.h>
 
 #include "rdtpy.h"
@@ -53,7 +54,8 @@ PyObject *gpu_dlpack(struct borrowed *borrowed, PyObject *object, int ordinal, P
         return NULL;
     method = PyObject_GetAttrString(object, "__dlpack__");
     no_arguments = PyTuple_New(0);
-    arguments = Py_BuildValue("{s:N}", "stream", PyLong_FromVoidPtr(borrowed->stream ? borrowed->stream : (void *)LEGACY_STREAM));
+    arguments =
+        Py_BuildValue("{s:N}", "stream", PyLong_FromVoidPtr(borrowed->stream ? borrowed->stream : (void *)LEGACY_STREAM));
     if (method && no_arguments && arguments)
         capsule = PyObject_Call(method, no_arguments, arguments);
     Py_XDECREF(method);
@@ -68,8 +70,9 @@ static enum rdt_dtype dtype_of_typestr(const char *text)
     static const struct {
         const char *text;
         enum rdt_dtype dtype;
-    } known[] = {{"b1", RDT_BOOL}, {"u1", RDT_U8},  {"i1", RDT_I8},  {"u2", RDT_U16}, {"i2", RDT_I16}, {"u4", RDT_U32},  {"i4", RDT_I32},
-                 {"u8", RDT_U64},  {"i8", RDT_I64}, {"f2", RDT_F16}, {"f4", RDT_F32}, {"f8", RDT_F64}, {"c8", RDT_C64}, {"c16", RDT_C128}};
+    } known[] = {{"b1", RDT_BOOL}, {"u1", RDT_U8},  {"i1", RDT_I8},  {"u2", RDT_U16},  {"i2", RDT_I16},
+                 {"u4", RDT_U32},  {"i4", RDT_I32}, {"u8", RDT_U64}, {"i8", RDT_I64},  {"f2", RDT_F16},
+                 {"f4", RDT_F32},  {"f8", RDT_F64}, {"c8", RDT_C64}, {"c16", RDT_C128}};
 
     if (text[0] != '<' && text[0] != '|' && text[0] != '=')
         return 0;
@@ -82,7 +85,8 @@ static enum rdt_dtype dtype_of_typestr(const char *text)
 /* Version 2 of the interface has no stream: the data is then valid on the legacy default stream. */
 bool gpu_array_interface(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *given)
 {
-    PyObject *interface = PyObject_GetAttrString(object, "__cuda_array_interface__"), *typestr, *data, *shape, *strides, *stream;
+    PyObject *interface = PyObject_GetAttrString(object, "__cuda_array_interface__"), *typestr, *data, *shape, *strides,
+             *stream;
     Py_ssize_t ndim;
     int64_t *dims;
     bool ok = false;
@@ -98,7 +102,8 @@ bool gpu_array_interface(struct borrowed *borrowed, struct rdt_tensor *tensor, P
     shape = PyDict_GetItemString(interface, "shape");
     strides = PyDict_GetItemString(interface, "strides");
     stream = PyDict_GetItemString(interface, "stream");
-    if (!typestr || !PyUnicode_Check(typestr) || !data || !PyTuple_Check(data) || PyTuple_GET_SIZE(data) != 2 || !shape || !PyTuple_Check(shape)) {
+    if (!typestr || !PyUnicode_Check(typestr) || !data || !PyTuple_Check(data) || PyTuple_GET_SIZE(data) != 2 || !shape ||
+        !PyTuple_Check(shape)) {
         PyErr_SetString(PyExc_TypeError, "its __cuda_array_interface__ lacks typestr, data or shape");
         goto end;
     }
@@ -121,7 +126,8 @@ bool gpu_array_interface(struct borrowed *borrowed, struct rdt_tensor *tensor, P
     tensor->strides = NULL;
     if (strides && strides != Py_None) {
         if (!dims_from_tuple(strides, dims + ndim, ndim) ||
-            !strides_from_bytes(dims + ndim, (const Py_ssize_t *)dims, (const Py_ssize_t *)dims + ndim, ndim, (Py_ssize_t)rdt_dtype_bytes(tensor->dtype)))
+            !strides_from_bytes(dims + ndim, (const Py_ssize_t *)dims, (const Py_ssize_t *)dims + ndim, ndim,
+                                (Py_ssize_t)rdt_dtype_bytes(tensor->dtype)))
             goto end;
         tensor->strides = dims + ndim;
     }

@@ -1,5 +1,6 @@
-/* Borrows torch tensors. A torch with DLPack's C exchange interface describes a tensor in one C call, which takes a sixth of the time of reading
- * its attributes. Older torches, and tensors that the interface does not describe fully, are read by their attributes. */
+/* Borrows torch tensors. A torch with DLPack's C exchange interface describes a tensor in one C call, which takes a sixth of
+ * the time of reading its attributes. Older torches, and tensors that the interface does not describe fully, are read by
+ * their attributes. */
 #include "rdtpy.h"
 
 /* Returns -1 with an exception set. */
@@ -33,19 +34,22 @@ static bool make_names(void)
             (names.data_ptr = PyUnicode_InternFromString("data_ptr")));
 }
 
-/* Whether the tensor is a lazily conjugated or negated view, whose stored bits differ from its values. -1: an exception is set. */
+/* Whether the tensor is a lazily conjugated or negated view, whose stored bits differ from its values. -1: an exception is
+ * set. */
 static int is_lazy(PyObject *torch, enum rdt_dtype dtype)
 {
     bool is_complex = dtype == RDT_C32 || dtype == RDT_C64 || dtype == RDT_C128;
     int lazy = is_complex ? is_true(torch, names.is_conj) : 0;
 
-    if (lazy == 0 && (is_complex || dtype == RDT_F16 || dtype == RDT_F32 || dtype == RDT_F64)) /* the imaginary part of a complex tensor may be a negated view */
+    /* The imaginary part of a complex tensor may be a negated view, which has a real dtype. */
+    if (lazy == 0 && (is_complex || dtype == RDT_F16 || dtype == RDT_F32 || dtype == RDT_F64))
         lazy = is_true(torch, names.is_neg);
     return lazy;
 }
 
 /* Reads a tensor by the attributes that every torch has. */
-static bool by_attributes(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream)
+static bool by_attributes(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *torch, bool writable,
+                          PyObject *stream)
 {
     PyObject *on_cpu, *dtype = NULL, *shape = NULL, *strides = NULL, *number;
     int64_t *dims;

@@ -1,5 +1,6 @@
-/* GPU memory of a connection. librdt-cuda is part of this module if the module was built with cuda.h; without it every call here fails with a
- * message that says what to do. The NVIDIA driver is loaded by the first put or fetch of a GPU tensor, never by importing or connecting. */
+/* GPU memory of a connection. librdt-cuda is part of this module if the module was built with cuda.h; without it every call
+ * here fails with a message that says what to do. The NVIDIA driver is loaded by the first put or fetch of a GPU tensor,
+ * never by importing or connecting. */
 #include <string.h>
 
 #include "rdtpy.h"
@@ -15,7 +16,9 @@ bool gpu_place(PyObject *place, const char **memory_p, const char **device_p)
 bool gpu_open(struct conn *conn)
 {
     (void)conn;
-    (void)raise_status(RDT_UNSUPPORTED, "this package was built without cuda.h: run `make cuda-headers` or install the CUDA headers, and build it again");
+    (void)raise_status(
+        RDT_UNSUPPORTED,
+        "this package was built without cuda.h: run `make cuda-headers` or install the CUDA headers, and build it again");
     return false;
 }
 void gpu_close(struct conn *conn)
@@ -32,8 +35,8 @@ bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p)
     (void)ordinal, (void)uuid_p;
     return gpu_open(conn);
 }
-enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options, struct rdt_ref *ref_p,
-                        Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
+enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options,
+                        struct rdt_ref *ref_p, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
 {
     (void)conn, (void)set, (void)options, (void)ref_p, (void)copied_p, (void)live_p;
     err->status = RDT_UNSUPPORTED; /* gpu_open has already reported why */
@@ -104,8 +107,8 @@ int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid)
 {
     int ordinal;
 
-    if (!conn->cuda || !memory || strcmp(memory, "cuda") != 0 || !uuid || rdt_cuda_ordinal(conn->cuda, uuid, &ordinal, NULL) != RDT_OK ||
-        ordinal >= MAX_GPUS)
+    if (!conn->cuda || !memory || strcmp(memory, "cuda") != 0 || !uuid ||
+        rdt_cuda_ordinal(conn->cuda, uuid, &ordinal, NULL) != RDT_OK || ordinal >= MAX_GPUS)
         return HOST;
     return ordinal;
 }
@@ -152,7 +155,8 @@ static bool in_one_stream(struct conn *conn, const struct borrowed_set *set, voi
 
         if (rdt_tensor_bytes(&set->tensors[i], &bytes, NULL) != RDT_OK || bytes == 0)
             continue;
-        if (!borrowed->on_gpu || !borrowed->ordered || rdt_cuda_where(conn->cuda, set->tensors[i].data, &other, NULL) != RDT_OK || other == HOST ||
+        if (!borrowed->on_gpu || !borrowed->ordered ||
+            rdt_cuda_where(conn->cuda, set->tensors[i].data, &other, NULL) != RDT_OK || other == HOST ||
             (!first && (other != gpu || borrowed->stream != *stream_p)))
             return false;
         gpu = other;
@@ -270,8 +274,12 @@ PyObject *gpu_pool_info(PyObject *module, PyObject *ignored)
 
     (void)module, (void)ignored;
     rdt_cuda_pool_info(&info);
-    return Py_BuildValue("{s:n,s:n,s:n,s:i,s:s}", "blocks", (Py_ssize_t)info.blocks, "bytes", (Py_ssize_t)info.bytes, "failures",
-                         (Py_ssize_t)info.failures, "status", (int)info.last.status, "last", info.last.status ? info.last.msg : "");
+    return Py_BuildValue("{s:n,s:n,s:n,s:i,s:s}",
+                         "blocks", (Py_ssize_t)info.blocks,
+                         "bytes", (Py_ssize_t)info.bytes,
+                         "failures", (Py_ssize_t)info.failures,
+                         "status", (int)info.last.status,
+                         "last", info.last.status ? info.last.msg : "");
 }
 
 /* torch looks these symbols up by name: see torch.cuda.memory.CUDAPluggableAllocator. */

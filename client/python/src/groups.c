@@ -93,8 +93,8 @@ PyObject *conn_groups(PyObject *self, PyObject *ignored)
     } while (count > room && (room = 2 * count));
     list = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; list && i < count; i++) {
-        PyObject *one = Py_BuildValue("(ssssIII)", groups[i].name, groups[i].transport, groups[i].state, groups[i].why, (unsigned)groups[i].epoch,
-                                      (unsigned)groups[i].members, (unsigned)groups[i].ranks);
+        PyObject *one = Py_BuildValue("(ssssIII)", groups[i].name, groups[i].transport, groups[i].state, groups[i].why,
+                                      (unsigned)groups[i].epoch, (unsigned)groups[i].members, (unsigned)groups[i].ranks);
 
         if (one)
             PyList_SET_ITEM(list, (Py_ssize_t)i, one);
@@ -118,8 +118,8 @@ PyObject *conn_broadcast(PyObject *self, PyObject *args)
     enum rdt_status status;
     int64_t timeout_ns;
 
-    if (!PyArg_ParseTuple(args, "O!sO:_broadcast", &ref_type, &ref, &group, &timeout) || !timeout_from(timeout, -1, &timeout_ns) ||
-        !conn_enter(conn))
+    if (!PyArg_ParseTuple(args, "O!sO:_broadcast", &ref_type, &ref, &group, &timeout) ||
+        !timeout_from(timeout, -1, &timeout_ns) || !conn_enter(conn))
         return NULL;
     status = rdt_broadcast_start(conn->rdt, &ref->ref, group, timeout_ns, &request, &err);
     if (status == RDT_OK)

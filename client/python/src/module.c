@@ -103,8 +103,9 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "rdtd._rdt", .m_doc = "librdt for Python: used by the package rdtd.", .m_size = -1, .m_methods = functions};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "rdtd._rdt",
+                                        .m_doc = "librdt for Python: used by the package rdtd.", .m_size = -1,
+                                        .m_methods = functions};
 
 static bool add_constants(PyObject *module)
 {

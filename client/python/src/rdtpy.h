@@ -1,4 +1,5 @@
-/* The extension module _rdt: librdt's calls as Python objects and nothing more. What makes them convenient is written in Python, in rdtd/.
+/* The extension module _rdt: librdt's calls as Python objects and nothing more. What makes them convenient is written in
+ * Python, in rdtd/.
  *
  *   conn.c      Conn: a connection, who may still use it, and when the session really ends
  *   calls.c     Conn's calls with one answer (publish, waits);  groups.c: its calls about groups;  info.c: those that describe
@@ -11,8 +12,8 @@
  *   header.c    parses the names out of a safetensors header
  *   module.c    the module itself, and how statuses become exceptions
  *
- * All state here is protected by the GIL. Every call of librdt that can block releases the GIL. A Conn outlives whatever was made from it:
- * each Request, Object, Memory and holding Ref owns a reference to its Conn.
+ * All state here is protected by the GIL. Every call of librdt that can block releases the GIL. A Conn outlives whatever was
+ * made from it: each Request, Object, Memory and holding Ref owns a reference to its Conn.
  */
 #ifndef RDTPY_H
 #define RDTPY_H
@@ -50,7 +51,8 @@ struct conn {
     struct link requests, holds;
     struct link retained; /* of struct retained_hold: holds that outlive their Refs */
     struct link memories;
-    PyObject *shared; /* dict: packed ref -> address of the Request whose hold all unpickled copies of that ref share; NULL: empty */
+    /* dict: packed ref -> address of the Request whose hold all unpickled copies of that ref share; NULL: empty */
+    PyObject *shared;
     rdt_cuda *cuda;  /* NULL: no call has used GPU memory yet */
     bool pooled;     /* torch's pool has used this connection, so the session lasts until the process ends */
     PyObject *weakrefs;
@@ -154,7 +156,9 @@ struct retained_hold {
     struct rdt_ref ref;
     rdt_request *hold; /* NULL: the producer's hold */
 };
-void retained_hold_drop(struct conn *conn, struct retained_hold *retained); /* releases the hold without waiting for an answer */
+
+/* Releases the hold without waiting for an answer. */
+void retained_hold_drop(struct conn *conn, struct retained_hold *retained);
 
 /* Drops the connection's retained hold on the object of `ref`; NULL: drops all of them. */
 void conn_forget(struct conn *conn, const struct rdt_ref *ref);
@@ -175,7 +179,7 @@ PyObject *object_new(struct conn *conn, rdt_object *take_object);
 
 PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readonly, int gpu);
 struct conn *tensor_conn(const struct tensor *tensor); /* borrowed */
-bool memory_has_one_of(const struct conn *conn, const struct rdt_tensor *tensors, size_t count); /* whether a tensor lies in a Memory of conn */
+bool memory_has_one_of(const struct conn *conn, const struct rdt_tensor *tensors, size_t count); /* in a Memory of conn */
 const char *tensor_format(enum rdt_dtype dtype); /* format letter of the struct module; NULL: there is none */
 PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *tensor_dlpack_device(PyObject *self, PyObject *ignored);
@@ -202,23 +206,28 @@ struct borrowed_set {
     void **offered;             /* [count] GPU memory registered with the daemon for this set only; NULL: none */
 };
 
-/* Borrows the memory of the tensors in a list or tuple until borrowed_set_free. With `writable`, read-only tensors are refused. `stream` is the
- * stream that writes tensors on GPUs, as a number; None: each tensor says so itself. On failure returns NULL with an exception that names the
- * tensor; `what` begins its sentence. */
+/* Borrows the memory of the tensors in a list or tuple until borrowed_set_free. With `writable`, read-only tensors are
+ * refused. `stream` is the stream that writes tensors on GPUs, as a number; None: each tensor says so itself. On failure
+ * returns NULL with an exception that names the tensor; `what` begins its sentence. */
 struct borrowed_set *borrowed_set_from(PyObject *list, bool writable, PyObject *stream, const char *what);
 void borrowed_set_free(struct borrowed_set *set); /* NULL is fine */
 
-/* torch's tensors (gather_torch.c). torch_find_exchange is called once, with the class torch.Tensor. Both return false with an exception set. */
+/* torch's tensors (gather_torch.c). torch_find_exchange is called once, with the class torch.Tensor. Both return false with
+ * an exception set. */
 bool torch_find_exchange(PyObject *type);
 bool torch_take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream);
 
 /* Tensors on GPUs (gather_gpu.c). Each returns false or NULL with an exception set. */
 int64_t *borrowed_dims(struct borrowed *borrowed, Py_ssize_t ndim);
 bool dims_from_tuple(PyObject *tuple, int64_t *dims, Py_ssize_t ndim);
-bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim, Py_ssize_t itemsize);
+bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim,
+                        Py_ssize_t itemsize);
 bool gpu_torch_stream(struct borrowed *borrowed, PyObject *torch, PyObject *stream);
-PyObject *gpu_dlpack(struct borrowed *borrowed, PyObject *object, int ordinal, PyObject *stream); /* the capsule; borrowed->stream then waits for the producer's stream */
-bool gpu_array_interface(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *object, bool writable, PyObject *stream);
+
+/* Returns the object's capsule. From then on borrowed->stream waits for the producer's stream. */
+PyObject *gpu_dlpack(struct borrowed *borrowed, PyObject *object, int ordinal, PyObject *stream);
+bool gpu_array_interface(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *object, bool writable,
+                         PyObject *stream);
 bool stream_from(PyObject *number, void **stream_p);
 
 /* ---- GPU memory ---- */
@@ -229,15 +238,20 @@ void gpu_close(struct conn *conn); /* called before rdt_close, without the GIL *
 
 /* Reads the place (memory or None, uuid or None) into options. Returns false with an exception set. */
 bool gpu_place(PyObject *place, const char **memory_p, const char **device_p);
-int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid); /* HOST also for a GPU that this process does not see */
-bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p);       /* returns false with an exception set */
+/* Returns the GPU's ordinal; HOST also for a GPU that this process does not see. */
+int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid);
 
-/* rdt_put for a set with tensors on GPUs; called without the GIL. Tensors in memory that the daemon does not know are copied; *copied_p counts
- * them. *live_p: a tensor lies in memory of a local allocator, which must not reuse it before the object is freed. */
-enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options, struct rdt_ref *ref_p,
-                        Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err);
+/* Returns false with an exception set. */
+bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p);
 
-/* Registers targets on GPUs with the daemon until borrowed_set_free and waits for the work queued in their streams. Called without the GIL. */
+/* rdt_put for a set with tensors on GPUs; called without the GIL. Tensors in memory that the daemon does not know are copied;
+ * *copied_p counts them. *live_p: a tensor lies in memory of a local allocator, which must not reuse it before the object is
+ * freed. */
+enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options,
+                        struct rdt_ref *ref_p, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err);
+
+/* Registers targets on GPUs with the daemon until borrowed_set_free and waits for the work queued in their streams. Called
+ * without the GIL. */
 enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err);
 void gpu_take_back(struct borrowed_set *set);
 
@@ -246,8 +260,8 @@ void gpu_settle(struct conn *conn, uint64_t gpus);
 
 enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t bytes, struct rdt_error *err);
 
-/* Conn's methods: _gpu(ordinal) returns the GPU's UUID; _gpu_open() makes fetches deliver GPU tensors; _use_pool() makes torch's pool allocate
- * from this connection. */
+/* Conn's methods: _gpu(ordinal) returns the GPU's UUID; _gpu_open() makes fetches deliver GPU tensors; _use_pool() makes
+ * torch's pool allocate from this connection. */
 PyObject *conn_gpu(PyObject *self, PyObject *ordinal);
 PyObject *conn_gpu_open(PyObject *self, PyObject *ignored);
 PyObject *conn_use_pool(PyObject *self, PyObject *ignored);
@@ -283,7 +297,8 @@ struct dl_managed_versioned {
 #define DL_CUDA 2
 #define DL_READ_ONLY ((uint64_t)1)
 
-/* _rdt.header_names(bytes): (names in the order of their tensors, "__metadata__" as JSON), or None if put did not write this header. */
+/* _rdt.header_names(bytes): (names in the order of their tensors, "__metadata__" as JSON), or None if put did not write this
+ * header. */
 PyObject *header_names(PyObject *module, PyObject *header);
 
 /* ---- Conn's methods ---- */

@@ -1,5 +1,5 @@
-/* Refs: plain values that may carry a hold. The hold ends with the Ref. It is the producer's hold of a Ref that put returned, or one that was
- * taken later. */
+/* Refs: plain values that may carry a hold, which ends with the Ref. A Ref that put returned has the producer's hold; any other
+ * Ref may take a hold later. */
 #include "rdtpy.h"
 
 PyObject *ref_new(const struct rdt_ref *value, struct conn *conn)
@@ -168,8 +168,9 @@ static PyObject *ref_pack(PyObject *self, PyObject *ignored)
     return PyBytes_FromStringAndSize((const char *)packed, (Py_ssize_t)bytes);
 }
 
-/* The pickle is for another process, and nobody knows whether this Ref is still there when it arrives: `return put(x)` deletes it at once.
- * So the daemon holds the object until the other process does (Ref._take), or until the grace period is over. */
+/* The pickle is for another process, and nobody knows whether this Ref is still there when it arrives: `return put(x)`
+ * deletes it at once. So the daemon holds the object until the other process does (Ref._take), or until the grace period is
+ * over. */
 static bool hand_on(struct ref *ref)
 {
     struct conn *conn = ref->conn ? ref->conn : ref->hold ? ((struct request *)ref->hold)->conn : NULL;
@@ -443,13 +444,18 @@ static int set_hint(PyObject *self, PyObject *value, void *ignored)
 static PyGetSetDef getset[] = {
     {"id", get_id, NULL, "The object's id, or a published name: 1 to 128 bytes.", NULL},
     {"address", get_address, NULL, "\"host:port\" of the node's peer link; \"\" if it has none.", NULL},
-    {"generation", get_generation, NULL, "Distinguishes successive objects with the same id; 0 means whichever object has the id.", NULL},
+    {"generation", get_generation, NULL,
+     "Distinguishes successive objects with the same id; 0 means whichever object has the id.", NULL},
     {"owner", get_owner, NULL, "(uid, tenant) of whom it belongs to; None: of whoever asks.", NULL},
-    {"after", get_after, NULL, "For a name: the last version that was read, so a fetch waits for a newer one; 0 accepts any version.", NULL},
+    {"after", get_after, NULL,
+     "For a name: the last version that was read, so a fetch waits for a newer one; 0 accepts any version.", NULL},
     {"is_name", get_is_name, NULL, "Whether this means the newest version of a published name.", NULL},
-    {"holds", get_holds, NULL, "Whether this Ref holds the object: put returned it, or it took a hold later. A hold that was refused or that ended with "
-     "its connection does not count.", NULL},
-    {"copied", get_copied, NULL, "The number of tensors that put copied into the daemon's memory; None if this Ref did not come from put.", NULL},
+    {"holds", get_holds, NULL,
+     "Whether this Ref holds the object: put returned it, or it took a hold later. A hold that was refused or that ended with "
+     "its connection does not count.",
+     NULL},
+    {"copied", get_copied, NULL,
+     "The number of tensors that put copied into the daemon's memory; None if this Ref did not come from put.", NULL},
     {"_hold", get_hold, set_hold, NULL, NULL},
     {"_wanting", get_wanting, set_wanting, NULL, NULL},
     {"_grace", get_grace, set_grace, NULL, NULL},
@@ -466,13 +472,16 @@ static PyMethodDef methods[] = {
     {"pack", ref_pack, METH_NOARGS, "As bytes, the same on every machine."},
     {"__reduce__", ref_reduce, METH_NOARGS, NULL},
     {"free", (PyCFunction)(void (*)(void))ref_free, METH_VARARGS | METH_KEYWORDS,
-     "Drops the hold now. The object ends when its last holder has released it. With force=True no process on any node can fetch it any more. "
-     "Does nothing if this Ref has no hold (Connection.free takes any ref). Errors: PeerLost, Disconnected."},
+     "Drops the hold now. The object ends when its last holder has released it. With force=True no process on any node can "
+     "fetch it any more. Does nothing if this Ref has no hold (Connection.free takes any ref). Errors: PeerLost, "
+     "Disconnected."},
     {"drop", ref_drop, METH_NOARGS,
-     "Like free(), but does not wait for the answer. The daemon handles it before the next request of this connection. Use it also for objects that "
-     "were put under an explicit id: deleting their Ref does not drop the hold. Error: Disconnected, which has ended the hold as well."},
+     "Like free(), but does not wait for the answer. The daemon handles it before the next request of this connection. Use it "
+     "also for objects that were put under an explicit id: deleting their Ref does not drop the hold. Error: Disconnected, "
+     "which has ended the hold as well."},
     {"keep", ref_keep, METH_NOARGS,
-     "Passes the hold to the connection: the object outlives this Ref, until a process frees it or the connection ends. Returns the Ref."},
+     "Passes the hold to the connection: the object outlives this Ref, until a process frees it or the connection ends. "
+     "Returns the Ref."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -29,14 +29,15 @@ static void stop_sharing(struct request *request)
     if (!key)
         return;
     request->shared_as = NULL;
-    address = PyDict_GetItemWithError(request->conn->shared, key); /* the key may belong to a later Request of the same ref by now */
+    /* By now the key may belong to a later Request of the same ref. */
+    address = PyDict_GetItemWithError(request->conn->shared, key);
     if (address && PyLong_AsVoidPtr(address) == request && PyDict_DelItem(request->conn->shared, key) < 0)
         PyErr_Clear();
     Py_DECREF(key);
 }
 
-/* _share(packed): copies of the same ref that are unpickled later find this Request while it is alive. The dict has its address, not a weak
- * reference, whose callback would run Python code for each Request that ends. */
+/* _share(packed): copies of the same ref that are unpickled later find this Request while it is alive. The dict has its
+ * address, not a weak reference, whose callback would run Python code for each Request that ends. */
 static PyObject *request_share(PyObject *self, PyObject *packed)
 {
     struct request *request = (struct request *)self;
@@ -60,7 +61,8 @@ static PyObject *request_share(PyObject *self, PyObject *packed)
 /* Conn._shared(packed): the Request, or None. */
 PyObject *conn_shared(PyObject *self, PyObject *packed)
 {
-    PyObject *shared = ((struct conn *)self)->shared, *address = shared ? PyDict_GetItemWithError(shared, packed) : NULL, *found;
+    PyObject *shared = ((struct conn *)self)->shared, *address = shared ? PyDict_GetItemWithError(shared, packed) : NULL,
+             *found;
 
     if (!address && PyErr_Occurred())
         return NULL;
@@ -306,7 +308,8 @@ static void object_dealloc(PyObject *self)
     PyObject_Free(self);
 }
 
-/* tensors(readonly=False): a list of Tensors, each of which keeps the Object alive. readonly: host memory also where this process may write it. */
+/* tensors(readonly=False): a list of Tensors, each of which keeps the Object alive. readonly: host memory also where this
+ * process may write it. */
 static PyObject *object_tensors(PyObject *self, PyObject *args)
 {
     struct object *object = (struct object *)self;
@@ -359,10 +362,15 @@ static PyObject *object_info(PyObject *self, PyObject *ignored)
     (void)ignored;
     rdt_object_info(((struct object *)self)->object, &info);
     ref = ref_new(&info.ref, NULL);
-    return Py_BuildValue("{s:N,s:s,s:K,s:K,s:d,s:O,s:O,s:K}", "ref", ref, "path", info.path, "transfer", (unsigned long long)info.transfer,
-                         "bytes_moved", (unsigned long long)info.bytes_moved, "elapsed", (double)info.elapsed_ns / 1e9, "writable",
-                         info.writable ? Py_True : Py_False, "mutable_shared", info.mutable_shared ? Py_True : Py_False, "version",
-                         (unsigned long long)info.version);
+    return Py_BuildValue("{s:N,s:s,s:K,s:K,s:d,s:O,s:O,s:K}",
+                         "ref", ref,
+                         "path", info.path,
+                         "transfer", (unsigned long long)info.transfer,
+                         "bytes_moved", (unsigned long long)info.bytes_moved,
+                         "elapsed", (double)info.elapsed_ns / 1e9,
+                         "writable", info.writable ? Py_True : Py_False,
+                         "mutable_shared", info.mutable_shared ? Py_True : Py_False,
+                         "version", (unsigned long long)info.version);
 }
 
 static PyObject *get_writable(PyObject *self, void *ignored)

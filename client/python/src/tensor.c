@@ -1,13 +1,14 @@
 /* The daemon's memory as Python sees it. Memory is an allocation; Tensor is a view that keeps its Memory or Object alive. */
 #include "rdtpy.h"
 
-static char nowhere[64]; /* the address of tensors without elements */
+static char empty[64]; /* the address of tensors without elements */
 
 const char *tensor_format(enum rdt_dtype dtype)
 {
     static const char *const formats[] = {
-        [RDT_BOOL] = "?", [RDT_U8] = "B",  [RDT_I8] = "b",  [RDT_U16] = "H", [RDT_I16] = "h", [RDT_U32] = "I",   [RDT_I32] = "i",
-        [RDT_U64] = "Q",  [RDT_I64] = "q", [RDT_F16] = "e", [RDT_F32] = "f", [RDT_F64] = "d", [RDT_C64] = "Zf", [RDT_C128] = "Zd"};
+        [RDT_BOOL] = "?", [RDT_U8] = "B",  [RDT_I8] = "b",   [RDT_U16] = "H",  [RDT_I16] = "h",
+        [RDT_U32] = "I",  [RDT_I32] = "i", [RDT_U64] = "Q",  [RDT_I64] = "q",  [RDT_F16] = "e",
+        [RDT_F32] = "f",  [RDT_F64] = "d", [RDT_C64] = "Zf", [RDT_C128] = "Zd"};
 
     return (size_t)dtype < sizeof formats / sizeof *formats ? formats[dtype] : NULL;
 }
@@ -25,7 +26,7 @@ PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readon
     tensor->ndim = (int)ndim;
     tensor->readonly = readonly;
     tensor->gpu = gpu;
-    tensor->data = view->data ? view->data : nowhere;
+    tensor->data = view->data ? view->data : empty;
     for (Py_ssize_t i = ndim; i-- > 0;) {
         int64_t stride = view->strides ? view->strides[i] : count;
 
@@ -72,7 +73,8 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *view, int flags)
 
     view->obj = NULL;
     if (tensor->gpu != HOST) {
-        PyErr_Format(PyExc_BufferError, "the tensor is on GPU %d: use torch or DLPack there, or fetch it with device=\"host\"", tensor->gpu);
+        PyErr_Format(PyExc_BufferError, "the tensor is on GPU %d: use torch or DLPack there, or fetch it with device=\"host\"",
+                     tensor->gpu);
         return -1;
     }
     if ((flags & PyBUF_WRITABLE) && tensor->readonly) {
@@ -80,11 +82,14 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *view, int flags)
         return -1;
     }
     if ((flags & PyBUF_FORMAT) && !format) {
-        PyErr_Format(PyExc_BufferError, "the buffer protocol cannot express %s: install ml_dtypes for numpy, use torch, or take bits()",
+        PyErr_Format(PyExc_BufferError,
+                     "the buffer protocol cannot express %s: install ml_dtypes for numpy, use torch, or take bits()",
                      rdt_dtype_name(tensor->dtype));
         return -1;
     }
-    if ((!(flags & PyBUF_ND) || (flags & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS || (flags & PyBUF_STRIDES) != PyBUF_STRIDES) && !c) {
+    if ((!(flags & PyBUF_ND) || (flags & PyBUF_C_CONTIGUOUS) == PyBUF_C_CONTIGUOUS ||
+         (flags & PyBUF_STRIDES) != PyBUF_STRIDES) &&
+        !c) {
         PyErr_SetString(PyExc_BufferError, "the tensor is not contiguous");
         return -1;
     }
@@ -211,7 +216,8 @@ struct conn *tensor_conn(const struct tensor *tensor)
     return ((struct object *)tensor->owner)->conn;
 }
 
-/* __array_interface__, and __cuda_array_interface__ version 3 with the same fields. It names no stream, since the data is already valid. */
+/* __array_interface__, and __cuda_array_interface__ version 3 with the same fields. It names no stream, since the data is
+ * already valid. */
 static PyObject *interface_of(struct tensor *tensor, bool on_gpu)
 {
     const char *format = tensor_format(tensor->dtype);
@@ -227,11 +233,18 @@ static PyObject *interface_of(struct tensor *tensor, bool on_gpu)
         PyErr_Format(PyExc_AttributeError, "numpy has no typestr for %s", rdt_dtype_name(tensor->dtype));
         return NULL;
     }
-    kind = format[0] == '?' ? 'b' : format[0] == 'Z' ? 'c' : strchr("efd", format[0]) ? 'f' : strchr("bhiq", format[0]) ? 'i' : 'u';
+    kind = format[0] == '?'            ? 'b'
+           : format[0] == 'Z'          ? 'c'
+           : strchr("efd", format[0])  ? 'f'
+           : strchr("bhiq", format[0]) ? 'i'
+                                       : 'u';
     (void)PyOS_snprintf(typestr, sizeof typestr, "%c%c%zu", itemsize == 1 ? '|' : '<', kind, itemsize);
-    return Py_BuildValue("{s:i,s:s,s:N,s:N,s:(NO)}", "version", 3, "typestr", typestr, "shape", tuple_of(tensor->dims, tensor->ndim), "strides",
-                         tuple_of(tensor->dims + 2 * tensor->ndim, tensor->ndim), "data", PyLong_FromVoidPtr(tensor->data),
-                         tensor->readonly ? Py_True : Py_False);
+    return Py_BuildValue("{s:i,s:s,s:N,s:N,s:(NO)}",
+                         "version", 3,
+                         "typestr", typestr,
+                         "shape", tuple_of(tensor->dims, tensor->ndim),
+                         "strides", tuple_of(tensor->dims + 2 * tensor->ndim, tensor->ndim),
+                         "data", PyLong_FromVoidPtr(tensor->data), tensor->readonly ? Py_True : Py_False);
 }
 
 static PyObject *get_interface(PyObject *self, void *ignored)
@@ -311,7 +324,8 @@ static PyObject *tensor_repr(PyObject *self)
     if (!shape)
         return NULL;
     if (tensor->gpu == HOST)
-        repr = PyUnicode_FromFormat("<rdtd.Tensor %s %R%s>", rdt_dtype_name(tensor->dtype), shape, tensor->readonly ? ", read-only" : "");
+        repr = PyUnicode_FromFormat("<rdtd.Tensor %s %R%s>", rdt_dtype_name(tensor->dtype), shape,
+                                    tensor->readonly ? ", read-only" : "");
     else
         repr = PyUnicode_FromFormat("<rdtd.Tensor %s %R on GPU %d%s>", rdt_dtype_name(tensor->dtype), shape, tensor->gpu,
                                     tensor->readonly ? ", read-only" : "");
@@ -335,8 +349,10 @@ static PyGetSetDef tensor_getset[] = {
 };
 
 static PyMethodDef tensor_methods[] = {
-    {"bits", tensor_bits, METH_NOARGS, "The same memory as unsigned integers of the element size, for dtypes that the caller's library lacks."},
-    {"tobytes", tensor_tobytes, METH_NOARGS, "A copy of the elements as bytes, from a GPU too. Raises BufferError if the tensor is not contiguous."},
+    {"bits", tensor_bits, METH_NOARGS,
+     "The same memory as unsigned integers of the element size, for dtypes that the caller's library lacks."},
+    {"tobytes", tensor_tobytes, METH_NOARGS,
+     "A copy of the elements as bytes, from a GPU too. Raises BufferError if the tensor is not contiguous."},
     {"__dlpack__", (PyCFunction)(void (*)(void))tensor_dlpack, METH_VARARGS | METH_KEYWORDS, NULL},
     {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS, NULL},
     {"_capsule", tensor_capsule, METH_NOARGS, NULL},
@@ -348,8 +364,8 @@ static PySequenceMethods tensor_sequence = {.sq_length = tensor_len};
 
 PyTypeObject tensor_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdtd.Tensor",
-    .tp_doc = "A view of a tensor in the daemon's memory, which it keeps alive. numpy, torch, memoryview and every DLPack consumer see the "
-              "same memory: numpy.asarray(t), torch.from_dlpack(t), memoryview(t).",
+    .tp_doc = "A view of a tensor in the daemon's memory, which it keeps alive. numpy, torch, memoryview and every DLPack "
+              "consumer see the same memory: numpy.asarray(t), torch.from_dlpack(t), memoryview(t).",
     .tp_basicsize = sizeof(struct tensor),
     .tp_itemsize = sizeof(Py_ssize_t),
     .tp_flags = Py_TPFLAGS_DEFAULT,

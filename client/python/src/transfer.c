@@ -29,8 +29,9 @@ static char *put_number(char *at, uint64_t number)
 
 #define PUT(at, literal) put_text(at, literal, sizeof(literal) - 1)
 
-/* A safetensors header for these tensors in their order, from which rdtctl writes a safetensors file. `names` are JSON strings; `more` is appended
- * to them. Returns NULL without an exception if the format lacks a dtype or the header is longer than metadata may be. */
+/* A safetensors header for these tensors in their order, from which rdtctl writes a safetensors file. `names` are JSON
+ * strings; `more` is appended to them. Returns NULL without an exception if the format lacks a dtype or the header is longer
+ * than metadata may be. */
 static PyObject *header_of(const struct borrowed_set *set, PyObject *names, const char *more)
 {
     static const char *const dtypes[] = {
@@ -101,10 +102,11 @@ static bool is_little(const struct borrowed_set *set)
     return all <= LITTLE_BYTES;
 }
 
-/* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names, stream). With names (one JSON string per tensor) the metadata
- * becomes a safetensors header that ends with `metadata`; the result is None, and nothing was put, if no such header can be written.
- * SNAPSHOT_UNLESS_OURS: the object is live if a tensor lies in memory from Connection.empty; otherwise the copy becomes a snapshot, which other
- * nodes may keep replicas of, or for small tensors a live object in memory of librdt's own, which is faster to put. */
+/* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names, stream). With names (one JSON string per
+ * tensor) the metadata becomes a safetensors header that ends with `metadata`; the result is None, and nothing was put, if no
+ * such header can be written. SNAPSHOT_UNLESS_OURS: the object is live if a tensor lies in memory from Connection.empty;
+ * otherwise the copy becomes a snapshot, which other nodes may keep replicas of, or for small tensors a live object in memory
+ * of librdt's own, which is faster to put. */
 PyObject *conn_put(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -120,8 +122,8 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     bool live = false;
     int visibility;
 
-    if (!PyArg_ParseTuple(args, "Oz*z*izIOOO|O:_put", &tensors, &id, &metadata, &visibility, &options.transport, &options.flags, &timeout,
-                          &ttl, &names, &stream))
+    if (!PyArg_ParseTuple(args, "Oz*z*izIOOO|O:_put", &tensors, &id, &metadata, &visibility, &options.transport, &options.flags,
+                          &timeout, &ttl, &names, &stream))
         return NULL;
     options.id = id.buf;
     options.id_bytes = (size_t)id.len;
@@ -180,7 +182,8 @@ PyObject *conn_put(PyObject *self, PyObject *args)
             for (size_t i = 0; i < set->count; i++) {
                 size_t bytes;
 
-                ref->copied += how[i] == RDT_MEMORY_COPIED && rdt_tensor_bytes(&set->tensors[i], &bytes, NULL) == RDT_OK && bytes > 0;
+                ref->copied +=
+                    how[i] == RDT_MEMORY_COPIED && rdt_tensor_bytes(&set->tensors[i], &bytes, NULL) == RDT_OK && bytes > 0;
             }
         } else {
             (void)rdt_drop(conn->rdt, &value, NULL);
@@ -337,8 +340,9 @@ static bool fetching_on_gpus(const struct fetching *fetching)
     return false;
 }
 
-/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place, group, patience): starts the fetches and returns a list of Requests.
- * Waits `patience` seconds for all of them first (a signal does not end that wait), so a caller that waits anyway takes the GIL only once. */
+/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place, group, patience): starts the fetches and
+ * returns a list of Requests. Waits `patience` seconds for all of them first (a signal does not end that wait), so a caller
+ * that waits anyway takes the GIL only once. */
 PyObject *conn_fetch(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -350,14 +354,15 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
     double patience = 0;
     int mode;
 
-    if (!PyArg_ParseTuple(args, "O!iOzzOO|Ozd:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport, &options.least_path, &slices,
-                          &targets, &place, &options.group, &patience) ||
+    if (!PyArg_ParseTuple(args, "O!iOzzOO|Ozd:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport,
+                          &options.least_path, &slices, &targets, &place, &options.group, &patience) ||
         !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device))
         return NULL;
     if (timeout != Py_None && options.timeout_ns == 0)
         options.timeout_ns = 1;
     options.mode = (enum rdt_fetch_mode)mode;
-    if (!fetching_init(&fetching, refs, slices, targets) || (fetching_on_gpus(&fetching) && !gpu_open(conn)) || !conn_enter(conn)) {
+    if (!fetching_init(&fetching, refs, slices, targets) || (fetching_on_gpus(&fetching) && !gpu_open(conn)) ||
+        !conn_enter(conn)) {
         fetching_fini(&fetching);
         return NULL;
     }
@@ -411,7 +416,8 @@ static bool one_timed_out(rdt_request *const *requests, const bool *done, Py_ssi
     return false;
 }
 
-/* _get(ref, mode): fetches one object, waits and returns it. This is the most frequent call, so it makes neither a Request nor a list. */
+/* _get(ref, mode): fetches one object, waits and returns it. This is the most frequent call, so it makes neither a Request
+ * nor a list. */
 PyObject *conn_get(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -457,8 +463,8 @@ end:
     return made;
 }
 
-/* _wait([request], how many (-1: all), timeout): a list that says which requests have ended, whether or not that is enough. Raises the error of
- * the first request that failed. */
+/* _wait([request], how many (-1: all), timeout): a list that says which requests have ended, whether or not that is enough.
+ * Raises the error of the first request that failed. */
 PyObject *conn_wait(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -470,8 +476,8 @@ PyObject *conn_wait(PyObject *self, PyObject *args)
     struct rdt_error err;
     enum rdt_status status = RDT_OK;
 
-    if (!PyArg_ParseTuple(args, "O!nO:_wait", &PyList_Type, &list, &how_many, &timeout) || !timeout_from(timeout, -1, &left_ns) ||
-        !conn_enter(conn))
+    if (!PyArg_ParseTuple(args, "O!nO:_wait", &PyList_Type, &list, &how_many, &timeout) ||
+        !timeout_from(timeout, -1, &left_ns) || !conn_enter(conn))
         return NULL;
     count = PyList_GET_SIZE(list);
     requests = PyMem_Calloc((size_t)count + 1, sizeof(rdt_request *));
@@ -495,7 +501,8 @@ PyObject *conn_wait(PyObject *self, PyObject *args)
         int64_t slice_ns = left_ns < 0 || left_ns > SLICE_NS ? SLICE_NS : left_ns;
 
         Py_BEGIN_ALLOW_THREADS
-        status = rdt_wait(conn->rdt, requests, (size_t)count, how_many < 0 ? RDT_WAIT_ALL : (size_t)how_many, slice_ns, done, NULL, &err);
+        status = rdt_wait(conn->rdt, requests, (size_t)count, how_many < 0 ? RDT_WAIT_ALL : (size_t)how_many, slice_ns, done,
+                          NULL, &err);
         Py_END_ALLOW_THREADS
         if (left_ns >= 0)
             left_ns -= slice_ns;

@@ -1,9 +1,10 @@
-/* What the tests of GPU memory on one node begin and end with: a daemon, two clients, and what they put and fetch. Through the plug-in "cuda"
- * and librdt-cuda, end to end, on a FAKE driver (tests/fake_cuda): that says how fds, handles, lifetimes and order are dealt with, and nothing
- * about a GPU. With RDT_TEST_GPU set the same runs on the machine's own (make test-gpu). Included by cuda*.c only.
+/* What the tests of GPU memory on one node begin and end with: a daemon, two clients, and what they put and fetch. Through
+ * the plug-in "cuda" and librdt-cuda, end to end, on a FAKE driver (tests/fake_cuda): that says how fds, handles, lifetimes
+ * and order are dealt with, and nothing about a GPU. With RDT_TEST_GPU set the same runs on the machine's own (make
+ * test-gpu). Included by cuda*.c only.
  *
- * The leak checker of gcc 12 dies of thread-local memory that loaded libraries (the driver, NVML, NCCL) have in threads alive at the end:
- * such files say "lsan: use_tls=0".
+ * The leak checker of gcc 12 dies of thread-local memory that loaded libraries (the driver, NVML, NCCL) have in threads alive
+ * at the end: such files say "lsan: use_tls=0".
  */
 #ifndef TESTS_CUDA_FIXTURE_H
 #define TESTS_CUDA_FIXTURE_H

@@ -29,7 +29,8 @@ Test(cuda_missing, what_is_missing_is_said)
     node_end(&bare, NULL);
 }
 
-/* What a context takes: as NVML lists it for the process, as the difference on the GPU where it does not know the process, or unknown. */
+/* What a context takes: as NVML lists it for the process, as the difference on the GPU where it does not know the process, or
+ * unknown. */
 static void expect_overhead(const char *setting, uint64_t expected, const char *shown)
 {
     static const char *env[3];

@@ -1,9 +1,9 @@
-/* GPU memory between two daemons, on a FAKE driver and a FAKE NCCL (tests/fake_cuda, tests/fake_nccl): through pinned host memory and a
- * stream, and within a group; with its deaths on either side. It says nothing about a GPU; with RDT_TEST_GPU set (make test-gpu) the same
- * runs on the machine's own, two daemons on one machine.
+/* GPU memory between two daemons, on a FAKE driver and a FAKE NCCL (tests/fake_cuda, tests/fake_nccl): through pinned host
+ * memory and a stream, and within a group; with its deaths on either side. It says nothing about a GPU; with RDT_TEST_GPU set
+ * (make test-gpu) the same runs on the machine's own, two daemons on one machine.
  *
- * The leak checker of gcc 12 dies of thread-local memory that loaded libraries (the driver, NVML, NCCL) have in threads alive at the end:
- * lsan: use_tls=0
+ * The leak checker of gcc 12 dies of thread-local memory that loaded libraries (the driver, NVML, NCCL) have in threads alive
+ * at the end: lsan: use_tls=0
  */
 #include <criterion/criterion.h>
 

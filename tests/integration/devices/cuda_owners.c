@@ -1,7 +1,7 @@
-/* GPU memory on one node: whose it is, who may have how much of it, and what of a client's own the daemon holds after that client's end.
+/* GPU memory on one node: whose it is, who may have how much of it, and what of a client's own the daemon holds after that
+ * client's end.
  *
- * The leak checker of gcc 12: see cuda_fixture.h.
- * lsan: use_tls=0
+ * The leak checker of gcc 12: see cuda_fixture.h. lsan: use_tls=0
  */
 #include "tests/integration/devices/cuda_fixture.h"
 

@@ -11,8 +11,8 @@ CUDA_SUITE(cuda_streams)
 #include <dlfcn.h>
 #include <sched.h>
 #include <stdatomic.h>
-/* The stream stands still until the reader has asked. Unordered, it says at once that it has done what it has not: then the reader sees
- * what was there before, or this test could not fail. */
+/* The stream stands still until the reader has asked. Unordered, it says at once that it has done what it has not: then the
+ * reader sees what was there before, or this test could not fail. */
 static void expect_order(bool copied, bool ordered)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);
@@ -164,7 +164,8 @@ Test(cuda_streams, failing_put_does_not_wait_for_the_stream)
 
 /* ---- the end ---- */
 
-/* Whoever posts a semaphore on another thread than the test's, as streams' callbacks do, is held up there while `holds` is set. */
+/* Whoever posts a semaphore on another thread than the test's, as streams' callbacks do, is held up there while `holds` is
+ * set. */
 static atomic_bool holds, destroyed;
 static _Atomic(sem_t *) held;
 static pthread_t test_thread;

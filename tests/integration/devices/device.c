@@ -1,5 +1,5 @@
-/* Memory on devices, on one node, on a fake device whose addresses the daemon cannot touch: shared with its owner, copied for others and
- * to other places, its life, its order and its faults.
+/* Memory on devices, on one node, on a fake device whose addresses the daemon cannot touch: shared with its owner, copied for
+ * others and to other places, its life, its order and its faults.
  */
 #include "tests/integration/devices/device_fixture.h"
 

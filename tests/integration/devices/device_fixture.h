@@ -1,5 +1,5 @@
-/* What the tests of memory on devices begin and end with: a node with two fake devices, two clients that map their memory, and what they
- * put and fetch there. Included by those tests only. */
+/* What the tests of memory on devices begin and end with: a node with two fake devices, two clients that map their memory,
+ * and what they put and fetch there. Included by those tests only. */
 #ifndef TESTS_DEVICE_FIXTURE_H
 #define TESTS_DEVICE_FIXTURE_H
 

@@ -1,5 +1,5 @@
-/* Wishes for memory on devices that nobody can fulfil, and imports that are not what they say: each is refused by name, and nothing else
- * comes to harm. */
+/* Wishes for memory on devices that nobody can fulfil, and imports that are not what they say: each is refused by name, and
+ * nothing else comes to harm. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* Memory on devices between two nodes, on fake devices that no transport moves: in parts, each through host memory where it must, to
- * devices and from there, with its order, its deadlines and its faults; and every path explained.
+/* Memory on devices between two nodes, on fake devices that no transport moves: in parts, each through host memory where it
+ * must, to devices and from there, with its order, its deadlines and its faults; and every path explained.
  */
 #include "tests/integration/devices/device_nodes_fixture.h"
 

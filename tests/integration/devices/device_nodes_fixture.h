@@ -1,5 +1,5 @@
-/* What the tests of memory on devices between two nodes begin and end with: nodes with two fake devices each, and a client on either that maps
- * their memory. Included by those tests only. */
+/* What the tests of memory on devices between two nodes begin and end with: nodes with two fake devices each, and a client on
+ * either that maps their memory. Included by those tests only. */
 #ifndef TESTS_DEVICE_NODES_FIXTURE_H
 #define TESTS_DEVICE_NODES_FIXTURE_H
 

@@ -1,4 +1,5 @@
-/* Memory on devices, where something is short, cannot be shared, or is given up: told early, told to those who wait, and to nobody else. */
+/* Memory on devices, where something is short, cannot be shared, or is given up: told early, told to those who wait, and to
+ * nobody else. */
 #include <pthread.h>
 #include <signal.h>
 

@@ -1,6 +1,6 @@
-/* A daemon whose machine lacks something that GPUs need: one line of `rdtctl backends` says what, whoever asks for it gets a typed error,
- * and everything else works. What is there but must not be found is hidden behind a file of that name which is no library.
- * lsan: use_tls=0
+/* A daemon whose machine lacks something that GPUs need: one line of `rdtctl backends` says what, whoever asks for it gets a
+ * typed error, and everything else works. What is there but must not be found is hidden behind a file of that name which is
+ * no library. lsan: use_tls=0
  */
 #include <criterion/criterion.h>
 #include <jansson.h>
@@ -18,7 +18,8 @@ TestSuite(gpu_missing, .timeout = 60);
 static struct test_node node;
 static rdt *conn;
 
-/* "LD_LIBRARY_PATH=...": a folder in which these (the second may be NULL) are empty files, behind those of another variable of this kind. */
+/* "LD_LIBRARY_PATH=...": a folder in which these (the second may be NULL) are empty files, behind those of another variable
+ * of this kind. */
 static const char *hiding(const char *one, const char *two, const char *others)
 {
     static char text[1200];
