@@ -9,7 +9,7 @@ import time
 
 import rdtd
 
-from nodes import LONG, SLOWER, Node, Skipped, main, raises
+from nodes import LONG, Node, Skipped, main, raises
 
 try:
     import numpy as np
@@ -427,9 +427,9 @@ def test_put_that_waits_for_room_ends_in_time():
         keep = c.empty(40 << 20, "u1")
         for options in ({}, {"snapshot": True}):
             began = time.monotonic()
-            with raises(rdtd.TimedOut, "no room in time"):
+            with raises(rdtd.TimedOut):  # from the daemon, or from librdt if the daemon's answer comes late
                 c.put(np.zeros(30 << 20, "u1"), timeout=1, **options)
-            assert 0.97 < time.monotonic() - began < 1.5 * SLOWER
+            assert 0.97 < time.monotonic() - began < LONG, "it waited, and not until there was room"
         del keep
 
 
