@@ -103,7 +103,8 @@ PY_FILES  := $(wildcard client/python/rdtd/*.py client/python/rdtd/*.pyi client/
 LIBRDT := $(B)/librdt.so.$(VERSION)
 LIBCUDA := $(B)/librdt-cuda.so.$(VERSION) # librdt-cuda
 LIBCUDA_O := $(call obj,$(call srcs,client/cuda))
-PROGRAMS := $(if $(wildcard daemon/main.c),$(B)/rdtd) $(if $(wildcard client/ctl/rdtctl.c),$(B)/rdtctl)
+PROGRAMS := $(B)/rdtd $(B)/rdtctl
+EXPORTER := $(if $(shell pkg-config --exists libmicrohttpd && echo yes),$(B)/rdtd-exporter)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
 GROUPED  := $(B)/tests/rdt_grouped.so
 FAKE     := $(B)/tests/rdt_fake.so # a memory kind whose devices are memfds
@@ -182,6 +183,10 @@ $(info python: dropped, $(if $(filter no,$(PYTHON)),PYTHON=no,$(PYTHON) has no P
 endif
 endif
 
+ifeq ($(EXPORTER),)
+$(info rdtd-exporter: dropped, no libmicrohttpd (Debian: libmicrohttpd-dev))
+endif
+
 ifeq ($(MANPAGES),)
 $(info manual pages: dropped, no scdoc (Debian: scdoc))
 endif
@@ -199,7 +204,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-all: $(PROGRAMS) $(CHECK) $(CONF) $(MANPAGES) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT) $(if $(CUDA_INC),$(LIBCUDA))
+all: $(PROGRAMS) $(EXPORTER) $(CHECK) $(CONF) $(MANPAGES) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT) $(if $(CUDA_INC),$(LIBCUDA))
 tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(GPU_BENCH) \
        $(if $(CUDA_INC),$(FAKES))
 benches: all $(BENCH)
@@ -303,6 +308,10 @@ $(B)/rdtd: $(B)/obj/daemon/main.o $(B)/librdtd.a $(B)/libproto.a
 $(B)/rdtctl: $(call obj,$(CTL_C)) $(B)/librdt.a $(B)/libproto.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^ $(CTL_LIBS)
+
+$(B)/rdtd-exporter: $(call obj,$(call srcs,client/exporter)) $(B)/librdt.a $(B)/libproto.a
+	$(call say,LINK,$@)
+	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^ $(CLIENT_LIBS) $(call libs,libmicrohttpd)
 
 # The package as it is imported, PYTHONPATH=$(B)/python: librdt is within, so it needs nothing that is installed.
 python: $(PY_EXT)
@@ -580,7 +589,7 @@ filled = t=$$(mktemp) && trap "rm -f $$t" EXIT && $(substitute) $(1) >$$t
 install: all
 	@install -d $(addprefix $(DESTDIR),$(bindir) $(libdir)/pkgconfig $(includedir)/rdt $(backenddir) $(unitdir) $(sysusersdir) \
 	    $(dir $(conffile)) $(if $(COMPLETION),$(completiondir)))
-	@install -m755 $(PROGRAMS) $(CHECK) $(DESTDIR)$(bindir)/
+	@install -m755 $(PROGRAMS) $(EXPORTER) $(CHECK) $(DESTDIR)$(bindir)/
 	@install -m755 $(LIBRDT) $(DESTDIR)$(libdir)/
 	@ln -sf $(notdir $(LIBRDT)) $(DESTDIR)$(libdir)/librdt.so.$(SOVERSION)
 	@ln -sf librdt.so.$(SOVERSION) $(DESTDIR)$(libdir)/librdt.so
@@ -592,6 +601,7 @@ install: all
 	@install -m644 $(HEADERS) $(DESTDIR)$(includedir)/rdt/
 	@$(call filled,client/package/rdt.pc.in) && install -m644 $$t $(DESTDIR)$(libdir)/pkgconfig/rdt.pc
 	@$(call filled,systemd/rdtd.service.in) && install -m644 $$t $(DESTDIR)$(unitdir)/rdtd.service
+	@$(if $(EXPORTER),$(call filled,systemd/rdtd-exporter.service.in) && install -m644 $$t $(DESTDIR)$(unitdir)/rdtd-exporter.service)
 	@install -m644 systemd/rdtd.socket $(DESTDIR)$(unitdir)/
 	@install -m644 systemd/rdtd.sysusers $(DESTDIR)$(sysusersdir)/rdtd.conf
 	@if [ -e $(DESTDIR)$(conffile) ] && ! cmp -s $(CONF) $(DESTDIR)$(conffile); then \
@@ -603,17 +613,17 @@ install: all
 	    $(py_metadata) | install -m644 /dev/stdin $(DESTDIR)$(PY_DIST_INFO)/METADATA && \
 	    echo make | install -m644 /dev/stdin $(DESTDIR)$(PY_DIST_INFO)/INSTALLER)
 	@$(foreach m,$(MANPAGES),install -D -m644 $(m) $(DESTDIR)$(mandir)/man$(subst .,,$(suffix $(m)))/$(notdir $(m));)
-	@install -D -m644 -t $(DESTDIR)$(docdir) daemon/LICENSE daemon/CHANGELOG.md
+	@install -D -m644 -t $(DESTDIR)$(docdir) daemon/LICENSE daemon/CHANGELOG.md systemd/rdtd-grafana.json
 	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
 	@echo 'installed below $(DESTDIR)$(PREFIX)'
 
 uninstall:
-	rm -f $(addprefix $(DESTDIR)$(bindir)/,rdtd rdtctl rdt-check-backend) \
+	rm -f $(addprefix $(DESTDIR)$(bindir)/,rdtd rdtctl rdtd-exporter rdt-check-backend) \
 	    $(addprefix $(DESTDIR)$(libdir)/librdt.so,.$(VERSION) .$(SOVERSION)) \
 	    $(wildcard $(DESTDIR)$(libdir)/librdt-cuda.so*) $(DESTDIR)$(libdir)/pkgconfig/rdt-cuda.pc \
 	    $(DESTDIR)$(includedir)/rdt/rdt_cuda.h \
 	    $(DESTDIR)$(libdir)/librdt.so $(DESTDIR)$(libdir)/pkgconfig/rdt.pc $(DESTDIR)$(backenddir)/rdt_*.so \
-	    $(addprefix $(DESTDIR)$(includedir)/rdt/,$(notdir $(HEADERS))) $(addprefix $(DESTDIR)$(unitdir)/rdtd,.service .socket) \
+	    $(addprefix $(DESTDIR)$(includedir)/rdt/,$(notdir $(HEADERS))) $(addprefix $(DESTDIR)$(unitdir)/rdtd,.service .socket -exporter.service) \
 	    $(DESTDIR)$(sysusersdir)/rdtd.conf $(DESTDIR)$(completiondir)/rdtctl \
 	    $(foreach m,$(MANPAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $(m)))/$(notdir $(m)))
 	rm -rf $(DESTDIR)$(docdir)

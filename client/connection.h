@@ -9,7 +9,7 @@
  *
  *     9  groups
  *     8  connect                     opens and closes a connection; sets its callbacks
- *     7  calls fetch info memory_calls put  public calls
+ *     7  calls fetch info memory_calls metrics put  public calls
  *     6  device loans wait           memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
  *     5  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
  *        names request watch         published names; one fetch or wait; events

@@ -179,6 +179,16 @@ struct rdt_daemon_status {
 /* Writes the daemon's state, as many of the members as status_p->struct_size has room for. */
 enum rdt_status rdt_daemon_status(rdt *rdt, struct rdt_daemon_status *status_p, struct rdt_error *err);
 
+enum rdt_metrics_format {
+    RDT_METRICS_OPENMETRICS = 0, /* OpenMetrics 1.0, application/openmetrics-text */
+    RDT_METRICS_PROMETHEUS = 1,  /* Prometheus's text format 0.0.4, which node_exporter's textfile collector reads */
+};
+
+/* Writes the daemon's counters, gauges and histograms as text; rdtctl(1) lists them. *text_p is the caller's, to be freed by
+ * free(). Unprivileged sessions get the usage of their own owner only. A scraper should ask every few seconds at most: the text
+ * of a node with 64 owners and 256 peers has about 200 KiB. */
+enum rdt_status rdt_metrics(rdt *rdt, enum rdt_metrics_format format, char **text_p, struct rdt_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -36,6 +36,7 @@ void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files)
     (void)uv_prepare_start(&conns->prepare, on_prepare);
     conns->prepare.data = conns;
     busy_poll_init(&rpc->busy_poll, rpc->loop, rpc->options->busy_poll_ns);
+    loop_meter_start(&rpc->loop_meter, rpc->loop);
     if (!file || fscanf(file, "%u", &conns->overflow_uid) != 1)
         conns->overflow_uid = 65534;
     if (file)
@@ -507,6 +508,7 @@ void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
     conns->arg = arg;
     uv_close((uv_handle_t *)&conns->prepare, NULL);
     busy_poll_close(&conns->rpc->busy_poll);
+    loop_meter_close(&conns->rpc->loop_meter);
     list_for_each_safe (node, &conns->all) {
         struct conn *conn = container_of(node, struct conn, link);
         /* the last answers: bytes that the socket does not accept now are lost */

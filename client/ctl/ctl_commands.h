@@ -9,6 +9,9 @@ struct ctl;
 #define CTL_COMMAND_MAP(X)                                                                                              \
     X(status, "", "shows the daemon: version, address, memory, counters", NULL)                                         \
     X(ping, "", "measures round trips to the daemon", "With --timeout each round trip gets that time.")                 \
+    X(metrics, "", "prints counters, gauges and histograms for Prometheus",                                             \
+      "The format prometheus is what node_exporter's textfile collector reads. Sessions other than root's and the\n"    \
+      "daemon's own user's see the usage of their own user only.")                                                      \
     X(objects, "", "lists objects and what holds them", NULL)                                                           \
     X(regions, "", "lists the ranges of memory that the daemon knows", NULL)                                            \
     X(clients, "", "lists connected actor processes", NULL)                                                             \

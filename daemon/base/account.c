@@ -356,6 +356,8 @@ void account_request_end(struct accounts *accounts, struct account_wait *wait)
     }
     if (wait->at)
         stop_waiting(wait);
+    else
+        accounts->n_waited++;
     wait->at = account_ref(accounts->full);
     wait->what = accounts->full_of;
     wait->on = accounts->full_on;

@@ -11,6 +11,13 @@
 
 #define CALL_REPLY_BYTES 64u /* of a CallReply, beside the answer that it contains */
 
+#define X(number, NAME, request, reply, properties, unmet) _Static_assert((number) < RPC_VERBS, #NAME);
+RDT_REQUEST_MAP(X)
+#undef X
+#define X(number, name, sentence) _Static_assert(-(number) < (int)RPC_STATUSES, #name);
+RDT_STATUS_MAP(X)
+#undef X
+
 struct call *call_create(struct rpc *rpc, struct client *client, struct peer *peer, uint16_t type, uint64_t request_id)
 {
     struct call *call = calloc(1, sizeof *call);
@@ -24,6 +31,7 @@ struct call *call_create(struct rpc *rpc, struct client *client, struct peer *pe
     call->type = type;
     call->verb = verb_find(type);
     call->request_id = request_id;
+    call->began_ns = uv_hrtime();
     if (client) {
         call->account = account_ref(client->account);
         call->admin = client->admin;
@@ -59,6 +67,16 @@ static void call_free(struct call *call)
     free(call->why);
     free(call->packed);
     free(call);
+}
+
+static void count(const struct call *call, enum rdt_status status)
+{
+    struct request_metrics *metrics = call->verb ? &call->rpc->requests[call->type] : NULL;
+
+    if (!metrics)
+        return;
+    histogram_add(&metrics->duration, uv_hrtime() - call->began_ns);
+    metrics->failures[-status]++;
 }
 
 static void send_to_peer(struct call *call, const struct rdt_error *err, const ProtobufCMessage *reply)
@@ -103,6 +121,7 @@ void call_reply(struct call *call, const ProtobufCMessage *reply, const int *tak
         if (call->peer)
             send_to_peer(call, NULL, reply);
     }
+    count(call, RDT_OK);
     call_free(call);
 }
 
@@ -123,6 +142,7 @@ static void fail(struct call *call, const struct rdt_error *err, bool unread)
     } else {
         send_to_peer(call, err, NULL);
     }
+    count(call, err->status);
     call_free(call);
 }
 

@@ -15,6 +15,7 @@
 
 #include "daemon/base/busy_poll.h"
 #include "daemon/base/events.h"
+#include "daemon/base/loop_meter.h"
 #include "daemon/objects/names.h"
 #include "daemon/peers/holds.h"
 #include "daemon/rpc/hotload.h"
@@ -22,6 +23,14 @@
 #include "proto/verb.h"
 
 struct call;
+
+#define RPC_VERBS 64u    /* above the highest type number of a request */
+#define RPC_STATUSES 32u /* above the number of statuses */
+
+struct request_metrics { /* answered requests of one type */
+    struct histogram duration;
+    uint64_t failures[RPC_STATUSES]; /* by -status */
+};
 
 struct rpc { /* what handlers work on; daemon.c fills it */
     uv_loop_t *loop;
@@ -47,6 +56,8 @@ struct rpc { /* what handlers work on; daemon.c fills it */
     uint64_t next_forward;
     unsigned n_clients;
     struct busy_poll busy_poll; /* conn.c reports messages to it */
+    struct loop_meter loop_meter;
+    struct request_metrics requests[RPC_VERBS]; /* by type number */
     uint64_t started_ns;
     bool draining;
     /* rpc_dispatch: a pointer, because rpc_remote.c would otherwise depend on every handler. */
@@ -64,6 +75,7 @@ struct call {
     uint16_t type;           /* enum rdt_message, or a number that no request has */
     const struct verb *verb; /* the row of the type; NULL: there is none */
     uint64_t request_id;     /* the client's, or the peer's call number */
+    uint64_t began_ns;
     struct frame *frame;     /* inside the handler only: its fds */
     struct arena *arena;     /* inside the handler only: where the decoded request is */
     /* Inside the handler only: of a PUT that the pool has decoded (rpc_read.h); NULL: the handler makes it */

@@ -49,6 +49,7 @@
 
 #include <uv.h>
 
+#include "daemon/base/histogram.h"
 #include "daemon/groups/group.h"
 #include "daemon/memory/placing.h"
 #include "daemon/objects/client.h"
@@ -61,6 +62,7 @@
 #include "daemon/transports/ticket.h"
 
 #define TRANSFER_HISTORY 512
+#define TRANSFER_PATHS 32 /* pairs of path and direction that are counted apart; the last entry counts all others */
 
 enum transfer_state {
     TRANSFER_NEW,
@@ -107,6 +109,15 @@ struct transfer_record {
     char error[560];        /* "": none. Must be the last member: the history copies only the text that is used */
 };
 
+/* Transfers that have ended, by path and direction, since the start of the daemon. */
+struct transfer_path {
+    char name[65];         /* as in struct transfer_record; "" for transfers that ended before a path was chosen */
+    const char *direction; /* "in", "out", "local"; NULL: the entry is free */
+    uint64_t bytes;        /* of transfers that are done */
+    uint64_t ended[TRANSFER_OUTCOMES];
+    struct histogram duration; /* of transfers that are done, from the time when the object was found */
+};
+
 struct transfers {
     const struct events *events; /* NULL: no client watches events */
     uv_loop_t *loop;
@@ -139,7 +150,8 @@ struct transfers {
     /* and the decision on it, which the same query gets again: a reference; NULL: none */
     struct path_decision *decision;
     uint64_t last_sent_ns; /* when the last transfer to another node ended; 0: never */
-    uint64_t ended[TRANSFER_OUTCOMES], bytes_in, bytes_out, bytes_local;
+    uint64_t bytes_in, bytes_out, bytes_local;
+    struct transfer_path paths[TRANSFER_PATHS];
     uint64_t copying_bytes; /* bytes of local copies on the work pool */
     /* transfers from other nodes by a slower transport than the nodes have, which could not be used */
     uint64_t fell_back;

@@ -103,6 +103,24 @@ void record_fail(struct transfer_record *record, const struct rdt_error *err)
     (void)snprintf(record->error, sizeof record->error, "%s: %s", rdt_status_name(record->status), err->msg);
 }
 
+static struct transfer_path *path_of(struct transfers *transfers, const struct transfer_record *record)
+{
+    struct transfer_path *path = transfers->paths;
+
+    for (unsigned i = 0; i < TRANSFER_PATHS - 1; i++, path++) {
+        if (!path->direction) {
+            (void)snprintf(path->name, sizeof path->name, "%s", record->path);
+            path->direction = record->direction;
+            return path;
+        }
+        if (strcmp(path->direction, record->direction) == 0 && strcmp(path->name, record->path) == 0)
+            return path;
+    }
+    (void)snprintf(path->name, sizeof path->name, "other");
+    path->direction = "";
+    return path;
+}
+
 void record_finish(struct transfers *transfers, struct transfer_record *record)
 {
     static const char *const states[TRANSFER_OUTCOMES] = {"done", "failed", "cancelled", "timed_out"};
@@ -110,6 +128,7 @@ void record_finish(struct transfers *transfers, struct transfer_record *record)
                                     : record->status == RDT_CANCELLED ? TRANSFER_CANCELLED
                                     : record->status == RDT_TIMED_OUT ? TRANSFER_TIMED_OUT
                                                                       : TRANSFER_FAILED;
+    struct transfer_path *path;
     struct transfer_record *place = &transfers->history[transfers->n_history++ % TRANSFER_HISTORY];
 
     record->state = states[outcome];
@@ -121,7 +140,12 @@ void record_finish(struct transfers *transfers, struct transfer_record *record)
     place->order = NULL;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", record);
     record->decision = NULL; /* The history owns the decision now. */
-    transfers->ended[outcome]++;
+    path = path_of(transfers, record);
+    path->ended[outcome]++;
+    if (outcome == TRANSFER_DONE) {
+        path->bytes += record->bytes_done;
+        histogram_add(&path->duration, record->elapsed_ns);
+    }
 }
 
 static void *copy_column(const void *column, size_t bytes)

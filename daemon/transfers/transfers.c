@@ -87,7 +87,9 @@ void transfers_stats(const struct transfers *transfers, struct transfers_stats *
                                         .replica_bytes = transfers->replicas.bytes,
                                         .replica_fetches = transfers->replicas.served,
                                         .redirected = transfers->directory.redirected};
-    memcpy(stats_p->ended, transfers->ended, sizeof stats_p->ended);
+    for (unsigned i = 0; i < TRANSFER_PATHS; i++)
+        for (unsigned outcome = 0; outcome < TRANSFER_OUTCOMES; outcome++)
+            stats_p->ended[outcome] += transfers->paths[i].ended[outcome];
 }
 
 const struct transfer_record *transfers_history(const struct transfers *transfers, uint64_t n)

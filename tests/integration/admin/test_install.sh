@@ -20,15 +20,15 @@ expected=(
   usr/local/lib/rdtd/rdt_{host,stream,ucx}.so
   usr/local/lib/systemd/system/rdtd.{service,socket}
   usr/local/lib/sysusers.d/rdtd.conf
-  usr/local/share/doc/rdtd/{LICENSE,CHANGELOG.md}
+  usr/local/share/doc/rdtd/{LICENSE,CHANGELOG.md,rdtd-grafana.json}
 )
 if command -v scdoc >/dev/null; then
   expected+=(usr/local/share/man/man1/rdtctl.1 usr/local/share/man/man3/librdt.3 usr/local/share/man/man5/rdtd.conf.5
-    usr/local/share/man/man7/rdt-{backend,concepts,gpu,network,python,ray}.7 usr/local/share/man/man8/rdtd.8)
+    usr/local/share/man/man7/rdt-{backend,concepts,gpu,network,python,ray}.7 usr/local/share/man/man8/{rdtd,rdtd-exporter}.8)
 fi
 for file in "${expected[@]}"; do grep -qx "$file" "$tmp/found" || fail "not installed: $file"; done
 # What is there only when its source or its library is.
-optional='^usr/local/(lib/python3[0-9.]*/dist-packages/rdtd(/[a-z_]+\.[a-z0-9._-]+|-0\.1\.0\.dist-info/(METADATA|INSTALLER))|lib/rdtd/rdt_(gloo|nccl|cuda)\.so|lib/librdt-cuda\.so(\.[0-9.]+)?|lib/pkgconfig/rdt-cuda\.pc|include/rdt/rdt_cuda\.h|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
+optional='^usr/local/(bin/rdtd-exporter|lib/systemd/system/rdtd-exporter\.service|lib/python3[0-9.]*/dist-packages/rdtd(/[a-z_]+\.[a-z0-9._-]+|-0\.1\.0\.dist-info/(METADATA|INSTALLER))|lib/rdtd/rdt_(gloo|nccl|cuda)\.so|lib/librdt-cuda\.so(\.[0-9.]+)?|lib/pkgconfig/rdt-cuda\.pc|include/rdt/rdt_cuda\.h|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
 while read -r file; do
   [[ " ${expected[*]} " == *" $file "* || $file =~ $optional ]] || fail "installed, but nobody expects it: $file"
 done <"$tmp/found"

@@ -12,7 +12,7 @@ trap cleanup EXIT
 failed=0
 bad() { echo "$*"; failed=1; }
 
-pages=(daemon/{rdtd.8,rdt-concepts.7}.scd daemon/peers/rdt-network.7.scd client/librdt.3.scd client/ctl/rdtctl.1.scd
+pages=(daemon/{rdtd.8,rdt-concepts.7}.scd daemon/peers/rdt-network.7.scd client/librdt.3.scd client/ctl/rdtctl.1.scd client/exporter/rdtd-exporter.8.scd
   client/python/rdt-{python,ray}.7.scd backends/rdt-{backend,gpu}.7.scd)
 for page in "${pages[@]}"; do [[ -e $page ]] || bad "the page $page is missing"; done
 known=" ${pages[*]} "
@@ -45,9 +45,15 @@ config=$(rdtd --config= --dump-config | grep -oE '^[a-z_]+')
 for page in "${pages[@]}"; do
   for word in $(grep -ohE '\*[a-z]+(_[a-z]+)+( = [^*]*)?\*' "$page" | tr -d '*' | sed 's/ =.*//' | sort -u); do
     grep -qx "$word" <<<"$config" || grep -rqw -- "$word" client/*.h client/cuda/*.h client/python/rdtd backends/*.h proto/rdt_*.h ||
-      [[ $page == */rdt-backend* ]] || bad "$page names $word, which is neither a key nor a function"
+      [[ $page == */rdt-backend* || $page == */rdtd-exporter* ]] || bad "$page names $word, which is neither a key nor a function"
   done
 done
+
+# rdtd-exporter(8) has every metric, and no others.
+metrics=$(rdtctl metrics --format prometheus | awk '/^# TYPE/ {print $3}' | sort)
+[[ $metrics == "$(grep -oE '\*(rdtd|process)_[a-z_]+\*' client/exporter/rdtd-exporter.8.scd | tr -d '*' | sort)" ]] ||
+  bad "rdtd-exporter(8) and rdtctl metrics differ: $(diff <(grep -oE '\*(rdtd|process)_[a-z_]+\*' client/exporter/rdtd-exporter.8.scd |
+    tr -d '*' | sort) <(echo "$metrics"))"
 
 # Words of a page, without the marks of its source.
 words() { sed -e 's/\\//g; s/[*]//g' "$1"; }

@@ -11,8 +11,8 @@ fail() { echo "$*"; exit 1; }
 make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" || { cat "$tmp/log"; fail "make install failed"; }
 units=$tmp/root/usr/local/lib/systemd/system
 # verify looks for the program that ExecStart names, where it would be installed.
-sed -i -E "s,^(ExecStart|ExecStartPre)=/usr/local,\\1=$tmp/root/usr/local," "$units/rdtd.service"
-said=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no --recursive-errors=no "$units/rdtd.service" "$units/rdtd.socket" 2>&1) ||
+sed -i -E "s,^(ExecStart|ExecStartPre)=/usr/local,\\1=$tmp/root/usr/local," "$units"/*.service
+said=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no --recursive-errors=no "$units"/* 2>&1) ||
   fail "systemd-analyze verify failed: $said"
 [[ -z $said ]] || fail "systemd-analyze verify: $said"
 
@@ -22,8 +22,9 @@ said=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no --recursive-err
 [[ $said == *NoSuchKey* ]] || fail "systemd-analyze verify does not see an unknown key"
 sed -i '$d' "$units/rdtd.service"
 
-exposure=$(systemd-analyze security --offline=true --threshold=40 "$units/rdtd.service" 2>&1) ||
-  fail "the sandbox is worse than 4.0:"$'\n'"$exposure"
+for unit in "$units"/*.service; do
+  exposure=$(systemd-analyze security --offline=true --threshold=40 "$unit" 2>&1) || fail "the sandbox is worse than 4.0:"$'\n'"$exposure"
+done
 
 mkdir -p "$tmp/users/etc"
 said=$(systemd-sysusers --root="$tmp/users" "$tmp/root/usr/local/lib/sysusers.d/rdtd.conf" 2>&1) || fail "systemd-sysusers failed: $said"

@@ -1,0 +1,133 @@
+/* METRICS: what only the daemon can count. A client joins it with STATUS and lists (client/metrics.c). */
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "daemon/rpc/rpc_call.h"
+
+static Rdt__Pb__Histogram *histogram(struct arena *arena, struct histogram *from)
+{
+    Rdt__Pb__Histogram *to = arena_alloc(arena, sizeof *to);
+
+    if (!to)
+        return NULL;
+    rdt__pb__histogram__init(to);
+    to->n_counts = HISTOGRAM_BUCKETS;
+    to->counts = from->counts;
+    to->sum_ns = from->sum_ns;
+    return to;
+}
+
+static uint64_t total(const struct histogram *histogram)
+{
+    uint64_t n = 0;
+
+    for (unsigned i = 0; i < HISTOGRAM_BUCKETS; i++)
+        n += histogram->counts[i];
+    return n;
+}
+
+static bool add_failures(struct arena *arena, const struct request_metrics *from, Rdt__Pb__VerbMetrics *to)
+{
+    to->failures = arena_alloc(arena, RPC_STATUSES * sizeof *to->failures);
+    for (unsigned i = 1; to->failures && i < RPC_STATUSES; i++) {
+        Rdt__Pb__Failures *row;
+
+        if (from->failures[i] == 0)
+            continue;
+        row = arena_alloc(arena, sizeof *row);
+        if (!row)
+            return false;
+        rdt__pb__failures__init(row);
+        row->status = -(int32_t)i;
+        row->count = from->failures[i];
+        to->failures[to->n_failures++] = row;
+    }
+    return to->failures != NULL;
+}
+
+static bool add_verbs(struct arena *arena, struct rpc *rpc, Rdt__Pb__MetricsReply *reply)
+{
+    reply->verbs = arena_alloc(arena, RPC_VERBS * sizeof *reply->verbs);
+    for (unsigned type = 0; reply->verbs && type < RPC_VERBS; type++) {
+        struct request_metrics *from = &rpc->requests[type];
+        Rdt__Pb__VerbMetrics *row;
+
+        if (total(&from->duration) == 0)
+            continue;
+        row = arena_alloc(arena, sizeof *row);
+        if (!row)
+            return false;
+        rdt__pb__verb_metrics__init(row);
+        row->verb = (char *)verb_find(type)->name;
+        row->duration = histogram(arena, &from->duration);
+        if (!row->duration || !add_failures(arena, from, row))
+            return false;
+        reply->verbs[reply->n_verbs++] = row;
+    }
+    return reply->verbs != NULL;
+}
+
+static bool add_paths(struct arena *arena, struct transfers *transfers, Rdt__Pb__MetricsReply *reply)
+{
+    reply->paths = arena_alloc(arena, TRANSFER_PATHS * sizeof *reply->paths);
+    for (unsigned i = 0; reply->paths && i < TRANSFER_PATHS; i++) {
+        struct transfer_path *from = &transfers->paths[i];
+        Rdt__Pb__PathMetrics *row;
+
+        if (!from->direction)
+            continue;
+        row = arena_alloc(arena, sizeof *row);
+        if (!row)
+            return false;
+        rdt__pb__path_metrics__init(row);
+        row->path = from->name;
+        row->direction = (char *)from->direction;
+        row->bytes = from->bytes;
+        row->duration = histogram(arena, &from->duration);
+        if (!row->duration)
+            return false;
+        row->failed = from->ended[TRANSFER_FAILED];
+        row->cancelled = from->ended[TRANSFER_CANCELLED];
+        row->timed_out = from->ended[TRANSFER_TIMED_OUT];
+        reply->paths[reply->n_paths++] = row;
+    }
+    return reply->paths != NULL;
+}
+
+static void add_process(Rdt__Pb__MetricsReply *reply)
+{
+    FILE *file = fopen("/proc/self/statm", "re");
+    struct rusage usage;
+    uint64_t pages;
+
+    if (file && fscanf(file, "%*u %" SCNu64, &pages) == 1)
+        reply->resident_bytes = pages * (uint64_t)sysconf(_SC_PAGESIZE);
+    if (file)
+        (void)fclose(file);
+    if (getrusage(RUSAGE_SELF, &usage) == 0)
+        reply->cpu_ns = ((uint64_t)usage.ru_utime.tv_sec + (uint64_t)usage.ru_stime.tv_sec) * 1000000000u +
+                        ((uint64_t)usage.ru_utime.tv_usec + (uint64_t)usage.ru_stime.tv_usec) * 1000u;
+}
+
+enum rdt_status rpc_metrics(struct call *call, const void *request, struct rdt_error *err)
+{
+    Rdt__Pb__MetricsReply reply = RDT__PB__METRICS_REPLY__INIT;
+    uint64_t bounds_ns[HISTOGRAM_BUCKETS - 1];
+    struct rpc *rpc = call->rpc;
+
+    (void)request;
+    for (unsigned i = 0; i < HISTOGRAM_BUCKETS - 1; i++)
+        bounds_ns[i] = histogram_bound_ns(i);
+    reply.n_bounds_ns = HISTOGRAM_BUCKETS - 1;
+    reply.bounds_ns = bounds_ns;
+    reply.loop_busy = histogram(call->arena, &rpc->loop_meter.busy);
+    if (!reply.loop_busy || !add_verbs(call->arena, rpc, &reply) || !add_paths(call->arena, rpc->transfers, &reply))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metrics");
+    reply.waited_for_room = rpc->objects->accounts->n_waited;
+    reply.waiting_for_room = rpc->objects->accounts->n_waiting;
+    add_process(&reply);
+    call_reply(call, &reply.base, NULL, 0);
+    return RDT_OK;
+}
