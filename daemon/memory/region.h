@@ -103,7 +103,7 @@ enum region_origin {
     REGION_SNAPSHOT,  /* a snapshot that was put */
     REGION_STAGING,   /* bytes on their way between a device and a transport; never exported */
     REGION_ARENA,     /* small objects (slab.h); never exported */
-    REGION_COPY,      /* a replica that every fetch of this node shares */
+    REGION_COPY,      /* a replica of another node's snapshot */
 };
 
 /* See the drawing above; the table is in region.c. */
@@ -192,10 +192,10 @@ void regions_watch(struct regions *regions);
  * fills (from REGION_RECEIVED on) is not zeroed if its old bytes are the same owner's.
  *
  * RDT_OK: *region_p is ready (little memory, or memory of the pool, which REGION_ALLOCATED never gets). RDT_AGAIN:
- * on_ready is called later with the region or an error. on_ready NULL: never RDT_AGAIN, the loop allocates. Errors:
- * NO_MEMORY, LIMIT (names the limit), UNSUPPORTED (no such memory kind or device), INVALID (0 bytes). Limits are charged
- * before memory is touched. Before a request is refused, pooled and cached memory is freed, and a request with on_ready
- * waits for memory that is being freed. */
+ * on_ready is called later with the region or an error. on_ready NULL: never RDT_AGAIN, the loop allocates; only for host
+ * memory. Errors, after which on_ready is not called: NO_MEMORY, LIMIT (names the limit), UNSUPPORTED (no such memory kind
+ * or device), INVALID (0 bytes). Limits are charged before memory is touched. Before a request is refused, pooled and
+ * cached memory is freed, and a request with on_ready waits for memory that is being freed. */
 enum rdt_status region_alloc(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
                              enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
                              region_ready on_ready, void *arg, struct rdt_error *err);
@@ -218,7 +218,7 @@ enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, str
 enum rdt_status region_import(struct regions *regions, const char *kind, const struct rdt_import *import,
                               struct account *account, uint64_t client, struct region **region_p, struct rdt_error *err);
 
-/* ---- on devices (region_device.c) ----
+/* ---- device memory ----
  * Device memory is allocated, imported and freed on the work pool, mapped from the beginning, and charged to its device
  * (used_bytes, up to limit_bytes). Unused memory may be pooled (device_pool.h).
  */
@@ -257,6 +257,8 @@ struct region_share {
 enum rdt_status region_share(struct region *region, uint64_t client, struct region_share *share_p, int *fds_p, unsigned room,
                              unsigned *n_p, struct rdt_error *err);
 
+/* ---- the life of a region ---- */
+
 /* Borrowed. NULL: there is no such region, or it has another generation. */
 struct region *region_find(const struct regions *regions, uint64_t id, uint64_t generation);
 
@@ -277,6 +279,8 @@ void region_mark_abandoned(struct region *region);
 void region_pin(struct region *region);
 void region_unpin(struct region *region);
 
+/* ---- who can reach its memory ---- */
+
 /* The address of its first byte in the daemon, mapped at the first call. Returns NULL with err if it cannot be mapped, or
  * if too many regions have a SIGBUS guard (LIMIT). */
 uint8_t *region_addr(struct region *region, struct rdt_error *err);
@@ -288,6 +292,10 @@ bool region_may_fault(const struct region *region);
 /* SYSTEM, with the region and the client, if pages were missing when the daemon touched them: the bytes that were read are
  * not those that were written. */
 enum rdt_status region_check(const struct region *region, struct rdt_error *err);
+
+/* Seals it: from now on nobody can map it writable, whatever descriptor and rights they have. UNSUPPORTED: memory of this
+ * kind cannot be sealed. */
+enum rdt_status region_seal(struct region *region, struct rdt_error *err);
 
 /* Returns a new descriptor for this client, the caller's in *fd_p. client 0: for any client; the memory can then not be
  * reused. With writable false, a process of another uid cannot map it writable. Seals snapshots and replicas first.
@@ -301,12 +309,10 @@ void region_expose(struct region *region, uint64_t client);
  * and none of its pages is lost. */
 bool region_may_be_cached(const struct region *region, uint64_t client);
 
+/* ---- zeroing and registering ---- */
+
 /* Zeroes it on the work pool, and then calls on_ready. On an error on_ready is not called. */
 enum rdt_status region_scrub(struct region *region, region_ready on_ready, void *arg, struct rdt_error *err);
-
-/* Seals it: from now on nobody can map it writable, whatever descriptor and rights they have. UNSUPPORTED: memory of this
- * kind cannot be sealed. */
-enum rdt_status region_seal(struct region *region, struct rdt_error *err);
 
 /* Returns the transport's registration in *handle_p; NULL if the transport registers nothing. RDT_AGAIN: on_ready is called
  * later; call again then. UNSUPPORTED (the transport is being unloaded), LIMIT, NO_MEMORY, or an error of region_addr. */
