@@ -19,22 +19,21 @@
 #define CUDA_UUID_TEXT 41 /* "GPU-8c1f3b2a-....", as nvidia-smi shows it */
 #define CUDA_MAX_GPUS 64
 
-#define CUDA_FUNCTIONS(X)                                                                                                     \
-    X(cuInit)                                                                                                                 \
-    X(cuDriverGetVersion)                                                                                                     \
-    X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetUuid) X(cuDeviceGetName)            \
-        X(cuDeviceTotalMem) X(cuDeviceGetAttribute) X(cuDeviceCanAccessPeer) X(cuDevicePrimaryCtxRetain)                      \
-            X(cuDevicePrimaryCtxRelease) X(cuCtxGetCurrent) X(cuCtxSetCurrent) X(cuCtxGetDevice) X(cuCtxEnablePeerAccess)     \
-                X(cuCtxSynchronize) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemGetAddressRange)                        \
-                    X(cuPointerGetAttribute) X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease)                  \
-                        X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(cuMemAddressReserve)              \
-                            X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) X(cuMemRetainAllocationHandle)    \
-                                X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle) X(cuMemHostRegister)        \
-                                    X(cuMemHostUnregister) X(cuMemcpyAsync) X(cuMemcpyPeerAsync) X(cuMemsetD8Async)           \
-                                        X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize)          \
-                                            X(cuStreamWaitEvent) X(cuStreamGetCtx) X(cuLaunchHostFunc) X(cuStreamAddCallback) \
-                                                X(cuMemcpy2DAsync) X(cuMemGetAllocationPropertiesFromHandle) X(cuEventCreate) \
-                                                    X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize)
+/* clang-format off */
+#define CUDA_FUNCTIONS(X) \
+    X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) \
+    X(cuDeviceGetUuid) X(cuDeviceGetName) X(cuDeviceTotalMem) X(cuDeviceGetAttribute) X(cuDeviceCanAccessPeer) \
+    X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxGetCurrent) X(cuCtxSetCurrent) X(cuCtxGetDevice) \
+    X(cuCtxEnablePeerAccess) X(cuCtxSynchronize) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemGetAddressRange) \
+    X(cuPointerGetAttribute) X(cuMemGetAllocationGranularity) X(cuMemCreate) X(cuMemRelease) \
+    X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle) X(cuMemAddressReserve) X(cuMemAddressFree) \
+    X(cuMemMap) X(cuMemUnmap) X(cuMemSetAccess) X(cuMemRetainAllocationHandle) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) \
+    X(cuIpcCloseMemHandle) X(cuMemHostRegister) X(cuMemHostUnregister) X(cuMemcpyAsync) X(cuMemcpyPeerAsync) \
+    X(cuMemsetD8Async) X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize) X(cuStreamWaitEvent) \
+    X(cuStreamGetCtx) X(cuLaunchHostFunc) X(cuStreamAddCallback) X(cuMemcpy2DAsync) \
+    X(cuMemGetAllocationPropertiesFromHandle) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
+    X(cuEventSynchronize)
+/* clang-format on */
 
 struct cuda_gpu {
     CUdevice device;

@@ -28,7 +28,7 @@ struct cuda_card { /* a GPU as this kind uses it */
     _Atomic uint64_t overhead_bytes; /* device memory that the context takes; USAGE_UNKNOWN: it cannot be determined */
     size_t granule;                  /* VMM allocates multiples of it */
     pthread_mutex_t mutex;           /* protects all fields below */
-    pthread_cond_t more;             /* signalled when a copy is queued or the thread shall end */
+    pthread_cond_t more;             /* signalled when a copy is queued or the thread is to end */
     CUstream stream[N_WAYS];         /* created on first use */
     pthread_t thread;                /* started on first use */
     bool started, end;

@@ -17,8 +17,8 @@
 #include <string.h>
 #include <time.h>
 
-#define BATCH_MAX 64u
-#define MAX_BATCHES 4u /* in the stream at a time */
+#define MAX_BATCH_OPS 64u /* in one group call */
+#define MAX_BATCHES 4u    /* in the stream at a time */
 #define POLL_MIN_NS 20000
 #define POLL_MAX_NS 2000000
 #define WHY_BYTES 320
@@ -41,7 +41,7 @@ struct lane {
     /* The mutex protects: */
     struct rdt_op *first, **last; /* posted operations that have not begun, in order, linked by priv[0] */
     struct ring parties;
-    bool news, end; /* the loop thread has changed something; the thread is to end */
+    bool changed, end; /* the loop thread has changed something; the thread is to end */
     /* The thread only: */
     CUstream stream;
     bool entered;
@@ -202,7 +202,7 @@ static struct rdt_op *take_batch(struct lane *lane, struct party **party_p)
 
     if (!first || side_of(first)->party->state != PARTY_READY || side_of(first)->party->closing)
         return NULL;
-    for (struct rdt_op *next; n < BATCH_MAX && (next = *next_of(last)) != NULL; n++, last = next)
+    for (struct rdt_op *next; n < MAX_BATCH_OPS && (next = *next_of(last)) != NULL; n++, last = next)
         if (side_of(next) != side_of(first) || next->transfer != first->transfer || is_send(next) != is_send(first))
             break;
     *party_p = side_of(first)->party;
@@ -445,11 +445,11 @@ static void *run(void *arg)
             until.tv_sec += until.tv_nsec / 1000000000;
             until.tv_nsec %= 1000000000;
             (void)pthread_cond_timedwait(&lane->more, &lane->mutex, &until);
-        } else if (!moved && !lane->news) {
+        } else if (!moved && !lane->changed) {
             (void)pthread_cond_wait(&lane->more, &lane->mutex);
             poll_ns = POLL_MIN_NS;
         }
-        lane->news = false;
+        lane->changed = false;
         (void)pthread_mutex_unlock(&lane->mutex);
     }
     (void)pthread_mutex_unlock(&lane->mutex);
@@ -464,7 +464,7 @@ static void *run(void *arg)
 
 static void notify(struct lane *lane)
 {
-    lane->news = true;
+    lane->changed = true;
     (void)pthread_cond_signal(&lane->more);
 }
 

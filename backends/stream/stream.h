@@ -88,8 +88,7 @@ enum op_state { OP_QUEUED, OP_RUNNING, OP_STOPPING, OP_ENDING, OP_ENDED };
 
 /* One posted operation. op->priv[0] points to it until it has ended. */
 struct operation {
-    struct ring
-        ring; /* [lock] QUEUED: in conn->sends or a bucket of conn->recvs; ENDING: in thread->ending; otherwise in none */
+    struct ring ring; /* [lock] QUEUED: in conn->sends or a bucket of conn->recvs; ENDING: in thread->ending; else in none */
     struct rdt_op *op;
     struct conn *conn;
     struct lane *lane;   /* [lock] RUNNING, STOPPING: the lane that moves it */

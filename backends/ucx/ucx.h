@@ -104,8 +104,7 @@ struct registration {
 
 /* One posted operation. op->priv[0] points to it until it has ended. */
 struct operation {
-    struct ring
-        ring; /* [lock] QUEUED: in conn->sends or a bucket of conn->recvs; ENDING: in engine->ending; otherwise in none */
+    struct ring ring; /* [lock] QUEUED: in conn->sends or a bucket of conn->recvs; ENDING: in engine->ending; else in none */
     struct rdt_op *op;
     struct conn *conn;
     enum op_state state; /* [lock] */
