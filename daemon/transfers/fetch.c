@@ -73,7 +73,7 @@ static enum rdt_status check_targets(const struct layout *layout, const Rdt__Pb_
         if (regions[r]->block.read_only)
             return rdt_error_set(err, RDT_INVALID, "target %u lies in memory that was imported read-only", i);
         if (tensor_hi > regions[r]->bytes)
-            return rdt_error_set(err, RDT_INVALID, "target %u ends at byte %llu of a region of %llu", i,
+            return rdt_error_set(err, RDT_INVALID, "target %u ends at byte %llu of a region of %llu bytes", i,
                                  (unsigned long long)tensor_hi, (unsigned long long)regions[r]->bytes);
         region_span_add(&spans[r], i, tensor_lo, tensor_hi);
     }
@@ -97,7 +97,8 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the targets");
     if (item->n_target_regions > RDT_MAX_FRAME_FDS) {
         free(target);
-        return rdt_error_set(err, RDT_LIMIT, "targets in %zu regions: at most %u", item->n_target_regions, RDT_MAX_FRAME_FDS);
+        return rdt_error_set(err, RDT_LIMIT, "the targets lie in %zu regions: at most %u are allowed", item->n_target_regions,
+                             RDT_MAX_FRAME_FDS);
     }
     target->uses = calloc(item->n_target_regions + 1, sizeof *target->uses);
     if (!target->uses)
@@ -221,8 +222,6 @@ static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__
 
     if (strlen(message->transport) > 64 || strlen(message->least_path) > 64 || strlen(message->group) > 64)
         return rdt_error_set(err, RDT_INVALID, "a path's name has at most 64 characters");
-    if ((unsigned)message->mode > RDT__PB__FETCH_MODE__FETCH_MODE_COW)
-        return rdt_error_set(err, RDT_INVALID, "unknown fetch mode %d", (int)message->mode);
     if (strlen(message->memory) > 32 || strlen(message->device) > 64)
         return rdt_error_set(err, RDT_INVALID, "a kind of memory has at most 32 characters, a device's uuid 64");
     if (!wants_device(message) && message->device[0] != '\0' && strcmp(message->device, "cpu") != 0 &&

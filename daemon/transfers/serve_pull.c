@@ -107,7 +107,8 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
     if (status == RDT_OK && !transfers_check_requester(transfers, pull->requester, &requester, &why))
         status = why.status;
     if (status == RDT_OK && map_count(&session->serves) >= MAX_PULLS)
-        status = rdt_error_set(&why, RDT_LIMIT, "node %s has %u transfers under way from here", session->peer->name, MAX_PULLS);
+        status = rdt_error_set(&why, RDT_LIMIT, "node %s already has %u transfers under way from this node",
+                               session->peer->name, MAX_PULLS);
     if (status == RDT_OK && pull->from_copy && (pull->slice || pull->meta_only || ref.generation == 0))
         status = rdt_error_set(&why, RDT_UNSUPPORTED, "a replica serves the whole object only, not a slice or its metadata");
     else if (status == RDT_OK && pull->part_of != 0)

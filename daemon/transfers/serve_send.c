@@ -198,7 +198,7 @@ static enum rdt_status decide_staging(struct serve *out, const struct peer_trans
         return rdt_error_set(err, RDT_PROTOCOL, "one pull asks for tensors in several kinds of memory");
     out->staged = !start->one_sided && (!start->single || !moves || holes);
     if (start->one_sided && !moves)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "%s reads no device memory at the owner", pt->transport->name);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "%s cannot read device memory at the owner", pt->transport->name);
     if (out->staged && !transport_moves(pt->transport, "host"))
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s moves neither this memory at the owner nor host memory",
                              pt->transport->name);
@@ -261,7 +261,8 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
     else if (status == RDT_OK && !start->one_sided)
         status = chunk_plan_create(out->packed, out->stream_bytes, start->chunk_bytes, &out->plan, &err);
     if (status == RDT_OK && !start->one_sided && start->first_chunk >= out->plan->n)
-        status = rdt_error_set(&err, RDT_PROTOCOL, "the first chunk is %u, and there are %u", start->first_chunk, out->plan->n);
+        status = rdt_error_set(&err, RDT_PROTOCOL, "the reader asked for chunks from number %u on, but there are %u",
+                               start->first_chunk, out->plan->n);
     if (status != RDT_OK) {
         serve_fail(out, &err);
         return;

@@ -301,7 +301,8 @@ static enum rdt_status member_new(struct peer_session *root, const Rdt__Pb__Grou
     if (message->together && !group->transport->ops.post_broadcast)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s supports no collective broadcast here", group->transport->name);
     if (root->n_members >= MEMBERS_MAX)
-        return rdt_error_set(err, RDT_LIMIT, "node %s has %u broadcasts under way here", root->peer->name, MEMBERS_MAX);
+        return rdt_error_set(err, RDT_LIMIT, "node %s already has %u broadcasts under way to this node", root->peer->name,
+                             MEMBERS_MAX);
     member = calloc(1, sizeof *member);
     if (!member || !(member->account = account_get(transfers->objects->accounts, &owner))) {
         free(member);

@@ -368,7 +368,7 @@ enum rdt_status transfer_group_start(struct serve *out, const Rdt__Pb__PullStart
         uint32_t place = out->source->region[i];
         const struct region *region;
         if (layout_bytes(out->source, i) == 0 || place >= object_n_places(out->object))
-            continue; /* a copy that is being filled may have no memory yet */
+            continue; /* a replica that is being filled may have no memory yet */
         region = object_region(out->object, place);
         if (transport_moves(group->transport, region->kind->name) && !group_rank_serves(here, region_device_uuid(region)))
             return rdt_error_set(err, RDT_PROTOCOL, "rank %u of group \"%s\" is on device \"%s\", and object \"%s\" lies on %s",

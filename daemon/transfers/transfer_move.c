@@ -326,7 +326,7 @@ static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullK
     if (status == RDT_OK)
         status = layout_same_shape(transfer->source, transfer->pull.remote, err);
     if (status == RDT_OK && keys->n_keys > MAX_KEYS)
-        status = rdt_error_set(err, RDT_PROTOCOL, "the owner sent %zu keys", keys->n_keys);
+        status = rdt_error_set(err, RDT_PROTOCOL, "the owner sent %zu keys: at most %u are allowed", keys->n_keys, MAX_KEYS);
     if (status != RDT_OK)
         return status;
     transfer->pull.keys = calloc(keys->n_keys + 1, sizeof *transfer->pull.keys);
@@ -335,7 +335,8 @@ static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullK
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the keys");
     for (size_t i = 0; i < keys->n_keys; i++) {
         if (keys->keys[i].len > RDT_KEY_MAX_BYTES)
-            return rdt_error_set(err, RDT_PROTOCOL, "a key has %zu bytes", keys->keys[i].len);
+            return rdt_error_set(err, RDT_PROTOCOL, "a key has %zu bytes: at most %u are allowed", keys->keys[i].len,
+                                 RDT_KEY_MAX_BYTES);
         if (keys->keys[i].len > 0) /* An empty key: nothing is read from that region. */
             memcpy(transfer->pull.keys[i], keys->keys[i].data, keys->keys[i].len);
         transfer->pull.key_bytes[i] = keys->keys[i].len;

@@ -166,7 +166,7 @@ static enum rdt_status read_redirect(struct transfer *transfer, const Rdt__Pb__P
 {
     if (!transfer->pull.keeps || transfer->pull.no_redirect || transfer->pull.peer != transfer->pull.origin ||
         meta->redirect_node.len != 16 || !meta->snapshot || !meta->kept || meta->has_inline)
-        return rdt_error_set(err, RDT_PROTOCOL, "node %s redirects this fetch, which it may not", transfer->record.peer);
+        return rdt_error_set(err, RDT_PROTOCOL, "node %s redirected a fetch that it must not redirect", transfer->record.peer);
     return transfer_in_read_meta(transfer, meta, err);
 }
 
