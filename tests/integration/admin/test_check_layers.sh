@@ -68,6 +68,16 @@ plant() { # FILE INCLUDE EXPECTED
 sound
 said=$("$check" "$tmp/tree/build" "$tmp/tree" 2>&1) || { echo "a sound tree is refused: $said"; failures=$((failures + 1)); }
 
+clock='reads a clock that may be set'
+for line in 'clock_gettime(CLOCK_REALTIME, &now);' 'now = time(NULL);' 'gettimeofday(&now, NULL);'; do
+  sound
+  echo "$line" >>"$tmp/tree/daemon/rpc/rpc_put.c"
+  sees "daemon/rpc/rpc_put.c:6: $clock"
+done
+sound
+echo 'pthread_cond_timedwait(&more, &mutex, &until);' >>"$tmp/tree/backends/ucx/ucx.c"
+sees 'backends/ucx/ucx.c: pthread_cond_timedwait waits by a clock that may be set'
+
 plant proto/frame.c '"daemon/base/list.h"' 'proto/frame.c: may not include daemon/base/list.h'
 plant proto/frame.c '<uv.h>' 'proto/frame.c: may not include <uv.h>'
 plant client/client.c '"daemon/base/list.h"' 'client/client.c: may not include daemon/base/list.h'
