@@ -63,7 +63,7 @@ static enum rdt_status check(const struct device_copy *copy, bool *any_p, struct
         to = copy->to[copy->target->region[i]].region;
         *any_p = true;
         if (from && to && from->device && to->device && from->kind != to->kind)
-            return rdt_error_set(err, RDT_UNSUPPORTED, "tensor %u: nothing copies from %s to %s memory", i, from->kind->name,
+            return rdt_error_set(err, RDT_UNSUPPORTED, "tensor %u: no memory kind copies from %s to %s memory", i, from->kind->name,
                                  to->kind->name);
     }
     return RDT_OK;
@@ -253,13 +253,14 @@ enum rdt_status device_copy_start(const struct layout *source, const struct devi
         return status;
     }
     start_more(copy);
-    if (copy->running == 0) { /* the first batch failed to start */
-        status = rdt_error_set(err, copy->failure.status, "%s", copy->failure.msg);
-        free(copy);
-        return status;
+    if (copy->running > 0) {
+        *copy_p = copy;
+        return RDT_OK;
     }
-    *copy_p = copy;
-    return RDT_OK;
+    /* Either the part has no tensor to copy, or the first batch failed to start. */
+    status = copy->failure.status == RDT_OK ? RDT_OK : rdt_error_set(err, copy->failure.status, "%s", copy->failure.msg);
+    free(copy);
+    return status;
 }
 
 void device_copy_stop(struct device_copy *copy)

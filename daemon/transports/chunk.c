@@ -53,7 +53,7 @@ static enum rdt_status create(const struct layout *packed, uint64_t stream_bytes
         return rdt_error_set(err, RDT_INVALID, "chunks must have %u to %llu bytes, not %llu", MIN_CHUNK_BYTES, MAX_CHUNK_BYTES,
                              (unsigned long long)chunk_bytes);
     if (stream_bytes / chunk_bytes > MAX_CHUNKS)
-        return rdt_error_set(err, RDT_LIMIT, "%llu bytes in chunks of %llu are too many chunks",
+        return rdt_error_set(err, RDT_LIMIT, "%llu bytes make too many chunks of %llu bytes",
                              (unsigned long long)stream_bytes, (unsigned long long)chunk_bytes);
     n = cut(packed, chunk_bytes, alone, NULL);
     plan = malloc(sizeof *plan + n * sizeof plan->chunks[0]);

@@ -126,7 +126,7 @@ static void judge_offer(const struct path_query *query, const struct path_offer 
     if (!offer->two_sided && !offer->one_sided)
         reject(candidate, "it can neither send nor read on this connection%s%s", offer->refusal[0] ? ": " : "", offer->refusal);
     if (only_reads && is_staged(candidate))
-        reject(candidate, "it only reads, and what goes through host memory is sent");
+        reject(candidate, "it only reads, and bytes that go through host memory must be sent");
     if (only_reads && !query->source_contiguous)
         reject(candidate, "it only reads contiguous memory, and the tensors at the owner have holes");
     if (candidate->possible && offer->group)
@@ -140,7 +140,7 @@ static void consider_remote(const struct path_query *query, struct path_decision
     if (!query->has_inline)
         reject(in_reply, "the object is too large to ride in the reply");
     if (strcmp(query->target_memory, "host") != 0)
-        reject(in_reply, "what rides in the reply does not come to %s memory", query->target_memory);
+        reject(in_reply, "bytes in the reply cannot go to %s memory", query->target_memory);
     for (unsigned i = 0; i < query->n_offers; i++) {
         const struct path_offer *offer = &query->offers[i];
         bool preferred = query->preferred[0] && strcasecmp(query->preferred, offer->name) == 0;
@@ -203,7 +203,7 @@ static bool apply_wishes(const struct path_query *query, struct path_decision *d
         bool was_possible = candidate->possible, refused = direct && is_staged(candidate);
         bool other = query->transport[0] && !names(candidate, query->transport);
         if (refused)
-            reject(candidate, "it goes through host memory, and the reader accepts only what is direct");
+            reject(candidate, "it goes through host memory, and the reader accepts only a direct path");
         if (other)
             reject(candidate, "the reader asked for %s only", query->transport);
         if (candidate->speed < least)

@@ -105,7 +105,7 @@ Test(device_nodes, mixed_object_goes_in_parts_and_is_explained)
     }
     options = to("fake", "THERE-1");
     options.least_path = "direct";
-    must_refuse(RDT_NO_PATH, "accepts only what is direct", rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must_refuse(RDT_NO_PATH, "accepts only a direct path", rdt_fetch(reader, &ref, 1, &options, &object, &err));
     options = to(NULL, NULL);
     options.transport = "stream";
     must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));

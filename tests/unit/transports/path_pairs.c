@@ -187,7 +187,7 @@ static const struct kind_row {
      .because = "through host memory on the other node: it does not move gpu memory"},
     {"host to device, staged", "host", "gpu", "a", .chosen = "a", .staged_target = true,
      .because = "through host memory here: it does not move gpu memory"},
-    {"staged, but only direct is wished", "gpu", "gpu", "a", .least = "direct", .because = "accepts only what is direct"},
+    {"staged, but only direct is wished", "gpu", "gpu", "a", .least = "direct", .because = "accepts only a direct path"},
     {"direct is wished and there", "gpu", "gpu", "ab", .least = "direct", .chosen = "b", .because = "fastest"},
     {"one end that moves no host memory", "gpu", "host", "c", .because = "it does not write host memory"},
     {"holes are gathered on the way to host memory", "gpu", "gpu", "b", .holes = true, .chosen = "b", .staged_source = true,
@@ -263,6 +263,6 @@ Test(path_pairs, reply_rides_to_no_device)
     query.target_memory = "gpu";
     cr_assert_eq(path_choose(&query, &decision, &err), RDT_OK);
     cr_assert_str_eq(decision.candidates[0].name, "slow");
-    cr_assert(strstr(find(&decision, "inline")->reason, "does not come to gpu memory"), "%s",
+    cr_assert(strstr(find(&decision, "inline")->reason, "cannot go to gpu memory"), "%s",
               find(&decision, "inline")->reason);
 }
