@@ -77,14 +77,14 @@ struct rdt_connect_options {
     int64_t timeout_ns; /* 0: 10 s; negative: without end */
 };
 
-/* Connects to the daemon and begins a session. *rdt_p is the caller's, for rdt_close. options may be NULL.
- * Errors: SYSTEM (there is no socket, or it may not be opened; the sentence says what to do), DENIED, LIMIT
- * (too many clients), PROTOCOL (no common version), TIMED_OUT. */
+/* Connects to the daemon and begins a session. *rdt_p is the caller's, for rdt_close. options may be NULL. Errors: SYSTEM
+ * (there is no socket, or it may not be opened; the sentence says what to do), DENIED, LIMIT (too many clients), PROTOCOL
+ * (no common version), TIMED_OUT. */
 enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt_p, struct rdt_error *err);
 
-/* Ends the session: cancels its requests, unmaps all memory that came from it, and drops its holds. Objects
- * that it put without RDT_PUT_DETACHED are freed. Every request, object and pointer that came from it is
- * invalid afterwards. rdt may be NULL. */
+/* Ends the session: cancels its requests, unmaps all memory that came from it, and drops its holds. Objects that it put
+ * without RDT_PUT_DETACHED are freed. Every request, object and pointer that came from it is invalid afterwards. rdt may be
+ * NULL. */
 void rdt_close(rdt *rdt);
 
 struct rdt_node_info {
@@ -112,9 +112,9 @@ enum rdt_status rdt_ping(rdt *rdt, int64_t timeout_ns, struct rdt_error *err);
  */
 enum rdt_memory { RDT_MEMORY_DAEMON = 1, RDT_MEMORY_IMPORTED = 2, RDT_MEMORY_COPIED = 3 };
 
-/* Allocates `bytes` of zeroed, page-aligned host memory at the daemon and maps them writable; *addr_p is the
- * address. The memory is reserved at once. An object that is put from it keeps it alive after rdt_dealloc.
- * Errors: NO_MEMORY, LIMIT, INVALID (0 bytes). */
+/* Allocates `bytes` of zeroed, page-aligned host memory at the daemon and maps them writable; *addr_p is the address. The
+ * memory is reserved at once. An object that is put from it keeps it alive after rdt_dealloc. Errors: NO_MEMORY, LIMIT,
+ * INVALID (0 bytes). */
 enum rdt_status rdt_alloc(rdt *rdt, size_t bytes, void **addr_p, struct rdt_error *err);
 
 struct rdt_alloc_options {
@@ -127,28 +127,27 @@ struct rdt_alloc_options {
     int64_t call_timeout_ns; /* of the whole call; 0: five minutes more than timeout_ns; negative: without end */
 };
 
-/* Allocates as rdt_alloc does, with options. A request that waits for room holds nothing, and later requests of
- * the same user do not overtake it. A request that could never fit is refused at once. Also TIMED_OUT: there
- * was no room in time; the sentence says what the request waited for. */
+/* Allocates as rdt_alloc does, with options. A request that waits for room holds nothing, and later requests of the same
+ * user do not overtake it. A request that could never fit is refused at once. Also TIMED_OUT: there was no room in time;
+ * the sentence says what the request waited for. */
 enum rdt_status rdt_alloc_with(rdt *rdt, size_t bytes, const struct rdt_alloc_options *options, void **addr_p,
                                struct rdt_error *err);
 
-/* Ends a range of rdt_alloc, rdt_import or rdt_import_shared that starts at addr. Memory of rdt_alloc is
- * unmapped, or cached for what this process allocates or fetches next: the caller must not touch it any more.
- * After an import the mapping stays the caller's, and the daemon forgets it. Objects that were put from the
- * range live on. Errors: INVALID (no such range starts at addr), TIMED_OUT, DISCONNECTED. */
+/* Ends a range of rdt_alloc, rdt_import or rdt_import_shared that starts at addr. Memory of rdt_alloc is unmapped, or
+ * cached for what this process allocates or fetches next: the caller must not touch it any more. After an import the
+ * mapping stays the caller's, and the daemon forgets it. Objects that were put from the range live on. Errors: INVALID (no
+ * such range starts at addr), TIMED_OUT, DISCONNECTED. */
 enum rdt_status rdt_dealloc(rdt *rdt, void *addr, struct rdt_error *err);
 
-/* Ends a range as rdt_dealloc does, but waits for nothing: memory of rdt_alloc is unmapped when the daemon has
- * answered, and is not cached. For threads that must not block when the daemon is stopped. */
+/* Ends a range as rdt_dealloc does, but waits for nothing: memory of rdt_alloc is unmapped when the daemon has answered,
+ * and is not cached. For threads that must not block when the daemon is stopped. */
 enum rdt_status rdt_dealloc_soon(rdt *rdt, void *addr, struct rdt_error *err);
 
-/* Offers a memfd to the daemon, of which the caller has mapped the first `bytes` at addr, as a shared mapping.
- * The fd is borrowed, and may be closed afterwards. The memfd must be sealed against shrinking: fcntl(fd,
- * F_ADD_SEALS, F_SEAL_SHRINK). Pages that it lacks are charged to this client when the daemon creates them
- * because it copies to or from there; if they do not fit its limits, the request that needs the bytes fails
- * with LIMIT or NO_MEMORY. Errors: INVALID (not a memfd, shorter than `bytes`, not sealed, or it overlaps a
- * range that is known), LIMIT. */
+/* Offers a memfd to the daemon, of which the caller has mapped the first `bytes` at addr, as a shared mapping. The fd is
+ * borrowed, and may be closed afterwards. The memfd must be sealed against shrinking: fcntl(fd, F_ADD_SEALS,
+ * F_SEAL_SHRINK). Pages that it lacks are charged to this client when the daemon creates them because it copies to or from
+ * there; if they do not fit its limits, the request that needs the bytes fails with LIMIT or NO_MEMORY. Errors: INVALID
+ * (not a memfd, shorter than `bytes`, not sealed, or it overlaps a range that is known), LIMIT. */
 enum rdt_status rdt_import(rdt *rdt, int fd, void *addr, size_t bytes, struct rdt_error *err);
 
 /* ---- memory on devices ----
@@ -191,20 +190,19 @@ struct rdt_mapper {
     void *arg;
 };
 
-/* Registers a mapper for one kind of memory, until the connection ends. *mapper is copied; its arg is borrowed
- * until then. EXISTS: the kind has a mapper already. */
+/* Registers a mapper for one kind of memory, until the connection ends. *mapper is copied; its arg is borrowed until then.
+ * EXISTS: the kind has a mapper already. */
 enum rdt_status rdt_map_by(rdt *rdt, const struct rdt_mapper *mapper, struct rdt_error *err);
 
-/* Offers memory that the caller has at addr, described by `shared`; rdt_dealloc ends it. The fds are borrowed,
- * and may be closed afterwards; any number of chunks is allowed. The memory must stay until it is given back
- * and no object or transfer uses it any more (rdt_wait_freed_range): else the daemon would read memory that is
- * gone. Errors: UNSUPPORTED (the daemon has no such kind or device), INVALID, LIMIT, SYSTEM (the device refused
- * it; the sentence says why), TIMED_OUT. */
+/* Offers memory that the caller has at addr, described by `shared`; rdt_dealloc ends it. The fds are borrowed, and may be
+ * closed afterwards; any number of chunks is allowed. The memory must stay until it is given back and no object or transfer
+ * uses it any more (rdt_wait_freed_range): else the daemon would read memory that is gone. Errors: UNSUPPORTED (the daemon
+ * has no such kind or device), INVALID, LIMIT, SYSTEM (the device refused it; the sentence says why), TIMED_OUT. */
 enum rdt_status rdt_import_shared(rdt *rdt, const struct rdt_shared *shared, void *addr, struct rdt_error *err);
 
-/* Finds the range of rdt_alloc, rdt_import or rdt_import_shared that holds all of [addr, addr + bytes).
- * *known_p is false if the daemon knows none of these bytes. *memory_p and *device_p, each may be NULL, receive
- * kind and uuid of the range, and are valid while the range is. INVALID: only a part is known. */
+/* Finds the range of rdt_alloc, rdt_import or rdt_import_shared that holds all of [addr, addr + bytes). *known_p is false
+ * if the daemon knows none of these bytes. *memory_p and *device_p, each may be NULL, receive kind and uuid of the range,
+ * and are valid while the range is. INVALID: only a part is known. */
 enum rdt_status rdt_known(rdt *rdt, const void *addr, size_t bytes, bool *known_p, const char **memory_p, const char **device_p,
                           struct rdt_error *err);
 
@@ -230,8 +228,8 @@ struct rdt_tensor {
     void *data;             /* address of element [0, 0, ...]; may be NULL if there are no elements */
 };
 
-/* Computes the bytes of all elements, row-major contiguous; 0 if a dimension is 0. INVALID: dtype, ndim or
- * shape is wrong, or the product overflows. */
+/* Computes the bytes of all elements, row-major contiguous; 0 if a dimension is 0. INVALID: dtype, ndim or shape is wrong,
+ * or the product overflows. */
 enum rdt_status rdt_tensor_bytes(const struct rdt_tensor *tensor, size_t *bytes_p, struct rdt_error *err);
 
 /* ---- put ---- */
@@ -256,35 +254,32 @@ struct rdt_put_options {
 
 /* Makes an object of tensors [count] in one round trip; in two if bytes are copied into a region of the daemon's and no
  * region of an earlier such put is free (librdt uses them again). The tensors are borrowed during the call. They may
- * overlap, repeat and be empty; count may be 0. The object refers to the memory and is live: readers see what is
- * written there later, so nothing should be put over it before rdt_wait_freed. Nobody writes to copied bytes. The object
- * lives until it is freed or this session ends. With RDT_PUT_SNAPSHOT the call returns when the copy is complete; after
- * TIMED_OUT there is no object.
- * Errors: INVALID (the sentence names the tensor), EXISTS (the id), LIMIT, NO_MEMORY, TIMED_OUT, UNSUPPORTED (the
- * transport is not loaded, or does not move such memory). */
+ * overlap, repeat and be empty; count may be 0. The object refers to the memory and is live: readers see what is written
+ * there later, so nothing should be put over it before rdt_wait_freed. Nobody writes to copied bytes. The object lives
+ * until it is freed or this session ends. With RDT_PUT_SNAPSHOT the call returns when the copy is complete; after TIMED_OUT
+ * there is no object. Errors: INVALID (the sentence names the tensor), EXISTS (the id), LIMIT, NO_MEMORY, TIMED_OUT,
+ * UNSUPPORTED (the transport is not loaded, or does not move such memory). */
 enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
                         struct rdt_ref *ref_p, struct rdt_error *err);
 
-/* Says that the bytes of an object that was put with RDT_PUT_PENDING are there now. The object becomes live (a
- * snapshot is copied first), and fetches that wait for it go on. Waits for no answer; nothing happens if the
- * object is not pending. May be called in any thread, but not in a callback in which the device's driver
- * forbids blocking: it takes the connection's lock, under which memory may be mapped. Errors: INVALID,
- * DISCONNECTED, FORKED. */
+/* Says that the bytes of an object that was put with RDT_PUT_PENDING are there now. The object becomes live (a snapshot is
+ * copied first), and fetches that wait for it go on. Waits for no answer; nothing happens if the object is not pending. May
+ * be called in any thread, but not in a callback in which the device's driver forbids blocking: it takes the connection's
+ * lock, under which memory may be mapped. Errors: INVALID, DISCONNECTED, FORKED. */
 enum rdt_status rdt_ready(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *err);
 
-/* Says that the bytes of a pending object will not come. Fetches that wait for it fail with `why`
- * (RDT_OWNER_DIED if it is RDT_OK) and the sentence, and its id is free. */
+/* Says that the bytes of a pending object will not come. Fetches that wait for it fail with `why` (RDT_OWNER_DIED if it is
+ * RDT_OK) and the sentence, and its id is free. */
 enum rdt_status rdt_fail(rdt *rdt, const struct rdt_ref *ref, enum rdt_status why, const char *sentence, struct rdt_error *err);
 
-/* Drops the producer's hold. The object ends when its last reader, and everybody who holds it by rdt_hold, has
- * let go. With force nobody on any node fetches it any more (FREED) from the moment that this returns; readers
- * that hold it keep it. The call then waits for the nodes that keep a replica of a snapshot, at most the
- * daemon's peer_timeout for one that does not answer, which then serves no replica either. Errors: NOT_FOUND,
- * FREED, DENIED, PEER_LOST. */
+/* Drops the producer's hold. The object ends when its last reader, and everybody who holds it by rdt_hold, has let go. With
+ * force nobody on any node fetches it any more (FREED) from the moment that this returns; readers that hold it keep it. The
+ * call then waits for the nodes that keep a replica of a snapshot, at most the daemon's peer_timeout for one that does not
+ * answer, which then serves no replica either. Errors: NOT_FOUND, FREED, DENIED, PEER_LOST. */
 enum rdt_status rdt_free(rdt *rdt, const struct rdt_ref *ref, bool force, struct rdt_error *err);
 
-/* Drops the producer's hold as rdt_free does, but does not wait for the answer. For destructors and garbage
- * collectors. Errors: INVALID, FORKED, DISCONNECTED. */
+/* Drops the producer's hold as rdt_free does, but does not wait for the answer. For destructors and garbage collectors.
+ * Errors: INVALID, FORKED, DISCONNECTED. */
 enum rdt_status rdt_drop(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *err);
 
 /* ---- holds ----
@@ -302,21 +297,22 @@ enum rdt_status rdt_drop(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *
  * counts under client_max_holds.
  */
 
-/* Takes a hold on the object of ref. Waits until timeout_ns for an id that nobody has put yet, or for a name
- * without a version above `after`. *hold_p is a request that has ended well. The hold ends, without waiting for
- * anything, with rdt_request_destroy, rdt_cancel or the session. Errors: FREED, OWNER_DIED, NOT_FOUND, DENIED
- * (as for a fetch), LIMIT, PEER_LOST, TIMED_OUT. */
+/* Takes a hold on the object of ref. Waits until timeout_ns for an id that nobody has put yet, or for a name without a
+ * version above `after`. *hold_p is a request that has ended well. The hold ends, without waiting for anything, with
+ * rdt_request_destroy, rdt_cancel or the session. Errors: FREED, OWNER_DIED, NOT_FOUND, DENIED (as for a fetch), LIMIT,
+ * PEER_LOST, TIMED_OUT. */
 enum rdt_status rdt_hold(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err);
 
-/* Starts rdt_hold and returns. The object is held from the moment that the request has ended well. timeout_ns
- * is the request's. */
-enum rdt_status rdt_hold_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p, struct rdt_error *err);
+/* Starts rdt_hold and returns. The object is held from the moment that the request has ended well. timeout_ns is the
+ * request's. */
+enum rdt_status rdt_hold_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p,
+                               struct rdt_error *err);
 
 /* The holder of a ref sends it to another process and may let go before that process has a hold. The daemon of the object's
  * node, which may be another node, holds the object for grace_ns (at most its detached_ttl_max), whatever becomes of this
- * session and of the link between the nodes; a rdt_take_over_start of the receiver, on any node, ends that hold early. Call it
- * once for each process that the ref is sent to, before the ref is sent and while this session holds the object. Returns when
- * the object is held. Errors: INVALID (a name, a ref without a generation, a grace_ns of 0), DENIED (another owner's),
+ * session and of the link between the nodes; a rdt_take_over_start of the receiver, on any node, ends that hold early. Call
+ * it once for each process that the ref is sent to, before the ref is sent and while this session holds the object. Returns
+ * when the object is held. Errors: INVALID (a name, a ref without a generation, a grace_ns of 0), DENIED (another owner's),
  * NOT_FOUND, FREED, OWNER_DIED, NO_MEMORY, PEER_LOST, TIMED_OUT (the other node does not answer). */
 enum rdt_status rdt_hand_on(rdt *rdt, const struct rdt_ref *ref, int64_t grace_ns, struct rdt_error *err);
 
@@ -325,8 +321,8 @@ enum rdt_status rdt_hand_on(rdt *rdt, const struct rdt_ref *ref, int64_t grace_n
 enum rdt_status rdt_take_over_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p,
                                     struct rdt_error *err);
 
-/* Writes the ref of the held object, with its generation. Errors: AGAIN (it has not ended), INVALID (not a
- * hold), how it failed. */
+/* Writes the ref of the held object, with its generation. Errors: AGAIN (it has not ended), INVALID (not a hold), how it
+ * failed. */
 enum rdt_status rdt_hold_ref(const rdt_request *hold, struct rdt_ref *ref_p, struct rdt_error *err);
 
 /* ---- fetch ---- */
@@ -335,8 +331,9 @@ enum rdt_fetch_mode {
     RDT_FETCH_AUTO = 0,  /* share on this node, copy from another */
     RDT_FETCH_SHARE = 1, /* this node only, read-only, constant time at any size */
     RDT_FETCH_COPY = 2,  /* private, writable */
-    /* Private, writable, in constant time: pages are copied when they are written. Of a snapshot, or what librdt copied for a put without flags
-     * that its owner alone may see, which is all of the object; another live object is copied. */
+    /* Private and writable, in constant time: pages are copied when they are written. This is possible for a snapshot, and for
+     * an object all of whose bytes librdt has copied for a put without flags that only its owner may see. Another live object
+     * is copied. */
     RDT_FETCH_COW = 3,
 };
 
@@ -376,15 +373,14 @@ struct rdt_fetch_options {
                       * host memory */
 };
 
-/* Starts fetching refs [count] and returns. requests_p [count] receives a request for each, which the caller
- * destroys. A fetch waits for an id until somebody puts it, and for a name until it has a version above
- * `after`; versions in between may never be seen. Equal refs with equal slices and without targets share one
- * transfer. count may be 0. */
+/* Starts fetching refs [count] and returns. requests_p [count] receives a request for each, which the caller destroys. A
+ * fetch waits for an id until somebody puts it, and for a name until it has a version above `after`; versions in between
+ * may never be seen. Equal refs with equal slices and without targets share one transfer. count may be 0. */
 enum rdt_status rdt_fetch_start(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                                 rdt_request **requests_p, struct rdt_error *err);
 
-/* Fetches refs [count] and waits for all. objects_p [count] receives the objects, which the caller releases. If
- * one fails, the others are cancelled and the call fails with its error. */
+/* Fetches refs [count] and waits for all. objects_p [count] receives the objects, which the caller releases. If one fails,
+ * the others are cancelled and the call fails with its error. */
 enum rdt_status rdt_fetch(rdt *rdt, const struct rdt_ref *refs, size_t count, const struct rdt_fetch_options *options,
                           rdt_object **objects_p, struct rdt_error *err);
 
@@ -392,45 +388,41 @@ enum rdt_status rdt_fetch(rdt *rdt, const struct rdt_ref *refs, size_t count, co
 
 #define RDT_WAIT_ALL ((size_t)-1)
 
-/* Waits until how_many of requests [count] (RDT_WAIT_ALL: every one) have ended, one has failed, or timeout_ns
- * is over. done_p, if not NULL, is [count] and receives which have ended; *n_done_p, if not NULL, how many.
- * RDT_OK: how_many have ended well. A request failed: its status and sentence, at once. TIMED_OUT: fewer have
- * ended; nothing is cancelled. */
+/* Waits until how_many of requests [count] (RDT_WAIT_ALL: every one) have ended, one has failed, or timeout_ns is over.
+ * done_p, if not NULL, is [count] and receives which have ended; *n_done_p, if not NULL, how many. RDT_OK: how_many have
+ * ended well. A request failed: its status and sentence, at once. TIMED_OUT: fewer have ended; nothing is cancelled. */
 enum rdt_status rdt_wait(rdt *rdt, rdt_request *const *requests, size_t count, size_t how_many, int64_t timeout_ns,
                          bool *done_p, size_t *n_done_p, struct rdt_error *err);
 
-/* Says how the request ended; AGAIN while it runs. Never blocks, and does not read the socket: rdt_dispatch
- * does. */
+/* Says how the request ended; AGAIN while it runs. Never blocks, and does not read the socket: rdt_dispatch does. */
 enum rdt_status rdt_request_status(const rdt_request *request, struct rdt_error *err);
 
-/* Moves the object of a fetch that ended well to the caller, once. Errors: AGAIN (it has not ended), INVALID
- * (not a fetch, or taken before), how it failed. */
+/* Moves the object of a fetch that ended well to the caller, once. Errors: AGAIN (it has not ended), INVALID (not a fetch,
+ * or taken before), how it failed. */
 enum rdt_status rdt_request_take_object(rdt_request *request, rdt_object **object_p, struct rdt_error *err);
 
-/* Ends the request with CANCELLED now, unless it has ended. A hold that ended well lets go, and is CANCELLED
- * from then on. The daemon releases the memory when nothing touches it any more; other transfers of the same
- * object go on. */
+/* Ends the request with CANCELLED now, unless it has ended. A hold that ended well lets go, and is CANCELLED from then on.
+ * The daemon releases the memory when nothing touches it any more; other transfers of the same object go on. */
 void rdt_cancel(rdt_request *request);
 
-/* Frees the request: cancels it if it runs, releases an object that was not taken, and lets go of what it
- * holds. request may be NULL. */
+/* Frees the request: cancels it if it runs, releases an object that was not taken, and lets go of what it holds. request
+ * may be NULL. */
 void rdt_request_destroy(rdt_request *request);
 
-/* Returns an fd that is readable when rdt_dispatch has something to do: for poll, epoll, libuv, asyncio. It
- * belongs to the connection. -1: rdt is NULL, or of another process. */
+/* Returns an fd that is readable when rdt_dispatch has something to do: for poll, epoll, libuv, asyncio. It belongs to the
+ * connection. -1: rdt is NULL, or of another process. */
 int rdt_fd(const rdt *rdt);
 
-/* Does everything that does not block: reads answers, and ends requests whose time is over. *n_ended_p, if not
- * NULL, receives how many requests have ended since the last rdt_dispatch, also those of rdt_fetch and
- * rdt_wait: a hint to ask rdt_request_status. */
+/* Does everything that does not block: reads answers, and ends requests whose time is over. *n_ended_p, if not NULL,
+ * receives how many requests have ended since the last rdt_dispatch, also those of rdt_fetch and rdt_wait: a hint to ask
+ * rdt_request_status. */
 enum rdt_status rdt_dispatch(rdt *rdt, size_t *n_ended_p, struct rdt_error *err);
 
 /* ---- fetched objects ---- */
 
 size_t rdt_object_count(const rdt_object *object);
 
-/* Writes tensor i. Its shape, strides (NULL only if ndim is 0) and data are borrowed from the object, until
- * rdt_release. */
+/* Writes tensor i. Its shape, strides (NULL only if ndim is 0) and data are borrowed from the object, until rdt_release. */
 enum rdt_status rdt_object_tensor(const rdt_object *object, size_t i, struct rdt_tensor *tensor_p, struct rdt_error *err);
 
 const void *rdt_object_metadata(const rdt_object *object, size_t *bytes_p); /* NULL with 0 bytes if there is none */
@@ -446,20 +438,21 @@ struct rdt_object_info {
     uint64_t version;    /* of the name, if the ref was a name; `after` for the next fetch */
 };
 
-/* Writes the kind ("host") of the memory of tensor i and the uuid of its device ("" for host memory). Both are
- * borrowed from the object. */
-enum rdt_status rdt_object_place(const rdt_object *object, size_t i, const char **memory_p, const char **device_p, struct rdt_error *err);
+/* Writes the kind ("host") of the memory of tensor i and the uuid of its device ("" for host memory). Both are borrowed
+ * from the object. */
+enum rdt_status rdt_object_place(const rdt_object *object, size_t i, const char **memory_p, const char **device_p,
+                                 struct rdt_error *err);
 
 void rdt_object_info(const rdt_object *object, struct rdt_object_info *info_p);
 
-/* Ends a fetch: drops the hold. The memory is unmapped, or cached for what this process fetches next: the
- * caller must not touch it any more. object may be NULL. */
+/* Ends a fetch: drops the hold. The memory is unmapped, or cached for what this process fetches next: the caller must not
+ * touch it any more. object may be NULL. */
 void rdt_release(rdt_object *object);
 
 /* Between rdt_cork and rdt_uncork the messages of rdt_release, rdt_drop, rdt_cancel and rdt_request_destroy are sent
  * together: each message of its own wakes the daemon, which takes longer than the message. They are sent with the next
- * call, from any thread, that asks the daemon for something, waits, dispatches or closes, and whenever 64 have
- * gathered. Until then the daemon keeps what was released, so uncork soon. Corks nest. rdt may be NULL. */
+ * call, from any thread, that asks the daemon for something, waits, dispatches or closes, and whenever 64 have gathered.
+ * Until then the daemon keeps what was released, so uncork soon. Corks nest. rdt may be NULL. */
 void rdt_cork(rdt *rdt);
 void rdt_uncork(rdt *rdt);
 
@@ -480,163 +473,104 @@ struct rdt_publish_options {
     int64_t ttl_ns;           /* the name ends when nothing is published under it for so long: FREED; 0: it does not */
 };
 
-/* Makes the object the next version of the name. *version_p, may be NULL, receives its number: from 1 on, each
- * one more than the last, and never given twice while the daemon runs. Fetches that wait for it go on. The name
- * holds the object, also after this session. Errors: INVALID (a name of 0 or more than 128 bytes; the visibility;
- * a negative ttl_ns), NOT_FOUND, FREED, OWNER_DIED, DENIED (another owner's object), LIMIT (max_names), UNSUPPORTED
- * (a lease for an object of another node), PEER_LOST. */
+/* Makes the object the next version of the name. *version_p, may be NULL, receives its number: from 1 on, each one more
+ * than the last, and never given twice while the daemon runs. Fetches that wait for it go on. The name holds the object,
+ * also after this session. Errors: INVALID (a name of 0 or more than 128 bytes; the visibility; a negative ttl_ns),
+ * NOT_FOUND, FREED, OWNER_DIED, DENIED (another owner's object), LIMIT (max_names), UNSUPPORTED (a lease for an object of
+ * another node), PEER_LOST. */
 enum rdt_status rdt_publish(rdt *rdt, const char *name, const struct rdt_ref *object, const struct rdt_publish_options *options,
                             uint64_t *version_p, struct rdt_error *err);
 
-/* Ends the name, given as a ref of rdt_ref_from_name or rdt_publish (its `after` is not used): the name lets go
- * of its object. Fetches and waits with an `after` above 0 get FREED, also later ones; with 0 they wait until
- * somebody publishes again. Errors: NOT_FOUND, DENIED, INVALID (the ref of an object), PEER_LOST. */
+/* Ends the name, given as a ref of rdt_ref_from_name or rdt_publish (its `after` is not used): the name lets go of its
+ * object. Fetches and waits with an `after` above 0 get FREED, also later ones; with 0 they wait until somebody publishes
+ * again. Errors: NOT_FOUND, DENIED, INVALID (the ref of an object), PEER_LOST. */
 enum rdt_status rdt_unpublish(rdt *rdt, const struct rdt_ref *name, struct rdt_error *err);
 
 /* Makes *ref, of rdt_ref_from_name or rdt_ref_from_id, mean what another user has under that id. user: a login name or a
  * uid in decimal. The tenant is the ref's, or this session's if the ref gives no owner. Errors: INVALID (no such user). */
 enum rdt_status rdt_ref_set_owner(const rdt *rdt, struct rdt_ref *ref, const char *user, struct rdt_error *err);
 
-/* ---- groups ----
- * Some transports (gloo) move bytes only within a group: an ordered set of actors on several nodes whose daemons are
- * connected with one another. A group belongs to its owner (uid and tenant), not to the session that created it: any
- * member may use it, and it stays until it is destroyed or the daemon that created it ends. An actor may be in several.
- * When one of its nodes is lost or the transport fails, the group forms anew by itself under the next epoch; only the
- * transfers that were in it fail, with TRANSPORT.
- */
-
-struct rdt_member {
-    const char *client; /* the name that the member gave to rdt_connect */
-    const char *node;   /* where it is: "HOST:PORT", a name in the nodes file, or the uuid in hex; NULL: on this node */
-    const char *device; /* where its tensors are: the uuid of a device of its node, which the transport moves; NULL: host memory.
-                         * A node may have members on several */
-};
-
-struct rdt_group_options {
-    size_t struct_size;
-    int64_t timeout_ns; /* how long to wait until every member's node is connected; 0: a minute; negative:
-                         * without end */
-};
-
-/* Forms a group of members [count] in rank order. All must be connected now, as this owner's. Returns when each
- * of their nodes is ready; after an error there is no group. Errors: EXISTS (the name), NOT_FOUND (a member is
- * not connected), UNSUPPORTED (the transport is not loaded, not available, or needs no group), INVALID (fewer
- * than two members, or one twice), PEER_LOST, TRANSPORT, TIMED_OUT, LIMIT. */
-enum rdt_status rdt_group_create(rdt *rdt, const char *name, const char *transport, const struct rdt_member *members, size_t count,
-                                 const struct rdt_group_options *options, struct rdt_error *err);
-
-/* Ends the group for all its members; transfers in it fail with TRANSPORT. Returns when no reachable node has
- * it any more. NOT_FOUND: this node knows no such group of this owner. */
-enum rdt_status rdt_group_destroy(rdt *rdt, const char *name, struct rdt_error *err);
-
-/* Copies a snapshot to every other node of the group. The nodes keep it as a replica, which serves later fetches by
- * clients there at once, until the object ends or the memory is needed (the daemon's replicas_max). Only the object's
- * owner (uid and tenant) may call it, on the object's node, which must be in the group. The bytes go by the group's
- * transport, by its own broadcast if it has one; nodes that have a replica get no bytes. Returns when every replica is
- * complete. The first failure is the answer and names its node; nodes whose replica is complete keep it.
- * Errors: INVALID (the object is live: put it with RDT_PUT_SNAPSHOT), UNSUPPORTED (it is another node's, or in memory
- * that the transport does not read), NOT_FOUND (the object, or the group on this node), DENIED (another owner's),
- * FREED, NO_PATH (the group is down), PEER_LOST, TRANSPORT (the group was taken down), LIMIT and NO_MEMORY (of this node
- * or the named one), TIMED_OUT (a copy that is moving is completed or taken back). */
-enum rdt_status rdt_broadcast(rdt *rdt, const struct rdt_ref *ref, const char *group, int64_t timeout_ns, struct rdt_error *err);
-
-/* Starts rdt_broadcast and returns. timeout_ns is the request's. The caller destroys *request_p; rdt_cancel
- * ends the broadcast as a time-out does. */
-enum rdt_status rdt_broadcast_start(rdt *rdt, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
-                                    rdt_request **request_p, struct rdt_error *err);
-
-struct rdt_group {
-    char name[65], transport[65];
-    char state[16]; /* "forming", "ready", "rebuilding", "down", "ending" */
-    char why[256];  /* why the group is not ready */
-    uint32_t epoch; /* grows each time that the group forms */
-    uint32_t members, ranks;
-};
-
-/* Writes this owner's groups that this node is in or has created, at most max, to groups_p. *count_p is how
- * many there are. */
-enum rdt_status rdt_group_list(rdt *rdt, struct rdt_group *groups_p, size_t max, size_t *count_p, struct rdt_error *err);
-
 /* ---- waiting ---- */
 
 /* Waits until the object is put, or the name has a version above `after` (FREED if the name was ended). */
 enum rdt_status rdt_wait_put(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
-/* Waits until no hold and no transfer of the object is left on any node: then its memory may be written again.
- * The producer's own hold counts, so free the object first; so does every rdt_hold. Replicas on other nodes do
- * not count. RDT_OK if the object has ended already. TIMED_OUT: the sentence names the first holders by client name and
- * process id, or by node, as far as this session may see them (rdt_holders of rdt_info.h). */
+/* Waits until no hold and no transfer of the object is left on any node: then its memory may be written again. The
+ * producer's own hold counts, so free the object first; so does every rdt_hold. Replicas on other nodes do not count.
+ * RDT_OK if the object has ended already. TIMED_OUT: the sentence names the first holders by client name and process id, or
+ * by node, as far as this session may see them (rdt_holders of rdt_info.h). */
 enum rdt_status rdt_wait_freed(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
-/* Waits as rdt_wait_freed does for every object that overlaps [addr, addr + bytes) of memory of rdt_alloc,
- * rdt_import or rdt_import_shared. */
+/* Waits as rdt_wait_freed does for every object that overlaps [addr, addr + bytes) of memory of rdt_alloc, rdt_import or
+ * rdt_import_shared. */
 enum rdt_status rdt_wait_freed_range(rdt *rdt, const void *addr, size_t bytes, int64_t timeout_ns, struct rdt_error *err);
 
-/* Start the three waits above and return: for event loops, and for waiting beside fetches (rdt_wait).
- * timeout_ns is the request's. The caller destroys *request_p. A wait for what is true already ends when the
- * answer is read. Also INVALID: a range of 0 bytes. */
+/* Start the three waits above and return: for event loops, and for waiting beside fetches (rdt_wait). timeout_ns is the
+ * request's. The caller destroys *request_p. A wait for what is true already ends when the answer is read. Also INVALID: a
+ * range of 0 bytes. */
 enum rdt_status rdt_wait_put_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **request_p,
                                    struct rdt_error *err);
 enum rdt_status rdt_wait_freed_start(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **request_p,
                                      struct rdt_error *err);
-enum rdt_status rdt_wait_freed_range_start(rdt *rdt, const void *addr, size_t bytes, int64_t timeout_ns, rdt_request **request_p,
-                                           struct rdt_error *err);
+enum rdt_status rdt_wait_freed_range_start(rdt *rdt, const void *addr, size_t bytes, int64_t timeout_ns,
+                                           rdt_request **request_p, struct rdt_error *err);
 
 /* ---- events ----
  * Changes of the daemon's tables as they happen: rdtctl watch for programs. A session sees what belongs to its owner,
  * what is visible to it, and all nodes; root sees everything. A session that reads too slowly loses events, is told how
  * many, and delays nobody.
  */
-enum rdt_kind {                          /* a set of them */
-                RDT_KIND_OBJECTS = 1,    /* awaited, filling, put, freed, detached (its client has ended), draining, gone */
-                RDT_KIND_REGIONS = 2,    /* new, sealed (it is a snapshot now), kept (a copy of another node's, for everybody), gone; warm memory too */
-                RDT_KIND_CLIENTS = 4,    /* connected, gone */
-                RDT_KIND_PEERS = 8,      /* new, connecting, up, down, unreachable, idle (back-off is over), renamed, gone (it is another that is known) */
-                RDT_KIND_BACKENDS = 16,  /* loaded, unavailable (it is about to be unloaded), unloaded */
-                RDT_KIND_TRANSFERS = 32, /* began, ended */
-                RDT_KIND_NAMES = 64,     /* published, freed (its newest version, by force), unpublished */
-                RDT_KIND_OWNERS = 128,   /* new (who has nothing here yet), gone (nothing is left of him) */
-                RDT_KIND_GROUPS = 256,   /* forming, ready, broken, down, ending, gone */
+enum rdt_kind { /* flags; the comments list what rdt_event.what may be */
+    RDT_KIND_OBJECTS = 1, /* awaited, filling, put, freed, detached (its client has ended), draining, gone */
+    RDT_KIND_REGIONS = 2, /* new, sealed (it has become a snapshot), kept (it has become a replica), gone; cached ones too */
+    RDT_KIND_CLIENTS = 4, /* connected, gone */
+    /* new, connecting, up, down, unreachable, idle (the back-off is over), renamed, gone (it is a peer known already) */
+    RDT_KIND_PEERS = 8,
+    RDT_KIND_BACKENDS = 16,  /* loaded, unavailable (it is about to be unloaded), unloaded */
+    RDT_KIND_TRANSFERS = 32, /* began, ended */
+    RDT_KIND_NAMES = 64,     /* published, freed (its newest version, by force), unpublished */
+    RDT_KIND_OWNERS = 128,   /* new (an owner who had nothing on this node), gone (nothing of the owner is left) */
+    RDT_KIND_GROUPS = 256,   /* forming, ready, broken, down, ending, gone */
 };
 
-/* Watches these kinds from now on, in place of those before; 0: none. What exists already is not reported:
- * watch first, then list. UNSUPPORTED: the daemon does not report one of the kinds. */
+/* Watches these kinds from now on, in place of those before; 0: none. What exists already is not reported: watch first,
+ * then list. UNSUPPORTED: the daemon does not report one of the kinds. */
 enum rdt_status rdt_watch(rdt *rdt, uint32_t kinds, struct rdt_error *err);
 
 struct rdt_event {
     uint64_t sequence;  /* counts the events of this rdt_watch from 1 on, lost ones included */
-    uint64_t lost;      /* how many events right before this one were lost because nobody took them */
+    uint64_t lost;      /* how many events right before this one were lost because they were not taken in time */
     enum rdt_kind kind; /* 0 if `what` is "lost": then only `lost` is set */
     char what[16];      /* as above */
     char state[16];     /* of an object, peer, transfer or group; a region's origin; a backend's kind: "memory", "transport" */
-    uint64_t id;        /* an object's generation, a region's, client's or transfer's number, a name's version, a group's epoch */
+    /* Generation of an object, number of a region, client or transfer, version of a name, epoch of a group. */
+    uint64_t id;
     uint64_t bytes;     /* of an object, region, transfer, or a name's newest version */
-    uint32_t uid;       /* with tenant: the owner, if the thing has one */
+    uint32_t uid;       /* with tenant: the owner, if it has one */
     char tenant[33];
-    char name[400]; /* an object's id or a name, as rdtctl shows it (%XX); of a client, peer, backend or group; a transfer's path */
+    /* A name, id of an object, path of a transfer, name of a client, peer, backend or group; as rdtctl shows it. */
+    char name[400];
     struct rdt_ref ref; /* of an object, of what a transfer moves, of a name's newest version; id_bytes 0: none */
 };
 
-/* Takes the next event, in the order in which they happened. rdt_fd is readable while there is one; in an event
- * loop call this with timeout_ns 0 until TIMED_OUT. Errors: TIMED_OUT (none came), INVALID (nothing is
- * watched), DISCONNECTED. */
+/* Takes the next event, in the order in which they happened. rdt_fd is readable while there is one; in an event loop call
+ * this with timeout_ns 0 until TIMED_OUT. Errors: TIMED_OUT (none came), INVALID (nothing is watched), DISCONNECTED. */
 enum rdt_status rdt_next_event(rdt *rdt, int64_t timeout_ns, struct rdt_event *event_p, struct rdt_error *err);
 
 /* ---- backends: for root and the daemon's own user ---- */
 
-/* Loads the plug-in at `path` into the running daemon, which offers it to every node at once, until the daemon
- * ends. settings, may be NULL, are "KEY=VALUE" strings for the plug-in's section of the configuration, ended by
- * NULL. Only root and the daemon's user may be able to write the file and every folder on its path. timeout_ns
- * bounds the wait; the loading goes on. Errors: DENIED (the caller, or the file), NOT_FOUND (no such file),
- * INVALID (not a plug-in, an operation is missing, an unknown key), UNSUPPORTED (another ABI version, or not
- * available here; the sentence says why), EXISTS (the name is taken), BUSY (another change is under way),
- * TIMED_OUT, and what the plug-in's open failed with. */
+/* Loads the plug-in at `path` into the running daemon, which offers it to every node at once, until the daemon ends.
+ * settings, may be NULL, are "KEY=VALUE" strings for the plug-in's section of the configuration, ended by NULL. Only root
+ * and the daemon's user may be able to write the file and every folder on its path. timeout_ns bounds the wait; the loading
+ * goes on. Errors: DENIED (the caller, or the file), NOT_FOUND (no such file), INVALID (not a plug-in, an operation is
+ * missing, an unknown key), UNSUPPORTED (another ABI version, or not available here; the sentence says why), EXISTS (the
+ * name is taken), BUSY (another change is under way), TIMED_OUT, and what the plug-in's open failed with. */
 enum rdt_status rdt_backend_load(rdt *rdt, const char *path, const char *const *settings, int64_t timeout_ns,
                                  struct rdt_error *err);
 
-/* Unloads a plug-in, named by its own name, its transport's or its memory kind's. Its connections to other
- * nodes end first. Errors: BUSY (it is in use, the sentence says by whom; or another change is under way),
- * NOT_FOUND, INVALID (host memory), DENIED, TIMED_OUT (the unloading goes on). */
+/* Unloads a plug-in, named by its own name, its transport's or its memory kind's. Its connections to other nodes end first.
+ * Errors: BUSY (it is in use, the sentence says by whom; or another change is under way), NOT_FOUND, INVALID (host memory),
+ * DENIED, TIMED_OUT (the unloading goes on). */
 enum rdt_status rdt_backend_unload(rdt *rdt, const char *name, int64_t timeout_ns, struct rdt_error *err);
 
 struct rdt_stat {
@@ -649,11 +583,14 @@ struct rdt_stat {
     bool snapshot, detached;
     int64_t ttl_left_ns; /* of a detached object whose session has ended; -1: no end is set */
 };
-/* Describes an object, or the object of a name's newest version; rdt_holders (rdt_info.h) also says who holds it. Errors: NOT_FOUND (nobody has put it or waits
- * for it), FREED, DENIED, PEER_LOST. */
+/* Describes an object, or the object of a name's newest version; rdt_holders (rdt_info.h) also says who holds it. Errors:
+ * NOT_FOUND (nobody has put it or waits for it), FREED, DENIED, PEER_LOST. */
 enum rdt_status rdt_stat(rdt *rdt, const struct rdt_ref *ref, struct rdt_stat *stat_p, struct rdt_error *err);
 
 #ifdef __cplusplus
 }
 #endif
+
+#include "rdt_groups.h"
+
 #endif

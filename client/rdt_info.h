@@ -14,15 +14,17 @@
  *   struct rdt_ref may be copied and kept.
  * - The function returns true to go on, and false to end the list, which then returns RDT_OK. It may call librdt, also on the
  *   same connection: no lock is held.
- * - Rows come from the daemon in pages. Between pages the daemon goes on, so a row can be missed or come twice; it is never wrong.
+ * - Rows come from the daemon in pages. The daemon goes on between pages, so a row can be missed or come twice. It is never
+ *   wrong.
  * - Rows grow at their end in later versions. A program reads the members that it was compiled with, so it must not copy a row
  *   by sizeof into something of another version's.
- * - Times are in nanoseconds, sizes in bytes. Ids and names are text as rdtctl shows it: a byte that does not print, a space and
- *   "%" are %XX.
+ * - Times are in nanoseconds, sizes in bytes. Ids and names are text as rdtctl shows it: a byte that does not print, a space
+ *   and "%" are %XX.
  * - A session sees what belongs to its owner (uid and tenant), and what is visible to it. Root and the daemon's own user see
  *   everything. Everybody sees all nodes, and the counters of the daemon.
  * - Errors of each function here: INVALID (a NULL argument; an options struct with an unknown filter), DISCONNECTED, FORKED,
- *   NO_MEMORY, PROTOCOL (the daemon's answer cannot be read), TIMED_OUT (no answer within a minute); further ones are said there.
+ *   NO_MEMORY, PROTOCOL (the daemon's answer cannot be read), TIMED_OUT (no answer within a minute). The functions list
+ *   further ones.
  */
 #ifndef RDT_INFO_H
 #define RDT_INFO_H
@@ -81,10 +83,10 @@ struct rdt_holder {
     const char *sentence;    /* the row for people: client 7 "eval" (pid 4211) reads it */
 };
 
-/* Describes the object of ref, or the object of a name's newest version, in *stat_p, which may be NULL, and calls `each` for
- * everybody who holds it, on its own node or another. The object's owner, root and the user of the object's daemon see all
- * holders, but at most 32 rows. Another session sees the clients of its own uid and tenant, and how many holds there are
- * besides. All rows are of one moment. Errors also: those of rdt_stat. */
+/* Describes the object of ref, or the object of a name's newest version, in *stat_p, which may be NULL, and calls `each`
+ * for everybody who holds it, on its own node or another. The object's owner, root and the user of the object's daemon see
+ * all holders, but at most 32 rows. Another session sees the clients of its own uid and tenant, and how many holds there
+ * are besides. All rows are of one moment. Errors also: those of rdt_stat. */
 enum rdt_status rdt_holders(rdt *rdt, const struct rdt_ref *ref, struct rdt_stat *stat_p,
                             bool (*each)(void *arg, const struct rdt_holder *holder), void *arg, struct rdt_error *err);
 
