@@ -1,6 +1,6 @@
-"""GPU memory in Python, on a FAKE driver (tests/fake_cuda), whose device memory the processor cannot touch:
-what it shows is which calls are made in which order, and how long things live; nothing about a GPU. What
-foreign libraries hand over is played by small classes here."""
+"""GPU memory in Python, on a FAKE driver (tests/fake_cuda), whose device memory the processor cannot touch.
+The tests show which calls are made in which order, and how long things live; they show nothing about a GPU.
+Small classes stand for the tensors of foreign libraries."""
 import ctypes as ct
 import os
 import subprocess
@@ -27,8 +27,8 @@ if not os.path.exists(os.path.join(FAKE, "libcuda.so.1")):
     print("built without cuda.h: make cuda-headers")
     sys.exit(77)
 before = os.environ.get("LD_LIBRARY_PATH")
-os.environ["LD_LIBRARY_PATH"] = FAKE + (":" + before if before else "")  # of the daemons
-# And of this process: what dlopen finds by its name from now on.
+os.environ["LD_LIBRARY_PATH"] = FAKE + (":" + before if before else "")  # for the daemons
+# For this process: dlopen finds the library by its name from now on.
 cuda = ct.CDLL(os.path.join(FAKE, "libcuda.so.1"))
 cuda.fake_cuda_reach.restype = ct.c_void_p
 cuda.fake_cuda_reach.argtypes = [ct.c_uint64, ct.c_size_t]
@@ -49,7 +49,7 @@ def use(gpu):
 
 
 def seen(address, count, dtype):
-    """What lies at an address of the device, as the fake's own memory."""
+    """Returns the bytes at an address of the device, read by the fake driver."""
     reached = cuda.fake_cuda_reach(address, count * np.dtype(dtype).itemsize)
     assert reached, "it is no device memory"
     return np.frombuffer((ct.c_char * (count * np.dtype(dtype).itemsize)).from_address(reached), dtype)
@@ -82,7 +82,7 @@ class Gate:
 
 
 class Own:
-    """Device memory of this process's own, as a foreign library has it."""
+    """Device memory of this process, as a foreign library allocates it."""
 
     def __init__(self, array, stream=None):
         self.array = array
@@ -104,7 +104,7 @@ class ByInterface(Own):
 
 
 class ByDlpack:
-    """Whatever speaks DLPack: notes the stream that it is asked for."""
+    """An object with DLPack, which records the stream that it is asked for."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -119,7 +119,7 @@ class ByDlpack:
 
 
 class Gpu(Node):
-    """A daemon with the fake, and two connections."""
+    """A daemon with the fake driver, and two connections."""
 
     def __enter__(self):
         use(0)
@@ -143,7 +143,7 @@ def test_host_memory_goes_to_a_gpu_and_back():
         assert (seen(address_of(t), VALUE.size, "f4") == VALUE.ravel()).all()
         assert t.tobytes() == VALUE.tobytes() and "on GPU 0" in repr(t)
         back = c.put(t)
-        assert back.copied == 1, "what a fetch brought is copied, on the GPU"
+        assert back.copied == 1, "a fetched tensor is copied, on the GPU"
         del t
         assert (reader.get(back, device="host") == VALUE).all()
         assert (reader.get(back, device="cuda:0").tobytes()) == VALUE.tobytes()
@@ -159,7 +159,7 @@ def test_a_process_that_uses_no_gpu_gets_host_memory():
         got = reader.get(ref)
         assert isinstance(got, np.ndarray) and (got == VALUE).all()
         there = reader.get(ref, device="cuda")
-        fetched = reader.get_fetched(ref)  # from now on where they lie
+        fetched = reader.get_fetched(ref)  # from now on fetches deliver tensors where they lie
         assert fetched.value.device == "cuda:0" and fetched.path == "local/share" and there.device == "cuda:0"
         assert reader.get(ref, device=reader._gpu(1)).device == "cuda:1"
 
@@ -233,7 +233,7 @@ def test_array_interface_comes_in_by_a_copy_on_the_gpu():
         own = ByInterface(VALUE)
         ref = c.put({"a": own})
         assert ref.copied == 1
-        own.end()  # it is the daemon's now
+        own.end()  # the daemon has a copy
         got = reader.get(ref, device="cuda:0")["a"]
         assert got.tobytes() == VALUE.tobytes()
         wrong = ByInterface(VALUE)
@@ -294,7 +294,7 @@ def test_memory_goes_back_when_no_stream_uses_it():
     with Gpu() as (c, reader):
         e = c.empty((512, 1024), "f32", device=0)
         source, gate = Own(VALUE), Gate()
-        # The fake ends the process if it writes what is gone.
+        # The fake driver aborts the process if a stream writes memory that was freed.
         gate.copy(address_of(e), source.address.value, VALUE.nbytes)
         held = [e]
         del e
@@ -322,8 +322,8 @@ def test_devices_that_are_not_there_are_said():
 
 
 def pool(socket):
-    """What torch calls, by its names, as torch finds them; in a process of its own, because the session stays
-    until that ends."""
+    """Calls the two functions that torch looks up by their names, in a process of its own, because the
+    session lasts until that process ends."""
     use(0)
     with rdtd.connect(socket) as c, rdtd.connect(socket) as reader:
         module = ct.CDLL(_rdt.__file__)
@@ -341,7 +341,7 @@ def pool(socket):
         seen(part.address.value, VALUE.size, "f4")[:] = VALUE.ravel()
         ref = c.put(part)
         assert ref.copied == 0 and ref._live and len(c._kept_live) == 1
-        module.rdt_torch_free(address, 4 << 20, 0, None)  # the object keeps it
+        module.rdt_torch_free(address, 4 << 20, 0, None)  # the object holds the memory
         assert (reader.get(ref, device="host") == VALUE).all()
         ref.free()
         until(lambda: (c.dispatch(), c._kept_live[0][0].done())[1], "the object is gone")

@@ -1,4 +1,4 @@
-"""Groups of actors on two nodes: formed, used, given a copy to, ended."""
+"""Groups of actors on two nodes: create, fetch, broadcast, destroy."""
 import asyncio
 import sys
 
@@ -14,7 +14,7 @@ except ImportError:
 
 
 def two():
-    """Nodes, by whose network gloo may move bytes too."""
+    """Two nodes that let gloo move bytes over the loopback interface."""
     if not (BUILD / "backends" / "rdt_gloo.so").exists():
         raise Skipped("gloo was not built (libgloo-dev)")
     return tuple(Node(listen=True) for _ in range(2))

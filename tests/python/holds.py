@@ -1,5 +1,5 @@
-"""Refs that hold: unpickled here and in other processes, of other nodes, without a connection yet; and what
-ends their holds."""
+"""Refs that hold their objects: unpickled in this process, in others, on other nodes, or before there is a
+connection; and what ends their holds."""
 import asyncio
 import copy
 import multiprocessing
@@ -47,7 +47,7 @@ def test_unpickled_ref_holds_while_it_lives():
         c.wait_freed(name, timeout=LONG)
         with raises(rdtd.Freed):
             c.get(name)
-        late = carried(name)  # says nothing ...
+        late = carried(name)  # raises nothing ...
         assert not late.holds
         with raises(rdtd.Freed):  # ... until it is fetched
             c.get(late)
@@ -81,19 +81,19 @@ def test_unpickled_refs_share_a_hold():
         assert third.holds and c.stat(name)["holds"] == 1
         kept, fourth = third.keep(), carried(third)
         del third, kept
-        assert fourth.holds and c.stat(name)["holds"] == 2  # its own is the connection's now
+        assert fourth.holds and c.stat(name)["holds"] == 2  # the connection has the hold of `kept` now
         del fourth
         c.ping()
         assert c.stat(name)["holds"] == 1 and c.get(name)[7] == 7
-        with raises(rdtd.Freed):  # its producer has; but by that name it goes
+        with raises(rdtd.Freed):  # the producer freed it before, and free() drops the connection's hold
             c.free(name)
         c.wait_freed(name, timeout=LONG)
         late = carried(name)
-        assert not late.holds and not carried(late).holds  # a refusal is shared by nobody
+        assert not late.holds and not carried(late).holds  # a refused hold is not shared
 
 
 def test_hold_is_there_when_the_other_process_has_unpickled():
-    """The producer lets go the moment that it hears so."""
+    """The producer drops its Ref as soon as the other process says that it has unpickled it."""
     with Node() as node, rdtd.connect(node.socket) as c:
         context = multiprocessing.get_context("fork")
         pipe, theirs = context.Pipe()
@@ -147,7 +147,7 @@ def test_ways_to_let_go():
         far = c.put(np.arange(3), detached=True, ttl=30)
         name = rdtd.Ref(str(far))
         with carried(far) as held:
-            c.free(held)  # a detached one, by any session
+            c.free(held)  # any session of the user may free a detached object
         del far
         until(lambda: gone(c, name), "the detached one is freed")
 
@@ -167,13 +167,13 @@ def test_drop_lets_go_without_an_answer():
                 assert not ref.holds
         finally:
             os.kill(node.process.pid, signal.SIGCONT)
-        ref = c.put(np.arange(3), id="mine")  # the daemon has heard it before this
-        assert gone(c, names[0]) and c.stat(names[2])["holds"] == 1, "the detached one's own"
+        ref = c.put(np.arange(3), id="mine")  # the daemon reads the drop before this put
+        assert gone(c, names[0]) and c.stat(names[2])["holds"] == 1, "the detached object keeps its own hold"
         c.free(names[2])
         del ref
         c.ping()
         ref = rdtd.Ref.from_id("mine")
-        assert c.stat(ref)["holds"] == 1, "it was not dropped, so it stays"
+        assert c.stat(ref)["holds"] == 1, "the connection holds an object with an id until it is dropped"
         c.free(ref)
         ended = c.put(np.arange(3))
     ended.drop()
@@ -222,7 +222,7 @@ def test_closed_connection_holds_nothing():
         ref = c.put({"w": np.arange(100000)})
         with rdtd.connect(node.socket) as first:
             asked = first.hold(ref)
-            view = first.get(ref)["w"]  # the session lingers for it, and holds nothing else
+            view = first.get(ref)["w"]  # the session lasts for this view, and holds nothing else
             kept = first.hold(ref).keep()
             del kept
             assert c.stat(ref)["holds"] == 4
@@ -234,7 +234,7 @@ def test_closed_connection_holds_nothing():
 
 
 def late(pipe, socket):
-    ref = pipe.recv()  # nothing is open here
+    ref = pipe.recv()  # this process has no connection
     assert not ref.holds
     with rdtd.connect(socket) as c:
         value = c.get(ref)
@@ -268,7 +268,7 @@ def leave(pipe, socket):
     pipe.recv()
     pipe.send(int(rdtd.get(holder["ref"])["w"].sum()))
     pipe.recv()
-    sys.exit(0)  # with the ref in a global: the interpreter's end lets go
+    sys.exit(0)  # the Ref is in a global: the interpreter's end drops the hold
 
 
 holder = {}
@@ -301,7 +301,7 @@ def test_pipes_to_other_processes():
 
 
 def produced(step):
-    return rdtd.put({"w": np.full(50000, step)})  # nothing but the pickle is left of the Ref
+    return rdtd.put({"w": np.full(50000, step)})  # the Ref is deleted at once; only its pickle is left
 
 
 def enqueue(queue, n):
@@ -322,7 +322,7 @@ def test_refs_that_a_worker_returns_arrive():
                 assert ref.holds and c.get(ref)["w"][49999] == step
                 names.append(rdtd.Ref(str(ref)))
             del ref
-            for name in names:  # taken over: nothing waits for the grace period
+            for name in names:  # the receivers took the holds over, so nothing waits for the grace period
                 c.wait_freed(name, timeout=5)
         refs = multiprocessing.get_context("spawn").Pool(1).map(produced, range(20))
         assert [int(c.get(ref)["w"][0]) for ref in refs] == list(range(20))
@@ -357,7 +357,7 @@ def test_grace_period_is_an_option_of_put():
         assert other.stat(name)["holds"] == 1
         assert "on the way to another process" in node.ctl("stat", str(name))
         other.wait_freed(name, timeout=LONG)
-        data, name = sent(grace=3600)  # at most what the daemon allows
+        data, name = sent(grace=3600)  # the daemon shortens it to detached_ttl_max
         other.wait_freed(name, timeout=LONG)
         data, name = sent()
         held = pickle.loads(data)
@@ -369,7 +369,7 @@ def test_grace_period_is_an_option_of_put():
         same, deep = copy.copy(ref), copy.deepcopy([ref])
         assert same.holds and deep[0].holds
         name = rdtd.Ref(str(ref))
-        del ref, same, deep  # a copy is no hand-on
+        del ref, same, deep  # a copy in this process gives no grace period
         c.wait_freed(name, timeout=5)
 
 
@@ -382,7 +382,7 @@ def test_forked_child_disturbs_no_hold():
         if child == 0:
             status = 1
             try:
-                mine = carried(held)  # the parent's connection is none of this process's
+                mine = carried(held)  # this process cannot use the parent's connection
                 status = 0 if not mine.holds and not held.holds else 2
                 with rdtd.connect(node.socket) as own:
                     again = carried(held)
@@ -411,7 +411,7 @@ def test_reader_of_another_node_hands_its_ref_on():
         here.wait_freed(name, timeout=5)
         held = there.hold(here.put({"w": np.arange(100000, dtype="f4")}))
         a.kill()
-        pickle.dumps(held)  # nobody can hold it; its receiver's fetch says what is wrong
+        pickle.dumps(held)  # no hold is possible, and pickling raises nothing: the receiver's fetch will
         b.kill()
 
 
@@ -420,7 +420,7 @@ def test_two_nodes():
           rdtd.connect(a.socket) as here):
         ref = here.put({"w": np.arange(100000, dtype="f4")})
         name = rdtd.Ref(str(ref))
-        held = carried(ref)  # through `there`, which is older
+        held = carried(ref)  # it uses `there`, the oldest connection
         assert held.holds
         assert '"peer"' in a.ctl("stat", str(name), "--json")
         del ref
@@ -459,7 +459,7 @@ def test_threads_take_and_let_go():
 
 
 def dropped(c, refs):
-    """What a reader has of them, and lets go of at once: its arrays, then its refs."""
+    """A reader that gets values, deletes the arrays and then deletes its Refs."""
     held = [carried(ref) for ref in refs]
     values = c.get(held)
     assert all(value[9999] == 9999 for value in values)
@@ -468,7 +468,7 @@ def dropped(c, refs):
 
 
 def put_many(producer, n):
-    """Refs of one live array, and their names, which hold nothing."""
+    """Returns Refs of one live array, and Refs made from their text, which hold nothing."""
     array = producer.empty((10000,), "i64")
     array[:] = np.arange(10000)
     refs = [producer.put(array) for _ in range(n)]
@@ -480,7 +480,7 @@ def test_objects_dropped_together_are_released_soon():
         refs, names = put_many(producer, 200)
         dropped(c, refs)
         until(lambda: all(producer.stat(name)["holds"] == 1 for name in names), "readers have let go")
-        del refs[1:]  # the producer's own
+        del refs[1:]  # the producer's holds
         del refs
         for name in names:
             c.wait_freed(name, timeout=LONG)

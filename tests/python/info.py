@@ -1,4 +1,4 @@
-"""What Python programs can ask the daemon: who holds an object, and its objects, names, nodes and state."""
+"""Calls that describe: who holds an object; the daemon's objects, names, nodes and state."""
 import json
 import os
 import sys

@@ -1,4 +1,4 @@
-"""How long things live: holds, views, sessions; processes that fork, are killed, or lose their daemon; nodes;
+"""Lifetimes of holds, views and sessions; processes that fork, are killed, or lose their daemon; nodes;
 threads; event loops."""
 import asyncio
 import gc
@@ -91,7 +91,7 @@ def test_views_outlive_their_connection():
         assert seen[99999] == 99999
         mine[:] = seen
         with rdtd.connect(node.socket) as other:
-            # What it put went with close(), though the session lingers for `seen`.
+            # close() freed what the connection had put, although the session lasts for `seen`.
             for gone in (str(other_ref), "named"):
                 until(lambda: holds(other, rdtd.Ref(gone)) == 0, "it is gone")
         with raises(rdtd.Error):
@@ -101,7 +101,7 @@ def test_views_outlive_their_connection():
         with raises(rdtd.Disconnected):
             c.put(np.zeros(1))
         c.close()
-        assert node.open_fds() > node.fds, "the session is there for them"
+        assert node.open_fds() > node.fds, "the session lasts for them"
         del seen, mine
         until(lambda: node.open_fds() <= node.fds, "the session has ended")
 
@@ -125,7 +125,7 @@ def test_what_ends_with_a_request_may_close_its_connection():
             told = weakref.ref(request, lambda ignored: c.close())
             del request
             assert c.closed and told() is None
-        for depth in (1, 49, 50, 51, 100, 300):  # Python puts the end of what lies deeper than 50 off
+        for depth in (1, 49, 50, 51, 100, 300):  # Python defers deallocations that nest deeper than 50
             for collected in (False, True):
                 c = rdtd.connect(node.socket)
                 nested = [start(c) for start in starts] + [Closes(c)] + [start(c) for start in starts]
@@ -161,8 +161,8 @@ def test_nothing_leaks():
         pickle.loads(pickle.dumps(ref)).free()
 
     def has(c, ref):
-        """What this process has, in numbers. Python remembers where it found attributes, with thousands of
-        names by their addresses, and None where it has none yet: that is forgotten first."""
+        """Counts what this process has. Python caches where it found attributes; that cache refers to
+        thousands of names and to None, so it is cleared first."""
         gc.collect()
         (getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache)()
         now = {"blocks": sys.getallocatedblocks()}
@@ -180,8 +180,8 @@ def test_nothing_leaks():
             round_of(c, ref)
         after = has(c, ref)
         more = {what: after[what] - n for what, n in before.items()}
-        # Python takes a dozen blocks for itself; what leaks in every tenth round takes 80. asan keeps up to
-        # 256 MiB of what was freed.
+        # Python itself takes a dozen blocks; a leak in every tenth round takes 80. asan keeps up to 256 MiB
+        # of freed memory.
         assert more.pop("memory") < (4 if SLOWER == 1 else 420) << 20, (before, after)
         assert more["fds"] == 0 and all(abs(n) < 50 for n in more.values()), more
         until(lambda: node.ctl("objects", "--json").count('"generation"') == 1, "one object is left")
@@ -240,7 +240,8 @@ def test_child_of_a_fork_is_told_and_default_connects_anew():
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         c.ping()
-        assert c.get(ref)[5] == 5 and rdtd.default() is c, "the child disturbed nobody"
+        assert c.get(ref)[5] == 5, "the child's connection did not affect the parent's"
+        assert rdtd.default() is c, "the child's connection did not affect the parent's"
         started.cancel()
         c.close()
         assert rdtd.default() is not c and rdtd.put(np.zeros(2)).holds
@@ -290,7 +291,7 @@ def test_killed_producer_is_told_to_readers():
         seen = c.get(ref)
         child.kill()
         child.wait()
-        assert seen[99999] == 99999, "who holds it keeps it"
+        assert seen[99999] == 99999, "a reader keeps the object that it holds"
         del seen
         until(lambda: holds(c, ref) == 0, "it went with its owner")
         with raises((rdtd.OwnerDied, rdtd.Freed, rdtd.NotFound)):
@@ -329,7 +330,7 @@ def test_daemon_that_nobody_needs_ends():
         until(lambda: node.process.poll() is not None, "it has ended")
         assert node.process.returncode == 0, node.log()
         assert "no client, object or transfer for idle_exit" in node.log(), node.log()
-        assert time.monotonic() - left > 1, "it kept the object"
+        assert time.monotonic() - left > 1, "the daemon kept the object"
 
 
 def test_interrupt_ends_a_wait():
@@ -440,7 +441,7 @@ def test_versions_go_on_when_the_own_daemon_restarts():
         with rdtd.connect(node.socket) as again:
             again.publish("weights", np.arange(5))
             number, value = next(follow)
-            assert number == 1 and len(value) == 5  # a new daemon counts anew
+            assert number == 1 and len(value) == 5  # a new daemon counts versions from 1
             again.unpublish("weights")
         del follow, value
         c.close()
@@ -556,7 +557,7 @@ def test_await_everything():
         waits = asyncio.ensure_future(c.wait_async([never]))
         await asyncio.sleep(0)
         waits.cancel()
-        assert await c.wait_async([never], timeout=0) == ([], [never])  # it goes on
+        assert await c.wait_async([never], timeout=0) == ([], [never])  # a time-out does not end it
         never.cancel()
         with raises(rdtd.Cancelled):
             await c.wait_async([again, never])
@@ -583,9 +584,9 @@ def test_next_connection_of_a_loop_is_listened_to():
         with rdtd.connect(node.socket) as c:
             waits = asyncio.ensure_future(c.when_put(rdtd.Ref("never"))._result())
             await asyncio.sleep(0)
-        with rdtd.connect(node.socket) as c:  # its descriptors are those that were just closed
+        with rdtd.connect(node.socket) as c:  # it gets the descriptor numbers that were just closed
             late = loop.call_later(LONG, c.close)
-            # When who waited has heard that its connection is closed.
+            # Now the waiter knows that its connection was closed.
             loop.call_soon(lambda: other.put(np.ones(3), id="late"))
             assert (await c.fetch(rdtd.Ref("late"))).sum() == 3
             late.cancel()
@@ -597,7 +598,7 @@ def test_next_connection_of_a_loop_is_listened_to():
 
 
 def ends_under(lock, end):
-    """What is collected may end while this very thread has one of the package's locks."""
+    """The garbage collector may end an object in a thread that holds one of the package's locks."""
     class Ends:
         def __del__(self):
             end()

@@ -1,5 +1,5 @@
-"""Real daemons for the tests of the Python package: each in a folder of its own below $TMPDIR, ended with the
-test."""
+"""Starts real daemons for the tests of the Python package, each in a folder of its own below $TMPDIR, and
+ends them with the test."""
 from __future__ import annotations
 
 import gc
@@ -22,7 +22,7 @@ KEY = "cmR0ZCB0ZXN0cyBzaGFyZSB0aGlzIGtleSBvZiAzMiBieXRlcw==\n"
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
-    """Waits for what has no event of its own."""
+    """Waits for a condition that no event reports."""
     deadline = time.monotonic() + seconds * SLOWER
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
@@ -83,7 +83,7 @@ class Node:
         self.process.wait(LONG)
 
     def end(self) -> None:
-        """The daemon ends well, and holds nothing that its clients left."""
+        """Ends the daemon, which must have nothing left of its clients and exit with 0."""
         if self.process.poll() is not None:
             return
         until(lambda: '"generation"' not in self.ctl("objects", "--json"), "objects are gone")
@@ -96,7 +96,7 @@ class Node:
         return self
 
     def __exit__(self, *ignored: object) -> None:
-        pass  # main ends it, when the test's variables are gone
+        pass  # main() ends the daemon when the test's variables are gone
 
 
 @contextmanager
@@ -114,8 +114,8 @@ class Skipped(Exception):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Of what is long a report may show no more than its beginning: what was raised, and from which line of
-    the tests."""
+    """Describes an error in one line: what was raised, and in which line of the tests. A report may show only
+    the beginning of a long text."""
     frames = traceback.extract_tb(error.__traceback__)
     at = ([frame for frame in frames if frame.filename == sys.modules["__main__"].__file__] or frames)[-1]
     said = " ".join(str(error).split())[:300]
@@ -123,10 +123,8 @@ def in_a_line(error: BaseException) -> str:
 
 
 def main(tests: dict[str, object]) -> None:
-    """Runs every test_* of a module, or those whose names contain one of the arguments; a line each. Status
-    77 if all were skipped.
-
-    ($T, by which make chooses programs, is none of theirs.)"""
+    """Runs every test_* of a module, or those whose names contain one of the arguments, and prints a line for
+    each. Exits with 77 if all were skipped. Ignores $T, by which make chooses test programs."""
     failed = ran = 0
     wanted = sys.argv[1:] or [""]
     skipped = []

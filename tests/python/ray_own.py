@@ -1,5 +1,5 @@
-"""ray_own.py SOURCE OUT: Ray's own tests of its transports, from a checkout of Ray, over rdtd. What is
-changed in them is printed and lies in OUT, beside what pytest said. Needs ray, torch, tensordict, pytest,
+"""ray_own.py SOURCE OUT: runs Ray's own tests of its transports, from a checkout of Ray, over rdtd. Prints
+what it changes in them, and writes that and pytest's output to OUT. Needs ray, torch, tensordict, pytest and
 pytest-timeout; `make test-ray-own RAY_SOURCE=PATH` installs them."""
 import difflib
 import os
@@ -14,18 +14,19 @@ from nodes import Node
 
 SUITES = {"nixl": "test_rdt_nixl.py", "gloo": "test_rdt_gloo.py"}
 
-# What ask for that a transport has two sides: that both take part, and both die of what one suffers.
+# These tests expect a two-sided transport: both sides take part, and an error of one ends both.
 EXPECTED = {
-    "test_p2p_errors_before_group_creation": "asks for the error of a missing group; rdtd needs none",
-    "test_send_fails": "asks for a send that fails; here nothing is sent, readers fetch what was put",
-    "test_send_actor_dies_before_sending": "asks that the receiver dies with the sender; here it lives, and "
+    "test_p2p_errors_before_group_creation": "expects an error for a missing group; rdtd needs none",
+    "test_send_fails": "expects a send that fails; rdtd sends nothing, readers fetch what was put",
+    "test_send_actor_dies_before_sending": "expects that the receiver dies with the sender; with rdtd it "
+                                           "lives, and "
                                            "has the tensor, or a RayDirectTransportError if the sender was "
                                            "gone first",
-    "test_recv_actor_dies": "asks that the sender dies with the receiver; here it lives",
+    "test_recv_actor_dies": "expects that the sender dies with the receiver; with rdtd it lives",
 }
 
 DROPPED = re.compile(r"^( *)assert [^\n]*_tensor_desc_cache[^\n(]*\n", re.M)
-CHANGES = [  # what, pattern, in its place
+CHANGES = [  # (what is changed, pattern, replacement)
     ("a line about nixl's registrations", DROPPED, r"\1pass\n"),
     ("the transport's name", r'"(?:nixl|gloo|torch_gloo)"', '"rdtd"'),
     ("the transport's name", r'"(?:NIXL|GLOO)"', '"RDTD"'),
@@ -38,12 +39,12 @@ CHANGES = [  # what, pattern, in its place
     ("what it holds", r"\b_get_num_managed_meta_nixl\(\)", "_held.__len__()"),
     ("what it holds", r"\b_managed_meta_nixl\b", "_held"),
 ]
-# Of nixl's alone: its registrations, agents, pool and streams.
+# Tests of nixl's registrations, agents, pool and streams, which no other transport has.
 NIXL_ONLY = re.compile(r"_tensor_desc_cache|_nixl_memory_pool|nixl_memory|nixl_agent\b|_remote_agents|"
                        r"NixlTensorTransport|nixl_cuda_stream|NIXL_REMOTE|nixl\._")
 DECORATED = re.compile(r"^(?=@|def |class )", re.M)
 
-CONFTEST = '''"""Ray's fixtures, without what the wheel has not."""
+CONFTEST = '''"""Ray's fixtures, without those that the wheel lacks."""
 import logging
 import pytest
 import ray
@@ -88,7 +89,7 @@ def killed(actor, **options):
     try:
         process = os.pidfd_open(ray._private.state.actors(actor._actor_id.hex()).get("Pid", 0))
     except OSError:
-        process = None  # it has none yet, or no more
+        process = None  # the actor has no process yet, or none any more
     kill(actor, **options)
     if process is not None:
         select.select([process], [], [], 30)
@@ -103,7 +104,7 @@ def hook():
 
 
 def adapt(text):
-    """(the adapted text, how often what was changed, tests that are left out)"""
+    """Returns the adapted text, how often each change was made, and the tests that are left out."""
     kept, left_out, pending = [], [], ""
     for part in DECORATED.split(text):
         pending += part
@@ -149,7 +150,7 @@ def prepare(source, out):
 
 
 def run(suite, out, environment):
-    """How many passed, which failed, which were skipped."""
+    """Returns how many tests passed, which failed and which were skipped."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "150",
                "--junitxml", f"{suite}.xml", SUITES[suite]]
     with open(out / f"{suite}.log", "wb") as log:

@@ -1,5 +1,5 @@
-"""Ray over rdtd, on a real Ray cluster of this machine: what goes through, what stays, what faults touch.
-Needs ray, torch and numpy."""
+"""Ray over rdtd, on a real Ray cluster of this machine: values, lifetimes, and faults. Needs ray, torch and
+numpy."""
 import gc
 import os
 import signal
@@ -33,7 +33,7 @@ node = None
 
 
 class Cluster:
-    """A daemon, and a Ray cluster whose processes find it by the environment."""
+    """A daemon, and a Ray cluster whose processes find the daemon by $RDT_SOCKET."""
 
     def __init__(self, *flags, hook=False, **options):
         global node
@@ -51,13 +51,13 @@ class Cluster:
         gc.collect()
         ray.shutdown()
         rdtd.default().close()
-        # Rdtctl itself.
+        # rdtctl itself is the one client that is left.
         until(lambda: self.node.ctl("clients", "--json").count('"pid"') <= 1, "Ray's processes have gone")
 
 
 def driver_put(value):
-    """ray.put of a driver; None, and said, where this Ray lets only actors put so: it may crash of the
-    refusal."""
+    """Calls ray.put in a driver. Returns None, and prints why, if this version of Ray lets only actors do
+    that: the refusal can crash it."""
     if tuple(map(int, ray.__version__.split(".")[:2])) < (2, 60):
         print(f"Ray {ray.__version__}: a driver may not ray.put with a transport; that is left out")
         return None
@@ -145,7 +145,7 @@ def sizes_of(value):
 def test_everything_goes_through_and_nothing_stays():
     with Cluster():
         a, b = Actor.remote(), Actor.remote()
-        grown, conjugated = ray.get(Actor.remote().lazy.remote())  # the first that it does
+        grown, conjugated = ray.get(Actor.remote().lazy.remote())  # its first call
         assert grown.sum() == 10 and not grown.requires_grad and conjugated.tolist() == [1 - 2j, 3 + 4j]
         value = {"w": torch.arange(6).reshape(2, 3), "t": torch.arange(12.0).reshape(3, 4).t(),
                  "half": torch.ones(3, dtype=torch.bfloat16),
@@ -163,9 +163,9 @@ def test_everything_goes_through_and_nothing_stays():
         assert (seen["a"] == arrays["a"]).all() and seen["b"][0].dtype == np.uint8
         assert seen["a"].flags.writeable
         assert ray.get(b.total.remote(a.arrays.remote(np.ones(1000)))) == 1000
-        nested = ray.get(a.put.remote(1000, 100))  # a ref in a list, whose owner is the actor
+        nested = ray.get(a.put.remote(1000, 100))  # a list with a ref that the actor owns
         assert ray.get(b.total_of_refs.remote(nested)) == 1e5 and float(ray.get(nested[0]).sum()) == 1e5
-        mine = [driver_put(torch.full((50000,), float(i))) for i in range(3)]  # the driver's own
+        mine = [driver_put(torch.full((50000,), float(i))) for i in range(3)]  # put by the driver
         if mine[0] is not None:
             assert ray.get(b.total_of_refs.remote(mine)) == 150000
             assert ray.get(b.total.remote(mine[2])) == 100000
@@ -182,7 +182,7 @@ def test_what_comes_is_private_and_what_was_made_does_not_change():
         a, b, c = (Actor.remote() for _ in range(3))
         ref = a.kept.remote()
         ray.wait([ref])
-        ray.get(a.fill.remote(7.0))  # it is in the daemon's memory: the actor's own may change
+        ray.get(a.fill.remote(7.0))  # the daemon has a copy, so the actor may write its tensor
         assert ray.get([b.add.remote(ref), c.add.remote(ref), b.add.remote(ref)]) == [50000.0] * 3
         mine = ray.get(ref)
         mine += 5
@@ -190,7 +190,7 @@ def test_what_comes_is_private_and_what_was_made_does_not_change():
         with rdtd.connect() as other:
             fetched = other.get_fetched(rdtd.Ref.from_id(f"ray:{ref.hex()}"), mode="cow", as_="torch")
             assert fetched.path == "local/cow", "nothing is copied"
-        live = a.live.remote()  # memory of the daemon's: not even the source copies, and it stays live
+        live = a.live.remote()  # daemon memory: even the source copies nothing, and the object stays live
         ray.get(a.fill.remote(2.0))
         assert ray.get(b.total.remote(live)) == 180000
         ray.get(a.fill.remote(3.0))
@@ -226,7 +226,7 @@ def test_all_fetches_of_one_get_are_under_way_before_any_is_awaited():
 
 
 def test_abort_touches_only_what_has_begun():
-    class Says:  # what a transfer of an object that nobody has put yet is told
+    class Says:  # the metadata of an object that nobody has put yet
         tensor_meta = [(torch.Size([3]), torch.float32)]
 
     with Cluster():
@@ -235,7 +235,7 @@ def test_abort_touches_only_what_has_begun():
         one = transport.fetch_multiple_tensors("late", Says, first)
         other = transport.fetch_multiple_tensors("late", Says, second)
         transport.abort_transport("late", first)
-        transport.abort_transport("late", third)  # has not begun
+        transport.abort_transport("late", third)  # the transfer has not begun
         with raises(RayDirectTransportError, "aborted"):
             transport.wait_fetch_complete(one)
         with raises(TimeoutError):
@@ -244,7 +244,7 @@ def test_abort_touches_only_what_has_begun():
         meta = transport.extract_tensor_transport_metadata("late", [torch.ones(3)])
         for request in (other, later):
             assert float(transport.wait_fetch_complete(request)[0].sum()) == 3
-        transport.abort_transport("late", third)  # has ended
+        transport.abort_transport("late", third)  # the transfer has ended
         received = []
 
         def receive():
@@ -253,7 +253,7 @@ def test_abort_touches_only_what_has_begun():
             received.append(True)
 
         patience = rdtd.ray.PATIENCE
-        # The abort comes while the library waits, when there is no request yet to be cancelled.
+        # The abort comes while the library waits, before there is a request that could be cancelled.
         for rdtd.ray.PATIENCE in (0.5, patience):
             fourth = transport.get_communicator_metadata(None, None)
             thread = threading.Thread(target=receive)
@@ -286,7 +286,7 @@ def test_dead_actors_and_stalls_cost_only_themselves():
         try:
             stalled = b.total.remote(ref)
             lost = gone.total.remote(ref)
-            ray.kill(gone)  # while it receives
+            ray.kill(gone)  # it is receiving
             with raises(GetTimeoutError):
                 ray.get(ref, timeout=0.5)
             with raises(RayActorError):
@@ -331,7 +331,7 @@ def test_nodes_of_their_own_move_bytes_and_a_frozen_one_is_an_error():
         gc.collect()
         until(lambda: '"generation"' not in here.ctl("objects", "--json") + there.ctl("objects", "--json"),
               "objects are gone")
-        here.kill()  # their link keeps descriptors
+        here.kill()  # the link between the daemons keeps descriptors open
         there.kill()
 
 
@@ -352,14 +352,14 @@ def test_restarted_actors_and_lent_handles():
         until(restarted, "it restarted", 40)
         assert ray.get(b.total.remote(a.ones.remote(20000))) == 20000
         assert ray.get(a.total.remote(b.ones.remote(30000))) == 30000
-        assert ray.get(b.lent.remote(a, 5000)) == 5000  # b calls a, and reads what it made
+        assert ray.get(b.lent.remote(a, 5000)) == 5000  # b calls a, and reads the result
 
         @ray.remote(num_cpus=0)
         def task(other):
             return float(ray.get(other.ones.remote(100)).sum())
 
         assert ray.get(task.remote(a)) == 100
-        assert ray.get(Actor.remote().put_and_free.remote()), "the first that it does"
+        assert ray.get(Actor.remote().put_and_free.remote()), "the actor's first call"
 
 
 def test_receivers_that_restart_need_no_hook():

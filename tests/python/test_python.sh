@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# The Python package against real daemons: values, lifetimes, memory of GPUs on a fake driver.
+# Runs the tests of the Python package against real daemons; those of GPU memory use a fake driver.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 here=tests/python
-extension=$(compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so") || { echo "the Python package was not built (python3-dev)"; exit 77; }
+extension=$(compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so") ||
+  { echo "the Python package was not built (python3-dev)"; exit 77; }
 [[ $RDT_VARIANT != tsan ]] || { echo "Python itself is not built for tsan"; exit 77; }
 python=${PYTHON:-/usr/bin/python3}
 [[ -x $python ]] || python=python3

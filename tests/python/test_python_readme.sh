@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# The README's Python, word for word, and what it says that it prints; and the package as pip installs it, where pip is.
+# Runs the README's Python programs word for word and compares what they print; installs the package with pip, if pip is
+# there.
 # variant: release
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
-compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so" >/dev/null || { echo "the Python package was not built (python3-dev)"; exit 77; }
+compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so" >/dev/null ||
+  { echo "the Python package was not built (python3-dev)"; exit 77; }
 python=${PYTHON:-/usr/bin/python3}
 [[ -x $python ]] || python=python3
 "$python" -c 'import numpy' 2>/dev/null || { echo "no numpy for $python"; exit 77; }
@@ -17,7 +19,8 @@ awk '/^<!-- python -->$/ {marked = 1; next}
 [[ -s $dir/first.py ]] || { echo "README.md holds no Python after the line <!-- python -->"; exit 1; }
 sed -n 's/^ *print(.*# //p' "$dir/first.py" >"$dir/wanted"
 [[ $(wc -l <"$dir/wanted") == 2 ]] || { echo "the README's program does not say what it prints"; exit 1; }
-"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
+"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" \
+  2>&1 &
 daemon=$!
 for ((i = 0; i < 400; i++)); do
   "$RDT_BUILD_DIR/rdtctl" ping -q --timeout 2s 2>/dev/null && break
@@ -38,7 +41,8 @@ if [[ $RDT_BUILD_DIR != "$PWD/build/release" ]] || ! "$python" -c 'import setupt
   exit 0
 fi
 cp -r client "$dir/" && mkdir -p "$dir/build" && ln -s "$RDT_BUILD_DIR" "$dir/build/release" && ln -s "$PWD/proto" "$dir/proto"
-"$python" -m pip -q --disable-pip-version-check install --no-build-isolation --no-index --no-deps --target "$dir/site" "$dir/client/python" \
+"$python" -m pip -q --disable-pip-version-check install --no-build-isolation --no-index --no-deps --target "$dir/site" \
+  "$dir/client/python" \
   >"$dir/out" 2>&1 || { cat "$dir/out"; exit 1; }
 sed -i 's/(1, /(2, /' "$dir/wanted" # versions are not given twice
 check "$dir/site" || exit 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The package's types, and what a user's program makes of them.
+# Checks the package's types, and a program that uses them.
 # variant: release
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1

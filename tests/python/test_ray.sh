@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
-# Ray over rdtd: real clusters of Ray on this machine. $RDT_RAY_PYTHON is a Python that has ray, torch and numpy; else the system's is tried.
+# Ray over rdtd, on real clusters of Ray on this machine. $RDT_RAY_PYTHON is a Python that has ray, torch and numpy; without
+# it the system's is tried.
 # variant: release
 # seconds: 900
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
-extension=$(compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so") || { echo "the Python package was not built (python3-dev)"; exit 77; }
+extension=$(compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so") ||
+  { echo "the Python package was not built (python3-dev)"; exit 77; }
 python=${RDT_RAY_PYTHON:-${PYTHON:-/usr/bin/python3}}
 [[ -x $python ]] || python=python3
-"$python" -c 'import ray, torch, numpy' 2>/dev/null || { echo "$python has no ray, torch and numpy: make test-ray installs them"; exit 77; }
+"$python" -c 'import ray, torch, numpy' 2>/dev/null ||
+  { echo "$python has no ray, torch and numpy: make test-ray installs them"; exit 77; }
 [[ $extension == *"$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')" ]] ||
   { echo "the package was built for another Python than $python"; exit 1; }
 export PYTHONPATH=$RDT_BUILD_DIR/python:$PWD/tests/python PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1
 timeout 700 "$python" tests/python/ray_transport.py || exit
 
-# The README's program, word for word, with a daemon that it finds.
+# The README's program, word for word, with a daemon that runs already.
 dir=$(mktemp -d)
 export RDT_SOCKET=$dir/s RAY_USAGE_STATS_ENABLED=0
 trap '[[ -z ${daemon:-} ]] || { kill "$daemon"; wait "$daemon"; } 2>/dev/null; rm -rf "$dir"' EXIT
@@ -22,7 +25,8 @@ awk '/^<!-- ray -->$/ {marked = 1; next}
      /^```/ {if (inside) exit}
      inside' README.md >"$dir/first.py"
 [[ -s $dir/first.py ]] || { echo "README.md holds no Python after the line <!-- ray -->"; exit 1; }
-"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
+"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" \
+  2>&1 &
 daemon=$!
 for ((i = 0; i < 400; i++)); do
   [[ -S $RDT_SOCKET ]] && break

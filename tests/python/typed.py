@@ -1,4 +1,4 @@
-"""Never run: what a type checker must accept of a program that uses the package."""
+"""A program that uses the package, which a type checker must accept. It is never run."""
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,5 @@
-"""What goes in comes out: arrays, dtypes, strides, nested values, pickles; in daemon memory, without copies
-where none are promised."""
+"""Values that are put come back equal: arrays, dtypes, strides, nested values, pickles. Values in daemon
+memory are not copied, nor are others where that is promised."""
 import array
 import collections
 import dataclasses
@@ -104,13 +104,14 @@ def test_dict_of_tensors_is_a_safetensors_file():
         for name in value:
             same(value[name], got[name])
         c.free(rdtd.Ref(detached))
-        halves = {"a": np.zeros(2, "c16"), "b": np.ones(1)}  # c128: no such file, but a dict all the same
+        # Safetensors has no c128, but the value is a dict nevertheless.
+        halves = {"a": np.zeros(2, "c16"), "b": np.ones(1)}
         same(halves, c.get(c.put(halves)))
 
 
 def test_headers_of_others_are_read_too():
-    """Not only as put writes them: with blanks, in another order, with what else may stand there; and what is
-    none is no dict."""
+    """Headers may have blanks, another order and further entries. Metadata that is no such header yields a
+    list."""
     need(np, "numpy")
     a, b = np.arange(3, dtype="i4"), np.ones(2, "f8")
     one = '{"dtype":"I32","shape":[3],"data_offsets":[0,12]}'
@@ -249,7 +250,7 @@ def test_torch_goes_both_ways():
         for one in (ref, rdtd.Ref(str(ref)), pickle.loads(pickle.dumps(ref))):  # with the hint and without
             got = c.get(one)
             assert c.get_fetched(one).path == "local/cow"
-            got[0] = 7  # torch knows no read-only: these pages are its own
+            got[0] = 7  # torch has no read-only tensors, so it gets private pages
             same(c.get(one), big)
         live = c.put(c.empty((70000,), torch.float32))
         assert live.copied == 0
@@ -301,7 +302,7 @@ def test_views_of_every_protocol_are_the_memory_itself():
             memoryview(half)
         assert half.bits().dtype == "u16" and memoryview(half.bits()).format == "H"
         capsule = e.__dlpack__()
-        del e, capsule, half, t, frozen  # those that nobody consumed
+        del e, capsule, half, t, frozen  # capsules that nobody has consumed
 
 
 def test_dlpack_comes_in():
@@ -357,7 +358,7 @@ def test_arrays_are_read_only_whatever_their_size():
                         got[:1] = 7
                     into = np.ones(n, "i8")
                     assert reader.get(one, into=into) is into and into.flags.writeable
-    for node in (a, b):  # their link stays open while they live
+    for node in (a, b):  # their link keeps descriptors open while both run
         node.process.terminate()
         assert node.process.wait(LONG) == 0, node.log()
 
@@ -416,7 +417,7 @@ def test_put_names_what_it_cannot_take():
 
 
 class Strange:
-    """An array of a dtype that nobody has."""
+    """An array whose dtype does not exist."""
 
     __cuda_array_interface__ = {"shape": (1,), "typestr": "<f3", "data": (8, False), "version": 3}
 

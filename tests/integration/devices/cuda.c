@@ -41,11 +41,12 @@ Test(cuda, host_memory_goes_to_a_gpu_and_back)
     ref = put_at(host, BYTES, RDT_CUDA_HOST);
     must_ok(fetch_to(a, &ref, "cuda", gpu_uuid(0), &object, &err));
     must(gpu_holds(tensor_of(object, 0).data, BYTES, 8));
-    back = put_at(tensor_of(object, 0).data, BYTES, RDT_CUDA_CHUNKS); /* what a fetch brought is exported once more */
+    back = put_at(tensor_of(object, 0).data, BYTES, RDT_CUDA_CHUNKS); /* memory that a fetch delivered can be exported again */
     rdt_release(object);
     fill_pattern(other, BYTES, 9);
     second = put_at(other, BYTES, RDT_CUDA_HOST);
-    expect(a, &second, "cuda", gpu_uuid(0), 9, "local/copy"); /* not into that memory, which its client has let go of but for this */
+    expect(a, &second, "cuda", gpu_uuid(0), 9,
+           "local/copy"); /* not into that memory, which its client has released apart from this tensor */
     expect(b, &back, "host", NULL, 8, "local/copy");
     let_go(&ref);
     let_go(&back);
@@ -64,7 +65,7 @@ Test(cuda, clients_allocation_is_taken_by_its_handle)
     addr = gpu_alloc(BYTES + 4096);
     gpu_fill((char *)addr + 512, BYTES, 6);
     ref = put_at((char *)addr + 512, BYTES, RDT_CUDA_HANDLE);
-    twice = put_at((char *)addr + 512, BYTES, RDT_CUDA_HANDLE); /* opened once */
+    twice = put_at((char *)addr + 512, BYTES, RDT_CUDA_HANDLE); /* the daemon opens the handle once */
     expect(b, &ref, "host", NULL, 6, "local/copy");
     let_go(&ref);
     expect(b, &twice, NULL, NULL, 6, "local/share");
@@ -89,7 +90,7 @@ Test(cuda, clients_chunks_are_taken_by_their_fds)
     end();
 }
 
-/* As PyTorch's expandable segments have them: tensors end where chunks do not. */
+/* As in PyTorch's expandable segments, tensors do not end where chunks end. */
 Test(cuda, tensors_that_share_chunks_are_put_together)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);
@@ -107,8 +108,8 @@ Test(cuda, tensors_that_share_chunks_are_put_together)
     }
     options.how = how;
     must_ok(rdt_cuda_put(gpu_a, tensors, 3, &options, &ref, &err));
-    must_say(how[0] == RDT_CUDA_CHUNKS && how[1] == RDT_CUDA_KNOWN && how[2] == RDT_CUDA_KNOWN, "taken as %d, %d, %d", (int)how[0],
-             (int)how[1], (int)how[2]);
+    must_say(how[0] == RDT_CUDA_CHUNKS && how[1] == RDT_CUDA_KNOWN && how[2] == RDT_CUDA_KNOWN, "taken as %d, %d, %d",
+             (int)how[0], (int)how[1], (int)how[2]);
     must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
     must_go_by("local/share", object);
     for (unsigned i = 0; i < 3; i++)
@@ -116,13 +117,14 @@ Test(cuda, tensors_that_share_chunks_are_put_together)
     rdt_release(object);
     let_go(&ref);
 
-    { /* what the caller has made known in part is copied */
+    { /* a tensor of which the caller has made only a part known is copied */
         void *base;
         must_ok(rdt_cuda_offer(gpu_a, addr, MIB, &base, NULL, &err));
         must_ok(rdt_cuda_put(gpu_a, tensors, 2, &options, &ref, &err));
         must_say(how[0] == RDT_CUDA_COPIED, "taken as %d", (int)how[0]);
         must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
-        must(gpu_holds(tensor_of(object, 0).data, 2 * MIB + 4096, 8) && gpu_holds(tensor_of(object, 1).data, 2 * MIB + 4096, 9));
+        must(gpu_holds(tensor_of(object, 0).data, 2 * MIB + 4096, 8) &&
+             gpu_holds(tensor_of(object, 1).data, 2 * MIB + 4096, 9));
         rdt_release(object);
         let_go(&ref);
         must_ok(rdt_dealloc(a, base, &err));

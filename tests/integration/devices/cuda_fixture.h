@@ -1,10 +1,10 @@
-/* What the tests of GPU memory on one node begin and end with: a daemon, two clients, and what they put and fetch. Through
- * the plug-in "cuda" and librdt-cuda, end to end, on a FAKE driver (tests/fake_cuda): that says how fds, handles, lifetimes
- * and order are dealt with, and nothing about a GPU. With RDT_TEST_GPU set the same runs on the machine's own (make
- * test-gpu). Included by cuda*.c only.
+/* Setup and checks of the tests of GPU memory on one node: a daemon and two clients that put and fetch. The tests run end to
+ * end, through the plug-in "cuda" and librdt-cuda, on a FAKE driver (tests/fake_cuda). They show how fds, handles, lifetimes
+ * and order are handled, and nothing about a GPU. With RDT_TEST_GPU set they run on the machine's own GPUs (make test-gpu).
+ * Only cuda*.c includes this header.
  *
- * The leak checker of gcc 12 dies of thread-local memory that loaded libraries (the driver, NVML, NCCL) have in threads alive
- * at the end: such files say "lsan: use_tls=0".
+ * The leak checker of gcc 12 crashes on thread-local memory that loaded libraries (the driver, NVML, NCCL) have in threads
+ * that are alive at the end: such files say "lsan: use_tls=0".
  */
 #ifndef TESTS_CUDA_FIXTURE_H
 #define TESTS_CUDA_FIXTURE_H
@@ -41,7 +41,7 @@ static struct test_node node;
 static rdt *a, *b;
 static rdt_cuda *gpu_a, *gpu_b;
 
-/* fakes: "NAME=VALUE" for the daemon's fake driver; NULL: nothing. flags end with NULL. */
+/* fakes: "NAME=VALUE" for the fake driver of the daemon; NULL: nothing. flags end with NULL. */
 static inline void begin_with(const char *fakes, const char *const *flags)
 {
     static const char *env[3];
@@ -103,8 +103,9 @@ static inline struct rdt_ref put_at(void *addr, size_t bytes, enum rdt_cuda_how 
     return ref;
 }
 
-/* A fetch brings the pattern there by that path. */
-static inline void expect(rdt *conn, const struct rdt_ref *ref, const char *memory, const char *uuid, uint32_t seed, const char *path)
+/* Fetches the object to that place and expects the pattern and the path. */
+static inline void expect(rdt *conn, const struct rdt_ref *ref, const char *memory, const char *uuid, uint32_t seed,
+                          const char *path)
 {
     const char *in, *on;
     rdt_object *object;

@@ -1,4 +1,4 @@
-/* GPU memory on one node: whose it is for how long, by many puts, deaths and deadlines.
+/* GPU memory on one node: how long it lives, with many puts, clients that die, and deadlines.
  *
  * The leak checker of gcc 12: see cuda_fixture.h.
  * lsan: use_tls=0
@@ -26,7 +26,7 @@ static void *put_again_and_again(void *arg)
     return NULL;
 }
 
-/* Each its own tensor, all in one allocation, which is known as long as any of them needs it. */
+/* Each thread puts its own tensor of one allocation, which the daemon knows as long as any of the puts needs it. */
 Test(cuda_life, puts_of_several_threads_share_an_allocation)
 {
     pthread_t threads[PUTTERS];
@@ -62,7 +62,8 @@ static int mortal(struct actor *self, void *arg)
     if (!gpu_is_real())
         (void)fake_gpu_load();
     must(gpu_there(&why));
-    must_ok(rdt_connect(&(struct rdt_connect_options){.struct_size = sizeof(struct rdt_connect_options), .socket = socket}, &conn, &err));
+    must_ok(rdt_connect(&(struct rdt_connect_options){.struct_size = sizeof(struct rdt_connect_options), .socket = socket},
+                        &conn, &err));
     must_ok(rdt_cuda_open(conn, &gpu, &err));
     must_ok(rdt_cuda_alloc(gpu, gpu_uuid(0), BYTES, &addr, &err));
     gpu_use(0);
@@ -150,7 +151,7 @@ static void must_time_out(void *addr)
     must_be_within(since, 5 * SEC);
 }
 
-/* What a put has to make known first, or to find memory for, takes of its own time, and of nobody else's. */
+/* Exporting an allocation and allocating memory take of the put's own time, and delay no other put. */
 Test(cuda_life, puts_keep_their_deadlines_while_the_daemon_is_stopped)
 {
     struct timed_put patient = {.timeout_ns = LONG};
@@ -164,7 +165,7 @@ Test(cuda_life, puts_keep_their_deadlines_while_the_daemon_is_stopped)
     patient.addr = whole;
     must(kill(node.pid, SIGSTOP) == 0);
     must(pthread_create(&patient.thread, NULL, put_in_time, &patient) == 0);
-    must_time_out(whole + BYTES); /* of the allocation that the patient one offers, or first */
+    must_time_out(whole + BYTES); /* waits for the patient put's offer of the same allocation, or makes the offer itself */
     must_time_out(chunks);
     must_time_out(chunks + 70 * 2 * MIB);
     must_time_out(closed);

@@ -1,4 +1,4 @@
-/* What a machine lacks, or what using a GPU costs, as a client of one node hears of it.
+/* What a client of one node is told when the machine lacks something, and what the use of a GPU costs.
  *
  * The leak checker of gcc 12: see cuda_fixture.h.
  * lsan: use_tls=0
@@ -8,7 +8,7 @@
 CUDA_SUITE(cuda_missing)
 
 #ifndef RDT_WITHOUT_CUDA
-Test(cuda_missing, what_is_missing_is_said)
+Test(cuda_missing, sentence_says_what_is_missing)
 {
     static const char *env[2];
     struct test_node bare;
@@ -29,8 +29,8 @@ Test(cuda_missing, what_is_missing_is_said)
     node_end(&bare, NULL);
 }
 
-/* What a context takes: as NVML lists it for the process, as the difference on the GPU where it does not know the process, or
- * unknown. */
+/* The memory that a context takes is what NVML lists for the process; where NVML does not know the process, it is the
+ * difference of the GPU's free memory, or unknown. */
 static void expect_overhead(const char *setting, uint64_t expected, const char *shown)
 {
     static const char *env[3];
@@ -54,7 +54,8 @@ static void expect_overhead(const char *setting, uint64_t expected, const char *
         must_say(!devices[i].opened && devices[i].overhead_bytes == 0, "%s is in use by an idle daemon", devices[i].uuid);
     must_ok(rdt_cuda_alloc(gpu, devices[0].uuid, BYTES, &addr, &err));
     must_ok(rdt_devices(conn, devices, 16, &n, &err));
-    must_say(devices[0].overhead_bytes == expected || (gpu_is_real() && devices[0].overhead_bytes > MIB && devices[0].overhead_bytes < 4096 * MIB),
+    must_say(devices[0].overhead_bytes == expected ||
+                 (gpu_is_real() && devices[0].overhead_bytes > MIB && devices[0].overhead_bytes < 4096 * MIB),
              "a context takes %llu bytes", (unsigned long long)devices[0].overhead_bytes);
     program_run(&program, (const char *const[]){"rdtctl", "--socket", other.socket, "backends", NULL}, NULL);
     must_say(program.status == 0 && (gpu_is_real() || strstr(program.out, shown)), "%s%s", program.out, program.err);
@@ -74,7 +75,7 @@ Test(cuda_missing, idle_daemon_holds_nothing_and_tells_what_a_context_takes)
     expect_overhead("FAKE_NVML_INIT=999", UINT64_MAX, "overhead unknown");
 }
 
-Test(cuda_missing, client_without_a_driver_hears_so)
+Test(cuda_missing, client_without_a_driver_is_told)
 {
     struct test_node bare;
     rdt_cuda *gpu;

@@ -1,9 +1,9 @@
-/* GPU memory between two daemons, on a FAKE driver and a FAKE NCCL (tests/fake_cuda, tests/fake_nccl): through pinned host
- * memory and a stream, and within a group; with its deaths on either side. It says nothing about a GPU; with RDT_TEST_GPU set
- * (make test-gpu) the same runs on the machine's own, two daemons on one machine.
+/* GPU memory between two daemons, on a FAKE driver and a FAKE NCCL (tests/fake_cuda, tests/fake_nccl): staged through pinned
+ * host memory, and within a group; with processes that die on either side. The tests show nothing about a GPU. With
+ * RDT_TEST_GPU set (make test-gpu) they run on the machine's own GPUs, with two daemons on one machine.
  *
- * The leak checker of gcc 12 dies of thread-local memory that loaded libraries (the driver, NVML, NCCL) have in threads alive
- * at the end: lsan: use_tls=0
+ * The leak checker of gcc 12 crashes on thread-local memory that loaded libraries (the driver, NVML, NCCL) have in threads
+ * that are alive at the end: lsan: use_tls=0
  */
 #include <criterion/criterion.h>
 
@@ -23,7 +23,7 @@ Test(cuda_nodes, memory)
 
 TestSuite(cuda_nodes, .timeout = 200);
 
-/* ---- by way of host memory ---- */
+/* ---- staged through host memory ---- */
 
 Test(cuda_nodes, staged_from_and_to_gpus_and_host_memory)
 {
@@ -100,7 +100,7 @@ Test(cuda_nodes, mixed_object_and_targets)
     gpu_free(into);
 }
 
-/* The reader is on another node: it asks while the producer's stream stands still. */
+/* The reader is on another node and fetches while the producer's stream stands still. */
 Test(cuda_nodes, reader_waits_for_the_producers_stream)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);
@@ -190,19 +190,20 @@ Test(cuda_nodes, thousand_puts_of_which_some_are_fetched_leave_nothing)
     for (unsigned side = 0; side < 2; side++) {
         uint64_t now = resident_bytes(&c.node[side]);
         must_say(most[side] <= 32 * MIB, "node %u: %llu bytes on its GPUs at once", side, (unsigned long long)most[side]);
-        if (strcmp(getenv("RDT_VARIANT") ? getenv("RDT_VARIANT") : "release", "release") == 0) /* sanitizers keep what is freed */
-            must_say(now < resident[side] + 8 * MIB, "node %u grew from %llu to %llu bytes", side, (unsigned long long)resident[side],
-                     (unsigned long long)now);
+        /* Sanitizers do not give freed memory back. */
+        if (strcmp(getenv("RDT_VARIANT") ? getenv("RDT_VARIANT") : "release", "release") == 0)
+            must_say(now < resident[side] + 8 * MIB, "node %u grew from %llu to %llu bytes", side,
+                     (unsigned long long)resident[side], (unsigned long long)now);
     }
     end(NULL);
     gpu_free(own);
 }
 
-/* ---- deaths ---- */
+/* ---- processes that die ---- */
 
 struct message {
     char socket[200];
-    struct rdt_ref ref; /* to the actor that reads, or from the one that puts */
+    struct rdt_ref ref; /* sent to an actor that reads, or received from one that puts */
 };
 
 static void actor_connect(const struct message *message, rdt **conn_p, rdt_cuda **gpu_p)
@@ -218,7 +219,7 @@ static void actor_connect(const struct message *message, rdt **conn_p, rdt_cuda 
     gpu_use(0);
 }
 
-/* Puts memory of its own on a GPU, which the daemon opens by its handle, and some of the daemon's. */
+/* Puts its own GPU memory, which the daemon opens by its handle, and GPU memory of the daemon. */
 static int exporter(struct actor *self, void *arg)
 {
     struct message message;
@@ -242,7 +243,7 @@ static int exporter(struct actor *self, void *arg)
     return 1;
 }
 
-/* Fetches to a GPU, and holds it. */
+/* Fetches to a GPU, and holds the result. */
 static int holder(struct actor *self, void *arg)
 {
     struct rdt_fetch_options options;
@@ -279,7 +280,7 @@ Test(cuda_nodes, killed_reader_with_mapped_memory_gives_it_back)
     actor_kill(&actor, SIGKILL);
     wait_until(LONG, used_bytes(READER) == 0);
     options = to("cuda", gpu_uuid(0));
-    expect(&message.ref, &options, BYTES, 4, "stream/staged"); /* and nobody else notices */
+    expect(&message.ref, &options, BYTES, 4, "stream/staged"); /* other readers do not notice */
     drop(&message.ref, addr);
     end(NULL);
 }
@@ -291,7 +292,7 @@ static bool is_moving(void)
     return transfer_under_way(&c.node[READER], "in", &view) && strcmp(view.state, "moving") == 0;
 }
 
-/* Before, in the middle of, and after the copies: bytes that are right, or its death. */
+/* The exporter dies before, during or after the copies. Its readers get the right bytes or OWNER_DIED. */
 Test(cuda_nodes, exporters_death_fails_its_readers_and_closes_what_was_opened)
 {
     struct rdt_fetch_options options;
@@ -318,8 +319,9 @@ Test(cuda_nodes, exporters_death_fails_its_readers_and_closes_what_was_opened)
         if (i == 0)
             actor_kill(&actor[i], SIGKILL);
         must_ok(rdt_fetch_start(conn[READER], &message.ref, 1, &options, &request, &err));
-        for (unsigned round = 0; i == 1 && !is_moving() && rdt_wait(conn[READER], &request, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT;)
-            wait_pause(&round); /* it may be over before one looks */
+        for (unsigned round = 0;
+             i == 1 && !is_moving() && rdt_wait(conn[READER], &request, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT;)
+            wait_pause(&round); /* the transfer may have ended before the first look */
         if (i == 2)
             must_ok(rdt_wait(conn[READER], &request, 1, 1, LONG, NULL, NULL, &err));
         if (i > 0)
@@ -330,8 +332,8 @@ Test(cuda_nodes, exporters_death_fails_its_readers_and_closes_what_was_opened)
             must(holds(object, 0, BYTES, 30) && holds(object, 1, BYTES, 31));
             rdt_release(object);
         } else {
-            must_say(i < 2 && (status == RDT_OWNER_DIED || status == RDT_NOT_FOUND), "round %u: %s: %s", i, rdt_status_name(status),
-                     why.msg);
+            must_say(i < 2 && (status == RDT_OWNER_DIED || status == RDT_NOT_FOUND), "round %u: %s: %s", i,
+                     rdt_status_name(status), why.msg);
         }
         rdt_request_destroy(request);
         wait_until(LONG, used_bytes(OWNER) < 2 * BYTES && used_bytes(READER) == 0);
@@ -339,7 +341,7 @@ Test(cuda_nodes, exporters_death_fails_its_readers_and_closes_what_was_opened)
     options = to("cuda", other_gpu());
     expect(&mine, &options, BYTES, 5, "stream/staged");
     drop(&mine, addr);
-    end(NULL); /* every handle is closed: it would be a descriptor of the daemon's */
+    end(NULL); /* every handle is closed: an open one would be a leaked descriptor of the daemon */
 }
 
 /* ---- within a group ---- */
@@ -359,7 +361,8 @@ Test(cuda_nodes, group_moves_from_gpu_to_gpu_and_nowhere_else)
     if (!form_or_skip(other_gpu()))
         return;
     by_nccl.transport = "nccl";
-    must_refuse(RDT_UNSUPPORTED, "transport nccl does not move host memory", rdt_put(conn[OWNER], &small, 1, &by_nccl, &ref, &err));
+    must_refuse(RDT_UNSUPPORTED, "transport nccl does not move host memory",
+                rdt_put(conn[OWNER], &small, 1, &by_nccl, &ref, &err));
     ref = put_on_gpu(BYTES, 6, &addr);
     options = to("cuda", other_gpu());
     options.group = "g";
@@ -368,14 +371,14 @@ Test(cuda_nodes, group_moves_from_gpu_to_gpu_and_nowhere_else)
         expect(&ref, &options, BYTES, 6, "nccl");
     host = put_pattern(conn[OWNER], NULL, BYTES, 7);
     options = to("cuda", other_gpu());
-    expect(&host, &options, BYTES, 7, "ucx/staged"); /* what is in host memory goes its own way */
+    expect(&host, &options, BYTES, 7, "ucx/staged"); /* a tensor in host memory takes another path */
     drop(&host, NULL);
     drop(&ref, addr);
     must_ok(rdt_group_destroy(conn[OWNER], "g", &err));
     end(NULL);
 }
 
-Test(cuda_nodes, group_survives_the_death_of_who_put_and_of_who_reads)
+Test(cuda_nodes, group_survives_the_deaths_of_producer_and_reader)
 {
     static const char *const declared[] = {"taken down and rebuilt: ", "is down: ", "taken down", NULL};
     struct message message = {.socket = ""};

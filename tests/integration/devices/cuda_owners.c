@@ -1,5 +1,5 @@
-/* GPU memory on one node: whose it is, who may have how much of it, and what of a client's own the daemon holds after that
- * client's end.
+/* GPU memory on one node: its owners, their limits, and what the daemon still holds of a client's own memory after that
+ * client has ended.
  *
  * The leak checker of gcc 12: see cuda_fixture.h. lsan: use_tls=0
  */
@@ -34,7 +34,7 @@ struct told {
     struct rdt_ref ref[2];
 };
 
-static int come_as_a_stranger(struct actor *self, void *arg)
+static int fetch_as_another_user(struct actor *self, void *arg)
 {
     struct rdt_connect_options options = RDT_INIT(options);
     struct rdt_fetch_options share = RDT_INIT(share);
@@ -50,7 +50,8 @@ static int come_as_a_stranger(struct actor *self, void *arg)
         (void)fake_gpu_load();
     must_say(gpu_there(&why), "%s", why);
     must(chdir(told.dir) == 0);
-    must(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 && setresuid(STRANGER, STRANGER, STRANGER) == 0);
+    must(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
+         setresuid(STRANGER, STRANGER, STRANGER) == 0);
     options.socket = "s";
     must_ok(rdt_connect(&options, &conn, &err));
     must_ok(rdt_cuda_open(conn, &gpu, &err));
@@ -62,7 +63,7 @@ static int come_as_a_stranger(struct actor *self, void *arg)
         must_go_by("local/copy", object);
         must_lie(object, 0, "cuda", gpu_uuid(0));
         must(gpu_holds(tensor_of(object, 0).data, BYTES, 1 + i));
-        gpu_fill(tensor_of(object, 0).data, BYTES, 9); /* his own to write */
+        gpu_fill(tensor_of(object, 0).data, BYTES, 9); /* a copy, which this user may write */
         rdt_release(object);
         must_refuse(RDT_NO_PATH, "another owner", rdt_fetch(conn, &told.ref[i], 1, &share, &object, &err));
     }
@@ -79,7 +80,7 @@ Test(cuda_owners, other_users_get_copies_and_nothing_to_map)
 
     if (geteuid() != 0)
         cr_skip_test("needs root, to become another user");
-    actor_start(&stranger, come_as_a_stranger, NULL);
+    actor_start(&stranger, fetch_as_another_user, NULL);
     begin();
     memset(&told, 0, sizeof told);
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr[0], &err));
@@ -100,7 +101,7 @@ Test(cuda_owners, other_users_get_copies_and_nothing_to_map)
     gpu_free(addr[1]);
 }
 
-Test(cuda_owners, what_is_full_is_named)
+Test(cuda_owners, limit_that_is_reached_is_named)
 {
     void *of_a, *of_b, *more;
 
@@ -109,7 +110,7 @@ Test(cuda_owners, what_is_full_is_named)
     must_refuse(RDT_LIMIT, "device_limit", rdt_cuda_alloc(gpu_a, gpu_uuid(0), 40 * MIB, &more, &err));
     must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), 6 * MIB, &of_a, &err));
     must_refuse(RDT_LIMIT, "client_max_device_bytes", rdt_cuda_alloc(gpu_a, gpu_uuid(0), 4 * MIB, &more, &err));
-    must_ok(rdt_cuda_alloc(gpu_b, gpu_uuid(gpu_count() - 1), 6 * MIB, &of_b, &err)); /* wherever it is */
+    must_ok(rdt_cuda_alloc(gpu_b, gpu_uuid(gpu_count() - 1), 6 * MIB, &of_b, &err)); /* on whichever GPU */
     must_refuse(RDT_LIMIT, "owner_max_device_bytes", rdt_cuda_alloc(gpu_b, gpu_uuid(0), 2 * MIB, &more, &err));
     must_ok(rdt_dealloc(a, of_a, &err));
     must_ok(rdt_cuda_alloc(gpu_b, gpu_uuid(0), 2 * MIB, &more, &err));
@@ -147,7 +148,7 @@ static int lend_and_wait(struct actor *self, void *arg)
     return 1;
 }
 
-/* It is closed behind the copies that read it: the fake's process ends if one of them finds nothing there. */
+/* The handle is closed after the copies that read its memory. The fake driver aborts its process if a copy finds no memory. */
 Test(cuda_owners, lenders_handle_is_closed_behind_the_copies)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
@@ -166,10 +167,13 @@ Test(cuda_owners, lenders_handle_is_closed_behind_the_copies)
     options.memory = "host";
     options.timeout_ns = LONG;
     must_ok(rdt_fetch_start(b, &ref, 1, &options, &request, &err));
-    wait_until(20 * SEC, (node_status(&node, &status), status.transfers_active > 0) ||
-                             rdt_wait(b, &request, 1, 1, 0, NULL, NULL, NULL) != RDT_TIMED_OUT); /* it may be over before one looks */
+    wait_until(20 * SEC,
+               (node_status(&node, &status), status.transfers_active > 0) ||
+                   /* the fetch may have ended before the first look */
+                   rdt_wait(b, &request, 1, 1, 0, NULL, NULL, NULL) != RDT_TIMED_OUT);
     actor_kill(&lender, SIGKILL);
-    if (rdt_wait(b, &request, 1, 1, LONG, NULL, NULL, NULL) == RDT_OK && rdt_request_take_object(request, &object, NULL) == RDT_OK) {
+    if (rdt_wait(b, &request, 1, 1, LONG, NULL, NULL, NULL) == RDT_OK &&
+        rdt_request_take_object(request, &object, NULL) == RDT_OK) {
         must(holds_pattern(tensor_of(object, 0).data, BYTES, 4));
         rdt_release(object);
     }

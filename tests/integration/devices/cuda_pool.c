@@ -15,7 +15,7 @@ Test(cuda_pool, pool_gives_memory_that_is_put_without_a_copy)
     void *addr, *other;
 
     begin();
-    must(!rdt_cuda_pool_alloc(MIB, 0, NULL)); /* nobody's yet */
+    must(!rdt_cuda_pool_alloc(MIB, 0, NULL)); /* no connection serves the pool yet */
     rdt_cuda_pool_info(&info);
     must(info.failures == 1 && info.last.status == RDT_INVALID && strstr(info.last.msg, "no connection serves"));
     rdt_cuda_pool_use(gpu_a);
@@ -24,19 +24,20 @@ Test(cuda_pool, pool_gives_memory_that_is_put_without_a_copy)
     must(addr && other);
     rdt_cuda_pool_info(&info);
     must(info.blocks == 2 && info.bytes == BYTES + 2 * MIB);
-    must(!rdt_cuda_pool_alloc(MIB, 99, NULL) && !rdt_cuda_pool_alloc(0, 0, NULL) && !rdt_cuda_pool_alloc((ptrdiff_t)1 << 50, 0, NULL));
+    must(!rdt_cuda_pool_alloc(MIB, 99, NULL) && !rdt_cuda_pool_alloc(0, 0, NULL) &&
+         !rdt_cuda_pool_alloc((ptrdiff_t)1 << 50, 0, NULL));
     rdt_cuda_pool_info(&info);
     must(info.failures == 4 && info.last.msg[0]);
     gpu_fill(addr, BYTES, 14);
     ref = put_at((char *)addr, BYTES, RDT_CUDA_KNOWN);
-    rdt_cuda_pool_free(addr, (ptrdiff_t)BYTES, 0, NULL); /* the object keeps it */
+    rdt_cuda_pool_free(addr, (ptrdiff_t)BYTES, 0, NULL); /* the object holds the memory */
     expect(b, &ref, NULL, NULL, 14, "local/share");
     let_go(&ref);
     rdt_cuda_pool_free(other, 2 * (ptrdiff_t)MIB, (int)gpu_count() - 1, NULL);
     rdt_cuda_pool_free(NULL, 0, 0, NULL);
     rdt_cuda_pool_info(&info);
     must(info.blocks == 0 && info.bytes == 0);
-    addr = rdt_cuda_pool_alloc(1, 0, NULL); /* goes with its connection, and free then does nothing */
+    addr = rdt_cuda_pool_alloc(1, 0, NULL); /* the memory goes with its connection, and free then only frees the address */
     must(addr);
     rdt_cuda_close(gpu_a);
     rdt_close(a);
@@ -47,8 +48,8 @@ Test(cuda_pool, pool_gives_memory_that_is_put_without_a_copy)
     end();
 }
 
-/* Its user frees it by its address, which says nothing else. */
-Test(cuda_pool, address_of_a_block_that_went_with_its_connection_is_no_others)
+/* A block is identified by its address alone when it is freed. */
+Test(cuda_pool, address_of_a_block_whose_connection_was_closed_is_not_reused)
 {
     struct rdt_cuda_pool_info info;
     struct rdt_ref ref;
@@ -84,7 +85,7 @@ static void *free_it(void *addr)
     return NULL;
 }
 
-Test(cuda_pool, pool_takes_back_what_no_stream_uses_any_more)
+Test(cuda_pool, pool_free_waits_until_no_stream_uses_the_block)
 {
     struct rdt_cuda_pool_info info;
     struct gpu_gate *gate;
@@ -98,13 +99,13 @@ Test(cuda_pool, pool_takes_back_what_no_stream_uses_any_more)
     source = gpu_alloc(BYTES);
     must(addr);
     gate = gpu_hold(stream);
-    gpu_copy_in_stream(addr, source, BYTES, stream); /* the fake's process ends if the memory is gone by then */
+    gpu_copy_in_stream(addr, source, BYTES, stream); /* the fake driver aborts the process if the memory is gone by then */
     must(pthread_create(&thread, NULL, free_it, &addr) == 0);
     do
         rdt_cuda_pool_info(&info);
     while (info.blocks > 0);
     must_ok(rdt_ping(a, LONG, &err));
-    must(device(0).used_bytes >= BYTES); /* it waits */
+    must(device(0).used_bytes >= BYTES); /* free_it waits for the stream */
     gpu_open(gate);
     must(pthread_join(thread, NULL) == 0);
     gpu_stream_wait(stream);

@@ -11,8 +11,8 @@ CUDA_SUITE(cuda_streams)
 #include <dlfcn.h>
 #include <sched.h>
 #include <stdatomic.h>
-/* The stream stands still until the reader has asked. Unordered, it says at once that it has done what it has not: then the
- * reader sees what was there before, or this test could not fail. */
+/* The stream stands still until the reader has fetched. With `ordered` false the fake driver runs the callback at once, before
+ * the work has finished, and the reader must see the old bytes: this shows that the test can fail. */
 static void expect_order(bool copied, bool ordered)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);
@@ -37,7 +37,7 @@ static void expect_order(bool copied, bool ordered)
     options.has_stream = true;
     options.stream = stream;
     if (!ordered)
-        must(setenv("FAKE_CUDA_CALLS_AT_ONCE", "1", 1) == 0); /* here, not in the daemon, which runs already */
+        must(setenv("FAKE_CUDA_CALLS_AT_ONCE", "1", 1) == 0); /* for this process; the daemon runs already */
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
     how.memory = "host";
     must_ok(rdt_fetch_start(b, &ref, 1, &how, &request, &err));
@@ -92,7 +92,7 @@ static void *put_without_a_context(void *arg)
     struct rdt_cuda_put_options options = RDT_INIT(options);
     struct rdt_tensor one = bytes_at(second.addr, BYTES);
 
-    options.has_stream = true; /* the default one, of the GPU that the tensor is on */
+    options.has_stream = true; /* the default stream of the GPU that the tensor is on */
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &second.ref, &err));
     (void)sem_post(&second.done);
     (void)sem_wait(&second.end);
@@ -121,7 +121,7 @@ Test(cuda_streams, default_stream_is_that_of_the_tensors_gpu)
 
 /* ---- time ---- */
 
-/* What was copied already is given back when the stream has come there; the caller need not wait for that. */
+/* Buffers that the stream copies into are deallocated when it has copied; the caller does not wait for that. */
 Test(cuda_streams, failing_put_does_not_wait_for_the_stream)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);
@@ -142,12 +142,12 @@ Test(cuda_streams, failing_put_does_not_wait_for_the_stream)
     options.has_stream = true;
     options.stream = stream;
     must_refuse(RDT_INVALID, "tensor 1", rdt_cuda_put(gpu_a, tensors, 2, &options, &ref, &err));
-    must(device(0).used_bytes >= BYTES); /* the stream may write there */
+    must(device(0).used_bytes >= BYTES); /* the stream may still write to the buffer */
     gpu_open(gate);
     gpu_stream_wait(stream);
     wait_until(20 * SEC, device(0).used_bytes == 0);
 
-    gate = gpu_hold(NULL); /* a copy without a stream of the caller's */
+    gate = gpu_hold(NULL); /* a put without a stream: the library's own stream copies */
     options.has_stream = false;
     options.put = &put;
     put.timeout_ns = 200 * MSEC;
@@ -164,8 +164,7 @@ Test(cuda_streams, failing_put_does_not_wait_for_the_stream)
 
 /* ---- the end ---- */
 
-/* Whoever posts a semaphore on another thread than the test's, as streams' callbacks do, is held up there while `holds` is
- * set. */
+/* While `holds` is set, sem_post does not return in any other thread than the test's: this delays the callbacks of streams. */
 static atomic_bool holds, destroyed;
 static _Atomic(sem_t *) held;
 static pthread_t test_thread;
@@ -238,7 +237,7 @@ Test(cuda_streams, stream_may_come_after_the_close_or_during_it)
     put_with(stream, addr);
     atomic_store(&holds, true);
     gpu_open(gate);
-    wait_until(20 * SEC, atomic_load(&held)); /* the callback has told, and has not returned */
+    wait_until(20 * SEC, atomic_load(&held)); /* the callback has posted, and has not returned */
     rdt_cuda_close(gpu_a);
     atomic_store(&holds, false);
     gpu_stream_wait(stream);

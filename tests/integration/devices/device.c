@@ -1,11 +1,11 @@
-/* Memory on devices, on one node, on a fake device whose addresses the daemon cannot touch: shared with its owner, copied for
- * others and to other places, its life, its order and its faults.
+/* Memory on devices, on one node, with a fake device whose addresses the daemon cannot touch: it is shared with clients of its
+ * owner and copied for others and to other places; its lifetime, its order by streams, and faults.
  */
 #include "tests/integration/devices/device_fixture.h"
 
 TestSuite(device, .timeout = 100);
 
-/* ---- where the bytes go ---- */
+/* ---- destinations ---- */
 
 Test(device, owner_shares_it_without_a_copy)
 {
@@ -26,7 +26,7 @@ Test(device, owner_shares_it_without_a_copy)
     end(NULL);
 }
 
-Test(device, fetched_to_where_the_reader_wants_it)
+Test(device, fetch_brings_it_to_the_place_that_the_reader_names)
 {
     struct rdt_ref ref, host;
 
@@ -46,7 +46,7 @@ Test(device, fetched_to_where_the_reader_wants_it)
     end(NULL);
 }
 
-Test(device, who_cannot_map_it_gets_host_memory)
+Test(device, client_without_a_mapper_gets_host_memory)
 {
     struct rdt_ref ref;
     rdt *plain;
@@ -95,7 +95,8 @@ Test(device, mixed_objects_and_strides)
         must(tensors_equal(&got, &tensors[i]));
     }
     rdt_release(object);
-    for (unsigned round = 0; round < 3; round++) { /* all to the host, all to a device, what is on devices to one of them */
+    /* Round 0 fetches all tensors to the host, 1 all to a device, 2 those on devices to one device. */
+    for (unsigned round = 0; round < 3; round++) {
         struct rdt_fetch_options options = RDT_INIT(options);
         options.memory = round == 0 ? "host" : "fake";
         options.device = round == 0 ? NULL : "FAKE-1";
@@ -163,7 +164,7 @@ Test(device, snapshot_does_not_change)
     end(NULL);
 }
 
-/* ---- memory of the client's own ---- */
+/* ---- the client's own memory ---- */
 
 static int read_handle(struct actor *self, void *arg)
 {
@@ -257,7 +258,7 @@ Test(device, chunks_in_several_messages)
     end(NULL);
 }
 
-/* ---- life ---- */
+/* ---- lifetime ---- */
 
 Test(device, thousand_puts_leave_nothing)
 {
@@ -298,7 +299,7 @@ static int hold_device_memory(struct actor *self, void *arg)
     return 0;
 }
 
-Test(device, killed_client_gives_all_back)
+Test(device, memory_of_a_killed_client_is_freed)
 {
     struct actor actor;
 
@@ -323,7 +324,7 @@ Test(device, limit_names_the_device)
     must_refuse(RDT_LIMIT, "FAKE-0", rdt_alloc_with(b, 512 * KIB, &options, &two, &err));
     two = fake_device_alloc(b, "FAKE-1", 512 * KIB);
     must_ok(rdt_dealloc(a, one, &err));
-    options.timeout_ns = LONG; /* who waits gets it as soon as the device has room */
+    options.timeout_ns = LONG; /* a client that waits gets the memory as soon as the device has room */
     must_ok(rdt_alloc_with(b, 768 * KIB, &options, &one, &err));
     expect_output("backends", NULL, "FAKE-0");
     expect_output("regions", NULL, "FAKE-1");
@@ -332,7 +333,7 @@ Test(device, limit_names_the_device)
 
 /* ---- order ---- */
 
-Test(device, nobody_sees_it_before_its_stream_wrote_it)
+Test(device, nobody_reads_it_before_its_stream_has_written_it)
 {
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensor;
@@ -353,7 +354,7 @@ Test(device, nobody_sees_it_before_its_stream_wrote_it)
         must_ok(rdt_stat(b, &ref, &stat, &err));
         must(strcmp(stat.state, "filling") == 0);
     }
-    fill_pattern(addr, BYTES, 21); /* the slow stream */
+    fill_pattern(addr, BYTES, 21); /* this stands for the slow stream */
     must_ok(rdt_ready(a, &ref, &err));
     must_ok(rdt_wait(b, requests, 1, 1, LONG, NULL, NULL, &err));
     must_ok(rdt_request_take_object(request, &object, &err));
@@ -367,11 +368,11 @@ Test(device, nobody_sees_it_before_its_stream_wrote_it)
     must_ok(rdt_wait_put(b, &ref, LONG, &err));
     fill_pattern(addr, BYTES, 23);
     expect(b, &ref, NULL, NULL, BYTES, 22, "local/copy", "fake", "FAKE-0");
-    must_ok(rdt_ready(b, &ref, &err)); /* not its own: nothing happens */
+    must_ok(rdt_ready(b, &ref, &err)); /* another session's object, so nothing happens */
     end(NULL);
 }
 
-/* The daemon has heard that somebody waits for it. */
+/* Returns when the daemon knows that somebody waits for the object. */
 static void await_waiter(const struct rdt_ref *ref)
 {
     struct rdt_stat stat = {0};
@@ -379,7 +380,7 @@ static void await_waiter(const struct rdt_ref *ref)
     wait_until(LONG, rdt_stat(a, ref, &stat, NULL) == RDT_OK && stat.waiters > 0);
 }
 
-Test(device, pending_put_that_fails_fails_those_who_wait)
+Test(device, failed_pending_put_fails_its_waiters)
 {
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensor;
@@ -409,7 +410,7 @@ Test(device, pending_put_that_fails_fails_those_who_wait)
 
 /* ---- faults ---- */
 
-Test(device, failed_copy_is_told_and_costs_nothing_else)
+Test(device, failed_copy_is_reported_and_disturbs_nothing_else)
 {
     struct rdt_ref ref;
     rdt_object *object;
@@ -444,13 +445,13 @@ Test(device, deadline_and_cancel_while_the_device_is_slow)
     rdt_cancel(request);
     rdt_request_destroy(request);
     must_ok(rdt_free(a, &ref, false, &err));
-    must_be(RDT_TIMED_OUT, rdt_wait_freed(a, &ref, 50 * MSEC, &err)); /* the device is at it still */
+    must_be(RDT_TIMED_OUT, rdt_wait_freed(a, &ref, 50 * MSEC, &err)); /* the device still copies */
     fake_hold(gpu.control, false);
     must_ok(rdt_wait_freed(a, &ref, LONG, &err));
     end(NULL);
 }
 
-Test(device, without_a_device_it_says_so)
+Test(device, plugin_without_a_device_says_so)
 {
     struct rdt_alloc_options options = RDT_INIT(options);
     void *addr;

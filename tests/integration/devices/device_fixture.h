@@ -1,5 +1,5 @@
-/* What the tests of memory on devices begin and end with: a node with two fake devices, two clients that map their memory,
- * and what they put and fetch there. Included by those tests only. */
+/* Setup and checks of the tests of memory on devices: a node with two fake devices, and two clients that map device memory,
+ * put and fetch. Only those tests include this header. */
 #ifndef TESTS_DEVICE_FIXTURE_H
 #define TESTS_DEVICE_FIXTURE_H
 
@@ -56,7 +56,7 @@ static inline struct rdt_ref put_tensors(rdt *conn, const struct rdt_tensor *ten
     return ref;
 }
 
-/* A pattern on a device, put. */
+/* Allocates memory on the device, fills it with the pattern and puts it. */
 static inline struct rdt_ref put_on(rdt *conn, const char *device, size_t bytes, uint32_t seed, void **addr_p)
 {
     void *addr = fake_device_alloc(conn, device, bytes);
@@ -68,9 +68,9 @@ static inline struct rdt_ref put_on(rdt *conn, const char *device, size_t bytes,
     return put_tensors(conn, &tensor, 1, 0);
 }
 
-/* A fetch that must bring the pattern so and there. */
-static inline void expect(rdt *conn, const struct rdt_ref *ref, const char *memory, const char *device, size_t bytes, uint32_t seed,
-                   const char *path, const char *in, const char *on)
+/* Fetches the object and expects the pattern, the path and the place. */
+static inline void expect(rdt *conn, const struct rdt_ref *ref, const char *memory, const char *device, size_t bytes,
+                          uint32_t seed, const char *path, const char *in, const char *on)
 {
     rdt_object *object;
 
@@ -86,8 +86,8 @@ static inline void expect_output(const char *word, const char *operand, const ch
     struct program program = {0};
 
     program_run(&program, (const char *const[]){"rdtctl", "--socket", node.socket, word, operand, NULL}, NULL);
-    must_say(program.status == 0 && strstr(program.out, text), "`rdtctl %s` says nothing of '%s': %s%s", word, text, program.out,
-             program.err);
+    must_say(program.status == 0 && strstr(program.out, text), "`rdtctl %s` says nothing of '%s': %s%s", word, text,
+             program.out, program.err);
     program_free(&program);
 }
 

@@ -1,5 +1,5 @@
-/* Wishes for memory on devices that nobody can fulfil, and imports that are not what they say: each is refused by name, and
- * nothing else comes to harm. */
+/* Requests for memory on devices that cannot be fulfilled, and imports that are not what they claim to be. Each is refused with
+ * a sentence that names the fault, and nothing else is affected. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -13,7 +13,7 @@
 
 TestSuite(device_hostile, .timeout = 100);
 
-static const char *const declared[] = {"(pid ", NULL}; /* what the daemon says of such a client */
+static const char *const declared[] = {"(pid ", NULL}; /* what the daemon logs about such a client */
 
 static void refuses(struct raw *raw, enum rdt_status expected, const char *text)
 {
@@ -115,7 +115,7 @@ Test(device_hostile, parts_that_do_not_follow_are_refused_and_dropped)
     begin();
     raw_connect(&raw, node.socket);
     raw_hello(&raw);
-    for (unsigned i = 0; i < 4; i++) { /* without a first, of another, over a gap, of one that was dropped */
+    for (unsigned i = 0; i < 4; i++) { /* without a first part; of another import; after a gap; of an import that was dropped */
         if (i == 1 || i == 2) {
             message = part(7, 0, true, sizes);
             takes(&raw, &message, fds);
@@ -126,14 +126,14 @@ Test(device_hostile, parts_that_do_not_follow_are_refused_and_dropped)
     }
     message = part(7, 0, true, sizes);
     takes(&raw, &message, fds);
-    message = part(9, 0, true, sizes); /* another one begins */
+    message = part(9, 0, true, sizes); /* another import begins */
     takes(&raw, &message, fds);
     message = part(9, 2, false, sizes);
     takes(&raw, &message, fds);
     must(atomic_load(&gpu.control->imports) == 1);
     message = part(10, 0, true, sizes);
     takes(&raw, &message, fds);
-    message = part(0, 0, false, sizes); /* all in one: it has nothing to do with those on their way */
+    message = part(0, 0, false, sizes); /* an import in one message does not affect those that are incomplete */
     message.bytes = 3 * 4096;
     (void)raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, 2);
     refuses(&raw, RDT_INVALID, "2 chunks");
@@ -203,7 +203,7 @@ Test(device_hostile, threads_that_import_at_once_get_their_own_memory)
     end(NULL);
 }
 
-Test(device_hostile, import_that_fails_half_way_leaves_nothing_at_the_daemon)
+Test(device_hostile, import_that_fails_half_way_leaves_nothing_behind)
 {
     struct fake_memory_own own;
     struct rdt_shared shared;
@@ -295,7 +295,7 @@ Test(device_hostile, end_of_imports_whose_close_does_not_return_delays_nobody)
 
 /* ---- sizes ---- */
 
-Test(device_hostile, more_than_a_device_has_is_refused)
+Test(device_hostile, allocation_larger_than_the_device_is_refused)
 {
     static const size_t sizes[] = {SIZE_MAX / 2, SIZE_MAX / 2 + 1, (size_t)1 << 60, 65 << 20};
     Rdt__Pb__Alloc message = RDT__PB__ALLOC__INIT;
@@ -312,7 +312,7 @@ Test(device_hostile, more_than_a_device_has_is_refused)
     raw_hello(&raw);
     message.memory = (char *)"fake";
     message.device = (char *)"FAKE-0";
-    for (uint64_t less = 0; less < 200000; less += 65535) { /* what rounds up to nothing */
+    for (uint64_t less = 0; less < 200000; less += 65535) { /* sizes whose rounding up overflows to 0 */
         message.bytes = UINT64_MAX - less;
         (void)raw_send(&raw, RDT_MSG_ALLOC, &message.base, NULL, 0);
         refuses(&raw, RDT_LIMIT, "FAKE-0");
@@ -324,7 +324,7 @@ Test(device_hostile, more_than_a_device_has_is_refused)
 
 /* ---- puts that are pending ---- */
 
-Test(device_hostile, ready_of_what_nobody_put_is_answered)
+Test(device_hostile, ready_for_an_object_that_nobody_put_is_answered)
 {
     Rdt__Pb__Ready ready = RDT__PB__READY__INIT;
     Rdt__Pb__Ref ref = RDT__PB__REF__INIT;

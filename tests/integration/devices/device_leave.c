@@ -1,11 +1,11 @@
-/* A memory kind that is unloaded while something is about to lie on its devices. */
+/* A memory kind that somebody unloads while a fetch is about to allocate on its devices. */
 #include "tests/integration/devices/device_nodes_fixture.h"
 
 TestSuite(device_leave, .timeout = 100);
 
 #define HOST_BYTES (128 * 1024 * KIB) /* whose pages take a while */
 
-/* Host memory is made first; the device is named, and nothing is there yet. */
+/* The fetch names a device, but allocates host memory first, so the kind has no memory in use yet. */
 Test(device_leave, kind_that_a_fetch_is_about_to_use_is_not_unloaded)
 {
     struct rdt_fetch_options options = RDT_INIT(options);

@@ -1,5 +1,5 @@
-/* Memory on devices between two nodes, on fake devices that no transport moves: in parts, each through host memory where it
- * must, to devices and from there, with its order, its deadlines and its faults; and every path explained.
+/* Memory on devices between two nodes. No transport can move the memory of the fake devices, so each sub-pull goes through host
+ * memory. Tested are order by streams, deadlines, faults, and that every path is explained.
  */
 #include "tests/integration/devices/device_nodes_fixture.h"
 
@@ -53,14 +53,14 @@ Test(device_nodes, through_host_memory_both_ways)
     host = put_pattern(owner, NULL, LARGE, 2);
     expect(&host, "fake", "THERE-0", LARGE, 2, "stream/staged");
     expect(&host, NULL, NULL, LARGE, 2, "stream");
-    ref = put_on("HERE-1", 100, 3); /* little: it does not ride in the answer */
+    ref = put_on("HERE-1", 100, 3); /* a small tensor on a device does not travel in the answer */
     expect(&ref, NULL, NULL, 100, 3, "stream/staged");
     host = put_pattern(owner, NULL, 100, 4);
     expect(&host, "fake", "THERE-1", 100, 4, "stream/staged");
     end(NULL);
 }
 
-Test(device_nodes, mixed_object_goes_in_parts_and_is_explained)
+Test(device_nodes, mixed_object_is_moved_by_sub_pulls_and_explained)
 {
     uint8_t *on0 = NULL, *on1, *in_host;
     struct rdt_tensor tensors[5];
@@ -94,7 +94,7 @@ Test(device_nodes, mixed_object_goes_in_parts_and_is_explained)
                 must_lie(object, i, round == 0 || (round == 2 && i == 1) ? "host" : "fake",
                          round == 0 || (round == 2 && i == 1) ? "" : "THERE-1");
         }
-        if (round == 1) /* else in the order in which they ended */
+        if (round == 1) /* in other rounds the order is that in which the sub-pulls ended */
             must_go_by("ucx/staged", object);
         else
             must_say(strstr(info_of(object).path, "ucx/staged") && strchr(info_of(object).path, ','), "path %s",
@@ -141,7 +141,8 @@ Test(device_nodes, targets)
     must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
     must(memcmp(device, from, BYTES) == 0 && memcmp(host, from + BYTES, BYTES) == 0);
     rdt_release(object);
-    targets[0] = bytes_at(host, BYTES); /* all in host memory: begun before the owner says that it is on a device */
+    /* All targets are in host memory, so the pull begins before the owner says that the tensor is on a device. */
+    targets[0] = bytes_at(host, BYTES);
     must_ok(rdt_dealloc(reader, device, &err));
     {
         uint8_t *other = alloc_memory(reader, BYTES);
@@ -245,7 +246,7 @@ Test(device_nodes, snapshot_on_a_device)
     end(NULL);
 }
 
-Test(device_nodes, killed_owner_fails_the_parts)
+Test(device_nodes, killed_owner_fails_the_sub_pulls)
 {
     static const char *const declared[] = {"n0", "connection taken down", "is lost", NULL};
     struct rdt_fetch_options options = to("fake", "THERE-0");
@@ -273,7 +274,7 @@ Test(device_nodes, killed_owner_fails_the_parts)
     end(declared);
 }
 
-/* The host part may be read where it lies; what else the object has is no business of that transport's. */
+/* A one-sided transport may read the tensors in host memory in place; the object's other tensors do not concern it. */
 Test(device_nodes, host_part_of_a_mixed_object_is_read)
 {
     struct rdt_put_options put = RDT_INIT(put);
@@ -288,7 +289,8 @@ Test(device_nodes, host_part_of_a_mixed_object_is_read)
     fill_pattern(tensors[1].data, BYTES, 16);
     must_ok(rdt_put(owner, tensors, 2, &put, &ref, &err));
     must_ok(rdt_fetch(reader, &ref, 1, NULL, &object, &err));
-    must_say(strstr(info_of(object).path, "loopback/staged") && strchr(info_of(object).path, ','), "path %s", info_of(object).path);
+    must_say(strstr(info_of(object).path, "loopback/staged") && strchr(info_of(object).path, ','), "path %s",
+             info_of(object).path);
     for (unsigned i = 0; i < 2; i++)
         must(holds_pattern(tensor_of(object, i).data, BYTES, 15 + i));
     rdt_release(object);
@@ -311,7 +313,7 @@ Test(device_nodes, more_chunks_than_slots_in_an_ordered_queue)
     end(NULL);
 }
 
-/* Twice the same, to be written: each is the reader's own, in host memory and on a device. */
+/* The same object is fetched twice to be written: each result is private to the reader, in host memory and on a device. */
 Test(device_nodes, private_twins_are_two)
 {
     struct rdt_fetch_options options = to(NULL, NULL);
@@ -351,7 +353,7 @@ static unsigned mappings_of_daemon_memory(void)
     return n;
 }
 
-/* Copies from a device that were let go of: the reader's mappings of them go, or come again. */
+/* After copies from a device were released, the reader's mappings of them are unmapped or reused. */
 Test(device_nodes, released_copies_stay_mapped_nowhere)
 {
     struct rdt_ref ref;
@@ -392,7 +394,7 @@ Test(device_nodes, slice_without_an_element)
 
 /* ---- groups ---- */
 
-/* One group, four devices: bytes go from each to each between the ranks of those two, through no host memory. */
+/* One group with four devices: bytes move between any two of them by the ranks on those devices, not through host memory. */
 Test(device_nodes, group_of_several_devices_of_a_node)
 {
     static const char *const from[] = {"HERE-0", "HERE-1"}, *const into[] = {"THERE-0", "THERE-1"};
@@ -446,7 +448,7 @@ Test(device_nodes, group_of_several_devices_of_a_node)
     end(NULL);
 }
 
-/* What lies on a device that no member is on goes another way, or not at all, and says so. */
+/* A tensor on a device that no member has takes another path, or is refused; either is explained. */
 Test(device_nodes, group_without_the_device_says_so)
 {
     struct rdt_member members[] = {{.client = "owner", .device = "HERE-0"}, {.client = "reader", .device = "THERE-0"}};
@@ -470,7 +472,7 @@ Test(device_nodes, group_without_the_device_says_so)
     end(NULL);
 }
 
-/* Two that both clients are in, each on devices of its own: the one that fits is taken. */
+/* Both clients are members of two groups, each on other devices: the fetch takes the group whose devices fit. */
 Test(device_nodes, group_of_the_right_devices_is_found)
 {
     struct rdt_member members[2][2] = {{{.client = "owner", .device = "HERE-0"}, {.client = "reader", .device = "THERE-0"}},

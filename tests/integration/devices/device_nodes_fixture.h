@@ -1,5 +1,5 @@
-/* What the tests of memory on devices between two nodes begin and end with: nodes with two fake devices each, and a client on
- * either that maps their memory. Included by those tests only. */
+/* Setup and checks of the tests of memory on devices between two nodes: each node has two fake devices and a client that maps
+ * their memory. Only those tests include this header. */
 #ifndef TESTS_DEVICE_NODES_FIXTURE_H
 #define TESTS_DEVICE_NODES_FIXTURE_H
 

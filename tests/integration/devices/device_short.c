@@ -1,5 +1,5 @@
-/* Memory on devices, where something is short, cannot be shared, or is given up: told early, told to those who wait, and to
- * nobody else. */
+/* Memory on devices when room is short, when memory cannot be shared, and when a copy is cancelled: errors come early, and only
+ * to the clients that are concerned. */
 #include <pthread.h>
 #include <signal.h>
 
@@ -9,7 +9,7 @@ TestSuite(device_short, .timeout = 100);
 
 #define MANY 16u
 
-Test(device_short, pending_snapshot_without_room_fails_those_who_wait)
+Test(device_short, pending_snapshot_without_room_fails_its_waiters)
 {
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensor;
@@ -30,7 +30,7 @@ Test(device_short, pending_snapshot_without_room_fails_those_who_wait)
     must_ok(rdt_ready(a, &ref, &err)); /* the snapshot has no room */
     must_refuse(RDT_LIMIT, "FAKE-0", rdt_wait(b, requests, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(requests[0]);
-    options.flags = 0; /* nobody is in the way of another one of that name, and the old ref does not show it */
+    options.flags = 0; /* another object may now have that id, and the old ref does not name it */
     fill_pattern(addr, 768 * KIB, 2);
     must_ok(rdt_put(a, &tensor, 1, &options, &again, &err));
     must(fetch_to(b, &ref, NULL, NULL, &object, NULL) != RDT_OK);
@@ -60,7 +60,7 @@ Test(device_short, answer_with_too_many_fds_is_refused_before_the_copy)
     must_refuse(RDT_LIMIT, "65 chunks", rdt_fetch(b, &ref, 1, &options, &object, &err));
     must(atomic_load(&gpu.control->started) == 0);
     must_ok(rdt_free(a, &ref, false, &err));
-    ref = put_tensors(a, tensors, 1, 0); /* what just fits */
+    ref = put_tensors(a, tensors, 1, 0); /* the largest answer that fits */
     expect(b, &ref, "fake", "FAKE-1", 64 * 4 * KIB, 4, "local/copy", "fake", "FAKE-1");
     end(NULL);
 }
@@ -94,7 +94,7 @@ Test(device_short, memory_that_cannot_be_exported_is_copied)
     end(NULL);
 }
 
-/* So many batches: one goes from one region to one other. */
+/* Makes as many batches of copies as tensors: one batch copies from one region to one other. */
 static void make_many(struct rdt_tensor *tensors, void **addrs_p)
 {
     addrs_p[0] = fake_device_alloc(a, "FAKE-0", BYTES);
@@ -103,7 +103,7 @@ static void make_many(struct rdt_tensor *tensors, void **addrs_p)
         tensors[i] = bytes_at((uint8_t *)addrs_p[i % 2] + i / 2 * 4 * KIB, 4 * KIB);
 }
 
-Test(device_short, snapshot_that_was_given_up_copies_no_more)
+Test(device_short, cancelled_snapshot_copies_no_more)
 {
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensors[MANY];
@@ -120,12 +120,12 @@ Test(device_short, snapshot_that_was_given_up_copies_no_more)
     must_be(RDT_TIMED_OUT, rdt_put(a, tensors, MANY, &options, &ref, &err));
     began = atomic_load(&gpu.control->started);
     must_say(began < MANY, "%llu batches at once", (unsigned long long)began);
-    must_ok(rdt_ping(a, LONG, &err)); /* word of it has come */
+    must_ok(rdt_ping(a, LONG, &err)); /* the daemon has read the message before this */
     fake_hold(gpu.control, false);
     wait_until(LONG, atomic_load(&gpu.control->blocks) == 2);
     must(atomic_load(&gpu.control->started) == began);
 
-    fake_hold(gpu.control, true); /* pending, and its producer dies */
+    fake_hold(gpu.control, true); /* now a pending put whose producer dies */
     options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_PENDING;
     must_ok(rdt_put(a, tensors, MANY, &options, &ref, &err));
     must_ok(rdt_ready(a, &ref, &err));
@@ -164,7 +164,7 @@ static void *wait_for_room(void *arg)
     return NULL;
 }
 
-/* While somebody waits for that device even what would fit is refused. */
+/* While somebody waits for a device, even an allocation that would fit is refused. */
 static bool has_waiter(const char *device)
 {
     struct rdt_alloc_options options = RDT_INIT(options);
@@ -178,7 +178,7 @@ static bool has_waiter(const char *device)
     return false;
 }
 
-Test(device_short, waiter_for_one_device_is_in_nobodys_way_on_another)
+Test(device_short, waiter_for_one_device_blocks_nobody_on_another)
 {
     struct waiter first = {.device = "FAKE-0"}, second = {.device = "FAKE-1"};
     void *on0, *on1, *little;
@@ -195,7 +195,7 @@ Test(device_short, waiter_for_one_device_is_in_nobodys_way_on_another)
     on1 = fake_device_alloc(a, "FAKE-1", 768 * KIB);
     must(pthread_create(&second.thread, NULL, wait_for_room, &second) == 0);
     wait_until(LONG, has_waiter("FAKE-1"));
-    must_ok(rdt_dealloc(a, on1, &err)); /* the later one gets its device, the first waits on */
+    must_ok(rdt_dealloc(a, on1, &err)); /* the later waiter gets its device; the first still waits */
     must(pthread_join(second.thread, NULL) == 0);
     must_say(second.err.status == RDT_OK, "%s", second.err.msg);
     must(has_waiter("FAKE-0"));

@@ -1,6 +1,6 @@
-/* A daemon whose machine lacks something that GPUs need: one line of `rdtctl backends` says what, whoever asks for it gets a
- * typed error, and everything else works. What is there but must not be found is hidden behind a file of that name which is
- * no library. lsan: use_tls=0
+/* A daemon whose machine lacks something that GPUs need: a line of `rdtctl backends` says what, a request for it gets a typed
+ * error, and everything else works. A library that must not be found is hidden behind an empty file of its name.
+ * lsan: use_tls=0
  */
 #include <criterion/criterion.h>
 #include <jansson.h>
@@ -18,8 +18,8 @@ TestSuite(gpu_missing, .timeout = 60);
 static struct test_node node;
 static rdt *conn;
 
-/* "LD_LIBRARY_PATH=...": a folder in which these (the second may be NULL) are empty files, behind those of another variable
- * of this kind. */
+/* Returns "LD_LIBRARY_PATH=..." with a folder in which `one` and `two` (may be NULL) are empty files. The folders of `others`,
+ * another such variable, come first. */
 static const char *hiding(const char *one, const char *two, const char *others)
 {
     static char text[1200];
@@ -36,7 +36,8 @@ static const char *hiding(const char *one, const char *two, const char *others)
     return text;
 }
 
-static enum rdt_status never_map(void *arg, const struct rdt_shared *shared, void **addr_p, void **mapping_p, struct rdt_error *err)
+static enum rdt_status never_map(void *arg, const struct rdt_shared *shared, void **addr_p, void **mapping_p,
+                                 struct rdt_error *err)
 {
     (void)arg, (void)shared, (void)addr_p, (void)mapping_p;
     return rdt_error_set(err, RDT_INTERNAL, "there is no memory to map");
@@ -69,7 +70,7 @@ static bool begin(const char *path, const char *more)
 
 static void end(void)
 {
-    struct rdt_ref ref = put_pattern(conn, NULL, 100000, 1); /* and everything else works */
+    struct rdt_ref ref = put_pattern(conn, NULL, 100000, 1); /* everything else works */
 
     fetch_pattern(conn, &ref, 100000, 1, NULL);
     must_ok(rdt_free(conn, &ref, false, &err));
@@ -77,7 +78,7 @@ static void end(void)
     node_end(&node, NULL);
 }
 
-/* The row of a backend in `rdtctl backends`: borrowed from *all_p. */
+/* Returns the row of a backend in `rdtctl backends`, borrowed from *all_p. */
 static json_t *backend_row(const char *name, json_t **all_p)
 {
     struct program program = {0};
@@ -189,7 +190,7 @@ Test(gpu_missing, nccl_and_driver)
     end();
 }
 
-/* It is asked for its memory types, and names the host's only: it is not given a GPU's. */
+/* UCX without CUDA names host memory as its only memory type, so it is given no GPU memory. */
 Test(gpu_missing, ucx_for_gpu_memory)
 {
     json_t *all, *row, *memory;
@@ -199,8 +200,8 @@ Test(gpu_missing, ucx_for_gpu_memory)
     row = backend_row("ucx", &all);
     memory = json_object_get(row, "memory");
     must(json_is_true(json_object_get(row, "available")));
-    must_say(json_array_size(memory) == 1 && strcmp(json_string_value(json_array_get(memory, 0)), "host") == 0, "ucx moves %zu kinds",
-             json_array_size(memory));
+    must_say(json_array_size(memory) == 1 && strcmp(json_string_value(json_array_get(memory, 0)), "host") == 0,
+             "ucx moves %zu kinds", json_array_size(memory));
     json_decref(all);
     end();
 }

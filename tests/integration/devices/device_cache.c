@@ -1,17 +1,17 @@
-/* Memory on devices that nobody uses any more: whom it serves again, whom never, and when it goes. */
+/* The free pool and the region cache of memory on devices: which clients get unused memory again, and when it is freed. */
 #include "tests/integration/devices/device_fixture.h"
 
-TestSuite(device_kept, .timeout = 100);
+TestSuite(device_cache, .timeout = 100);
 
 #define LONG_KEPT "--pool-idle=1h"
 
-static void begin_kept(const char *more)
+static void begin_caching(const char *more)
 {
     begin_with((const char *const[]){LONG_KEPT, "--device-limit=16MiB", "--device-pool-max=4MiB", more, NULL});
 }
 
-/* What is kept goes with its kind. */
-static void end_kept(void)
+/* Unloading the kind frees its pooled and cached memory. */
+static void end_caching(void)
 {
     rdt *other;
 
@@ -19,7 +19,7 @@ static void end_kept(void)
     rdt_close(b);
     node_expect_idle(&node);
     node_connect(&node, &other);
-    wait_until(LONG, rdt_backend_unload(other, "fake", LONG, NULL) == RDT_OK); /* BUSY while the last blocks are on their way */
+    wait_until(LONG, rdt_backend_unload(other, "fake", LONG, NULL) == RDT_OK); /* BUSY while the last blocks are being freed */
     rdt_close(other);
     must(atomic_load(&gpu.control->blocks) == 0 && atomic_load(&gpu.control->allocated[0]) == 0);
     node_end(&node, NULL);
@@ -51,7 +51,8 @@ static bool is_zero(const uint8_t *at, size_t bytes)
     return true;
 }
 
-/* A snapshot that nobody here reads never leaves the daemon. Returns when its memory is nobody's. */
+/* Puts and frees a snapshot. Nobody on this node reads it, so its memory never leaves the daemon. Returns when the memory is
+ * free. */
 static void snapshot_and_free(rdt *conn, void *addr, size_t bytes)
 {
     struct rdt_tensor tensor = bytes_at(addr, bytes);
@@ -60,11 +61,11 @@ static void snapshot_and_free(rdt *conn, void *addr, size_t bytes)
     must_ok(rdt_free(conn, &ref, false, &err));
 }
 
-Test(device_kept, what_never_left_serves_anyone_and_is_zero_again)
+Test(device_cache, unexported_memory_serves_any_client_and_is_zeroed)
 {
     uint8_t *from, *got;
 
-    begin_kept(NULL);
+    begin_caching(NULL);
     from = fake_device_alloc(a, "FAKE-0", BYTES);
     fill_pattern(from, BYTES, 1);
     snapshot_and_free(a, from, BYTES);
@@ -74,46 +75,46 @@ Test(device_kept, what_never_left_serves_anyone_and_is_zero_again)
     must_say(made() == 2, "%llu blocks were made", (unsigned long long)made());
     must(is_zero(got, BYTES));
     must(atomic_load(&gpu.control->zeroed) == 1);
-    snapshot_and_free(a, from, BYTES); /* the next one makes its own: that one is b's */
+    snapshot_and_free(a, from, BYTES); /* the snapshot needs new memory, because b has the free block */
     must(made() == 3);
-    snapshot_and_free(a, from, BYTES); /* and the third has it, as it is: it is a's own, and all of it is written */
+    snapshot_and_free(a, from, BYTES); /* the third snapshot takes the free block, unzeroed: it overwrites all of it */
     must(made() == 3 && atomic_load(&gpu.control->zeroed) == 1);
     must(atomic_load(&gpu.control->blocks) == 3);
-    end_kept();
+    end_caching();
 }
 
-Test(device_kept, what_a_client_had_serves_that_client_alone)
+Test(device_cache, exported_memory_serves_only_the_client_that_had_it)
 {
     uint8_t *had, *other, *again;
     uint64_t before;
 
-    begin_kept(NULL);
+    begin_caching(NULL);
     had = fake_device_alloc(a, "FAKE-0", BYTES);
     fill_pattern(had, BYTES, 2);
     must_ok(rdt_dealloc(a, had, &err));
     before = made();
     other = fake_device_alloc(b, "FAKE-0", BYTES);
-    must_say(made() == before + 1, "another client was given what one had");
+    must_say(made() == before + 1, "a client was given memory that another client had");
     must(is_zero(other, BYTES));
     again = fake_device_alloc(a, "FAKE-0", BYTES);
-    must_say(made() == before + 1, "its own client was not given it");
+    must_say(made() == before + 1, "the client was not given its cached memory");
     must(is_zero(again, BYTES));
     must_ok(rdt_dealloc(a, again, &err));
-    rdt_close(a); /* with its client it goes */
+    rdt_close(a); /* the end of the client frees its cache */
     wait_until(LONG, atomic_load(&gpu.control->blocks) == 1);
     node_connect(&node, &a);
     fake_device_use(a);
-    end_kept();
+    end_caching();
 }
 
-Test(device_kept, next_fetch_to_a_device_lies_where_the_last_one_did)
+Test(device_cache, next_fetch_to_a_device_reuses_the_memory_of_the_last_one)
 {
     struct rdt_ref ref = {0};
     rdt_object *object;
     uint8_t *host;
     uint64_t before;
 
-    begin_kept(NULL);
+    begin_caching(NULL);
     host = alloc_memory(a, BYTES);
     fill_pattern(host, BYTES, 3);
     {
@@ -128,14 +129,14 @@ Test(device_kept, next_fetch_to_a_device_lies_where_the_last_one_did)
     }
     must_say(made() == before, "%llu blocks more", (unsigned long long)(made() - before));
     must(atomic_load(&gpu.control->zeroed) == 0);
-    must_ok(fetch_to(a, &ref, "fake", "FAKE-0", &object, &err)); /* who never had it does not get it */
+    must_ok(fetch_to(a, &ref, "fake", "FAKE-0", &object, &err)); /* a client that never had the memory does not get it */
     must(made() == before + 1);
     rdt_release(object);
-    end_kept();
+    end_caching();
 }
 
-/* A process may put what it fetched: by its chunks that is another region, and the same memory. */
-Test(device_kept, what_lives_on_under_another_name_is_not_given_again)
+/* A process may put tensors that it fetched. Imported by its chunks, the same memory is then another region. */
+Test(device_cache, memory_that_is_imported_again_is_not_reused)
 {
     struct rdt_ref ref, held;
     struct fake_memory_own own;
@@ -143,7 +144,7 @@ Test(device_kept, what_lives_on_under_another_name_is_not_given_again)
     struct rdt_tensor tensor;
     uint8_t *first, *second;
 
-    begin_kept(NULL);
+    begin_caching(NULL);
     fake_device_malloc(&own, 1, BYTES);
     fill_pattern(own.addr, BYTES, 5);
     shared = fake_device_chunks(&own, "FAKE-0");
@@ -154,58 +155,58 @@ Test(device_kept, what_lives_on_under_another_name_is_not_given_again)
     must_ok(rdt_dealloc(b, first, &err));
     must_ok(rdt_free(b, &ref, false, &err));
     second = fake_device_alloc(b, "FAKE-0", BYTES);
-    must_say(made() == 2, "it was kept though memory of its device is imported");
+    must_say(made() == 2, "memory was cached although memory of its device is imported");
     must(is_zero(second, BYTES));
     must_ok(rdt_dealloc(a, own.addr, &err));
     must_ok(rdt_free(a, &held, false, &err));
     wait_until(LONG, atomic_load(&gpu.control->imports) == 0);
     fake_device_free(&own);
-    end_kept();
+    end_caching();
 }
 
-Test(device_kept, it_is_bounded_and_given_up_before_anyone_is_refused)
+Test(device_cache, cache_is_bounded_and_freed_before_a_request_is_refused)
 {
     struct rdt_alloc_options options = RDT_INIT(options);
     uint8_t *some[8], *all;
 
-    begin_kept(NULL);
+    begin_caching(NULL);
     for (unsigned i = 0; i < 8; i++)
         some[i] = fake_device_alloc(a, "FAKE-0", 4 * BYTES);
     for (unsigned i = 0; i < 8; i++)
         must_ok(rdt_dealloc(a, some[i], &err));
-    wait_until(LONG, used_bytes("FAKE-0") == 8 * BYTES); /* half of 4 MiB for one client */
+    wait_until(LONG, used_bytes("FAKE-0") == 8 * BYTES); /* one client may have half of 4 MiB */
     must(atomic_load(&gpu.control->blocks) == 2);
     options.memory = "fake";
     options.device = "FAKE-0";
-    must_ok(rdt_alloc_with(b, 15 * 4 * BYTES, &options, (void **)&all, &err)); /* 15 of 16 MiB: one of the two must go */
+    must_ok(rdt_alloc_with(b, 15 * 4 * BYTES, &options, (void **)&all, &err)); /* 15 of 16 MiB: a cached block must go */
     must_say(atomic_load(&gpu.control->blocks) == 2, "%u blocks", (unsigned)atomic_load(&gpu.control->blocks));
     must_refuse(RDT_LIMIT, "FAKE-0", rdt_alloc_with(b, 2 * 4 * BYTES, &options, (void **)&some[0], &err));
-    must_say(atomic_load(&gpu.control->blocks) == 2, "it was given up for nothing");
-    end_kept();
+    must_say(atomic_load(&gpu.control->blocks) == 2, "the cache was freed without need");
+    end_caching();
 }
 
-Test(device_kept, room_of_what_is_kept_for_one_serves_another)
+Test(device_cache, room_of_one_clients_cache_serves_another_client)
 {
     struct rdt_alloc_options options = RDT_INIT(options);
     uint8_t *first, *second;
 
-    begin_kept(NULL);
+    begin_caching(NULL);
     first = fake_device_alloc(a, "FAKE-0", 8 * BYTES);
     second = fake_device_alloc(a, "FAKE-0", 56 * BYTES); /* the device is full */
     options.memory = "fake";
     options.device = "FAKE-0";
     must_refuse(RDT_LIMIT, "FAKE-0", rdt_alloc_with(b, 5 * BYTES, &options, (void **)&second, &err));
-    must_ok(rdt_dealloc(a, first, &err)); /* kept for a */
+    must_ok(rdt_dealloc(a, first, &err)); /* cached for a */
     must_ok(rdt_alloc_with(b, 5 * BYTES, &options, (void **)&second, &err));
-    end_kept();
+    end_caching();
 }
 
-Test(device_kept, what_cannot_be_cleared_is_given_to_nobody)
+Test(device_cache, memory_that_cannot_be_zeroed_is_not_reused)
 {
     struct rdt_alloc_options options = RDT_INIT(options);
     uint8_t *from, *got;
 
-    begin_kept(NULL);
+    begin_caching(NULL);
     from = fake_device_alloc(a, "FAKE-0", BYTES);
     fill_pattern(from, BYTES, 7);
     snapshot_and_free(a, from, BYTES);
@@ -216,10 +217,10 @@ Test(device_kept, what_cannot_be_cleared_is_given_to_nobody)
     wait_until(LONG, atomic_load(&gpu.control->blocks) == 1);
     got = fake_device_alloc(b, "FAKE-0", BYTES);
     must(is_zero(got, BYTES) && made() == 3);
-    end_kept();
+    end_caching();
 }
 
-Test(device_kept, idle_it_goes_back_to_the_device)
+Test(device_cache, idle_memory_goes_back_to_the_device)
 {
     uint8_t *from;
 
