@@ -63,8 +63,8 @@ static enum rdt_status check(const struct device_copy *copy, bool *any_p, struct
         to = copy->to[copy->target->region[i]].region;
         *any_p = true;
         if (from && to && from->device && to->device && from->kind != to->kind)
-            return rdt_error_set(err, RDT_UNSUPPORTED, "tensor %u: no memory kind copies from %s to %s memory", i, from->kind->name,
-                                 to->kind->name);
+            return rdt_error_set(err, RDT_UNSUPPORTED, "tensor %u: no memory kind copies from %s to %s memory", i,
+                                 from->kind->name, to->kind->name);
     }
     return RDT_OK;
 }

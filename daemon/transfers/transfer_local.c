@@ -122,15 +122,15 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
     bool elsewhere = false;
     enum rdt_status status = RDT_OK;
 
-    for (uint32_t i = 0; i < object->n_regions && !query->elsewhere; i++) {
+    for (uint32_t i = 0; i < object->n_regions && !query->stay_why_not; i++) {
         struct region *region = object->uses[i].region;
         unsigned fds;
         if (!region_is_host(region) && !client_maps(transfer->client, region->kind->name))
-            query->elsewhere = "it is on a device, whose memory the reader's process does not map";
+            query->stay_why_not = "it is on a device, whose memory the reader's process does not map";
         else if (is_own_handle(region, transfer->client))
-            query->elsewhere = "it is the reader's own memory, whose handle its own process cannot open";
+            query->stay_why_not = "it is the reader's own memory, whose handle its own process cannot open";
         else if (!region_is_host(region) && region_share_fds(region, &fds, unshared_p) != RDT_OK)
-            query->elsewhere = unshared_p->msg[0] ? unshared_p->msg : "its memory cannot be shared";
+            query->stay_why_not = unshared_p->msg[0] ? unshared_p->msg : "its memory cannot be shared";
     }
     if (transfer->wish.memory[0] == '\0' && !object_on_device(object))
         return RDT_OK; /* All tensors are in host memory and stay there. */
@@ -141,8 +141,8 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
         from[i] = !object->chunk && layout_bytes(source, i) > 0 ? object->uses[source->region[i]].region->device : NULL;
     status = destination_plan(transfer, from, false, &elsewhere, err);
     free(from);
-    if (elsewhere && !query->elsewhere)
-        query->elsewhere = "the reader wants it in other memory than it lies in";
+    if (elsewhere && !query->stay_why_not)
+        query->stay_why_not = "the reader wants it in other memory than it lies in";
     return status;
 }
 

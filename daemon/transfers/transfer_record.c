@@ -26,7 +26,7 @@ void record_drop_decision(struct path_decision *decision)
 /* Whether the query consists of a few texts at most, so that it can be compared with the next one. */
 static bool is_common(const struct path_query *query)
 {
-    return query->same_node && !query->elsewhere && !query->copy_why_not && !query->transport[0] && !query->least[0];
+    return query->same_node && !query->stay_why_not && !query->copy_why_not && !query->transport[0] && !query->least[0];
 }
 
 static bool is_same_text(const char *a, const char *b)

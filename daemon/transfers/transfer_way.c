@@ -86,7 +86,7 @@ void transfer_in_note_fall_back(struct transfer *transfer)
         return;
     better = &decision->candidates[decision->passed_over];
     transfer->pull.fell_back = true;
-    if (!better->nowhere) {
+    if (!better->offered_by_neither) {
         session->fell_back++;
         transfer->transfers->fell_back++;
     }

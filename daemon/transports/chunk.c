@@ -7,9 +7,9 @@
 #define MIN_CHUNK_BYTES 4096u
 #define MAX_CHUNK_BYTES (1ull << 30)
 
-/* Writes the plan to chunks and returns the number of chunks; with chunks NULL it only counts. Tensors of more than `alone`
- * bytes get chunks of their own. */
-static uint64_t cut(const struct layout *packed, uint64_t chunk_bytes, uint64_t alone, struct chunk *chunks)
+/* Writes the plan to chunks and returns the number of chunks; with chunks NULL it only counts. Tensors of more than
+ * `shared_max_bytes` bytes get chunks of their own. */
+static uint64_t cut(const struct layout *packed, uint64_t chunk_bytes, uint64_t shared_max_bytes, struct chunk *chunks)
 {
     uint64_t n = 0;
     uint32_t i = 0;
@@ -18,7 +18,7 @@ static uint64_t cut(const struct layout *packed, uint64_t chunk_bytes, uint64_t 
         uint64_t bytes = layout_bytes(packed, i);
         if (bytes == 0) {
             i++;
-        } else if (bytes > alone) {
+        } else if (bytes > shared_max_bytes) {
             for (uint64_t at = 0; at < bytes; at += chunk_bytes, n++)
                 if (chunks)
                     chunks[n] =
@@ -29,7 +29,7 @@ static uint64_t cut(const struct layout *packed, uint64_t chunk_bytes, uint64_t 
             uint64_t start = packed->offset[i], end = start;
             while (i < packed->count) {
                 uint64_t next = layout_bytes(packed, i);
-                if (next > alone || packed->offset[i] + next - start > chunk_bytes)
+                if (next > shared_max_bytes || packed->offset[i] + next - start > chunk_bytes)
                     break;
                 if (next > 0)
                     end = packed->offset[i] + next;
@@ -43,8 +43,8 @@ static uint64_t cut(const struct layout *packed, uint64_t chunk_bytes, uint64_t 
     return n;
 }
 
-static enum rdt_status create(const struct layout *packed, uint64_t stream_bytes, uint64_t chunk_bytes, uint64_t alone,
-                              struct chunk_plan **plan_p, struct rdt_error *err)
+static enum rdt_status create(const struct layout *packed, uint64_t stream_bytes, uint64_t chunk_bytes,
+                              uint64_t shared_max_bytes, struct chunk_plan **plan_p, struct rdt_error *err)
 {
     struct chunk_plan *plan;
     uint64_t n;
@@ -53,15 +53,15 @@ static enum rdt_status create(const struct layout *packed, uint64_t stream_bytes
         return rdt_error_set(err, RDT_INVALID, "chunks must have %u to %llu bytes, not %llu", MIN_CHUNK_BYTES, MAX_CHUNK_BYTES,
                              (unsigned long long)chunk_bytes);
     if (stream_bytes / chunk_bytes > MAX_CHUNKS)
-        return rdt_error_set(err, RDT_LIMIT, "%llu bytes make too many chunks of %llu bytes",
-                             (unsigned long long)stream_bytes, (unsigned long long)chunk_bytes);
-    n = cut(packed, chunk_bytes, alone, NULL);
+        return rdt_error_set(err, RDT_LIMIT, "%llu bytes make too many chunks of %llu bytes", (unsigned long long)stream_bytes,
+                             (unsigned long long)chunk_bytes);
+    n = cut(packed, chunk_bytes, shared_max_bytes, NULL);
     plan = malloc(sizeof *plan + n * sizeof plan->chunks[0]);
     if (!plan)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %llu chunks", (unsigned long long)n);
     plan->stream_bytes = stream_bytes;
     plan->n = (uint32_t)n;
-    (void)cut(packed, chunk_bytes, alone, plan->chunks);
+    (void)cut(packed, chunk_bytes, shared_max_bytes, plan->chunks);
     *plan_p = plan;
     return RDT_OK;
 }

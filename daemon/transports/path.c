@@ -82,7 +82,7 @@ static void consider_local(const struct path_query *query, struct path_decision 
         break;
     }
     reject_kinds(decision, SAME | SHARE | COW | INLINE, query->has_target ? "the reader gave target buffers" : NULL);
-    reject_kinds(decision, SAME | SHARE | COW | INLINE, query->elsewhere);
+    reject_kinds(decision, SAME | SHARE | COW | INLINE, query->stay_why_not);
     reject_kinds(decision, COPY, query->copy_why_not);
     reject_kinds(decision, SHARE | COW,
                  query->too_many_regions ? "the object lies in more regions than one message can carry" : NULL);
@@ -102,10 +102,10 @@ static void judge_offer(const struct path_query *query, const struct path_offer 
     candidate->gathered = candidate->staged_source && offer->moves_source;
     reads_all = query->source_contiguous && !is_staged(candidate);
     candidate->one_sided = offer->one_sided && reads_all;
-    candidate->strange =
+    candidate->wrong_memory =
         (!offer->moves_source && !candidate->staged_source) || (!offer->moves_target && !candidate->staged_target);
-    candidate->nowhere = offer->here_why_not && offer->there_why_not;
-    candidate->unfit = offer->group_why_not || candidate->strange || (only_reads && !reads_all);
+    candidate->offered_by_neither = offer->here_why_not && offer->there_why_not;
+    candidate->unfit = offer->group_why_not || candidate->wrong_memory || (only_reads && !reads_all);
     if (!offer->moves_source && !candidate->staged_source)
         reject(candidate, "it does not read %s memory", query->source_memory);
     if (!offer->moves_target && !candidate->staged_target)
@@ -232,18 +232,18 @@ static int better_first(const void *a, const void *b)
 static int find_passed_over(const struct path_decision *decision)
 {
     const struct path_candidate *chosen = &decision->candidates[decision->chosen];
-    int nowhere = -1;
+    int not_offered = -1;
 
     for (unsigned i = 1; i < decision->n && chosen->kind == PATH_TRANSPORT; i++) { /* the fastest first */
         const struct path_candidate *candidate = &decision->candidates[i];
         if (candidate->kind != PATH_TRANSPORT || candidate->possible || candidate->unfit || candidate->speed <= chosen->speed)
             continue;
-        if (!candidate->nowhere)
+        if (!candidate->offered_by_neither)
             return (int)i;
-        if (nowhere < 0)
-            nowhere = (int)i;
+        if (not_offered < 0)
+            not_offered = (int)i;
     }
-    return nowhere;
+    return not_offered;
 }
 
 static void explain_choice(const struct path_query *query, struct path_candidate *chosen)
@@ -281,7 +281,7 @@ static enum rdt_status no_path(const struct path_decision *decision, struct rdt_
         for (unsigned i = 0; i < decision->n; i++) {
             const struct path_candidate *candidate = &decision->candidates[i];
             size_t used = strlen(all);
-            if ((candidate->kind != PATH_TRANSPORT ? 2u : candidate->strange ? 1u : 0u) == pass)
+            if ((candidate->kind != PATH_TRANSPORT ? 2u : candidate->wrong_memory ? 1u : 0u) == pass)
                 (void)snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", candidate->name, candidate->reason);
         }
     return rdt_error_set(err, RDT_NO_PATH, "no path for the bytes (%s)", all);

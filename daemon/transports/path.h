@@ -17,11 +17,11 @@ enum path_kind { PATH_SAME, PATH_SHARE, PATH_COW, PATH_COPY, PATH_INLINE, PATH_T
 
 struct path_candidate {
     enum path_kind kind;
-    char name[65]; /* "local/share", "inline", "ucx" */
-    bool possible; /* false: rejected */
-    bool unfit;    /* rejected for what the reader wishes, or for the memory: mending the network would not help */
-    bool strange;  /* a transport that does not move this kind of memory at all */
-    bool nowhere;  /* a transport that neither node offers, such as ucx where no network is trusted */
+    char name[65];           /* "local/share", "inline", "ucx" */
+    bool possible;           /* false: rejected */
+    bool unfit;              /* rejected for what the reader wishes, or for the memory: mending the network would not help */
+    bool wrong_memory;       /* a transport that does not move this kind of memory at all */
+    bool offered_by_neither; /* a transport that neither node offers, such as ucx where no network is trusted */
     bool one_sided;
     bool staged_source, staged_target; /* the bytes go through host memory at the owner's node, and at the reader's */
     bool gathered;    /* staged_source only because the tensors have holes, which the copy to host memory leaves out */
@@ -59,7 +59,7 @@ struct path_query {
     bool same_client;         /* the reader has the object's regions already */
     bool from_copy;           /* the object is another node's, and this node has a replica */
     bool has_target;          /* the bytes must land in memory that the reader gave */
-    const char *elsewhere;    /* why the reader cannot use the bytes where they are; NULL: it can */
+    const char *stay_why_not; /* why the bytes cannot be used where they are; NULL: they can */
     const char *copy_why_not; /* why nothing can copy them to where the reader wants them; NULL: it can be done */
     bool too_many_regions;    /* more than one frame can carry */
     const char *show_why_not; /* why the reader may not see the whole regions; NULL: it may */
