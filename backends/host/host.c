@@ -21,6 +21,12 @@
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U /* since Linux 6.3 */
 #endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* since Linux 5.14 */
+#endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* since Linux 5.14 */
+#endif
 
 /* block->priv */
 struct host_block {
@@ -286,7 +292,13 @@ static enum rdt_status check_immutable(int fd, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* The file consists of exactly the whole pages for `bytes`. With the seals that check_immutable found, this stays so. */
+static uint64_t present_bytes(const struct stat *st)
+{
+    return (uint64_t)st->st_blocks * 512;
+}
+
+/* The file has the size and the number of the whole pages for `bytes`. With the seals that check_immutable found, its size
+ * stays so, and pages appear only in holes, which readers fill. */
 static enum rdt_status check_complete(int fd, uint64_t bytes, struct rdt_error *err)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), expected, present;
@@ -302,10 +314,37 @@ static enum rdt_status check_complete(int fd, uint64_t bytes, struct rdt_error *
         return rdt_error_set(err, RDT_INVALID,
                              "the memory created for a snapshot has %llu bytes, not the %llu of whole pages for %llu",
                              (unsigned long long)st.st_size, (unsigned long long)expected, (unsigned long long)bytes);
-    present = (uint64_t)st.st_blocks * 512;
+    present = present_bytes(&st);
     if (present != expected)
         return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot has pages of %llu bytes %s",
                              (unsigned long long)present, present < expected ? "and holes" : "but is shorter");
+    return RDT_OK;
+}
+
+/* A file with the right number of pages has holes if some of its pages lie beyond its end. This fills the holes and counts
+ * again. lseek(SEEK_HOLE) would wait for the lock of the file, which before Linux 6.15 a client can hold for ever: by a
+ * write(2) that the seals are about to refuse, whose bytes come from a file system that does not answer. */
+static enum rdt_status check_no_holes(int fd, uint64_t bytes, struct rdt_error *err)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), expected = round_up(bytes, page);
+    void *addr = mmap(NULL, expected, PROT_READ, MAP_SHARED, fd, 0);
+    struct stat st;
+    int error = 0;
+
+    if (addr == MAP_FAILED)
+        return rdt_error_sys(err, errno, "mapping the memory created for a snapshot");
+    if (madvise(addr, expected, MADV_POPULATE_READ) != 0)
+        error = errno;
+    if (error == EINVAL) { /* an older kernel */
+        error = 0;
+        for (uint64_t at = 0; at < expected; at += page)
+            (void)*((volatile const uint8_t *)addr + at);
+    }
+    (void)munmap(addr, expected);
+    if (error != 0 || fstat(fd, &st))
+        return rdt_error_sys(err, error ? error : errno, "examining the memory created for a snapshot");
+    if (present_bytes(&st) != expected)
+        return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot has holes");
     return RDT_OK;
 }
 
@@ -339,9 +378,10 @@ static enum rdt_status host_take(void *memory, int fd, uint64_t bytes, struct rd
         return rdt_error_set(err, RDT_LIMIT, "no descriptor is left for the memory created for a snapshot");
     if (own < 0)
         return rdt_error_sys(err, errno, "opening the memory created for a snapshot, %s", path);
-    if (lseek(own, 0, SEEK_HOLE) < (off_t)bytes) { /* then some of its pages lie beyond its end */
+    status = check_no_holes(own, bytes, err);
+    if (status != RDT_OK) {
         (void)close(own);
-        return rdt_error_set(err, RDT_INVALID, "the memory created for a snapshot has holes");
+        return status;
     }
     return block_fill(block_p, own, bytes, &values, err);
 }

@@ -441,6 +441,16 @@ static int with_holes(void)
     return fd;
 }
 
+/* As many pages as its size shows, but one lies behind its end. */
+static int with_a_hole_and_a_page_behind(void)
+{
+    int fd = made_memfd(FILE_BYTES, 0);
+
+    must(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 8192, 4096) == 0);
+    must(fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)FILE_BYTES, 4096) == 0 && fcntl(fd, F_ADD_SEALS, ALL_SEALS) == 0);
+    return fd;
+}
+
 /* Pages that its size does not show. */
 static int with_more_behind(void)
 {
@@ -476,6 +486,7 @@ Test(put_sealed, other_files_are_refused_by_name)
                 {made_memfd(FILE_BYTES, F_SEAL_WRITE | F_SEAL_GROW), "lacks F_SEAL_SHRINK"},
                 {made_memfd(FILE_BYTES, F_SEAL_WRITE | F_SEAL_SHRINK), "lacks F_SEAL_GROW"},
                 {with_holes(), "holes"},
+                {with_a_hole_and_a_page_behind(), "has holes"},
                 {with_more_behind(), "is shorter"},
                 {made_memfd(FILE_BYTES - 1, ALL_SEALS), "40959 bytes, not the 40960"},
                 {made_memfd(FILE_BYTES + 4096, ALL_SEALS), "45056 bytes, not the 40960"},
