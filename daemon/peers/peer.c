@@ -118,6 +118,7 @@ enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err)
 
     /* Alternates between the address that a request named and the one where the node was met before. */
     dial->at_hint = dial->hint[0] && (!peer->address[0] || !dial->at_hint);
+    dial->n_hints = dial->at_hint ? dial->n_hints + 1 : 0;
     address = dial->at_hint ? dial->hint : peer->address;
     status = options_split_address(address, host, &port, err);
     if (status == RDT_OK)

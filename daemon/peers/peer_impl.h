@@ -23,6 +23,7 @@ struct peer_dial {
     struct account *account; /* of the user whose request added the entry, one reference; NULL: no request did */
     char hint[65];           /* where the last request says that the node is, if that differs from peer.address */
     bool at_hint;            /* the last dial went to `hint` */
+    unsigned n_hints;        /* dials in a row that went there */
     bool hint_secret;        /* the user who gave `hint` may not learn why the node cannot be reached there */
     bool secret;             /* not met, and wanted by users who may not learn why it cannot be reached */
     bool hidden;             /* in peers->hidden */

@@ -373,8 +373,11 @@ static enum rdt_status check_address(const char *address, struct rdt_error *err)
     return status;
 }
 
+#define HINTS_IN_A_ROW 2u
+
 /* The node may have moved to where this request says that it is. That address is dialled at once, even if
- * the node could not be reached elsewhere. Its address changes only when it has been met there. */
+ * the node could not be reached elsewhere. But after HINTS_IN_A_ROW such dials the node's own address comes first, so that
+ * no user keeps others from the node by hints. The address changes only when the node has been met there. */
 static enum rdt_status take_hint(struct peer *peer, const char *address, struct account *account, struct rdt_error *err)
 {
     struct peer_dial *dial = peer->dial;
@@ -390,7 +393,8 @@ static enum rdt_status take_hint(struct peer *peer, const char *address, struct 
         return status;
     snprintf(dial->hint, sizeof dial->hint, "%s", address);
     dial->hint_secret = !is_admin(account);
-    dial->at_hint = false; /* `hint` is dialled next */
+    if (dial->n_hints < HINTS_IN_A_ROW)
+        dial->at_hint = false; /* `hint` is dialled next */
     if (peer->state == PEER_BACKOFF) {
         uv_timer_stop(&dial->timer);
         peer_move(peer, PEER_IDLE);

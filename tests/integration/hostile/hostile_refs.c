@@ -482,6 +482,41 @@ Test(hostile_refs, hints_of_a_user_do_not_fill_the_log)
     node_end(&node, meant);
 }
 
+/* A user's refs say every moment that the node has moved. The node is dialled where it is all the same. */
+Test(hostile_refs, hints_of_a_user_keep_nobody_from_a_node)
+{
+    char state_dir[160], uuid[33];
+    struct peer_view view;
+    struct rdt_ref ref;
+    rdt *user;
+
+    both_begin(NULL, NULL);
+    must_be_reached(other_address);
+    user = client_of(STRANGER, "user");
+    ref = there("");
+    memcpy(ref.node, other.uuid_bytes, sizeof ref.node);
+    rdt_close(owner);
+    node_kill(&other, SIGKILL);
+    wait_until(LONG, peer_seen(&node, &other, &view) && strcmp(view.state, "up") != 0);
+    for (unsigned i = 0; i < 20; i++) { /* the wait between two dials grows */
+        (void)snprintf(ref.address, sizeof ref.address, "127.79.0.%u:7", i + 1);
+        must(fetch_status(user, &ref, LONG) != RDT_OK);
+    }
+    memcpy(uuid, other.uuid, sizeof uuid);
+    (void)snprintf(state_dir, sizeof state_dir, "%s", other.state_dir);
+    node_start(&other, &(struct node_options){.name = "other", .listen = other_address, .state_dir = state_dir});
+    must(strcmp(uuid, other.uuid) == 0);
+    put_there();
+    for (unsigned i = 0; i < 10 && strcmp(view.state, "up") != 0; i++) {
+        (void)snprintf(ref.address, sizeof ref.address, "127.79.1.%u:7", i + 1);
+        (void)fetch_status(user, &ref, SEC);
+        must(peer_seen(&node, &other, &view));
+    }
+    must_say(strcmp(view.state, "up") == 0, "the node is %s", view.state);
+    rdt_close(user);
+    both_end();
+}
+
 /* ---- no peers, no ports ---- */
 
 /* Listening TCP sockets, and bound UDP sockets, among the descriptors of the process. */
