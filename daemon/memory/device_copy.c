@@ -17,9 +17,9 @@ struct device_copy {
     device_copy_done on_done;
     bool (*wanted)(void *arg); /* NULL: it goes on until it is stopped */
     void *arg;
-    uint32_t tensor; /* the next batch begins here, ... */
-    uint64_t at;     /* ... at this byte of its packed stream, ... */
-    uint64_t left;   /* ... and this many bytes are left, those of ignored tensors included */
+    uint32_t tensor;    /* the next batch begins here, ... */
+    uint64_t at;        /* ... at this byte of its packed stream, ... */
+    uint64_t remaining; /* ... and this many bytes remain, those of ignored tensors included */
     bool pinned;
     unsigned running;
     uint64_t copied;
@@ -117,16 +117,16 @@ static bool fill(struct device_copy *copy, struct batch *batch)
     const struct device_place *from = NULL, *to = NULL;
     const struct layout *source = copy->source, *target = copy->target;
 
-    while (copy->left > 0 && copy->tensor < source->count && batch->bytes < DEVICE_COPY_BATCH_BYTES &&
+    while (copy->remaining > 0 && copy->tensor < source->count && batch->bytes < DEVICE_COPY_BATCH_BYTES &&
            batch->base.copy.n_pieces < DEVICE_COPY_BATCH_PIECES) {
         uint32_t i = copy->tensor;
-        uint64_t left = layout_bytes(source, i) - copy->at, had = batch->bytes;
+        uint64_t bytes = layout_bytes(source, i) - copy->at, had = batch->bytes;
         struct filling filling = {.batch = batch};
 
-        if (left > copy->left)
-            left = copy->left;
+        if (bytes > copy->remaining)
+            bytes = copy->remaining;
         if (!is_copied(copy, i)) {
-            copy->left -= left;
+            copy->remaining -= bytes;
             copy->tensor++;
             copy->at = 0;
             continue;
@@ -135,13 +135,13 @@ static bool fill(struct device_copy *copy, struct batch *batch)
             break;
         from = &copy->from[source->region[i]];
         to = &copy->to[target->region[i]];
-        if (left > DEVICE_COPY_BATCH_BYTES - batch->bytes)
-            left = DEVICE_COPY_BATCH_BYTES - batch->bytes;
+        if (bytes > DEVICE_COPY_BATCH_BYTES - batch->bytes)
+            bytes = DEVICE_COPY_BATCH_BYTES - batch->bytes;
         filling.from = base_of(from);
         filling.to = (uint8_t *)(uintptr_t)base_of(to) + target->offset[i] + copy->at;
-        (void)layout_runs(source, i, copy->at, left, on_runs, &filling);
+        (void)layout_runs(source, i, copy->at, bytes, on_runs, &filling);
         copy->at += batch->bytes - had;
-        copy->left -= batch->bytes - had;
+        copy->remaining -= batch->bytes - had;
         if (copy->at == layout_bytes(source, i)) {
             copy->tensor++;
             copy->at = 0;
@@ -217,7 +217,7 @@ static void go_on(struct device_copy *copy)
     if (copy->running > 0)
         return;
     failure = copy->failure;
-    if (failure.status == RDT_OK && copy->left > 0 && copy->tensor < copy->source->count)
+    if (failure.status == RDT_OK && copy->remaining > 0 && copy->tensor < copy->source->count)
         (void)rdt_error_set(&failure, RDT_CANCELLED, "the copy was cancelled before its end");
     copy->on_done(copy->arg, failure.status == RDT_OK ? NULL : &failure);
     free(copy);
@@ -240,12 +240,12 @@ enum rdt_status device_copy_start(const struct layout *source, const struct devi
                                  .to = to,
                                  .on_done = on_done,
                                  .arg = arg,
-                                 .left = UINT64_MAX,
+                                 .remaining = UINT64_MAX,
                                  .pinned = pinned};
     if (part) {
         copy->tensor = part->first;
         copy->at = part->at;
-        copy->left = part->bytes;
+        copy->remaining = part->bytes;
     }
     status = check(copy, &any, err);
     if (status != RDT_OK || !any) {
