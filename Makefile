@@ -289,15 +289,16 @@ $(B)/man/rdtd.conf.5.scd: $(B)/rdtd
 	$(Q)mkdir -p $(@D)
 	$(Q)$< --dump-config=man >$@
 
-# scdoc writes a paragraph mark beside every heading and before the end of an indented block, which mandoc reports: the
-# marks beside headings go, the others move behind the block, and the title becomes upper case.
+# scdoc takes backslashes out of programs, too, so they are doubled for it. It writes a paragraph mark beside every
+# heading and before the end of an indented block, which mandoc reports: the marks beside headings go, the others move
+# behind the block, and the title becomes upper case.
 tidy_page = awk '/^\.TH / { sub(/"[^"]*"/, toupper($$2)) } /^\.P$$/ { held = 1; next } \
     { if (held && !heading && !/^\.(SH|SS|RE)/) print ".P"; held = /^\.RE/; heading = /^\.(TH|SH|SS)/; print }'
 vpath %.scd $(sort $(dir $(MAN_SCD))) $(B)/man
 $(B)/man/%: %.scd
 	$(call say,MAN,$@)
 	$(Q)mkdir -p $(@D)
-	$(Q)scdoc <$< | $(tidy_page) >$@
+	$(Q)awk '/^```/ { code = !code } code { gsub(/\\/, "\\\\\\\\") } { print }' $< | scdoc | $(tidy_page) >$@
 
 # ---- programs ----
 

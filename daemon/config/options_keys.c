@@ -212,8 +212,8 @@ const struct option_key option_keys[] = {
 
     {ROW("network", "listen", OPTION_STRING, listen, 0, RDT_MAX_ADDRESS_BYTES), .check = check_listen, .fallback = "",
      .value = "ADDRESS:PORT",
-     .help = "The numeric ADDRESS:PORT where other nodes connect; port 0 takes any free port. If it is empty, the daemon has "
-             "no link to other nodes.",
+     .help = "The numeric ADDRESS:PORT where other nodes connect; port 0 takes any free port. If it is empty, no "
+             "other node can fetch from this one; with key_file, this node still fetches from others.",
      .why = "Set it, together with key_file, on every node that exchanges objects with others."},
     {ROW("network", "advertise", OPTION_STRING, advertise, 0, RDT_MAX_ADDRESS_BYTES), .check = check_advertise, .fallback = "",
      .value = "HOST:PORT",

@@ -105,7 +105,7 @@ void plugin_host_init(struct plugin *plugin)
 
 static enum rdt_status unknown_section(const struct list *plugins, const struct options_extra *extra, struct rdt_error *err)
 {
-    static const char *const ours[] = {"daemon", "network", "transfer"};
+    static const char *const ours[] = {"daemon", "limits", "network", "transfer"};
     struct suggest suggest;
     char hint[96];
     suggest_init(&suggest, extra->section);

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "daemon/memory/region_orphans.h"
@@ -75,7 +76,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.socket = rpc->options->socket;
     reply.backends = backends;
     list_for_each (node, plugins_memory_kinds(rpc->plugins)) {
-        if (reply.n_backends < 16)
+        if (reply.n_backends < 16 && container_of(node, struct memory_kind, link)->available)
             backends[reply.n_backends++] = (char *)container_of(node, struct memory_kind, link)->name;
     }
     list_for_each (transport_node, plugins_transports(rpc->plugins)) {
@@ -165,6 +166,21 @@ static enum rdt_status find_named(const struct call *call, const struct rdt_ref 
     return status;
 }
 
+/* Adds to a NOT_FOUND that a name of this id is published, as a user who mixes up the two needs to know. */
+static enum rdt_status hint_at_name(const struct call *call, const struct rdt_ref *ref, enum rdt_status status,
+                                    struct rdt_error *err)
+{
+    const struct owner *requester = &call->account->owner;
+    struct owner owner = owner_of_ref(ref, requester);
+    char hint[200];
+
+    if (status != RDT_NOT_FOUND || ref->is_name)
+        return status;
+    names_explain_object(call->rpc->names, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester, hint, sizeof hint);
+    (void)strncat(err->msg, hint, sizeof err->msg - strlen(err->msg) - 1);
+    return status;
+}
+
 enum rdt_status rpc_stat(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Stat *message = request;
@@ -183,9 +199,9 @@ enum rdt_status rpc_stat(struct call *call, const void *request, struct rdt_erro
     else
         status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, call->admin, &object, err);
     if (status == RDT_AGAIN && (!object || !call_may_see(call, &object->account->owner)))
-        return object_table_not_put(&ref, &call->account->owner, err);
+        status = object_table_not_put(&ref, &call->account->owner, err);
     if (status != RDT_OK && status != RDT_AGAIN)
-        return status;
+        return hint_at_name(call, &ref, status, err);
     holders = holders_create(call->rpc, object, &call->account->owner, call->admin);
     if (!holders)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to list who holds \"%s\"", ref.id);

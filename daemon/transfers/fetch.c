@@ -7,6 +7,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/transfers/coalescer.h"
+#include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
@@ -133,31 +134,76 @@ static enum rdt_status target_create(struct client *client, const Rdt__Pb__Fetch
 
 /* ---- starting ---- */
 
+/* What nobody has done here, for a fetch that waited for it on this node. */
+static void say_nobody_put_it(const struct fetch *fetch, char missing[480])
+{
+    const struct rdt_ref *ref = &fetch->transfer->ref;
+    const struct owner *requester = &fetch->client->account->owner;
+    const struct transfers *transfers = fetch->transfer->transfers;
+    struct owner owner = owner_of_ref(ref, requester);
+    char hint[200];
+
+    if (ref->is_name)
+        names_explain_name(transfers->names, transfers->objects, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester, hint,
+                           sizeof hint);
+    else
+        names_explain_object(transfers->names, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester, hint, sizeof hint);
+    (void)snprintf(missing, 480, "%s%s%s",
+                   ref->is_name ? "nobody has published such a version of it" : "nobody has put an object with this id",
+                   owner_equal(&owner, requester) ? "" : ", or its owner does not show it to you", hint);
+}
+
+/* How far a transfer from another node had come. */
+static void say_how_far(const struct transfer *transfer, char missing[480])
+{
+    const char *node = transfer->pull.peer ? transfer->pull.peer->peer->name : "the object";
+
+    switch ((enum transfer_state)transfer->sm.state) {
+    case TRANSFER_LINK:
+        (void)snprintf(missing, 480, "the link to node %s is not up: rdtctl peers says why", node);
+        break;
+    case TRANSFER_ASKED:
+    case TRANSFER_EARLY:
+        if (transfer->pull.awaits_put)
+            (void)snprintf(missing, 480, "on node %s nobody has %s, or its owner does not show it to you", node,
+                           transfer->ref.is_name ? "published such a version of it" : "put an object with this id");
+        else
+            (void)snprintf(missing, 480, "node %s has not answered", node);
+        break;
+    case TRANSFER_MOVE:
+        (void)snprintf(missing, 480, "%llu of %llu bytes had arrived from node %s", (unsigned long long)transfer->record.bytes_done,
+                       (unsigned long long)transfer->record.bytes, node);
+        break;
+    case TRANSFER_RESERVE:
+        (void)snprintf(missing, 480, "there was no memory yet for the %llu bytes", (unsigned long long)transfer->record.bytes);
+        break;
+    case TRANSFER_CONNECT:
+        (void)snprintf(missing, 480, "the transport's connection to node %s was not up", node);
+        break;
+    case TRANSFER_TICKET:
+        (void)snprintf(missing, 480, "earlier transfers between node %s and this one had not ended", node);
+        break;
+    default:
+        (void)snprintf(missing, 480, "it was %s", sm_name(&transfer->sm));
+    }
+}
+
 static void on_deadline(struct deadline *deadline)
 {
     struct fetch *fetch = container_of(deadline, struct fetch, deadline);
-    const struct rdt_ref *ref = &fetch->transfer->ref;
-    const struct owner *requester = &fetch->client->account->owner;
-    struct transfers *transfers = fetch->transfer->transfers;
-    struct owner owner = owner_of_ref(ref, requester);
+    const struct transfer *transfer = fetch->transfer;
     struct rdt_error err;
-    char missing[200];
+    char missing[480];
 
-    if (fetch->transfer->sm.state == TRANSFER_PARKED) {
-        if (ref->is_name)
-            names_explain_name(transfers->names, transfers->objects, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester,
-                               missing, sizeof missing);
-        else
-            names_explain_object(transfers->names, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester, missing,
-                                 sizeof missing);
-        (void)rdt_error_set(
-            &err, RDT_TIMED_OUT, "the fetch of %s \"%s\" did not end in time: %s%s%s", ref->is_name ? "the name" : "object",
-            ref->id, ref->is_name ? "nobody has published such a version of it" : "nobody has put an object with this id",
-            owner_equal(&owner, requester) ? "" : ", or its owner does not show it to you", missing);
-    } else {
-        (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of \"%s\" did not end in time (it was %s)", fetch->transfer->ref.id,
-                            sm_name(&fetch->transfer->sm));
-    }
+    if (transfer->sm.state == TRANSFER_PARKED)
+        say_nobody_put_it(fetch, missing);
+    else if (!transfer_is_local(transfer))
+        say_how_far(transfer, missing);
+    else
+        (void)snprintf(missing, sizeof missing, "%llu of %llu bytes were copied", (unsigned long long)transfer->record.bytes_done,
+                       (unsigned long long)transfer->record.bytes);
+    (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of %s \"%s\" did not end in time: %s",
+                        transfer->ref.is_name ? "the name" : "object", transfer->ref.id, missing);
     fetch_fail(fetch, &err);
 }
 

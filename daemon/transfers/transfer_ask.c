@@ -129,6 +129,7 @@ void transfer_in_ask(struct transfer *transfer)
     Rdt__Pb__Ref ref;
     struct rdt_error err = {0};
 
+    transfer->pull.awaits_put = false;
     transfer_set_state(transfer, TRANSFER_ASKED);
     coalescer_asked(transfer);
     if (!transfer->wish.meta_only && !transfer->subpull.parent && !subpulls_wanted_here(transfer) && transfer->target) {
@@ -156,7 +157,7 @@ void transfer_in_ask(struct transfer *transfer)
     pull.slice = transfer->wish.slice;
     pull.timeout_ns = time_left_ns(transfer);
     pull.meta_only = transfer->wish.meta_only;
-    pull.tell_parked = transfer->reserve.group != NULL;
+    pull.tell_parked = true;
     pull.keep = transfer->pull.keeps && transfer->pull.peer == transfer->pull.origin;
     pull.no_redirect = transfer->pull.no_redirect;
     pull.from_copy = transfer->pull.peer != transfer->pull.origin;

@@ -229,6 +229,7 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
     const struct group_rank *here, *there;
     struct group *shared = NULL;
     bool shared_will_do = false;
+    char from[40] = "the producer";
 
     if (transfer->pull.member) {
         shared = group_of_broadcast(transfer);
@@ -254,15 +255,15 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
         shared = group;
         shared_will_do = fits && group_will_be_ready(group);
     }
+    /* The owner's node names the producer only if it lives and some group is there. */
+    if (producer)
+        (void)snprintf(from, sizeof from, "client \"%.24s\"", producer);
     if (!shared && why_p && transfer->wish.group[0])
-        (void)snprintf(why_p, 192, "client \"%.40s\" of node %.40s is not in group %.40s", producer ? producer : "(gone)",
-                       transfer->pull.peer->peer->name, transfer->wish.group);
+        (void)snprintf(why_p, 192, "%s of node %.40s is not in group %.40s", from, transfer->pull.peer->peer->name,
+                       transfer->wish.group);
     else if (!shared && why_p)
-        (void)snprintf(
-            why_p, 192,
-            "client \"%.24s\" here and \"%.24s\" of node %.24s share no %.12s group: rdt_group_create (rdtctl groups "
-            "create) makes one",
-            reader ? reader : "(gone)", producer ? producer : "(gone)", transfer->pull.peer->peer->name, transport->name);
+        (void)snprintf(why_p, 192, "client \"%.24s\" here and %s of node %.24s share no %.12s group: rdt_group_create (rdtctl groups create) makes one",
+                       reader ? reader : "", from, transfer->pull.peer->peer->name, transport->name);
     return shared;
 }
 

@@ -276,6 +276,7 @@ void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullPark
 
     if (!transfer || transfer->pull.answer.arrived)
         return;
+    transfer->pull.awaits_put = true;
     reservation_leave(transfer); /* The other items need not wait for a put. */
 }
 

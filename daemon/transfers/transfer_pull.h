@@ -128,6 +128,7 @@ struct pull {
     uint64_t ping;
     /* MOVE, TICKET, CONNECT: no progress; ABORT, REWIND: the grace time; the same after a failure */
     struct deadline stall;
+    bool awaits_put;      /* its node has answered that nobody has put the object yet */
     uint64_t stall_bytes; /* bytes done when `stall` was set */
 
     /* The whole of an object in several kinds of memory: transfer_subpull.c. */

@@ -27,6 +27,13 @@ if command -v scdoc >/dev/null && command -v mandoc >/dev/null; then
     mandoc -T lint "$page" >"$dir/lint" || failed=1
     [[ ! -s $dir/lint ]] || bad "$(cat "$dir/lint")"
   done
+  # What a reader sees of a program is the program.
+  for page in "${pages[@]}"; do
+    mandoc -T utf8 -O width=300 "$RDT_BUILD_DIR/man/$(basename "$page" .scd)" | col -bx | sed -E 's/^ +//' >"$dir/seen"
+    while IFS= read -r line; do
+      grep -qxF -- "$line" "$dir/seen" || bad "$page shows a line of a program otherwise: $line"
+    done < <(awk '/^```/ {code = !code; next} code && NF {print}' "$page" | expand | sed -E 's/^ +//')
+  done
 else
   echo "scdoc or mandoc is not installed: the form of the pages was not checked"
 fi
@@ -59,7 +66,7 @@ metrics=$(rdtctl metrics --format prometheus | awk '/^# TYPE/ {print $3}' | sort
 words() { sed -e 's/\\//g; s/[*]//g' "$1"; }
 words client/ctl/rdtctl.1.scd >"$dir/rdtctl"
 for command in $(rdtctl --help | awk '/^commands:/ {on = 1; next} /^$/ {on = 0} on {print $1}'); do
-  grep -qE "(^|[ ,|])$command\b" "$dir/rdtctl" || bad "rdtctl(1) does not have the command $command"
+  grep -qE "^(\*[a-z]+\*, )*\*$command\b" client/ctl/rdtctl.1.scd || bad "rdtctl(1) does not have the command $command"
   for option in $(rdtctl "$command" --help | grep -oE '^  +(-[a-zA-Z], )?--[a-z-]+' | grep -oE -- '--[a-z-]+'); do
     grep -qE -- "(^|[^a-z-])$option([^a-z-]|$)" "$dir/rdtctl" || bad "rdtctl(1) does not have $option of $command"
   done
