@@ -396,6 +396,34 @@ Test(nodes, fetch_parks_until_deadline)
     end(NULL);
 }
 
+/* How a fetch that times out says what was missing. A loaded machine may miss the moment in which librdt waits for it. */
+static bool misses(const struct rdt_ref *ref, const char *what)
+{
+    struct rdt_error why;
+    rdt_object *object;
+
+    return try_fetch(reader, ref, RDT_FETCH_AUTO, 200 * MSEC, &object, &why) == RDT_TIMED_OUT && strstr(why.msg, what);
+}
+
+Test(nodes, time_out_of_a_fetch_says_what_was_missing)
+{
+    struct rdt_ref never, name, ref;
+
+    begin(2);
+    never = ref_on(&c.node[0], "never");
+    wait_until(LONG, misses(&never, "nobody has put an object with this id"));
+    name = ref_on(&c.node[0], "never");
+    name.is_name = true;
+    wait_until(LONG, misses(&name, "nobody has published such a version of it"));
+    ref = put_pattern(owner, NULL, 100000, 1);
+    node_freeze(&c.node[0]);
+    wait_until(LONG, misses(&ref, "has not answered"));
+    node_thaw(&c.node[0]);
+    fetch_pattern(reader, &ref, 100000, 1, NULL);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(NULL);
+}
+
 Test(nodes, equal_refs_share_one_transfer)
 {
     enum { N = 8 };
