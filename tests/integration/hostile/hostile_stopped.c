@@ -1,6 +1,7 @@
 /* Clients that are stopped (SIGSTOP) at a bad moment: in the middle of a message, of an answer, or with events to come. The
- * daemon keeps little for them, others do not notice, and its own end does not wait for them. */
+ * daemon keeps little for them, which is charged to them, others do not notice, and its own end does not wait for them. */
 #include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "tests/integration/hostile/protocol_fixture.h"
@@ -64,6 +65,97 @@ Test(hostile_stopped, in_a_message_disturbs_nobody)
     for (unsigned i = 0; i < 50; i++)
         others_are_well();
     must_say(rss_of(node.pid) < rss + (STOPPED * 8 + 64) * MIB, "%zu MiB more", (rss_of(node.pid) - rss) / MIB);
+    end_in_time();
+}
+
+#define USER 12345
+
+/* What the clients of that user use, in all; their number if `what` is NULL. */
+static uint64_t used_by_user(const char *what)
+{
+    Rdt__Pb__List list = RDT__PB__LIST__INIT;
+    Rdt__Pb__ListReply *reply;
+    uint64_t used = 0;
+
+    list.kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS;
+    must_ok(call(bystander, RDT_MSG_LIST, &list.base, LONG, (ProtobufCMessage **)(void *)&reply, &err));
+    for (size_t i = 0; i < reply->n_clients; i++) {
+        const Rdt__Pb__ClientInfo *client = reply->clients[i];
+
+        used += client->uid == USER && !what;
+        for (size_t k = 0; client->uid == USER && what && k < client->n_usage; k++)
+            used += strcmp(client->usage[k]->what, what) == 0 ? client->usage[k]->used : 0;
+    }
+    rdt__pb__list_reply__free_unpacked(reply, NULL);
+    return used;
+}
+
+/* Waits for an object for so long, and begins a message meanwhile. */
+static int wait_and_begin_a_message(struct actor *self, void *arg)
+{
+    static const uint8_t part[MIB];
+    Rdt__Pb__Wait wait = RDT__PB__WAIT__INIT;
+    Rdt__Pb__Ref never = RDT__PB__REF__INIT;
+    struct raw raw;
+
+    (void)arg;
+    must(setresuid(USER, USER, USER) == 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0); /* the change takes the signal away */
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    never.id = (ProtobufCBinaryData){5, (uint8_t *)"never"};
+    wait.ref = &never;
+    wait.timeout_ns = 3 * SEC;
+    (void)raw_send(&raw, RDT_MSG_WAIT, &wait.base, NULL, 0);
+    must(raw_frame(&raw, 8 * MIB, RDT_MSG_PING, 0, 0, 4711, part, sizeof part, NULL, 0));
+    actor_step(self);
+    (void)pause();
+    return 0;
+}
+
+/* What they have begun is charged to them, their requests end in time, and nobody waits for them. */
+Test(hostile_stopped, in_a_message_is_charged_and_keeps_no_request)
+{
+    const char *flags[] = {"--owner-max-heap=34MiB", NULL};
+    size_t rss;
+
+    if (geteuid() != 0)
+        cr_skip_test("clients of another user need root");
+    begin(&(struct node_options){.flags = flags});
+    rss = rss_of(node.pid);
+    stop_all(wait_and_begin_a_message);
+    cr_assert_eq(used_by_user(NULL), STOPPED);
+    cr_assert_gt(used_by_user("waiters"), 0);
+    wait_until(LONG, used_by_user("heap") >= 32 * MIB);
+    cr_assert_leq(used_by_user("heap"), 34 * MIB); /* of eight messages four were refused */
+    must_say(rss_of(node.pid) < rss + 98 * MIB * (size_t)patience(1), "%zu MiB more", (rss_of(node.pid) - rss) / MIB);
+    wait_until(LONG, used_by_user("waiters") == 0);
+    cr_assert_eq(used_by_user(NULL), STOPPED);
+    end_in_time();
+}
+
+/* Half a header, from clients that have not said who they are. */
+static int begin_a_hello(struct actor *self, void *arg)
+{
+    struct raw raw;
+
+    (void)arg;
+    raw_connect(&raw, node.socket);
+    must(raw_bytes(&raw, "\x10\0\0", 3));
+    actor_step(self);
+    (void)pause();
+    return 0;
+}
+
+Test(hostile_stopped, in_a_hello_is_closed_in_time)
+{
+    unsigned fds;
+
+    begin(NULL);
+    others_are_well();
+    fds = fds_of(node.pid);
+    stop_all(begin_a_hello);
+    cr_assert_geq(fds_of(node.pid), fds + STOPPED);
+    wait_until(30 * SEC, (others_are_well(), fds_of(node.pid) == fds));
     end_in_time();
 }
 
