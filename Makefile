@@ -245,7 +245,7 @@ $(B)/obj/%.o: %.cc $(B)/.flags
 	$(Q)$(CXX) $(CPPFLAGS_ALL) $(filter-out -Wstrict-prototypes -Wmissing-prototypes,$(WARNINGS)) -std=c++17 $(CFLAGS_$(VARIANT)) \
 	    -fstack-protector-strong -pthread $(CXXFLAGS) $(OBJFLAGS) -MMD -MP -c -o $@ $<
 
-$(B)/obj/backends/gloo/mesh.o: OBJFLAGS += -idirafter backends/gloo/absent
+$(B)/obj/backends/gloo/mesh.o $(B)/obj/backends/gloo/pair.o: OBJFLAGS += -idirafter backends/gloo/absent
 
 $(B)/obj/gen/%.o: $(B)/gen/%.c $(B)/.flags | $(GEN_H)
 	$(call say,CC,$<)
@@ -408,7 +408,7 @@ $(B)/tests/gpu/one_gpu: $(if $(CUDA_INC),$(call obj,backends/nccl/nccl_api.c))
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(addprefix $(B)/tests/integration/,hostile/hostile_replica hostile/hostile_holds hostile/hostile_peer hostile/hostile_tickets calls/tensor_runs): $(B)/librdtd.a # the rogue peer uses the daemon's TLS
 $(B)/tests/integration/nodes/stream_lanes: $(call obj,proto/rdt_status.c)
-$(B)/tests/unit/backends/gloo_mesh: $(B)/obj/backends/gloo/mesh.o
+$(B)/tests/unit/backends/gloo_mesh: $(B)/obj/backends/gloo/mesh.o $(B)/obj/backends/gloo/pair.o
 $(B)/tests/unit/backends/gloo_mesh: TEST_LIBS += $(BACKEND_LIBS_gloo)
 $(B)/tests/unit/backends/stream_strangers: $(call obj,$(wildcard backends/stream/*.c)) $(LISTEN_O)
 $(B)/tests/unit/backends/address: $(LISTEN_O)
