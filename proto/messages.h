@@ -28,7 +28,7 @@
     X(14, CANCEL_REQUEST, cancel_request, empty, 0, "")                                                                   \
     X(15, STAT, stat, object_info, VERB_FOR_PEERS, "")                                                                    \
     X(16, LIST, list, list_reply, 0, "")                                                                                  \
-    X(17, EXPLAIN, explain, list_reply, VERB_FOR_PEERS, "")                                                               \
+    X(17, EXPLAIN, explain, list_reply, 0, "")                                                                            \
     X(18, PUBLISH, publish, publish_reply, VERB_FOR_PEERS, "")                                                            \
     X(19, UNPUBLISH, unpublish, empty, VERB_FOR_PEERS, "")                                                                \
     X(20, WATCH, watch, empty, 0, "")                                                                                     \

@@ -7,8 +7,8 @@
 
 #include "daemon/base/log.h"
 
-#define CHECK_NS 1000000     /* between two looks at whether the connections and registrations are gone */
-#define CLOSE_NS 300000000ul /* other nodes have this long to close their ends; then the daemon closes the connections itself */
+#define CHECK_NS 1000000     /* between two checks whether the connections and registrations have ended */
+#define CLOSE_NS 300000000ul /* other nodes may take this long to close their ends; then the daemon closes the connections */
 
 enum { IDLE, LOADING, LEAVING, FORGETTING, CLOSING };
 
@@ -42,8 +42,8 @@ static enum rdt_status check_idle(const struct hotload *hotload, struct rdt_erro
 {
     if (hotload->sm.state == IDLE)
         return RDT_OK;
-    return rdt_error_set(err, RDT_BUSY, "%s, for %.1f s (%s); one change at a time: try again when it has ended", hotload->what,
-                         (double)(uv_hrtime() - hotload->since_ns) / 1e9, sm_name(&hotload->sm));
+    return rdt_error_set(err, RDT_BUSY, "%s (%s, for %.1f s so far); only one change at a time is possible: try again later",
+                         hotload->what, sm_name(&hotload->sm), (double)(uv_hrtime() - hotload->since_ns) / 1e9);
 }
 
 static void begin(struct hotload *hotload, unsigned state, hotload_done on_done, void *arg)
@@ -121,7 +121,7 @@ static enum rdt_status check_memory(const struct hotload *hotload, const struct 
     region = regions_find_user(hotload->regions, kind);
     if (!region)
         return rdt_error_set(err, RDT_BUSY,
-                             "memory kind %s is in use: %u ranges of its memory are cached for their clients, wanted by a "
+                             "memory kind %s is in use: %u ranges of its memory are cached for their clients, waited for by a "
                              "fetch, or being released",
                              kind->name, users);
     return rdt_error_set(err, RDT_BUSY, "memory kind %s is in use: region %llu of uid %u (client %llu)%s", kind->name,

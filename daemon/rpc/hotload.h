@@ -29,24 +29,24 @@ struct hotload {
     struct plugin_parts parts; /* of the backend that is being unloaded */
     uint64_t cursor;           /* FORGETTING: the next region to visit */
     struct deadline tick;
-    hotload_done on_done; /* NULL: nobody waits for the end of the change */
+    hotload_done on_done; /* NULL: nobody waits for the end of the load or unload */
     void *arg;
 };
 
 void hotload_init(struct hotload *hotload);
 
-/* Starts loading the plug-in file `path` with settings, which are taken in any case. After RDT_OK,
- * on_done(arg) runs once, later, unless hotload_cancel_wait(arg) comes first. Errors: BUSY (another change
- * is under way), and those of plugins_load. */
+/* Starts loading the plug-in file `path` with the settings, which are taken in any case. If it returns RDT_OK, on_done(arg)
+ * runs once, later, unless hotload_cancel_wait(arg) is called first. Errors: BUSY (another backend is being loaded or
+ * unloaded), and those of plugins_load. */
 enum rdt_status hotload_load(struct hotload *hotload, const char *path, struct options_extra *take_settings,
                              hotload_done on_done, void *arg, struct rdt_error *err);
 
-/* Starts unloading the backend `name`; on_done as above. Errors: NOT_FOUND; BUSY: another change is under
- * way, or the backend is in use; INVALID: host memory cannot be unloaded. */
+/* Starts unloading the backend `name`; on_done runs as above. Errors: NOT_FOUND; BUSY: another backend is being loaded or
+ * unloaded, or this one is in use; INVALID: host memory cannot be unloaded. */
 enum rdt_status hotload_unload(struct hotload *hotload, const char *name, hotload_done on_done, void *arg,
                                struct rdt_error *err);
 
-/* Cancels the wait of the owner of arg: on_done does not run. The change itself continues. */
+/* Cancels the wait that was started with `arg`: on_done does not run. The load or unload itself continues. */
 void hotload_cancel_wait(struct hotload *hotload, const void *arg);
 
 #endif

@@ -11,7 +11,7 @@
 
 typedef enum rdt_status (*rpc_handler)(struct call *call, const void *request, struct rdt_error *err);
 
-/* By type number. HELLO has no row: daemon/conn.c handles it, since it makes the client. */
+/* By type number. HELLO has no handler here, because daemon/conn_hello.c handles it before there is a client. */
 static const rpc_handler handlers[] = {
 #define X(number, NAME, request, reply, properties, unmet) [number] = rpc_##request,
     RDT_REQUEST_MAP(X)
@@ -23,8 +23,8 @@ static rpc_handler handler_of(unsigned type)
     return type < sizeof handlers / sizeof handlers[0] ? handlers[type] : NULL;
 }
 
-/* Checks what the row demands of every request of this type, before the handler runs. */
-static enum rdt_status check(const struct call *call, struct rdt_error *err)
+/* Checks what the row of the table demands of the caller. */
+static enum rdt_status check_row(const struct call *call, struct rdt_error *err)
 {
     if (call->verb->properties & VERB_ADMIN && !call->admin)
         return rdt_error_set(err, RDT_DENIED, "only root or the daemon's own user may send %s, not uid %u", call->verb->name,
@@ -43,19 +43,19 @@ static int64_t wait_limit_ns(const struct call *call, const void *request)
         return 0;
     if (call->type == RDT_MSG_ALLOC)
         return ((const Rdt__Pb__Alloc *)request)->timeout_ns;
-    /* Memory that came with the request cannot be offered twice */
+    /* memory that came with the request has been used, so the put cannot be tried again */
     if (call->type != RDT_MSG_PUT || call->handed_over || put->sealed_bytes > 0)
         return 0;
     return put->timeout_ns;
 }
 
-static void on_turn_to_try(struct client_wake *wake);
+static void on_try_again(struct client_wake *wake);
 
 static void on_room(struct account_wait *room)
 {
     struct call *call = container_of(room, struct call, room);
 
-    call->wake.run = on_turn_to_try;
+    call->wake.run = on_try_again;
     client_wake(call->client, &call->wake);
 }
 
@@ -94,7 +94,7 @@ static enum rdt_status wait_for_room(struct call *call, const uint8_t *payload, 
     return RDT_OK;
 }
 
-static void on_turn_to_try(struct client_wake *wake)
+static void on_try_again(struct client_wake *wake)
 {
     struct call *call = container_of(wake, struct call, wake);
 
@@ -103,14 +103,14 @@ static void on_turn_to_try(struct client_wake *wake)
 
 void rpc_postpone_waits(struct client *client)
 {
-    list_for_each (node, &client->wakes) { /* the loop also sees wakes that are appended meanwhile */
+    list_for_each (node, &client->wakes) { /* the loop also reaches wakes that are appended during it */
         struct client_wake *wake = container_of(node, struct client_wake, link);
-        if (wake->run == on_turn_to_try)
+        if (wake->run == on_try_again)
             account_wait_postpone(&container_of(wake, struct call, wake)->room);
     }
 }
 
-/* Runs the handler of a decoded request. If err is set, the request could not be decoded, and is answered with it. */
+/* Runs the handler of a decoded request. If err is set, the request could not be decoded, and err is the answer. */
 static void run_handler(struct call *call, const ProtobufCMessage *request, struct rdt_error *err, const uint8_t *payload,
                         size_t bytes)
 {
@@ -122,7 +122,7 @@ static void run_handler(struct call *call, const ProtobufCMessage *request, stru
     if (!unread) {
         log_trace("%s from client %llu, %zu bytes", call->verb->name,
                   call->client ? (unsigned long long)call->client->id : 0ull, bytes);
-        status = check(call, err);
+        status = check_row(call, err);
         if (status == RDT_OK)
             status = handler_of(call->type)(call, request, err);
     }
@@ -148,13 +148,13 @@ void rpc_dispatch(struct call *call, const uint8_t *payload, size_t bytes)
 
     if (!handler_of(call->type)) {
         if (call->type == RDT_MSG_HELLO)
-            (void)rdt_error_set(&err, RDT_PROTOCOL, "HELLO is the first request of a connection, and comes once");
+            (void)rdt_error_set(&err, RDT_PROTOCOL, "HELLO is only for the first request of a connection");
         else
             (void)rdt_error_set(&err, RDT_UNSUPPORTED, "request %u is unknown to this daemon", call->type);
         call_fail(call, &err);
         return;
     }
-    if (call->verb->properties & VERB_KEEPS_REQUEST) /* its memory may not be on the stack */
+    if (call->verb->properties & VERB_KEEPS_REQUEST) /* so its memory must not be on the stack */
         arena_init(&arena, RDT_MAX_DECODED_BYTES);
     else
         arena_init_with(&arena, RDT_MAX_DECODED_BYTES, buffer, sizeof buffer);
@@ -179,7 +179,7 @@ enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame 
     enum rdt_status status = RDT_OK;
 
     if (frame->flags != 0) {
-        status = rdt_error_set(err, RDT_PROTOCOL, "a frame with flags %u is no request", frame->flags);
+        status = rdt_error_set(err, RDT_PROTOCOL, "a frame with flags %u is not a request", frame->flags);
     } else if (!call) {
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a request");
     } else if (handler_of(frame->type) && frame->length > RPC_AT_ONCE_BYTES &&

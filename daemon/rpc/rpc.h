@@ -20,18 +20,17 @@
 
 #include "daemon/rpc/rpc_call.h"
 
-/* the worker pool decodes larger payloads; the bytes of small objects fit into smaller ones */
+/* The worker pool decodes larger payloads. A put of a small object, whose bytes are in the message, is not larger. */
 #define RPC_AT_ONCE_BYTES (48u << 10)
 
-/* Handles one frame of a client and answers it, now or later. Closes the fds of the frame that no handler took.
- * The payload lies in take_buffer (from malloc, taken); if that is NULL, the caller keeps the payload in place as
- * long as the client has a task. PROTOCOL: the caller closes the connection when the queued answers have been
- * sent. */
+/* Handles one frame of a client and answers it, now or later. Closes the fds of the frame that no handler took. The payload
+ * is in take_buffer, which is from malloc and is taken; if it is NULL, the caller must not move the payload while the
+ * client has a task. PROTOCOL: the caller must close the connection when the queued answers have been sent. */
 enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame *frame, void *take_buffer,
                            struct rdt_error *err);
 
-/* For a client that does not run for now, or has ended: its requests that wait for room let those of other
- * clients try first. */
+/* For a client that cannot run for now, or has ended: when there is room under a limit, requests of other clients are tried
+ * before its own. */
 void rpc_postpone_waits(struct client *client);
 
 /* Called by rpc->dispatch: decodes the request, checks it and calls its handler. */

@@ -14,7 +14,7 @@ static enum rdt_status add_setting(struct options_extra **extras, const char *se
     struct options_extra *extra;
 
     if (!equals || equals == setting || strlen(setting) > MAX_SETTING_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "'%.64s' is not a setting: write KEY=VALUE, at most %u bytes", setting,
+        return rdt_error_set(err, RDT_INVALID, "'%.64s' is not a setting: write KEY=VALUE, with at most %u bytes", setting,
                              MAX_SETTING_BYTES);
     extra = calloc(1, sizeof *extra);
     if (!extra)
@@ -33,7 +33,7 @@ static enum rdt_status take_settings(const Rdt__Pb__BackendLoad *message, struct
     enum rdt_status status = RDT_OK;
 
     if (message->n_settings > MAX_SETTINGS)
-        return rdt_error_set(err, RDT_INVALID, "%zu settings: %u are possible", message->n_settings, MAX_SETTINGS);
+        return rdt_error_set(err, RDT_INVALID, "%zu settings: at most %u are possible", message->n_settings, MAX_SETTINGS);
     for (size_t i = 0; i < message->n_settings && status == RDT_OK; i++)
         status = add_setting(extras_p, message->settings[i], err);
     if (status != RDT_OK)
@@ -58,7 +58,7 @@ static void answer(struct call *call, const struct plugin_parts *parts)
         rows[reply.n_backends++] = row_transport(&arena, parts->transport);
     for (size_t i = 0; i < reply.n_backends; i++)
         if (!rows[i])
-            (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the answer; the backend is loaded all the same");
+            (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the answer, but the backend has been loaded");
     if (err.status != RDT_OK)
         call_fail(call, &err);
     else
@@ -88,7 +88,7 @@ enum rdt_status rpc_backend_load(struct call *call, const void *request, struct 
     enum rdt_status status = RDT_OK;
 
     if (message->path[0] != '/' || strlen(message->path) >= PATH_MAX)
-        status = rdt_error_set(err, RDT_INVALID, "'%.200s' is no absolute path of a file", message->path);
+        status = rdt_error_set(err, RDT_INVALID, "'%.200s' is not the absolute path of a file", message->path);
     if (status == RDT_OK)
         status = take_settings(message, &settings, err);
     if (status != RDT_OK)
@@ -107,7 +107,7 @@ enum rdt_status rpc_backend_unload(struct call *call, const void *request, struc
     enum rdt_status status;
 
     if (message->name[0] == '\0' || strlen(message->name) > RDT_MAX_NAME_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "'%.64s' is no name of a backend", message->name);
+        return rdt_error_set(err, RDT_INVALID, "'%.64s' is not the name of a backend", message->name);
     status = call_defer(call, message->timeout_ns, on_end, err);
     return status == RDT_OK ? hotload_unload(call->rpc->hotload, message->name, on_changed, call, err) : status;
 }

@@ -16,7 +16,7 @@ static void on_done(void *arg, const struct rdt_error *err)
         call_reply_empty(call);
 }
 
-/* The call ends early: its deadline has passed, it is cancelled, or its client is gone. */
+/* The call ends before the broadcast: its deadline has passed, it was cancelled, or its client has gone. */
 static void on_end(struct call *call)
 {
     char what[192];
@@ -37,7 +37,7 @@ enum rdt_status rpc_broadcast(struct call *call, const void *request, struct rdt
     if (status != RDT_OK)
         return status;
     if (call_is_remote(call, &ref))
-        return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%s\" is on another node: broadcast it there", ref.id);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%s\" is on another node: start the broadcast there", ref.id);
     status = broadcast_start(call->rpc->transfers, call->account, &ref, message->group, on_done, call, &broadcast, err);
     if (status != RDT_OK)
         return status;

@@ -9,7 +9,7 @@
 #include "daemon/base/log.h"
 #include "wire_ref.h"
 
-#define CALL_REPLY_BYTES 64u /* of a CallReply, beside the answer that it contains */
+#define CALL_REPLY_BYTES 64u /* the most that a CallReply has besides the answer that it contains */
 
 #define X(number, NAME, request, reply, properties, unmet) _Static_assert((number) < RPC_VERBS, #NAME);
 RDT_REQUEST_MAP(X)
@@ -86,7 +86,7 @@ static void send_to_peer(struct call *call, const struct rdt_error *err, const P
     char text[128];
 
     if (call->peer->state != PEER_UP || call->peer->epoch != call->peer_epoch)
-        return; /* the link by which the call came is gone */
+        return; /* the link on which the call came has ended */
     message.call = call->request_id;
     if (err) {
         message.status = err->status;
@@ -182,7 +182,7 @@ enum rdt_status call_defer(struct call *call, int64_t timeout_ns, void (*on_end)
 
     if (left_ns >= 0 && (timeout_ns < 0 || left_ns < timeout_ns))
         timeout_ns = left_ns;
-    account_wait_end(call->rpc->objects->accounts, &call->room); /* it has the room that it waited for */
+    account_wait_end(call->rpc->objects->accounts, &call->room); /* there is room now, if it waited for that */
     free(call->why);
     call->why = NULL;
     if (!call->deferred && account_take(call->account, USAGE_WAITERS, 1, err) != RDT_OK)
@@ -259,8 +259,7 @@ enum rdt_status call_object_ref(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, 
     enum rdt_status status = call_ref(msg, ref_p, err);
 
     if (status == RDT_OK && ref_p->is_name)
-        status = rdt_error_set(err, RDT_INVALID, "\"%s\" is a name: this wants the ref of an object, as put and fetch give it",
-                               ref_p->id);
+        status = rdt_error_set(err, RDT_INVALID, "\"%s\" is a name: this request needs the ref of an object", ref_p->id);
     return status;
 }
 
@@ -269,7 +268,7 @@ bool call_is_remote(const struct call *call, const struct rdt_ref *ref)
     static const uint8_t nobody[16];
 
     if (!call->client && memcmp(ref->node, nobody, sizeof nobody) == 0)
-        return false; /* the other node means the node at that address, which is this one */
+        return false; /* the other node means the node at the address that it has dialled, which is this one */
     return !node_is_here(call->rpc->node, ref->node, ref->address);
 }
 

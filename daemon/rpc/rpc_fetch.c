@@ -1,32 +1,31 @@
-/* FETCH, CANCEL, RELEASE. Each item of a FETCH is answered by its own FETCH_DONE. Items of one object share a
- * transfer, so all items start before any is served; only the leading items that no other item can share with are
+/* FETCH, CANCEL and RELEASE. Each item of a FETCH is answered by its own FETCH_DONE. Items of the same object may share a
+ * transfer, so all items are started before any is served. Only items at the front that can share with no other item are
  * served at once. */
 #include <stdlib.h>
 
 #include "daemon/rpc/rpc_call.h"
 #include "daemon/transfers/reservation.h"
 
-#define AT_ONCE 8u /* a message with at most this many items is served in the turn in which it arrives */
-/* items that share one transfer of a local object, since all of them are answered in one step */
+#define AT_ONCE 8u /* a message with at most this many items is served in the turn in which it has arrived */
+/* the most items that share one transfer of a local object, because one step answers all of them */
 #define SHARERS_MAX 16
-/* a message may fetch thousands of slices of one object, so each is compared with this many earlier ones */
+/* each item is compared with at most this many earlier ones, because a message may fetch thousands of slices of an object */
 #define SHARERS_TRIED 16
 
 enum phase {
-    BATCH_LOOK, /* finds the items of one object, which may share a transfer */
-    /* Starts each item; local items before the first shared or remote one are served at once, in the memory of one */
-    BATCH_START,
-    BATCH_GO, /* serves the other items */
+    BATCH_FIND_REPEATED, /* finds the items of the same object, which may share a transfer */
+    BATCH_START,         /* starts each item, and serves local items before the first one that is repeated or remote */
+    BATCH_SERVE,         /* serves the other items */
 };
 
 struct item {
-    uint64_t transfer; /* that the item started; 0: none */
+    uint64_t transfer; /* number of the transfer that the item has started; 0: none */
     uint32_t first;    /* index of the first item with its id */
     /* Of the first item with an id: index + 1 of the latest item with that id that started a transfer; 0: none */
     uint32_t last;
-    uint32_t earlier; /* index + 1 of the item that did so before this one; 0: none */
+    uint32_t earlier; /* index + 1 of the item with that id that started a transfer before this one; 0: none */
     bool repeated;    /* other items have the same id */
-    bool went;
+    bool served;
 };
 
 /* A fetch of many items, served in several of the client's turns. Its transfers may end between two turns, so they
@@ -38,19 +37,19 @@ struct batch {
     struct arena arena; /* of the message */
     const Rdt__Pb__Fetch *message;
     enum phase phase;
-    size_t next;
-    bool keeps;                      /* an item waits for BATCH_GO, and so all items behind it do */
-    struct map by_id;                /* LOOK: id bytes -> index + 1 of the first item with it */
+    size_t next;                     /* index of the next item of the phase */
+    bool serves_later;               /* an item must wait for BATCH_SERVE, and so all items after it do */
+    struct map by_id;                /* FIND_REPEATED: id bytes -> index + 1 of the first item with it */
     struct item *items;              /* [message->n_items] */
     struct reservation *reservation; /* memory for all items; NULL: there is only one item */
 };
 
-static struct transfer *begun(const struct batch *batch, size_t i)
+static struct transfer *transfer_of(const struct batch *batch, size_t i)
 {
     return batch->items[i].transfer ? transfers_find(batch->rpc->transfers, batch->items[i].transfer) : NULL;
 }
 
-static void look(struct batch *batch, size_t i)
+static void find_repeated(struct batch *batch, size_t i)
 {
     const Rdt__Pb__Ref *ref = batch->message->items[i]->ref;
     struct item *item = &batch->items[i];
@@ -61,7 +60,7 @@ static void look(struct batch *batch, size_t i)
         return;
     first = (size_t)map_get(&batch->by_id, ref->id.data, ref->id.len);
     if (first == 0) {
-        /* Without memory the item shares no transfer */
+        /* if there is no memory for the entry, the items share no transfer */
         (void)map_put(&batch->by_id, ref->id.data, ref->id.len, (void *)(i + 1));
         return;
     }
@@ -75,7 +74,8 @@ static bool has_room(const struct transfer *shared)
     return transfer_fetch_count(shared) < SHARERS_MAX || !transfer_is_local(shared);
 }
 
-static struct transfer *find_twin(struct batch *batch, size_t i)
+/* Returns the transfer of an earlier item that this item may join; NULL: there is none. */
+static struct transfer *find_joinable(struct batch *batch, size_t i)
 {
     const Rdt__Pb__Fetch *message = batch->message;
     const struct item *item = &batch->items[i];
@@ -83,14 +83,14 @@ static struct transfer *find_twin(struct batch *batch, size_t i)
 
     for (size_t at = batch->items[item->first].last; at != 0 && tries < SHARERS_TRIED;
          at = batch->items[at - 1].earlier, tries++) {
-        struct transfer *shared = begun(batch, at - 1);
+        struct transfer *shared = transfer_of(batch, at - 1);
         if (shared && fetch_joinable(message, message->items[i], message->items[at - 1]) && has_room(shared))
             return shared;
     }
     return NULL;
 }
 
-/* No item was started: answers every item with the error. */
+/* Answers every item with the error. No item has been started. */
 static enum rdt_status refuse_all(struct call *call, const Rdt__Pb__Fetch *message, const struct rdt_error *why)
 {
     for (size_t i = 0; i < message->n_items; i++)
@@ -99,9 +99,9 @@ static enum rdt_status refuse_all(struct call *call, const Rdt__Pb__Fetch *messa
     return RDT_OK;
 }
 
-static void go(struct batch *batch, size_t i, struct transfer *transfer)
+static void serve(struct batch *batch, size_t i, struct transfer *transfer)
 {
-    batch->items[i].went = true;
+    batch->items[i].served = true;
     transfer_go(transfer, batch->reservation);
 }
 
@@ -112,7 +112,7 @@ static void start_item(struct batch *batch, size_t i)
     struct transfer *transfer = NULL;
     struct rdt_error why = {0};
 
-    if (fetch_start(batch->rpc->transfers, batch->client, batch->message, message, find_twin(batch, i), &transfer, &why) !=
+    if (fetch_start(batch->rpc->transfers, batch->client, batch->message, message, find_joinable(batch, i), &transfer, &why) !=
         RDT_OK)
         fetch_answer_error(batch->client, message->handle, &why);
     if (!transfer) /* the item failed, or shares the transfer of another item */
@@ -120,9 +120,9 @@ static void start_item(struct batch *batch, size_t i)
     item->transfer = transfer_id(transfer);
     item->earlier = first->last;
     first->last = (uint32_t)i + 1;
-    batch->keeps = batch->keeps || item->repeated || !transfer_is_local(transfer);
-    if (!batch->keeps)
-        go(batch, i, transfer);
+    batch->serves_later = batch->serves_later || item->repeated || !transfer_is_local(transfer);
+    if (!batch->serves_later)
+        serve(batch, i, transfer);
 }
 
 static bool batch_end(struct batch *batch)
@@ -141,19 +141,19 @@ static bool batch_step(struct client_task *task, uint64_t until_ns)
     size_t n = batch->message->n_items;
 
     do {
-        if (batch->next == n && batch->phase == BATCH_GO)
+        if (batch->next == n && batch->phase == BATCH_SERVE)
             return batch_end(batch);
         if (batch->next == n) {
             batch->phase++;
             batch->next = 0;
-        } else if (batch->phase == BATCH_LOOK) {
-            look(batch, batch->next++);
+        } else if (batch->phase == BATCH_FIND_REPEATED) {
+            find_repeated(batch, batch->next++);
         } else if (batch->phase == BATCH_START) {
             start_item(batch, batch->next++);
         } else {
-            struct transfer *transfer = batch->items[batch->next].went ? NULL : begun(batch, batch->next);
+            struct transfer *transfer = batch->items[batch->next].served ? NULL : transfer_of(batch, batch->next);
             if (transfer)
-                go(batch, batch->next, transfer);
+                serve(batch, batch->next, transfer);
             batch->next++;
         }
     } while (uv_hrtime() < until_ns);
@@ -165,7 +165,7 @@ static bool batch_drop(struct client_task *task)
     return batch_end((struct batch *)task);
 }
 
-/* Bounds the tensors that target lists in runs stand for: a few bytes could otherwise stand for millions. */
+/* Limits the number of tensors that lists of targets stand for: a few bytes of runs can stand for millions. */
 static enum rdt_status check_runs(const Rdt__Pb__Fetch *message, struct rdt_error *err)
 {
     uint64_t n = 0;
@@ -209,7 +209,7 @@ enum rdt_status rpc_fetch(struct call *call, const void *request, struct rdt_err
     batch->rpc = call->rpc;
     batch->client = client;
     batch->message = message;
-    batch->phase = n > 1 ? BATCH_LOOK : BATCH_START;
+    batch->phase = n > 1 ? BATCH_FIND_REPEATED : BATCH_START;
     client->transfers.n_fetch_messages++;
     batch->reservation = n > 1 ? reservation_create(call->rpc->regions) : NULL;
     call_take_request(call, &batch->arena);
@@ -226,7 +226,7 @@ enum rdt_status rpc_cancel(struct call *call, const void *request, struct rdt_er
     struct rdt_error why;
 
     (void)err;
-    if (fetch) { /* otherwise the fetch has ended meanwhile, which is no error */
+    if (fetch) { /* otherwise the fetch has ended meanwhile, which is not an error */
         (void)rdt_error_set(&why, RDT_CANCELLED, "the fetch was cancelled");
         fetch_fail(fetch, &why);
     }
@@ -235,14 +235,14 @@ enum rdt_status rpc_cancel(struct call *call, const void *request, struct rdt_er
 }
 
 /* Records which of the object's regions stay mapped at the client. Both lists have the same order. */
-static void note_kept_mappings(struct client *client, const struct object *object, const Rdt__Pb__Release *message)
+static void note_mappings_kept(struct client *client, const struct object *object, const Rdt__Pb__Release *message)
 {
-    size_t said = 0;
+    size_t at = 0;
 
     for (uint32_t i = 0; i < object->n_regions; i++) {
         struct region *region = object->uses[i].region;
-        if (said < message->n_keep_mapped_regions && message->keep_mapped_regions[said] == region->id) {
-            said++;
+        if (at < message->n_keep_mapped_regions && message->keep_mapped_regions[at] == region->id) {
+            at++;
             mapped_keep(&client->mapped, region, message->gone_events == client->n_region_gone_events);
         } else {
             (void)mapped_drop(&client->mapped, region);
@@ -264,7 +264,7 @@ enum rdt_status rpc_release(struct call *call, const void *request, struct rdt_e
             call->client->cache.ops->on_drop(&call->client->cache, hold->region->id); /* the client has not been told yet */
     }
     if (hold->object)
-        note_kept_mappings(call->client, hold->object, message);
+        note_mappings_kept(call->client, hold->object, message);
     client_release(hold);
     call_reply_empty(call);
     return RDT_OK;

@@ -7,9 +7,9 @@
 
 /* ---- freeing ---- */
 
-/* A forced free is answered when no other node serves its replica to a new reader any more: when each has
- * confirmed that, has lost its link to this node, or has heard nothing from this node for peer_timeout (a replica
- * is served only after a younger sign of life). */
+/* A forced free is answered when no other node gives its replica to new readers any more: when each node has confirmed
+ * that, has lost its link to this node, or has heard nothing from this node for peer_timeout, because a node uses a
+ * replica only if it has heard from the owner since. */
 struct freeing {
     struct replica_directory_waiter waiter;
     struct deadline deadline;
@@ -52,7 +52,7 @@ static enum rdt_status answer_forced(struct call *call, uint64_t generation, str
     enum rdt_status status;
 
     if (!freeing)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for the other nodes that have copies");
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for the other nodes that have replicas");
     freeing->waiter.on_settled = on_settled;
     freeing->deadline.on_passed = on_silence;
     freeing->call = call;
@@ -95,10 +95,10 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
         return rdt_error_set(err, RDT_FREED, "object \"%s\" was freed before", ref.id);
     if (!message->force && object->producer != call->client && !object->detached)
         return rdt_error_set(err, RDT_DENIED,
-                             "object \"%s\" is held by its producer, client %llu: only that client may let go of it, "
-                             "others of the same user may free it by force",
+                             "object \"%s\" is held by its producer, client %llu: only that client may release it; "
+                             "other clients of the same user may free it by force",
                              ref.id, (unsigned long long)object->producer_id);
-    if (message->force && !call_may_wait(call, err)) /* for the nodes that have replicas */
+    if (message->force && !call_may_wait(call, err)) /* answer_forced waits for the nodes that have replicas */
         return RDT_LIMIT;
     ref.generation = object->generation;
     object_free(object, message->force, call->request_id == 0 && !message->force ? OBJECT_END_DROPPED : OBJECT_END_FREED);
@@ -132,10 +132,10 @@ static void on_gone(struct object_waiter *waiter, struct object *object, const s
     wake_freed(container_of(waiter, struct call, object));
 }
 
-/* Who holds the object. */
+/* Names the holders in the TIMED_OUT error. */
 static void explain_freed(const struct call *call, struct rdt_error *err)
 {
-    const struct object *object = call->object.object; /* NULL: it has ended, and the client's turn to hear that has not come */
+    const struct object *object = call->object.object; /* NULL: it has ended, and the client has had no turn since */
     struct holders *holders = object ? holders_create(call->rpc, object, &call->account->owner, call->admin) : NULL;
     char who[320] = "";
 
@@ -155,7 +155,7 @@ static enum rdt_status wait_range(struct call *call, const Rdt__Pb__WaitFreed *m
     struct region *region;
 
     if (!call->client)
-        return rdt_error_set(err, RDT_DENIED, "wait for a memory range on the node where it is");
+        return rdt_error_set(err, RDT_DENIED, "only a client of this node may wait for a range of memory");
     region = map_get_u64(&call->client->regions, message->region);
     if (!region || region->generation != message->generation)
         return rdt_error_set(err, RDT_NOT_FOUND, "this client has no region %llu", (unsigned long long)message->region);
@@ -216,7 +216,7 @@ enum rdt_status rpc_cancel_request(struct call *call, const void *request, struc
         (void)rdt_error_set(&why, RDT_CANCELLED, "the request was cancelled");
         call_fail(other, &why);
     }
-    if (hold) /* a HOLD that has been answered */
+    if (hold) /* the request was a HOLD, and has been answered with the hold */
         remote_hold_end(hold);
     call_reply_empty(call);
     return RDT_OK;

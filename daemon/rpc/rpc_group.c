@@ -3,12 +3,12 @@
 
 #include "daemon/rpc/rpc_call.h"
 
-/* A call that waits for its group. It is freed when the wait ends. */
+/* The wait of a call for its group. It is freed when the wait ends. */
 struct waiting {
     struct group_waiter waiter;
-    struct call *call; /* NULL: the call has ended */
+    struct call *call;
     struct group *group;
-    bool creates;
+    bool creates; /* of GROUP_CREATE; false: of GROUP_DESTROY */
 };
 
 static void on_done(struct group_waiter *waiter, const struct rdt_error *err)
@@ -24,7 +24,7 @@ static void on_done(struct group_waiter *waiter, const struct rdt_error *err)
         call_reply_empty(call);
 }
 
-/* The call ends early: a group that it creates is not created. */
+/* The call ends before the group is ready or has ended. A group that it creates is not created then. */
 static void on_end(struct call *call)
 {
     struct waiting *waiting = call->waiting;

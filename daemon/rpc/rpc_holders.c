@@ -9,21 +9,21 @@
 #include "daemon/objects/transit.h"
 #include "wire_ref.h"
 
-#define SAID_MAX 3u /* rows that holders_say writes out */
+#define SAID_MAX 3u /* rows whose sentences holders_say writes */
 
 struct row {
     Rdt__Pb__HoldInfo info;
-    const void *who; /* with info.kind: which holds the row counts */
+    const void *who;                     /* the holder; the row counts its holds of the kind info.kind */
     char text[3 * RDT_MAX_ID_BYTES + 1]; /* info.name or info.peer */
     char sentence[3 * RDT_MAX_ID_BYTES + 96];
 };
 
 struct holders {
     const struct owner *owner;  /* of the object */
-    const struct owner *viewer; /* NULL: it may see everything */
+    const struct owner *viewer; /* NULL: the caller may see everything */
     size_t n;
-    uint64_t counted; /* holds that the rows count */
-    struct row rows[HOLDERS_MAX + 1]; /* the last one is for the holds that the others leave out */
+    uint64_t counted;                 /* sum of the holds in the rows */
+    struct row rows[HOLDERS_MAX + 1]; /* one more, for the holds that the other rows leave out */
     Rdt__Pb__HoldInfo *list[HOLDERS_MAX + 1];
 };
 
@@ -34,7 +34,7 @@ static bool may_see(const struct holders *holders, const struct owner *owner)
     return !holders->viewer || owner_equal(owner, holders->viewer);
 }
 
-/* The row of this kind and holder, with one hold more; NULL: there is no room for a new row. */
+/* Counts one hold of this kind and holder, and returns its row; NULL: there is no room for a new row. */
 static struct row *count_one(struct holders *holders, const char *kind, const void *who)
 {
     struct row *row = NULL;
@@ -137,7 +137,7 @@ static void add_names(struct holders *holders, const struct rpc *rpc, const stru
     }
 }
 
-/* What is no hold of a client: refs in transit, transfers to other nodes, and operations that touch the memory. */
+/* What does not belong to a client: refs in transit, transfers to other nodes, and the pins of transfers. */
 static void add_daemons(struct holders *holders, const struct object *object)
 {
     struct row *row;
@@ -150,11 +150,11 @@ static void add_daemons(struct holders *holders, const struct object *object)
     }
     if (object->pins > 0 && (row = count_one(holders, "pins", object))) {
         row->info.count = object->pins;
-        holders->counted--; /* a pin is no hold */
+        holders->counted--; /* a pin is not a hold */
     }
 }
 
-/* Nodes with a replica, which is no hold: the object may end before them. */
+/* Nodes with a replica, which is not a hold: the object may end before the replica. */
 static void add_replicas(struct holders *holders, const struct rpc *rpc, const struct object *object)
 {
     struct list *cursor = NULL;
@@ -194,7 +194,8 @@ static void say(struct row *row, const char *format, ...)
     va_end(arguments);
 }
 
-/* client 7 "eval" (pid 222, uid 1001); the uid only if it is not the object's. */
+/* Writes a sentence that begins with the client, as in: client 7 "eval" (pid 222, uid 1001). The uid is left out if it is
+ * the object's. `does` is the rest. */
 static void say_client(const struct holders *holders, struct row *row, const char *does)
 {
     char uid[24] = "", times[32] = "";
@@ -203,8 +204,8 @@ static void say_client(const struct holders *holders, struct row *row, const cha
         (void)snprintf(uid, sizeof uid, ", uid %" PRIu32, row->info.uid);
     if (row->info.count > 1)
         (void)snprintf(times, sizeof times, ", by %" PRIu32 " holds", row->info.count);
-    say(row, "client %" PRIu64 " \"%s\" (pid %" PRId32 "%s) %s%s", row->info.client, row->info.client_name, row->info.pid, uid, does,
-        times);
+    say(row, "client %" PRIu64 " \"%s\" (pid %" PRId32 "%s) %s%s", row->info.client, row->info.client_name, row->info.pid, uid,
+        does, times);
 }
 
 static void say_row(const struct holders *holders, struct row *row, const struct object *object)
@@ -215,8 +216,8 @@ static void say_row(const struct holders *holders, struct row *row, const struct
     if (strcmp(kind, "producer") == 0)
         say_client(holders, row, "put it and has not freed it");
     else if (strcmp(kind, "detached") == 0)
-        say(row, "it is detached for %.1f s more; client %" PRIu64 ", which put it, is gone", (double)detached_left_ns(object) / 1e9,
-            row->info.client);
+        say(row, "it is detached for %.1f s more; client %" PRIu64 ", which put it, is gone",
+            (double)detached_left_ns(object) / 1e9, row->info.client);
     else if (strcmp(kind, "reader") == 0)
         say_client(holders, row, "reads it");
     else if (strcmp(kind, "hold") == 0)
@@ -227,7 +228,8 @@ static void say_row(const struct holders *holders, struct row *row, const struct
         say(row, "it is published as \"%s\", version %" PRIu64, row->info.name, row->info.version);
     else if (strcmp(kind, "in transit") == 0) {
         unsigned refs = transit_count(object, &left_ns);
-        say(row, "%u ref%s on the way to another process, for %.1f s at most", refs, refs == 1 ? " is" : "s are", (double)left_ns / 1e9);
+        say(row, "%u ref%s on the way to another process, for %.1f s at most", refs, refs == 1 ? " is" : "s are",
+            (double)left_ns / 1e9);
     } else if (strcmp(kind, "transfer") == 0)
         say(row, "%" PRIu32 " transfer%s to other nodes", row->info.count, s);
     else if (strcmp(kind, "pins") == 0)
@@ -242,7 +244,7 @@ static void say_row(const struct holders *holders, struct row *row, const struct
         say(row, "node %s is receiving a replica of it, which does not hold it", row->info.peer_name);
 }
 
-/* ---- the whole ---- */
+/* ---- all rows ---- */
 
 struct holders *holders_create(const struct rpc *rpc, const struct object *object, const struct owner *viewer, bool admin)
 {
@@ -287,7 +289,7 @@ void holders_say(const struct holders *holders, char *text, size_t room)
         size_t bytes = strlen(row->sentence) + 2;
         bool others = strcmp(row->info.kind, "others") == 0;
 
-        if (row->info.count == 0) /* a replica is no hold */
+        if (row->info.count == 0) /* a replica is not a hold */
             continue;
         if ((said < SAID_MAX || (others && left == 0)) && used + bytes < room) {
             (void)snprintf(text + used, room - used, "%s%s", used ? "; " : "", row->sentence);

@@ -1,12 +1,12 @@
-/* LIST and EXPLAIN: pages of every table. A page token is the place after which the next page starts; tables may
- * change between pages, so a row can be missed or seen twice, never wrong. */
+/* LIST and EXPLAIN: pages of every table. A page token is the place after which the next page starts. A table may change
+ * between two pages, so a row can be missing or appear twice, but each row is correct when it is sent. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "daemon/rpc/rpc_row.h"
 
 #define PAGE_NS 20000
-#define FEW_ROWS 16u
+#define MIN_ROWS 16u /* a page with fewer rows is not ended by PAGE_NS */
 
 /* A page under construction, and the memory that its rows point to. */
 struct page {
@@ -14,13 +14,13 @@ struct page {
     struct arena arena;
     void **rows;
     size_t n, max;
-    uint64_t until_ns; /* a page with some rows ends at this time, so that other clients do not wait for a full one */
-    bool failed;
+    uint64_t until_ns; /* the page ends at this time even if it is not full, so that other clients need not wait for it */
+    bool failed;       /* no memory for a row */
 };
 
 static bool page_full(const struct page *page)
 {
-    return page->n == page->max || page->failed || (page->n >= FEW_ROWS && uv_hrtime() >= page->until_ns);
+    return page->n == page->max || page->failed || (page->n >= MIN_ROWS && uv_hrtime() >= page->until_ns);
 }
 
 static void page_add(struct page *page, void *row)
@@ -38,11 +38,11 @@ static bool is_for(const struct call *call, Rdt__Pb__ListKind kind, const void *
 
 /* ---- objects: in order of generation ---- */
 
-#define AWAITED_PAGES (1ull << 63) /* page tokens from here on are for awaited objects, which have no generation yet */
-/* objects examined for one page, since a filter may select few; the next page continues */
+#define AWAITED_PAGES (1ull << 63) /* larger page tokens are for awaited objects, which have no generation yet */
+/* the most objects that are examined for one page, because a filter may select few of them; the next page continues */
 #define EXAMINED_MAX 20000u
 
-/* false: the row does not fit into the page. */
+/* Adds the row if the filter selects it. Returns false if it does not fit into the page. */
 static bool add_object(struct call *call, const Rdt__Pb__List *list, struct object *object, struct page *page)
 {
     size_t prefix = strlen(list->id_prefix);
@@ -61,8 +61,8 @@ static bool add_object(struct call *call, const Rdt__Pb__List *list, struct obje
     return true;
 }
 
-/* Starts at the slot of the table where the page before ended. */
-static void list_awaited(struct call *call, const Rdt__Pb__List *list, uint64_t after, size_t looked, struct page *page)
+/* Starts at the slot of the table where the previous page ended. */
+static void list_awaited(struct call *call, const Rdt__Pb__List *list, uint64_t after, size_t examined, struct page *page)
 {
     const struct map *by_name = &call->rpc->objects->by_name;
     size_t cursor = (size_t)after;
@@ -71,8 +71,8 @@ static void list_awaited(struct call *call, const Rdt__Pb__List *list, uint64_t 
         struct object *object = map_next(by_name, &cursor);
         if (!object)
             return;
-        looked += cursor - last;
-        if (looked > EXAMINED_MAX || (object->generation == 0 && !add_object(call, list, object, page))) {
+        examined += cursor - last;
+        if (examined > EXAMINED_MAX || (object->generation == 0 && !add_object(call, list, object, page))) {
             page->reply.next = AWAITED_PAGES + cursor - 1;
             return;
         }
@@ -84,18 +84,18 @@ static void list_objects(struct call *call, const Rdt__Pb__List *list, struct pa
     struct object_table *table = call->rpc->objects;
     uint64_t generation = list->after, last = generation;
     struct object *object = NULL;
-    size_t looked = 0;
+    size_t examined = 0;
 
     page->reply.objects = (Rdt__Pb__ObjectInfo **)page->rows;
     while (list->after < AWAITED_PAGES && (object = object_table_next(table, last, &generation))) {
-        if (looked++ == EXAMINED_MAX || !add_object(call, list, object, page)) {
+        if (examined++ == EXAMINED_MAX || !add_object(call, list, object, page)) {
             page->reply.next = last;
             break;
         }
         last = generation;
     }
     if (!object)
-        list_awaited(call, list, list->after < AWAITED_PAGES ? 0 : list->after - AWAITED_PAGES, looked, page);
+        list_awaited(call, list, list->after < AWAITED_PAGES ? 0 : list->after - AWAITED_PAGES, examined, page);
     page->reply.n_objects = page->n;
 }
 
@@ -104,11 +104,11 @@ static void list_regions(struct call *call, const Rdt__Pb__List *list, struct pa
     const struct regions *regions = call->rpc->regions;
     uint64_t last = list->after, id = last;
     const struct region *region;
-    size_t looked = 0;
+    size_t examined = 0;
 
     while ((region = index_next(&regions->by_id, last + 1, &id))) {
         bool wanted = is_for(call, list->kind, region) && (list->client == 0 || list->client == region->client);
-        if (looked++ == EXAMINED_MAX || (wanted && page_full(page))) {
+        if (examined++ == EXAMINED_MAX || (wanted && page_full(page))) {
             page->reply.next = last;
             break;
         }
@@ -222,7 +222,7 @@ static void list_peers(struct call *call, const Rdt__Pb__List *list, struct page
     page->reply.n_peers = page->n;
 }
 
-/* ---- backends: few, one page ---- */
+/* ---- backends: one page ---- */
 
 static void list_backends(struct call *call, struct page *page)
 {
@@ -238,7 +238,7 @@ static void list_backends(struct call *call, struct page *page)
     page->reply.n_backends = page->n;
 }
 
-/* ---- transfers: those under way, then the latest that ended ---- */
+/* ---- transfers: those that are active, then the latest that have ended ---- */
 
 struct record_filter {
     uint64_t transfer, client;
@@ -314,7 +314,7 @@ enum rdt_status rpc_list(struct call *call, const void *request, struct rdt_erro
     if (status != RDT_OK)
         return status;
     if (list->kind != RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS && list->kind != RDT__PB__LIST_KIND__LIST_KIND_BACKENDS)
-        page.until_ns = uv_hrtime() + PAGE_NS; /* these lists have one page only */
+        page.until_ns = uv_hrtime() + PAGE_NS; /* the others have only one page */
     switch (list->kind) {
     case RDT__PB__LIST_KIND__LIST_KIND_OBJECTS:
         list_objects(call, list, &page);
@@ -345,7 +345,7 @@ enum rdt_status rpc_list(struct call *call, const void *request, struct rdt_erro
         break;
     default:
         arena_fini(&page.arena);
-        return rdt_error_set(err, RDT_INVALID, "list %d is unknown", (int)list->kind);
+        return rdt_error_set(err, RDT_INVALID, "lists of kind %d are unknown", (int)list->kind);
     }
     return page_send(&page, call, err);
 }
@@ -361,7 +361,7 @@ enum rdt_status rpc_explain(struct call *call, const void *request, struct rdt_e
     if (message->ref)
         status = call_object_ref(message->ref, &ref, err);
     else if (message->transfer == 0)
-        status = rdt_error_set(err, RDT_INVALID, "explain needs a transfer or a ref");
+        status = rdt_error_set(err, RDT_INVALID, "EXPLAIN needs the number of a transfer or a ref");
     if (status == RDT_OK)
         status = page_init(&page, 64, err);
     if (status != RDT_OK)
@@ -371,7 +371,7 @@ enum rdt_status rpc_explain(struct call *call, const void *request, struct rdt_e
     if (page.n == 0) {
         arena_fini(&page.arena);
         return rdt_error_set(err, RDT_NOT_FOUND,
-                             "no transfer of that number or object is known here any more (the latest %u are kept)",
+                             "this node knows no transfer of that number or object (it keeps the records of the latest %u)",
                              TRANSFER_HISTORY);
     }
     return page_send(&page, call, err);

@@ -1,12 +1,12 @@
-/* ALLOC, IMPORT and RELEASE_REGION: memory that a client gets, registers and releases. */
+/* ALLOC, IMPORT and RELEASE_REGION: regions that a client allocates, imports and releases. */
 #include <stdlib.h>
 #include <strings.h>
 #include <unistd.h>
 
 #include "daemon/rpc/rpc_call.h"
 
-/* How the client maps the region: by an fd, or by what the plug-in exports. A region that the client still has
- * mapped needs neither. */
+/* Answers with the region and, if the client must still map it, with an fd or what the plug-in exports. Takes the caller's
+ * reference. */
 static void reply_region(struct call *call, struct region *region, bool to_map)
 {
     Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
@@ -35,7 +35,7 @@ static void reply_region(struct call *call, struct region *region, bool to_map)
         call_fail(call, &err);
         return;
     }
-    if (!map_put_u64(&call->client->regions, region->id, region)) { /* the map takes the caller's reference */
+    if (!map_put_u64(&call->client->regions, region->id, region)) { /* the map has the reference now */
         while (n_fds > 0)
             (void)close(fds[--n_fds]);
         region_unref(region);
@@ -47,12 +47,12 @@ static void reply_region(struct call *call, struct region *region, bool to_map)
 }
 
 struct alloc_wait {
-    struct call *call; /* NULL: the client has gone */
+    struct call *call; /* NULL: the call has ended */
     bool imported;     /* the client has the memory mapped */
 };
 
-/* An allocation that has started cannot be cancelled. If its client ends, the region is released when it
- * is ready. */
+/* An allocation or import that has started cannot be cancelled. If its call has ended, the region is released when it is
+ * ready. */
 static void on_allocated(void *arg, struct region *region, const struct rdt_error *err)
 {
     struct alloc_wait *wait = arg;
@@ -117,10 +117,9 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
 
 /* ---- imports ---- */
 
-/* An import with more chunks than one frame can carry fds arrives in several messages; the last one has
- * the rest of the request. A client has one such import at a time, and a message that does not continue it
- * ends it. */
-static enum rdt_status gather(struct call *call, const Rdt__Pb__Import *message, struct rdt_error *err)
+/* Stores the chunks of one message of an import that has more chunks than one frame can carry fds. The last message has the
+ * rest of the request. A client has one such import at a time, and a message that does not continue it ends it. */
+static enum rdt_status gather_chunks(struct call *call, const Rdt__Pb__Import *message, struct rdt_error *err)
 {
     struct client *client = call->client;
     struct import_parts *parts;
@@ -132,9 +131,11 @@ static enum rdt_status gather(struct call *call, const Rdt__Pb__Import *message,
         return RDT_OK;
     parts = client->import;
     if (message->kind != RDT__PB__REGION_KIND__REGION_KIND_VMM || n == 0)
-        return rdt_error_set(err, RDT_INVALID, "%u fds: what comes in several messages are chunks", n);
+        return rdt_error_set(
+            err, RDT_INVALID,
+            "a message with %u fds continues an import: only the chunks of VMM memory may come in several messages", n);
     if (message->first_chunk != (parts ? parts->n : 0) || (parts && parts->number != message->number))
-        return rdt_error_set(err, RDT_INVALID, "chunks from %u on of import %llu do not follow those that have come",
+        return rdt_error_set(err, RDT_INVALID, "chunk %u of import %llu does not follow the chunks that have arrived",
                              message->first_chunk, (unsigned long long)message->number);
     if ((parts ? parts->n : 0) + n > RDT_EXPORT_MAX_FDS)
         return rdt_error_set(err, RDT_LIMIT, "an import may have at most %u chunks", RDT_EXPORT_MAX_FDS);
@@ -164,7 +165,7 @@ static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *m
     if (message->n_chunk_bytes != call->frame->nfds)
         status = rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->frame->nfds);
     else if (is_part)
-        status = gather(call, message, err);
+        status = gather_chunks(call, message, err);
     if (status == RDT_OK && message->more) {
         Rdt__Pb__RegionReply reply = RDT__PB__REGION_REPLY__INIT;
         call_reply(call, &reply.base, NULL, 0);
@@ -178,7 +179,7 @@ static enum rdt_status import_device(struct call *call, const Rdt__Pb__Import *m
         import->fds = parts->fds;
         import->n_fds = parts->n;
         import->chunk_bytes = parts->chunk_bytes;
-        /* from now on the region is charged for them */
+        /* from now on the region is charged for the fds */
         account_give(call->client->account, USAGE_FDS, parts->charged);
         parts->charged = 0;
     }
@@ -221,8 +222,7 @@ enum rdt_status rpc_import(struct call *call, const void *request, struct rdt_er
         return rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->frame->nfds);
     if (kind && !memory_kind_is_host(kind))
         return import_device(call, message, &import, err);
-    status = region_import(call->rpc->regions, message->memory, &import, call->account, call->client->id,
-                           &region, err);
+    status = region_import(call->rpc->regions, message->memory, &import, call->account, call->client->id, &region, err);
     if (status == RDT_OK)
         reply_region(call, region, false);
     return status;
@@ -242,8 +242,8 @@ enum rdt_status rpc_release_region(struct call *call, const void *request, struc
         return RDT_OK;
     }
     (void)map_remove_u64(&call->client->regions, region->id);
-    region->client = 0; /* the client has promised not to write there any more */
-    /* A region under an object or a transfer is not cached, because others may still read it. */
+    region->client = 0; /* the client does not write there any more */
+    /* A region that an object or a transfer uses is not cached, because others may still read it. */
     region->keep_mapped = message->keep_mapped && region->refs == 1 && region_may_be_cached(region, call->client->id);
     reply.keep_mapped = region->keep_mapped;
     region_unref(region);

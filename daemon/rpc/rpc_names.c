@@ -2,7 +2,7 @@
 #include "daemon/rpc/rpc_call.h"
 #include "proto/wire_limits.h"
 
-/* Whether the caller may publish this object, and the object is still live. */
+/* Checks that the caller may publish this object, and that the object is live. */
 static enum rdt_status check_object(const struct call *call, const struct rdt_ref *ref, const struct object *object,
                                     struct rdt_error *err)
 {
@@ -30,24 +30,24 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
     enum rdt_status status;
 
     if (message->name.len == 0 || message->name.len > RDT_MAX_ID_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the name has %zu bytes: 1 to %u are possible", message->name.len,
+        return rdt_error_set(err, RDT_INVALID, "the name has %zu bytes: it must have 1 to %u", message->name.len,
                              RDT_MAX_ID_BYTES);
     if ((unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown visibility %d", (int)message->visibility);
     if (message->ttl_ns < 0)
-        return rdt_error_set(err, RDT_INVALID, "a time to live of %lld ns: it must not be negative",
+        return rdt_error_set(err, RDT_INVALID, "the time to live is %lld ns: it must not be negative",
                              (long long)message->ttl_ns);
     status = call_object_ref(message->ref, &ref, err);
     if (status != RDT_OK)
         return status;
-    if (call_is_remote(call, &ref)) /* a name is on the node of its objects */
+    if (call_is_remote(call, &ref)) /* a name belongs to the node of its objects */
         return call_forward(call, &ref, &message->base, -1, err);
     if (call->rpc->draining)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     if (message->lease && !call->client)
         return rdt_error_set(
             err, RDT_UNSUPPORTED,
-            "object \"%s\" is on another node, where this session cannot be the lease of a name: publish from a "
+            "object \"%s\" is on another node, so this session cannot be the lease of its name: publish it from a "
             "client there, or give the name a time to live",
             ref.id);
     status = object_table_find_any(call->rpc->objects, &ref, &call->account->owner, call->admin, &publish.object, err);
@@ -71,7 +71,7 @@ enum rdt_status rpc_unpublish(struct call *call, const void *request, struct rdt
     if (status != RDT_OK)
         return status;
     if (!ref.is_name)
-        return rdt_error_set(err, RDT_INVALID, "\"%s\" is an object's ref, not a name's", ref.id);
+        return rdt_error_set(err, RDT_INVALID, "\"%s\" is the ref of an object, not of a name", ref.id);
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, -1, err);
     status = names_unpublish(call->rpc->names, &ref, &call->account->owner, call->admin, err);

@@ -1,5 +1,5 @@
-/* PUT and READY: create an object over the client's memory, or a snapshot of it, in one round trip
- * whatever the number of tensors. */
+/* PUT and READY. A PUT creates an object from the client's memory, or a snapshot of that memory, in one round trip whatever
+ * the number of tensors. READY ends the pending state of an object. */
 #include <stdlib.h>
 
 #include "daemon/objects/snapshot.h"
@@ -13,8 +13,8 @@
 
 /* ---- layout and parts, on any thread ---- */
 
-/* A sealed memfd that came with the message counts as the last region. */
-static uint32_t all_regions(const Rdt__Pb__Put *message)
+/* The number of regions. A sealed memfd that came with the message is the last one. */
+static uint32_t count_regions(const Rdt__Pb__Put *message)
 {
     return (uint32_t)message->n_regions + (message->sealed_bytes > 0);
 }
@@ -23,7 +23,7 @@ void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message)
 {
     struct object_put put = {.metadata = message->metadata.data,
                              .metadata_bytes = message->metadata.len,
-                             .n_regions = all_regions(message),
+                             .n_regions = count_regions(message),
                              .inline_data = message->inline_data.data,
                              .inline_bytes = message->inline_data.len};
 
@@ -59,7 +59,8 @@ static enum rdt_status check_places(const Rdt__Pb__Put *message, const struct re
     return RDT_OK;
 }
 
-/* Tensors inside the message, or in its sealed memfd, are in host memory. */
+/* Checks that the preferred transport is loaded and moves the memory of every tensor. Tensors inside the message, or in its
+ * sealed memfd, are in host memory. */
 static enum rdt_status check_transport(const struct call *call, const Rdt__Pb__Put *message, struct region **regions,
                                        const char **name_p, struct rdt_error *err)
 {
@@ -96,20 +97,22 @@ static enum rdt_status find_regions(struct call *call, const Rdt__Pb__Put *messa
     }
     for (size_t i = 0; i < message->n_given; i++)
         if (message->given[i] >= message->n_regions)
-            return rdt_error_set(err, RDT_INVALID, "region %u of %zu is handed over", message->given[i], message->n_regions);
+            return rdt_error_set(err, RDT_INVALID, "the message hands over region %u, but names only %zu", message->given[i],
+                                 message->n_regions);
     return RDT_OK;
 }
 
-/* Only host memory that the client got by ALLOC can be loaned, since no other process writes it. */
+/* Only host memory that the client got by ALLOC can be loaned, because no other process writes there. */
 static enum rdt_status check_loaned(const Rdt__Pb__Put *message, struct region **regions, struct rdt_error *err)
 {
     for (size_t i = 0; i < message->n_loaned; i++) {
         uint32_t at = message->loaned[i];
         if (at >= message->n_regions || (i > 0 && at <= message->loaned[i - 1]))
-            return rdt_error_set(err, RDT_INVALID, "region %u of %zu is loaned: name each once, in ascending order", at,
+            return rdt_error_set(err, RDT_INVALID,
+                                 "the message loans region %u of %zu: name each loaned region once, in ascending order", at,
                                  message->n_regions);
         if (regions[at]->origin != REGION_ALLOCATED || !region_is_host(regions[at]))
-            return rdt_error_set(err, RDT_INVALID, "region %llu is loaned: only host memory from ALLOC can be",
+            return rdt_error_set(err, RDT_INVALID, "region %llu cannot be loaned: only host memory from ALLOC can be",
                                  (unsigned long long)regions[at]->id);
     }
     return RDT_OK;
@@ -152,14 +155,14 @@ static enum rdt_status fill(struct call *call, const Rdt__Pb__Put *message, stru
     enum rdt_status status;
 
     call->handed_over = message->n_given > 0;
-    for (size_t i = 0; i < message->n_given; i++) { /* they are handed over even if the put fails */
+    for (size_t i = 0; i < message->n_given; i++) { /* they belong to the daemon now, even if the put fails */
         struct region *region = map_remove_u64(&call->client->regions, message->regions[message->given[i]]->region);
         if (region)
             region->client = 0;
         region_unref(region);
     }
     status = snapshot_start(call->rpc->regions, object, given,
-                            message->timeout_ns > 0 && all_regions(message) > 0 ? call->client : NULL, on_snapshot, call,
+                            message->timeout_ns > 0 && count_regions(message) > 0 ? call->client : NULL, on_snapshot, call,
                             &snapshot, err);
     if (status == RDT_OK)
         answer(call, object);
@@ -185,28 +188,28 @@ static int64_t ttl_of(const struct call *call, const Rdt__Pb__Put *message)
 static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
 {
     if (message->ttl_ns < 0)
-        return rdt_error_set(err, RDT_INVALID, "the time to live of a detached object is not negative");
+        return rdt_error_set(err, RDT_INVALID, "the time to live of a detached object must not be negative");
     if (message->ttl_ns > 0 && !(message->flags & RDT_PUT_DETACHED))
-        return rdt_error_set(err, RDT_INVALID, "a time to live is for DETACHED objects");
+        return rdt_error_set(err, RDT_INVALID, "only DETACHED objects have a time to live");
     if ((uint64_t)message->ttl_ns > call->rpc->options->detached_max_ns)
         return rdt_error_set(err, RDT_LIMIT, "a time to live of %.3f s is above detached_ttl_max, %.3f s",
                              (double)message->ttl_ns / 1e9, (double)call->rpc->options->detached_max_ns / 1e9);
     return RDT_OK;
 }
 
-static enum rdt_status check_made(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
+static enum rdt_status check_sealed_memfd(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
 {
     uint64_t most = regions_take_max(call->rpc->regions, call->rpc->options->sealed_max_bytes);
     unsigned n = call->frame ? call->frame->nfds : 0;
 
     if (!(message->flags & RDT_PUT_SNAPSHOT) || message->flags & RDT_PUT_PENDING)
-        return rdt_error_set(err, RDT_INVALID, "a sealed memfd is for a SNAPSHOT that is not PENDING only");
+        return rdt_error_set(err, RDT_INVALID, "a sealed memfd is only for a SNAPSHOT that is not PENDING");
     if (message->inline_data.len > 0)
-        return rdt_error_set(err, RDT_INVALID, "there are tensors in the message and in a sealed memfd");
+        return rdt_error_set(err, RDT_INVALID, "tensors may be in the message or in a sealed memfd, not in both");
     if (message->n_given > 0)
-        return rdt_error_set(err, RDT_INVALID, "the message both hands regions over and has a sealed memfd");
+        return rdt_error_set(err, RDT_INVALID, "a message with a sealed memfd must not hand over regions");
     if (n != 1)
-        return rdt_error_set(err, RDT_INVALID, "a sealed memfd comes as one fd, not %u", n);
+        return rdt_error_set(err, RDT_INVALID, "a sealed memfd needs one fd, not %u", n);
     if (message->sealed_bytes > most)
         return rdt_error_set(err, RDT_LIMIT, "the sealed memfd has %llu bytes, more than sealed_max of %llu",
                              (unsigned long long)message->sealed_bytes, (unsigned long long)most);
@@ -222,7 +225,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .metadata = message->metadata.data,
                              .metadata_bytes = message->metadata.len,
                              .regions = regions,
-                             .n_regions = all_regions(message),
+                             .n_regions = count_regions(message),
                              .inline_data = message->inline_data.data,
                              .inline_bytes = message->inline_data.len,
                              .visibility = message->visibility,
@@ -246,7 +249,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
         status = rdt_error_set(err, digest->status, "%s", digest->err.msg);
     if (status == RDT_OK)
         status = check_places(message, digest->parts.spans, regions, err);
-    /* Until it is copied */
+    /* the answer waits until the bytes have been copied */
     if (status == RDT_OK && put.snapshot && !put.sealed && put.n_regions > 0 && !call_may_wait(call, err))
         status = RDT_LIMIT;
     if (status != RDT_OK)
@@ -283,29 +286,32 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     bool *given;
 
     if (message->id.len > RDT_MAX_ID_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the id has %zu bytes: at most %u are possible", message->id.len,
+        return rdt_error_set(err, RDT_INVALID, "the id has %zu bytes: at most %u are allowed", message->id.len,
                              RDT_MAX_ID_BYTES);
     if (message->metadata.len > RDT_MAX_METADATA_BYTES)
-        return rdt_error_set(err, RDT_LIMIT, "the metadata has %zu bytes: at most %u are possible", message->metadata.len,
+        return rdt_error_set(err, RDT_LIMIT, "the metadata has %zu bytes: at most %u are allowed", message->metadata.len,
                              RDT_MAX_METADATA_BYTES);
     if (message->inline_data.len > call->rpc->options->inline_max_bytes)
         return rdt_error_set(err, RDT_LIMIT, "the tensors in the message have %zu bytes, more than inline_max of %llu",
                              message->inline_data.len, (unsigned long long)call->rpc->options->inline_max_bytes);
     if (message->n_regions > MAX_REGIONS)
-        return rdt_error_set(err, RDT_LIMIT, "tensors in %zu regions: at most %u", message->n_regions, MAX_REGIONS);
+        return rdt_error_set(err, RDT_LIMIT, "the tensors are in %zu regions: at most %u are possible", message->n_regions,
+                             MAX_REGIONS);
     if (message->n_given > 0 && !(message->flags & RDT_PUT_SNAPSHOT))
-        return rdt_error_set(err, RDT_INVALID, "regions are handed over for snapshots only");
+        return rdt_error_set(err, RDT_INVALID, "regions can be handed over only for snapshots");
     if (message->n_given > message->n_regions)
-        return rdt_error_set(err, RDT_INVALID, "%zu of %zu regions are handed over", message->n_given, message->n_regions);
+        return rdt_error_set(err, RDT_INVALID, "the message hands over %zu regions, but names only %zu", message->n_given,
+                             message->n_regions);
     if (message->n_loaned > 0 && (message->flags != 0 || message->visibility != RDT__PB__VISIBILITY__VISIBILITY_OWNER))
-        return rdt_error_set(err, RDT_INVALID, "regions are loaned to objects without flags that their owner alone may see");
+        return rdt_error_set(err, RDT_INVALID,
+                             "regions can be loaned only to objects without flags that only their owner may see");
     if (message->flags & RDT_PUT_PENDING && (message->inline_data.len > 0 || message->n_given > 0))
-        return rdt_error_set(err, RDT_INVALID, "a PENDING put has neither tensors in the message nor regions to hand over");
+        return rdt_error_set(err, RDT_INVALID, "a PENDING put must not have tensors in the message or hand over regions");
     if (message->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
     status = check_ttl(call, message, err);
     if (status == RDT_OK && message->sealed_bytes > 0)
-        status = check_made(call, message, err);
+        status = check_sealed_memfd(call, message, err);
     if (status != RDT_OK)
         return status;
     regions = calloc(message->n_regions + 1, sizeof *regions);
@@ -326,7 +332,7 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
 
 /* ---- READY: the end of the pending state ---- */
 
-/* The pending object, if the caller put it. NULL: it is another client's, or it has ended meanwhile. */
+/* Returns the pending object that the caller has put; NULL, with err: another client has put it, or it is not pending. */
 static struct object *find_pending(struct call *call, const Rdt__Pb__Ready *message, struct rdt_error *err)
 {
     struct object *object;
@@ -350,7 +356,7 @@ static void on_late_snapshot(void *arg, struct object *object, const struct rdt_
 {
     (void)arg;
     (void)object;
-    (void)err; /* the waiting fetches are told */
+    (void)err; /* the fetches that wait for the object get the error */
 }
 
 enum rdt_status rpc_ready(struct call *call, const void *request, struct rdt_error *err)

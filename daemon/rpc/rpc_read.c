@@ -19,7 +19,6 @@ void readings_init(struct rpc *rpc)
 static void run_read(struct work *work)
 {
     struct reading *reading = container_of(work, struct reading, work);
-
     const struct verb *verb = reading->call->verb;
 
     if (arena_unpack(&reading->arena, verb->request, reading->frame.payload, reading->frame.length, verb->name,
@@ -30,7 +29,7 @@ static void run_read(struct work *work)
         put_digest_make(&reading->digest, (const Rdt__Pb__Put *)reading->message);
 }
 
-/* Frees megabytes, which takes long enough to be done by the worker pool. */
+/* Frees up to RDT_MAX_DECODED_BYTES, which takes too long for the loop. */
 static void run_end(struct work *work)
 {
     struct reading *reading = container_of(work, struct reading, work);
@@ -72,7 +71,7 @@ static void reading_end(struct reading *reading, struct rpc *rpc)
     start_first(rpc);
 }
 
-/* Handles the request at once instead of waiting for the client's turn, because the next reading waits for its memory. */
+/* Handles the request now and not in a turn of its client, because the next reading waits until its memory is free. */
 static void done_read(struct work *work)
 {
     struct reading *reading = container_of(work, struct reading, work);
@@ -92,7 +91,7 @@ static void done_read(struct work *work)
     client->want_turn(client);
 }
 
-/* There is nothing to do in the client's turns: done_read continues. */
+/* The client's turns have nothing to do for it, because done_read continues. */
 static bool reading_step(struct client_task *task, uint64_t until_ns)
 {
     (void)task;

@@ -1,4 +1,4 @@
-/* Requests about objects of another node: sent there over the peer link, and served when another node sends one. */
+/* Requests about objects of another node: this node sends them there over the peer link, and serves those of other nodes. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,13 +8,13 @@
 #include "wire_error.h"
 #include "wire_ref.h"
 
-#define MAX_CALLS 16384u    /* of one node, deferred here */
-#define POLL_NS 200000000ll /* for a call with timeout 0, which still needs a round trip to the node */
+#define MAX_CALLS 16384u    /* the most calls of one node that are deferred here */
+#define POLL_NS 200000000ll /* the timeout of a call with timeout 0, because it needs a round trip to the other node */
 
 /* ---- forwarding a client's request ---- */
 
-/* The answer brings a hold of the client. */
-static bool brings_hold(const struct call *call)
+/* Whether the answer gives the client a hold. */
+static bool gives_hold(const struct call *call)
 {
     return call->type == RDT_MSG_HOLD && !call->begins_transit;
 }
@@ -31,7 +31,7 @@ static void send_call(struct call *call)
     message.type = call->type;
     message.requester = &requester;
     message.request = (ProtobufCBinaryData){call->packed_bytes, call->packed};
-    if (brings_hold(call) && holds_prepare(&call->rpc->holds, call->to, &err) != RDT_OK) {
+    if (gives_hold(call) && holds_prepare(&call->rpc->holds, call->to, &err) != RDT_OK) {
         call_fail(call, &err);
         return;
     }
@@ -40,7 +40,7 @@ static void send_call(struct call *call)
         call_fail(call, &err);
 }
 
-/* The call ends early: tells the other node to end it as well. */
+/* The call ends before its answer: the other node is told to end it, too. */
 static void cancel_forwarded(struct call *call)
 {
     Rdt__Pb__Call message = RDT__PB__CALL__INIT;
@@ -52,7 +52,7 @@ static void cancel_forwarded(struct call *call)
     message.type = RDT_MSG_CANCEL_REQUEST;
     message.requester = &requester;
     (void)peer_send(call->to, RDT_PEER_CALL, &message.base, NULL);
-    if (brings_hold(call)) /* the other node may have taken the hold meanwhile */
+    if (gives_hold(call)) /* the other node may have taken the hold meanwhile */
         holds_unwanted(&call->rpc->holds, call->to, call->forward);
 }
 
@@ -62,8 +62,8 @@ static int64_t answer_ns(const struct rpc *rpc)
     return (int64_t)(rpc->options->connect_timeout_ns + 2 * rpc->options->peer_timeout_ns);
 }
 
-/* The other node ends the request after timeout_ns and knows what was missing, so its answer gets a little time to arrive:
- * half of what the client allows this daemon (clock_after_answer_ns of the library). */
+/* Adds the time that the answer needs to arrive: the other node ends the request after timeout_ns, and its TIMED_OUT says
+ * what was missing. The addition is half of what librdt allows this daemon (clock_after_answer_ns). */
 static int64_t with_answer_ns(int64_t timeout_ns)
 {
     int64_t most_ns = 25000000, more_ns = timeout_ns / 8 < most_ns ? timeout_ns / 8 : most_ns;
@@ -125,7 +125,7 @@ void calls_peer_up(struct rpc *rpc, struct peer *peer)
 void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into)
 {
     static const uint8_t nobody[16];
-    bool from_is_known = memcmp(from->uuid, nobody, sizeof nobody) != 0; /* another node has taken its address */
+    bool from_is_known = memcmp(from->uuid, nobody, sizeof nobody) != 0; /* then another node has taken its address */
     struct call *call;
     size_t cursor = 0;
 
@@ -174,7 +174,7 @@ static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallRepl
     struct rdt_error err = {0};
 
     if (!call || call->to != peer)
-        return; /* the call was cancelled meanwhile */
+        return; /* the call has ended meanwhile */
     if (reply->status != RDT_OK) {
         (void)wire_error(reply->status, reply->sys_errno, reply->message, &err);
         call_fail(call, &err);
@@ -182,10 +182,10 @@ static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallRepl
     }
     if (arena_unpack(arena, call->verb->reply, reply->reply.data, reply->reply.len, "its answer", &message, &err) != RDT_OK) {
         rdt_error_prefix(&err, "node %s", peer->name);
-        if (brings_hold(call))
+        if (gives_hold(call))
             holds_unwanted(&rpc->holds, peer, call->forward);
         call_fail(call, &err);
-    } else if (brings_hold(call) &&
+    } else if (gives_hold(call) &&
                holds_taken(&rpc->holds, peer, call->forward, call->client, call->request_id, &err) != RDT_OK) {
         call_fail(call, &err);
     } else {
@@ -223,7 +223,7 @@ static void on_call(struct rpc *rpc, struct peer *peer, const Rdt__Pb__Call *mes
     if (!call->verb || !(call->verb->properties & VERB_FOR_PEERS))
         (void)rdt_error_set(&err, RDT_DENIED, "another node may not send request %u", message->type);
     else if (peer->n_calls >= MAX_CALLS)
-        (void)rdt_error_set(&err, RDT_LIMIT, "the node has %u deferred calls here already", peer->n_calls);
+        (void)rdt_error_set(&err, RDT_LIMIT, "%u calls of that node wait here already, which is the limit", peer->n_calls);
     else if (transfers_check_requester(rpc->transfers, message->requester, &requester, &err) &&
              !(call->account = account_get(rpc->objects->accounts, &requester)))
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the call");

@@ -5,7 +5,7 @@
 #include "daemon/rpc/rpc_call.h"
 #include "proto/layout.h"
 
-/* Each makes a row in the arena. The row points into the arena and into the daemon's tables, so it must be packed
+/* Each of these creates a row in the arena. The row points into the arena and into the daemon's tables, so it must be packed
  * before they change. NULL: no memory. */
 Rdt__Pb__ObjectInfo *row_object(struct arena *arena, struct object *object);
 Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region);
@@ -15,8 +15,7 @@ Rdt__Pb__NameInfo *row_name(struct arena *arena, const struct name *name);
 Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer);
 Rdt__Pb__BackendInfo *row_memory(struct arena *arena, const struct memory_kind *kind);
 Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport *transport);
-/* Which has a memory kind or a transport */
-Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_parts *part);
+Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_parts *part); /* the one that is not NULL */
 Rdt__Pb__GroupInfo *row_group(struct arena *arena, const struct group *group);
 Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_record *record);
 

@@ -10,7 +10,7 @@ struct object_view {
     char ref[RDT_REF_TEXT_BYTES];
     char id[3 * RDT_MAX_ID_BYTES + 1];
 };
-void object_view_fill(struct object_view *view, struct object *object); /* without holders: rpc_holders.h */
+void object_view_fill(struct object_view *view, struct object *object); /* except holders: see rpc_holders.h */
 
 struct name_view {
     Rdt__Pb__NameInfo info;

@@ -49,7 +49,7 @@ static void answer_hold(struct call *call, struct object *object)
     answer_held(call, object);
 }
 
-/* The caller may see it. */
+/* Answers with a live object, which the caller may see. */
 static void answer_live(struct call *call, struct object *object)
 {
     if (call->type == RDT_MSG_HOLD)
@@ -97,8 +97,8 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
         call_fail(call, err);
 }
 
-/* The TIMED_OUT error of a call that waits for an object or a name. For another owner's id it adds that
- * the owner may not show it. */
+/* Writes the TIMED_OUT error of a call that waits for an object or a name. If that belongs to another owner, it adds that
+ * the owner may not show it to the caller. */
 static void explain_wait(const struct call *call, struct rdt_error *err)
 {
     const struct owner *requester = &call->account->owner;
@@ -139,7 +139,7 @@ static enum rdt_status wait_name(struct call *call, const struct rdt_ref *ref, i
     return status == RDT_OK ? defer(call, timeout_ns, err) : status;
 }
 
-/* request: the message to forward if the object is on another node. */
+/* Answers the call when the object, or the name, is there. `request` is forwarded if it belongs to another node. */
 static enum rdt_status wait_live(struct call *call, const Rdt__Pb__Ref *wire, const ProtobufCMessage *request,
                                  int64_t timeout_ns, struct rdt_error *err)
 {
@@ -191,7 +191,7 @@ static enum rdt_status begin_transit(struct call *call, const Rdt__Pb__Hold *mes
     if (status != RDT_OK)
         return status;
     if (!owner_equal(&object->account->owner, &call->account->owner))
-        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to another user: only its own can hold it in transit",
+        return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to another user: only its owner can hold it in transit",
                              ref.id);
     if (!transit_begin(object, message->transit_ns < most_ns ? message->transit_ns : most_ns))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold in transit");

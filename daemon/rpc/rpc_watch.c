@@ -1,14 +1,14 @@
-/* WATCH: sends every change of the daemon's tables to the clients that watch, as the rows that LIST shows.
+/* WATCH: sends every change of the daemon's tables to the clients that watch them, as the rows that LIST shows.
  *
- * A client that does not read loses events: above a bound of unread bytes events are only counted, and the next
- * one that is sent says how many were lost. So a slow watcher delays nobody and takes no memory.
+ * A client that does not read loses events: while it has more than UNREAD_MAX unread bytes, events are only counted, and
+ * the next one that is sent says how many were lost. So a slow watcher neither delays others nor takes their memory.
  */
 #include <stdlib.h>
 
 #include "daemon/rpc/rpc_row.h"
 #include "daemon/rpc/rpc_watch.h"
 
-#define UNREAD_MAX ((size_t)1 << 20) /* unread bytes of a watcher, its other answers included, above which events are lost */
+#define UNREAD_MAX ((size_t)1 << 20) /* of events and other answers */
 
 struct watch {
     struct list link; /* rpc->watches */
@@ -53,8 +53,8 @@ void watch_on_room(struct client *client)
     send_event(client->rpc.watch, &message);
 }
 
-/* false: no memory. */
-static bool make_row(struct arena *arena, Rdt__Pb__ListKind kind, const void *thing, Rdt__Pb__Event *message)
+/* Sets the row of the event. Returns false if there is no memory. */
+static bool set_row(struct arena *arena, Rdt__Pb__ListKind kind, const void *thing, Rdt__Pb__Event *message)
 {
     switch (kind) {
     case RDT__PB__LIST_KIND__LIST_KIND_OBJECTS:
@@ -97,7 +97,7 @@ static void emit(void *arg, Rdt__Pb__ListKind kind, const char *what, const void
             continue;
         watch->sequence++;
         if (!have_row && !failed && client->queued_bytes(client) <= UNREAD_MAX) {
-            have_row = make_row(&arena, kind, thing, &message);
+            have_row = set_row(&arena, kind, thing, &message);
             failed = !have_row;
         }
         if (have_row && client->queued_bytes(client) <= UNREAD_MAX)
@@ -122,12 +122,12 @@ enum rdt_status rpc_watch(struct call *call, const void *request, struct rdt_err
     struct watch *watch = NULL;
 
     if (message->kinds & ~WATCH_KINDS)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "there are no events of the kinds %#x; of %#x there are",
-                             message->kinds & ~WATCH_KINDS, WATCH_KINDS);
+        return rdt_error_set(err, RDT_UNSUPPORTED, "kinds %#x cannot be watched: only %#x can", message->kinds & ~WATCH_KINDS,
+                             WATCH_KINDS);
     if (message->kinds != 0 && !(watch = calloc(1, sizeof *watch)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a watch");
     watch_end(rpc, client);
-    call_reply_empty(call); /* the answer precedes the first event */
+    call_reply_empty(call); /* before the first event */
     if (!watch)
         return RDT_OK;
     watch->client = client;

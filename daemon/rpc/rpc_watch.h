@@ -1,4 +1,4 @@
-/* Watches: what the connection and the daemon's start need of rpc_watch.c. */
+/* What the connections and the start of the daemon need of rpc_watch.c. */
 #ifndef DAEMON_RPC_WATCH_H
 #define DAEMON_RPC_WATCH_H
 
@@ -17,8 +17,8 @@ void watches_init(struct rpc *rpc);
 /* Ends the client's watch, if it has one. */
 void watch_end(struct rpc *rpc, struct client *client);
 
-/* The watching client has read everything that was queued. If it has lost events it is told now, since no
- * other event may come soon. */
+/* To be called when a watching client has read everything that was queued. If it has lost events, it is told so now, because
+ * the next event may come late. */
 void watch_on_room(struct client *client);
 
 #endif

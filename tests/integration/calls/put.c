@@ -373,7 +373,7 @@ Test(put, by_hand_bad_columns_are_refused)
         raw.put.n_given = i == 1 ? 2 : 1; /* more than there are */
         raw.put.flags = i > 0;            /* not of live objects */
         given[0] = i == 2;                /* none of those listed */
-        must_refuse(RDT_INVALID, "handed over", send_raw(&raw, &err));
+        must_refuse(RDT_INVALID, i > 0 ? "hands over" : "handed over", send_raw(&raw, &err));
     }
     raw_init(&raw, region);
     raw.put.ttl_ns = 1;

@@ -122,7 +122,7 @@ Test(device_hostile, parts_that_do_not_follow_are_refused_and_dropped)
         }
         message = part(i == 1 ? 8 : 7, i == 2 ? 3 : 2, false, sizes);
         (void)raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, 2);
-        refuses(&raw, RDT_INVALID, "do not follow");
+        refuses(&raw, RDT_INVALID, "does not follow");
     }
     message = part(7, 0, true, sizes);
     takes(&raw, &message, fds);

@@ -102,7 +102,7 @@ Test(protocol, second_hello_and_unknown_requests_are_answered)
     greeted(&raw);
     hello.protocol_min = hello.protocol_max = 1;
     (void)raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0);
-    refuses(&raw, RDT_PROTOCOL, "comes once");
+    refuses(&raw, RDT_PROTOCOL, "only for the first request");
     ping_works(&raw);
     for (unsigned type = 0; type < 65536; type += 997) {
         if (type >= 1 && type <= 17)

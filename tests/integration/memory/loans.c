@@ -470,13 +470,13 @@ Test(loans, lending_is_checked)
     refuses(&raw, &put, RDT_INVALID, "in ascending order");
     put.loaned = lent + 2;
     put.n_loaned = 1;
-    refuses(&raw, &put, RDT_INVALID, "region 7 of 1 is loaned");
+    refuses(&raw, &put, RDT_INVALID, "loans region 7 of 1");
     put.loaned = lent;
     put.flags = RDT_PUT_SNAPSHOT;
     refuses(&raw, &put, RDT_INVALID, "without flags");
     put.flags = 0;
     put.visibility = RDT__PB__VISIBILITY__VISIBILITY_ALL;
-    refuses(&raw, &put, RDT_INVALID, "owner alone");
+    refuses(&raw, &put, RDT_INVALID, "only their owner");
     put.visibility = RDT__PB__VISIBILITY__VISIBILITY_OWNER;
     for (unsigned i = 0; i < 3; i++) { /* lent, back, lent again */
         reply = puts_in(&raw, &put);

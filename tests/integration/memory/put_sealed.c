@@ -538,7 +538,7 @@ Test(put_sealed, requests_that_contradict_themselves_are_refused)
     made.use.generation = generation;
     made.put.n_regions = made.put.n_given = 1;
     made.put.given = &made.given;
-    must_fail(&raw, &made, fds, 1, RDT_INVALID, "hands regions over");
+    must_fail(&raw, &made, fds, 1, RDT_INVALID, "must not hand over");
     made.put.n_given = 0; /* its tensor ends beyond the region */
     must_fail(&raw, &made, fds, 1, RDT_INVALID, "region");
     for (unsigned i = 0; i < 3; i++) {

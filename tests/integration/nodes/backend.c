@@ -370,7 +370,7 @@ Test(backend, files_that_are_no_backends_do_no_harm)
 
     begin();
     refused(RDT_NOT_FOUND, "there is no such file", "/nonexistent/rdt_x.so");
-    refused(RDT_INVALID, "is no absolute path", "nonexistent.so");
+    refused(RDT_INVALID, "is not the absolute path", "nonexistent.so");
     refused(RDT_INVALID, "is not a regular file", "/dev/null");
     refused(RDT_INVALID, "is not a regular file", "/");
     write_file(in_tmp("text.so"), "text");
