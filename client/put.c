@@ -5,7 +5,7 @@
  *
  *     n                 the put is                     way        copied into                            messages
  *     0                                                NOTHING                                           PUT
- *     <= inline_max                                    INLINE     the message PUT                        PUT
+ *     <= 32 KiB                                        INLINE     the message PUT                        PUT
  *     <= sealed_max     a snapshot of contiguous       SEALED     a memfd that this process creates      PUT + fd
  *                       tensors                                   and seals
  *     any               a snapshot                     GIVEN      a region that this process unmaps,     ALLOC, PUT

@@ -105,7 +105,7 @@ enum rdt_status rdt_ping(rdt *rdt, int64_t timeout_ns, struct rdt_error *err);
  *   DAEMON    memory of rdt_alloc: the object refers to it, no copy
  *   IMPORTED  the caller's memfd, offered by rdt_import: no copy; readers of other owners get copies
  *   COPIED    any other memory: rdt_put copies it once, and later writes are not seen
- * Copied tensors of at most the daemon's inline_max (32 KiB), if the object has no others, travel in the message: one
+ * Copied tensors of at most 32 KiB, if the object has no others, travel in the message: one
  * round trip and nothing to map. Every reader gets a copy, and RDT_FETCH_SHARE is answered NO_PATH. A larger snapshot
  * of at most sealed_max (4 MiB) goes into a memfd that this process creates and hands over, also in one round trip. The
  * daemon counts its pages under its limits; the system charges them to this process's control group.
@@ -248,7 +248,7 @@ struct rdt_put_options {
     int64_t timeout_ns;             /* of the call, including a wait for room under a limit; 0 or negative:
                                      * without end, and without waiting for room */
     enum rdt_memory *how;           /* NULL, or [count]: receives how the memory of each tensor was taken */
-    int64_t ttl_ns;                 /* for RDT_PUT_DETACHED; 0: the daemon's detached_ttl; LIMIT: above its
+    int64_t ttl_ns;                 /* for RDT_PUT_DETACHED; 0: ten minutes; LIMIT: above its
                                      * detached_ttl_max */
 };
 
@@ -476,8 +476,8 @@ struct rdt_publish_options {
 /* Makes the object the next version of the name. *version_p, may be NULL, receives its number: from 1 on, each one more
  * than the last, and never given twice while the daemon runs. Fetches that wait for it go on. The name holds the object,
  * also after this session. Errors: INVALID (a name of 0 or more than 128 bytes; the visibility; a negative ttl_ns),
- * NOT_FOUND, FREED, OWNER_DIED, DENIED (another owner's object), LIMIT (max_names), UNSUPPORTED (a lease for an object of
- * another node), PEER_LOST. */
+ * NOT_FOUND, FREED, OWNER_DIED, DENIED (another owner's object), LIMIT (owner_max_names), UNSUPPORTED (a lease for an
+ * object of another node), PEER_LOST. */
 enum rdt_status rdt_publish(rdt *rdt, const char *name, const struct rdt_ref *object, const struct rdt_publish_options *options,
                             uint64_t *version_p, struct rdt_error *err);
 

@@ -1,6 +1,7 @@
 #include "daemon/conn_heap.h"
 
-#define QUEUE_MAX_FDS 256 /* open in this process for answers that a client has not read */
+#define QUEUE_MAX_BYTES ((size_t)8 << 20) /* of answers that a client has not read */
+#define QUEUE_MAX_FDS 256                 /* open in this process for answers that a client has not read */
 #define GATHER_BYTES 16384u
 #define GATHER_TURNS 8u
 
@@ -110,7 +111,7 @@ bool conn_queue_is_full(const struct conn *conn)
 {
     if (conn->queue_heap > 0 && account_check(conn->client.account, USAGE_HEAP, 1, NULL) != RDT_OK)
         return true;
-    return conn->writer.queued_bytes > conn->rpc->options->client_queue_bytes || conn->writer.queued_fds > QUEUE_MAX_FDS;
+    return conn->writer.queued_bytes > QUEUE_MAX_BYTES || conn->writer.queued_fds > QUEUE_MAX_FDS;
 }
 
 bool conn_may_gather(struct conn *conn)

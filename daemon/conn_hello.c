@@ -67,7 +67,7 @@ void conn_hello(struct conn *conn, struct frame *frame)
     reply.uid = client->account->owner.uid;
     reply.max_frame_bytes = RDT_MAX_FRAME_BYTES;
     reply.max_frame_fds = RDT_MAX_FRAME_FDS;
-    reply.inline_max_bytes = rpc->options->inline_max_bytes;
+    reply.inline_max_bytes = RDT_INLINE_MAX_BYTES;
     reply.tensor_runs = true;
     reply.sealed_max_bytes = regions_take_max(rpc->regions, rpc->options->sealed_max_bytes);
     reply.busy_poll_ns = rpc->options->busy_poll_ns;

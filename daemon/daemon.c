@@ -190,8 +190,7 @@ static void init_rooms(struct daemon *daemon)
     deadlines_init(&daemon->deadlines, &daemon->loop);
     regions_init(&daemon->regions, daemon->plugins, daemon->pool, options_effective_memory_limit(options));
     check_memory_limit(daemon);
-    regions_set_reuse(&daemon->regions, &daemon->deadlines,
-                      options->pool_max_bytes ? options->pool_max_bytes : daemon->regions.limit_bytes / 8,
+    regions_set_reuse(&daemon->regions, &daemon->deadlines, daemon->regions.limit_bytes / 8,
                       options->cache_max_bytes ? options->cache_max_bytes : daemon->regions.limit_bytes / 8,
                       options->pool_idle_ns);
     accounts_init(&daemon->accounts);
@@ -203,7 +202,7 @@ static void init_rooms(struct daemon *daemon)
     daemon->regions.owner_work = daemon->owner_work;
     daemon->regions.accounts = &daemon->accounts;
     (void)region_orphans_create(&daemon->regions, &daemon->loop);
-    names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_names, options->max_objects);
+    names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_objects);
     daemon->objects.on_forced = on_forced;
     daemon->objects.arg = daemon;
     daemon->transfers = (struct transfers){.loop = &daemon->loop,

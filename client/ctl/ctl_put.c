@@ -28,7 +28,7 @@ struct put {
     const char *publish; /* a name; NULL: none */
     int visibility;      /* enum rdt_visibility */
     bool snapshot, detached;
-    int64_t for_ns, ttl_ns; /* ttl_ns 0: the daemon's detached_ttl */
+    int64_t for_ns, ttl_ns; /* ttl_ns 0: ten minutes */
     int fd, signals;
     struct safetensors *safetensors; /* NULL: it is an npy file */
     struct npy npy;
@@ -227,7 +227,7 @@ static int announce(struct ctl *ctl, const struct put *put)
         if (put->detached && put->ttl_ns > 0)
             fprintf(stderr, "%s%s", put->for_ns ? ", then for " : "for ", ctl_human_duration(put->ttl_ns, lease));
         else if (put->detached)
-            fprintf(stderr, "%sfor the daemon's detached_ttl", put->for_ns ? ", then " : "");
+            fprintf(stderr, "%sfor ten minutes", put->for_ns ? ", then " : "");
         fputc('\n', stderr);
     }
     return ctl_flush(CTL_OK);
@@ -268,7 +268,7 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         {0, "publish", CTL_TEXT, "NAME", "put a snapshot as the next version of NAME; the name holds it", &put.publish},
         {0, "snapshot", CTL_FLAG, NULL, "never changes: nodes may keep copies of it", &put.snapshot},
         {0, "detached", CTL_FLAG, NULL, "outlives this command, which ends at once", &put.detached},
-        {0, "ttl", CTL_DURATION, "TIME", "how long it outlives it (the daemon's detached_ttl)", &put.ttl_ns},
+        {0, "ttl", CTL_DURATION, "TIME", "how long it outlives it (10m)", &put.ttl_ns},
         {0, "for", CTL_DURATION, "TIME", "hold the object for that time, then end", &put.for_ns},
         {0, "hold", CTL_FLAG, NULL, "with --detached: hold it until SIGINT or SIGTERM", &explicit_hold},
         {0},

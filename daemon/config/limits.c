@@ -36,7 +36,6 @@ void limits_derive(const struct options *options, uint64_t open_files, struct ac
         limits->client[i] = options->client_max[i];
         limits->owner[i] = options->owner_max[i];
     }
-    limits->owner[USAGE_NAMES] = options->max_names;
     if (limits->client[USAGE_OBJECTS] == 0)
         limits->client[USAGE_OBJECTS] = most_of(options->max_objects);
     if (limits->owner[USAGE_OBJECTS] == 0)

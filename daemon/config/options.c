@@ -157,10 +157,6 @@ static void check_peer_link(const struct options *options, struct option_faults 
 static void check_whole(struct options *options, struct option_faults *faults)
 {
     struct rdt_error why;
-    if (options->detached_ttl_ns > options->detached_max_ns) {
-        rdt_error_set(&why, RDT_INVALID, "must not be longer than detached_ttl_max");
-        option_fault(faults, &why, "detached_ttl");
-    }
     check_peer_link(options, faults);
     if (options->nodes[0] != 0 && options_read_nodes(options->nodes, &options->node_list, &why) != RDT_OK)
         option_fault(faults, &why, "nodes = %s", options->nodes);

@@ -50,16 +50,12 @@ struct options {
     uint64_t memory_limit_bytes; /* 0: half of the smaller of RAM and the cgroup's limit */
     uint64_t device_limit_bytes; /* on each device; 0: nine tenths of what it has */
     uint64_t device_pool_max_bytes; /* of unused memory; 0: an eighth of device_limit */
-    uint64_t pool_max_bytes;     /* 0: an eighth of memory_limit */
     uint64_t cache_max_bytes;     /* of one client; 0: an eighth of memory_limit */
     uint64_t pool_idle_ns;       /* 10s: unused memory of the pool and the cache is freed after this time */
     uint32_t max_clients;        /* 4096 */
     uint32_t max_objects;        /* 1048576 */
-    uint32_t max_names;          /* 4096: of one owner */
     uint32_t worker_threads;     /* 2 */
     uint64_t busy_poll_ns;       /* 50us: the longest polling before a sleep; 0: never */
-    uint64_t client_queue_bytes; /* 8 MiB of unread replies; above it a client's requests are not read */
-    uint64_t detached_ttl_ns;    /* 10m: of a detached object whose put names no time */
     uint64_t detached_max_ns;    /* 24h: detached_ttl_max */
     uint64_t drain_timeout_ns;   /* 10s: how long SIGTERM waits for transfers */
     uint64_t idle_exit_ns;       /* 0: never; the daemon exits after this time without client and object */
@@ -81,7 +77,6 @@ struct options {
     /* [transfer] */
     uint64_t chunk_bytes;      /* 4 MiB */
     uint32_t chunks_in_flight; /* 4 per peer and direction */
-    uint64_t inline_max_bytes; /* 32 KiB */
     uint64_t sealed_max_bytes;   /* 4 MiB */
     uint64_t quiesce_grace_ns; /* 2s: after an abort, before the connection is torn down */
     uint64_t stall_timeout_ns; /* 30s without progress fails a transfer */

@@ -117,10 +117,6 @@ const struct option_key option_keys[] = {
      .help = "The most host memory that the daemon allocates for all clients together. 0 means half of the RAM, or half of "
              "the limit of the daemon's control group if that is less.",
      .why = "Set it to the memory that the other programs of the machine leave."},
-    {ROW("daemon", "pool_max", OPTION_BYTES, pool_max_bytes, 0, UNBOUNDED), .fallback = "0",
-     .help = "The most free memory under memory_limit that the daemon keeps ready for the next allocation of any client. 0 "
-             "means an eighth of memory_limit.",
-     .why = "Raise it if large objects are fetched and freed in turn; lower it where memory is short."},
     {ROW("daemon", "cache_max", OPTION_BYTES, cache_max_bytes, 0, UNBOUNDED), .fallback = "0",
      .help = "The most memory under memory_limit that the daemon caches for one client, which has released it and may get it "
              "again. 0 means an eighth of memory_limit.",
@@ -142,9 +138,6 @@ const struct option_key option_keys[] = {
     {ROW("daemon", "max_objects", OPTION_UINT, max_objects, 1, 100000000), .fallback = "1048576",
      .help = "The most objects that may exist at one time.",
      .why = "Raise it for workloads with very many small objects."},
-    {ROW("daemon", "max_names", OPTION_UINT, max_names, 1, 100000000), .fallback = "4096",
-     .help = "The most names that one user may have published at one time.",
-     .why = "Raise it if the work publishes more, for instance one name for each shard of a model."},
     {ROW("daemon", "worker_threads", OPTION_UINT, worker_threads, 1, 256), .fallback = "2",
      .help = "The number of threads that allocate, copy and register memory.",
      .why = "Raise it on a machine with many cores where copies limit the speed."},
@@ -152,12 +145,6 @@ const struct option_key option_keys[] = {
      .help = "The longest time that the daemon and its clients look for the next message before they sleep, while messages "
              "follow one another closely. 0 means that they always sleep.",
      .why = "Set it to 0 to save processor time at the price of latency."},
-    {ROW("daemon", "client_queue", OPTION_BYTES, client_queue_bytes, 64 * KIB, 4 * GIB), .fallback = "8MiB",
-     .help = "The most reply bytes that a client may leave unread; above it the daemon does not read its next request.",
-     .why = "Nobody needs to change it in operation: the tests lower it to fill the queue quickly."},
-    {ROW("daemon", "detached_ttl", OPTION_DURATION, detached_ttl_ns, MS, 8760 * HOUR), .fallback = "10m",
-     .help = "How long a detached object outlives its client's session if its put does not say.",
-     .why = "Raise it if the consumers of detached objects may start later than that."},
     {ROW("daemon", "detached_ttl_max", OPTION_DURATION, detached_max_ns, MS, 8760 * HOUR), .fallback = "24h",
      .help = "The longest time to live that a put of a detached object may ask for.",
      .why = "Lower it on a shared node where forgotten objects must not occupy memory for a day."},
@@ -207,6 +194,8 @@ const struct option_key option_keys[] = {
      .help = "The most holds of one user, including those that other nodes take in the user's name."},
     {LIMIT_ROW(owner, sessions, OPTION_COUNT, USAGE_SESSIONS), .fallback = "3584",
      .help = "The most clients of one user that may be connected at one time."},
+    {LIMIT_ROW(owner, names, OPTION_COUNT, USAGE_NAMES), .fallback = "4096",
+     .help = "The most names that one user may have published at one time."},
     {LIMIT_ROW(owner, groups, OPTION_COUNT, USAGE_GROUPS), .fallback = "256",
      .help = "The most groups of one user that this node is a member of or has created. All users together may have 1024."},
 
@@ -262,10 +251,6 @@ const struct option_key option_keys[] = {
     {ROW("transfer", "chunks_in_flight", OPTION_UINT, chunks_in_flight, 1, 1024), .fallback = "4",
      .help = "The most operations at one time for each peer and direction.",
      .why = "Raise it on links with a large product of bandwidth and delay."},
-    {ROW("transfer", "inline_max", OPTION_BYTES, inline_max_bytes, 0, RDT_INLINE_MAX_BYTES), .fallback = "32KiB",
-     .help = "Tensors up to this size travel inside messages: in a put, into the daemon's arena, and in the reply of a "
-             "fetch.",
-     .why = "Measure before you change it: a larger value copies more, a smaller one maps more."},
     {ROW("transfer", "sealed_max", OPTION_BYTES, sealed_max_bytes, 0, RDT_SEALED_MAX_BYTES), .fallback = "4MiB",
      .help = "Snapshots up to this size may arrive in a memfd that their client has created and sealed, and that is charged "
              "to the client's control group. 0 means that the daemon always allocates the memory.",

@@ -24,11 +24,10 @@ struct name_carrier { /* an object that at least one name holds */
 
 static void on_wake(struct deadline *deadline);
 
-void names_init(struct names *names, struct accounts *accounts, struct deadlines *deadlines, uint32_t max_per_owner,
-                uint64_t max_names)
+void names_init(struct names *names, struct accounts *accounts, struct deadlines *deadlines, uint64_t max_names)
 {
     *names = (struct names){
-        .accounts = accounts, .deadlines = deadlines, .next_number = 1, .max_per_owner = max_per_owner, .max_names = max_names};
+        .accounts = accounts, .deadlines = deadlines, .next_number = 1, .max_names = max_names};
     map_init(&names->by_key);
     map_init(&names->by_object);
     list_init(&names->published);
@@ -330,9 +329,8 @@ enum rdt_status names_publish(struct names *names, const struct name_publish *pu
         status = name_new(names, &object->account->owner, publish->id, publish->id_bytes, &name, err);
     if (status != RDT_OK)
         return status;
-    if (!name->published && name->account->used[USAGE_NAMES] >= names->max_per_owner)
-        status = rdt_error_set(err, RDT_LIMIT, "uid %u has max_names of %u names published already: unpublish one, or raise it",
-                               name->account->owner.uid, names->max_per_owner);
+    if (!name->published)
+        status = account_check(name->account, USAGE_NAMES, 1, err);
     carrier = status == RDT_OK ? carrier_get(names, object) : NULL;
     if (status == RDT_OK &&
         (!carrier || (publish->ttl_ns > 0 && !deadline_set(names->deadlines, &name->expiry, publish->ttl_ns))))

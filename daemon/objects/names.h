@@ -31,7 +31,6 @@ struct names {
     /* The highest version of a name that is no longer remembered. New names start above it. */
     uint64_t forgotten;
     unsigned n_remembered;  /* length of that list */
-    uint32_t max_per_owner; /* limit for names that are published at one time */
     uint64_t max_names;     /* limit for all names, awaited ones included */
 };
 
@@ -84,8 +83,7 @@ struct name_waiter {
     void (*on_event)(struct name_waiter *, struct object *object, uint64_t version, const struct rdt_error *err);
 };
 
-void names_init(struct names *names, struct accounts *accounts, struct deadlines *deadlines, uint32_t max_per_owner,
-                uint64_t max_names);
+void names_init(struct names *names, struct accounts *accounts, struct deadlines *deadlines, uint64_t max_names);
 
 /* For the end of the daemon: drops every object and fails all waiters with SHUTTING_DOWN. Nothing may be
  * published afterwards. */

@@ -10,6 +10,7 @@
 #include "wire_ref.h"
 
 #define MAX_REGIONS 4096u
+#define DETACHED_TTL_NS UINT64_C(600000000000) /* time to live of a detached object whose put does not say one */
 
 /* ---- layout and parts, on any thread ---- */
 
@@ -182,7 +183,10 @@ static int64_t ttl_of(const struct call *call, const Rdt__Pb__Put *message)
 {
     if (!(message->flags & RDT_PUT_DETACHED))
         return 0;
-    return message->ttl_ns > 0 ? message->ttl_ns : (int64_t)call->rpc->options->detached_ttl_ns;
+    if (message->ttl_ns > 0)
+        return message->ttl_ns;
+    return (int64_t)(call->rpc->options->detached_max_ns < DETACHED_TTL_NS ? call->rpc->options->detached_max_ns
+                                                                           : DETACHED_TTL_NS);
 }
 
 static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
@@ -291,9 +295,9 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     if (message->metadata.len > RDT_MAX_METADATA_BYTES)
         return rdt_error_set(err, RDT_LIMIT, "the metadata has %zu bytes: at most %u are allowed", message->metadata.len,
                              RDT_MAX_METADATA_BYTES);
-    if (message->inline_data.len > call->rpc->options->inline_max_bytes)
-        return rdt_error_set(err, RDT_LIMIT, "the tensors in the message have %zu bytes, more than inline_max of %llu",
-                             message->inline_data.len, (unsigned long long)call->rpc->options->inline_max_bytes);
+    if (message->inline_data.len > RDT_INLINE_MAX_BYTES)
+        return rdt_error_set(err, RDT_LIMIT, "the tensors in the message have %zu bytes: it may carry at most %u",
+                             message->inline_data.len, RDT_INLINE_MAX_BYTES);
     if (message->n_regions > MAX_REGIONS)
         return rdt_error_set(err, RDT_LIMIT, "the tensors are in %zu regions: at most %u are possible", message->n_regions,
                              MAX_REGIONS);

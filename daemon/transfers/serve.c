@@ -246,9 +246,7 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
     out->meta_only = pull->meta_only;
     out->keep = pull->keep;
     out->no_redirect = pull->no_redirect;
-    out->inline_max_bytes = pull->inline_max_bytes < transfers->options->inline_max_bytes
-                                ? pull->inline_max_bytes
-                                : transfers->options->inline_max_bytes;
+    out->inline_max_bytes = pull->inline_max_bytes < RDT_INLINE_MAX_BYTES ? pull->inline_max_bytes : RDT_INLINE_MAX_BYTES;
     out->credit = UINT32_MAX;
     out->deadline.on_passed = on_deadline;
     list_init(&out->by_connection);

@@ -163,7 +163,7 @@ void transfer_in_ask(struct transfer *transfer)
     pull.from_copy = transfer->pull.peer != transfer->pull.origin;
     /* With another wish the bytes must not come in the answer. */
     if (transfer->wish.transport[0] == '\0' || strcasecmp(transfer->wish.transport, "inline") == 0)
-        pull.inline_max_bytes = transfer->transfers->options->inline_max_bytes;
+        pull.inline_max_bytes = RDT_INLINE_MAX_BYTES;
     pull.parts = true;
     if (transfer->subpull.parent || subpulls_wanted_here(transfer))
         pull.inline_max_bytes = 0;

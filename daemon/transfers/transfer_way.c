@@ -151,8 +151,7 @@ void transfer_in_early(struct transfer *transfer)
     (void)snprintf(transfer->pull.answer.memory, sizeof transfer->pull.answer.memory, "host");
     if (layout_packed(transfer->target->layout, &transfer->packed, &transfer->stream_bytes, &err) != RDT_OK)
         return;
-    if (transfer->stream_bytes > transfer->transfers->options->inline_max_bytes &&
-        transfer_in_choose(transfer, false, &err) == RDT_OK) {
+    if (transfer->stream_bytes > RDT_INLINE_MAX_BYTES && transfer_in_choose(transfer, false, &err) == RDT_OK) {
         const struct transport *transport;
         chosen = record_chosen(&transfer->record);
         transport = plugins_transport(transfer->transfers->plugins, chosen->name);

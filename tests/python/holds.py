@@ -343,8 +343,8 @@ def test_refs_in_a_queue_outlive_the_process_that_put_them():
 
 
 def test_grace_period_is_an_option_of_put():
-    with (Node("--set", "daemon.detached_ttl_max=2s", "--set", "daemon.detached_ttl=2s") as node,
-          rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other):
+    with (Node("--set", "daemon.detached_ttl_max=2s") as node, rdtd.connect(node.socket) as c,
+          rdtd.connect(node.socket) as other):
         def sent(**options):
             ref = c.put(np.arange(100000), **options)
             return pickle.dumps(ref), rdtd.Ref(str(ref))

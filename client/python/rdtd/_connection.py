@@ -290,8 +290,8 @@ class Connection(GroupCalls, InfoCalls):
         id: an id of your choice, 1 to 128 bytes. Readers may wait for it before it is put. The connection
         holds such an object, also after the Ref is deleted, until it is freed. snapshot: the daemon copies
         now, and the object never changes.
-        detached: the object outlives this connection by ttl seconds (None: the daemon's detached_ttl), and
-        the Ref has no hold.
+        detached: the object outlives this connection by ttl seconds (None: ten minutes), and the Ref has no
+        hold.
         grace: how many seconds the daemon holds the object for a process that the Ref is pickled for (see
         Ref), at most the daemon's detached_ttl_max; None: 10; 0: not at all. visible: who else may fetch it.
         transport: the preferred transport between nodes.

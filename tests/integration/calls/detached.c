@@ -175,7 +175,7 @@ Test(detached, no_other_user_frees_it)
 
 Test(detached, time_to_live_has_its_bounds)
 {
-    const char *flags[] = {"--set", "daemon.detached_ttl=1s", "--set", "daemon.detached_ttl_max=5s", NULL};
+    const char *flags[] = {"--set", "daemon.detached_ttl_max=5s", NULL};
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref;
 

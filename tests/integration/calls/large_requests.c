@@ -203,13 +203,12 @@ Test(large_requests, many_at_once_all_have_their_turn)
 /* Its own large messages wait until it reads; another's do not wait for them. */
 Test(large_requests, client_that_does_not_read_holds_nobody_up)
 {
-    const char *flags[] = {"--client-queue=64KiB", NULL};
     struct actor deaf;
     struct raw raw;
 
-    begin(&(struct node_options){.flags = flags});
+    begin(NULL);
     actor_start(&deaf, never_read, NULL);
-    wait_until(20 * SEC, most_queued() > 64 * 1024);
+    wait_until(20 * SEC, most_queued() > UNREAD_MAX);
     greeted(&raw);
     for (unsigned i = 0; i < 3; i++) {
         replies(&raw, raw_send(&raw, RDT_MSG_PUT, &large_put((char *)"x", NULL, TENSORS)->base, NULL, 0),

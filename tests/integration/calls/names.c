@@ -275,9 +275,9 @@ Test(names, visibility_stays_as_the_first_publish_said)
     end();
 }
 
-Test(names, too_many_names_say_max_names)
+Test(names, too_many_names_say_owner_max_names)
 {
-    static const char *const flags[] = {"--set", "daemon.max_names=2", NULL};
+    static const char *const flags[] = {"--set", "limits.owner_max_names=2", NULL};
 
     begin(flags);
     (void)publish_pattern(trainer, "a", 1);
@@ -285,7 +285,7 @@ Test(names, too_many_names_say_max_names)
     {
         char *addr = alloc_memory(trainer, BYTES);
         struct rdt_ref ref = put_one(trainer, &VECTOR(RDT_U8, BYTES, addr), "o");
-        must_refuse(RDT_LIMIT, "max_names of 2", rdt_publish(trainer, "c", &ref, NULL, NULL, &err));
+        must_refuse(RDT_LIMIT, "owner_max_names", rdt_publish(trainer, "c", &ref, NULL, NULL, &err));
         must_ok(rdt_publish(trainer, "a", &ref, NULL, NULL, &err));
         unpublish(trainer, "b");
         must_ok(rdt_publish(trainer, "c", &ref, NULL, NULL, &err));

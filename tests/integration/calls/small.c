@@ -95,24 +95,6 @@ Test(small, larger_ones_take_a_region)
     end();
 }
 
-Test(small, limit_is_the_daemons)
-{
-    static const char *const flags[] = {"--set", "transfer.inline_max=100", NULL};
-    rdt_object *object;
-    struct rdt_ref ref;
-
-    begin(flags);
-    ref = put_small(100, 3, NULL);
-    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
-    must_go_by("inline", object);
-    rdt_release(object);
-    ref = put_small(101, 3, NULL);
-    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
-    must_go_by("local/share", object);
-    rdt_release(object);
-    end();
-}
-
 Test(small, sharing_is_refused_by_reason)
 {
     struct rdt_fetch_options options = RDT_INIT(options);

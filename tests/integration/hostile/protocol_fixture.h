@@ -109,6 +109,8 @@ static inline int never_read(struct actor *self, void *arg)
 }
 
 /* At the client that has left most unread. */
+#define UNREAD_MAX (8 * MIB) /* QUEUE_MAX_BYTES of daemon/conn_heap.c */
+
 static inline uint64_t most_queued(void)
 {
     Rdt__Pb__List list = RDT__PB__LIST__INIT;

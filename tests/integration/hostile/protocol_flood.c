@@ -8,21 +8,20 @@
 
 Test(protocol, client_that_never_reads_is_not_read)
 {
-    const char *flags[] = {"--client-queue=1MiB", NULL};
     struct actor actors[3];
     size_t rss;
 
-    node_start(&node, &(struct node_options){.flags = flags});
+    node_start(&node, NULL);
     for (unsigned i = 0; i < 3; i++)
         actor_start(&actors[i], never_read, NULL);
     bystander = node_client(&node, "bystander");
     theirs = put_one(bystander, &VECTOR(RDT_U8, 4096, alloc_memory(bystander, 4096)), "theirs");
     rss = rss_of(node.pid);
-    wait_until(20 * SEC, most_queued() > MIB);
+    wait_until(20 * SEC, most_queued() > UNREAD_MAX);
     for (unsigned i = 0; i < 200; i++) {
         rdt_object *object = fetch_one(bystander, &theirs, (enum rdt_fetch_mode)(i % 3));
         rdt_release(object);
-        cr_assert_leq(most_queued(), 2 * MIB);
+        cr_assert_leq(most_queued(), UNREAD_MAX + MIB);
     }
     cr_assert_lt(rss_of(node.pid), rss + 64 * MIB);
     for (unsigned i = 0; i < 3; i++)
@@ -33,15 +32,14 @@ Test(protocol, client_that_never_reads_is_not_read)
 
 Test(protocol, late_reader_gets_every_answer)
 {
-    enum { N = 60 };
-    const char *flags[] = {"--client-queue=1MiB", NULL};
+    enum { N = 150 }; /* more than UNREAD_MAX */
     Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
     static uint8_t data[100000];
     uint8_t *bytes = malloc(N * (sizeof data + 64));
     size_t n = 0, sent = 0;
     struct raw raw;
 
-    begin(&(struct node_options){.flags = flags});
+    begin(NULL);
     greeted(&raw);
     ping.data = (ProtobufCBinaryData){sizeof data, data};
     for (unsigned i = 0; i < N; i++) {

@@ -41,7 +41,7 @@ static const struct row {
     {"owner_max_holds", "3", "holds", HOLD, false, 0},
     {"owner_max_sessions", "6", "sessions", CONNECT, false, 0},
     {"owner_max_groups", "3", "groups", GROUP, false, 0},
-    {"max_names", "3", "names", PUBLISH, false, 0},
+    {"owner_max_names", "3", "names", PUBLISH, false, 0},
     {"max_clients", "6", NULL, CONNECT, false, 0},
     {"max_objects", "3", NULL, PUT, true, 0},
     {"memory_limit", "3MiB", NULL, ALLOC, true, RDT_NO_MEMORY},

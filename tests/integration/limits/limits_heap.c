@@ -129,7 +129,7 @@ Test(limits_heap, answers_that_nobody_reads_are_their_clients)
     struct rdt_ref ref;
     unsigned good;
 
-    begin((const char *[]){"--client-max-heap=3500KiB", "--client-queue=64MiB", NULL});
+    begin((const char *[]){"--client-max-heap=3500KiB", NULL});
     ref = put_metadata(other, MIB, 4096);
     greeted(&idle);
     ask_metadata(&idle, &ref, 20);

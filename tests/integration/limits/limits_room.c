@@ -155,7 +155,7 @@ Test(limits_room, who_does_not_read_is_passed_over)
         cr_skip_test("needs root, to become another user");
         return;
     }
-    begin((const char *[]){"--memory-limit=4MiB", "--client-queue=256KiB", NULL});
+    begin((const char *[]){"--memory-limit=4MiB", NULL});
     must(chdir(node.dir) == 0);
     for (unsigned i = 0; i < 4; i++)
         held[i] = alloc_memory(conn, MIB);
@@ -164,7 +164,7 @@ Test(limits_room, who_does_not_read_is_passed_over)
     greeted(&waiting);
     id = send_alloc(&waiting, MIB, -1);
     cr_assert(nothing_came(&waiting));
-    wait_until(LONG, somebody_left_unread(256 * 1024));
+    wait_until(LONG, somebody_left_unread(8 * MIB));
     must_ok(rdt_dealloc(conn, held[0], &err));
     expect_alloc(&waiting, id);
     actor_kill(&actor, SIGKILL);

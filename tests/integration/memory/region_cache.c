@@ -379,7 +379,7 @@ Test(region_cache, what_is_ready_for_anyone_goes_when_idle)
 
 Test(region_cache, given_up_before_anyone_is_refused)
 {
-    static const char *const tight[] = {"--memory-limit=64MiB", "--cache-max=48MiB", "--pool-max=32MiB", "--pool-idle=60s",
+    static const char *const tight[] = {"--memory-limit=64MiB", "--cache-max=48MiB", "--pool-idle=60s",
                                         NULL};
     struct rdt_ref ref;
     unsigned long inode;

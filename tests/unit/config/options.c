@@ -95,10 +95,8 @@ Test(options, defaults_are_as_documented)
     cr_assert_eq(options.memory_limit_bytes, 0);
     cr_assert_eq(options.max_clients, 4096);
     cr_assert_eq(options.max_objects, 1048576);
-    cr_assert_eq(options.client_queue_bytes, 8u << 20);
     cr_assert_eq(options.peer_timeout_ns, UINT64_C(5000000000));
     cr_assert_eq(options.chunk_bytes, 4u << 20);
-    cr_assert_eq(options.inline_max_bytes, 32u << 10);
     cr_assert_eq(options.busy_poll_ns, 50000);
     cr_assert_eq(options.stall_timeout_ns, UINT64_C(30000000000));
     cr_assert_null(options.extras);
@@ -227,7 +225,7 @@ Test(options, ranges_are_named)
     expect_fault(LOAD("--max-clients", "-1", NULL), "expected a whole number");
     expect_fault(LOAD("--chunk", "1", NULL), "must be from 4KiB to 1GiB");
     expect_fault(LOAD("--peer-timeout", "0s", NULL), "must be from 20ms to 1h");
-    expect_fault(LOAD("--inline-max", "33K", NULL), "must be from 0 to 32KiB");
+    expect_fault(LOAD("--quiesce-grace", "2h", NULL), "must be from 0s to 1h");
     expect_fault(LOAD("--busy-poll", "2ms", NULL), "--busy-poll 2ms: must be from 0s to 1ms");
     expect_fault(LOAD("--busy-poll", "50", NULL), "--busy-poll 50: lacks a unit");
     expect_fault(LOAD("--busy-poll", "no", NULL), "--busy-poll no: expected a time");

@@ -34,7 +34,7 @@ static void setup(void)
     slabs_init(&slabs, &fake.regions, NULL, "fake", &own);
     object_table_init(&table, &node, &accounts, &slabs, 100000);
     deadlines_init(&deadlines, &fake.loop);
-    names_init(&names, &accounts, &deadlines, 100000, 50);
+    names_init(&names, &accounts, &deadlines, 50);
     table.on_forced = on_forced;
     table.arg = &names;
     client_init(&producer, 5);
