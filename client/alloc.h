@@ -2,7 +2,7 @@
 #ifndef CLIENT_ALLOC_H
 #define CLIENT_ALLOC_H
 
-#include "connection.h"
+#include "session/connection.h"
 
 /* Allocates `bytes` of host memory at the daemon and maps them writable. The mapping is not offered by address, and has
  * one reference, the caller's, in *mapping_p. room_ns is how long the daemon may wait for room: 0 is not at all, a

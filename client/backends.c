@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "call.h"
-#include "connection.h"
 #include "rdt.pb-c.h"
+#include "session/connection.h"
 
 /* The daemon ends the request at its deadline and says what was missing. librdt waits a little longer for that answer. */
 #define SLACK_NS INT64_C(2000000000)

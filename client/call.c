@@ -6,11 +6,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "clock.h"
-#include "connection.h"
-#include "events.h"
 #include "proto/verb.h"
 #include "rdt.pb-c.h"
+#include "session/clock.h"
+#include "session/connection.h"
+#include "session/events.h"
 
 struct waiting { /* on the caller's stack, and in the table until its frame has come */
     struct pending pending;

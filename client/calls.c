@@ -3,13 +3,13 @@
 #include <string.h>
 
 #include "call.h"
-#include "clock.h"
-#include "connection.h"
 #include "options.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "request.h"
+#include "session/clock.h"
+#include "session/connection.h"
 
 /* With a time-out of 0 the daemon answers at once. This is how long its answer may take to arrive. */
 #define POLL_NS (INT64_C(200) * 1000000)

@@ -12,17 +12,17 @@
 
 #include "batch.h"
 #include "call.h"
-#include "clock.h"
-#include "connection.h"
-#include "events.h"
 #include "fetch.h"
 #include "fetched.h"
 #include "loans.h"
 #include "options.h"
-#include "process.h"
 #include "proto/wire_limits.h"
 #include "rdt.pb-c.h"
 #include "request.h"
+#include "session/clock.h"
+#include "session/connection.h"
+#include "session/events.h"
+#include "session/process.h"
 
 #define DEFAULT_SOCKET "/run/rdtd/rdtd.sock"
 #define DEFAULT_TIMEOUT_NS (INT64_C(10) * 1000000000)
@@ -103,9 +103,7 @@ void rdt_close(rdt *conn)
     free_all(conn);
     close_fds(conn);
     (void)pthread_mutex_unlock(&conn->lock);
-    (void)pthread_cond_destroy(&conn->changed);
-    (void)pthread_cond_destroy(&conn->copied);
-    (void)pthread_mutex_destroy(&conn->lock);
+    connection_locks_fini(conn);
     free(conn);
 }
 
@@ -129,18 +127,6 @@ static enum rdt_status open_fds(rdt *conn, int take_sock, struct rdt_error *err)
         !watch(conn, conn->timer_fd) || !watch(conn, conn->event_fd))
         return rdt_error_sys(err, errno, "cannot open the fds of a connection");
     return RDT_OK;
-}
-
-static void init_locks(rdt *conn)
-{
-    pthread_condattr_t attr;
-
-    (void)pthread_mutex_init(&conn->lock, NULL);
-    (void)pthread_condattr_init(&attr);
-    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&conn->changed, &attr);
-    (void)pthread_cond_init(&conn->copied, &attr);
-    (void)pthread_condattr_destroy(&attr);
 }
 
 /* Takes the socket, on an error too. */
@@ -167,7 +153,7 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
     chain_init(&conn->events);
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->writer);
-    init_locks(conn);
+    connection_locks_init(conn);
     status = open_fds(conn, take_sock, err);
     if (status == RDT_OK && (!pending_init(&conn->pending) || !memory_init(&conn->memory)))
         status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a connection");

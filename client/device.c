@@ -5,9 +5,9 @@
 
 #include "alloc.h"
 #include "call.h"
-#include "clock.h"
 #include "mappers.h"
 #include "options.h"
+#include "session/clock.h"
 
 #define MAX_CHUNKS 65536u
 

@@ -5,8 +5,6 @@
 
 #include "alloc.h"
 #include "batch.h"
-#include "clock.h"
-#include "events.h"
 #include "fetched.h"
 #include "loans.h"
 #include "mappers.h"
@@ -17,6 +15,8 @@
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "request.h"
+#include "session/clock.h"
+#include "session/events.h"
 
 #define ITEM_OVERHEAD_BYTES 24u /* of an item in its message: tag, length, and the handle, which is not known yet */
 #define FRAME_ROOM_BYTES 4096u  /* of a FETCH beside its items */

@@ -2,7 +2,7 @@
 #ifndef CLIENT_FETCH_H
 #define CLIENT_FETCH_H
 
-#include "connection.h"
+#include "session/connection.h"
 
 /* struct rdt's on_event. Unknown events are of later versions, and ignored. */
 void fetch_on_event(rdt *conn, struct frame *frame);

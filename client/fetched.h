@@ -3,9 +3,9 @@
 #ifndef CLIENT_FETCHED_H
 #define CLIENT_FETCHED_H
 
-#include "connection.h"
 #include "proto/layout.h"
 #include "rdt.pb-c.h"
+#include "session/connection.h"
 #include "targets.h"
 
 struct rdt_object {

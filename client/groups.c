@@ -4,11 +4,11 @@
 #include <string.h>
 
 #include "call.h"
-#include "clock.h"
-#include "connection.h"
 #include "options.h"
 #include "proto/wire_limits.h"
 #include "rdt.pb-c.h"
+#include "session/clock.h"
+#include "session/connection.h"
 
 /* The daemon ends the request at its deadline and says what was missing. librdt waits a little longer for that answer. */
 #define SLACK_NS (INT64_C(5) * 1000000000)

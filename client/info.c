@@ -3,11 +3,11 @@
 #include <string.h>
 
 #include "call.h"
-#include "connection.h"
 #include "options.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "rdt_info.h"
+#include "session/connection.h"
 
 #define TRANSPORTS_MAX 64u /* of one node, usable or not */
 
@@ -375,7 +375,8 @@ static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_stat
     (void)snprintf(status->node, sizeof status->node, "%s", from->node);
     (void)snprintf(status->boot_id, sizeof status->boot_id, "%s", from->boot_id);
     for (size_t i = 0, used = 0; i < from->n_backends && used < sizeof status->backends; i++)
-        used += (size_t)snprintf(status->backends + used, sizeof status->backends - used, "%s%s", i ? " " : "", from->backends[i]);
+        used +=
+            (size_t)snprintf(status->backends + used, sizeof status->backends - used, "%s%s", i ? " " : "", from->backends[i]);
     status->pool_hits = from->pool_hits;
     status->pool_misses = from->pool_misses;
     status->cache_hits = from->cache_hits;

@@ -11,7 +11,7 @@
 #ifndef CLIENT_LOANS_H
 #define CLIENT_LOANS_H
 
-#include "connection.h"
+#include "session/connection.h"
 
 struct loan {
     struct mapping *mapping;

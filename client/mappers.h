@@ -3,8 +3,8 @@
 #ifndef CLIENT_MAPPERS_H
 #define CLIENT_MAPPERS_H
 
-#include "connection.h"
 #include "rdt.pb-c.h"
+#include "session/connection.h"
 
 /* With the lock: maps the region that `share` describes with the fds of its chunks, fds [n_fds], borrowed. *mapping_p
  * has one reference, the caller's. Errors: PROTOCOL, UNSUPPORTED (no mapper of that kind), the mapper's own. */

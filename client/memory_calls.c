@@ -5,10 +5,10 @@
 
 #include "alloc.h"
 #include "call.h"
-#include "clock.h"
 #include "device.h"
 #include "options.h"
 #include "rdt.pb-c.h"
+#include "session/clock.h"
 
 /* ---- memory of the daemon ---- */
 

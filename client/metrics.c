@@ -10,9 +10,9 @@
 #include <time.h>
 
 #include "call.h"
-#include "connection.h"
 #include "rdt.pb-c.h"
 #include "rdt_info.h"
+#include "session/connection.h"
 
 #define OWNERS_MAX 64u /* further ones are added up as uid="other" */
 #define NODES_MAX 256u /* further ones are in rdtd_nodes only */
@@ -138,8 +138,8 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
     gauge(text, "rdtd_memory_pool_bytes", "bytes", "Free pool: host memory that the next allocation reuses.", from->pool_bytes);
     gauge(text, "rdtd_memory_cached_bytes", "bytes", "Region cache: released regions that their client may get again.",
           from->cached_bytes);
-    gauge(text, "rdtd_memory_orphaned_bytes", "bytes", "Memory in use whose region has ended, but which a process keeps mapped.",
-          from->orphaned_bytes);
+    gauge(text, "rdtd_memory_orphaned_bytes", "bytes",
+          "Memory in use whose region has ended, but which a process keeps mapped.", from->orphaned_bytes);
     counter(text, "rdtd_memory_pool_hits", "", "Allocations that the free pool served.", from->pool_hits);
     counter(text, "rdtd_memory_pool_misses", "", "Allocations that the free pool could not serve.", from->pool_misses);
     counter(text, "rdtd_memory_cache_hits", "", "Allocations that the region cache served.", from->cache_hits);
@@ -148,8 +148,10 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
     gauge(text, "rdtd_transfers_active", "", "Transfers that have not ended.", from->transfers_active);
     counter(text, "rdtd_transfers_fell_back", "",
             "Transfers by a slower transport than the nodes have, because a faster one was not usable.", from->fell_back);
-    counter(text, "rdtd_fetches_joined", "", "Fetches that joined a transfer which another fetch had begun.", from->fetches_joined);
-    counter(text, "rdtd_fetches_from_replicas", "", "Fetches that a replica on this node answered.", from->fetches_from_replicas);
+    counter(text, "rdtd_fetches_joined", "", "Fetches that joined a transfer which another fetch had begun.",
+            from->fetches_joined);
+    counter(text, "rdtd_fetches_from_replicas", "", "Fetches that a replica on this node answered.",
+            from->fetches_from_replicas);
     counter(text, "rdtd_pulls_redirected", "", "Pulls of other nodes that were sent to a replica elsewhere.", from->redirected);
 }
 
@@ -330,7 +332,8 @@ static void put_nodes(const struct text *text, const struct pages *pages)
         number(text, "rdtd_nodes", "", LABELS("state", states[s]), in_state[s]);
 }
 
-static void put_device_family(const struct text *text, const struct pages *pages, const char *name, const char *help, int member)
+static void put_device_family(const struct text *text, const struct pages *pages, const char *name, const char *help,
+                              int member)
 {
     family(text, GAUGE, name, "bytes", help);
     for (size_t i = 0; i < pages->n; i++) {

@@ -4,11 +4,11 @@
 #include <string.h>
 
 #include "call.h"
-#include "connection.h"
 #include "options.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
+#include "session/connection.h"
 
 #define USER_BYTES 65536u /* for one entry of the user database */
 

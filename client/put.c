@@ -27,13 +27,13 @@
 
 #include "alloc.h"
 #include "call.h"
-#include "clock.h"
 #include "loans.h"
 #include "options.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "sealed_memfd.h"
+#include "session/clock.h"
 #include "tensor.h"
 
 #define ROOM_MARGIN_NS INT64_C(10000000) /* what room_ns leaves for the daemon's answer, at most */

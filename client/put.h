@@ -2,7 +2,7 @@
 #ifndef CLIENT_PUT_H
 #define CLIENT_PUT_H
 
-#include "connection.h"
+#include "session/connection.h"
 
 /* As rdt_put of a snapshot all of whose tensors lie in take_addr, which is memory of rdt_alloc. The daemon seals that memory
  * instead of copying it, so no room for a second copy is needed. take_addr is taken, also on an error: nothing may be read or

@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "clock.h"
 #include "fetched.h"
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
+#include "session/clock.h"
 
 /* What is copied between two looks at the clock and at cancellation; it takes a few milliseconds. */
 #define COPY_BYTES ((uint64_t)8 << 20)

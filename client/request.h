@@ -16,7 +16,7 @@
 #ifndef CLIENT_REQUEST_H
 #define CLIENT_REQUEST_H
 
-#include "connection.h"
+#include "session/connection.h"
 #include "targets.h"
 
 #define REQUEST_LABEL_BYTES 64

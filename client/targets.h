@@ -2,8 +2,8 @@
 #ifndef CLIENT_TARGETS_H
 #define CLIENT_TARGETS_H
 
-#include "connection.h"
 #include "proto/layout.h"
+#include "session/connection.h"
 
 struct targets {
     struct layout *layout;     /* row-major; offsets and regions are valid if direct */

@@ -1,7 +1,7 @@
 /* Waiting for requests: rdt_wait blocks; rdt_fd and rdt_dispatch are for event loops. */
-#include "clock.h"
-#include "connection.h"
 #include "request.h"
+#include "session/clock.h"
+#include "session/connection.h"
 
 /* ---- rdt_wait ---- */
 

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "call.h"
-#include "clock.h"
-#include "events.h"
+#include "session/clock.h"
+#include "session/events.h"
 
 enum rdt_status watch_next(rdt *conn, int64_t timeout_ns, Rdt__Pb__Event **event_p, struct rdt_error *err)
 {

@@ -16,7 +16,7 @@
 #include <stdatomic.h>
 
 #include "backends/common/cuda_share.h"
-#include "client/clock.h"
+#include "client/session/clock.h"
 #include "client/cuda/rdt_cuda.h"
 
 struct rdt_cuda {

@@ -9,15 +9,15 @@ failures=0
 
 sound() {
   rm -rf "$tmp/tree"
-  mkdir -p "$tmp"/tree/{proto,client/{ctl,cuda},daemon/{base,plugins,objects,transfers,rpc},backends/{common,host,ucx},tests/loopback,build/{backends,obj/{client/cuda,daemon/{base,objects,rpc,transfers}}}}
+  mkdir -p "$tmp"/tree/{proto,client/{ctl,cuda,session},daemon/{base,plugins,objects,transfers,rpc},backends/{common,host,ucx},tests/loopback,build/{backends,obj/{client/{cuda,session},daemon/{base,objects,rpc,transfers}}}}
   cd "$tmp/tree"
   echo '#include <stdint.h>' >proto/rdt_status.h
   printf '%s\n' '#include "rdt_status.h"' '/* calls rdt_absent(1) */' 'void *rdt_connect(const char *socket);' >client/rdt.h
   echo '#include "rdt_status.h"' >backends/rdt_backend.h
   printf '#include %s\n' '"proto/rdt_status.h"' '"rdt.pb-c.h"' '<protobuf-c/protobuf-c.h>' >proto/frame.c
   printf '#include %s\n' '"client/rdt.h"' '"proto/rdt_status.h"' >client/client.c
-  printf '%s\n' '/* Order of the files.' ' *' ' *     2  client' ' *     1  memory' ' */' >client/connection.h
-  touch client/memory.c client/cuda/{map,pool}.c
+  printf '%s\n' '/* Order of the files.' ' *' ' *     2  client' ' *     1  memory' ' */' >client/session/connection.h
+  touch client/session/memory.c client/cuda/{map,pool}.c
   printf '%s\n' '/* Order of the files.' ' *' ' *     2  pool    allocates' ' *     1  map     maps' ' */' >client/cuda/gpu.h
   printf '#include %s\n' '<jansson.h>' '"client/rdt.h"' >client/ctl/rdtctl.c
   touch daemon/{base/list,objects/object,plugins/plugin,transfers/transfer,transfers/transfer_impl,rpc/rpc}.h backends/{common/ring,ucx/own}.h backends/host/host.c
@@ -96,6 +96,7 @@ sound
 mkdir ../daemon/attic
 echo '#include "daemon/base/list.h"' >../daemon/attic/old.c
 sees 'daemon/attic/old.c: the room attic is not in the table'
+plant client/session/memory.c '"client/client.c"' 'client/session/memory.c: may not include client/client.c'
 plant client/client.c '"client/ctl/rdtctl.c"' 'client/client.c: may not include client/ctl/rdtctl.c'
 plant backends/ucx/ucx.c '"daemon/base/list.h"' 'backends/ucx/ucx.c: may not include daemon/base/list.h'
 plant backends/ucx/ucx.c '"proto/frame.c"' 'backends/ucx/ucx.c: may not include proto/frame.c'
@@ -141,12 +142,12 @@ rm -r obj
 sees 'no objects, so the symbols between rooms were not checked'
 sound
 object client/client 'int memory_find(void); int client_find(void); int client_find(void) { return memory_find(); }'
-object client/memory 'int client_find(void); int memory_find(void); int memory_find(void) { return client_find(); }'
-sees 'client/memory.c: uses client_find of client/client.c, which client/connection.h does not draw below it'
+object client/session/memory 'int client_find(void); int memory_find(void); int memory_find(void) { return client_find(); }'
+sees 'client/session/memory.c: uses client_find of client/client.c, which client/session/connection.h does not draw below it'
 sound
 touch "$tmp/tree/client/stray.c"
 object client/stray 'int stray(void); int stray(void) { return 0; }'
-sees 'client/stray.c: is not in the drawing of client/connection.h'
+sees 'client/stray.c: is not in the drawing of client/session/connection.h'
 sound
 object client/cuda/map 'int pool_keeps(void); int map(void); int map(void) { return pool_keeps(); }'
 object client/cuda/pool 'int pool_keeps(void); int pool_keeps(void) { return 0; }'

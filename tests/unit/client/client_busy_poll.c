@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <sched.h>
 
-#include "client/connection.h"
+#include "client/session/connection.h"
 #include "proto/wire_limits.h"
 #include "tests/support/fakes/fake_daemon.h"
 

@@ -56,6 +56,25 @@ enum rdt_status connection_error_reply(const struct frame *frame, struct rdt_err
 
 /* ---- the lock ---- */
 
+void connection_locks_init(rdt *conn)
+{
+    pthread_condattr_t attr;
+
+    (void)pthread_mutex_init(&conn->lock, NULL);
+    (void)pthread_condattr_init(&attr);
+    (void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&conn->changed, &attr);
+    (void)pthread_cond_init(&conn->copied, &attr);
+    (void)pthread_condattr_destroy(&attr);
+}
+
+void connection_locks_fini(rdt *conn)
+{
+    (void)pthread_cond_destroy(&conn->changed);
+    (void)pthread_cond_destroy(&conn->copied);
+    (void)pthread_mutex_destroy(&conn->lock);
+}
+
 void connection_lock(rdt *conn)
 {
     (void)pthread_mutex_lock(&conn->lock);

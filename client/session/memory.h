@@ -23,7 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "rdt.h"
+#include "client/rdt.h"
 
 enum mapping_origin {
     MAPPING_ALLOCATED, /* by rdt_alloc */

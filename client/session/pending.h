@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "client/rdt.h"
 #include "proto/frame.h"
-#include "rdt.h"
 
 struct pending;
 

@@ -1,23 +1,28 @@
-/* The room client/: librdt.
+/* librdt: the room client/ and, below it, the room client/session/.
  *
- * It owns this process's end of one session: the socket and who reads it, requests and their replies, mappings of the
- * daemon's memory, fetched objects. It promises what rdt.h says. It refuses to start threads, to log, to print, to move
- * bytes over the socket (beyond small tensors inline), and to touch a device.
+ * client/session/ owns this process's end of one session: the socket and who reads it, what waits for an answer, the mappings
+ * of the daemon's memory, and the events that nobody has taken yet. client/ owns requests, fetched objects and the calls of
+ * rdt.h. Together they promise what rdt.h says. They refuse to start threads, to log, to print, to move bytes over the socket
+ * (beyond small tensors inline), and to touch a device.
  *
  * Order of the files. A file uses those on lower lines only; tests/check-layers compares this drawing with the symbols
  * of the objects. A lower file calls upward by the callbacks of struct rdt and of struct pending_ops.
  *
- *     9  groups
- *     8  connect                     opens and closes a connection; sets its callbacks
- *     7  calls fetch info memory_calls metrics put  public calls
- *     6  device loans wait           memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
- *     5  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
- *        names request watch         published names; one fetch or wait; events
- *     4  call fetched                one request and its reply; one fetched object
- *     3  events mappers targets      events not yet taken; memory kinds; memory that a fetch fills
+ *     client/
+ *    11  groups
+ *    10  connect                     opens and closes a connection; sets its callbacks
+ *     9  calls fetch memory_calls put  public calls
+ *     8  device loans wait           memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
+ *     7  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
+ *        info metrics names          lists and counters; published names
+ *        request watch               one fetch or wait; taking events
+ *     6  call fetched                one request and its reply; one fetched object
+ *     5  mappers targets             memory kinds; memory that a fetch fills
+ *     4  options sealed_memfd tensor  options structs; memfds for snapshots; checks of tensors
+ *     client/session/
+ *     3  events                      events that have not been taken yet
  *     2  connection                  this header: the socket, its lock, and who reads it
- *     1  memory options pending      mappings; options structs; what waits for an answer
- *        process sealed_memfd tensor the pid; memfds for snapshots; checks of tensors
+ *     1  memory pending process      mappings; what waits for an answer; the pid
  *
  * A connection. This header owns framing, waiting, deadlines and the loss of the connection. It knows no message but
  * ErrorReply.
@@ -42,12 +47,12 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "client/rdt.h"
 #include "memory.h"
 #include "pending.h"
 #include "proto/container_of.h"
 #include "proto/frame.h"
 #include "proto/poll_rule.h"
-#include "rdt.h"
 
 struct chain { /* a doubly linked list of what lives on the connection; an empty one points at itself */
     struct chain *next, *prev;
@@ -116,6 +121,9 @@ struct rdt {
 /* Every public function calls this first, without the lock. Errors: FORKED (in a child), INVALID (NULL). */
 enum rdt_status connection_check(const rdt *conn, struct rdt_error *err);
 bool connection_is_forked(const rdt *conn);
+
+void connection_locks_init(rdt *conn); /* the mutex and the conditions */
+void connection_locks_fini(rdt *conn);
 
 /* connection_unlock also tells the leader, the followers and rdt_fd what happened, and unmaps what is no longer
  * used. */
