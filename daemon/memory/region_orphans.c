@@ -17,6 +17,7 @@ struct orphan {
     struct list link;        /* in region_orphans.recent; in no list after the grace period */
     struct orphan *same;     /* the orphan of another region in the same file, which was imported twice; NULL: none */
     uint32_t watch;          /* inotify's number */
+    uint64_t number;         /* counts all orphans */
     struct account *account; /* a reference */
     uint64_t bytes;
     uint64_t since_ns;
@@ -31,6 +32,16 @@ struct watcher {
     int fd;
 };
 
+/* The kernel has lost events: finds out which files it still watches. */
+struct check {
+    struct work work;               /* first */
+    struct region_orphans *orphans; /* NULL: they are closed */
+    int fd;                         /* of the watcher */
+    uint64_t most;                  /* later orphans are not meant */
+    struct map alive;               /* inotify's numbers */
+    bool failed;
+};
+
 struct region_orphans {
     struct regions *regions;
     uv_loop_t *loop;
@@ -39,6 +50,10 @@ struct region_orphans {
     struct list recent;      /* struct orphan: those in their grace period, the oldest first */
     struct deadline grace;   /* set while recent is not empty */
     uint64_t bytes;
+    uint64_t n_orphans;  /* ever */
+    struct check *check; /* that is running; NULL: none */
+    bool again;          /* events were lost after it began, or it failed */
+    struct deadline later;
     bool warned;
 };
 
@@ -101,6 +116,80 @@ static void on_grace(struct deadline *deadline)
     regions_admit(regions);
 }
 
+/* ---- lost events ---- */
+
+/* Runs on the work pool, because there may be very many watches. */
+static void run_check(struct work *work)
+{
+    struct check *check = (struct check *)work;
+    char path[48], line[512];
+    unsigned watch;
+    FILE *file;
+
+    (void)snprintf(path, sizeof path, "/proc/self/fdinfo/%d", check->fd);
+    file = fopen(path, "re");
+    check->failed = !file;
+    while (!check->failed && fgets(line, sizeof line, file))
+        if (sscanf(line, "inotify wd:%x", &watch) == 1 && !map_get_u64(&check->alive, watch))
+            check->failed = !map_put_u64(&check->alive, watch, check);
+    if (file) {
+        check->failed |= ferror(file) != 0;
+        (void)fclose(file);
+    }
+}
+
+static void begin_check(struct region_orphans *orphans);
+
+static void done_check(struct work *work)
+{
+    struct check *check = (struct check *)work;
+    struct region_orphans *orphans = check->orphans;
+    struct orphan *orphan;
+    size_t cursor = 0;
+
+    if (orphans) {
+        orphans->check = NULL;
+        while (!check->failed && (orphan = map_next(&orphans->by_watch, &cursor)))
+            if (orphan->number <= check->most && !map_get_u64(&check->alive, orphan->watch))
+                forget(orphans, orphan);
+        if (check->failed)
+            (void)deadline_set(orphans->regions->deadlines, &orphans->later, (int64_t)GRACE_NS);
+        else if (orphans->again)
+            begin_check(orphans);
+        regions_admit(orphans->regions);
+    }
+    map_fini(&check->alive);
+    free(check);
+}
+
+static void begin_check(struct region_orphans *orphans)
+{
+    struct check *check;
+
+    orphans->again = orphans->check != NULL;
+    if (orphans->check)
+        return;
+    check = calloc(1, sizeof *check);
+    if (!check) {
+        (void)deadline_set(orphans->regions->deadlines, &orphans->later, (int64_t)GRACE_NS);
+        return;
+    }
+    *check = (struct check){.work = {.run = run_check, .done = done_check},
+                            .orphans = orphans,
+                            .fd = orphans->watcher->fd,
+                            .most = orphans->n_orphans};
+    map_init(&check->alive);
+    orphans->check = check;
+    work_submit(orphans->regions->pool, &check->work);
+}
+
+static void on_later(struct deadline *deadline)
+{
+    begin_check(container_of(deadline, struct region_orphans, later));
+}
+
+/* ---- watching ---- */
+
 static void on_closed(uv_handle_t *handle)
 {
     struct watcher *watcher = (struct watcher *)handle;
@@ -122,8 +211,8 @@ static void on_readable(uv_poll_t *poll, int status, int events)
         for (char *at = buffer; at < buffer + n; at += sizeof *event + event->len) {
             struct orphan *orphan;
             event = (const struct inotify_event *)(void *)at;
-            if (event->mask & IN_Q_OVERFLOW) { /* the ends of some files were lost, so none can be told any more */
-                forget_all(orphans);
+            if (event->mask & IN_Q_OVERFLOW) { /* the ends of some files were lost */
+                begin_check(orphans);
                 continue;
             }
             orphan = map_get_u64(&orphans->by_watch, (uint32_t)event->wd);
@@ -168,6 +257,7 @@ bool region_orphans_create(struct regions *regions, uv_loop_t *loop)
     orphans->regions = regions;
     orphans->loop = loop;
     orphans->grace.on_passed = on_grace;
+    orphans->later.on_passed = on_later;
     map_init(&orphans->by_watch);
     list_init(&orphans->recent);
     regions->orphans = orphans;
@@ -179,11 +269,14 @@ void region_orphans_close(struct region_orphans *orphans)
 {
     if (!orphans)
         return;
+    if (orphans->check)
+        orphans->check->orphans = NULL;
     forget_all(orphans);
     if (orphans->watcher)
         uv_close((uv_handle_t *)&orphans->watcher->poll, on_closed);
     map_fini(&orphans->by_watch);
     deadline_unset(orphans->regions->deadlines, &orphans->grace);
+    deadline_unset(orphans->regions->deadlines, &orphans->later);
     orphans->regions->orphans = NULL;
     free(orphans);
 }
@@ -228,6 +321,7 @@ bool region_orphans_watch(struct region_orphans *orphans, const struct region *r
         return false;
     }
     orphan->watch = (uint32_t)watch;
+    orphan->number = ++orphans->n_orphans;
     orphan->account = account_ref(region->account);
     orphan->bytes = bytes;
     orphan->since_ns = uv_hrtime();

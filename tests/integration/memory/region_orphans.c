@@ -2,6 +2,7 @@
  * bytes stay counted until the last who has it lets go. */
 #include <dirent.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "tests/integration/limits/limits.h"
@@ -25,6 +26,14 @@ static int keep_fd(struct raw *raw, uint64_t bytes, uint64_t *region_p)
     *region_p = raw_alloc(raw, bytes, &fd, &generation);
     must(fd >= 0);
     return fd;
+}
+
+static rlim_t files_limit(void)
+{
+    struct rlimit limit;
+
+    must(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    return limit.rlim_max;
 }
 
 static uint64_t pages_bytes(int fd)
@@ -127,6 +136,43 @@ Test(region_orphans, memory_of_an_ended_client_counts_until_its_fd_is_closed)
                 rdt_alloc_with(conn, 9 * MIB, &(struct rdt_alloc_options){sizeof options, .timeout_ns = 10 * MSEC}, &memory, &err));
     (void)close(fd);
     must_ok(rdt_alloc_with(conn, 9 * MIB, &options, &memory, &err)); /* whoever waits is told */
+    wait_until(LONG, orphaned_bytes() == 0);
+    end(NULL);
+}
+
+#define LITTLE 9000u /* whose ends are more events than the kernel keeps for a reader who does not come */
+
+Test(region_orphans, memory_counts_when_the_kernel_has_lost_ends_of_files)
+{
+    static int little[LITTLE];
+    struct rlimit fds = {LITTLE + 200, 0};
+    uint64_t region;
+    struct raw raw;
+    void *memory = NULL;
+    char *queued = read_file("/proc/sys/fs/inotify/max_queued_events", NULL);
+    unsigned long n_queued = strtoul(queued, NULL, 10);
+    int large;
+
+    free(queued);
+    fds.rlim_max = files_limit();
+    if (n_queued >= 2 * LITTLE || fds.rlim_max < 2 * (rlim_t)LITTLE)
+        cr_skip_test("this needs 18000 descriptors, and a kernel that keeps fewer than 18000 events");
+    must(setrlimit(RLIMIT_NOFILE, &fds) == 0);
+    begin((const char *[]){"--memory-limit=256MiB", NULL});
+    greeted(&raw);
+    large = keep_fd(&raw, 128 * MIB, &region);
+    for (unsigned i = 0; i < LITTLE; i++)
+        little[i] = keep_fd(&raw, 4096, &region);
+    raw_close(&raw);
+    wait_until(LONG, orphaned_bytes() == 128 * MIB + LITTLE * (uint64_t)4096);
+    node_freeze(&node);
+    for (unsigned i = 0; i < LITTLE; i++)
+        must(close(little[i]) == 0);
+    node_thaw(&node);
+    wait_until(LONG, orphaned_bytes() <= 128 * MIB);
+    cr_assert_eq(orphaned_bytes(), 128 * MIB, "the process has it still");
+    must_refuse(RDT_NO_MEMORY, "memory_limit", rdt_alloc(conn, 140 * MIB, &memory, &err));
+    must(close(large) == 0);
     wait_until(LONG, orphaned_bytes() == 0);
     end(NULL);
 }
