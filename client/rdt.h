@@ -501,8 +501,8 @@ enum rdt_status rdt_wait_put(rdt *rdt, const struct rdt_ref *ref, int64_t timeou
  * by node, as far as this session may see them (rdt_holders of rdt_info.h). */
 enum rdt_status rdt_wait_freed(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err);
 
-/* Waits as rdt_wait_freed does for every object that overlaps [addr, addr + bytes) of memory of rdt_alloc, rdt_import or
- * rdt_import_shared. */
+/* Waits as rdt_wait_freed does for every object that overlaps [addr, addr + bytes) of memory of rdt_alloc,
+ * rdt_import or rdt_import_shared. TIMED_OUT: the sentence names one such object and its holders. */
 enum rdt_status rdt_wait_freed_range(rdt *rdt, const void *addr, size_t bytes, int64_t timeout_ns, struct rdt_error *err);
 
 /* Start the three waits above and return: for event loops, and for waiting beside fetches (rdt_wait). timeout_ns is the

@@ -64,9 +64,11 @@ static bool wait_at(struct region *region, struct list *from, struct region_wait
         struct region_use *use = container_of(node, struct region_use, link);
         if (overlaps(use, waiter->lo, waiter->hi)) {
             list_append(&use->waiters, &waiter->link);
+            waiter->use = use;
             return true;
         }
     }
+    waiter->use = NULL;
     return false;
 }
 

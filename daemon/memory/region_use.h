@@ -18,6 +18,7 @@ struct region_use {
     uint64_t lo, hi;             /* the smallest range [lo, hi) that contains all bytes that it uses */
     const struct layout *layout; /* which bytes exactly: its tensors whose region is index. It must outlive the use */
     struct list waiters;         /* struct region_waiter */
+    void *object;                /* the object whose use it is, for who knows objects; NULL: a transfer's */
     uint32_t index;
     bool covered; /* set by region_uses_cover: the layout touches every byte of the region */
 };
@@ -25,6 +26,7 @@ struct region_use {
 /* Waits until no use overlaps [lo, hi). list_remove(&waiter->link) ends the wait. */
 struct region_waiter {
     struct list link; /* in a use's waiters */
+    const struct region_use *use; /* that use; NULL: the wait has ended */
     uint64_t lo, hi;
     void (*on_idle)(struct region_waiter *); /* called after its removal from the list */
 };

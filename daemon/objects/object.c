@@ -342,8 +342,10 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
     assert(object->state == OBJECT_FILLING && object->pins == 0);
     if (!uses)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-    for (uint32_t i = 0; i < n_regions; i++)
+    for (uint32_t i = 0; i < n_regions; i++) {
         uses[i].region = region_ref(regions[i]);
+        uses[i].object = object;
+    }
     region_uses_add(uses, n_regions, take_layout, NULL);
     object->uses = uses;
     object->cover_known = false;
@@ -371,8 +373,10 @@ enum rdt_status object_attach(struct object *object, struct region **regions, ui
     assert(object->n_regions == 0 && object->pins == 0);
     if (!uses)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-    for (uint32_t i = 0; i < n_regions; i++)
+    for (uint32_t i = 0; i < n_regions; i++) {
         uses[i].region = region_ref(regions[i]);
+        uses[i].object = object;
+    }
     region_uses_add(uses, n_regions, object->layout, NULL);
     object->uses = uses;
     object->n_regions = n_regions;

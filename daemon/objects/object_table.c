@@ -239,6 +239,7 @@ static enum rdt_status set_tensors(struct object *object, const struct object_pu
         /* the reference to the copy is already ours */
         struct region *region = i < put->n_regions ? region_ref(put->regions[i]) : copy;
         object->uses[i].region = region;
+        object->uses[i].object = object;
     }
     region_uses_add(object->uses, object->n_regions, object->layout, parts->spans);
     return RDT_OK;

@@ -4,6 +4,7 @@
 #include "daemon/base/log.h"
 #include "daemon/rpc/rpc_call.h"
 #include "daemon/rpc/rpc_holders.h"
+#include "wire_ref.h"
 
 /* ---- freeing ---- */
 
@@ -132,17 +133,41 @@ static void on_gone(struct object_waiter *waiter, struct object *object, const s
     wake_freed(container_of(waiter, struct call, object));
 }
 
-/* Names the holders in the TIMED_OUT error. */
+/* Writes who holds the object. NULL: the object has ended, and the client has had no turn since; writes "". */
+static void say_holders(const struct call *call, const struct object *object, char *text, size_t room)
+{
+    struct holders *holders = object ? holders_create(call->rpc, object, &call->account->owner, call->admin) : NULL;
+
+    text[0] = '\0';
+    if (holders)
+        holders_say(holders, text, room);
+    holders_destroy(holders);
+}
+
 static void explain_freed(const struct call *call, struct rdt_error *err)
 {
-    const struct object *object = call->object.object; /* NULL: it has ended, and the client has had no turn since */
-    struct holders *holders = object ? holders_create(call->rpc, object, &call->account->owner, call->admin) : NULL;
-    char who[320] = "";
+    char who[320];
 
-    if (holders)
-        holders_say(holders, who, sizeof who);
-    holders_destroy(holders);
+    say_holders(call, call->object.object, who, sizeof who);
     (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time%s%s", call->verb->unmet, who[0] ? ": " : "", who);
+}
+
+/* Names the first object that overlaps the range, and who holds that. A range can have many objects. */
+static void explain_range(const struct call *call, struct rdt_error *err)
+{
+    const struct region_use *use = call->range.use;
+    const struct object *object = use ? use->object : NULL;
+    char id[3 * RDT_MAX_ID_BYTES + 1], who[320];
+
+    if (use && !object) {
+        (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time: a transfer still touches it", call->verb->unmet);
+    } else if (object && call_may_see(call, &object->account->owner)) {
+        wire_ref_id_text(object_id(object), object->id_bytes, id);
+        say_holders(call, object, who, sizeof who);
+        (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time: object \"%s\": %s", call->verb->unmet, id, who);
+    } else {
+        (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time", call->verb->unmet);
+    }
 }
 
 static void on_idle(struct region_waiter *waiter)
@@ -169,6 +194,7 @@ static enum rdt_status wait_range(struct call *call, const Rdt__Pb__WaitFreed *m
         return RDT_OK;
     }
     call->region = region_ref(region);
+    call->explain = explain_range;
     return call_defer(call, message->timeout_ns, NULL, err);
 }
 

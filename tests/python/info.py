@@ -36,6 +36,15 @@ def test_stat_and_time_out_name_the_holders():
             c.wait_freed(name, timeout=0.1)
         held.free()
         c.wait_freed(name, timeout=LONG)
+        memory = c.empty(100000)
+        ref = c.put(memory, id="live")
+        value = reader.get(ref)
+        c.free(ref)
+        with raises(rdtd.TimedOut, f'object "live": client {reader.node["session"]} "evaluator" (pid '
+                                   f'{os.getpid()}) reads it'):
+            c.wait_freed(memory[10:20], timeout=0.1)
+        del value
+        c.wait_freed(memory, timeout=LONG)
 
 
 def test_objects_and_names_are_listed():

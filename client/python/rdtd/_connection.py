@@ -553,8 +553,8 @@ class Connection(GroupCalls, InfoCalls):
         self.when_put(ref, timeout=timeout).result()
 
     def wait_freed(self, what: Any, *, timeout: Optional[float] = None) -> None:
-        """Waits for `when_freed`. Errors: TimedOut (for a Ref the message names who holds the object, as far
-        as this user may see: `stat`)."""
+        """Waits for `when_freed`. Errors: TimedOut (the message names who holds the object, or for an array one
+        object that overlaps it and its holders, as far as this user may see: `stat`)."""
         self.when_freed(what, timeout=timeout).result()
 
     # ---- published names ----

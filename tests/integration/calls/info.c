@@ -142,6 +142,30 @@ Test(info, wait_freed_that_times_out_names_the_holder)
     end(NULL);
 }
 
+Test(info, wait_for_a_range_names_an_object_in_it_and_its_holders)
+{
+    rdt_object *object;
+    rdt *evaluator;
+    struct rdt_ref ref;
+    struct rdt_error why;
+    uint8_t *memory;
+
+    begin(NULL);
+    memory = alloc_memory(conn, 2 * MIB);
+    ref = put_one(conn, &VECTOR(RDT_U8, MIB, memory), "w 1");
+    evaluator = node_client(&node, "evaluator");
+    object = fetch_one(evaluator, &ref, RDT_FETCH_SHARE);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    must_be(RDT_TIMED_OUT, rdt_wait_freed_range(conn, memory + 1000, 1, 0, &why));
+    must_say(strstr(why.msg, "object \"w%201\": client "), "%s", why.msg);
+    must_name(why.msg, "evaluator");
+    must_ok(rdt_wait_freed_range(conn, memory + MIB, MIB, 0, &err));
+    rdt_release(object);
+    must_ok(rdt_wait_freed_range(conn, memory, 2 * MIB, LONG, &err));
+    rdt_close(evaluator);
+    end(NULL);
+}
+
 Test(info, many_holders_are_counted)
 {
     enum { N = 50 };
