@@ -146,6 +146,26 @@ enum rdt_status alloc_check_unknown(rdt *conn, const void *addr, size_t bytes, s
     return status;
 }
 
+enum rdt_status alloc_adopt(rdt *conn, const Rdt__Pb__RegionReply *reply, void *addr, size_t bytes, struct mapper *mapper,
+                            struct rdt_error *err)
+{
+    struct mapping *mapping;
+    enum rdt_status status;
+
+    connection_lock(conn);
+    status = memory_adopt(&conn->memory, reply->region, reply->generation, addr, bytes, mapper, mapper ? reply->device : "",
+                          &mapping, err);
+    if (status == RDT_OK) {
+        status = memory_offer(&conn->memory, mapping, err);
+        if (status != RDT_OK)
+            memory_unref(&conn->memory, mapping);
+    }
+    connection_unlock(conn);
+    if (status != RDT_OK)
+        alloc_release_unmapped(conn, reply->region);
+    return status;
+}
+
 /* An import that overlaps a new mapping is stale: the caller unmapped it without rdt_dealloc, and the kernel has used its
  * address again. */
 static void forget_stale_imports(rdt *conn, const struct mapping *fresh)

@@ -2,6 +2,7 @@
 #ifndef CLIENT_ALLOC_H
 #define CLIENT_ALLOC_H
 
+#include "rdt.pb-c.h"
 #include "session/connection.h"
 
 /* Allocates `bytes` of host memory at the daemon and maps them writable. The mapping is not offered by address, and has
@@ -16,6 +17,11 @@ enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t d
  * error it releases the region. Forgets an import at the same address: the caller unmapped it without rdt_dealloc, and the
  * kernel has used the address again. */
 enum rdt_status alloc_offer(rdt *conn, struct mapping *take_mapping, struct rdt_error *err);
+
+/* Records and offers memory that the caller has mapped itself, and that the daemon has imported as the reply says. mapper is
+ * NULL for host memory. Takes the lock. Errors: INVALID (it overlaps a known range), NO_MEMORY; then the region is released. */
+enum rdt_status alloc_adopt(rdt *conn, const Rdt__Pb__RegionReply *reply, void *addr, size_t bytes, struct mapper *mapper,
+                            struct rdt_error *err);
 
 /* INVALID if some byte of [addr, addr + bytes) is in a known region. Takes the lock. */
 enum rdt_status alloc_check_unknown(rdt *conn, const void *addr, size_t bytes, struct rdt_error *err);

@@ -19,6 +19,12 @@ static int64_t round_trip_deadline_ns(int64_t timeout_ns)
     return timeout_ns == 0 ? clock_deadline_ns(POLL_NS) : clock_after_answer_ns(clock_deadline_ns(timeout_ns), timeout_ns);
 }
 
+/* Returns the time-out as messages carry it: -1 is without end. */
+static int64_t wire_timeout_ns(int64_t timeout_ns)
+{
+    return timeout_ns < 0 ? -1 : timeout_ns;
+}
+
 enum rdt_status rdt_ping(rdt *conn, int64_t timeout_ns, struct rdt_error *err)
 {
     Rdt__Pb__Ping request = RDT__PB__PING__INIT;
@@ -72,7 +78,7 @@ static void prefix_timed_out(enum rdt_status status, const char *what, const str
 
 static enum rdt_status wait_freed(rdt *conn, Rdt__Pb__WaitFreed *request, int64_t timeout_ns, struct rdt_error *err)
 {
-    request->timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
+    request->timeout_ns = wire_timeout_ns(timeout_ns);
     return call_fds(conn, RDT_MSG_WAIT_FREED, &request->base, -1, round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
 }
 
@@ -86,7 +92,7 @@ enum rdt_status rdt_wait_put(rdt *conn, const struct rdt_ref *ref, int64_t timeo
         return status;
     wire_ref_from(ref, &message);
     request.ref = &message;
-    request.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
+    request.timeout_ns = wire_timeout_ns(timeout_ns);
     status = call_fds(conn, RDT_MSG_WAIT, &request.base, -1, round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
     prefix_timed_out(status, ref->is_name ? "to be published" : "to be put", ref, err);
     return status;
@@ -145,13 +151,14 @@ enum rdt_status rdt_wait_freed_range(rdt *conn, const void *addr, size_t bytes, 
 
 /* ---- starting to wait: a request that the daemon's reply ends ---- */
 
-/* With the lock: sends the message. Frees the request on an error. */
+/* Sends the message and starts the request. Frees the request on an error. Takes the lock. */
 static enum rdt_status start_wait(rdt_request *take_request, enum rdt_message type, const ProtobufCMessage *message,
                                   rdt_request **request_p, struct rdt_error *err)
 {
     rdt *conn = take_request->conn;
     enum rdt_status status = RDT_OK;
 
+    connection_lock(conn);
     if (!expiry_reserve(&conn->expiries, 1))
         status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
     if (status == RDT_OK) {
@@ -162,6 +169,7 @@ static enum rdt_status start_wait(rdt_request *take_request, enum rdt_message ty
         *request_p = take_request;
     else
         request_destroy(take_request);
+    connection_unlock(conn);
     return status;
 }
 
@@ -192,11 +200,8 @@ enum rdt_status rdt_wait_put_start(rdt *conn, const struct rdt_ref *ref, int64_t
         return RDT_NO_MEMORY;
     wire_ref_from(ref, &wire);
     message.ref = &wire;
-    message.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
-    connection_lock(conn);
-    status = start_wait(request, RDT_MSG_WAIT, &message.base, request_p, err);
-    connection_unlock(conn);
-    return status;
+    message.timeout_ns = wire_timeout_ns(timeout_ns);
+    return start_wait(request, RDT_MSG_WAIT, &message.base, request_p, err);
 }
 
 enum rdt_status rdt_wait_freed_start(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **request_p,
@@ -214,11 +219,8 @@ enum rdt_status rdt_wait_freed_start(rdt *conn, const struct rdt_ref *ref, int64
         return RDT_NO_MEMORY;
     wire_ref_from(ref, &wire);
     message.ref = &wire;
-    message.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
-    connection_lock(conn);
-    status = start_wait(request, RDT_MSG_WAIT_FREED, &message.base, request_p, err);
-    connection_unlock(conn);
-    return status;
+    message.timeout_ns = wire_timeout_ns(timeout_ns);
+    return start_wait(request, RDT_MSG_WAIT_FREED, &message.base, request_p, err);
 }
 
 enum rdt_status rdt_wait_freed_range_start(rdt *conn, const void *addr, size_t bytes, int64_t timeout_ns,
@@ -233,19 +235,17 @@ enum rdt_status rdt_wait_freed_range_start(rdt *conn, const void *addr, size_t b
         return status;
     if (bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "the range has no bytes");
+    connection_lock(conn);
+    status = find_range(conn, addr, bytes, &message, err);
+    connection_unlock(conn);
+    if (status != RDT_OK)
+        return status;
     request = create_wait(conn, &none, "wait for the end of what is in", timeout_ns, err);
     if (!request)
         return RDT_NO_MEMORY;
     (void)snprintf(request->label, sizeof request->label, "[%p, +%zu)", addr, bytes);
-    message.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
-    connection_lock(conn);
-    status = find_range(conn, addr, bytes, &message, err);
-    if (status == RDT_OK)
-        status = start_wait(request, RDT_MSG_WAIT_FREED, &message.base, request_p, err);
-    else
-        request_destroy(request);
-    connection_unlock(conn);
-    return status;
+    message.timeout_ns = wire_timeout_ns(timeout_ns);
+    return start_wait(request, RDT_MSG_WAIT_FREED, &message.base, request_p, err);
 }
 
 /* ---- holds ---- */
@@ -282,12 +282,9 @@ static enum rdt_status start_hold(rdt *conn, const struct rdt_ref *ref, int64_t 
     request_make_hold(request);
     wire_ref_from(ref, &wire);
     message.ref = &wire;
-    message.timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
+    message.timeout_ns = wire_timeout_ns(timeout_ns);
     message.takes_over = takes_over;
-    connection_lock(conn);
-    status = start_wait(request, RDT_MSG_HOLD, &message.base, hold_p, err);
-    connection_unlock(conn);
-    return status;
+    return start_wait(request, RDT_MSG_HOLD, &message.base, hold_p, err);
 }
 
 enum rdt_status rdt_hold_start(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **hold_p,
@@ -334,7 +331,7 @@ static enum rdt_status fill_broadcast(const rdt *conn, const struct rdt_ref *ref
     wire_ref_from(ref, wire);
     message->ref = wire;
     message->group = (char *)(uintptr_t)group;
-    message->timeout_ns = timeout_ns < 0 ? -1 : timeout_ns;
+    message->timeout_ns = wire_timeout_ns(timeout_ns);
     return RDT_OK;
 }
 
@@ -363,8 +360,5 @@ enum rdt_status rdt_broadcast_start(rdt *conn, const struct rdt_ref *ref, const 
     request = create_wait(conn, ref, "broadcast of", timeout_ns, err);
     if (!request)
         return RDT_NO_MEMORY;
-    connection_lock(conn);
-    status = start_wait(request, RDT_MSG_BROADCAST, &message.base, request_p, err);
-    connection_unlock(conn);
-    return status;
+    return start_wait(request, RDT_MSG_BROADCAST, &message.base, request_p, err);
 }

@@ -11,10 +11,18 @@
 
 #define MAX_CHUNKS 65536u
 
-static enum rdt_status no_mapper(const char *kind, struct rdt_error *err)
+/* The mapper belongs to the connection. NULL: there is none, and *err says so. */
+static struct mapper *find_mapper(rdt *conn, const char *kind, struct rdt_error *err)
 {
-    return rdt_error_set(err, RDT_UNSUPPORTED, "this process has no mapper for \"%.32s\" memory: register one with rdt_map_by",
-                         kind);
+    struct mapper *mapper;
+
+    connection_lock(conn);
+    mapper = memory_mapper(&conn->memory, kind);
+    connection_unlock(conn);
+    if (!mapper)
+        (void)rdt_error_set(err, RDT_UNSUPPORTED,
+                            "this process has no mapper for \"%.32s\" memory: register one with rdt_map_by", kind);
+    return mapper;
 }
 
 enum rdt_status device_alloc(rdt *conn, size_t bytes, const struct rdt_alloc_options *options, int64_t deadline_ns,
@@ -27,11 +35,9 @@ enum rdt_status device_alloc(rdt *conn, size_t bytes, const struct rdt_alloc_opt
     struct mapper *mapper;
     enum rdt_status status;
 
-    connection_lock(conn);
-    mapper = memory_mapper(&conn->memory, options->memory);
-    connection_unlock(conn);
+    mapper = find_mapper(conn, options->memory, err);
     if (!mapper)
-        return no_mapper(options->memory, err);
+        return RDT_UNSUPPORTED;
     request.memory = mapper->memory;
     request.device = (char *)(options->device ? options->device : "");
     request.bytes = bytes;
@@ -187,10 +193,8 @@ static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, P
 enum rdt_status rdt_import_shared(rdt *conn, const struct rdt_shared *given, void *addr, struct rdt_error *err)
 {
     struct rdt_shared shared;
-    Rdt__Pb__RegionReply *reply;
     ProtobufCMessage *answer;
-    struct mapping *mapping;
-    struct mapper *mapper = NULL;
+    struct mapper *mapper;
     enum rdt_status status = connection_check(conn, err);
 
     if (status == RDT_OK)
@@ -201,25 +205,13 @@ enum rdt_status rdt_import_shared(rdt *conn, const struct rdt_shared *given, voi
         status = alloc_check_unknown(conn, addr, shared.bytes, err);
     if (status != RDT_OK)
         return status;
-    connection_lock(conn);
-    mapper = memory_mapper(&conn->memory, shared.memory);
-    connection_unlock(conn);
+    mapper = find_mapper(conn, shared.memory, err);
     if (!mapper)
-        return no_mapper(shared.memory, err);
+        return RDT_UNSUPPORTED;
     status = send_import(conn, &shared, &answer, err);
     if (status != RDT_OK)
         return status;
-    reply = (Rdt__Pb__RegionReply *)answer;
-    connection_lock(conn);
-    status = memory_adopt_device(&conn->memory, reply->region, reply->generation, addr, shared.bytes, mapper, reply->device,
-                                 &mapping, err);
-    if (status != RDT_OK) {
-        connection_unlock(conn);
-        alloc_release_unmapped(conn, reply->region);
-    } else {
-        status = alloc_offer(conn, mapping, err);
-        connection_unlock(conn);
-    }
+    status = alloc_adopt(conn, (Rdt__Pb__RegionReply *)answer, addr, shared.bytes, mapper, err);
     protobuf_c_message_free_unpacked(answer, NULL);
     return status;
 }

@@ -76,24 +76,6 @@ static enum rdt_status check_import(int fd, const void *addr, size_t bytes, stru
     return RDT_OK;
 }
 
-static enum rdt_status adopt(rdt *conn, const Rdt__Pb__RegionReply *reply, void *addr, size_t bytes, struct rdt_error *err)
-{
-    struct mapping *mapping;
-    enum rdt_status status;
-
-    connection_lock(conn);
-    status = memory_adopt(&conn->memory, reply->region, reply->generation, addr, bytes, &mapping, err);
-    if (status == RDT_OK) {
-        status = memory_offer(&conn->memory, mapping, err);
-        if (status != RDT_OK)
-            memory_unref(&conn->memory, mapping);
-    }
-    connection_unlock(conn);
-    if (status != RDT_OK)
-        alloc_release_unmapped(conn, reply->region);
-    return status;
-}
-
 enum rdt_status rdt_import(rdt *conn, int fd, void *addr, size_t bytes, struct rdt_error *err)
 {
     Rdt__Pb__Import request = RDT__PB__IMPORT__INIT;
@@ -111,7 +93,7 @@ enum rdt_status rdt_import(rdt *conn, int fd, void *addr, size_t bytes, struct r
     status = call_fds(conn, RDT_MSG_IMPORT, &request.base, fd, clock_deadline_ns(CALL_MEMORY_TIMEOUT_NS), &answer, NULL, err);
     if (status != RDT_OK)
         return status;
-    status = adopt(conn, (Rdt__Pb__RegionReply *)answer, addr, bytes, err);
+    status = alloc_adopt(conn, (Rdt__Pb__RegionReply *)answer, addr, bytes, NULL, err);
     protobuf_c_message_free_unpacked(answer, NULL);
     return status;
 }
@@ -146,19 +128,8 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
     return status;
 }
 
-/* With the lock: makes the memory that begins at addr unknown to puts and fetch targets. */
+/* Makes the memory that begins at addr unknown to puts and fetch targets. The caller takes over its reference. */
 static enum rdt_status withdraw(rdt *conn, const void *addr, struct mapping **mapping_p, struct rdt_error *err)
-{
-    struct mapping *mapping = memory_at(&conn->memory, (uintptr_t)addr, (uintptr_t)addr + 1);
-
-    if (!mapping || mapping->addr != addr)
-        return rdt_error_set(err, RDT_INVALID, "%p is not the start of memory from rdt_alloc or rdt_import", addr);
-    memory_withdraw(&conn->memory, mapping);
-    *mapping_p = mapping;
-    return RDT_OK;
-}
-
-enum rdt_status rdt_dealloc(rdt *conn, void *addr, struct rdt_error *err)
 {
     struct mapping *mapping;
     enum rdt_status status = connection_check(conn, err);
@@ -166,22 +137,32 @@ enum rdt_status rdt_dealloc(rdt *conn, void *addr, struct rdt_error *err)
     if (status != RDT_OK)
         return status;
     connection_lock(conn);
-    status = withdraw(conn, addr, &mapping, err);
+    mapping = memory_at(&conn->memory, (uintptr_t)addr, (uintptr_t)addr + 1);
+    if (!mapping || mapping->addr != addr)
+        status = rdt_error_set(err, RDT_INVALID, "%p is not the start of memory from rdt_alloc or rdt_import", addr);
+    else
+        memory_withdraw(&conn->memory, *mapping_p = mapping);
     connection_unlock(conn);
+    return status;
+}
+
+enum rdt_status rdt_dealloc(rdt *conn, void *addr, struct rdt_error *err)
+{
+    struct mapping *mapping;
+    enum rdt_status status = withdraw(conn, addr, &mapping, err);
+
     return status == RDT_OK ? release_region(conn, mapping, err) : status;
 }
 
 enum rdt_status rdt_dealloc_soon(rdt *conn, void *addr, struct rdt_error *err)
 {
     struct mapping *mapping;
-    enum rdt_status status = connection_check(conn, err);
+    enum rdt_status status = withdraw(conn, addr, &mapping, err);
 
     if (status != RDT_OK)
         return status;
     connection_lock(conn);
-    status = withdraw(conn, addr, &mapping, err);
-    if (status == RDT_OK)
-        alloc_release(conn, mapping);
+    alloc_release(conn, mapping);
     connection_unlock(conn);
-    return status;
+    return RDT_OK;
 }

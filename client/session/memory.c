@@ -152,11 +152,17 @@ enum rdt_status memory_map_cow(struct memory *memory, uint64_t region, uint64_t 
 }
 
 enum rdt_status memory_adopt(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
-                             struct mapping **mapping_p, struct rdt_error *err)
+                             struct mapper *mapper, const char *device, struct mapping **mapping_p, struct rdt_error *err)
 {
-    struct mapping what = {
-        .region = region, .generation = generation, .addr = addr, .bytes = bytes, .origin = MAPPING_IMPORTED, .writable = true};
+    struct mapping what = {.region = region,
+                           .generation = generation,
+                           .addr = addr,
+                           .bytes = bytes,
+                           .origin = MAPPING_IMPORTED,
+                           .writable = true,
+                           .mapper = mapper};
 
+    (void)snprintf(what.device, sizeof what.device, "%s", device);
     return add(memory, &what, mapping_p, err);
 }
 
@@ -169,22 +175,6 @@ struct mapper *memory_mapper(const struct memory *memory, const char *kind)
     while (mapper && strcasecmp(mapper->memory, kind) != 0)
         mapper = mapper->next;
     return mapper;
-}
-
-enum rdt_status memory_adopt_device(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
-                                    struct mapper *mapper, const char *device, struct mapping **mapping_p,
-                                    struct rdt_error *err)
-{
-    struct mapping what = {.region = region,
-                           .generation = generation,
-                           .addr = addr,
-                           .bytes = bytes,
-                           .origin = MAPPING_IMPORTED,
-                           .writable = true,
-                           .mapper = mapper};
-
-    (void)snprintf(what.device, sizeof what.device, "%s", device);
-    return add(memory, &what, mapping_p, err);
 }
 
 enum rdt_status memory_map_device(struct memory *memory, uint64_t region, uint64_t generation, const struct rdt_shared *shared,

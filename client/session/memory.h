@@ -85,14 +85,10 @@ enum rdt_status memory_map(struct memory *memory, uint64_t region, uint64_t gene
 enum rdt_status memory_map_cow(struct memory *memory, uint64_t region, uint64_t generation, int fd, size_t bytes,
                                struct mapping **mapping_p, struct rdt_error *err);
 
-/* Records memory that the caller has mapped itself, with one reference. NO_MEMORY. */
+/* Records memory that the caller has mapped itself, with one reference. mapper and device are NULL and "" for host memory.
+ * NO_MEMORY. */
 enum rdt_status memory_adopt(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
-                             struct mapping **mapping_p, struct rdt_error *err);
-
-/* The same for memory on a device. */
-enum rdt_status memory_adopt_device(struct memory *memory, uint64_t region, uint64_t generation, void *addr, size_t bytes,
-                                    struct mapper *mapper, const char *device, struct mapping **mapping_p,
-                                    struct rdt_error *err);
+                             struct mapper *mapper, const char *device, struct mapping **mapping_p, struct rdt_error *err);
 
 /* Lets the mapper of its kind map what the daemon shares, unless the region is mapped already, with one reference for the
  * caller. Errors: UNSUPPORTED (no mapper of that kind), NO_MEMORY, the mapper's own. */
