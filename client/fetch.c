@@ -30,13 +30,17 @@
 static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *done, struct frame *frame, rdt_object **object_p,
                               struct rdt_error *err)
 {
+    enum fetched_content content = FETCHED_TENSORS;
     rdt_object *object;
     enum rdt_status status;
 
     if (done->status != RDT_OK)
         return wire_error(done->status, done->sys_errno, done->message, err);
-    status = fetched_create(request->conn, done, frame, !request->targets || !request->targets->direct || done->to_copy,
-                            &object, err);
+    if (request->metadata_only)
+        content = FETCHED_METADATA;
+    else if (request->targets && request->targets->direct && !done->to_copy)
+        content = FETCHED_IN_TARGETS;
+    status = fetched_create(request->conn, done, frame, content, &object, err);
     if (status != RDT_OK) {
         rdt_error_prefix(err, "fetch of %s", request->label);
         return status;
@@ -219,6 +223,7 @@ static enum rdt_status create_request(struct fetch *fetch, size_t i, const struc
         connection_unlock(fetch->conn);
         return no_memory(err, fetch->count);
     }
+    fetch->requests[i]->metadata_only = options->metadata_only;
     return RDT_OK;
 }
 
@@ -334,6 +339,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     request.memory = (char *)(options->memory ? options->memory : "");
     request.device = (char *)(options->device ? options->device : "");
     request.host_stays = options->host_stays;
+    request.meta_only = options->metadata_only;
     request.maps = maps;
     request.n_maps = mapper_kinds(fetch->conn, maps, sizeof maps / sizeof maps[0]);
     request.self_copy_bytes = SELF_COPY_BYTES;
@@ -384,6 +390,8 @@ static enum rdt_status check_options(struct rdt_fetch_options *options, struct r
         status = options_check_text(options->device, 64, "device", err);
     if (status == RDT_OK && options->device && !options->memory)
         status = rdt_error_set(err, RDT_INVALID, "device is set, but memory is NULL: give the device's kind of memory");
+    if (status == RDT_OK && options->metadata_only && (options->slices || options->targets))
+        status = rdt_error_set(err, RDT_INVALID, "metadata_only fetches no bytes: slices and targets must be NULL");
     return status;
 }
 

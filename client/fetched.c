@@ -196,15 +196,17 @@ static enum rdt_status find_data(rdt_object *object, uint32_t i, size_t inline_b
 }
 
 static enum rdt_status fill_tensors(rdt_object *object, const Rdt__Pb__FetchDone *done, struct frame *frame,
-                                    struct rdt_error *err)
+                                    enum fetched_content content, struct rdt_error *err)
 {
     enum rdt_status status = layout_from_wire(done->tensors, &object->layout, err);
 
     if (status != RDT_OK)
         return status;
-    object->data = malloc(((size_t)object->layout->count + 1) * sizeof *object->data);
+    object->data = calloc((size_t)object->layout->count + 1, sizeof *object->data);
     if (!object->data)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %u tensors", object->layout->count);
+    if (content == FETCHED_METADATA)
+        return RDT_OK;
     if (done->inline_data.len > 0) {
         object->inline_data = aligned_alloc(LAYOUT_ALIGN_BYTES, (done->inline_data.len + LAYOUT_ALIGN_BYTES - 1) /
                                                                     LAYOUT_ALIGN_BYTES * LAYOUT_ALIGN_BYTES);
@@ -218,7 +220,7 @@ static enum rdt_status fill_tensors(rdt_object *object, const Rdt__Pb__FetchDone
     return status;
 }
 
-enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, bool placed,
+enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, enum fetched_content content,
                                rdt_object **object_p, struct rdt_error *err)
 {
     rdt_object *object = calloc(1, sizeof *object);
@@ -230,8 +232,8 @@ enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct
     object->to_copy = done->to_copy;
     chain_init(&object->link);
     status = fill_info(object, done, err);
-    if (status == RDT_OK && placed)
-        status = fill_tensors(object, done, frame, err);
+    if (status == RDT_OK && content != FETCHED_IN_TARGETS)
+        status = fill_tensors(object, done, frame, content, err);
     if (status != RDT_OK) {
         fetched_destroy(object);
         return status;

@@ -24,10 +24,15 @@ struct rdt_object {
     struct targets *targets; /* if not NULL, it owns layout and data */
 };
 
-/* Creates the object from the daemon's event and the fds of its frame. With `placed` false the tensors lie in direct
- * targets, and the object is created without them. Takes the hold on success only. Errors: PROTOCOL, NO_MEMORY, SYSTEM, a
- * mapper's. */
-enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, bool placed,
+enum fetched_content {
+    FETCHED_TENSORS,
+    FETCHED_IN_TARGETS, /* the tensors lie in direct targets, and the object is created without them */
+    FETCHED_METADATA,   /* the layout without the tensors' bytes */
+};
+
+/* Creates the object from the daemon's event and the fds of its frame. Takes the hold on success only. Errors: PROTOCOL,
+ * NO_MEMORY, SYSTEM, a mapper's. */
+enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, enum fetched_content content,
                                rdt_object **object_p, struct rdt_error *err);
 
 /* Maps one region of an answer, with one reference for the caller. *mapping_p is NULL for an empty region. Takes the

@@ -371,6 +371,9 @@ struct rdt_fetch_options {
     const char *memory, *device;
     bool host_stays; /* with a kind other than host: only tensors on devices are moved there, others stay in
                       * host memory */
+    /* Bring the metadata, dtypes and shapes of the objects and no bytes: every tensor's data is NULL, and nothing
+     * holds the object afterwards. For choosing targets; slices and targets must be NULL. */
+    bool metadata_only;
 };
 
 /* Starts fetching refs [count] and returns. requests_p [count] receives a request for each, which the caller destroys. A

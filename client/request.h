@@ -34,6 +34,7 @@ struct rdt_request {
     const char *what;                /* as errors name it, before the label: "fetch of"; static */
     bool wait;                       /* a wait, hold or broadcast, which a reply ends */
     bool for_hold;                   /* a hold */
+    bool metadata_only;              /* a fetch of the object's metadata and layout */
     bool holds;                      /* a hold that ended well, and neither cancelled nor destroyed since */
     struct rdt_ref held;             /* the ref of the held object */
 

@@ -1,15 +1,17 @@
 """Values that are put come back equal: arrays, dtypes, strides, nested values, pickles. Values in daemon
 memory are not copied, nor are others where that is promised."""
 import array
+import asyncio
 import collections
 import dataclasses
 import pickle
 import signal
+import threading
 import time
 
 import rdtd
 
-from nodes import LONG, Node, Skipped, main, raises
+from nodes import LONG, Node, Skipped, main, raises, until
 
 try:
     import numpy as np
@@ -225,15 +227,112 @@ def test_targets_and_slices():
         assert c.get(ref, into=into) is into
         same(into["a"], a)
         with raises(rdtd.Mismatch, "tensor 1"):
-            c.get(ref, into=[into["a"], np.zeros(8, "i8")])
+            c.get(ref, into=[into["a"], np.zeros(8, "i8")], as_="list")
         frozen = np.zeros((100, 200))
         frozen.flags.writeable = False
         with raises((ValueError, BufferError), "target tensor 0"):
-            c.get(ref, into=[frozen, into["b"]])
+            c.get(ref, into=[frozen, into["b"]], as_="list")
         with raises(ValueError, "start and stop"):
             c.get(ref, slices=[np.s_[10:], None])
         with raises(rdtd.Invalid):
             c.get(ref, slices=[np.s_[0:101, 0:1], None])
+
+
+def test_targets_match_by_name():
+    need(np, "numpy")
+    a, b = Node(listen=True), Node(listen=True)
+    with a, b, rdtd.connect(a.socket) as c, rdtd.connect(b.socket) as other:
+        ones, twos = np.ones(9000), np.full(9000, 2.0)
+        flat = c.put({"a": ones, "b": twos})
+        nested = c.put({"m": {"a": ones, "l": [twos, (ones * 3, 7)]}, "step": 7})
+        pickled = c.put({"a": ones, "b": twos, "what": Step(None, 1)})
+        for reader in (c, other):
+            def zeros(reader=reader):
+                return reader.empty(9000, "f8")
+
+            for make in (zeros, lambda: np.zeros(9000)):  # the daemon writes; librdt writes
+                for ref in (flat, pickled):
+                    into = {"b": make(), "a": make()}
+                    assert reader.get(ref, into=into) is into
+                    same({"b": twos, "a": ones}, {name: np.array(array) for name, array in into.items()})
+                into = {"m": {"l": [make(), [make()]], "a": make()}}
+                assert reader.get(nested, into=into) is into
+                assert into["m"]["a"][0] == 1 and into["m"]["l"][0][8999] == 2
+                assert into["m"]["l"][1][0][0] == 3
+                first, second = make(), make()
+                got = reader.get([flat, flat, c.put(twos)],
+                                 into=[{"b": first, "a": make()}, None, second], timeout=LONG)
+                assert first[0] == 2 and second[0] == 2 and got[1]["a"][0] == 1
+                one, two = make(), make()
+                assert reader.get(flat, into=[one, two], as_="list")[1] is two and two[0] == 2
+            for into, why in (({"a": 0, "c": 0}, "key 'c', but the object has a dict with the keys 'a', 'b'"),
+                              ({"a": 0}, "no target for the object's key 'b'"),
+                              ({"a": {"x": 0}, "b": 0}, "into['a'] is a dict, but the object has a tensor"),
+                              ([0, 0], "into is a list"), ({"a": [0], "b": 0}, "into['a'] is a list")):
+                def fill(part):
+                    if isinstance(part, dict):
+                        return {key: fill(item) for key, item in part.items()}
+                    return [fill(item) for item in part] if isinstance(part, list) else np.zeros(9000)
+
+                into = fill(into)
+                with raises(rdtd.Mismatch, why):
+                    reader.get(flat, into=into)
+                assert not any(array.any() for array in rdtd._structure.flatten(into)), "it was written"
+            with raises(TypeError, "a list of targets"):
+                reader.get(flat, into={"a": np.zeros(9000), "b": np.zeros(9000)}, as_="list")
+    for node in (a, b):  # their link stays open while they live
+        node.process.terminate()
+        assert node.process.wait(LONG) == 0, node.log()
+
+
+def test_targets_of_every_kind_of_wait():
+    need(np, "numpy")
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as producer:
+        into = {"b": np.zeros(9000), "a": np.zeros(9000)}
+        value = {"a": np.ones(9000), "b": np.full(9000, 2.0)}
+        late = c.fetch(rdtd.Ref("late"), into=into, timeout=LONG)
+        assert not late.done() and c.wait([late], timeout=0)[1] == [late]
+        producer.put(value, id="late")
+        until(late.done, "the fetch has ended")
+        assert into["b"][0] == 2 and into["a"][0] == 1 and late.result() is into
+        bad = c.fetch(rdtd.Ref("late"), into={"x": into["a"], "a": into["b"]})
+        with raises(rdtd.Mismatch, "the key 'x'"):
+            c.wait([bad])
+        cancelled = c.fetch(rdtd.Ref("never"), into=into)
+        cancelled.cancel()
+        with raises(rdtd.Cancelled):
+            cancelled.result()
+        with raises(rdtd.TimedOut):
+            c.get(rdtd.Ref("never"), into=into, timeout=0.05)
+        with raises(rdtd.TimedOut, "still running"):
+            c.fetch(rdtd.Ref("never"), into=into).result(0.05)
+
+        async def awaited():
+            request = c.fetch(rdtd.Ref("later"), into=into)
+            other = c.fetch(rdtd.Ref("later"), into={"a": np.zeros(9000), "b": np.zeros(9000)})
+            producer.put({"a": value["b"], "b": value["a"]}, id="later")
+            assert (await c.wait_async([request, other], timeout=LONG))[1] == []
+            assert await request is into and into["b"][0] == 1 and (await other)["a"][0] == 2
+
+        asyncio.run(awaited())
+        for step in (1, 2):  # the number of the version is the name's
+            producer.publish("w", {"a": value["a"] * step, "b": value["b"] * step})
+        for version, got in c.versions("w", into=into):
+            assert version == 2 and got is into and into["b"][0] == 4 and into["a"][0] == 2
+            break
+        request = c.fetch(c.name("w"), into=into)
+        c._wait([request], 1, LONG)  # its first step: now another version takes the place of that one
+        producer.publish("w", {"a": value["b"], "b": value["b"]})
+        assert request.fetched(LONG).version == 3 and into["a"][0] == 2
+        c.unpublish("w")
+        again = [c.fetch(rdtd.Ref("late"), into={"b": np.zeros(9000), "a": np.zeros(9000)})
+                 for _ in range(50)]
+        threads = [threading.Thread(target=c.wait, args=([request],)) for request in again for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(request.result()["b"][0] == 2 for request in again)
 
 
 def test_torch_goes_both_ways():

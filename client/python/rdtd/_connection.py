@@ -20,7 +20,7 @@ from ._errors import (Disconnected, Error, NotFound, OwnerDied, PeerLost, Shutti
 from ._gpu import TorchPools
 from ._groups import GroupCalls
 from ._info import InfoCalls
-from ._requests import HOLD, MODES, TAKE_OVER, Fetched, Held, How, Ref, Request, is_open
+from ._requests import HOLD, MODES, TAKE_OVER, Fetched, FetchInto, Held, How, Ref, Request, Steps, is_open
 from ._structure import Layout, bare, encode, encode_nested, flatten, refused
 
 Visible = Literal["owner", "tenant", "all"]
@@ -54,6 +54,14 @@ def _box(index_: Any) -> Optional[tuple[tuple[int, int], ...]]:
         start = one.start or 0
         box.append((start, one.stop - start))
     return tuple(box)
+
+
+def _is_structure(into: Any) -> bool:
+    return into is not None and not kind_of(into)
+
+
+def _steps_of(requests: Sequence[Request]) -> int:
+    return sum([len(request._how.steps.earlier) for request in requests if isinstance(request, FetchInto)])
 
 
 def _number_of(listed: Sequence[Any], how_many: Any) -> int:
@@ -377,9 +385,12 @@ class Connection(GroupCalls, InfoCalls):
         others as numpy if numpy is installed); "numpy"; "torch"; "tensor": rdtd.Tensor, which needs neither;
         "list": the tensors without the structure.
         into: targets that receive the bytes: a tensor, or dicts, lists and tuples of tensors (for a list of
-        refs: a list of these), contiguous and with the count, dtypes and shapes of the object. The result is
-        `into`. slices: for each tensor of the object None or, for example, numpy.s_[0:10, 5:6] (for a list of
-        refs: a list of such lists): fetches only that box of the tensor.
+        refs: a list of these), contiguous and with the dtypes and shapes of the object's tensors. Targets in
+        dicts are matched by key, those in lists and tuples by index. So `into` needs the structure of the
+        object, except for parts without tensors. With as_="list", into is a list of targets in the order of
+        the tensors. The result is `into`. slices: a list with, for each tensor of the object, None or, for
+        example, numpy.s_[0:10, 5:6] (for a list of refs: a list of such lists): fetches only that box of the
+        tensor.
         transport: use only this transport. least_path: refuse every path that is slower than "share", "cow",
         "copy", "inline" or a transport.
         group: use only this group (see `create_group`); None: if a path needs a group, the first one that
@@ -392,8 +403,8 @@ class Connection(GroupCalls, InfoCalls):
         as rdtd.Tensor on a GPU, which DLPack and `__cuda_array_interface__` pass on. All bytes are there when
         the fetch has ended: no stream has to be waited for.
         Errors, from this call or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost,
-        TransportFailed, NoPath, Mismatch (names the tensor; nothing was written), NoMemory, LimitReached,
-        TimedOut, Cancelled, PickleRefused."""
+        TransportFailed, NoPath, Mismatch (names the tensor or the key; nothing was written), NoMemory,
+        LimitReached, TimedOut, Cancelled, PickleRefused."""
         one = isinstance(refs, _rdt.Ref)
         wanted: list[Any] = [refs] if isinstance(refs, (_rdt.Ref, str, bytes)) else list(refs)
         for ref in wanted:
@@ -414,12 +425,38 @@ class Connection(GroupCalls, InfoCalls):
                                               and all([ref._hint for ref in wanted])):
             number = MODES["cow"]
         place = ("host", None) if device is None and as_ == "numpy" else self._place(device)
+        again = [(ref, timeout, transport, least_path, None if boxes is None else [boxes[i]], place, group)
+                 for i, ref in enumerate(wanted)]
+        if into is not None and targets is not None:
+            if len(into) != len(wanted) or boxes is not None and len(boxes) != len(wanted):
+                raise ValueError("the number of slices and of targets must equal the number of refs")
+            if as_ == "list" and not all(all(map(kind_of, value)) for value in into if _is_structure(value)):
+                raise TypeError("as_=\"list\" takes a list of targets, in the order of the tensors")
+            if any(map(_is_structure, into)) and as_ != "list":
+                made = [self._fetch_into(into[i], targets[i], number, as_, mode, allow_pickle, again[i])
+                        for i in range(len(wanted))]
+                return made[0] if one else made
         started = self._fetch(wanted, number, timeout, transport, least_path, boxes, targets, place, group)
         for i, request in enumerate(started):
-            again = (wanted[i], timeout, transport, least_path, None if boxes is None else [boxes[i]], place,
-                     group)
-            request._how = How(as_, mode, None if into is None else into[i], allow_pickle, again)
+            request._how = How(as_, mode, None if into is None else into[i], allow_pickle, again[i])
         return started[0] if one else started
+
+    def _fetch_into(self, into: Any, targets: Optional[list[Any]], number: int, as_: str, mode: Optional[str],
+                    allow_pickle: Optional[bool], again: tuple[Any, ...]) -> Request:
+        """Starts the fetch of one object; see FetchInto."""
+        ref, timeout, transport, least_path, boxes, place, group = again
+        how = How(as_, mode, into, allow_pickle, again)
+        if not _is_structure(into):
+            (request,) = self._fetch([ref], number, timeout, transport, least_path, boxes,
+                                     None if targets is None else [targets], place, group)
+            request._how = how
+            return request
+        (request,) = self._fetch([ref], number, timeout, transport, least_path, None, None, None, group, 0.0,
+                                 True)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        request._how = how._replace(steps=Steps(number, deadline))
+        request.__class__ = FetchInto
+        return request
 
     def _again(self, how: How) -> Request:
         ref, timeout, transport, least_path, boxes, place, group = how.again
@@ -442,7 +479,7 @@ class Connection(GroupCalls, InfoCalls):
         if isinstance(refs, list) and len(refs) == 1 and not options.keys() & {"into", "slices"}:
             return [self.get(refs[0], **options)]
         requests = self.fetch(refs, **options)
-        self._wait(requests, -1, None)
+        self._wait_for(requests, len(requests), None)
         return [request.result() for request in requests]
 
     def _get_one(self, ref: _rdt.Ref, mode: Optional[str] = None, as_: str = "auto") -> Any:
@@ -500,8 +537,31 @@ class Connection(GroupCalls, InfoCalls):
         Returns (ended requests, running requests). A timeout cancels nothing. If a request has failed or
         fails meanwhile, its error is raised at once."""
         listed = list(requests)
-        ended = self._wait(listed, _number_of(listed, how_many), timeout)
+        ended = self._wait_for(listed, _number_of(listed, how_many), timeout)
         return [r for r, yes in zip(listed, ended) if yes], [r for r, yes in zip(listed, ended) if not yes]
+
+    def _wait_for(self, requests: list[Request], number: int, timeout: Optional[float]) -> list[bool]:
+        """_wait, also for requests of more than one step."""
+        if not any([isinstance(request, FetchInto) for request in requests]):
+            return self._wait(requests, number, timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while True:
+            failure = None
+            before = _steps_of(requests)
+            try:
+                self._wait(requests, number, left)
+            except Error as error:
+                failure = error
+            ended = [request._state() != AGAIN for request in requests]  # starts second steps
+            for request, yes in zip(requests, ended):
+                if yes:
+                    request._check()
+            if failure is not None and _steps_of(requests) == before:
+                raise failure
+            if sum(ended) >= number or left == 0:
+                return ended
+            left = None if end is None else max(0.0, end - time.monotonic())
 
     async def wait_async(self, requests: Sequence[Request],
                          how_many: Union[int, Literal["all", "any"]] = "all",

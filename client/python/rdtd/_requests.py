@@ -1,18 +1,21 @@
 """Refs, requests, and what a fetch brought."""
 from __future__ import annotations
 
+import threading
+import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generator, NamedTuple, Optional, Union
 
 from . import _rdt
 from ._aio import AGAIN, OK
 from ._errors import Error, TimedOut, status_name
-from ._structure import Layout
+from ._structure import Layout, arrange
 
 if TYPE_CHECKING:
     from ._connection import Connection
 
+FREED, INVALID = _rdt.STATUSES["FREED"], _rdt.STATUSES["INVALID"]
 HOLD, TAKE_OVER = 3, 4  # Conn._start: take a hold; take it over from the process that pickled the Ref
 HOLD_SECONDS = 1.0  # how long implicit holds (unpickling) are waited for
 
@@ -192,6 +195,25 @@ class How(NamedTuple):
     into: Any
     allow_pickle: Optional[bool]
     again: tuple[Any, ...]  # what Connection._again needs to start the same fetch in another mode
+    steps: Optional[Steps] = None  # of a FetchInto
+
+
+@dataclass
+class Steps:
+    """The two steps of a FetchInto."""
+
+    number: int  # of the mode
+    deadline: Optional[float]
+    found: Optional[_rdt.Ref] = None  # the object, from the first step; None: that has not ended
+    version: int = 0
+    failure: Optional[Exception] = None  # why no further step could be started
+    freed: Optional[tuple[_rdt.Ref, Error]] = None  # the version that ended between the steps
+    # Requests of earlier steps, for which a thread may still be waiting.
+    earlier: list[Any] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.RLock)
+
+    def left(self) -> Optional[float]:
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
 
 @dataclass
@@ -325,7 +347,10 @@ class Request(_rdt.Request):
         metadata = brought.metadata
         tensors = self._tensors(how, brought)
         value = how.into if how.into is not None else self._read(how, brought, Layout(metadata, tensors))
-        return Fetched(value, tensors=tensors, metadata=metadata, **brought.info())
+        info = brought.info()
+        if how.steps is not None:
+            info["version"] = how.steps.version
+        return Fetched(value, tensors=tensors, metadata=metadata, **info)
 
     # torch has no read-only tensors, and a write to one would crash the process. So torch gets private pages,
     # unless the caller asked to share.
@@ -340,6 +365,84 @@ class Request(_rdt.Request):
     def _again(self, how: How) -> Request:
         connection: Connection = self.connection
         return connection._again(how)
+
+
+class FetchInto(Request):
+    """A fetch into dicts, lists or tuples of targets. Its first step brings the structure of the object, by
+    which each tensor finds its target; the second one writes the targets.
+
+    Whoever asks for the state of the request starts the second step once the first has ended."""
+
+    __slots__ = ()
+
+    def _state(self) -> int:
+        steps: Steps = self._how.steps
+        with steps.lock:
+            while steps.failure is None:
+                state = super()._state()
+                if state == AGAIN or state != OK and steps.found is None:
+                    return state
+                try:
+                    if steps.found is None:
+                        self._start_second(steps)
+                    elif state == FREED and self._how.again[0].is_name:
+                        self._start_anew(steps, steps.found)
+                    else:
+                        return state
+                except Exception as error:
+                    steps.failure = error
+            return getattr(steps.failure, "status", 0) or INVALID
+
+    def _start_second(self, steps: Steps) -> None:
+        how: How = self._how
+        connection: Connection = self.connection
+        _, _, transport, least_path, boxes, place, group = how.again
+        structure = self._take()
+        found: _rdt.Ref = structure.info()["ref"]
+        if steps.freed is not None and steps.freed[0] == found:
+            raise steps.freed[1]
+        may_unpickle = connection._is_own(found) if how.allow_pickle is None else how.allow_pickle
+        targets = arrange(structure.metadata, structure.count, how.into, may_unpickle)
+        (request,) = connection._fetch([found], steps.number, steps.left(), transport, least_path, boxes,
+                                       [targets], place, group)
+        steps.found, steps.version = found, structure.version
+        self._go_on(steps, request)
+
+    def _start_anew(self, steps: Steps, found: _rdt.Ref) -> None:
+        """Goes on with the version that has taken the place of `found`."""
+        ref, _, transport, least_path, _, _, group = self._how.again
+        connection: Connection = self.connection
+        try:
+            super()._check()
+        except Error as error:
+            steps.freed = found, error
+        (request,) = connection._fetch([ref], steps.number, steps.left(), transport, least_path, None, None,
+                                       None, group, 0.0, True)
+        steps.found = None
+        self._go_on(steps, request)
+
+    def _go_on(self, steps: Steps, request: Request) -> None:
+        self._continue(request)
+        steps.earlier.append(request)
+
+    def _check(self) -> None:
+        steps: Steps = self._how.steps
+        self._state()
+        if steps.failure is not None:
+            raise steps.failure
+        super()._check()
+
+    def cancel(self) -> None:
+        """Ends the request now with Cancelled, unless it has ended."""
+        steps: Steps = self._how.steps
+        with steps.lock:
+            if self._state() == AGAIN:
+                super().cancel()
+
+    def _wait(self, timeout: Optional[float]) -> None:
+        connection: Connection = self.connection
+        if not connection._wait_for([self], 1, timeout)[0]:
+            raise _still_running(timeout)
 
 
 def _still_running(timeout: Optional[float]) -> TimedOut:

@@ -20,7 +20,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Optional, cast
 
 from . import _rdt
 from ._arrays import convert, kind_of, to_numpy
-from ._errors import PickleRefused
+from ._errors import Mismatch, PickleRefused
 
 _quote: Callable[[str], str] = json.JSONEncoder().encode  # quotes a string; the fastest way that json offers
 TAIL_BYTES = 1 << 18  # longer text becomes a tensor
@@ -335,13 +335,14 @@ class Layout:
 
     def value(self, as_: str, may_unpickle: bool, ref: Callable[[str], Any]) -> Any:
         """The value that was put. Raises PickleRefused."""
-        if as_ == "list":
-            return self.leaves("auto")
+        return self.leaves("auto") if as_ == "list" else self.filled(self.leaves(as_), may_unpickle, ref)
+
+    def filled(self, leaves: list[Any], may_unpickle: bool, ref: Callable[[str], Any]) -> Any:
+        """The structure with `leaves` in place of its tensors. Raises PickleRefused."""
         if self.form == "pickle" and not may_unpickle:
             raise PickleRefused("the object's structure is a pickle, which can run any code of its "
                                 "producer: pass allow_pickle=True if you "
                                 "trust the producer, or as_=\"list\" for the tensors alone")
-        leaves = self.leaves(as_)
         if self.form == "names":
             names, _, cls = cast(_Names, self.names)
             return cls(zip(names, leaves))
@@ -367,3 +368,86 @@ def flatten(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [leaf for item in value for leaf in flatten(item)]
     raise TypeError(f"targets must be tensors in dicts, lists and tuples; found a {type(value).__name__}")
+
+
+# ---- targets ----
+
+_IN_ORDER = "pass as_=\"list\" and a list of targets in the order of the tensors"
+
+
+class _Place:
+    """Stands for a tensor of the object in the object's structure."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def tobytes(self) -> bytes:
+        raise _mismatch(f"the object's structure is too large to be matched with into: {_IN_ORDER}")
+
+
+def _mismatch(text: str) -> Mismatch:
+    error = Mismatch(text)
+    error.status = _rdt.STATUSES["MISMATCH"]
+    return error
+
+
+def arrange(metadata: bytes, count: int, into: Any, may_unpickle: bool) -> list[Any]:
+    """The targets of `into` in the order of the object's tensors: dicts match by key, lists and tuples by
+    index. Parts of the object without tensors need no counterpart. Raises Mismatch, which names the place."""
+    layout = Layout(metadata, cast("list[_rdt.Tensor]", [_Place(i) for i in range(count)]))
+    if layout.form == "bare" and not isinstance(into, dict):
+        return flatten(into)  # the tensors have an order and nothing else
+    placed: dict[int, Any] = {}
+    _place(into, layout.filled(layout.tensors, may_unpickle, str), "into", placed)
+    if len(placed) != count:
+        raise _mismatch(f"the object has {count} tensors, of which only {len(placed)} lie in its dicts, "
+                        f"lists and tuples: {_IN_ORDER}")
+    return [placed[i] for i in range(count)]
+
+
+def _place(into: Any, put: Any, where: str, placed: dict[int, Any]) -> None:
+    if kind_of(into):
+        if not isinstance(put, _Place):
+            raise _mismatch(f"{where} is a tensor, but the object has {_described(put)} there")
+        if put.number in placed:
+            raise _mismatch(f"{where}: the object has this tensor in two places: {_IN_ORDER}")
+        placed[put.number] = into
+    elif isinstance(into, dict):
+        if not isinstance(put, dict):
+            raise _mismatch(f"{where} is a dict, but the object has {_described(put)} there")
+        for key, item in into.items():
+            if key not in put:
+                raise _mismatch(f"{where} has the key {key!r}, but the object has {_described(put)} there")
+            _place(item, put[key], f"{where}[{key!r}]", placed)
+        for key, item in put.items():
+            if key not in into and _has_tensors(item):
+                raise _mismatch(f"{where} has no target for the object's key {key!r}")
+    else:
+        if not isinstance(put, (list, tuple)):
+            raise _mismatch(f"{where} is a {type(into).__name__}, but the object has {_described(put)} "
+                            f"there: give it that structure, or {_IN_ORDER}")
+        parts = [item for item in put if _has_tensors(item)]
+        if len(parts) != len(into):
+            raise _mismatch(f"{where} has {len(into)} targets, but the object has {_described(put)} there, "
+                            f"with tensors in {len(parts)} of its items")
+        for i, (item, part) in enumerate(zip(into, parts)):
+            _place(item, part, f"{where}[{i}]", placed)
+
+
+def _has_tensors(put: Any) -> bool:
+    if isinstance(put, dict):
+        return any(map(_has_tensors, put.values()))
+    return isinstance(put, _Place) or isinstance(put, (list, tuple)) and any(map(_has_tensors, put))
+
+
+def _described(put: Any) -> str:
+    if isinstance(put, _Place):
+        return "a tensor"
+    if isinstance(put, dict):
+        keys = [repr(key) for key in list(put)[:8]] + ["..."] * (len(put) > 8)
+        return f"a dict with the keys {', '.join(keys)}" if put else "an empty dict"
+    if isinstance(put, (list, tuple)):
+        return f"a {type(put).__name__} of {len(put)}"
+    return f"a {_type_name(put)}"

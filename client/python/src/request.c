@@ -204,6 +204,25 @@ static PyObject *request_take(PyObject *self, PyObject *ignored)
     return object_new(request->conn, object);
 }
 
+/* _continue(next): this Request goes on as `next`, which gets what this one was. The caller keeps `next`: a thread may
+ * still be waiting for what it got. */
+static PyObject *request_continue(PyObject *self, PyObject *argument)
+{
+    struct request *request = (struct request *)self, *next = (struct request *)argument;
+    rdt_request *before = request->request;
+    struct borrowed_set *targets = request->targets;
+
+    if (!PyObject_TypeCheck(argument, &request_type))
+        return PyErr_Format(PyExc_TypeError, "_continue: expected a Request, not a %.100s", Py_TYPE(argument)->tp_name);
+    if (gone(request))
+        return NULL;
+    request->request = next->request;
+    request->targets = next->targets;
+    next->request = before;
+    next->targets = targets;
+    Py_RETURN_NONE;
+}
+
 static PyObject *get_connection(PyObject *self, void *ignored)
 {
     PyObject *conn = (PyObject *)((struct request *)self)->conn;
@@ -245,6 +264,7 @@ static PyMethodDef request_methods[] = {
     {"_check", request_check, METH_NOARGS, NULL},
     {"_held", request_held, METH_NOARGS, NULL},
     {"_take", request_take, METH_NOARGS, NULL},
+    {"_continue", request_continue, METH_O, NULL},
     {"_share", request_share, METH_O, NULL},
     {"cancel", request_cancel, METH_NOARGS,
      "Ends the request now with Cancelled, unless it has ended. Other transfers of the same object are not affected."},
@@ -354,6 +374,12 @@ static PyObject *get_metadata(PyObject *self, void *ignored)
     return PyBytes_FromStringAndSize(metadata, (Py_ssize_t)bytes);
 }
 
+static PyObject *get_count(PyObject *self, void *ignored)
+{
+    (void)ignored;
+    return PyLong_FromSize_t(rdt_object_count(((struct object *)self)->object));
+}
+
 static PyObject *object_info(PyObject *self, PyObject *ignored)
 {
     struct rdt_object_info info;
@@ -393,6 +419,7 @@ static PyObject *get_version(PyObject *self, void *ignored)
 
 static PyGetSetDef object_getset[] = {
     {"metadata", get_metadata, NULL, NULL, NULL},
+    {"count", get_count, NULL, NULL, NULL},
     {"writable", get_writable, NULL, NULL, NULL},
     {"version", get_version, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},

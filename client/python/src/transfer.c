@@ -340,8 +340,8 @@ static bool fetching_on_gpus(const struct fetching *fetching)
     return false;
 }
 
-/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place, group, patience): starts the fetches and
- * returns a list of Requests. Waits `patience` seconds for all of them first (a signal does not end that wait), so a caller
+/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place, group, patience, metadata_only): starts the fetches
+ * and returns a list of Requests. Waits `patience` seconds for all of them first (a signal does not end that wait), so a caller
  * that waits anyway takes the GIL only once. */
 PyObject *conn_fetch(PyObject *self, PyObject *args)
 {
@@ -352,15 +352,16 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
     struct rdt_error err;
     enum rdt_status status = RDT_OK;
     double patience = 0;
-    int mode;
+    int mode, metadata_only = 0;
 
-    if (!PyArg_ParseTuple(args, "O!iOzzOO|Ozd:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport,
-                          &options.least_path, &slices, &targets, &place, &options.group, &patience) ||
+    if (!PyArg_ParseTuple(args, "O!iOzzOO|Ozdp:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport,
+                          &options.least_path, &slices, &targets, &place, &options.group, &patience, &metadata_only) ||
         !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device))
         return NULL;
     if (timeout != Py_None && options.timeout_ns == 0)
         options.timeout_ns = 1;
     options.mode = (enum rdt_fetch_mode)mode;
+    options.metadata_only = metadata_only;
     if (!fetching_init(&fetching, refs, slices, targets) || (fetching_on_gpus(&fetching) && !gpu_open(conn)) ||
         !conn_enter(conn)) {
         fetching_fini(&fetching);

@@ -147,6 +147,40 @@ Test(put, metadata_of_every_size_up_to_4_mib)
     end();
 }
 
+Test(put, metadata_comes_without_bytes_if_only_it_is_asked_for)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_fetch_options fetch = RDT_INIT(fetch);
+    const struct rdt_tensor *const targets[] = {NULL};
+    float *memory, heap[6] = {0};
+    struct rdt_object_info info;
+    struct rdt_ref ref;
+    rdt_object *object;
+    size_t bytes;
+
+    begin(NULL);
+    memory = alloc_memory(conn, 4096);
+    struct rdt_tensor tensors[] = {bytes_at(memory, 4096),
+                                   {.dtype = RDT_F32, .ndim = 2, .shape = (const int64_t[]){2, 3}, .data = heap}};
+    options.metadata = "said";
+    options.metadata_bytes = 4;
+    must_ok(rdt_put(conn, tensors, 2, &options, &ref, &err));
+    fetch.metadata_only = true;
+    must_ok(rdt_fetch(conn, &ref, 1, &fetch, &object, &err));
+    cr_assert(memcmp(rdt_object_metadata(object, &bytes), "said", 4) == 0 && bytes == 4);
+    cr_assert_eq(rdt_object_count(object), 2);
+    cr_assert_null(tensor_of(object, 0).data);
+    cr_assert(tensor_of(object, 1).ndim == 2 && tensor_of(object, 1).shape[1] == 3 && !tensor_of(object, 1).data);
+    rdt_object_info(object, &info);
+    cr_assert(rdt_ref_equal(&info.ref, &ref));
+    must_ok(rdt_free(conn, &ref, false, &err)); /* what the fetch brought holds nothing */
+    cr_assert_eq(objects_now(), 0);
+    rdt_release(object);
+    fetch.targets = targets;
+    must_refuse(RDT_INVALID, "metadata_only", rdt_fetch(conn, &ref, 1, &fetch, &object, &err));
+    end();
+}
+
 /* ---- many tensors ---- */
 
 Test(put, ten_thousand_tensors_in_one_put)
