@@ -127,7 +127,8 @@ static enum rdt_status find_for_group(void *arg, const uint8_t node[16], const c
     return peers_find(daemon->peers, node, address, account, peer_p, err);
 }
 
-static bool believe_for_group(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err)
+static bool check_requester_for_group(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p,
+                                      struct rdt_error *err)
 {
     return transfers_check_requester(&((struct daemon *)arg)->transfers, requester, owner_p, err);
 }
@@ -247,7 +248,7 @@ static void init_rooms(struct daemon *daemon)
                                      .callbacks = {.arg = daemon,
                                                    .send = send_for_group,
                                                    .find = find_for_group,
-                                                   .believe = believe_for_group,
+                                                   .check_requester = check_requester_for_group,
                                                    .has_client = has_client,
                                                    .on_change = on_group}};
     groups_init(&daemon->groups);

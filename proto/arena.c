@@ -129,10 +129,10 @@ enum rdt_status arena_unpack(struct arena *arena, const ProtobufCMessageDescript
     if (message)
         *message_p = message;
     else if (arena->over)
-        return rdt_error_set(err, RDT_LIMIT, "%s takes more than %zu bytes when it is read", what, arena->max_bytes);
+        return rdt_error_set(err, RDT_LIMIT, "%s takes more than %zu bytes when it is decoded", what, arena->max_bytes);
     else if (arena->short_of_memory)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to read %s", what);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to decode %s", what);
     else
-        return rdt_error_set(err, RDT_PROTOCOL, "%s is broken: not a message of its type", what);
+        return rdt_error_set(err, RDT_PROTOCOL, "%s cannot be decoded: it is not a message of its type", what);
     return RDT_OK;
 }

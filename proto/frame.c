@@ -1,8 +1,8 @@
 /* Frames and their fds: the bytes and descriptors between a socket and the code that decodes or encodes
  * messages.
  *
- * The reader does not grow for a frame before its announced length was checked, and holds no more fds than
- * frames can claim. No fd is sent twice. Nothing here blocks or raises SIGPIPE. */
+ * The reader does not grow for a frame before the announced length has been checked, and holds no more fds than frames can
+ * announce. No fd is sent twice. Nothing here blocks or raises SIGPIPE. */
 #include "frame.h"
 
 #include <assert.h>
@@ -13,11 +13,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* initial size of a reader's buffer, and the most that one read returns: the loop has other sockets to
- * read */
+/* The initial size of a reader's buffer, and the most that one read returns, because the loop has other sockets to read. */
 #define READ_BYTES ((size_t)64 << 10)
-/* once so much of a frame has arrived, the reader reserves all of its room; its pages are allocated as
- * they are written */
+/* When so much of a frame has arrived, the reader reserves room for all of it. Pages are allocated as they are written. */
 #define BELIEVE_BYTES ((size_t)192 << 10)
 #define KEEP_BYTES ((size_t)1 << 20) /* an empty buffer larger than this is freed */
 #define KERNEL_MAX_FDS 253u          /* SCM_MAX_FD: the most fds in one message of a Unix socket */
@@ -163,8 +161,8 @@ void frame_reader_commit(struct frame_reader *reader, size_t n)
     reader->end += n;
 }
 
-/* Makes room for one read. The buffer doubles as bytes arrive, up to the size of the present frame, so
- * that a header that announces megabytes costs nothing by itself. Large frames are not moved repeatedly. */
+/* Makes room for one read. The buffer doubles as bytes arrive, up to the size of the current frame, so that a header that
+ * announces megabytes costs nothing by itself, and large frames are not moved again and again. */
 static enum rdt_status make_room(struct frame_reader *reader, struct rdt_error *err)
 {
     size_t expected, missing, unread;
@@ -222,7 +220,7 @@ static enum rdt_status keep_fds(struct frame_reader *reader, struct msghdr *msg,
             lost = refused = true;
         } else if (n > sizeof reader->fds / sizeof reader->fds[0] - reader->n_fds) {
             close_all(reader->sink, fds, (unsigned)n);
-            status = rdt_error_set(err, RDT_PROTOCOL, "%u fds came that no frame claims", reader->n_fds);
+            status = rdt_error_set(err, RDT_PROTOCOL, "%u fds arrived that no frame has announced", reader->n_fds);
         } else {
             memcpy(reader->fds + reader->n_fds, fds, n * sizeof(int));
             reader->n_fds += (unsigned)n;
@@ -282,7 +280,7 @@ size_t frame_reader_large(const struct frame_reader *reader)
     return unread >= BELIEVE_BYTES && unread < expected ? expected : 0;
 }
 
-/* its fds came with its first byte */
+/* the fds of a frame arrive with its first byte */
 void frame_reader_skip(struct frame_reader *reader, struct frame *frame)
 {
     const uint8_t *header = reader->buf + reader->start;
@@ -320,9 +318,11 @@ enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *fra
         frame->flags = header[7];
         frame->request_id = get_le(header + 8, 8);
         if (length > reader->max_payload)
-            return rdt_error_set(err, RDT_LIMIT, "the frame has %zu bytes, the most is %zu", length, reader->max_payload);
+            return rdt_error_set(err, RDT_LIMIT, "the frame has %zu bytes: at most %zu are allowed", length,
+                                 reader->max_payload);
         if (nfds > RDT_MAX_FRAME_FDS)
-            return rdt_error_set(err, RDT_PROTOCOL, "the frame claims %u fds, the most is %u", nfds, RDT_MAX_FRAME_FDS);
+            return rdt_error_set(err, RDT_PROTOCOL, "the frame announces %u fds: at most %u are allowed", nfds,
+                                 RDT_MAX_FRAME_FDS);
         /* fds arrive with the first byte, so no more will come for this frame */
         if (reader->n_lost > 0) {
             unsigned came = reader->n_fds;
@@ -340,7 +340,7 @@ enum rdt_status frame_reader_next(struct frame_reader *reader, struct frame *fra
                 "%u of the frame's %u fds were lost: this process has no fds left, its limit (ulimit -n) is reached",
                 nfds - came, nfds);
         }
-        return rdt_error_set(err, RDT_PROTOCOL, "the frame claims %u fds, %u came", nfds, reader->n_fds);
+        return rdt_error_set(err, RDT_PROTOCOL, "the frame announces %u fds, but %u arrived", nfds, reader->n_fds);
     }
     if (reader->end - reader->start < FRAME_HEADER_BYTES + length)
         return RDT_AGAIN;
@@ -537,7 +537,7 @@ enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct 
             return rdt_error_sys(err, errno, "sendmsg");
         }
         /* However many bytes were sent, the fds were sent with the first of them. */
-        /* the message in the socket refers to the files, so this is no last close */
+        /* the message in the socket still refers to the files, so this does not close them for the last time */
         close_all(NULL, writer->head->fds, writer->head->n_fds);
         writer->queued_fds -= writer->head->n_fds;
         writer->head->n_fds = 0;

@@ -127,11 +127,11 @@ static enum rdt_status slice_tensor(struct layout *view, uint32_t i, const Rdt__
         if (start > shape[d] || count > shape[d] - start)
             return rdt_error_set(err, RDT_INVALID,
                                  "tensor %" PRIu32 ", dimension %" PRIu32 ": %" PRIu64 " elements from %" PRIu64
-                                 " on, it has %" PRIu64,
+                                 " on, but it has only %" PRIu64,
                                  i, d, count, start, shape[d]);
         shape[d] = count;
     }
-    /* A view without elements keeps its offset: there may be nothing past the end of a dimension. */
+    /* The offset of a view without elements is not changed: it could point past the end of the region. */
     if (layout_elems(view, i) == 0)
         return RDT_OK;
     for (uint32_t d = 0; d < view->ndim[i]; d++) {
@@ -139,7 +139,7 @@ static enum rdt_status slice_tensor(struct layout *view, uint32_t i, const Rdt__
 
         overflow |= __builtin_mul_overflow(slice->start[first + d], strides[d], &bytes);
         overflow |= __builtin_mul_overflow(bytes, item, &bytes);
-        offset += (uint64_t)bytes; /* may be negative in between; only the sum must be within the region */
+        offset += (uint64_t)bytes; /* a part of the sum may be negative; only the whole must be within the region */
     }
     if (overflow || offset > LAYOUT_MAX_EXTENT_BYTES)
         return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": the slice lies outside its region", i);
@@ -154,7 +154,7 @@ enum rdt_status layout_slice(const struct layout *layout, const Rdt__Pb__Slice *
     size_t first = 0;
 
     if (slice && slice->n_ndim != layout->count)
-        return rdt_error_set(err, RDT_INVALID, "the slice is of %zu tensors, the object has %" PRIu32, slice->n_ndim,
+        return rdt_error_set(err, RDT_INVALID, "the slice is of %zu tensors, but the object has %" PRIu32, slice->n_ndim,
                              layout->count);
     if (slice && slice->n_start != slice->n_count)
         return rdt_error_set(err, RDT_INVALID, "the slice has %zu starts but %zu counts", slice->n_start, slice->n_count);
@@ -171,7 +171,7 @@ enum rdt_status layout_slice(const struct layout *layout, const Rdt__Pb__Slice *
                                    "tensor %" PRIu32 ": the slice has %" PRIu32 " ranges for %" PRIu32 " dimensions", i,
                                    slice->ndim[i], layout->ndim[i]);
         else if (slice->ndim[i] > slice->n_start - first)
-            status = rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": the slice ends before its ranges", i);
+            status = rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": the slice lacks its ranges", i);
         else
             status = slice_tensor(view, i, slice, first, err);
         if (status != RDT_OK) {
@@ -182,7 +182,7 @@ enum rdt_status layout_slice(const struct layout *layout, const Rdt__Pb__Slice *
     }
     if (slice && first != slice->n_start) {
         free(view);
-        return rdt_error_set(err, RDT_INVALID, "the slice has %zu ranges, its tensors take %zu", slice->n_start, first);
+        return rdt_error_set(err, RDT_INVALID, "the slice has %zu ranges, but its tensors need %zu", slice->n_start, first);
     }
     *layout_p = view;
     return RDT_OK;
@@ -197,7 +197,7 @@ static enum rdt_status pack_next(const struct layout *layout, uint32_t i, uint64
 
     /* *end_p <= 2^63, so start cannot have overflowed. */
     if (start > LAYOUT_MAX_EXTENT_BYTES || bytes > LAYOUT_MAX_EXTENT_BYTES - start)
-        return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": packed, reaches beyond 2^63 bytes", i);
+        return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": reaches beyond 2^63 bytes when it is packed", i);
     *start_p = start;
     *end_p = start + bytes;
     return RDT_OK;
@@ -240,8 +240,8 @@ enum rdt_status layout_packed_bytes(const struct layout *layout, uint64_t *bytes
 enum rdt_status layout_same_shape(const struct layout *object, const struct layout *target, struct rdt_error *err)
 {
     if (object->count != target->count)
-        return rdt_error_set(err, RDT_MISMATCH, "the object has %" PRIu32 " tensors, the target %" PRIu32, object->count,
-                             target->count);
+        return rdt_error_set(err, RDT_MISMATCH, "the object has %" PRIu32 " tensors, but the target has %" PRIu32,
+                             object->count, target->count);
     if (object->n_dims == target->n_dims && memcmp(object->dtype, target->dtype, object->count * sizeof *object->dtype) == 0 &&
         memcmp(object->ndim, target->ndim, object->count * sizeof *object->ndim) == 0 &&
         memcmp(object->shape, target->shape, object->n_dims * sizeof *object->shape) == 0)
@@ -253,18 +253,18 @@ enum rdt_status layout_same_shape(const struct layout *object, const struct layo
             const char *name = rdt_dtype_name((enum rdt_dtype)object->dtype[i]);
             const char *other = rdt_dtype_name((enum rdt_dtype)target->dtype[i]);
 
-            return rdt_error_set(err, RDT_MISMATCH, "tensor %" PRIu32 ": is %s in the object, %s in the target", i,
+            return rdt_error_set(err, RDT_MISMATCH, "tensor %" PRIu32 ": is %s in the object, but %s in the target", i,
                                  name ? name : "of an unknown dtype", other ? other : "of an unknown dtype");
         }
         if (object->ndim[i] != target->ndim[i])
             return rdt_error_set(err, RDT_MISMATCH,
-                                 "tensor %" PRIu32 ": has %" PRIu32 " dimensions in the object, %" PRIu32 " in the target", i,
-                                 object->ndim[i], target->ndim[i]);
+                                 "tensor %" PRIu32 ": has %" PRIu32 " dimensions in the object, but %" PRIu32 " in the target",
+                                 i, object->ndim[i], target->ndim[i]);
         for (uint32_t d = 0; d < object->ndim[i]; d++) {
             if (have[d] != want[d])
                 return rdt_error_set(err, RDT_MISMATCH,
                                      "tensor %" PRIu32 ", dimension %" PRIu32 ": has %" PRIu64
-                                     " elements in the object, %" PRIu64 " in the target",
+                                     " elements in the object, but %" PRIu64 " in the target",
                                      i, d, have[d], want[d]);
         }
     }

@@ -33,7 +33,7 @@ static enum rdt_status check_size(const struct layout *layout, uint32_t i, uint6
     return RDT_OK;
 }
 
-/* what a list in runs stands for */
+/* the size of a list when its runs are expanded */
 struct size {
     uint32_t count, n_dims;
 };
@@ -44,16 +44,16 @@ static enum rdt_status add_row(const Rdt__Pb__TensorList *list, size_t i, struct
     uint32_t run = list->n_run ? list->run[i] : 1;
 
     if (list->ndim[i] > RDT_MAX_NDIM)
-        return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": %" PRIu32 " dimensions, the most is %u", size_p->count,
-                             list->ndim[i], RDT_MAX_NDIM);
+        return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": %" PRIu32 " dimensions: at most %u are allowed",
+                             size_p->count, list->ndim[i], RDT_MAX_NDIM);
     if (run == 0)
-        return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": a run of no tensors", size_p->count);
+        return rdt_error_set(err, RDT_INVALID, "tensor %" PRIu32 ": its run has no tensors", size_p->count);
     if (list->n_run && (run > RDT_MAX_RUN_TENSORS || size_p->count > RDT_MAX_RUN_TENSORS - run))
-        return rdt_error_set(err, RDT_LIMIT, "more than %u tensors in runs", RDT_MAX_RUN_TENSORS);
+        return rdt_error_set(err, RDT_LIMIT, "the runs have more than %u tensors", RDT_MAX_RUN_TENSORS);
     size_p->count += run;
     size_p->n_dims += run * list->ndim[i]; /* both are bounded */
     if (list->n_run && size_p->n_dims > RDT_MAX_RUN_DIMS)
-        return rdt_error_set(err, RDT_LIMIT, "more than %u dimensions of tensors in runs", RDT_MAX_RUN_DIMS);
+        return rdt_error_set(err, RDT_LIMIT, "the tensors of the runs have more than %u dimensions", RDT_MAX_RUN_DIMS);
     return RDT_OK;
 }
 
@@ -65,7 +65,7 @@ static enum rdt_status check_columns(const Rdt__Pb__TensorList *list, struct siz
 
     *size_p = (struct size){0};
     if (rows > RDT_MAX_TENSORS)
-        return rdt_error_set(err, RDT_LIMIT, "%zu tensors, the most is %u", rows, RDT_MAX_TENSORS);
+        return rdt_error_set(err, RDT_LIMIT, "%zu tensors: at most %u are allowed", rows, RDT_MAX_TENSORS);
     if (list->n_ndim != rows)
         return rdt_error_set(err, RDT_INVALID, "%zu dtypes but %zu ndims", rows, list->n_ndim);
     if (list->n_region_index != 0 && list->n_region_index != rows)

@@ -3,8 +3,8 @@
 #include <sched.h>
 #include <time.h>
 
-#define SHORT 4  /* times max_ns: while both ends sleep, each also waits until the other has woken */
-#define PAUSE 16 /* times max_ns: after a longer pause the past says nothing */
+#define SHORT 4  /* times max_ns; if both ends sleep, each also waits until the other has woken */
+#define PAUSE 16 /* times max_ns; after a longer pause the earlier messages are forgotten */
 #define MOST_CREDIT 8
 #define FIRST_CREDIT 4
 #define FIRST_NEED 8 /* more messages than one put or fetch has */

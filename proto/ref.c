@@ -98,8 +98,8 @@ bool rdt_ref_equal(const struct rdt_ref *a, const struct rdt_ref *b)
 {
     size_t id_bytes = id_length(a), tenant_bytes = tenant_length(a);
 
-    /* The address says where to ask, not for what, so two refs of one object may differ in it. Without a
-     * node it is all there is. */
+    /* The address says where to ask for the object, so two refs of one object may have different ones. Only without a node
+     * does it identify the object. */
     if (!has_node(a) && strncmp(a->address, b->address, sizeof a->address) != 0)
         return false;
     return memcmp(a->node, b->node, sizeof a->node) == 0 && !a->is_name == !b->is_name &&
@@ -245,7 +245,7 @@ static enum rdt_status get_number(const char *text, const char *end, uint64_t mo
     return RDT_OK;
 }
 
-/* Reads one NAME=VALUE behind the id. `seen` collects a bit for each name. */
+/* Reads one NAME=VALUE after the id. `seen` collects a bit for each name. */
 static enum rdt_status get_parameter(const char *text, const char *end, struct rdt_ref *ref, unsigned *seen,
                                      struct rdt_error *err)
 {
@@ -322,7 +322,7 @@ enum rdt_status rdt_ref_from_text(const char *text, struct rdt_ref *ref_p, struc
     if (ref.any_owner && ref.tenant[0] != '\0')
         return rdt_error_set(err, RDT_INVALID, "the ref has a tenant but no uid");
     if (ref.is_name && ref.generation != 0)
-        return rdt_error_set(err, RDT_INVALID, "the ref has both a generation and a version: it is an object's or a name's");
+        return rdt_error_set(err, RDT_INVALID, "the ref has both the generation of an object and the version of a name");
     *ref_p = ref;
     return RDT_OK;
 }
@@ -332,7 +332,7 @@ enum rdt_status rdt_ref_from_text(const char *text, struct rdt_ref *ref_p, struc
  *   | version 1 | node 16 | generation, or after 8 | uid 4 | any_owner 1 | lengths: id 1, address 1, tenant 1 |
  *   | id | address | tenant |
  *
- * Little-endian. The version says whether it is an object or a name.
+ * Numbers are little-endian. The version says whether the ref is of an object or of a name.
  */
 
 static void put_le(uint8_t *out, uint64_t value, unsigned bytes)
@@ -378,23 +378,25 @@ enum rdt_status rdt_ref_unpack(const void *packed, size_t bytes, struct rdt_ref 
     if (bytes < PACKED_FIXED_BYTES)
         return rdt_error_set(err, RDT_INVALID, "%zu bytes are too few for a ref", bytes);
     if (in[0] != PACKED_VERSION && in[0] != PACKED_VERSION_NAME)
-        return rdt_error_set(err, RDT_INVALID, "the ref is of version %u, which is not known here", in[0]);
+        return rdt_error_set(err, RDT_INVALID, "the ref has version %u, which this version of rdtd does not know", in[0]);
     id = in[30];
     address = in[31];
     tenant = in[32];
     if (id == 0 || id > ID_MAX_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the ref's id has %zu bytes, 1 to %zu are possible", id, ID_MAX_BYTES);
+        return rdt_error_set(err, RDT_INVALID, "the ref's id has %zu bytes: it must have 1 to %zu", id, ID_MAX_BYTES);
     if (address > ADDRESS_MAX_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the ref's address has %zu bytes, the most is %zu", address, ADDRESS_MAX_BYTES);
+        return rdt_error_set(err, RDT_INVALID, "the ref's address has %zu bytes: at most %zu are allowed", address,
+                             ADDRESS_MAX_BYTES);
     if (tenant > TENANT_MAX_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the ref's tenant has %zu bytes, the most is %zu", tenant, TENANT_MAX_BYTES);
+        return rdt_error_set(err, RDT_INVALID, "the ref's tenant has %zu bytes: at most %zu are allowed", tenant,
+                             TENANT_MAX_BYTES);
     if (bytes != PACKED_FIXED_BYTES + id + address + tenant)
-        return rdt_error_set(err, RDT_INVALID, "the ref has %zu bytes, its parts take %zu", bytes,
+        return rdt_error_set(err, RDT_INVALID, "the ref has %zu bytes, but its parts have %zu", bytes,
                              PACKED_FIXED_BYTES + id + address + tenant);
     if (memchr(parts + id, 0, address + tenant))
         return rdt_error_set(err, RDT_INVALID, "the ref's address or tenant has a zero byte in it");
     if (in[29] > 1 || (in[29] == 1 && (tenant > 0 || get_le(in + 25, 4) != 0)))
-        return rdt_error_set(err, RDT_INVALID, "the ref both has and has not an owner");
+        return rdt_error_set(err, RDT_INVALID, "the ref has an owner, and also says that its owner may be any");
 
     memcpy(ref.node, in + 1, sizeof ref.node);
     ref.is_name = in[0] == PACKED_VERSION_NAME;

@@ -16,8 +16,8 @@ static bool is_failure(int32_t status)
 enum rdt_status wire_error(int32_t status, int32_t sys_errno, const char *message, struct rdt_error *err)
 {
     if (!is_failure(status))
-        return rdt_error_set(err, RDT_PROTOCOL, "the other end reported a failure with status %d, which is not a failure%s%s", (int)status,
-                             message[0] ? ": " : "", message);
+        return rdt_error_set(err, RDT_PROTOCOL, "the other end reported a failure with status %d, which is not a failure%s%s",
+                             (int)status, message[0] ? ": " : "", message);
     (void)rdt_error_set(err, (enum rdt_status)status, "%s",
                         message[0] ? message : rdt_status_sentence((enum rdt_status)status));
     if (err)

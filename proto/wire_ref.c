@@ -46,14 +46,15 @@ enum rdt_status wire_ref_to(const Rdt__Pb__Ref *msg, struct rdt_ref *ref_p, stru
     if (status != RDT_OK)
         return status;
     if (msg->node.len != 0 && msg->node.len != sizeof ref.node)
-        return rdt_error_set(err, RDT_INVALID, "the ref's node has %zu bytes, not %zu", msg->node.len, sizeof ref.node);
+        return rdt_error_set(err, RDT_INVALID, "the ref's node has %zu bytes: it must have %zu", msg->node.len,
+                             sizeof ref.node);
     address = msg->address ? strlen(msg->address) : 0;
     tenant = msg->tenant ? strlen(msg->tenant) : 0;
     if (address >= sizeof ref.address)
-        return rdt_error_set(err, RDT_INVALID, "the ref's address has %zu bytes, the most is %zu", address,
+        return rdt_error_set(err, RDT_INVALID, "the ref's address has %zu bytes: at most %zu are allowed", address,
                              sizeof ref.address - 1);
     if (tenant >= sizeof ref.tenant)
-        return rdt_error_set(err, RDT_INVALID, "the ref's tenant has %zu bytes, the most is %zu", tenant,
+        return rdt_error_set(err, RDT_INVALID, "the ref's tenant has %zu bytes: at most %zu are allowed", tenant,
                              sizeof ref.tenant - 1);
 
     if (msg->node.len)

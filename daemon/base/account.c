@@ -162,12 +162,12 @@ static void set_limit_error(const struct account *at, enum usage what, uint64_t 
                             what == USAGE_FDS ? ": raise its limit of open files (LimitNOFILE)" : "");
     else if (queue && limit > 0)
         (void)rdt_error_set(err, RDT_LIMIT,
-                            "other requests of %s wait for %s already and come first: give this request a time-out, so that it "
+                            "other requests of %s already wait for %s and come first: give this request a timeout, so that it "
                             "waits behind them, release some, or raise %s_max_%s, which is %llu",
                             who, nouns[what], at->client ? "client" : "owner", names[what], limit);
     else if (queue)
         (void)rdt_error_set(err, RDT_LIMIT,
-                            "other requests of %s wait for %s already and come first: give this request a time-out, so that it "
+                            "other requests of %s already wait for %s and come first: give this request a timeout, so that it "
                             "waits behind them, or release some",
                             who, nouns[what]);
     else
@@ -369,7 +369,7 @@ void account_request_end(struct accounts *accounts, struct account_wait *wait)
 
 void account_wait_end(struct accounts *accounts, struct account_wait *wait)
 {
-    if (accounts->trying == wait) /* it was answered during its own attempt */
+    if (accounts->trying == wait) /* the request was answered during its own attempt */
         accounts->trying = NULL;
     if (wait->called && wait->at->client == 0) { /* it got its room: other owners are called before this one again */
         list_remove(&wait->at->in_turn);

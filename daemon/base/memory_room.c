@@ -78,7 +78,8 @@ static uint64_t group_cache(const char *dir, bool v2)
 
     if (!read_text(dir, "memory.stat", text, sizeof text))
         return 0;
-    return number_of(text, v2 ? "inactive_file" : "total_inactive_file") + number_of(text, v2 ? "active_file" : "total_active_file");
+    return number_of(text, v2 ? "inactive_file" : "total_inactive_file") +
+           number_of(text, v2 ? "active_file" : "total_active_file");
 }
 
 static uint64_t group_room(const char *dir, bool v2, uint64_t wanted)
@@ -88,7 +89,7 @@ static uint64_t group_room(const char *dir, bool v2, uint64_t wanted)
     if (limit == UINT64_MAX)
         return limit;
     used = read_number(dir, v2 ? "memory.current" : "memory.usage_in_bytes");
-    if (used == UINT64_MAX) /* not told */
+    if (used == UINT64_MAX) /* the kernel does not report it */
         return used;
     limit -= limit / 16;
     if (used > limit || limit - used < wanted)
@@ -99,8 +100,8 @@ static uint64_t group_room(const char *dir, bool v2, uint64_t wanted)
 
 struct looking {
     uint64_t wanted, least;
-    bool room; /* looks for room, not for limits */
-    char *name_p; /* NULL: not wanted */
+    bool room;    /* looks for room, not for limits */
+    char *name_p; /* NULL: the caller does not need it */
 };
 
 /* Looks at the group and all groups above it. In a container the path may name groups that are not mounted there; the walk then ends at the
@@ -117,7 +118,10 @@ static void look_upward(struct looking *looking, const char *mount, char *group,
         if (bytes < looking->least) {
             looking->least = bytes;
             if (looking->name_p) /* the end of a long name says most */
-                (void)snprintf(looking->name_p, 128, "%.127s", !*group ? "/" : strlen(group) < 128 ? group : group + strlen(group) - 127);
+                (void)snprintf(looking->name_p, 128, "%.127s",
+                               !*group               ? "/"
+                               : strlen(group) < 128 ? group
+                                                     : group + strlen(group) - 127);
         }
         if (!slash)
             return;
@@ -204,7 +208,8 @@ static uint64_t look_for_room(uint64_t wanted, struct rdt_error *err)
                       wanted, name, in_groups);
     else if (available < wanted)
         rdt_error_set(err, RDT_NO_MEMORY,
-                      "%" PRIu64 " bytes do not fit: the system has %" PRIu64 " available: free objects, or end processes that use memory",
+                      "%" PRIu64 " bytes do not fit: the system has %" PRIu64
+                      " available: free objects, or end processes that use memory",
                       wanted, available);
     return in_groups < available ? in_groups : available;
 }

@@ -140,7 +140,7 @@ static enum rdt_status load_uuid(const char *dir, uint8_t uuid[16], struct rdt_e
     return status;
 }
 
-/* A daemon that somebody tries as a plain user meets the system's folder first. */
+/* Whoever tries the daemon as an ordinary user gets this error first, because state_dir belongs to the system. */
 static void add_remedy(struct rdt_error *err)
 {
     size_t used = strlen(err->msg);

@@ -16,9 +16,9 @@
 
 #define MAX_THREADS (2u * OWNER_WORK_SHARED_THREADS)
 #define STACK_BYTES ((size_t)256 << 10)
-#define IDLE_S 2      /* a thread without work ends after that time */
+#define IDLE_S 2      /* a thread without work ends after this time */
 #define LATE_TICKS 5u /* a close that takes longer is charged */
-#define WAKE_AT 64u   /* with so many queued descriptors, a thread is woken before the next tick */
+#define WAKE_AT 64u   /* if so many descriptors are queued, a thread is woken before the next tick */
 #define RESERVE 64u   /* structs in reserve for when memory is short */
 #define END_TICKS (1000 / OWNER_WORK_TICK_MS)
 

@@ -3,7 +3,7 @@
 #include <sys/resource.h>
 
 #define OWN_FDS 256u /* listeners, peers, backends, logs */
-/* descriptors that clients send before the daemon can refuse them; the kernel must never have to drop one */
+/* descriptors that clients may send before the daemon can refuse them, so that the kernel never drops one */
 #define SENT_FDS 1024u
 
 uint64_t limits_raise_open_files(void)
@@ -20,7 +20,7 @@ uint64_t limits_raise_open_files(void)
     return limit.rlim_cur;
 }
 
-static uint64_t most_of(uint64_t all)
+static uint64_t seven_eighths(uint64_t all)
 {
     return all - all / 8;
 }
@@ -37,11 +37,11 @@ void limits_derive(const struct options *options, uint64_t open_files, struct ac
         limits->owner[i] = options->owner_max[i];
     }
     if (limits->client[USAGE_OBJECTS] == 0)
-        limits->client[USAGE_OBJECTS] = most_of(options->max_objects);
+        limits->client[USAGE_OBJECTS] = seven_eighths(options->max_objects);
     if (limits->owner[USAGE_OBJECTS] == 0)
         limits->owner[USAGE_OBJECTS] = options->max_objects;
     if (limits->client[USAGE_FDS] == 0)
-        limits->client[USAGE_FDS] = most_of(limits->node[USAGE_FDS]);
+        limits->client[USAGE_FDS] = seven_eighths(limits->node[USAGE_FDS]);
     if (limits->owner[USAGE_FDS] == 0)
         limits->owner[USAGE_FDS] = limits->node[USAGE_FDS];
 }

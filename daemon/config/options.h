@@ -34,60 +34,60 @@ enum options_dump {
     OPTIONS_DUMP_EFFECTIVE, /* --dump-config: the values that would be used, as a configuration file */
     /* --dump-config=template: the defaults, every key commented out: the rdtd.conf that is installed */
     OPTIONS_DUMP_TEMPLATE,
-    OPTIONS_DUMP_MAN,       /* --dump-config=man: the scdoc source of rdtd.conf(5) */
+    OPTIONS_DUMP_MAN, /* --dump-config=man: the scdoc source of rdtd.conf(5) */
 };
 
 struct options {
     /* [daemon] */
-    char *socket;                /* "/run/rdtd/rdtd.sock" */
-    char *socket_mode;           /* "0666": the daemon judges callers itself */
-    char *tenant;                /* of the socket; "" is the unnamed one */
-    char *state_dir;             /* where the node's uuid is kept; "/var/lib/rdtd"; "" none: a new uuid each start */
-    char *backend_dir;           /* compiled-in $(libdir)/rdtd */
-    char *backends;              /* further .so files, comma-separated; --backend may be repeated */
-    char *log_level;             /* "info" */
-    bool allow_overflow_uid;     /* no: unmapped uids are refused */
-    uint64_t memory_limit_bytes; /* 0: half of the smaller of RAM and the cgroup's limit */
-    uint64_t device_limit_bytes; /* on each device; 0: nine tenths of what it has */
+    char *socket;                   /* "/run/rdtd/rdtd.sock" */
+    char *socket_mode;              /* "0666": the daemon checks the credentials of callers itself */
+    char *tenant;                   /* "": the unnamed tenant */
+    char *state_dir;                /* "/var/lib/rdtd": contains the node's uuid; "": a new uuid at each start */
+    char *backend_dir;              /* compiled-in $(libdir)/rdtd */
+    char *backends;                 /* further .so files, comma-separated; --backend may be repeated */
+    char *log_level;                /* "info" */
+    bool allow_overflow_uid;        /* no: unmapped uids are refused */
+    uint64_t memory_limit_bytes;    /* 0: half of the smaller of RAM and the cgroup's limit */
+    uint64_t device_limit_bytes;    /* on each device; 0: nine tenths of what it has */
     uint64_t device_pool_max_bytes; /* of unused memory; 0: an eighth of device_limit */
-    uint64_t cache_max_bytes;     /* of one client; 0: an eighth of memory_limit */
-    uint64_t pool_idle_ns;       /* 10s: unused memory of the pool and the cache is freed after this time */
-    uint32_t max_clients;        /* 4096 */
-    uint32_t max_objects;        /* 1048576 */
-    uint32_t worker_threads;     /* 2 */
-    uint64_t busy_poll_ns;       /* 50us: the longest polling before a sleep; 0: never */
-    uint64_t detached_max_ns;    /* 24h: detached_ttl_max */
-    uint64_t drain_timeout_ns;   /* 10s: how long SIGTERM waits for transfers */
-    uint64_t idle_exit_ns;       /* 0: never; the daemon exits after this time without client and object */
+    uint64_t cache_max_bytes;       /* of one client; 0: an eighth of memory_limit */
+    uint64_t pool_idle_ns;          /* 10s: unused memory of the pool and the cache is freed after this time */
+    uint32_t max_clients;           /* 4096 */
+    uint32_t max_objects;           /* 1048576 */
+    uint32_t worker_threads;        /* 2 */
+    uint64_t busy_poll_ns;          /* 50us: the longest polling before a sleep; 0: never */
+    uint64_t detached_max_ns;       /* 24h: the key detached_ttl_max */
+    uint64_t drain_timeout_ns;      /* 10s: how long SIGTERM waits for transfers */
+    uint64_t idle_exit_ns;          /* 0: never; the daemon exits after this time without client and object */
     /* [limits] */
     uint64_t client_max[USAGE_COUNT], owner_max[USAGE_COUNT]; /* 0: see limits.h */
     /* [network] */
-    char *listen;              /* "": no peer link; "ADDR:PORT", port 0 is any */
-    char *advertise;           /* "host:port" put into refs; "" derived from listen */
-    char *nodes;               /* nodes file; "" none */
-    char *key_file;            /* pre-shared key of the peer link; "" none: no peers */
-    char *share_tenants;       /* tenants for which peers may act, comma-separated; "*" all; "" the unnamed one */
-    char *dial;                /* "any"; or "listed" */
-    bool trusted_network;      /* no */
-    char *interfaces;          /* for data, comma-separated; "" any */
-    uint64_t peer_timeout_ns;  /* 5s without an answer: the peer is lost; it is pinged OPTIONS_PINGS times in that period */
+    char *listen;                /* "": no peer link; "ADDR:PORT", port 0 is any */
+    char *advertise;             /* "host:port" put into refs; "" derived from listen */
+    char *nodes;                 /* nodes file; "" none */
+    char *key_file;              /* pre-shared key of the peer link; "" none: no peers */
+    char *share_tenants;         /* tenants for which peers may act, comma-separated; "*" all; "" the unnamed one */
+    char *dial;                  /* "any"; or "listed" */
+    bool trusted_network;        /* no */
+    char *interfaces;            /* for data, comma-separated; "" any */
+    uint64_t peer_timeout_ns;    /* 5s without an answer: the peer is lost; it is pinged OPTIONS_PINGS times in that period */
     uint64_t connect_timeout_ns; /* 5s */
     uint64_t backoff_max_ns;     /* 30s */
     uint64_t hold_grace_ns;      /* 30s */
     /* [transfer] */
-    uint64_t chunk_bytes;      /* 4 MiB */
-    uint32_t chunks_in_flight; /* 4 per peer and direction */
+    uint64_t chunk_bytes;        /* 4 MiB */
+    uint32_t chunks_in_flight;   /* 4 per peer and direction */
     uint64_t sealed_max_bytes;   /* 4 MiB */
-    uint64_t quiesce_grace_ns; /* 2s: after an abort, before the connection is torn down */
-    uint64_t stall_timeout_ns; /* 30s without progress fails a transfer */
+    uint64_t quiesce_grace_ns;   /* 2s: after an abort, before the connection is torn down */
+    uint64_t stall_timeout_ns;   /* 30s without progress fails a transfer */
     uint64_t replicas_max_bytes; /* 4 GiB of replicas of other nodes' snapshots; 0: none */
-    uint64_t fanout_min_bytes; /* 4 MiB: larger snapshots are also fetched from nodes with a replica; 0: never */
+    uint64_t fanout_min_bytes;   /* 4 MiB: larger snapshots are also fetched from nodes with a replica; 0: never */
 
     struct options_extra *extras;
-    struct node_entry *node_list;                  /* from the nodes file */
+    struct node_entry *node_list;     /* from the nodes file */
     bool check_config, version, help; /* flags only */
     enum options_dump dump_config;    /* a flag only */
-    char *config; /* the file that was read: --config, else the usual one if there is one; "" none */
+    char *config;                     /* the file that was read: --config, else the usual one if there is one; "" none */
 };
 
 /* Reads flags, environment and file. With --help, --version and --dump-config=template or =man the other sources

@@ -79,7 +79,7 @@ static enum rdt_status read_flag(int argc, char **argv, int i, struct flag *flag
     const char *argument = argv[i];
     *flag_p = (struct flag){.next = i + 1};
     if (strncmp(argument, "--", 2) != 0 || argument[2] == 0)
-        return rdt_error_set(err, RDT_INVALID, "expected a flag; --help lists them");
+        return rdt_error_set(err, RDT_INVALID, "expected a flag: --help lists them");
     const char *equals = strchr(argument, '=');
     size_t bytes = equals ? (size_t)(equals - argument - 2) : strlen(argument) - 2;
     snprintf(flag_p->name, sizeof flag_p->name, "%.*s", (int)bytes, argument + 2);

@@ -16,7 +16,7 @@ enum rdt_status options_split_address(const char *text, char *host_p, uint16_t *
         host++;
         host_bytes -= 2;
         if (!memchr(host, ':', host_bytes) || memchr(host, '[', host_bytes) || memchr(host, ']', host_bytes))
-            return rdt_error_set(err, RDT_INVALID, "'%s': what stands in brackets is not an IPv6 address, as in [::1]:7411", text);
+            return rdt_error_set(err, RDT_INVALID, "'%s' has no IPv6 address in its brackets, as in [::1]:7411", text);
     } else if (memchr(host, ':', host_bytes) || memchr(host, '[', host_bytes)) {
         return rdt_error_set(err, RDT_INVALID, "'%s' needs brackets around an IPv6 address, as in [::1]:7411", text);
     }

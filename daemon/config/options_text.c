@@ -291,8 +291,8 @@ void options_help(FILE *out)
                  key->fallback[0] != 0 ? "]" : "");
         print_flag(flag, text, out);
     }
-    fputs("\nThe environment variable RDTD_KEY sets a key, as in RDTD_LOG_LEVEL=debug. It wins over the file, and a flag wins "
-          "over it.\n"
+    fputs("\nThe environment variable RDTD_KEY sets a key, as in RDTD_LOG_LEVEL=debug. It takes precedence over the file, "
+          "and a flag takes precedence over it.\n"
           "rdtd.conf(5) says who changes which key, and why.\n",
           out);
 }

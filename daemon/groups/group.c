@@ -120,7 +120,7 @@ void group_set_state(struct group *group, enum group_state state)
 }
 
 /* Ends a group whose coordinator has restarted and so does not know it. owner NULL: of any owner. */
-static void drop_an_orphan(struct groups *groups, const struct owner *owner)
+static void drop_orphan(struct groups *groups, const struct owner *owner)
 {
     list_for_each_safe (node, &groups->all) {
         struct group *group = container_of(node, struct group, link);
@@ -138,7 +138,7 @@ struct group *group_new(struct groups *groups, const struct owner *owner, const 
     struct group *group;
 
     if (groups->n >= GROUPS_MAX)
-        drop_an_orphan(groups, NULL);
+        drop_orphan(groups, NULL);
     if (groups->n >= GROUPS_MAX) {
         (void)rdt_error_set(err, RDT_LIMIT, "this node has %u groups, which is the limit: destroy one", GROUPS_MAX);
         return NULL;
@@ -149,7 +149,7 @@ struct group *group_new(struct groups *groups, const struct owner *owner, const 
         return NULL;
     }
     if (account_check(account, USAGE_GROUPS, 1, NULL) != RDT_OK)
-        drop_an_orphan(groups, owner);
+        drop_orphan(groups, owner);
     if (account_take(account, USAGE_GROUPS, 1, err) != RDT_OK) {
         account_unref(account);
         return NULL;

@@ -70,7 +70,7 @@ struct groups_callbacks {
     /* As peers_find; *peer_p is NULL if the node is this one. */
     enum rdt_status (*find)(void *arg, const uint8_t node[16], const char *address, struct account *account,
                             struct peer **peer_p, struct rdt_error *err);
-    bool (*believe)(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err);
+    bool (*check_requester)(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err);
     bool (*has_client)(void *arg, const struct owner *owner, const char *name); /* it is connected here */
     void (*on_change)(void *arg, struct group *group, enum group_change change);
 };

@@ -268,10 +268,10 @@ static enum rdt_status take_members(struct group *group, const Rdt__Pb__GroupCre
         enum rdt_status status = RDT_OK;
         if (!group_is_name(from->client, RDT_MAX_NAME_BYTES) || strlen(from->device) > RDT_MAX_NAME_BYTES ||
             strlen(from->address) > RDT_MAX_ADDRESS_BYTES || (from->node.len != 0 && !named))
-            return rdt_error_set(err, RDT_INVALID,
-                                 "member %u of group \"%s\": the name of a client (1 to %u bytes), its node and its device are "
-                                 "needed",
-                                 i, group->name, RDT_MAX_NAME_BYTES);
+            return rdt_error_set(
+                err, RDT_INVALID,
+                "member %u of group \"%s\" must have the name of a client (1 to %u bytes), its node and its device", i,
+                group->name, RDT_MAX_NAME_BYTES);
         if (named || from->address[0] != '\0')
             status = groups->callbacks.find(groups->callbacks.arg, named ? from->node.data : no_uuid, from->address,
                                             group->account, &peer, err);
@@ -298,9 +298,9 @@ enum rdt_status group_check_new(const struct groups *groups, const struct owner 
     if (groups->closing)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     if (!group_is_name(name, RDT_MAX_NAME_BYTES))
-        return rdt_error_set(err, RDT_INVALID, "a group's name has 1 to %u bytes", RDT_MAX_NAME_BYTES);
+        return rdt_error_set(err, RDT_INVALID, "a group's name must have 1 to %u bytes", RDT_MAX_NAME_BYTES);
     if (n_members < 2 || n_members > RDT_MAX_GROUP_MEMBERS)
-        return rdt_error_set(err, n_members < 2 ? RDT_INVALID : RDT_LIMIT, "group \"%s\" of %zu members: 2 to %u are possible",
+        return rdt_error_set(err, n_members < 2 ? RDT_INVALID : RDT_LIMIT, "group \"%s\" has %zu members: it must have 2 to %u",
                              name, n_members, RDT_MAX_GROUP_MEMBERS);
     if (!transport) {
         plugins_transport_names(groups->plugins, names, sizeof names);
@@ -317,8 +317,8 @@ enum rdt_status group_check_new(const struct groups *groups, const struct owner 
     return RDT_OK;
 }
 
-/* If the coordinator of a group has forgotten it or cannot be reached, only the name is left here, and a
- * new group may take it. */
+/* Ends a group of this name whose coordinator has forgotten it or cannot be reached, so that a new group may have the
+ * name. */
 void group_drop_orphan(struct groups *groups, const struct owner *owner, const char *name)
 {
     struct group *group = group_find(groups, owner, name);
@@ -355,7 +355,7 @@ enum rdt_status group_create(struct groups *groups, const struct owner *owner, c
     return RDT_OK;
 }
 
-/* from NULL: offers of any node. */
+/* Stores the offers of ranks. from NULL: the offers may be of any node. */
 enum rdt_status group_take_offers(struct group *group, const struct peer *from, Rdt__Pb__GroupOffer **offers, size_t n,
                                   struct rdt_error *err)
 {

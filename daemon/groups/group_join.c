@@ -47,7 +47,7 @@ static enum rdt_status check_proposal(struct groups *groups, struct peer *peer, 
     struct group *group;
     enum rdt_status status = RDT_OK;
 
-    if (!groups->callbacks.believe(groups->callbacks.arg, message->owner, &owner, err))
+    if (!groups->callbacks.check_requester(groups->callbacks.arg, message->owner, &owner, err))
         return err->status;
     group_drop_orphan(groups, &owner, message->name);
     status = group_check_new(groups, &owner, message->name, message->transport, message->n_members, &transport, err);

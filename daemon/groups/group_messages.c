@@ -9,7 +9,7 @@
 #include "layout.h"
 #include "wire_error.h"
 
-#define STEADY_NS 10000000000ull /* an epoch that lasted so long ends a series of failures */
+#define STEADY_NS 10000000000ull /* an epoch that lasts longer than this ends a series of failures */
 #define SUSPECT_NS 100000000ll
 #define RETRY_MIN_NS 50000000ll
 #define RETRY_MAX_NS 5000000000ll
@@ -103,8 +103,8 @@ void group_break(struct group *group, const char *why)
         group_fail(group, RDT_TRANSPORT, "%s", why);
 }
 
-/* The failure may be a consequence of the group's end or of a node's, and the message about that may be on
- * its way. It is given a moment to arrive. */
+/* The failure may be a consequence of the end of the group or of a node, so the message about that gets SUSPECT_NS to
+ * arrive. */
 void group_failed_here(struct group *group, enum rdt_status status, const char *why)
 {
     if ((group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) || group->suspicion.status != RDT_OK)
@@ -228,7 +228,7 @@ static void check_end(struct group *group)
     group_free(group);
 }
 
-/* A waiter on this node is told when the coordinator reports that the group has ended on all nodes. */
+/* Whether waiters on this node must wait until the coordinator reports that the group has ended on all nodes. */
 static bool waits_for_coordinator(const struct group *group)
 {
     return group->coordinator && !group->orphan && !list_empty(&group->ending) && group->coordinator->state == PEER_UP &&
@@ -333,7 +333,7 @@ static void on_form_timeout(struct group *group)
     group_fail(group, RDT_TIMED_OUT, "%s did not connect within %.1f s", group->transport->name, seconds);
 }
 
-/* ENDING: the waiters are told. The group stays until its transport has closed it. */
+/* ENDING: notifies the waiters. The group exists until its transport has closed it. */
 static void on_end_timeout(struct group *group)
 {
     double seconds = (double)(uv_hrtime() - group->since_ns) / 1e9;
@@ -351,7 +351,7 @@ static void on_end_timeout(struct group *group)
         if (why.status == RDT_OK && !group->nodes[i].ended)
             (void)rdt_error_set(&why, RDT_TIMED_OUT, "group \"%s\" has ended here, but node %s has not closed it within %.1f s",
                                 group->name, group->nodes[i].peer->name, seconds);
-        group->nodes[i].ended = true; /* it is not waited for any longer */
+        group->nodes[i].ended = true; /* nobody waits for it any longer */
     }
     group_notify_waiters(&group->ending, why.status != RDT_OK ? &why : NULL);
     if (group->coordinator && group->n_open == 0)

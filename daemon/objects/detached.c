@@ -36,7 +36,8 @@ static void on_passed(struct deadline *deadline)
 {
     struct object *object = ((struct detached *)deadline)->object;
 
-    log_debug("obj %016llx is freed: it was detached, and its time to live is over", (unsigned long long)object->generation);
+    log_debug("obj %016llx is freed: its time to live after its client's end has passed",
+              (unsigned long long)object->generation);
     object_free(object, false, OBJECT_END_FREED);
 }
 

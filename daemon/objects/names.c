@@ -26,8 +26,7 @@ static void on_wake(struct deadline *deadline);
 
 void names_init(struct names *names, struct accounts *accounts, struct deadlines *deadlines, uint64_t max_names)
 {
-    *names = (struct names){
-        .accounts = accounts, .deadlines = deadlines, .next_number = 1, .max_names = max_names};
+    *names = (struct names){.accounts = accounts, .deadlines = deadlines, .next_number = 1, .max_names = max_names};
     map_init(&names->by_key);
     map_init(&names->by_object);
     list_init(&names->published);
@@ -54,7 +53,8 @@ static struct name *find(const struct names *names, const struct owner *owner, c
     size_t key_bytes = make_key(key, owner, id, id_bytes);
     struct name *name = map_get(&names->by_key, key, key_bytes);
 
-    if (name && name->publisher && name->publisher->gone) { /* its end comes in turns: nobody shall see that */
+    if (name && name->publisher &&
+        name->publisher->gone) { /* the ends of its names take several turns, which others must not notice */
         end(name, NAME_PUBLISHER_GONE);
         name = map_get(&names->by_key, key, key_bytes);
     }
@@ -74,7 +74,7 @@ static enum rdt_status name_new(struct names *names, const struct owner *owner, 
     struct name *name;
 
     if (map_count(&names->by_key) - names->n_remembered >= names->max_names)
-        return rdt_error_set(err, RDT_LIMIT, "this daemon has %llu names already, awaited ones included",
+        return rdt_error_set(err, RDT_LIMIT, "this daemon already has %llu names, including those that are waited for",
                              (unsigned long long)names->max_names);
     name = calloc(1, sizeof *name + key_bytes);
     if (!name)
@@ -108,8 +108,7 @@ static void name_free(struct name *name)
     free(name);
 }
 
-/* Decides what becomes of a name that is not published and that nobody waits for: it is freed, or
- * remembered for its version. */
+/* Frees a name that is not published and that nobody waits for, or remembers it for its version. */
 static void settle(struct name *name)
 {
     struct names *names = name->names;
@@ -207,7 +206,7 @@ void names_object_freed(struct names *names, const struct object *object)
     while (!last) {
         struct name *name = container_of(list_first(&carrier->names), struct name, by_carrier);
         last = name->by_carrier.next == &carrier->names;
-        while (!list_empty(&name->due)) { /* they wait for the next version now */
+        while (!list_empty(&name->due)) { /* these waiters wait for the next version now */
             struct list *node = list_first(&name->due);
             list_remove(node);
             list_append(&name->waiters, node);
@@ -243,7 +242,7 @@ static void notify_due(struct name *name)
         /* A timer that is set keeps its time, so that publishing again and again does not postpone the
          * notification. */
         if (deadline_left_ns(&names->wake) < 0 && !deadline_set(names->deadlines, &names->wake, NOTIFY_INTERVAL_NS))
-            log_error("out of memory: clients that wait for a name are told only of its next version");
+            log_error("out of memory: clients that wait for a name will only get its next version");
     }
     settle(name);
 }
@@ -307,7 +306,7 @@ static enum rdt_status check_visibility(const struct name *name, const struct ob
     return RDT_OK;
 }
 
-/* The last publish decides. */
+/* The lease and the time to live of the latest publish replace the earlier ones. */
 static void set_lease(struct name *name, struct client *publisher, int64_t ttl_ns)
 {
     list_remove(&name->by_publisher);
@@ -318,7 +317,8 @@ static void set_lease(struct name *name, struct client *publisher, int64_t ttl_n
         deadline_unset(name->names->deadlines, &name->expiry);
 }
 
-enum rdt_status names_publish(struct names *names, const struct name_publish *publish, uint64_t *version_p, struct rdt_error *err)
+enum rdt_status names_publish(struct names *names, const struct name_publish *publish, uint64_t *version_p,
+                              struct rdt_error *err)
 {
     struct object *object = publish->object;
     struct name *name = find(names, &object->account->owner, publish->id, publish->id_bytes);
@@ -367,7 +367,7 @@ enum rdt_status names_publish(struct names *names, const struct name_publish *pu
     return RDT_OK;
 }
 
-static void let_go(struct name *name, const struct rdt_error *why)
+static void withdraw(struct name *name, const struct rdt_error *why)
 {
     name->published = false;
     set_lease(name, NULL, 0);
@@ -379,7 +379,7 @@ static void let_go(struct name *name, const struct rdt_error *why)
     fail_waiters(name, false, why);
 }
 
-/* Of a name that was published, and is not now. */
+/* Writes why a name that was published has ended. */
 static enum rdt_status why_ended(const struct name *name, struct rdt_error *err)
 {
     const char *id = (const char *)name_id(name);
@@ -387,10 +387,12 @@ static enum rdt_status why_ended(const struct name *name, struct rdt_error *err)
 
     switch (name->end) {
     case NAME_PUBLISHER_GONE:
-        return rdt_error_set(err, RDT_OWNER_DIED, "name \"%.*s\" ended after version %llu with the client that published it (a lease)",
+        return rdt_error_set(err, RDT_OWNER_DIED,
+                             "name \"%.*s\" ended after version %llu with the client that published it (a lease)",
                              name->id_bytes, id, version);
     case NAME_EXPIRED:
-        return rdt_error_set(err, RDT_FREED, "name \"%.*s\" ended after version %llu: nothing was published within its time to live",
+        return rdt_error_set(err, RDT_FREED,
+                             "name \"%.*s\" ended after version %llu: nothing was published within its time to live",
                              name->id_bytes, id, version);
     case NAME_UNPUBLISHED:
         break;
@@ -406,7 +408,7 @@ static void end(struct name *name, enum name_end why)
     name->end = why;
     (void)why_ended(name, &err);
     log_debug("%s", err.msg);
-    let_go(name, &err);
+    withdraw(name, &err);
 }
 
 bool names_client_gone(struct client *client, uint64_t until_ns)
@@ -497,7 +499,7 @@ void name_waiter_remove(struct name_waiter *waiter)
 
 /* ---- explaining ---- */
 
-#define EXPLAIN_LOOKS 256 /* names that are looked at, at most: many waits may time out together */
+#define EXPLAIN_MAX 256 /* the most names that are compared, because many waits may time out together */
 
 void names_explain_object(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
                           const struct owner *requester, char *text, size_t size)
@@ -516,7 +518,7 @@ void names_explain_name(struct names *names, struct object_table *objects, const
     const struct name *name = find(names, owner, id, id_bytes);
     struct rdt_ref ref = {.uid = owner->uid, .id_bytes = (uint8_t)id_bytes};
     struct object *object;
-    unsigned looks = 0;
+    unsigned compared = 0;
 
     text[0] = '\0';
     memcpy(ref.id, id, id_bytes);
@@ -530,14 +532,15 @@ void names_explain_name(struct names *names, struct object_table *objects, const
     list_for_each (node, &names->published) {
         uint32_t uid;
         name = container_of(node, struct name, link);
-        if (++looks > EXPLAIN_LOOKS)
+        if (++compared > EXPLAIN_MAX)
             return;
         if (name->id_bytes != id_bytes || memcmp(name_id(name), id, id_bytes) != 0 ||
             owner_equal(&name->account->owner, requester) || !name_visible_to(name, requester))
             continue;
         uid = name->account->owner.uid;
-        (void)snprintf(text, size, "; uid %u has published version %llu of such a name: say whose it is (rdtctl --owner %u, owner=%u)",
-                       uid, (unsigned long long)name->version, uid, uid);
+        (void)snprintf(text, size,
+                       "; uid %u has published version %llu of such a name: say whose it is (rdtctl --owner %u, owner=%u)", uid,
+                       (unsigned long long)name->version, uid, uid);
         return;
     }
 }
@@ -552,10 +555,10 @@ void names_clear(struct names *names)
 
     (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "nothing is published any more: the daemon is shutting down");
     while (!list_empty(&names->published))
-        let_go(container_of(list_first(&names->published), struct name, link), &err);
+        withdraw(container_of(list_first(&names->published), struct name, link), &err);
     while ((name = map_next(&names->by_key, &cursor)))
         if (name->n_waiters > 0)
-            fail_waiters(name, true, &err); /* frees this entry at most, which map_next allows */
+            fail_waiters(name, true, &err); /* may free this entry, which map_next allows */
     deadline_unset(names->deadlines, &names->wake);
 }
 

@@ -12,7 +12,7 @@
 #include "daemon/objects/object_table.h"
 #include "daemon/objects/transit.h"
 
-#define SHAPE_BYTES 3u /* at least so many bytes for each tensor */
+#define SHAPE_BYTES 3u /* the least that the shapes take for each tensor */
 
 static const struct sm_state states[] = {
     [OBJECT_AWAITED] = {"awaited", 1u << OBJECT_FILLING | 1u << OBJECT_LIVE | 1u << OBJECT_GONE},
@@ -105,7 +105,7 @@ enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice 
     return status;
 }
 
-/* Frees metadata, shapes and layout on the worker pool: they may have megabytes. */
+/* Frees metadata, shapes and layout on the worker pool, because they may have megabytes. */
 static void free_large_parts(struct object *object)
 {
     struct work_pool *pool = object->table->slabs->regions->pool;
@@ -164,7 +164,7 @@ void object_drop(struct object *object)
     settle(object);
 }
 
-/* ---- who has it ---- */
+/* ---- holders and waiters ---- */
 
 struct object_users *object_users_get(struct object *object)
 {
@@ -422,7 +422,7 @@ const char *object_state_name(const struct object *object)
     return states[object->state].name;
 }
 
-/* Sharing device memory gives a right to write it. */
+/* Whoever has mapped device memory may write it. */
 static bool may_show_device(const struct region *region, const struct owner *requester, const char **why_not_p)
 {
     if (region->origin == REGION_SNAPSHOT || region->origin == REGION_COPY)

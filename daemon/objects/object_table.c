@@ -50,8 +50,8 @@ static size_t make_key(uint8_t *key, const struct owner *owner, const uint8_t *i
     return 4 + tenant + id_bytes;
 }
 
-/* The client that put the object has ended. Its leftovers are released over many turns, but nobody may see
- * the object meanwhile. */
+/* Whether the client that put the object has ended. What it held is released over many turns, but nobody may see its objects
+ * meanwhile. */
 static bool producer_has_ended(const struct object *object)
 {
     return object && object->producer && object->producer->gone;
@@ -89,7 +89,7 @@ struct object *object_table_next(struct object_table *table, uint64_t after, uin
     return object;
 }
 
-/* The object is in no table yet. put NULL: an awaited entry. parts NULL: the object stores no shapes. */
+/* Creates an object, which is in no table yet. put NULL: an awaited entry. parts NULL: the object stores no shapes. */
 static struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
                                  size_t id_bytes, const struct object_put *put, struct object_parts *parts)
 {
@@ -118,7 +118,7 @@ static struct object *object_new(struct object_table *table, struct account *acc
     return object;
 }
 
-/* Frees an object that nobody knows of. */
+/* Frees an object that is in no table and that nobody refers to. */
 static void object_discard(struct object *object)
 {
     for (uint32_t i = 0; i < object->n_regions; i++) {
@@ -236,7 +236,7 @@ static enum rdt_status set_tensors(struct object *object, const struct object_pu
     object->layout = put->layout;
     object->n_regions = put->n_regions + (copy != NULL);
     for (uint32_t i = 0; i < object->n_regions; i++) {
-        /* the reference to the copy is already ours */
+        /* copy_to_region has already taken the reference to the copy */
         struct region *region = i < put->n_regions ? region_ref(put->regions[i]) : copy;
         object->uses[i].region = region;
         object->uses[i].object = object;
@@ -527,7 +527,8 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
     if (!object) {
         struct account *account;
         if (map_count(&table->by_name) >= table->max_objects)
-            return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already, awaited ones included",
+            return rdt_error_set(err, RDT_LIMIT,
+                                 "this daemon already holds max_objects of %llu, including those that are waited for",
                                  (unsigned long long)table->max_objects);
         account = account_get(table->accounts, &owner);
         object = account ? object_new(table, account, key, key_bytes, ref->id_bytes, NULL, NULL) : NULL;

@@ -16,7 +16,7 @@ struct snapshot {
     struct work work;
     struct regions *table;
     struct object *object; /* held; also pinned once memory is reserved */
-    snapshot_done on_done; /* NULL: nobody wants the result */
+    snapshot_done on_done; /* NULL: nobody waits for the result */
     void *arg;
     enum step step;
     bool *handed_over; /* [n_regions]; what is still true after PROVE becomes part of the snapshot without a copy */
@@ -58,7 +58,7 @@ static void snapshot_free(struct snapshot *snapshot)
     free(snapshot);
 }
 
-static void go_on(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *err);
+static void resume(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *err);
 
 /* ---- proving that nobody can write the regions handed over ---- */
 
@@ -78,10 +78,10 @@ static void done_prove(struct work *work)
 {
     struct snapshot *snapshot = (struct snapshot *)work;
 
-    go_on(snapshot, RDT_OK, NULL);
+    resume(snapshot, RDT_OK, NULL);
 }
 
-/* AGAIN: a thread of the owner does the work. */
+/* AGAIN: a thread of the owner continues. */
 static enum rdt_status prove(struct snapshot *snapshot)
 {
     struct object *object = snapshot->object;
@@ -91,14 +91,14 @@ static enum rdt_status prove(struct snapshot *snapshot)
         bytes += snapshot->handed_over[i] && !object->uses[i].region->sealed ? object->uses[i].region->bytes : 0;
     if (bytes == 0)
         return RDT_OK;
-    /* However few bytes there are: the kernel waits up to 155 ms for a page that somebody may still write,
-     * and a client can bring that about with vmsplice. */
+    /* Never on the loop, however few the bytes are: the kernel waits up to 155 ms for a page that somebody may still write,
+     * and a client can cause that with vmsplice. */
     snapshot->work = (struct work){.run = run_prove, .done = done_prove};
     owner_work_submit(snapshot->table->owner_work, &snapshot->work, object->account, true);
     return RDT_AGAIN;
 }
 
-/* ---- what will be where ---- */
+/* ---- the layout of the snapshot ---- */
 
 /* Tensors in regions that are taken over stay where they are. The others are packed into new regions, one
  * for each device and one for host memory. */
@@ -144,8 +144,8 @@ static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
                 layout->strides[layout->first_dim[i] + d] = source->strides[source->first_dim[i] + d];
         } else {
             uint32_t fresh;
-            if (!placing_add(&snapshot->placing, object->uses[source->region[i]].region->device, layout_bytes(source, i), &fresh,
-                             &layout->offset[i])) {
+            if (!placing_add(&snapshot->placing, object->uses[source->region[i]].region->device, layout_bytes(source, i),
+                             &fresh, &layout->offset[i])) {
                 status = rdt_error_set(err, RDT_LIMIT, "the tensors of a snapshot may lie on at most %u devices", PLACING_MAX);
                 break;
             }
@@ -157,7 +157,7 @@ static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
     return status;
 }
 
-/* ---- memory for it ---- */
+/* ---- memory for the new regions ---- */
 
 static void on_reserved(void *arg, struct region *region, const struct rdt_error *err)
 {
@@ -169,10 +169,10 @@ static void on_reserved(void *arg, struct region *region, const struct rdt_error
     else
         snapshot->fresh[snapshot->n_fresh++] = region;
     snapshot->step = STEP_RESERVE; /* there may be more to reserve */
-    go_on(snapshot, why.status, &why);
+    resume(snapshot, why.status, &why);
 }
 
-/* Pages of imported memory that are read now exist and are charged. */
+/* The pages of imported memory that the copy reads exist now, and are charged. */
 static void on_filled(void *arg, struct region *region, const struct rdt_error *err)
 {
     struct snapshot *snapshot = arg;
@@ -182,7 +182,7 @@ static void on_filled(void *arg, struct region *region, const struct rdt_error *
     if (err)
         why = *err;
     snapshot->step = STEP_RESERVE;
-    go_on(snapshot, why.status, &why);
+    resume(snapshot, why.status, &why);
 }
 
 static enum rdt_status reserve(struct snapshot *snapshot, struct rdt_error *err)
@@ -213,7 +213,7 @@ static void run_copy(struct work *work)
     (void)copy_step(&((struct snapshot *)work)->copy);
 }
 
-/* Whether all memory that was read was really there. */
+/* Checks that all memory that was read existed. */
 static enum rdt_status check_regions(const struct object *object, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
@@ -228,7 +228,7 @@ static void on_copy_ended(struct snapshot *snapshot)
 {
     if (snapshot->on_host || snapshot->device)
         return;
-    go_on(snapshot, snapshot->failure.status, &snapshot->failure);
+    resume(snapshot, snapshot->failure.status, &snapshot->failure);
 }
 
 static void done_copy(struct work *work)
@@ -255,7 +255,7 @@ static void on_device_copied(void *arg, const struct rdt_error *err)
     on_copy_ended(snapshot);
 }
 
-/* The object was not given up, and the copy in host memory has not failed. */
+/* Whether the object is still wanted, and the copy in host memory has not failed. */
 static bool is_wanted(void *arg)
 {
     const struct snapshot *snapshot = arg;
@@ -324,11 +324,11 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
     return RDT_AGAIN;
 }
 
-/* ---- did the client cancel it meanwhile? ---- */
+/* ---- a last look for a cancel of the client ---- */
 
 static void on_barrier(struct client_read_barrier *barrier)
 {
-    go_on(container_of(barrier, struct snapshot, barrier), RDT_OK, NULL);
+    resume(container_of(barrier, struct snapshot, barrier), RDT_OK, NULL);
 }
 
 static enum rdt_status add_barrier(struct snapshot *snapshot)
@@ -339,9 +339,9 @@ static enum rdt_status add_barrier(struct snapshot *snapshot)
     return client_read_barrier_add(snapshot->client, &snapshot->barrier);
 }
 
-/* ---- from step to step ---- */
+/* ---- the steps ---- */
 
-/* AGAIN: it continues later. OK: the object can become live. Otherwise it must fail. */
+/* AGAIN: a callback continues the snapshot. OK: the object can become live. Any other status: the object must fail. */
 static enum rdt_status advance(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *err)
 {
     while (status == RDT_OK && snapshot->step != STEP_END) {
@@ -391,7 +391,7 @@ static enum rdt_status finish(struct snapshot *snapshot, enum rdt_status status,
     return status;
 }
 
-static void go_on(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *failure)
+static void resume(struct snapshot *snapshot, enum rdt_status status, struct rdt_error *failure)
 {
     struct object *object = snapshot->object;
     struct rdt_error err = {0};
@@ -457,8 +457,8 @@ void snapshot_abandon(struct snapshot *snapshot, enum object_end end)
     list_remove(&snapshot->barrier.link);
     if (end == OBJECT_END_OWNER_DIED)
         object_free(snapshot->object, false, end);
-    else /* the put counts as never made, so waiters for the id keep waiting */
+    else /* as if there had been no put: waiters for the id continue to wait */
         object_table_withdraw(snapshot->object, &why);
     if (barrier)
-        go_on(snapshot, RDT_OK, NULL);
+        resume(snapshot, RDT_OK, NULL);
 }

@@ -25,7 +25,7 @@ struct holds_node { /* what peer->holds points to */
 
     /* holds of this node's clients on objects of that node */
     struct map there; /* number -> struct far_hold */
-    bool asked;       /* a HOLD call was sent, so the node may have holds that are unknown here */
+    bool asked;       /* a HOLD call was sent, so the node may have holds that this node does not know */
     struct deadline notify;
     uint64_t unnotified[BATCH_HOLDS]; /* dropped holds of which the node has not been notified */
     size_t n_unnotified;
@@ -247,7 +247,7 @@ enum rdt_status holds_prepare(struct holds *holds, struct peer *peer, struct rdt
     return RDT_OK;
 }
 
-static void tell(struct holds_node *node)
+static void send_dropped(struct holds_node *node)
 {
     Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
 
@@ -260,7 +260,7 @@ static void tell(struct holds_node *node)
 
 static void on_notify(struct deadline *deadline)
 {
-    tell(container_of(deadline, struct holds_node, notify));
+    send_dropped(container_of(deadline, struct holds_node, notify));
 }
 
 static void drop_there(struct holds_node *node, uint64_t number)
@@ -270,7 +270,7 @@ static void drop_there(struct holds_node *node, uint64_t number)
     node->unnotified[node->n_unnotified++] = number;
     if (node->n_unnotified == BATCH_HOLDS ||
         (node->n_unnotified == 1 && !deadline_set(node->holds->deadlines, &node->notify, 0)))
-        tell(node);
+        send_dropped(node);
 }
 
 static void release_far(void *far)
@@ -288,12 +288,12 @@ enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t num
 {
     struct holds_node *node = node_get(holds, peer); /* created by holds_prepare */
     struct far_hold *far = node ? calloc(1, sizeof *far) : NULL;
-    struct remote_hold *keeping = NULL;
-    enum rdt_status status = far ? remote_hold_take(client, request_id, NULL, &keeping, err)
+    struct remote_hold *held = NULL;
+    enum rdt_status status = far ? remote_hold_take(client, request_id, NULL, &held, err)
                                  : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
 
     if (status == RDT_OK && !map_put_u64(&node->there, number, far)) {
-        remote_hold_end(keeping);
+        remote_hold_end(held);
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
     }
     if (status != RDT_OK) {
@@ -303,8 +303,8 @@ enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t num
     }
     far->node = node;
     far->number = number;
-    keeping->far = far;
-    keeping->release_far = release_far;
+    held->far = far;
+    held->release_far = release_far;
     return RDT_OK;
 }
 
@@ -380,11 +380,12 @@ void holds_peer_down(struct holds *holds, struct peer *peer)
     if (map_count(&node->here) > 0 && node->grace.index == 0 &&
         !deadline_set(holds->deadlines, &node->grace, (int64_t)holds->grace_ns))
         drop_all(node);
-    if (map_count(&node->here) + map_count(&node->there) > 0) /* nobody else may request the link in time */
+    if (map_count(&node->here) + map_count(&node->there) >
+        0) /* dials now, because perhaps no request needs the link before the grace period ends */
         (void)peers_find(peer->peers, peer->uuid, "", NULL, &same, NULL);
 }
 
-static void act(struct holds_node *node, const Rdt__Pb__Holds *message)
+static void handle_message(struct holds_node *node, const Rdt__Pb__Holds *message)
 {
     for (size_t i = 0; i < message->n_dropped; i++)
         drop_one(node, message->dropped[i]);
@@ -414,9 +415,10 @@ enum rdt_status holds_peer_frame(struct holds *holds, struct peer *peer, const s
                                    message->n_dropped + message->n_lost + message->n_kept, LIST_HOLDS);
     }
     if (status == RDT_OK && !node && message->n_kept > 0 && !holds->closing)
-        node = node_get(holds, peer); /* the node notifies of holds that are unknown here, and is told so */
+        node =
+            node_get(holds, peer); /* the node lists holds that are unknown here, and compare_list answers that they are lost */
     if (status == RDT_OK && node)
-        act(node, message);
+        handle_message(node, message);
     if (status != RDT_OK)
         rdt_error_prefix(err, "node %s", peer->name);
     arena_fini(&arena);

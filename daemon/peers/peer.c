@@ -103,7 +103,7 @@ void peer_dial_now(struct peer *peer)
     peer_move(peer, PEER_IDLE);
     if (peer_start_dial(peer, NULL) == RDT_OK)
         return;
-    peer_move(peer, PEER_CONNECTING); /* the peer stays away for others: nobody waits for this attempt */
+    peer_move(peer, PEER_CONNECTING); /* not peer_failed, because no request waits for this dial */
     peer_back_off(peer);
 }
 

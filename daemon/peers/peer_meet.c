@@ -458,7 +458,8 @@ static bool has_source(const struct peer *peer, const uint8_t source[16])
         if (memcmp(peer->dial->sources[i], source, 16) == 0)
             return true;
     if (options_split_address(peer->address, host, &port, NULL) != RDT_OK ||
-        (uv_ip4_addr(host, port, (struct sockaddr_in *)&address) != 0 && uv_ip6_addr(host, port, (struct sockaddr_in6 *)&address) != 0))
+        (uv_ip4_addr(host, port, (struct sockaddr_in *)&address) != 0 &&
+         uv_ip6_addr(host, port, (struct sockaddr_in6 *)&address) != 0))
         return false;
     strangers_source(&address, own);
     return memcmp(own, source, sizeof own) == 0;

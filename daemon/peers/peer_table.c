@@ -211,7 +211,7 @@ enum rdt_status peer_add(struct peers *peers, const uint8_t *uuid, enum peer_pro
     return RDT_OK;
 }
 
-/* ---- two entries that turn out to be one node, an address that turns out to be another node's ---- */
+/* ---- when two entries are one node, or another node has an address ---- */
 
 void peer_hide(struct peer *peer, struct peer *same)
 {
@@ -347,15 +347,17 @@ static enum rdt_status may_dial(const struct peers *peers, const char *address, 
 
     if (strcmp(peers->options->dial, "listed") == 0)
         return rdt_error_set(err, RDT_DENIED,
-                             "%s is no node of the nodes file, and this daemon dials no others (dial = listed)", address);
+                             "%s is not in the nodes file, and this daemon dials only nodes of that file (dial = listed)",
+                             address);
     if (is_admin(account))
         return RDT_OK;
     if (owner->dialled_ns > now + burst_ns)
-        return rdt_error_set(
-            err, RDT_LIMIT,
-            "uid %u has had %u unlisted addresses dialled, and %u more a second are allowed: try again in %.1f s, or list the nodes in "
-            "the nodes file",
-            owner->owner.uid, DIAL_BURST, (unsigned)(1000000000 / DIAL_EVERY_NS), (double)(owner->dialled_ns - now - burst_ns) / 1e9);
+        return rdt_error_set(err, RDT_LIMIT,
+                             "uid %u has had %u unlisted addresses dialled, and %u more a second are allowed: try again in "
+                             "%.1f s, or list the nodes in "
+                             "the nodes file",
+                             owner->owner.uid, DIAL_BURST, (unsigned)(1000000000 / DIAL_EVERY_NS),
+                             (double)(owner->dialled_ns - now - burst_ns) / 1e9);
     owner->dialled_ns = (owner->dialled_ns > now ? owner->dialled_ns : now) + DIAL_EVERY_NS;
     return RDT_OK;
 }
@@ -453,7 +455,7 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
     if (memcmp(uuid, peers->node->uuid, 16) == 0)
         return rdt_error_set(err, RDT_INVALID, "the address is that of this node itself");
     if (strlen(address) >= sizeof peer->address)
-        return rdt_error_set(err, RDT_INVALID, "the address has %zu bytes: at most 64 are possible", strlen(address));
+        return rdt_error_set(err, RDT_INVALID, "the address has %zu bytes: at most 64 are allowed", strlen(address));
     status = look_up(peers, uuid, address, account, &peer, err);
     if (status != RDT_OK)
         return status;
@@ -461,7 +463,7 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
         peer->dial->wanted = true;
     if (peer->state == PEER_IDLE && !peer_can_be_dialled(peer)) {
         node_hex(uuid, hex);
-        return rdt_error_set(err, RDT_PEER_LOST, "node %s is not connected, and where it listens is not known", hex);
+        return rdt_error_set(err, RDT_PEER_LOST, "node %s is not connected, and its address is not known", hex);
     }
     if (peer->state == PEER_IDLE)
         status = peer_start_dial(peer, err);

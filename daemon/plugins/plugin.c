@@ -36,8 +36,8 @@ enum rdt_status plugins_check_names(struct plugins *plugins, const struct plugin
                  strcasecmp(other->transport.name, plugin->transport.name) == 0)
             what = "transport", name = plugin->transport.name;
         if (what)
-            return rdt_error_set(err, RDT_EXISTS, "backend %s: the name of its %s is taken by %s: %s", plugin->path,
-                                 what, other->path, name);
+            return rdt_error_set(err, RDT_EXISTS, "backend %s: the name of its %s is taken by %s: %s", plugin->path, what,
+                                 other->path, name);
     }
     return RDT_OK;
 }
@@ -243,7 +243,7 @@ unsigned plugins_copies(const struct plugins *plugins)
     return plugins->events.copies;
 }
 
-/* ---- what there is ---- */
+/* ---- look-ups ---- */
 
 struct list *plugins_memory_kinds(struct plugins *plugins)
 {

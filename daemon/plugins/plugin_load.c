@@ -1,5 +1,5 @@
-/* Checks one backend file before any of its operations is called. Sizes, versions and names are all that
- * is read of its tables, and they are checked. */
+/* Checks one backend file before any of its operations is called. Of its tables only sizes, versions and names are read,
+ * and they are checked. */
 #include "daemon/plugins/plugin_load.h"
 
 #include <ctype.h>
@@ -94,7 +94,7 @@ static enum rdt_status copy_transport(struct plugin *plugin, struct rdt_error *e
         {"post_broadcast", ops->post_broadcast || !ops->cancel_broadcast},
         {"cancel_broadcast", ops->cancel_broadcast || !ops->post_broadcast},
         {"a way to move bytes (post_send and post_recv, or pack_key and post_read)", one || two},
-        /* half of a pair means that an operation was forgotten */
+        /* one operation of a pair without the other is a bug of the plug-in */
         {"post_send", ops->post_send || !two},
         {"post_recv", ops->post_recv || !two},
         {"pack_key", ops->pack_key || !one},

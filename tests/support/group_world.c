@@ -140,7 +140,7 @@ static enum rdt_status find_peer(void *arg, const uint8_t uuid[16], const char *
     return rdt_error_set(err, RDT_NOT_FOUND, "no such node");
 }
 
-static bool believe(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err)
+static bool check_requester(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err)
 {
     (void)arg;
     (void)err;
@@ -243,7 +243,7 @@ static void start(struct gw_node *node)
         .callbacks = {.arg = node,
                       .send = send_letter,
                       .find = find_peer,
-                      .believe = believe,
+                      .check_requester = check_requester,
                       .has_client = has_client,
                       .on_change = on_change},
     };

@@ -129,7 +129,7 @@ Test(detached, goes_when_its_time_is_over_and_readers_keep_theirs)
     begin(&(struct node_options){.log = "debug"});
     ref = put_and_die(&(struct producing){.ttl_ns = patience(2 * SEC)}, true);
     object = fetch_one(conn, &ref, RDT_FETCH_SHARE);
-    wait_until(LONG, node_log_has(&node, "it was detached, and its time to live is over"));
+    wait_until(LONG, node_log_has(&node, "its time to live after its client's end has passed"));
     must_be(RDT_TIMED_OUT, rdt_wait_freed(conn, &ref, 0, &err));
     cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 3));
     rdt_release(object);

@@ -297,7 +297,7 @@ Test(tensor_runs, few_bytes_that_stand_for_very_much_are_refused)
     must(raw_next(&raw) && raw.frame.type == RDT_MSG_FETCH); /* the second request's own answer */
     put.tensors = claim_many(&claim, 10000000);
     (void)raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
-    must_say(raw_error(&raw, said) == RDT_LIMIT && strstr(said, "more than 16384 tensors in runs"), "%s", said);
+    must_say(raw_error(&raw, said) == RDT_LIMIT && strstr(said, "runs have more than 16384 tensors"), "%s", said);
     cr_assert_eq(used(0, "heap"), 0);
     raw_close(&raw);
     end(NULL);

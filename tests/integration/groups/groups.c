@@ -165,8 +165,8 @@ Test(groups, wrong_lists_are_refused_and_nothing_is_left)
     memset(long_name, 'x', 79);
     long_name[79] = '\0';
     must_refuse(RDT_INVALID, "members 0 and 2", rdt_group_create(actor_of[0], "g", by, members, 3, NULL, &err));
-    must_refuse(RDT_INVALID, "of 1 members", rdt_group_create(actor_of[0], "g", by, members, 1, NULL, &err));
-    must_refuse(RDT_INVALID, "of 0 members", rdt_group_create(actor_of[0], "g", by, members, 0, NULL, &err));
+    must_refuse(RDT_INVALID, "has 1 members", rdt_group_create(actor_of[0], "g", by, members, 1, NULL, &err));
+    must_refuse(RDT_INVALID, "has 0 members", rdt_group_create(actor_of[0], "g", by, members, 0, NULL, &err));
     must_refuse(RDT_INVALID, "longer", rdt_group_create(actor_of[0], long_name, by, members, 2, NULL, &err));
     must_refuse(RDT_INVALID, "name", rdt_group_create(actor_of[0], "", by, members, 2, NULL, &err));
     must_refuse(RDT_UNSUPPORTED, "not loaded", rdt_group_create(actor_of[0], "g", "nccl2", members, 2, NULL, &err));

@@ -138,8 +138,8 @@ Test(ipv6, address_that_is_not_written_well_is_named)
         {"--listen=[::1]:", "[::1]:"},
         {"--listen=[::1]:70000", "port"},
         {"--listen=[::g]:7171", "[::g]:7171"},
-        {"--listen=[[::1]]:7171", "what stands in brackets is not an IPv6 address"},
-        {"--listen=[127.0.0.1]:7171", "what stands in brackets is not an IPv6 address"},
+        {"--listen=[[::1]]:7171", "has no IPv6 address in its brackets"},
+        {"--listen=[127.0.0.1]:7171", "has no IPv6 address in its brackets"},
         {"--advertise=::1:7171", "needs brackets around an IPv6 address"},
     };
 

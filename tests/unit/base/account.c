@@ -189,7 +189,7 @@ Test(account_limits, who_has_been_answered_tries_no_more)
     account_wait_end(&accounts, &b.wait);
     b.wait.at = first; /* what the next request left in that memory */
     b.wait.what = USAGE_REGIONS;
-    refused(first, 1, "wait for regions already");
+    refused(first, 1, "already wait for regions");
     account_request_end(&accounts, NULL);
     cr_assert(attempt(&a));
     account_give(first, USAGE_REGIONS, 3);

@@ -366,8 +366,8 @@ static void assert_differs(Rdt__Pb__TensorList target_list, const char *words)
 
 Test(layout, same_shape_names_the_first_difference)
 {
-    assert_differs(LIST(DTYPE(RDT_F32), NDIM(2), SHAPE(2, 3)), "2 tensors, the target 1");
-    assert_differs(LIST(DTYPE(RDT_F32, RDT_I8), NDIM(2, 1), SHAPE(2, 3, 4)), "tensor 1: is u8 in the object, i8");
+    assert_differs(LIST(DTYPE(RDT_F32), NDIM(2), SHAPE(2, 3)), "2 tensors, but the target has 1");
+    assert_differs(LIST(DTYPE(RDT_F32, RDT_I8), NDIM(2, 1), SHAPE(2, 3, 4)), "tensor 1: is u8 in the object, but i8");
     assert_differs(LIST(DTYPE(RDT_F32, RDT_U8), NDIM(1, 1), SHAPE(6, 4)), "tensor 0: has 2 dimensions");
     assert_differs(LIST(DTYPE(RDT_F32, RDT_U8), NDIM(2, 1), SHAPE(2, 4, 4)), "tensor 0, dimension 1: has 3");
 }
@@ -431,15 +431,15 @@ Test(slice, of_nothing_stays_in_place)
 
 Test(slice, bad_is_refused)
 {
-    must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base}, "the slice is of 0 tensors, the object has 2");
+    must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base}, "the slice is of 0 tensors, but the object has 2");
     must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(0, 1), START(1), COUNT(1, 1)}, "1 starts but 2 counts");
     must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(1, 1), START(1, 1), COUNT(1, 1)},
                    "tensor 0: the slice has 1 ranges for 2 dimensions");
-    must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(2, 1), START(1, 1), COUNT(1, 1)}, "tensor 1: the slice ends");
+    must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(2, 1), START(1, 1), COUNT(1, 1)}, "tensor 1: the slice lacks");
     must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(0, 1), START(1, 1), COUNT(1, 1)},
-                   "the slice has 2 ranges, its tensors take 1");
+                   "the slice has 2 ranges, but its tensors need 1");
     must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(2, 0), START(1, 1), COUNT(1, 6)},
-                   "tensor 0, dimension 1: 6 elements from 1 on, it has 6");
+                   "tensor 0, dimension 1: 6 elements from 1 on, but it has only 6");
     must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(0, 1), START(UINT64_MAX), COUNT(2)}, "tensor 1, dimension 0");
     must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(0, 1), START(2), COUNT(UINT64_MAX)}, "tensor 1, dimension 0");
     must_not_slice((Rdt__Pb__Slice){.base = no_ranges.base, NDIM(0, 1), START(6), COUNT(0)}, "tensor 1, dimension 0");

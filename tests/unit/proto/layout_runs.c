@@ -246,7 +246,7 @@ Test(layout_runs, runs_of_none_and_columns_of_other_lengths_are_refused)
 {
     struct row row;
 
-    REFUSED(make(&row, 1, 0, 0, 0), RDT_INVALID, "a run of no tensors");
+    REFUSED(make(&row, 1, 0, 0, 0), RDT_INVALID, "its run has no tensors");
     make(&row, 1, 0, 2, 0);
     row.list.n_run = 0;
     REFUSED(&row.list, RDT_INVALID, "0 runs but 1 steps");
@@ -269,14 +269,14 @@ Test(layout_runs, more_than_a_message_may_stand_for_is_refused)
     struct row row;
 
     for (unsigned i = 0; i < sizeof runs / sizeof *runs; i++)
-        REFUSED(make(&row, 1, 0, runs[i], 1), RDT_LIMIT, "more than 16384 tensors in runs");
+        REFUSED(make(&row, 1, 0, runs[i], 1), RDT_LIMIT, "runs have more than 16384 tensors");
     list.n_dtype = list.n_ndim = list.n_run = 3;
     list.dtype = dtypes;
     list.ndim = ndims;
     list.run = several;
-    REFUSED(&list, RDT_LIMIT, "more than 16384 tensors in runs");
+    REFUSED(&list, RDT_LIMIT, "runs have more than 16384 tensors");
     list.n_dtype = list.n_ndim = list.n_run = 2;
-    REFUSED(&list, RDT_LIMIT, "more than 16384 tensors in runs");
+    REFUSED(&list, RDT_LIMIT, "runs have more than 16384 tensors");
     list.n_dtype = list.n_ndim = list.n_run = 1;
     free(must_read(&list));
     make(&row, 1, 0, RDT_MAX_RUN_DIMS / 32 + 1, 1);
