@@ -100,12 +100,12 @@ static uint64_t group_room(const char *dir, bool v2, uint64_t wanted)
 
 struct looking {
     uint64_t wanted, least;
-    bool room;    /* looks for room, not for limits */
+    bool room;    /* reads the room of the groups; false: their limits */
     char *name_p; /* NULL: the caller does not need it */
 };
 
-/* Looks at the group and all groups above it. In a container the path may name groups that are not mounted there; the walk then ends at the
- * root of the mount, which is the container's group. */
+/* Reads the group and all groups above it. In a container the path may name groups that are not mounted there; the walk then
+ * ends at the root of the mount, which is the container's group. */
 static void look_upward(struct looking *looking, const char *mount, char *group, bool v2)
 {
     for (;;) {
@@ -117,7 +117,7 @@ static void look_upward(struct looking *looking, const char *mount, char *group,
             bytes = looking->room ? group_room(dir, v2, looking->wanted) : group_limit(dir, v2);
         if (bytes < looking->least) {
             looking->least = bytes;
-            if (looking->name_p) /* the end of a long name says most */
+            if (looking->name_p) /* of a long name the end, which says most */
                 (void)snprintf(looking->name_p, 128, "%.127s",
                                !*group               ? "/"
                                : strlen(group) < 128 ? group
@@ -214,7 +214,8 @@ static uint64_t look_for_room(uint64_t wanted, struct rdt_error *err)
     return in_groups < available ? in_groups : available;
 }
 
-/* Some of what others are taking is touched already, and counts twice. Nothing is refused for that: it waits until they have finished. */
+/* Some of the bytes that other threads are taking have been touched already, and count twice. No request is refused for that:
+ * it waits until those threads have finished. */
 static enum rdt_status await_room(struct memory_room *room, uint64_t bytes, bool may_wait, struct rdt_error *err)
 {
     for (;;) {

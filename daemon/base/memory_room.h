@@ -1,8 +1,8 @@
-/* How much memory the kernel lets this process touch: what the machine has available, and what the limits of its control groups
- * (versions 1 and 2) leave. The kernel kills a process that touches more, so pages are asked for here before they are touched. The last
- * sixteenth of a group's limit is left for the daemon's own heap, tables and sockets.
+/* How many bytes of memory this process may still touch: what the machine has available, and what the limits of its control
+ * groups (versions 1 and 2) leave. The kernel kills a process that touches more, so whoever is about to touch pages asks
+ * here first. The last sixteenth of a group's limit is reserved for the daemon's own heap, tables and sockets.
  *
- * Memory that a thread is about to touch counts as in use. Any thread. */
+ * Bytes count as used from memory_room_take on. All functions may be called from any thread. */
 #ifndef DAEMON_MEMORY_ROOM_H
 #define DAEMON_MEMORY_ROOM_H
 
@@ -16,14 +16,15 @@ struct memory_room {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     uint64_t taking_bytes;          /* between memory_room_take and memory_room_taken */
-    uint64_t known_bytes, known_ns; /* so much may be taken without another look, for a while after known_ns */
+    uint64_t known_bytes, known_ns; /* these bytes may be taken without reading the limits, for a while after known_ns */
 };
 
 void memory_room_init(struct memory_room *room);
 void memory_room_fini(struct memory_room *room);
 
-/* Call it before so many bytes are touched, and memory_room_taken after that or if they are not touched. may_wait: the thread may sleep
- * until others have taken theirs. NO_MEMORY: the bytes do not fit; the sentence names the control group and the remedy. */
+/* Call memory_room_take before `bytes` bytes are touched, and memory_room_taken when they have been touched or will not be.
+ * may_wait: the thread may sleep until other threads have touched theirs. NO_MEMORY: the bytes do not fit; the sentence names
+ * the control group and the remedy. */
 enum rdt_status memory_room_take(struct memory_room *room, uint64_t bytes, bool may_wait, struct rdt_error *err);
 void memory_room_taken(struct memory_room *room, uint64_t bytes);
 
@@ -33,8 +34,8 @@ void memory_room_taken(struct memory_room *room, uint64_t bytes);
 /* The least limit of the process's groups; UINT64_MAX: there is none. */
 uint64_t memory_group_limit_bytes(const char *groups, const char *mount);
 
-/* How many more bytes fit into all of the groups, and the name of the group that has the least room; UINT64_MAX: there is no limit. File
- * cache counts as room only if fewer than `wanted` bytes are left without it. */
+/* Returns how many more bytes fit into all of the groups, and the name of the group with the least room; UINT64_MAX: there is
+ * no limit. The file cache counts as room only if fewer than `wanted` bytes are free without it. */
 uint64_t memory_group_room_bytes(const char *groups, const char *mount, uint64_t wanted, char name_p[128]);
 
 #endif
