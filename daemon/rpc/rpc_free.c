@@ -164,7 +164,8 @@ static void explain_range(const struct call *call, struct rdt_error *err)
     } else if (object && call_may_see(call, &object->account->owner)) {
         wire_ref_id_text(object_id(object), object->id_bytes, id);
         say_holders(call, object, who, sizeof who);
-        (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time: object \"%s\"%s%s", call->verb->unmet, id, who[0] ? ": " : "", who);
+        (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time: object \"%s\"%s%s", call->verb->unmet, id, who[0] ? ": " : "",
+                            who);
     } else {
         (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time", call->verb->unmet);
     }
