@@ -83,8 +83,6 @@ void group_check_ready(struct group *group)
             return;
     deadline_unset(group->groups->deadlines, &group->deadline);
     group_send_word_all(group, RDT_PEER_GROUP_READY, RDT_OK, "", false);
-    log_info("group %s (%s, epoch %u) is ready: %u members, %u ranks", group->name, group->transport->name, group->epoch,
-             group->n_members, group->n_ranks);
     group_set_state(group, GROUP_READY);
     group_notify_waiters(&group->forming, NULL);
 }

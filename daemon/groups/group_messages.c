@@ -168,8 +168,6 @@ static enum rdt_status on_ready(struct groups *groups, struct peer *peer, const 
     if (group->coordinator == peer && group->connected && group->suspicion.status == RDT_OK) {
         deadline_unset(groups->deadlines, &group->deadline);
         group->failures = 0;
-        log_info("group %s (%s, epoch %u) is ready: %u members, %u ranks", group->name, group->transport->name, group->epoch,
-                 group->n_members, group->n_ranks);
         group_set_state(group, GROUP_READY);
     } else if (!group->coordinator && (node = group_node_of(group, peer)) != NULL && node->accepted) {
         node->ready = true;

@@ -49,6 +49,22 @@ Test(groups, fetch_both_ways_between_all_ranks)
     end_groups(NULL);
 }
 
+/* Whoever may form groups could fill the log otherwise. */
+Test(groups, user_who_forms_groups_writes_no_line_of_the_log_for_each)
+{
+    begin(2);
+    for (unsigned i = 0; i < 5; i++) {
+        must_ok(form(actor_of[0], "many", 2, &err));
+        destroy("many");
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        char *log = read_file(c.node[i].log, NULL);
+        must_say(!strstr(log, " info: group many "), "%s", log);
+        free(log);
+    }
+    end_groups(NULL);
+}
+
 Test(groups, without_a_group_the_sentence_says_what_to_do)
 {
     struct rdt_ref ref;
