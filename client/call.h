@@ -20,8 +20,7 @@
  * TIMED_OUT, DISCONNECTED, FORKED, LIMIT (the request is too long, or too much waits to be sent), PROTOCOL (the
  * reply cannot be decoded).
  *
- * A call that was left at its deadline leaves nothing behind: memory and objects that its late reply brings are
- * given back. */
+ * A call that ended at its deadline leaves nothing behind: memory and objects that its late reply brings are released. */
 enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int64_t timeout_ns,
                      ProtobufCMessage **reply_p, struct rdt_error *err);
 
@@ -40,7 +39,7 @@ enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessa
                           struct rdt_error *err);
 void call_got_close(struct call_got *got);
 
-/* INVALID unless the caller's ref can be sent; DISCONNECTED, FORKED if nothing can. */
+/* Checks the connection, and whether the ref can be sent. Errors: INVALID, FORKED. */
 enum rdt_status call_check_ref(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err);
 
 /* struct rdt's on_late_reply. */

@@ -98,7 +98,7 @@ struct fetch { /* one rdt_fetch_start, until it has been sent */
     size_t count;
     int64_t deadline_ns;
     enum rdt_fetch_mode mode;
-    bool in_runs; /* the targets' lists may be: the daemon reads that, and they are no more than one message may say */
+    bool in_runs; /* lists of targets are sent in runs: the daemon understands them, and all fit into one message */
 };
 
 static enum rdt_status no_memory(struct rdt_error *err, size_t count)

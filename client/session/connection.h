@@ -125,17 +125,16 @@ bool connection_is_forked(const rdt *conn);
 void connection_locks_init(rdt *conn); /* the mutex and the conditions */
 void connection_locks_fini(rdt *conn);
 
-/* connection_unlock also tells the leader, the followers and rdt_fd what happened, and unmaps what is no longer
- * used. */
+/* connection_unlock also wakes the threads that wait, brings rdt_fd up to date, and unmaps retired mappings. */
 void connection_lock(rdt *conn);
 void connection_unlock(rdt *conn);
 
 /* Returns a new id for a request or a fetch handle. */
 uint64_t connection_id(rdt *conn);
 
-/* Queues the message and sends what the socket takes. LIMIT: longer than a frame, or too much waits to be sent
- * already (`urgent` ones, which give something back, are queued all the same). take_fd -1: none; taken on success
- * only. DISCONNECTED. */
+/* Queues the message and sends what the socket takes. take_fd is taken on success only; -1: none. Errors: LIMIT (the message is
+ * longer than a frame, or too many bytes are queued; an `urgent` message, which releases something, is queued in any case),
+ * DISCONNECTED, NO_MEMORY. */
 enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int take_fd,
                                 bool urgent, struct rdt_error *err);
 
@@ -143,9 +142,9 @@ enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const Pro
 enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
                                     unsigned n_fds, bool urgent, struct rdt_error *err);
 
-/* Queues a message that releases something when more of them will follow. It is sent with the next message,
- * when a few have gathered, or by connection_flush, which the caller must call before it blocks or returns.
- * Each message of its own wakes the daemon, which takes longer than the message. */
+/* Queues a message that releases something, for callers that will send more of them. It is sent with the next message, when a
+ * few are queued, or by connection_flush, which the caller must call before it blocks or returns. Sending each by itself would
+ * wake the daemon each time, which takes longer than the message. */
 void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *message);
 
 /* Sends a message that releases something and needs no answer: at once, or later while the connection is
