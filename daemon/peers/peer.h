@@ -25,7 +25,8 @@
  * An address is not an identity. A peer has a uuid because the nodes file says so, because a hello said so, or because a
  * ref does. Only the nodes file is insisted on. A uuid that a hello gave is valid until another node answers at the
  * address: that node then has the name and the address, and requests that name the old uuid fail. What a ref says is only
- * what that request wants, and no look-up by address uses it.
+ * what that request wants, and no look-up by address uses it. Further addresses at which a node has answered lead to it
+ * only while the link to that same daemon is up; after that they are dialled again.
  *
  *                          met                          another node answers there
  *   named by a request ----------> met (or listed) -----------------------------> without an address

@@ -35,7 +35,7 @@ struct peer_dial {
     uint8_t sources[DIAL_SOURCES][16]; /* listed by a host name: its addresses at the last look-up (strangers.h) */
     unsigned n_sources;
     bool wanted;             /* peers_find was called during the back-off: dial again after it */
-    struct peer *same;       /* hidden: the peer that it turned out to be; NULL: this node itself */
+    struct peer *same;       /* hidden: the peer whose daemon of peer.boot_id answered there; NULL: this node itself */
 };
 
 struct peers {

@@ -267,11 +267,22 @@ bool peer_merge(struct peer *from, struct peer *into)
 {
     bool goes_on;
 
+    memcpy(from->boot_id, from->dial->link->hello->boot_id.data, sizeof from->boot_id);
     move_identity(from, into);
     goes_on = move_link(from, into);
     peer_hide(from, into);
     peer_emit(into, "renamed");
     return goes_on;
+}
+
+/* Another node has taken an address of the peer, so the next request by any other of its addresses dials. */
+static void distrust_aliases(const struct peer *peer)
+{
+    list_for_each (node, &peer->peers->hidden) {
+        struct peer *alias = container_of(node, struct peer, link);
+        if (alias->dial->same == peer)
+            memset(alias->boot_id, 0, sizeof alias->boot_id);
+    }
 }
 
 bool peer_replace(struct peer *from, struct peer *into)
@@ -287,6 +298,7 @@ bool peer_replace(struct peer *from, struct peer *into)
     snprintf(from->name, sizeof from->name, "%s", hex);
     from->address[0] = from->dial->hint[0] = 0;
     from->dial->listed = false;
+    distrust_aliases(from);
     peer_emit(from, "renamed");
     peer_emit(into, "renamed");
     return goes_on;
@@ -308,7 +320,8 @@ static bool matches_address(const struct peer *peer, const char *address)
     return peer->dial->proof != PROOF_REF;
 }
 
-/* *peer_p NULL: no known node. false: it is this node itself. */
+/* *peer_p NULL: no known node. false: it is this node itself. A hidden entry leads to its node only while the link to the
+ * daemon that answered there is up. */
 static bool find_by_address(struct peers *peers, const char *address, struct peer **peer_p)
 {
     *peer_p = NULL;
@@ -322,14 +335,15 @@ static bool find_by_address(struct peers *peers, const char *address, struct pee
     }
     if (*peer_p)
         return true;
-    list_for_each (hidden_node, &peers->hidden) {
-        struct peer *peer = container_of(hidden_node, struct peer, link);
-        if (strcmp(peer->address, address) != 0)
+    list_for_each_safe (hidden_node, &peers->hidden) {
+        struct peer *alias = container_of(hidden_node, struct peer, link), *same = alias->dial->same;
+        if (strcmp(alias->address, address) != 0)
             continue;
-        while (peer && peer->dial->same)
-            peer = peer->dial->same;
-        *peer_p = peer_is_known(peer) ? peer : NULL;
-        return *peer_p;
+        if (!same || (same->state == PEER_UP && memcmp(alias->boot_id, same->boot_id, sizeof alias->boot_id) == 0)) {
+            *peer_p = same;
+            return same;
+        }
+        (void)forget(alias); /* another node may be there now: the caller dials the address */
     }
     return true;
 }
@@ -446,7 +460,7 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
 {
     enum rdt_status status;
     struct peer *peer = NULL;
-    char hex[33];
+    char who[128];
 
     if (!peers->tls)
         return rdt_error_set(err, RDT_UNSUPPORTED, "this node has no peer link: key_file is not set");
@@ -462,8 +476,8 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
     if (peer->state == PEER_BACKOFF)
         peer->dial->wanted = true;
     if (peer->state == PEER_IDLE && !peer_can_be_dialled(peer)) {
-        node_hex(uuid, hex);
-        return rdt_error_set(err, RDT_PEER_LOST, "node %s is not connected, and its address is not known", hex);
+        peer_describe(peer, who);
+        return rdt_error_set(err, RDT_PEER_LOST, "%s is not connected, and its address is not known", who);
     }
     if (peer->state == PEER_IDLE)
         status = peer_start_dial(peer, err);

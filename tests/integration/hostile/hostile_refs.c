@@ -114,6 +114,78 @@ Test(hostile_refs, node_with_a_new_uuid_is_reached_by_name_and_by_address)
     both_end();
 }
 
+/* Starts a node at other_address that dials in to `node`, and waits until it is there. state_dir NULL: it has a new uuid. */
+static void other_dials_in(const char *state_dir)
+{
+    struct peer_view view;
+    char nodes[128];
+
+    (void)snprintf(nodes, sizeof nodes, "a %s\n", node.address);
+    node_start(&other, &(struct node_options){
+                           .name = "other", .listen = other_address, .nodes = nodes, .state_dir = state_dir, .awaited = true});
+    wait_until(LONG, peer_seen(&node, &other, &view) && strcmp(view.state, "up") == 0);
+    put_there();
+}
+
+static void kill_other(void)
+{
+    struct peer_view view;
+
+    rdt_close(owner);
+    node_kill(&other, SIGKILL);
+    wait_until(LONG, peer_seen(&node, &other, &view) && strcmp(view.state, "up") != 0);
+}
+
+/* "other" dials in, and then answers at a second address too, which is written to alias_p. */
+static void other_gets_an_alias(char alias_p[65])
+{
+    begin(&(struct node_options){.listen = "127.0.0.1:0"});
+    free_address(0, "127.0.0.1", other_address);
+    (void)snprintf(alias_p, 65, "localhost%s", strrchr(other_address, ':'));
+    other_dials_in(NULL);
+    must_be_reached(alias_p);
+}
+
+Test(hostile_refs, second_address_leads_to_the_node_that_took_the_place_of_a_restarted_one)
+{
+    char alias[65], state_dir[160];
+
+    other_gets_an_alias(alias);
+    (void)snprintf(state_dir, sizeof state_dir, "%s", other.state_dir);
+    kill_other();
+    other_dials_in(state_dir);
+    kill_other();
+    other_dials_in(NULL);
+    must_be_reached(other_address);
+    must_be_reached(alias);
+    both_end();
+}
+
+Test(hostile_refs, second_address_of_a_node_that_moved_leads_to_the_node_that_is_there_now)
+{
+    char alias[65], state_dir[160], place[65];
+    struct test_node newcomer;
+    rdt *there_client;
+
+    other_gets_an_alias(alias);
+    (void)snprintf(state_dir, sizeof state_dir, "%s", other.state_dir);
+    (void)snprintf(place, sizeof place, "%s", other_address);
+    kill_other();
+    free_address(0, "127.0.0.1", other_address);
+    other_dials_in(state_dir);
+    node_start(&newcomer, &(struct node_options){.name = "newcomer", .listen = place});
+    there_client = node_client(&newcomer, "owner");
+    (void)put_one(there_client, &VECTOR(RDT_U8, 16, "sixteen bytes .."), "of the newcomer");
+    struct rdt_ref ref = ref_named("of the newcomer");
+    (void)snprintf(ref.address, sizeof ref.address, "%s", alias);
+    must_say(fetch_status(bystander, &ref, LONG) == RDT_OK, "%s", err.msg);
+    rdt_close(there_client);
+    node.fds++; /* the link to the newcomer */
+    newcomer.fds++;
+    both_end();
+    node_end(&newcomer, meant);
+}
+
 Test(hostile_refs, uuid_of_a_ref_is_insisted_on_for_that_request_alone)
 {
     struct rdt_ref ref;
