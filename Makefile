@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # rdtd. `make help` lists the targets; everything that is built lands in build/<variant>/.
 VERSION   := 0.1.0
 SOVERSION := 0

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The plug-in interface of rdtd: memory kinds and transports. This header is installed, and it only ever grows
  * at the end of its structs. rdt_plugin.h, beside it, holds what nearly every transport needs; rdt-backend(7)
  * is the manual.
@@ -91,7 +92,7 @@ extern "C" {
 #define RDT_OFFER_MAX_BYTES 512
 #define RDT_KEY_MAX_BYTES 512
 #define RDT_GROUP_OFFER_MAX_BYTES 16384
-#define RDT_EXPORT_MAX_FDS 4096   /* chunks of one block, at most */
+#define RDT_EXPORT_MAX_FDS 4096 /* chunks of one block, at most */
 #define RDT_EXPORT_HANDLE_BYTES 64
 
 struct rdt_op;
@@ -155,7 +156,7 @@ struct rdt_host {
 
 /* One allocation or import. The struct is the core's; alloc and import fill it. */
 struct rdt_block {
-    void *addr;    /* where the daemon has it mapped; NULL before map */
+    void *addr; /* where the daemon has it mapped; NULL before map */
     uint64_t bytes;
     int fd;         /* a descriptor that the plug-in owns, or -1 */
     void *priv;     /* for the plug-in's use */
@@ -195,10 +196,10 @@ struct rdt_device {
 
 /* since 1.3: by what another process of the same owner maps a block. Device memory has no read-only mappings. */
 struct rdt_export {
-    enum rdt_import_kind kind; /* VMM: one fd for each chunk; LEGACY_IPC: the handle */
-    uint64_t offset;           /* of the block's first byte within the memory that the fds or the handle name */
-    uint32_t n_fds;            /* 1..RDT_EXPORT_MAX_FDS: VMM only */
-    const int *fds;            /* the plug-in's, valid while the block is; the core duplicates what it sends */
+    enum rdt_import_kind kind;   /* VMM: one fd for each chunk; LEGACY_IPC: the handle */
+    uint64_t offset;             /* of the block's first byte within the memory that the fds or the handle name */
+    uint32_t n_fds;              /* 1..RDT_EXPORT_MAX_FDS: VMM only */
+    const int *fds;              /* the plug-in's, valid while the block is; the core duplicates what it sends */
     const uint64_t *chunk_bytes; /* [n_fds], valid while the block is */
     uint8_t handle[RDT_EXPORT_HANDLE_BYTES];
     size_t handle_bytes;

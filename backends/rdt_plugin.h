@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A helper for transport plug-ins: the queue of operations between the core and the plug-in's thread. Installed
  * beside rdt_backend.h. It is header-only and needs -pthread; a plug-in does not have to use it.
  *

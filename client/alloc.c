@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Regions of this session: allocating them at the daemon, offering them by address, and releasing them. */
 #include "alloc.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Regions of this session: memory that the daemon allocated for it, or that it imported. */
 #ifndef CLIENT_ALLOC_H
 #define CLIENT_ALLOC_H

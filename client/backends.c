@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_backend_load and rdt_backend_unload. */
 #include <limits.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Keeps the mappings that came with one message's answers until the last answer has come. */
 #include "batch.h"
 

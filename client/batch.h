@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fetches that were sent in one message. The daemon sends the fd of a region that several of their objects lie in with the
  * first answer only, so a mapping that came with an answer stays until all answers have come, whatever became of the
  * requests. Under the connection's lock. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Waiting for one reply, and giving back what a late reply brings. */
 #include "call.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One request to the daemon and its reply. Waits for the reply until a deadline; the meaning of the messages belongs to
  * the callers. rdtctl, which links librdt statically, uses it for requests that rdt.h does not offer. */
 #ifndef CLIENT_CALL_H

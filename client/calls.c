@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Calls that consist of one request and one reply: ping, free, waits, holds and broadcasts. */
 #include <stdio.h>
 #include <string.h>

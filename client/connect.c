@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_connect, rdt_close and rdt_node. */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory on devices: allocating and importing it, rdt_known, and the list of devices. */
 #include "device.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Allocating memory on devices. */
 #ifndef CLIENT_DEVICE_H
 #define CLIENT_DEVICE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_fetch_start and rdt_fetch: builds FETCH messages from the caller's lists, and handles the events that answer them. */
 #include "fetch.h"
 

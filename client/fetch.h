@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The events of a connection. */
 #ifndef CLIENT_FETCH_H
 #define CLIENT_FETCH_H

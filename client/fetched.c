@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fetched objects: mapping what the daemon sent, releasing it, and what rdt.h shows of it. */
 #include "fetched.h"
 

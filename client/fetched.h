@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* struct rdt_object: what a fetch brought. It owns its hold at the daemon and its references to mappings. Under the
  * connection's lock. */
 #ifndef CLIENT_FETCHED_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_group_create, rdt_group_destroy and rdt_group_list. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_stat and the calls of rdt_info.h. Each row is a struct that points into the decoded answer. */
 #include <stdio.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Regions that librdt copies tensors into and lends to objects (Put.loaned). When the object has ended and nobody reads
  * the region any more, the daemon sends REGION_BACK, and the next put of about as many bytes fills the region again:
  * without ALLOC, and without new pages. The daemon decides how much stays idle and for how long; a region that it drops is

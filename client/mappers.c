@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_map_by, and mapping by mappers what the daemon shares. */
 #include "mappers.h"
 

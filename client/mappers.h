@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Mappers of memory kinds (rdt_map_by). Only a vendor's library can map memory of its devices; librdt calls it through the
  * mapper that was registered for the kind. */
 #ifndef CLIENT_MAPPERS_H

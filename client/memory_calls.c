@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_alloc, rdt_import, rdt_dealloc and their variants. */
 #include <fcntl.h>
 #include <strings.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_metrics: the daemon's counters as the text that Prometheus and its kind read.
  *
  * The two formats differ in the names of the TYPE lines and in the last line only. Labels are bounded: verbs, statuses, paths

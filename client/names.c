@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_publish, rdt_unpublish and rdt_ref_set_owner. */
 #include <pwd.h>
 #include <stdlib.h>

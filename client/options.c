@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Options structs begin with their size in the version of rdt.h that the caller was compiled with. */
 #include "options.h"
 

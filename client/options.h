@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Options structs of callers that were compiled with another version of rdt.h. */
 #ifndef CLIENT_OPTIONS_H
 #define CLIENT_OPTIONS_H

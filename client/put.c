@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_put: finds out where each tensor's bytes are, copies those that the daemon cannot reach, and creates the object.
  *
  * Tensors in memory that the daemon knows (rdt_alloc, rdt_import) are put where they lie. The bytes of all others,

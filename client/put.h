@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A put that rdt.h does not offer, for rdtctl, which links librdt statically. */
 #ifndef CLIENT_PUT_H
 #define CLIENT_PUT_H

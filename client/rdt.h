@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* librdt: put, fetch, wait for and free tensors through the rdtd of this node.
  *
  *     rdt_connect(NULL, &c, &err);
@@ -119,11 +120,11 @@ enum rdt_status rdt_alloc(rdt *rdt, size_t bytes, void **addr_p, struct rdt_erro
 
 struct rdt_alloc_options {
     size_t struct_size;
-    int64_t timeout_ns; /* how long the daemon may wait for room under a limit; 0: not at all; negative: without
+    int64_t timeout_ns;      /* how long the daemon may wait for room under a limit; 0: not at all; negative: without
                          * end */
-    const char *memory; /* the kind; NULL: "host". Another kind needs a mapper (rdt_map_by), and *addr_p is an
+    const char *memory;      /* the kind; NULL: "host". Another kind needs a mapper (rdt_map_by), and *addr_p is an
                          * address of the device */
-    const char *device; /* the uuid of the device; NULL: the only one there is */
+    const char *device;      /* the uuid of the device; NULL: the only one there is */
     int64_t call_timeout_ns; /* of the whole call; 0: five minutes more than timeout_ns; negative: without end */
 };
 
@@ -208,12 +209,12 @@ enum rdt_status rdt_known(rdt *rdt, const void *addr, size_t bytes, bool *known_
 
 struct rdt_device_info {
     char memory[33], uuid[65], name[96];
-    uint64_t bytes;      /* of the device */
-    uint64_t used_bytes; /* that the daemon has allocated on it */
-    uint64_t limit_bytes; /* the limit of used_bytes; 0: none */
-    bool opened;         /* the daemon uses it */
+    uint64_t bytes;          /* of the device */
+    uint64_t used_bytes;     /* that the daemon has allocated on it */
+    uint64_t limit_bytes;    /* the limit of used_bytes; 0: none */
+    bool opened;             /* the daemon uses it */
     uint64_t overhead_bytes; /* what using it costs beside used_bytes; UINT64_MAX: unknown */
-    char why_not[128];   /* why it cannot be used; "": it can */
+    char why_not[128];       /* why it cannot be used; "": it can */
 };
 /* Writes the daemon's devices to devices_p, at most max. *count_p is how many there are. */
 enum rdt_status rdt_devices(rdt *rdt, struct rdt_device_info *devices_p, size_t max, size_t *count_p, struct rdt_error *err);
@@ -347,8 +348,8 @@ struct rdt_slice {
 struct rdt_fetch_options {
     size_t struct_size;
     enum rdt_fetch_mode mode;
-    int64_t timeout_ns;     /* of every request, from its start to its last byte; 0 or negative: without end */
-    const char *transport;  /* fetch only by this transport; NULL: any */
+    int64_t timeout_ns;    /* of every request, from its start to its last byte; 0 or negative: without end */
+    const char *transport; /* fetch only by this transport; NULL: any */
     /* Refuse slower paths (NO_PATH): "share", "cow", "copy", "inline" or a transport's name. "direct" refuses a
      * path between nodes that goes through host memory although the bytes lie, or shall lie, on a device. NULL:
      * any path. */
@@ -363,7 +364,7 @@ struct rdt_fetch_options {
      * or rdt_import may be given back earlier: the daemon keeps it. */
     const struct rdt_tensor *const *targets;
     const size_t *target_counts; /* [refs] */
-    const char *group; /* fetch only within this group (rdt_group_create); NULL: the first group that both nodes
+    const char *group;           /* fetch only within this group (rdt_group_create); NULL: the first group that both nodes
                         * share, if a path needs one */
     /* Where the tensors shall be if there are no targets. NULL: on this node where they lie, if this process
      * can map that (rdt_map_by), else in host memory; from another node in host memory. "host", or a kind and
@@ -468,8 +469,7 @@ void rdt_uncork(rdt *rdt);
 
 struct rdt_publish_options {
     size_t struct_size;
-    enum rdt_visibility
-        visibility;           /* who may fetch by the name: not wider than the object's, and the same in each
+    enum rdt_visibility visibility; /* who may fetch by the name: not wider than the object's, and the same in each
                                * publish of a name */
     struct rdt_ref *name_ref; /* NULL, or receives a ref of the name for any node, any user and any version (`after` is 0) */
     bool lease;               /* the name ends with this session: who waits for a later version gets OWNER_DIED */
@@ -523,17 +523,19 @@ enum rdt_status rdt_wait_freed_range_start(rdt *rdt, const void *addr, size_t by
  * what is visible to it, and all nodes; root sees everything. A session that reads too slowly loses events, is told how
  * many, and delays nobody.
  */
-enum rdt_kind { /* flags; the comments list what rdt_event.what may be */
-    RDT_KIND_OBJECTS = 1, /* awaited, filling, put, freed, detached (its client has ended), draining, gone */
-    RDT_KIND_REGIONS = 2, /* new, sealed (it has become a snapshot), kept (it has become a replica), gone; cached ones too */
-    RDT_KIND_CLIENTS = 4, /* connected, gone */
-    /* new, connecting, up, down, unreachable, idle (the back-off is over), renamed, gone (it is a peer known already) */
-    RDT_KIND_PEERS = 8,
-    RDT_KIND_BACKENDS = 16,  /* loaded, unavailable (it is about to be unloaded), unloaded */
-    RDT_KIND_TRANSFERS = 32, /* began, ended */
-    RDT_KIND_NAMES = 64,     /* published, freed (its newest version, by force), unpublished */
-    RDT_KIND_OWNERS = 128,   /* new (an owner who had nothing on this node), gone (nothing of the owner is left) */
-    RDT_KIND_GROUPS = 256,   /* forming, ready, broken, down, ending, gone */
+enum rdt_kind {                       /* flags; the comments list what rdt_event.what may be */
+                RDT_KIND_OBJECTS = 1, /* awaited, filling, put, freed, detached (its client has ended), draining, gone */
+                RDT_KIND_REGIONS =
+                    2, /* new, sealed (it has become a snapshot), kept (it has become a replica), gone; cached ones too */
+                RDT_KIND_CLIENTS = 4, /* connected, gone */
+                /* new, connecting, up, down, unreachable, idle (the back-off is over), renamed, gone (it is a peer known
+                 * already) */
+                RDT_KIND_PEERS = 8,
+                RDT_KIND_BACKENDS = 16,  /* loaded, unavailable (it is about to be unloaded), unloaded */
+                RDT_KIND_TRANSFERS = 32, /* began, ended */
+                RDT_KIND_NAMES = 64,     /* published, freed (its newest version, by force), unpublished */
+                RDT_KIND_OWNERS = 128,   /* new (an owner who had nothing on this node), gone (nothing of the owner is left) */
+                RDT_KIND_GROUPS = 256,   /* forming, ready, broken, down, ending, gone */
 };
 
 /* Watches these kinds from now on, in place of those before; 0: none. What exists already is not reported: watch first,
@@ -548,8 +550,8 @@ struct rdt_event {
     char state[16];     /* of an object, peer, transfer or group; a region's origin; a backend's kind: "memory", "transport" */
     /* Generation of an object, number of a region, client or transfer, version of a name, epoch of a group. */
     uint64_t id;
-    uint64_t bytes;     /* of an object, region, transfer, or a name's newest version */
-    uint32_t uid;       /* with tenant: the owner, if it has one */
+    uint64_t bytes; /* of an object, region, transfer, or a name's newest version */
+    uint32_t uid;   /* with tenant: the owner, if it has one */
     char tenant[33];
     /* A name, id of an object, path of a transfer, name of a client, peer, backend or group; as rdtctl shows it. */
     char name[400];

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups of actors, and broadcasts within them. rdt.h includes this header.
  *
  * Some transports (gloo) move bytes only within a group: an ordered set of actors on several nodes whose daemons are

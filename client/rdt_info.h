@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the daemon knows, for programs: objects and who holds them, published names, nodes, and the state of the daemon itself.
  * rdtctl prints the same.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The life of a request. fetch.c builds fetches and reads the events that answer them; calls.c starts waits and holds. */
 #include "request.h"
 

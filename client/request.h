@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* struct rdt_request: one fetch of one object, or one wait for it, from its start until it is destroyed. Under the
  * connection's lock.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Writes the tensors of a snapshot into a memfd and seals it. */
 #include "sealed_memfd.h"
 

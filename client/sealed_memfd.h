@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A memfd that this process creates for one snapshot. The kernel writes the tensors into it one after another, which
  * neither zeroes the pages before nor takes a page fault for each. It is sealed, so that the daemon may rely on its bytes. */
 #ifndef CLIENT_SEALED_MEMFD_H

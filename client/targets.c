@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Checks target tensors, and finds out whether the daemon can write into them itself. */
 #include "targets.h"
 

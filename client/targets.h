@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The caller's memory that a fetch fills. */
 #ifndef CLIENT_TARGETS_H
 #define CLIENT_TARGETS_H

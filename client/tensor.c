@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Checks what the caller says about a tensor, before anything is computed from it. */
 #include "tensor.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Makes a layout of the caller's tensors after checking them. It knows addresses, but no regions. */
 #ifndef CLIENT_TENSOR_H
 #define CLIENT_TENSOR_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Waiting for requests: rdt_wait blocks; rdt_fd and rdt_dispatch are for event loops. */
 #include "request.h"
 #include "session/clock.h"

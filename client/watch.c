@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_watch and rdt_next_event. */
 #include "watch.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Events with their whole rows, for rdtctl watch; rdt_next_event gives programs a flat struct of them. */
 #ifndef CLIENT_WATCH_H
 #define CLIENT_WATCH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What --check-config and --dump-config check beside the options: the network interfaces, the key file and the plug-ins. */
 #include <net/if.h>
 #include <string.h>

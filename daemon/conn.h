@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One client's connection: its socket, its pidfd, its frames. The connection is the client's lease: when it ends,
  * the daemon releases all that the client held.
  *
@@ -13,16 +14,16 @@
 #include <stdbool.h>
 #include <uv.h>
 
-#include "daemon/objects/client.h"
-#include "daemon/base/owner_work.h"
 #include "daemon/base/deadline.h"
 #include "daemon/base/list.h"
 #include "daemon/base/log.h"
+#include "daemon/base/owner_work.h"
+#include "daemon/objects/client.h"
 #include "daemon/rpc/rpc.h"
 #include "proto/frame.h"
 
 #define FRAME_FDS_AT_ONCE 253u /* SCM_MAX_FD: the most descriptors that one recvmsg may bring */
-#define CONN_TURN_NS 25000 /* checked between the steps of a turn */
+#define CONN_TURN_NS 25000     /* checked between the steps of a turn */
 
 struct conn {
     struct client client;
@@ -48,8 +49,8 @@ struct conn {
     size_t queue_heap;     /* charged for unread answers */
     unsigned gathered;     /* turns of the client's task since answers were last sent */
     bool counted;          /* charged as a session of its owner; false: above that limit, so it is refused */
-    bool greeted;             /* HELLO has been answered, and the client is served */
-    bool in_read;             /* inside a turn, whose end sends the answers */
+    bool greeted;          /* HELLO has been answered, and the client is served */
+    bool in_read;          /* inside a turn, whose end sends the answers */
     bool closing;
     bool more;                /* the reader may contain whole frames */
     bool held;                /* no requests are handled until the client has read some answers */

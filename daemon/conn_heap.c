@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/conn_heap.h"
 
 #define QUEUE_MAX_BYTES ((size_t)8 << 20) /* of answers that a client has not read */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The accounts of what a connection uses and no request is charged for: the heap of a large message that is being received
  * or decoded, the heap of answers that the client has not read, and the descriptors of frames that are not complete yet.
  * Heap up to CLIENT_UNCOUNTED_BYTES is not charged.

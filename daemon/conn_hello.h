@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* HELLO, the first request of a connection: it makes the connection a client that the daemon serves.
  *
  * Loop thread only.

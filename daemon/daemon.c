@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Starts every room, connects the rooms by callbacks, and runs the loop:
  *
  *   plug-ins, work pool -> tables -> peers -> listener -> READY

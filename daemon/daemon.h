@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The top room: starts every other room, connects them by callbacks, and stops them in order.
  *
  * It owns the loop, the sockets of clients (listener.h), a connection for each client (conn.h), and the order of the start

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The state of the daemon, shared by daemon.c, which starts it, and daemon_stop.c, which ends it. */
 #ifndef DAEMON_DAEMON_IMPL_H
 #define DAEMON_DAEMON_IMPL_H

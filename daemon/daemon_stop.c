@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How the daemon ends.
  *
  *   drain:  after SIGTERM the daemon refuses new clients and puts, and waits for its transfers to end, until drain_timeout

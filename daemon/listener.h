@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The Unix sockets where clients connect: one that the daemon creates, or those that the service manager has passed. */
 #ifndef DAEMON_LISTENER_H
 #define DAEMON_LISTENER_H

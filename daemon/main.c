@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtd: reads its configuration and runs. */
 #include <malloc.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The allocator of decoded messages: blocks that are all freed at once. The cap counts whole blocks, so it
  * bounds what the process really uses, padding and headers included. */
 #include "layout.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Frames and their fds: the bytes and descriptors between a socket and the code that decodes or encodes
  * messages.
  *

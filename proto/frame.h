@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One message and its fds: the framing of the Unix socket and of the peer link.
  *
  *   0        4      6     7     8                16

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of tensors as columns: sizes, extents, slices. layout_copy.c copies elements; layout_wire.c
  * converts from and to the wire.
  *

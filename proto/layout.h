@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of tensors as columns. This is the only place where the wire's layout is converted to and from
  * struct layout; every product and sum is checked.
  *

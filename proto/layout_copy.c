@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies bytes between a tensor of any strides and its packed stream. Regions are not known here, and the
  * caller has checked the extents.
  *

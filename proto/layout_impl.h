@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Private to layout.c and layout_wire.c. */
 #ifndef PROTO_LAYOUT_IMPL_H
 #define PROTO_LAYOUT_IMPL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Lists of tensors from the wire and to it, tensor by tensor or in runs. A hostile list is refused before
  * memory is allocated for the tensors that it claims. */
 #include <inttypes.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Makes text of others (ids, names, errors) safe for a terminal and a log by replacing characters that act
  * on either. */
 #ifndef PROTO_PLAIN_TEXT_H

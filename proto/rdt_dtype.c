@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "rdt_dtype.h"
 
 size_t rdt_dtype_bytes(enum rdt_dtype dtype)

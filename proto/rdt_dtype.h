@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Element types of tensors: what safetensors and DLPack name. Installed; numbers are fixed for ever and on the wire. */
 #ifndef RDT_DTYPE_H
 #define RDT_DTYPE_H

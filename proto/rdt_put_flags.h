@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Flags of a put, in rdt_put_options and on the wire (Put.flags). Installed; the numbers are fixed for ever. */
 #ifndef RDT_PUT_FLAGS_H
 #define RDT_PUT_FLAGS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The portable name of an object, or of the versions that are published under a name. Installed. It grants no
  * rights. It is a plain value, which may be copied, sent and stored. */
 #ifndef RDT_REF_H

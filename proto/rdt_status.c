@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Names and sentences of the statuses, and how an error is filled. */
 #include "rdt_status.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The statuses of rdtd: one enum in code and on the wire, and the error that travels with them.
  *
  * Installed. Numbers are fixed for ever; new ones are added at the end. 0 is success, every failure is negative.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The portable name of an object: creating it, and writing it as text or bytes and reading it back. Who
  * may use it is decided elsewhere.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which of the connections that have not said who they are makes room for the next. Whoever reaches a port can open such
  * connections, and they must not keep out those that would say who they are.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The table of requests, expanded from proto/messages.h. */
 #include "proto/verb.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What client and daemon both know about a request: its row of RDT_REQUEST_MAP (proto/messages.h) as a struct. */
 #ifndef PROTO_VERB_H
 #define PROTO_VERB_H

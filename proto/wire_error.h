@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Errors that another process reports. */
 #ifndef PROTO_WIRE_ERROR_H
 #define PROTO_WIRE_ERROR_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bounds that each end of a socket checks before it trusts a number from the other end. */
 #ifndef PROTO_LIMITS_H
 #define PROTO_LIMITS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Conversion between the ref of the installed API and the message of the wire. */
 #ifndef PROTO_WIRE_REF_H
 #define PROTO_WIRE_REF_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See address.h. */
 #include "backends/common/address.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Numeric addresses and the network interfaces that have them, for transports that listen. */
 #ifndef BACKENDS_ADDRESS_H
 #define BACKENDS_ADDRESS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See configured.h. */
 #include "backends/common/configured.h"
 

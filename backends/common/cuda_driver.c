@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See cuda_driver.h. */
 #include "backends/common/cuda_driver.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* NVIDIA's driver, loaded at run time: a table of the functions that are used, and the GPUs by UUID. Nothing is linked; on
  * a machine without the driver, cuda_driver_open returns UNSUPPORTED.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See cuda_share.h. */
 #include "backends/common/cuda_share.h"
 

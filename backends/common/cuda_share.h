@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* GPU memory of another process, mapped by the fds of VMM chunks or by a legacy handle. A handle is opened once in a
  * process, however many users it has, because drivers differ in what a second opening returns and in whether the first of
  * two closings already ends the mapping. A handle is identified by its 64 bytes, which name one allocation for ever; an

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Defines rdt_backend_init for a plug-in of this tree that has one transport and no memory kind. */
 #ifndef BACKENDS_ONLY_TRANSPORT_H
 #define BACKENDS_ONLY_TRANSPORT_H

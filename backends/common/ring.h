@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A doubly linked circular list. An element that is in no list is a ring by itself, so ring_remove may always
  * be called. */
 #ifndef BACKENDS_RING_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The format of an address in an offer: twenty bytes, port and address big-endian. Header-only, so that the
  * fuzz targets can link the code that reads offers by itself. */
 #ifndef BACKENDS_WIRE_ADDRESS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of the memory kind "cuda". See cuda.h.
  *
  * copy_start queues most copies in a stream itself: this takes microseconds, and the driver calls back when the copy is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See cuda.h. */
 #include "backends/cuda/cuda.h"
 

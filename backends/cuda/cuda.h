@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The memory kind "cuda": memory of NVIDIA's GPUs. What its files share.
  *
  *   cuda.c     the table, the GPUs, pinned host memory

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Blocks of the memory kind "cuda": their chunks and ranges of addresses, and the legacy handles that are open. See cuda.h.
  *
  * An allocated block is one chunk of VMM memory, which other processes map by its fd. The driver frees the chunk when the

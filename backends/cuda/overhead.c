@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See overhead.h. The functions of NVML that are used are declared here, because NVML's header comes in a package of its own.
  * They have not changed since CUDA 11. */
 #include "backends/cuda/overhead.h"

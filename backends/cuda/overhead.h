@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How much memory of a GPU this process uses beside its blocks: that of the context, some hundred megabytes, which
  * the driver allocates when the GPU is first used. Only NVML can tell (libnvidia-ml.so.1, a part of every driver,
  * loaded at run time), in one of two ways:

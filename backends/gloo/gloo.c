@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "gloo": moves host memory between the ranks of a group, by Gloo's TCP pairs. It owns the table of operations,
  * the groups and their threads; mesh.h wraps Gloo itself.
  *

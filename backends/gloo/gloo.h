@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of the transport "gloo" share: the transport, one rank of a group (party), and the other ranks as that rank
  * sees them (side). */
 #ifndef GLOO_H

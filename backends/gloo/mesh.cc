@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Gloo's classes behind mesh.h. The rendezvous is the core's exchange of blobs: of Gloo only the addresses of its pairs are
  * used, not its stores. pair.hh says what the pairs add to Gloo's. This and pair.cc are the only C++ of this tree. */
 #include "backends/gloo/mesh.h"

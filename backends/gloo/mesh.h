@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A C interface to Gloo: a device, a mesh of pairs between the ranks of one group, and blocking calls. mesh.cc catches every
  * exception: a function returns true on success, and otherwise false with a sentence in why.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See pair.hh. */
 #include "backends/gloo/pair.hh"
 

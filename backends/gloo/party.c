@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The threads of one rank of a group: a main thread that connects and finally ends everything, and for each other rank one
  * that sends and one that receives. A chunk consists of two messages: a head that names the chunk, then its bytes, which are
  * received directly into the memory of the chunk's receive, or into scratch memory if that was cancelled. */

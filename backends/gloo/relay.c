@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Broadcasts: each rank passes the chunks that it receives on to other ranks, by the same threads and pairs as sends.
  *
  * Gloo's own broadcast is not used, for three reasons. It ignores the results of its waits, so that an aborted broadcast goes

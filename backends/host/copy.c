@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of many MiB by stores that bypass the caches.
  *
  * memcpy reads each cache line of the destination before it writes it, unless the copy is larger than memcpy's own

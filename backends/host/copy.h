@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies between mapped host memory. */
 #ifndef BACKENDS_HOST_COPY_H
 #define BACKENDS_HOST_COPY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The memory kind "host": memfds.
  *
  * It owns the descriptors and mappings of its blocks. Memory that it allocates has all pages reserved and cannot shrink or

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See huge.h. */
 #include "backends/host/huge.h"
 

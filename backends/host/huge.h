@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Huge pages for the memory kind "host", from three sources: a memfd of hugetlb pages while the system's pool has some;
  * transparent huge pages where the kernel makes them on advice (madvise); and, for memory that never leaves the daemon, a
  * tmpfs mounted with huge=always. Each kind of shortage is logged once. All functions may be called from any thread.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See bootstrap.h. */
 #include "backends/nccl/bootstrap.h"
 

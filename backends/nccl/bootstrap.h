@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* NCCL's bootstrap socket, to which the ranks of a group first connect. ncclGetUniqueId opens it and starts a thread that
  * accepts connections until every rank has connected, if need be for ever; NCCL has no call that ends the two. A duplicate of
  * the socket can: when it is shut down, the thread's accept fails, and NCCL closes the socket and ends the thread.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See nccl.h. In each round the thread of a GPU closes groups, connects groups, hands the next operations to NCCL, and ends
  * operations that have finished. It never waits inside NCCL or the driver, except in ncclCommAbort.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "nccl": the table of operations, and groups as the core sees them. See nccl.h.
  *
  * Opening the transport only loads the library and the driver; it uses NCCL and GPUs from the first group on.

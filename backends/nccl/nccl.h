@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "nccl": CUDA memory between the ranks of a group. What its files share.
  *
  *   nccl.c        the table of operations, and the groups as the core sees them; loop thread

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See nccl_api.h. */
 #include "backends/nccl/nccl_api.h"
 

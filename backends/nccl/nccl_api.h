@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* NCCL, loaded at run time; version 2.14 or later. The functions that are used are declared here, because NCCL's own header
  * needs three packages, and the library has 218 MB. If nccl.h is installed, nccl_api.c checks the declarations against it.
  */
@@ -25,17 +26,17 @@ enum { NCCL_BYTES = 1 }; /* ncclUint8 */
 
 typedef struct ncclComm *nccl_comm;
 
-#define NCCL_FUNCTIONS(X)                                                                                   \
-    X(ncclGetVersion, int, (int *version_p))                                                                \
-    X(ncclGetUniqueId, int, (struct nccl_id *id_p))                                                         \
-    X(ncclCommInitRankConfig, int, (nccl_comm *comm_p, int size, struct nccl_id id, int rank, struct nccl_config *config)) \
-    X(ncclCommGetAsyncError, int, (nccl_comm comm, int *error_p))                                           \
-    X(ncclCommAbort, int, (nccl_comm comm))                                                                 \
-    X(ncclGetErrorString, const char *, (int error))                                                        \
-    X(ncclGetLastError, const char *, (nccl_comm comm))                                                     \
-    X(ncclGroupStart, int, (void))                                                                          \
-    X(ncclGroupEnd, int, (void))                                                                            \
-    X(ncclSend, int, (const void *from, size_t count, int type, int peer, nccl_comm comm, CUstream stream)) \
+#define NCCL_FUNCTIONS(X)                                                                                                   \
+    X(ncclGetVersion, int, (int *version_p))                                                                                \
+    X(ncclGetUniqueId, int, (struct nccl_id * id_p))                                                                        \
+    X(ncclCommInitRankConfig, int, (nccl_comm * comm_p, int size, struct nccl_id id, int rank, struct nccl_config *config)) \
+    X(ncclCommGetAsyncError, int, (nccl_comm comm, int *error_p))                                                           \
+    X(ncclCommAbort, int, (nccl_comm comm))                                                                                 \
+    X(ncclGetErrorString, const char *, (int error))                                                                        \
+    X(ncclGetLastError, const char *, (nccl_comm comm))                                                                     \
+    X(ncclGroupStart, int, (void))                                                                                          \
+    X(ncclGroupEnd, int, (void))                                                                                            \
+    X(ncclSend, int, (const void *from, size_t count, int type, int peer, nccl_comm comm, CUstream stream))                 \
     X(ncclRecv, int, (void *to, size_t count, int type, int peer, nccl_comm comm, CUstream stream))
 
 struct nccl_api {

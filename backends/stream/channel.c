@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads and writes the bytes of a lane, by TLS or unencrypted, always without blocking.
  *
  * epoll reports edges of a lane's descriptor, so readable and writable stay set until the kernel says that there is no more.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads and checks the configuration of this transport. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Connections: one per peer node, with the secrets of its lanes.
  *
  * The loop thread creates, connects, disconnects and destroys them. A disconnected connection is closed when its lanes are

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Lanes: their memory, their states, and the options of their sockets. This file creates and frees lanes; run.c moves them
  * through their states.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The listening socket. Each accepted connection becomes a lane that has to greet before its deadline.
  *
  * Connections that have not greeted yet (strangers) cost little and delay nobody: there are at most MAX_STRANGERS of them,

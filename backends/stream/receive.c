@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Receiving: the bytes of a chunk are read directly into the memory of its receive.
  *
  * A chunk for which no receive is posted, or one of another length, is read into scratch memory and dropped.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Moves a lane through its states: it dials or is accepted, both ends greet each other, then chunks move until it ends.
  *
  * The dialler begins with TLS or, if both ends trust the network, with HELLO. The listener recognizes by the first byte which

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The lists of work of the data threads, and the call that wakes a thread.
  *
  * This is the lowest of the files that know lanes: the files above put work into these lists, and thread.c takes it out.

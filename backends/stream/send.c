@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sending: a header, the operation's bytes directly from its memory, and a trailer.
  *
  * sendmsg copies the bytes into the kernel, so that the memory may be written or freed as soon as the operation has ended.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "stream": two-sided, between host memory of two nodes, over its own TCP connections beside the peer link.
  * It works everywhere: it encrypts unless both ends trust the network, and needs only TCP.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "stream": what its files share.
  *
  * The transport moves bytes over its own TCP connections, which are called lanes. A node that has something to send dials a

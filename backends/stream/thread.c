@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The data threads. Each sleeps in its own epoll, runs in turn the lanes that can move bytes, and does what the loop thread
  * has asked for. */
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* TLS 1.3 with a key that both ends know from an offer: no certificates, no tickets, no early data, and a fresh
  * Diffie-Hellman exchange for each lane.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Chunks: each is sent by one active message, and received into the memory of its receive.
  *
  * A message above settings.eager_bytes is announced first, and UCX then moves its bytes directly into the memory of the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads and checks the configuration of this transport, and creates UCX's context from it.
  *
  * A UCX_* variable of the environment overrides what is set here, because somebody who knows this machine has set it.

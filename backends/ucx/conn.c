@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Connections: one per peer node and engine, with at most two links.
  *
  * The loop thread creates, connects, disconnects and destroys them; the data thread carries this out in conns_run. A

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* An engine: a UCX context with its data thread. Each engine has its own context, so that UCX shares nothing between threads
  * and needs no locks. */
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The lanes of an endpoint: the UCX transports and devices that move its bytes.
  *
  * UCX chooses the lanes of each endpoint itself, and does not report slow ones. Since 1.14 it can be asked for them; 1.13

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Endpoints: this file opens them, exchanges greetings, and closes them.
  *
  * The end that has bytes to send opens a link. Its first message, HELLO, carries the one-time token that the listener gave to

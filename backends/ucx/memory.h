@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which kinds of memory the loaded UCX supports. A UCX without support for GPU memory would take GPU addresses for host
  * addresses, and read or write there. So the transport moves only the kinds that ucp_context_query names. */
 #ifndef BACKENDS_UCX_MEMORY_H

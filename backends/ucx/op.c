@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Operations: they are posted, found, cancelled and ended here. read.c and chunk.c move their bytes.
  *
  * A receive is in its bucket before post_recv returns, and the core lets the peer send only after that. So a chunk that finds

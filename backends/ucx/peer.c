@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One peer node over all engines: one connection to the core, with a connection in each engine.
  *
  * The transfer and chunk numbers determine the engine of a chunk, at both ends, so the receive is posted at the engine at which

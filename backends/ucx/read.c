@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One-sided reads: the owner registers memory and packs a key for it; the reader reads, without the owner's processor.
  *
  * Reads are offered only over lanes that can read remote memory: those of RDMA (which is untested, because no test machine had

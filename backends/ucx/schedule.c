@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The data thread's services to all files: wakes it, yields its processor, and sets the worker's handler for a kind of
  * message.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See slow.h. A list of lanes is a text for people: "TRANSPORT/DEVICE, ...". */
 #include "backends/ucx/slow.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Judges from the list of lanes that UCX chose whether this machine has something faster. Uses no UCX. */
 #ifndef BACKENDS_UCX_SLOW_H
 #define BACKENDS_UCX_SLOW_H

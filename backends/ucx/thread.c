@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The data thread of an engine: the only thread that uses its UCX worker.
  *
  * It polls while something moves, a few hundred times more while an operation is outstanding, and then sleeps on the worker's

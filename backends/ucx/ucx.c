@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "ucx": two-sided by active messages, and one-sided by reads over lanes that can read remote memory.
  *
  * This file has the table of operations, and opens and closes the transport. The transport refuses to open unless the network

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "ucx": what its files share.
  *
  * The transport owns its engines. An engine is a UCX context and worker with its own thread, listener and connections. There

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See wire.h. */
 #include "backends/ucx/wire.h"
 

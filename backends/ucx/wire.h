@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The formats of what two ends of this transport send each other, read and written without UCX. The bytes that arrive may be
  * anybody's, so every function that reads them also checks them. */
 #ifndef BACKENDS_UCX_WIRE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the subcommands of rdtctl share: the options of every command, the connection, output and exit codes. This header knows
  * no subcommand. A new one is a file client/ctl/ctl_NAME.c and a row in ctl_commands.h.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl backend: loads, lists and unloads plug-ins of the running daemon. */
 #include <errno.h>
 #include <inttypes.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl broadcast: copies a snapshot to every node of a group. */
 #include <stdio.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes of tensors in files of any format: reading at an offset, and writing in row-major order. */
 #ifndef CLIENT_CTL_BYTES_H
 #define CLIENT_CTL_BYTES_H

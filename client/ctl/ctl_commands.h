@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The subcommands. Each row makes one: its function ctl_NAME in ctl_NAME.c, its --help, its line in the overview and its
  * completion. */
 #ifndef CLIENT_CTL_COMMANDS_H

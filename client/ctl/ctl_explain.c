@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl explain: which path a transfer took, and why others were rejected. */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl fetch: writes an object as a safetensors file, or as an npy file if the output's name ends in .npy. The same
  * connection carries the fetch and the requests that show its progress. */
 #include <errno.h>

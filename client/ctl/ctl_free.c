@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl free: drops the producer's hold. */
 #include <stdio.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl groups: lists, creates and destroys groups. */
 #include <stdio.h>
 #include <stdlib.h>

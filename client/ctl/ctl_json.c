@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Makes JSON of a message by its protobuf-c descriptor. */
 #include "ctl_json.h"
 

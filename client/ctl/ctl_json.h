@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Any protobuf message as JSON. The keys are the names of the fields in the .proto file, so they are as stable as the wire. */
 #ifndef CLIENT_CTL_JSON_H
 #define CLIENT_CTL_JSON_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl limits: what owners and clients use of each limit. */
 #include <inttypes.h>
 #include <stdio.h>

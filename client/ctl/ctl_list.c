@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl objects, regions, clients, names, groups, peers, backends and transfers: print the pages of a LIST as a table or as
  * {"objects": [...]}. */
 #include <inttypes.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl metrics: the daemon's counters for Prometheus and its kind. */
 #include <errno.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads and writes the headers of npy files. */
 #include "ctl_npy.h"
 
@@ -299,8 +300,7 @@ enum rdt_status npy_parse(const void *bytes, size_t n, uint64_t file_bytes, stru
     if (status)
         return status;
     if (length > n - at)
-        return rdt_error_set(err, RDT_INVALID,
-                             "the header claims %zu bytes, the file has %zu after its length", length,
+        return rdt_error_set(err, RDT_INVALID, "the header claims %zu bytes, the file has %zu after its length", length,
                              n - at);
     text.start = text.at = (const char *)bytes + at;
     text.end = text.start + length;

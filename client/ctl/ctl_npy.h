@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* npy files, numpy's format for one array: a magic, a version, the length of the header, the header, which is a dictionary in
  * Python's notation, and the bytes of the array. A file may come from anybody, so the header is parsed by a small grammar and
  * never evaluated, and nothing is unpickled. */

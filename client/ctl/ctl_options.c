@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Command lines: parses the shared options and those of a subcommand. --help is made from the same tables. */
 #include <errno.h>
 #include <getopt.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl ping: measures round trips to the daemon. */
 #include <inttypes.h>
 #include <poll.h>

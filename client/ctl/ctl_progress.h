@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A progress line on stderr: how far, how fast and how long still. If stderr is no terminal there is no line; a wait that takes
  * long is reported once. */
 #ifndef CLIENT_CTL_PROGRESS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl put: puts a safetensors or npy file as an object. The bytes are read once into the daemon's memory, and the tensors
  * refer to them as they lie in the file. A safetensors header becomes the object's metadata, so that fetch can write the same
  * file again. An npy header contains nothing beyond dtype and shape. */

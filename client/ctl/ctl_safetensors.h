@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors files: 8 bytes with the length of the header (little-endian), a JSON header, and the bytes of all tensors. A file
  * may come from anybody, so every number in the header is checked before it is used. */
 #ifndef CLIENT_CTL_SAFETENSORS_H

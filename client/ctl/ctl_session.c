@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The connection of one run, its errors and its signals. */
 #include <errno.h>
 #include <poll.h>

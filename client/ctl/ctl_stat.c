@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl stat: shows one object and who holds it. */
 #include <inttypes.h>
 #include <stdio.h>

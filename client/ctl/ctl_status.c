@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl status: shows the state of the daemon. */
 #include <inttypes.h>
 #include <stdio.h>
@@ -16,7 +17,8 @@ static void print(const Rdt__Pb__StatusReply *s)
     printf("%s for %s, pid %d\n", ctl_plain(s->state, text, sizeof text), ctl_human_duration(s->uptime_ns, a), s->pid);
     printf("node       %s\n", ctl_plain(s->node, text, sizeof text));
     printf("boot id    %s\n", ctl_plain(s->boot_id, text, sizeof text));
-    printf("address    %s\n", *s->address ? ctl_plain(s->address, text, sizeof text) : "none: no other node can fetch from this one (see listen)");
+    printf("address    %s\n",
+           *s->address ? ctl_plain(s->address, text, sizeof text) : "none: no other node can fetch from this one (see listen)");
     printf("socket     %s\n", ctl_plain(s->socket, text, sizeof text));
     printf("clients    %" PRIu32 "\n", s->clients);
     printf("objects    %" PRIu64 "\n", s->objects);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Text for people: aligned columns, sizes and durations, and foreign text without control characters. */
 #ifndef CLIENT_CTL_TABLE_H
 #define CLIENT_CTL_TABLE_H

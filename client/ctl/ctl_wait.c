@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl wait: waits until an object is put, or a name has a newer version. */
 #include <stdio.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl watch: prints each change in the daemon on a line until it is told to stop. */
 #include <errno.h>
 #include <inttypes.h>

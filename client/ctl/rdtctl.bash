@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # bash completion for rdtctl. Commands and options are what `rdtctl help` and `rdtctl COMMAND --help` say; objects and transfers
 # are asked of the daemon, briefly.
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl: shows and changes what the daemon of this node holds and does, and puts and fetches files. This file finds the
  * subcommand and runs it. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See gpu.h. Nothing is remembered about an address, because an allocator may put other memory there; only handles are, each
  * of which names one allocation for ever. */
 #include <fcntl.h>
@@ -126,10 +127,8 @@ enum rdt_status export_range(struct cuda_driver *driver, const struct cuda_gpu *
     CUresult result;
 
     *exported_p = (struct exported){
-        .shared = {.struct_size = sizeof exported_p->shared,
-                   .memory = "cuda",
-                   .device = gpu->uuid,
-                   .kind = RDT_SHARED_LEGACY_IPC}};
+        .shared = {
+            .struct_size = sizeof exported_p->shared, .memory = "cuda", .device = gpu->uuid, .kind = RDT_SHARED_LEGACY_IPC}};
     result = driver->cuMemGetAddressRange(&base, &all, at);
     if (result != CUDA_SUCCESS)
         return cuda_gpu_failed(driver, gpu, result, err, "looking up the allocation of a tensor");

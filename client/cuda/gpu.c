@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See gpu.h. */
 #include "client/cuda/gpu.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The room client/cuda/: librdt-cuda. This header declares what its files use of one another.
  *
  * Order of the files. A file uses those on lower lines only; tests/check-layers compares this drawing with the symbols
@@ -16,8 +17,8 @@
 #include <stdatomic.h>
 
 #include "backends/common/cuda_share.h"
-#include "client/session/clock.h"
 #include "client/cuda/rdt_cuda.h"
+#include "client/session/clock.h"
 
 struct rdt_cuda {
     rdt *conn;
@@ -108,7 +109,7 @@ extern const struct rdt_mapper cuda_mapper;
 
 /* ---- offers.c: memory that the daemon knows while puts are under way ---- */
 
-struct offers { /* of one connection */
+struct offers {             /* of one connection */
     pthread_mutex_t mutex;  /* not held while the daemon is asked */
     pthread_cond_t settled; /* the daemon has answered to an offer */
     struct offer *first;
@@ -138,9 +139,8 @@ enum rdt_status offers_join_ranges(struct address_range *ranges, size_t n, struc
 
 /* Makes a tensor's memory known to the daemon, if it is not. *offer_p goes to offers_release when the put is over; NULL: the
  * caller has made the memory known. UNSUPPORTED: the tensor must be copied. TIMED_OUT. The GPU is entered. */
-enum rdt_status offers_acquire(struct offers *offers, rdt_cuda *cuda, struct cuda_gpu *gpu,
-                               const struct offer_request *request, struct offer **offer_p, enum rdt_cuda_how *how_p,
-                               struct rdt_error *err);
+enum rdt_status offers_acquire(struct offers *offers, rdt_cuda *cuda, struct cuda_gpu *gpu, const struct offer_request *request,
+                               struct offer **offer_p, enum rdt_cuda_how *how_p, struct rdt_error *err);
 void offers_release(struct offers *offers, rdt_cuda *cuda, struct offer *offer);
 
 /* Exports the whole allocation, or all chunks, that hold the bytes, and imports it at the daemon, [*base_p, *base_p +

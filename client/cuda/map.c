@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See gpu.h. librdt calls these functions under its lock, so they wait for no stream. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See rdt_cuda.h: GPU memory that the daemon allocates for this process, or that this process makes known to it. */
 #include "client/cuda/gpu.h"
 

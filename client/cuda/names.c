@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See rdt_cuda.h: names of GPUs, waiting for their streams, and further calls for the layers of other languages. */
 #include "client/cuda/gpu.h"
 
@@ -11,8 +12,8 @@ static enum rdt_status by_ordinal(rdt_cuda *cuda, int ordinal, struct cuda_gpu *
             return RDT_OK;
         }
     }
-    return rdt_error_set(err, RDT_NOT_FOUND,
-                         "this process sees no GPU %d: it sees %u, numbered from 0", ordinal, cuda->driver->n_gpus);
+    return rdt_error_set(err, RDT_NOT_FOUND, "this process sees no GPU %d: it sees %u, numbered from 0", ordinal,
+                         cuda->driver->n_gpus);
 }
 
 enum rdt_status rdt_cuda_uuid(rdt_cuda *cuda, int ordinal, const char **uuid_p, struct rdt_error *err)
@@ -28,8 +29,8 @@ enum rdt_status rdt_cuda_uuid(rdt_cuda *cuda, int ordinal, const char **uuid_p, 
 enum rdt_status rdt_cuda_ordinal(rdt_cuda *cuda, const char *uuid, int *ordinal_p, struct rdt_error *err)
 {
     struct cuda_gpu *gpu;
-    enum rdt_status status = cuda && uuid ? cuda_gpu_find(cuda->driver, uuid, &gpu, err)
-                                          : rdt_error_set(err, RDT_INVALID, "cuda or uuid is NULL");
+    enum rdt_status status =
+        cuda && uuid ? cuda_gpu_find(cuda->driver, uuid, &gpu, err) : rdt_error_set(err, RDT_INVALID, "cuda or uuid is NULL");
 
     if (status == RDT_OK)
         *ordinal_p = gpu->device;
@@ -52,8 +53,8 @@ enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t
     struct cuda_gpu *gpu = cuda ? gpu_of(cuda->driver, from) : NULL;
     struct entered entered;
     CUresult result;
-    enum rdt_status status = gpu ? gpu_enter(cuda->driver, gpu, &entered, err)
-                                 : rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", from);
+    enum rdt_status status =
+        gpu ? gpu_enter(cuda->driver, gpu, &entered, err) : rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", from);
 
     if (status != RDT_OK)
         return status;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See gpu.h. An offer is memory that puts have made known to the daemon while they are under way. Puts of several threads
  * share the offer of one allocation: it stays known until the last of them is over. Chunks are offered whole, and tensors of
  * one put that share a chunk are offered as one range.
@@ -200,9 +201,8 @@ static enum rdt_status make_offer(struct offers *offers, rdt_cuda *cuda, struct 
     return status;
 }
 
-enum rdt_status offers_acquire(struct offers *offers, rdt_cuda *cuda, struct cuda_gpu *gpu,
-                               const struct offer_request *request, struct offer **offer_p, enum rdt_cuda_how *how_p,
-                               struct rdt_error *err)
+enum rdt_status offers_acquire(struct offers *offers, rdt_cuda *cuda, struct cuda_gpu *gpu, const struct offer_request *request,
+                               struct offer **offer_p, enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
     struct address_range chunks = request->chunks.to != 0 ? request->chunks : request->tensor;
     enum rdt_status status = RDT_OK;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See rdt_cuda.h. An allocator for libraries that take one as two functions without an argument of their own, so the connection
  * that serves them is state of this process. Blocks are few and large: torch divides them by itself.
  *

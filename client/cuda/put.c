@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See rdt_cuda.h. The daemon knows an exported allocation by this connection only while the put is under way (offers.c). From
  * then on the object holds it, and the next put looks anew at what lies at the address.
  *

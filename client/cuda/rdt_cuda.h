@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* librdt-cuda: GPU memory for users of librdt (rdt.h). It links no CUDA; the first rdt_cuda_open loads NVIDIA's driver.
  *
  *     rdt_cuda_open(c, &gpu, &err);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See gpu.h. The pool adds and takes addresses; the mapper, which unmaps memory under librdt's lock, asks about them. */
 #include "client/cuda/gpu.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See gpu.h. When a stream comes to a completion, the driver calls back in a thread of its own, which may neither call CUDA
  * nor wait for a lock. The callback therefore only puts the completion on a list, and the notifier, a thread of this library,
  * tells the daemon.

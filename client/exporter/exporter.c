@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtd-exporter: the metrics of this node's rdtd over HTTP, for Prometheus and its kind.
  *
  * A process of its own, so that no stranger at its port reaches the daemon, and so that a scrape of a daemon that hangs or is
@@ -226,8 +227,8 @@ int main(int argc, char **argv)
     server = MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL, 0, NULL, NULL,
                               on_request, (void *)(uintptr_t)socket_path, MHD_OPTION_LISTEN_SOCKET, fd,
                               MHD_OPTION_CONNECTION_LIMIT, CONNECTIONS_MAX, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
-                              CONNECTIONS_OF_ADDRESS, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_SECONDS,
-                              MHD_OPTION_THREAD_STACK_SIZE, STACK_BYTES, MHD_OPTION_END);
+                              CONNECTIONS_OF_ADDRESS, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_SECONDS, MHD_OPTION_THREAD_STACK_SIZE,
+                              STACK_BYTES, MHD_OPTION_END);
     if (!server) {
         fprintf(stderr, "rdtd-exporter: cannot start the HTTP server\n");
         return 1;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the package for `pip install ./client/python`. If `make` has built librdt in this tree, the package
 contains it; otherwise the package uses the installed librdt that pkg-config finds. `pip install
 --no-build-isolation` needs no network."""

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The library's clock: monotonic nanoseconds, and deadlines on it. */
 #ifndef CLIENT_CLOCK_H
 #define CLIENT_CLOCK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The socket: sending, receiving, and its loss; and the threads that take turns to wait on it. */
 #include "connection.h"
 

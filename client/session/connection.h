@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* librdt: the room client/ and, below it, the room client/session/.
  *
  * client/session/ owns this process's end of one session: the socket and who reads it, what waits for an answer, the mappings

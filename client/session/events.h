@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Events that have been received and not yet taken. Their bytes are bounded: further events are dropped, and the gap in the
  * sequence numbers says how many. Under the connection's lock. */
 #ifndef CLIENT_EVENTS_H

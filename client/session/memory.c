@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The hash table of mappings by region, the sorted array of offered ones, and their references. */
 #include "memory.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of this process that the daemon knows: which addresses, which region, who still uses it. Under the
  * connection's lock.
  *

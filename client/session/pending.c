@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A hash table of consecutive ids, and a binary heap of deadlines. Adding to the table cannot fail: a table that cannot grow
  * only becomes slower. Adding to the heap cannot fail after expiry_reserve. */
 #include "pending.h"

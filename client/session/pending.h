@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What waits for the daemon: a table by id, for request ids and fetch handles alike, and a heap of deadlines. Both only
  * refer to their entries, which belong to whoever added them. Under the connection's lock. */
 #ifndef CLIENT_PENDING_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Keeps the pid in a page that the kernel zeroes in the child of a fork. */
 #include "process.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The room at the bottom of the daemon, which every other room uses: data structures, time, threads, and the accounts of
  * what is limited.
  *
@@ -65,7 +66,7 @@ struct accounts {
     struct account node;
     struct map by_owner; /* key -> struct account of an owner */
     unsigned n_waiting;
-    uint64_t n_waited; /* waits for room since the daemon's start */
+    uint64_t n_waited;   /* waits for room since the daemon's start */
     struct list in_turn; /* owners with waiting requests; the one that got room last is last */
     const struct account_wait *trying;
     /* Why the present request failed: the account that had no room (full), for what (full_of), and on

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/base/busy_poll.h"
 
 /* Yields the processor once, to the client perhaps, before each look at the sockets. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Busy polling: before the loop sleeps, it looks for its clients' next messages for a while where that pays
  * (proto/poll_rule.h). The loop iterates without sleeping meanwhile, so timers, other sockets and threads are served as
  * usual.

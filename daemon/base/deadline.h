@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Many deadlines on one loop timer: a heap of intrusive entries, so that an entry needs no handle of its
  * own. When the loop was delayed, it reads its sockets before it reports a deadline as passed, because
  * what was awaited may have arrived. Everything here runs on the loop thread. */

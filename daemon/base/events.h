@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Events: changes in the daemon's tables, reported to the clients that watch. A table calls event(), which
  * is a single test while nobody watches. What a client sees of an event is made in rpc/rpc_watch.c.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How often something took how long: a histogram of durations with fixed bounds, for the metrics.
  *
  * Bucket i counts durations of less than 4^i * 4096 ns (4.1 us, 16.4 us, ... 68.7 s), the last one all longer ones. Powers of

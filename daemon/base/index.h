@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* An ordered table (radix tree) from numbers that are assigned in ascending order to pointers. Dense
  * numbers cost 9 bytes each, growing moves nothing, and the next number above any other is found in a few
  * steps, so a long list can be read in pieces while it changes. Not thread-safe. */

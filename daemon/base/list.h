@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* An intrusive doubly linked list with a sentinel. Not thread-safe. */
 #ifndef DAEMON_LIST_H
 #define DAEMON_LIST_H

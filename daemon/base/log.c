@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The log. Text from others cannot break a line or imitate one: control characters and those that change
  * the direction of text are replaced by '?'. */
 #include "daemon/base/log.h"

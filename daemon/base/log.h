@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon's log: one line per event, in lower case, to stderr. With $JOURNAL_STREAM journald adds time
  * and priority; otherwise the line begins with the time. A failure is logged once, where it is handled.
  * Any thread may log. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/base/loop_meter.h"
 
 static void on_prepare(uv_prepare_t *prepare)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How long the loop works between two waits for events. While it works, no client and no other node is served, so long turns
  * are what everybody feels as latency.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Linear probing with tombstones: a removal moves nothing, so an iteration may remove the current entry.
  * Slots have 24 bytes and store 32 bits of the hash, so a probe that misses reads no key, and neither does
  * growing. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* An open-addressing hash table from byte strings or numbers to pointers. Byte-string keys are borrowed,
  * so they must live in the value. The table grows gradually: each put moves a few entries, so no call
  * takes long. Not thread-safe. */

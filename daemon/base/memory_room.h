@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How many bytes of memory this process may still touch: what the machine has available, and what the limits of its control
  * groups (versions 1 and 2) leave. The kernel kills a process that touches more, so whoever is about to touch pages asks
  * here first. The last sixteenth of a group's limit is reserved for the daemon's own heap, tables and sockets.

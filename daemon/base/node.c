@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The node's permanent uuid, stored as 32 hex digits in a file of state_dir. A file that cannot be read is
  * never overwritten, because other nodes know this one by its uuid. */
 #include "daemon/base/node.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The identity of this node. */
 #ifndef DAEMON_NODE_H
 #define DAEMON_NODE_H

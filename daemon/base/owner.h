@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Owners: (tenant, uid). Every object, name and group belongs to one. */
 #ifndef DAEMON_OWNER_H
 #define DAEMON_OWNER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A queue for each owner, threads that are started and end with demand, and a tick while anything is
  * queued. */
 #include "daemon/base/owner_work.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Work that a user can make slow, on threads that only that user waits for.
  *
  * A descriptor that a client sent may be anything: closing a TCP socket with SO_LINGER waits for its peer, closing a file of
@@ -27,7 +28,7 @@
 #include "daemon/base/work.h"
 
 #define OWNER_WORK_TICK_MS 20
-#define OWNER_WORK_THREADS 32        /* of one owner */
+#define OWNER_WORK_THREADS 32         /* of one owner */
 #define OWNER_WORK_SHARED_THREADS 256 /* as many more are for owners for whom no thread works */
 #define OWNER_WORK_MAX 512u
 

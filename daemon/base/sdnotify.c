@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Talks to the service manager. Variables that name another process are ignored. */
 #include "daemon/base/sdnotify.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The service manager's two protocols, without libsystemd: NOTIFY_SOCKET and LISTEN_FDS. */
 #ifndef DAEMON_SDNOTIFY_H
 #define DAEMON_SDNOTIFY_H

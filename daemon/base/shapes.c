@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Encoding: numbers in groups of seven bits, with the high bit set in all but the last byte. The sequence
  * is count, sum of ndim, then for each tensor dtype, ndim and shape. */
 #include "daemon/base/shapes.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The dtypes and shapes of packed tensors in a few bytes, because there may be a million objects. The
  * offset of each tensor follows from them (layout_packed). */
 #ifndef DAEMON_SHAPES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/base/sigbus_guard.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reads memory whose pages somebody else can take away, such as a client's hugetlb memfd with a hole that
  * no free page can fill. Touching such a page raises SIGBUS in the thread that does so, which may be a
  * plug-in's.

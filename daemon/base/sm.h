@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* State tables. Anything with more than two states lists the allowed moves; another move is a bug and
  * aborts at once. */
 #ifndef DAEMON_SM_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Edit distance with a limit: a candidate that differs in more than a third of the word is no help. */
 #include "daemon/base/suggest.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Finds the word that somebody probably meant: the candidate with the smallest edit distance. */
 #ifndef DAEMON_SUGGEST_H
 #define DAEMON_SUGGEST_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies short texts into fixed arrays where snprintf would take a large part of the time. */
 #ifndef DAEMON_TEXT_H
 #define DAEMON_TEXT_H

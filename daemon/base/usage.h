@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What is limited. The rows define the accounts, the options client_max_X and owner_max_X, what rdtctl
  * shows, and the tests. */
 #ifndef DAEMON_USAGE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Wakes the loop from any thread, with an eventfd that the loop polls. A uv_async_t is not used: when the
  * loop runs on the core of a thread that has not returned from uv_async_send yet, it spins until that
  * thread has. (That was a sixth of the loop's time with chunks of 1 MiB and daemon and transport on one

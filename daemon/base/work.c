@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A queue for each lane, threads that serve the lanes in turn, and a wake-up that brings finished work to
  * the loop. */
 #include "daemon/base/work.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The worker pool: threads for work whose time grows with the number of pages, such as fallocate,
  * populating, munmap, the last close, copies and registering. libuv's pool is not used, so that file and
  * name look-ups never wait behind a copy.

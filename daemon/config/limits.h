@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The limits client_max_X and owner_max_X as this machine allows them. */
 #ifndef DAEMON_LIMITS_H
 #define DAEMON_LIMITS_H

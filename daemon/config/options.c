@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Combines defaults, file, environment and flags in one struct, and checks the values together. Faults are
  * collected, so that the writer of a configuration sees all of them at once. */
 #include "daemon/config/options.h"

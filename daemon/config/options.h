@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The room config: the daemon's configuration, from the defaults, the configuration file, the environment
  * (RDTD_<KEY>) and the flags, each of which overrides those before it. It owns struct options, which does not
  * change after the start, and the limits that follow from it. It promises that a configuration is checked as a

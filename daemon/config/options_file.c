@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The configuration file, by inih. inih does not tell its handler the line, so the reader counts lines. */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The command line: --flag VALUE and --flag=VALUE for every key, and the few flags that are not keys. */
 #include <stdlib.h>
 #include <string.h>

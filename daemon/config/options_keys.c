@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The table of configuration keys, and the checks of a single value. Checks of several values together are in options.c. */
 #include "daemon/config/options_keys.h"
 
@@ -106,8 +107,7 @@ const struct option_key option_keys[] = {
      .help = "The paths of further plug-ins to load at start, separated by commas; the flag --backend PATH adds one.",
      .why = "Set it to load a backend of your own."},
     {ROW("daemon", "log_level", OPTION_STRING, log_level, 1, 16), .check = check_log_level, .fallback = "info",
-     .value = "LEVEL",
-     .help = "The least severe messages that the daemon logs: error, warn, info, debug or trace.",
+     .value = "LEVEL", .help = "The least severe messages that the daemon logs: error, warn, info, debug or trace.",
      .why = "Set it to debug to follow every object, or to trace to follow every message."},
     {ROW("daemon", "allow_overflow_uid", OPTION_BOOL, allow_overflow_uid, 0, 0), .fallback = "no",
      .help = "Whether the daemon serves clients whose uid has no mapping in the daemon's user namespace. All of them look "
@@ -136,8 +136,7 @@ const struct option_key option_keys[] = {
      .help = "The most clients that may be connected at one time.",
      .why = "Raise it on a node where more processes use the daemon."},
     {ROW("daemon", "max_objects", OPTION_UINT, max_objects, 1, 100000000), .fallback = "1048576",
-     .help = "The most objects that may exist at one time.",
-     .why = "Raise it for workloads with very many small objects."},
+     .help = "The most objects that may exist at one time.", .why = "Raise it for workloads with very many small objects."},
     {ROW("daemon", "worker_threads", OPTION_UINT, worker_threads, 1, 256), .fallback = "2",
      .help = "The number of threads that allocate, copy and register memory.",
      .why = "Raise it on a machine with many cores where copies limit the speed."},

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The table of configuration keys. From one row come the key of the file, the environment variable, the flag, its
  * line in --help, the template rdtd.conf and the entry in rdtd.conf(5). A new key is a row here and a field of
  * struct options. For options*.c only. */
@@ -19,12 +20,12 @@ struct option_key {
     enum option_type type;
     size_t offset;     /* in struct options: char *, bool, uint32_t, uint64_t for all others */
     uint64_t min, max; /* of numbers; of strings: their length in bytes */
-    bool is_path; /* a relative path starts at the directory of the file that sets the key */
+    bool is_path;      /* a relative path starts at the directory of the file that sets the key */
     enum rdt_status (*check)(const char *text, struct rdt_error *err); /* of strings; NULL: any text is valid */
-    const char *fallback; /* the default, as it would be written in the file */
-    const char *value;    /* strings: what to write, for --help and the manual page: "PATH" */
-    const char *help;     /* complete sentences: what the key means */
-    const char *why;      /* complete sentences: who changes it, and why; NULL: obvious, or the same for the whole section */
+    const char *fallback;                                              /* the default, as it would be written in the file */
+    const char *value; /* strings: what to write, for --help and the manual page: "PATH" */
+    const char *help;  /* complete sentences: what the key means */
+    const char *why;   /* complete sentences: who changes it, and why; NULL: obvious, or the same for the whole section */
 };
 
 #define OPTION_UNBOUNDED (UINT64_C(1) << 50) /* a maximum that is not worth printing */

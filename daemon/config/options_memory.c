@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The default of memory_limit: half of the smaller of RAM and the limits of the daemon's control groups. */
 #include <unistd.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Addresses, and the file that names the nodes of a cluster. */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The sources of settings: the file and the flags. For options*.c only. */
 #ifndef DAEMON_OPTIONS_SOURCES_H
 #define DAEMON_OPTIONS_SOURCES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What people read about the configuration: the file, its template, the manual page rdtd.conf(5) and --help. All
  * four are printed from the table of keys, so that none of them can differ from what the daemon does. */
 #include <ctype.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Converts the texts of values to numbers and back. */
 #include <ctype.h>
 #include <errno.h>

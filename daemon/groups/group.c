@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One node's view of its groups: states, members, and this node's ranks in the plug-in. */
 #include <assert.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups: ordered sets of actors, within which a group transport (plugin.h: transport_is_grouped) moves bytes.
  *
  * Owns: this node's view of every group that has a member here or that was created here, and the ranks that

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The coordinator of a group: brings the nodes of its members together, epoch by epoch. */
 #include <stdio.h>
 #include <stdlib.h>

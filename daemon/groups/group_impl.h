@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of this room share. Private. */
 #ifndef DAEMON_GROUP_IMPL_H
 #define DAEMON_GROUP_IMPL_H

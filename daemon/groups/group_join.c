@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The other nodes of a group, which take part when the coordinator proposes it. */
 #include <stdlib.h>
 

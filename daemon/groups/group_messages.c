@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Messages between the nodes of a group, except those of forming it, and what happens when a node does not
  * answer. */
 #include <stdarg.h>

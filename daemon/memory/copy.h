@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of tensors from regions of any layout into row-major ones, in host memory. A copy is done in steps, between
  * which its owner finds out whether anybody still wants it. Several threads may take steps of one copy, because one
  * thread alone does not use all of the memory's bandwidth.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/device_pool.h"
 
 #define MAX_BLOCKS 256u /* on one device: each takes a mapping there and a descriptor */

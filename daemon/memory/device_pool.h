@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The pool of device memory: free blocks, kept because a device takes long to allocate and to map memory.
  *
  * The rule is that of host memory: a handle that has left the daemon cannot be taken back. A block that never left the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Regions of other clients that a reader keeps mapped after it released what it fetched from them. Its next fetch
  * from such a region needs no descriptor, no mapping and no page fault. The reader says that it keeps a mapping by
  * keep_mapped_regions in RELEASE. The daemon says by REGION_GONE that a mapping is no longer useful: the region has

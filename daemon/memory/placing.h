@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Places fetched or copied tensors on several devices and in host memory: packed, in one region for each place. */
 #ifndef DAEMON_PLACING_H
 #define DAEMON_PLACING_H

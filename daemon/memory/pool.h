@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The pool of host memory: free blocks whose pages are already allocated, mapped, touched, zeroed and registered with
  * transports, so that an allocation from the pool costs none of that. No descriptor of a block has ever left the
  * daemon, so a block may serve any client. A block that is returned is zeroed first.

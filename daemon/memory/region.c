@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The table of regions, and the life of a region: its states, its charges and its references. */
 #include "daemon/memory/region.h"
 

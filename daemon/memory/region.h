@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The room of memory: regions, which are ranges of host or device memory that the daemon knows, and everything that is
  * done with them.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Host memory for regions: room under memory_limit, and a block of the pool or new pages from the work pool. */
 #include <stdlib.h>
 #include <string.h>

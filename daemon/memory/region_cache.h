@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The region cache of a client: regions that no other client ever had. After their release they stay mapped at both ends
  * and serve the client's next fetch or allocation of about the same size, without a descriptor, a mapping or page faults.
  * Each use has a new generation.

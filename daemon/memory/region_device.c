@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Regions in device memory: room on the device, allocating on the work pool, importing on the threads of the owner. */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Who can reach a region's memory: the daemon by an address, clients by a descriptor or a handle. */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See region_fill.h. Missing pages are counted with mincore: a few in the loop, many on the work pool. */
 #include "daemon/memory/region_fill.h"
 

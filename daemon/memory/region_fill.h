@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Charges for the missing pages of imported memory.
  *
  * A client may import a file that is larger than its pages: it is not charged for pages that do not exist. The kernel

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The end of a region's memory: to a pool for reuse, or back to the kernel or the device. Freeing takes time that grows with
  * the pages, so it is done on the work pool, except for a few pages. What a client can make slow is done by owner_work. */
 #include <stdlib.h>
@@ -215,7 +216,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     if (region->filled_bytes > 0 && !region_orphans_watch(regions->orphans, region, region->filled_bytes, true))
         regions_uncharge(regions, region->filled_bytes);
     if (was_exported && !discards && region_orphans_watch(regions->orphans, region, region->room, !victims) && !victims)
-        filled->bytes = 0; /* region_orphans.c takes the charge off when no process has the memory */
+        filled->bytes = 0;                /* region_orphans.c takes the charge off when no process has the memory */
     if ((imported || written) && block) { /* a client can make it slow to close memory that it sent */
         block->slowed_by = account_ref(region->account);
         block->room = block->bytes;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of this room that implement region.h share. All calls are made in the loop thread unless a comment says
  * otherwise. */
 #ifndef DAEMON_REGION_IMPL_H

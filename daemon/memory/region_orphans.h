@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Orphaned memory: memory whose region has ended, but that another process may still have open or mapped. Its pages
  * cannot be removed, because it is sealed, because its client ended without releasing it, or because it is imported
  * memory to which the daemon added pages (region_fill.h). A descriptor cannot be taken back, so its bytes stay

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Registering regions with transports, on the work pool. A registration lasts as long as the region's memory. */
 #include <stdlib.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which bytes of a region objects and transfers use, and who waits until a range is unused.
  *
  * A region may have a million uses, one for each object in it. A waiter is listed at the first use that overlaps its
@@ -25,7 +26,7 @@ struct region_use {
 
 /* Waits until no use overlaps [lo, hi). list_remove(&waiter->link) ends the wait. */
 struct region_waiter {
-    struct list link; /* in a use's waiters */
+    struct list link;             /* in a use's waiters */
     const struct region_use *use; /* that use; NULL: the wait has ended */
     uint64_t lo, hi;
     void (*on_idle)(struct region_waiter *); /* called after its removal from the list */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The arena of small objects, because a million objects cannot be a million regions. Pieces of one size class lie in
  * chunks. A chunk is a region that never leaves the daemon: it counts against memory_limit, and transports send from
  * it like from any other region. A chunk is freed a second after its last piece.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A client: one session of one actor process, with what it holds and what it has requested. Its connection
  * (daemon/conn.c) embeds it and sends its frames. When the session ends, the lists and maps here lead to
  * everything that must be released. */

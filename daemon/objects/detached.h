@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Objects that outlive their client. A DETACHED object stays for its time to live after the end of the
  * session that put it. The producer's hold remains during that time; when it has passed, the object ends
  * as if it were freed.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Published names. A name belongs to an owner and leads to its newest version, which is an object.
  *
  * A name holds the object of its newest version only, so the memory that a name keeps is bounded by that
@@ -30,8 +31,8 @@ struct names {
     uint64_t next_number; /* names are numbered in the order of their first publication */
     /* The highest version of a name that is no longer remembered. New names start above it. */
     uint64_t forgotten;
-    unsigned n_remembered;  /* length of that list */
-    uint64_t max_names;     /* limit for all names, awaited ones included */
+    unsigned n_remembered; /* length of that list */
+    uint64_t max_names;    /* limit for all names, awaited ones included */
 };
 
 struct client;

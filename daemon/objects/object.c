@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Holds, pins and the end of an object. */
 #include "daemon/objects/object.h"
 

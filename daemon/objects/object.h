@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The room of objects: what clients put and fetch, and the clients themselves.
  *
  * Owns: every object of this node and the table that finds it by id or generation; the holds that keep objects, those of

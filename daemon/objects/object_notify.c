@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Notifies those who wait for an object to become live. Success is cheap for each waiter, since its client
  * does the rest in a later turn. A failure is answered at once, so when many wait, some are notified in
  * each turn of the loop; the object is held until all have been. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Every object of this node, by key and by generation; the awaited ones; and why recent objects ended. */
 #ifndef DAEMON_OBJECT_TABLE_H
 #define DAEMON_OBJECT_TABLE_H

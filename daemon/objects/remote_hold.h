@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A client's hold that gives no access to bytes: it keeps an object, here or on another node
  * (peers/holds.h), so that it can still be fetched. The client names it by the request that took it, and
  * ends it by ending that request, whether or not it has read the answer.

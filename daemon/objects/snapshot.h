@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Makes an object that never changes out of memory that may change. The tensors are copied, packed, into regions of their
  * own, which are then sealed for ever. Two kinds of regions become part of the snapshot without a copy: one that is sealed
  * already, and one that its client has unmapped and handed over, if the kernel can prove that nobody else can write it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Holds in transit: a process has sent a ref to another process, and may release the object before the other process
  * holds it itself. A hold in transit belongs to no session and ends by itself.
  *

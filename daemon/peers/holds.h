@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Holds across nodes: what this node's clients hold on objects of other nodes, and what clients of other
  * nodes hold here.
  *

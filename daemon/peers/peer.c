@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The other nodes: their states, and when each is dialled. Who they are is in peer_table.c, how two nodes meet in
  * peer_meet.c, one connection in peer_link.c. */
 #include "daemon/peers/peer_impl.h"

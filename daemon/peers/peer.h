@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The other nodes: who they are, and one TLS 1.3 link to each.
  *
  * Owns: the listener for other nodes, the links, their pings and their back-off; every struct peer, from the

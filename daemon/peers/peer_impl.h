@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What peer.c (states and back-off), peer_table.c (identities) and peer_meet.c (listening, hellos, which
  * of two connections stays) share. Private to them. */
 #ifndef DAEMON_PEER_IMPL_H
@@ -20,22 +21,22 @@ enum peer_proof { PROOF_NONE, PROOF_REF, PROOF_HELLO, PROOF_FILE };
 struct peer_dial {
     struct peer peer; /* first member */
     enum peer_proof proof;
-    struct account *account; /* of the user whose request added the entry, one reference; NULL: no request did */
-    char hint[65];           /* where the last request says that the node is, if that differs from peer.address */
-    bool at_hint;            /* the last dial went to `hint` */
-    unsigned n_hints;        /* dials in a row that went there */
-    bool hint_secret;        /* the user who gave `hint` may not learn why the node cannot be reached there */
-    bool secret;             /* not met, and wanted by users who may not learn why it cannot be reached */
-    bool hidden;             /* in peers->hidden */
-    char logged[192];        /* the last failure in the log */
-    uv_timer_t timer;        /* for the back-off */
-    struct peer_link *link;  /* the link that this node dialled and that is not up yet */
-    unsigned failures;       /* consecutive */
-    bool listed;             /* in the nodes file, so it is dialled until the daemon ends */
+    struct account *account;           /* of the user whose request added the entry, one reference; NULL: no request did */
+    char hint[65];                     /* where the last request says that the node is, if that differs from peer.address */
+    bool at_hint;                      /* the last dial went to `hint` */
+    unsigned n_hints;                  /* dials in a row that went there */
+    bool hint_secret;                  /* the user who gave `hint` may not learn why the node cannot be reached there */
+    bool secret;                       /* not met, and wanted by users who may not learn why it cannot be reached */
+    bool hidden;                       /* in peers->hidden */
+    char logged[192];                  /* the last failure in the log */
+    uv_timer_t timer;                  /* for the back-off */
+    struct peer_link *link;            /* the link that this node dialled and that is not up yet */
+    unsigned failures;                 /* consecutive */
+    bool listed;                       /* in the nodes file, so it is dialled until the daemon ends */
     uint8_t sources[DIAL_SOURCES][16]; /* listed by a host name: its addresses at the last look-up (strangers.h) */
     unsigned n_sources;
-    bool wanted;             /* peers_find was called during the back-off: dial again after it */
-    struct peer *same;       /* hidden: the peer whose daemon of peer.boot_id answered there; NULL: this node itself */
+    bool wanted;       /* peers_find was called during the back-off: dial again after it */
+    struct peer *same; /* hidden: the peer whose daemon of peer.boot_id answered there; NULL: this node itself */
 };
 
 struct peers {

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One connection to another node: its states, frames and pings. peer_wire.c moves the bytes through TCP
  * and TLS.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One connection to another node: TCP, TLS in it, frames in that; its deadline, its pings. Private to peer*.c.
  *
  *       dialled                                   accepted

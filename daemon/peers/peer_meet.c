@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How two nodes meet: listening, hellos, and which connection stays when there are two.
  *
  *     dialler                                        acceptor

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The table of the other nodes: their identities and addresses, who may add entries, and when they are
  * forgotten. peer.h has the rules. */
 #include <assert.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The lower half of a peer link: names and addresses, the socket, TLS, and the bytes in and out of frames.
  *
  * It writes one slice at a time, so that neither a large frame nor a long queue blocks the loop. */

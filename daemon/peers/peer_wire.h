@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The lower half of a peer link: TCP and TLS. Calls between the two halves. Private to peer_link.c and
  * peer_wire.c. */
 #ifndef DAEMON_PEER_WIRE_H

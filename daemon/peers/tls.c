@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* TLS 1.3 with a pre-shared key over memory BIOs: see tls.h for what it refuses. */
 #include "daemon/peers/tls.h"
 

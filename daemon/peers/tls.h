@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* TLS 1.3 with a pre-shared key, between memory and memory: ciphertext goes in, plaintext comes out, and the reverse.
  * Owns the key and OpenSSL's state; knows no socket, and never blocks.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Finds and loads backends, and owns the instances of their memory kinds and transports. */
 #include "daemon/plugins/plugin.h"
 

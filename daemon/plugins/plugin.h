@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The room of plug-ins (backends): loading their files, their instances, and the way from their threads to the loop.
  *
  * Owns: the loaded .so files, one instance of each memory kind and transport, and the queue of reports from their threads.
@@ -42,14 +43,14 @@ struct plugin_event {
 
 /* What memory/ keeps for each device; other rooms only read it. */
 struct device_memory {
-    uint64_t used_bytes, limit_bytes;       /* allocated by the daemon: in use, pooled or being freed; and the limit */
-    uint64_t freeing_bytes;                 /* of used_bytes */
-    uint64_t pooled_bytes, pool_max_bytes;  /* of used_bytes: in the device pool; and their limit */
-    uint64_t imported_bytes;                /* imported by clients */
-    uint64_t awaiting_bytes;                /* of the allocations that wait for room */
-    struct list awaiting;                   /* struct device_work.link: those, in order */
-    uint64_t pool_hits, pool_misses;        /* allocations that the pool served, and those that it could not */
-    unsigned n_regions, n_pooled;           /* regions; blocks in the pool */
+    uint64_t used_bytes, limit_bytes;      /* allocated by the daemon: in use, pooled or being freed; and the limit */
+    uint64_t freeing_bytes;                /* of used_bytes */
+    uint64_t pooled_bytes, pool_max_bytes; /* of used_bytes: in the device pool; and their limit */
+    uint64_t imported_bytes;               /* imported by clients */
+    uint64_t awaiting_bytes;               /* of the allocations that wait for room */
+    struct list awaiting;                  /* struct device_work.link: those, in order */
+    uint64_t pool_hits, pool_misses;       /* allocations that the pool served, and those that it could not */
+    unsigned n_regions, n_pooled;          /* regions; blocks in the pool */
 };
 
 /* A device of a memory kind. All texts are copies. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Loads and unloads backends while the daemon runs. Constructors, open and close are vendors' code and may
  * take any time, so each change runs on a thread of its own and not on the worker pool. There is one
  * change at a time. Its result comes to the loop through the queue of plug-ins' reports. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The single queue that brings reports of plug-ins' threads to the loop, in the order in which they were
  * made, so that the last operation of a connection is reported before its close. Also the calls for
  * connections and operations. */

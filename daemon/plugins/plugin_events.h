@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The way from the threads of plug-ins to the loop. Private to plugin*.c. */
 #ifndef DAEMON_PLUGIN_EVENTS_H
 #define DAEMON_PLUGIN_EVENTS_H

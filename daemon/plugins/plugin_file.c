@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Decides whether a file may be loaded. Whoever can write the file, or replace it, could act as the
  * daemon. Names are not trusted: each directory is opened inside the one before, the file inside the last,
  * and the open descriptors are checked. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reports of plug-ins about groups, and the calls that create and end one rank of a group. */
 #include <assert.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The log and config entries of the host table, and the check of the configuration against the keys that
  * plug-ins declare. */
 #include "daemon/plugins/plugin_host.h"

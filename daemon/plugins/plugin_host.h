@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Answers to what a plug-in asks the daemon while it opens. Private to plugin*.c. */
 #ifndef DAEMON_PLUGIN_HOST_H
 #define DAEMON_PLUGIN_HOST_H

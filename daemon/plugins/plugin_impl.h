@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What plugin.c (all backends), plugin_open.c (the instances of one) and plugin_change.c (loading and
  * unloading while the daemon runs) share. Private to plugin*.c. */
 #ifndef DAEMON_PLUGIN_IMPL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One backend file: opened, checked, and its tables copied. Private to plugin*.c. */
 #ifndef DAEMON_PLUGIN_LOAD_H
 #define DAEMON_PLUGIN_LOAD_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory kinds on devices: the list of devices, and the copies that the plug-in carries out. */
 #include <assert.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The instances of one plug-in, from open to close. */
 #include <ctype.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Backend hot-load: the order of the steps of a load and of an unload. The plug-in itself is opened and closed by
  * daemon/plugins. */
 #include "daemon/rpc/hotload.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Backend hot-load: loads and unloads plug-ins while the daemon serves. One change runs at a time.
  *
  *   IDLE ----load--> LOADING (the file is opened on a thread) ------> IDLE   every node whose link is up gets an offer

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The room rpc: answers the requests of clients, and those that other nodes forward for their clients.
  *
  * It owns: one call for each request (rpc_call.h), the handlers (rpc_<request>.c, several related ones in a file),

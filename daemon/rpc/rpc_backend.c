@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* BACKEND_LOAD and BACKEND_UNLOAD. A plug-in runs as the daemon, so only root and the daemon's own user may load one. */
 #include <limits.h>
 #include <stdlib.h>

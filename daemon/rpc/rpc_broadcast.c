@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* BROADCAST: answered when every other node of the group has a replica, or with the reason why one has none. */
 #include <stdlib.h>
 #include <string.h>

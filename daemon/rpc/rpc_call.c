@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The life of a call: creation, answer, deferral, deadline. */
 #include "daemon/rpc/rpc_call.h"
 

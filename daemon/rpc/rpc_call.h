@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One request of a client, or of another node on behalf of one of its clients, from its arrival to its answer.
  *
  *   created --> handler --> answered (call_reply, call_fail), freed
@@ -76,8 +77,8 @@ struct call {
     const struct verb *verb; /* the row of the type; NULL: there is none */
     uint64_t request_id;     /* the client's request id, or the peer's call number */
     uint64_t began_ns;
-    struct frame *frame;     /* inside the handler only: contains the fds of the request */
-    struct arena *arena;     /* inside the handler only: contains the decoded request */
+    struct frame *frame; /* inside the handler only: contains the fds of the request */
+    struct arena *arena; /* inside the handler only: contains the decoded request */
     /* Inside the handler only: of a PUT that the worker pool has decoded (rpc_read.h); NULL: the handler computes it */
     struct put_digest *digest;
     struct deadline deadline;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* FETCH, CANCEL and RELEASE. Each item of a FETCH is answered by its own FETCH_DONE. Items of the same object may share a
  * transfer, so all items are started before any is served. Only items at the front that can share with no other item are
  * served at once. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* FREE, WAIT_FREED and CANCEL_REQUEST: the end of objects, and of waits for them. */
 #include <stdlib.h>
 

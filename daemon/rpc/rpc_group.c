@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* GROUP_CREATE and GROUP_DESTROY: answered when the group is ready, or has ended, on every node. */
 #include <stdlib.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/rpc/rpc_holders.h"
 
 #include <inttypes.h>
@@ -300,6 +301,5 @@ void holders_say(const struct holders *holders, char *text, size_t room)
         }
     }
     if (left > 0 && used < room)
-        (void)snprintf(text + used, room - used, "%s%zu more hold%s", used ? "; and " : "", left,
-                       left == 1 ? "" : "s");
+        (void)snprintf(text + used, room - used, "%s%zu more hold%s", used ? "; and " : "", left, left == 1 ? "" : "s");
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Who holds an object, as far as the caller may see: the rows of STAT, and the sentence of a WAIT_FREED that has timed out.
  *
  * The object's owner and administrators see every holder. Any other caller sees the clients of its own uid and tenant, and

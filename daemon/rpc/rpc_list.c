@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* LIST and EXPLAIN: pages of every table. A page token is the place after which the next page starts. A table may change
  * between two pages, so a row can be missing or appear twice, but each row is correct when it is sent. */
 #include <stdio.h>

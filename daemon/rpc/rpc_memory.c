@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ALLOC, IMPORT and RELEASE_REGION: regions that a client allocates, imports and releases. */
 #include <stdlib.h>
 #include <strings.h>

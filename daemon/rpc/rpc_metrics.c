@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* METRICS: what only the daemon can count. A client joins it with STATUS and lists (client/metrics.c). */
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* PUBLISH and UNPUBLISH: names for objects of this node. */
 #include "daemon/rpc/rpc_call.h"
 #include "proto/wire_limits.h"

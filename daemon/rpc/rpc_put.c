@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* PUT and READY. A PUT creates an object from the client's memory, or a snapshot of that memory, in one round trip whatever
  * the number of tensors. READY ends the pending state of an object. */
 #include <stdlib.h>

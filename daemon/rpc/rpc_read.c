@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The queue of large requests that the work pool decodes. */
 #include "daemon/rpc/rpc_read.h"
 

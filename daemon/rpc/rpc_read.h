@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Decoding of large requests on the worker pool, together with the layout of a PUT's tensors. It takes milliseconds, and only
  * this client waits meanwhile: its next frames are not handled (struct client_task), so that its requests stay in order.
  * The requests are decoded one after the other, in order of arrival, because each may need RDT_MAX_DECODED_BYTES.

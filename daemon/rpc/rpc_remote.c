@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Requests about objects of another node: this node sends them there over the peer link, and serves those of other nodes. */
 #include <assert.h>
 #include <stdio.h>

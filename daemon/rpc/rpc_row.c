@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/rpc/rpc_row.h"
 
 #include "daemon/rpc/rpc_view.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One row of a table, as LIST and EVENT show it, and who may see it. */
 #ifndef DAEMON_RPC_ROW_H
 #define DAEMON_RPC_ROW_H

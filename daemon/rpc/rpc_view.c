@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* PING, STATUS and STAT. */
 #include "daemon/rpc/rpc_view.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One object, or one name, as a row of a reply with everything that rdtctl shows. The row points into the view and into the
  * daemon's tables, so it must be packed before they change. */
 #ifndef DAEMON_RPC_VIEW_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* WATCH: sends every change of the daemon's tables to the clients that watch them, as the rows that LIST shows.
  *
  * A client that does not read loses events: while it has more than UNREAD_MAX unread bytes, events are only counted, and

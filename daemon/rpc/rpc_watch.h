@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the connections and the start of the daemon need of rpc_watch.c. */
 #ifndef DAEMON_RPC_WATCH_H
 #define DAEMON_RPC_WATCH_H

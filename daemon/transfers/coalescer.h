@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The request coalescer: what this node is asking other nodes for, so that fetches of one object by one user
  * become one transfer.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From a FETCH message to transfers. Everything that a client says is checked here, before anything starts. */
 #include <assert.h>
 #include <stdio.h>
@@ -144,8 +145,8 @@ static void say_nobody_put_it(const struct fetch *fetch, char missing[480])
     char hint[200];
 
     if (ref->is_name)
-        names_explain_name(transfers->names, transfers->objects, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester, hint,
-                           sizeof hint);
+        names_explain_name(transfers->names, transfers->objects, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester,
+                           hint, sizeof hint);
     else
         names_explain_object(transfers->names, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester, hint, sizeof hint);
     (void)snprintf(missing, 480, "%s%s%s",
@@ -171,8 +172,8 @@ static void say_how_far(const struct transfer *transfer, char missing[480])
             (void)snprintf(missing, 480, "node %s has not answered", node);
         break;
     case TRANSFER_MOVE:
-        (void)snprintf(missing, 480, "%llu of %llu bytes had arrived from node %s", (unsigned long long)transfer->record.bytes_done,
-                       (unsigned long long)transfer->record.bytes, node);
+        (void)snprintf(missing, 480, "%llu of %llu bytes had arrived from node %s",
+                       (unsigned long long)transfer->record.bytes_done, (unsigned long long)transfer->record.bytes, node);
         break;
     case TRANSFER_RESERVE:
         (void)snprintf(missing, 480, "there was no memory yet for the %llu bytes", (unsigned long long)transfer->record.bytes);
@@ -200,8 +201,8 @@ static void on_deadline(struct deadline *deadline)
     else if (!transfer_is_local(transfer))
         say_how_far(transfer, missing);
     else
-        (void)snprintf(missing, sizeof missing, "%llu of %llu bytes were copied", (unsigned long long)transfer->record.bytes_done,
-                       (unsigned long long)transfer->record.bytes);
+        (void)snprintf(missing, sizeof missing, "%llu of %llu bytes were copied",
+                       (unsigned long long)transfer->record.bytes_done, (unsigned long long)transfer->record.bytes);
     (void)rdt_error_set(&err, RDT_TIMED_OUT, "the fetch of %s \"%s\" did not end in time: %s",
                         transfer->ref.is_name ? "the name" : "object", transfer->ref.id, missing);
     fetch_fail(fetch, &err);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The sessions of peers: what transfers know of each node that was ever asked or served, and sending to it. */
 #include <stdlib.h>
 #include <string.h>

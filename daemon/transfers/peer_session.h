@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The session of a peer: what transfers know of one node that was ever asked or served. peer->session points
  * to it. */
 #ifndef DAEMON_PEER_SESSION_H

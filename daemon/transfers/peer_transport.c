@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Connections of transports to a peer. They are offered when the link is up, and rebuilt under a new epoch
  * when one fails or must be isolated. */
 #include <assert.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Connections of transports to peers, and the operations on them.
  *
  * peer_transport.c owns the connections that two nodes build for themselves. transfer_group.c owns those of

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Replicas: copies of other nodes' snapshots that this node has or is receiving. A snapshot never changes, so
  * one transfer serves every reader on this node, while it runs and afterwards, and other nodes too.
  *

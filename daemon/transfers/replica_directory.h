@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The replica directory: which other nodes have replicas of this node's snapshots, or are receiving one.
  *
  * A node gets an entry when its PULL with `keep` is answered, before it has any bytes. It reports when its

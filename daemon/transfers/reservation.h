@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Reservations: memory for the items of one FETCH message. All items that are received from or copied on one
  * node get their memory together, or none does. Items are grouped by the node that they come from; an item
  * that has to wait for a put leaves its group. No memory is held while anything waits, so a node with objects

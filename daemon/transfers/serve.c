@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The life of the owner's side of a pull: creation, states, failure, end. serve.h draws the states. */
 #include <assert.h>
 #include <stdio.h>

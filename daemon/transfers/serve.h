@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The owner's side of a pull. The files, from the top down:
  *
  *   serve_pull.c      the messages of the reader and the events of its node

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The owner's answer to a pull: what the object is, its bytes if they are few, and which node's replica the
  * reader should pull instead. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The owner's side of a pull, driven by the messages of the reader and the events of its node: a pull is
  * looked up, waits until its object has been put, is answered (serve_answer.c) and sent (serve_send.c). */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The owner's side while bytes move: prepares memory, and posts the chunks of all serves on a connection in
  * rotation, so that none starves another. */
 #include <assert.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The life of a transfer, whatever moves its bytes: creation, memory, failure, end. transfer_result.c answers
  * its fetches. */
 

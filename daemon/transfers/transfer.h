@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The room of transfers: moves of objects to this node's clients, and to the nodes that pull from here.
  *
  * A fetch is the request of a client; a transfer is one move of bytes, which one or more fetches wait for. A

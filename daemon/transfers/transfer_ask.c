@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How a pull asks, and asks again: which node is asked, what it is told, which fetches wait for the answer to another pull of
  * the same object, and how a failed attempt starts again, by another path or by another PULL, once no operation touches the
  * memory any more. */

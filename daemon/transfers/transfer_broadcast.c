@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rounds of a broadcast at the root, from asking the other nodes to the answer. transfer_broadcast_move.c admits their pulls to
  * the broadcast, and moves the bytes of collective broadcasts. */
 #include <assert.h>

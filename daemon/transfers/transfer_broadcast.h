@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Broadcasts of this node's snapshots: every other node of a group gets a replica (rdt_peer.proto draws the
  * exchange).
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Private to the root's side of broadcasts: what transfer_broadcast.c and transfer_broadcast_move.c share. */
 #ifndef DAEMON_TRANSFER_BROADCAST_IMPL_H
 #define DAEMON_TRANSFER_BROADCAST_IMPL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* This node as a member of another node's broadcast: it gets a replica of a snapshot and tells the root so.
  *
  *   BROADCAST --- no replica here ----------------> PULLING --- complete ---> BROADCAST_WORD

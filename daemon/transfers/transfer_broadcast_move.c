@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The pulls that belong to a broadcast, at the root: admits them, and, once all readers of a collective broadcast are ready,
  * posts the chunks, a few at a time. */
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Decides where the tensors of a fetch without targets go, by what its reader wishes and can map. Tensors in
  * host memory get one range (transfer->received). If some of them go to devices, each device gets a region of
  * its own (transfer->destination), and together the regions become a target that the daemon made. */

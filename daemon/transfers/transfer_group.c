@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups as transfers use them. The connection to each other node's rank of a group is a struct
  * peer_transport that lives as long as the group. */
 #include <stdio.h>
@@ -262,7 +263,9 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
         (void)snprintf(why_p, 192, "%s of node %.40s is not in group %.40s", from, transfer->pull.peer->peer->name,
                        transfer->wish.group);
     else if (!shared && why_p)
-        (void)snprintf(why_p, 192, "client \"%.24s\" here and %s of node %.24s share no %.12s group: rdt_group_create (rdtctl groups create) makes one",
+        (void)snprintf(why_p, 192,
+                       "client \"%.24s\" here and %s of node %.24s share no %.12s group: rdt_group_create (rdtctl groups "
+                       "create) makes one",
                        reader ? reader : "", from, transfer->pull.peer->peer->name, transport->name);
     return shared;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Private to the room of transfers: the order of its files, and the core of a transfer.
  *
  * The files, from the top down. A file calls files of its own row and of the rows below. It reaches the rows

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Pulls from the answer up to the point where their bytes begin to move: what the answer says, memory, and
  * the end. transfer_ask.c asks, transfer_way.c chooses the path. */
 #include <assert.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fetches of objects on this node: waiting until the object is there, and choosing between the memory itself,
  * a read-only mapping of it, the bytes in the answer, and a copy (transfer_local_copy.c). */
 #include <stdio.h>

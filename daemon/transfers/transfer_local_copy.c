@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of objects on this node into other memory of this node: memory for the copy, the threads of the pool
  * and the copies of devices, and their end. transfer_local.c decides what is copied. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The reader's side while bytes move: receives or reads chunks, watches the progress, notes failures. */
 #include <assert.h>
 #include <stdio.h>

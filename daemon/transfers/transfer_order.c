@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Transfers in the ordered queues of a transport. Transfers whose operations share a queue get tickets (ticket.h), and both
  * ends agree on them by PULL_TURN.
  *

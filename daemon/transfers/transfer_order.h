@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Transfers in ordered queues: tickets (ticket.h) for transfers whose operations are in ordered queues of a
  * transport. transfer_order.c tells how both ends agree. A record with a ticket has record.order. */
 #ifndef DAEMON_TRANSFER_ORDER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The events of peers, groups and connections: passes them on to the pulls, serves, replicas and broadcasts
  * that they concern. */
 #include <stdio.h>

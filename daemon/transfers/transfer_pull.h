@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Pulls: fetches of objects that are on another node. The reader's node asks the owner's by PULL, reserves
  * memory by the answer, and receives the bytes in chunks (rdt_peer.proto draws the exchange, transfer.h the
  * states). The files:

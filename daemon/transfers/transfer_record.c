@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The records of transfers that rdtctl shows, their path decisions and their history. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Records of transfers, for rdtctl: beginning, path decision, end. */
 #ifndef DAEMON_TRANSFER_RECORD_H
 #define DAEMON_TRANSFER_RECORD_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Pulls and replicas of snapshots: a pull is served by a replica here, joins the transfer that fills one, is
  * redirected to a replica on another node, or comes back from there. */
 #include <assert.h>

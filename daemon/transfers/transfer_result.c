@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The answers of a transfer: gives each of its fetches the object, the received memory, or the metadata. */
 #include <fcntl.h>
 #include <stdio.h>

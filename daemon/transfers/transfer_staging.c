@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory for chunks that cannot be received at their final place: runs of small tensors, and memory that may
  * fault. It is one range for the whole transfer, counted under memory_limit, and reserved before the owner is
  * asked to send, because all receives must be posted before the first chunk can arrive. No client ever sees

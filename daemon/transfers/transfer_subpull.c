@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Objects whose tensors lie, or are wanted, in several kinds of memory. The reader asks once for the whole
  * object and reserves memory. Then it pulls all tensors with the same source and target memory by a transfer
  * of its own, a sub-pull. A sub-pull finds its own path, and goes through host memory where no transport

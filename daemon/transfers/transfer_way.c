@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The path of a pull: chooses it by what is known, finds its connection, and starts early where the reader's
  * own targets say enough before the answer comes. */
 #include <stdio.h>

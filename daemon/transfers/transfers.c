@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The room as a whole: start and end, statistics, and what rdtctl shows. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How a transfer's byte stream is cut. Both ends compute the same plan, from the tensors' sizes and chunk_bytes
  * alone.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See path.h. A candidate keeps the first reason for which it was rejected. */
 #include "daemon/transports/path.h"
 

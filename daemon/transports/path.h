@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of the path that the bytes of a transfer take: one pure function of the source's memory, the target's memory,
  * what both nodes offer, and what the reader wishes. The transfer keeps the decision, with the reason for each rejection,
  * for `rdtctl explain`.

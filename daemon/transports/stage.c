@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See stage.h. Pinning and unpinning run on the work pool, because the time they take grows with the memory. */
 #include "daemon/transports/stage.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A stage: host memory that bytes pass through between a device and a transport that does not move the device's
  * memory. It has a few slots of one size, so that copies run while other slots are on the wire, and it is pinned once
  * for the device's kind where that plug-in can pin. Each transfer has one at each end that needs it.

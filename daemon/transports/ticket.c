@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See ticket.h. Owns the ordered queues, and the place of each ticket in them. */
 #include "daemon/transports/ticket.h"
 

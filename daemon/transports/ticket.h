@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Queue tickets, for transports with ordered queues.
  *
  * In an ordered queue an operation may block all later ones until its counterpart on the other node is posted

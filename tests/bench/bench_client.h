@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A client of rdtd, as the bench's programs need it: every failure is the end. */
 #ifndef TESTS_BENCH_BENCH_CLIENT_H
 #define TESTS_BENCH_BENCH_CLIENT_H

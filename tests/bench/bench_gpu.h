@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the programs that measure GPU memory share: rounds, copies by the driver alone, rows. */
 #ifndef TESTS_BENCH_BENCH_GPU_H
 #define TESTS_BENCH_BENCH_GPU_H

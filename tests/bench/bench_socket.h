@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sockets of the references. Every failure is the end. */
 #ifndef TESTS_BENCH_BENCH_SOCKET_H
 #define TESTS_BENCH_BENCH_SOCKET_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Times of single calls, each beside its reference: ours, reference, ours, reference, a median each. Who runs on which core is
  * the caller's choice.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The reference of the control plane: a server that does nothing but unpack each request and pack its reply. libuv (uv_poll),
  * recvmsg, and one sendmsg for all replies to what one read brought.
  *

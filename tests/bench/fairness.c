@@ -1,5 +1,7 @@
-/* What one client's flood costs another: put and free of one client while another process floods the same daemon, beside the same of the
- * idle daemon, in turns. The flood runs at nice NICE: its own use of the processor is not the daemon's to divide.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What one client's flood costs another: put and free of one client while another process floods the same daemon, beside the
+ * same of the idle daemon, in turns. The flood runs at nice NICE: its own use of the processor is not the daemon's to
+ * divide.
  *
  *     fairness ROUNDS SUFFIX NICE SOCKET OTHER_SOCKET [FLOOD]     OTHER_SOCKET: another node's daemon, for the flood by the network;
  *                                                                 FLOOD: this one only
@@ -38,7 +40,7 @@ enum { STOP, GO, QUIT };
 
 struct flood { /* shared with its process */
     atomic_int state;
-    atomic_int rests; /* it has prepared, or ended its last operation, and waits for GO */
+    atomic_int rests;  /* it has prepared, or ended its last operation, and waits for GO */
     atomic_ulong done; /* operations */
     const char *socket, *other;
 };

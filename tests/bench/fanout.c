@@ -1,5 +1,6 @@
-/* One snapshot of the node at OWNER for many nodes at the same time, beside the same for one of them alone: seconds from the first
- * start until the last client has its object. Each time it is a snapshot that no node has.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One snapshot of the node at OWNER for many nodes at the same time, beside the same for one of them alone: seconds from the
+ * first start until the last client has its object. Each time it is a snapshot that no node has.
  *
  *     fanout OWNER BYTES ROUNDS READER ...
  */

@@ -1,4 +1,6 @@
-/* GPU memory through rdtd beside plain CUDA, in the same run: tests/gpu/run bench. Prints GB/s, and the ratio where it means something. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GPU memory through rdtd beside plain CUDA, in the same run: tests/gpu/run bench. Prints GB/s, and the ratio where it means
+ * something. */
 #include <stdio.h>
 
 #ifdef RDT_WITHOUT_CUDA

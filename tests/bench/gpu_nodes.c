@@ -1,6 +1,7 @@
-/* GPU memory between two daemons on this machine, beside plain CUDA and the same transport between host memories, in the same run:
- * tests/gpu/run bench. Staged: from GPU to GPU through pinned host memory; beside it the slowest of its parts alone. By NCCL: within a group; beside
- * it a plain copy from GPU to GPU.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GPU memory between two daemons on this machine, beside plain CUDA and the same transport between host memories, in the
+ * same run: tests/gpu/run bench. Staged: from GPU to GPU through pinned host memory; beside it the slowest of its parts
+ * alone. By NCCL: within a group; beside it a plain copy from GPU to GPU.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,8 +65,10 @@ static void staged(const char *transport, size_t bytes)
     }
     (void)snprintf(what, sizeof what, "GPU to GPU between daemons, %s", path);
     bench_gpu_row(what, bytes, median[FETCH], slowest);
-    (void)printf("  its parts alone, GB/s: GPU to pinned memory %.2f, pinned memory to GPU %.2f, host to host by %s %.2f; goal: ratio 0.85\n",
-                 (double)bytes / median[DOWN] / 1e9, (double)bytes / median[UP] / 1e9, wire, (double)bytes / median[WIRE] / 1e9);
+    (void)printf("  its parts alone, GB/s: GPU to pinned memory %.2f, pinned memory to GPU %.2f, host to host by %s %.2f; "
+                 "goal: ratio 0.85\n",
+                 (double)bytes / median[DOWN] / 1e9, (double)bytes / median[UP] / 1e9, wire,
+                 (double)bytes / median[WIRE] / 1e9);
     gpu_unpin(host);
     gpu_free(there);
     gpu_use(reader);

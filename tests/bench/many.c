@@ -1,5 +1,6 @@
-/* Much in one call: 1,000 objects in one fetch beside one fetch each, and an object of 10,000 tensors beside one of a single tensor
- * with as many bytes.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Much in one call: 1,000 objects in one fetch beside one fetch each, and an object of 10,000 tensors beside one of a single
+ * tensor with as many bytes.
  *
  *     many local ROUNDS RDTD_SOCKET
  *     many peers ROUNDS READER_SOCKET OWNER_SOCKET
@@ -120,7 +121,8 @@ static double fetch_into(struct many *many, bool one)
 
 static volatile uint64_t sink; /* so that what is read must be read */
 
-/* One byte of each cache line. By itself and at the start of one: where the compiler had laid the loop made it a third slower or faster. */
+/* One byte of each cache line. By itself and at the start of one: where the compiler had laid the loop made it a third
+ * slower or faster. */
 static __attribute__((noinline, aligned(64))) uint64_t read_lines(const uint8_t *bytes, size_t n)
 {
     uint64_t sum = 0;

@@ -1,5 +1,6 @@
-/* What a small operation waits for while much is moved: the 99th percentile of put and free while another process moves BYTES, beside
- * the same of an idle daemon, in turns. Nobody is bound to a core.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a small operation waits for while much is moved: the 99th percentile of put and free while another process moves
+ * BYTES, beside the same of an idle daemon, in turns. Nobody is bound to a core.
  *
  *     moving ROUNDS NAME SOCKET OWNER_SOCKET BYTES     moves objects of 64 MiB to the clients of SOCKET: by the network, or by local
  *                                                      copies if both are one daemon; BYTES in each round

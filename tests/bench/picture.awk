@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # build/bench.json to an SVG: bandwidth over size, ours and references, both axes logarithmic. One row of the JSON is one line.
 function field(key,    s) {
   s = $0

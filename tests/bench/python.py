@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """python.py LIBRDT SOCKET: what the Python package costs above the library, which ctypes calls here, in turns. A row for each round."""
 import ctypes as ct
 import statistics

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ray_bench.py SOCKET [SHAPE ...]: what an object costs from one actor of Ray's to another, by Ray's object store, RDT over gloo, over nixl where it is
 installed, over rdtd; and by rdtd alone, between two processes with a socket. A row for each round and rival. Beside them RDT over a transport that
 does nothing (ray_nothing.py): below that no transport can come. And, where $ECHO_SOCKET says where echo (echo.c) listens, RDT over the plainest daemon

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A transport of Ray's that moves nothing: what an object costs with it is Ray's own, and no transport can be faster. For ray_bench.py."""
 import torch
 from ray.experimental import CommunicatorMetadata, TensorTransportManager, TensorTransportMetadata, register_tensor_transport

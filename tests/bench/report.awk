@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Rounds, as run collects them, to a table on stdout and a list in `json`. What counts is the median of the rounds' ratios: both
 # sides of a round were measured right after each other, so that what else the machine did fell on both.
 function sort(list, n,    i, j, value) {

@@ -1,9 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* scale: how it is with very much of everything, beside the same with little.
  *
  *     scale OBJECTS SOCKET PID SOCKET_OF_FEW [SOCKET_OF_PEER ...]
  *
- * The first daemon comes to hold that many objects, a thousand clients, ten thousand waiters and a link to each peer; the second has few
- * of each and is measured in turns with the first.
+ * The first daemon comes to hold that many objects, a thousand clients, ten thousand waiters and a link to each peer; the
+ * second has few of each and is measured in turns with the first.
  */
 #include <sched.h>
 #include <sys/resource.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt-check-backend: runs every check against one plug-in, and reports. Knows no plug-in by name. */
 #include "tests/conformance/check.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The checks that run against any plug-in, and how they report. Each check runs in a process of its own
  * with a deadline: a plug-in that crashes or hangs fails that check, and the next check runs.
  */

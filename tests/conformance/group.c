@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The groups of a transport. All ranks are in this process, each with an instance of the plug-in; a rank
  * that has to freeze is in another process.
  */
@@ -154,13 +155,13 @@ static double ms_since(const struct timespec *since)
     return (double)(now.tv_sec - since->tv_sec) * 1e3 + (double)(now.tv_nsec - since->tv_nsec) / 1e6;
 }
 
-#define must_return_at_once(call)                                                                        \
-    do {                                                                                                 \
-        struct timespec since;                                                                           \
-        (void)clock_gettime(CLOCK_MONOTONIC, &since);                                                    \
-        call;                                                                                            \
-        took_ms = ms_since(&since);                                                                      \
-        must(took_ms < patience_ms(AT_ONCE_MS), "%s held the caller up for %.0f ms", #call, took_ms);     \
+#define must_return_at_once(call)                                                                     \
+    do {                                                                                              \
+        struct timespec since;                                                                        \
+        (void)clock_gettime(CLOCK_MONOTONIC, &since);                                                 \
+        call;                                                                                         \
+        took_ms = ms_since(&since);                                                                   \
+        must(took_ms < patience_ms(AT_ONCE_MS), "%s held the caller up for %.0f ms", #call, took_ms); \
     } while (0)
 
 /* A group of many ranks that does not come about: somebody has proposed it, and not all nodes take part. */

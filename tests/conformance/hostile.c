@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a plug-in must survive: arguments at and beyond their limits, from the core and from a peer that
  * cannot be trusted.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What every memory kind must do. The processor may be unable to reach such memory, so the checks read and
  * write it through the plug-in's own copy operation.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The ports that a transport opens: none where the daemon has no other nodes, and otherwise only at the
  * addresses that the configuration names. Checked for connections and for groups. */
 #include <arpa/inet.h>

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Each fault of the broken plug-in is found, by the check that is there for it; without a fault none is.
 # variant: release
 set -uo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The suite of one-sided reads over ucx, which read the memory of another process on this machine (cma), because
 # there is no RDMA device. It needs another UCX than the one of the build (RDT_UCX_PATH, see `make ucx-wheels`): 1.13
 # would emulate the reads over TCP.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What every transport plug-in must do when nothing fails, and how it must answer calls that it does not
  * support. transport_reads.c checks one-sided reads, transport_ends.c checks how operations and connections
  * end.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the checks of a transport share: one node in this process, and its peers. A check that needs an
  * operation which the plug-in does not have is skipped.
  */

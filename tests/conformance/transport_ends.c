@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How operations, connections and peers end, and that nothing is written afterwards. */
 #include "tests/conformance/transport_check.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a transport plug-in with one-sided reads must do: the owner's process takes no part, and only what it
  * registered is read.
  */

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # demo.sh [FILE.safetensors]: two daemons, one file. Actor A puts a model's weights into the daemon of node a, actor B fetches them
 # through the daemon of node b, and both files must be the same. As root each node is a network namespace of its own, joined by a veth
 # pair; else 127.0.0.1 and 127.0.0.2. RDT_BUILD_DIR says what to run (build/release); FILE may also come

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* make_safetensors FILE MIB: a file as a language model's weights would be, of about MIB mebibytes, the same at every run: an
  * embedding, layers of several dtypes, odd sizes, scalars. Knows nothing of rdtctl's own writer: each checks the other. */
 #include <errno.h>

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # picture.sh >rdtd.svg: draws the picture of README.md. integration/admin/test_readme fails when rdtd.svg is not what this prints.
 set -euo pipefail
 

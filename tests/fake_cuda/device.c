@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Devices and contexts of the fake driver. */
 #include "tests/fake_cuda/fake_cuda.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A FAKE of NVIDIA's driver, for tests on machines without a GPU: a libcuda.so.1 whose device memory is
  * memfds. It does not simulate a GPU. It checks that the caller treats fds, handles, lifetimes, streams and order as the
  * driver's manual demands, and is stricter than a real driver where that finds mistakes:

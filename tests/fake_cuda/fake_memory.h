@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the fake driver's files on memory share.
  *
  *   memory.c   chunks, the address ranges into which they are mapped, and queries about addresses

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cuMemAlloc, and the handles by which another process opens its memory. See fake_memory.h. */
 #include "tests/fake_cuda/fake_memory.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of the fake driver: chunks (memfds), and the address ranges into which they are mapped. See fake_memory.h. */
 #include "tests/fake_cuda/fake_memory.h"
 

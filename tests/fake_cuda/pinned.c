@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Host memory that was registered with the fake driver. See fake_memory.h. */
 #include "tests/fake_cuda/fake_memory.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Streams and events of the fake driver. A stream is a thread that runs its queued work in order. The default stream (NULL)
  * of each GPU is an ordinary stream.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The driver's virtual memory management: chunks, reserved addresses, and the mappings between them. See
  * fake_memory.h.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What tests and the fake device share: a page that the plug-in maps from the file that its key "control" names. */
 #ifndef TESTS_FAKE_DEVICE_CONTROL_H
 #define TESTS_FAKE_DEVICE_CONTROL_H
@@ -17,7 +18,7 @@ struct fake_control {
     _Atomic uint32_t hold;        /* copies that were queued wait while it is set: fake_hold */
     _Atomic uint32_t fail_copies; /* so many of the next ones fail */
     _Atomic uint32_t fail_allocs, fail_imports, fail_zeros;
-    _Atomic uint32_t no_export;   /* imported memory cannot be exported while it is set */
+    _Atomic uint32_t no_export;    /* imported memory cannot be exported while it is set */
     _Atomic uint32_t hold_imports; /* imports, and the thread that they are on, wait while it is set: fake_hold_imports */
     /* set by the plug-in */
     _Atomic uint64_t allocated[FAKE_DEVICES]; /* bytes on each device that it has made */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The memory kind "fake": devices that are memfds, for the daemon's device memory where there is no device.
  *
  * What it calls a device's address lies in a range that nobody may touch: a daemon that reads or writes it by

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A FAKE of NCCL for tests on machines without a GPU: a libnccl.so.2 whose communicators are Unix sockets,
  * over the fake driver of tests/fake_cuda. It enforces the rules that callers of NCCL must obey:
  * communicators are non-blocking, operations run in the order of a stream and are matched by order alone,

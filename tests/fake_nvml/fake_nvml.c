@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A FAKE of NVML with the few functions that the plug-in "cuda" calls: a libnvidia-ml.so.1 over the fake
  * driver in the same folder. It knows this process only. Environment: FAKE_NVML_INIT (0: the result of
  * nvmlInit), FAKE_NVML_PROCESSES (1; 0: it does not find this process by its number).

@@ -1,6 +1,8 @@
-/* fault_matrix [--rounds N] [--cell TEXT] [--sample] [--jobs N] [--seed N] [--list]: runs the cells of the fault matrix whose name
- * contains TEXT, each in a process of its own, N rounds each; with --sample one place for each event and step, by the seed. --jobs: so many
- * at a time, or twice as many of those that wait most of the time. One line per cell; exit status 1 if one failed.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* fault_matrix [--rounds N] [--cell TEXT] [--sample] [--jobs N] [--seed N] [--list]: runs the cells of the fault matrix
+ * whose name contains TEXT, each in a process of its own, N rounds each; with --sample one place for each event and step, by
+ * the seed. --jobs: so many at a time, or twice as many of those that wait most of the time. One line per cell; exit status
+ * 1 if one failed.
  */
 #include <getopt.h>
 #include <stdio.h>

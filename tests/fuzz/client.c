@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A whole daemon against its clients: two of them say what the input says, with fds; what they were given they can name.
  *
  *   | type 6, known 1, who 1 | fds 6, request flags 1, close first 1 | bytes 14, again 1, padded 1 | message | next ...
@@ -7,8 +8,8 @@
  *
  * The daemon must answer everything or close, and hold nothing when both are gone.
  */
-#include "daemon/rpc/rpc.h"
 #include "tests/fuzz/harness/client.h"
+#include "daemon/rpc/rpc.h"
 #include "tests/fuzz/harness/daemon.h"
 
 #define MOST_REQUESTS 24

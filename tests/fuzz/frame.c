@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* proto/frame: a stream cut anywhere gives the frames that it gives in one piece, from memory and from a socket with fds.
  *
  *   | limit 2 | cuts: n, then n bytes | the stream |

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl's reader of npy headers. What it takes lies inside the file, and what it writes of that it reads again.
  *
  *   | bytes of data 3 | everything in front of them |

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the daemon is told: its configuration file, its flags (a line each), the nodes file.
  *
  *   | which 1 | text |

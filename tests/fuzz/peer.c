@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A whole daemon between a client and a peer that has the key. The peer says what the input says: as owner of what the client
  * fetches, as reader of what the client put, as caller; what it was asked it can name.
  *

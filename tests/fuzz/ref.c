@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Refs in their three shapes: text, bytes, message. What is read is written and read again as the same.
  *
  *   | shape 1 | it |

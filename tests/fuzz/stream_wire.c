@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backends/stream: what a peer's offer may say, and the first bytes, headers and trailers of whoever connects.
  *
  *   | which 1 | it |

@@ -1,5 +1,6 @@
-/* What tests and figures of GPU memory between two daemons begin and end with: on FAKES (tests/fake_cuda, tests/fake_nccl), or with RDT_TEST_GPU
- * set on the machine's own GPUs. Included where needed; static, since it is linked with librdt-cuda.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What tests and figures of GPU memory between two daemons begin and end with: on FAKES (tests/fake_cuda, tests/fake_nccl),
+ * or with RDT_TEST_GPU set on the machine's own GPUs. Included where needed; static, since it is linked with librdt-cuda.
  */
 #ifndef TESTS_GPU_NODES_FIXTURE_H
 #define TESTS_GPU_NODES_FIXTURE_H
@@ -26,7 +27,8 @@ static struct cluster c;
 static rdt *conn[2];
 static rdt_cuda *gpu[2];
 
-/* slow: what each copy on the owner's fake GPUs takes at least, "FAKE_CUDA_COPY_US=..."; NULL: nothing. flags: of both daemons. */
+/* slow: what each copy on the owner's fake GPUs takes at least, "FAKE_CUDA_COPY_US=..."; NULL: nothing. flags: of both
+ * daemons. */
 static void begin_with(bool nccl, const char *slow, const char *const *flags)
 {
     static const char *env[2][4];
@@ -177,7 +179,8 @@ static enum rdt_status form(const char *readers, struct rdt_error *err)
 /* What a daemon warns of when NCCL refuses. */
 static const char *const refused[] = {"taken down", "is down: ", NULL};
 
-/* false: this machine's NCCL refuses two ranks on one GPU, and the test is skipped with what NCCL said. Anything else must go well. */
+/* false: this machine's NCCL refuses two ranks on one GPU, and the test is skipped with what NCCL said. Anything else must
+ * go well. */
 UNUSED static bool form_or_skip(const char *readers)
 {
     struct rdt_error why = {0};

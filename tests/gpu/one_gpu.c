@@ -1,6 +1,7 @@
-/* What one GPU is enough for: NCCL's own send and receive to the same rank, by the functions and in the way that the plug-in uses them, and two
- * daemons on one GPU, where the NCCL at hand allows that. On FAKES, which say nothing about NCCL or a GPU; with RDT_TEST_GPU set (make test-gpu)
- * on the machine's own.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What one GPU is enough for: NCCL's own send and receive to the same rank, by the functions and in the way that the plug-in
+ * uses them, and two daemons on one GPU, where the NCCL at hand allows that. On FAKES, which say nothing about NCCL or a
+ * GPU; with RDT_TEST_GPU set (make test-gpu) on the machine's own.
  *
  * The leak checker of gcc 12: see cuda_nodes.c.
  * lsan: use_tls=0
@@ -73,7 +74,8 @@ Test(one_gpu, nccl_sends_to_itself_and_receives_in_one_group_call)
     for (unsigned i = 0; i < TENSORS; i++) {
         int sent = api->ncclSend(from[i], bytes[i], NCCL_BYTES, 0, comm, stream);
         int received = api->ncclRecv(to[i], bytes[i], NCCL_BYTES, 0, comm, stream);
-        must_say((sent == NCCL_SUCCESS || sent == NCCL_IN_PROGRESS) && (received == NCCL_SUCCESS || received == NCCL_IN_PROGRESS),
+        must_say((sent == NCCL_SUCCESS || sent == NCCL_IN_PROGRESS) &&
+                     (received == NCCL_SUCCESS || received == NCCL_IN_PROGRESS),
                  "tensor %u: %d, %d", i, sent, received);
     }
     await_nccl(comm, api->ncclGroupEnd(), "ncclGroupEnd");

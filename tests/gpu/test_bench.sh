@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The figures of GPU memory run to their end on the FAKES, with every row, and say that they mean nothing there.
 # variant: release
 set -uo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # PyTorch's tensors on a GPU: torch_tensors.py, with torch's ordinary memory and with its expandable segments. Skipped (77) where there is no
 # torch that uses a GPU, or the package was built for another Python; the last line says which.
 # variant: release

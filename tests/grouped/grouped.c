@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "grouped": the connections of the test transport, which exist only within groups. It has
  * the faults of the test transport, and two more: a group that cannot be connected, and one that never
  * becomes connected.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The table of "loopback": connections between any two nodes. */
 #include "tests/loopback/loopback.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The faults: reads them from the configuration and the fault file. */
 #include <errno.h>
 #include <stdio.h>

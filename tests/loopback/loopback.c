@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The plug-in's thread, its connections and operations. See loopback.h; faults.c has what can go wrong on demand. */
 #include <errno.h>
 #include <poll.h>

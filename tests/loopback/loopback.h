@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "loopback": a tool for tests that moves bytes between daemons of one machine and misbehaves
  * on demand.
  *

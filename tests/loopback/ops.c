@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Operations: when they start, how they end, and what goes wrong with them. */
 #include <stdlib.h>
 #include <string.h>

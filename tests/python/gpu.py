@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPU memory in Python, on a FAKE driver (tests/fake_cuda), whose device memory the processor cannot touch.
 The tests show which calls are made in which order, and how long things live; they show nothing about a GPU.
 Small classes stand for the tensors of foreign libraries."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups of actors on two nodes: create, fetch, broadcast, destroy."""
 import asyncio
 import sys

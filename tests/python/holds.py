@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refs that hold their objects: unpickled in this process, in others, on other nodes, or before there is a
 connection; and what ends their holds."""
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls that describe: who holds an object; the daemon's objects, names, nodes and state."""
 import json
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lifetimes of holds, views and sessions; processes that fork, are killed, or lose their daemon; nodes;
 threads; event loops."""
 import asyncio

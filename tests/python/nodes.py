@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts real daemons for the tests of the Python package, each in a folder of its own below $TMPDIR, and
 ends them with the test."""
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ray_own.py SOURCE OUT: runs Ray's own tests of its transports, from a checkout of Ray, over rdtd. Prints
 what it changes in them, and writes that and pytest's output to OUT. Needs ray, torch, tensordict, pytest and
 pytest-timeout; `make test-ray-own RAY_SOURCE=PATH` installs them."""

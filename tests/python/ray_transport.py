@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ray over rdtd, on a real Ray cluster of this machine: values, lifetimes, and faults. Needs ray, torch and
 numpy."""
 import gc

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the tests of the Python package against real daemons; those of GPU memory use a fake driver.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1

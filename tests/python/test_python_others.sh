@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds the package as a wheel for other Pythons, without a network, and runs its tests in each. $RDT_PYTHONS lists the
 # programs, with blanks between them; each has pip, setuptools, wheel and numpy.
 # variant: release

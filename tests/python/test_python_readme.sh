@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs the README's Python programs word for word and compares what they print; installs the package with pip, if pip is
 # there.
 # variant: release

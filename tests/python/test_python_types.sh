@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Checks the package's types, and a program that uses them.
 # variant: release
 set -uo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Ray over rdtd, on real clusters of Ray on this machine. $RDT_RAY_PYTHON is a Python that has ray, torch and numpy; without
 # it the system's is tried.
 # variant: release

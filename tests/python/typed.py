@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program that uses the package, which a type checker must accept. It is never run."""
 from __future__ import annotations
 

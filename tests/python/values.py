@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values that are put come back equal: arrays, dtypes, strides, nested values, pickles. Values in daemon
 memory are not copied, nor are others where that is promised."""
 import array

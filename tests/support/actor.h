@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Actors: children of the test that act as users of the daemon. A function runs in a fork of its own and ends with its result;
  * test and actor step each other by messages, never by time. Every actor dies with its test.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/backend_host.h"
 
 #include <dirent.h>
@@ -349,8 +350,13 @@ enum rdt_status host_group_create(struct backend_host *host, struct host_group *
                                   struct rdt_error *err)
 {
     struct rdt_group_member members[HOST_GROUP_MAX];
-    struct rdt_group_desc desc = {
-        .struct_size = sizeof desc, .name = "checked", .epoch = 1, .rank = rank, .size = size, .members = members, .token = {7}};
+    struct rdt_group_desc desc = {.struct_size = sizeof desc,
+                                  .name = "checked",
+                                  .epoch = 1,
+                                  .rank = rank,
+                                  .size = size,
+                                  .members = members,
+                                  .token = {7}};
 
     memset(group, 0, sizeof *group);
     group->host = host;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A host for one transport plug-in, small enough for a test: it loads the .so, opens an instance, and lets a test
  * wait for what the plug-in reports. Everything that takes time has a deadline; no function fails a test itself.
  */
@@ -25,8 +26,8 @@ struct backend_host {
     void *transport;
     const struct config_pair *config; /* borrowed until close */
     bool opening;
-    unsigned n_errors; /* lines logged as error */
-    unsigned n_lines;  /* lines logged as error, warn or info while it was open */
+    unsigned n_errors;       /* lines logged as error */
+    unsigned n_lines;        /* lines logged as error, warn or info while it was open */
     unsigned n_closed_twice; /* connections: conn_closed came again */
 };
 

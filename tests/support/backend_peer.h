@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The other node of a transport test: a process of its own that holds one connection and does what it is told. It is
  * the test's program once more, told by its environment to be a peer instead.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/check.h"
 
 #include <criterion/criterion.h>

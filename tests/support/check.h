@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What every test of real processes needs: failing from the test's process and from its actors alike, deadlines that grow under
  * sanitizers, waiting for a state that has no event, patterns, and buffers with margins.
  */
@@ -64,8 +65,8 @@ int64_t patience(int64_t ns);
 
 #define LONG (patience(20 * SEC)) /* nothing healthy takes so long */
 
-/* Until the condition holds: looks again and again, with short pauses; fails after `ns`, which it makes longer itself. For states
- * that have no event to wait for. */
+/* Until the condition holds: looks again and again, with short pauses; fails after `ns`, which it makes longer itself. For
+ * states that have no event to wait for. */
 void wait_pause(unsigned *round);
 #define wait_until(ns, condition)                         \
     do {                                                  \
@@ -102,7 +103,8 @@ size_t rss_of(int pid);
 /* The inode of the file that is mapped at the address; 0: none is. */
 unsigned long inode_at(const void *addr);
 
-/* ns from now for things that must have ended by then, e.g. "after its deadline, but not much": fails if `since` is longer ago. */
+/* ns from now for things that must have ended by then, e.g. "after its deadline, but not much": fails if `since` is longer
+ * ago. */
 #define must_be_within(since, ns) \
     must_say(now_ns() - (since) <= patience(ns), "took %lld ms", (long long)((now_ns() - (since)) / MSEC))
 

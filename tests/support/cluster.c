@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/cluster.h"
 
 #include <stdio.h>
@@ -121,8 +122,8 @@ static void introduce(struct cluster *cluster, unsigned i, unsigned j)
     rdt_close(conn);
 }
 
-/* What a fault broke may break once more before all is well: a link that both ends dial, a connection for what it carried before (with a
- * warning, which the test has to expect). */
+/* What a fault broke may break once more before all is well: a link that both ends dial, a connection for what it carried
+ * before (with a warning, which the test has to expect). */
 static bool comes_back(enum rdt_status status)
 {
     return status == RDT_TRANSPORT || status == RDT_PEER_LOST || status == RDT_NO_PATH;
@@ -140,8 +141,7 @@ static void warm_up(struct cluster *cluster, unsigned i, unsigned j, const char 
 
     options.transport = transport;
     options.timeout_ns = LONG;
-    wait_until(20 * SEC,
-               !comes_back(status = rdt_fetch(reader, &ref, 1, &options, &object, &err)) || !cluster->met);
+    wait_until(20 * SEC, !comes_back(status = rdt_fetch(reader, &ref, 1, &options, &object, &err)) || !cluster->met);
     must_say(status == RDT_OK, "%s from %s: %s", transport, cluster->node[i].name, err.msg);
     rdt_release(object);
     rdt_close(reader);
@@ -210,8 +210,9 @@ static bool loses_links(const char *const *declared)
 
 void cluster_end(struct cluster *cluster, const char *const *declared)
 {
-    static const char *const ends[] = {"is down: ",     "is lost: ", "refused", "taken down and rebuilt: ",
-                                       "shutting down", "closed the connection", "broke: ", NULL};
+    static const char *const ends[] = {
+        "is down: ", "is lost: ", "refused", "taken down and rebuilt: ", "shutting down", "closed the connection",
+        "broke: ",   NULL};
     /* Who dials a node in the moment of its end may have been accepted. */
     static const char *const dialled[] = {"refused", "closed the connection", "broke: ", NULL};
 

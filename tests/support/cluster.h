@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A few daemons that know each other: on cables of their own, or on 127.0.0.1. Knows when they have met and when
  * nothing is left between them. Lists of the daemons as plain structs.
  *

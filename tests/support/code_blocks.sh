@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 # Sourced by the tests of the manual: takes the code blocks out of a page and runs them. Every block says in the line before it what
 # it is: `; KIND` in a page's source, `<!-- KIND -->` in Markdown. The kinds:

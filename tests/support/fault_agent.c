@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/fault_agent.h"
 
 #include <signal.h>
@@ -131,8 +132,8 @@ static void put(struct self *self, const struct agent_order *order, struct actor
 }
 
 /* Large pieces first, then what is left beside them. */
-/* By halves. Where more than two of a size are had, somebody gave memory back meanwhile: that is taken in large pieces again, or there would
- * be thousands of small ones. */
+/* By halves. Where more than two of a size are had, somebody gave memory back meanwhile: that is taken in large pieces
+ * again, or there would be thousands of small ones. */
 static void hoard(struct self *self, struct agent_report *report, struct rdt_error *err)
 {
     unsigned had = 0;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The cells of the fault matrix: which there are, their names, and what a call may answer in each. */
 #include "tests/support/fault_matrix.h"
 

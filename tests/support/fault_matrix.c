@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/fault_matrix.h"
 
 #include <signal.h>
@@ -6,8 +7,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "tests/support/fakes/badcable.h"
 #include "tests/support/cluster.h"
+#include "tests/support/fakes/badcable.h"
 #include "tests/support/fault_agent.h"
 #include "tests/support/raw.h"
 
@@ -16,7 +17,8 @@
 
 static const char *const expected_warnings[] = {
     "is down: ", "is lost: ", "taken down and rebuilt: ", "refused",   "connection from", "not connected",  "shutting down",
-    "reset",     "timed out", "no TLS handshake",         "no answer", "unreachable",     "the frame has ", "no connection to", NULL};
+    "reset",     "timed out", "no TLS handshake",         "no answer", "unreachable",     "the frame has ", "no connection to",
+    NULL};
 
 /* ---- a round ---- */
 
@@ -76,7 +78,8 @@ static void begin(struct scene *scene)
     if (cell->place == FAULT_ORDERED)
         flags[n++] = "--set=loopback.ordered=yes";
     if (fault_hits_memory(cell->event)) {
-        (void)snprintf(memory, sizeof memory, "--%s=96MiB", cell->event == FAULT_NO_MEMORY ? "memory-limit" : "owner-max-bytes");
+        (void)snprintf(memory, sizeof memory, "--%s=96MiB",
+                       cell->event == FAULT_NO_MEMORY ? "memory-limit" : "owner-max-bytes");
         flags[n++] = memory;
     }
     scene->far = cell->place == FAULT_SAME ? 0 : 1;
@@ -174,7 +177,8 @@ static void hoard(struct scene *scene)
 
     agent_order(&scene->hoarder, &(struct agent_order){.verb = AGENT_HOARD});
     agent_report(&scene->hoarder, &report); /* LIMIT of either: others wait for room already */
-    must_say(report.status[0] == RDT_LIMIT || (report.status[0] == RDT_NO_MEMORY && scene->cell->event == FAULT_NO_MEMORY), "the hoarder: %s: %s", rdt_status_name(report.status[0]), report.msg[0]);
+    must_say(report.status[0] == RDT_LIMIT || (report.status[0] == RDT_NO_MEMORY && scene->cell->event == FAULT_NO_MEMORY),
+             "the hoarder: %s: %s", rdt_status_name(report.status[0]), report.msg[0]);
 }
 
 static void give_back(struct scene *scene)

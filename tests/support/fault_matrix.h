@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The fault matrix: what happens (event) x at which step of which call x where the object lies and how its bytes travel. A cell is one
  * of each; a round of a cell brings real daemons and real processes to the step, strikes at a moment that differs from round to
  * round, and then checks that
@@ -72,8 +73,8 @@ struct fault_cell {
 
 /* Combinations that mean something. */
 bool fault_cell_exists(const struct fault_cell *cell);
-bool fault_cell_needs_root(const struct fault_cell *cell);            /* network namespaces */
-bool fault_cell_waits(const struct fault_cell *cell);                 /* most of the time, for somebody's silence to be noticed */
+bool fault_cell_needs_root(const struct fault_cell *cell); /* network namespaces */
+bool fault_cell_waits(const struct fault_cell *cell);      /* most of the time, for somebody's silence to be noticed */
 void fault_cell_name(const struct fault_cell *cell, char name_p[96]); /* "owners-node-killed/fetch-moving/ucx" */
 
 /* What an event strikes; the cells that have it need namespaces on a cable, or on a bad one (badcable.h). */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See gpu.h. Types and numbers are those of the driver's ABI, which does not change. */
 #include "tests/support/gpu.h"
 
@@ -46,12 +47,12 @@ static int call_failed(const char *name, int result)
 }
 
 /* CALL("cuMemAlloc_v2", (device_ptr *, size_t), (&addr, bytes)) */
-#define RAW(name, types, arguments) (((int(*) types)symbol(name)) arguments)
-#define CALL(name, types, arguments)                \
-    do {                                            \
+#define RAW(name, types, arguments) (((int(*) types)symbol(name))arguments)
+#define CALL(name, types, arguments)                   \
+    do {                                               \
         int call_result = RAW(name, types, arguments); \
-        if (call_result != 0)                       \
-            (void)call_failed(name, call_result);   \
+        if (call_result != 0)                          \
+            (void)call_failed(name, call_result);      \
     } while (0)
 
 static void *symbol(const char *name)
@@ -105,8 +106,8 @@ const char *gpu_uuid(unsigned gpu)
     CALL("cuDeviceGetUuid_v2", (unsigned char *, int), (bytes, device));
     memcpy(text[gpu], "GPU-", used);
     for (unsigned i = 0; i < 16; i++)
-        used += (size_t)snprintf(text[gpu] + used, sizeof text[gpu] - used, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
-                                 bytes[i]);
+        used += (size_t)snprintf(text[gpu] + used, sizeof text[gpu] - used, "%s%02x",
+                                 i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
     return text[gpu];
 }
 
@@ -146,7 +147,8 @@ void *gpu_alloc_chunks(size_t chunk_bytes, unsigned n, bool exportable)
     struct access_desc desc = {{1, (int)in_use}, 3};
     device_ptr addr = 0;
 
-    CALL("cuMemAddressReserve", (device_ptr *, size_t, size_t, device_ptr, unsigned long long), (&addr, chunk_bytes * n, 0, 0, 0));
+    CALL("cuMemAddressReserve", (device_ptr *, size_t, size_t, device_ptr, unsigned long long),
+         (&addr, chunk_bytes * n, 0, 0, 0));
     for (unsigned i = 0; i < n; i++) {
         unsigned long long handle;
         CALL("cuMemCreate", (unsigned long long *, size_t, const struct allocation_prop *, unsigned long long),

@@ -1,5 +1,7 @@
-/* The little of NVIDIA's driver that a test needs itself, by dlsym: the fake's if fake_gpu_load came before, else the machine's. A call that
- * the driver refuses fails the test. Memory is addresses of the device: only gpu_write and gpu_read touch it.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The little of NVIDIA's driver that a test needs itself, by dlsym: the fake's if fake_gpu_load came before, else the
+ * machine's. A call that the driver refuses fails the test. Memory is addresses of the device: only gpu_write and gpu_read
+ * touch it.
  */
 #ifndef TESTS_SUPPORT_GPU_H
 #define TESTS_SUPPORT_GPU_H
@@ -8,12 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-bool gpu_is_real(void); /* RDT_TEST_GPU is set: the machine's own, not the fakes */
+bool gpu_is_real(void);             /* RDT_TEST_GPU is set: the machine's own, not the fakes */
 bool gpu_there(const char **why_p); /* false: no driver, or no GPU */
 unsigned gpu_count(void);
 const char *gpu_uuid(unsigned gpu); /* static storage */
 
-void gpu_use(unsigned gpu); /* makes its primary context this thread's */
+void gpu_use(unsigned gpu);  /* makes its primary context this thread's */
 size_t gpu_free_bytes(void); /* of the one in use */
 
 void *gpu_alloc(size_t bytes); /* cuMemAlloc: can be shared by a legacy handle only */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See group_world.h. */
 #include "tests/support/group_world.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/memory_group.h"
 
 #include <criterion/criterion.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See peer_world.h. */
 #include "tests/support/peer_world.h"
 
@@ -144,8 +145,12 @@ static bool may_forget(void *arg, struct peer *peer)
 
 void world_start(struct world_node *node)
 {
-    const struct peers_callbacks callbacks = {.arg = node, .fill_hello = fill_hello, .on_up = on_up, .on_down = on_down,
-                                              .on_frame = on_frame, .may_forget = may_forget,
+    const struct peers_callbacks callbacks = {.arg = node,
+                                              .fill_hello = fill_hello,
+                                              .on_up = on_up,
+                                              .on_down = on_down,
+                                              .on_frame = on_frame,
+                                              .may_forget = may_forget,
                                               .owner_work = node->owner_work};
     static unsigned boots;
     struct rdt_error err = {0};

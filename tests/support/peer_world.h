@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A few struct peers in one process, each with a loop of its own that the test turns: so that one can stand still while
  * others go on, and a cable between two can be cut. */
 #ifndef TESTS_SUPPORT_PEER_WORLD_H
@@ -22,7 +23,7 @@ struct world_node {
     char listen[65];
     struct peers *peers; /* NULL: not running */
     struct owner_work *owner_work;
-    bool frozen;         /* its loop does not turn */
+    bool frozen; /* its loop does not turn */
 
     /* What its callbacks saw. */
     unsigned n_up, n_down, n_failed, n_boot_changed, n_frames;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Programs that run to their end: what they print and how they end. */
 #ifndef TESTS_SUPPORT_PROGRAM_H
 #define TESTS_SUPPORT_PROGRAM_H
@@ -13,8 +14,8 @@ struct program {
     int status;      /* exit status, or 128 + the signal */
 };
 
-/* argv[0] is below the build folder ("rdtctl"), or a path; NULL at the end. The environment: the test's, and `env` ("NAME=VALUE" ...,
- * NULL at the end, or NULL). Dies with the test. */
+/* argv[0] is below the build folder ("rdtctl"), or a path; NULL at the end. The environment: the test's, and `env`
+ * ("NAME=VALUE" ..., NULL at the end, or NULL). Dies with the test. */
 void program_start(struct program *program, const char *const *argv, const char *const *env);
 void program_wait(struct program *program); /* fails the test after LONG */
 void program_free(struct program *program);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A client of rdtd that is not librdt: it says what the test wants it to say, byte by byte if need be. Waits at most LONG. */
 #ifndef TESTS_SUPPORT_RAW_H
 #define TESTS_SUPPORT_RAW_H

@@ -1,5 +1,6 @@
-/* Real daemons for tests: a node is one rdtd process with a folder of its own below $TMPDIR (socket, state, log), which dies with
- * the test. Readiness comes through NOTIFY_SOCKET. A test of a node ends with node_end.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Real daemons for tests: a node is one rdtd process with a folder of its own below $TMPDIR (socket, state, log), which dies
+ * with the test. Readiness comes through NOTIFY_SOCKET. A test of a node ends with node_end.
  *
  *     struct test_node node;
  *     node_start(&node, &(struct node_options){.log = "debug"});      ...      node_end(&node, NULL);
@@ -16,10 +17,10 @@
 #include "tests/support/check.h"
 
 struct node_options {
-    const char *name;   /* of its folder and in messages; NULL: "node" */
-    int netns;          /* fd of the network namespace it runs in; 0: the test's */
+    const char *name;         /* of its folder and in messages; NULL: "node" */
+    int netns;                /* fd of the network namespace it runs in; 0: the test's */
     const char *memory_group; /* folder of the control group it runs in (memory_group.h); NULL: the test's */
-    const char *listen; /* "127.0.0.1:0"; NULL: no peer link */
+    const char *listen;       /* "127.0.0.1:0"; NULL: no peer link */
     const char *advertise;
     const char *key;   /* text of the key file; NULL: TEST_KEY if it listens or has nodes */
     const char *nodes; /* text of the nodes file; NULL: none. node_write_nodes writes it anew */
@@ -55,8 +56,9 @@ struct test_node {
 /* What STATUS answers. Its own connection is not counted. */
 struct node_status {
     char state[16];
-    uint64_t objects, regions, memory_bytes, memory_limit_bytes, pool_bytes, pool_hits, cached_bytes, cache_hits, orphaned_bytes, transfers_done,
-        transfers_failed, transfers_cancelled, transfers_timed_out, bytes_in, bytes_out, bytes_local, joined, fell_back, copies, replica_bytes, from_copies, redirected, busy_polls, busy_polls_missed;
+    uint64_t objects, regions, memory_bytes, memory_limit_bytes, pool_bytes, pool_hits, cached_bytes, cache_hits,
+        orphaned_bytes, transfers_done, transfers_failed, transfers_cancelled, transfers_timed_out, bytes_in, bytes_out,
+        bytes_local, joined, fell_back, copies, replica_bytes, from_copies, redirected, busy_polls, busy_polls_missed;
     unsigned clients, transfers_active, peers_up, peers_known;
 };
 

@@ -1,5 +1,6 @@
-/* A peer that has the key and says what it is told to, true or not: for tests of what a daemon believes. What goes wrong with it
- * itself aborts: it serves fuzz targets too. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A peer that has the key and says what it is told to, true or not: for tests of what a daemon believes. What goes wrong
+ * with it itself aborts: it serves fuzz targets too. */
 #ifndef TESTS_SUPPORT_INSIDER_H
 #define TESTS_SUPPORT_INSIDER_H
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/tensors.h"
 
 #include <string.h>
@@ -163,7 +164,8 @@ void must_lie(const rdt_object *object, size_t i, const char *memory, const char
     const char *in, *on;
 
     must_ok(rdt_object_place(object, i, &in, &on, &err));
-    must_say(strcmp(in, memory) == 0 && strcmp(on, device) == 0, "tensor %zu lies in %s %s, not in %s %s", i, in, on, memory, device);
+    must_say(strcmp(in, memory) == 0 && strcmp(on, device) == 0, "tensor %zu lies in %s %s, not in %s %s", i, in, on, memory,
+             device);
 }
 
 struct rdt_object_info info_of(const rdt_object *object)

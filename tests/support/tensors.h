@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors for tests: made in a line, compared element by element by the definition, without the code that is tested. */
 #ifndef TESTS_SUPPORT_TENSORS_H
 #define TESTS_SUPPORT_TENSORS_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """rdtd: put, fetch, wait for and free tensors through the rdtd of this node.
 
     import numpy, rdtd

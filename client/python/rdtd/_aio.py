@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests in event loops: every loop that waits for a request watches the connection's descriptor.
 
 Whichever loop wakes up reads the answers and completes the futures of all loops. A thread that waits without

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """numpy and torch: which of their types are tensors for rdtd, and how the daemon's memory becomes their
 arrays.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connection: the API of rdtd for Python programs."""
 from __future__ import annotations
 

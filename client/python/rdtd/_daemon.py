@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts a daemon for this node on demand, if the user asked for it.
 
 $RDT_START_DAEMON asks for it: its value is a list of rdtd flags, or "1" for none. Such a daemon exits when it

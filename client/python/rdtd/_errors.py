@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exceptions: one for each status of rdt_status.h. Each also derives from the built-in exception for such a
 failure."""
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch tensors in the daemon's GPU memory: the pools behind `Connection.torch_pool`."""
 from __future__ import annotations
 

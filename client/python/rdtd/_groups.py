@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups of actors on several nodes, for transports that move bytes only within a group (NCCL, Gloo)."""
 from __future__ import annotations
 

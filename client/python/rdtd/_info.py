@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the daemon knows: objects and who holds them, published names, nodes, and the daemon itself."""
 from __future__ import annotations
 

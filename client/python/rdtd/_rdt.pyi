@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Types of the extension module over librdt (see src/rdtpy.h). Users call the package instead."""
 from typing import Any, Optional, Sequence, TypeVar
 

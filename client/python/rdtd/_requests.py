@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Refs, requests, and what a fetch brought."""
 from __future__ import annotations
 

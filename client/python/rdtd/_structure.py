@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Encodes nested values as objects: their tensors become the object's tensors, and the rest becomes its
 metadata.
 

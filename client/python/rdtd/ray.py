@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ray Direct Transport over rdtd: `tensor_transport="rdtd"` for torch tensors, `"rdtd_numpy"` for numpy
 arrays.
 

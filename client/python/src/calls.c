@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Conn's calls with one answer. */
 #include "rdtpy.h"
 
@@ -22,14 +23,10 @@ static PyObject *node(PyObject *self, PyObject *ignored)
     conn_leave(conn);
     if (status != RDT_OK)
         return raise_error(&err);
-    return Py_BuildValue("{s:y#,s:y#,s:s,s:s,s:K,s:I,s:s}",
-                         "node", info.node, (Py_ssize_t)sizeof info.node,
-                         "boot_id", info.boot_id, (Py_ssize_t)sizeof info.boot_id,
-                         "address", info.address,
-                         "daemon_version", info.daemon_version,
-                         "session", (unsigned long long)info.session,
-                         "uid", (unsigned)info.uid,
-                         "tenant", info.tenant);
+    return Py_BuildValue("{s:y#,s:y#,s:s,s:s,s:K,s:I,s:s}", "node", info.node, (Py_ssize_t)sizeof info.node, "boot_id",
+                         info.boot_id, (Py_ssize_t)sizeof info.boot_id, "address", info.address, "daemon_version",
+                         info.daemon_version, "session", (unsigned long long)info.session, "uid", (unsigned)info.uid, "tenant",
+                         info.tenant);
 }
 
 static PyObject *ping(PyObject *self, PyObject *timeout)
@@ -110,21 +107,14 @@ static PyObject *start(PyObject *self, PyObject *args)
     }
     if (!conn_enter(conn))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    if (what == 0)
-        status = rdt_wait_put_start(conn->rdt, &value, timeout_ns, &request, &err);
-    else if (what == 1)
-        status = rdt_wait_freed_start(conn->rdt, &value, timeout_ns, &request, &err);
-    else if (what == 3 || what == 4)
-        status = hold(conn->rdt, &value, what == 4, timeout_ns, (int64_t)(patience * 1e9), &request, &err);
-    else
-        status = rdt_wait_freed_range_start(conn->rdt, (const void *)(uintptr_t)address, (size_t)bytes, timeout_ns, &request,
-                                            &err);
-    Py_END_ALLOW_THREADS
-    if (status == RDT_OK)
-        made = request_new(conn, request);
-    else
-        (void)raise_error(&err);
+    Py_BEGIN_ALLOW_THREADS if (what == 0) status = rdt_wait_put_start(conn->rdt, &value, timeout_ns, &request, &err);
+    else if (what == 1) status = rdt_wait_freed_start(conn->rdt, &value, timeout_ns, &request, &err);
+    else if (what == 3 || what == 4) status =
+        hold(conn->rdt, &value, what == 4, timeout_ns, (int64_t)(patience * 1e9), &request, &err);
+    else status =
+        rdt_wait_freed_range_start(conn->rdt, (const void *)(uintptr_t)address, (size_t)bytes, timeout_ns, &request, &err);
+    Py_END_ALLOW_THREADS if (status == RDT_OK) made = request_new(conn, request);
+    else(void) raise_error(&err);
     if (made && conn->closed)
         rdt_cancel(request);
     conn_leave(conn);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A connection. close() ends it for callers at once. The session itself ends when no view of its memory is left and no thread
  * is inside a call, because rdt_close unmaps the memory below those views. */
 #include "rdtpy.h"
@@ -41,13 +42,10 @@ static void settle(struct conn *conn)
         link_remove(&request->link);
         request->request = NULL;
         request->targets = NULL;
-        Py_BEGIN_ALLOW_THREADS
-        rdt_request_destroy(request_gone);
-        Py_END_ALLOW_THREADS
-        borrowed_set_free(targets);
+        Py_BEGIN_ALLOW_THREADS rdt_request_destroy(request_gone);
+        Py_END_ALLOW_THREADS borrowed_set_free(targets);
     }
-    Py_BEGIN_ALLOW_THREADS
-    gpu_close(conn);
+    Py_BEGIN_ALLOW_THREADS gpu_close(conn);
     rdt_close(gone);
     Py_END_ALLOW_THREADS
 }
@@ -169,10 +167,8 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     link_init(&conn->holds);
     link_init(&conn->retained);
     link_init(&conn->memories);
-    Py_BEGIN_ALLOW_THREADS
-    status = rdt_connect(&options, &conn->rdt, &err);
-    Py_END_ALLOW_THREADS
-    Py_XDECREF(socket_bytes);
+    Py_BEGIN_ALLOW_THREADS status = rdt_connect(&options, &conn->rdt, &err);
+    Py_END_ALLOW_THREADS Py_XDECREF(socket_bytes);
     if (status != RDT_OK) {
         Py_DECREF(conn);
         return raise_error(&err);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Exports Tensors as DLPack capsules. The consumer calls the deleter, on any thread, to release the Tensor. */
 #include "rdtpy.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Borrows tensors of any library as struct rdt_tensor: by the buffer protocol, from torch, by DLPack, and numpy dtypes
  * without a buffer. Nothing is copied. A borrowed_set keeps the borrowed memory alive. */
 #include <string.h>
@@ -51,12 +52,12 @@ static const struct {
     enum rdt_dtype dtype;
     uint8_t code, bits;
 } dlpack_codes[] = {
-    {RDT_BOOL, DL_BOOL, 8},    {RDT_U8, DL_UINT, 8},       {RDT_I8, DL_INT, 8},       {RDT_U16, DL_UINT, 16},
-    {RDT_I16, DL_INT, 16},     {RDT_U32, DL_UINT, 32},     {RDT_I32, DL_INT, 32},     {RDT_U64, DL_UINT, 64},
-    {RDT_I64, DL_INT, 64},     {RDT_F16, DL_FLOAT, 16},    {RDT_BF16, DL_BFLOAT, 16}, {RDT_F32, DL_FLOAT, 32},
-    {RDT_F64, DL_FLOAT, 64},   {RDT_C32, DL_COMPLEX, 32},  {RDT_C64, DL_COMPLEX, 64}, {RDT_C128, DL_COMPLEX, 128},
-    {RDT_F8_E3M4, 7, 8},       {RDT_F8_E4M3, 8, 8},        {RDT_F8_E4M3B11FNUZ, 9, 8}, {RDT_F8_E4M3FN, 10, 8},
-    {RDT_F8_E4M3FNUZ, 11, 8},  {RDT_F8_E5M2, 12, 8},       {RDT_F8_E5M2FNUZ, 13, 8},  {RDT_F8_E8M0FNU, 14, 8},
+    {RDT_BOOL, DL_BOOL, 8},   {RDT_U8, DL_UINT, 8},      {RDT_I8, DL_INT, 8},        {RDT_U16, DL_UINT, 16},
+    {RDT_I16, DL_INT, 16},    {RDT_U32, DL_UINT, 32},    {RDT_I32, DL_INT, 32},      {RDT_U64, DL_UINT, 64},
+    {RDT_I64, DL_INT, 64},    {RDT_F16, DL_FLOAT, 16},   {RDT_BF16, DL_BFLOAT, 16},  {RDT_F32, DL_FLOAT, 32},
+    {RDT_F64, DL_FLOAT, 64},  {RDT_C32, DL_COMPLEX, 32}, {RDT_C64, DL_COMPLEX, 64},  {RDT_C128, DL_COMPLEX, 128},
+    {RDT_F8_E3M4, 7, 8},      {RDT_F8_E4M3, 8, 8},       {RDT_F8_E4M3B11FNUZ, 9, 8}, {RDT_F8_E4M3FN, 10, 8},
+    {RDT_F8_E4M3FNUZ, 11, 8}, {RDT_F8_E5M2, 12, 8},      {RDT_F8_E5M2FNUZ, 13, 8},   {RDT_F8_E8M0FNU, 14, 8},
 };
 
 enum rdt_dtype dtype_of_dlpack(uint8_t code, uint8_t bits, uint16_t lanes)

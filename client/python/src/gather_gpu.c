@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Borrows tensors on GPUs, from torch, by DLPack and by __cuda_array_interface__, and finds the stream that still writes
  * them. Calls no CUDA. */
 #include <string.h>

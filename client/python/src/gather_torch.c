@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Borrows torch tensors. A torch with DLPack's C exchange interface describes a tensor in one C call, which takes a sixth of
  * the time of reading its attributes. Older torches, and tensors that the interface does not describe fully, are read by
  * their attributes. */
@@ -112,7 +113,9 @@ end:
 /* ---- the exchange interface of dlpack.h ---- */
 
 struct exchange {
-    struct { uint32_t major, minor; } version;
+    struct {
+        uint32_t major, minor;
+    } version;
     const struct exchange *older;
     void *allocate, *managed_from, *managed_to;
     int (*borrow)(void *object, struct dl_tensor *tensor_p); /* NULL: not provided. Shape and strides belong to the object */

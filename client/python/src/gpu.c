@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* GPU memory of a connection. librdt-cuda is part of this module if the module was built with cuda.h; without it every call
  * here fails with a message that says what to do. The NVIDIA driver is loaded by the first put or fetch of a GPU tensor,
  * never by importing or connecting. */
@@ -84,11 +85,8 @@ bool gpu_open(struct conn *conn)
         return true;
     if (!conn_enter(conn))
         return false;
-    Py_BEGIN_ALLOW_THREADS
-    status = rdt_cuda_open(conn->rdt, &cuda, &err);
-    Py_END_ALLOW_THREADS
-    if (status == RDT_OK)
-        conn->cuda = cuda;
+    Py_BEGIN_ALLOW_THREADS status = rdt_cuda_open(conn->rdt, &cuda, &err);
+    Py_END_ALLOW_THREADS if (status == RDT_OK) conn->cuda = cuda;
     else if (status == RDT_EXISTS && conn->cuda) /* another thread opened it first */
         status = RDT_OK;
     conn_leave(conn);
@@ -229,12 +227,9 @@ void gpu_take_back(struct borrowed_set *set)
     if (conn->rdt) {
         conn->calls++; /* keeps the session open during the call */
         Py_INCREF(conn);
-        Py_BEGIN_ALLOW_THREADS
-        for (size_t i = 0; i < set->count; i++)
-            if (set->offered[i])
-                (void)rdt_dealloc(conn->rdt, set->offered[i], NULL);
-        Py_END_ALLOW_THREADS
-        conn_leave(conn);
+        Py_BEGIN_ALLOW_THREADS for (size_t i = 0; i < set->count; i++) if (set->offered[i])(void)
+            rdt_dealloc(conn->rdt, set->offered[i], NULL);
+        Py_END_ALLOW_THREADS conn_leave(conn);
     }
     free(set->offered);
     set->offered = NULL;
@@ -274,12 +269,9 @@ PyObject *gpu_pool_info(PyObject *module, PyObject *ignored)
 
     (void)module, (void)ignored;
     rdt_cuda_pool_info(&info);
-    return Py_BuildValue("{s:n,s:n,s:n,s:i,s:s}",
-                         "blocks", (Py_ssize_t)info.blocks,
-                         "bytes", (Py_ssize_t)info.bytes,
-                         "failures", (Py_ssize_t)info.failures,
-                         "status", (int)info.last.status,
-                         "last", info.last.status ? info.last.msg : "");
+    return Py_BuildValue("{s:n,s:n,s:n,s:i,s:s}", "blocks", (Py_ssize_t)info.blocks, "bytes", (Py_ssize_t)info.bytes,
+                         "failures", (Py_ssize_t)info.failures, "status", (int)info.last.status, "last",
+                         info.last.status ? info.last.msg : "");
 }
 
 /* torch looks these symbols up by name: see torch.cuda.memory.CUDAPluggableAllocator. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Conn's calls about groups of nodes. */
 #include "rdtpy.h"
 

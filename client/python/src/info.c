@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Conn's calls that describe: an object and its holders, the lists of objects, names and nodes, and the daemon's state. */
 #include "rdtpy.h"
 
@@ -73,19 +74,11 @@ static PyObject *truth(bool value)
 
 static PyObject *stat_dict(const struct rdt_stat *stat)
 {
-    return Py_BuildValue("{s:N,s:s,s:K,s:n,s:n,s:I,s:I,s:I,s:d,s:O,s:O,s:d}",
-                         "ref", ref_new(&stat->ref, NULL),
-                         "state", stat->state,
-                         "bytes", (unsigned long long)stat->bytes,
-                         "tensors", (Py_ssize_t)stat->tensors,
-                         "metadata_bytes", (Py_ssize_t)stat->metadata_bytes,
-                         "holds", stat->holds,
-                         "pins", stat->pins,
-                         "waiters", stat->waiters,
-                         "age", seconds(stat->age_ns),
-                         "snapshot", truth(stat->snapshot),
-                         "detached", truth(stat->detached),
-                         "ttl_left", seconds(stat->ttl_left_ns));
+    return Py_BuildValue("{s:N,s:s,s:K,s:n,s:n,s:I,s:I,s:I,s:d,s:O,s:O,s:d}", "ref", ref_new(&stat->ref, NULL), "state",
+                         stat->state, "bytes", (unsigned long long)stat->bytes, "tensors", (Py_ssize_t)stat->tensors,
+                         "metadata_bytes", (Py_ssize_t)stat->metadata_bytes, "holds", stat->holds, "pins", stat->pins,
+                         "waiters", stat->waiters, "age", seconds(stat->age_ns), "snapshot", truth(stat->snapshot), "detached",
+                         truth(stat->detached), "ttl_left", seconds(stat->ttl_left_ns));
 }
 
 static bool add_holder(void *arg, const struct rdt_holder *holder)
@@ -94,18 +87,11 @@ static bool add_holder(void *arg, const struct rdt_holder *holder)
     PyObject *row;
 
     row_begin(rows);
-    row = Py_BuildValue("{s:s,s:I,s:K,s:O&,s:i,s:I,s:O&,s:s,s:s,s:K,s:O&}",
-                        "kind", holder->kind,
-                        "count", holder->count,
-                        "client", (unsigned long long)holder->client,
-                        "client_name", text, holder->client_name,
-                        "pid", (int)holder->pid,
-                        "uid", holder->uid,
-                        "node", text, holder->node,
-                        "node_uuid", holder->node_uuid,
-                        "name", holder->name,
-                        "version", (unsigned long long)holder->version,
-                        "sentence", text, holder->sentence);
+    row =
+        Py_BuildValue("{s:s,s:I,s:K,s:O&,s:i,s:I,s:O&,s:s,s:s,s:K,s:O&}", "kind", holder->kind, "count", holder->count,
+                      "client", (unsigned long long)holder->client, "client_name", text, holder->client_name, "pid",
+                      (int)holder->pid, "uid", holder->uid, "node", text, holder->node, "node_uuid", holder->node_uuid, "name",
+                      holder->name, "version", (unsigned long long)holder->version, "sentence", text, holder->sentence);
     return row_end(rows, row);
 }
 
@@ -143,12 +129,9 @@ static bool add_object(void *arg, const struct rdt_object_row *row)
 
     row_begin(rows);
     dict = stat_dict(&row->stat);
-    more = Py_BuildValue("{s:s,s:(Is),s:s,s:s,s:K}",
-                         "id", row->id,
-                         "owner", (unsigned)row->stat.ref.uid, row->stat.ref.tenant,
-                         "visible", visibility[row->visibility],
-                         "transport", row->transport,
-                         "producer", (unsigned long long)row->producer);
+    more = Py_BuildValue("{s:s,s:(Is),s:s,s:s,s:K}", "id", row->id, "owner", (unsigned)row->stat.ref.uid, row->stat.ref.tenant,
+                         "visible", visibility[row->visibility], "transport", row->transport, "producer",
+                         (unsigned long long)row->producer);
     if (!dict || !more || PyDict_Update(dict, more) < 0)
         Py_CLEAR(dict);
     Py_XDECREF(more);
@@ -181,17 +164,11 @@ static bool add_name(void *arg, const struct rdt_name_row *row)
         object = ref_new(&row->object, NULL);
     else
         Py_INCREF(object);
-    dict = Py_BuildValue("{s:s,s:K,s:N,s:K,s:I,s:(Is),s:s,s:d,s:K,s:d}",
-                         "name", row->name,
-                         "version", (unsigned long long)row->version,
-                         "object", object,
-                         "bytes", (unsigned long long)row->bytes,
-                         "waiters", row->waiters,
-                         "owner", row->uid, row->tenant,
-                         "visible", visibility[row->visibility],
-                         "age", seconds(row->age_ns),
-                         "lease", (unsigned long long)row->lease_client,
-                         "ttl_left", seconds(row->ttl_left_ns));
+    dict = Py_BuildValue("{s:s,s:K,s:N,s:K,s:I,s:(Is),s:s,s:d,s:K,s:d}", "name", row->name, "version",
+                         (unsigned long long)row->version, "object", object, "bytes", (unsigned long long)row->bytes, "waiters",
+                         row->waiters, "owner", row->uid, row->tenant, "visible", visibility[row->visibility], "age",
+                         seconds(row->age_ns), "lease", (unsigned long long)row->lease_client, "ttl_left",
+                         seconds(row->ttl_left_ns));
     return row_end(rows, dict);
 }
 
@@ -215,11 +192,8 @@ static PyObject *transport_list(const struct rdt_node_row *row)
 
     for (size_t i = 0; list && i < row->n_transports; i++) {
         const struct rdt_node_transport *from = &row->transports[i];
-        PyObject *one = Py_BuildValue("{s:O&,s:O,s:O&,s:O&}",
-                                      "name", text, from->name,
-                                      "usable", truth(from->usable),
-                                      "path", text, from->path,
-                                      "why", text, from->why);
+        PyObject *one = Py_BuildValue("{s:O&,s:O,s:O&,s:O&}", "name", text, from->name, "usable", truth(from->usable), "path",
+                                      text, from->path, "why", text, from->why);
 
         if (one)
             PyList_SET_ITEM(list, (Py_ssize_t)i, one);
@@ -235,23 +209,13 @@ static bool add_node(void *arg, const struct rdt_node_row *row)
     PyObject *dict;
 
     row_begin(rows);
-    dict = Py_BuildValue("{s:s,s:s,s:O&,s:O&,s:s,s:O&,s:d,s:d,s:d,s:I,s:I,s:K,s:K,s:K,s:O&,s:N}",
-                         "uuid", row->uuid,
-                         "boot_id", row->boot_id,
-                         "name", text, row->name,
-                         "address", text, row->address,
-                         "state", row->state,
-                         "version", text, row->version,
-                         "rtt", seconds(row->rtt_ns),
-                         "since", seconds(row->since_ns),
-                         "retry_in", seconds(row->retry_in_ns),
-                         "transfers_in", row->transfers_in,
-                         "transfers_out", row->transfers_out,
-                         "bytes_in", (unsigned long long)row->bytes_in,
-                         "bytes_out", (unsigned long long)row->bytes_out,
-                         "fell_back", (unsigned long long)row->fell_back,
-                         "last_error", text, row->last_error,
-                         "transports", transport_list(row));
+    dict = Py_BuildValue("{s:s,s:s,s:O&,s:O&,s:s,s:O&,s:d,s:d,s:d,s:I,s:I,s:K,s:K,s:K,s:O&,s:N}", "uuid", row->uuid, "boot_id",
+                         row->boot_id, "name", text, row->name, "address", text, row->address, "state", row->state, "version",
+                         text, row->version, "rtt", seconds(row->rtt_ns), "since", seconds(row->since_ns), "retry_in",
+                         seconds(row->retry_in_ns), "transfers_in", row->transfers_in, "transfers_out", row->transfers_out,
+                         "bytes_in", (unsigned long long)row->bytes_in, "bytes_out", (unsigned long long)row->bytes_out,
+                         "fell_back", (unsigned long long)row->fell_back, "last_error", text, row->last_error, "transports",
+                         transport_list(row));
     return row_end(rows, dict);
 }
 
@@ -327,16 +291,9 @@ static PyObject *status_dict(const struct rdt_daemon_status *s)
         {"busy_polls", s->busy_polls},
         {"busy_polls_missed", s->busy_polls_missed},
     };
-    PyObject *dict = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N}",
-                                   "version", s->version,
-                                   "node", s->node,
-                                   "boot_id", s->boot_id,
-                                   "state", s->state,
-                                   "address", s->address,
-                                   "socket", s->socket,
-                                   "pid", (int)s->pid,
-                                   "uptime", seconds(s->uptime_ns),
-                                   "backends", words(s->backends));
+    PyObject *dict = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N}", "version", s->version, "node", s->node, "boot_id",
+                                   s->boot_id, "state", s->state, "address", s->address, "socket", s->socket, "pid",
+                                   (int)s->pid, "uptime", seconds(s->uptime_ns), "backends", words(s->backends));
 
     if (dict && !set_counts(dict, counts, sizeof counts / sizeof *counts))
         Py_CLEAR(dict);

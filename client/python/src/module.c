@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The module, and how statuses become exceptions. */
 #include "rdtpy.h"
 
@@ -112,15 +113,15 @@ static bool add_constants(PyObject *module)
     PyObject *names = PyDict_New(), *statuses = PyDict_New(), *item;
     bool ok = names && statuses;
 
-#define X(number, name, bytes, text, safetensors)                                    \
-    item = ok ? Py_BuildValue("(ii)", number, bytes) : NULL;                         \
-    ok = ok && item && PyDict_SetItemString(names, text, item) == 0;                 \
+#define X(number, name, bytes, text, safetensors)                    \
+    item = ok ? Py_BuildValue("(ii)", number, bytes) : NULL;         \
+    ok = ok && item && PyDict_SetItemString(names, text, item) == 0; \
     Py_XDECREF(item);
     RDT_DTYPE_MAP(X)
 #undef X
-#define X(number, name, sentence)                                                    \
-    item = ok ? PyLong_FromLong(number) : NULL;                                      \
-    ok = ok && item && PyDict_SetItemString(statuses, #name, item) == 0;             \
+#define X(number, name, sentence)                                        \
+    item = ok ? PyLong_FromLong(number) : NULL;                          \
+    ok = ok && item && PyDict_SetItemString(statuses, #name, item) == 0; \
     Py_XDECREF(item);
     RDT_STATUS_MAP(X)
 #undef X

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The extension module _rdt: librdt's calls as Python objects and nothing more. What makes them convenient is written in
  * Python, in rdtd/.
  *
@@ -32,7 +33,7 @@ typedef struct rdt_cuda rdt_cuda;
 #endif
 
 /* The package also builds against an installed librdt, without proto/container_of.h. */
-#define container_of(pointer, type, member) ((type *)(void *)((char *)(pointer) - offsetof(type, member)))
+#define container_of(pointer, type, member) ((type *)(void *)((char *)(pointer)-offsetof(type, member)))
 
 struct link { /* an element of one of Conn's lists */
     struct link *next, *prev;
@@ -43,56 +44,51 @@ struct link { /* an element of one of Conn's lists */
 #define MAX_GPUS 64
 
 struct conn {
-    PyObject_HEAD
-    rdt *rdt; /* NULL: the session has ended */
-    bool closed;     /* close() was called: new calls are refused, but memory that is still visible stays mapped */
-    size_t calls;    /* threads that are inside librdt with this connection */
-    size_t session_users; /* Objects and Memories; the session lasts until this is 0 */
+    PyObject_HEAD rdt *rdt; /* NULL: the session has ended */
+    bool closed;            /* close() was called: new calls are refused, but memory that is still visible stays mapped */
+    size_t calls;           /* threads that are inside librdt with this connection */
+    size_t session_users;   /* Objects and Memories; the session lasts until this is 0 */
     struct link requests, holds;
     struct link retained; /* of struct retained_hold: holds that outlive their Refs */
     struct link memories;
     /* dict: packed ref -> address of the Request whose hold all unpickled copies of that ref share; NULL: empty */
     PyObject *shared;
-    rdt_cuda *cuda;  /* NULL: no call has used GPU memory yet */
-    bool pooled;     /* torch's pool has used this connection, so the session lasts until the process ends */
+    rdt_cuda *cuda; /* NULL: no call has used GPU memory yet */
+    bool pooled;    /* torch's pool has used this connection, so the session lasts until the process ends */
     PyObject *weakrefs;
 };
 
 struct ref {
-    PyObject_HEAD
-    struct rdt_ref ref;
+    PyObject_HEAD struct rdt_ref ref;
     struct conn *conn; /* owned; NULL: this Ref has no producer's hold */
     struct link link;  /* in conn->holds, if conn is set */
     PyObject *hold;    /* the Request whose hold this Ref uses; NULL: none */
     bool wanting;      /* unpickled: takes a hold with the first connection that uses it */
     Py_ssize_t copied; /* number of tensors that put copied into the daemon's memory; -1: not from put */
-    bool retained;         /* the hold passes to the connection when this Ref is deallocated */
+    bool retained;     /* the hold passes to the connection when this Ref is deallocated */
     bool live;         /* from put: the caller's GPU memory must not be reused until the object is freed */
     int hint;          /* for readers: 1 if the tensors were torch's */
     int64_t grace_ns;  /* how long the daemon holds the object for a process that this Ref is pickled for; 0: not at all */
 };
 
 struct request {
-    PyObject_HEAD
-    struct conn *conn;
+    PyObject_HEAD struct conn *conn;
     rdt_request *request; /* NULL: the connection was closed */
     struct link link;
     struct borrowed_set *targets; /* NULL: none */
-    PyObject *shared_as;      /* the key in conn->shared; NULL: not in that dict */
-    PyObject *how;            /* belongs to the Python side: how to read the result */
+    PyObject *shared_as;          /* the key in conn->shared; NULL: not in that dict */
+    PyObject *how;                /* belongs to the Python side: how to read the result */
     PyObject *weakrefs;
 };
 
 struct object {
-    PyObject_HEAD
-    struct conn *conn;
+    PyObject_HEAD struct conn *conn;
     rdt_object *object;
     uint64_t gpus; /* bit n: a tensor of this object is on the GPU with ordinal n */
 };
 
 struct memory {
-    PyObject_HEAD
-    struct conn *conn;
+    PyObject_HEAD struct conn *conn;
     struct link link; /* in conn->memories, if conn is set */
     void *addr;
     size_t bytes;
@@ -100,15 +96,14 @@ struct memory {
 };
 
 struct tensor {
-    PyObject_VAR_HEAD
-    PyObject *owner; /* Object or Memory */
+    PyObject_VAR_HEAD PyObject *owner; /* Object or Memory */
     PyObject *weakrefs;
     uint8_t *data;
     enum rdt_dtype dtype;
     int ndim;
     bool readonly;
-    int gpu;          /* ordinal of the GPU in this process, or HOST */
-    Py_ssize_t bytes; /* the number of elements times the size of one */
+    int gpu;           /* ordinal of the GPU in this process, or HOST */
+    Py_ssize_t bytes;  /* the number of elements times the size of one */
     Py_ssize_t dims[]; /* [3 * ndim]: shape, strides in elements, strides in bytes */
 };
 
@@ -134,15 +129,13 @@ bool timeout_from(PyObject *seconds, int64_t none, int64_t *ns_p);
 /* Bracket every use of conn->rdt. conn_enter returns false with an exception set if the connection is closed. */
 bool conn_enter(struct conn *conn);
 void conn_leave(struct conn *conn);
-void conn_hold_session(struct conn *conn);   /* counts one more user of the session and takes a reference */
+void conn_hold_session(struct conn *conn);    /* counts one more user of the session and takes a reference */
 void conn_release_session(struct conn *conn); /* undoes conn_hold_session */
 
-#define CONN_CALL(conn, call)         \
-    do {                              \
-        Py_BEGIN_ALLOW_THREADS        \
-        (call);                       \
-        Py_END_ALLOW_THREADS          \
-        conn_leave(conn);             \
+#define CONN_CALL(conn, call)                  \
+    do {                                       \
+        Py_BEGIN_ALLOW_THREADS(call);          \
+        Py_END_ALLOW_THREADS conn_leave(conn); \
     } while (0)
 
 void link_init(struct link *link);
@@ -178,7 +171,7 @@ PyObject *object_new(struct conn *conn, rdt_object *take_object);
 /* ---- tensor ---- */
 
 PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readonly, int gpu);
-struct conn *tensor_conn(const struct tensor *tensor); /* borrowed */
+struct conn *tensor_conn(const struct tensor *tensor);                                           /* borrowed */
 bool memory_has_one_of(const struct conn *conn, const struct rdt_tensor *tensors, size_t count); /* in a Memory of conn */
 const char *tensor_format(enum rdt_dtype dtype); /* format letter of the struct module; NULL: there is none */
 PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs);
@@ -193,14 +186,14 @@ struct borrowed {
     int64_t *dims;   /* shape and strides, [2 * ndim], on the heap; NULL: in `few` */
     int64_t few[8];  /* shape and strides of tensors with at most 4 dimensions */
     bool on_gpu;
-    bool ordered;    /* its allocator frees and reuses memory in stream order, so the stream may read it after this call */
-    void *stream;    /* if on_gpu: the stream in which the tensor is written */
+    bool ordered; /* its allocator frees and reuses memory in stream order, so the stream may read it after this call */
+    void *stream; /* if on_gpu: the stream in which the tensor is written */
 };
 
 struct borrowed_set {
     size_t count;
     struct rdt_tensor *tensors; /* [count] */
-    struct borrowed *borrowed;          /* [count] */
+    struct borrowed *borrowed;  /* [count] */
     size_t on_gpus;             /* how many of them are on GPUs */
     struct conn *conn;          /* borrowed; the connection that `offered` belongs to */
     void **offered;             /* [count] GPU memory registered with the daemon for this set only; NULL: none */
@@ -275,9 +268,14 @@ bool dlpack_of_dtype(enum rdt_dtype dtype, uint8_t *code_p, uint8_t *bits_p);
 /* The structures of dlpack.h. */
 struct dl_tensor {
     void *data;
-    struct { int32_t type, id; } device;
+    struct {
+        int32_t type, id;
+    } device;
     int32_t ndim;
-    struct { uint8_t code, bits; uint16_t lanes; } dtype;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } dtype;
     int64_t *shape, *strides;
     uint64_t byte_offset;
 };
@@ -287,7 +285,9 @@ struct dl_managed {
     void (*deleter)(struct dl_managed *self);
 };
 struct dl_managed_versioned {
-    struct { uint32_t major, minor; } version;
+    struct {
+        uint32_t major, minor;
+    } version;
     void *context;
     void (*deleter)(struct dl_managed_versioned *self);
     uint64_t flags; /* 1: read-only, 2: a copy */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Refs: plain values that may carry a hold, which ends with the Ref. A Ref that put returned has the producer's hold; any other
  * Ref may take a hold later. */
 #include "rdtpy.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Request: a call that was started. Object: what a fetch brought. */
 #include "rdtpy.h"
 
@@ -321,10 +322,9 @@ static void object_dealloc(PyObject *self)
     rdt_object *released = object->object;
 
     Py_BEGIN_ALLOW_THREADS /* may unmap much memory */
-    gpu_settle(conn, object->gpus);
+        gpu_settle(conn, object->gpus);
     rdt_release(released);
-    Py_END_ALLOW_THREADS
-    conn_release_session(conn);
+    Py_END_ALLOW_THREADS conn_release_session(conn);
     PyObject_Free(self);
 }
 
@@ -388,15 +388,10 @@ static PyObject *object_info(PyObject *self, PyObject *ignored)
     (void)ignored;
     rdt_object_info(((struct object *)self)->object, &info);
     ref = ref_new(&info.ref, NULL);
-    return Py_BuildValue("{s:N,s:s,s:K,s:K,s:d,s:O,s:O,s:K}",
-                         "ref", ref,
-                         "path", info.path,
-                         "transfer", (unsigned long long)info.transfer,
-                         "bytes_moved", (unsigned long long)info.bytes_moved,
-                         "elapsed", (double)info.elapsed_ns / 1e9,
-                         "writable", info.writable ? Py_True : Py_False,
-                         "mutable_shared", info.mutable_shared ? Py_True : Py_False,
-                         "version", (unsigned long long)info.version);
+    return Py_BuildValue("{s:N,s:s,s:K,s:K,s:d,s:O,s:O,s:K}", "ref", ref, "path", info.path, "transfer",
+                         (unsigned long long)info.transfer, "bytes_moved", (unsigned long long)info.bytes_moved, "elapsed",
+                         (double)info.elapsed_ns / 1e9, "writable", info.writable ? Py_True : Py_False, "mutable_shared",
+                         info.mutable_shared ? Py_True : Py_False, "version", (unsigned long long)info.version);
 }
 
 static PyObject *get_writable(PyObject *self, void *ignored)

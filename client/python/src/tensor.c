@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon's memory as Python sees it. Memory is an allocation; Tensor is a view that keeps its Memory or Object alive. */
 #include "rdtpy.h"
 
@@ -239,12 +240,10 @@ static PyObject *interface_of(struct tensor *tensor, bool on_gpu)
            : strchr("bhiq", format[0]) ? 'i'
                                        : 'u';
     (void)PyOS_snprintf(typestr, sizeof typestr, "%c%c%zu", itemsize == 1 ? '|' : '<', kind, itemsize);
-    return Py_BuildValue("{s:i,s:s,s:N,s:N,s:(NO)}",
-                         "version", 3,
-                         "typestr", typestr,
-                         "shape", tuple_of(tensor->dims, tensor->ndim),
-                         "strides", tuple_of(tensor->dims + 2 * tensor->ndim, tensor->ndim),
-                         "data", PyLong_FromVoidPtr(tensor->data), tensor->readonly ? Py_True : Py_False);
+    return Py_BuildValue("{s:i,s:s,s:N,s:N,s:(NO)}", "version", 3, "typestr", typestr, "shape",
+                         tuple_of(tensor->dims, tensor->ndim), "strides",
+                         tuple_of(tensor->dims + 2 * tensor->ndim, tensor->ndim), "data", PyLong_FromVoidPtr(tensor->data),
+                         tensor->readonly ? Py_True : Py_False);
 }
 
 static PyObject *get_interface(PyObject *self, void *ignored)
@@ -291,11 +290,8 @@ static PyObject *tensor_tobytes(PyObject *self, PyObject *ignored)
 
         if (!bytes || tensor->bytes == 0)
             return bytes;
-        Py_BEGIN_ALLOW_THREADS
-        status = gpu_read(conn, tensor->data, PyBytes_AS_STRING(bytes), (size_t)tensor->bytes, &err);
-        Py_END_ALLOW_THREADS
-        if (status == RDT_OK)
-            return bytes;
+        Py_BEGIN_ALLOW_THREADS status = gpu_read(conn, tensor->data, PyBytes_AS_STRING(bytes), (size_t)tensor->bytes, &err);
+        Py_END_ALLOW_THREADS if (status == RDT_OK) return bytes;
         Py_DECREF(bytes);
         return raise_error(&err);
     }
@@ -432,11 +428,9 @@ static void memory_dealloc(PyObject *self)
 
     if (conn) {
         link_remove(&memory->link);
-        Py_BEGIN_ALLOW_THREADS
-        gpu_settle(conn, memory->gpu == HOST ? 0 : UINT64_C(1) << memory->gpu);
+        Py_BEGIN_ALLOW_THREADS gpu_settle(conn, memory->gpu == HOST ? 0 : UINT64_C(1) << memory->gpu);
         (void)rdt_dealloc(conn->rdt, addr, NULL);
-        Py_END_ALLOW_THREADS
-        conn_release_session(conn);
+        Py_END_ALLOW_THREADS conn_release_session(conn);
     }
     Py_TYPE(self)->tp_free(self);
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Conn's put and fetch, and waiting for requests. */
 #include <string.h>
 
@@ -165,13 +166,14 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     options.how = how;
     if ((set->on_gpus > 0 && !gpu_open(conn)) || !conn_enter(conn))
         goto end;
-    Py_BEGIN_ALLOW_THREADS
-    status = set->on_gpus > 0 ? gpu_put(conn, set, &options, &value, &copied, &live, &err)
-                              : rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err);
-    Py_END_ALLOW_THREADS
-    if (status != RDT_OK) {
+    Py_BEGIN_ALLOW_THREADS status = set->on_gpus > 0 ? gpu_put(conn, set, &options, &value, &copied, &live, &err)
+                                                     : rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err);
+    Py_END_ALLOW_THREADS if (status != RDT_OK)
+    {
         raise_error(&err);
-    } else {
+    }
+    else
+    {
         made = ref_new(&value, options.flags & RDT_PUT_DETACHED || conn->closed ? NULL : conn);
         if (made) {
             struct ref *ref = (struct ref *)made;
@@ -340,9 +342,9 @@ static bool fetching_on_gpus(const struct fetching *fetching)
     return false;
 }
 
-/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place, group, patience, metadata_only): starts the fetches
- * and returns a list of Requests. Waits `patience` seconds for all of them first (a signal does not end that wait), so a caller
- * that waits anyway takes the GIL only once. */
+/* _fetch([ref], mode, timeout, transport, least_path, slices, targets, place, group, patience, metadata_only): starts the
+ * fetches and returns a list of Requests. Waits `patience` seconds for all of them first (a signal does not end that wait),
+ * so a caller that waits anyway takes the GIL only once. */
 PyObject *conn_fetch(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -371,18 +373,19 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
     options.slice_counts = fetching.slice_counts;
     options.targets = (const struct rdt_tensor *const *)fetching.targets;
     options.target_counts = fetching.target_counts;
-    Py_BEGIN_ALLOW_THREADS
-    for (size_t i = 0; status == RDT_OK && i < fetching.count; i++)
-        if (fetching.borrowed[i] && fetching.borrowed[i]->on_gpus > 0)
-            status = gpu_offer(conn, fetching.borrowed[i], &err);
+    Py_BEGIN_ALLOW_THREADS for (size_t i = 0; status == RDT_OK && i < fetching.count;
+                                i++) if (fetching.borrowed[i] && fetching.borrowed[i]->on_gpus > 0) status =
+        gpu_offer(conn, fetching.borrowed[i], &err);
     if (status == RDT_OK)
         status = rdt_fetch_start(conn->rdt, fetching.refs, fetching.count, &options, fetching.requests, &err);
     if (status == RDT_OK && patience > 0) /* the requests carry the results */
         (void)rdt_wait(conn->rdt, fetching.requests, fetching.count, RDT_WAIT_ALL, (int64_t)(patience * 1e9), NULL, NULL, NULL);
-    Py_END_ALLOW_THREADS
-    if (status != RDT_OK) {
+    Py_END_ALLOW_THREADS if (status != RDT_OK)
+    {
         (void)raise_error(&err);
-    } else {
+    }
+    else
+    {
         list = PyList_New((Py_ssize_t)fetching.count);
         for (size_t i = 0; i < fetching.count; i++) {
             PyObject *request = list ? request_new(conn, fetching.requests[i]) : NULL;
@@ -435,20 +438,18 @@ PyObject *conn_get(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!i:_get", &ref_type, &ref, &mode) || !conn_enter(conn))
         return NULL;
     options.mode = (enum rdt_fetch_mode)mode;
-    Py_BEGIN_ALLOW_THREADS
-    status = rdt_fetch_start(conn->rdt, &ref->ref, 1, &options, &request, &err);
+    Py_BEGIN_ALLOW_THREADS status = rdt_fetch_start(conn->rdt, &ref->ref, 1, &options, &request, &err);
     if (status == RDT_OK)
         status = rdt_wait(conn->rdt, &request, 1, 1, SLICE_NS, &done, NULL, &err);
     else
         request = NULL;
-    Py_END_ALLOW_THREADS
-    while (status == RDT_TIMED_OUT && !done) {
+    Py_END_ALLOW_THREADS while (status == RDT_TIMED_OUT && !done)
+    {
         if (PyErr_CheckSignals() < 0)
             goto end;
         if (conn->closed)
             rdt_cancel(request); /* close() does not know this request */
-        Py_BEGIN_ALLOW_THREADS
-        status = rdt_wait(conn->rdt, &request, 1, 1, SLICE_NS, &done, NULL, &err);
+        Py_BEGIN_ALLOW_THREADS status = rdt_wait(conn->rdt, &request, 1, 1, SLICE_NS, &done, NULL, &err);
         Py_END_ALLOW_THREADS
     }
     if (status == RDT_OK)
@@ -501,12 +502,9 @@ PyObject *conn_wait(PyObject *self, PyObject *args)
     for (;;) {
         int64_t slice_ns = left_ns < 0 || left_ns > SLICE_NS ? SLICE_NS : left_ns;
 
-        Py_BEGIN_ALLOW_THREADS
-        status = rdt_wait(conn->rdt, requests, (size_t)count, how_many < 0 ? RDT_WAIT_ALL : (size_t)how_many, slice_ns, done,
-                          NULL, &err);
-        Py_END_ALLOW_THREADS
-        if (left_ns >= 0)
-            left_ns -= slice_ns;
+        Py_BEGIN_ALLOW_THREADS status = rdt_wait(conn->rdt, requests, (size_t)count,
+                                                 how_many < 0 ? RDT_WAIT_ALL : (size_t)how_many, slice_ns, done, NULL, &err);
+        Py_END_ALLOW_THREADS if (left_ns >= 0) left_ns -= slice_ns;
         if (status != RDT_TIMED_OUT || one_timed_out(requests, done, count))
             break;
         status = RDT_OK;

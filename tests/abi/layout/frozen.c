@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The layout of the frozen headers. */
 #include "tests/abi/layout/layout.h"
 #include "tests/abi/v1/rdt_backend.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where things lie, as one version of the headers has them (frozen.c, live.c: each includes one version only). */
 #ifndef TESTS_ABI_LAYOUT_H
 #define TESTS_ABI_LAYOUT_H

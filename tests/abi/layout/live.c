@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The layout of the live headers. */
 #include "backends/rdt_backend.h"
 #include "tests/abi/layout/layout.h"

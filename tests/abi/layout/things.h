@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Everything in the frozen headers whose place or value a plug-in was compiled with. Included by each side with macros of its own:
  * FIELD(struct, member), END(struct), VALUE(constant). No guard: it is included more than once. */
 FIELD(rdt_error, status)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What a daemon takes while nothing is asked of it: its memory, and its time on a processor (linked to another, so with pings).
 
 resident_mib() { awk '/^VmRSS:/ { printf "%.3f", $2 / 1024 }' "/proc/$1/status"; }

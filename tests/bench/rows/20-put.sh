@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Single calls on one node: put and free, share. Client on core 0, daemon and echo on core 1; then all on core 0, where no idle core
 # has to be woken and the work itself shows.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A small fetch between nodes: each process on a core of its own, or on two cores each on another than whom it talks to; then all on
 # one. The TCP reference is at the owner's side, seen from the client.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Much in one call: 1,000 objects, 10,000 tensors. Nobody is bound to a core.
 
 if wanted many; then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Copies into memory of the reader, on one node, beside the best copy that it could make itself. Nobody is bound to a core. The daemon
 # runs with as many worker threads as by default, and the reference may use as many.
 

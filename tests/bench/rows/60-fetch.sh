@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Fetches between nodes by UCX on TCP into touched memory, as the client sees them: many in flight, and one. The owner's daemon is on
 # core 0; the reader's, with the client, on core 1, and so are the receivers of the references.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Fetches between nodes by the transport "stream", beside a socket that does nothing else: bare where the network is trusted, by TLS 1.3
 # with the same suite where it is not. The owner's daemon is on core 0; the reader's, with the client, on core 1, and so are the receivers
 # of the references.

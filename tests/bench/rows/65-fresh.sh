@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Fetches between nodes into memory that the daemon finds, beside fetches into memory of the client that was touched before.
 
 fresh_row() { # LABEL BYTES COUNT ROUNDS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What a small operation waits for while 10 GB move. Nobody is bound to a core.
 
 if wanted moving; then

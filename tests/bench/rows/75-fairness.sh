@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What a small operation of one client waits for while another floods the daemon. Nobody is bound to a core; the flood's own process runs
 # at nice 19, because its share of the processors is the kernel's to give.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # One snapshot for eight nodes at once, each on a link of 1 Gbit/s of its own: network namespaces on a bridge, shaped by tbf.
 
 fanout_nodes=9 # the owner and eight readers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Control operations a second: clients on core 0, daemon or echo on core 1.
 
 if wanted ops; then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What Python costs above librdt, in the same process and in turns. The reference is what it may cost.
 
 if wanted python; then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Ray, where $RDT_RAY_PYTHON (or the system's Python) has it: from actor to actor by its object store, RDT over gloo and nixl, RDT over rdtd and over
 # echo, and by rdtd alone. A cluster of Ray's takes a minute of its own.
 

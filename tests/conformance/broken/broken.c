@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A plug-in that is wrong in the way that $BROKEN says, one at a time: what rdt-check-backend must find.
  * Under it is the frozen plug-in, which is right; each fault replaces one of its operations, or what it tells
  * the host.

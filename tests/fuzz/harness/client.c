@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See client.h. */
 #include "tests/fuzz/harness/client.h"
 
@@ -254,7 +255,8 @@ void fuzz_client_say(struct fuzz_client *client, uint16_t type, uint8_t flags, c
     struct frame answer;
 
     say(client, type, flags, payload, n, kinds, known);
-    if (flags == 0 && type != RDT_MSG_WAIT && type != RDT_MSG_WAIT_FREED && type != RDT_MSG_HOLD) /* every other request is answered, and soon */
+    if (flags == 0 && type != RDT_MSG_WAIT && type != RDT_MSG_WAIT_FREED &&
+        type != RDT_MSG_HOLD) /* every other request is answered, and soon */
         fuzz_must(fuzz_client_await(client, client->next_id, 20000, &answer) || client->sock < 0);
 }
 

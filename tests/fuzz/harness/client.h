@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A client of the daemon in this process: what it is told to say, it says. */
 #ifndef TESTS_FUZZ_HARNESS_CLIENT_H
 #define TESTS_FUZZ_HARNESS_CLIENT_H
@@ -29,7 +30,8 @@ void fuzz_client_close(struct fuzz_client *client);
 /* A well-formed request; returns its id. */
 uint64_t fuzz_client_send(struct fuzz_client *client, uint16_t type, const ProtobufCMessage *message);
 
-/* Reads until the answer with that id comes into *frame_p, borrowed until the next call; false: not in time, or the daemon closed. */
+/* Reads until the answer with that id comes into *frame_p, borrowed until the next call; false: not in time, or the daemon
+ * closed. */
 bool fuzz_client_await(struct fuzz_client *client, uint64_t id, int timeout_ms, struct frame *frame_p);
 
 /* The fds that may ride along, 0 to 3 of them: bit 0, 1, 2 and so on of `kinds`. */
@@ -42,8 +44,8 @@ enum {
     FUZZ_FD_READ_ONLY = 32
 };
 
-/* Says this request, and waits for its answer, if it is of a kind that is answered soon. The payload may be any bytes; if it is the
- * request's message and `known` is set, small numbers of regions and holds in it become those that the daemon gave. */
+/* Says this request, and waits for its answer, if it is of a kind that is answered soon. The payload may be any bytes; if it
+ * is the request's message and `known` is set, small numbers of regions and holds in it become those that the daemon gave. */
 void fuzz_client_say(struct fuzz_client *client, uint16_t type, uint8_t flags, const uint8_t *payload, size_t n, unsigned kinds,
                      bool known);
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See daemon.h: the daemon itself, and waiting until it holds nothing. */
 #include "tests/fuzz/harness/daemon.h"
 
@@ -13,8 +14,8 @@
 #include <unistd.h>
 #include <uv.h>
 
-#include "daemon/daemon.h"
 #include "daemon/base/log.h"
+#include "daemon/daemon.h"
 #include "tests/fuzz/harness/client.h"
 #include "tests/support/rogue_peer.h"
 
@@ -61,8 +62,9 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Nothing has come for it and no time is over: the next turn does only what the last one left for it, as sending what it has queued. What a
- * turn's callbacks began to watch, libuv tells the kernel only in the next turn: its queue is empty when it points to itself. */
+/* Nothing has come for it and no time is over: the next turn does only what the last one left for it, as sending what it has
+ * queued. What a turn's callbacks began to watch, libuv tells the kernel only in the next turn: its queue is empty when it
+ * points to itself. */
 static bool is_quiet(void)
 {
     struct pollfd backend = {.fd = uv_backend_fd(loop), .events = POLLIN};
@@ -244,7 +246,8 @@ static void free_objects(void)
         rdt__pb__list_reply__free_unpacked(objects, NULL);
 }
 
-/* Copies of a peer's objects stay until it comes back as another, and the arenas of small objects for a second when they are empty. */
+/* Copies of a peer's objects stay until it comes back as another, and the arenas of small objects for a second when they are
+ * empty. */
 static unsigned count_staying(bool arenas)
 {
     Rdt__Pb__List list = RDT__PB__LIST__INIT;
@@ -268,7 +271,8 @@ void fuzz_daemon_settle(void)
 
     for (unsigned round = 0;; round++) {
         Rdt__Pb__StatusReply *status = ask(RDT_MSG_STATUS, &empty.base, &rdt__pb__status_reply__descriptor);
-        bool idle = status && status->clients == 1 && status->objects == 0 && status->transfers_active == 0 && status->peers_up == 0;
+        bool idle =
+            status && status->clients == 1 && status->objects == 0 && status->transfers_active == 0 && status->peers_up == 0;
 
         fuzz_must(status);
         if (idle && status->regions > 0)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See fuzz.h. */
 #include "tests/fuzz/harness/fuzz.h"
 
@@ -32,7 +33,8 @@ static unsigned count_fds(bool show)
     return n;
 }
 
-/* To count takes longer than most runs: only when the lowest free number has grown, as it does with a leak once the gaps are full. */
+/* To count takes longer than most runs: only when the lowest free number has grown, as it does with a leak once the gaps are
+ * full. */
 void fuzz_check_fds(unsigned *most)
 {
     static int lowest = -1;

@@ -1,5 +1,7 @@
-/* daemon/peers/tls.h without TLS, in its place in the fuzz targets: bytes go through as they are, so that a run is spent in what reads them,
- * and not in handshakes. Whoever dials says a byte first, which stands for the key. What TLS itself refuses is tested by unit/tls. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* daemon/peers/tls.h without TLS, in its place in the fuzz targets: bytes go through as they are, so that a run is spent in
+ * what reads them, and not in handshakes. Whoever dials says a byte first, which stands for the key. What TLS itself refuses
+ * is tested by unit/tls. */
 #include "daemon/peers/tls.h"
 
 #include <stdlib.h>

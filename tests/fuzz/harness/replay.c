@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* In libFuzzer's place: TARGET FILE|FOLDER ... runs every file through the target once, and says which one it is at. */
 #include <dirent.h>
 #include <errno.h>

@@ -1,5 +1,6 @@
-/* The transport "void": connects to any offer and ends every operation at once, having read or written all of its memory. With it a
- * fuzzed peer gets as far as a true one, and whatever the core posts outside its memory is seen.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The transport "void": connects to any offer and ends every operation at once, having read or written all of its memory.
+ * With it a fuzzed peer gets as far as a true one, and whatever the core posts outside its memory is seen.
  *
  * One thread says op_done and conn_closed, in the order of the posts. */
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the two forms of "void" share: void.c is the one with connections, group.c the one within groups. */
 #ifndef FUZZ_VOID_CORE_H
 #define FUZZ_VOID_CORE_H

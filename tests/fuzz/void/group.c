@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "voidgroup": "void" within groups. A group is connected as soon as its offers are there. */
 #include <stdlib.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "void": core.c's, with connections. */
 #include "tests/fuzz/void/core.h"
 

@@ -1,4 +1,6 @@
-/* rdtctl beside a live daemon: what it prints is what is, as JSON too; files come back byte for byte; statuses say how it ended. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rdtctl beside a live daemon: what it prints is what is, as JSON too; files come back byte for byte; statuses say how it
+ * ended. */
 #include <criterion/criterion.h>
 #include <jansson.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon as a service: how it is started, told to stop, configured, and what it refuses to start with. */
 #include <criterion/criterion.h>
 #include <errno.h>

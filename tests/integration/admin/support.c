@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The harness itself: a daemon starts, serves, stops; actors step; cables are cut. */
 #include <criterion/criterion.h>
 #include <signal.h>

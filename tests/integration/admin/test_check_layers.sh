@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # check-layers passes a sound little tree, and sees each fault that is planted in it.
 # variant: release
 set -euo pipefail

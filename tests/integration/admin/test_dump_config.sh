@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # What --dump-config prints, the backends' sections included, reads back as the same configuration; so does the template of rdtd.conf,
 # which the defaults fill; and the source of rdtd.conf(5) is a manual page without faults.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The first program of the README, built with what is installed and nothing else, runs against a daemon.
 # variant: release
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # `make install` puts down all that users need, headers that compile alone, and takes it back.
 # variant: release
 set -euo pipefail

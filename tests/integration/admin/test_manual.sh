@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The manual pages are true: their programs and commands run, the tests, commands, options, functions, statuses and sentences that they
 # name exist, everything of rdtctl and librdt is in its page, and mandoc finds nothing to complain about.
 # variant: release

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Metrics count what happened; promtool finds nothing to complain about; a real Prometheus scrapes rdtd-exporter in both formats;
 # the dashboard asks for metrics that exist; strangers at the exporter's port get an answer, and a daemon that is gone or hangs is
 # a 503 in time.

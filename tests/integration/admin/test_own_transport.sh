@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The transport of rdt-backend(7), built with what is installed and nothing else: passes rdt-check-backend, is loaded into two running daemons, and
 # moves a file between them.
 # variant: release

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # rdtctl against one daemon: files go in and come back, waiting and its end, freeing, what the views say.
 set -uo pipefail
 rdtctl=$RDT_BUILD_DIR/rdtctl

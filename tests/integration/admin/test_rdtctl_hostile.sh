@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # rdtctl put with files that lie about themselves: each is refused with what is wrong, nothing stays in the daemon, and an honest
 # file goes in afterwards. (What the headers may hold is tested in unit/safetensors and unit/npy.) And ids and names that
 # would act on a terminal are shown as plain text.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # rdtctl and published names: files become versions, versions become files, waiting for the next, what the views say.
 set -uo pipefail
 rdtctl=$RDT_BUILD_DIR/rdtctl

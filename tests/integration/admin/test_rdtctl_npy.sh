@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # rdtctl with npy files: made by hand, and by numpy if this machine has it; there and back, between the formats, and refusals.
 set -uo pipefail
 rdtctl=$RDT_BUILD_DIR/rdtctl

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # rdtctl without a daemon: help, wrong usage, exit statuses, errors as JSON.
 set -uo pipefail
 rdtctl=$RDT_BUILD_DIR/rdtctl

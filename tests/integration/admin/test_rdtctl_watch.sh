@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # rdtctl watch: a line for what happens, as text and as JSON, and every way in which it ends.
 set -uo pipefail
 rdtctl=$RDT_BUILD_DIR/rdtctl

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # What README promises: it is short, its programs run, what it names exists, and its picture is the one that its script draws.
 # (Its first program in C, its Python and its Ray are run by test_first_program, test_python_readme and test_ray.)
 # variant: release

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # A real systemd runs the installed units as README says: the socket starts the service, a typo in rdtd.conf does not take the
 # socket down, the watchdog and a crash restart the daemon, and a stopped service starts again when a client connects.
 #

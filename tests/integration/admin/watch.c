@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Events: each of one thing in its order, none missed by who reads, lost ones counted for who does not, and nobody else's. */
 #include <criterion/criterion.h>
 #include <grp.h>

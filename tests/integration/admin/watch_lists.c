@@ -1,5 +1,6 @@
-/* Who watches from the start knows what the lists would say: warm memory that goes and comes, copies of other nodes' objects and their ends,
- * a client's end, what it leaves behind. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who watches from the start knows what the lists would say: warm memory that goes and comes, copies of other nodes' objects
+ * and their ends, a client's end, what it leaves behind. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <string.h>
@@ -148,7 +149,8 @@ Test(watch_lists, what_was_told_is_what_they_show)
     options.flags = RDT_PUT_SNAPSHOT;
     addr = alloc_memory(owner, MIB);
     memset(heap, 7, sizeof heap);
-    must_ok(rdt_put(owner, &VECTOR(RDT_U8, sizeof heap, heap), 1, &options, &ref, &err)); /* the memory that it was copied into is sealed */
+    must_ok(rdt_put(owner, &VECTOR(RDT_U8, sizeof heap, heap), 1, &options, &ref,
+                    &err)); /* the memory that it was copied into is sealed */
     ALL_AGREE();
     must_ok(rdt_free(owner, &ref, false, &err));
     must_ok(rdt_put(owner, &VECTOR(RDT_U8, MIB, addr), 1, &options, &ref, &err));

@@ -1,5 +1,6 @@
-/* What a corked connection lets go of: kept by the daemon until it is uncorked, asks for something else, waits, closes, or until much has come
- * together. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a corked connection lets go of: kept by the daemon until it is uncorked, asks for something else, waits, closes, or
+ * until much has come together. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 

@@ -1,5 +1,6 @@
-/* Looking for messages instead of sleeping for them: the daemon begins it and leaves it, tells its clients for how long, and serves what else
- * there is meanwhile. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Looking for messages instead of sleeping for them: the daemon begins it and leaves it, tells its clients for how long, and
+ * serves what else there is meanwhile. */
 #include <criterion/criterion.h>
 #include <sched.h>
 
@@ -43,7 +44,8 @@ static uint64_t told(void)
 
     raw_connect(&raw, node.socket);
     hello.protocol_min = hello.protocol_max = 1;
-    reply = (Rdt__Pb__HelloReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0), &rdt__pb__hello_reply__descriptor);
+    reply = (Rdt__Pb__HelloReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0),
+                                             &rdt__pb__hello_reply__descriptor);
     ns = reply->busy_poll_ns;
     protobuf_c_message_free_unpacked(&reply->base, NULL);
     raw_close(&raw);
@@ -141,7 +143,7 @@ Test(busy_poll, deadline_ends_a_look_at_a_daemon_that_is_silent)
     begin("1ms");
     pings(2000); /* it looks, where it has two processors */
     node_freeze(&node);
-    must_be(RDT_TIMED_OUT, rdt_ping(conn, 300000, &err)); /* ns: before the look would be over */
+    must_be(RDT_TIMED_OUT, rdt_ping(conn, 300000, &err));    /* ns: before the look would be over */
     must_be(RDT_TIMED_OUT, rdt_ping(conn, 20 * MSEC, &err)); /* after it */
     node_thaw(&node);
     pings(100);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fetches of one object by several clients of a node: what becomes one transfer, and what must not. */
 #include <criterion/criterion.h>
 #include <pthread.h>
@@ -266,8 +267,9 @@ static void unpublish(void)
     must_ok(rdt_unpublish(owner, &name, &err));
 }
 
-/* Those that have read the same version wait for the next by one question, and by one more for all that came later; a snapshot's bytes come
- * once, those of a live object once for the first and once for the others. Who has read another version waits for himself. */
+/* Those that have read the same version wait for the next by one question, and by one more for all that came later; a
+ * snapshot's bytes come once, those of a live object once for the first and once for the others. Who has read another
+ * version waits for himself. */
 static void check_samplers(bool snapshot, uint64_t copies)
 {
     enum { N = 6, BYTES = 3 * MIB };

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Detached objects: they outlive their client, for a time. */
 #include <criterion/criterion.h>
 #include <grp.h>

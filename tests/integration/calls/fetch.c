@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fetching on one node: the same pointers, a shared look, a copy, many at once, and waiting for what is not yet. */
 #include "tests/integration/calls/fetch.h"
 
@@ -163,7 +164,8 @@ Test(fetch, copy_is_private_and_writable)
     end();
 }
 
-/* Several threads share a large copy, and tensors that lie in a row go together: none is forgotten, none is copied to another's place. */
+/* Several threads share a large copy, and tensors that lie in a row go together: none is forgotten, none is copied to
+ * another's place. */
 Test(fetch, copy_of_many_tensors_is_whole)
 {
     enum { TENSORS = 3000 };
@@ -385,7 +387,8 @@ Test(fetch, waits_that_end_are_no_failed_transfers)
     cr_assert_eq(after.transfers_failed, before.transfers_failed);
     /* librdt cancels a fetch whose deadline has passed when the daemon's answer is late. */
     cr_assert_geq(after.transfers_cancelled - before.transfers_cancelled, 2);
-    cr_assert_eq(after.transfers_cancelled + after.transfers_timed_out - before.transfers_cancelled - before.transfers_timed_out, 4);
+    cr_assert_eq(
+        after.transfers_cancelled + after.transfers_timed_out - before.transfers_cancelled - before.transfers_timed_out, 4);
     cr_assert_eq(after.transfers_done, before.transfers_done);
     end();
 }
@@ -417,7 +420,8 @@ Test(fetch, equal_refs_share_one_transfer)
     end();
 }
 
-/* What is alone is served as it comes, what is repeated when all have started: each gets what it asked for, and what is equal is one. */
+/* What is alone is served as it comes, what is repeated when all have started: each gets what it asked for, and what is
+ * equal is one. */
 Test(fetch, equal_refs_in_a_long_list_share_and_others_do_not)
 {
     enum { N = 60 };

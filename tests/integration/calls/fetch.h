@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A producer and a reader on one node. */
 #ifndef TESTS_INTEGRATION_FETCH_H
 #define TESTS_INTEGRATION_FETCH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fetching on one node into memory that the caller names, and slices. */
 #include "tests/integration/calls/fetch.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Holds without bytes, on one node: what they keep, what ends them, what they cost. */
 #include "client/call.h"
 #include "tests/integration/limits/limits.h"
@@ -223,9 +224,10 @@ Test(holds, id_is_waited_for_and_held_with_its_generation)
     must_ok(rdt_hold_ref(hold, &held, &err));
     must(rdt_ref_equal(&held, &put));
     must_ok(rdt_free(conn, &put, false, &err));
-    must_be(RDT_EXISTS, rdt_put(conn, NULL, 0,
-                                &(struct rdt_put_options){.struct_size = sizeof(struct rdt_put_options), .id = "w", .id_bytes = 1},
-                                &put, &err));
+    must_be(RDT_EXISTS,
+            rdt_put(conn, NULL, 0,
+                    &(struct rdt_put_options){.struct_size = sizeof(struct rdt_put_options), .id = "w", .id_bytes = 1}, &put,
+                    &err));
     is_there(other, &held, 1);
     rdt_request_destroy(hold);
     end(NULL);

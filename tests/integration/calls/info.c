@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_info.h: who holds an object, and the lists of a daemon's objects, names and nodes. Other users need root. */
 #include <grp.h>
 #include <stdio.h>
@@ -223,7 +224,8 @@ static rdt *come_as_stranger(void)
     rdt *client;
 
     must(chdir(node.dir) == 0);
-    must(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 && setresuid(STRANGER, STRANGER, STRANGER) == 0);
+    must(setgroups(0, NULL) == 0 && setresgid(STRANGER, STRANGER, STRANGER) == 0 &&
+         setresuid(STRANGER, STRANGER, STRANGER) == 0);
     options.socket = "s";
     options.name = "stranger";
     options.timeout_ns = LONG;
@@ -354,7 +356,8 @@ static bool list_name(void *arg, const struct rdt_name_row *row)
 
     listed->n++;
     must(strcmp(row->name, "weights") == 0 && row->version == 2 && row->bytes == 5 && row->uid == getuid());
-    must(row->visibility == RDT_VISIBLE_TO_OWNER && row->waiters == 0 && row->age_ns >= 0 && row->lease_client == 0 && row->ttl_left_ns == -1 && row->tenant[0] == '\0');
+    must(row->visibility == RDT_VISIBLE_TO_OWNER && row->waiters == 0 && row->age_ns >= 0 && row->lease_client == 0 &&
+         row->ttl_left_ns == -1 && row->tenant[0] == '\0');
     listed->ref = row->object;
     return true;
 }
@@ -410,7 +413,8 @@ Test(info, state_of_the_daemon)
     must_ok(rdt_daemon_status(conn, &status, &err));
     cr_assert_str_eq(status.version, RDT_VERSION);
     cr_assert_str_eq(status.state, "serving");
-    must(status.pid == node.pid && status.clients == 3 && status.objects == 1 && status.memory_bytes >= MIB && status.uptime_ns > 0);
+    must(status.pid == node.pid && status.clients == 3 && status.objects == 1 && status.memory_bytes >= MIB &&
+         status.uptime_ns > 0);
     must_ok(rdt_daemon_status(conn, (struct rdt_daemon_status *)&older, &err));
     must(strcmp(older.version, RDT_VERSION) == 0 && older.untouched == 77);
     status.struct_size = 0;

@@ -1,5 +1,6 @@
-/* Requests of many bytes, which a thread of the daemon reads: they keep their place among their client's requests, are refused as others
- * are, and whoever goes or does not read meanwhile is in nobody's way. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests of many bytes, which a thread of the daemon reads: they keep their place among their client's requests, are
+ * refused as others are, and whoever goes or does not read meanwhile is in nobody's way. */
 #include <signal.h>
 
 #include "tests/integration/hostile/protocol_fixture.h"
@@ -92,7 +93,8 @@ Test(large_requests, put_is_whole_and_keeps_its_place)
     use.region = raw_alloc(&raw, TENSORS, NULL, &use.generation);
     for (unsigned i = 0; i < 3; i++) {
         Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
-        uint64_t empty = raw_send(&raw, RDT_MSG_PUT, &large_put((char *)"empty", NULL, TENSORS)->base, NULL, 0), again, pong, gone;
+        uint64_t empty = raw_send(&raw, RDT_MSG_PUT, &large_put((char *)"empty", NULL, TENSORS)->base, NULL, 0), again, pong,
+                 gone;
 
         /* All of them are on their way before the first is answered: only in their order are they answered well. */
         pong = raw_send(&raw, RDT_MSG_PING, &ping.base, NULL, 0);
@@ -178,7 +180,8 @@ static int put_and_free(struct actor *self, void *arg)
     (void)snprintf(id, sizeof id, "of-%d", (int)getpid());
     actor_await(self);
     for (unsigned i = 0; i < 3; i++) {
-        replies(&raw, raw_send(&raw, RDT_MSG_PUT, &large_put(id, NULL, TENSORS)->base, NULL, 0), &rdt__pb__put_reply__descriptor);
+        replies(&raw, raw_send(&raw, RDT_MSG_PUT, &large_put(id, NULL, TENSORS)->base, NULL, 0),
+                &rdt__pb__put_reply__descriptor);
         replies(&raw, send_free(&raw, id), &rdt__pb__empty__descriptor);
     }
     raw_close(&raw);

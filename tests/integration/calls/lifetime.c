@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ends: of producers, of readers, of objects; and that a thousand of them leave nothing behind. */
 #include <criterion/criterion.h>
 #include <signal.h>

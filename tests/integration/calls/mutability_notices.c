@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What is said of memory that its producer may still write while others read it: to them, and in the log. */
 #include "tests/integration/calls/fetch.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Published names on one node: versions, what a name holds, who may, and how it ends. */
 #include "tests/integration/calls/names.h"
 
@@ -375,7 +376,8 @@ static int come_as_a_stranger(struct actor *self, void *arg)
     must_be(RDT_DENIED, rdt_unpublish(conn, &name, &err));
     must_refuse(RDT_DENIED, "may unpublish", rdt_unpublish(conn, &shown, &err));
     name = name_ref("shown", 0); /* the stranger's own: the error says whose there is one */
-    must_refuse(RDT_TIMED_OUT, "uid 0 has published version 1", try_fetch(conn, &name, RDT_FETCH_AUTO, 200 * MSEC, &object, &err));
+    must_refuse(RDT_TIMED_OUT, "uid 0 has published version 1",
+                try_fetch(conn, &name, RDT_FETCH_AUTO, 200 * MSEC, &object, &err));
     must_refuse(RDT_TIMED_OUT, "uid 0 has published version 1", rdt_wait_put(conn, &name, 200 * MSEC, &err));
     must_refuse(RDT_NOT_FOUND, "uid 0 has published version 1", rdt_stat(conn, &name, &stat, &err));
     must_ok(rdt_ref_set_owner(conn, &name, "root", &err));
@@ -448,7 +450,8 @@ Test(names, an_id_and_a_name_are_told_apart)
     begin(NULL);
     ref = put_one(trainer, &VECTOR(RDT_U8, 5, "hello"), "o");
     must_ok(rdt_publish(trainer, "w", &ref, NULL, NULL, &err));
-    must_refuse(RDT_TIMED_OUT, "there is an object \"o\"", try_fetch(sampler, &name, RDT_FETCH_AUTO, 200 * MSEC, &object, &err));
+    must_refuse(RDT_TIMED_OUT, "there is an object \"o\"",
+                try_fetch(sampler, &name, RDT_FETCH_AUTO, 200 * MSEC, &object, &err));
     must_refuse(RDT_TIMED_OUT, "there is a name \"w\"", try_fetch(sampler, &id, RDT_FETCH_AUTO, 200 * MSEC, &object, &err));
     must_refuse(RDT_TIMED_OUT, "there is a name \"w\"", rdt_wait_put(sampler, &id, 200 * MSEC, &err));
     must_ok(rdt_free(trainer, &ref, false, &err));

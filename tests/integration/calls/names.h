@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A trainer and a sampler on one node. */
 #ifndef TESTS_INTEGRATION_NAMES_H
 #define TESTS_INTEGRATION_NAMES_H

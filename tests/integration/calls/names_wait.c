@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Waiting for the next version of a name. */
 #include "tests/integration/calls/names.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Putting: names, metadata, many tensors, everything that is refused and how it says so; refs travel as text and bytes. */
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -355,8 +356,7 @@ Test(put, by_hand_bad_columns_are_refused)
 
     begin(NULL);
     alloc.bytes = 4096;
-    must_ok(call_fds(conn, RDT_MSG_ALLOC, &alloc.base, -1, now_ns() + LONG,
-                     (ProtobufCMessage **)(void *)&reply, &fd, &err));
+    must_ok(call_fds(conn, RDT_MSG_ALLOC, &alloc.base, -1, now_ns() + LONG, (ProtobufCMessage **)(void *)&reply, &fd, &err));
     region = reply->region;
     protobuf_c_message_free_unpacked(&reply->base, NULL);
     close(fd);

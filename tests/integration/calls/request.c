@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Requests: waiting for any and all, failures at once, cancels, event loops, threads, forks, and a daemon that stands still. */
 #include <criterion/criterion.h>
 #include <poll.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies into targets that the reader's own library makes, out of what the daemon shares with it for so long. */
 #include <criterion/criterion.h>
 #include <poll.h>
@@ -114,7 +115,8 @@ Test(self_copy, many_at_once_of_every_size_are_whole)
     for (uint32_t i = 0; i < N; i++) { /* some by the loop, some by the pool, some here */
         shapes[i] = (int64_t)(200 * KIB + i * 113 * KIB + i);
         refs[i] = put_memory((size_t)shapes[i], i, &memory);
-        targets[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = &shapes[i], .data = alloc_memory(consumer, (size_t)shapes[i])};
+        targets[i] = (struct rdt_tensor){
+            .dtype = RDT_U8, .ndim = 1, .shape = &shapes[i], .data = alloc_memory(consumer, (size_t)shapes[i])};
     }
     for (unsigned round = 0; round < 3; round++) {
         for (uint32_t i = 0; i < N; i++) {
@@ -139,7 +141,8 @@ Test(self_copy, many_at_once_of_every_size_are_whole)
 Test(self_copy, strided_source_comes_row_major)
 {
     static const int64_t shape[2] = {700, 500}, strides[2] = {1, 700};
-    struct rdt_tensor source = {.dtype = RDT_F32, .ndim = 2, .shape = shape, .strides = strides}, target = {.dtype = RDT_F32, .ndim = 2, .shape = shape};
+    struct rdt_tensor source = {.dtype = RDT_F32, .ndim = 2, .shape = shape, .strides = strides},
+                      target = {.dtype = RDT_F32, .ndim = 2, .shape = shape};
     rdt_request *request;
     struct rdt_ref ref;
 

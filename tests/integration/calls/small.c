@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Small objects: their bytes come with the put and go with the answer; between, they lie in the daemon's arena. */
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
-/* Objects of thousands of tensors, whose lists travel in runs: every end gets the same tensors, also one that does not know runs; and a few
- * bytes that stand for very much are refused, or charged. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Objects of thousands of tensors, whose lists travel in runs: every end gets the same tensors, also one that does not know
+ * runs; and a few bytes that stand for very much are refused, or charged. */
 #include "tests/integration/limits/limits.h"
 #include "tests/support/cluster.h"
 #include "tests/support/rogue_peer.h"
@@ -65,8 +66,8 @@ static struct rdt_tensor *make_targets(const struct rdt_tensor *tensors, char *m
     return targets;
 }
 
-static void fetch_and_compare(rdt *reader, const struct rdt_ref *ref, enum rdt_fetch_mode mode, const struct rdt_tensor *targets,
-                              const struct rdt_tensor *tensors)
+static void fetch_and_compare(rdt *reader, const struct rdt_ref *ref, enum rdt_fetch_mode mode,
+                              const struct rdt_tensor *targets, const struct rdt_tensor *tensors)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
     size_t n = N;
@@ -145,7 +146,8 @@ static void say_hello(struct raw *raw, bool runs)
     raw_connect(raw, node.socket);
     hello.protocol_min = hello.protocol_max = 1;
     hello.tensor_runs = runs;
-    reply = (Rdt__Pb__HelloReply *)raw_reply(raw, raw_send(raw, RDT_MSG_HELLO, &hello.base, NULL, 0), &rdt__pb__hello_reply__descriptor);
+    reply = (Rdt__Pb__HelloReply *)raw_reply(raw, raw_send(raw, RDT_MSG_HELLO, &hello.base, NULL, 0),
+                                             &rdt__pb__hello_reply__descriptor);
     cr_assert(reply->tensor_runs);
     rdt__pb__hello_reply__free_unpacked(reply, NULL);
 }
@@ -202,7 +204,8 @@ Test(tensor_runs, who_does_not_say_that_it_reads_runs_is_told_each_tensor)
         ask(&raw, "many", NULL, 1);
         done = next_done(&raw);
         cr_assert_eq(done->status, RDT_OK, "%s", done->message);
-        cr_assert(runs ? done->tensors->n_run > 0 && done->tensors->n_dtype < 20 : done->tensors->n_run == 0 && done->tensors->n_dtype == N);
+        cr_assert(runs ? done->tensors->n_run > 0 && done->tensors->n_dtype < 20
+                       : done->tensors->n_run == 0 && done->tensors->n_dtype == N);
         must_ok(layout_from_wire(done->tensors, &layout, &err));
         cr_assert_eq(layout->count, N);
         for (uint32_t i = 0; i < N; i++)
@@ -243,7 +246,8 @@ Test(tensor_runs, a_node_that_does_not_say_that_it_reads_runs_is_told_each_tenso
     pull.meta_only = true;
     rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
     must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, 1));
-    meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes, rogue_peer.came[RDT_PEER_PULL_META].payload);
+    meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
+                                      rogue_peer.came[RDT_PEER_PULL_META].payload);
     must_say(meta->status == RDT_OK && meta->tensors, "%d %s", meta->status, meta->message);
     cr_assert(meta->tensors->n_run == 0 && meta->tensors->n_dtype == N);
     rdt__pb__pull_meta__free_unpacked(meta, NULL);

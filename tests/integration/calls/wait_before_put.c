@@ -1,5 +1,6 @@
-/* Waits for a put and for an end as requests: beside fetches, in event loops, cancelled, timed out, and when the daemon goes; and a hold that
- * is dropped without waiting. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Waits for a put and for an end as requests: beside fetches, in event loops, cancelled, timed out, and when the daemon
+ * goes; and a hold that is dropped without waiting. */
 #include <criterion/criterion.h>
 #include <poll.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Setup and checks of the tests of GPU memory on one node: a daemon and two clients that put and fetch. The tests run end to
  * end, through the plug-in "cuda" and librdt-cuda, on a FAKE driver (tests/fake_cuda). They show how fds, handles, lifetimes
  * and order are handled, and nothing about a GPU. With RDT_TEST_GPU set they run on the machine's own GPUs (make test-gpu).
@@ -12,10 +13,10 @@
 #include <criterion/criterion.h>
 
 #ifdef RDT_WITHOUT_CUDA
-#define CUDA_SUITE(suite)                                                                \
-    Test(suite, memory)                                                                  \
-    {                                                                                    \
-        cr_skip_test("cuda.h was not there when this was built: make cuda-headers");     \
+#define CUDA_SUITE(suite)                                                            \
+    Test(suite, memory)                                                              \
+    {                                                                                \
+        cr_skip_test("cuda.h was not there when this was built: make cuda-headers"); \
     }
 #else
 #define CUDA_SUITE(suite) TestSuite(suite, .timeout = 200);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* GPU memory on one node: how long it lives, with many puts, clients that die, and deadlines.
  *
  * The leak checker of gcc 12: see cuda_fixture.h.

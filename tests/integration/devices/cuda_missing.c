@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a client of one node is told when the machine lacks something, and what the use of a GPU costs.
  *
  * The leak checker of gcc 12: see cuda_fixture.h.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* GPU memory between two daemons, on a FAKE driver and a FAKE NCCL (tests/fake_cuda, tests/fake_nccl): staged through pinned
  * host memory, and within a group; with processes that die on either side. The tests show nothing about a GPU. With
  * RDT_TEST_GPU set (make test-gpu) they run on the machine's own GPUs, with two daemons on one machine.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* GPU memory on one node: its owners, their limits, and what the daemon still holds of a client's own memory after that
  * client has ended.
  *
@@ -167,10 +168,9 @@ Test(cuda_owners, lenders_handle_is_closed_behind_the_copies)
     options.memory = "host";
     options.timeout_ns = LONG;
     must_ok(rdt_fetch_start(b, &ref, 1, &options, &request, &err));
-    wait_until(20 * SEC,
-               (node_status(&node, &status), status.transfers_active > 0) ||
-                   /* the fetch may have ended before the first look */
-                   rdt_wait(b, &request, 1, 1, 0, NULL, NULL, NULL) != RDT_TIMED_OUT);
+    wait_until(20 * SEC, (node_status(&node, &status), status.transfers_active > 0) ||
+                             /* the fetch may have ended before the first look */
+                             rdt_wait(b, &request, 1, 1, 0, NULL, NULL, NULL) != RDT_TIMED_OUT);
     actor_kill(&lender, SIGKILL);
     if (rdt_wait(b, &request, 1, 1, LONG, NULL, NULL, NULL) == RDT_OK &&
         rdt_request_take_object(request, &object, NULL) == RDT_OK) {

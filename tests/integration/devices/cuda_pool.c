@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon's GPU memory as an allocator for other libraries (rdt_cuda_pool_*).
  *
  * The leak checker of gcc 12: see cuda_fixture.h.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* GPU memory on one node: order by streams.
  *
  * The leak checker of gcc 12: see cuda_fixture.h.

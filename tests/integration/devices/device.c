@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory on devices, on one node, with a fake device whose addresses the daemon cannot touch: it is shared with clients of its
  * owner and copied for others and to other places; its lifetime, its order by streams, and faults.
  */
@@ -271,7 +272,10 @@ Test(device, thousand_puts_leave_nothing)
         uint64_t now;
         if (i % 10 == 0)
             expect(b, &ref, i % 20 ? "host" : NULL, NULL, 64 * KIB, i, i % 20 ? "local/copy" : "local/share",
-                   i % 20 ? "host" : "fake", i % 20 ? "" : i % 2 ? "FAKE-0" : "FAKE-1");
+                   i % 20 ? "host" : "fake",
+                   i % 20  ? ""
+                   : i % 2 ? "FAKE-0"
+                           : "FAKE-1");
         must_ok(rdt_free(a, &ref, false, &err));
         must_ok(rdt_dealloc(a, addr, &err));
         now = atomic_load(&gpu.control->allocated[0]) + atomic_load(&gpu.control->allocated[1]);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The free pool and the region cache of memory on devices: which clients get unused memory again, and when it is freed. */
 #include "tests/integration/devices/device_fixture.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Setup and checks of the tests of memory on devices: a node with two fake devices, and two clients that map device memory,
  * put and fetch. Only those tests include this header. */
 #ifndef TESTS_DEVICE_FIXTURE_H

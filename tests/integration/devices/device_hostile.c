@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Requests for memory on devices that cannot be fulfilled, and imports that are not what they claim to be. Each is refused with
  * a sentence that names the fault, and nothing else is affected. */
 #include <fcntl.h>
@@ -54,18 +55,18 @@ Test(device_hostile, import_columns_of_other_lengths_are_refused)
         fds[i] = fd;
     for (unsigned i = 0; i < 65; i++)
         sizes[i] = 4096;
-#define REFUSED(of_kind, n_sizes, n_fds, says)                        \
-    do {                                                              \
-        Rdt__Pb__Import message = RDT__PB__IMPORT__INIT;              \
-        message.memory = (char *)"fake";                              \
-        message.device = (char *)"FAKE-0";                            \
-        message.kind = (Rdt__Pb__RegionKind)(of_kind);                \
-        message.bytes = 4096;                                         \
-        message.handle = (ProtobufCBinaryData){64, handle};           \
-        message.chunk_bytes = sizes;                                  \
-        message.n_chunk_bytes = n_sizes;                              \
+#define REFUSED(of_kind, n_sizes, n_fds, says)                           \
+    do {                                                                 \
+        Rdt__Pb__Import message = RDT__PB__IMPORT__INIT;                 \
+        message.memory = (char *)"fake";                                 \
+        message.device = (char *)"FAKE-0";                               \
+        message.kind = (Rdt__Pb__RegionKind)(of_kind);                   \
+        message.bytes = 4096;                                            \
+        message.handle = (ProtobufCBinaryData){64, handle};              \
+        message.chunk_bytes = sizes;                                     \
+        message.n_chunk_bytes = n_sizes;                                 \
         (void)raw_send(&raw, RDT_MSG_IMPORT, &message.base, fds, n_fds); \
-        refuses(&raw, RDT_INVALID, says);                             \
+        refuses(&raw, RDT_INVALID, says);                                \
     } while (0)
     REFUSED(RDT__PB__REGION_KIND__REGION_KIND_LEGACY_IPC, 1, 64, "1 chunk sizes for 64 fds");
     REFUSED(RDT__PB__REGION_KIND__REGION_KIND_LEGACY_IPC, 64, 1, "64 chunk sizes for 1 fds");

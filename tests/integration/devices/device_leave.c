@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A memory kind that somebody unloads while a fetch is about to allocate on its devices. */
 #include "tests/integration/devices/device_nodes_fixture.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory on devices between two nodes. No transport can move the memory of the fake devices, so each sub-pull goes through host
  * memory. Tested are order by streams, deadlines, faults, and that every path is explained.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Setup and checks of the tests of memory on devices between two nodes: each node has two fake devices and a client that maps
  * their memory. Only those tests include this header. */
 #ifndef TESTS_DEVICE_NODES_FIXTURE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory on devices when room is short, when memory cannot be shared, and when a copy is cancelled: errors come early, and only
  * to the clients that are concerned. */
 #include <pthread.h>

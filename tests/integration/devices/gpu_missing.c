@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A daemon whose machine lacks something that GPUs need: a line of `rdtctl backends` says what, a request for it gets a typed
  * error, and everything else works. A library that must not be found is hidden behind an empty file of its name.
  * lsan: use_tls=0
@@ -90,9 +91,8 @@ static json_t *backend_row(const char *name, json_t **all_p)
     *all_p = json_loads(program.out, 0, NULL);
     program_free(&program);
     must(*all_p);
-    json_array_foreach(json_object_get(*all_p, "backends"), i, row)
-        if (strcmp(json_string_value(json_object_get(row, "name")), name) == 0)
-            return row;
+    json_array_foreach(json_object_get(*all_p, "backends"), i,
+                       row) if (strcmp(json_string_value(json_object_get(row, "name")), name) == 0) return row;
     fail("rdtctl backends does not list %s", name);
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The n-th allocation of a daemon fails, for every n that a run of all the calls comes to: the request fails,
  * with a status that says so, or its connection ends; the daemon does not, nobody waits for ever, nothing is
  * left, and the next user notices nothing.

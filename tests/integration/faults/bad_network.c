@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Networks that are bad and not dead: frames that are lost, late, doubled or out of order, one direction that
  * carries nothing, a cable that comes and goes. What TCP can mend nobody notices; what it cannot is told on
  * both ends in time and in type.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Nodes on a cable of which a test says what it does to frames, and an agent at each end that takes orders. */
 #ifndef TESTS_INTEGRATION_BAD_NETWORK_H
 #define TESTS_INTEGRATION_BAD_NETWORK_H
@@ -7,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/support/fakes/badcable.h"
 #include "tests/support/cluster.h"
+#include "tests/support/fakes/badcable.h"
 #include "tests/support/fault_agent.h"
 
 #define KIB ((size_t)1024)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A cable is unplugged again and again, for shorter and for longer than peer_timeout. */
 #include "tests/integration/faults/bad_network.h"
 

@@ -1,5 +1,6 @@
-/* Processes whose clocks differ by a day, as in containers with time namespaces of their own: a client, a daemon, and one of two nodes.
- * Deadlines, pings and busy polling mean the time that passes, never what a clock shows. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Processes whose clocks differ by a day, as in containers with time namespaces of their own: a client, a daemon, and one of
+ * two nodes. Deadlines, pings and busy polling mean the time that passes, never what a clock shows. */
 #include <criterion/criterion.h>
 #include <sched.h>
 #include <stdio.h>
@@ -127,7 +128,8 @@ Test(clocks, daemon_elsewhere_keeps_its_clients_deadlines)
 
 Test(clocks, nodes_with_different_clocks_meet_and_move)
 {
-    static const char *const flags[] = {"--peer-timeout=2s", NULL}, *const meant[] = {"is lost: ", "taken down and rebuilt", NULL};
+    static const char *const flags[] = {"--peer-timeout=2s", NULL}, *const meant[] = {"is lost: ", "taken down and rebuilt",
+                                                                                      NULL};
     char address[65];
     struct test_node other;
     struct rdt_ref ref;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Somebody dies, freezes or is cut off at a known step of a fetch: whoever waits is told in time and in type, nobody
  * else notices, nothing is left, and what comes back works again. The test transport's delays and SIGSTOP hold a step
  * open; the records of transfers say which one it is.
@@ -115,7 +116,7 @@ struct scene {
     struct actor reader, producer, busy;
     bool put, busy_runs;
     bool replaced; /* another producer has put in the place of the one that died */
-    bool held[2]; /* nodes that stand still to hold the step open */
+    bool held[2];  /* nodes that stand still to hold the step open */
     bool reported;
     struct report report;
     char boot_id[33];

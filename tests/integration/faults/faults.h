@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Nodes that notice soon, by a test transport whose delays hold a step open. */
 #ifndef TESTS_INTEGRATION_FAULTS_H
 #define TESTS_INTEGRATION_FAULTS_H

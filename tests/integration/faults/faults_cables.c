@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A cable is cut or unplugged while a fetch is on its way: whoever waits is told in time, nothing is written
  * afterwards, and what comes back works again. */
 #include "tests/integration/faults/faults.h"
@@ -7,9 +8,13 @@ TestSuite(faults_cables, .timeout = SUITE_SECONDS(280));
 /* Tiny chunks, one at a time: what is large takes long, however fast the cable. */
 static void begin_cables(void)
 {
-    static const char *const flags[] = {
-        "--peer-timeout=3s",     "--backoff-max=300ms",  "--connect-timeout=3s",
-        "--quiesce-grace=300ms", "--chunk=4KiB",          "--chunks-in-flight=1", NULL};
+    static const char *const flags[] = {"--peer-timeout=3s",
+                                        "--backoff-max=300ms",
+                                        "--connect-timeout=3s",
+                                        "--quiesce-grace=300ms",
+                                        "--chunk=4KiB",
+                                        "--chunks-in-flight=1",
+                                        NULL};
 
     cluster_start(&c, 2, &(struct cluster_options){.cables = true, .flags = flags});
 }

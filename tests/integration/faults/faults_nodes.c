@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How later calls, and the other nodes, fare after a node is lost. */
 #include "tests/integration/faults/faults.h"
 
@@ -76,7 +77,8 @@ Test(faults_nodes, lost_node_breaks_no_other)
     third = node_client(&c.node[2], "third");
     ref = put_pattern(owner, NULL, BYTES, 1);
     gone = put_pattern(third, NULL, BYTES, 2);
-    (void)snprintf(delay, sizeof delay, "delay_ms=%lld\n", (long long)(patience(100 * MSEC) / MSEC)); /* both last until one node is dead */
+    (void)snprintf(delay, sizeof delay, "delay_ms=%lld\n",
+                   (long long)(patience(100 * MSEC) / MSEC)); /* both last until one node is dead */
     set_faults(delay);
     request = start_one(reader, &ref, LONG);
     lost = start_one(reader, &gone, LONG);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* No space is left where the node's uuid is kept, or where the log goes: at the start, at a restart, and while clients work. */
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,5 +1,6 @@
-/* A daemon, or a client, in a control group whose memory runs out. The kernel kills a process that touches more than its group may have,
- * so the daemon refuses what does not fit before it touches a page. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A daemon, or a client, in a control group whose memory runs out. The kernel kills a process that touches more than its
+ * group may have, so the daemon refuses what does not fit before it touches a page. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -66,7 +67,8 @@ Test(memory_group, memory_that_does_not_fit_is_refused)
     begin((const char *[]){ROOMY, NULL});
     for (unsigned i = 0; i < 5; i++) {
         must_refuse(RDT_NO_MEMORY, "control group", rdt_alloc(bystander, 400 * MIB, &addr, &err));
-        must_refuse(RDT_NO_MEMORY, "MemoryMax", rdt_alloc(bystander, GROUP_BYTES, &addr, &err)); /* nothing is left for the daemon */
+        must_refuse(RDT_NO_MEMORY, "MemoryMax",
+                    rdt_alloc(bystander, GROUP_BYTES, &addr, &err)); /* nothing is left for the daemon */
         others_are_well();
     }
     must_ok(rdt_alloc(bystander, 128 * MIB, &addr, &err));
@@ -119,7 +121,8 @@ Test(memory_group, many_at_once_get_no_more_than_there_is)
     struct actor actors[GREEDY];
 
     memory_group_create(&group, GROUP_BYTES);
-    node_start(&node, &(struct node_options){.flags = (const char *[]){ROOMY, "--worker-threads=4", NULL}, .memory_group = group.dir});
+    node_start(&node,
+               &(struct node_options){.flags = (const char *[]){ROOMY, "--worker-threads=4", NULL}, .memory_group = group.dir});
     for (unsigned i = 0; i < GREEDY; i++) {
         actor_start(&actors[i], take_what_there_is, NULL);
         actor_await(&actors[i]);

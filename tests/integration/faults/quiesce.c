@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Quiesce before free: who gives up is released at once, what an engine may still write stays put until it
  * cannot. The transport is told not to abort, to write late, to close slowly; patterns show where its late
  * bytes go.

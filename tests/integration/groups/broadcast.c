@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Broadcasts to groups of daemons: over "grouped", which has none of its own (the root sends to each), and
  * over Gloo, which passes chunks on from node to node. */
 #include <criterion/criterion.h>
@@ -137,8 +138,8 @@ static unsigned copies_of(const struct rdt_ref *ref)
     FILE *answer;
 
     rdt_ref_to_text(ref, text);
-    (void)snprintf(command, sizeof command, "%s --socket %s stat '%s' | grep -c 'node .* has a replica of it'", build_path("rdtctl"),
-                   c.node[0].socket, text);
+    (void)snprintf(command, sizeof command, "%s --socket %s stat '%s' | grep -c 'node .* has a replica of it'",
+                   build_path("rdtctl"), c.node[0].socket, text);
     answer = popen(command, "re");
     must(answer && fscanf(answer, "%u", &n) == 1);
     (void)pclose(answer);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups of three daemons over Gloo. */
 #include <criterion/criterion.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups of three daemons over the test transport "grouped": who may use one, what brings it down, and what
  * does not. */
 #include <criterion/criterion.h>
@@ -268,7 +269,8 @@ Test(groups, device_that_the_transport_lacks_is_refused_by_name_and_touches_none
     only.transport = by;
     only.id = "w";
     only.id_bytes = 1;
-    must_refuse(RDT_UNSUPPORTED, "transport grouped does not move fake memory", rdt_put(actor_of[0], &tensor, 1, &only, &ref, &err));
+    must_refuse(RDT_UNSUPPORTED, "transport grouped does not move fake memory",
+                rdt_put(actor_of[0], &tensor, 1, &only, &ref, &err));
     ref = ref_on(&c.node[0], "w");
     must_refuse(RDT_NOT_FOUND, "w", rdt_free(actor_of[0], &ref, false, &err)); /* nothing was put */
     members[1].node = c.node[1].address;

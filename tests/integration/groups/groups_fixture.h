@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of groups begin and end with: nodes that no transport connects but in groups. Included by
  * groups*.c and gloo.c only. */
 #ifndef TESTS_GROUPS_FIXTURE_H
@@ -110,7 +111,8 @@ static void move(unsigned from, unsigned to, const char *group, size_t bytes)
     must_ok(rdt_free(actor_of[from], &ref, false, &err));
 }
 
-__attribute__((unused)) static rdt_request *start_by(rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns)
+__attribute__((unused)) static rdt_request *start_by(rdt *conn, const struct rdt_ref *ref, const char *group,
+                                                     int64_t timeout_ns)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
     rdt_request *request;

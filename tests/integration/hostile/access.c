@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Who may: other users, what they see, what they get, what they cannot do with it. Needs root, to become somebody else. */
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -539,16 +540,13 @@ Test(access, guessed_numbers_of_other_sessions_are_nothing)
     parked = start_one(conn, &(struct rdt_ref){.any_owner = 1, .id_bytes = 1, .id = "z"}, 0);
     for (uint64_t i = 0; i < 20; i++) {
         release.hold = i;
-        must_refuse(RDT_NOT_FOUND, "no hold",
-                    call(other, RDT_MSG_RELEASE, &release.base, LONG, NULL, &err));
+        must_refuse(RDT_NOT_FOUND, "no hold", call(other, RDT_MSG_RELEASE, &release.base, LONG, NULL, &err));
         region.region = i;
-        must_refuse(RDT_NOT_FOUND, "no region",
-                    call(other, RDT_MSG_RELEASE_REGION, &region.base, LONG, NULL, &err));
+        must_refuse(RDT_NOT_FOUND, "no region", call(other, RDT_MSG_RELEASE_REGION, &region.base, LONG, NULL, &err));
         wait.region = i + 1;
         wait.generation = 1;
         wait.bytes = 10;
-        must_refuse(RDT_NOT_FOUND, "no region",
-                    call(other, RDT_MSG_WAIT_FREED, &wait.base, LONG, NULL, &err));
+        must_refuse(RDT_NOT_FOUND, "no region", call(other, RDT_MSG_WAIT_FREED, &wait.base, LONG, NULL, &err));
         cancel.handle = i;
         must_ok(call(other, RDT_MSG_CANCEL, &cancel.base, LONG, NULL, &err));
     }

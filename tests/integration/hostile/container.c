@@ -1,4 +1,6 @@
-/* A client in a container: its own mount, pid, net, ipc and user namespace, no root, and of the host only the socket's folder. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A client in a container: its own mount, pid, net, ipc and user namespace, no root, and of the host only the socket's
+ * folder. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Descriptors that take long to close, for ever or as long as gigabytes take: whoever sends them waits, nobody else does. */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
-/* Bytes and fds that come in no good order: frames that never end, that come in crumbs, from many at once; greetings that take for
- * ever; fds that get lost on the way. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bytes and fds that come in no good order: frames that never end, that come in crumbs, from many at once; greetings that
+ * take for ever; fds that get lost on the way. */
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -178,7 +179,8 @@ Test(hostile_frames, fds_lost_to_the_daemons_limit_are_a_limit)
     refuses(&raw, RDT_LIMIT, "limit");
     cr_assert_eq(raw.frame.request_id, 77);
     must(prlimit(node.pid, RLIMIT_NOFILE, &old, NULL) == 0);
-    protobuf_c_message_free_unpacked(raw_reply(&raw, raw_send(&raw, RDT_MSG_PING, &ping.base, NULL, 0), &rdt__pb__ping__descriptor), NULL);
+    protobuf_c_message_free_unpacked(
+        raw_reply(&raw, raw_send(&raw, RDT_MSG_PING, &ping.base, NULL, 0), &rdt__pb__ping__descriptor), NULL);
     raw_close(&raw);
     for (unsigned i = 0; i < 40; i++)
         close(fds[i]);

@@ -1,5 +1,6 @@
-/* Holds of a node that has the key: of what its users may not see, of numbers that exist already or never did, by the million, and of a
- * node that then says no more. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Holds of a node that has the key: of what its users may not see, of numbers that exist already or never did, by the
+ * million, and of a node that then says no more. */
 #include "tests/integration/hostile/peer_fixture.h"
 
 TestSuite(hostile_holds, .timeout = 240);
@@ -40,7 +41,8 @@ static void answered(unsigned n, enum rdt_status expected, const char *says)
     Rdt__Pb__CallReply *reply;
 
     must(rogue_peer_await(&rogue_peer, RDT_PEER_CALL_REPLY, n));
-    reply = rdt__pb__call_reply__unpack(NULL, rogue_peer.came[RDT_PEER_CALL_REPLY].bytes, rogue_peer.came[RDT_PEER_CALL_REPLY].payload);
+    reply = rdt__pb__call_reply__unpack(NULL, rogue_peer.came[RDT_PEER_CALL_REPLY].bytes,
+                                        rogue_peer.came[RDT_PEER_CALL_REPLY].payload);
     must_say(reply->status == expected && strstr(reply->message, says), "%d: %s", reply->status, reply->message);
     rdt__pb__call_reply__free_unpacked(reply, NULL);
 }
@@ -128,7 +130,7 @@ Test(hostile_holds, lists_of_holds_that_make_no_sense)
     hold(4, &all, geteuid()); /* during the list */
     answered(4, RDT_OK, "");
     must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 2)); /* which of them are none */
-    tell(NULL, 0, NULL, 0, true, false); /* it begins again */
+    tell(NULL, 0, NULL, 0, true, false);                    /* it begins again */
     tell(NULL, 0, odd, 2, false, true);
     rogue_peer_flush(&rogue_peer);
     wait_until(LONG, holds_of(&all) == 2);
@@ -171,8 +173,8 @@ static size_t owners_known(void)
     return n;
 }
 
-/* A node vouches for its users, and may name as many as it likes, each with a limit of its own. A hold of a user who has no other took 0.6
- * KB; at 1,048,576 holds of one node further ones are refused. */
+/* A node vouches for its users, and may name as many as it likes, each with a limit of its own. A hold of a user who has no
+ * other took 0.6 KB; at 1,048,576 holds of one node further ones are refused. */
 Test(hostile_holds, flood_of_very_many_users_costs_little_and_is_forgotten)
 {
     const char *flags[] = {"--hold-grace=1s", NULL};

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Offers of memory that is none, or not what it is said to be, and tensors that lie where they must not. Each refusal names the
  * thing; the connection goes on; nothing stays. */
 #include <fcntl.h>

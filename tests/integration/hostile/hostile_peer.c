@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A node that has the key and lies: about sizes, about states, about what it was asked. Whoever fetches from it is told what is
  * wrong, with the node's name or the thing; the link ends only where it cannot go on; this node's own clients do not notice. */
 #include <unistd.h>
@@ -108,7 +109,7 @@ static void honest_fetch_works(void)
         __VA_ARGS__;                           \
         send_answer(&answer);                  \
         ends_with(request, expected, says);    \
-        cr_assert_geq(rogue_peer.sock, 0);        \
+        cr_assert_geq(rogue_peer.sock, 0);     \
     } while (0)
 
 /* ---- lies ---- */
@@ -280,7 +281,8 @@ Test(hostile_peer, flood_of_questions_is_bounded)
     }
     rogue_peer_flush(&rogue_peer);
     must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, 1));
-    meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes, rogue_peer.came[RDT_PEER_PULL_META].payload);
+    meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
+                                      rogue_peer.came[RDT_PEER_PULL_META].payload);
     must_say(meta->status == RDT_LIMIT && strstr(meta->message, "transfers under way"), "%s", meta->message);
     rdt__pb__pull_meta__free_unpacked(meta, NULL);
     must_say(rss_of(node.pid) < rss + 512 * MIB * (size_t)patience(1), "%zu MiB more", (rss_of(node.pid) - rss) / MIB);

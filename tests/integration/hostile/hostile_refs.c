@@ -1,10 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Refs that name nodes: a node that has become another, refs that lie, refs by the thousand, and strangers at the port where
  * nodes meet. Whoever is at an address is reached there, whatever others asked for before. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <sched.h>
-#include <stdlib.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -333,7 +334,8 @@ Test(hostile_refs, listed_host_name_has_no_limit_of_its_own)
 
     if (geteuid() != 0 || !mute_name_server())
         cr_skip_test("a hosts file of its own needs root and namespaces");
-    begin(&(struct node_options){.listen = "127.0.0.1:0", .nodes = "cee cee.test:9\n", .flags = (const char *[]){"--connect-timeout=60s", NULL}});
+    begin(&(struct node_options){
+        .listen = "127.0.0.1:0", .nodes = "cee cee.test:9\n", .flags = (const char *[]){"--connect-timeout=60s", NULL}});
     wait_until(LONG, node_log_has(&node, "cannot connect to 127.0.0.5:9"));
     for (unsigned i = 0; i < FRIENDS; i++)
         friends[i] = knock_from("127.0.0.5");
@@ -477,7 +479,8 @@ static unsigned dial_nowhere(rdt *conn, unsigned n)
         if (fetch_status(conn, &ref, LONG) != RDT_LIMIT)
             continue;
         n_refused++;
-        must_say(strstr(err.msg, "uid 12345 has had 64 unlisted addresses dialled, and 4 more a second are allowed: try again in ") &&
+        must_say(strstr(err.msg,
+                        "uid 12345 has had 64 unlisted addresses dialled, and 4 more a second are allowed: try again in ") &&
                      strstr(err.msg, "or list the nodes in the nodes file"),
                  "%s", err.msg);
     }
@@ -508,13 +511,14 @@ Test(hostile_refs, user_has_few_addresses_dialled_and_others_are_not_held_up)
     greedy = client_of(STRANGER, "greedy");
     since = now_ns();
     n_refused = dial_nowhere(greedy, 60);
-    must_say(n_refused + 1 >= 60 - (unsigned)((now_ns() - since) / (SEC / 4)), "only %u of 60 were refused after a new session", n_refused);
+    must_say(n_refused + 1 >= 60 - (unsigned)((now_ns() - since) / (SEC / 4)), "only %u of 60 were refused after a new session",
+             n_refused);
     must_say(lines_of_log(" warn: node 127.77.") <= 2, "%u warnings", lines_of_log(" warn: node 127.77."));
 
     must_be_reached("bee"); /* a listed node, by whomever */
     (void)snprintf(elsewhere.address, sizeof elsewhere.address, "%s", other_address);
     must(fetch_status(greedy, &elsewhere, MSEC) != RDT_LIMIT); /* nobody has put that id for this user */
-    user = client_of(STRANGER + 1, "user"); /* another user's dial */
+    user = client_of(STRANGER + 1, "user");                    /* another user's dial */
     must_say(fetch_status(user, &shown, LONG) == RDT_OK, "%s", err.msg);
     must_say(fetch_status(greedy, &shown, LONG) == RDT_OK, "%s", err.msg); /* it has been met now */
     rdt_close(user);

@@ -1,5 +1,6 @@
-/* A node that keeps a copy, and the free by force of the object: it returns when that node may serve the copy to nobody any more, and no sooner,
- * however the link between the two ends. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A node that keeps a copy, and the free by force of the object: it returns when that node may serve the copy to nobody any
+ * more, and no sooner, however the link between the two ends. */
 #include <errno.h>
 #include <pthread.h>
 
@@ -47,7 +48,8 @@ static void begin_kept(const char *const *flags)
     pull.keep = true;
     rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
     must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, 1));
-    meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes, rogue_peer.came[RDT_PEER_PULL_META].payload);
+    meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
+                                      rogue_peer.came[RDT_PEER_PULL_META].payload);
     must_say(meta->status == RDT_OK && meta->kept, "%s", meta->message);
     rdt__pb__pull_meta__free_unpacked(meta, NULL);
     confirmed_ns = now_ns();

@@ -1,5 +1,6 @@
-/* Requests of a shape that the protocol has, and that make no sense: what the future may send, too many of everything, slices and
- * targets that do not fit, sessions and numbers that are somebody else's. Each is refused with the thing's name. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests of a shape that the protocol has, and that make no sense: what the future may send, too many of everything,
+ * slices and targets that do not fit, sessions and numbers that are somebody else's. Each is refused with the thing's name. */
 #include "proto/rdt_dtype.h"
 #include "tests/integration/hostile/protocol_fixture.h"
 #include "tests/support/program.h"
@@ -262,9 +263,11 @@ Test(hostile_requests, name_of_a_client_is_shown_as_plain_text)
     begin(&(struct node_options){.log = "trace"});
     raw_connect(&raw, node.socket);
     hello.protocol_min = hello.protocol_max = RDT_PROTOCOL_MAX;
-    hello.client_name = (char *)"evil\xc2\x9b" "2J\x1b[2J\xe2\x80\xae" "live";
-    protobuf_c_message_free_unpacked(raw_reply(&raw, raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0),
-                                               &rdt__pb__hello_reply__descriptor), NULL);
+    hello.client_name = (char *)"evil\xc2\x9b"
+                                "2J\x1b[2J\xe2\x80\xae"
+                                "live";
+    protobuf_c_message_free_unpacked(
+        raw_reply(&raw, raw_send(&raw, RDT_MSG_HELLO, &hello.base, NULL, 0), &rdt__pb__hello_reply__descriptor), NULL);
     program_run(&ctl, (const char *[]){"rdtctl", "--socket", node.socket, "clients", NULL}, NULL);
     must_say(ctl.status == 0 && strstr(ctl.out, "evil??2J?[2J???live"), "%s%s", ctl.out, ctl.err);
     program_free(&ctl);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Clients that are stopped (SIGSTOP) at a bad moment: in the middle of a message, of an answer, or with events to come. The
  * daemon keeps little for them, which is charged to them, others do not notice, and its own end does not wait for them. */
 #include <signal.h>
@@ -176,7 +177,8 @@ Test(hostile_stopped, in_an_answer_disturbs_nobody)
         others_are_well();
         cr_assert_leq(most_queued(), UNREAD_MAX + MIB);
     }
-    must_say(rss_of(node.pid) < rss + (STOPPED * 8 + 64) * MIB * (size_t)patience(1), "%zu MiB more", (rss_of(node.pid) - rss) / MIB);
+    must_say(rss_of(node.pid) < rss + (STOPPED * 8 + 64) * MIB * (size_t)patience(1), "%zu MiB more",
+             (rss_of(node.pid) - rss) / MIB);
     end_in_time();
 }
 
@@ -194,10 +196,9 @@ static int wait_for_everything(struct actor *self, void *arg)
     (void)arg;
     object = fetch_one(conn, &theirs, RDT_FETCH_AUTO);
     request = start_one(conn, &never, -1);
-    must_ok(rdt_watch(conn,
-                      RDT_KIND_OBJECTS | RDT_KIND_REGIONS | RDT_KIND_CLIENTS | RDT_KIND_TRANSFERS | RDT_KIND_NAMES |
-                          RDT_KIND_OWNERS,
-                      &err));
+    must_ok(rdt_watch(
+        conn, RDT_KIND_OBJECTS | RDT_KIND_REGIONS | RDT_KIND_CLIENTS | RDT_KIND_TRANSFERS | RDT_KIND_NAMES | RDT_KIND_OWNERS,
+        &err));
     actor_step(self);
     actor_await(self); /* stopped here, and waked */
     for (uint64_t lost = 0; lost == 0; lost = event.lost)

@@ -1,5 +1,6 @@
-/* Strangers in numbers: at the port where nodes meet, at the socket, and in the table of nodes. A node that holds the key always gets in,
- * and none of it fills the log. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Strangers in numbers: at the port where nodes meet, at the socket, and in the table of nodes. A node that holds the key
+ * always gets in, and none of it fills the log. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

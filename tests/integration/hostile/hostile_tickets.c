@@ -1,5 +1,6 @@
-/* A node that has the key and does not keep to the order of turns: says nothing when it has one, or words out of place. It is not waited
- * for longer than stall_timeout, and the queue goes on for the others. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A node that has the key and does not keep to the order of turns: says nothing when it has one, or words out of place. It
+ * is not waited for longer than stall_timeout, and the queue goes on for the others. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A file system that does not answer, for tests of what a client can make the kernel wait for. Included by those tests only. */
 #ifndef TESTS_MUTE_FS_H
 #define TESTS_MUTE_FS_H
@@ -58,14 +59,31 @@ static inline void *mute_serve(void *arg)
             attr = (struct fuse_attr){.ino = 2, .mode = S_IFREG | 0644, .nlink = 1, .size = MUTE_BYTES};
         attr_out.attr = entry.attr = attr;
         switch (in.opcode) {
-        case FUSE_INIT: mute_answer(fs->device, in.unique, 0, &init, sizeof init); break;
-        case FUSE_LOOKUP: mute_answer(fs->device, in.unique, 0, &entry, sizeof entry); break;
-        case FUSE_GETATTR: mute_answer(fs->device, in.unique, 0, &attr_out, sizeof attr_out); break;
-        case FUSE_OPEN: mute_answer(fs->device, in.unique, 0, &opened, sizeof opened); break;
-        case FUSE_READ: fs->n_reads++; break;
-        case FUSE_FLUSH: fs->n_flushes++; break;
-        case FUSE_INTERRUPT: case FUSE_RELEASE: case FUSE_FORGET: case FUSE_BATCH_FORGET: break;
-        default: mute_answer(fs->device, in.unique, -ENOSYS, NULL, 0);
+        case FUSE_INIT:
+            mute_answer(fs->device, in.unique, 0, &init, sizeof init);
+            break;
+        case FUSE_LOOKUP:
+            mute_answer(fs->device, in.unique, 0, &entry, sizeof entry);
+            break;
+        case FUSE_GETATTR:
+            mute_answer(fs->device, in.unique, 0, &attr_out, sizeof attr_out);
+            break;
+        case FUSE_OPEN:
+            mute_answer(fs->device, in.unique, 0, &opened, sizeof opened);
+            break;
+        case FUSE_READ:
+            fs->n_reads++;
+            break;
+        case FUSE_FLUSH:
+            fs->n_flushes++;
+            break;
+        case FUSE_INTERRUPT:
+        case FUSE_RELEASE:
+        case FUSE_FORGET:
+        case FUSE_BATCH_FORGET:
+            break;
+        default:
+            mute_answer(fs->device, in.unique, -ENOSYS, NULL, 0);
         }
     }
     return NULL;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of a node that has the key and lies begin and end with. Included by those tests only. */
 #ifndef TESTS_PEER_FIXTURE_H
 #define TESTS_PEER_FIXTURE_H
@@ -9,7 +10,8 @@
 #include "tests/integration/hostile/protocol_fixture.h"
 #include "tests/support/rogue_peer.h"
 
-static const char *const meant[] = {"is lost", "rogue_peer", "is down", "protocol", "uses transfer number", "longer than hold_grace", NULL};
+static const char *const meant[] = {
+    "is lost", "rogue_peer", "is down", "protocol", "uses transfer number", "longer than hold_grace", NULL};
 static struct rogue_peer rogue_peer;
 static rdt *reader; /* a client that fetches from the rogue_peer */
 
@@ -35,7 +37,8 @@ static inline void shown_out(const char *says)
     Rdt__Pb__Goodbye *goodbye;
 
     must(rogue_peer_await(&rogue_peer, RDT_PEER_GOODBYE, 1));
-    goodbye = rdt__pb__goodbye__unpack(NULL, rogue_peer.came[RDT_PEER_GOODBYE].bytes, rogue_peer.came[RDT_PEER_GOODBYE].payload);
+    goodbye =
+        rdt__pb__goodbye__unpack(NULL, rogue_peer.came[RDT_PEER_GOODBYE].bytes, rogue_peer.came[RDT_PEER_GOODBYE].payload);
     must_say(strstr(goodbye->reason, says), "'%s' instead of '%s'", goodbye->reason, says);
     rdt__pb__goodbye__free_unpacked(goodbye, NULL);
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Clients that are broken or hostile: what can be answered is answered, the connection ends, and nobody else notices. */
 #include <fcntl.h>
 #include <sys/socket.h>

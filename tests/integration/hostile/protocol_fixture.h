@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of hostile clients begin and end with: a node, a bystander whose work must go on, and refusals that are read
  * word by word. Included by those tests only. */
 #ifndef TESTS_PROTOCOL_FIXTURE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Clients that do not read, and messages with a byte or two changed: memory stays bounded, and nobody else notices. */
 #include <signal.h>
 #include <sys/socket.h>

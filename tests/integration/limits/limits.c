@@ -1,5 +1,6 @@
-/* Limits of clients and owners: each is met exactly at its value, says so, changes nothing, harms nobody else, and is given back by
- * every end. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Limits of clients and owners: each is met exactly at its value, says so, changes nothing, harms nobody else, and is given
+ * back by every end. */
 #include "tests/integration/limits/limits.h"
 
 /* ---- each at its value ---- */
@@ -147,7 +148,8 @@ Test(limits, waiters)
     end(NULL);
 }
 
-/* FREE by force may have to wait for other nodes, a snapshot for its copy: who may not wait is told so before anything is freed or given up. */
+/* FREE by force may have to wait for other nodes, a snapshot for its copy: who may not wait is told so before anything is
+ * freed or given up. */
 Test(limits, who_may_not_wait_is_refused_before_anything_is_done)
 {
     const char *flags[] = {"--client-max-waiters=1", NULL};

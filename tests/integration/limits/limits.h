@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Two clients on one node, and who asks what they use. */
 #ifndef TESTS_INTEGRATION_LIMITS_H
 #define TESTS_INTEGRATION_LIMITS_H
@@ -89,7 +90,7 @@ static inline uint64_t used(uint64_t client, const char *what)
 
 static inline bool nothing_is_used(void)
 {
-    static const char *const all[] = {"bytes",   "objects", "regions", "fds",     "transfers",
+    static const char *const all[] = {"bytes",   "objects", "regions", "fds",      "transfers",
                                       "waiters", "names",   "heap",    "sessions", "holds"};
 
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)

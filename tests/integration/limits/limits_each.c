@@ -1,6 +1,7 @@
-/* Every key that limits something, by one table: so many fit, one more is refused before anything is done and in a sentence that names the key,
- * nobody else notices, `rdtctl limits` shows it, what is given back serves again, and with the end of its clients nothing is left. Where a
- * caller may wait for room he does: until it comes, or until his deadline. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every key that limits something, by one table: so many fit, one more is refused before anything is done and in a sentence
+ * that names the key, nobody else notices, `rdtctl limits` shows it, what is given back serves again, and with the end of
+ * its clients nothing is left. Where a caller may wait for room he does: until it comes, or until his deadline. */
 #include "tests/integration/limits/limits.h"
 
 #include "tests/support/fakes/fake_device.h"
@@ -18,7 +19,7 @@ static const struct row {
     const char *key, *value; /* with it FIT of the deed fit */
     const char *what;        /* in rdtctl limits; NULL: it is nobody's alone */
     enum deed deed;
-    bool waits; /* a deed that is given a time waits for room */
+    bool waits;             /* a deed that is given a time waits for room */
     enum rdt_status status; /* 0: LIMIT */
 } rows[] = {
     {"client_max_bytes", "3MiB", "bytes", ALLOC, true, 0},
@@ -120,7 +121,8 @@ static uint64_t send_wait_or_hold(struct raw *raw)
 
     wait.ref = keep.ref = base();
     wait.timeout_ns = keep.timeout_ns = -1;
-    return row->deed == WAIT ? raw_send(raw, RDT_MSG_WAIT, &wait.base, NULL, 0) : raw_send(raw, RDT_MSG_HOLD, &keep.base, NULL, 0);
+    return row->deed == WAIT ? raw_send(raw, RDT_MSG_WAIT, &wait.base, NULL, 0)
+                             : raw_send(raw, RDT_MSG_HOLD, &keep.base, NULL, 0);
 }
 
 static uint64_t send_group(struct raw *raw, const char *name)
@@ -182,7 +184,8 @@ static uint64_t send_deed(struct raw *raw, unsigned i, int64_t timeout_ns)
     }
 }
 
-/* What became of the request: OK, or the error, with its sentence in `said`. What is answered when it ends is well as long as it is silent. */
+/* What became of the request: OK, or the error, with its sentence in `said`. What is answered when it ends is well as long
+ * as it is silent. */
 static enum rdt_status outcome(struct raw *raw, uint64_t id, unsigned i)
 {
     Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
@@ -285,7 +288,8 @@ static void undo(unsigned i)
 /* All numbers of that client, or of its owner. */
 static void count(uint64_t client, uint64_t *used_p, size_t *n_p)
 {
-    Rdt__Pb__ListReply *reply = list(&watcher, client ? RDT__PB__LIST_KIND__LIST_KIND_CLIENTS : RDT__PB__LIST_KIND__LIST_KIND_OWNERS);
+    Rdt__Pb__ListReply *reply =
+        list(&watcher, client ? RDT__PB__LIST_KIND__LIST_KIND_CLIENTS : RDT__PB__LIST_KIND__LIST_KIND_OWNERS);
 
     *n_p = 0;
     for (size_t i = 0; i < reply->n_clients; i++)
@@ -315,7 +319,8 @@ static void must_be_shown(uint64_t client)
     struct program ctl;
     unsigned percent = 0;
 
-    (void)snprintf(whose, sizeof whose, client ? "client %llu (" : "owner %llu ", client ? (unsigned long long)client : (unsigned long long)geteuid());
+    (void)snprintf(whose, sizeof whose, client ? "client %llu (" : "owner %llu ",
+                   client ? (unsigned long long)client : (unsigned long long)geteuid());
     program_run(&ctl, (const char *[]){"rdtctl", "--socket", node.socket, "limits", NULL}, NULL);
     must_say(ctl.status == 0, "%s", ctl.err);
     for (char *save = NULL, *line = strtok_r(ctl.out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
@@ -356,16 +361,19 @@ static void must_not_disturb_others(void)
     come(&strangers[0], "first");
     come(&strangers[1], "second");
     must(seteuid(0) == 0);
-    must_say(outcome(&strangers[0], send_deed(&strangers[0], FIT, 0), FIT + 1) == RDT_OK, "%s, of another user: %s", row->key, said);
+    must_say(outcome(&strangers[0], send_deed(&strangers[0], FIT, 0), FIT + 1) == RDT_OK, "%s, of another user: %s", row->key,
+             said);
     raw_close(&strangers[0]);
     raw_close(&strangers[1]);
     if (!is_owners())
-        must_say(outcome(&mine[1], send_deed(&mine[1], FIT + 1, 0), FIT + 1) == RDT_OK, "%s, of another client: %s", row->key, said);
+        must_say(outcome(&mine[1], send_deed(&mine[1], FIT + 1, 0), FIT + 1) == RDT_OK, "%s, of another client: %s", row->key,
+                 said);
 }
 
 static void expect_refusal(enum rdt_status status, enum rdt_status expected)
 {
-    must_say(status == expected, "%s: %s instead of %s: %s", row->key, rdt_status_name(status), rdt_status_name(expected), said);
+    must_say(status == expected, "%s: %s instead of %s: %s", row->key, rdt_status_name(status), rdt_status_name(expected),
+             said);
     must_say(strstr(said, row->key), "the sentence does not name %s: %s", row->key, said);
 }
 
@@ -454,7 +462,8 @@ static void run_rows(const char *prefix)
         const char *flags[12] = {flag, grouped, "--chunk=1MiB"};
         if (strncmp(row->key, prefix, strlen(prefix)) != 0)
             continue;
-        (void)snprintf(flag, sizeof flag, "--set=%s.%s=%s", *row->key == 'c' || *row->key == 'o' ? "limits" : "daemon", row->key, row->value);
+        (void)snprintf(flag, sizeof flag, "--set=%s.%s=%s", *row->key == 'c' || *row->key == 'o' ? "limits" : "daemon",
+                       row->key, row->value);
         fake_device_init(&gpu, "one", (const char *[]){"devices=1", NULL});
         for (unsigned i = 0; gpu.flags[i]; i++)
             flags[3 + i] = gpu.flags[i];

@@ -1,5 +1,6 @@
-/* What a client makes the daemon keep besides memory: messages that are still coming, answers that nobody reads, metadata on its way. All of
- * it is the client's share of the heap, and ends where that ends. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a client makes the daemon keep besides memory: messages that are still coming, answers that nobody reads, metadata on
+ * its way. All of it is the client's share of the heap, and ends where that ends. */
 #include "tests/integration/limits/limits.h"
 #include "tests/support/cluster.h"
 
@@ -37,8 +38,8 @@ static void ping(struct raw *raw)
 {
     Rdt__Pb__Ping request = RDT__PB__PING__INIT;
 
-    protobuf_c_message_free_unpacked(raw_reply(raw, raw_send(raw, RDT_MSG_PING, &request.base, NULL, 0), &rdt__pb__empty__descriptor),
-                                     NULL);
+    protobuf_c_message_free_unpacked(
+        raw_reply(raw, raw_send(raw, RDT_MSG_PING, &request.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
 }
 
 Test(limits_heap, messages_that_are_still_coming_are_their_owners)
@@ -103,7 +104,8 @@ static unsigned take_answers(struct raw *raw, unsigned n, const char *text)
         while (raw->frame.type != RDT_EVENT_FETCH_DONE);
         done = rdt__pb__fetch_done__unpack(NULL, raw->frame.length, raw->frame.payload);
         cr_assert_not_null(done);
-        cr_assert(done->status == RDT_OK || (done->status == RDT_LIMIT && strstr(done->message, text)), "%d %s", done->status, done->message);
+        cr_assert(done->status == RDT_OK || (done->status == RDT_LIMIT && strstr(done->message, text)), "%d %s", done->status,
+                  done->message);
         good += done->status == RDT_OK;
         rdt__pb__fetch_done__free_unpacked(done, NULL);
     }

@@ -1,5 +1,6 @@
-/* Memory that a client brings along, and the work pool that opens it: what is refused is not opened, and while the pool stands still in it
- * whoever has left keeps nobody waiting for room. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that a client brings along, and the work pool that opens it: what is refused is not opened, and while the pool
+ * stands still in it whoever has left keeps nobody waiting for room. */
 #include <poll.h>
 
 #include "tests/integration/limits/limits.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Waiting for room: who comes first, and what ends the wait. */
 #include <poll.h>
 
@@ -236,7 +237,8 @@ Test(limits_room, wait_for_room_ends_by_deadline_cancel_and_death)
     wait_until(LONG, used(0, "waiters") == 1);
     second_id = send_alloc(&second, MIB, -1);
     wait_until(LONG, used(0, "waiters") == 2);
-    must_refuse(RDT_LIMIT, "already wait for bytes of memory and come first: give this request a timeout", rdt_alloc(other, 4096, &more, &err));
+    must_refuse(RDT_LIMIT, "already wait for bytes of memory and come first: give this request a timeout",
+                rdt_alloc(other, 4096, &more, &err));
     (void)raw_send(&first, RDT_MSG_CANCEL_REQUEST, &cancel.base, NULL, 0);
     cr_assert_eq(raw_error(&first, text), RDT_CANCELLED);
     cr_assert(raw_next(&first));

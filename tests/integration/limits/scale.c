@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Much of everything at once, on one node: it stays right, nobody waits long for somebody else's much, and nothing is left. */
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
-/* Memory that its client takes away while it is read: a hugetlb memfd with a hole in it and no page to fill it. Whoever reads it hears
- * of it, and nobody else notices. Borrows huge pages of the machine for a moment; skipped where it may not. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that its client takes away while it is read: a hugetlb memfd with a hole in it and no page to fill it. Whoever
+ * reads it hears of it, and nobody else notices. Borrows huge pages of the machine for a moment; skipped where it may not. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
-/* Memory that librdt copies into for a put, and lends to the object: the next put finds it again, and nobody who still reads the one before is
- * disturbed; it is counted while it is lent, and goes when nobody wants it or somebody else does. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that librdt copies into for a put, and lends to the object: the next put finds it again, and nobody who still reads
+ * the one before is disturbed; it is counted while it is lent, and goes when nobody wants it or somebody else does. */
 #include <sys/mman.h>
 
 #include "tests/integration/limits/limits.h"
@@ -17,8 +18,10 @@ static struct node_status status_now(void)
     return status;
 }
 
-/* Read by the other client, by the way: where it came to lie. The word that what was lent is back comes before any later answer. */
-static unsigned long read_by_other(const struct rdt_ref *ref, enum rdt_fetch_mode mode, const char *path, size_t bytes, uint32_t seed)
+/* Read by the other client, by the way: where it came to lie. The word that what was lent is back comes before any later
+ * answer. */
+static unsigned long read_by_other(const struct rdt_ref *ref, enum rdt_fetch_mode mode, const char *path, size_t bytes,
+                                   uint32_t seed)
 {
     rdt_object *object = fetch_one(other, ref, mode);
     struct rdt_tensor tensor = tensor_of(object, 0);
@@ -151,7 +154,8 @@ Test(loans, what_is_copied_in_part_is_copied_for_a_private_reader)
     fill_pattern(copied, MIB, 1);
     for (unsigned i = 0; i < 3; i++) {
         fill_pattern(own, MIB, 2);
-        must_ok(rdt_put(conn, (struct rdt_tensor[]){VECTOR(RDT_U8, MIB, copied), VECTOR(RDT_U8, MIB, own)}, 2, NULL, &ref, &err));
+        must_ok(
+            rdt_put(conn, (struct rdt_tensor[]){VECTOR(RDT_U8, MIB, copied), VECTOR(RDT_U8, MIB, own)}, 2, NULL, &ref, &err));
         object = fetch_one(other, &ref, RDT_FETCH_COW);
         must_go_by("local/copy", object);
         memset(own, 0xee, MIB);
@@ -437,7 +441,8 @@ static void refuses(struct raw *raw, const Rdt__Pb__Put *put, enum rdt_status st
 
 static Rdt__Pb__PutReply *puts_in(struct raw *raw, const Rdt__Pb__Put *put)
 {
-    return (Rdt__Pb__PutReply *)raw_reply(raw, raw_send(raw, RDT_MSG_PUT, &put->base, NULL, 0), &rdt__pb__put_reply__descriptor);
+    return (Rdt__Pb__PutReply *)raw_reply(raw, raw_send(raw, RDT_MSG_PUT, &put->base, NULL, 0),
+                                          &rdt__pb__put_reply__descriptor);
 }
 
 Test(loans, lending_is_checked)
@@ -497,7 +502,8 @@ Test(loans, lending_is_checked)
     }
     release.region = use.region; /* RETURNED, and released */
     protobuf_c_message_free_unpacked(
-        raw_reply(&raw, raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0), &rdt__pb__region_released__descriptor), NULL);
+        raw_reply(&raw, raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0), &rdt__pb__region_released__descriptor),
+        NULL);
     refuses(&raw, &put, RDT_NOT_FOUND, "has no region");
     wait_until(LONG, status_now().cached_bytes == 0);
     raw_close(&raw);

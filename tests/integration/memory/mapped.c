@@ -1,5 +1,6 @@
-/* A reader's mapping stays when it lets go of what it fetched: its next fetch from there finds it. And how it goes: with the region, its
- * pages at once, or when others have taken its place. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A reader's mapping stays when it lets go of what it fetched: its next fetch from there finds it. And how it goes: with the
+ * region, its pages at once, or when others have taken its place. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

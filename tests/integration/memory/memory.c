@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory: what rdt_alloc gives, what rdt_import takes, what is copied, what the limit says, and every shape of tensor. */
 #include "tests/integration/memory/memory.h"
 
@@ -9,8 +10,8 @@ static int alloc_fd(rdt *client, size_t bytes, uint64_t *region_p)
     int fd = -1;
 
     request.bytes = bytes;
-    must_ok(call_fds(client, RDT_MSG_ALLOC, &request.base, -1, now_ns() + LONG,
-                     (ProtobufCMessage **)(void *)&reply, &fd, &err));
+    must_ok(
+        call_fds(client, RDT_MSG_ALLOC, &request.base, -1, now_ns() + LONG, (ProtobufCMessage **)(void *)&reply, &fd, &err));
     *region_p = reply->region;
     must(reply->bytes >= bytes);
     protobuf_c_message_free_unpacked(&reply->base, NULL);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One node and a client on it, for tests of what memory its tensors have. */
 #ifndef TESTS_INTEGRATION_MEMORY_H
 #define TESTS_INTEGRATION_MEMORY_H

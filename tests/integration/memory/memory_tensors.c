@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors of every kind come back as they were, from daemon memory and from the heap. */
 #include "tests/integration/memory/memory.h"
 

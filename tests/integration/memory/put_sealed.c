@@ -1,5 +1,6 @@
-/* Snapshots in memory that their client makes: what is put so is what was there, whoever reads it and however; where there is no room it
- * waits like any other; and what only looks like such memory is refused by name. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Snapshots in memory that their client makes: what is put so is what was there, whoever reads it and however; where there
+ * is no room it waits like any other; and what only looks like such memory is refused by name. */
 #include <fcntl.h>
 #include <grp.h>
 #include <sys/prctl.h>
@@ -75,7 +76,8 @@ static void put_sizes(const size_t *sizes, size_t n)
 
 Test(put_sealed, bytes_are_right_at_every_size)
 {
-    static const size_t sizes[] = {INLINE_MAX + 1, 9 * 4096 - 1, 9 * 4096, 9 * 4096 + 1, 150000, MIB + 13, MADE_MAX - 1, MADE_MAX};
+    static const size_t sizes[] = {INLINE_MAX + 1, 9 * 4096 - 1, 9 * 4096,     9 * 4096 + 1,
+                                   150000,         MIB + 13,     MADE_MAX - 1, MADE_MAX};
 
     begin_with(NULL);
     put_sizes(sizes, sizeof sizes / sizeof sizes[0]);
@@ -159,8 +161,9 @@ Test(put_sealed, beside_memory_of_the_daemons)
     options.flags = RDT_PUT_SNAPSHOT;
     options.timeout_ns = LONG;
     options.how = how;
-    must_ok(rdt_put(conn, (struct rdt_tensor[]){VECTOR(RDT_U8, 1000, heap), VECTOR(RDT_U8, bytes, memory), VECTOR(RDT_U8, bytes, heap)}, 3,
-                    &options, &ref, &err));
+    must_ok(rdt_put(
+        conn, (struct rdt_tensor[]){VECTOR(RDT_U8, 1000, heap), VECTOR(RDT_U8, bytes, memory), VECTOR(RDT_U8, bytes, heap)}, 3,
+        &options, &ref, &err));
     cr_assert(how[0] == RDT_MEMORY_COPIED && how[1] == RDT_MEMORY_DAEMON && how[2] == RDT_MEMORY_COPIED);
     memset(memory, 0xee, bytes);
     for (unsigned mode = 0; mode < 4; mode++) {
@@ -322,7 +325,8 @@ Test(put_sealed, with_a_deadline_it_waits_for_room)
     end();
 }
 
-/* A file may have no more than that here, and whoever writes more is killed: then the bytes are copied into the daemon's memory. */
+/* A file may have no more than that here, and whoever writes more is killed: then the bytes are copied into the daemon's
+ * memory. */
 static int put_without_files(struct actor *self, void *arg)
 {
     const size_t sizes[] = {100000, MADE_MAX + 100000};
@@ -560,7 +564,8 @@ Test(put_sealed, requests_that_contradict_themselves_are_refused)
     end();
 }
 
-/* It keeps the descriptor, and does with it what it likes: what was put stays what it was, for everybody, in two objects too. */
+/* It keeps the descriptor, and does with it what it likes: what was put stays what it was, for everybody, in two objects
+ * too. */
 Test(put_sealed, its_maker_cannot_change_it)
 {
     int fd, reopened;

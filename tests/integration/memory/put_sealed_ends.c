@@ -1,4 +1,6 @@
-/* Snapshots in memory that their client makes, where that ends: the put takes too long, the daemon has no descriptor left, or makes huge pages. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Snapshots in memory that their client makes, where that ends: the put takes too long, the daemon has no descriptor left,
+ * or makes huge pages. */
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -16,7 +18,8 @@ static bool is_asked_for(void)
 }
 
 /* id: NULL: one of the daemon's. timeout_ns 0: none. */
-static enum rdt_status put_within(const char *id, int64_t timeout_ns, uint32_t seed, struct rdt_ref *ref_p, struct rdt_error *err_p)
+static enum rdt_status put_within(const char *id, int64_t timeout_ns, uint32_t seed, struct rdt_ref *ref_p,
+                                  struct rdt_error *err_p)
 {
     struct rdt_put_options options = RDT_INIT(options);
     uint8_t *data = malloc(MADE_BYTES);

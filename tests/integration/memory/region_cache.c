@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that comes again: to the client that had it and to nobody else, without new pages; and how it goes. */
 #include <criterion/criterion.h>
 #include <signal.h>
@@ -245,8 +246,7 @@ static Rdt__Pb__RegionReply *alloc_by_hand(rdt *conn, size_t bytes, int *fd_p)
     Rdt__Pb__RegionReply *reply = NULL;
 
     request.bytes = bytes;
-    must_ok(call_fds(conn, RDT_MSG_ALLOC, &request.base, -1, now_ns() + LONG,
-                     (ProtobufCMessage **)(void *)&reply, fd_p, &err));
+    must_ok(call_fds(conn, RDT_MSG_ALLOC, &request.base, -1, now_ns() + LONG, (ProtobufCMessage **)(void *)&reply, fd_p, &err));
     return reply;
 }
 
@@ -379,8 +379,7 @@ Test(region_cache, what_is_ready_for_anyone_goes_when_idle)
 
 Test(region_cache, given_up_before_anyone_is_refused)
 {
-    static const char *const tight[] = {"--memory-limit=64MiB", "--cache-max=48MiB", "--pool-idle=60s",
-                                        NULL};
+    static const char *const tight[] = {"--memory-limit=64MiB", "--cache-max=48MiB", "--pool-idle=60s", NULL};
     struct rdt_ref ref;
     unsigned long inode;
     void *addr, *all;

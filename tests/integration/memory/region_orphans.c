@@ -1,5 +1,6 @@
-/* Memory that somebody keeps after its end: an fd, or a second mapping, that nobody can take back. Either its pages go all the same, or its
- * bytes stay counted until the last who has it lets go. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that somebody keeps after its end: an fd, or a second mapping, that nobody can take back. Either its pages go all
+ * the same, or its bytes stay counted until the last who has it lets go. */
 #include <dirent.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -132,8 +133,9 @@ Test(region_orphans, memory_of_an_ended_client_counts_until_its_fd_is_closed)
     wait_until(LONG, orphaned_bytes() == 9 * MIB);
     cr_assert_eq(pages_bytes(fd), 9 * MIB, "its process may look there");
     must_refuse(RDT_NO_MEMORY, "memory_limit", rdt_alloc(conn, 9 * MIB, &memory, &err));
-    must_refuse(RDT_TIMED_OUT, "memory_limit",
-                rdt_alloc_with(conn, 9 * MIB, &(struct rdt_alloc_options){sizeof options, .timeout_ns = 10 * MSEC}, &memory, &err));
+    must_refuse(
+        RDT_TIMED_OUT, "memory_limit",
+        rdt_alloc_with(conn, 9 * MIB, &(struct rdt_alloc_options){sizeof options, .timeout_ns = 10 * MSEC}, &memory, &err));
     (void)close(fd);
     must_ok(rdt_alloc_with(conn, 9 * MIB, &options, &memory, &err)); /* whoever waits is told */
     wait_until(LONG, orphaned_bytes() == 0);

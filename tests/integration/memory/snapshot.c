@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Snapshots: what was put stays as it was, whoever writes whatever afterwards, and however it is read. */
 #include "tests/integration/memory/snapshot.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One node, a client that puts snapshots, and who reads them. */
 #ifndef TESTS_INTEGRATION_SNAPSHOT_H
 #define TESTS_INTEGRATION_SNAPSHOT_H

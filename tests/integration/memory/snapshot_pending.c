@@ -1,5 +1,6 @@
-/* Snapshots while their copy runs, and what may happen meanwhile. The daemon's work threads are held still, so that a copy lasts as
- * long as the test likes; its loop goes on. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Snapshots while their copy runs, and what may happen meanwhile. The daemon's work threads are held still, so that a copy
+ * lasts as long as the test likes; its loop goes on. */
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
@@ -94,7 +95,8 @@ static enum rdt_status put_snapshot(rdt *client, const struct rdt_tensor *tensor
     return rdt_put(client, tensor, 1, &options, ref_p, err);
 }
 
-/* Has memory before the threads stand still, says so, and puts when told; ends with the status, negative ones as 100 - status. */
+/* Has memory before the threads stand still, says so, and puts when told; ends with the status, negative ones as 100 -
+ * status. */
 static int produce(struct actor *self, void *arg)
 {
     const int64_t *timeout_ns = arg;

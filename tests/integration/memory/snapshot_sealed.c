@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Nobody writes a snapshot once it is one: not by its descriptor, and not who gave the memory and kept a way to it. */
 #include "tests/integration/memory/snapshot.h"
 
@@ -145,8 +146,8 @@ static void raw_put_given(struct raw *raw, uint64_t region, uint64_t generation,
     rdt__pb__put_reply__free_unpacked((Rdt__Pb__PutReply *)raw_reply(raw, id, &rdt__pb__put_reply__descriptor), NULL);
 }
 
-/* It says that it has unmapped it, and has not: the daemon does not take its word. With the descriptor alone it is the kernel that
- * forbids. */
+/* It says that it has unmapped it, and has not: the daemon does not take its word. With the descriptor alone it is the
+ * kernel that forbids. */
 Test(snapshot_sealed, giver_that_keeps_a_mapping_or_the_descriptor_changes_nothing)
 {
     struct raw raw;

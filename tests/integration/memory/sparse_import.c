@@ -1,5 +1,6 @@
-/* Imported memory that lacks pages: whoever touches a page first pays for it, and where the daemon would be the first its limits count
- * them, before it touches any. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Imported memory that lacks pages: whoever touches a page first pays for it, and where the daemon would be the first its
+ * limits count them, before it touches any. */
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -122,7 +123,9 @@ static void refuses_target(const char *flag, enum rdt_status status, const char 
     begin((const char *[]){flag, NULL});
     ref = put_pattern(other, NULL, bytes, 3);
     make_sparse(&into, conn, 64 * MIB);
-    must_refuse(status, text, fetch_into(conn, &ref, &VECTOR(RDT_U8, bytes, into.addr + 2048), 1, &err)); /* it begins in mid-page: one more */
+    must_refuse(
+        status, text,
+        fetch_into(conn, &ref, &VECTOR(RDT_U8, bytes, into.addr + 2048), 1, &err)); /* it begins in mid-page: one more */
     cr_assert_eq(pages_bytes(&into), 0);
     cr_assert_eq(used(session(conn), "bytes"), 0);
     drop_sparse(&into, conn);
@@ -182,7 +185,8 @@ Test(sparse_import, snapshot_of_memory_without_pages_is_limited)
     begin((const char *[]){"--client-max-bytes=12MiB", NULL});
     make_sparse(&source, conn, 64 * MIB);
     options.flags = RDT_PUT_SNAPSHOT;
-    must_refuse(RDT_LIMIT, "imported without all of its pages", rdt_put(conn, &VECTOR(RDT_U8, 7 * MIB, source.addr), 1, &options, &ref, &err));
+    must_refuse(RDT_LIMIT, "imported without all of its pages",
+                rdt_put(conn, &VECTOR(RDT_U8, 7 * MIB, source.addr), 1, &options, &ref, &err));
     cr_assert_eq(pages_bytes(&source), 0);
     wait_until(LONG, used(session(conn), "bytes") == 0);
     must_ok(rdt_put(conn, &VECTOR(RDT_U8, 6 * MIB, source.addr), 1, &options, &ref, &err));
@@ -203,7 +207,8 @@ Test(sparse_import, pages_that_were_made_count_until_their_file_is_gone)
     must_ok(fetch_into(conn, &ref, &VECTOR(RDT_U8, 8 * MIB, into.addr), 1, &err));
     must_ok(rdt_dealloc(conn, into.addr, &err)); /* and keeps it, with all its pages */
     must_ok(rdt_import(conn, into.fd, into.addr, into.bytes, &err));
-    must_ok(fetch_into(conn, &ref, &VECTOR(RDT_U8, 8 * MIB, into.addr + 7 * MIB), 1, &err)); /* of these one lies there already */
+    must_ok(
+        fetch_into(conn, &ref, &VECTOR(RDT_U8, 8 * MIB, into.addr + 7 * MIB), 1, &err)); /* of these one lies there already */
     must_ok(rdt_dealloc(conn, into.addr, &err));
     wait_until(LONG, used(0, "bytes") == 8 * MIB + 15 * MIB);
     must_refuse(RDT_LIMIT, "owner_max_bytes", rdt_alloc(conn, MIB, &memory, &err));
@@ -311,7 +316,8 @@ Test(sparse_import, source_that_another_node_wants_is_limited)
     object = fetch_one(reader, &refs[0], RDT_FETCH_AUTO);
     must(is_filled_with(tensor_of(object, 0).data, 20 * MIB, 0));
     rdt_release(object);
-    must_refuse(RDT_NO_MEMORY, "imported without all of its pages", try_fetch(reader, &refs[1], RDT_FETCH_AUTO, LONG, &object, &err));
+    must_refuse(RDT_NO_MEMORY, "imported without all of its pages",
+                try_fetch(reader, &refs[1], RDT_FETCH_AUTO, LONG, &object, &err));
     cr_assert_eq(pages_bytes(&source), 20 * MIB);
     drop_sparse(&source, owner);
     end_two();

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Backends that come and go while the daemon serves: between nodes, in use, and files and callers that are
  * refused. */
 #include <criterion/criterion.h>
@@ -199,8 +200,8 @@ Test(backend, fetch_that_waits_for_one_that_is_unloaded_is_told)
 
     begin_two();
     load_loopback(owner);
-    must_ok(rdt_backend_load(reader, build_path("tests/rdt_loopback.so"), (const char *[]){"disconnect_delay_ms=4000", NULL}, LONG,
-                             &err));
+    must_ok(rdt_backend_load(reader, build_path("tests/rdt_loopback.so"), (const char *[]){"disconnect_delay_ms=4000", NULL},
+                             LONG, &err));
     wait_until(20 * SEC, connected(0) && connected(1));
     must_ok(rdt_backend_unload(owner, "loopback", LONG, &err));
     wait_until(20 * SEC, !connected(1)); /* the reader's end closes for a while yet */

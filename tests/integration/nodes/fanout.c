@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One snapshot for several nodes at the same time: it goes from reader to reader, and nobody depends on it.
  * Over the test transport, which takes its time for each chunk. */
 #include <criterion/criterion.h>
@@ -34,9 +35,12 @@ static void set_delay(int64_t ns)
 static void begin_sided(const char *sided)
 {
     char set[64];
-    const char *flags[] = {"--chunk=64KiB",         "--chunks-in-flight=2",
-                           "--quiesce-grace=300ms", "--set=loopback.sided=two",
-                           "--fanout-min=1MiB",     "--peer-timeout=30s", /* the frozen one's link stays */
+    const char *flags[] = {"--chunk=64KiB",
+                           "--chunks-in-flight=2",
+                           "--quiesce-grace=300ms",
+                           "--set=loopback.sided=two",
+                           "--fanout-min=1MiB",
+                           "--peer-timeout=30s", /* the frozen one's link stays */
                            NULL};
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_tensor tensor;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Holds without data on another node's objects: while its link is up, when it is cut, and when the node ends.
  * */
 #include <criterion/criterion.h>
@@ -14,8 +15,9 @@ TestSuite(holds_nodes, .timeout = 120);
 
 #define BYTES ((size_t)100000)
 
-static const char *const lost[] = {"is lost",          "is down",       "has been away for longer than hold_grace", "connection taken down",
-                                   "cannot connect to", " within 2.0 s", NULL};
+static const char *const lost[] = {
+    "is lost",       "is down", "has been away for longer than hold_grace", "connection taken down", "cannot connect to",
+    " within 2.0 s", NULL};
 
 static rdt_request *hold_of(rdt *client, const struct rdt_ref *ref)
 {
@@ -131,8 +133,9 @@ static bool find_node(void *arg, const struct rdt_holder *holder)
 {
     bool *found = arg;
 
-    *found = *found || (strcmp(holder->kind, "node") == 0 && holder->count == 1 && strcmp(holder->node_uuid, c.node[1].uuid) == 0 &&
-                        holder->node[0] && strstr(holder->sentence, holder->node));
+    *found =
+        *found || (strcmp(holder->kind, "node") == 0 && holder->count == 1 && strcmp(holder->node_uuid, c.node[1].uuid) == 0 &&
+                   holder->node[0] && strstr(holder->sentence, holder->node));
     return true;
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Two nodes that know each other by IPv6 addresses: the peer link, the data, and addresses that are not written well. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
@@ -43,8 +44,10 @@ static void begin(bool trusted)
         cr_skip_test("this machine has no ::1");
     node_start(&one, &(struct node_options){.name = "one", .listen = "[::1]:0", .trusted_network = trusted, .flags = flags});
     (void)snprintf(nodes, sizeof nodes, "uno %s\n", one.address);
-    node_start(&two, &(struct node_options){.name = "two", .listen = "[::1]:0", .nodes = nodes, .trusted_network = trusted,
-                                            .flags = flags, .awaited = true});
+    node_start(
+        &two,
+        &(struct node_options){
+            .name = "two", .listen = "[::1]:0", .nodes = nodes, .trusted_network = trusted, .flags = flags, .awaited = true});
     wait_until(10 * SEC, is_up(&two, &one, &view) && is_up(&one, &two, &view));
     must(is_up(&two, &one, &view));
     cr_assert_str_eq(view.name, "uno");
@@ -52,8 +55,8 @@ static void begin(bool trusted)
 
 static void end(void)
 {
-    static const char *const ends[] = {"is down: ", "is lost: ", "taken down and rebuilt: ", "connection from",
-                                       "ucx: ucx ", NULL}; /* 1.13 says that it finds no ::1 */
+    static const char *const ends[] = {"is down: ",       "is lost: ", "taken down and rebuilt: ",
+                                       "connection from", "ucx: ucx ", NULL}; /* 1.13 says that it finds no ::1 */
 
     node_expect_idle(&one);
     node_expect_idle(&two);
@@ -113,11 +116,13 @@ Test(ipv6, ucx_of_the_other_family_is_not_used)
 
     if (!has_loopback() || access(build_path("backends/rdt_ucx.so"), F_OK) != 0)
         cr_skip_test("this machine has no ::1, or the backend ucx is not built");
-    node_start(&one, &(struct node_options){.name = "one", .listen = "[::1]:0", .trusted_network = true,
+    node_start(&one, &(struct node_options){.name = "one",
+                                            .listen = "[::1]:0",
+                                            .trusted_network = true,
                                             .flags = (const char *const[]){"--set=ucx.listen=127.0.0.1", NULL}});
     (void)snprintf(nodes, sizeof nodes, "uno %s\n", one.address);
-    node_start(&two, &(struct node_options){.name = "two", .listen = "[::1]:0", .nodes = nodes, .trusted_network = true,
-                                            .awaited = true});
+    node_start(&two, &(struct node_options){
+                         .name = "two", .listen = "[::1]:0", .nodes = nodes, .trusted_network = true, .awaited = true});
     wait_until(10 * SEC, is_up(&two, &one, &view) && is_up(&one, &two, &view));
     bytes_go_by("stream");
     end();
@@ -148,8 +153,8 @@ Test(ipv6, address_that_is_not_written_well_is_named)
 
         write_file("key", TEST_KEY);
         program_run(&program, (const char *const[]){"rdtd", "--config=", "--check-config", rows[i].flag, NULL}, NULL);
-        must_say(program.status != 0 && strstr(program.err, rows[i].says), "%s: %d, %s%s", rows[i].flag, program.status, program.out,
-                 program.err);
+        must_say(program.status != 0 && strstr(program.err, rows[i].says), "%s: %d, %s%s", rows[i].flag, program.status,
+                 program.out, program.err);
         program_free(&program);
     }
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The peer link and its enemies: other keys, garbage, floods, and nodes that claim to be another node. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>

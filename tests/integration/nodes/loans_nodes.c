@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that a put loaned to its object, which another node still reads or holds when its producer has freed
  * it and puts again. */
 #include <criterion/criterion.h>

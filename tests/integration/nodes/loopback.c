@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Two and three daemons over the test transport: both ways of moving bytes, and what its failures, delays and losses
  * become. */
 #include <criterion/criterion.h>
@@ -305,12 +306,14 @@ Test(loopback, failing_send_is_transport)
 /* A transport may end by itself what nobody cancelled, and keep its connection. */
 Test(loopback, read_that_it_gives_up_is_transport)
 {
-    check_failing("one", 1, "give_up_every=5\n", "loopback: the transport cancelled an operation that the daemon had not cancelled");
+    check_failing("one", 1, "give_up_every=5\n",
+                  "loopback: the transport cancelled an operation that the daemon had not cancelled");
 }
 
 Test(loopback, send_that_it_gives_up_is_transport)
 {
-    check_failing("two", 0, "give_up_every=5\n", "at the owner: the transport cancelled an operation that the daemon had not cancelled");
+    check_failing("two", 0, "give_up_every=5\n",
+                  "at the owner: the transport cancelled an operation that the daemon had not cancelled");
 }
 
 /* An operation that never ends. */
@@ -578,8 +581,8 @@ Test(loopback, failure_is_explained_on_both_ends)
     set_faults("");
     cluster_expect_idle_of_transfers(&c);
     in = transfer_numbered(&c.node[1], in.id);
-    must_say((strcmp(in.state, "timed_out") == 0 || strcmp(in.state, "cancelled") == 0) && (strstr(in.error, "TIMED_OUT") || strstr(in.error, "CANCELLED")) &&
-                 strcmp(in.path, "loopback") == 0,
+    must_say((strcmp(in.state, "timed_out") == 0 || strcmp(in.state, "cancelled") == 0) &&
+                 (strstr(in.error, "TIMED_OUT") || strstr(in.error, "CANCELLED")) && strcmp(in.path, "loopback") == 0,
              "%s: %s", in.state, in.error);
     must(in.bytes_done < in.bytes && in.n_candidates >= 4); /* gloo is one more where it is built */
     n = transfers_of(&c.node[0], views, 8);

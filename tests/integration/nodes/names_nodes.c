@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Published names across nodes: a trainer and its samplers, waiting over the link, and what a lost link or
  * node means for them. */
 #include <criterion/criterion.h>
@@ -455,8 +456,7 @@ Test(names_nodes, lost_node_ends_the_wait_and_versions_begin_anew)
 
 Test(names_nodes, cut_cable_ends_the_wait_on_both_ends)
 {
-    static const char *const flags[] = {"--peer-timeout=2s", "--backoff-max=300ms",
-                                        "--connect-timeout=2s", NULL};
+    static const char *const flags[] = {"--peer-timeout=2s", "--backoff-max=300ms", "--connect-timeout=2s", NULL};
     struct rdt_ref next, any;
     rdt *owner, *reader;
     rdt_request *request;

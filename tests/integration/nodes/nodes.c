@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Objects on one node, readers on another: what arrives, by which path, and who is told what. Over ucx, on cables of
  * their own where the test may lay them. */
 #include <criterion/criterion.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Objects on one node, readers on another: requests and their ends, who may, which path. Over ucx, on cables
  * of their own where the test may lay them. */
 #include <criterion/criterion.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of several nodes begin and end with. Included by nodes*.c, holds_nodes.c and
  * snapshot_nodes.c only. */
 #ifndef TESTS_NODES_FIXTURE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which objects a client of another node may use: by uid and tenant, also for an object that is not put yet.
  * */
 #include <criterion/criterion.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Daemons over the test transport with one truly ordered queue per node: nothing in it moves before what was
  * posted first has. Whatever crosses arrives, and what is stuck at the head of a queue holds up nobody longer
  * than it takes to take it out.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which way the bytes go between real daemons, as users see it: wishes are kept or refused, a slower way than
  * could be is told once and counted, and explain reads like a reason. The choice as such: unit/path.
  */
@@ -203,8 +204,8 @@ static void begin_slow_to_close(void)
 {
     struct rdt_ref ref;
 
-    begin(&(struct cluster_options){.loopback = true, .no_ucx = true,
-                                    .flags = (const char *const[]){"--peer-timeout=1s", NULL}});
+    begin(
+        &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = (const char *const[]){"--peer-timeout=1s", NULL}});
     ref = put_pattern(owner, "w", BYTES, 1);
     fetch_pattern(reader, &ref, BYTES, 1, "loopback");
     cluster_faults(&c, 0, "disconnect_delay_ms=1500\n");

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Replicas of a snapshot on the nodes that read it: one transfer serves every reader of a node, and no
  * replica outlives its object. */
 #include <criterion/criterion.h>
@@ -250,7 +251,8 @@ static void check_stat(const struct rdt_ref *ref)
     must_ok(call(owner, RDT_MSG_STAT, &request.base, LONG, &reply, &err));
     info = (const Rdt__Pb__ObjectInfo *)reply;
     for (size_t i = 0; i < info->n_holders; i++)
-        found = found || (strcmp(info->holders[i]->kind, "replica") == 0 && strcmp(info->holders[i]->peer, c.node[1].uuid) == 0);
+        found =
+            found || (strcmp(info->holders[i]->kind, "replica") == 0 && strcmp(info->holders[i]->peer, c.node[1].uuid) == 0);
     must(found);
     protobuf_c_message_free_unpacked(reply, NULL);
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Snapshots of three nodes, readers on all of them, and everything at random: what arrives is right, what was
  * freed by force is freed everywhere, and nothing is left. */
 #include <criterion/criterion.h>

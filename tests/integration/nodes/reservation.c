@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A fetch reserves all of its memory before any byte moves, or none of it, and all of it is charged. Two
  * nodes over ucx. */
 #include <criterion/criterion.h>

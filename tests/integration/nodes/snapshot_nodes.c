@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Snapshots read from another node stay as they were put, and a reader that asks for memory of its own gets
  * it. */
 #include <criterion/criterion.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "stream" between real daemons: what it carries where UCX may not, that it encrypts, and that
  * strangers at its port disturb nobody. Faults: fault_matrix, bad_network; its own ends: stream_lanes.
  */

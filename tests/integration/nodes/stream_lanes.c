@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The connections of the transport "stream", one instance of it in this process: what a peer that has the
  * secrets, or a stranger, may do to them at the worst moment. Between daemons: stream.c.
  */
@@ -33,7 +34,8 @@ static void open_with(const struct config_pair *config)
 
 /* ---- a friend by hand: it has what the offer says ---- */
 
-struct friend {
+struct friend
+{
     struct sockaddr_storage address;
     struct secrets secrets;
     int sock;

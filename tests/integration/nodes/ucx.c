@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a user sees of UCX between two nodes: the lanes that it took, and what it does where two of them do
  * not fit. */
 #include <criterion/criterion.h>
@@ -19,8 +20,8 @@ static void expect_ctl(unsigned i, const char *text, const char *word, const cha
     struct program program = {0};
 
     program_run(&program, (const char *const[]){"rdtctl", "--socket", c.node[i].socket, word, operand, NULL}, NULL);
-    must_say(program.status == 0 && strstr(program.out, text), "`rdtctl %s` says nothing of '%s': %s%s", word, text, program.out,
-             program.err);
+    must_say(program.status == 0 && strstr(program.out, text), "`rdtctl %s` says nothing of '%s': %s%s", word, text,
+             program.out, program.err);
     program_free(&program);
 }
 
@@ -73,14 +74,16 @@ Test(ucx, lanes_are_shown)
  * (1.13 of Debian 12, where the log says why). */
 Test(ucx, threads_move_one_object_together)
 {
-    static const char *const three[] = {"--set=ucx.threads=3", "--chunk=1MiB", NULL},
-                            *const two[] = {"--set=ucx.threads=2", "--set=ucx.rails=1", "--chunk=1MiB", NULL};
+    static const char *const three[] = {"--set=ucx.threads=3", "--chunk=1MiB", NULL}, *const two[] = {"--set=ucx.threads=2",
+                                                                                                      "--set=ucx.rails=1",
+                                                                                                      "--chunk=1MiB", NULL};
     static const size_t sizes[] = {40 * KIB, MIB, 33 * MIB + 7};
     struct peer_view peer;
     struct rdt_ref ref;
     bool old;
 
-    begin_with(2, &(struct cluster_options){.flags_of = {three, two}, .no_meeting = true}); /* links come with the first chunks */
+    begin_with(2,
+               &(struct cluster_options){.flags_of = {three, two}, .no_meeting = true}); /* links come with the first chunks */
     old = node_log_has(&c.node[0], "ucx 1.13");
     for (uint32_t i = 0; i < 3; i++) {
         ref = put_pattern(owner, NULL, sizes[i], i);
@@ -92,8 +95,8 @@ Test(ucx, threads_move_one_object_together)
     }
     for (unsigned i = 0; i < 2; i++) {
         must(peer_seen(&c.node[i], &c.node[1 - i], &peer));
-        must_say(strncmp(peer.ucx_lanes, "tcp/", 4) == 0 && !strstr(peer.ucx_lanes, ", 2 threads") == old, "node %u says '%s'", i,
-                 peer.ucx_lanes);
+        must_say(strncmp(peer.ucx_lanes, "tcp/", 4) == 0 && !strstr(peer.ucx_lanes, ", 2 threads") == old, "node %u says '%s'",
+                 i, peer.ucx_lanes);
         must(node_log_has(&c.node[i], i == 0 ? "= 3, but only one is used" : "= 2, but only one is used") == old);
     }
     node_kill(&c.node[0], SIGKILL); /* all of them end together */
@@ -216,8 +219,9 @@ static bool refused(unsigned i)
 
 Test(ucx, slow_lanes_are_refused_by_the_reader)
 {
-    static const char *const refuse[] = {"--set=ucx.least_lane=rdma", "--set=ucx.on_slow=refuse", NULL},
-                            *const declared[] = {"slow lanes", NULL};
+    static const char *const refuse[] = {"--set=ucx.least_lane=rdma", "--set=ucx.on_slow=refuse", NULL}, *const declared[] = {
+                                                                                                             "slow lanes",
+                                                                                                             NULL};
     struct rdt_ref ref;
     struct rdt_stat stat;
     rdt_object *object;
@@ -237,8 +241,9 @@ Test(ucx, slow_lanes_are_refused_by_the_reader)
 
 Test(ucx, slow_lanes_are_refused_by_the_owner)
 {
-    static const char *const refuse[] = {"--set=ucx.least_lane=rdma", "--set=ucx.on_slow=refuse", NULL},
-                            *const declared[] = {"slow lanes", NULL};
+    static const char *const refuse[] = {"--set=ucx.least_lane=rdma", "--set=ucx.on_slow=refuse", NULL}, *const declared[] = {
+                                                                                                             "slow lanes",
+                                                                                                             NULL};
     struct rdt_ref ref;
     rdt_object *object;
 
@@ -253,7 +258,7 @@ Test(ucx, slow_lanes_are_refused_by_the_owner)
 Test(ucx, lanes_over_another_interface_are_told)
 {
     static const char *const interfaces[] = {"--interfaces=lo", NULL}, *const declared[] = {"slow lanes", NULL},
-                            *const env[] = {"UCX_NET_DEVICES=eth0", NULL};
+                             *const env[] = {"UCX_NET_DEVICES=eth0", NULL};
 
     if (!cables_can_be())
         cr_skip_test("needs network namespaces");

@@ -1,6 +1,7 @@
-/* A bad cable between a node and the switch (netns.h): a process copies the frames from one end to the other, and loses, delays,
- * doubles and disorders them as the test has it at the moment, each direction by itself. Chance is seeded. It knows frames
- * alone, nothing of what they carry. Needs AF_PACKET and veth, and nothing else of the kernel.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A bad cable between a node and the switch (netns.h): a process copies the frames from one end to the other, and loses,
+ * delays, doubles and disorders them as the test has it at the moment, each direction by itself. Chance is seeded. It knows
+ * frames alone, nothing of what they carry. Needs AF_PACKET and veth, and nothing else of the kernel.
  *
  *     struct badcable cable;
  *     badcable_put(&cable, &net, 0, seed);   badcable_set(&cable, BADCABLE_OUT, &(struct badcable_faults){.dead = true});
@@ -50,7 +51,8 @@ void badcable_heal(struct badcable *cable);
 /* Since it was put, both ways together. */
 struct badcable_counts badcable_counts(const struct badcable *cable);
 
-/* The node is on the switch again as before. Fails the test if the process has ended before, or met frames that no cable carries. */
+/* The node is on the switch again as before. Fails the test if the process has ended before, or met frames that no cable
+ * carries. */
 void badcable_take(struct badcable *cable);
 
 #endif

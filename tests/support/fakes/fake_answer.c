@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Filling a FETCH_DONE. */
 #include "tests/support/fakes/fake_answer.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The fake's thread, its socket and its frames. */
 #include "tests/support/fakes/fake_daemon.h"
 

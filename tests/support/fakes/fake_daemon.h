@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A fake rdtd for tests of librdt: one socket, one connection, and a script that a thread of the test's process plays
  * on it. Holds no object and no memory; it says what the script says. A script that meets something else than it
  * expects ends the process.

@@ -1,5 +1,7 @@
-/* The client's side of the fake device (tests/fake_device): how a process maps its memory, and memory that a process allocates there by
- * itself. What stands for a device's address here is an ordinary mapping, so that tests can look at the bytes.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The client's side of the fake device (tests/fake_device): how a process maps its memory, and memory that a process
+ * allocates there by itself. What stands for a device's address here is an ordinary mapping, so that tests can look at the
+ * bytes.
  */
 #ifndef TESTS_SUPPORT_FAKE_DEVICE_H
 #define TESTS_SUPPORT_FAKE_DEVICE_H
@@ -7,7 +9,8 @@
 #include "tests/fake_device/control.h"
 #include "tests/support/rdtd.h"
 
-/* Flags of a daemon with the fake device, and the page that is shared with it. settings: "devices=1", NULL at the end; NULL: none. */
+/* Flags of a daemon with the fake device, and the page that is shared with it. settings: "devices=1", NULL at the end; NULL:
+ * none. */
 struct fake_devices {
     struct fake_control *control;
     char path[160];
@@ -24,7 +27,8 @@ unsigned fake_device_mappings(void); /* of this process that stand */
 /* Daemon memory on a device (NULL: the only one). */
 void *fake_device_alloc(rdt *conn, const char *device, size_t bytes);
 
-/* Memory of this process's own on a device: n chunks of so many bytes, mapped in a row; one chunk is what a legacy handle names, too. */
+/* Memory of this process's own on a device: n chunks of so many bytes, mapped in a row; one chunk is what a legacy handle
+ * names, too. */
 struct fake_memory_own {
     uint8_t *addr;
     int fds[200];

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* See fake_gpu.h. */
 #include "tests/support/fakes/fake_gpu.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/fakes/fake_memory.h"
 
 #include <criterion/criterion.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Regions for unit tests: a table of them over a memory kind made of calloc, a pool of real threads, and a transport
  * that only registers. One at a time; for use as a suite's init and fini.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backends/common/address: addresses that a listener is bound to only if the configuration says so. */
 #include <criterion/criterion.h>
 

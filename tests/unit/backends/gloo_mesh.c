@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backends/gloo/mesh: two ranks in this process, and strangers that connect to their ports. An exception that Gloo's thread
  * does not catch would end this process. */
 #include <arpa/inet.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The memory kind "host": what is particular to it, beyond the conformance tests of every kind
  * (tests/conformance/memory.c). */
 #include <criterion/criterion.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The memory kind "host" on huge pages. The tests reserve huge pages of the machine for a moment, and are skipped where that
  * is not allowed. */
 #include <criterion/criterion.h>

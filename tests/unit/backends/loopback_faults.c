@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The faulty test transport fails as configured, on which the tests that use it rely. */
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The test transport's ordered queue really holds up the operations behind its head; otherwise the tests that use it would
  * prove nothing. */
 #include <criterion/criterion.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The transport "nccl" with a fake driver and a fake NCCL: two "nodes" in this process, each with a GPU of the fake driver. */
 #include <criterion/criterion.h>
 #include <ctype.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backends/stream: counts the strangers. The test takes the place of the data thread, so that nothing happens by itself. */
 #include <criterion/criterion.h>
 #include <string.h>

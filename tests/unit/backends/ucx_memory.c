@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backends/ucx/memory.c: which memory types are given to UCX, depending on what it reports to support. */
 #include <criterion/criterion.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backends/ucx/slow.c: reads the lanes that UCX prints, and judges whether they are slow for this machine or
  * this configuration. */
 #include <criterion/criterion.h>

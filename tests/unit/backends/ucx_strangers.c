@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* backends/ucx/link: endpoints that connect and never greet keep no node away, and refused ones do not fill the log. The
  * strangers and both nodes are in this process. */
 #include <criterion/criterion.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/account: one account an owner, as long as somebody refers to it. */
 #include <criterion/criterion.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/deadline: entries fire once, in order, never early; a heap that stays one under any change. */
 #include <criterion/criterion.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/index: what is put is found, in order, and nothing else. */
 #include <criterion/criterion.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/log: one line per event, whatever is in it. */
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -82,7 +83,9 @@ Test(log, control_characters_cannot_forge_lines)
 
 Test(log, what_terminals_obey_or_turns_text_round_is_not_shown)
 {
-    log_error("name '%s'", "\xc2\x9b" "31m \xe2\x80\xae" "txt.exe \xe2\x81\xa6 \xff \xc3");
+    log_error("name '%s'", "\xc2\x9b"
+                           "31m \xe2\x80\xae"
+                           "txt.exe \xe2\x81\xa6 \xff \xc3");
     cr_assert_not_null(strstr(written(), "name '??31m ???txt.exe ??? ? ?'\n"), "%s", text);
     log_error("name '%s'", "Zo\xc3\xab \xe2\x82\xac \xf0\x9f\x90\xa7");
     cr_assert_not_null(strstr(written(), "name 'Zo\xc3\xab \xe2\x82\xac \xf0\x9f\x90\xa7'\n"), "%s", text);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/map: against a model, at size, and while it is changed under an iteration. */
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/base/memory_room: what files of the kernel say about control groups, and that bytes which are being taken count. */
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -116,7 +117,7 @@ Test(memory_room, bytes_that_others_take_are_waited_for)
     cr_assert(strstr(err.msg, "1152921504606846976 bytes do not fit"), "%s", err.msg);
     cr_assert_eq(sscanf(strpbrk(strstr(err.msg, " has "), "0123456789"), "%lu", &all), 1);
     cr_assert_eq(memory_room_take(&room, all - GIB / 2, true, &err), RDT_OK, "%s", err.msg); /* nothing is touched */
-    cr_assert_eq(memory_room_take(&room, GIB, false, &err), RDT_OK, "%s", err.msg);         /* the loop waits for nobody */
+    cr_assert_eq(memory_room_take(&room, GIB, false, &err), RDT_OK, "%s", err.msg);          /* the loop waits for nobody */
     memory_room_taken(&room, GIB);
     cr_assert_eq(pthread_create(&thread, NULL, take_half, NULL), 0);
     for (unsigned i = 0; i < 50; i++) { /* it cannot get on yet, however long this takes */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/owner_work: what it takes is closed on another thread; one owner's slow closes delay only that owner. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -164,7 +165,8 @@ Test(owner_work, owner_with_many_late_descriptors_is_behind_and_charged)
     }
     cr_assert(owner_work_is_behind(pool, mine));
     cr_assert(!owner_work_is_behind(pool, theirs));
-    while (mine->used[USAGE_FDS] < OWNER_WORK_MAX - OWNER_WORK_THREADS) /* all threads of the owner wait at the gates, at last */
+    while (mine->used[USAGE_FDS] <
+           OWNER_WORK_MAX - OWNER_WORK_THREADS) /* all threads of the owner wait at the gates, at last */
         uv_run(&loop, UV_RUN_ONCE);
     for (unsigned i = 0; i < OWNER_WORK_THREADS; i++)
         pthread_mutex_unlock(&slow[i].mutex);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/sdnotify: both protocols of the service manager, played against sockets and fds of our own. */
 #include <criterion/criterion.h>
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/shapes: what is unpacked is the packed layout of what was packed. */
 #include <criterion/criterion.h>
 #include <stdlib.h>

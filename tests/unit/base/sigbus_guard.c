@@ -1,5 +1,6 @@
-/* daemon/guard: faults in what was entered cost the bytes, faults elsewhere the process. The faults are real: pages behind the end of a
- * file that was cut short. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* daemon/guard: faults in what was entered cost the bytes, faults elsewhere the process. The faults are real: pages behind
+ * the end of a file that was cut short. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <signal.h>
@@ -67,7 +68,8 @@ Test(sigbus_guard, missing_page_takes_writes_for_nobody)
 Test(sigbus_guard, one_breaks_others_do_not)
 {
     uint8_t *whole = map_file(), *broken = map_file();
-    int whole_slot = sigbus_guard_enter(whole, PAGES * PAGE, PAGE), broken_slot = sigbus_guard_enter(broken, PAGES * PAGE, PAGE);
+    int whole_slot = sigbus_guard_enter(whole, PAGES * PAGE, PAGE),
+        broken_slot = sigbus_guard_enter(broken, PAGES * PAGE, PAGE);
 
     cut(0); /* the second one's */
     cr_assert_eq(*(volatile uint8_t *)whole, 7);

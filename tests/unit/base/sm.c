@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/sm: what the table allows happens, what it does not ends the process. */
 #include <criterion/criterion.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/work: everything submitted runs once, on a pool thread, and ends once, on the loop's. */
 #include <criterion/criterion.h>
 #include <pthread.h>

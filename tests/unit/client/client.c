@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* librdt against a scripted fake daemon: connecting, deadlines, late answers, forks, loss. */
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -293,8 +294,7 @@ Test(client, late_reply_is_given_back_and_its_fds_closed)
     fake_start(&fake, answer_late, NULL);
     conn = fake_connect(&fake);
     fds = fake_count_fds();
-    assert_status(RDT_TIMED_OUT,
-                  call(conn, RDT_MSG_ALLOC, &request.base, 20 * MS, NULL, &err));
+    assert_status(RDT_TIMED_OUT, call(conn, RDT_MSG_ALLOC, &request.base, 20 * MS, NULL, &err));
     put.timeout_ns = 20 * MS;
     put.id = "late";
     put.id_bytes = 4;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* librdt against a scripted fake daemon: how long it looks for answers is the daemon's to say, and it does look. */
 #include <criterion/criterion.h>
 #include <sched.h>

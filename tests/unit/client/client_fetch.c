@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* librdt against a scripted fake daemon: what a fetch brings, and how several of them end. */
 #include <criterion/criterion.h>
 #include <string.h>

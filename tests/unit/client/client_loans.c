@@ -1,4 +1,6 @@
-/* librdt against a scripted fake daemon: memory that it copies puts into, and lends; what becomes of that, and what the daemon says of it. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* librdt against a scripted fake daemon: memory that it copies puts into, and lends; what becomes of that, and what the
+ * daemon says of it. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* librdt against a scripted fake daemon: memory, and how a put finds and brings the bytes of its tensors. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -408,7 +409,8 @@ static void check_rows(struct fake *fake)
     fake_take(fake, RDT_MSG_ALLOC);
     munmap(give_region(fake, 70, 8 * MANY), 8 * MANY);
     put = take_put(fake);
-    MUST(put->tensors->n_dtype == (runs ? 1 : MANY) && put->tensors->n_run == (runs ? 1 : 0) && put->tensors->n_step == (runs ? 1 : 0));
+    MUST(put->tensors->n_dtype == (runs ? 1 : MANY) && put->tensors->n_run == (runs ? 1 : 0) &&
+         put->tensors->n_step == (runs ? 1 : 0));
     MUST(!runs || (put->tensors->run[0] == MANY && put->tensors->step[0] == 8));
     fake_free(put);
     for (unsigned i = 0; i < 2; i++) {
@@ -417,7 +419,8 @@ static void check_rows(struct fake *fake)
         fake_take(fake, RDT_MSG_FETCH);
         fetch = FAKE_MESSAGE(fake, Fetch);
         item = fetch->items[0];
-        MUST(item->targets->n_dtype == (runs && i == 0 ? 1 : MANY)); /* all of them together may be no more than one message's */
+        MUST(item->targets->n_dtype ==
+             (runs && i == 0 ? 1 : MANY)); /* all of them together may be no more than one message's */
         fake_free(fetch);
     }
     fake_serve(fake);

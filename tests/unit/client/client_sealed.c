@@ -1,4 +1,6 @@
-/* librdt against a scripted fake daemon: snapshots in memory that the library makes, and what it does where the daemon does not take it. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* librdt against a scripted fake daemon: snapshots in memory that the library makes, and what it does where the daemon does
+ * not take it. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <string.h>

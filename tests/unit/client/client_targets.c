@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* librdt against a scripted fake daemon: fetches into the caller's own buffers. */
 #include <criterion/criterion.h>
 #include <string.h>

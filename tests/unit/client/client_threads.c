@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* librdt against a scripted fake daemon: several threads on one connection, and event loops. */
 #include <criterion/criterion.h>
 #include <poll.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl's reader and writer of npy headers: what numpy writes, what others do, and files that lie. The sources are compiled in
  * here: they belong to rdtctl, not to a library. */
 #include <criterion/criterion.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/limits: what an option of 0 means. */
 #include <criterion/criterion.h>
 

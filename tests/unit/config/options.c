@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/options: where settings come from, which wins, and what is said about each fault. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
@@ -475,7 +476,8 @@ Test(options, every_key_is_described)
         const struct option_key *key = &option_keys[i];
         cr_assert(key->help && strlen(key->help) > 20 && key->help[strlen(key->help) - 1] == '.', "%s", key->name);
         cr_assert(key->type != OPTION_STRING || key->value, "%s", key->name);
-        cr_assert(key->why || strcmp(key->section, "limits") == 0 || key->is_path, "%s: who would change it, and why?", key->name);
+        cr_assert(key->why || strcmp(key->section, "limits") == 0 || key->is_path, "%s: who would change it, and why?",
+                  key->name);
     }
 }
 

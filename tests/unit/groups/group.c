@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/group*: what becomes of a group of three nodes, whatever happens in whichever state; and how long
  * whoever waits for it does. */
 #include <criterion/criterion.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/group*: three nodes to which everything happens at any time. Whatever the schedule, when all are
  * there again each group is ready on all of them or gone, nobody waits, and nothing is left. What transfers
  * are told meanwhile is checked by group_world.c. */

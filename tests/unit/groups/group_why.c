@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/group*: a node is lost, and a transport that lost its connection to it is noticed before its link
  * is. Whoever noticed what first: all members say that it is that node, and nobody waits for what cannot be
  * formed without it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The pool of host memory: which memory serves any client again, what counts as used, and how memory is freed. */
 #include <uv.h>
 

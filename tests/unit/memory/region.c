@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Regions: their references, states, charges and registrations, and the requests that wait for room. The memory comes from a
  * kind made of calloc.
  */

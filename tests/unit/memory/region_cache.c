@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The region cache of a client: which regions it gets again, and how it is told that a region has gone. */
 #include <sys/mman.h>
 #include <unistd.h>

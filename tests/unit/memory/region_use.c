@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The uses of a region: which ranges objects use, and who waits until a range is unused. */
 #include <criterion/criterion.h>
 #include <stdlib.h>

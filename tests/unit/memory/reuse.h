@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Fake memory that is pooled and cached, for tests of the pool and of the region cache. */
 #ifndef TESTS_UNIT_MEMORY_REUSE_H
 #define TESTS_UNIT_MEMORY_REUSE_H

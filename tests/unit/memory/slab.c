@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The arena of small objects: pieces never overlap, and empty chunks are freed. */
 #include <criterion/criterion.h>
 #include <stdlib.h>

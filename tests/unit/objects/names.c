@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/names: versions that are never given twice, the turns in which thousands are told, and what is remembered. */
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/object, daemon/object_table: names, holds and pins, who may have it, and why it went. */
 #include "tests/unit/objects/object.h"
 

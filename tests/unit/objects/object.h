@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A table of objects over fake memory. */
 #ifndef TESTS_UNIT_OBJECT_H
 #define TESTS_UNIT_OBJECT_H

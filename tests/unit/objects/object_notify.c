@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/object_notify: who waits for an object, and what he is told. */
 #include "tests/unit/objects/object.h"
 

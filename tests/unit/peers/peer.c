@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/peers: two nodes end up with one link however they start, notice each other's end in time, and
  * connect again. */
 #include <arpa/inet.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/peers: a node that cannot be reached is dialled at growing intervals, and at once when another node
  * reports that it is up. */
 #include <criterion/criterion.h>

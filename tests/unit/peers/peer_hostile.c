@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/peers against strangers that can reach its port, and against a node that has the key and breaks the
  * protocol. */
 #include <arpa/inet.h>
@@ -189,7 +190,8 @@ static void rogue_peer_stop(struct rogue_peer *rogue_peer)
     tls_context_destroy(rogue_peer->context);
 }
 
-static void rogue_peer_send(struct rogue_peer *rogue_peer, uint16_t type, const void *payload, uint32_t length, uint32_t claimed)
+static void rogue_peer_send(struct rogue_peer *rogue_peer, uint16_t type, const void *payload, uint32_t length,
+                            uint32_t claimed)
 {
     uint8_t header[FRAME_HEADER_BYTES];
 
@@ -210,7 +212,7 @@ static void rogue_peer_hello(struct rogue_peer *rogue_peer, size_t uuid_bytes, u
     hello.boot_id = (ProtobufCBinaryData){16, uuid};
     hello.address = (char *)address;
     rogue_peer_send(rogue_peer, RDT_PEER_HELLO, packed, (uint32_t)rdt__pb__link_hello__pack(&hello, packed),
-                 (uint32_t)rdt__pb__link_hello__get_packed_size(&hello));
+                    (uint32_t)rdt__pb__link_hello__get_packed_size(&hello));
 }
 
 /* The link ends, with these words in the goodbye. */

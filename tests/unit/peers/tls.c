@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/peers/tls: only two holders of the same key connect, and each receives exactly what the other sent.
  * */
 #include <criterion/criterion.h>

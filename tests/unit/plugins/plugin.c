@@ -1,5 +1,6 @@
-/* daemon/plugin: which files are taken for backends, and how the reports of their threads reach the loop. The backend under test is
- * built beside the test program before the first test, and copies of it are loaded.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* daemon/plugin: which files are taken for backends, and how the reports of their threads reach the loop. The backend under
+ * test is built beside the test program before the first test, and copies of it are loaded.
  */
 #include <criterion/criterion.h>
 #include <criterion/hooks.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The allocator of decoded messages: its cap, its alignment, its end. */
 #include <criterion/criterion.h>
 #include <stdlib.h>

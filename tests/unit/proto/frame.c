@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a frame reader makes of what comes: cut anywhere, with and without fds, hostile headers, fds lost or left over. */
 #include "tests/unit/proto/frame.h"
 

@@ -1,4 +1,6 @@
-/* Frames over a real Unix socket: pairs of sockets, descriptors that are told apart by their size, bytes as no writer would send them. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Frames over a real Unix socket: pairs of sockets, descriptors that are told apart by their size, bytes as no writer would
+ * send them. */
 #ifndef TESTS_UNIT_FRAME_H
 #define TESTS_UNIT_FRAME_H
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a frame writer sends, and both ends of a socket at random. */
 #include "tests/unit/proto/frame.h"
 

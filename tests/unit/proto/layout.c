@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Layouts: from the wire and back, hostile columns, extents, slices, packing. */
 #include <criterion/criterion.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Gather and scatter against a naive walk, byte by byte: any strides, any part of the packed stream. */
 #include <criterion/criterion.h>
 #include <stdlib.h>

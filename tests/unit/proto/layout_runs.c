@@ -1,4 +1,6 @@
-/* Lists of tensors in runs: what is alike becomes a row and comes back as it was; what a row claims is checked before it is believed. */
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lists of tensors in runs: what is alike becomes a row and comes back as it was; what a row claims is checked before it is
+ * believed. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -227,7 +229,8 @@ Test(layout_runs, a_row_stands_for_each_of_its_tensors)
     for (uint32_t i = 0; i < 3; i++) {
         uint64_t lo, hi;
 
-        cr_assert(layout->dtype[i] == RDT_U8 && layout->ndim[i] == 2 && layout->first_dim[i] == 2 * i && layout->region[i] == 4);
+        cr_assert(layout->dtype[i] == RDT_U8 && layout->ndim[i] == 2 && layout->first_dim[i] == 2 * i &&
+                  layout->region[i] == 4);
         cr_assert(layout->shape[2 * i] == 2 && layout->shape[2 * i + 1] == 3 && layout->strides[2 * i] == -3);
         cr_assert_eq(layout_extent(layout, i, &lo, &hi, NULL), RDT_OK);
         cr_assert(lo == 97 + 1000 * i && hi == 103 + 1000 * i);

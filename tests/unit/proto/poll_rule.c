@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* proto/poll_rule: what makes an end of a socket look for its next message, and what ends it. The clock is the test's. */
 #include <criterion/criterion.h>
 #include <sched.h>
@@ -5,10 +6,10 @@
 #include "poll_rule.h"
 
 #define MAX INT64_C(50000)
-#define LATE (2 * MAX)     /* short still */
-#define LONG (8 * MAX)     /* neither short nor a pause */
+#define LATE (2 * MAX) /* short still */
+#define LONG (8 * MAX) /* neither short nor a pause */
 #define PAUSE (1000 * MAX)
-#define WORK 1000          /* from one wait's end to the next */
+#define WORK 1000 /* from one wait's end to the next */
 
 static struct poll_rule rule;
 static int64_t now_ns;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Refs: as text, as bytes, as messages, and back; hostile text, bytes and messages. */
 #include <criterion/criterion.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The statuses' numbers, names and sentences; how an error is filled, cut and prefixed. Element types beside them. */
 #include <criterion/criterion.h>
 #include <errno.h>

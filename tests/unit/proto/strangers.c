@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* proto/strangers: who makes room for whom. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>

@@ -1,17 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The rows of RDT_REQUEST_MAP are consistent. That each has a handler the linker checks: daemon/rpc/rpc.c names them all. */
 #include <criterion/criterion.h>
 
 #include "proto/messages.h"
 #include "proto/verb.h"
 
-Test(verb, every_row_is_found_by_its_number)
-{
-#define X(number, NAME, REQUEST, REPLY, properties, unmet)                 \
-    {                                                                      \
-        const struct verb *verb = verb_find(number);                       \
-        cr_assert_not_null(verb, "%s", #NAME);                             \
-        cr_expect_eq(verb->type, RDT_MSG_##NAME);                          \
-        cr_expect_str_eq(verb->name, #NAME);                               \
+Test(verb, every_row_is_found_by_its_number){
+#define X(number, NAME, REQUEST, REPLY, properties, unmet) \
+    {                                                      \
+        const struct verb *verb = verb_find(number);       \
+        cr_assert_not_null(verb, "%s", #NAME);             \
+        cr_expect_eq(verb->type, RDT_MSG_##NAME);          \
+        cr_expect_str_eq(verb->name, #NAME);               \
     }
     RDT_MESSAGE_MAP(X)
 #undef X

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* daemon/transfer_record: decisions that transfers share. */
 #include <criterion/criterion.h>
 #include <stdio.h>

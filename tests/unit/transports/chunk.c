@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Chunks: both ends cut the stream alike, each byte is in one chunk, and scattering restores what was gathered. */
 #include <criterion/criterion.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of the path: tables of what is offered and wished, and what must be chosen. */
 #include "tests/unit/transports/path.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of the path between two nodes: what each offers and lacks, and the memory kinds at both ends. */
 #include "tests/unit/transports/path.h"
 
@@ -263,6 +264,5 @@ Test(path_pairs, reply_rides_to_no_device)
     query.target_memory = "gpu";
     cr_assert_eq(path_choose(&query, &decision, &err), RDT_OK);
     cr_assert_str_eq(decision.candidates[0].name, "slow");
-    cr_assert(strstr(find(&decision, "inline")->reason, "cannot go to gpu memory"), "%s",
-              find(&decision, "inline")->reason);
+    cr_assert(strstr(find(&decision, "inline")->reason, "cannot go to gpu memory"), "%s", find(&decision, "inline")->reason);
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Queue tickets: which ticket comes up next, the messages of both ends, and a model of many nodes in which no schedule may
  * make transfers block each other.
  */

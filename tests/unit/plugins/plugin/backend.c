@@ -1,5 +1,6 @@
-/* The backend that tests/unit/plugins/plugin.c loads: one memory kind that has no memory, and one transport that answers its own posts from a
- * thread. $BACKEND_FAULT says in which way it is wrong.
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The backend that tests/unit/plugins/plugin.c loads: one memory kind that has no memory, and one transport that answers its
+ * own posts from a thread. $BACKEND_FAULT says in which way it is wrong.
  */
 #include <dlfcn.h>
 #include <pthread.h>
