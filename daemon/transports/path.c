@@ -273,16 +273,18 @@ static void explain_choice(const struct path_query *query, struct path_candidate
                        chosen->staged_target ? query->target_memory : query->source_memory);
 }
 
-/* Lists every rejection, first those of transports that a change of the configuration or of the network could mend. */
-static enum rdt_status no_path(const struct path_decision *decision, struct rdt_error *err)
+/* Lists every rejection, first that of the transport which the reader asked for, then those of transports that a change of the
+ * configuration or of the network could mend. */
+static enum rdt_status no_path(const struct path_query *query, const struct path_decision *decision, struct rdt_error *err)
 {
     char all[480] = "";
 
-    for (unsigned pass = 0; pass < 3; pass++)
+    for (unsigned pass = 0; pass < 4; pass++)
         for (unsigned i = 0; i < decision->n; i++) {
             const struct path_candidate *candidate = &decision->candidates[i];
             size_t used = strlen(all);
-            if ((candidate->kind != PATH_TRANSPORT ? 2u : candidate->wrong_memory ? 1u : 0u) == pass)
+            bool asked_for = query->transport[0] && names(candidate, query->transport);
+            if ((asked_for ? 0u : candidate->kind != PATH_TRANSPORT ? 3u : candidate->wrong_memory ? 2u : 1u) == pass)
                 (void)snprintf(all + used, sizeof all - used, "%s%s: %s", used ? "; " : "", candidate->name, candidate->reason);
         }
     return rdt_error_set(err, RDT_NO_PATH, "no path for the bytes (%s)", all);
@@ -306,7 +308,7 @@ enum rdt_status path_choose(const struct path_query *query, struct path_decision
                              "least path \"%s\" is no path: use share, cow, copy, inline, direct or the name of a transport",
                              query->least);
     if (decision->n == 0 || !decision->candidates[0].possible)
-        return no_path(decision, err);
+        return no_path(query, decision, err);
     decision->chosen = 0;
     explain_choice(query, &decision->candidates[0]);
     for (unsigned i = 1; i < decision->n && decision->candidates[i].possible; i++)
