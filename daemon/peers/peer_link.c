@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "daemon/peers/peer_wire.h"
+#include "proto/plain_text.h"
 
 #define QUEUE_MAX_BYTES ((size_t)64 << 20)
 #define SMALL_MESSAGE_BYTES ((size_t)64 << 10) /* for a decoded ping or goodbye */
@@ -283,16 +284,6 @@ static enum rdt_status take_ping(struct peer_link *link, const struct frame *fra
     return status;
 }
 
-/* The reason appears in errors and logs, so it must have no line breaks and no escape sequences. */
-static void copy_printable(char *out, size_t size, const char *text)
-{
-    size_t n = strnlen(text, size - 1);
-
-    for (size_t i = 0; i < n; i++)
-        out[i] = (unsigned char)text[i] < ' ' || text[i] == 0x7f ? '?' : text[i];
-    out[n] = 0;
-}
-
 static enum rdt_status take_goodbye(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
 {
     Rdt__Pb__Goodbye *goodbye;
@@ -302,8 +293,10 @@ static enum rdt_status take_goodbye(struct peer_link *link, const struct frame *
 
     arena_init(&arena, SMALL_MESSAGE_BYTES);
     goodbye = rdt__pb__goodbye__unpack(&arena.allocator, frame->length, frame->payload);
-    if (goodbye)
-        copy_printable(reason, sizeof reason, goodbye->reason);
+    if (goodbye) { /* the reason appears in errors, which people read on terminals */
+        (void)snprintf(reason, sizeof reason, "%s", goodbye->reason);
+        text_clean(reason, strlen(reason));
+    }
     arena_fini(&arena);
     if (!goodbye)
         return malformed("goodbye", err);

@@ -349,7 +349,7 @@ Test(peer_hostile, caller_without_address_is_kept_while_it_lasts)
 
 Test(peer_hostile, goodbye_ends_the_link_with_its_reason)
 {
-    static char reason[] = "so\nlong";
+    static char reason[] = "so\nlong\xc2\x9b\xe2\x80\xae"; /* CSI, and the override of the direction of text */
     Rdt__Pb__Goodbye goodbye = RDT__PB__GOODBYE__INIT;
     struct rogue_peer rogue_peer;
     uint8_t packed[32];
@@ -359,8 +359,8 @@ Test(peer_hostile, goodbye_ends_the_link_with_its_reason)
     rogue_peer_hello(&rogue_peer, 16, 1, "");
     world_until(&world, a->n_up);
     goodbye.reason = reason;
-    rogue_peer_send(&rogue_peer, RDT_PEER_GOODBYE, packed, (uint32_t)rdt__pb__goodbye__pack(&goodbye, packed), 9);
+    rogue_peer_send(&rogue_peer, RDT_PEER_GOODBYE, packed, (uint32_t)rdt__pb__goodbye__pack(&goodbye, packed), 14);
     world_until(&world, a->n_down);
-    cr_assert_not_null(strstr(a->why.msg, "said goodbye: so?long"), "%s", a->why.msg);
+    cr_assert_not_null(strstr(a->why.msg, "said goodbye: so?long?????"), "%s", a->why.msg);
     rogue_peer_stop(&rogue_peer);
 }
