@@ -168,10 +168,12 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
 static enum rdt_status refused(const char *path, int sys_errno, struct rdt_error *err)
 {
     const char *hint = "";
+    enum rdt_status status = RDT_SYSTEM;
 
     switch (sys_errno) {
     case ENOENT:
     case ECONNREFUSED:
+        status = RDT_DISCONNECTED;
         hint = " (is the daemon running? set RDT_SOCKET to another socket)";
         break;
     case EACCES:
@@ -181,10 +183,10 @@ static enum rdt_status refused(const char *path, int sys_errno, struct rdt_error
     default:
         break;
     }
-    (void)rdt_error_set(err, RDT_SYSTEM, "cannot reach rdtd at %s: %s%s", path, strerrordesc_np(sys_errno), hint);
+    (void)rdt_error_set(err, status, "cannot reach rdtd at %s: %s%s", path, strerrordesc_np(sys_errno), hint);
     if (err)
         err->sys_errno = sys_errno;
-    return RDT_SYSTEM;
+    return status;
 }
 
 /* A connect to a Unix socket waits for room in the daemon's backlog, as long as SO_SNDTIMEO says. */
@@ -303,6 +305,7 @@ enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt
         return status;
     status = say_hello(conn, name, deadline_ns, err);
     if (status == RDT_OK) {
+        (void)stpncpy(conn->path, path, sizeof conn->path - 1); /* calloc has terminated it */
         *rdt_p = conn;
     } else {
         rdt_error_prefix(err, "hello to rdtd at %s", path);

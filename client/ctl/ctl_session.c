@@ -64,7 +64,6 @@ enum rdt_status ctl_connect(struct ctl *ctl, struct rdt_error *err)
 {
     struct rdt_connect_options options = RDT_INIT(options);
     int64_t timeout_ns = ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS);
-    enum rdt_status status;
 
     if (ctl->rdt)
         return RDT_OK;
@@ -73,10 +72,7 @@ enum rdt_status ctl_connect(struct ctl *ctl, struct rdt_error *err)
     options.socket = ctl->socket;
     options.name = "rdtctl";
     options.timeout_ns = timeout_ns;
-    status = rdt_connect(&options, &ctl->rdt, err);
-    if (status == RDT_SYSTEM && err) /* there is no daemon: the exit code is the same as for a lost connection */
-        err->status = status = RDT_DISCONNECTED;
-    return status;
+    return rdt_connect(&options, &ctl->rdt, err);
 }
 
 enum rdt_status ctl_call_within(struct ctl *ctl, int64_t timeout_ns, enum rdt_message type, const ProtobufCMessage *request,

@@ -40,7 +40,9 @@ enum rdt_status connection_check(const rdt *conn, struct rdt_error *err)
 
 enum rdt_status connection_lost_error(const rdt *conn, struct rdt_error *err)
 {
-    return rdt_error_set(err, RDT_DISCONNECTED, "the connection to rdtd is lost: %s", conn->why_lost.msg);
+    return rdt_error_set(err, RDT_DISCONNECTED,
+                         "the connection to rdtd%s%s is lost: %s: connect anew; what it put and held has ended",
+                         conn->path[0] ? " at " : "", conn->path, conn->why_lost.msg);
 }
 
 enum rdt_status connection_error_reply(const struct frame *frame, struct rdt_error *err)

@@ -84,6 +84,7 @@ struct rdt {
     struct pending_table pending;
     struct expiry_heap expiries;
     void (*on_expired)(rdt *conn, struct expiry *expiry); /* it is no longer in the heap */
+    char path[108]; /* of the socket, for errors; "": not known */
     bool lost;
     struct rdt_error why_lost;
     struct rdt_error why_unsent; /* if status is not RDT_OK, nothing can be sent, but the daemon's last words can be read */

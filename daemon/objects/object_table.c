@@ -309,7 +309,9 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
     key_bytes = make_key(key, &put->account->owner, id, id_bytes);
     awaited = get_by_key(table, key, key_bytes);
     if (awaited && awaited->state != OBJECT_AWAITED)
-        return rdt_error_set(err, RDT_EXISTS, "object \"%.*s\" exists already: free it first, or put under another id",
+        return rdt_error_set(err, RDT_EXISTS,
+                             "object \"%.*s\" exists already: free it first, or put under another id (an object with "
+                             "an id of your own stays when its Ref is dropped)",
                              (int)id_bytes, (const char *)id);
     object = object_new(table, put->account, key, key_bytes, id_bytes, put, parts);
     if (!object)

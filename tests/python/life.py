@@ -309,16 +309,18 @@ def test_daemon_that_dies_is_an_error_and_no_hang():
         node.kill()
         with raises(ConnectionError):
             parked.result(LONG)
-        with raises(rdtd.Disconnected):
+        with raises(rdtd.Disconnected, f"the connection to rdtd at {node.socket} is lost: "):
             c.put(np.zeros(1))
+        with raises(rdtd.Disconnected, "connect anew; what it put and held has ended"):
+            c.ping()
         assert seen.sum() == 4999950000
         c.close()
-    with raises(rdtd.SystemFailed, "no daemon" if False else ""):
+    with raises(rdtd.Disconnected, "is the daemon running?"):
         rdtd.connect(node.socket)
     try:
         rdtd.connect("/nowhere")
     except OSError as error:
-        assert error.errno == 2 and error.status_name == "SYSTEM"
+        assert error.errno == 2 and error.status_name == "DISCONNECTED"
 
 
 def test_daemon_that_nobody_needs_ends():

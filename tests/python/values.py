@@ -235,6 +235,14 @@ def test_targets_and_slices():
             c.get(ref, into=[frozen, into["b"]], as_="list")
         with raises(ValueError, "start and stop"):
             c.get(ref, slices=[np.s_[10:], None])
+        with raises(TypeError, "a box or None for each tensor of the object, not a dict"):
+            c.get(ref, slices={"a": np.s_[0:2, 0:2]})
+        with raises(TypeError, "fetch takes a Ref or a list of Refs, not a int"):
+            c.get(5)
+        with raises(ValueError, "grace must be"):
+            c.put(a, grace=-1)
+        with raises(TypeError, "put without pickle: value['x'] is a numpy.ndarray"):
+            c.put({"x": np.zeros(3, ">f4")}, allow_pickle=False)
         with raises(rdtd.Invalid):
             c.get(ref, slices=[np.s_[0:101, 0:1], None])
 

@@ -9,7 +9,8 @@ import time
 from functools import partial
 from operator import index
 from os import PathLike
-from typing import Any, AsyncIterator, ContextManager, Iterator, Literal, Optional, Sequence, Union, overload
+from typing import (Any, AsyncIterator, ContextManager, Iterable, Iterator, Literal, Optional, Sequence,
+                    Union, overload)
 
 from . import _rdt
 from ._aio import AGAIN, Hub
@@ -84,7 +85,7 @@ class Connection(GroupCalls, InfoCalls):
     no limit; 0: polls) and can be interrupted by Ctrl-C. After a fork, calls in the child raise `Forked`:
     connect again there (`rdtd.default()` does).
 
-    Errors: SystemFailed (no daemon serves the socket), Denied, LimitReached (too many clients),
+    Errors: Disconnected (no daemon serves the socket), Denied, LimitReached (too many clients),
     ProtocolBroken, TimedOut."""
 
     _hub_lock = threading.Lock()
@@ -312,6 +313,8 @@ class Connection(GroupCalls, InfoCalls):
         for the stream. Otherwise put waits for the streams.
         Errors: Invalid, TypeError, ValueError (each names the tensor), Exists (id), LimitReached, NoMemory,
         Unsupported (for instance no driver), TimedOut."""
+        if grace is not None and not grace >= 0:
+            raise ValueError(f"grace must be None or a number of seconds that is not negative, not {grace}")
         flags = (_SNAPSHOT if snapshot else 0) | (_DETACHED if detached else 0)
         if ttl is not None and not detached:
             raise ValueError("ttl needs detached=True")
@@ -407,7 +410,9 @@ class Connection(GroupCalls, InfoCalls):
         TransportFailed, NoPath, Mismatch (names the tensor or the key; nothing was written), NoMemory,
         LimitReached, TimedOut, Cancelled, PickleRefused."""
         one = isinstance(refs, _rdt.Ref)
-        wanted: list[Any] = [refs] if isinstance(refs, (_rdt.Ref, str, bytes)) else list(refs)
+        given: Any = refs
+        several = isinstance(given, Iterable) and not isinstance(given, (str, bytes))
+        wanted = list(given) if several else [given]
         for ref in wanted:
             if not isinstance(ref, _rdt.Ref):
                 raise TypeError(f"fetch takes a Ref or a list of Refs, not a {type(ref).__name__}; "
@@ -418,6 +423,10 @@ class Connection(GroupCalls, InfoCalls):
             into = [into] if one else list(into)
         if slices is not None:
             slices = [slices] if one else list(slices)
+            for each in slices:
+                if each is not None and not isinstance(each, (list, tuple)):
+                    raise TypeError("slices is a list with a box or None for each tensor of the object, not "
+                                    f"a {type(each).__name__}")
         targets = None if into is None else [None if value is None else flatten(value) for value in into]
         boxes = None if slices is None else [None if each is None else [_box(one_) for one_ in each]
                                              for each in slices]

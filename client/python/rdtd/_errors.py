@@ -98,7 +98,8 @@ class Restarted(Error, ConnectionError):
 
 
 class Disconnected(Error, ConnectionError):
-    """DISCONNECTED: the daemon has ended, or the connection was closed. Connect again."""
+    """DISCONNECTED: the daemon has ended, or the connection was closed: connect again. From connect(): no
+    daemon serves the socket."""
 
 
 class Forked(Error, RuntimeError):
@@ -114,7 +115,7 @@ class Busy(Error):
 
 
 class SystemFailed(Error, OSError):
-    """SYSTEM: a system call failed; `errno` has the reason. From connect(): no daemon serves the socket."""
+    """SYSTEM: a system call failed; `errno` has the reason."""
 
 
 class Internal(Error):

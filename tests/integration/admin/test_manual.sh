@@ -93,7 +93,7 @@ done
 count=0
 while IFS= read -r phrase; do
   count=$((count + 1))
-  grep -rqF -- "$phrase" daemon client/*.c client/ctl backends proto --include='*.c' --include='*.h' || bad "librdt(3) names the words '$phrase', which nothing says"
+  grep -rqF --include='*.[ch]' -e "$phrase" daemon client backends proto || bad "librdt(3) names the words '$phrase', which nothing says"
 done < <(awk '/^## Common sentences/ {on = 1; next} /^#/ {on = 0} on && /^\*/ {gsub(/[*\\]/, ""); print}' client/librdt.3.scd)
 ((count > 20)) || bad "librdt(3) lists no sentences"
 

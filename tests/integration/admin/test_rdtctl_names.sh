@@ -36,7 +36,7 @@ file() { # NAME BYTES_OF_4
   printf '%b%s%s' "$length\0\0\0\0\0\0\0" "$header" "$2" >"$dir/$1.safetensors"
 }
 
-"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
+"$RDT_BUILD_DIR/rdtd" --config= --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
 pids+=($!)
 until_deadline 20 "$rdtctl" ping -q --timeout 2s 2>/dev/null || { cat "$dir/log"; exit 1; }
 for i in 1 2 3; do file "v$i" "abc$i"; done

@@ -66,12 +66,12 @@ Test(client, connect_without_daemon_names_the_socket)
     rdt *conn;
 
     options.socket = "/nonexistent/rdtd.sock";
-    assert_status(RDT_SYSTEM, rdt_connect(&options, &conn, &err));
+    assert_status(RDT_DISCONNECTED, rdt_connect(&options, &conn, &err));
     cr_assert_eq(err.sys_errno, ENOENT);
     cr_assert_str_eq(err.msg, "cannot reach rdtd at /nonexistent/rdtd.sock: No such file or directory (is the daemon "
                               "running? set RDT_SOCKET to another socket)");
     setenv("RDT_SOCKET", "/nonexistent/other", 1);
-    assert_status(RDT_SYSTEM, rdt_connect(NULL, &conn, &err));
+    assert_status(RDT_DISCONNECTED, rdt_connect(NULL, &conn, &err));
     cr_assert(strstr(err.msg, "/nonexistent/other"));
     cr_assert_eq(fake_count_fds(), fds);
     rdt_close(NULL);
@@ -128,7 +128,7 @@ Test(client, options_of_another_version)
     } options = {.known = {.struct_size = sizeof options, .socket = "/nonexistent/x"}};
     rdt *conn;
 
-    assert_status(RDT_SYSTEM, rdt_connect(&options.known, &conn, &err));
+    assert_status(RDT_DISCONNECTED, rdt_connect(&options.known, &conn, &err));
     options.later = 1;
     assert_status(RDT_UNSUPPORTED, rdt_connect(&options.known, &conn, &err));
     options.known.struct_size = 0;
