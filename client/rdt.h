@@ -4,7 +4,7 @@
  *     rdt_connect(NULL, &c, &err);
  *     rdt_put(c, &tensor, 1, NULL, &ref, &err);            ...   rdt_fetch(c, &ref, 1, NULL, &object, &err);
  *
- * Tensors of up to inline_max (32 KiB) travel in messages. The memory of larger ones is shared by file descriptor on one
+ * Tensors of up to 32 KiB travel in messages. The memory of larger ones is shared by file descriptor on one
  * node and moved daemon to daemon between nodes.
  *
  * Conventions
