@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Pairs of Gloo that strangers and broken connections cannot harm.
  *
  * Gloo trusts everybody who connects to its ports, and one thread of Gloo (the device's thread) serves the sockets of all

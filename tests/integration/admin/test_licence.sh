@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../../.."
 missing=0
 while read -r file; do
   case $file in
-  *.[ch] | *.cc | *.py | *.pyi | *.sh | *.awk | *.proto | Makefile) ;;
+  *.[ch] | *.cc | *.hh | *.py | *.pyi | *.sh | *.awk | *.proto | Makefile) ;;
   *) [[ $(head -c 2 "$file" | tr -d '\0') == '#!' ]] || continue ;;
   esac
   head -n 2 "$file" | grep -q 'SPDX-License-Identifier: Apache-2\.0' || { echo "$file: its first two lines lack 'SPDX-License-Identifier: Apache-2.0'"; missing=1; }
