@@ -1,4 +1,3 @@
-/* SPDX-License-Identifier: Apache-2.0 */
 #include <rdt.h>
 #include <stdio.h>
 int main(void) {

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """A trainer and two samplers: weights go through rdtd, on this node without a copy. Prints what the samplers saw.
 
     rdtd --socket /tmp/rdtd.sock --state-dir '' &  RDT_SOCKET=/tmp/rdtd.sock python3 ray_weights.py

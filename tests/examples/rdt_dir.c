@@ -1,7 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-/* rdt_dir.so: a transport through a folder that both nodes see. Each end of a connection has a folder of its own in it, and
- * the sender writes one file for each chunk into the folder of the receiver. It is slow, and it is a complete two-sided
- * transport. */
+/* rdt_dir.so: a transport through a folder that both nodes see. Each end of a connection has a folder of its own in it, and the sender
+ * writes one file for each chunk into the folder of the receiver. It is slow, and it is a complete two-sided transport. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
