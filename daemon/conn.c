@@ -265,6 +265,10 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
         return;
     }
     protobuf_c_message_pack(message, payload);
+    /* Now the caller's regions still have the files of the descriptors open. Later this could close them for the last time,
+     * which frees the memory on the loop, so the sink closes descriptors that must wait. flush() handles errors. */
+    if (n_fds > 0 && !conn->writer.waiting)
+        (void)frame_writer_send(&conn->writer, conn->sock, NULL);
     conn_charge_queue(conn);
     flush_soon(conn);
 }
@@ -358,7 +362,7 @@ static void work(struct conn *conn, bool readable)
 {
     uint64_t until_ns = uv_hrtime() + CONN_TURN_NS;
 
-    conn->in_read = true; /* the answers of this turn are sent with one write, below */
+    conn->in_read = true; /* the answers of this turn, except those with descriptors, are sent with one write, below */
     while (!conn->closing && !conn->draining) {
         conn->held = conn_queue_is_full(conn);
         if (conn->held || !client_work(&conn->client, until_ns))

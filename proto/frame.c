@@ -524,11 +524,14 @@ static ssize_t send_some(const struct frame_writer *writer, int sock)
 
 enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct rdt_error *err)
 {
+    struct fd_sink *sink = writer->waiting ? writer->sink : NULL;
+
     writer->stalled = false;
     while (writer->head) {
         ssize_t n = send_some(writer, sock);
 
         if (n < 0) {
+            writer->waiting = true;
             /* other processes, or the receiver, have not received theirs yet */
             writer->stalled = errno == ETOOMANYREFS;
             if (writer->stalled || errno == EAGAIN || errno == EWOULDBLOCK)
@@ -538,11 +541,11 @@ enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct 
             return rdt_error_sys(err, errno, "sendmsg");
         }
         /* However many bytes were sent, the fds were sent with the first of them. */
-        /* the message in the socket still refers to the files, so this does not close them for the last time */
-        close_all(NULL, writer->head->fds, writer->head->n_fds);
+        close_all(sink, writer->head->fds, writer->head->n_fds);
         writer->queued_fds -= writer->head->n_fds;
         writer->head->n_fds = 0;
         frame_writer_consume(writer, (size_t)n);
     }
+    writer->waiting = false;
     return RDT_OK;
 }

@@ -116,9 +116,12 @@ struct frame_writer {
     struct frame_chunk *head, *tail; /* one encoded frame each, with its fds */
     size_t queued_bytes;
     unsigned queued_frames;
-    unsigned queued_fds;  /* open in this process until their frames have been sent */
-    struct fd_sink *sink; /* set after init, borrowed: for fds that were never sent; NULL: close(2) */
-    bool stalled;         /* the last AGAIN was due to too many fds in flight, whose end no event reports */
+    unsigned queued_fds; /* open in this process until their frames have been sent */
+    /* Set after init, borrowed: for fds that were never sent, or that had to wait: the receiver may drop its own at once, so
+     * these may be the last ones of their files. NULL: close(2) */
+    struct fd_sink *sink;
+    bool waiting; /* a send has failed, and not everything has been sent since */
+    bool stalled; /* the last AGAIN was due to too many fds in flight, whose end no event reports */
 };
 
 void frame_writer_init(struct frame_writer *writer);
@@ -131,7 +134,9 @@ enum rdt_status frame_writer_push(struct frame_writer *writer, uint16_t type, ui
 
 /* Writes to a Unix stream socket without blocking, in one call several frames up to the next that has fds.
  * RDT_OK: everything has been sent. RDT_AGAIN: the socket is full, or (stalled) the kernel accepts no more
- * fds from this user: try again soon. RDT_DISCONNECTED, RDT_SYSTEM. */
+ * fds from this user: try again soon. RDT_DISCONNECTED, RDT_SYSTEM. Closes the fds that it has sent: with close(2), if the
+ * writer was not `waiting` before, so that a caller who must not close a file for the last time sends while the file is open
+ * elsewhere. */
 enum rdt_status frame_writer_send(struct frame_writer *writer, int sock, struct rdt_error *err);
 
 /* For another way of sending: the oldest unsent bytes, or NULL. Then the caller reports how many it has

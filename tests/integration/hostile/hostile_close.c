@@ -3,8 +3,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -279,6 +282,196 @@ Test(hostile_close, refused_import_of_large_memory_is_freed_off_the_loop, .timeo
     refuses(&raw, RDT_INVALID, "F_SEAL_SHRINK");
     expect_freed_elsewhere(&before);
     raw_close(&raw);
+    end();
+}
+
+/* ---- memory that ends while its descriptor is on the way to a reader ---- */
+
+enum { ROUNDS = 3, MAX_HOLDS = 64 };
+
+/* What freeing LARGE bytes costs whoever closes them last: seconds of system time. */
+static double seconds_to_free(void)
+{
+    int fd = large_memfd(0);
+    struct rusage before, after;
+
+    must(getrusage(RUSAGE_THREAD, &before) == 0 && close(fd) == 0 && getrusage(RUSAGE_THREAD, &after) == 0);
+    return (double)(after.ru_stime.tv_sec - before.ru_stime.tv_sec) +
+           (double)(after.ru_stime.tv_usec - before.ru_stime.tv_usec) / 1e6;
+}
+
+/* Puts a page of a large memfd of its own, of which only the object then has a region. */
+static void put_large_memory(struct raw *raw)
+{
+    uint32_t dtype = RDT_U8, ndim = 1, region_index = 0;
+    uint64_t shape = 4096, offset = 0;
+    Rdt__Pb__Import import = RDT__PB__IMPORT__INIT;
+    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
+    Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT, *uses[] = {&use};
+    Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
+    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
+    Rdt__Pb__RegionReply *reply;
+    int fd = large_memfd(F_SEAL_SHRINK);
+
+    import.memory = (char *)"host";
+    import.device = (char *)"";
+    import.kind = RDT__PB__REGION_KIND__REGION_KIND_MEMFD;
+    import.bytes = 4096;
+    reply = (Rdt__Pb__RegionReply *)raw_reply(raw, raw_send(raw, RDT_MSG_IMPORT, &import.base, &fd, 1),
+                                              &rdt__pb__region_reply__descriptor);
+    (void)close(fd);
+    use.region = reply->region;
+    use.generation = reply->generation;
+    rdt__pb__region_reply__free_unpacked(reply, NULL);
+    tensors.dtype = &dtype;
+    tensors.ndim = &ndim;
+    tensors.region_index = &region_index;
+    tensors.offset = &offset;
+    tensors.shape = &shape;
+    tensors.n_dtype = tensors.n_ndim = tensors.n_region_index = tensors.n_offset = tensors.n_shape = 1;
+    put.id = (ProtobufCBinaryData){5, (uint8_t *)"large"};
+    put.tensors = &tensors;
+    put.regions = uses;
+    put.n_regions = 1;
+    protobuf_c_message_free_unpacked(
+        raw_reply(raw, raw_send(raw, RDT_MSG_PUT, &put.base, NULL, 0), &rdt__pb__put_reply__descriptor), NULL);
+    release.region = use.region;
+    protobuf_c_message_free_unpacked(
+        raw_reply(raw, raw_send(raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0), &rdt__pb__region_released__descriptor),
+        NULL);
+}
+
+struct bytes {
+    uint8_t at[8192];
+    size_t n;
+};
+
+static void add_request(struct bytes *bytes, uint16_t type, uint64_t id, const ProtobufCMessage *message)
+{
+    size_t n = protobuf_c_message_get_packed_size(message);
+
+    must(bytes->n + FRAME_HEADER_BYTES + n <= sizeof bytes->at);
+    frame_header_encode(bytes->at + bytes->n, (uint32_t)n, type, 0, 0, id);
+    bytes->n += FRAME_HEADER_BYTES + protobuf_c_message_pack(message, bytes->at + bytes->n + FRAME_HEADER_BYTES);
+}
+
+/* Fetches the object, releases the hold (whose number it guesses) and frees the object, in one write. */
+static void fetch_and_free(struct raw *raw)
+{
+    Rdt__Pb__Ref ref = RDT__PB__REF__INIT;
+    Rdt__Pb__FetchItem item = RDT__PB__FETCH_ITEM__INIT, *items[] = {&item};
+    Rdt__Pb__Fetch fetch = RDT__PB__FETCH__INIT;
+    Rdt__Pb__Release release = RDT__PB__RELEASE__INIT;
+    Rdt__Pb__Free forced = RDT__PB__FREE__INIT;
+    struct bytes bytes = {.n = 0};
+
+    ref.id = (ProtobufCBinaryData){5, (uint8_t *)"large"};
+    ref.any_owner = true;
+    item.ref = &ref;
+    item.handle = 1;
+    fetch.items = items;
+    fetch.n_items = 1;
+    fetch.mode = RDT__PB__FETCH_MODE__FETCH_MODE_SHARE;
+    fetch.timeout_ns = LONG;
+    add_request(&bytes, RDT_MSG_FETCH, 0, &fetch.base);
+    for (release.hold = 1; release.hold <= MAX_HOLDS; release.hold++)
+        add_request(&bytes, RDT_MSG_RELEASE, 0, &release.base);
+    forced.ref = &ref;
+    forced.force = true;
+    add_request(&bytes, RDT_MSG_FREE, 0, &forced.base);
+    must(raw_bytes(raw, bytes.at, bytes.n));
+}
+
+static size_t objects_of_node(void)
+{
+    Rdt__Pb__List list = RDT__PB__LIST__INIT;
+    Rdt__Pb__ListReply *reply;
+    size_t n;
+
+    list.kind = RDT__PB__LIST_KIND__LIST_KIND_OBJECTS;
+    must_ok(call(bystander, RDT_MSG_LIST, &list.base, LONG, (ProtobufCMessage **)(void *)&reply, &err));
+    n = reply->n_objects;
+    rdt__pb__list_reply__free_unpacked(reply, NULL);
+    return n;
+}
+
+struct dropper {
+    const struct raw *raw;
+    _Atomic pid_t tid;
+};
+
+/* Receives bytes and drops the descriptors that come with them. */
+static void *drop_descriptors(void *arg)
+{
+    struct dropper *dropper = arg;
+    uint8_t bytes[65536];
+
+    dropper->tid = gettid();
+    while (recv(dropper->raw->sock, bytes, sizeof bytes, 0) > 0)
+        continue;
+    return NULL;
+}
+
+static bool sleeps(pid_t tid)
+{
+    char path[64], state = 0;
+    FILE *file;
+
+    (void)snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)tid);
+    file = fopen(path, "re");
+    cr_assert(file && fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+    (void)fclose(file);
+    return state == 'S';
+}
+
+/* An answer waits because the reader has not read the ones before it, and the memory ends meanwhile. Then the reader drops the
+ * descriptor before the daemon closes its own: it runs on the same CPU and preempts the daemon as soon as the answer comes. */
+Test(hostile_close, large_memory_of_an_unread_fetch_is_freed_off_the_loop, .timeout = 120)
+{
+    Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
+    double loop = 0, all = ROUNDS * seconds_to_free();
+    struct sched_param param = {0};
+    uint8_t data[4096] = {0};
+    cpu_set_t cpu;
+
+    begin(NULL);
+    CPU_ZERO(&cpu);
+    CPU_SET((size_t)sched_getcpu(), &cpu);
+    must(sched_setaffinity(0, sizeof cpu, &cpu) == 0 && sched_setaffinity(node.pid, sizeof cpu, &cpu) == 0);
+    ping.data = (ProtobufCBinaryData){sizeof data, data};
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        struct raw producer, reader;
+        struct dropper dropper = {.raw = &reader};
+        struct cost before;
+        pthread_t thread;
+
+        greeted(&producer);
+        greeted(&reader);
+        put_large_memory(&producer);
+        must(objects_of_node() == 2);
+        do
+            (void)raw_send(&reader, RDT_MSG_PING, &ping.base, NULL, 0);
+        while (most_queued() == 0);
+        fetch_and_free(&reader);
+        wait_until(LONG, objects_of_node() == 1);
+        others_are_well();
+        before = cost_now();
+        must(sched_setscheduler(node.pid, SCHED_IDLE, &param) == 0);
+        node_freeze(&node);
+        while (recv(reader.sock, data, sizeof data, MSG_DONTWAIT) > 0)
+            continue;
+        must(pthread_create(&thread, NULL, drop_descriptors, &dropper) == 0);
+        wait_until(LONG, dropper.tid != 0 && sleeps(dropper.tid));
+        node_thaw(&node);
+        wait_until(LONG, most_queued() == 0);
+        (void)sched_setscheduler(node.pid, SCHED_OTHER, &param); /* needs a privilege */
+        others_are_well();
+        loop += cost_now().loop - before.loop;
+        must(shutdown(reader.sock, SHUT_RDWR) == 0 && pthread_join(thread, NULL) == 0);
+        raw_close(&reader);
+        raw_close(&producer);
+    }
+    must_say(loop <= all / 2, "loop %.2f s, of %.2f s that freeing takes", loop, all);
     end();
 }
 

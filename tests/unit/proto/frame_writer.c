@@ -34,6 +34,56 @@ Test(frame_writer, fini_closes_what_was_not_sent)
     cr_assert_eq(open_fds(), before);
 }
 
+struct counting_sink {
+    struct fd_sink sink;
+    unsigned n_closed;
+};
+
+static void count_and_close(struct fd_sink *sink, int take_fd)
+{
+    ((struct counting_sink *)sink)->n_closed++;
+    close(take_fd);
+}
+
+/* An fd that waited may be the last one of its file when it is sent, so the sink closes it. */
+Test(frame_writer, sink_closes_the_fds_that_waited)
+{
+    struct counting_sink counting = {.sink.close = count_and_close};
+    unsigned before = open_fds();
+    struct frame_writer writer;
+    uint8_t *payload, *received = malloc(1 << 20);
+    int fd, socks[2];
+
+    make_pair(socks);
+    frame_writer_init(&writer);
+    writer.sink = &counting.sink;
+    for (unsigned round = 0; round < 2; round++) {
+        counting.n_closed = 0;
+        fd = fd_with_size(1);
+        cr_assert_eq(frame_writer_push(&writer, 1, 0, 1, 0, &fd, 1, &payload), RDT_OK);
+        cr_assert_eq(frame_writer_send(&writer, socks[0], NULL), RDT_OK);
+        cr_assert_eq(counting.n_closed, 0, "it was sent at once");
+        do {
+            fd = fd_with_size(1);
+            cr_assert_eq(frame_writer_push(&writer, 1, 0, 1, 65536, NULL, 0, &payload), RDT_OK);
+            memset(payload, 0, 65536);
+            cr_assert_eq(frame_writer_push(&writer, 1, 0, 1, 0, &fd, 1, &payload), RDT_OK);
+        } while (frame_writer_send(&writer, socks[0], NULL) == RDT_OK);
+        cr_assert_eq(counting.n_closed, 0);
+        cr_assert_eq(writer.queued_fds, 1);
+        do
+            cr_assert_gt(recv(socks[1], received, 1 << 20, 0), 0);
+        while (frame_writer_send(&writer, socks[0], NULL) != RDT_OK);
+        cr_assert_eq(counting.n_closed, 1);
+        while (recv(socks[1], received, 1 << 20, MSG_DONTWAIT) > 0)
+            continue;
+    }
+    frame_writer_fini(&writer);
+    close_pair(socks);
+    free(received);
+    cr_assert_eq(open_fds(), before);
+}
+
 /* The kernel counts fds under way per user; who has no privileges may have as many of them as open files. */
 Test(frame_writer, too_many_fds_under_way_is_again)
 {
