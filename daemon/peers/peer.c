@@ -108,6 +108,15 @@ void peer_dial_now(struct peer *peer)
     peer_back_off(peer);
 }
 
+struct account *peer_look_up_account(const struct peer *peer)
+{
+    const struct peer_dial *dial = peer->dial;
+
+    if (dial->at_hint)
+        return dial->hint_by;
+    return peer_has_been_met(peer) ? NULL : dial->address_by;
+}
+
 enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err)
 {
     struct peers *peers = peer->peers;
@@ -123,7 +132,7 @@ enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err)
     address = dial->at_hint ? dial->hint : peer->address;
     status = options_split_address(address, host, &port, err);
     if (status == RDT_OK)
-        status = peer_link_dial(&peers->config, host, port, dial->account, &dial->link, err);
+        status = peer_link_dial(&peers->config, host, port, peer_look_up_account(peer), &dial->link, err);
     if (status != RDT_OK)
         return status;
     dial->wanted = false;

@@ -22,6 +22,8 @@ struct peer_dial {
     struct peer peer; /* first member */
     enum peer_proof proof;
     struct account *account;           /* of the user whose request added the entry, one reference; NULL: no request did */
+    /* The owners who last named peer.address and `hint` in a request, one reference each; NULL: the daemon or another node. */
+    struct account *address_by, *hint_by;
     char hint[65];                     /* where the last request says that the node is, if that differs from peer.address */
     bool at_hint;                      /* the last dial went to `hint` */
     unsigned n_hints;                  /* dials in a row that went there */
@@ -103,6 +105,10 @@ void peer_back_off(struct peer *peer);
 
 /* Ends the back-off and dials. */
 void peer_dial_now(struct peer *peer);
+
+/* On whose threads the host name of the present dial is looked up. A user's hint, and an address where nobody was met, are
+ * looked up on the threads of the user who named it last; all others on those of the daemon (NULL). */
+struct account *peer_look_up_account(const struct peer *peer);
 
 /* Starts to connect. NO_MEMORY, INVALID. */
 enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err);

@@ -369,6 +369,7 @@ static struct peer_link *create(const struct peer_link_config *config, enum peer
         return NULL;
     link->config = config;
     list_init(&link->node);
+    list_init(&link->lookups);
     sm_init(&link->sm, states, sizeof states / sizeof states[0], first);
     arena_init(&link->arena, RDT_MAX_DECODED_BYTES);
     frame_reader_init(&link->reader, RDT_MAX_FRAME_BYTES);
@@ -394,6 +395,11 @@ enum rdt_status peer_link_dial(const struct peer_link_config *config, const char
     peer_wire_dial(link, account);
     *link_p = link;
     return RDT_OK;
+}
+
+void peer_link_look_up_too(struct peer_link *link, struct account *account)
+{
+    peer_wire_look_up_too(link, account);
 }
 
 enum rdt_status peer_link_accept(const struct peer_link_config *config, uv_stream_t *listener, struct peer_link **link_p,

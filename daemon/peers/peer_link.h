@@ -88,7 +88,7 @@ struct peer_link {
     uv_tcp_t tcp;
     uv_timer_t timer;           /* before UP: the deadline; then the next ping, or the end of the wait for an answer */
     uv_idle_t turn;             /* active while work waits for the next iteration of the loop */
-    struct peer_lookup *lookup; /* for peer_wire.c: a running look-up of a host name */
+    struct list lookups;        /* for peer_wire.c: look-ups of the host name, each on the threads of another owner */
     struct addrinfo *found, *next_found;
     uv_connect_t connect;
     uv_write_t write;
@@ -118,6 +118,10 @@ enum rdt_status peer_link_dial(const struct peer_link_config *config, const char
 /* Accepts the connection that waits at the listener. After an error (NO_MEMORY, SYSTEM) it is closed. */
 enum rdt_status peer_link_accept(const struct peer_link_config *config, uv_stream_t *listener, struct peer_link **link_p,
                                  struct rdt_error *err);
+
+/* While the host name of a dialled link is being looked up: looks it up on the threads of that account's owner too, unless
+ * that is under way. The first result counts. At any other time, nothing happens. */
+void peer_link_look_up_too(struct peer_link *link, struct account *account);
 
 enum peer_link_state peer_link_state(const struct peer_link *link);
 

@@ -273,6 +273,9 @@ static void confirm_identity(struct peer *peer)
         dial->proof = PROOF_HELLO;
         snprintf(dial->hint, sizeof dial->hint, "%s", peer->address);
         dial->hint_secret = dial->secret;
+        account_unref(dial->hint_by);
+        dial->hint_by = dial->address_by;
+        dial->address_by = NULL;
         peer->address[0] = 0;
     }
     dial->secret = false;

@@ -53,6 +53,8 @@ enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], enum pe
 void peer_free(struct peer *peer)
 {
     account_unref(peer->dial->account);
+    account_unref(peer->dial->address_by);
+    account_unref(peer->dial->hint_by);
     free(peer->dial);
 }
 
@@ -354,11 +356,17 @@ static bool is_admin(const struct account *account)
     return !account || account->owner.uid == 0 || account->owner.uid == geteuid();
 }
 
+/* The account of the requester's owner; NULL: of nobody. */
+static struct account *owner_account(struct account *account)
+{
+    return account && account->client && account->parent ? account->parent : account;
+}
+
 /* Whether this user may cause a dial of an address that is not in the nodes file. */
 static enum rdt_status may_dial(const struct peers *peers, const char *address, struct account *account, struct rdt_error *err)
 {
     uint64_t now = uv_hrtime(), burst_ns = (DIAL_BURST - 1) * DIAL_EVERY_NS;
-    struct account *owner = account && account->client && account->parent ? account->parent : account;
+    struct account *owner = owner_account(account);
 
     if (strcmp(peers->options->dial, "listed") == 0)
         return rdt_error_set(err, RDT_DENIED,
@@ -375,6 +383,31 @@ static enum rdt_status may_dial(const struct peers *peers, const char *address, 
                              (double)(owner->dialled_ns - now - burst_ns) / 1e9);
     owner->dialled_ns = (owner->dialled_ns > now ? owner->dialled_ns : now) + DIAL_EVERY_NS;
     return RDT_OK;
+}
+
+static void set_namer(struct account **by_p, struct account *account)
+{
+    struct account *owner = owner_account(account);
+
+    if (owner == *by_p)
+        return;
+    account_unref(*by_p);
+    *by_p = owner ? account_ref(owner) : NULL;
+}
+
+/* Makes the requester wait for no other user's look-ups: what it names is looked up on its own threads. */
+static void note_namer(struct peer *peer, const char *address, struct account *account)
+{
+    struct peer_dial *dial = peer->dial;
+
+    if (!address[0])
+        return;
+    if (!peer_has_been_met(peer) && strcmp(peer->address, address) == 0)
+        set_namer(&dial->address_by, account);
+    if (strcmp(dial->hint, address) == 0)
+        set_namer(&dial->hint_by, account);
+    if (peer->state == PEER_CONNECTING && dial->link)
+        peer_link_look_up_too(dial->link, peer_look_up_account(peer));
 }
 
 static enum rdt_status check_address(const char *address, struct rdt_error *err)
@@ -474,6 +507,7 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
     status = look_up(peers, uuid, address, account, &peer, err);
     if (status != RDT_OK)
         return status;
+    note_namer(peer, address, account);
     if (peer->state == PEER_BACKOFF)
         peer->dial->wanted = true;
     if (peer->state == PEER_IDLE && !peer_can_be_dialled(peer)) {

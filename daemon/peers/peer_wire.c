@@ -417,7 +417,10 @@ static void connect_next(struct peer_link *link)
 
 struct peer_lookup {
     struct work work;
-    struct peer_link *link; /* loop thread; NULL: the link has ended */
+    struct list node;       /* in link->lookups */
+    struct peer_link *link; /* loop thread; NULL: the link has ended, or another look-up has found the addresses */
+    bool of_user;           /* it runs on the threads of `owner`; false: on those of the daemon */
+    struct owner owner;
     char host[65], port[8];
     struct addrinfo *found;
     int rc; /* result of getaddrinfo */
@@ -431,22 +434,30 @@ static void run_lookup(struct work *work)
     lookup->rc = getaddrinfo(lookup->host, lookup->port, &hints, &lookup->found);
 }
 
+/* Look-ups cannot be stopped, and end by themselves. */
+static void abandon_lookups(struct peer_link *link)
+{
+    list_for_each_safe (node, &link->lookups) {
+        container_of(node, struct peer_lookup, node)->link = NULL;
+        list_remove(node);
+    }
+}
+
 static void done_lookup(struct work *work)
 {
     struct peer_lookup *lookup = container_of(work, struct peer_lookup, work);
     struct peer_link *link = lookup->link;
     struct rdt_error why;
 
-    if (link) {
-        link->lookup = NULL;
-        link->found = link->next_found = lookup->found;
-    } else if (lookup->found) {
+    list_remove(&lookup->node);
+    if (!link && lookup->found) {
         freeaddrinfo(lookup->found);
-    }
-    if (link && lookup->found) {
+    } else if (link && lookup->found) {
+        abandon_lookups(link);
+        link->found = link->next_found = lookup->found;
         link->config->events->on_looked_up(link);
         connect_next(link);
-    } else if (link) {
+    } else if (link && list_empty(&link->lookups)) {
         rdt_error_set(&why, RDT_PEER_LOST, "cannot find host %s: %s", link->host,
                       lookup->rc ? gai_strerror(lookup->rc) : "it has no address");
         peer_link_fail(link, &why);
@@ -454,22 +465,34 @@ static void done_lookup(struct work *work)
     free(lookup);
 }
 
-/* On threads of the user who requested it, so that a name server that does not answer delays nobody else. */
-static void look_up(struct peer_link *link, struct account *account)
+/* On threads of the user who requested it, so that a name server that does not answer delays nobody else. false: out of
+ * memory. */
+static bool look_up(struct peer_link *link, struct account *account)
 {
     struct peer_lookup *lookup = calloc(1, sizeof *lookup);
-    struct rdt_error why;
 
-    if (!lookup) {
-        rdt_error_set(&why, RDT_NO_MEMORY, "no memory to look up host %s", link->host);
-        peer_link_fail(link, &why);
-        return;
-    }
-    *lookup = (struct peer_lookup){.work = {.run = run_lookup, .done = done_lookup}, .link = link};
+    if (!lookup)
+        return false;
+    *lookup = (struct peer_lookup){.work = {.run = run_lookup, .done = done_lookup}, .link = link, .of_user = account};
+    if (account)
+        lookup->owner = account->owner;
     snprintf(lookup->host, sizeof lookup->host, "%s", link->host);
     snprintf(lookup->port, sizeof lookup->port, "%u", link->port);
-    link->lookup = lookup;
+    list_append(&link->lookups, &lookup->node);
     owner_work_submit(link->config->owner_work, &lookup->work, account, false);
+    return true;
+}
+
+void peer_wire_look_up_too(struct peer_link *link, struct account *account)
+{
+    if (list_empty(&link->lookups))
+        return;
+    list_for_each (node, &link->lookups) {
+        const struct peer_lookup *lookup = container_of(node, struct peer_lookup, node);
+        if (lookup->of_user == (account != NULL) && (!account || owner_equal(&lookup->owner, &account->owner)))
+            return;
+    }
+    (void)look_up(link, account); /* without memory for it, the others still count */
 }
 
 void peer_wire_dial(struct peer_link *link, struct account *account)
@@ -479,20 +502,22 @@ void peer_wire_dial(struct peer_link *link, struct account *account)
         struct sockaddr_in in4;
         struct sockaddr_in6 in6;
     } address;
+    struct rdt_error why;
 
     snprintf(link->remote, sizeof link->remote, "%.50s:%u", link->host, link->port);
     if (uv_ip4_addr(link->host, link->port, &address.in4) == 0 || uv_ip6_addr(link->host, link->port, &address.in6) == 0) {
         connect_to(link, &address.any);
         return;
     }
-    look_up(link, account);
+    if (look_up(link, account))
+        return;
+    rdt_error_set(&why, RDT_NO_MEMORY, "no memory to look up host %s", link->host);
+    peer_link_fail(link, &why);
 }
 
 void peer_wire_close(struct peer_link *link)
 {
-    if (link->lookup) /* a look-up cannot be stopped, and ends by itself */
-        link->lookup->link = NULL;
-    link->lookup = NULL;
+    abandon_lookups(link);
     if (!uv_is_closing((uv_handle_t *)&link->tcp))
         uv_close((uv_handle_t *)&link->tcp, on_tcp_closed);
 }

@@ -11,6 +11,7 @@
 /* Starts to connect to link->host and link->port; failures are reported later. account: the user on whose
  * threads a name is looked up; NULL: the daemon. */
 void peer_wire_dial(struct peer_link *link, struct account *account);
+void peer_wire_look_up_too(struct peer_link *link, struct account *account);
 void peer_wire_accept(struct peer_link *link, uv_stream_t *listener);
 void peer_wire_close(struct peer_link *link);
 void peer_wire_fini(struct peer_link *link);
