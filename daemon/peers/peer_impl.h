@@ -21,7 +21,7 @@ enum peer_proof { PROOF_NONE, PROOF_REF, PROOF_HELLO, PROOF_FILE };
 struct peer_dial {
     struct peer peer; /* first member */
     enum peer_proof proof;
-    struct account *account;           /* of the user whose request added the entry, one reference; NULL: no request did */
+    struct account *account; /* of the user whose request added the entry, one reference; NULL: no request did */
     /* The owners who last named peer.address and `hint` in a request, one reference each; NULL: the daemon or another node. */
     struct account *address_by, *hint_by;
     char hint[65];                     /* where the last request says that the node is, if that differs from peer.address */

@@ -86,9 +86,9 @@ struct peer_link {
     unsigned n_handles; /* not yet closed */
 
     uv_tcp_t tcp;
-    uv_timer_t timer;           /* before UP: the deadline; then the next ping, or the end of the wait for an answer */
-    uv_idle_t turn;             /* active while work waits for the next iteration of the loop */
-    struct list lookups;        /* for peer_wire.c: look-ups of the host name, each on the threads of another owner */
+    uv_timer_t timer;    /* before UP: the deadline; then the next ping, or the end of the wait for an answer */
+    uv_idle_t turn;      /* active while work waits for the next iteration of the loop */
+    struct list lookups; /* for peer_wire.c: look-ups of the host name, each on the threads of another owner */
     struct addrinfo *found, *next_found;
     uv_connect_t connect;
     uv_write_t write;
