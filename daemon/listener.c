@@ -150,7 +150,11 @@ static void on_socket_closed(uv_handle_t *handle)
     struct listener_socket *listening = handle->data;
     struct listener *listener = listening->listener;
 
-    (void)close(listening->fd);
+    /* The close of our own socket is its last, and ends connections that were never accepted, with all descriptors in them.
+     * A socket of systemd stays, and takes connections for the next start. */
+    if (listener->path[0])
+        (void)shutdown(listening->fd, SHUT_RDWR); /* further connects are refused meanwhile */
+    owner_work_close_fd(listener->conns->rpc->owner_work, listening->fd, &listener->conns->rpc->objects->accounts->node);
     if (--listener->open == 0)
         listener->on_closed(listener->arg);
 }

@@ -101,6 +101,33 @@ Test(hostile_close, lingering_sockets_left_in_a_connection_delay_nobody, .timeou
     end();
 }
 
+/* More connections than the daemon accepts before it stops: those that are left end with its listening socket. */
+Test(hostile_close, lingering_sockets_in_the_backlog_do_not_hold_up_the_end, .timeout = 120)
+{
+    enum { N = 200 };
+    static struct raw raws[N];
+    struct stuck stuck[2];
+
+    begin(NULL);
+    rdt_close(bystander);
+    node_freeze(&node);
+    for (unsigned i = 0; i < N; i++) {
+        raw_connect(&raws[i], node.socket);
+        if (i == 150 || i == N - 2) {
+            stuck_open(&stuck[i == 150]);
+            send_ping_with(&raws[i], stuck[i == 150].sock);
+        }
+    }
+    must(kill(node.pid, SIGTERM) == 0);
+    node_thaw(&node);
+    cr_assert_eq(node_result(&node), 0);
+    node_check_log(&node, declared);
+    for (unsigned i = 0; i < N; i++)
+        raw_close(&raws[i]);
+    for (unsigned i = 0; i < 2; i++)
+        stuck_close(&stuck[i]);
+}
+
 /* Clients that are turned away at once: descriptors wait in their connections already. */
 Test(hostile_close, lingering_sockets_of_clients_turned_away_delay_nobody, .timeout = 120)
 {
