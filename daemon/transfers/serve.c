@@ -25,6 +25,10 @@ static const struct sm_state states[] = {
     [SERVE_ENDED] = {"ended", 0},
 };
 
+/* The reader ends its transfer at its deadline and says what was missing. The owner ends its side later, so that the two do not
+ * race for the sentence, and only if the reader has not said that it gave up. */
+#define READER_LATE_NS INT64_C(2000000000)
+
 void serve_set_state(struct serve *out, enum serve_state state)
 {
     sm_move(&out->sm, state);
@@ -275,6 +279,8 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
     list_append(&transfers->serves, &out->record.link);
     session->n_out++;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &out->record);
-    (void)deadline_set(transfers->deadlines, &out->deadline, pull->timeout_ns);
+    (void)deadline_set(transfers->deadlines, &out->deadline,
+                       pull->timeout_ns < 0 || pull->timeout_ns > INT64_MAX - READER_LATE_NS ? pull->timeout_ns
+                                                                                              : pull->timeout_ns + READER_LATE_NS);
     return out;
 }

@@ -144,7 +144,7 @@ Test(large_requests, refused_as_small_ones_are)
     ping_works(&raw);
     memset(broken, 0xff, 1 << 20);
     (void)raw_frame(&raw, 1 << 20, RDT_MSG_PUT, 0, 0, 5, broken, 1 << 20, NULL, 0);
-    refuses(&raw, RDT_PROTOCOL, "PUT is broken");
+    refuses(&raw, RDT_PROTOCOL, "PUT cannot be decoded");
     free(broken);
     raw_close(&raw);
     end();
