@@ -240,7 +240,7 @@ Test(protocol, broken_messages_are_answered_and_the_connection_lives)
     greeted(&raw);
     for (uint16_t type = RDT_MSG_PING; type <= RDT_MSG_EXPLAIN; type++) {
         must(raw_frame(&raw, 4, type, 0, 0, type, "\x0a\xff\xff\xff", 4, NULL, 0));
-        refuses(&raw, RDT_PROTOCOL, "broken");
+        refuses(&raw, RDT_PROTOCOL, "cannot be decoded");
         cr_assert_eq(raw.frame.request_id, type);
     }
     ping_works(&raw);
