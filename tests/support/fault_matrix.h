@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fault matrix: what happens (event) x at which step of which call x where the object lies and how its bytes travel. A cell is one
- * of each; a round of a cell brings real daemons and real processes to the step, strikes at a moment that differs from round to
- * round, and then checks that
+/* The fault matrix: what happens (event) x at which step of which call x where the object lies and how its bytes travel. A
+ * cell is one of each; a round of a cell brings real daemons and real processes to the step, strikes at a moment that differs
+ * from round to round, and then checks that
  *   - every call ended by its deadline, with a status that the event explains, and with every byte right if it ended well;
  *   - nobody writes where a call has ended: margins, poisoned targets and delivered bytes are looked at again afterwards;
  *   - others were not disturbed; what was struck works again when it is back;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/rdtd.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -370,6 +372,44 @@ void node_freeze(struct test_node *node)
 void node_thaw(struct test_node *node)
 {
     must(kill(node->pid, SIGCONT) == 0);
+}
+
+bool node_hold_workers(struct test_node *node)
+{
+    char path[64];
+    struct dirent *entry;
+    DIR *dir;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/task", (int)node->pid);
+    dir = opendir(path);
+    must(dir);
+    node->n_held = 0;
+    while ((entry = readdir(dir))) {
+        pid_t tid = atoi(entry->d_name);
+
+        if (tid <= 0 || tid == node->pid) /* the loop's thread has the number of the process */
+            continue;
+        if (ptrace(PTRACE_SEIZE, tid, NULL, NULL) != 0) {
+            if (node->n_held == 0 && (errno == EPERM || errno == ENOSYS)) {
+                (void)closedir(dir);
+                return false;
+            }
+            continue; /* it has ended */
+        }
+        must(node->n_held < sizeof node->held / sizeof *node->held);
+        must(ptrace(PTRACE_INTERRUPT, tid, NULL, NULL) == 0);
+        must(waitpid(tid, &(int){0}, __WALL) == tid);
+        node->held[node->n_held++] = tid;
+    }
+    (void)closedir(dir);
+    must(node->n_held > 0);
+    return true;
+}
+
+void node_release_workers(struct test_node *node)
+{
+    while (node->n_held > 0)
+        must(ptrace(PTRACE_DETACH, node->held[--node->n_held], NULL, NULL) == 0);
 }
 
 /* ---- looking ---- */

@@ -44,6 +44,8 @@ struct test_node {
     char name[32];
     pid_t pid;
     int pidfd;
+    pid_t held[64]; /* threads that node_hold_workers holds */
+    unsigned n_held;
     int notify; /* the datagrams of NOTIFY_SOCKET */
     char dir[128], socket[160], log[160], state_dir[160], nodes_path[160], key_path[160];
     char address[65]; /* of its peer link; "" if it has none */
@@ -79,6 +81,9 @@ void node_kill(struct test_node *node, int signal); /* and waits for its end */
 int node_result(struct test_node *node);            /* waits for its end; exit status or 128 + signal */
 void node_freeze(struct test_node *node);
 void node_thaw(struct test_node *node);
+/* All threads but the loop's stand still, until node_release_workers. false: this process may not trace. */
+bool node_hold_workers(struct test_node *node);
+void node_release_workers(struct test_node *node);
 
 void node_connect(const struct test_node *node, rdt **rdt_p);
 rdt *node_client(const struct test_node *node, const char *name);

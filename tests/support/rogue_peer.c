@@ -212,17 +212,17 @@ static void name_all(const struct rogue_peer *rogue_peer, uint16_t type, Protobu
     else if (type == RDT_PEER_GROUP_COMMIT)
         name_token(rogue_peer, &((Rdt__Pb__GroupCommit *)message)->token);
     else if (type >= RDT_PEER_GROUP_READY && type <= RDT_PEER_GROUP_ENDED)
-        name_token(rogue_peer, &((Rdt__Pb__GroupWord *)message)->token);
+        name_token(rogue_peer, &((Rdt__Pb__GroupStatus *)message)->token);
     else if (type == RDT_PEER_PULL && ((Rdt__Pb__Pull *)message)->start)
         name_start(rogue_peer, ((Rdt__Pb__Pull *)message)->start);
     else if (type == RDT_PEER_PULL_START)
         name_start(rogue_peer, (Rdt__Pb__PullStart *)message);
-    else if (type == RDT_PEER_BROADCAST_WORD)
-        name_broadcast(rogue_peer, &((Rdt__Pb__BroadcastWord *)message)->broadcast);
+    else if (type == RDT_PEER_BROADCAST_RESULT)
+        name_broadcast(rogue_peer, &((Rdt__Pb__BroadcastResult *)message)->broadcast);
     else if (type == RDT_PEER_PULL_PARKED)
         name_number(rogue_peer->pulls, rogue_peer->n_pulls, &((Rdt__Pb__PullParked *)message)->transfer);
-    else if (type == RDT_PEER_PULL_TURN && ((Rdt__Pb__PullTurn *)message)->from_owner)
-        name_number(rogue_peer->pulls, rogue_peer->n_pulls, &((Rdt__Pb__PullTurn *)message)->transfer);
+    else if (type == RDT_PEER_PULL_TICKET && ((Rdt__Pb__PullTicket *)message)->from_owner)
+        name_number(rogue_peer->pulls, rogue_peer->n_pulls, &((Rdt__Pb__PullTicket *)message)->transfer);
     else if (type == RDT_PEER_PULL_META)
         name_number(rogue_peer->pulls, rogue_peer->n_pulls, &((Rdt__Pb__PullMeta *)message)->transfer);
     else if (type == RDT_PEER_PULL_KEYS)

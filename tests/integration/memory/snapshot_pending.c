@@ -23,49 +23,6 @@
 static struct test_node node;
 static rdt *conn;
 
-/* ---- holding the threads ---- */
-
-static struct {
-    pid_t tids[64];
-    unsigned n;
-} held;
-
-/* All but the loop's, which has the number of the process. */
-static void hold_workers(void)
-{
-    char path[64];
-    struct dirent *entry;
-    DIR *dir;
-
-    (void)snprintf(path, sizeof path, "/proc/%d/task", (int)node.pid);
-    dir = opendir(path);
-    cr_assert_not_null(dir);
-    held.n = 0;
-    while ((entry = readdir(dir))) {
-        pid_t tid = atoi(entry->d_name);
-        if (tid <= 0 || tid == node.pid)
-            continue;
-        if (ptrace(PTRACE_SEIZE, tid, NULL, NULL) != 0) {
-            if (held.n == 0 && (errno == EPERM || errno == ENOSYS))
-                cr_skip_test("may not trace: %s", strerror(errno));
-            continue; /* it has ended */
-        }
-        cr_assert_lt(held.n, 64);
-        cr_assert_eq(ptrace(PTRACE_INTERRUPT, tid, NULL, NULL), 0);
-        cr_assert_eq(waitpid(tid, &(int){0}, __WALL), tid);
-        held.tids[held.n++] = tid;
-    }
-    closedir(dir);
-    cr_assert_gt(held.n, 0);
-}
-
-static void release_workers(void)
-{
-    for (unsigned i = 0; i < held.n; i++)
-        cr_assert_eq(ptrace(PTRACE_DETACH, held.tids[i], NULL, NULL), 0);
-    held.n = 0;
-}
-
 /* ---- putting ---- */
 
 static void begin(void)
@@ -78,7 +35,7 @@ static void begin(void)
 
 static void end(void)
 {
-    release_workers();
+    node_release_workers(&node);
     rdt_close(conn);
     node_end(&node, NULL);
 }
@@ -137,7 +94,8 @@ static void begin_filling(struct actor *producer, int64_t *timeout_ns)
     actor_start(producer, produce, timeout_ns);
     conn = node_client(&node, "test");
     actor_await(producer);
-    hold_workers();
+    if (!node_hold_workers(&node))
+        cr_skip_test("this process may not trace");
     actor_step(producer);
     wait_until(LONG, state_is("w", "filling"));
 }
@@ -162,7 +120,7 @@ Test(snapshot_pending, fetches_and_waits_park_and_get_the_whole)
     must_be(RDT_EXISTS,
             rdt_put(conn, NULL, 0, &(struct rdt_put_options){sizeof(struct rdt_put_options), .id = "w", .id_bytes = 1}, &live,
                     &err));
-    release_workers();
+    node_release_workers(&node);
     must_ok(rdt_wait(conn, requests, 2, RDT_WAIT_ALL, LONG, NULL, NULL, &err));
     for (unsigned i = 0; i < 2; i++) {
         must_ok(rdt_request_take_object(requests[i], &object, &err));
@@ -195,7 +153,7 @@ Test(snapshot_pending, killed_producer_fails_those_who_wait)
     must_refuse(RDT_OWNER_DIED, "\"w\"", rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err)); /* not when the copy ends */
     rdt_request_destroy(request);
     must_be(RDT_TIMED_OUT, rdt_wait_freed(conn, &stat.ref, 0, &err)); /* the engine is still at its memory */
-    release_workers();
+    node_release_workers(&node);
     must_ok(rdt_wait_freed(conn, &stat.ref, LONG, &err));
     must_be(RDT_OWNER_DIED, try_fetch(conn, &stat.ref, RDT_FETCH_AUTO, LONG, &(rdt_object *){NULL}, &err));
     end();
@@ -213,12 +171,13 @@ Test(snapshot_pending, timed_out_put_leaves_those_who_wait_to_the_next)
     actor_start(&producer, produce, &timeout_ns);
     conn = node_client(&node, "test");
     actor_await(&producer);
-    hold_workers();
+    if (!node_hold_workers(&node))
+        cr_skip_test("this process may not trace");
     request = start_one(conn, &ref, LONG);
     actor_step(&producer);
     cr_assert_eq(actor_result(&producer), 100 - RDT_TIMED_OUT);
     wait_until(LONG, !state_is("w", "filling"));
-    release_workers();
+    node_release_workers(&node);
     cr_assert_eq(rdt_request_status(request, NULL), RDT_AGAIN);
     (void)put_one(conn, &VECTOR(RDT_U8, 3, "abc"), "w");
     must_ok(rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
@@ -234,7 +193,7 @@ Test(snapshot_pending, free_by_force_ends_it)
     begin_filling(&producer, &forever);
     must_be(RDT_DENIED, rdt_free(conn, &ref, false, &err));
     must_ok(rdt_free(conn, &ref, true, &err));
-    release_workers();
+    node_release_workers(&node);
     cr_assert_eq(actor_result(&producer), 100 - RDT_FREED);
     end();
 }
@@ -253,7 +212,7 @@ Test(snapshot_pending, waiters_that_leave_leave_nothing)
     rdt_request_destroy(request);
     wait_until(LONG, rdt_stat(conn, &ref, &stat, NULL) == RDT_OK && stat.waiters == 0);
     must_be(RDT_TIMED_OUT, rdt_wait_put(conn, &ref, 10 * MSEC, &err));
-    release_workers();
+    node_release_workers(&node);
     actor_await(&producer);
     actor_step(&producer);
     actor_wait(&producer);
@@ -267,7 +226,7 @@ Test(snapshot_pending, stopped_daemon_leaves_nothing)
     begin_filling(&producer, &forever);
     cr_assert_eq(kill(node.pid, SIGTERM), 0);
     wait_until(LONG, node_log_has(&node, "draining"));
-    release_workers();
+    node_release_workers(&node);
     (void)actor_result(&producer); /* put in time, or disconnected */
     rdt_close(conn);
     cr_assert_eq(node_result(&node), 0);
