@@ -78,18 +78,18 @@ enum rdt_event_type {
     X(14, GOODBYE, goodbye)               \
     X(15, PULL_KEYS, pull_keys)           \
     X(24, PULL_PARKED, pull_parked)       \
-    X(25, COPIES, copies)                 \
-    X(26, PULL_TURN, pull_turn)           \
+    X(25, REPLICAS, replicas)                 \
+    X(26, PULL_TICKET, pull_ticket)           \
     X(27, HOLDS, holds)                   \
     X(40, GROUP_PROPOSE, group_propose)   \
     X(41, GROUP_ACCEPT, group_accept)     \
     X(42, GROUP_COMMIT, group_commit)     \
-    X(43, GROUP_READY, group_word)        \
-    X(44, GROUP_FAILED, group_word)       \
-    X(45, GROUP_END, group_word)          \
-    X(46, GROUP_ENDED, group_word)        \
+    X(43, GROUP_READY, group_status)        \
+    X(44, GROUP_FAILED, group_status)       \
+    X(45, GROUP_END, group_status)          \
+    X(46, GROUP_ENDED, group_status)        \
     X(47, BROADCAST, group_broadcast)     \
-    X(48, BROADCAST_WORD, broadcast_word) \
+    X(48, BROADCAST_RESULT, broadcast_result) \
     X(50, PULL_CREDIT, pull_credit)
 
 enum rdt_peer_message {

@@ -33,7 +33,7 @@ enum rdt_status group_send(const struct group *group, struct peer *peer, enum rd
 void group_send_word(struct groups *groups, struct peer *peer, enum rdt_peer_message type, const uint8_t token[16],
                      uint32_t epoch, enum rdt_status status, const char *why, bool again)
 {
-    Rdt__Pb__GroupWord word = RDT__PB__GROUP_WORD__INIT;
+    Rdt__Pb__GroupStatus word = RDT__PB__GROUP_STATUS__INIT;
 
     word.token = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)token};
     word.epoch = epoch;
@@ -159,7 +159,7 @@ void group_connected_here(struct group *group)
 
 static enum rdt_status on_ready(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
 {
-    const Rdt__Pb__GroupWord *word = from;
+    const Rdt__Pb__GroupStatus *word = from;
     struct group *group = group_by_token(groups, word->token.data, word->token.len);
     struct group_node *node;
 
@@ -189,7 +189,7 @@ static void set_reason(struct group *group, const char *why, bool again)
 
 static enum rdt_status on_failed(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
 {
-    const Rdt__Pb__GroupWord *word = from;
+    const Rdt__Pb__GroupStatus *word = from;
     struct group *group = group_by_token(groups, word->token.data, word->token.len);
     struct rdt_error why = {0};
 
@@ -267,7 +267,7 @@ void group_end(struct group *group, struct group_waiter *waiter)
 
 static enum rdt_status on_end(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
 {
-    const Rdt__Pb__GroupWord *word = from;
+    const Rdt__Pb__GroupStatus *word = from;
     struct group *group = group_by_token(groups, word->token.data, word->token.len);
 
     if (word->token.len != sizeof group->token)
@@ -285,7 +285,7 @@ static enum rdt_status on_end(struct groups *groups, struct peer *peer, const vo
 
 static enum rdt_status on_ended(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
 {
-    const Rdt__Pb__GroupWord *word = from;
+    const Rdt__Pb__GroupStatus *word = from;
     struct group *group = group_by_token(groups, word->token.data, word->token.len);
     struct group_node *node = group && !group->coordinator ? group_node_of(group, peer) : NULL;
 
@@ -537,10 +537,10 @@ static const struct {
     {RDT_PEER_GROUP_PROPOSE, &rdt__pb__group_propose__descriptor, group_on_propose},
     {RDT_PEER_GROUP_ACCEPT, &rdt__pb__group_accept__descriptor, group_on_accept},
     {RDT_PEER_GROUP_COMMIT, &rdt__pb__group_commit__descriptor, group_on_commit},
-    {RDT_PEER_GROUP_READY, &rdt__pb__group_word__descriptor, on_ready},
-    {RDT_PEER_GROUP_FAILED, &rdt__pb__group_word__descriptor, on_failed},
-    {RDT_PEER_GROUP_END, &rdt__pb__group_word__descriptor, on_end},
-    {RDT_PEER_GROUP_ENDED, &rdt__pb__group_word__descriptor, on_ended},
+    {RDT_PEER_GROUP_READY, &rdt__pb__group_status__descriptor, on_ready},
+    {RDT_PEER_GROUP_FAILED, &rdt__pb__group_status__descriptor, on_failed},
+    {RDT_PEER_GROUP_END, &rdt__pb__group_status__descriptor, on_end},
+    {RDT_PEER_GROUP_ENDED, &rdt__pb__group_status__descriptor, on_ended},
 };
 
 #define N_HANDLERS (sizeof handlers / sizeof handlers[0])

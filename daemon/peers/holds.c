@@ -208,13 +208,13 @@ static void compare_list(struct holds_node *node, const Rdt__Pb__Holds *message)
 
     node->list_number += message->first;
     answer.lost = lost;
-    for (size_t i = 0; i < message->n_kept; i++) {
-        struct node_hold *hold = map_get_u64(&node->here, message->kept[i]);
+    for (size_t i = 0; i < message->n_current; i++) {
+        struct node_hold *hold = map_get_u64(&node->here, message->current[i]);
         if (hold)
             hold->list_seen = node->list_number;
         else
-            lost[answer.n_lost++] = message->kept[i];
-        if (answer.n_lost == BATCH_HOLDS || (answer.n_lost > 0 && i + 1 == message->n_kept)) {
+            lost[answer.n_lost++] = message->current[i];
+        if (answer.n_lost == BATCH_HOLDS || (answer.n_lost > 0 && i + 1 == message->n_current)) {
             send_holds(node, &answer);
             answer.n_lost = 0;
         }
@@ -336,18 +336,18 @@ static void send_list(struct holds_node *node)
     size_t cursor = 0;
 
     message.first = true;
-    message.kept = numbers;
+    message.current = numbers;
     while (numbers && !message.last) {
         do {
             far = map_next(&node->there, &cursor);
             if (far && !far->lost)
-                numbers[message.n_kept++] = far->number;
-        } while (far && message.n_kept < LIST_HOLDS);
+                numbers[message.n_current++] = far->number;
+        } while (far && message.n_current < LIST_HOLDS);
         message.last = !far;
         if (peer_send(node->peer, RDT_PEER_HOLDS, &message.base, NULL) != RDT_OK)
             break;
         message.first = false;
-        message.n_kept = 0;
+        message.n_current = 0;
     }
     free(numbers);
 }
@@ -395,7 +395,7 @@ static void handle_message(struct holds_node *node, const Rdt__Pb__Holds *messag
         if (far)
             far->lost = true;
     }
-    if (message->first || message->last || message->n_kept > 0)
+    if (message->first || message->last || message->n_current > 0)
         compare_list(node, message);
 }
 
@@ -411,11 +411,11 @@ enum rdt_status holds_peer_frame(struct holds *holds, struct peer *peer, const s
     status = arena_unpack(&arena, &rdt__pb__holds__descriptor, frame->payload, frame->length, "Holds", &decoded, err);
     if (status == RDT_OK) {
         message = (const Rdt__Pb__Holds *)decoded;
-        if (message->n_dropped + message->n_lost + message->n_kept > LIST_HOLDS)
+        if (message->n_dropped + message->n_lost + message->n_current > LIST_HOLDS)
             status = rdt_error_set(err, RDT_PROTOCOL, "a message about %zu holds: at most %u in one",
-                                   message->n_dropped + message->n_lost + message->n_kept, LIST_HOLDS);
+                                   message->n_dropped + message->n_lost + message->n_current, LIST_HOLDS);
     }
-    if (status == RDT_OK && !node && message->n_kept > 0 && !holds->closing)
+    if (status == RDT_OK && !node && message->n_current > 0 && !holds->closing)
         node =
             node_get(holds, peer); /* the node lists holds that are unknown here, and compare_list answers that they are lost */
     if (status == RDT_OK && node)

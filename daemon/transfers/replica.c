@@ -40,7 +40,7 @@ struct replica *replica_find(const struct replicas *replicas, const uint8_t node
 static void send_copies(struct peer_session *origin, uint64_t *whole, size_t n_whole, uint64_t *dropped, uint64_t *invalidated,
                         size_t n_invalidated)
 {
-    Rdt__Pb__Copies copies = RDT__PB__COPIES__INIT;
+    Rdt__Pb__Replicas copies = RDT__PB__REPLICAS__INIT;
 
     copies.whole = whole;
     copies.n_whole = n_whole;
@@ -49,7 +49,7 @@ static void send_copies(struct peer_session *origin, uint64_t *whole, size_t n_w
     copies.invalidated = invalidated;
     copies.n_invalidated = n_invalidated;
     /* Link down: the owner's node has dropped its entry already. */
-    (void)peer_session_send(origin, RDT_PEER_COPIES, &copies.base, NULL);
+    (void)peer_session_send(origin, RDT_PEER_REPLICAS, &copies.base, NULL);
 }
 
 void replica_decline(struct peer_session *origin, uint64_t generation)
@@ -441,7 +441,7 @@ void replicas_peer_up(struct replicas *replicas, struct peer_session *session)
         send_copies(session, generations, n, NULL, NULL, 0);
 }
 
-void replicas_on_copies(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Copies *message)
+void replicas_on_message(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Replicas *message)
 {
     for (size_t i = 0; i < message->n_valid; i++) {
         struct replica *replica = replica_find(replicas, session->peer->uuid, message->valid[i]);

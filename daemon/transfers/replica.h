@@ -144,7 +144,7 @@ bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes)
 
 /* The link to that node is up: reports the replicas of its objects to it. */
 void replicas_peer_up(struct replicas *replicas, struct peer_session *session);
-void replicas_on_copies(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Copies *message);
+void replicas_on_message(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Replicas *message);
 
 /* Tells a node that answered PULL with `keep` that this node keeps no replica. */
 void replica_decline(struct peer_session *origin, uint64_t generation);

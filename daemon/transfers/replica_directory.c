@@ -204,7 +204,7 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry)
 
 static void send_copies(struct peer_session *session, uint64_t *valid, size_t n_valid, uint64_t *invalid, size_t n_invalid)
 {
-    Rdt__Pb__Copies copies = RDT__PB__COPIES__INIT;
+    Rdt__Pb__Replicas copies = RDT__PB__REPLICAS__INIT;
 
     copies.valid = valid;
     copies.n_valid = n_valid;
@@ -212,7 +212,7 @@ static void send_copies(struct peer_session *session, uint64_t *valid, size_t n_
     copies.n_invalid = n_invalid;
     /* Link down: the entry is LOST, or will be at once. */
     if (n_valid + n_invalid > 0)
-        (void)peer_session_send(session, RDT_PEER_COPIES, &copies.base, NULL);
+        (void)peer_session_send(session, RDT_PEER_REPLICAS, &copies.base, NULL);
 }
 
 /* The node has a complete replica. Returns false if the object is gone. */
@@ -230,8 +230,8 @@ static bool note_whole(struct replica_directory *directory, struct peer_session 
     return entry;
 }
 
-void replica_directory_on_copies(struct replica_directory *directory, struct peer_session *session,
-                                 const Rdt__Pb__Copies *message)
+void replica_directory_on_message(struct replica_directory *directory, struct peer_session *session,
+                                 const Rdt__Pb__Replicas *message)
 {
     uint64_t *lists = malloc((2 * message->n_whole + 1) * sizeof *lists);
     size_t n_valid = 0, n_invalid = 0;

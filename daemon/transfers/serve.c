@@ -249,7 +249,7 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
     out->number = pull->transfer;
     out->ref = *ref;
     out->meta_only = pull->meta_only;
-    out->keep = pull->keep;
+    out->keep = pull->keep_replica;
     out->no_redirect = pull->no_redirect;
     out->inline_max_bytes = pull->inline_max_bytes < RDT_INLINE_MAX_BYTES ? pull->inline_max_bytes : RDT_INLINE_MAX_BYTES;
     out->credit = UINT32_MAX;
@@ -280,7 +280,8 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
     session->n_out++;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &out->record);
     (void)deadline_set(transfers->deadlines, &out->deadline,
-                       pull->timeout_ns < 0 || pull->timeout_ns > INT64_MAX - READER_LATE_NS ? pull->timeout_ns
-                                                                                              : pull->timeout_ns + READER_LATE_NS);
+                       pull->timeout_ns < 0 || pull->timeout_ns > INT64_MAX - READER_LATE_NS
+                           ? pull->timeout_ns
+                           : pull->timeout_ns + READER_LATE_NS);
     return out;
 }

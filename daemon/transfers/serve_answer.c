@@ -64,7 +64,7 @@ static void add_replica_entry(struct serve *out, const struct object *object, Rd
 
     if (out->keep && object->snapshot && !out->replica && !out->slice && !out->meta_only && !meta->has_inline)
         entry = replica_entry_add(&transfers->directory, out->session, object, &is_new);
-    meta->kept = entry != NULL;
+    meta->replica_noted = entry != NULL;
     if (!entry)
         return;
     if (is_new && !out->no_redirect && least > 0 && out->stream_bytes >= least)

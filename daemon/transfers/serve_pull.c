@@ -110,11 +110,11 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
     if (status == RDT_OK && map_count(&session->serves) >= MAX_PULLS)
         status = rdt_error_set(&why, RDT_LIMIT, "node %s already has %u transfers under way from this node",
                                session->peer->name, MAX_PULLS);
-    if (status == RDT_OK && pull->from_copy && (pull->slice || pull->meta_only || ref.generation == 0))
+    if (status == RDT_OK && pull->from_replica && (pull->slice || pull->meta_only || ref.generation == 0))
         status = rdt_error_set(&why, RDT_UNSUPPORTED, "a replica serves the whole object only, not a slice or its metadata");
     else if (status == RDT_OK && pull->part_of != 0)
         status = find_whole(session, pull, &requester, &object, &version, &why);
-    else if (status == RDT_OK && !pull->from_copy)
+    else if (status == RDT_OK && !pull->from_replica)
         status = find_object(transfers, &ref, &requester, &object, &version, &why);
     if (status == RDT_AGAIN && transfers->refuse_parked)
         status =
@@ -133,7 +133,7 @@ enum rdt_status serve_on_pull(struct peer_session *session, const Rdt__Pb__Pull 
     if (pull->part_of != 0 && !take_selection(out, pull)) {
         (void)rdt_error_set(&why, RDT_NO_MEMORY, "no memory to serve tensors of object \"%s\"", ref.id);
         serve_refuse(out, &why);
-    } else if (pull->from_copy) {
+    } else if (pull->from_replica) {
         replica_serve(&transfers->replicas, out);
     } else if (status == RDT_OK) {
         out->version = version;

@@ -234,7 +234,7 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
         status = rdt_error_set(&err, RDT_UNSUPPORTED, "transport \"%.64s\" is not loaded at the owner", start->transport);
     if (status != RDT_OK)
         ;
-    else if (out->collective && (start->one_sided || start->turns || !pt->group))
+    else if (out->collective && (start->one_sided || start->tickets || !pt->group))
         status = rdt_error_set(&err, RDT_PROTOCOL, "a collective broadcast moves by sends in a group without ordered queues");
     else if (pt->sm.state != PT_CONNECTED || pt->remote_epoch != start->epoch)
         status = rdt_error_set(&err, RDT_TRANSPORT, "%s: the owner's connection is being rebuilt", pt->transport->name);
@@ -247,12 +247,12 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
     else if (start->one_sided && out->replica && out->replica->filling)
         status = rdt_error_set(&err, RDT_TRANSPORT, "%s: a replica that is not complete cannot be read one-sided",
                                pt->transport->name);
-    else if (!start->turns && !start->one_sided && order_needed(out, pt))
+    else if (!start->tickets && !start->one_sided && order_needed(out, pt))
         status =
             rdt_error_set(&err, RDT_PROTOCOL,
                           "%s: the object's memory is in an ordered queue at the owner, and the reader takes no queue ticket",
                           pt->transport->name);
-    else if (start->turns && !start->one_sided && out->replica && out->replica->filling)
+    else if (start->tickets && !start->one_sided && out->replica && out->replica->filling)
         status = rdt_error_set(&err, RDT_TRANSPORT, "%s: a replica that is not complete would hold up its ordered queue",
                                pt->transport->name);
     if (status == RDT_OK)
@@ -269,7 +269,7 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
         return;
     }
     out->one_sided = start->one_sided;
-    out->ordered = start->turns && !start->one_sided;
+    out->ordered = start->tickets && !start->one_sided;
     out->start_epoch = start->epoch;
     if (!out->one_sided)
         out->next_chunk = out->chunks_done = start->first_chunk;

@@ -159,9 +159,9 @@ void transfer_in_ask(struct transfer *transfer)
     pull.timeout_ns = time_left_ns(transfer);
     pull.meta_only = transfer->wish.meta_only;
     pull.tell_parked = true;
-    pull.keep = transfer->pull.keeps && transfer->pull.peer == transfer->pull.origin;
+    pull.keep_replica = transfer->pull.keeps && transfer->pull.peer == transfer->pull.origin;
     pull.no_redirect = transfer->pull.no_redirect;
-    pull.from_copy = transfer->pull.peer != transfer->pull.origin;
+    pull.from_replica = transfer->pull.peer != transfer->pull.origin;
     /* With another wish the bytes must not come in the answer. */
     if (transfer->wish.transport[0] == '\0' || strcasecmp(transfer->wish.transport, "inline") == 0)
         pull.inline_max_bytes = RDT_INLINE_MAX_BYTES;

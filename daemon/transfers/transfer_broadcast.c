@@ -51,13 +51,13 @@ static void broadcast_free(struct broadcast *broadcast)
 
 static void send_over(const struct broadcast *broadcast, const struct receiver *receiver)
 {
-    Rdt__Pb__BroadcastWord word = RDT__PB__BROADCAST_WORD__INIT;
+    Rdt__Pb__BroadcastResult word = RDT__PB__BROADCAST_RESULT__INIT;
 
     word.broadcast = broadcast->number;
     word.status = RDT_CANCELLED;
     word.from_root = true;
     if (receiver->asked && !receiver->done)
-        (void)peer_session_send(receiver->session, RDT_PEER_BROADCAST_WORD, &word.base, NULL);
+        (void)peer_session_send(receiver->session, RDT_PEER_BROADCAST_RESULT, &word.base, NULL);
 }
 
 /* Fails the pull that was ready for a collective broadcast. */
@@ -148,7 +148,7 @@ static void ask(struct broadcast *broadcast, struct receiver *receiver)
     message.epoch = broadcast->epoch;
     message.ref = &ref;
     message.owner = &owner;
-    message.together = broadcast->collective;
+    message.collective = broadcast->collective;
     message.chunk_bytes = broadcast->transfers->options->chunk_bytes;
     receiver->asked = true;
     if (peer_session_send(receiver->session, RDT_PEER_BROADCAST, &message.base, &err) != RDT_OK)
@@ -308,7 +308,7 @@ struct broadcast *broadcast_find(const struct peer_session *session, uint64_t nu
     return NULL;
 }
 
-void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastWord *word)
+void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastResult *word)
 {
     struct receiver *receiver;
     struct broadcast *broadcast = broadcast_find(session, word->broadcast, &receiver);

@@ -48,7 +48,7 @@ enum rdt_status broadcast_reader_joins(struct serve *out, const Rdt__Pb__PullSta
 enum rdt_status broadcast_reader_ready(struct serve *out, struct rdt_error *err);
 void broadcast_reader_ended(struct broadcast *broadcast, struct serve *out);
 
-void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastWord *word);
+void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastResult *word);
 void broadcasts_peer_up(struct peer_session *session);
 bool broadcasts_name_session(struct peer_session *session); /* whether a broadcast refers to the session */
 void broadcasts_peer_merged(struct peer_session *from, struct peer_session *into);
@@ -60,7 +60,7 @@ void broadcasts_close(struct transfers *transfers, const struct rdt_error *why);
 
 enum rdt_status transfer_member_on_ask(struct peer_session *root, const Rdt__Pb__GroupBroadcast *message,
                                        struct rdt_error *err);
-void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastWord *word);
+void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastResult *word);
 void transfer_members_link_down(struct peer_session *root, const struct rdt_error *why);
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* This node as a member of another node's broadcast: it gets a replica of a snapshot and tells the root so.
  *
- *   BROADCAST --- no replica here ----------------> PULLING --- complete ---> BROADCAST_WORD
+ *   BROADCAST --- no replica here ----------------> PULLING --- complete ---> BROADCAST_RESULT
  *       |                                            |   ^
  *       +--- a transfer here fills a replica ----> WAITING   (PULLING if that transfer fails)
- *       |                                            `--------- complete ---> BROADCAST_WORD
- *       `--- a complete replica is here ------------------------------------> BROADCAST_WORD
+ *       |                                            `--------- complete ---> BROADCAST_RESULT
+ *       `--- a complete replica is here ------------------------------------> BROADCAST_RESULT
  *
  * PULLING is a transfer without a client (pull.member), in the group, from the root itself. Fetches of the
  * object here meanwhile wait for the same replica (replica.h). If the broadcast fails then, the transfer goes
@@ -45,7 +45,7 @@ static void begin(struct broadcast_member *member);
 
 static void report(struct peer_session *root, uint64_t number, const struct rdt_error *why, bool declined)
 {
-    Rdt__Pb__BroadcastWord word = RDT__PB__BROADCAST_WORD__INIT;
+    Rdt__Pb__BroadcastResult word = RDT__PB__BROADCAST_RESULT__INIT;
 
     word.broadcast = number;
     word.declined = declined;
@@ -53,7 +53,7 @@ static void report(struct peer_session *root, uint64_t number, const struct rdt_
         word.status = why->status;
         word.message = (char *)why->msg;
     }
-    (void)peer_session_send(root, RDT_PEER_BROADCAST_WORD, &word.base, NULL); /* Link down: the root knows. */
+    (void)peer_session_send(root, RDT_PEER_BROADCAST_RESULT, &word.base, NULL); /* Link down: the root knows. */
 }
 
 /* The transfer goes on, or ends, as an ordinary pull. */
@@ -194,7 +194,7 @@ static bool answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
     uint64_t max_bytes = transfers->options->replicas_max_bytes, generation = transfer->ref.generation;
 
     if (replica && replica != transfer->pull.replica) {
-        yield_to_replica(transfer, replica, meta->kept);
+        yield_to_replica(transfer, replica, meta->replica_noted);
         return true;
     }
     if (!meta->snapshot || meta->has_inline || meta->bytes == 0)
@@ -204,11 +204,11 @@ static bool answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
         transfer_fail(transfer, RDT_LIMIT,
                       "a replica of %llu bytes exceeds what all replicas of this node may have together (replicas_max, %llu)",
                       (unsigned long long)meta->bytes, (unsigned long long)max_bytes);
-    else if (!meta->kept || (!transfer->pull.replica && !replica_create(transfer, meta)))
+    else if (!meta->replica_noted || (!transfer->pull.replica && !replica_create(transfer, meta)))
         transfer_fail(transfer, RDT_NO_MEMORY, "no memory for the replica");
     else
         return false;
-    if (meta->kept) /* The root's node must redirect no reader to this node. */
+    if (meta->replica_noted) /* The root's node must redirect no reader to this node. */
         replica_decline(root, generation);
     return true;
 }
@@ -299,7 +299,7 @@ static enum rdt_status member_new(struct peer_session *root, const Rdt__Pb__Grou
     if (!owner_equal(&group->owner, &owner) || !group_has(group, root->peer->uuid, NULL, NULL))
         return rdt_error_set(err, RDT_DENIED, "group \"%s\" has no member of uid %u on node %s", group->name, owner.uid,
                              root->peer->name);
-    if (message->together && !group->transport->ops.post_broadcast)
+    if (message->collective && !group->transport->ops.post_broadcast)
         return rdt_error_set(err, RDT_UNSUPPORTED, "%s supports no collective broadcast here", group->transport->name);
     if (root->n_members >= MEMBERS_MAX)
         return rdt_error_set(err, RDT_LIMIT, "node %s already has %u broadcasts under way to this node", root->peer->name,
@@ -319,7 +319,7 @@ static enum rdt_status member_new(struct peer_session *root, const Rdt__Pb__Grou
     member->number = message->broadcast;
     memcpy(member->token, group->token, sizeof member->token);
     member->epoch = group->epoch;
-    member->collective = message->together;
+    member->collective = message->collective;
     member->chunk_bytes = message->chunk_bytes;
     member->ref = ref;
     list_init(&member->waiting.link);
@@ -360,7 +360,7 @@ static void drop(struct broadcast_member *member, const struct rdt_error *why)
         transfer_replica_unwanted(replica->filling);
 }
 
-void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastWord *word)
+void transfer_member_on_over(struct peer_session *root, const Rdt__Pb__BroadcastResult *word)
 {
     struct broadcast_member *member = find(root, word->broadcast);
     struct rdt_error why;

@@ -260,7 +260,8 @@ void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *
     uint64_t id;
 
     if (!transfer || (transfer->sm.state != TRANSFER_ASKED && transfer->sm.state != TRANSFER_EARLY)) {
-        if (meta->kept && meta->ref && !replica_find(&session->transfers->replicas, session->peer->uuid, meta->ref->generation))
+        if (meta->replica_noted && meta->ref &&
+            !replica_find(&session->transfers->replicas, session->peer->uuid, meta->ref->generation))
             replica_decline(session, meta->ref->generation);
         return; /* The reader has ended. */
     }

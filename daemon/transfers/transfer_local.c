@@ -151,7 +151,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
 {
     struct path_query query = {
         .same_node = true,
-        .from_copy = transfer->local.from_replica,
+        .from_replica = transfer->local.from_replica,
         .mode = transfer->wish.mode,
         .transport = transfer->wish.transport,
         /* Every path of one node is faster than any transport. */

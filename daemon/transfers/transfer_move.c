@@ -181,7 +181,7 @@ void transfer_in_ask_start(struct transfer *transfer)
         start.owner_rank = transfer->pull.connection->rank_there;
     }
     start.first_chunk = transfer->pull.one_sided ? 0 : transfer->pull.first_chunk;
-    start.turns = transfer->record.order != NULL;
+    start.tickets = transfer->record.order != NULL;
     start.single = transfer->pull.single;
     if (transfer->pull.staged_here && !transfer->pull.one_sided)
         start.window =

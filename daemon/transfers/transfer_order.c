@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transfers in the ordered queues of a transport. Transfers whose operations share a queue get tickets (ticket.h), and both
- * ends agree on them by PULL_TURN.
+ * ends agree on them by PULL_TICKET.
  *
  * An end that waits in a queue reports this from time to time, and the other end waits for it: for at most MAX_WAIT times
  * stall_timeout while nothing moves, or MAX_BLOCKING_WAIT times if this holds up other transfers here. An end that sends
@@ -134,17 +134,18 @@ static void watch(struct order *order)
 
 static void send_turn(struct order *order, enum ticket_message word, const char *behind)
 {
-    Rdt__Pb__PullTurn message = RDT__PB__PULL_TURN__INIT;
+    Rdt__Pb__PullTicket message = RDT__PB__PULL_TICKET__INIT;
     struct rdt_error err;
     enum rdt_status status;
 
     message.transfer = order->in ? order->in->id : order->out->number;
     message.from_owner = order->ticket.owner;
-    message.word = (Rdt__Pb__TurnWord)word;
+    message.state = (Rdt__Pb__TicketState)word;
     message.behind = (char *)behind;
     if (word == TICKET_READY || word == TICKET_TAKEN)
         watch(order);
-    status = peer_session_send(order->in ? order->in->pull.peer : order->out->session, RDT_PEER_PULL_TURN, &message.base, &err);
+    status =
+        peer_session_send(order->in ? order->in->pull.peer : order->out->session, RDT_PEER_PULL_TICKET, &message.base, &err);
     if (status == RDT_OK || status == RDT_PEER_LOST || word == TICKET_WAITING)
         return; /* If the link is down, it ends the transfer soon. */
     if (order->in)
@@ -370,7 +371,7 @@ static bool check_wait(struct order *order)
     return false;
 }
 
-static void receive_turn(struct order *order, const Rdt__Pb__PullTurn *message)
+static void receive_turn(struct order *order, const Rdt__Pb__PullTicket *message)
 {
     struct deadline *deadline = order->in ? &order->in->pull.stall : &order->out->deadline;
     bool waited_for = order->in || order->out->sm.state == SERVE_SENDING || order->ticket.sm.state != TICKET_QUEUED;
@@ -378,7 +379,7 @@ static void receive_turn(struct order *order, const Rdt__Pb__PullTurn *message)
 
     text_copy(order->there, sizeof order->there, message->behind);
     order->told_ns = uv_hrtime();
-    if (message->word == RDT__PB__TURN_WORD__TURN_WAITING) {
+    if (message->state == RDT__PB__TICKET_STATE__TICKET_WAITING) {
         if (!waited_for || !check_wait(order))
             return;
         watch(order);
@@ -388,11 +389,11 @@ static void receive_turn(struct order *order, const Rdt__Pb__PullTurn *message)
     }
     order->waits_since_ns = 0;
     deadline_unset(transfers_of(order)->deadlines, deadline);
-    if (ticket_receive(&order->ticket, (enum ticket_message)message->word, &err) != RDT_OK)
+    if (ticket_receive(&order->ticket, (enum ticket_message)message->state, &err) != RDT_OK)
         fail(order, &err); /* Otherwise the transfer may have ended. */
 }
 
-void order_on_message(struct peer_session *session, const Rdt__Pb__PullTurn *message)
+void order_on_message(struct peer_session *session, const Rdt__Pb__PullTicket *message)
 {
     struct transfer *in = message->from_owner ? map_get_u64(&session->transfers->by_id, message->transfer) : NULL;
     struct serve *out = message->from_owner ? NULL : map_get_u64(&session->serves, message->transfer);

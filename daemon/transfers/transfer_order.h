@@ -44,6 +44,6 @@ void order_leave(struct transfer_record *record);
 
 /* Whether the transfer waits behind others in a queue. */
 bool order_waits_behind(const struct transfer_record *record);
-void order_on_message(struct peer_session *session, const Rdt__Pb__PullTurn *message);
+void order_on_message(struct peer_session *session, const Rdt__Pb__PullTicket *message);
 
 #endif

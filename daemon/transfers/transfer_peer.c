@@ -309,8 +309,8 @@ static enum rdt_status on_aborted(struct peer_session *session, const void *mess
 static enum rdt_status on_copies(struct peer_session *session, const void *message, struct rdt_error *err)
 {
     (void)err;
-    replica_directory_on_copies(&session->transfers->directory, session, message);
-    replicas_on_copies(&session->transfers->replicas, session, message);
+    replica_directory_on_message(&session->transfers->directory, session, message);
+    replicas_on_message(&session->transfers->replicas, session, message);
     return RDT_OK;
 }
 
@@ -321,7 +321,7 @@ static enum rdt_status on_broadcast(struct peer_session *session, const void *me
 
 static enum rdt_status on_broadcast_word(struct peer_session *session, const void *message, struct rdt_error *err)
 {
-    const Rdt__Pb__BroadcastWord *word = message;
+    const Rdt__Pb__BroadcastResult *word = message;
 
     (void)err;
     if (word->from_root)
@@ -342,14 +342,14 @@ static const struct {
     {RDT_PEER_PULL_PARKED, &rdt__pb__pull_parked__descriptor, on_parked},
     {RDT_PEER_PULL_CREDIT, &rdt__pb__pull_credit__descriptor, on_credit},
     {RDT_PEER_PULL_START, &rdt__pb__pull_start__descriptor, on_start},
-    {RDT_PEER_PULL_TURN, &rdt__pb__pull_turn__descriptor, on_turn},
+    {RDT_PEER_PULL_TICKET, &rdt__pb__pull_ticket__descriptor, on_turn},
     {RDT_PEER_PULL_KEYS, &rdt__pb__pull_keys__descriptor, on_keys},
     {RDT_PEER_PULL_END, &rdt__pb__pull_end__descriptor, on_end},
     {RDT_PEER_PULL_ABORT, &rdt__pb__pull_abort__descriptor, on_abort},
     {RDT_PEER_PULL_ABORTED, &rdt__pb__pull_aborted__descriptor, on_aborted},
-    {RDT_PEER_COPIES, &rdt__pb__copies__descriptor, on_copies},
+    {RDT_PEER_REPLICAS, &rdt__pb__replicas__descriptor, on_copies},
     {RDT_PEER_BROADCAST, &rdt__pb__group_broadcast__descriptor, on_broadcast},
-    {RDT_PEER_BROADCAST_WORD, &rdt__pb__broadcast_word__descriptor, on_broadcast_word},
+    {RDT_PEER_BROADCAST_RESULT, &rdt__pb__broadcast_result__descriptor, on_broadcast_word},
 };
 
 enum rdt_status transfers_peer_frame(struct transfers *transfers, struct peer *peer, const struct frame *frame,

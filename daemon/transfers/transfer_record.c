@@ -46,7 +46,7 @@ static const char *keep_text(char copy[192], const char *text)
 
 static bool is_same(const struct path_query *a, const struct path_query *b)
 {
-    return a->same_client == b->same_client && a->from_copy == b->from_copy && a->has_target == b->has_target &&
+    return a->same_client == b->same_client && a->from_replica == b->from_replica && a->has_target == b->has_target &&
            a->too_many_regions == b->too_many_regions && a->mode == b->mode && a->has_inline == b->has_inline &&
            is_same_text(a->show_why_not, b->show_why_not) && is_same_text(a->cow_why_not, b->cow_why_not);
 }

@@ -110,10 +110,10 @@ bool transfer_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMet
 
     if (transfer->pull.peer != transfer->pull.origin || !meta->snapshot || meta->has_inline)
         return false;
-    if (use_if_listed(transfer, meta->kept))
+    if (use_if_listed(transfer, meta->replica_noted))
         return true;
     there = replica_find(&transfer->transfers->replicas, transfer->ref.node, transfer->ref.generation);
-    if (meta->kept && !transfer->pull.replica && !there && !replica_create(transfer, meta))
+    if (meta->replica_noted && !transfer->pull.replica && !there && !replica_create(transfer, meta))
         replica_decline(transfer->pull.origin, transfer->ref.generation);
     return false;
 }
@@ -166,7 +166,7 @@ void transfer_replica_moved(struct transfer *transfer)
 static enum rdt_status read_redirect(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
 {
     if (!transfer->pull.keeps || transfer->pull.no_redirect || transfer->pull.peer != transfer->pull.origin ||
-        meta->redirect_node.len != 16 || !meta->snapshot || !meta->kept || meta->has_inline)
+        meta->redirect_node.len != 16 || !meta->snapshot || !meta->replica_noted || meta->has_inline)
         return rdt_error_set(err, RDT_PROTOCOL, "node %s redirected a fetch that it must not redirect", transfer->record.peer);
     return transfer_in_read_meta(transfer, meta, err);
 }
@@ -203,7 +203,7 @@ void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullM
         transfer_fail_err(transfer, &err);
         return;
     }
-    if (use_if_listed(transfer, meta->kept))
+    if (use_if_listed(transfer, meta->replica_noted))
         return;
     reservation_leave(transfer); /* The other node may be silent. */
     if (transfer->pull.replica || !replica_create(transfer, meta)) {

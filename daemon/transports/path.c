@@ -254,7 +254,7 @@ static void explain_choice(const struct path_query *query, struct path_candidate
 
     text_copy(in_group, sizeof in_group, chosen->reason);
     (void)snprintf(chosen->reason, sizeof chosen->reason, "%.100s%s%s", in_group,
-                   query->from_copy ? "a copy is on this node: " : "",
+                   query->from_replica ? "a copy is on this node: " : "",
                    chosen->kind == PATH_TRANSPORT && query->preferred[0] && strcasecmp(query->preferred, chosen->name) == 0
                        ? "the producer prefers it"
                        : "the fastest that fits");

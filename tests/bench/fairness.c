@@ -3,8 +3,9 @@
  * same of the idle daemon, in turns. The flood runs at nice NICE: its own use of the processor is not the daemon's to
  * divide.
  *
- *     fairness ROUNDS SUFFIX NICE SOCKET OTHER_SOCKET [FLOOD]     OTHER_SOCKET: another node's daemon, for the flood by the network;
- *                                                                 FLOOD: this one only
+ *     fairness ROUNDS SUFFIX NICE SOCKET OTHER_SOCKET [FLOOD]
+ *
+ * OTHER_SOCKET is another node's daemon, for the flood by the network. FLOOD: only this one runs.
  */
 #include <errno.h>
 #include <limits.h>

@@ -2,8 +2,10 @@
 /* What a small operation waits for while much is moved: the 99th percentile of put and free while another process moves
  * BYTES, beside the same of an idle daemon, in turns. Nobody is bound to a core.
  *
- *     moving ROUNDS NAME SOCKET OWNER_SOCKET BYTES     moves objects of 64 MiB to the clients of SOCKET: by the network, or by local
- *                                                      copies if both are one daemon; BYTES in each round
+ *     moving ROUNDS NAME SOCKET OWNER_SOCKET BYTES
+ *
+ * In each round BYTES are moved to the clients of SOCKET in objects of 64 MiB: by the network, or by local copies if both
+ * sockets are of one daemon.
  */
 #include <sys/wait.h>
 #include <unistd.h>

@@ -3,8 +3,8 @@
  *
  *   | type 6, known 1, who 1 | fds 6, request flags 1, close first 1 | bytes 14, again 1, padded 1 | message | next ...
  *
- * again: the message many times over, which is one whose lists are as much longer; padded: with a field that nobody knows. Both are
- * large requests, which the pool reads.
+ * again: the message many times over, which is one whose lists are as much longer; padded: with a field that nobody knows.
+ * Both are large requests, which the pool reads.
  *
  * The daemon must answer everything or close, and hold nothing when both are gone.
  */

@@ -68,8 +68,8 @@ static void tell(uint64_t *dropped, size_t n_dropped, uint64_t *kept, size_t n_k
 
     message.dropped = dropped;
     message.n_dropped = n_dropped;
-    message.kept = kept;
-    message.n_kept = n_kept;
+    message.current = kept;
+    message.n_current = n_kept;
     message.lost = kept; /* nobody here holds those there */
     message.n_lost = n_kept;
     message.first = first;

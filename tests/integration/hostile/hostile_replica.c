@@ -45,12 +45,12 @@ static void begin_kept(const char *const *flags)
     pull.ref = &wire;
     pull.requester = &requester;
     pull.timeout_ns = -1;
-    pull.keep = true;
+    pull.keep_replica = true;
     rogue_peer_send(&rogue_peer, RDT_PEER_PULL, &pull.base);
     must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_META, 1));
     meta = rdt__pb__pull_meta__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_META].bytes,
                                       rogue_peer.came[RDT_PEER_PULL_META].payload);
-    must_say(meta->status == RDT_OK && meta->kept, "%s", meta->message);
+    must_say(meta->status == RDT_OK && meta->replica_noted, "%s", meta->message);
     rdt__pb__pull_meta__free_unpacked(meta, NULL);
     confirmed_ns = now_ns();
     rogue_peer_flush(&rogue_peer);
@@ -126,7 +126,7 @@ Test(hostile_replica, that_says_nothing_is_waited_for_until_it_is_here_again)
 
     begin_kept((const char *const[]){"--peer-timeout=60s", NULL});
     pthread_create(&thread, NULL, free_it, &status);
-    must(rogue_peer_await(&rogue_peer, RDT_PEER_COPIES, 1));
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_REPLICAS, 1));
     have_it_given_up();
     others_are_well();
     must(pthread_tryjoin_np(thread, NULL) == EBUSY);

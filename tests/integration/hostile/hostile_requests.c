@@ -97,7 +97,8 @@ Test(hostile_requests, unknown_fields_are_passed_over_and_wrong_types_are_broken
                        0));
         if (messages[i].broken) {
             enum rdt_status status = raw_error(&raw, text);
-            must_say(status == RDT_PROTOCOL && strstr(text, "cannot be decoded"), "message %u: %s: %s", i, rdt_status_name(status), text);
+            must_say(status == RDT_PROTOCOL && strstr(text, "cannot be decoded"), "message %u: %s: %s", i,
+                     rdt_status_name(status), text);
         } else {
             protobuf_c_message_free_unpacked(raw_reply(&raw, 70 + i, &rdt__pb__status_reply__descriptor), NULL);
         }

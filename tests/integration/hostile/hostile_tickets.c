@@ -62,13 +62,13 @@ static void others_move(void)
 
 static void say_word_of(uint64_t transfer, bool from_owner, int word, const char *behind)
 {
-    Rdt__Pb__PullTurn turn = RDT__PB__PULL_TURN__INIT;
+    Rdt__Pb__PullTicket turn = RDT__PB__PULL_TICKET__INIT;
 
     turn.transfer = transfer;
     turn.from_owner = from_owner;
-    turn.word = (Rdt__Pb__TurnWord)word;
+    turn.state = (Rdt__Pb__TicketState)word;
     turn.behind = (char *)(uintptr_t)behind;
-    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_TURN, &turn.base);
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_TICKET, &turn.base);
     rogue_peer_flush(&rogue_peer);
 }
 
@@ -87,15 +87,15 @@ static ProtobufCMessage *latest(uint16_t type, const ProtobufCMessageDescriptor 
     return message;
 }
 
-static Rdt__Pb__TurnWord await_word(unsigned n)
+static Rdt__Pb__TicketState await_word(unsigned n)
 {
-    Rdt__Pb__PullTurn *turn;
-    Rdt__Pb__TurnWord word;
+    Rdt__Pb__PullTicket *turn;
+    Rdt__Pb__TicketState word;
 
-    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_TURN, n));
-    turn = (Rdt__Pb__PullTurn *)latest(RDT_PEER_PULL_TURN, &rdt__pb__pull_turn__descriptor);
-    word = turn->word;
-    rdt__pb__pull_turn__free_unpacked(turn, NULL);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_TICKET, n));
+    turn = (Rdt__Pb__PullTicket *)latest(RDT_PEER_PULL_TICKET, &rdt__pb__pull_ticket__descriptor);
+    word = turn->state;
+    rdt__pb__pull_ticket__free_unpacked(turn, NULL);
     return word;
 }
 
@@ -131,7 +131,7 @@ static void pull_with(const struct rdt_ref *ref, uint64_t number, bool turns)
     start.transport = (char *)"loopback";
     start.chunk_bytes = 64 << 10;
     start.epoch = 1;
-    start.turns = turns;
+    start.tickets = turns;
     rogue_peer_send(&rogue_peer, RDT_PEER_PULL_START, &start.base);
 }
 
@@ -143,9 +143,9 @@ static void pull(const struct rdt_ref *ref, uint64_t number)
 /* Node 0 has its turn for the first pull, and waits for the rogue_peer's receives. */
 static void take_turns(void)
 {
-    if (await_word(1) == RDT__PB__TURN_WORD__TURN_READY) { /* by the uuids it is the rogue_peer's to be first */
-        say_word(1, false, RDT__PB__TURN_WORD__TURN_TAKEN);
-        must(await_word(2) == RDT__PB__TURN_WORD__TURN_TAKEN);
+    if (await_word(1) == RDT__PB__TICKET_STATE__TICKET_READY) { /* by the uuids it is the rogue_peer's to be first */
+        say_word(1, false, RDT__PB__TICKET_STATE__TICKET_TAKEN);
+        must(await_word(2) == RDT__PB__TICKET_STATE__TICKET_TAKEN);
     }
 }
 
@@ -173,7 +173,7 @@ Test(hostile_tickets, reader_that_takes_nothing)
     ref = put_pattern(owner, NULL, BYTES, 1);
     pull(&ref, 1);
     take_turns();
-    say_word(1, false, RDT__PB__TURN_WORD__TURN_RECEIVES);
+    say_word(1, false, RDT__PB__TICKET_STATE__TICKET_RECEIVES);
     ends_with(1, RDT_TRANSPORT, "the reader took nothing for");
     cluster_faults(&c, 0, "");
     others_move();
@@ -197,7 +197,7 @@ Test(hostile_tickets, reader_that_is_behind_others_for_ever)
     request = start_one(reader, &other, LONG);
     until = now_ns() + LONG;
     while (rdt_wait(reader, &request, 1, 1, 0, NULL, NULL, NULL) == RDT_TIMED_OUT && now_ns() < until) {
-        say_word(1, false, RDT__PB__TURN_WORD__TURN_WAITING);
+        say_word(1, false, RDT__PB__TICKET_STATE__TICKET_WAITING);
         rogue_peer_listen(&rogue_peer, 20);
     }
     must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
@@ -219,7 +219,7 @@ static int64_t say_behind_others(int64_t until)
     while (rogue_peer.came[RDT_PEER_PULL_END].n == 0 && now_ns() < until) {
         int64_t now;
 
-        say_word_of(1, false, RDT__PB__TURN_WORD__TURN_WAITING, "behind transfer 5 (from x) in queue q");
+        say_word_of(1, false, RDT__PB__TICKET_STATE__TICKET_WAITING, "behind transfer 5 (from x) in queue q");
         now = now_ns();
         longest = now - said > longest ? now - said : longest;
         said = now;
@@ -274,7 +274,7 @@ Test(hostile_tickets, reader_that_takes_no_turns)
 
 Test(hostile_tickets, reader_with_words_out_of_place)
 {
-    static const int words[] = {RDT__PB__TURN_WORD__TURN_RECEIVES, RDT__PB__TURN_WORD__TURN_READY, 99, -1};
+    static const int words[] = {RDT__PB__TICKET_STATE__TICKET_RECEIVES, RDT__PB__TICKET_STATE__TICKET_READY, 99, -1};
     unsigned heard = 0;
     struct rdt_ref ref;
 
@@ -282,13 +282,14 @@ Test(hostile_tickets, reader_with_words_out_of_place)
     ref = put_pattern(owner, NULL, BYTES, 1);
     for (unsigned i = 0; i < 4; i++) {
         pull(&ref, i + 1);
-        if (await_word(++heard) == RDT__PB__TURN_WORD__TURN_TAKEN && i == 0)
-            say_word(i + 1, false, RDT__PB__TURN_WORD__TURN_TAKEN); /* its receives may stand; its turn it cannot have taken */
+        if (await_word(++heard) == RDT__PB__TICKET_STATE__TICKET_TAKEN && i == 0)
+            say_word(i + 1, false,
+                     RDT__PB__TICKET_STATE__TICKET_TAKEN); /* its receives may stand; its turn it cannot have taken */
         else
             say_word(i + 1, false, words[i]);
         ends_with(i + 1, RDT_PROTOCOL, "about a queue ticket");
-        say_word(i + 1, false, RDT__PB__TURN_WORD__TURN_TAKEN); /* of what has ended */
-        say_word(i + 1, true, RDT__PB__TURN_WORD__TURN_TAKEN);
+        say_word(i + 1, false, RDT__PB__TICKET_STATE__TICKET_TAKEN); /* of what has ended */
+        say_word(i + 1, true, RDT__PB__TICKET_STATE__TICKET_TAKEN);
     }
     others_move();
     must_ok(rdt_free(owner, &ref, false, &err));
@@ -342,7 +343,7 @@ static void must_fail(rdt_request *request, enum rdt_status expected, const char
 
 Test(hostile_tickets, owner_that_says_nothing_or_words_out_of_place)
 {
-    static const int words[] = {RDT__PB__TURN_WORD__TURN_RECEIVES, 99};
+    static const int words[] = {RDT__PB__TICKET_STATE__TICKET_RECEIVES, 99};
     rdt_request *request;
     uint64_t number;
 
@@ -368,8 +369,8 @@ Test(hostile_tickets, owner_that_has_its_turn_and_sends_nothing)
     begin(STALL);
     request = asked(&number);
     if (memcmp(c.node[0].uuid_bytes, rogue_peer_uuid, 16) < 0)
-        say_word(number, true, RDT__PB__TURN_WORD__TURN_READY);
-    say_word(number, true, RDT__PB__TURN_WORD__TURN_TAKEN);
+        say_word(number, true, RDT__PB__TICKET_STATE__TICKET_READY);
+    say_word(number, true, RDT__PB__TICKET_STATE__TICKET_TAKEN);
     others_move();
     must_fail(request, RDT_TRANSPORT, "loopback");
     ref = put_pattern(reader, NULL, BYTES, 9);
