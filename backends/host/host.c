@@ -25,9 +25,6 @@
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22 /* since Linux 5.14 */
 #endif
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22 /* since Linux 5.14 */
-#endif
 
 /* block->priv */
 struct host_block {

@@ -29,7 +29,7 @@ if command -v scdoc >/dev/null; then
 fi
 for file in "${expected[@]}"; do grep -qx "$file" "$tmp/found" || fail "not installed: $file"; done
 # What is there only when its source or its library is.
-optional='^usr/local/(bin/rdtd-exporter|lib/systemd/system/rdtd-exporter\.service|lib/python3[0-9.]*/dist-packages/rdtd(/[a-z_]+\.[a-z0-9._-]+|-0\.1\.0\.dist-info/(METADATA|INSTALLER))|lib/rdtd/rdt_(gloo|nccl|cuda)\.so|lib/librdt-cuda\.so(\.[0-9.]+)?|lib/pkgconfig/rdt-cuda\.pc|include/rdt/rdt_cuda\.h|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
+optional='^usr/local/(bin/rdtd-exporter|lib/systemd/system/rdtd-exporter\.service|lib/python3[0-9.]*/dist-packages/rdtd(/[a-z_]+\.[a-z0-9._-]+|-0\.1\.0\.dist-info/(METADATA|INSTALLER))|lib/rdtd/rdt_[a-z]+\.so|lib/librdt-cuda\.so(\.[0-9.]+)?|lib/pkgconfig/rdt-cuda\.pc|include/rdt/rdt_cuda\.h|share/man/man[1-8]/.*|share/bash-completion/completions/rdtctl)$'
 while read -r file; do
   [[ " ${expected[*]} " == *" $file "* || $file =~ $optional ]] || fail "installed, but nobody expects it: $file"
 done <"$tmp/found"
