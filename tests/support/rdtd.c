@@ -520,6 +520,17 @@ void node_check_log(const struct test_node *node, const char *const *declared)
     free(text);
 }
 
+unsigned node_log_count(const struct test_node *node, const char *text)
+{
+    char *log = read_file(node->log, NULL);
+    unsigned n = 0;
+
+    for (char *at = log; (at = strstr(at, text)); at += strlen(text))
+        n++;
+    free(log);
+    return n;
+}
+
 bool node_log_has(const struct test_node *node, const char *text)
 {
     char *log = read_file(node->log, NULL);

@@ -99,6 +99,7 @@ void node_expect_fds(const struct test_node *node, unsigned slack);
 /* No error line, and no warning that holds none of the declared texts (NULL at the end; NULL: none is declared). */
 void node_check_log(const struct test_node *node, const char *const *declared);
 bool node_log_has(const struct test_node *node, const char *text);
+unsigned node_log_count(const struct test_node *node, const char *text); /* how often the log has the text */
 void node_print_log(const struct test_node *node);
 
 /* How most tests end: idle, no fd more there and here, a clean log, stopped with 0. */

@@ -456,17 +456,6 @@ Test(hostile_refs, user_cannot_tell_them_by_refs_of_a_node_that_is_away_either)
 
 /* ---- how many addresses a user may have dialled ---- */
 
-static unsigned lines_of_log(const char *text)
-{
-    char *log = read_file(node.log, NULL);
-    unsigned n = 0;
-
-    for (char *at = log; (at = strstr(at, text)); at += strlen(text))
-        n++;
-    free(log);
-    return n;
-}
-
 /* Has N addresses dialled where nobody listens. Returns how many of the dials were refused. */
 static unsigned dial_nowhere(rdt *conn, unsigned n)
 {
@@ -515,7 +504,7 @@ Test(hostile_refs, user_has_few_addresses_dialled_and_others_are_not_held_up)
     n_refused = dial_nowhere(greedy, 60);
     must_say(n_refused + 1 >= 60 - (unsigned)((now_ns() - since) / (SEC / 4)), "only %u of 60 were refused after a new session",
              n_refused);
-    must_say(lines_of_log(" warn: node 127.77.") <= 2, "%u warnings", lines_of_log(" warn: node 127.77."));
+    must_say(node_log_count(&node, " warn: node 127.77.") <= 2, "%u warnings", node_log_count(&node, " warn: node 127.77."));
 
     must_be_reached("bee"); /* a listed node, by whomever */
     (void)snprintf(elsewhere.address, sizeof elsewhere.address, "%s", other_address);
@@ -548,12 +537,12 @@ Test(hostile_refs, hints_of_a_user_do_not_fill_the_log)
     rdt_close(owner);
     node_kill(&other, SIGKILL);
     wait_until(LONG, peer_seen(&node, &other, &view) && strcmp(view.state, "up") != 0);
-    before = lines_of_log(" warn: ");
+    before = node_log_count(&node, " warn: ");
     for (unsigned i = 0; i < 40; i++) {
         (void)snprintf(ref.address, sizeof ref.address, "127.78.0.%u:7", i + 1);
         must(fetch_status(user, &ref, LONG) != RDT_OK);
     }
-    must_say(lines_of_log(" warn: ") <= before + 3, "%u more warnings", lines_of_log(" warn: ") - before);
+    must_say(node_log_count(&node, " warn: ") <= before + 3, "%u more warnings", node_log_count(&node, " warn: ") - before);
     rdt_close(user);
     others_are_well();
     rdt_close(bystander);

@@ -170,24 +170,13 @@ Test(hostile_strangers, users_who_fill_the_table_keep_no_node_out)
 
 /* ---- the log ---- */
 
-static unsigned lines_with(const char *text)
-{
-    char *log = read_file(node.log, NULL);
-    unsigned n = 0;
-
-    for (char *at = log; (at = strstr(at, text)); at += strlen(text))
-        n++;
-    free(log);
-    return n;
-}
-
 /* One a second is said. */
 static void must_be_few(const char *text, int64_t since)
 {
     unsigned most = (unsigned)((now_ns() - since) / SEC) + 2;
 
-    cr_assert_gt(lines_with(text), 0);
-    must_say(lines_with(text) <= most, "%u lines with '%s' instead of %u", lines_with(text), text, most);
+    cr_assert_gt(node_log_count(&node, text), 0);
+    must_say(node_log_count(&node, text) <= most, "%u lines with '%s' instead of %u", node_log_count(&node, text), text, most);
 }
 
 Test(hostile_strangers, noise_at_the_port_does_not_fill_the_log)
@@ -224,7 +213,7 @@ Test(hostile_strangers, noise_at_the_socket_does_not_fill_the_log)
         (void)raw_send(&raw, RDT_MSG_PING, &ping.base, NULL, 0); /* before any hello */
         raw_close(&raw);
     }
-    wait_until(LONG, lines_with(" warn: client ") > 0);
+    wait_until(LONG, node_log_count(&node, " warn: client ") > 0);
     must_be_few(" warn: client ", since);
     end_well();
 }
