@@ -82,7 +82,7 @@ srcs = $(foreach d,$(1),$(wildcard $(d)/*.c))
 PROTO_O   := $(call obj,$(call srcs,proto)) $(GEN_O)
 CTL_C     := $(call srcs,client/ctl)
 CLIENT_O  := $(call obj,$(call srcs,client client/session))
-DAEMON_O  := $(call obj,$(filter-out daemon/main.c,$(call srcs,daemon daemon/*)))
+DAEMON_O  := $(call obj,$(filter-out daemon/main.c daemon/keeper.c,$(call srcs,daemon daemon/*)))
 SUPPORT_O := $(call obj,$(call srcs,tests/support tests/support/fakes))
 PLUGIN_O  := $(call obj,$(wildcard proto/rdt_status.c proto/rdt_dtype.c)) # what a plug-in carries of proto/
 LISTEN_O  := $(call obj,backends/common/address.c backends/common/configured.c) # and those that listen
@@ -104,7 +104,7 @@ PY_FILES  := $(wildcard client/python/rdtd/*.py client/python/rdtd/*.pyi client/
 LIBRDT := $(B)/librdt.so.$(VERSION)
 LIBCUDA := $(B)/librdt-cuda.so.$(VERSION) # librdt-cuda
 LIBCUDA_O := $(call obj,$(call srcs,client/cuda))
-PROGRAMS := $(B)/rdtd $(B)/rdtctl
+PROGRAMS := $(B)/rdtd $(B)/rdtd-keeper $(B)/rdtctl
 EXPORTER := $(if $(shell pkg-config --exists libmicrohttpd && echo yes),$(B)/rdtd-exporter)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
 GROUPED  := $(B)/tests/rdt_grouped.so
@@ -306,6 +306,10 @@ $(B)/man/%: %.scd
 $(B)/rdtd: $(B)/obj/daemon/main.o $(B)/librdtd.a $(B)/libproto.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^ $(DAEMON_LIBS)
+
+$(B)/rdtd-keeper: $(B)/obj/daemon/keeper.o $(B)/librdtd.a $(B)/libproto.a
+	$(call say,LINK,$@)
+	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^
 
 $(B)/rdtctl: $(call obj,$(CTL_C)) $(B)/librdt.a $(B)/libproto.a
 	$(call say,LINK,$@)
@@ -603,6 +607,7 @@ install: all
 	@install -m644 $(HEADERS) $(DESTDIR)$(includedir)/rdt/
 	@$(call filled,client/package/rdt.pc.in) && install -m644 $$t $(DESTDIR)$(libdir)/pkgconfig/rdt.pc
 	@$(call filled,systemd/rdtd.service.in) && install -m644 $$t $(DESTDIR)$(unitdir)/rdtd.service
+	@$(call filled,systemd/rdtd-keeper.service.in) && install -m644 $$t $(DESTDIR)$(unitdir)/rdtd-keeper.service
 	@$(if $(EXPORTER),$(call filled,systemd/rdtd-exporter.service.in) && install -m644 $$t $(DESTDIR)$(unitdir)/rdtd-exporter.service)
 	@install -m644 systemd/rdtd.socket $(DESTDIR)$(unitdir)/
 	@install -m644 systemd/rdtd.sysusers $(DESTDIR)$(sysusersdir)/rdtd.conf
@@ -620,12 +625,12 @@ install: all
 	@echo 'installed below $(DESTDIR)$(PREFIX)'
 
 uninstall:
-	rm -f $(addprefix $(DESTDIR)$(bindir)/,rdtd rdtctl rdtd-exporter rdt-check-backend) \
+	rm -f $(addprefix $(DESTDIR)$(bindir)/,rdtd rdtd-keeper rdtctl rdtd-exporter rdt-check-backend) \
 	    $(addprefix $(DESTDIR)$(libdir)/librdt.so,.$(VERSION) .$(SOVERSION)) \
 	    $(wildcard $(DESTDIR)$(libdir)/librdt-cuda.so*) $(DESTDIR)$(libdir)/pkgconfig/rdt-cuda.pc \
 	    $(DESTDIR)$(includedir)/rdt/rdt_cuda.h \
 	    $(DESTDIR)$(libdir)/librdt.so $(DESTDIR)$(libdir)/pkgconfig/rdt.pc $(DESTDIR)$(backenddir)/rdt_*.so \
-	    $(addprefix $(DESTDIR)$(includedir)/rdt/,$(notdir $(HEADERS))) $(addprefix $(DESTDIR)$(unitdir)/rdtd,.service .socket -exporter.service) \
+	    $(addprefix $(DESTDIR)$(includedir)/rdt/,$(notdir $(HEADERS))) $(addprefix $(DESTDIR)$(unitdir)/rdtd,.service .socket -keeper.service -exporter.service) \
 	    $(DESTDIR)$(sysusersdir)/rdtd.conf $(DESTDIR)$(completiondir)/rdtctl \
 	    $(foreach m,$(MANPAGES),$(DESTDIR)$(mandir)/man$(subst .,,$(suffix $(m)))/$(notdir $(m)))
 	rm -rf $(DESTDIR)$(docdir)

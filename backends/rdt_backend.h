@@ -223,6 +223,8 @@ struct rdt_memory_copy {
     void *priv[6];     /* for the plug-in's use; the core zeroes it before copy_start */
 };
 
+enum rdt_restore { RDT_RESTORE_ALLOCATED, RDT_RESTORE_IMPORTED, RDT_RESTORE_TAKEN }; /* by which operation it was made */
+
 struct rdt_memory_ops {
     uint32_t struct_size;
     const char *name; /* "host", "cuda" */
@@ -332,6 +334,14 @@ struct rdt_memory_ops {
      * a block, and calls share only with writable false. INVALID, with a sentence that says what is wrong. NULL:
      * the kind takes no such memory. Loop thread, which must not wait for the client. */
     enum rdt_status (*take)(void *memory, int fd, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
+
+    /* since 1.5: makes the block again that an earlier process of this daemon had, from its descriptor (rdt_block.fd),
+     * which the plug-in owns on success. `bytes` is what alloc, import or take was called with, and offset that of the
+     * import. The descriptor was kept by a process that this daemon trusts, yet the plug-in checks that the memory is
+     * as large as it should be and cannot become smaller. INVALID. NULL: blocks of this kind cannot be restored, and
+     * objects in them end with the daemon. Loop thread, before any client is served. */
+    enum rdt_status (*restore)(void *memory, enum rdt_restore from, int take_fd, uint64_t offset, uint64_t bytes,
+                               struct rdt_block *block_p, struct rdt_error *err);
 };
 
 /* ---- transports ---- */

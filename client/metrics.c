@@ -141,6 +141,12 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
           from->cached_bytes);
     gauge(text, "rdtd_memory_orphaned_bytes", "bytes",
           "Memory in use whose region has ended, but which a process keeps mapped.", from->orphaned_bytes);
+    gauge(text, "rdtd_keeper_up", "", "1 while the keeper is connected; 0 as well if there is none.", from->keeper_up);
+    gauge(text, "rdtd_kept_objects", "", "Objects that survive a restart of the daemon.", from->kept_objects);
+    gauge(text, "rdtd_kept_bytes", "bytes", "Their memory, whose descriptors the keeper has.", from->kept_bytes);
+    gauge(text, "rdtd_restored_objects", "", "Objects that the daemon found when it started.", from->restored_objects);
+    counter(text, "rdtd_unkept_objects", "", "Objects that should survive, but were lost at the start or cannot be kept.",
+            from->unkept_objects);
     counter(text, "rdtd_memory_pool_hits", "", "Allocations that the free pool served.", from->pool_hits);
     counter(text, "rdtd_memory_pool_misses", "", "Allocations that the free pool could not serve.", from->pool_misses);
     counter(text, "rdtd_memory_cache_hits", "", "Allocations that the region cache served.", from->cache_hits);

@@ -231,6 +231,7 @@ static void init_rooms(struct daemon *daemon)
                                .owner_work = daemon->owner_work,
                                .objects = &daemon->objects,
                                .names = &daemon->names,
+                               .recovery = &daemon->recovery,
                                .transfers = &daemon->transfers,
                                .hotload = &daemon->hotload,
                                .groups = &daemon->groups,
@@ -269,6 +270,19 @@ static void init_rooms(struct daemon *daemon)
     daemon->listener.conns = &daemon->conns;
 }
 
+static enum rdt_status start_recovery(struct daemon *daemon, struct rdt_error *err)
+{
+    daemon->recovery = (struct recovery){.keeper = daemon->options->keeper,
+                                         .node = &daemon->node,
+                                         .accounts = &daemon->accounts,
+                                         .plugins = daemon->plugins,
+                                         .regions = &daemon->regions,
+                                         .objects = &daemon->objects,
+                                         .names = &daemon->names,
+                                         .deadlines = &daemon->deadlines};
+    return recovery_start(&daemon->recovery, &daemon->loop, daemon->options->state_dir[0] == '\0', err);
+}
+
 static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *err)
 {
     struct peers_callbacks callbacks = {.arg = daemon,
@@ -287,7 +301,8 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
         return rdt_error_set(err, RDT_INVALID,
                              "no backend for host memory in %s: set backend_dir to the directory of rdt_host.so",
                              daemon->options->backend_dir);
-    if (daemon->options->key_file[0] != '\0')
+    status = start_recovery(daemon, err);
+    if (status == RDT_OK && daemon->options->key_file[0] != '\0')
         status = peers_create(&daemon->loop, daemon->options, &daemon->node, &callbacks, &daemon->peers, err);
     daemon->transfers.peers = daemon->rpc.peers = daemon->peers;
     return status == RDT_OK ? listener_start(&daemon->listener, &daemon->conns, err) : status;
@@ -370,6 +385,7 @@ enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
 
     map_fini(&daemon->rpc.forwarded);
     transfers_fini(&daemon->transfers);
+    recovery_fini(&daemon->recovery);
     names_fini(&daemon->names);
     object_table_fini(&daemon->objects);
     accounts_fini(&daemon->accounts);

@@ -6,6 +6,7 @@
 #include "daemon/conn.h"
 #include "daemon/daemon.h"
 #include "daemon/listener.h"
+#include "daemon/recovery/recovery.h"
 #include "daemon/rpc/rpc.h"
 
 struct daemon {
@@ -23,6 +24,7 @@ struct daemon {
     struct slabs slabs;
     struct object_table objects;
     struct names names;
+    struct recovery recovery;
     struct transfers transfers;
     struct groups groups;
     struct peers *peers; /* NULL: without key_file there is no link to other nodes */

@@ -123,6 +123,7 @@ void daemon_close(struct daemon *daemon)
     if (daemon->stopping)
         return;
     daemon->stopping = true;
+    recovery_close(&daemon->recovery); /* first: what is closed below does not end for the next daemon */
     daemon->close_limit.on_passed = on_close_timeout;
     (void)deadline_set(&daemon->deadlines, &daemon->close_limit, CLOSE_TIMEOUT_NS);
     deadline_unset(&daemon->deadlines, &daemon->drain_limit);

@@ -384,6 +384,33 @@ static enum rdt_status host_take(void *memory, int fd, uint64_t bytes, struct rd
     return block_fill(block_p, own, bytes, &values, err);
 }
 
+/* ---- restoring blocks of an earlier daemon ---- */
+
+static enum rdt_status host_restore(void *memory, enum rdt_restore from, int take_fd, uint64_t offset, uint64_t bytes,
+                                    struct rdt_block *block_p, struct rdt_error *err)
+{
+    struct rdt_import import = {.kind = RDT_IMPORT_MEMFD, .bytes = bytes, .offset = offset, .fds = &take_fd, .n_fds = 1};
+    struct host_block values = {
+        .offset = offset, .mapped_bytes = bytes, .imported = from != RDT_RESTORE_ALLOCATED, .taken = from == RDT_RESTORE_TAKEN};
+    int seals = 0, flags = fcntl(take_fd, F_GETFL);
+    struct stat st;
+    enum rdt_status status = check_seals(take_fd, &seals, err);
+
+    (void)memory;
+    if (status == RDT_OK)
+        status = check_file(take_fd, &st, err);
+    if (status == RDT_OK)
+        status = check_range(&import, &st, err);
+    if (status != RDT_OK)
+        return status;
+    values.read_only = (flags & O_ACCMODE) == O_RDONLY || (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE));
+    if (st.st_blksize > sysconf(_SC_PAGESIZE)) {
+        values.page_bytes = (uint64_t)st.st_blksize;
+        values.mapped_bytes = round_up(bytes, values.page_bytes);
+    }
+    return block_fill(block_p, take_fd, bytes, &values, err);
+}
+
 /* ---- mapping, sharing and sealing blocks ---- */
 
 /* With `warm` the mapping is populated here, on a pool thread, which saves the first copy or receive a fault per page.
@@ -525,6 +552,7 @@ static const struct rdt_memory_ops memory_ops = {
     .round = host_round,
     .alloc_private = host_alloc_private,
     .take = host_take,
+    .restore = host_restore,
 };
 
 static const struct rdt_backend backend = {

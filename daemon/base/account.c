@@ -179,7 +179,7 @@ static void set_limit_error(const struct account *at, enum usage what, uint64_t 
 
 enum rdt_status account_check(struct account *account, enum usage what, uint64_t n, struct rdt_error *err)
 {
-    if (n == 0)
+    if (n == 0 || (account->accounts && account->accounts->unlimited))
         return RDT_OK;
     for (struct account *at = account; at; at = at->parent) {
         uint64_t limit = at->limits ? at->limits[what] : 0;

@@ -99,6 +99,10 @@ const struct option_key option_keys[] = {
      .help = "The directory where the daemon stores the node's uuid. If it is empty, the node has a new uuid after each "
              "start.",
      .why = "Each daemon on a machine needs its own."},
+    {ROW("daemon", "keeper", OPTION_STRING, keeper, 0, PATH_BYTES), .fallback = "", .value = "PATH",
+     .help = "The socket of rdtd-keeper(8), which keeps detached objects and published names while the daemon restarts. If "
+             "it is empty, they end with the daemon. The daemon does not start without the keeper that is named here.",
+     .why = "Set it where objects must survive a crash or an upgrade; the systemd units do."},
     {ROW("daemon", "backend_dir", OPTION_STRING, backend_dir, 0, PATH_BYTES), .fallback = option_backend_dir, .value = "PATH",
      .help = "The directory from which the daemon loads every rdt_*.so at start. If it is empty, nothing is loaded from "
              "there.",

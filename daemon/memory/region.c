@@ -309,6 +309,7 @@ enum rdt_status region_import(struct regions *regions, const char *kind_name, co
         return status;
     }
     region->writable_outside = true;
+    region->offset = import->offset;
     *region_p = region;
     return RDT_OK;
 }

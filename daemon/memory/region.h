@@ -131,6 +131,7 @@ struct region {
     int guard;             /* the SIGBUS guard of its mapping; GUARD_NONE: its pages cannot be missing */
     uint64_t bytes;        /* the size that was requested */
     uint64_t room;         /* the size that is charged and mapped: whole pages, or its size class */
+    uint64_t offset;       /* imported memory: of the region in its file */
     uint64_t filled_bytes; /* imported memory: the missing pages that the daemon creates and is charged for (region_fill.h) */
     enum region_origin origin;
     struct account *account; /* a reference */
@@ -144,6 +145,7 @@ struct region {
     uint64_t exported_to;  /* the first client that had a descriptor of it; 0: none */
     bool writable_outside; /* another process has a writable descriptor of it, which may outlive a seal */
     bool sealed;           /* no new descriptor or mapping can write it */
+    bool kept;             /* the keeper has its descriptor: its pages outlive this daemon (recovery.h) */
     bool abandoned;        /* a client ended without releasing it. It may have it mapped: its pages must not be removed */
     bool keep_mapped;      /* exported_to will keep it mapped after its release, for its next allocation or fetch */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
@@ -218,6 +220,23 @@ enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, str
  * UNSUPPORTED, LIMIT, NO_MEMORY, SYSTEM. */
 enum rdt_status region_import(struct regions *regions, const char *kind, const struct rdt_import *import,
                               struct account *account, uint64_t client, struct region **region_p, struct rdt_error *err);
+
+/* What a later daemon must know of a region of host memory, beside its descriptor. */
+struct region_image {
+    const char *kind;
+    uint64_t id, bytes, room, offset;
+    enum region_origin origin; /* ALLOCATED, IMPORTED, RECEIVED, SNAPSHOT */
+};
+
+/* Whether a later daemon could restore the region. */
+bool region_may_be_restored(const struct region *region);
+struct region_image region_image(const struct region *region);
+
+/* Makes the region of an earlier daemon again, under the same id, which must be above those of all regions so far. One
+ * reference for the caller. Nobody's limit refuses it. On success the region has the descriptor. INVALID, UNSUPPORTED,
+ * NO_MEMORY. */
+enum rdt_status region_restore(struct regions *regions, const struct region_image *image, int take_fd, struct account *account,
+                               struct region **region_p, struct rdt_error *err);
 
 /* ---- device memory ----
  * Device memory is allocated, imported and freed on the work pool, mapped from the beginning, and charged to its device

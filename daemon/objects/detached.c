@@ -51,6 +51,13 @@ bool detached_begin(struct object *object)
     return deadline_set(object->table->deadlines, &detached->deadline, detached->ttl_ns);
 }
 
+int64_t detached_ttl_ns(const struct object *object)
+{
+    const struct detached *detached = map_get_u64(&object->table->detached, object->generation);
+
+    return detached ? detached->ttl_ns : 0;
+}
+
 int64_t detached_left_ns(const struct object *object)
 {
     const struct detached *detached = map_get_u64(&object->table->detached, object->generation);

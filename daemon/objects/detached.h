@@ -17,6 +17,9 @@ void detached_remove(struct object_table *table, uint64_t generation); /* does n
  * must end now. */
 bool detached_begin(struct object *object);
 
+/* The time to live that the put asked for; 0: the object is not detached. */
+int64_t detached_ttl_ns(const struct object *object);
+
 /* -1: the producer's session has not ended. */
 int64_t detached_left_ns(const struct object *object);
 

@@ -178,12 +178,20 @@ static void set_object(struct name *name, struct object *object, struct name_car
     if (object) {
         object_hold(object);
         list_append(&carrier->names, &name->by_carrier);
+        if (!object->published) {
+            object->published = true;
+            object_lasting_changed(object);
+        }
     }
+    if (name->names->lasting) /* after the new object, and before the end of the old one */
+        name->names->lasting->on_name(name->names->lasting->arg, name);
     if (!old)
         return;
     if (list_empty(&old_carrier->names)) {
         map_remove_u64(&name->names->by_object, old_carrier->generation);
         free(old_carrier);
+        old->published = false;
+        object_lasting_changed(old);
     }
     object_drop(old);
 }
@@ -312,14 +320,21 @@ static void set_lease(struct name *name, struct client *publisher, int64_t ttl_n
 {
     list_remove(&name->by_publisher);
     name->publisher = publisher;
+    name->ttl_ns = ttl_ns;
     if (publisher)
         list_append(&publisher->leases, &name->by_publisher);
     if (ttl_ns == 0)
         deadline_unset(name->names->deadlines, &name->expiry);
 }
 
-enum rdt_status names_publish(struct names *names, const struct name_publish *publish, uint64_t *version_p,
-                              struct rdt_error *err)
+bool name_lasts(const struct name *name)
+{
+    return name->published && name->object && !name->publisher;
+}
+
+/* version 0: the next one */
+static enum rdt_status publish_version(struct names *names, const struct name_publish *publish, uint64_t version,
+                                       uint64_t *version_p, struct rdt_error *err)
 {
     struct object *object = publish->object;
     struct name *name = find(names, &object->account->owner, publish->id, publish->id_bytes);
@@ -350,7 +365,8 @@ enum rdt_status names_publish(struct names *names, const struct name_publish *pu
     }
     if (name->version == 0)
         name->version = names->forgotten;
-    *version_p = ++name->version;
+    name->version = version > 0 ? version : name->version + 1;
+    *version_p = name->version;
     set_lease(name, publish->lease, publish->ttl_ns);
     name->since_ns = uv_hrtime();
     log_debug("obj %016llx is version %llu of name \"%.*s\"", (unsigned long long)object->generation,
@@ -366,6 +382,23 @@ enum rdt_status names_publish(struct names *names, const struct name_publish *pu
     }
     notify_due(name);
     return RDT_OK;
+}
+
+enum rdt_status names_publish(struct names *names, const struct name_publish *publish, uint64_t *version_p,
+                              struct rdt_error *err)
+{
+    return publish_version(names, publish, 0, version_p, err);
+}
+
+enum rdt_status names_restore(struct names *names, const struct name_publish *publish, uint64_t version, struct name **name_p,
+                              struct rdt_error *err)
+{
+    uint64_t restored;
+    enum rdt_status status = publish_version(names, publish, version, &restored, err);
+
+    if (status == RDT_OK)
+        *name_p = find(names, &publish->object->account->owner, publish->id, publish->id_bytes);
+    return status;
 }
 
 static void withdraw(struct name *name, const struct rdt_error *why)

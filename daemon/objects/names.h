@@ -18,7 +18,8 @@
 #include "daemon/objects/object_table.h"
 
 struct names {
-    const struct events *events; /* NULL: no client watches events */
+    const struct events *events;   /* NULL: no client watches events */
+    const struct lasting *lasting; /* NULL: nobody records names */
     struct accounts *accounts;
     struct deadlines *deadlines;
     struct map by_key;     /* owner and name -> struct name: published, awaited, or remembered */
@@ -60,6 +61,8 @@ struct name {
     struct client *publisher;       /* the client whose session is the lease; NULL: there is no lease */
     struct list by_publisher;       /* in publisher->leases */
     struct deadline expiry;         /* set while the name is published with a time to live */
+    int64_t ttl_ns;                 /* of its last publish; 0: none */
+    void *record;                   /* of lasting; NULL: it has none */
     enum name_end end;              /* valid if the name was published and is not any more */
     bool published;
     bool busy;         /* its waiters are being notified, so it must not be freed */
@@ -105,6 +108,13 @@ struct name_publish {
  * or is wider than the object's), LIMIT, NO_MEMORY. */
 enum rdt_status names_publish(struct names *names, const struct name_publish *publish, uint64_t *version_p,
                               struct rdt_error *err);
+
+/* Publishes again what an earlier daemon had published, under its version. The name is borrowed. */
+enum rdt_status names_restore(struct names *names, const struct name_publish *publish, uint64_t version, struct name **name_p,
+                              struct rdt_error *err);
+
+/* Whether it outlasts its publisher's session: it is published, has an object, and is no lease. */
+bool name_lasts(const struct name *name);
 
 /* Ends the names whose lease is the session of the client, which has ended. false: until_ns has passed; call again. */
 bool names_client_gone(struct client *client, uint64_t until_ns);

@@ -34,7 +34,23 @@ static void send_event(const struct object *object, const char *what)
 void object_set_state(struct object *object, enum object_state state)
 {
     sm_move_byte(states, sizeof states / sizeof states[0], &object->state, state);
+    if (state == OBJECT_LIVE && (object->detached || object->in_transit))
+        object_lasting_changed(object);
     send_event(object, state == OBJECT_LIVE ? "put" : states[state].name);
+}
+
+bool object_lasts(const struct object *object)
+{
+    return object->state == OBJECT_LIVE && object->named && !object->adopted &&
+           (object->detached || object->published || object->in_transit);
+}
+
+void object_lasting_changed(struct object *object)
+{
+    const struct lasting *lasting = object->table->lasting;
+
+    if (lasting && !object->adopted)
+        lasting->on_object(lasting->arg, object);
 }
 
 bool object_visible_to(const struct object *object, const struct owner *requester)
@@ -281,9 +297,11 @@ static void drop_producer(struct object *object, enum object_end end)
         return;
     object->end = end;
     forget_producer(object);
-    if (object->detached)
+    if (object->detached) {
         detached_remove(object->table, object->generation);
-    object->detached = false;
+        object->detached = false;
+        object_lasting_changed(object);
+    }
     object_drop(object);
 }
 
@@ -328,6 +346,7 @@ void object_producer_ended(struct object *object)
         return;
     }
     forget_producer(object);
+    object_lasting_changed(object);
     send_event(object, "detached");
 }
 

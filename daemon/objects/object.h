@@ -111,6 +111,7 @@ struct object {
     bool notice_given : 1; /* a warning was given: the object is shared while its producer may write it */
     bool detached : 1;     /* the producer's hold outlives the producer for a time (detached.h) */
     bool in_transit : 1;   /* a ref of it is on its way to another process (transit.h) */
+    bool published : 1;    /* at least one name holds it */
     bool adopted : 1;      /* a replica of another node's object: in no table, and charged to nobody */
     bool snapshot : 1;     /* it never changes: its regions are sealed and contain nothing else */
     bool loaned : 1;       /* its regions are loaned: the producer promises not to change them while the object lives */
@@ -239,6 +240,10 @@ const char *object_state_name(const struct object *object);
  * never shared; and all its regions belong to the requester's owner, or its tensors cover every byte of
  * them. If not, *why_not_p says why. */
 bool object_may_show(struct object *object, const struct owner *requester, const char **why_not_p);
+
+/* Whether it outlasts its client's session: it is live, can be found, and is detached, published or in transit. */
+bool object_lasts(const struct object *object);
+void object_lasting_changed(struct object *object); /* tells table->lasting, if there is such an object */
 
 /* The following are for object_table.c. */
 /* what a live object is charged: [USAGE_COUNT] */

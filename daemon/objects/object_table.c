@@ -14,6 +14,7 @@
 #include "daemon/objects/object_parts.h"
 
 #define KEY_MAX_BYTES (4u + sizeof((struct owner *)0)->tenant + 128u)
+#define GENERATION_BITS 40u /* those that count within one start of the daemon */
 
 void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
                        uint64_t max_objects)
@@ -27,9 +28,19 @@ void object_table_init(struct object_table *table, const struct node *node, stru
     list_init(&table->notifies);
     if (getrandom(&boot, sizeof boot, 0) != (ssize_t)sizeof boot)
         boot = (uint32_t)uv_hrtime();
-    table->first_generation = ((uint64_t)(boot & 0x7fffff) << 40) + 1;
+    table->first_generation = ((uint64_t)(boot & 0x7fffff) << GENERATION_BITS) + 1;
     table->next_generation = table->first_generation;
     index_init(&table->by_generation, table->first_generation);
+}
+
+void object_table_continue(struct object_table *table, uint64_t earlier, uint64_t least)
+{
+    uint64_t start = ((earlier >> GENERATION_BITS) + 1) & 0x7fffff;
+
+    table->first_generation = (start << GENERATION_BITS) + 1;
+    table->next_generation = table->first_generation;
+    index_fini(&table->by_generation);
+    index_init(&table->by_generation, least < table->first_generation ? least : table->first_generation);
 }
 
 void object_table_fini(struct object_table *table)
@@ -148,6 +159,7 @@ void object_table_unname(struct object_table *table, struct object *object)
         map_remove(&table->by_name, object->tail, object->key_bytes);
     }
     object->named = false;
+    object_lasting_changed(object);
     if (table->on_ended && object->generation != 0)
         table->on_ended(table->on_ended_arg, object);
 }
@@ -294,16 +306,17 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
     size_t id_bytes = put->id_bytes, key_bytes;
     struct object *awaited, *object;
     uint64_t want[USAGE_COUNT];
+    uint64_t generation = put->generation ? put->generation : table->next_generation;
     enum rdt_status status;
     bool filling;
 
-    if (table->by_generation.used >= table->max_objects) {
+    if (table->by_generation.used >= table->max_objects && !put->generation) {
         account_node_is_full(put->account, USAGE_OBJECTS, NULL);
         return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already: free some, or raise it",
                              (unsigned long long)table->max_objects);
     }
     if (id_bytes == 0) {
-        id_bytes = (size_t)snprintf(generated, sizeof generated, "o-%llx", (unsigned long long)table->next_generation);
+        id_bytes = (size_t)snprintf(generated, sizeof generated, "o-%llx", (unsigned long long)generation);
         id = (const uint8_t *)generated;
     }
     key_bytes = make_key(key, &put->account->owner, id, id_bytes);
@@ -328,22 +341,22 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         status = account_take(put->account, USAGE_BYTES, slab_bytes(object_piece(object)), err);
         want[USAGE_BYTES] = status == RDT_OK ? slab_bytes(object_piece(object)) : 0;
     }
-    if (status == RDT_OK && put->ttl_ns > 0 && !detached_add(table, table->next_generation, put->ttl_ns))
+    if (status == RDT_OK && put->ttl_ns > 0 && !detached_add(table, generation, put->ttl_ns))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-    if (status == RDT_OK && !index_put(&table->by_generation, table->next_generation, object))
+    if (status == RDT_OK && !index_put(&table->by_generation, generation, object))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     if (status == RDT_OK && awaited && !object_users_get(object)) {
-        index_remove(&table->by_generation, table->next_generation);
+        index_remove(&table->by_generation, generation);
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     }
     if (status == RDT_OK && awaited) {
         map_replace(&table->by_name, object->tail, key_bytes, object);
     } else if (status == RDT_OK && !map_put(&table->by_name, object->tail, key_bytes, object)) {
-        index_remove(&table->by_generation, table->next_generation);
+        index_remove(&table->by_generation, generation);
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     }
     if (status != RDT_OK) {
-        detached_remove(table, table->next_generation);
+        detached_remove(table, generation);
         account_undo(put->account, want);
         object_discard(object);
         return status;
@@ -352,7 +365,8 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
     parts->separate = NULL;
     object->named = true;
     object->detached = put->ttl_ns > 0;
-    object->generation = table->next_generation++;
+    object->generation = generation;
+    table->next_generation += !put->generation;
     object->visibility = (uint8_t)put->visibility;
     object->transport = put->transport;
     object->producer = put->producer;

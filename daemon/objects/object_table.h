@@ -7,12 +7,14 @@
 #include "daemon/base/index.h"
 #include "daemon/base/map.h"
 #include "daemon/base/node.h"
+#include "daemon/objects/lasting.h"
 #include "daemon/objects/object.h"
 
 #define TOMBSTONES 4096
 
 struct object_table {
-    const struct events *events; /* NULL: no client watches events */
+    const struct events *events;   /* NULL: no client watches events */
+    const struct lasting *lasting; /* NULL: nobody records what outlasts sessions */
     const struct node *node;
     struct accounts *accounts;
     struct slabs *slabs;
@@ -67,6 +69,7 @@ struct object_put {
     /* DETACHED: how long the object stays after its producer's session has ended; 0: it ends with the
      * session */
     int64_t ttl_ns;
+    uint64_t generation;        /* of an object that an earlier daemon had; 0: the next one */
     bool pending;               /* the object is FILLING until object_ready, or until it becomes a snapshot */
     bool snapshot;              /* the object is FILLING, over the memory that is copied, until object_fill or object_fail */
     bool sealed;                /* a snapshot whose regions nobody can write any more: it is live at once */
@@ -75,6 +78,10 @@ struct object_put {
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
                                  struct rdt_error *err);
+
+/* The table, which is empty, continues that of an earlier daemon, whose own generations began with `earlier`. Objects with
+ * generations from `least` on can be put again. */
+void object_table_continue(struct object_table *table, uint64_t earlier, uint64_t least);
 
 /* Withdraws the put of a filling object that was refused before the client had an answer. Waiters for the
  * id keep waiting; if there is no memory for that, they get `why`. Drops the producer's hold. */

@@ -25,6 +25,7 @@ static void end(struct transit *transit)
         deadline_unset(object->table->deadlines, &transit->deadline);
     free(transit);
     object->in_transit = false;
+    object_lasting_changed(object);
     object_drop(object);
 }
 
@@ -63,6 +64,7 @@ bool transit_begin(struct object *object, int64_t ttl_ns)
         return false;
     if (had && deadline_left_ns(&transit->deadline) > ttl_ns) {
         transit->count++;
+        object_lasting_changed(object);
         return true;
     }
     if (!deadline_set(object->table->deadlines, &transit->deadline, ttl_ns)) {
@@ -70,6 +72,7 @@ bool transit_begin(struct object *object, int64_t ttl_ns)
         return false;
     }
     transit->count++;
+    object_lasting_changed(object);
     return true;
 }
 
@@ -79,6 +82,8 @@ void transit_arrived(struct object *object)
 
     if (transit && --transit->count == 0)
         end(transit);
+    else if (transit)
+        object_lasting_changed(object);
 }
 
 void transit_end(struct object *object)

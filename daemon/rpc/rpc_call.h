@@ -42,6 +42,7 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     struct regions *regions;
     struct object_table *objects;
     struct names *names;
+    struct recovery *recovery;
     struct transfers *transfers;
     struct hotload *hotload;
     struct groups *groups;

@@ -9,6 +9,7 @@
 
 #include "daemon/memory/region_orphans.h"
 #include "daemon/objects/detached.h"
+#include "daemon/recovery/recovery.h"
 #include "daemon/rpc/rpc_holders.h"
 #include "wire_ref.h"
 
@@ -26,6 +27,7 @@ enum rdt_status rpc_ping(struct call *call, const void *request, struct rdt_erro
 enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_error *err)
 {
     const struct rpc *rpc = call->rpc;
+    struct recovery_counts kept = recovery_counts(call->rpc->recovery);
     Rdt__Pb__StatusReply reply = RDT__PB__STATUS_REPLY__INIT;
     char uuid[33], boot[33], *backends[16];
     struct transfers_stats transfers;
@@ -50,6 +52,12 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.pool_misses = rpc->regions->free_pool.misses;
     reply.cached_bytes = rpc->regions->cached_bytes;
     reply.cache_hits = rpc->regions->cached_hits;
+    reply.keeper_up = kept.keeper_up;
+    reply.kept_objects = kept.objects;
+    reply.kept_names = kept.names;
+    reply.kept_bytes = kept.bytes;
+    reply.restored_objects = kept.restored;
+    reply.unkept_objects = kept.lost;
     reply.orphaned_bytes = region_orphans_bytes(rpc->regions->orphans);
     reply.memory_limit_bytes = rpc->regions->limit_bytes;
     if (rpc->peers)

@@ -14,18 +14,18 @@ make --no-print-directory install DESTDIR="$dest" PREFIX=/usr/local >"$tmp/log" 
 (cd "$dest" && find . -type f -o -type l | sort | cut -c3-) >"$tmp/found"
 expected=(
   etc/rdtd/rdtd.conf
-  usr/local/bin/rdt{-check-backend,ctl,d}
+  usr/local/bin/rdt{-check-backend,ctl,d,d-keeper}
   usr/local/include/rdt/{rdt,rdt_backend,rdt_dtype,rdt_groups,rdt_info,rdt_plugin,rdt_put_flags,rdt_ref,rdt_status}.h
   usr/local/lib/librdt.so{,.0,.0.1.0}
   usr/local/lib/pkgconfig/rdt.pc
   usr/local/lib/rdtd/rdt_{host,stream,ucx}.so
-  usr/local/lib/systemd/system/rdtd.{service,socket}
+  usr/local/lib/systemd/system/rdtd{.service,.socket,-keeper.service}
   usr/local/lib/sysusers.d/rdtd.conf
   usr/local/share/doc/rdtd/{LICENSE,CHANGELOG.md,rdtd-grafana.json}
 )
 if command -v scdoc >/dev/null; then
   expected+=(usr/local/share/man/man1/rdtctl.1 usr/local/share/man/man3/librdt.3 usr/local/share/man/man5/rdtd.conf.5
-    usr/local/share/man/man7/rdt-{backend,concepts,gpu,network,python,ray}.7 usr/local/share/man/man8/{rdtd,rdtd-exporter}.8)
+    usr/local/share/man/man7/rdt-{backend,concepts,gpu,network,python,ray}.7 usr/local/share/man/man8/{rdtd,rdtd-exporter,rdtd-keeper}.8)
 fi
 for file in "${expected[@]}"; do grep -qx "$file" "$tmp/found" || fail "not installed: $file"; done
 # What is there only when its source or its library is.

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # A real systemd runs the installed units as README says: the socket starts the service, a typo in rdtd.conf does not take the
-# socket down, the watchdog and a crash restart the daemon, and a stopped service starts again when a client connects.
+# socket down, the watchdog and a crash restart the daemon, and a stopped service starts again when a client connects. A
+# detached object survives each of these, by rdtd-keeper.
 #
 # A container boots this machine's file system with `make install` on top, in an overlay that is gone afterwards. The script's
 # second half runs inside, as a unit: `test_systemd_boot.sh --inside`.
@@ -21,6 +22,18 @@ until_true() {
 
 property() { systemctl show -p "$1" --value "${2:-rdtd.service}"; }
 restarted() { [[ $(property MainPID) != "$1" && $(property ActiveState) == active ]]; }
+# same_object WHEN: the object that was put is there, with its bytes.
+same_object() {
+  rm -f /tmp/b.npy
+  rdtctl fetch -q "$(tail -n 1 /tmp/ref)" -o /tmp/b.npy || fail "the object is gone after $1: $(rdtctl status)"
+  cmp <(tail -c 1000000 /tmp/a.npy) <(tail -c 1000000 /tmp/b.npy) || fail "the bytes differ after $1"
+}
+# hardened UNIT: the exposure that systemd sees, in tenths, is at most 2.0.
+hardened() {
+  local exposure
+  exposure=$(systemd-analyze security --no-pager "$1" | sed -nE 's/.*exposure level for .*: ([0-9]+)\.([0-9]).*/\1\2/p')
+  [[ -n $exposure ]] && ((10#$exposure <= 20)) || fail "systemd-analyze security $1: exposure $exposure (tenths)"
+}
 err_line() { journalctl -q -p err -u rdtd.service | grep -F "$1"; }
 
 inside() {
@@ -39,17 +52,23 @@ inside() {
   { printf "\x93NUMPY\x01\x00\x76\x00%-117s\n" "{'descr': '|u1', 'fortran_order': False, 'shape': (1000000,)}"
     head -c 1000000 /dev/urandom; } >/tmp/a.npy
   rdtctl put --detached /tmp/a.npy >/tmp/ref || fail "a put failed in the unit's sandbox"
-  rdtctl fetch -q "$(tail -n 1 /tmp/ref)" -o /tmp/b.npy || fail "a fetch failed in the unit's sandbox"
-  cmp <(tail -c 1000000 /tmp/a.npy) <(tail -c 1000000 /tmp/b.npy) || fail "the fetched bytes differ"
+  same_object "the put"
+  [[ $(property ActiveState rdtd-keeper.service) == active ]] || fail "the keeper does not run"
+  hardened rdtd.service
+  hardened rdtd-keeper.service
 
   kill -KILL "$pid"
   until_true 20 restarted "$pid"
   rdtctl ping --timeout 20s || fail "no answer after a crash"
+  same_object "a crash"
+  systemctl restart rdtd.service || fail "restart failed"
+  same_object "a restart"
 
   pid=$(property MainPID)
   kill -STOP "$pid"
   until_true 40 restarted "$pid"
   rdtctl ping --timeout 20s || fail "no answer after the watchdog"
+  same_object "the watchdog"
 
   cp $conf /tmp/good.conf
   printf '\n[limits]\nowner_max_byte = 1\n' >>$conf
@@ -64,10 +83,15 @@ inside() {
   [[ $(property ActiveState rdtd.socket) == active ]] || fail "clients took the socket down while the typo was there"
   cp /tmp/good.conf $conf
   until_true 30 rdtctl ping -q --timeout 5s
+  same_object "a wrong configuration"
 
   systemctl stop rdtd.service || fail "stop failed"
   [[ $(property Result) == success ]] || fail "stop ended with $(property Result)"
   rdtctl ping --timeout 20s || fail "no answer at the first try after a stop"
+  same_object "a stop"
+  systemctl restart rdtd-keeper.service
+  rdtctl ping --timeout 20s || fail "no answer after the keeper's restart"
+  if rdtctl fetch -q "$(tail -n 1 /tmp/ref)" -o /tmp/b.npy 2>/dev/null; then fail "a keeper that was restarted has objects"; fi
   systemctl stop rdtd.socket rdtd.service
   if rdtctl ping -q --timeout 1s 2>/dev/null; then fail "a stopped socket is served"; fi
   echo "all is right"

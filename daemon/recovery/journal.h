@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The journal: a file of shared memory with one record for everything that shall survive this process.
+ *
+ * A record is written before the request that made it is answered, and is removed when its thing ends. Records do not
+ * move, and nothing is appended for ever: a removed record leaves its slot to the next one of its size, so the file is as
+ * large as what once lived together, and there is no compaction. A record counts from the moment its commit word is
+ * written, which is last. So a daemon that is killed in between leaves either a whole record or none.
+ *
+ *   file     header (a page), then extents up to header->end
+ *   extent   64 KiB, or more for one large slot: its slots' size, then the slots
+ *   slot     commit word, kind, key, checksum, three numbers that may change while the record lives, payload
+ *
+ * The payload's checksum says whether the record is whole. Whoever wrote the file may have been a daemon that went wild,
+ * so nothing in it is trusted: journal_open checks every extent, and journal_next returns whole records only.
+ *
+ * All calls are made in the loop thread. */
+#ifndef DAEMON_JOURNAL_H
+#define DAEMON_JOURNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdt_status.h"
+
+#define JOURNAL_VERSION 1u
+#define JOURNAL_NUMBERS 3u
+#define JOURNAL_MAX_BYTES (32u << 20) /* of one payload */
+
+/* What the header keeps for the daemon, which changes it in place. */
+struct journal_state {
+    uint8_t node_uuid[16];
+    uint64_t generations;   /* the first generation of the daemon that writes this journal */
+    uint64_t names_version; /* at least the highest version that any name ever had */
+    uint32_t n_attempts;    /* starts in a row that have begun to read this journal; 0: the last one has read all of it */
+};
+
+struct journal_slot {
+    uint32_t commit; /* JOURNAL_COMMITTED; anything else: the slot is free */
+    uint32_t kind;
+    uint64_t key;
+    uint64_t checksum; /* of kind, key, bytes and payload */
+    uint32_t bytes;    /* of the payload */
+    uint32_t unused;
+    uint64_t numbers[JOURNAL_NUMBERS]; /* not in the checksum; written by one store each */
+    uint8_t payload[];
+};
+
+struct journal;
+
+/* Creates an empty journal. NO_MEMORY, SYSTEM. */
+enum rdt_status journal_create(struct journal **journal_p, struct rdt_error *err);
+
+/* Opens the journal of an earlier daemon; take_fd is the journal's or closed. UNSUPPORTED: its version is not ours.
+ * INVALID: it is no journal, or it is damaged. SYSTEM, NO_MEMORY. */
+enum rdt_status journal_open(int take_fd, struct journal **journal_p, struct rdt_error *err);
+
+void journal_close(struct journal *journal); /* the file stays with whoever has its descriptor; NULL is allowed */
+
+int journal_fd(const struct journal *journal); /* borrowed */
+struct journal_state *journal_state(struct journal *journal);
+
+/* Adds a record. payload: [bytes]. numbers: [JOURNAL_NUMBERS]. NULL: it is too large, or there is no memory. */
+struct journal_slot *journal_add(struct journal *journal, uint32_t kind, uint64_t key, const void *payload, size_t bytes,
+                                 const uint64_t *numbers);
+void journal_remove(struct journal *journal, struct journal_slot *slot);
+void journal_set_number(struct journal_slot *slot, unsigned i, uint64_t number);
+
+/* Iterates over the whole records. *cursor starts at 0. NULL: the end. A record may be removed when it has been returned. A
+ * damaged one is freed and counted. */
+struct journal_slot *journal_next(struct journal *journal, uint64_t *cursor);
+uint64_t journal_damaged(const struct journal *journal);
+
+/* The bytes of its records, and of the file that has been used. */
+uint64_t journal_used_bytes(const struct journal *journal);
+uint64_t journal_file_bytes(const struct journal *journal);
+
+#endif

@@ -1,0 +1,650 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A daemon with a keeper is killed, or stopped, and the next one has what outlasts sessions: detached objects, published
+ * names, objects in transit, under the same refs and with the same bytes. */
+#include <criterion/criterion.h>
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/support/keeper.h"
+#include "tests/support/rdtd.h"
+#include "tests/support/tensors.h"
+
+TestSuite(recovery, .timeout = SUITE_SECONDS(240));
+
+#define KIB ((size_t)1 << 10)
+#define MIB ((size_t)1 << 20)
+#define KEEPER_JOURNAL 1u
+
+static struct test_keeper keeper;
+static struct test_node node;
+static char state_dir[160];
+
+static void start(void)
+{
+    static char flag[200];
+    static const char *flags[] = {flag, NULL};
+
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    node_start(&node, &(struct node_options){.flags = flags, .state_dir = state_dir[0] ? state_dir : NULL});
+    memcpy(state_dir, node.state_dir, sizeof state_dir);
+}
+
+static void begin(void)
+{
+    keeper_start(&keeper);
+    start();
+}
+
+static void again(int signal)
+{
+    if (signal == SIGTERM)
+        node_stop(&node);
+    else
+        node_kill(&node, signal);
+    start();
+}
+
+static void end(void)
+{
+    node_stop(&node);
+    keeper_stop(&keeper, SIGTERM);
+}
+
+static struct rdt_ref put_detached(rdt *conn, const char *id, size_t bytes, uint32_t flags, uint32_t seed)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    char *memory = malloc(bytes);
+    struct rdt_ref ref;
+
+    fill_pattern(memory, bytes, seed);
+    options.id = id;
+    options.id_bytes = strlen(id);
+    options.metadata = id;
+    options.metadata_bytes = strlen(id) + 1;
+    options.flags = RDT_PUT_DETACHED | flags;
+    must_ok(rdt_put(conn, &VECTOR(RDT_U8, bytes, memory), 1, &options, &ref, &err));
+    free(memory);
+    return ref;
+}
+
+static void must_have(rdt *conn, const struct rdt_ref *ref, const char *id, size_t bytes, uint32_t seed)
+{
+    rdt_object *object = fetch_one(conn, ref, RDT_FETCH_AUTO);
+    size_t metadata_bytes;
+
+    cr_assert(holds_pattern(tensor_of(object, 0).data, bytes, seed), "%s", id);
+    cr_assert_str_eq(rdt_object_metadata(object, &metadata_bytes), id);
+    rdt_release(object);
+}
+
+/* ---- what comes back ---- */
+
+static const struct {
+    const char *id;
+    size_t bytes;
+    uint32_t flags;
+} objects[] = {
+    {"inline", 100, 0},
+    {"inline snapshot", 20 * KIB, RDT_PUT_SNAPSHOT},
+    {"handed over", MIB, RDT_PUT_SNAPSHOT}, /* a memfd that the client created and sealed */
+    {"live", 3 * MIB + 5, 0},
+    {"snapshot", 9 * MIB, RDT_PUT_SNAPSHOT},
+};
+#define OBJECTS (sizeof objects / sizeof objects[0])
+
+static void check_objects(int signal)
+{
+    struct rdt_ref refs[OBJECTS], stale;
+    struct rdt_stat stat;
+    char uuid[33];
+    rdt *conn;
+
+    begin();
+    memcpy(uuid, node.uuid, sizeof uuid);
+    conn = node_client(&node, "producer");
+    for (unsigned i = 0; i < OBJECTS; i++)
+        refs[i] = put_detached(conn, objects[i].id, objects[i].bytes, objects[i].flags, i);
+    stale = put_one(conn, &VECTOR(RDT_U8, 3, "abc"), "of the session");
+    for (unsigned round = 0; round < 3; round++) {
+        again(signal);
+        rdt_close(conn);
+        conn = node_client(&node, "reader");
+        cr_assert_str_eq(node.uuid, uuid);
+        for (unsigned i = 0; i < OBJECTS; i++)
+            must_have(conn, &refs[i], objects[i].id, objects[i].bytes, i);
+        must_refuse(RDT_NOT_FOUND, "from an earlier start", rdt_stat(conn, &stale, &stat, &err));
+        must_ok(rdt_stat(conn, &refs[0], &stat, &err));
+        cr_assert(stat.detached && stat.ttl_left_ns > 500 * SEC && stat.ttl_left_ns <= 600 * SEC);
+    }
+    for (unsigned i = 0; i < OBJECTS; i++)
+        must_ok(rdt_free(conn, &refs[i], false, &err));
+    rdt_close(conn);
+    node_expect_idle(&node);
+    again(signal);
+    conn = node_client(&node, "reader");
+    for (unsigned i = 0; i < OBJECTS; i++)
+        must_refuse(RDT_NOT_FOUND, "from an earlier start", rdt_stat(conn, &refs[i], &stat, &err));
+    rdt_close(conn);
+    end();
+}
+
+Test(recovery, detached_objects_survive_a_killed_daemon)
+{
+    check_objects(SIGKILL);
+}
+
+Test(recovery, detached_objects_survive_a_stopped_daemon)
+{
+    check_objects(SIGTERM);
+}
+
+/* Two tensors of one object lie in one region of the client, which other objects use as well. */
+Test(recovery, objects_that_share_a_region_come_back_in_one_region)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensors[2];
+    struct rdt_ref first, second;
+    struct node_status status;
+    rdt_object *object;
+    uint8_t *memory;
+    rdt *conn, *producer;
+
+    begin();
+    conn = node_client(&node, "producer");
+    memory = alloc_memory(conn, 4 * MIB);
+    fill_pattern(memory, 4 * MIB, 1);
+    options.flags = RDT_PUT_DETACHED;
+    tensors[0] = VECTOR(RDT_U8, MIB, memory + MIB);
+    tensors[1] = MATRIX(RDT_F32, 64, 64, memory + 3 * MIB);
+    must_ok(rdt_put(conn, tensors, 2, &options, &first, &err));
+    must_ok(rdt_put(conn, tensors, 1, &options, &second, &err));
+    again(SIGKILL);
+    producer = conn; /* its memory stays mapped */
+    conn = node_client(&node, "reader");
+    node_status(&node, &status);
+    cr_assert_eq(status.regions, 1u);
+    object = fetch_one(conn, &first, RDT_FETCH_AUTO);
+    must_go_by("local/share", object);
+    fill_pattern(memory, 4 * MIB, 1); /* it is the same memory: the producer has it mapped still */
+    cr_assert_eq(memcmp(tensor_of(object, 0).data, memory + MIB, MIB), 0);
+    cr_assert_eq(memcmp(tensor_of(object, 1).data, memory + 3 * MIB, 64 * 64 * 4), 0);
+    memory[MIB] ^= 1;
+    cr_assert_eq(memcmp(tensor_of(object, 0).data, memory + MIB, MIB), 0, "a live object stays live");
+    rdt_release(object);
+    must_ok(rdt_free(conn, &first, false, &err));
+    must_ok(rdt_free(conn, &second, false, &err));
+    rdt_close(producer);
+    rdt_close(conn);
+    end();
+}
+
+Test(recovery, imported_memory_comes_back_from_the_clients_own_file)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    int fd = memfd_create("mine", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct rdt_ref ref;
+    rdt_object *object;
+    void *memory;
+    rdt *conn;
+
+    must(ftruncate(fd, MIB) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+    begin();
+    conn = node_client(&node, "producer");
+    memory = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    must(memory != MAP_FAILED);
+    must_ok(rdt_import(conn, fd, memory, MIB - 4096, &err));
+    fill_pattern(memory, MIB - 4096, 5);
+    options.flags = RDT_PUT_DETACHED;
+    must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB - 4096, memory), 1, &options, &ref, &err));
+    again(SIGKILL);
+    rdt_close(conn);
+    conn = node_client(&node, "reader");
+    object = fetch_one(conn, &ref, RDT_FETCH_COPY);
+    cr_assert(holds_pattern(tensor_of(object, 0).data, MIB - 4096, 5));
+    rdt_release(object);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    rdt_close(conn);
+    close(fd);
+    end();
+}
+
+/* ---- names ---- */
+
+static uint64_t publish(rdt *conn, const char *name, size_t bytes, uint32_t seed, const struct rdt_publish_options *options)
+{
+    struct rdt_put_options put = RDT_INIT(put);
+    char *memory = malloc(bytes);
+    struct rdt_ref ref;
+    uint64_t version;
+
+    fill_pattern(memory, bytes, seed);
+    put.flags = RDT_PUT_SNAPSHOT;
+    must_ok(rdt_put(conn, &VECTOR(RDT_U8, bytes, memory), 1, &put, &ref, &err));
+    must_ok(rdt_publish(conn, name, &ref, options, &version, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    free(memory);
+    return version;
+}
+
+static struct rdt_ref name_ref(const char *name)
+{
+    struct rdt_ref ref;
+
+    must_ok(rdt_ref_from_name(name, 0, NULL, &ref, &err));
+    return ref;
+}
+
+Test(recovery, names_keep_their_versions_and_go_on_from_there)
+{
+    struct rdt_publish_options lease = RDT_INIT(lease), living = RDT_INIT(living);
+    struct rdt_ref ref;
+    rdt_object *object;
+    rdt *conn;
+
+    lease.lease = true;
+    living.ttl_ns = 100 * SEC;
+    begin();
+    conn = node_client(&node, "trainer");
+    cr_assert_eq(publish(conn, "weights", 2 * MIB, 1, NULL), 1u);
+    cr_assert_eq(publish(conn, "weights", 2 * MIB, 2, NULL), 2u);
+    cr_assert_eq(publish(conn, "small", 10, 3, &living), 1u);
+    cr_assert_eq(publish(conn, "leased", 10, 4, &lease), 1u);
+    cr_assert_eq(publish(conn, "ended", 10, 5, NULL), 1u);
+    cr_assert_eq(publish(conn, "ended", 10, 5, NULL), 2u);
+    cr_assert_eq(publish(conn, "ended", 10, 5, NULL), 3u);
+    ref = name_ref("ended");
+    must_ok(rdt_unpublish(conn, &ref, &err));
+    for (unsigned round = 0; round < 2; round++) {
+        again(round == 0 ? SIGKILL : SIGTERM);
+        rdt_close(conn);
+        conn = node_client(&node, "sampler");
+        ref = name_ref("weights");
+        object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+        cr_assert(holds_pattern(tensor_of(object, 0).data, 2 * MIB, 2));
+        cr_assert_eq(info_of(object).version, 2u);
+        rdt_release(object);
+        ref = name_ref("small");
+        object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+        cr_assert(holds_pattern(tensor_of(object, 0).data, 10, 3));
+        rdt_release(object);
+        ref = name_ref("leased");
+        must_be(RDT_TIMED_OUT, try_fetch(conn, &ref, RDT_FETCH_AUTO, 10 * MSEC, &object, &err));
+    }
+    cr_assert_eq(publish(conn, "weights", MIB, 6, NULL), 3u);
+    cr_assert_gt(publish(conn, "ended", 10, 5, NULL), 3u, "no version is given twice");
+    for (unsigned i = 0; i < 3; i++) {
+        ref = name_ref(((const char *[]){"weights", "small", "ended"})[i]);
+        must_ok(rdt_unpublish(conn, &ref, &err));
+    }
+    rdt_close(conn);
+    node_expect_idle(&node);
+    end();
+}
+
+/* ---- holds in transit ---- */
+
+Test(recovery, object_in_transit_is_there_for_who_takes_it_over)
+{
+    char payload[] = "in transit";
+    struct rdt_ref ref;
+    rdt_object *object;
+    rdt *conn;
+
+    begin();
+    conn = node_client(&node, "producer");
+    ref = put_one(conn, &VECTOR(RDT_U8, sizeof payload, payload), NULL);
+    must_ok(rdt_hand_on(conn, &ref, 100 * SEC, &err));
+    again(SIGKILL);
+    rdt_close(conn);
+    conn = node_client(&node, "receiver");
+    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    cr_assert_str_eq(tensor_of(object, 0).data, payload);
+    rdt_release(object);
+    rdt_close(conn);
+    end();
+}
+
+/* ---- many kills ---- */
+
+/* What the test knows of each object and name. A request that the daemon did not answer, because it was killed, leaves both
+ * possible: `before`, or what it was to become. */
+enum { OBJECTS_IN_USE = 40, NAMES = 4 };
+struct state {
+    bool there;
+    size_t bytes;
+    uint32_t seed;
+    uint64_t version; /* of a name: at least this one */
+};
+static struct {
+    struct state now, before;
+    bool unsure;
+    struct rdt_ref ref;
+} model[OBJECTS_IN_USE + NAMES];
+
+static void name_of(unsigned at, char *text_p, size_t size)
+{
+    (void)snprintf(text_p, size, "%s%u", at < OBJECTS_IN_USE ? "object" : "name", at);
+}
+
+/* Puts, and publishes under `name` if that is not NULL. */
+static enum rdt_status try_put(rdt *conn, const char *id, const char *name, struct state *state, uint32_t flags,
+                               struct rdt_ref *ref_p, struct rdt_error *err)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    char *memory = malloc(state->bytes);
+    enum rdt_status status;
+    uint64_t version;
+
+    fill_pattern(memory, state->bytes, state->seed);
+    options.id = id;
+    options.id_bytes = id ? strlen(id) : 0;
+    options.metadata = id;
+    options.metadata_bytes = id ? strlen(id) + 1 : 0;
+    options.flags = flags;
+    status = rdt_put(conn, &VECTOR(RDT_U8, state->bytes, memory), 1, &options, ref_p, err);
+    free(memory);
+    if (status != RDT_OK || !name)
+        return status;
+    status = rdt_publish(conn, name, ref_p, NULL, &version, err);
+    must_say(status != RDT_OK || version > state->version, "version %llu is given twice", (unsigned long long)version);
+    if (status == RDT_OK)
+        state->version = version;
+    return status;
+}
+
+/* One random request. false: the daemon is gone. */
+static bool step(rdt *conn, uint64_t *random, uint32_t seed)
+{
+    unsigned at = next_random(random) % (OBJECTS_IN_USE + NAMES);
+    struct state next = {
+        .there = true, .seed = seed, .bytes = (size_t[]){10, 5 * KIB, 100 * KIB, 2 * MIB}[next_random(random) % 4]};
+    uint32_t snapshot = next_random(random) % 2 ? RDT_PUT_SNAPSHOT : 0;
+    struct rdt_error err = {0};
+    enum rdt_status status;
+    struct rdt_ref ref;
+    char name[16];
+
+    name_of(at, name, sizeof name);
+    model[at].before = model[at].now;
+    next.version = model[at].now.version;
+    if (at >= OBJECTS_IN_USE) {
+        status = try_put(conn, NULL, name, &next, RDT_PUT_SNAPSHOT, &ref, &err);
+    } else if (model[at].now.there) {
+        next = (struct state){0};
+        status = rdt_free(conn, &model[at].ref, false, &err);
+    } else {
+        status = try_put(conn, name, NULL, &next, RDT_PUT_DETACHED | snapshot, &model[at].ref, &err);
+    }
+    must_say(status == RDT_OK || status == RDT_DISCONNECTED, "%s: %s", name, err.msg);
+    model[at].now = next;
+    model[at].unsure = status != RDT_OK;
+    return status == RDT_OK;
+}
+
+static bool is_as(rdt *conn, unsigned at, const struct state *state)
+{
+    struct rdt_tensor tensor;
+    struct rdt_ref ref;
+    rdt_object *object;
+    size_t metadata_bytes;
+    enum rdt_status status;
+    char name[16];
+    bool same;
+
+    name_of(at, name, sizeof name);
+    ref = at < OBJECTS_IN_USE ? ref_named(name) : name_ref(name);
+    status = try_fetch(conn, &ref, RDT_FETCH_AUTO, state->there ? LONG : MSEC, &object, NULL);
+    if (status != RDT_OK || !state->there)
+        return status == RDT_TIMED_OUT && !state->there;
+    tensor = tensor_of(object, 0);
+    same = (size_t)elements_of(&tensor) == state->bytes && holds_pattern(tensor.data, state->bytes, state->seed);
+    if (at < OBJECTS_IN_USE)
+        same = same && strcmp(rdt_object_metadata(object, &metadata_bytes), name) == 0;
+    rdt_release(object);
+    return same;
+}
+
+static void compare(rdt *conn)
+{
+    struct node_status status;
+    unsigned there = 0;
+
+    for (unsigned at = 0; at < OBJECTS_IN_USE + NAMES; at++) {
+        struct rdt_stat stat;
+        struct rdt_ref ref;
+        char name[16];
+        name_of(at, name, sizeof name);
+        if (model[at].unsure) { /* find out which of both it is */
+            bool found;
+            ref = at < OBJECTS_IN_USE ? ref_named(name) : name_ref(name);
+            found = rdt_stat(conn, &ref, &stat, NULL) == RDT_OK;
+            if (at >= OBJECTS_IN_USE && found && model[at].before.there)
+                model[at].now = is_as(conn, at, &model[at].now) ? model[at].now : model[at].before;
+            else
+                model[at].now = found == model[at].now.there ? model[at].now : model[at].before;
+            if (found && at < OBJECTS_IN_USE)
+                model[at].ref = ref;
+            model[at].unsure = false;
+        }
+        if (model[at].now.there)
+            must_say(is_as(conn, at, &model[at].now), "%s is not what was put", name);
+        there += model[at].now.there;
+    }
+    node_status(&node, &status);
+    must_say(status.objects == there, "%llu objects instead of %u", (unsigned long long)status.objects, there);
+}
+
+static int kill_soon(struct actor *self, void *arg)
+{
+    uint64_t *random = arg;
+    struct timespec pause = {.tv_nsec = next_random(random) % 3000000};
+
+    actor_await(self);
+    nanosleep(&pause, NULL);
+    kill(node.pid, SIGKILL);
+    return 0;
+}
+
+/* Everything that was answered is there, what was not answered is there whole or not at all, and nothing else is there.
+ * RDT_KILLS=1000 for a long run. */
+Test(recovery, random_work_while_the_daemon_is_killed_at_any_moment)
+{
+    unsigned kills = getenv("RDT_KILLS") ? (unsigned)atoi(getenv("RDT_KILLS")) : 30;
+    uint64_t random = 42;
+    uint32_t seed = 1;
+    rdt *conn;
+
+    begin();
+    for (unsigned i = 0; i < kills; i++) {
+        struct actor killer;
+        bool planned = next_random(&random) % 8 == 0;
+        if (!planned)
+            actor_start(&killer, kill_soon, &random);
+        conn = node_client(&node, "worker");
+        compare(conn);
+        if (!planned)
+            actor_step(&killer);
+        for (unsigned n = 0; (!planned || n < 20) && step(conn, &random, seed++); n++)
+            ;
+        rdt_close(conn);
+        if (planned) {
+            node_stop(&node);
+        } else {
+            actor_wait(&killer);
+            node_kill(&node, SIGKILL);
+        }
+        start();
+    }
+    conn = node_client(&node, "worker");
+    compare(conn);
+    rdt_close(conn);
+    end();
+}
+
+/* ---- the keeper ---- */
+
+Test(recovery, new_keeper_gets_everything_from_the_daemon)
+{
+    struct rdt_ref ref;
+    rdt *conn;
+
+    begin();
+    conn = node_client(&node, "producer");
+    ref = put_detached(conn, "before", 2 * MIB, RDT_PUT_SNAPSHOT, 1);
+    keeper_stop(&keeper, SIGKILL);
+    wait_until(LONG, node_log_has(&node, "lost the keeper"));
+    (void)put_detached(conn, "meanwhile", 2 * MIB, RDT_PUT_SNAPSHOT, 2);
+    keeper_start(&keeper);
+    wait_until(LONG, node_log_has(&node, "answers again and has everything"));
+    again(SIGKILL);
+    rdt_close(conn);
+    conn = node_client(&node, "reader");
+    must_have(conn, &ref, "before", 2 * MIB, 1);
+    ref = ref_named("meanwhile");
+    must_have(conn, &ref, "meanwhile", 2 * MIB, 2);
+    rdt_close(conn);
+    end();
+}
+
+static void must_not_start(const char *text)
+{
+    char flag[200];
+    int status;
+
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    cr_assert_not(node_try_start(
+        &node, &(struct node_options){.flags = (const char *[]){flag, NULL}, .state_dir = state_dir[0] ? state_dir : NULL},
+        &status));
+    cr_assert_neq(status, 0);
+    must_say(node_log_has(&node, text), "the log does not say \"%s\"", text);
+}
+
+Test(recovery, daemon_without_the_keeper_that_it_should_have_does_not_start)
+{
+    (void)snprintf(keeper.socket, sizeof keeper.socket, "%s/nobody", getenv("TMPDIR"));
+    must_not_start("nobody does not answer (start rdtd-keeper, or set keeper to nothing)");
+}
+
+Test(recovery, two_daemons_cannot_use_one_keeper)
+{
+    struct test_node first;
+
+    begin();
+    first = node;
+    state_dir[0] = '\0';
+    must_not_start("serves another daemon");
+    node = first;
+    end();
+}
+
+/* Another node's objects are not given away, and not given up either. */
+Test(recovery, journal_of_another_node_is_refused)
+{
+    struct rdt_ref ref;
+    char own[160];
+    rdt *conn;
+
+    begin();
+    conn = node_client(&node, "producer");
+    ref = put_detached(conn, "mine", 100, 0, 1);
+    rdt_close(conn);
+    node_kill(&node, SIGKILL);
+    memcpy(own, state_dir, sizeof own);
+    state_dir[0] = '\0';
+    must_not_start("has the objects of node");
+    memcpy(state_dir, own, sizeof own);
+    start();
+    conn = node_client(&node, "reader");
+    must_have(conn, &ref, "mine", 100, 1);
+    rdt_close(conn);
+    end();
+}
+
+/* Changes the journal that the keeper has. */
+static void forge(off_t at, const void *bytes, size_t n)
+{
+    int fd = keeper_look(&keeper, KEEPER_JOURNAL, NULL);
+
+    must(fd >= 0 && pwrite(fd, bytes, n, at) == (ssize_t)n);
+    close(fd);
+}
+
+#define JOURNAL_VERSION_AT 8
+#define JOURNAL_ATTEMPTS_AT 56 /* struct header: magic, version, header_bytes, end, node_uuid, generations, names_version */
+
+Test(recovery, journal_of_a_newer_version_is_refused_and_stays)
+{
+    const uint32_t newer = 2, ours = 1;
+    struct rdt_ref ref;
+    rdt *conn;
+
+    begin();
+    conn = node_client(&node, "producer");
+    ref = put_detached(conn, "kept", 100, 0, 1);
+    rdt_close(conn);
+    node_kill(&node, SIGKILL);
+    forge(JOURNAL_VERSION_AT, &newer, sizeof newer);
+    must_not_start("it has version 2, and this rdtd reads version 1. Start the rdtd that wrote it, or restart rdtd-keeper");
+    forge(JOURNAL_VERSION_AT, &ours, sizeof ours);
+    start();
+    conn = node_client(&node, "reader");
+    must_have(conn, &ref, "kept", 100, 1);
+    rdt_close(conn);
+    end();
+}
+
+Test(recovery, journal_that_ends_the_daemon_again_and_again_is_set_aside)
+{
+    const uint32_t attempts = 5;
+    rdt *conn;
+
+    begin();
+    conn = node_client(&node, "producer");
+    (void)put_detached(conn, "poison", 100, 0, 1);
+    rdt_close(conn);
+    node_kill(&node, SIGKILL);
+    forge(JOURNAL_ATTEMPTS_AT, &attempts, sizeof attempts);
+    start();
+    cr_assert(node_log_has(&node, "5 starts in a row ended while they read the journal, so it is set aside"));
+    node_expect_idle(&node);
+    node_stop(&node);
+    cr_assert_geq(keeper_look(&keeper, 2, NULL), 0, "it is kept for who looks into it");
+    keeper_stop(&keeper, SIGTERM);
+}
+
+/* One record is damaged: only its object is lost, and the log says so. */
+Test(recovery, damaged_record_costs_its_object_only)
+{
+    struct rdt_ref refs[2];
+    struct rdt_stat stat;
+    uint8_t page[65536], *found;
+    rdt *conn;
+    int fd;
+
+    begin();
+    conn = node_client(&node, "producer");
+    refs[0] = put_detached(conn, "the-damaged-one", 100, 0, 1);
+    refs[1] = put_detached(conn, "the-whole-one", 100, 0, 2);
+    rdt_close(conn);
+    node_kill(&node, SIGKILL);
+    fd = keeper_look(&keeper, KEEPER_JOURNAL, NULL);
+    must(pread(fd, page, sizeof page, 4096) == (ssize_t)sizeof page);
+    found = memmem(page, sizeof page, "the-damaged-one", 15);
+    must(found);
+    must(pwrite(fd, "X", 1, 4096 + (found - page)) == 1);
+    close(fd);
+    start();
+    cr_assert(node_log_has(&node, "1 records of the journal were damaged"));
+    conn = node_client(&node, "reader");
+    must_be(RDT_NOT_FOUND, rdt_stat(conn, &refs[0], &stat, &err));
+    must_have(conn, &refs[1], "the-whole-one", 100, 2);
+    rdt_close(conn);
+    end();
+}
