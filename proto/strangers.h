@@ -4,10 +4,12 @@
  *
  *   accept --> strangers_admit --> says who it is, or ends: strangers_remove
  *                    |
- *                    +--> the oldest one of the same source, if that has max_of_source, else the oldest of all, if there
- *                         are `max`: the caller closes it
+ *                    +--> the oldest one of the same source, if that has max_of_source; else, if there are `max`, the
+ *                         oldest one of the source that has most of them, where an exempt one counts half: the
+ *                         caller closes it
  *
- * A connection that has what it needs says who it is within milliseconds, so the oldest is the one to go. Not locked.
+ * A connection that has what it needs says who it is within milliseconds, so the oldest is the one to go. A source that
+ * fills the list makes room itself, whoever it is: a user of a known node can open connections, too. Not locked.
  * The source of an IPv6 address is its network of 64 bits, which one host may have to itself.
  */
 #ifndef PROTO_STRANGERS_H
@@ -62,26 +64,45 @@ static inline void strangers_remove(struct strangers *strangers, struct stranger
     strangers->n--;
 }
 
-/* Adds a connection whose source is set. exempt: its source has no limit, and it is the last to make room
- * for others. Returns the connection that must be closed, which has been removed from the list; NULL:
+static inline unsigned strangers_of(const struct strangers *strangers, const uint8_t source[16])
+{
+    unsigned n = 0;
+
+    for (const struct stranger *one = strangers->list.next; one != &strangers->list; one = one->next)
+        n += memcmp(one->source, source, sizeof one->source) == 0;
+    return n;
+}
+
+/* The oldest one of the source that has most, where those of an exempt one count half; among sources that have as many,
+ * the oldest that is not exempt. */
+static inline struct stranger *strangers_most(const struct strangers *strangers)
+{
+    struct stranger *found = NULL;
+    unsigned most = 0;
+
+    for (struct stranger *one = strangers->list.next; one != &strangers->list; one = one->next) {
+        unsigned n = strangers_of(strangers, one->source) / (one->exempt ? 2 : 1);
+        if (!found || n > most || (n == most && found->exempt && !one->exempt)) {
+            most = n;
+            found = one;
+        }
+    }
+    return found;
+}
+
+/* Adds a connection whose source is set. exempt: its source has no limit of its own. Returns the connection that must be closed, which has been removed from the list; NULL:
  * there is room for all. */
 static inline struct stranger *strangers_admit(struct strangers *strangers, struct stranger *stranger, bool exempt)
 {
-    struct stranger *of_source = NULL, *oldest = NULL, *evicted = NULL;
-    unsigned n_of_source = 0;
+    struct stranger *evicted = NULL;
 
-    for (struct stranger *one = strangers->list.next; one != &strangers->list; one = one->next) {
-        if (!oldest || (oldest->exempt && !one->exempt))
-            oldest = one;
-        if (memcmp(one->source, stranger->source, sizeof one->source) != 0)
-            continue;
-        n_of_source++;
-        of_source = of_source ? of_source : one;
+    if (!exempt && strangers_of(strangers, stranger->source) >= strangers->max_of_source) {
+        evicted = strangers->list.next;
+        while (memcmp(evicted->source, stranger->source, sizeof evicted->source) != 0)
+            evicted = evicted->next;
+    } else if (strangers->n >= strangers->max) {
+        evicted = strangers_most(strangers);
     }
-    if (!exempt && n_of_source >= strangers->max_of_source)
-        evicted = of_source;
-    else if (strangers->n >= strangers->max)
-        evicted = oldest;
     if (evicted)
         strangers_remove(strangers, evicted);
     stranger->exempt = exempt;

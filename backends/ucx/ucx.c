@@ -24,11 +24,26 @@
 /* UCX has one log per process and passes no argument to its handler, so the transport that was opened last gets the log. */
 static _Atomic(struct transport *) log_reader;
 
+#define WARNINGS 10u /* of UCX in one period: whoever reaches its port can cause them */
+#define WARNINGS_NS UINT64_C(60000000000)
+
+/* Called by any thread. */
+static bool may_warn(void)
+{
+    static _Atomic uint64_t began_ns, n;
+    uint64_t now = thread_now_ns(), began = atomic_load(&began_ns);
+
+    if ((began == 0 || now - began > WARNINGS_NS) && atomic_compare_exchange_strong(&began_ns, &began, now))
+        atomic_store(&n, 0);
+    return atomic_fetch_add(&n, 1) < WARNINGS;
+}
+
 static ucs_log_func_rc_t on_log(const char *file, unsigned line, const char *function, ucs_log_level_t level,
                                 const ucs_log_component_config_t *component, const char *format, va_list args)
 {
     static const char *const kinds[] = {"fatal", "error", "warning"};
     struct transport *reader = atomic_load(&log_reader);
+    bool warns = level <= UCS_LOG_LEVEL_WARN && may_warn();
     char text[512];
 
     (void)file;
@@ -39,7 +54,7 @@ static ucs_log_func_rc_t on_log(const char *file, unsigned line, const char *fun
         return UCS_LOG_FUNC_RC_CONTINUE;
     (void)vsnprintf(text, sizeof text, format, args);
     text[strcspn(text, "\n")] = 0;
-    reader->host.log(reader->host.ctx, level <= UCS_LOG_LEVEL_WARN ? RDT_LOG_WARN : RDT_LOG_DEBUG, "ucx %s: %s",
+    reader->host.log(reader->host.ctx, warns ? RDT_LOG_WARN : RDT_LOG_DEBUG, "ucx %s: %s",
                      level <= UCS_LOG_LEVEL_WARN ? kinds[level] : "message", text);
     return UCS_LOG_FUNC_RC_STOP;
 }

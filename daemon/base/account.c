@@ -146,6 +146,20 @@ bool account_waits_for(const struct account *account, enum usage what, const voi
     return must_wait_behind(account->client ? account->parent : account, what, on);
 }
 
+/* What the administrator raises when the node has no room. */
+static const char *const node_remedies[USAGE_COUNT] = {[USAGE_FDS] = "its limit of open files (LimitNOFILE)",
+                                                       [USAGE_OBJECTS] = "max_objects",
+                                                       [USAGE_SESSIONS] = "max_clients"};
+
+/* What is left of the limit, for the owner that asks. */
+static uint64_t limit_for(const struct account *at, const struct account *below, enum usage what, uint64_t n)
+{
+    uint64_t limit = at->limits ? at->limits[what] : 0;
+    bool is_node = below && below->accounts && at == &below->accounts->node;
+
+    return is_node && below->used[what] + n > limit / 64 ? limit - limit / 8 : limit;
+}
+
 static void set_limit_error(const struct account *at, enum usage what, uint64_t n, bool queue, struct rdt_error *err)
 {
     unsigned long long used = at->used[what], limit = at->limits ? at->limits[what] : 0, more = n;
@@ -157,10 +171,16 @@ static void set_limit_error(const struct account *at, enum usage what, uint64_t 
         (void)snprintf(who, sizeof who, "uid %u of tenant \"%s\"", at->owner.uid, at->owner.tenant);
     else
         (void)snprintf(who, sizeof who, "uid %u", at->owner.uid);
-    if (!at->parent && !at->accounts)
-        (void)rdt_error_set(err, RDT_LIMIT, "this daemon has %llu %s of at most %llu, and %llu more %s wanted%s", used,
-                            nouns[what], limit, more, more == 1 ? "is" : "are",
-                            what == USAGE_FDS ? ": raise its limit of open files (LimitNOFILE)" : "");
+    if (!at->parent && !at->accounts && used + more > limit)
+        (void)rdt_error_set(err, RDT_LIMIT, "this daemon has %llu %s of at most %llu, and %llu more %s wanted%s%s", used,
+                            nouns[what], limit, more, more == 1 ? "is" : "are", node_remedies[what] ? ": raise " : "",
+                            node_remedies[what] ? node_remedies[what] : "");
+    else if (!at->parent && !at->accounts)
+        (void)rdt_error_set(err, RDT_LIMIT,
+                            "this daemon has %llu %s of at most %llu, and the last %llu are for users that have few: release "
+                            "some%s%s",
+                            used, nouns[what], limit, limit / 8, node_remedies[what] ? ", or raise " : "",
+                            node_remedies[what] ? node_remedies[what] : "");
     else if (queue && limit > 0)
         (void)rdt_error_set(err, RDT_LIMIT,
                             "other requests of %s already wait for %s and come first: give this request a timeout, so that it "
@@ -181,8 +201,8 @@ enum rdt_status account_check(struct account *account, enum usage what, uint64_t
 {
     if (n == 0 || (account->accounts && account->accounts->unlimited))
         return RDT_OK;
-    for (struct account *at = account; at; at = at->parent) {
-        uint64_t limit = at->limits ? at->limits[what] : 0;
+    for (struct account *at = account, *below = NULL; at; below = at, at = at->parent) {
+        uint64_t limit = limit_for(at, below, what, n);
         bool room = limit == 0 || (n <= limit && at->used[what] <= limit - n);
         if (room && !must_wait_behind(at, what, NULL))
             continue;

@@ -19,6 +19,9 @@
  *
  *   node <-- owner (tenant, uid) <-- client
  *
+ * The last eighth of what the node has is for owners that have at most a 64th of it, so one or a few of them cannot take
+ * everything from the others.
+ *
  * A limited thing is charged to all three at once before anything is done, and is refused as a whole if one of them has no
  * room. A request that may wait for room queues at the account that had none and is called in order. Owners that wait for
  * room of the node are called in turn, however many requests each of them has. No room is reserved for a request that

@@ -95,7 +95,7 @@ void log_write(enum log_level level, const char *fmt, ...)
     errno = saved_errno;
 }
 
-void log_warn_rarely(struct log_rare *rare, const char *who, const char *text)
+void log_rarely(enum log_level level, struct log_rare *rare, const char *who, const char *text)
 {
     struct timespec time;
     uint64_t now;
@@ -111,9 +111,9 @@ void log_warn_rarely(struct log_rare *rare, const char *who, const char *text)
     rare->last_ns = now;
     rare->suppressed = 0;
     if (suppressed)
-        log_warn("%s: %s (and %u more like it)", who, text, suppressed);
+        log_at(level, "%s: %s (and %u more like it)", who, text, suppressed);
     else
-        log_warn("%s: %s", who, text);
+        log_at(level, "%s: %s", who, text);
 }
 
 void log_fatal(const char *text)

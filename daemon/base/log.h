@@ -29,15 +29,19 @@ void log_write(enum log_level level, const char *fmt, ...) __attribute__((format
  * journald. */
 void log_fatal(const char *text);
 
-/* For warnings that users or strangers can cause at will: at most one for each every_ns, the others at
+/* For lines that users or strangers can cause at will: at most one for each every_ns, the others at
  * debug level. All fields but every_ns start as 0. */
 struct log_rare {
     uint64_t every_ns, last_ns;
     unsigned suppressed; /* since last_ns */
 };
 
-/* Logs "who: text", with the number of warnings suppressed since the last one. Not thread-safe for one
- * struct. */
-void log_warn_rarely(struct log_rare *rare, const char *who, const char *text);
+/* Logs "who: text", with the number of lines suppressed since the last one. Not thread-safe for one struct. */
+void log_rarely(enum log_level level, struct log_rare *rare, const char *who, const char *text);
+
+static inline void log_warn_rarely(struct log_rare *rare, const char *who, const char *text)
+{
+    log_rarely(LOG_LEVEL_WARN, rare, who, text);
+}
 
 #endif

@@ -18,6 +18,7 @@
     X(SESSIONS, sessions, "sessions")       /* connections */                                                      \
     X(DEVICE_BYTES, device_bytes, "bytes of device memory") /* allocated, fetched into, on all devices together */ \
     X(GROUPS, groups, "groups")                             /* that this node knows, whoever created them */       \
+    X(ORPHANS, orphans, "regions that have ended and that a process keeps open or mapped") /* see region_orphans.h */ \
     X(HOLDS, holds, "holds")                                /* without bytes: what a fetch brought is charged as what it is */
 
 enum usage {

@@ -195,6 +195,9 @@ const struct option_key option_keys[] = {
      .help = "The most memory of one user on all devices together. 0 means up to device_limit on each."},
     {LIMIT_ROW(owner, holds, OPTION_COUNT, USAGE_HOLDS), .fallback = "262144",
      .help = "The most holds of one user, including those that other nodes take in the user's name."},
+    {LIMIT_ROW(owner, orphans, OPTION_COUNT, USAGE_ORPHANS), .fallback = "0",
+     .help = "The most regions of one user that have ended and that a process still keeps open or mapped. With more of them, "
+             "the user gets no new regions. 0 means a quarter of the kernel's fs.inotify.max_user_watches."},
     {LIMIT_ROW(owner, sessions, OPTION_COUNT, USAGE_SESSIONS), .fallback = "3584",
      .help = "The most clients of one user that may be connected at one time."},
     {LIMIT_ROW(owner, names, OPTION_COUNT, USAGE_NAMES), .fallback = "4096",

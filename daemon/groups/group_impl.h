@@ -3,9 +3,10 @@
 #ifndef DAEMON_GROUP_IMPL_H
 #define DAEMON_GROUP_IMPL_H
 
+#include "daemon/config/limits.h"
 #include "daemon/groups/group.h"
 
-#define GROUPS_MAX 1024u
+#define GROUPS_MAX LIMITS_GROUPS
 
 /* ---- group.c: one node's view ---- */
 

@@ -202,7 +202,9 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
     list_init(&region->by_age);
     region->n_fds = n_fds;
     charges(region, want);
-    status = account_take_all(account, want, err);
+    status = account_check(account, USAGE_ORPHANS, 1, err); /* only regions become orphans */
+    if (status == RDT_OK)
+        status = account_take_all(account, want, err);
     if (status == RDT_OK && !index_put(&regions->by_id, region->id, region)) {
         account_undo(account, want);
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");

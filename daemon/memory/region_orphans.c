@@ -66,8 +66,10 @@ static void forget_one(struct region_orphans *orphans, struct orphan *orphan)
     orphans->bytes -= orphan->bytes;
     if (orphan->charged && !orphan->late)
         regions->freeing_bytes -= orphan->bytes;
-    if (orphan->late)
+    if (orphan->late) {
         account_give(orphan->account, USAGE_BYTES, orphan->bytes);
+        account_give(orphan->account, USAGE_ORPHANS, 1);
+    }
     if (orphan->charged)
         regions_uncharge(regions, orphan->bytes);
     account_unref(orphan->account);
@@ -113,6 +115,7 @@ static void on_grace(struct deadline *deadline)
             regions->bytes += orphan->bytes;
         orphan->charged = orphan->late = true;
         account_add(orphan->account, USAGE_BYTES, orphan->bytes);
+        account_add(orphan->account, USAGE_ORPHANS, 1);
     }
     regions_admit(regions);
 }

@@ -3,7 +3,8 @@
  * cannot be removed, because it is sealed, because its client ended without releasing it, or because it is imported
  * memory to which the daemon added pages (region_fill.h). A descriptor cannot be taken back, so its bytes stay
  * charged, to memory_limit and to their owner, until the kernel reports that nobody has the file any more (inotify
- * reports the end of a file without a name).
+ * reports the end of a file without a name). The kernel watches a limited number of files, so an owner with very many
+ * such files gets no new regions (owner_max_orphans) and cannot take the watches of others.
  *
  * All calls are made in the loop thread.
  */

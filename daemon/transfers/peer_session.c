@@ -7,6 +7,8 @@
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/transfer_impl.h"
 
+#define LINES_NS UINT64_C(10000000000) /* between two lines of the log of one kind about one node */
+
 struct peer_session *peer_session_get(struct transfers *transfers, struct peer *peer)
 {
     struct peer_session *session = peer->session;
@@ -18,6 +20,7 @@ struct peer_session *peer_session_get(struct transfers *transfers, struct peer *
         return NULL;
     session->transfers = transfers;
     session->peer = peer;
+    session->fell_back_lines.every_ns = session->rebuilt_lines.every_ns = LINES_NS;
     list_init(&session->pending);
     list_init(&session->incoming);
     list_init(&session->transports);

@@ -4,6 +4,7 @@
 #ifndef DAEMON_PEER_SESSION_H
 #define DAEMON_PEER_SESSION_H
 
+#include "daemon/base/log.h"
 #include "daemon/peers/peer.h"
 #include "daemon/transfers/transfer.h"
 
@@ -24,6 +25,7 @@ struct peer_session {
     unsigned n_replicas;  /* replicas on this node of that node's objects */
     uint64_t bytes_in, bytes_out;
     uint64_t fell_back;     /* transfers from that node by a slower transport than both nodes have */
+    struct log_rare fell_back_lines, rebuilt_lines; /* users can cause both */
     char fell_back_to[140]; /* what was logged last about that: "stream instead of ucx" */
     uint64_t asked;         /* the number of the last peer_probe */
     bool answer_due;        /* the peer has not answered that ping yet */

@@ -44,13 +44,17 @@ static void close_connection(struct peer_transport *pt, const char *why)
 
 void peer_transport_isolate(struct peer_transport *pt, const char *why)
 {
+    char who[sizeof pt->session->peer->name + 80], line[512];
+
     if (pt->sm.state != PT_CONNECTED && pt->sm.state != PT_OFFERED)
         return;
     if (pt->group) {
         group_break(pt->group, why);
         return;
     }
-    log_warn("%s to node %s: connection taken down and rebuilt: %s", pt->transport->name, pt->session->peer->name, why);
+    (void)snprintf(who, sizeof who, "%s to node %s", pt->transport->name, pt->session->peer->name);
+    (void)snprintf(line, sizeof line, "connection taken down and rebuilt: %s", why);
+    log_warn_rarely(&pt->session->rebuilt_lines, who, line);
     pt->failures++;
     close_connection(pt, why);
 }

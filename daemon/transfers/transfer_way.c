@@ -81,7 +81,7 @@ void transfer_in_note_fall_back(struct transfer *transfer)
     const struct path_decision *decision = transfer->record.decision;
     const struct path_candidate *chosen = record_chosen(&transfer->record), *better;
     struct peer_session *session = transfer->pull.peer;
-    char what[sizeof session->fell_back_to];
+    char what[sizeof session->fell_back_to], line[sizeof what + sizeof better->reason + 32], who[sizeof session->peer->name + 8];
 
     if (transfer->pull.fell_back || decision->passed_over < 0)
         return;
@@ -92,8 +92,11 @@ void transfer_in_note_fall_back(struct transfer *transfer)
         transfer->transfers->fell_back++;
     }
     (void)snprintf(what, sizeof what, "%s instead of %s", chosen->name, better->name);
-    if (strcmp(what, session->fell_back_to) != 0)
-        log_info("node %s: objects arrive by %s: %s", session->peer->name, what, better->reason);
+    if (strcmp(what, session->fell_back_to) != 0) {
+        (void)snprintf(line, sizeof line, "objects arrive by %s: %s", what, better->reason);
+        (void)snprintf(who, sizeof who, "node %s", session->peer->name);
+        log_rarely(LOG_LEVEL_INFO, &session->fell_back_lines, who, line);
+    }
     (void)snprintf(session->fell_back_to, sizeof session->fell_back_to, "%s", what);
 }
 

@@ -142,6 +142,32 @@ Test(region_orphans, memory_of_an_ended_client_counts_until_its_fd_is_closed)
     end(NULL);
 }
 
+/* The kernel watches a limited number of files for the daemon. One user must not take all of them. */
+Test(region_orphans, user_with_too_many_gets_no_new_regions_until_they_end)
+{
+    enum { MOST = 3 };
+    void *memory = NULL;
+    int fds[MOST];
+    struct raw raw;
+    uint64_t region;
+
+    begin((const char *[]){"--owner-max-orphans=3", NULL});
+    greeted(&raw);
+    for (unsigned i = 0; i < MOST; i++)
+        fds[i] = keep_fd(&raw, 4096, &region);
+    raw_close(&raw);
+    wait_until(LONG, used(0, "orphans") == MOST);
+    must_refuse(RDT_LIMIT, "owner_max_orphans", rdt_alloc(conn, MIB, &memory, &err));
+    (void)close(fds[0]);
+    wait_until(LONG, used(0, "orphans") == MOST - 1);
+    must_ok(rdt_alloc(conn, MIB, &memory, &err));
+    must_ok(rdt_dealloc(conn, memory, &err));
+    for (unsigned i = 1; i < MOST; i++)
+        (void)close(fds[i]);
+    wait_until(LONG, used(0, "orphans") == 0);
+    end(NULL);
+}
+
 #define LITTLE 9000u /* whose ends are more events than the kernel keeps for a reader who does not come */
 
 Test(region_orphans, memory_counts_when_the_kernel_has_lost_ends_of_files)

@@ -299,6 +299,24 @@ Test(account_limits, owners_limit_that_is_the_daemons_is_called_that)
     account_give(first, USAGE_FDS, 2);
 }
 
+/* One owner, or a few, take at most seven eighths of what the node has; an owner with little gets the rest. */
+Test(account_limits, last_eighth_of_the_node_is_for_owners_that_have_few)
+{
+    struct rdt_error err = {0};
+
+    accounts.limits.node[USAGE_OBJECTS] = 640;
+    cr_assert_eq(account_take(first, USAGE_OBJECTS, 500, NULL), RDT_OK);
+    cr_assert_eq(account_take(second, USAGE_OBJECTS, 60, NULL), RDT_OK);
+    cr_assert_eq(account_take(first, USAGE_OBJECTS, 1, &err), RDT_LIMIT);
+    cr_assert(strstr(err.msg, "the last 80 are for users that have few") && strstr(err.msg, "raise max_objects"), "%s", err.msg);
+    cr_assert_eq(account_take(stranger, USAGE_OBJECTS, 10, NULL), RDT_OK, "a 64th");
+    cr_assert_eq(account_take(stranger, USAGE_OBJECTS, 1, NULL), RDT_LIMIT);
+    account_give(first, USAGE_OBJECTS, 500);
+    cr_assert_eq(account_take(stranger, USAGE_OBJECTS, 100, NULL), RDT_OK);
+    account_give(stranger, USAGE_OBJECTS, 110);
+    account_give(second, USAGE_OBJECTS, 60);
+}
+
 /* Who cannot try when called keeps its place, and nobody waiting. */
 Test(account_limits, who_cannot_try_yet_is_passed_over)
 {
