@@ -275,7 +275,7 @@ static enum rdt_status take_members(struct group *group, const Rdt__Pb__GroupCre
             status = groups->callbacks.find(groups->callbacks.arg, named ? from->node.data : no_uuid, from->address,
                                             group->account, &peer, err);
         if (status == RDT_OK && peer && peer->state == PEER_BACKOFF)
-            status = peer_away(peer, err);
+            status = peer_away(peer, group->account, err);
         if (status != RDT_OK) {
             rdt_error_prefix(err, "member %u of group \"%s\"", i, group->name);
             return status;

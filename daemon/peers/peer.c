@@ -161,17 +161,21 @@ static void log_failure(struct peer *peer, const struct rdt_error *why)
         log_at(news ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s: %s", who, why->msg);
 }
 
+/* What users learn of an address that is not in the nodes file and where no node was met. */
+static const char secret_error[] = "no node with this node's key answers there";
+
 void peer_failed(struct peer *peer, const struct rdt_error *cause)
 {
     const struct peer_dial *dial = peer->dial;
     struct rdt_error hidden, *why = &hidden;
 
     log_failure(peer, cause);
+    peer->last_error_secret = dial->at_hint || !peer_has_been_met(peer);
+    snprintf(peer->last_error, sizeof peer->last_error, "%.191s", cause->msg);
     if (dial->secret || (dial->at_hint && dial->hint_secret))
-        rdt_error_set(why, RDT_PEER_LOST, "no node with this node's key answers there");
+        rdt_error_set(why, RDT_PEER_LOST, "%s", secret_error);
     else
         *why = *cause;
-    snprintf(peer->last_error, sizeof peer->last_error, "%.191s", why->msg);
     peer_back_off(peer);
     peer_emit(peer, "unreachable");
     if (peer->peers->callbacks.on_down)
@@ -194,6 +198,7 @@ void peer_lost(struct peer *peer, const struct rdt_error *why)
         lost.status = RDT_PEER_LOST;
     log_debug("%s is down: %s", who, lost.msg); /* the receiver of on_down reports it to people */
     snprintf(peer->last_error, sizeof peer->last_error, "%.191s", lost.msg);
+    peer->last_error_secret = false;
     peer_back_off(peer);
     peer_emit(peer, "down");
     if (peers->callbacks.on_down)
@@ -243,12 +248,18 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
 
 /* ---- what others see of a peer ---- */
 
-enum rdt_status peer_away(const struct peer *peer, struct rdt_error *err)
+const char *peer_why_away(const struct peer *peer, bool admin)
 {
+    return peer->last_error_secret && !admin ? secret_error : peer->last_error;
+}
+
+enum rdt_status peer_away(const struct peer *peer, const struct account *account, struct rdt_error *err)
+{
+    const char *why = peer_why_away(peer, account_is_admin(account));
     uint64_t now = uv_hrtime();
 
     return rdt_error_set(err, RDT_PEER_LOST, "node %s cannot be reached: %.120s (next try in %.1f s)", peer->name,
-                         peer->last_error, peer->retry_at_ns > now ? (double)(peer->retry_at_ns - now) / 1e9 : 0.0);
+                         why, peer->retry_at_ns > now ? (double)(peer->retry_at_ns - now) / 1e9 : 0.0);
 }
 
 enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message, struct rdt_error *err)
@@ -259,7 +270,7 @@ enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const P
         return peer_link_send(peer->link_up, type, message, err);
     peer_describe(peer, who);
     if (peer->last_error[0])
-        return rdt_error_set(err, RDT_PEER_LOST, "%s is not connected: %.120s", who, peer->last_error);
+        return rdt_error_set(err, RDT_PEER_LOST, "%s is not connected: %.120s", who, peer_why_away(peer, false));
     return rdt_error_set(err, RDT_PEER_LOST, "%s is not connected", who);
 }
 

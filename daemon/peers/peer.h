@@ -77,7 +77,8 @@ struct peer {
     uint64_t patience_ns; /* how long the peer waits without hearing from this node before it ends the link */
     /* when this node last answered a ping of the peer; 0: never on this link, or the link has ended */
     uint64_t answered_ns;
-    char last_error[192];         /* why it is not up */
+    char last_error[192];         /* why it is not up: peer_why_away */
+    bool last_error_secret;       /* it is about an address that only requests named */
     bool tensor_runs;             /* of the last link: the node understands lists of tensors in runs */
     unsigned epoch;               /* number of links that came up */
     unsigned n_calls;             /* for rpc/rpc_remote.c: calls of that node that wait here for their answer */
@@ -146,9 +147,13 @@ const char *peer_state_name(enum peer_state state);
 /* Writes "node n2 (7f3a...)" for use in sentences; text_p has 128 bytes. */
 void peer_describe(const struct peer *peer, char *text_p);
 
-/* For a peer in back-off: returns PEER_LOST, with a sentence that names the node, why it cannot be reached
- * and when it is dialled next. */
-enum rdt_status peer_away(const struct peer *peer, struct rdt_error *err);
+/* Why the peer is not up, "" if there is nothing to say: for an administrator, or for users, who do not learn what was found
+ * at an address that only requests named. */
+const char *peer_why_away(const struct peer *peer, bool admin);
+
+/* For a peer in back-off: returns PEER_LOST, with a sentence for this requester (NULL: an administrator) that names the
+ * node, why it cannot be reached and when it is dialled next. */
+enum rdt_status peer_away(const struct peer *peer, const struct account *account, struct rdt_error *err);
 
 /* Queues a message on the link. The queue is written once per turn of the loop, several messages in one TLS
  * record where possible. PEER_LOST: the link is not up; NO_MEMORY; LIMIT: the message is too large. */

@@ -351,7 +351,7 @@ static bool find_by_address(struct peers *peers, const char *address, struct pee
     return true;
 }
 
-static bool is_admin(const struct account *account)
+bool account_is_admin(const struct account *account)
 {
     return !account || account->owner.uid == 0 || account->owner.uid == geteuid();
 }
@@ -372,7 +372,7 @@ static enum rdt_status may_dial(const struct peers *peers, const char *address, 
         return rdt_error_set(err, RDT_DENIED,
                              "%s is not in the nodes file, and this daemon dials only nodes of that file (dial = listed)",
                              address);
-    if (is_admin(account))
+    if (account_is_admin(account))
         return RDT_OK;
     if (owner->dialled_ns > now + burst_ns)
         return rdt_error_set(err, RDT_LIMIT,
@@ -434,7 +434,7 @@ static enum rdt_status take_hint(struct peer *peer, const char *address, struct 
     enum rdt_status status;
 
     if (strcmp(dial->hint, address) == 0)
-        dial->hint_secret |= !is_admin(account);
+        dial->hint_secret |= !account_is_admin(account);
     if (dial->listed || peer->state == PEER_CONNECTING || strcmp(peer->address, address) == 0 ||
         strcmp(dial->hint, address) == 0)
         return RDT_OK;
@@ -442,7 +442,7 @@ static enum rdt_status take_hint(struct peer *peer, const char *address, struct 
     if (status != RDT_OK)
         return status;
     snprintf(dial->hint, sizeof dial->hint, "%s", address);
-    dial->hint_secret = !is_admin(account);
+    dial->hint_secret = !account_is_admin(account);
     if (dial->n_hints < HINTS_IN_A_ROW)
         dial->at_hint = false; /* `hint` is dialled next */
     if (peer->state == PEER_BACKOFF) {
@@ -483,7 +483,7 @@ static enum rdt_status look_up(struct peers *peers, const uint8_t uuid[16], cons
     }
     if (status != RDT_OK)
         return status;
-    if (!peer_has_been_met(peer) && !is_admin(account))
+    if (!peer_has_been_met(peer) && !account_is_admin(account))
         peer->dial->secret = true;
     *peer_p = peer;
     return RDT_OK;

@@ -217,7 +217,7 @@ static void list_peers(struct call *call, const Rdt__Pb__List *list, struct page
                 page->reply.next = place - 1;
                 break;
             }
-            page_add(page, row_peer(&page->arena, container_of(node, struct peer, link)));
+            page_add(page, row_peer(&page->arena, container_of(node, struct peer, link), call->admin));
         }
     page->reply.peers = (Rdt__Pb__PeerInfo **)page->rows;
     page->reply.n_peers = page->n;

@@ -90,7 +90,7 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     if (status != RDT_OK)
         return status;
     if (call->to->state == PEER_BACKOFF)
-        return peer_away(call->to, err);
+        return peer_away(call->to, call->account, err);
     call->packed_bytes = protobuf_c_message_get_packed_size(request);
     status = account_take(call->account, USAGE_HEAP, call->packed_bytes, err);
     if (status != RDT_OK)

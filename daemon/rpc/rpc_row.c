@@ -115,7 +115,7 @@ Rdt__Pb__NameInfo *row_name(struct arena *arena, const struct name *name)
     return &view->info;
 }
 
-Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer)
+Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer, bool admin)
 {
     Rdt__Pb__PeerInfo *info = arena_alloc(arena, sizeof *info);
     uint64_t now = uv_hrtime();
@@ -138,7 +138,7 @@ Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer)
     if (peer->state == PEER_BACKOFF && peer->retry_at_ns > now)
         info->retry_in_ns = (int64_t)(peer->retry_at_ns - now);
     if (peer->state != PEER_UP)
-        info->last_error = (char *)peer->last_error;
+        info->last_error = (char *)peer_why_away(peer, admin);
     transfers_peer_summary(peer, &summary);
     info->transfers_in = summary.transfers_in;
     info->transfers_out = summary.transfers_out;

@@ -13,7 +13,7 @@ Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region
 Rdt__Pb__OwnerInfo *row_owner(struct arena *arena, const struct account *account);
 Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client);
 Rdt__Pb__NameInfo *row_name(struct arena *arena, const struct name *name);
-Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer);
+Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer, bool admin);
 Rdt__Pb__BackendInfo *row_memory(struct arena *arena, const struct memory_kind *kind);
 Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport *transport);
 Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_parts *part); /* the one that is not NULL */

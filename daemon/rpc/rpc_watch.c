@@ -65,7 +65,7 @@ static bool set_row(struct arena *arena, Rdt__Pb__ListKind kind, const void *thi
     case RDT__PB__LIST_KIND__LIST_KIND_CLIENTS:
         return (message->client = row_client(arena, thing)) != NULL;
     case RDT__PB__LIST_KIND__LIST_KIND_PEERS:
-        return (message->peer = row_peer(arena, thing)) != NULL;
+        return (message->peer = row_peer(arena, thing, false)) != NULL; /* one row for all who watch */
     case RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS:
         return (message->transfer = row_transfer(arena, thing)) != NULL;
     case RDT__PB__LIST_KIND__LIST_KIND_NAMES:

@@ -35,7 +35,7 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     text_copy(transfer->record.peer, sizeof transfer->record.peer, peer->name);
     if (peer->state == PEER_BACKOFF)
-        return peer_away(peer, err);
+        return peer_away(peer, transfer->account, err);
     transfer->pull.stall.on_passed = transfer_in_on_stall;
     if (!transfer->pull.joinable || coalescer_begin(transfer)) {
         /* Also while the link comes up: all items from that node wait for it. */
@@ -280,7 +280,7 @@ void transfer_in_go_back(struct transfer *transfer)
     if (peer->state == PEER_IDLE)
         (void)peers_find(transfer->transfers->peers, transfer->ref.node, transfer->ref.address, transfer->account, &peer, &err);
     else if (peer->state == PEER_BACKOFF)
-        (void)peer_away(peer, &err);
+        (void)peer_away(peer, transfer->account, &err);
     if (err.status == RDT_OK)
         transfer_in_pull_from(transfer, transfer->pull.origin);
     else

@@ -171,7 +171,7 @@ static void ask_all(struct broadcast *broadcast)
         if (!receiver->session) {
             status = peers_find(transfers->peers, receiver->uuid, receiver->address, NULL, &peer, &err);
             if (status == RDT_OK && peer->state == PEER_BACKOFF)
-                status = peer_away(peer, &err);
+                status = peer_away(peer, broadcast->account, &err);
             if (status == RDT_OK && !(receiver->session = peer_session_get(transfers, peer)))
                 status = rdt_error_set(&err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
         }

@@ -182,7 +182,7 @@ static enum rdt_status follow_redirect(struct transfer *transfer, const Rdt__Pb_
     if (status != RDT_OK)
         return status;
     if (peer->state == PEER_BACKOFF)
-        return peer_away(peer, err);
+        return peer_away(peer, transfer->account, err);
     session = peer_session_get(transfers, peer);
     if (!session)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "client/rdt_info.h"
 #include "tests/integration/hostile/protocol_fixture.h"
 #include "tests/support/cluster.h"
 
@@ -452,6 +453,40 @@ Test(hostile_refs, user_cannot_tell_them_by_refs_of_a_node_that_is_away_either)
     others_are_well();
     rdt_close(bystander);
     node_end(&node, meant);
+}
+
+static bool says_refused(void *arg, const struct rdt_node_row *row)
+{
+    bool *found = arg;
+
+    *found |= strstr(row->last_error, "refused") != NULL;
+    return true;
+}
+
+/* What an administrator has found out at an address is no news for users: in errors, and in the list of nodes. */
+Test(hostile_refs, user_does_not_learn_what_an_administrator_found)
+{
+    char after_root[256], alone[256];
+    struct rdt_ref ref;
+    bool refused = false;
+    rdt *user;
+
+    both_begin(NULL, NULL);
+    user = client_of(STRANGER, "user");
+    ref = there("");
+    free_address(0, "127.0.0.1", ref.address);
+    failure_at(user, &ref, -1, alone);
+    free_address(0, "127.0.0.1", ref.address);
+    must(fetch_status(bystander, &ref, LONG) == RDT_PEER_LOST);
+    must_say(strstr(err.msg, "refused"), "an administrator learns why: %s", err.msg);
+    failure_at(user, &ref, -1, after_root);
+    must_say(strcmp(after_root, alone) == 0, "\"%s\" is not \"%s\"", after_root, alone);
+    must(rdt_each_node(user, says_refused, &refused, NULL) == RDT_OK);
+    cr_assert_not(refused, "the list of nodes tells it");
+    must(rdt_each_node(bystander, says_refused, &refused, NULL) == RDT_OK);
+    cr_assert(refused, "an administrator sees it there");
+    rdt_close(user);
+    both_end();
 }
 
 /* ---- how many addresses a user may have dialled ---- */
