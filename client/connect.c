@@ -297,7 +297,9 @@ enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt
         return status;
     path = socket_path(&own);
     (void)stpncpy(name, own.name ? own.name : program_invocation_short_name, sizeof name - 1);
-    deadline_ns = clock_deadline_ns(own.timeout_ns == 0 ? DEFAULT_TIMEOUT_NS : own.timeout_ns);
+    deadline_ns = clock_deadline_ns(own.timeout_ns == 0             ? DEFAULT_TIMEOUT_NS
+                                    : own.timeout_ns == RDT_NO_WAIT ? CLOCK_NO_WAIT_NS
+                                                                    : own.timeout_ns);
     status = open_socket(path, deadline_ns, &sock, err);
     if (status == RDT_OK)
         status = create(sock, &conn, err);

@@ -107,6 +107,11 @@ static enum rdt_status no_memory(struct rdt_error *err, size_t count)
     return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a fetch of %zu objects", count);
 }
 
+static int64_t patience_ns(const struct rdt_fetch_options *options)
+{
+    return options->timeout_ns == RDT_NO_WAIT ? CLOCK_NO_WAIT_NS : options->timeout_ns;
+}
+
 static enum rdt_status check_ref(const struct rdt_ref *ref, struct rdt_error *err)
 {
     if (ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES)
@@ -217,7 +222,7 @@ static enum rdt_status create_request(struct fetch *fetch, size_t i, const struc
         if (status != RDT_OK)
             return status;
     }
-    fetch->requests[i] = request_create(fetch->conn, ref, options->timeout_ns, targets);
+    fetch->requests[i] = request_create(fetch->conn, ref, patience_ns(options), targets);
     if (!fetch->requests[i]) {
         connection_lock(fetch->conn);
         targets_destroy(fetch->conn, targets);
@@ -325,7 +330,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     char *maps[8];
 
     for (size_t i = first; i < first + n; i++) {
-        request_start(fetch->requests[i], clock_after_answer_ns(fetch->deadline_ns, options->timeout_ns));
+        request_start(fetch->requests[i], clock_after_answer_ns(fetch->deadline_ns, patience_ns(options)));
         fetch->items[i]->handle = fetch->requests[i]->pending.id;
     }
     request.items = fetch->items + first;
@@ -344,7 +349,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     request.maps = maps;
     request.n_maps = mapper_kinds(fetch->conn, maps, sizeof maps / sizeof maps[0]);
     request.self_copy_bytes = SELF_COPY_BYTES;
-    request.timeout_ns = clock_remaining_ns(fetch->deadline_ns);
+    request.timeout_ns = options->timeout_ns == RDT_NO_WAIT ? 0 : clock_remaining_ns(fetch->deadline_ns);
     request.fds_once = n > 1 && batch_begin(fetch->conn, fetch->items[first]->handle, n);
     status = connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false,
                              err); /* id 0: each item has a handle and an answer of its own */
@@ -436,8 +441,8 @@ static enum rdt_status start_new(rdt *conn, const struct rdt_ref *refs, size_t c
     requests = calloc(count + 1, sizeof(rdt_request *));
     if (!requests)
         return no_memory(err, count);
-    deadline_ns = clock_deadline_ns(own.timeout_ns);
-    *deadline_p = clock_after_answer_ns(deadline_ns, own.timeout_ns);
+    deadline_ns = clock_deadline_ns(patience_ns(&own));
+    *deadline_p = clock_after_answer_ns(deadline_ns, patience_ns(&own));
     status = start(conn, refs, count, &own, deadline_ns, requests, err);
     if (status == RDT_OK)
         *requests_p = requests;

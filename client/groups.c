@@ -95,7 +95,9 @@ enum rdt_status rdt_group_create(rdt *conn, const char *name, const char *transp
     if (status == RDT_OK) {
         request.name = (char *)(uintptr_t)name;
         request.transport = (char *)(uintptr_t)transport;
-        request.timeout_ns = own.timeout_ns != 0 ? own.timeout_ns : CALL_TIMEOUT_NS;
+        request.timeout_ns = own.timeout_ns == 0             ? CALL_TIMEOUT_NS
+                             : own.timeout_ns == RDT_NO_WAIT ? CLOCK_NO_WAIT_NS
+                                                             : own.timeout_ns;
         status = call(conn, RDT_MSG_GROUP_CREATE, &request.base, answer_ns(request.timeout_ns), NULL, err);
     }
     free(request.members);

@@ -383,6 +383,12 @@ static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_stat
     status->cache_hits = from->cache_hits;
     status->busy_polls = from->busy_polls;
     status->busy_polls_missed = from->busy_polls_missed;
+    status->keeper_up = from->keeper_up;
+    status->kept_objects = from->kept_objects;
+    status->kept_names = from->kept_names;
+    status->kept_bytes = from->kept_bytes;
+    status->restored_objects = from->restored_objects;
+    status->unkept_objects = from->unkept_objects;
 }
 
 enum rdt_status rdt_daemon_status(rdt *conn, struct rdt_daemon_status *status_p, struct rdt_error *err)

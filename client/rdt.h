@@ -14,11 +14,13 @@
  *
  *       timeout_ns      as a parameter                          as a member of an options struct
  *       0               does not wait: answers what is so now   the default, which the member's comment says
+ *       RDT_NO_WAIT     -                                       what 0 is as a parameter
  *       positive        waits so long, then TIMED_OUT           the same
  *       negative        waits without end (RDT_FOREVER)         the same
  *
  *   The daemon ends a request when its time is over, and says what was missing. If the daemon is stopped, the call ends
- *   without it, at most 50 ms later (200 ms with 0). A call that takes no time-out ends within a minute (TIMED_OUT).
+ *   without it, at most 50 ms later. What does not wait has 200 ms for what can be done at once: for the daemon's answer,
+ *   and for the bytes of an object that is there. A call that takes no time-out ends within a minute (TIMED_OUT).
  * - Thread-safe: any call may be made from any thread on one connection, except that a request, an object or a memory range
  *   must not be destroyed while another thread still uses it. No thread is started; callers that wait drive the socket.
  * - After a fork the child's copy of a connection, and of everything made from it, answers RDT_FORKED; the child may unmap by
@@ -64,6 +66,7 @@ extern "C" {
     }
 #endif
 #define RDT_FOREVER ((int64_t)-1)
+#define RDT_NO_WAIT ((int64_t)1)
 
 typedef struct rdt rdt;                 /* a connection, which is one session at the daemon */
 typedef struct rdt_request rdt_request; /* a fetch, wait, hold or broadcast that was started */

@@ -177,6 +177,10 @@ struct rdt_daemon_status {
     uint64_t cache_hits;                               /* allocations that the region cache served */
     uint64_t busy_polls;        /* waits for a client's message in which the daemon polled before it slept */
     uint64_t busy_polls_missed; /* of those, the ones in which no message came while it polled */
+    bool keeper_up;             /* rdtd-keeper is connected, and what follows survives a restart of the daemon */
+    uint64_t kept_objects, kept_names, kept_bytes;
+    uint64_t restored_objects; /* that the daemon found when it started */
+    uint64_t unkept_objects;   /* that should have survived, but were lost at the start or cannot be kept */
 };
 
 /* Writes the daemon's state, as many of the members as status_p->struct_size has room for. */

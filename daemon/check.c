@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What --check-config and --dump-config check beside the options: the network interfaces, the key file and the plug-ins. */
+/* What --check-config and --dump-config check beside the options: the network interfaces, the
+ * key file, the addresses, state_dir and the plug-ins. */
 #include <net/if.h>
 #include <string.h>
 #include <uv.h>
 
+#include "daemon/base/log.h"
+#include "daemon/base/node.h"
 #include "daemon/daemon.h"
 #include "daemon/peers/peer.h"
 #include "daemon/plugins/plugin.h"
@@ -39,7 +42,11 @@ enum rdt_status daemon_check(const struct options *options, FILE *dump, struct r
     enum rdt_status status;
 
     if (!dump) {
+        if (log_threshold > LOG_LEVEL_WARN)
+            log_threshold = LOG_LEVEL_WARN; /* backends are opened for a moment: what they say then is not true for long */
         status = check_interfaces(options, err);
+        if (status == RDT_OK)
+            status = node_check(options->state_dir, err);
         if (status == RDT_OK)
             status = peers_check(options, err);
         if (status != RDT_OK)

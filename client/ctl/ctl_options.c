@@ -26,7 +26,7 @@ static const struct ctl_option *shared_options(struct ctl *ctl, struct parser *p
 {
     const struct ctl_option rows[] = {
         {0, "socket", CTL_TEXT, "PATH", "the daemon's socket ($RDT_SOCKET, else /run/rdtd/rdtd.sock)", &ctl->socket},
-        {0, "timeout", CTL_DURATION, "TIME", "time limit: 500ms, 30s, 5m, 2h or forever", &ctl->timeout_ns},
+        {0, "timeout", CTL_DURATION, "TIME", "time limit: 500ms, 30s, 5m, 2h or forever; 0: do not wait", &ctl->timeout_ns},
         {0, "json", CTL_FLAG, NULL, "print JSON", &ctl->json},
         {'q', "quiet", CTL_FLAG, NULL, "print no progress and no summary", &ctl->quiet},
         {'h', "help", CTL_FLAG, NULL, "print this help", &parser->help},
@@ -132,9 +132,8 @@ static int store(struct ctl *ctl, const struct ctl_option *o, const char *text)
         if (!ctl_parse_duration(text, o->value_p))
             return ctl_usage_error(ctl, "--%s: '%s' is not a time such as 500ms, 30s, 5m, 2h or forever", o->name, text);
         if (o->value_p == &ctl->timeout_ns) {
-            if (ctl->timeout_ns == 0) /* no answer could arrive in time */
-                return ctl_usage_error(ctl, "--timeout must be longer than 0");
-            ctl->timeout_given = true;
+            ctl->no_wait = ctl->timeout_ns == 0;
+            ctl->timeout_given = !ctl->no_wait;
         }
         return CTL_GO;
     case CTL_CHOICE:

@@ -276,7 +276,7 @@ int ctl_watch(struct ctl *ctl, int argc, char **argv)
     for (size_t k = 0; k < N_KINDS && count == 0; k++)
         wanted |= kinds[k].kind;
     watching.left = watching.count ? watching.count : UINT64_MAX;
-    if (ctl->timeout_given && ctl->timeout_ns >= 0)
+    if (ctl->no_wait || (ctl->timeout_given && ctl->timeout_ns >= 0))
         watching.end_ns = ctl_now_ns() + ctl->timeout_ns;
     if (ctl_connect(ctl, &err) || (watching.signals = ctl_signals(&err)) < 0 || rdt_watch(ctl->rdt, wanted, &err)) {
         code = ctl_fail(ctl, &err);

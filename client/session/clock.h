@@ -38,6 +38,9 @@ static inline int64_t clock_remaining_ns(int64_t deadline_ns)
     return left_ns > 0 ? left_ns : 0;
 }
 
+/* How long a call that does not wait may take: for an answer, and for bytes that are there. */
+#define CLOCK_NO_WAIT_NS (INT64_C(200) * 1000000)
+
 /* The deadline of a caller who waits for a request that the daemon ends at deadline_ns, timeout_ns from now. The daemon
  * knows what was missing, so its answer gets a little time to arrive: a quarter of timeout_ns, at most 50 ms. */
 static inline int64_t clock_after_answer_ns(int64_t deadline_ns, int64_t timeout_ns)

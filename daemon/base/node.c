@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -165,6 +166,37 @@ enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt
         status = random_bytes(node.boot_id, err);
     if (status == RDT_OK)
         *node_p = node;
+    return status;
+}
+
+enum rdt_status node_check(const char *state_dir, struct rdt_error *err)
+{
+    char path[PATH_MAX], parent[PATH_MAX];
+    uint8_t uuid[16];
+    enum rdt_status status = RDT_OK;
+    struct stat st;
+    int fd;
+
+    if (state_dir[0] == 0)
+        return RDT_OK;
+    if (snprintf(path, sizeof path, "%s/node_uuid", state_dir) >= (int)sizeof path)
+        return rdt_error_set(err, RDT_INVALID, "state_dir is too long");
+    (void)snprintf(parent, sizeof parent, "%s", state_dir);
+    if (stat(state_dir, &st) != 0 && errno == ENOENT) { /* the daemon creates one folder, not those above it */
+        if (access(dirname(parent), W_OK | X_OK) != 0)
+            status = rdt_error_sys(err, errno, "state_dir: cannot create %s", state_dir);
+    } else if (stat(state_dir, &st) == 0 && !S_ISDIR(st.st_mode)) {
+        status = rdt_error_sys(err, ENOTDIR, "state_dir: cannot write in %s", state_dir);
+    } else if (access(state_dir, W_OK | X_OK) != 0) {
+        status = rdt_error_sys(err, errno, "state_dir: cannot write in %s", state_dir);
+    } else if ((fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY)) >= 0) {
+        status = read_uuid(fd, path, uuid, err);
+        (void)close(fd);
+    } else if (errno != ENOENT) {
+        status = rdt_error_sys(err, errno, "state_dir: cannot read %s", path);
+    }
+    if (status == RDT_SYSTEM && err)
+        add_remedy(err);
     return status;
 }
 

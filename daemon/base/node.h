@@ -20,6 +20,9 @@ struct node {
  * id. */
 enum rdt_status node_load(const char *state_dir, struct node *node_p, struct rdt_error *err);
 
+/* Whether node_load could read or make the uuid there, without making anything: SYSTEM, INVALID. */
+enum rdt_status node_check(const char *state_dir, struct rdt_error *err);
+
 /* Locks state_dir for this process, because two daemons with one uuid would be taken for one node. The
  * lock ends with the process. Error: EXISTS. */
 enum rdt_status node_lock(const char *state_dir, struct rdt_error *err);

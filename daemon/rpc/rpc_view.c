@@ -29,11 +29,11 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     const struct rpc *rpc = call->rpc;
     struct recovery_counts kept = recovery_counts(call->rpc->recovery);
     Rdt__Pb__StatusReply reply = RDT__PB__STATUS_REPLY__INIT;
-    char uuid[33], boot[33], *backends[16];
+    char uuid[33], boot[33];
+    size_t n = 0;
     struct transfers_stats transfers;
 
     (void)request;
-    (void)err;
     node_hex(rpc->node->uuid, uuid);
     node_hex(rpc->node->boot_id, boot);
     reply.version = (char *)RDTD_VERSION;
@@ -83,15 +83,19 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.fetches_from_replicas = transfers.replica_fetches;
     reply.redirected = transfers.redirected;
     reply.socket = rpc->options->socket;
-    reply.backends = backends;
-    list_for_each (node, plugins_memory_kinds(rpc->plugins)) {
-        if (reply.n_backends < 16 && container_of(node, struct memory_kind, link)->available)
-            backends[reply.n_backends++] = (char *)container_of(node, struct memory_kind, link)->name;
-    }
-    list_for_each (transport_node, plugins_transports(rpc->plugins)) {
-        if (reply.n_backends < 16 && container_of(transport_node, struct transport, link)->available)
-            backends[reply.n_backends++] = (char *)container_of(transport_node, struct transport, link)->name;
-    }
+    list_for_each (node, plugins_memory_kinds(rpc->plugins))
+        n += container_of(node, struct memory_kind, link)->available;
+    list_for_each (node, plugins_transports(rpc->plugins))
+        n += container_of(node, struct transport, link)->available;
+    reply.backends = arena_alloc(call->arena, (n + 1) * sizeof(char *));
+    if (!reply.backends)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
+    list_for_each (node, plugins_memory_kinds(rpc->plugins))
+        if (container_of(node, struct memory_kind, link)->available)
+            reply.backends[reply.n_backends++] = (char *)container_of(node, struct memory_kind, link)->name;
+    list_for_each (node, plugins_transports(rpc->plugins))
+        if (container_of(node, struct transport, link)->available)
+            reply.backends[reply.n_backends++] = (char *)container_of(node, struct transport, link)->name;
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;
 }

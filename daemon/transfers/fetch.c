@@ -189,13 +189,20 @@ static void say_how_far(const struct transfer *transfer, char missing[480])
     }
 }
 
+#define NO_WAIT_NS 200000000 /* what a fetch that does not wait has for bytes that are there */
+
 static void on_deadline(struct deadline *deadline)
 {
     struct fetch *fetch = container_of(deadline, struct fetch, deadline);
-    const struct transfer *transfer = fetch->transfer;
+    struct transfer *transfer = fetch->transfer;
     struct rdt_error err;
     char missing[480];
 
+    if (fetch->no_wait && transfer->sm.state != TRANSFER_PARKED) { /* what is there may come */
+        fetch->no_wait = false;
+        if (deadline_set(transfer->transfers->deadlines, deadline, NO_WAIT_NS))
+            return;
+    }
     if (transfer->sm.state == TRANSFER_PARKED)
         say_nobody_put_it(fetch, missing);
     else if (!transfer_is_local(transfer))
@@ -228,6 +235,7 @@ static enum rdt_status join(struct client *client, struct transfer *transfer, co
     fetch->counted = joined;
     fetch->merged = joined && !is_name;
     fetch->message = message->fds_once ? client->transfers.n_fetch_messages : 0;
+    fetch->no_wait = message->timeout_ns == 0;
     fetch->cow = message->mode == RDT__PB__FETCH_MODE__FETCH_MODE_COW;
     if (!map_put_u64(&client->transfers.fetches, item->handle, fetch)) {
         account_give(client->account, USAGE_TRANSFERS, 1);

@@ -9,6 +9,7 @@ import pickle
 import signal
 import sys
 import threading
+import warnings
 
 import rdtd
 
@@ -343,6 +344,38 @@ def test_refs_in_a_queue_outlive_the_process_that_put_them():
         assert [int(c.get(queue.get(timeout=LONG))["w"][49999]) for _ in range(19)] == list(range(1, 20))
 
 
+def test_pickling_after_the_connection_was_closed_warns():
+    with Node() as node, rdtd.connect(node.socket) as other:
+        with rdtd.connect(node.socket) as c:
+            lost, detached, published = c.put([1.0]), c.put([2.0], detached=True), c.put([3.0])
+            c.publish("name", published)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            data = [pickle.dumps(ref) for ref in (lost, detached, published)]
+        assert [str(w.message)[:45] for w in warned] == ["pickling the Ref of an object that ended when"]
+        with raises(rdtd.Freed, "dropped its Ref or closed its connection"):
+            other.get(pickle.loads(data[0]))
+        assert [other.get(pickle.loads(one))[0] for one in data[1:]] == [2.0, 3.0]
+        other.unpublish("name")
+        other.free(detached)
+
+
+def test_a_timeout_of_zero_does_what_can_be_done_at_once():
+    with Node() as node, rdtd.connect(node.socket, timeout=0) as c:
+        small, large = c.put(np.arange(4), timeout=0), c.put(np.arange(10**6), timeout=0, snapshot=True)
+        for _ in range(20):
+            assert c.get(small, timeout=0)[3] == 3 and c.get(large, timeout=0, mode="copy")[-1] == 10**6 - 1
+            with raises(rdtd.TimedOut, "nobody has put an object with this id"):
+                c.get(rdtd.Ref("nobody"), timeout=0)
+            with raises(rdtd.TimedOut):
+                next(c.versions("nobody", timeout=0))
+        for call in (c.get, c.wait_put, c.wait_freed, c.hold):
+            with raises(ValueError, "not negative"):
+                call(small, timeout=-1)
+        with raises(ValueError, "not negative"):
+            c.versions("nobody", timeout=-1)
+
+
 def test_grace_period_is_an_option_of_put():
     with (Node("--set", "daemon.detached_ttl_max=2s") as node, rdtd.connect(node.socket) as c,
           rdtd.connect(node.socket) as other):
@@ -351,7 +384,7 @@ def test_grace_period_is_an_option_of_put():
             return pickle.dumps(ref), rdtd.Ref(str(ref))
 
         data, name = sent(grace=0)
-        with raises(rdtd.Freed, "was freed when its producer dropped its Ref: keep the Ref, or put with "
+        with raises(rdtd.Freed, "was freed when its producer dropped its Ref or closed its connection: keep both, or put with "
                                 "detached=True"):
             other.get(pickle.loads(data))
         data, name = sent(grace=1)

@@ -113,6 +113,7 @@ static void drop_holds(struct conn *conn)
 
         link_remove(&ref->link);
         ref->conn = NULL;
+        ref->ended = !ref->published;
         if (conn->rdt)
             (void)rdt_drop(conn->rdt, &ref->ref, NULL);
         Py_DECREF(conn); /* the caller owns another reference */
@@ -154,7 +155,7 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         !timeout_from(timeout, 0, &options.timeout_ns))
         return NULL;
     if (timeout != Py_None && options.timeout_ns == 0)
-        options.timeout_ns = 1;
+        options.timeout_ns = RDT_NO_WAIT;
     if (socket != Py_None && !PyUnicode_FSConverter(socket, &socket_bytes))
         return NULL;
     options.socket = socket_bytes ? PyBytes_AS_STRING(socket_bytes) : NULL;

@@ -29,7 +29,7 @@ PyObject *conn_group_create(PyObject *self, PyObject *args)
         !timeout_from(timeout, 0, &options.timeout_ns))
         return NULL;
     if (timeout != Py_None && options.timeout_ns == 0)
-        options.timeout_ns = 1;
+        options.timeout_ns = RDT_NO_WAIT;
     held = PyList_AsTuple(list); /* a copy: the caller's list may change meanwhile */
     members = held ? PyMem_Calloc((size_t)PyTuple_GET_SIZE(held) + 1, sizeof *members) : NULL;
     if (!members) {

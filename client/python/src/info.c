@@ -290,10 +290,15 @@ static PyObject *status_dict(const struct rdt_daemon_status *s)
         {"fell_back", s->fell_back},
         {"busy_polls", s->busy_polls},
         {"busy_polls_missed", s->busy_polls_missed},
+        {"kept_objects", s->kept_objects},
+        {"kept_names", s->kept_names},
+        {"kept_bytes", s->kept_bytes},
+        {"restored_objects", s->restored_objects},
+        {"unkept_objects", s->unkept_objects},
     };
-    PyObject *dict = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N}", "version", s->version, "node", s->node, "boot_id",
+    PyObject *dict = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N,s:O}", "version", s->version, "node", s->node, "boot_id",
                                    s->boot_id, "state", s->state, "address", s->address, "socket", s->socket, "pid",
-                                   (int)s->pid, "uptime", seconds(s->uptime_ns), "backends", words(s->backends));
+                                   (int)s->pid, "uptime", seconds(s->uptime_ns), "backends", words(s->backends), "keeper_up", s->keeper_up ? Py_True : Py_False);
 
     if (dict && !set_counts(dict, counts, sizeof counts / sizeof *counts))
         Py_CLEAR(dict);

@@ -66,6 +66,8 @@ struct ref {
     bool wanting;      /* unpickled: takes a hold with the first connection that uses it */
     Py_ssize_t copied; /* number of tensors that put copied into the daemon's memory; -1: not from put */
     bool retained;     /* the hold passes to the connection when this Ref is deallocated */
+    bool published;    /* a name holds its object as well */
+    bool ended;        /* its connection was closed, and the producer's hold ended with it */
     bool live;         /* from put: the caller's GPU memory must not be reused until the object is freed */
     int hint;          /* for readers: 1 if the tensors were torch's */
     int64_t grace_ns;  /* how long the daemon holds the object for a process that this Ref is pickled for; 0: not at all */

@@ -133,9 +133,7 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     options.visibility = (enum rdt_visibility)visibility;
     made = NULL;
     if (!timeout_from(timeout, 0, &options.timeout_ns) || !timeout_from(ttl, 0, &options.ttl_ns))
-        goto end;
-    if (timeout != Py_None && options.timeout_ns == 0)
-        options.timeout_ns = 1;
+        goto end; /* 0 does not wait for room, nor does None */
     set = borrowed_set_from(tensors, false, stream, "put:");
     how = set ? PyMem_Calloc(set->count + 1, sizeof *how) : NULL;
     if (!how) {
@@ -361,7 +359,7 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
         !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device))
         return NULL;
     if (timeout != Py_None && options.timeout_ns == 0)
-        options.timeout_ns = 1;
+        options.timeout_ns = RDT_NO_WAIT;
     options.mode = (enum rdt_fetch_mode)mode;
     options.metadata_only = metadata_only;
     if (!fetching_init(&fetching, refs, slices, targets) || (fetching_on_gpus(&fetching) && !gpu_open(conn)) ||

@@ -45,5 +45,11 @@ chmod 644 "$dir/open"
 checked 'at least 16' --key-file "$dir/short"
 checked 'others' --key-file "$dir/open"
 checked 'listen = 192.0.2.77:7171' --key-file "$dir/key" --listen 192.0.2.77:7171
+checked "state_dir: cannot create $dir/no/such" --state-dir "$dir/no/such"
+checked "state_dir: cannot write in $dir/key: Not a directory" --state-dir "$dir/key"
+mkdir "$dir/state"
+echo nonsense >"$dir/state/node_uuid"
+checked 'does not contain 32 hex digits' --state-dir "$dir/state"
+! grep -q 'listens on' "$dir/out" || fail "the check says that something listens"
 "${rdtd[@]}" --config= --backend-dir "$RDT_BUILD_DIR/backends" --check-config --key-file "$dir/key" --listen 127.0.0.1:7171 --interfaces lo \
-  >/dev/null || fail "a good configuration is refused"
+  --state-dir "$dir/new" >/dev/null || fail "a good configuration is refused"

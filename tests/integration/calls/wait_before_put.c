@@ -132,6 +132,30 @@ Test(wait_before_put, wait_ends_with_the_daemon)
     rdt_close(conn);
 }
 
+/* RDT_NO_WAIT: what is there comes, however small the time is that other time-outs of a nanosecond would leave. */
+Test(wait_before_put, fetch_that_does_not_wait_brings_what_is_there)
+{
+    struct rdt_ref late = ref_named("late"), small, large;
+    rdt_object *object;
+    char *addr;
+
+    begin();
+    addr = alloc_memory(conn, 8 * MIB);
+    fill_pattern(addr, 8 * MIB, 1);
+    large = put_one(conn, &VECTOR(RDT_U8, 8 * MIB, addr), "large");
+    small = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "small");
+    for (unsigned i = 0; i < 20; i++) {
+        must_ok(try_fetch(conn, &small, RDT_FETCH_AUTO, RDT_NO_WAIT, &object, &err));
+        rdt_release(object);
+        must_ok(try_fetch(conn, &large, RDT_FETCH_COPY, RDT_NO_WAIT, &object, &err));
+        cr_assert(holds_pattern(tensor_of(object, 0).data, 8 * MIB, 1));
+        rdt_release(object);
+        must_refuse(RDT_TIMED_OUT, "nobody has put an object with this id",
+                    try_fetch(conn, &late, RDT_FETCH_AUTO, RDT_NO_WAIT, &object, &err));
+    }
+    end();
+}
+
 Test(wait_before_put, what_cannot_be_waited_for_is_refused)
 {
     struct rdt_ref nothing = {0};
