@@ -136,7 +136,7 @@ ifneq ($(filter-out $(NO_LIBS_NEEDED),$(or $(MAKECMDGOALS),all)),)
 MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done; \
                    for c in $(CC) protoc-c; do command -v $$c >/dev/null || echo $$c; done)
 ifneq ($(strip $(MISSING)),)
-$(error missing: $(strip $(MISSING)). `make deps` installs what is needed ($(shell .ci/deps --missing)))
+$(error missing: $(strip $(MISSING)). `make deps` installs what is needed ($(shell .ci/deps --build --missing)))
 endif
 
 cflags = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(1)))
@@ -440,7 +440,7 @@ $(FUZZ): $(B)/%: $(B)/obj/%.o $(FUZZ_O) $(B)/librdtd.a $(B)/librdt.a $(B)/libpro
 SUB = $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 deps:
-	@.ci/deps
+	@.ci/deps --build
 
 test:
 	@.ci/deps
@@ -645,7 +645,7 @@ help:
 	'make                  build everything into build/release; VARIANT=asan or VARIANT=tsan: into build/asan, build/tsan' \
 	'make python           build the Python package in build/release/python; `make` does so if Python.h is there' \
 	'                      (PYTHON=python3.12 chooses the Python, PYTHON=no builds none)' \
-	'make deps             install the Debian packages that are missing, or print which' \
+	'make deps             install the Debian packages that a build needs, or print which' \
 	'make test [T=name]    build and run all tests, or those whose name contains T' \
 	'make test-ray         install ray, torch and numpy into build/ray and run the tests of Ray over rdtd' \
 	'make test-ray-own RAY_SOURCE=PATH   run the tests of a checkout of Ray over rdtd, and print what it changes in them' \
