@@ -305,7 +305,7 @@ class Connection(GroupCalls, InfoCalls):
         grace: how many seconds the daemon holds the object for a process that the Ref is pickled for (see
         Ref), at most the daemon's detached_ttl_max; None: 10; 0: not at all. visible: who else may fetch it.
         transport: the preferred transport between nodes.
-        timeout: seconds, of which the daemon may wait for room under a limit; None: it does not wait.
+        timeout: seconds, of which the daemon may wait for room under a limit; None or 0: it does not wait.
         stream: the stream that writes the tensors on GPUs: a torch.cuda.Stream or CUDA's number of a stream.
         None: torch's current stream for torch tensors; the stream that `__cuda_array_interface__` names; the
         legacy default stream for DLPack (whose producer makes it wait) and for rdtd's own tensors. If one

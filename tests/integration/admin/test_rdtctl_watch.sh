@@ -65,6 +65,14 @@ ends_with 0
 has events '^\{"sequence":[12],"lost":0,"what":"awaited","kind":"objects","object":\{.*"state":"awaited".*\}\}$' ||
   bad "the JSON is $(cat "$dir/events")"
 
+"$rdtctl" watch clients --json -q --count 1 >"$dir/events" & # "kind" is the word of the command
+watcher=$!
+pids+=("$watcher")
+pinged() { "$rdtctl" ping -q; ! kill -0 "$watcher" 2>/dev/null; }
+until_deadline 20 pinged || bad "no JSON: $(cat "$dir/events")"
+ends_with 0
+has events '^\{"sequence":1,"lost":0,"what":"[a-z]+","kind":"clients","client":\{' || bad "the JSON is $(cat "$dir/events")"
+
 "$rdtctl" watch peers --timeout 50ms >"$dir/events" 2>&1 || bad 'a time-out without --count is no failure'
 "$rdtctl" watch peers --count 1 --timeout 50ms >"$dir/events" 2>&1
 [[ $? == 4 ]] || bad 'a time-out before --count is one'

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# How a daemon starts, and what its log says of it and of its clients: the version first, one line for each client at debug and
+# none at info; and it starts in a user namespace, as in a container without rights.
+set -euo pipefail
+dir=$(mktemp -d)
+pids=()
+# shellcheck disable=SC2317
+cleanup() { { kill "${pids[@]}"; wait; } 2>/dev/null || true; rm -rf "$dir"; }
+trap cleanup EXIT
+fail() { echo "$*"; exit 1; }
+serve() { # COMMAND-PREFIX... --, then flags: starts a daemon at $dir/s and waits for it
+  rm -f "$dir/s"
+  "$@" --config= --socket "$dir/s" --backend-dir "$RDT_BUILD_DIR/backends" 2>"$dir/log" &
+  pids+=($!)
+  for ((i = 0; i < 400; i++)); do
+    "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" ping -q --timeout 1s 2>/dev/null && return
+    sleep 0.05
+  done
+  fail "the daemon does not start: $(cat "$dir/log")"
+}
+stop() { kill "${pids[-1]}"; wait "${pids[-1]}" || fail "it ends with $?: $(cat "$dir/log")"; unset 'pids[-1]'; }
+
+serve "$RDT_BUILD_DIR/rdtd" --state-dir "$dir/state"
+version=$("$RDT_BUILD_DIR/rdtd" --version)
+grep -qF "info: $version: node " "$dir/log" || fail "the log does not begin with \"$version\": $(cat "$dir/log")"
+for ((i = 0; i < 5; i++)); do "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" status >/dev/null; done
+! grep -q 'client ' "$dir/log" || fail "clients are logged at info: $(cat "$dir/log")"
+stop
+
+serve "$RDT_BUILD_DIR/rdtd" --state-dir "$dir/state" --log-level debug
+for ((i = 0; i < 5; i++)); do "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" status >/dev/null; done
+stop
+lines=$(grep -c 'client [0-9]* (rdtctl, pid' "$dir/log") || true
+clients=$(grep -oE 'client [0-9]+ \(rdtctl' "$dir/log" | sort -u | wc -l)
+((clients >= 5 && lines == clients)) || fail "$lines lines for $clients clients: $(cat "$dir/log")"
+
+if ! unshare --user --map-root-user true 2>/dev/null; then
+  echo "not checked: a daemon in a user namespace, which this machine does not allow"
+  exit 0
+fi
+head='{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+printf -v length '\\x%02x' ${#head}
+printf '%b%s%s' "$length\0\0\0\0\0\0\0" "$head" abcd >"$dir/in.safetensors"
+serve unshare --user --map-root-user --mount --ipc --net "$RDT_BUILD_DIR/rdtd" --state-dir "$dir/inner"
+"$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" put -q "$dir/in.safetensors" --id x --detached >/dev/null ||
+  fail "no put into a daemon in a user namespace: $(cat "$dir/log")"
+"$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" fetch -q x -o "$dir/out.safetensors"
+[[ $(tail -c 4 "$dir/out.safetensors") == abcd ]] || fail "other bytes came"
+stop
