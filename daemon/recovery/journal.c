@@ -275,8 +275,7 @@ static bool add_extent(struct journal *journal, unsigned class)
     return true;
 }
 
-struct journal_slot *journal_add(struct journal *journal, uint32_t kind, uint64_t key, const void *payload, size_t bytes,
-                                 const uint64_t *numbers)
+struct journal_slot *journal_begin(struct journal *journal, size_t bytes)
 {
     unsigned class = class_of(sizeof(struct journal_slot) + bytes);
     struct journal_slot *slot;
@@ -284,17 +283,34 @@ struct journal_slot *journal_add(struct journal *journal, uint32_t kind, uint64_
     if (bytes > JOURNAL_MAX_BYTES || (journal->free_slots[class] == 0 && !add_extent(journal, class)))
         return NULL;
     slot = slot_at(journal, journal->free_slots[class]);
-    journal->free_slots[class] = slot->key;
+    slot->bytes = (uint32_t)bytes;
+    return slot;
+}
+
+void journal_commit(struct journal *journal, struct journal_slot *slot, uint32_t kind, uint64_t key, const uint64_t *numbers)
+{
+    unsigned class = class_of(sizeof *slot + slot->bytes);
+
+    journal->free_slots[class] = slot->key; /* until now the slot was the first free one */
     journal->used_bytes += (uint64_t)MIN_SLOT_BYTES << class;
     slot->kind = kind;
     slot->key = key;
-    slot->bytes = (uint32_t)bytes;
     slot->unused = 0;
     memcpy(slot->numbers, numbers, sizeof slot->numbers);
-    if (bytes > 0)
-        memcpy(slot->payload, payload, bytes);
     slot->checksum = checksum(slot);
     set_commit(slot, COMMITTED);
+}
+
+struct journal_slot *journal_add(struct journal *journal, uint32_t kind, uint64_t key, const void *payload, size_t bytes,
+                                 const uint64_t *numbers)
+{
+    struct journal_slot *slot = journal_begin(journal, bytes);
+
+    if (!slot)
+        return NULL;
+    if (bytes > 0)
+        memcpy(slot->payload, payload, bytes);
+    journal_commit(journal, slot, kind, key, numbers);
     return slot;
 }
 

@@ -60,7 +60,13 @@ void journal_close(struct journal *journal); /* the file stays with whoever has 
 int journal_fd(const struct journal *journal); /* borrowed */
 struct journal_state *journal_state(struct journal *journal);
 
-/* Adds a record. payload: [bytes]. numbers: [JOURNAL_NUMBERS]. NULL: it is too large, or there is no memory. */
+/* Adds a record in two steps: the caller writes the payload, [bytes], of the slot that the first one returns. Nothing is
+ * there before the second one, and no other record may be added or removed in between. numbers: [JOURNAL_NUMBERS]. NULL: it
+ * is too large, or there is no memory. */
+struct journal_slot *journal_begin(struct journal *journal, size_t bytes);
+void journal_commit(struct journal *journal, struct journal_slot *slot, uint32_t kind, uint64_t key, const uint64_t *numbers);
+
+/* The same in one step, with a copy of the payload. */
 struct journal_slot *journal_add(struct journal *journal, uint32_t kind, uint64_t key, const void *payload, size_t bytes,
                                  const uint64_t *numbers);
 void journal_remove(struct journal *journal, struct journal_slot *slot);

@@ -21,18 +21,12 @@ static uint64_t until(int64_t left_ns)
 static struct journal_slot *add_record(struct recovery *recovery, enum record_kind kind, uint64_t key,
                                        const ProtobufCMessage *message, const uint64_t *numbers)
 {
-    uint8_t small[1024], *packed = small;
-    size_t bytes = protobuf_c_message_get_packed_size(message);
-    struct journal_slot *slot;
+    struct journal_slot *slot = journal_begin(recovery->journal, protobuf_c_message_get_packed_size(message));
 
-    if (bytes > sizeof small)
-        packed = malloc(bytes);
-    if (!packed)
+    if (!slot)
         return NULL;
-    (void)protobuf_c_message_pack(message, packed);
-    slot = journal_add(recovery->journal, kind, key, packed, bytes, numbers);
-    if (packed != small)
-        free(packed);
+    (void)protobuf_c_message_pack(message, slot->payload);
+    journal_commit(recovery->journal, slot, kind, key, numbers);
     return slot;
 }
 
@@ -128,6 +122,7 @@ static struct journal_slot *write_object(struct recovery *recovery, const struct
     Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
     uint64_t numbers[JOURNAL_NUMBERS];
     struct layout *layout = NULL;
+    struct layout_rows rows;
     struct journal_slot *slot;
     uint64_t bytes = 0;
 
@@ -135,7 +130,7 @@ static struct journal_slot *write_object(struct recovery *recovery, const struct
         return NULL;
     if (object->chunk && layout_packed_bytes(layout, &bytes, NULL) == RDT_OK)
         record.inline_data = (ProtobufCBinaryData){bytes, slab_addr(object_piece(object))};
-    layout_to_wire(layout, true, NULL, &tensors);
+    layout_to_wire(layout, true, &rows, &tensors);
     record.uid = object->account->owner.uid;
     record.tenant = object->account->owner.tenant;
     record.id = (ProtobufCBinaryData){object->id_bytes, (uint8_t *)object_id(object)};
