@@ -22,7 +22,7 @@ from os import PathLike
 from typing import Any, ContextManager, Optional, Union
 
 from . import _rdt
-from ._connection import Connection, Published, Versions
+from ._connection import Connection
 from ._errors import *  # noqa: F401,F403
 from ._errors import BY_STATUS, Error
 from ._errors import __all__ as _error_names
@@ -30,6 +30,7 @@ from ._groups import Group, Member
 from ._arrays import BY_OTHER_NAME, MORE_NAMES, NUMBERS
 from ._requests import Fetched, Ref, Request, forked
 from ._rdt import Tensor
+from ._versions import Published, Versions
 
 __version__ = _rdt.VERSION
 __all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request",

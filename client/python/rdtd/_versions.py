@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published names: what `publish` returns, and the iteration over the versions of a name."""
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, AsyncIterator, Iterator, Optional
+
+from . import _rdt
+from ._errors import Disconnected, NotFound, OwnerDied, PeerLost, ShuttingDown, SystemFailed, TimedOut
+from ._requests import Fetched, Ref, Request
+
+if TYPE_CHECKING:
+    from ._connection import Connection
+
+
+class Published(int):
+    """The version that `Connection.publish` returned; `ref` is the Ref of the name, for other nodes and
+    users."""
+
+    ref: Ref
+
+    def __new__(cls, version: int, ref: Ref) -> Published:
+        made = super().__new__(cls, version)
+        made.ref = ref
+        return made
+
+    def __reduce__(self) -> Any:
+        return Published, (int(self), self.ref)
+
+
+class Versions(Iterator[tuple[int, Any]], AsyncIterator[tuple[int, Any]]):
+    """See Connection.versions. The iteration never ends by itself; it raises what the fetch of a version
+    raises."""
+
+    def __init__(self, connection: Connection, name: _rdt.Ref, after: int, reconnect: bool,
+                 options: dict[str, Any]) -> None:
+        self.after = after
+        self._given = self._connection = connection
+        self._name = name
+        self._reconnect = reconnect
+        self._options = options
+        self._last: Optional[_rdt.Ref] = None  # the object that was returned last
+
+    def __repr__(self) -> str:
+        name = self._name.id.decode("utf-8", "backslashreplace")
+        where = f" at {self._name.address}" if self._name.address else ""
+        return f"<rdtd.Versions of name {name}{where} after version {self.after}>"
+
+    def _next(self, timeout: Optional[float]) -> Request:
+        options = dict(self._options, timeout=timeout)
+        request: Request = self._connection.fetch(self._newer_than(self.after), **options)
+        return request
+
+    def _newer_than(self, after: int) -> Ref:
+        return Ref.from_name(self._name.id.decode(), after, near=self._name)
+
+    def _got(self, got: Fetched) -> tuple[int, Any]:
+        self.after = got.version
+        self._last = got.ref
+        return got.version, got.value
+
+    def __iter__(self) -> Versions:
+        return self
+
+    def __next__(self) -> tuple[int, Any]:
+        attempt = _Attempt(self, self._options.get("timeout"))
+        while True:
+            try:
+                return self._got(self._next(attempt.left()).fetched())
+            except TimedOut as error:
+                raise error from attempt.failure
+            except attempt.errors as error:
+                time.sleep(attempt.pause(error))
+                attempt.renew()
+
+    def __aiter__(self) -> Versions:
+        return self
+
+    async def __anext__(self) -> tuple[int, Any]:
+        attempt = _Attempt(self, self._options.get("timeout"))
+        while True:
+            try:
+                return self._got(await self._next(attempt.left()).fetched_async())
+            except TimedOut as error:
+                raise error from attempt.failure
+            except attempt.errors as error:
+                await asyncio.sleep(attempt.pause(error))
+                await asyncio.get_running_loop().run_in_executor(None, attempt.renew)
+
+
+class _Attempt:
+    """One step of Versions: what it tries again, and when."""
+
+    def __init__(self, versions: Versions, timeout: Optional[float]) -> None:
+        self.errors = (PeerLost, Disconnected, ShuttingDown, OwnerDied) if versions._reconnect else ()
+        self._versions = versions
+        self._end = None if timeout is None else time.monotonic() + timeout
+        self._pause = 0.05
+        self.failure: Optional[Exception] = None  # of the last attempt
+
+    def left(self) -> Optional[float]:
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def pause(self, error: Exception) -> float:
+        """How long to wait before the next attempt. Raises the error if no time is left, or if the program
+        closed its connection."""
+        left = self.left()
+        if self._versions._given.closed or (left is not None and left <= 0):
+            raise error
+        self.failure = error
+        self._pause = min(2 * self._pause, 2.0)
+        return self._pause if left is None else min(self._pause, left)
+
+    def renew(self) -> None:
+        """Connects anew if the connection is lost, and finds out from where the versions are counted now.
+        Never fails."""
+        versions = self._versions
+        try:
+            if not versions._connection._is_alive():
+                versions._connection = versions._connection._reopened()
+            newest = versions._connection.stat(versions._newer_than(0))
+            if newest["ref"] != versions._last:
+                versions.after = 0
+        except NotFound:
+            versions.after = 0  # whatever comes next is new
+        except (*self.errors, SystemFailed, TimedOut):
+            pass  # the next attempt says what is wrong
