@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -392,6 +393,14 @@ class A:
 
 print(float(ray.get(A.remote().ones.remote()).sum()), rdtd.default().node["session"] > 0)
 """
+
+
+def test_without_a_daemon_the_error_says_how_to_get_one():
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "RDT_SOCKET": f"{folder}/nobody"}
+        ended = subprocess.run([sys.executable, "-c", STARTS.replace('start_daemon=["--idle-exit", "2s"]', "")],
+                               env=environment, capture_output=True, text=True, timeout=120)
+        assert ended.returncode != 0 and "start_daemon=True" in ended.stderr, ended.stderr
 
 
 def test_daemon_is_started_where_it_was_asked_for_and_ends_by_itself():
