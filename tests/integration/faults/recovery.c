@@ -224,6 +224,40 @@ Test(recovery, object_in_transit_is_there_for_who_takes_it_over)
     end();
 }
 
+/* ---- other nodes ---- */
+
+Test(recovery, refs_on_other_nodes_lead_to_the_next_daemon)
+{
+    struct test_node far;
+    char flag[200], address[65];
+    const char *flags[] = {flag, NULL};
+    struct rdt_ref snapshot, live;
+    rdt_object *object;
+    rdt *conn, *reader;
+
+    keeper_start(&keeper);
+    free_address(0, "127.0.0.1", address);
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    node_start(&node, &(struct node_options){.flags = flags, .listen = address});
+    memcpy(state_dir, node.state_dir, sizeof state_dir);
+    node_start(&far, &(struct node_options){.name = "far", .listen = "127.0.0.1:0"});
+    conn = node_client(&node, "producer");
+    reader = node_client(&far, "reader");
+    snapshot = put_detached(conn, "snapshot", 2 * MIB, RDT_PUT_SNAPSHOT, 1);
+    live = put_detached(conn, "live", 100, 0, 2);
+    must_have(reader, &snapshot, "snapshot", 2 * MIB, 1);
+    node_kill(&node, SIGKILL);
+    node_start(&node, &(struct node_options){.flags = flags, .listen = address, .state_dir = state_dir, .awaited = true});
+    rdt_close(conn);
+    wait_until(LONG, try_fetch(reader, &live, RDT_FETCH_AUTO, LONG, &object, NULL) == RDT_OK);
+    rdt_release(object);
+    must_have(reader, &live, "live", 100, 2);
+    must_have(reader, &snapshot, "snapshot", 2 * MIB, 1);
+    rdt_close(reader);
+    node_stop(&far);
+    end();
+}
+
 /* ---- the keeper ---- */
 
 Test(recovery, new_keeper_gets_everything_from_the_daemon)
