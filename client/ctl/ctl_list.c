@@ -63,10 +63,11 @@ static void add_object(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%" PRIu64, o->producer);
     ctl_table_add(table, "%s", ctl_human_duration(o->age_ns, text));
     if (o->detached && o->ttl_left_ns >= 0)
-        ctl_table_add(table, "%sdetached, %s left", o->snapshot ? "snapshot, " : "", ctl_human_duration(o->ttl_left_ns, text));
+        ctl_table_add(table, "%sdetached, %s left%s", o->snapshot ? "snapshot, " : "", ctl_human_duration(o->ttl_left_ns, text),
+                      o->kept ? ", kept" : "");
     else
-        ctl_table_add(table, "%s%s%s", o->snapshot ? "snapshot" : "", o->snapshot && o->detached ? ", " : "",
-                      o->detached ? "detached" : "");
+        ctl_table_add(table, "%s%s%s%s", o->snapshot ? "snapshot" : "", o->snapshot && o->detached ? ", " : "",
+                      o->detached ? "detached" : "", !o->kept ? "" : o->snapshot || o->detached ? ", kept" : "kept");
 }
 
 static const struct ctl_column region_columns[] = {

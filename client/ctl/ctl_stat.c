@@ -33,6 +33,8 @@ static void print(const Rdt__Pb__ObjectInfo *o)
                ctl_human_duration(o->ttl_left_ns, text));
     else if (o->detached)
         printf("detached    it outlives client %" PRIu64 "\n", o->producer);
+    if (o->kept)
+        printf("kept        it survives a restart of the daemon\n");
     printf("kept by     %" PRIu32 " holds, %" PRIu32 " pins; %" PRIu32 " waiting for it\n", o->holds, o->pins, o->waiters);
     for (size_t i = 0; i < o->n_holders; i++) {
         printf("%s", i ? "            " : "because     ");

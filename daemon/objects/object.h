@@ -112,6 +112,7 @@ struct object {
     bool detached : 1;     /* the producer's hold outlives the producer for a time (detached.h) */
     bool in_transit : 1;   /* a ref of it is on its way to another process (transit.h) */
     bool published : 1;    /* at least one name holds it */
+    bool kept : 1;         /* a later daemon will have it: set by whom the table's lasting tells */
     bool adopted : 1;      /* a replica of another node's object: in no table, and charged to nobody */
     bool snapshot : 1;     /* it never changes: its regions are sealed and contain nothing else */
     bool loaned : 1;       /* its regions are loaned: the producer promises not to change them while the object lives */

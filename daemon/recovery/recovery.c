@@ -188,7 +188,8 @@ static void on_object(void *arg, struct object *object)
     uint64_t numbers[JOURNAL_NUMBERS];
 
     if (object_lasts(object) && !kept) {
-        if (keep_object(recovery, object))
+        object->kept = keep_object(recovery, object);
+        if (object->kept)
             return;
         recovery->n_lost++;
         log_debug("obj %016llx will not survive a restart: its memory cannot be kept, or there is no memory for its record",
@@ -198,6 +199,7 @@ static void on_object(void *arg, struct object *object)
         for (unsigned i = 0; i < JOURNAL_NUMBERS; i++)
             journal_set_number(kept->slot, i, numbers[i]);
     } else if (kept) {
+        object->kept = false;
         (void)map_remove_u64(&recovery->kept_objects, object->generation);
         journal_remove(recovery->journal, kept->slot);
         release_regions(recovery, kept->regions, kept->n_regions);

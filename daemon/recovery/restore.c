@@ -256,6 +256,7 @@ static bool restore_object(struct restoring *restoring, struct journal_slot *slo
         restored = recovery_add_object(recovery, slot->key, record->regions, (uint32_t)record->n_regions, slot);
         for (size_t i = 0; restored && i < record->n_regions; i++)
             ((struct kept_region *)map_get_u64(&recovery->kept_regions, record->regions[i]))->n_uses++;
+        restoring->objects[restoring->n_objects - 1]->kept = restored;
         if (!restored)
             (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to keep it");
     }

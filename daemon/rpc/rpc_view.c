@@ -125,6 +125,7 @@ void object_view_fill(struct object_view *view, struct object *object)
     info->bytes = object->bytes;
     info->snapshot = object->snapshot;
     info->detached = object->detached;
+    info->kept = object->kept;
     info->ttl_left_ns = object->detached ? detached_left_ns(object) : -1;
     info->tensors = object_n_tensors(object);
     info->metadata_bytes = object->metadata_bytes;
