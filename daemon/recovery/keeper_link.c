@@ -24,6 +24,7 @@ struct keeper_watch {
 };
 
 struct packet {
+    struct work work; /* first */
     struct list link;
     struct keeper_message *message; /* [keeper_message_bytes(n)], behind this struct */
     unsigned n_fds;
@@ -194,11 +195,19 @@ enum rdt_status keeper_link_fetch(struct keeper_link *link, void (*on_fd)(void *
 
 /* ---- sending ---- */
 
-static void free_packet(struct packet *packet)
+static void run_free(struct work *work)
 {
+    struct packet *packet = (struct packet *)work;
+
     for (unsigned i = 0; i < packet->n_fds; i++)
         (void)close(packet->fds[i]);
     free(packet);
+}
+
+static void free_packet(struct keeper_link *link, struct packet *packet)
+{
+    packet->work = (struct work){.run = run_free};
+    work_submit(link->pool, &packet->work);
 }
 
 static void queue_packet(struct keeper_link *link, const struct keeper_message *message, const int *fds, unsigned n_fds)
@@ -217,7 +226,7 @@ static void queue_packet(struct keeper_link *link, const struct keeper_message *
     while (packet->n_fds < n_fds) {
         int fd = fcntl(fds[packet->n_fds], F_DUPFD_CLOEXEC, 0);
         if (fd < 0) {
-            free_packet(packet);
+            free_packet(link, packet);
             go_down(link, "no descriptor is left for what waits to be sent");
             return;
         }
@@ -291,7 +300,7 @@ static void send_queued(struct keeper_link *link)
         }
         list_remove(&packet->link);
         link->n_queued--;
-        free_packet(packet);
+        free_packet(link, packet);
     }
 }
 
@@ -394,7 +403,7 @@ static void disconnect(struct keeper_link *link)
     while (!list_empty(&link->queue)) {
         struct packet *packet = container_of(list_first(&link->queue), struct packet, link);
         list_remove(&packet->link);
-        free_packet(packet);
+        free_packet(link, packet);
     }
     link->n_queued = 0;
 }

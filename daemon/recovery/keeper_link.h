@@ -11,6 +11,7 @@
 
 #include "daemon/base/deadline.h"
 #include "daemon/base/list.h"
+#include "daemon/base/work.h"
 #include "proto/keeper.h"
 #include "rdt_status.h"
 
@@ -29,7 +30,8 @@ struct keeper_link {
     struct keeper_message drops; /* ids that have not been dropped yet */
     uint64_t n_refused;          /* descriptors that the keeper had no room for */
 
-    /* Set by the owner before keeper_link_start. */
+    /* Set by the owner after keeper_link_open. */
+    struct work_pool *pool; /* closes descriptors that waited: by then they may be the last ones of much memory */
     void *arg;
     void (*on_up)(void *arg);                /* store everything now */
     bool (*is_kept)(void *arg, uint64_t id); /* whether the keeper should still have it */

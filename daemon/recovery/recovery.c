@@ -403,6 +403,7 @@ enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool 
     if (status != RDT_OK)
         return status;
     map_init(&held);
+    recovery->link.pool = recovery->regions->pool;
     recovery->link.arg = recovery;
     recovery->link.on_up = on_up;
     recovery->link.is_kept = is_kept;

@@ -283,6 +283,40 @@ Test(recovery, new_keeper_gets_everything_from_the_daemon)
     end();
 }
 
+/* It does not read, so what it should have waits in the daemon; nobody who puts and frees waits for it. */
+Test(recovery, frozen_keeper_holds_up_nobody_and_gets_everything_when_it_goes_on)
+{
+    enum { MANY = 700 };
+    static struct rdt_ref refs[MANY];
+    struct node_status status;
+    char id[16];
+    rdt *conn;
+
+    begin();
+    conn = node_client(&node, "producer");
+    kill(keeper.program.pid, SIGSTOP);
+    for (unsigned i = 0; i < MANY; i++) {
+        (void)snprintf(id, sizeof id, "object%u", i);
+        refs[i] = put_detached(conn, id, 64 * KIB, RDT_PUT_SNAPSHOT, i);
+    }
+    for (unsigned i = 0; i < MANY; i += 2)
+        must_ok(rdt_free(conn, &refs[i], false, &err));
+    must_ok(rdt_ping(conn, LONG, &err));
+    kill(keeper.program.pid, SIGCONT);
+    wait_until(LONG, fds_of(node.pid) < node.fds + MANY / 2 + 20); /* nothing waits any more */
+    again(SIGKILL);
+    rdt_close(conn);
+    conn = node_client(&node, "reader");
+    node_status(&node, &status);
+    cr_assert_eq(status.objects, MANY / 2);
+    for (unsigned i = 1; i < MANY; i += 2) {
+        (void)snprintf(id, sizeof id, "object%u", i);
+        must_have(conn, &refs[i], id, 64 * KIB, i);
+    }
+    rdt_close(conn);
+    end();
+}
+
 static void must_not_start(const char *text)
 {
     char flag[200];
