@@ -14,7 +14,8 @@
 
 static int64_t round_trip_deadline_ns(int64_t timeout_ns)
 {
-    return timeout_ns == 0 ? clock_deadline_ns(CLOCK_NO_WAIT_NS) : clock_after_answer_ns(clock_deadline_ns(timeout_ns), timeout_ns);
+    return timeout_ns == 0 ? clock_deadline_ns(CLOCK_NO_WAIT_NS)
+                           : clock_after_answer_ns(clock_deadline_ns(timeout_ns), timeout_ns);
 }
 
 /* Returns the time-out as messages carry it: -1 is without end. */

@@ -49,7 +49,7 @@ struct ctl {                           /* one run of one subcommand */
     int64_t timeout_ns;                /* valid if timeout_given; RDT_FOREVER is possible */
     bool timeout_given, json, quiet;
     bool no_wait; /* --timeout 0: fetch, wait and watch do not wait for what is not there; timeout_given is false */
-    rdt *rdt; /* NULL until ctl_connect; main closes it */
+    rdt *rdt;     /* NULL until ctl_connect; main closes it */
 };
 
 /* ---- options ---- */

@@ -67,7 +67,10 @@ static void add_object(struct ctl_table *table, const ProtobufCMessage *row)
                       o->kept ? ", kept" : "");
     else
         ctl_table_add(table, "%s%s%s%s", o->snapshot ? "snapshot" : "", o->snapshot && o->detached ? ", " : "",
-                      o->detached ? "detached" : "", !o->kept ? "" : o->snapshot || o->detached ? ", kept" : "kept");
+                      o->detached ? "detached" : "",
+                      !o->kept                     ? ""
+                      : o->snapshot || o->detached ? ", kept"
+                                                   : "kept");
 }
 
 static const struct ctl_column region_columns[] = {

@@ -193,7 +193,8 @@ static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error 
 
         /* The daemon may wait for room under a limit for as long as --timeout says, and answers a little earlier. */
         options.call_timeout_ns = ctl_timeout(ctl, 0);
-        options.timeout_ns = options.call_timeout_ns > 0 ? options.call_timeout_ns - options.call_timeout_ns / 8 : options.call_timeout_ns;
+        options.timeout_ns =
+            options.call_timeout_ns > 0 ? options.call_timeout_ns - options.call_timeout_ns / 8 : options.call_timeout_ns;
         status = rdt_alloc_with(ctl->rdt, (size_t)put->bytes, &options, &data, err);
         if (status)
             return status;

@@ -419,10 +419,11 @@ enum rdt_status object_error_ended(enum object_end end, const char *id, int id_b
     case OBJECT_END_OWNER_DIED:
         return rdt_error_set(err, RDT_OWNER_DIED, "object \"%.*s\" ended with the client that put it", id_bytes, id);
     case OBJECT_END_DROPPED:
-        return rdt_error_set(err, RDT_FREED,
-                             "object \"%.*s\" was freed when its producer dropped its Ref or closed its connection: keep both, or put with "
-                             "detached=True (RDT_PUT_DETACHED); a pickled Ref that is longer on its way needs put(grace=)",
-                             id_bytes, id);
+        return rdt_error_set(
+            err, RDT_FREED,
+            "object \"%.*s\" was freed when its producer dropped its Ref or closed its connection: keep both, or put with "
+            "detached=True (RDT_PUT_DETACHED); a pickled Ref that is longer on its way needs put(grace=)",
+            id_bytes, id);
     case OBJECT_END_FREED:
     default:
         return rdt_error_set(err, RDT_FREED, "object \"%.*s\" was freed", id_bytes, id);

@@ -69,10 +69,10 @@ struct peers {
 
 /* ---- peer_table.c ---- */
 
-bool peer_is_known(const struct peer *peer);       /* returns whether its uuid is known */
+bool peer_is_known(const struct peer *peer);          /* returns whether its uuid is known */
 bool account_is_admin(const struct account *account); /* NULL: an administrator's */
-bool peer_has_been_met(const struct peer *peer);   /* or the nodes file lists it */
-bool peer_can_be_dialled(const struct peer *peer); /* returns whether an address of it is known */
+bool peer_has_been_met(const struct peer *peer);      /* or the nodes file lists it */
+bool peer_can_be_dialled(const struct peer *peer);    /* returns whether an address of it is known */
 
 /* Adds a peer; uuid NULL: not known yet. With less proof than PROOF_HELLO, account is that of the user
  * whose request names the node (a reference is taken; NULL: no user), and LIMIT means that there are too

@@ -81,7 +81,8 @@ void transfer_in_note_fall_back(struct transfer *transfer)
     const struct path_decision *decision = transfer->record.decision;
     const struct path_candidate *chosen = record_chosen(&transfer->record), *better;
     struct peer_session *session = transfer->pull.peer;
-    char what[sizeof session->fell_back_to], line[sizeof what + sizeof better->reason + 32], who[sizeof session->peer->name + 8];
+    char what[sizeof session->fell_back_to], line[sizeof what + sizeof better->reason + 32],
+        who[sizeof session->peer->name + 8];
 
     if (transfer->pull.fell_back || decision->passed_over < 0)
         return;

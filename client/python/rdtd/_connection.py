@@ -81,8 +81,8 @@ class Connection(GroupCalls, InfoCalls):
     None: the name of the program. timeout: seconds to wait for the connection; None: 10.
 
     Any thread may make any call. Every call that waits releases the GIL, takes a `timeout` in seconds (None:
-    no limit; 0: it does not wait, and does what can be done at once) and can be interrupted by Ctrl-C. After a fork, calls in the child raise `Forked`:
-    connect again there (`rdtd.default()` does).
+    no limit; 0: it does not wait, and does what can be done at once) and can be interrupted by Ctrl-C. After
+    a fork, calls in the child raise `Forked`: connect again there (`rdtd.default()` does).
 
     Errors: Disconnected (no daemon serves the socket), Denied, LimitReached (too many clients),
     ProtocolBroken, TimedOut."""
@@ -686,9 +686,9 @@ class Connection(GroupCalls, InfoCalls):
         name ends with its publisher (`lease`), instead of raising `PeerLost`, `Disconnected`, `ShuttingDown`
         or `OwnerDied`. It tries again, at first at once and then every two seconds, until the step's timeout.
         If nothing was published by then it raises `TimedOut`, with the last failure as its cause. A daemon
-        without a keeper counts a name's versions from 1 again when it restarts, so versions may go down; the version
-        that was returned last is not returned twice. If this connection is lost, the iteration opens one of
-        its own."""
+        without a keeper counts a name's versions from 1 again when it restarts, so versions may go down; the
+        version that was returned last is not returned twice. If this connection is lost, the iteration opens
+        one of its own."""
         timeout = options.get("timeout")
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"a timeout must be None or a number of seconds that is not negative, not {timeout}")

@@ -296,9 +296,10 @@ static PyObject *status_dict(const struct rdt_daemon_status *s)
         {"restored_objects", s->restored_objects},
         {"unkept_objects", s->unkept_objects},
     };
-    PyObject *dict = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N,s:O}", "version", s->version, "node", s->node, "boot_id",
-                                   s->boot_id, "state", s->state, "address", s->address, "socket", s->socket, "pid",
-                                   (int)s->pid, "uptime", seconds(s->uptime_ns), "backends", words(s->backends), "keeper_up", s->keeper_up ? Py_True : Py_False);
+    PyObject *dict =
+        Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N,s:O}", "version", s->version, "node", s->node, "boot_id",
+                      s->boot_id, "state", s->state, "address", s->address, "socket", s->socket, "pid", (int)s->pid, "uptime",
+                      seconds(s->uptime_ns), "backends", words(s->backends), "keeper_up", s->keeper_up ? Py_True : Py_False);
 
     if (dict && !set_counts(dict, counts, sizeof counts / sizeof *counts))
         Py_CLEAR(dict);

@@ -177,9 +177,10 @@ static bool hand_on(struct ref *ref)
     struct conn *conn = ref->conn ? ref->conn : ref->hold ? ((struct request *)ref->hold)->conn : NULL;
     struct rdt_ref value = ref->ref;
 
-    if (ref->ended && PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
-                                       "pickling the Ref of an object that ended when its connection was closed, unless somebody "
-                                       "else holds it: pickle it earlier, keep the connection open, or put with detached=True"))
+    if (ref->ended &&
+        PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
+                         "pickling the Ref of an object that ended when its connection was closed, unless somebody "
+                         "else holds it: pickle it earlier, keep the connection open, or put with detached=True"))
         return false;
     if (!conn || conn->closed || ref->grace_ns <= 0 || value.is_name || value.generation == 0)
         return true;

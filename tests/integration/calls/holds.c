@@ -135,7 +135,8 @@ Test(holds, object_that_went_with_a_drop_says_so)
     must_ok(rdt_free(conn, &freed, false, &err));
     must_ok(rdt_free(conn, &forced, true, &err));
     must_be(RDT_FREED, fetch(other, &dropped, RDT_FETCH_AUTO, &why));
-    must(strstr(why.msg, "was freed when its producer dropped its Ref or closed its connection: keep both, or put with detached=True"));
+    must(strstr(why.msg,
+                "was freed when its producer dropped its Ref or closed its connection: keep both, or put with detached=True"));
     must_be(RDT_FREED, fetch(other, &freed, RDT_FETCH_AUTO, &why));
     must(!strstr(why.msg, "dropped"));
     must_be(RDT_FREED, fetch(other, &forced, RDT_FETCH_AUTO, &why));

@@ -180,4 +180,3 @@ Test(recovery_kills, random_work_while_the_daemon_is_killed_at_any_moment)
     rdt_close(conn);
     end();
 }
-

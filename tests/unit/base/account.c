@@ -308,7 +308,8 @@ Test(account_limits, last_eighth_of_the_node_is_for_owners_that_have_few)
     cr_assert_eq(account_take(first, USAGE_OBJECTS, 500, NULL), RDT_OK);
     cr_assert_eq(account_take(second, USAGE_OBJECTS, 60, NULL), RDT_OK);
     cr_assert_eq(account_take(first, USAGE_OBJECTS, 1, &err), RDT_LIMIT);
-    cr_assert(strstr(err.msg, "the last 80 are for users that have few") && strstr(err.msg, "raise max_objects"), "%s", err.msg);
+    cr_assert(strstr(err.msg, "the last 80 are for users that have few") && strstr(err.msg, "raise max_objects"), "%s",
+              err.msg);
     cr_assert_eq(account_take(stranger, USAGE_OBJECTS, 10, NULL), RDT_OK, "a 64th");
     cr_assert_eq(account_take(stranger, USAGE_OBJECTS, 1, NULL), RDT_LIMIT);
     account_give(first, USAGE_OBJECTS, 500);
