@@ -10,6 +10,11 @@ struct ctl;
 #define CTL_COMMAND_MAP(X)                                                                                              \
     X(status, "", "shows the daemon: version, address, memory, counters", NULL)                                         \
     X(ping, "", "measures round trips to the daemon", "With --timeout each round trip gets that time.")                 \
+    X(doctor, "", "checks the installation, and says what to do about each finding",                                    \
+      "Each line has a status (ok, warn, fail, or skip for what could not be checked), an id that never changes, a\n"   \
+      "sentence, and below it the remedy. rdtctl(1) lists the ids. --quiet leaves out what is ok. The exit status is\n" \
+      "0 if all is ok, 1 after warnings, 2 after failures, and 3 if something could not be checked and nothing was\n"   \
+      "found. Sessions other than root's and the daemon's own user's see the limits and transfers of their user only.") \
     X(metrics, "", "prints counters, gauges and histograms for Prometheus",                                             \
       "The format prometheus is what node_exporter's textfile collector reads. Sessions other than root's and the\n"    \
       "daemon's own user's see the usage of their own user only.")                                                      \

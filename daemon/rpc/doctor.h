@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The checks of `rdtctl doctor` that only the daemon can make. A check is a row of the table in rpc_doctor.c; it looks at the
+ * daemon as it is now, changes nothing, and states one finding or several, each with what to do about it. */
+#ifndef DAEMON_DOCTOR_H
+#define DAEMON_DOCTOR_H
+
+#include "daemon/rpc/rpc_call.h"
+#include "proto/layout.h"
+
+#define DOCTOR_ROWS 256u /* of one answer; further findings are left out */
+
+enum finding { FINDING_OK, FINDING_WARN, FINDING_FAIL, FINDING_SKIP };
+
+struct doctor {
+    const struct call *call;
+    const struct rpc *rpc;
+    struct arena *arena;
+    const char *id, *name; /* of the check that is being made */
+    Rdt__Pb__Check *rows[DOCTOR_ROWS];
+    size_t n;
+    bool failed; /* no memory for a finding */
+};
+
+/* Adds a finding of the present check: a sentence that ends in a full stop. remedy is a sentence, too; "" if there is nothing
+ * to do. Both are copied. */
+void doctor_find(struct doctor *doctor, enum finding finding, const char *remedy, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* doctor_machine.c: what the kernel and the configuration of this machine allow the daemon. */
+void doctor_open_files(struct doctor *doctor);
+void doctor_locked_memory(struct doctor *doctor);
+void doctor_control_group(struct doctor *doctor);
+void doctor_huge_pages(struct doctor *doctor);
+void doctor_overcommit(struct doctor *doctor);
+void doctor_orphans(struct doctor *doctor);
+
+#endif

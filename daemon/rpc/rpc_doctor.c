@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* DOCTOR: the table of checks, and those that look at the daemon's own rooms. */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "daemon/recovery/recovery.h"
+#include "daemon/rpc/doctor.h"
+
+#define NEAR_PERCENT 90u /* of a limit: from here on the check warns */
+#define MOVES_NOTHING_NS UINT64_C(30000000000)
+#define TAKES_LONG_NS UINT64_C(600000000000)
+
+static const char *const finding_names[] = {"ok", "warn", "fail", "skip"};
+
+void doctor_find(struct doctor *doctor, enum finding finding, const char *remedy, const char *fmt, ...)
+{
+    Rdt__Pb__Check *check = arena_alloc(doctor->arena, sizeof *check);
+    char text[768], *copies[2];
+    const char *texts[2] = {text, remedy};
+    va_list args;
+
+    va_start(args, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    for (unsigned i = 0; i < 2; i++) {
+        copies[i] = arena_alloc(doctor->arena, strlen(texts[i]) + 1);
+        if (copies[i])
+            strcpy(copies[i], texts[i]);
+    }
+    if (!check || !copies[0] || !copies[1]) {
+        doctor->failed = true;
+        return;
+    }
+    rdt__pb__check__init(check);
+    check->id = (char *)doctor->id;
+    check->name = (char *)doctor->name;
+    check->status = (char *)finding_names[finding];
+    check->sentence = copies[0];
+    check->remedy = copies[1];
+    if (doctor->n < DOCTOR_ROWS)
+        doctor->rows[doctor->n++] = check;
+}
+
+/* ---- limits ---- */
+
+static bool is_near(uint64_t used, uint64_t limit)
+{
+    return limit > 0 && used >= limit / 100 * NEAR_PERCENT + limit % 100 * NEAR_PERCENT / 100;
+}
+
+static void check_account(struct doctor *doctor, const struct account *account)
+{
+    char remedy[160];
+
+    for (unsigned i = 0; account->limits && i < USAGE_COUNT; i++) {
+        if (!is_near(account->used[i], account->limits[i]))
+            continue;
+        (void)snprintf(remedy, sizeof remedy, "Let the user free some, or raise owner_max_%s in [limits] of rdtd.conf.",
+                       usage_name((enum usage)i));
+        doctor_find(doctor, FINDING_WARN, remedy, "User %" PRIu32 "%s%s uses %" PRIu64 " of %" PRIu64 " %s.",
+                    account->owner.uid, account->owner.tenant[0] ? " of tenant " : "", account->owner.tenant, account->used[i],
+                    account->limits[i], usage_name((enum usage)i));
+    }
+}
+
+static void check_limits(struct doctor *doctor)
+{
+    const struct rpc *rpc = doctor->rpc;
+    struct accounts *accounts = rpc->objects->accounts;
+    uint64_t used = regions_used_bytes(rpc->regions);
+    const struct account *account;
+    size_t cursor = 0, before = doctor->n;
+
+    if (is_near(used, rpc->regions->limit_bytes))
+        doctor_find(doctor, FINDING_WARN,
+                    "Free objects (`rdtctl limits` shows whose they are), or raise memory_limit in [daemon] of rdtd.conf.",
+                    "Objects use %" PRIu64 " of the %" PRIu64 " bytes of memory_limit.", used, rpc->regions->limit_bytes);
+    while ((account = map_next(&accounts->by_owner, &cursor)))
+        if (call_may_see(doctor->call, &account->owner))
+            check_account(doctor, account);
+    if (accounts->n_waiting > 0)
+        doctor_find(doctor, FINDING_WARN, "Free objects, or raise the limit that `rdtctl limits` shows as full.",
+                    "%u requests wait for room under a limit.", accounts->n_waiting);
+    if (doctor->n == before)
+        doctor_find(doctor, FINDING_OK, "", "Nobody has used %u percent of a limit.", NEAR_PERCENT);
+}
+
+/* ---- files ---- */
+
+static void check_state_dir(struct doctor *doctor)
+{
+    const char *state_dir = doctor->rpc->options->state_dir;
+    struct rdt_error err;
+
+    if (state_dir[0] == '\0')
+        doctor_find(doctor, FINDING_OK, "", "state_dir is empty, so the node has a new uuid after each start.");
+    else if (node_check(state_dir, &err) != RDT_OK)
+        doctor_find(doctor, FINDING_FAIL, "Give the folder back to the daemon's user: without it the next start fails.",
+                    "The daemon cannot use its state_dir any more: %s.", err.msg);
+    else
+        doctor_find(doctor, FINDING_OK, "", "The node's uuid is in %s.", state_dir);
+}
+
+static void check_key(struct doctor *doctor)
+{
+    const struct options *options = doctor->rpc->options;
+    struct rdt_error err;
+
+    if (options->key_file[0] == '\0')
+        doctor_find(doctor, FINDING_OK, "", "key_file is not set, so this node has no peers.");
+    else if (peers_check(options, &err) != RDT_OK)
+        doctor_find(doctor, FINDING_FAIL,
+                    "Mend what the sentence names: the running daemon has an earlier key, but the next start would fail.",
+                    "The peer link could not be started again: %s.", err.msg);
+    else if (options->listen[0] == '\0')
+        doctor_find(doctor, FINDING_OK, "",
+                    "The key in %s is usable. listen is not set, so this node fetches from others, and no other node can fetch "
+                    "from it.",
+                    options->key_file);
+    else
+        doctor_find(doctor, FINDING_OK, "", "The key in %s is usable, and this node listens at %s.", options->key_file,
+                    doctor->rpc->node->address);
+}
+
+/* ---- other nodes ---- */
+
+static void check_peer(struct doctor *doctor, const struct peer *peer, unsigned *up_p)
+{
+    const char *why = peer_why_away(peer, doctor->call->admin);
+
+    if (peer->state == PEER_UP)
+        ++*up_p;
+    else if (peer->state == PEER_CONNECTING)
+        doctor_find(doctor, FINDING_SKIP, "Run the doctor again in some seconds.", "Node %s is being connected.", peer->name);
+    else if (peer->state == PEER_BACKOFF)
+        doctor_find(doctor, FINDING_WARN,
+                    "Check that rdtd runs there, that no firewall keeps this node from that port, and that both have the same "
+                    "key.",
+                    "Node %s at %s cannot be reached%s%s.", peer->name, peer->address[0] ? peer->address : "an unknown address",
+                    why[0] ? ": " : "", why);
+}
+
+static void check_peers(struct doctor *doctor)
+{
+    unsigned up = 0;
+    size_t before = doctor->n;
+
+    if (doctor->rpc->peers)
+        list_for_each (node, peers_all(doctor->rpc->peers))
+            check_peer(doctor, container_of(node, struct peer, link), &up);
+    if (doctor->n == before)
+        doctor_find(doctor, FINDING_OK, "", "No node is out of reach; %u are connected.", up);
+}
+
+static void check_peer_versions(struct doctor *doctor)
+{
+    size_t before = doctor->n;
+
+    if (doctor->rpc->peers)
+        list_for_each (node, peers_all(doctor->rpc->peers)) {
+            const struct peer *peer = container_of(node, struct peer, link);
+            if (peer->state == PEER_UP && strcmp(peer->version, RDTD_VERSION) != 0)
+                doctor_find(doctor, FINDING_WARN, "Upgrade the older one: nodes use only what both versions have.",
+                            "Node %s has rdtd %s, and this node has %s.", peer->name, peer->version, RDTD_VERSION);
+        }
+    if (doctor->n == before)
+        doctor_find(doctor, FINDING_OK, "", "All connected nodes have rdtd %s.", RDTD_VERSION);
+}
+
+/* ---- plug-ins ---- */
+
+/* Whether it moves memory that this node has, so that its absence makes transfers slower. */
+static bool would_be_used(const struct transport *transport, struct plugins *plugins)
+{
+    list_for_each (node, plugins_memory_kinds(plugins)) {
+        const struct memory_kind *kind = container_of(node, struct memory_kind, link);
+        if (kind->available && transport_moves(transport, kind->name))
+            return true;
+    }
+    return false;
+}
+
+static void check_transports_to(struct doctor *doctor, const struct peer *peer)
+{
+    struct peer_summary summary;
+
+    transfers_peer_summary(peer, &summary);
+    for (unsigned i = 0; i < summary.n_unusable; i++)
+        doctor_find(doctor, FINDING_WARN, "Remove the cause on the node that has it, or unload the transport there.",
+                    "To node %s this transport cannot be used: %s.", peer->name, summary.unusable[i]);
+    if (summary.fell_back > 0)
+        doctor_find(doctor, FINDING_WARN, "`rdtctl explain REF` says for each transfer which transports were rejected and why.",
+                    "%" PRIu64 " transfers from node %s took a slower transport than both nodes have.", summary.fell_back,
+                    peer->name);
+}
+
+static void check_transports(struct doctor *doctor)
+{
+    struct plugins *plugins = doctor->rpc->plugins;
+    size_t before = doctor->n;
+    char names[256];
+
+    if (!doctor->rpc->peers) {
+        doctor_find(doctor, FINDING_OK, "", "This node has no peers, so it needs no transport.");
+        return;
+    }
+    list_for_each (node, plugins_transports(plugins)) {
+        const struct transport *transport = container_of(node, struct transport, link);
+        if (!transport->available && would_be_used(transport, plugins))
+            doctor_find(doctor, FINDING_WARN, "Remove the cause, or the plug-in from backend_dir if it is not wanted.",
+                        "Transport %s is loaded, but cannot be used: %s.", transport->name, transport->why_not);
+    }
+    list_for_each (node, peers_all(doctor->rpc->peers))
+        if (container_of(node, struct peer, link)->state == PEER_UP)
+            check_transports_to(doctor, container_of(node, struct peer, link));
+    plugins_transport_names(plugins, names, sizeof names);
+    if (doctor->n == before)
+        doctor_find(doctor, FINDING_OK, "", "No transport is kept from its work. Loaded: %s.", names);
+}
+
+static void check_devices(struct doctor *doctor)
+{
+    size_t before = doctor->n;
+    unsigned devices = 0;
+
+    list_for_each (node, plugins_memory_kinds(doctor->rpc->plugins)) {
+        const struct memory_kind *kind = container_of(node, struct memory_kind, link);
+        for (unsigned i = 0; i < kind->n_devices; i++) {
+            struct rdt_device now = memory_device_now(&kind->devices[i]);
+            devices++;
+            if (now.why_not && now.why_not[0])
+                doctor_find(doctor, FINDING_FAIL, "Look into the kernel's log and the vendor's tools for the device's state.",
+                            "Device %s (%s) cannot be used: %s.", kind->devices[i].uuid, kind->devices[i].name, now.why_not);
+        }
+        if (!kind->available && kind->n_devices > 0)
+            doctor_find(doctor, FINDING_WARN, "Remove the cause, or the plug-in from backend_dir if it is not wanted.",
+                        "Memory kind %s cannot be used: %s.", kind->name, kind->why_not);
+    }
+    if (doctor->n == before)
+        doctor_find(doctor, FINDING_OK, "", "No device is unusable; %u are known.", devices);
+}
+
+/* ---- what survives a restart ---- */
+
+static void check_keeper(struct doctor *doctor)
+{
+    const struct options *options = doctor->rpc->options;
+    const struct recovery *recovery = doctor->rpc->recovery;
+    struct recovery_counts counts = recovery_counts(recovery);
+
+    if (options->keeper[0] == '\0') {
+        doctor_find(doctor, FINDING_OK, "", "No keeper is configured, so all objects end with the daemon.");
+        return;
+    }
+    if (!counts.keeper_up)
+        doctor_find(doctor, FINDING_FAIL,
+                    "Start it (systemctl start rdtd-keeper): the daemon then gives it everything again by itself.",
+                    "The keeper at %s is not connected, so a crash of the daemon would lose %" PRIu64 " objects.",
+                    options->keeper, counts.objects);
+    else if (recovery->link.n_refused > 0)
+        doctor_find(doctor, FINDING_WARN, "Raise LimitNOFILE of rdtd-keeper.service.",
+                    "The keeper had no room for %" PRIu64 " descriptors.", recovery->link.n_refused);
+    else
+        doctor_find(doctor, FINDING_OK, "",
+                    "The keeper at %s is connected; %" PRIu64 " objects and %" PRIu64 " names would survive a restart.",
+                    options->keeper, counts.objects, counts.names);
+}
+
+static void check_journal(struct doctor *doctor)
+{
+    struct recovery_counts counts = recovery_counts(doctor->rpc->recovery);
+
+    if (counts.lost > 0)
+        doctor_find(doctor, FINDING_WARN, "The daemon's log (at level debug) names the objects; put them again.",
+                    "%" PRIu64 " objects that should survive a restart were lost at the start, or cannot be kept.",
+                    counts.lost);
+    else if (doctor->rpc->options->keeper[0] == '\0')
+        doctor_find(doctor, FINDING_OK, "", "There is no journal, because no keeper is configured.");
+    else
+        doctor_find(doctor, FINDING_OK, "", "The journal is whole: %" PRIu64 " objects came from it at the start.",
+                    counts.restored);
+}
+
+/* ---- transfers ---- */
+
+static void check_transfer(struct doctor *doctor, const struct transfer_record *record)
+{
+    uint64_t ran_ns = record->began_ns > 0 ? uv_hrtime() - record->began_ns : 0;
+    char remedy[128];
+
+    (void)snprintf(remedy, sizeof remedy, "`rdtctl explain %" PRIu64 "` says what it waits for.", record->id);
+    if (record->bytes > 0 && record->bytes_done == 0 && ran_ns > MOVES_NOTHING_NS)
+        doctor_find(doctor, FINDING_WARN, remedy, "Transfer %" PRIu64 " has moved no byte in %" PRIu64 " s; its state is %s.",
+                    record->id, ran_ns / 1000000000, record->state);
+    else if (ran_ns > TAKES_LONG_NS)
+        doctor_find(doctor, FINDING_WARN, remedy,
+                    "Transfer %" PRIu64 " has moved %" PRIu64 " of %" PRIu64 " bytes in %" PRIu64 " minutes.", record->id,
+                    record->bytes_done, record->bytes, ran_ns / 60000000000);
+}
+
+static void check_transfers(struct doctor *doctor)
+{
+    const struct transfers *transfers = doctor->rpc->transfers;
+    const struct transfer_record *record;
+    struct list *cursor = NULL;
+    size_t before = doctor->n;
+
+    while ((record = transfers_next_active(transfers, &cursor)))
+        if (call_may_see(doctor->call, &record->requester))
+            check_transfer(doctor, record);
+    if (doctor->n == before)
+        doctor_find(doctor, FINDING_OK, "", "No transfer is stuck; %u are running.", transfers_active(transfers));
+}
+
+/* ---- the table ---- */
+
+/* Ids are fixed for ever. rdtctl(1) lists them. Those below RDT010 belong to rdtctl (client/ctl/ctl_doctor.c). */
+static const struct {
+    const char *id, *name;
+    void (*check)(struct doctor *doctor);
+} checks[] = {
+    {"RDT010", "open-files", doctor_open_files},
+    {"RDT011", "locked-memory", doctor_locked_memory},
+    {"RDT012", "control-group", doctor_control_group},
+    {"RDT013", "huge-pages", doctor_huge_pages},
+    {"RDT014", "overcommit", doctor_overcommit},
+    {"RDT015", "orphans", doctor_orphans},
+    {"RDT016", "limits", check_limits},
+    {"RDT020", "state-dir", check_state_dir},
+    {"RDT021", "key", check_key},
+    {"RDT022", "peers", check_peers},
+    {"RDT023", "peer-versions", check_peer_versions},
+    {"RDT024", "transports", check_transports},
+    {"RDT025", "devices", check_devices},
+    {"RDT030", "keeper", check_keeper},
+    {"RDT031", "journal", check_journal},
+    {"RDT032", "transfers", check_transfers},
+};
+
+enum rdt_status rpc_doctor(struct call *call, const void *request, struct rdt_error *err)
+{
+    struct doctor *doctor = arena_alloc(call->arena, sizeof *doctor);
+    Rdt__Pb__DoctorReply reply = RDT__PB__DOCTOR_REPLY__INIT;
+
+    (void)request;
+    if (!doctor)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
+    *doctor = (struct doctor){.call = call, .rpc = call->rpc, .arena = call->arena};
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
+        doctor->id = checks[i].id;
+        doctor->name = checks[i].name;
+        checks[i].check(doctor);
+    }
+    if (doctor->failed)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
+    reply.checks = doctor->rows;
+    reply.n_checks = doctor->n;
+    call_reply(call, &reply.base, NULL, 0);
+    return RDT_OK;
+}

@@ -1,0 +1,146 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# rdtctl doctor finds what is wrong with an installation, states an id, a sentence and a remedy, and says by its exit status how
+# bad it is; a sound installation gets no finding; rdtctl(1) lists every id.
+set -uo pipefail
+cd "$(dirname "$0")/../../.." || exit 1
+dir=$(mktemp -d)
+pids=()
+# shellcheck disable=SC2317
+cleanup() { { kill -CONT "${pids[@]}"; kill "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"; }
+trap cleanup EXIT
+failures=0
+bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
+ctl() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" "$@"; }
+
+# start FLAG...: a daemon at $dir/s, the last of $pids
+start() {
+  "$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s" --state-dir "$dir/state" --backend-dir "$RDT_BUILD_DIR/backends" "$@" 2>>"$dir/log" &
+  pids+=($!)
+  for ((i = 0; i < 400; i++)); do
+    ctl ping -q --timeout 1s 2>/dev/null && return
+    sleep 0.05
+  done
+  echo "the daemon does not start: $(cat "$dir/log")"
+  exit 1
+}
+stop() { kill "${pids[-1]}"; wait "${pids[-1]}" || bad "the daemon ended with $?"; unset 'pids[-1]'; }
+
+# field ID KEY: of the findings of that check in $dir/json
+field() {
+  "${PYTHON:-/usr/bin/python3}" -c 'import json, sys
+for c in json.load(open(sys.argv[1]))["checks"]:
+    if c["id"] == sys.argv[2]: print(c[sys.argv[3]])' "$dir/json" "$1" "$2"
+}
+# expect STATUS ID PATTERN [OPTION...]: that check has that status and says that, with a remedy unless all is well
+expect() {
+  local status=$1 id=$2 pattern=$3 found
+  shift 3
+  ctl doctor --json "$@" >"$dir/json"
+  found=$?
+  field "$id" status | grep -qx "$status" || bad "$id is $(field "$id" status), not $status: $(field "$id" sentence)"
+  field "$id" sentence | grep -qE -- "$pattern" || bad "$id does not say '$pattern': $(field "$id" sentence)"
+  [[ $status == ok ]] || field "$id" remedy | grep -qE '\.$' || bad "$id names no remedy: $(cat "$dir/json")"
+  case $status in
+  fail) ((found == 2)) || bad "exit status $found after a failure" ;;
+  warn) ((found == 1 || found == 2)) || bad "exit status $found after a warning" ;;
+  esac
+}
+
+# ---- no daemon ----
+
+expect fail RDT001 'There is no socket at .*/s: No such file'
+field RDT009 status | grep -qx skip || bad "RDT009 without a daemon: $(cat "$dir/json")"
+touch "$dir/s"
+expect fail RDT001 's is no socket'
+rm "$dir/s"
+
+# ---- a sound installation ----
+
+start
+ctl doctor --json >"$dir/json"
+code=$?
+"${PYTHON:-/usr/bin/python3}" - "$dir/json" "$code" client/ctl/rdtctl.1.scd <<'PY' || bad "a sound installation: $(cat "$dir/json")"
+import json, re, sys
+report, code = json.load(open(sys.argv[1])), int(sys.argv[2])
+checks = report["checks"]
+assert sorted(checks, key=lambda c: c["id"]) == checks, "not in order"
+found = [c for c in checks if c["status"] != "ok"]
+assert all(c["id"] == "RDT005" for c in found), found # the clock of the machine is not the installation's fault
+assert code == {"ok": 0, "warn": 1, "skip": 3}[report["status"]], code
+assert all(re.fullmatch(r"RDT\d{3}", c["id"]) and c["sentence"].endswith(".") for c in checks), checks
+assert all(bool(c["remedy"]) == (c["status"] in ("warn", "fail")) for c in checks), checks
+page = re.findall(r"\*(RDT\d{3}) ([a-z-]+)\*", open(sys.argv[3]).read())
+assert sorted(page) == sorted({(c["id"], c["name"]) for c in checks}), (page, "rdtctl(1) lists other checks")
+PY
+ctl doctor >"$dir/text"
+grep -qE '^ok +RDT010 open-files +The daemon may open' "$dir/text" || bad "for people: $(cat "$dir/text")"
+ctl doctor -q >"$dir/text"
+grep -q '^ok' "$dir/text" && bad "--quiet shows what is well"
+chmod 777 "$dir"
+expect fail RDT002 'Other users may write to '
+chmod 755 "$dir"
+kill -STOP "${pids[-1]}"
+expect fail RDT001 'does not answer' --timeout 300ms
+kill -CONT "${pids[-1]}"
+mv "$dir/state" "$dir/state2"
+touch "$dir/state"
+expect fail RDT020 'cannot use its state_dir'
+rm "$dir/state"
+mv "$dir/state2" "$dir/state"
+expect ok RDT020 "uuid is in $dir/state"
+stop
+
+# ---- limits ----
+
+(ulimit -n 600 && exec "$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" \
+  --owner-max-objects 4 2>>"$dir/log") &
+pids+=($!)
+for ((i = 0; i < 400; i++)); do ctl ping -q --timeout 1s 2>/dev/null && break || sleep 0.05; done
+expect warn RDT010 'may open 600 files, but max_clients'
+expect ok RDT016 'Nobody'
+printf '\002\000\000\000\000\000\000\000{}' >"$dir/empty.safetensors"
+for i in 1 2 3 4; do ctl put -q "$dir/empty.safetensors" --id "o$i" --detached >/dev/null || bad "no put"; done
+expect warn RDT016 "User $(id -u) uses 4 of 4 objects"
+if [[ $(id -u) == 0 ]]; then
+  setpriv --reuid 4321 --clear-groups "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" doctor --json >"$dir/json"
+  field RDT016 sentence | grep -q Nobody || bad "another user sees: $(field RDT016 sentence)"
+fi
+stop
+
+# ---- the keeper ----
+
+"$RDT_BUILD_DIR/rdtd-keeper" --socket "$dir/keeper" 2>>"$dir/log" &
+keeper=$!
+for ((i = 0; i < 400; i++)); do [[ -S $dir/keeper ]] && break || sleep 0.05; done
+start --keeper "$dir/keeper"
+ctl put -q "$dir/empty.safetensors" --id kept --detached >/dev/null
+expect ok RDT030 '1 objects and 0 names would survive'
+kill -9 "$keeper"
+wait "$keeper" 2>/dev/null
+for ((i = 0; i < 400; i++)); do [[ $(ctl status --json) == *'"keeper_up": true'* ]] || break; sleep 0.05; done
+expect fail RDT030 'is not connected, so a crash'
+stop
+
+# ---- other nodes ----
+
+(umask 077 && head -c 32 /dev/urandom | base64 >"$dir/key")
+port=$("${PYTHON:-/usr/bin/python3}" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+echo "gone 127.0.0.1:$port" >"$dir/nodes"
+start --key-file "$dir/key" --listen 127.0.0.1:0 --nodes "$dir/nodes"
+for ((i = 0; i < 400; i++)); do [[ $(ctl peers --json) == *'"state": "backoff"'* ]] && break || sleep 0.05; done
+expect ok RDT021 'listens at 127.0.0.1:'
+for ((i = 0; i < 100; i++)); do # the daemon dials again and again
+  ctl doctor --json >"$dir/json"
+  [[ $(field RDT022 status) == warn ]] && break || sleep 0.05
+done
+[[ $(field RDT022 sentence) == "Node gone at 127.0.0.1:$port cannot be reached: "* ]] || bad "$(field RDT022 sentence)"
+while read -r name; do
+  [[ $(field RDT024 sentence) == *"Transport $name is loaded, but cannot be used: "* ]] || bad "RDT024 lacks $name: $(field RDT024 sentence)"
+done < <(ctl backends --json | "${PYTHON:-/usr/bin/python3}" -c 'import json, sys
+for b in json.load(sys.stdin)["backends"]:
+    if b["kind"] == "transport" and not b["available"] and "host" in b["memory"]: print(b["name"])')
+chmod 644 "$dir/key"
+expect fail RDT021 'could not be started again: '
+stop
+((failures == 0))
