@@ -35,7 +35,7 @@ enum ctl_exit {
 struct ctl;
 
 struct ctl_command {
-    const char *name;
+    char name[16];
     int (*run)(struct ctl *ctl, int argc, char **argv); /* argv[0] is the subcommand; returns enum ctl_exit */
     const char *arguments;                              /* for the usage line: "REF -o FILE" */
     const char *help;                                   /* one line */

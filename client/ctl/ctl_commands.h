@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The subcommands. Each row makes one: its function ctl_NAME in ctl_NAME.c, its --help, its line in the overview and its
- * completion. */
+ * completion. Where NAME has an underscore, users write a hyphen. */
 #ifndef CLIENT_CTL_COMMANDS_H
 #define CLIENT_CTL_COMMANDS_H
 
@@ -31,6 +31,9 @@ struct ctl;
       "was loaded here is gone when the daemon ends; backend_dir or `rdtd --backend` loads it at each start.\n"         \
       "KEY=VALUE are settings of the plug-in's own section and take precedence over the configuration. `list`\n"        \
       "does the same as `rdtctl backends`.")                                                                            \
+    X(log_level, "[error|warn|info|debug|trace]", "shows or changes what the running daemon logs",                      \
+      "The level lasts until the next change, or until the daemon ends; log_level in rdtd.conf is that of the next\n"   \
+      "start. Only root and the daemon's own user may ask.")                                                            \
     X(transfers, "", "lists running transfers and those that ended last", NULL)                                         \
     X(names, "", "lists published names and their newest versions", NULL)                                               \
     X(groups, "[create NAME MEMBER MEMBER ... | destroy NAME]", "lists, creates or destroys groups of actors",          \

@@ -40,12 +40,13 @@ _rdtctl() {
     fi
     if [[ -z $command ]]; then
         words=$(rdtctl help 2>/dev/null |
-            sed -n -e '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' -e '/^options/,/^$/s/^  .*\(--[a-z-]*\) .*/\1/p')
+            sed -n -e '/^commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p' -e '/^options/,/^$/s/^  .*\(--[a-z-]*\) .*/\1/p')
     elif [[ $cur == -* ]]; then
         words=$(rdtctl "$command" --help 2>/dev/null | sed -n '/^options/,$s/^  \(-[a-zA-Z],\|   \) \(--[a-z-]*\) .*/\2/p')
     else
         case $command in
         stat | fetch | wait | free) words=$(_rdtctl_ids objects id --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}") ;;
+        log-level) words='error warn info debug trace' ;;
         watch) words='objects regions clients peers backends transfers names owners groups' ;;
         backend)
             case $prev in

@@ -8,12 +8,20 @@
 #include "ctl_commands.h"
 #include "ctl_progress.h"
 
-static const struct ctl_command commands[] = {
+static struct ctl_command commands[] = {/* main gives them their names */
 #define X(name, arguments, help, more) {#name, ctl_##name, arguments, help, more},
-    CTL_COMMAND_MAP(X)
+                                        CTL_COMMAND_MAP(X)
 #undef X
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)
+
+/* C has no hyphens in names. */
+static void name_commands(void)
+{
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        for (char *at = commands[i].name; (at = strchr(at, '_'));)
+            *at = '-';
+}
 
 static const struct ctl_command *find(const char *name)
 {
@@ -74,8 +82,10 @@ static int run(struct ctl *ctl, int argc, char **argv)
 int main(int argc, char **argv)
 {
     struct ctl ctl = {.started_ns = ctl_now_ns()};
-    int code = run(&ctl, argc, argv);
+    int code;
 
+    name_commands();
+    code = run(&ctl, argc, argv);
     rdt_close(ctl.rdt);
     return ctl_flush(code);
 }

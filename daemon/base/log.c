@@ -16,7 +16,7 @@
 
 #define LINE_BYTES 2048
 
-enum log_level log_threshold = LOG_LEVEL_INFO;
+_Atomic enum log_level log_threshold = LOG_LEVEL_INFO;
 
 /* priority: the level's number for syslog and journald. */
 static const struct {

@@ -10,7 +10,7 @@
 
 enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG, LOG_LEVEL_TRACE };
 
-extern enum log_level log_threshold; /* set once by main */
+extern _Atomic enum log_level log_threshold; /* from the options, and from LOG_LEVEL (rpc/rpc_manage.c) */
 
 /* text is "error", "warn" and so on. false: no such level. */
 bool log_level_parse(const char *text, enum log_level *level_p);

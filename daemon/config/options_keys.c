@@ -112,7 +112,8 @@ const struct option_key option_keys[] = {
      .why = "Set it to load a backend of your own."},
     {ROW("daemon", "log_level", OPTION_STRING, log_level, 1, 16), .check = check_log_level, .fallback = "info",
      .value = "LEVEL", .help = "The least severe messages that the daemon logs: error, warn, info, debug or trace.",
-     .why = "Set it to debug to follow every object, or to trace to follow every message."},
+     .why = "Set it to debug to follow every object, or to trace to follow every message. rdtctl log-level changes it while "
+            "the daemon runs."},
     {ROW("daemon", "allow_overflow_uid", OPTION_BOOL, allow_overflow_uid, 0, 0), .fallback = "no",
      .help = "Whether the daemon serves clients whose uid has no mapping in the daemon's user namespace. All of them look "
              "like one user to it.",

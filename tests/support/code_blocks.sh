@@ -79,7 +79,7 @@ check_blocks() {
 named_commands() {
   local name failed=0 commands
   commands=$(rdtctl --help | awk '/^commands:/ {on = 1; next} /^$/ {on = 0} on {print $1}')
-  for name in $(grep -oE '(^|[ `*(|])rdtctl [a-z]+' "$1" | awk '{print $NF}' | sort -u); do
+  for name in $(grep -oE '(^|[ `*(|])rdtctl [a-z]+(-[a-z]+)*' "$1" | awk '{print $NF}' | sort -u); do
     [[ $name =~ ^(shows|is|and|or|fetch|are|calls|talks|in)$ ]] || grep -qx "$name" <<<"$commands" || { echo "$1 names rdtctl $name, which does not exist"; failed=1; }
   done
   for name in $(grep -oE '[`*(]make [a-z-]+' "$1" | awk '{print $NF}' | sort -u); do

@@ -32,8 +32,8 @@ expect 2 '' "unknown command 'frobnicate'" frobnicate
 expect 2 '' "unknown command 'frobnicate'" help frobnicate
 expect 2 '' 'unknown option --frobnicate' --frobnicate status
 
-commands=$("$rdtctl" help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
-for name in status ping objects regions clients peers backends transfers explain stat put fetch wait free names publish unpublish watch; do
+commands=$("$rdtctl" help | sed -n '/^commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p')
+for name in status ping objects regions clients peers backends transfers explain stat put fetch wait free names publish unpublish watch doctor log-level; do
   grep -qx "$name" <<<"$commands" || { echo "the overview lacks $name"; failures=$((failures + 1)); }
 done
 for name in $commands; do

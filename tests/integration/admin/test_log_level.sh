@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# rdtctl log-level shows and changes what a running daemon logs, says who did it, and refuses other users and other words.
+set -uo pipefail
+dir=$(mktemp -d)
+trap '{ kill "$daemon"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
+failures=0
+bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
+ctl() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" "$@"; }
+
+"$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" 2>"$dir/log" &
+daemon=$!
+for ((i = 0; i < 400; i++)); do ctl ping -q --timeout 1s 2>/dev/null && break || sleep 0.05; done
+
+[[ $(ctl log-level) == 'the log level is info' ]] || bad "$(ctl log-level)"
+grep -q 'PING' "$dir/log" && bad "messages are logged at info: $(cat "$dir/log")"
+[[ $(ctl log-level trace) == 'the log level is trace now; it was info' ]] || bad "no change"
+ctl ping -q
+grep -q 'trace: PING from client' "$dir/log" || bad "nothing is logged at trace: $(cat "$dir/log")"
+[[ $(ctl log-level error --json) == *'"level": "error"'*'"before": "trace"'* ]] || bad "no JSON"
+grep -q "info: uid $(id -u) has changed the log level from trace to error" "$dir/log" || bad "the log does not say who: $(tail -n 1 "$dir/log")"
+before=$(wc -l <"$dir/log")
+ctl ping -q
+[[ $(wc -l <"$dir/log") == "$before" ]] || bad "something is logged at error: $(tail -n 1 "$dir/log")"
+
+ctl log-level verbose 2>"$dir/why" && bad "a word that is no level is taken"
+grep -q "INVALID: 'verbose' is no log level: expected error, warn, info, debug or trace" "$dir/why" || bad "$(cat "$dir/why")"
+if [[ $(id -u) == 0 ]]; then
+  chmod 755 "$dir"
+  setpriv --reuid 4321 --clear-groups "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" log-level debug 2>"$dir/why" && bad "another user may change it"
+  grep -q 'DENIED: only root' "$dir/why" || bad "$(cat "$dir/why")"
+fi
+[[ $(ctl log-level) == 'the log level is error' ]] || bad "a refused change took place: $(ctl log-level)"
+((failures == 0))
