@@ -174,7 +174,7 @@ static uint64_t evict_replicas(void *arg, uint64_t bytes)
 
 /* ---- the start ---- */
 
-static void check_memory_limit(const struct daemon *daemon)
+void daemon_check_memory_limit(const struct daemon *daemon)
 {
     uint64_t limit = daemon->regions.limit_bytes, group = memory_group_limit_bytes("/proc/self/cgroup", "/sys/fs/cgroup");
 
@@ -191,7 +191,7 @@ static void init_rooms(struct daemon *daemon)
 
     deadlines_init(&daemon->deadlines, &daemon->loop);
     regions_init(&daemon->regions, daemon->plugins, daemon->pool, options_effective_memory_limit(options));
-    check_memory_limit(daemon);
+    daemon_check_memory_limit(daemon);
     regions_set_reuse(&daemon->regions, &daemon->deadlines, daemon->regions.limit_bytes / 8,
                       options->cache_max_bytes ? options->cache_max_bytes : daemon->regions.limit_bytes / 8,
                       options->pool_idle_ns);
@@ -237,6 +237,7 @@ static void init_rooms(struct daemon *daemon)
                                .groups = &daemon->groups,
                                .next_forward = 1,
                                .started_ns = uv_hrtime(),
+                               .above = {.arg = daemon, .reload = daemon_reload},
                                .dispatch = rpc_dispatch};
     holds_init(&daemon->rpc.holds, &daemon->deadlines, options->hold_grace_ns);
     watches_init(&daemon->rpc);
@@ -334,7 +335,7 @@ static void on_closed(void *arg)
     (void)arg;
 }
 
-enum rdt_status daemon_run(const struct options *options, struct rdt_error *err)
+enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
 {
     struct daemon *daemon = calloc(1, sizeof *daemon);
     char uuid[33];

@@ -10,8 +10,9 @@
 #include "daemon/config/options.h"
 #include "rdt_status.h"
 
-/* Serves until SIGTERM or SIGINT, waits for transfers to end, and returns. An error says why the daemon could not start. */
-enum rdt_status daemon_run(const struct options *options, struct rdt_error *err);
+/* Serves until SIGTERM or SIGINT, waits for transfers to end, and returns. An error says why the daemon could not start. A
+ * reload changes the options. */
+enum rdt_status daemon_run(struct options *options, struct rdt_error *err);
 
 /* Loads the backends to check their sections of the configuration, and prints these to `dump`. If dump is NULL, it
  * checks instead what else a start would refuse: interfaces that do not exist, the key file, the address to listen on.

@@ -11,7 +11,7 @@
 
 struct daemon {
     uv_loop_t loop;
-    const struct options *options;
+    struct options *options; /* daemon_reload changes it */
     struct node node;
     struct plugins *plugins;
     struct work_pool *pool;
@@ -32,7 +32,7 @@ struct daemon {
     struct rpc rpc;
     struct conns conns;
     struct listener listener;
-    uv_signal_t sigterm, sigint;
+    uv_signal_t sigterm, sigint, sighup;
     uv_timer_t watchdog;
     bool has_watchdog;
     struct deadline drain_limit, close_limit, idle_check;
@@ -42,7 +42,14 @@ struct daemon {
     bool lingering;     /* the last transfer has ended, and its bytes may still be on the network */
 };
 
-/* Sends SIGTERM and SIGINT, and systemd's watchdog, to the loop. */
+/* Warns if the control group's limit is less than memory_limit. */
+void daemon_check_memory_limit(const struct daemon *daemon);
+
+/* Of rpc.above: see there. arg is the daemon. daemon_on_hangup does it, too. */
+enum rdt_status daemon_reload(void *arg, bool check, options_on_change on_change, void *change_arg, struct rdt_error *err);
+void daemon_on_hangup(uv_signal_t *handle, int number);
+
+/* Sends SIGTERM, SIGINT and SIGHUP, and systemd's watchdog, to the loop. */
 void daemon_start_signals(struct daemon *daemon);
 
 /* From now on checks regularly whether options->idle_exit_ns has passed without a client, an object or a transfer, and

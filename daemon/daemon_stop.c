@@ -28,6 +28,7 @@ static void close_loop_handles(void *arg)
 
     uv_close((uv_handle_t *)&daemon->sigterm, NULL);
     uv_close((uv_handle_t *)&daemon->sigint, NULL);
+    uv_close((uv_handle_t *)&daemon->sighup, NULL);
     if (daemon->has_watchdog)
         uv_close((uv_handle_t *)&daemon->watchdog, NULL);
     deadlines_close(&daemon->deadlines, NULL);
@@ -224,9 +225,11 @@ void daemon_start_signals(struct daemon *daemon)
     (void)signal(SIGPIPE, SIG_IGN);
     (void)uv_signal_init(&daemon->loop, &daemon->sigterm);
     (void)uv_signal_init(&daemon->loop, &daemon->sigint);
-    daemon->sigterm.data = daemon->sigint.data = daemon;
+    (void)uv_signal_init(&daemon->loop, &daemon->sighup);
+    daemon->sigterm.data = daemon->sigint.data = daemon->sighup.data = daemon;
     (void)uv_signal_start(&daemon->sigterm, on_signal, SIGTERM);
     (void)uv_signal_start(&daemon->sigint, on_signal, SIGINT);
+    (void)uv_signal_start(&daemon->sighup, daemon_on_hangup, SIGHUP);
     if (interval_ns > 0) {
         daemon->has_watchdog = true;
         (void)uv_timer_init(&daemon->loop, &daemon->watchdog);

@@ -34,6 +34,10 @@ struct ctl;
     X(log_level, "[error|warn|info|debug|trace]", "shows or changes what the running daemon logs",                      \
       "The level lasts until the next change, or until the daemon ends; log_level in rdtd.conf is that of the next\n"   \
       "start. Only root and the daemon's own user may ask.")                                                            \
+    X(reload, "", "makes the running daemon read its configuration again",                                              \
+      "Prints each value that differs. Limits, the log level, the nodes and the key change at once; what is for the\n"  \
+      "next start is marked so (rdtd.conf(5) lists both). If anything in the configuration is wrong, nothing\n"         \
+      "changes. Only root and the daemon's own user may do it.")                                                        \
     X(transfers, "", "lists running transfers and those that ended last", NULL)                                         \
     X(names, "", "lists published names and their newest versions", NULL)                                               \
     X(groups, "[create NAME MEMBER MEMBER ... | destroy NAME]", "lists, creates or destroys groups of actors",          \

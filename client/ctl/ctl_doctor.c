@@ -195,7 +195,8 @@ static void check_daemon(struct report *report)
     ProtobufCMessage *reply;
 
     if (ctl_call(report->ctl, RDT_MSG_DOCTOR, &request.base, &reply, &err)) {
-        find(report, "RDT009", "daemon", SKIP, "Restart the daemon if it is older than this program.",
+        find(report, "RDT009", "daemon", SKIP,
+             err.status == RDT_UNSUPPORTED ? "Restart the daemon with the version of this program." : "Run the doctor again.",
              "The daemon did not make its own checks: %s.", err.msg);
         return;
     }

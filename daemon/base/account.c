@@ -294,6 +294,18 @@ void account_room_freed(struct accounts *accounts, enum usage what, const void *
     call_next(accounts, NULL, what, on);
 }
 
+void account_limits_changed(struct account *account)
+{
+    for (unsigned i = 0; i < USAGE_COUNT; i++)
+        call_first(account, (enum usage)i, NULL);
+}
+
+void accounts_limits_changed(struct accounts *accounts)
+{
+    for (unsigned i = 0; i < USAGE_COUNT; i++)
+        account_room_freed(accounts, (enum usage)i, NULL);
+}
+
 void account_give(struct account *account, enum usage what, uint64_t n)
 {
     struct accounts *accounts;

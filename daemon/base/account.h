@@ -135,6 +135,10 @@ void account_node_is_full(struct account *account, enum usage what, const void *
 /* The node, or the device `on`, has room again: the owners that wait for it try in turn. */
 void account_room_freed(struct accounts *accounts, enum usage what, const void *on);
 
+/* Limits have changed: requests that wait for room try again. account: of a client. */
+void account_limits_changed(struct account *account);
+void accounts_limits_changed(struct accounts *accounts);
+
 /* Whether an earlier request of the account's owner, other than the one that tries now, waits for room on
  * that device. Later requests then wait, too. */
 bool account_waits_for(const struct account *account, enum usage what, const void *on);

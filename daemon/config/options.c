@@ -41,6 +41,8 @@ void option_fault(struct option_faults *faults, const struct rdt_error *why, con
         faults->first = fault;
         return;
     }
+    if (faults->quiet)
+        return;
     if (faults->n == 2)
         fprintf(stderr, "rdtd: %s\n", faults->first.msg);
     fprintf(stderr, "rdtd: %s\n", fault.msg);
@@ -217,11 +219,25 @@ static void apply_environment(struct options *options, struct option_faults *fau
     }
 }
 
-enum rdt_status options_load(int argc, char **argv, struct options *options_p, struct rdt_error *err)
+static enum rdt_status keep_flags(struct options *options, int argc, char **argv, struct rdt_error *err)
+{
+    options->argv = calloc((size_t)argc + 1, sizeof *options->argv);
+    while (options->argv && options->argc < argc) {
+        char *copy = strdup(argv[options->argc]);
+        if (!copy)
+            break;
+        options->argv[options->argc++] = copy;
+    }
+    return options->argc == argc ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory");
+}
+
+static enum rdt_status load(int argc, char **argv, bool quiet, struct options *options_p, struct rdt_error *err)
 {
     struct options options;
-    struct option_faults faults = {0};
+    struct option_faults faults = {.quiet = quiet};
     enum rdt_status status = options_set_defaults(&options, err);
+    if (status == RDT_OK)
+        status = keep_flags(&options, argc, argv, err);
     if (status == RDT_OK) {
         bool named = option_scan_flags(&options, argc, argv);
         /* the other dumps print what is compiled in */
@@ -241,8 +257,21 @@ enum rdt_status options_load(int argc, char **argv, struct options *options_p, s
     return RDT_OK;
 }
 
+enum rdt_status options_load(int argc, char **argv, struct options *options_p, struct rdt_error *err)
+{
+    return load(argc, argv, false, options_p, err);
+}
+
+enum rdt_status options_load_again(const struct options *options, struct options *fresh_p, struct rdt_error *err)
+{
+    return load(options->argc, options->argv, true, fresh_p, err);
+}
+
 void options_fini(struct options *options)
 {
+    while (options->argc > 0)
+        free(options->argv[--options->argc]);
+    free(options->argv);
     for (size_t i = 0; i < n_option_keys; i++) {
         if (option_keys[i].type == OPTION_STRING)
             free(*(char **)((char *)options + option_keys[i].offset));

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The room config: the daemon's configuration, from the defaults, the configuration file, the environment
- * (RDTD_<KEY>) and the flags, each of which overrides those before it. It owns struct options, which does not
- * change after the start, and the limits that follow from it. It promises that a configuration is checked as a
- * whole before use, and that every fault names its key, value, file and line. It refuses unknown keys. A new key
- * is a row in options_keys.c and a field here: file, environment, flag, --help, rdtd.conf and rdtd.conf(5) come
- * from the row. */
+ * (RDTD_<KEY>) and the flags, each of which overrides those before it. It owns struct options and the limits that
+ * follow from it. It promises that a configuration is checked as a whole before use, and that every fault names its
+ * key, value, file and line. It refuses unknown keys. A new key is a row in options_keys.c and a field here: file,
+ * environment, flag, --help, rdtd.conf and rdtd.conf(5) come from the row.
+ *
+ * After the start only options_adopt changes the struct, and only the keys whose rows say so; other threads than the
+ * loop's read none of these. */
 #ifndef DAEMON_OPTIONS_H
 #define DAEMON_OPTIONS_H
 
@@ -89,7 +91,9 @@ struct options {
     struct node_entry *node_list;     /* from the nodes file */
     bool check_config, version, help; /* flags only */
     enum options_dump dump_config;    /* a flag only */
-    char *config;                     /* the file that was read: --config, else the usual one if there is one; "" none */
+    int argc;
+    char **argv;  /* copies, for options_load_again */
+    char *config; /* the file that was read: --config, else the usual one if there is one; "" none */
 };
 
 /* Reads flags, environment and file. With --help, --version and --dump-config=template or =man the other sources
@@ -97,6 +101,23 @@ struct options {
  * all are printed to stderr first. *options_p is written on success only, and needs options_fini. */
 enum rdt_status options_load(int argc, char **argv, struct options *options_p, struct rdt_error *err);
 void options_fini(struct options *options);
+
+/* ---- reloading ---- */
+
+/* Reads all sources again, with the flags of the start. Nothing is printed: err is the first fault, and says how many there
+ * are. */
+enum rdt_status options_load_again(const struct options *options, struct options *fresh_p, struct rdt_error *err);
+
+/* A value that differs. reloads: options_adopt takes it over; if not, it is for the next start. The texts are borrowed, and
+ * written as in the file; those of a key that a source no longer has are "". */
+typedef void (*options_on_change)(void *arg, const char *section, const char *key, const char *before, const char *after,
+                                  bool reloads);
+
+/* Calls on_change for each key, those of backends included, and for the content of the nodes file. */
+void options_compare(const struct options *now, const struct options *fresh, options_on_change on_change, void *arg);
+
+/* Moves the nodes and the values of all keys that reload to `options`. fresh still needs options_fini. */
+void options_adopt(struct options *options, struct options *fresh);
 
 /* The value of memory_limit or, for 0, half of the smaller of RAM and the limit of the daemon's control group
  * (version 1 or 2, and the groups above it). */

@@ -72,7 +72,7 @@ static enum rdt_status check_advertise(const char *text, struct rdt_error *err)
 
 #define LIMIT_ROW(WHOSE, WHAT, TYPE, USAGE)                                                                                  \
     .section = "limits", .name = #WHOSE "_max_" #WHAT, .type = TYPE, .offset = offsetof(struct options, WHOSE##_max[USAGE]), \
-    .min = 0, .max = UNBOUNDED
+    .min = 0, .max = UNBOUNDED, .reload = RELOAD_ALWAYS
 
 const struct option_section option_sections[] = {
     {"daemon", "The daemon on its node: where it serves, what it loads, how much memory it uses."},
@@ -110,19 +110,20 @@ const struct option_key option_keys[] = {
     {ROW("daemon", "backends", OPTION_STRING, backends, 0, PATH_BYTES), .fallback = "", .value = "PATH,...",
      .help = "The paths of further plug-ins to load at start, separated by commas; the flag --backend PATH adds one.",
      .why = "Set it to load a backend of your own."},
-    {ROW("daemon", "log_level", OPTION_STRING, log_level, 1, 16), .check = check_log_level, .fallback = "info",
-     .value = "LEVEL", .help = "The least severe messages that the daemon logs: error, warn, info, debug or trace.",
+    {ROW("daemon", "log_level", OPTION_STRING, log_level, 1, 16), .reload = RELOAD_ALWAYS, .check = check_log_level,
+     .fallback = "info", .value = "LEVEL",
+     .help = "The least severe messages that the daemon logs: error, warn, info, debug or trace.",
      .why = "Set it to debug to follow every object, or to trace to follow every message. rdtctl log-level changes it while "
             "the daemon runs."},
     {ROW("daemon", "allow_overflow_uid", OPTION_BOOL, allow_overflow_uid, 0, 0), .fallback = "no",
      .help = "Whether the daemon serves clients whose uid has no mapping in the daemon's user namespace. All of them look "
              "like one user to it.",
      .why = "Set it to yes only in a container whose users trust one another."},
-    {ROW("daemon", "memory_limit", OPTION_BYTES, memory_limit_bytes, 0, UNBOUNDED), .fallback = "0",
+    {ROW("daemon", "memory_limit", OPTION_BYTES, memory_limit_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS, .fallback = "0",
      .help = "The most host memory that the daemon allocates for all clients together. 0 means half of the RAM, or half of "
              "the limit of the daemon's control group if that is less.",
      .why = "Set it to the memory that the other programs of the machine leave."},
-    {ROW("daemon", "cache_max", OPTION_BYTES, cache_max_bytes, 0, UNBOUNDED), .fallback = "0",
+    {ROW("daemon", "cache_max", OPTION_BYTES, cache_max_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS, .fallback = "0",
      .help = "The most memory under memory_limit that the daemon caches for one client, which has released it and may get it "
              "again. 0 means an eighth of memory_limit.",
      .why = "Raise it to the size of the objects that a client puts or fetches again and again; lower it where memory is "
@@ -137,10 +138,10 @@ const struct option_key option_keys[] = {
     {ROW("daemon", "pool_idle", OPTION_DURATION, pool_idle_ns, MS, HOUR), .fallback = "10s",
      .help = "The time after which the daemon frees pooled or cached memory that nobody has used.",
      .why = "Raise it if the pauses between two bursts of work are longer."},
-    {ROW("daemon", "max_clients", OPTION_UINT, max_clients, 1, 1000000), .fallback = "4096",
+    {ROW("daemon", "max_clients", OPTION_UINT, max_clients, 1, 1000000), .reload = RELOAD_ALWAYS, .fallback = "4096",
      .help = "The most clients that may be connected at one time.",
      .why = "Raise it on a node where more processes use the daemon."},
-    {ROW("daemon", "max_objects", OPTION_UINT, max_objects, 1, 100000000), .fallback = "1048576",
+    {ROW("daemon", "max_objects", OPTION_UINT, max_objects, 1, 100000000), .reload = RELOAD_ALWAYS, .fallback = "1048576",
      .help = "The most objects that may exist at one time.", .why = "Raise it for workloads with very many small objects."},
     {ROW("daemon", "worker_threads", OPTION_UINT, worker_threads, 1, 256), .fallback = "2",
      .help = "The number of threads that allocate, copy and register memory.",
@@ -149,10 +150,10 @@ const struct option_key option_keys[] = {
      .help = "The longest time that the daemon and its clients look for the next message before they sleep, while messages "
              "follow one another closely. 0 means that they always sleep.",
      .why = "Set it to 0 to save processor time at the price of latency."},
-    {ROW("daemon", "detached_ttl_max", OPTION_DURATION, detached_max_ns, MS, 8760 * HOUR), .fallback = "24h",
-     .help = "The longest time to live that a put of a detached object may ask for.",
+    {ROW("daemon", "detached_ttl_max", OPTION_DURATION, detached_max_ns, MS, 8760 * HOUR), .reload = RELOAD_ALWAYS,
+     .fallback = "24h", .help = "The longest time to live that a put of a detached object may ask for.",
      .why = "Lower it on a shared node where forgotten objects must not occupy memory for a day."},
-    {ROW("daemon", "drain_timeout", OPTION_DURATION, drain_timeout_ns, 0, HOUR), .fallback = "10s",
+    {ROW("daemon", "drain_timeout", OPTION_DURATION, drain_timeout_ns, 0, HOUR), .reload = RELOAD_ALWAYS, .fallback = "10s",
      .help = "How long a daemon that is being stopped waits for its transfers to end.",
      .why = "Raise it to let large transfers end before a restart; systemd's TimeoutStopSec must be longer."},
     {ROW("daemon", "idle_exit", OPTION_DURATION, idle_exit_ns, 0, 8760 * HOUR), .fallback = "0s",
@@ -216,18 +217,22 @@ const struct option_key option_keys[] = {
      .help = "The HOST:PORT that refs carry and other nodes connect to; port 0 means the port of listen. If it is empty, it "
              "is the address of listen, or the host's name if listen is every address.",
      .why = "Set it behind address translation, or where other nodes cannot resolve the host's name."},
-    {ROW("network", "nodes", OPTION_STRING, nodes, 0, PATH_BYTES), .is_path = true, .fallback = "", .value = "PATH",
+    {ROW("network", "nodes", OPTION_STRING, nodes, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .is_path = true, .fallback = "",
+     .value = "PATH",
      .help = "A file that names the other nodes, a line for each: NAME ADDRESS:PORT [UUID]. If it is empty, nodes have no "
              "names.",
      .why = "Set it to write refs with node names, or to accept a node only with its known uuid."},
-    {ROW("network", "key_file", OPTION_STRING, key_file, 0, PATH_BYTES), .is_path = true, .fallback = "", .value = "PATH",
+    {ROW("network", "key_file", OPTION_STRING, key_file, 0, PATH_BYTES), .reload = RELOAD_IF_FILLED, .is_path = true,
+     .fallback = "", .value = "PATH",
      .help = "The file with the pre-shared key of the peer link, which must be the same on all nodes. If it is empty, the "
              "daemon has no peers. \"head -c 32 /dev/urandom | base64\" makes a key."},
-    {ROW("network", "dial", OPTION_STRING, dial, 1, 8), .check = check_dial, .fallback = "any", .value = "any|listed",
+    {ROW("network", "dial", OPTION_STRING, dial, 1, 8), .reload = RELOAD_ALWAYS, .check = check_dial, .fallback = "any",
+     .value = "any|listed",
      .help = "Which nodes a request may make the daemon connect to: any, or only those of the nodes file and those that have "
              "connected to this node.",
      .why = "Set it to listed where users must not be able to probe the network from this machine."},
-    {ROW("network", "share_tenants", OPTION_STRING, share_tenants, 0, PATH_BYTES), .fallback = "", .value = "NAME,...",
+    {ROW("network", "share_tenants", OPTION_STRING, share_tenants, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .fallback = "",
+     .value = "NAME,...",
      .help = "The tenants whose users other nodes may act for, separated by commas; * means all of them, empty only the "
              "unnamed tenant.",
      .why = "List the tenants whose uids mean the same people on all nodes."},
@@ -245,10 +250,10 @@ const struct option_key option_keys[] = {
     {ROW("network", "connect_timeout", OPTION_DURATION, connect_timeout_ns, 10 * MS, HOUR), .fallback = "5s",
      .help = "The longest time that a connection to a peer may take, TLS included.",
      .why = "Raise it for a network with long round trips."},
-    {ROW("network", "backoff_max", OPTION_DURATION, backoff_max_ns, 10 * MS, HOUR), .fallback = "30s",
+    {ROW("network", "backoff_max", OPTION_DURATION, backoff_max_ns, 10 * MS, HOUR), .reload = RELOAD_ALWAYS, .fallback = "30s",
      .help = "The longest pause between two attempts to connect to a peer.",
      .why = "Lower it where nodes restart often, so that their links are up again sooner."},
-    {ROW("network", "hold_grace", OPTION_DURATION, hold_grace_ns, 0, HOUR), .fallback = "30s",
+    {ROW("network", "hold_grace", OPTION_DURATION, hold_grace_ns, 0, HOUR), .reload = RELOAD_ALWAYS, .fallback = "30s",
      .help = "How long the holds of a peer's clients stay in force after the link to that peer is lost.",
      .why = "Raise it if links fail for longer and readers must still find their objects."},
 
@@ -262,17 +267,18 @@ const struct option_key option_keys[] = {
      .help = "Snapshots up to this size may arrive in a memfd that their client has created and sealed, and that is charged "
              "to the client's control group. 0 means that the daemon always allocates the memory.",
      .why = "Set it to 0 if the memory of all objects must be charged to the daemon's control group."},
-    {ROW("transfer", "quiesce_grace", OPTION_DURATION, quiesce_grace_ns, 0, HOUR), .fallback = "2s",
+    {ROW("transfer", "quiesce_grace", OPTION_DURATION, quiesce_grace_ns, 0, HOUR), .reload = RELOAD_ALWAYS, .fallback = "2s",
      .help = "How long the operations of an aborted transfer may take to end before the daemon closes their connection.",
      .why = "Raise it for a transport that cancels slowly."},
-    {ROW("transfer", "stall_timeout", OPTION_DURATION, stall_timeout_ns, 10 * MS, HOUR), .fallback = "30s",
-     .help = "A transfer that makes no progress for this time fails.",
+    {ROW("transfer", "stall_timeout", OPTION_DURATION, stall_timeout_ns, 10 * MS, HOUR), .reload = RELOAD_ALWAYS,
+     .fallback = "30s", .help = "A transfer that makes no progress for this time fails.",
      .why = "Raise it for a network with longer interruptions."},
-    {ROW("transfer", "replicas_max", OPTION_BYTES, replicas_max_bytes, 0, UNBOUNDED), .fallback = "4GiB",
+    {ROW("transfer", "replicas_max", OPTION_BYTES, replicas_max_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS,
+     .fallback = "4GiB",
      .help = "The most memory for replicas of other nodes' snapshots that stay for later readers. Replicas that nobody reads "
              "give way to every other use of memory. 0 means that none stays.",
      .why = "Raise it on a node whose readers share large snapshots."},
-    {ROW("transfer", "fanout_min", OPTION_BYTES, fanout_min_bytes, 0, UNBOUNDED), .fallback = "4MiB",
+    {ROW("transfer", "fanout_min", OPTION_BYTES, fanout_min_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS, .fallback = "4MiB",
      .help = "Snapshots of at least this size are also fetched from nodes that already have a replica, if several nodes want "
              "them. 0 means that all readers fetch from the owner.",
      .why = "Raise it if the owner's network is faster than its readers'."},
@@ -354,30 +360,33 @@ enum rdt_status option_key_set(struct options *options, const struct option_key 
     return RDT_OK;
 }
 
-void option_key_print(const struct options *options, const struct option_key *key, FILE *out)
+const char *option_key_text(const struct options *options, const struct option_key *key, char number_p[OPTION_TEXT_BYTES])
 {
     const void *value = field(options, key);
-    char number[OPTION_TEXT_BYTES];
-    const char *text = number;
     switch (key->type) {
     case OPTION_STRING:
-        text = *(char *const *)value;
-        break;
+        return *(char *const *)value;
     case OPTION_BOOL:
-        text = *(const bool *)value ? "yes" : "no";
-        break;
+        return *(const bool *)value ? "yes" : "no";
     case OPTION_UINT:
-        snprintf(number, sizeof number, "%" PRIu32, *(const uint32_t *)value);
+        snprintf(number_p, OPTION_TEXT_BYTES, "%" PRIu32, *(const uint32_t *)value);
         break;
     case OPTION_COUNT:
-        snprintf(number, sizeof number, "%" PRIu64, *(const uint64_t *)value);
+        snprintf(number_p, OPTION_TEXT_BYTES, "%" PRIu64, *(const uint64_t *)value);
         break;
     case OPTION_BYTES:
-        option_format_bytes(*(const uint64_t *)value, number);
+        option_format_bytes(*(const uint64_t *)value, number_p);
         break;
     case OPTION_DURATION:
-        option_format_duration(*(const uint64_t *)value, number);
+        option_format_duration(*(const uint64_t *)value, number_p);
         break;
     }
+    return number_p;
+}
+
+void option_key_print(const struct options *options, const struct option_key *key, FILE *out)
+{
+    char number[OPTION_TEXT_BYTES];
+    const char *text = option_key_text(options, key, number);
     fprintf(out, "%s%s", text[0] != 0 ? " " : "", text);
 }

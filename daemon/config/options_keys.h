@@ -15,12 +15,19 @@
 
 enum option_type { OPTION_STRING, OPTION_BOOL, OPTION_UINT, OPTION_COUNT, OPTION_BYTES, OPTION_DURATION };
 
+enum option_reload {
+    RELOAD_NEVER,     /* a new value is for the next start */
+    RELOAD_ALWAYS,    /* the loop thread alone reads it, and reads it anew each time, or daemon/reload.c spreads it */
+    RELOAD_IF_FILLED, /* the same, unless it was or becomes empty */
+};
+
 struct option_key {
     const char *section, *name; /* a name is unique among all sections: flags and environment bear no section */
     enum option_type type;
     size_t offset;     /* in struct options: char *, bool, uint32_t, uint64_t for all others */
     uint64_t min, max; /* of numbers; of strings: their length in bytes */
-    bool is_path;      /* a relative path starts at the directory of the file that sets the key */
+    enum option_reload reload;
+    bool is_path; /* a relative path starts at the directory of the file that sets the key */
     enum rdt_status (*check)(const char *text, struct rdt_error *err); /* of strings; NULL: any text is valid */
     const char *fallback;                                              /* the default, as it would be written in the file */
     const char *value; /* strings: what to write, for --help and the manual page: "PATH" */
@@ -47,6 +54,9 @@ enum rdt_status options_set_defaults(struct options *options, struct rdt_error *
 
 /* Parses, checks and stores a value. The error is about the value alone ("0 is less than 1"). */
 enum rdt_status option_key_set(struct options *options, const struct option_key *key, const char *text, struct rdt_error *err);
+
+/* The value as the file would have it; number_p holds it if it is a number. */
+const char *option_key_text(const struct options *options, const struct option_key *key, char number_p[32]);
 
 /* Prints a space and the value as the file would have it; nothing if the value is empty. */
 void option_key_print(const struct options *options, const struct option_key *key, FILE *out);

@@ -11,6 +11,7 @@
 /* Collects faults: keeps the first one, and prints all as soon as there is a second. */
 struct option_faults {
     unsigned n;
+    bool quiet; /* prints none */
     struct rdt_error first;
 };
 

@@ -153,9 +153,10 @@ static const char man_head[] = "rdtd.conf(5)\n"
                                "\n"
                                "The file consists of sections, \\[name\\], with lines of the form _key_ =\n"
                                "_value_. A line that begins with \\# or ; is a comment. Every key has a\n"
-                               "default, so the file may be empty or missing. *rdtd*(8) reads it once, at\n"
-                               "start. An unknown key, a value that is out of range or a key that is set\n"
-                               "twice is an error, and all errors are printed with their lines.\n"
+                               "default, so the file may be empty or missing. *rdtd*(8) reads it at start,\n"
+                               "and again when *rdtctl reload* or SIGHUP asks for that. An unknown key,\n"
+                               "a value that is out of range or a key that is set twice is an error, and\n"
+                               "all errors are printed with their lines.\n"
                                "\n"
                                "The same keys can be set elsewhere, too. From the weakest to the strongest:\n"
                                "the default, the file, the environment variable *RDTD\\_KEY* (as in\n"
@@ -215,6 +216,31 @@ static const char man_tail[] = "# SECTIONS OF BACKENDS\n"
                                "\n"
                                "*rdtd*(8), *rdtctl*(1), *rdt-concepts*(7), *rdt-network*(7)\n";
 
+/* Which keys need no restart. */
+static void print_man_reload(FILE *out)
+{
+    char text[TEXT_BYTES] = "*rdtctl reload* or SIGHUP makes a running daemon read the file again. All of it is checked "
+                            "first, and if there is a fault nothing changes. New values of all keys of the section limits and "
+                            "of these take effect at once:";
+    size_t used = strlen(text);
+    char name[TEXT_BYTES];
+
+    for (size_t i = 0; i < n_option_keys; i++) {
+        const struct option_key *key = &option_keys[i];
+        if (key->reload == RELOAD_NEVER || strcmp(key->section, "limits") == 0)
+            continue;
+        escape(key->name, name);
+        used += (size_t)snprintf(text + used, sizeof text - used, " *%s*,", name);
+    }
+    snprintf(
+        text + used - 1, sizeof text - used,
+        ". All others, and those of backends, take effect at the next start, and rdtctl names those that differ. Nodes that "
+        "the nodes file no longer has are dialled no more. Links that are up stay up with the key that they have; new "
+        "ones need the new one, so change the key on all nodes before the first link breaks.");
+    fputs("\n# RELOADING\n\n", out);
+    print_wrapped(text, "", MAN_COLUMNS, out);
+}
+
 static void print_man(FILE *out)
 {
     char escaped[TEXT_BYTES];
@@ -232,6 +258,8 @@ static void print_man(FILE *out)
             if (strcmp(option_keys[k].section, option_sections[i].name) == 0)
                 print_man_key(&option_keys[k], out);
     }
+    print_man_reload(out);
+    fputc('\n', out);
     fputs(man_tail, out);
 }
 

@@ -100,6 +100,14 @@ void regions_set_reuse(struct regions *regions, struct deadlines *deadlines, uin
     regions->sweep.on_passed = on_sweep;
 }
 
+void regions_set_limits(struct regions *regions, uint64_t limit_bytes, uint64_t pool_max_bytes, uint64_t cached_max_bytes)
+{
+    regions->limit_bytes = limit_bytes;
+    regions->free_pool.max_bytes = pool_max_bytes;
+    regions->cached_max_bytes = cached_max_bytes;
+    regions_admit(regions);
+}
+
 void regions_close(struct regions *regions)
 {
     if (!regions->deadlines)

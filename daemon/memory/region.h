@@ -165,6 +165,9 @@ struct region_reader {
 /* The result of asynchronous work: the region, or NULL and the error. */
 typedef void (*region_ready)(void *arg, struct region *region, const struct rdt_error *err);
 
+/* Changes memory_limit, and the most that is pooled, and cached for one client. What is in use above them stays. */
+void regions_set_limits(struct regions *regions, uint64_t limit_bytes, uint64_t pool_max_bytes, uint64_t cached_max_bytes);
+
 /* Initialises the table; its arguments are borrowed. Nothing is pooled or cached until regions_set_reuse. */
 void regions_init(struct regions *regions, struct plugins *plugins, struct work_pool *pool, uint64_t limit_bytes);
 void regions_fini(struct regions *regions);

@@ -287,7 +287,7 @@ size_t peer_queued_bytes(const struct peer *peer)
 
 /* ---- start and end ---- */
 
-static void add_listed(struct peers *peers, const struct node_entry *entry)
+void peer_add_listed(struct peers *peers, const struct node_entry *entry)
 {
     static const uint8_t zero[16];
     bool named = memcmp(entry->uuid, zero, sizeof zero) != 0;
@@ -394,7 +394,7 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
     if (listen_fd >= 0)
         peer_meet_listen(peers, listen_fd);
     for (const struct node_entry *entry = peers->tls ? options->node_list : NULL; entry; entry = entry->next)
-        add_listed(peers, entry);
+        peer_add_listed(peers, entry);
     *peers_p = peers;
     return RDT_OK;
 }

@@ -57,6 +57,7 @@ struct node;
 struct peers;
 struct peer_session;
 struct holds_node;
+struct tls_context;
 
 enum peer_state { PEER_IDLE, PEER_CONNECTING, PEER_UP, PEER_BACKOFF };
 
@@ -123,6 +124,17 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
  * file, and that `listen` is an address of this machine. The port may be in use by the running daemon.
  * Errors: INVALID, SYSTEM. */
 enum rdt_status peers_check(const struct options *options, struct rdt_error *err);
+
+/* A changed configuration: struct options has the new nodes already, and take_key is what links that begin from now on use
+ * (NULL: the key stays). Links that are up stay up. Nodes that are new, or have another address, are dialled; those that are
+ * not listed any more are known as if they had connected by themselves. */
+void peers_reload(struct peers *peers, struct tls_context *take_key);
+
+/* Reads the key file for peers_reload. *key_p is NULL if it contains the key that is in use; tls_context_destroy (tls.h) frees
+ * it if it is not used. Errors: as tls_context_create. */
+enum rdt_status peers_read_key(const struct peers *peers, const char *key_file, struct tls_context **key_p,
+                               struct rdt_error *err);
+void peers_drop_key(struct tls_context *take_key); /* NULL is allowed */
 
 /* Says goodbye and closes every link; on_down is called for each that was up. Then calls on_closed, once,
  * when the memory of everything is freed. */

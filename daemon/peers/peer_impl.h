@@ -104,6 +104,9 @@ void peer_emit(const struct peer *peer, const char *what);
 void peer_move(struct peer *peer, enum peer_state to);
 void peer_back_off(struct peer *peer);
 
+/* Adds a node of the nodes file and dials it, unless it is this node itself. */
+void peer_add_listed(struct peers *peers, const struct node_entry *entry);
+
 /* Ends the back-off and dials. */
 void peer_dial_now(struct peer *peer);
 

@@ -30,6 +30,7 @@ static const char suite[] = "TLS_AES_128_GCM_SHA256";
 static const unsigned char suite_id[2] = {0x13, 0x01};
 
 struct tls_context {
+    unsigned refs; /* the creator's, and one of each connection */
     SSL_CTX *ssl_ctx;
     uint8_t psk[PSK_BYTES];
 };
@@ -179,6 +180,7 @@ enum rdt_status tls_context_create(const char *key_file, struct tls_context **co
     context = calloc(1, sizeof *context);
     if (!context)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for TLS");
+    context->refs = 1;
     status = read_key_file(key_file, content, &n, err);
     if (status == RDT_OK) {
         if (!derive(content, n, context->psk))
@@ -197,11 +199,16 @@ enum rdt_status tls_context_create(const char *key_file, struct tls_context **co
 
 void tls_context_destroy(struct tls_context *context)
 {
-    if (!context)
+    if (!context || --context->refs > 0)
         return;
     SSL_CTX_free(context->ssl_ctx);
     OPENSSL_cleanse(context->psk, sizeof context->psk);
     free(context);
+}
+
+bool tls_context_same_key(const struct tls_context *a, const struct tls_context *b)
+{
+    return CRYPTO_memcmp(a->psk, b->psk, PSK_BYTES) == 0;
 }
 
 enum rdt_status tls_init(struct tls *tls, struct tls_context *context, bool server, struct rdt_error *err)
@@ -225,13 +232,15 @@ enum rdt_status tls_init(struct tls *tls, struct tls_context *context, bool serv
         SSL_set_verify(ssl, SSL_VERIFY_PEER, NULL);
         SSL_set_connect_state(ssl);
     }
-    *tls = (struct tls){.ssl = ssl, .in = in, .out = out};
+    context->refs++;
+    *tls = (struct tls){.context = context, .ssl = ssl, .in = in, .out = out};
     return RDT_OK;
 }
 
 void tls_fini(struct tls *tls)
 {
     SSL_free(tls->ssl);
+    tls_context_destroy(tls->context);
     *tls = (struct tls){0};
 }
 

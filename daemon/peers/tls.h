@@ -20,11 +20,13 @@
 struct tls_context; /* the key, and what all connections share */
 
 /* Reads the key: the file's content without trailing white space. INVALID: shorter than 16 bytes, not a
- * file, or readable by others; SYSTEM: it cannot be read. The context must outlive its connections. */
+ * file, or readable by others; SYSTEM: it cannot be read. */
 enum rdt_status tls_context_create(const char *key_file, struct tls_context **context_p, struct rdt_error *err);
-void tls_context_destroy(struct tls_context *context);
+void tls_context_destroy(struct tls_context *context); /* its connections keep what they need of it */
+bool tls_context_same_key(const struct tls_context *a, const struct tls_context *b);
 
 struct tls {
+    struct tls_context *context; /* a reference */
     struct ssl_st *ssl;
     struct bio_st *in, *out; /* ciphertext; owned by ssl */
     uint64_t records;        /* written with the present key */

@@ -33,6 +33,13 @@ struct request_metrics { /* answered requests of one type */
     uint64_t failures[RPC_STATUSES]; /* by -status */
 };
 
+struct rpc_above { /* what only the room above can do; daemon.c fills it */
+    void *arg;
+    /* Reads the configuration again, reports what differs, and, unless it only checks, adopts what a running daemon can. After an
+     * error nothing has changed. */
+    enum rdt_status (*reload)(void *arg, bool check, options_on_change on_change, void *change_arg, struct rdt_error *err);
+};
+
 struct rpc { /* what the handlers use; daemon.c fills it */
     uv_loop_t *loop;
     const struct options *options;
@@ -62,6 +69,8 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     struct request_metrics requests[RPC_VERBS]; /* by type number */
     uint64_t started_ns;
     bool draining;
+    uint64_t doctored_ns; /* when the doctor last looked for a user who is no administrator */
+    struct rpc_above above;
     /* Is rpc_dispatch. As a pointer, because rpc_remote.c would otherwise depend on every handler. */
     void (*dispatch)(struct call *call, const uint8_t *payload, size_t bytes);
 };

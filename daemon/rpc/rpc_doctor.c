@@ -7,7 +7,8 @@
 #include "daemon/recovery/recovery.h"
 #include "daemon/rpc/doctor.h"
 
-#define NEAR_PERCENT 90u /* of a limit: from here on the check warns */
+#define NEAR_PERCENT 90u              /* of a limit: from here on the check warns */
+#define PAUSE_NS UINT64_C(1000000000) /* for users, because the loop serves nobody else for about a millisecond meanwhile */
 #define MOVES_NOTHING_NS UINT64_C(30000000000)
 #define TAKES_LONG_NS UINT64_C(600000000000)
 
@@ -121,6 +122,40 @@ static void check_key(struct doctor *doctor)
     else
         doctor_find(doctor, FINDING_OK, "", "The key in %s is usable, and this node listens at %s.", options->key_file,
                     doctor->rpc->node->address);
+}
+
+struct differences {
+    unsigned reload, restart;
+    char first[64]; /* the first key */
+};
+
+static void on_change(void *arg, const char *section, const char *key, const char *before, const char *after, bool reloads)
+{
+    struct differences *differences = arg;
+
+    (void)before;
+    (void)after;
+    if (differences->reload + differences->restart == 0)
+        (void)snprintf(differences->first, sizeof differences->first, "[%.24s] %.32s", section, key);
+    *(reloads ? &differences->reload : &differences->restart) += 1;
+}
+
+static void check_configuration(struct doctor *doctor)
+{
+    const struct rpc_above *above = &doctor->rpc->above;
+    struct differences differences = {0};
+    struct rdt_error err;
+
+    if (above->reload(above->arg, true, on_change, &differences, &err) != RDT_OK)
+        doctor_find(doctor, FINDING_FAIL, "Mend it (rdtd --check-config prints every fault): the next start would fail.",
+                    "The configuration has a fault since the daemon read it: %s.", err.msg);
+    else if (differences.reload + differences.restart > 0)
+        doctor_find(
+            doctor, FINDING_WARN, "`rdtctl reload --check` lists them, and `rdtctl reload` applies what needs no restart.",
+            "The configuration has %u changes that the daemon has not read, and %u that need a restart; the first is %s.",
+            differences.reload, differences.restart, differences.first);
+    else
+        doctor_find(doctor, FINDING_OK, "", "The daemon uses the configuration as it is now.");
 }
 
 /* ---- other nodes ---- */
@@ -327,6 +362,7 @@ static const struct {
     {"RDT014", "overcommit", doctor_overcommit},
     {"RDT015", "orphans", doctor_orphans},
     {"RDT016", "limits", check_limits},
+    {"RDT019", "configuration", check_configuration},
     {"RDT020", "state-dir", check_state_dir},
     {"RDT021", "key", check_key},
     {"RDT022", "peers", check_peers},
@@ -344,6 +380,10 @@ enum rdt_status rpc_doctor(struct call *call, const void *request, struct rdt_er
     Rdt__Pb__DoctorReply reply = RDT__PB__DOCTOR_REPLY__INIT;
 
     (void)request;
+    if (!call->admin && call->rpc->doctored_ns > 0 && uv_hrtime() - call->rpc->doctored_ns < PAUSE_NS)
+        return rdt_error_set(err, RDT_BUSY, "the doctor has looked for a user less than a second ago: ask again in a second");
+    if (!call->admin)
+        call->rpc->doctored_ns = uv_hrtime();
     if (!doctor)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
     *doctor = (struct doctor){.call = call, .rpc = call->rpc, .arena = call->arena};

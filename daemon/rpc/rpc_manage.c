@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LOG_LEVEL: what an administrator changes in the running daemon. */
+/* LOG_LEVEL, RELOAD: what an administrator changes in the running daemon. */
 #include "daemon/base/log.h"
+#include "daemon/config/options.h"
 #include "daemon/rpc/rpc_call.h"
 
 enum rdt_status rpc_log_level(struct call *call, const void *request, struct rdt_error *err)
@@ -20,6 +21,59 @@ enum rdt_status rpc_log_level(struct call *call, const void *request, struct rdt
     }
     reply.level = (char *)log_level_name(level);
     reply.before = (char *)log_level_name(before);
+    call_reply(call, &reply.base, NULL, 0);
+    return RDT_OK;
+}
+
+/* ---- RELOAD ---- */
+
+#define MAX_CHANGES 256u
+
+struct changes {
+    struct arena *arena;
+    Rdt__Pb__OptionChange *rows[MAX_CHANGES];
+    size_t n;
+};
+
+static char *copy(struct arena *arena, const char *text)
+{
+    char *copied = arena_alloc(arena, strlen(text) + 1);
+
+    return copied ? strcpy(copied, text) : (char *)"";
+}
+
+static void on_change(void *arg, const char *section, const char *key, const char *before, const char *after, bool reloads)
+{
+    struct changes *changes = arg;
+    Rdt__Pb__OptionChange *change = changes->n < MAX_CHANGES ? arena_alloc(changes->arena, sizeof *change) : NULL;
+
+    if (!change)
+        return; /* the log has all of them */
+    rdt__pb__option_change__init(change);
+    change->section = copy(changes->arena, section);
+    change->key = copy(changes->arena, key);
+    change->before = copy(changes->arena, before);
+    change->after = copy(changes->arena, after);
+    change->applied = reloads;
+    changes->rows[changes->n++] = change;
+}
+
+enum rdt_status rpc_reload(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Reload *message = request;
+    Rdt__Pb__ReloadReply reply = RDT__PB__RELOAD_REPLY__INIT;
+    struct changes *changes = arena_alloc(call->arena, sizeof *changes);
+    const struct rpc_above *above = &call->rpc->above;
+    enum rdt_status status;
+
+    if (!changes)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
+    *changes = (struct changes){.arena = call->arena};
+    status = above->reload(above->arg, message->check, on_change, changes, err);
+    if (status != RDT_OK)
+        return status;
+    reply.changes = changes->rows;
+    reply.n_changes = changes->n;
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;
 }

@@ -64,6 +64,13 @@ void tls_context_destroy(struct tls_context *context)
     free(context);
 }
 
+bool tls_context_same_key(const struct tls_context *a, const struct tls_context *b)
+{
+    (void)a;
+    (void)b;
+    return true;
+}
+
 enum rdt_status tls_init(struct tls *tls, struct tls_context *context, bool server, struct rdt_error *err)
 {
     (void)context;

@@ -105,6 +105,13 @@ expect warn RDT016 "User $(id -u) uses 4 of 4 objects"
 if [[ $(id -u) == 0 ]]; then
   setpriv --reuid 4321 --clear-groups "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" doctor --json >"$dir/json"
   field RDT016 sentence | grep -q Nobody || bad "another user sees: $(field RDT016 sentence)"
+  # Users cannot keep the daemon busy with it.
+  for i in 1 2 3 4 5 6 7 8; do
+    setpriv --reuid 4321 --clear-groups "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" doctor >"$dir/many.$i" &
+    many[i]=$!
+  done
+  wait "${many[@]}"
+  grep -q '^skip  RDT009 .* less than a second ago' "$dir"/many.* || bad "a user may run the doctor without a pause: $(grep -h RDT009 "$dir"/many.*)"
 fi
 stop
 

@@ -28,6 +28,7 @@ same_object() {
   rdtctl fetch -q "$(tail -n 1 /tmp/ref)" -o /tmp/b.npy || fail "the object is gone after $1: $(rdtctl status)"
   cmp <(tail -c 1000000 /tmp/a.npy) <(tail -c 1000000 /tmp/b.npy) || fail "the bytes differ after $1"
 }
+limit_is() { rdtctl limits -a --json | grep -A1 '"used": .*' | grep -q "\"limit\": $1"; }
 # hardened UNIT: the exposure that systemd sees, in tenths, is at most 2.0.
 hardened() {
   local exposure
@@ -56,6 +57,18 @@ inside() {
   [[ $(property ActiveState rdtd-keeper.service) == active ]] || fail "the keeper does not run"
   hardened rdtd.service
   hardened rdtd-keeper.service
+  rdtctl doctor -q >/tmp/doctor || (($? != 2)) || fail "the doctor finds failures: $(cat /tmp/doctor)"
+  grep '^skip' /tmp/doctor | grep -v RDT005 && fail "the doctor cannot check everything in the unit's sandbox: $(cat /tmp/doctor)"
+
+  cp $conf /tmp/good.conf
+  printf '\n[limits]\nowner_max_objects = 77\n' >>$conf
+  systemctl reload rdtd.service || fail "reload failed"
+  until_true 20 limit_is 77
+  printf 'owner_max_object = 78\n' >>$conf
+  if systemctl reload rdtd.service 2>/dev/null; then fail "a reload with a typo in $conf succeeds"; fi
+  limit_is 77 || fail "a typo changed the limit"
+  [[ $(property ActiveState) == active && $(property MainPID) == "$pid" ]] || fail "a reload with a typo ended the daemon"
+  cp /tmp/good.conf $conf
 
   kill -KILL "$pid"
   until_true 20 restarted "$pid"

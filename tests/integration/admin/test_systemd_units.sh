@@ -11,8 +11,8 @@ fail() { echo "$*"; exit 1; }
 
 make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" || { cat "$tmp/log"; fail "make install failed"; }
 units=$tmp/root/usr/local/lib/systemd/system
-# verify looks for the program that ExecStart names, where it would be installed.
-sed -i -E "s,^(ExecStart|ExecStartPre)=/usr/local,\\1=$tmp/root/usr/local," "$units"/*.service
+# verify looks for the programs that ExecStart and others name, where it would be installed.
+sed -i -E "s,^(ExecStart|ExecStartPre|ExecReload)=/usr/local,\\1=$tmp/root/usr/local," "$units"/*.service
 said=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no --recursive-errors=no "$units"/* 2>&1) ||
   fail "systemd-analyze verify failed: $said"
 [[ -z $said ]] || fail "systemd-analyze verify: $said"

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a configuration that was read again has changed, and which of that a running daemon takes over. */
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "daemon/config/options_keys.h"
+
+static bool reloads(const struct option_key *key, const char *before, const char *after)
+{
+    return key->reload == RELOAD_ALWAYS || (key->reload == RELOAD_IF_FILLED && before[0] != '\0' && after[0] != '\0');
+}
+
+static const char *extra_value(const struct options *options, const struct options_extra *wanted)
+{
+    for (const struct options_extra *extra = options->extras; extra; extra = extra->next)
+        if (strcasecmp(extra->section, wanted->section) == 0 && strcmp(extra->key, wanted->key) == 0)
+            return extra->value;
+    return NULL;
+}
+
+static void compare_extras(const struct options *now, const struct options *fresh, options_on_change on_change, void *arg)
+{
+    for (const struct options_extra *extra = fresh->extras; extra; extra = extra->next) {
+        const char *before = extra_value(now, extra);
+        if (!before || strcmp(before, extra->value) != 0)
+            on_change(arg, extra->section, extra->key, before ? before : "", extra->value, false);
+    }
+    for (const struct options_extra *extra = now->extras; extra; extra = extra->next)
+        if (!extra_value(fresh, extra))
+            on_change(arg, extra->section, extra->key, extra->value, "", false);
+}
+
+static unsigned count_nodes(const struct node_entry *nodes)
+{
+    unsigned n = 0;
+    for (; nodes; nodes = nodes->next)
+        n++;
+    return n;
+}
+
+static bool same_nodes(const struct node_entry *a, const struct node_entry *b)
+{
+    while (a && b && strcmp(a->name, b->name) == 0 && strcmp(a->address, b->address) == 0 &&
+           memcmp(a->uuid, b->uuid, sizeof a->uuid) == 0) {
+        a = a->next;
+        b = b->next;
+    }
+    return !a && !b;
+}
+
+void options_compare(const struct options *now, const struct options *fresh, options_on_change on_change, void *arg)
+{
+    char before[48], after[48];
+    for (size_t i = 0; i < n_option_keys; i++) {
+        const struct option_key *key = &option_keys[i];
+        const char *was = option_key_text(now, key, before), *is = option_key_text(fresh, key, after);
+        if (strcmp(was, is) != 0)
+            on_change(arg, key->section, key->name, was, is, reloads(key, was, is));
+    }
+    if (strcmp(now->nodes, fresh->nodes) == 0 && !same_nodes(now->node_list, fresh->node_list)) {
+        snprintf(before, sizeof before, "a file with %u nodes", count_nodes(now->node_list));
+        snprintf(after, sizeof after, "a file with %u nodes", count_nodes(fresh->node_list));
+        on_change(arg, "network", "nodes", before, after, true);
+    }
+    compare_extras(now, fresh, on_change, arg);
+}
+
+static size_t value_bytes(const struct option_key *key)
+{
+    static const size_t bytes[] = {
+        [OPTION_STRING] = sizeof(char *),  [OPTION_BOOL] = sizeof(bool),      [OPTION_UINT] = sizeof(uint32_t),
+        [OPTION_COUNT] = sizeof(uint64_t), [OPTION_BYTES] = sizeof(uint64_t), [OPTION_DURATION] = sizeof(uint64_t)};
+    return bytes[key->type];
+}
+
+static void swap(void *a, void *b, size_t bytes)
+{
+    char kept[sizeof(uint64_t)];
+    memcpy(kept, a, bytes);
+    memcpy(a, b, bytes);
+    memcpy(b, kept, bytes);
+}
+
+void options_adopt(struct options *options, struct options *fresh)
+{
+    struct node_entry *nodes = options->node_list;
+    char before[OPTION_TEXT_BYTES], after[OPTION_TEXT_BYTES];
+    for (size_t i = 0; i < n_option_keys; i++) {
+        const struct option_key *key = &option_keys[i];
+        if (reloads(key, option_key_text(options, key, before), option_key_text(fresh, key, after)))
+            swap((char *)options + key->offset, (char *)fresh + key->offset, value_bytes(key));
+    }
+    options->node_list = fresh->node_list;
+    fresh->node_list = nodes;
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a changed configuration changes here: the key, and which nodes are listed. */
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/peers/peer_impl.h"
+
+static const uint8_t nobody[16];
+
+/* ---- the key ---- */
+
+enum rdt_status peers_read_key(const struct peers *peers, const char *key_file, struct tls_context **key_p,
+                               struct rdt_error *err)
+{
+    struct tls_context *key;
+    enum rdt_status status = tls_context_create(key_file, &key, err);
+
+    if (status != RDT_OK)
+        return status;
+    *key_p = tls_context_same_key(key, peers->tls) ? NULL : key;
+    if (!*key_p)
+        tls_context_destroy(key);
+    return RDT_OK;
+}
+
+void peers_drop_key(struct tls_context *take_key)
+{
+    tls_context_destroy(take_key);
+}
+
+/* ---- the nodes ---- */
+
+static bool names_uuid(const struct node_entry *entry)
+{
+    return memcmp(entry->uuid, nobody, sizeof nobody) != 0;
+}
+
+/* Whether this line of the nodes file is about the peer. */
+static bool is_about(const struct node_entry *entry, const struct peer *peer)
+{
+    if (names_uuid(entry) && peer_is_known(peer))
+        return memcmp(entry->uuid, peer->uuid, sizeof entry->uuid) == 0;
+    return strcmp(entry->address, peer->address) == 0;
+}
+
+static const struct node_entry *entry_of(const struct node_entry *entries, const struct peer *peer)
+{
+    while (entries && !is_about(entries, peer))
+        entries = entries->next;
+    return entries;
+}
+
+static void unlist(struct peer *peer)
+{
+    peer->dial->listed = false;
+    peer->dial->n_sources = 0;
+    if (peer->dial->proof == PROOF_FILE)
+        peer->dial->proof = peer->epoch > 0 ? PROOF_HELLO : PROOF_REF;
+    snprintf(peer->name, sizeof peer->name, "%s", peer->address);
+    peer_emit(peer, "renamed");
+}
+
+/* Makes a known peer what the line says. */
+static void list(struct peer *peer, const struct node_entry *entry)
+{
+    struct peer_dial *dial = peer->dial;
+    struct rdt_error err;
+    bool moved = strcmp(peer->address, entry->address) != 0, renamed = strcmp(peer->name, entry->name) != 0;
+
+    snprintf(peer->name, sizeof peer->name, "%s", entry->name);
+    snprintf(peer->address, sizeof peer->address, "%s", entry->address);
+    dial->listed = true;
+    dial->secret = false;
+    if (moved)
+        dial->hint[0] = '\0';
+    if (names_uuid(entry) && peer_is_known(peer))
+        dial->proof = PROOF_FILE;
+    else if (names_uuid(entry) && peer_identify(peer, entry->uuid, PROOF_FILE, &err) != RDT_OK)
+        log_error("node %s: %s", entry->name, err.msg);
+    if (renamed || moved)
+        peer_emit(peer, "renamed");
+    if (moved && peer->state == PEER_BACKOFF) {
+        peer_dial_now(peer);
+    } else if (peer->state == PEER_IDLE && peer_start_dial(peer, &err) != RDT_OK) {
+        peer_move(peer, PEER_CONNECTING);
+        peer_failed(peer, &err);
+    }
+}
+
+static struct peer *find(struct peers *peers, const struct node_entry *entry)
+{
+    list_for_each (node, &peers->all) {
+        struct peer *peer = container_of(node, struct peer, link);
+        if (is_about(entry, peer))
+            return peer;
+    }
+    return NULL;
+}
+
+void peers_reload(struct peers *peers, struct tls_context *take_key)
+{
+    const struct node_entry *entries = peers->options->node_list;
+
+    if (take_key) {
+        tls_context_destroy(peers->tls);
+        peers->tls = peers->config.tls = take_key;
+    }
+    list_for_each (node, &peers->all) {
+        struct peer *peer = container_of(node, struct peer, link);
+        if (peer->dial->listed && !entry_of(entries, peer))
+            unlist(peer);
+    }
+    for (const struct node_entry *entry = entries; entry; entry = entry->next) {
+        struct peer *peer = find(peers, entry);
+        if (peer)
+            list(peer, entry);
+        else
+            peer_add_listed(peers, entry);
+    }
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The configuration is read again: everything is checked first, then each room gets what has changed for it. */
+#include <string.h>
+#include <time.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/sdnotify.h"
+#include "daemon/config/limits.h"
+#include "daemon/daemon_impl.h"
+
+struct reload {
+    options_on_change on_change; /* NULL: nobody but the log wants to know */
+    void *arg;
+    bool check;
+    unsigned applied, left;
+};
+
+static void note(void *arg, const char *section, const char *key, const char *before, const char *after, bool reloads)
+{
+    struct reload *reload = arg;
+
+    if (reload->on_change)
+        reload->on_change(reload->arg, section, key, before, after, reloads);
+    *(reloads ? &reload->applied : &reload->left) += 1;
+    if (reload->check)
+        return;
+    if (reloads)
+        log_info("reload: [%s] %s is \"%s\" now; it was \"%s\"", section, key, after, before);
+    else
+        log_warn("reload: [%s] %s = \"%s\" is for the next start; until then it stays \"%s\"", section, key, after, before);
+}
+
+/* rdtctl log-level may have changed it, too. */
+static void reload_log_level(const struct daemon *daemon, const struct options *fresh, struct reload *reload)
+{
+    enum log_level level = log_threshold;
+
+    if (!log_level_parse(fresh->log_level, &level) || level == log_threshold)
+        return;
+    if (strcmp(fresh->log_level, daemon->options->log_level) == 0)
+        note(reload, "daemon", "log_level", log_level_name(log_threshold), fresh->log_level, true);
+    if (!reload->check)
+        log_threshold = level;
+}
+
+static void spread_limits(struct daemon *daemon)
+{
+    const struct options *options = daemon->options;
+    uint64_t limit = options_effective_memory_limit(options);
+
+    limits_derive(options, daemon->open_files, &daemon->accounts.limits);
+    daemon->objects.max_objects = daemon->names.max_names = options->max_objects;
+    daemon->rpc.holds.grace_ns = options->hold_grace_ns;
+    regions_set_limits(&daemon->regions, limit, limit / 8, options->cache_max_bytes ? options->cache_max_bytes : limit / 8);
+    daemon_check_memory_limit(daemon);
+    list_for_each (node, &daemon->rpc.clients)
+        account_limits_changed(container_of(node, struct client, link)->account);
+    accounts_limits_changed(&daemon->accounts);
+}
+
+static void begin(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    sdnotify("RELOADING=1\nMONOTONIC_USEC=%lld", (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000);
+}
+
+enum rdt_status daemon_reload(void *arg, bool check, options_on_change on_change, void *change_arg, struct rdt_error *err)
+{
+    struct daemon *daemon = arg;
+    struct reload reload = {.on_change = on_change, .arg = change_arg, .check = check};
+    struct tls_context *key = NULL;
+    struct options fresh;
+    enum rdt_status status = options_load_again(daemon->options, &fresh, err);
+
+    if (status != RDT_OK)
+        return status;
+    if (daemon->peers && fresh.key_file[0] != '\0')
+        status = peers_read_key(daemon->peers, fresh.key_file, &key, err);
+    if (status != RDT_OK) {
+        options_fini(&fresh);
+        return status;
+    }
+    if (!check)
+        begin();
+    options_compare(daemon->options, &fresh, note, &reload);
+    if (key && strcmp(daemon->options->key_file, fresh.key_file) == 0)
+        note(&reload, "network", "key_file", "a file with an earlier key", "a file with another key", true);
+    reload_log_level(daemon, &fresh, &reload);
+    if (check) {
+        peers_drop_key(key);
+    } else {
+        options_adopt(daemon->options, &fresh);
+        spread_limits(daemon);
+        if (daemon->peers)
+            peers_reload(daemon->peers, key);
+        log_info("the configuration was reloaded: %u changes took effect, %u are for the next start", reload.applied,
+                 reload.left);
+        sdnotify("READY=1");
+    }
+    options_fini(&fresh);
+    return RDT_OK;
+}
+
+void daemon_on_hangup(uv_signal_t *handle, int number)
+{
+    struct daemon *daemon = handle->data;
+    struct rdt_error err;
+
+    (void)number;
+    if (daemon->rpc.draining)
+        log_warn("SIGHUP: the daemon ends, so it does not reload its configuration");
+    else if (daemon_reload(daemon, false, NULL, NULL, &err) != RDT_OK)
+        log_error("SIGHUP: the configuration was not reloaded, and nothing has changed: %s", err.msg);
+}
