@@ -201,7 +201,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .PHONY: all python tests benches deps test test-run test-ray test-ray-own test-pythons check-backend \
             check-backend-run check-asan \
         check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix fault-matrix-run \
-        cov format tidy ucx-wheels cuda-headers test-gpu bench-gpu gpu-bundle install uninstall clean help FORCE
+        cov format tidy ucx-wheels cuda-headers test-gpu bench-gpu gpu-bundle image install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -573,6 +573,14 @@ tidy: $(GEN_H)
 	@clang-tidy --quiet --checks='$(TIDY)' $(call srcs,proto client client/session client/ctl daemon daemon/* backends/common $(BACKENDS:%=backends/%)) \
 	    -- -std=c11 $(CPPFLAGS_ALL) $(ALL_CFLAGS) $(UCX_CFLAGS) $(CUDA_CFLAGS)
 
+# ---- a container image ----
+
+IMAGE := build/image/rdtd-$(VERSION).oci.tar
+image:
+	@.ci/deps --build buildah mmdebstrap
+	+@$(SUB) VARIANT=release all
+	@systemd/image/build '$(VERSION)' '$(IMAGE)'
+
 # ---- install ----
 
 # Where PYTHON looks: Debian's in dist-packages below /usr/local, or below /usr in one folder for every 3.x.
@@ -665,5 +673,6 @@ help:
 	'make format, make tidy   run clang-format in place; run clang-tidy' \
 	'make install          install into PREFIX (/usr/local); also DESTDIR, libdir, sysconfdir, unitdir, mandir, pythondir' \
 	'make uninstall        remove what `make install` has installed' \
+	'make image            make a container image from Debian packages and this build, build/image/*.oci.tar' \
 	'make clean            remove build/' \
 	'V=1 prints the commands. WERROR=1 turns warnings into errors.'

@@ -25,7 +25,7 @@ expected=(
 )
 if command -v scdoc >/dev/null; then
   expected+=(usr/local/share/man/man1/rdtctl.1 usr/local/share/man/man3/librdt.3 usr/local/share/man/man5/rdtd.conf.5
-    usr/local/share/man/man7/rdt-{backend,concepts,gpu,network,python,ray}.7 usr/local/share/man/man8/{rdtd,rdtd-exporter,rdtd-keeper}.8)
+    usr/local/share/man/man7/rdt-{backend,concepts,container,gpu,network,python,ray}.7 usr/local/share/man/man8/{rdtd,rdtd-exporter,rdtd-keeper}.8)
 fi
 for file in "${expected[@]}"; do grep -qx "$file" "$tmp/found" || fail "not installed: $file"; done
 # What is there only when its source or its library is.
