@@ -317,6 +317,7 @@ static void give_nodes(struct lister *lister, const Rdt__Pb__ListReply *page)
             .last_error = from->last_error,
             .transports = transports,
             .n_transports = fill_transports(from, transports),
+            .identity = from->identity,
         };
         if (!count_row(lister, lister->each.node(lister->arg, &row)))
             return;

@@ -141,6 +141,10 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
           from->cached_bytes);
     gauge(text, "rdtd_memory_orphaned_bytes", "bytes",
           "Memory in use whose region has ended, but which a process keeps mapped.", from->orphaned_bytes);
+    gauge(text, "rdtd_peer_certificate_expiry_timestamp_seconds", "",
+          "When this node's certificate for other nodes ends; 0: it has none.", (uint64_t)from->certificate_expires_s);
+    gauge(text, "rdtd_peer_crl_expiry_timestamp_seconds", "", "When the list of revoked certificates ends; 0: there is none.",
+          (uint64_t)from->crl_expires_s);
     gauge(text, "rdtd_keeper_up", "", "1 while the keeper is connected; 0 as well if there is none.", from->keeper_up);
     gauge(text, "rdtd_kept_objects", "", "Objects that survive a restart of the daemon.", from->kept_objects);
     gauge(text, "rdtd_kept_bytes", "bytes", "Their memory, whose descriptors the keeper has.", from->kept_bytes);

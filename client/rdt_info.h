@@ -138,6 +138,7 @@ struct rdt_node_row {
     const char *last_error;                      /* why there is no link; "" while the state is "up" */
     const struct rdt_node_transport *transports; /* [n_transports], usable ones first, best first */
     size_t n_transports;
+    const char *identity; /* who the node is by its certificate (URI or DNS name); "": the link uses the key */
 };
 
 /* Lists the other nodes that this node's daemon knows. A daemon without a peer link knows none. */

@@ -124,7 +124,7 @@ static enum rdt_status find_for_group(void *arg, const uint8_t node[16], const c
         return RDT_OK;
     if (!daemon->peers)
         return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "it is on another node, and this daemon has no peer link: set listen and key_file");
+                             "it is on another node, and this daemon has no peer link: set listen, and key_file or peer_cert");
     return peers_find(daemon->peers, node, address, account, peer_p, err);
 }
 
@@ -303,7 +303,7 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
                              "no backend for host memory in %s: set backend_dir to the directory of rdt_host.so",
                              daemon->options->backend_dir);
     status = start_recovery(daemon, err);
-    if (status == RDT_OK && daemon->options->key_file[0] != '\0')
+    if (status == RDT_OK && options_have_peers(daemon->options))
         status = peers_create(&daemon->loop, daemon->options, &daemon->node, &callbacks, &daemon->peers, err);
     daemon->transfers.peers = daemon->rpc.peers = daemon->peers;
     return status == RDT_OK ? listener_start(&daemon->listener, &daemon->conns, err) : status;

@@ -43,6 +43,19 @@ static void reload_log_level(const struct daemon *daemon, const struct options *
         log_threshold = level;
 }
 
+/* Key or certificates have changed. If no path has, the content of the files has. */
+static void note_files(const struct options *now, const struct options *fresh, struct reload *reload)
+{
+    if (strcmp(now->key_file, fresh->key_file) != 0 || strcmp(now->peer_cert, fresh->peer_cert) != 0 ||
+        strcmp(now->peer_key, fresh->peer_key) != 0 || strcmp(now->peer_ca, fresh->peer_ca) != 0 ||
+        strcmp(now->peer_crl, fresh->peer_crl) != 0 || strcmp(now->peer_allow, fresh->peer_allow) != 0)
+        return;
+    if (fresh->peer_cert[0] == '\0')
+        note(reload, "network", "key_file", "a file with an earlier key", "a file with another key", true);
+    else
+        note(reload, "network", "peer_cert", "certificate files with earlier content", "the files' new content", true);
+}
+
 static void spread_limits(struct daemon *daemon)
 {
     const struct options *options = daemon->options;
@@ -76,8 +89,8 @@ enum rdt_status daemon_reload(void *arg, bool check, options_on_change on_change
 
     if (status != RDT_OK)
         return status;
-    if (daemon->peers && fresh.key_file[0] != '\0')
-        status = peers_read_key(daemon->peers, fresh.key_file, &key, err);
+    if (daemon->peers && options_have_peers(&fresh))
+        status = peers_read_key(daemon->peers, &fresh, &key, err);
     if (status != RDT_OK) {
         options_fini(&fresh);
         return status;
@@ -85,8 +98,8 @@ enum rdt_status daemon_reload(void *arg, bool check, options_on_change on_change
     if (!check)
         begin();
     options_compare(daemon->options, &fresh, note, &reload);
-    if (key && strcmp(daemon->options->key_file, fresh.key_file) == 0)
-        note(&reload, "network", "key_file", "a file with an earlier key", "a file with another key", true);
+    if (key)
+        note_files(daemon->options, &fresh, &reload);
     reload_log_level(daemon, &fresh, &reload);
     if (check) {
         peers_drop_key(key);

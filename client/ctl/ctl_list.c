@@ -173,7 +173,8 @@ static void add_group(struct ctl_table *table, const ProtobufCMessage *row)
 
 static const struct ctl_column peer_columns[] = {
     {"PEER", false}, {"NAME", false}, {"ADDRESS", false}, {"STATE", false},      {"SINCE", true},
-    {"RTT", true},   {"IN", true},    {"OUT", true},      {"TRANSPORTS", false}, {"LAST ERROR", false},
+    {"RTT", true},   {"IN", true},    {"OUT", true},      {"TRANSPORTS", false}, {"IDENTITY", false},
+    {"LAST ERROR", false},
 };
 
 /* Adds "ucx (tcp/eth0),stream", or "stream; not ucx: the library's versions differ: ...". */
@@ -217,6 +218,7 @@ static void add_peer(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%s", ctl_human_bytes(p->bytes_in, text));
     ctl_table_add(table, "%s", ctl_human_bytes(p->bytes_out, text));
     add_transports(table, p);
+    ctl_table_add(table, "%s", *p->identity ? p->identity : "-");
     ctl_table_add(table, "%s", p->last_error);
 }
 

@@ -142,18 +142,43 @@ enum rdt_status option_set(struct options *options, const char *section, const c
 
 /* ---- what several values together must satisfy ---- */
 
+bool options_have_peers(const struct options *options)
+{
+    return options->key_file[0] != 0 || options->peer_cert[0] != 0;
+}
+
 static void check_peer_link(const struct options *options, struct option_faults *faults)
 {
+    const struct {
+        const char *name, *path;
+    } files[] = {{"key_file", options->key_file},
+                 {"peer_cert", options->peer_cert},
+                 {"peer_key", options->peer_key},
+                 {"peer_ca", options->peer_ca},
+                 {"peer_crl", options->peer_crl}};
+    bool all = options->peer_cert[0] && options->peer_key[0] && options->peer_ca[0];
+    bool any = options->peer_cert[0] || options->peer_key[0] || options->peer_ca[0] || options->peer_crl[0] ||
+               options->peer_allow[0];
     struct rdt_error why;
-    if (options->listen[0] != 0 && options->key_file[0] == 0) {
+    if (options->listen[0] != 0 && !options_have_peers(options)) {
         rdt_error_set(&why, RDT_INVALID,
                       "needs key_file: the peer link is TLS with a pre-shared key; make one with "
-                      "`head -c 32 /dev/urandom | base64` and give the same file to every node");
+                      "`head -c 32 /dev/urandom | base64` and give the same file to every node. Or set peer_cert, peer_key and "
+                      "peer_ca");
         option_fault(faults, &why, "listen = %s", options->listen);
     }
-    if (options->key_file[0] != 0 && access(options->key_file, R_OK) != 0) {
+    if (any && !all) {
+        rdt_error_set(&why, RDT_INVALID, "certificates need all of peer_cert, peer_key and peer_ca");
+        option_fault(faults, &why, "%s",
+                     !options->peer_cert[0]  ? "peer_cert is not set"
+                     : !options->peer_key[0] ? "peer_key is not set"
+                                             : "peer_ca is not set");
+    }
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        if (files[i].path[0] == 0 || access(files[i].path, R_OK) == 0)
+            continue;
         rdt_error_sys(&why, errno, "cannot be read");
-        option_fault(faults, &why, "key_file = %s", options->key_file);
+        option_fault(faults, &why, "%s = %s", files[i].name, files[i].path);
     }
 }
 

@@ -69,7 +69,10 @@ struct options {
     char *listen;                /* "": no peer link; "ADDR:PORT", port 0 is any */
     char *advertise;             /* "host:port" put into refs; "" derived from listen */
     char *nodes;                 /* nodes file; "" none */
-    char *key_file;              /* pre-shared key of the peer link; "" none: no peers */
+    char *key_file;              /* pre-shared key of the peer link; "" none */
+    char *peer_cert, *peer_key, *peer_ca; /* certificates of the peer link; "" none. Without these and a key: no peers */
+    char *peer_crl;              /* revoked certificates; "" none */
+    char *peer_allow;            /* names of nodes, patterns separated by commas; "" all */
     char *share_tenants;         /* tenants for which peers may act, comma-separated; "*" all; "" the unnamed one */
     char *dial;                  /* "any"; or "listed" */
     bool trusted_network;        /* no */
@@ -101,6 +104,8 @@ struct options {
  * all are printed to stderr first. *options_p is written on success only, and needs options_fini. */
 enum rdt_status options_load(int argc, char **argv, struct options *options_p, struct rdt_error *err);
 void options_fini(struct options *options);
+
+bool options_have_peers(const struct options *options); /* there is a key or a certificate for the peer link */
 
 /* ---- reloading ---- */
 

@@ -222,10 +222,36 @@ const struct option_key option_keys[] = {
      .help = "A file that names the other nodes, a line for each: NAME ADDRESS:PORT [UUID]. If it is empty, nodes have no "
              "names.",
      .why = "Set it to write refs with node names, or to accept a node only with its known uuid."},
-    {ROW("network", "key_file", OPTION_STRING, key_file, 0, PATH_BYTES), .reload = RELOAD_IF_FILLED, .is_path = true,
+    {ROW("network", "key_file", OPTION_STRING, key_file, 0, PATH_BYTES), .reload = RELOAD_OF_PEERS, .is_path = true,
      .fallback = "", .value = "PATH",
-     .help = "The file with the pre-shared key of the peer link, which must be the same on all nodes. If it is empty, the "
-             "daemon has no peers. \"head -c 32 /dev/urandom | base64\" makes a key."},
+     .help = "The file with the pre-shared key of the peer link, which must be the same on all nodes. Without it and without "
+             "peer_cert the daemon has no peers. \"head -c 32 /dev/urandom | base64\" makes a key.",
+     .why = "Set it on every node that exchanges objects with others, unless certificates are used. Beside peer_cert it lets "
+            "nodes change from the key to certificates one after the other."},
+    {ROW("network", "peer_cert", OPTION_STRING, peer_cert, 0, PATH_BYTES), .reload = RELOAD_OF_PEERS, .is_path = true,
+     .fallback = "", .value = "PATH",
+     .help = "This node's certificate for the peer link, in PEM format, followed by those of intermediate authorities. Its "
+             "subject alternative names say who the node is.",
+     .why = "Set it, with peer_key and peer_ca, where nodes shall not share one key."},
+    {ROW("network", "peer_key", OPTION_STRING, peer_key, 0, PATH_BYTES), .reload = RELOAD_OF_PEERS, .is_path = true,
+     .fallback = "", .value = "PATH",
+     .help = "The private key of peer_cert, in PEM format without passphrase, readable by its owner only.",
+     .why = "Set it with peer_cert."},
+    {ROW("network", "peer_ca", OPTION_STRING, peer_ca, 0, PATH_BYTES), .reload = RELOAD_OF_PEERS, .is_path = true,
+     .fallback = "", .value = "PATH",
+     .help = "The authorities that the certificates of other nodes must lead to, in PEM format.",
+     .why = "Set it with peer_cert. While an authority is replaced, it contains the old and the new one."},
+    {ROW("network", "peer_crl", OPTION_STRING, peer_crl, 0, PATH_BYTES), .reload = RELOAD_OF_PEERS, .is_path = true,
+     .fallback = "", .value = "PATH",
+     .help = "Lists of revoked certificates, in PEM format, one of each authority of peer_ca and of each intermediate one. If "
+             "it is empty, no certificate is revoked.",
+     .why = "Set it to shut a node out before its certificate expires. A list that has expired shuts all nodes out."},
+    {ROW("network", "peer_allow", OPTION_STRING, peer_allow, 0, PATH_BYTES), .reload = RELOAD_OF_PEERS, .fallback = "",
+     .value = "PATTERN,...",
+     .help = "Who other nodes must be: a URI or DNS name in their certificates must match one of these patterns. A * stands "
+             "for any characters but a dot in a name, and any but a slash in a URI. If it is empty, any certificate of peer_ca "
+             "will do.",
+     .why = "Set it where the authority also signs certificates that are not of rdtd, as in spiffe://example.org/rdtd/*."},
     {ROW("network", "dial", OPTION_STRING, dial, 1, 8), .reload = RELOAD_ALWAYS, .check = check_dial, .fallback = "any",
      .value = "any|listed",
      .help = "Which nodes a request may make the daemon connect to: any, or only those of the nodes file and those that have "

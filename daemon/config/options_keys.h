@@ -18,7 +18,7 @@ enum option_type { OPTION_STRING, OPTION_BOOL, OPTION_UINT, OPTION_COUNT, OPTION
 enum option_reload {
     RELOAD_NEVER,     /* a new value is for the next start */
     RELOAD_ALWAYS,    /* the loop thread alone reads it, and reads it anew each time, or daemon/reload.c spreads it */
-    RELOAD_IF_FILLED, /* the same, unless it was or becomes empty */
+    RELOAD_OF_PEERS,  /* the same, if the daemon has peers before and after */
 };
 
 struct option_key {

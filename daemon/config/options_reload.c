@@ -6,9 +6,9 @@
 
 #include "daemon/config/options_keys.h"
 
-static bool reloads(const struct option_key *key, const char *before, const char *after)
+static bool reloads(const struct option_key *key, bool peers_stay)
 {
-    return key->reload == RELOAD_ALWAYS || (key->reload == RELOAD_IF_FILLED && before[0] != '\0' && after[0] != '\0');
+    return key->reload == RELOAD_ALWAYS || (key->reload == RELOAD_OF_PEERS && peers_stay);
 }
 
 static const char *extra_value(const struct options *options, const struct options_extra *wanted)
@@ -51,12 +51,13 @@ static bool same_nodes(const struct node_entry *a, const struct node_entry *b)
 
 void options_compare(const struct options *now, const struct options *fresh, options_on_change on_change, void *arg)
 {
+    bool peers_stay = options_have_peers(now) && options_have_peers(fresh);
     char before[48], after[48];
     for (size_t i = 0; i < n_option_keys; i++) {
         const struct option_key *key = &option_keys[i];
         const char *was = option_key_text(now, key, before), *is = option_key_text(fresh, key, after);
         if (strcmp(was, is) != 0)
-            on_change(arg, key->section, key->name, was, is, reloads(key, was, is));
+            on_change(arg, key->section, key->name, was, is, reloads(key, peers_stay));
     }
     if (strcmp(now->nodes, fresh->nodes) == 0 && !same_nodes(now->node_list, fresh->node_list)) {
         snprintf(before, sizeof before, "a file with %u nodes", count_nodes(now->node_list));
@@ -85,10 +86,10 @@ static void swap(void *a, void *b, size_t bytes)
 void options_adopt(struct options *options, struct options *fresh)
 {
     struct node_entry *nodes = options->node_list;
-    char before[OPTION_TEXT_BYTES], after[OPTION_TEXT_BYTES];
+    bool peers_stay = options_have_peers(options) && options_have_peers(fresh);
     for (size_t i = 0; i < n_option_keys; i++) {
         const struct option_key *key = &option_keys[i];
-        if (reloads(key, option_key_text(options, key, before), option_key_text(fresh, key, after)))
+        if (reloads(key, peers_stay))
             swap((char *)options + key->offset, (char *)fresh + key->offset, value_bytes(key));
     }
     options->node_list = fresh->node_list;

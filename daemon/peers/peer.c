@@ -226,6 +226,7 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
 
     memcpy(peer->boot_id, hello->boot_id.data, sizeof peer->boot_id);
     snprintf(peer->version, sizeof peer->version, "%.31s", hello->version);
+    tls_identity(&link->tls, peer->identity);
     peer->tensor_runs = hello->tensor_runs;
     peer->last_error[0] = 0;
     peer->rtt_ns = 0;
@@ -322,8 +323,8 @@ enum rdt_status peers_check(const struct options *options, struct rdt_error *err
     enum rdt_status status = RDT_OK;
     int fd;
 
-    if (options->key_file[0])
-        status = tls_context_create(options->key_file, &tls, err);
+    if (options_have_peers(options))
+        status = peers_open_tls(options, &tls, err);
     tls_context_destroy(tls);
     if (status != RDT_OK || !options->listen[0])
         return status;
@@ -351,10 +352,10 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
     node->address[0] = 0;
     if (!peers || !read_buf)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the peer link");
-    else if (options->key_file[0])
-        status = tls_context_create(options->key_file, &peers->tls, err);
+    else if (options_have_peers(options))
+        status = peers_open_tls(options, &peers->tls, err);
     else if (options->listen[0])
-        log_warn("there is no peer link: listen is set, but key_file is not");
+        log_warn("there is no peer link: listen is set, but neither key_file nor peer_cert is");
     if (status == RDT_OK && peers->tls && options->listen[0])
         status = peer_meet_bind(options, node->address, peers->hello_address, &listen_fd, err);
     if (status != RDT_OK) {

@@ -69,6 +69,7 @@ struct peer {
     char name[65];       /* from the nodes file, else the address */
     char address[65];    /* where to dial; "": only the peer dials */
     char version[32];
+    char identity[256]; /* of the last link: who the node is by its certificate; "": by the key */
     enum peer_state state;
     uint64_t since_ns;    /* uv_hrtime() of the last change of state */
     uint64_t retry_at_ns; /* BACKOFF: when the next dial is due */
@@ -126,14 +127,20 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
 enum rdt_status peers_check(const struct options *options, struct rdt_error *err);
 
 /* A changed configuration: struct options has the new nodes already, and take_key is what links that begin from now on use
- * (NULL: the key stays). Links that are up stay up. Nodes that are new, or have another address, are dialled; those that are
+ * (NULL: key and certificates stay). Links that are up stay up, unless the certificate of the other end is no longer accepted. Nodes that are new, or have another address, are dialled; those that are
  * not listed any more are known as if they had connected by themselves. */
 void peers_reload(struct peers *peers, struct tls_context *take_key);
 
-/* Reads the key file for peers_reload. *key_p is NULL if it contains the key that is in use; tls_context_destroy (tls.h) frees
- * it if it is not used. Errors: as tls_context_create. */
-enum rdt_status peers_read_key(const struct peers *peers, const char *key_file, struct tls_context **key_p,
+/* Reads the key and the certificates of the configuration. The context is the caller's. Errors: as tls_context_create. */
+enum rdt_status peers_open_tls(const struct options *options, struct tls_context **context_p, struct rdt_error *err);
+
+/* The same for peers_reload. *key_p is NULL if nothing in the files has changed; peers_drop_key frees it if it is not used. */
+enum rdt_status peers_read_key(const struct peers *peers, const struct options *options, struct tls_context **key_p,
                                struct rdt_error *err);
+
+/* Seconds since 1970 when this node's certificate and its list of revoked certificates end; 0: it has none. */
+void peers_certificate_expires(const struct peers *peers, int64_t *certificate_p, int64_t *crl_p);
+
 void peers_drop_key(struct tls_context *take_key); /* NULL is allowed */
 
 /* Says goodbye and closes every link; on_down is called for each that was up. Then calls on_closed, once,

@@ -332,6 +332,8 @@ static enum rdt_status on_hello(struct peer_link *link, struct rdt_error *err)
     const struct node *self = peers->node;
     enum rdt_status status = check_hello(link->hello, err);
 
+    if (status == RDT_OK)
+        status = tls_check_uuid(&link->tls, link->hello->node_uuid.data, err);
     if (status != RDT_OK)
         return status;
     if (memcmp(link->hello->node_uuid.data, self->uuid, 16) == 0) {

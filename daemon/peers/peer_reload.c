@@ -4,28 +4,60 @@
 #include <string.h>
 
 #include "daemon/peers/peer_impl.h"
+#include "daemon/peers/peer_wire.h"
 
 static const uint8_t nobody[16];
 
-/* ---- the key ---- */
+/* ---- the key and the certificates ---- */
 
-enum rdt_status peers_read_key(const struct peers *peers, const char *key_file, struct tls_context **key_p,
+enum rdt_status peers_open_tls(const struct options *options, struct tls_context **context_p, struct rdt_error *err)
+{
+    const struct tls_files files = {.key = options->key_file,
+                                    .certificate = options->peer_cert,
+                                    .private_key = options->peer_key,
+                                    .authorities = options->peer_ca,
+                                    .revoked = options->peer_crl,
+                                    .allow = options->peer_allow};
+
+    return tls_context_create(&files, context_p, err);
+}
+
+enum rdt_status peers_read_key(const struct peers *peers, const struct options *options, struct tls_context **key_p,
                                struct rdt_error *err)
 {
     struct tls_context *key;
-    enum rdt_status status = tls_context_create(key_file, &key, err);
+    enum rdt_status status = peers_open_tls(options, &key, err);
 
     if (status != RDT_OK)
         return status;
-    *key_p = tls_context_same_key(key, peers->tls) ? NULL : key;
+    *key_p = tls_context_same(key, peers->tls) ? NULL : key;
     if (!*key_p)
         tls_context_destroy(key);
     return RDT_OK;
 }
 
+void peers_certificate_expires(const struct peers *peers, int64_t *certificate_p, int64_t *crl_p)
+{
+    *certificate_p = peers->tls ? tls_context_expires(peers->tls) : 0;
+    *crl_p = peers->tls ? tls_context_revoked_expires(peers->tls) : 0;
+}
+
 void peers_drop_key(struct tls_context *take_key)
 {
     tls_context_destroy(take_key);
+}
+
+/* Links go on with what they have agreed on, unless the other end's certificate has been revoked since. */
+static void end_refused_links(struct peers *peers)
+{
+    list_for_each_safe (node, &peers->links) {
+        struct peer_link *link = container_of(node, struct peer_link, node);
+        struct rdt_error why;
+        if (peer_link_state(link) != LINK_UP || tls_check_again(&link->tls, peers->tls, &why) == RDT_OK)
+            continue;
+        log_warn("node %s: %s", link->peer->name, why.msg);
+        peer_link_refuse(link, &why);
+    }
 }
 
 /* ---- the nodes ---- */
@@ -104,6 +136,7 @@ void peers_reload(struct peers *peers, struct tls_context *take_key)
     if (take_key) {
         tls_context_destroy(peers->tls);
         peers->tls = peers->config.tls = take_key;
+        end_refused_links(peers);
     }
     list_for_each (node, &peers->all) {
         struct peer *peer = container_of(node, struct peer, link);

@@ -497,7 +497,7 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
     char who[128];
 
     if (!peers->tls)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "this node has no peer link: key_file is not set");
+        return rdt_error_set(err, RDT_UNSUPPORTED, "this node has no peer link: neither key_file nor peer_cert is set");
     if (peers->closing)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     if (memcmp(uuid, peers->node->uuid, 16) == 0)

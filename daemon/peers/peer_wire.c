@@ -209,6 +209,9 @@ static enum rdt_status step_handshake(struct peer_link *link, struct rdt_error *
         return RDT_OK;
     if (status == RDT_OK) {
         sm_move(&link->sm, LINK_MEETING);
+        status = tls_check_peer(&link->tls, link->host, err);
+    }
+    if (status == RDT_OK) {
         link->config->events->on_secure(link);
     }
     return status;

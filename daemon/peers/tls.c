@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TLS 1.3 with a pre-shared key over memory BIOs: see tls.h for what it refuses. */
-#include "daemon/peers/tls.h"
+/* TLS 1.3 over memory BIOs, and the pre-shared key: see tls.h for what it refuses. */
+#include "daemon/peers/tls_impl.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,6 @@
 
 #define KEY_FILE_MIN_BYTES 16u
 #define KEY_FILE_MAX_BYTES 4096u
-#define PSK_BYTES 32u
 
 /* AES-GCM may encrypt some 2^24 records under one key (RFC 8446, 5.5), and OpenSSL does not change the key
  * by itself. */
@@ -29,14 +28,7 @@ static const char identity[] = "rdtd";
 static const char suite[] = "TLS_AES_128_GCM_SHA256";
 static const unsigned char suite_id[2] = {0x13, 0x01};
 
-struct tls_context {
-    unsigned refs; /* the creator's, and one of each connection */
-    SSL_CTX *ssl_ctx;
-    uint8_t psk[PSK_BYTES];
-};
-
-/* Returns OpenSSL's sentence for the last error, and empties its queue. */
-static const char *reason(void)
+const char *tls_reason(void)
 {
     unsigned long code = ERR_peek_last_error();
     const char *text = code ? ERR_reason_error_string(code) : NULL;
@@ -50,53 +42,59 @@ static bool is_space(uint8_t c)
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
-/* Fills buf, which has KEY_FILE_MAX_BYTES + 1 bytes. */
-static enum rdt_status read_key_file(const char *path, uint8_t *buf, size_t *n_p, struct rdt_error *err)
+enum rdt_status tls_read_file(const char *what, const char *path, size_t max_bytes, bool secret, uint8_t **bytes_p, size_t *n_p,
+                              struct rdt_error *err)
 {
     /* O_NONBLOCK: a FIFO must not stop the daemon's start. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     enum rdt_status status = RDT_OK;
+    uint8_t *bytes = NULL;
     struct stat st;
     size_t n = 0;
 
     if (fd < 0)
-        return rdt_error_sys(err, errno, "key file %s", path);
+        return rdt_error_sys(err, errno, "%s %s", what, path);
     if (fstat(fd, &st) < 0)
-        status = rdt_error_sys(err, errno, "key file %s", path);
+        status = rdt_error_sys(err, errno, "%s %s", what, path);
     else if (!S_ISREG(st.st_mode))
-        status = rdt_error_set(err, RDT_INVALID, "key file %s is not a regular file", path);
-    else if (st.st_mode & (S_IRWXG | S_IRWXO))
-        status = rdt_error_set(err, RDT_INVALID, "key file %s is open to others (mode %04o): chmod 600 %s", path,
+        status = rdt_error_set(err, RDT_INVALID, "%s %s is not a regular file", what, path);
+    else if (secret && (st.st_mode & (S_IRWXG | S_IRWXO)))
+        status = rdt_error_set(err, RDT_INVALID, "%s %s is open to others (mode %04o): chmod 600 %s", what, path,
                                (unsigned)st.st_mode & 07777u, path);
-    while (status == RDT_OK && n <= KEY_FILE_MAX_BYTES) {
-        ssize_t got = read(fd, buf + n, KEY_FILE_MAX_BYTES + 1 - n);
+    else if (!(bytes = malloc(max_bytes + 1)))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for %s", path);
+    while (status == RDT_OK && n <= max_bytes) {
+        ssize_t got = read(fd, bytes + n, max_bytes + 1 - n);
 
         if (got == 0)
             break;
         if (got > 0)
             n += (size_t)got;
         else if (errno != EINTR)
-            status = rdt_error_sys(err, errno, "key file %s", path);
+            status = rdt_error_sys(err, errno, "%s %s", what, path);
     }
     (void)close(fd);
-    if (status != RDT_OK)
+    if (status == RDT_OK && n > max_bytes)
+        status = rdt_error_set(err, RDT_INVALID, "%s %s has more than %zu bytes", what, path, max_bytes);
+    if (status != RDT_OK) {
+        tls_free_secret(bytes, n);
         return status;
-
-    if (n > KEY_FILE_MAX_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "key file %s has more than %u bytes", path, KEY_FILE_MAX_BYTES);
-    while (n && is_space(buf[n - 1]))
-        n--;
-    if (n < KEY_FILE_MIN_BYTES)
-        return rdt_error_set(err, RDT_INVALID,
-                             "key file %s has %zu bytes, at least %u are needed (head -c 32 /dev/urandom | base64)", path, n,
-                             KEY_FILE_MIN_BYTES);
+    }
+    *bytes_p = bytes;
     *n_p = n;
     return RDT_OK;
 }
 
+void tls_free_secret(uint8_t *bytes, size_t n)
+{
+    if (bytes)
+        OPENSSL_cleanse(bytes, n);
+    free(bytes);
+}
+
 /* Derives the key of TLS by HKDF, so that it has the right length whatever the file contains, and serves
  * nothing else. */
-static bool derive(const uint8_t *content, size_t n, uint8_t psk_p[PSK_BYTES])
+static bool derive(const uint8_t *content, size_t n, uint8_t psk_p[TLS_PSK_BYTES])
 {
     static char hash[] = "SHA256", salt[] = "rdtd", info[] = "peer link tls 1.3 psk";
     EVP_KDF *kdf = EVP_KDF_fetch(NULL, "HKDF", NULL);
@@ -108,7 +106,7 @@ static bool derive(const uint8_t *content, size_t n, uint8_t psk_p[PSK_BYTES])
         OSSL_PARAM_construct_octet_string(OSSL_KDF_PARAM_INFO, info, sizeof info - 1),
         OSSL_PARAM_construct_end(),
     };
-    bool ok = ctx && EVP_KDF_derive(ctx, psk_p, PSK_BYTES, params) == 1;
+    bool ok = ctx && EVP_KDF_derive(ctx, psk_p, TLS_PSK_BYTES, params) == 1;
 
     EVP_KDF_CTX_free(ctx);
     EVP_KDF_free(kdf);
@@ -122,8 +120,9 @@ static SSL_SESSION *make_session(SSL *ssl)
     const SSL_CIPHER *cipher = SSL_CIPHER_find(ssl, suite_id);
     SSL_SESSION *session = SSL_SESSION_new();
 
-    if (session && cipher && SSL_SESSION_set1_master_key(session, context->psk, PSK_BYTES) &&
-        SSL_SESSION_set_cipher(session, cipher) && SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION))
+    if (session && cipher && SSL_SESSION_set1_master_key(session, context->psk, TLS_PSK_BYTES) &&
+        SSL_SESSION_set_cipher(session, cipher) && SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) &&
+        SSL_SESSION_set1_id_context(session, (const unsigned char *)identity, sizeof identity - 1))
         return session;
     SSL_SESSION_free(session);
     return NULL;
@@ -165,30 +164,51 @@ static SSL_CTX *make_ssl_ctx(struct tls_context *context)
     SSL_CTX_set_options(ctx, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
     SSL_CTX_set_session_cache_mode(ctx, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_app_data(ctx, context);
-    SSL_CTX_set_psk_use_session_callback(ctx, offer_psk);
-    SSL_CTX_set_psk_find_session_callback(ctx, find_psk);
+    /* An end that verifies the other one refuses sessions without such a context, and a key is a session to OpenSSL. */
+    (void)SSL_CTX_set_session_id_context(ctx, (const unsigned char *)identity, sizeof identity - 1);
     return ctx;
 }
 
-enum rdt_status tls_context_create(const char *key_file, struct tls_context **context_p, struct rdt_error *err)
+static enum rdt_status use_key(struct tls_context *context, const char *path, struct rdt_error *err)
 {
-    uint8_t content[KEY_FILE_MAX_BYTES + 1];
-    struct tls_context *context;
-    enum rdt_status status;
-    size_t n = 0;
+    uint8_t *content;
+    size_t n;
+    enum rdt_status status = tls_read_file("key file", path, KEY_FILE_MAX_BYTES, true, &content, &n, err);
 
-    context = calloc(1, sizeof *context);
+    if (status != RDT_OK)
+        return status;
+    while (n && is_space(content[n - 1]))
+        n--;
+    if (n < KEY_FILE_MIN_BYTES)
+        status = rdt_error_set(err, RDT_INVALID,
+                               "key file %s has %zu bytes, at least %u are needed (head -c 32 /dev/urandom | base64)", path, n,
+                               KEY_FILE_MIN_BYTES);
+    else if (!derive(content, n, context->psk))
+        status = rdt_error_set(err, RDT_INTERNAL, "cannot derive the key of the peer link: %s", tls_reason());
+    tls_free_secret(content, n);
+    if (status != RDT_OK)
+        return status;
+    SSL_CTX_set_psk_use_session_callback(context->ssl_ctx, offer_psk);
+    SSL_CTX_set_psk_find_session_callback(context->ssl_ctx, find_psk);
+    context->has_key = true;
+    return RDT_OK;
+}
+
+enum rdt_status tls_context_create(const struct tls_files *files, struct tls_context **context_p, struct rdt_error *err)
+{
+    struct tls_context *context = calloc(1, sizeof *context);
+    enum rdt_status status = RDT_OK;
+
     if (!context)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for TLS");
     context->refs = 1;
-    status = read_key_file(key_file, content, &n, err);
-    if (status == RDT_OK) {
-        if (!derive(content, n, context->psk))
-            status = rdt_error_set(err, RDT_INTERNAL, "cannot derive the key of the peer link: %s", reason());
-        else if (!(context->ssl_ctx = make_ssl_ctx(context)))
-            status = rdt_error_set(err, RDT_INTERNAL, "cannot set up TLS 1.3 with %s: %s", suite, reason());
-    }
-    OPENSSL_cleanse(content, sizeof content);
+    context->ssl_ctx = make_ssl_ctx(context);
+    if (!context->ssl_ctx)
+        status = rdt_error_set(err, RDT_INTERNAL, "cannot set up TLS 1.3 with %s: %s", suite, tls_reason());
+    if (status == RDT_OK && files->key && files->key[0])
+        status = use_key(context, files->key, err);
+    if (status == RDT_OK && files->certificate && files->certificate[0])
+        status = tls_use_certificates(context, files, err);
     if (status != RDT_OK) {
         tls_context_destroy(context);
         return status;
@@ -203,12 +223,14 @@ void tls_context_destroy(struct tls_context *context)
         return;
     SSL_CTX_free(context->ssl_ctx);
     OPENSSL_cleanse(context->psk, sizeof context->psk);
+    free(context->allow);
     free(context);
 }
 
-bool tls_context_same_key(const struct tls_context *a, const struct tls_context *b)
+bool tls_context_same(const struct tls_context *a, const struct tls_context *b)
 {
-    return CRYPTO_memcmp(a->psk, b->psk, PSK_BYTES) == 0;
+    return a->has_key == b->has_key && CRYPTO_memcmp(a->psk, b->psk, TLS_PSK_BYTES) == 0 &&
+           memcmp(a->digest, b->digest, sizeof a->digest) == 0;
 }
 
 enum rdt_status tls_init(struct tls *tls, struct tls_context *context, bool server, struct rdt_error *err)
@@ -225,10 +247,11 @@ enum rdt_status tls_init(struct tls *tls, struct tls_context *context, bool serv
     }
     SSL_set_bio(ssl, in, out);
     if (server) {
-        /* The server has no certificate, so that there is no handshake without the key. */
+        /* A server without certificate completes no handshake without the key. One with a certificate demands the other's. */
+        SSL_set_verify(ssl, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
         SSL_set_accept_state(ssl);
     } else {
-        /* Nobody is trusted by certificate, so a server that shows one instead of the key fails here. */
+        /* Without authorities nobody is trusted by certificate, so a server that shows one instead of the key fails here. */
         SSL_set_verify(ssl, SSL_VERIFY_PEER, NULL);
         SSL_set_connect_state(ssl);
     }
@@ -262,14 +285,32 @@ enum rdt_status tls_handshake(struct tls *tls, struct rdt_error *err)
     ERR_clear_error();
     result = SSL_do_handshake(tls->ssl);
     if (result != 1) {
+        long verified = SSL_get_verify_result(tls->ssl);
+
         if (SSL_get_error(tls->ssl, result) == SSL_ERROR_WANT_READ)
             return RDT_AGAIN;
-        return rdt_error_set(err, RDT_DENIED, "no TLS: the other end has another key, or is not rdtd (%s)", reason());
+        if (verified != X509_V_OK && tls->context->store)
+            return rdt_error_set(err, RDT_DENIED, "no TLS: the certificate of the other end is not accepted: %s",
+                                 X509_verify_cert_error_string(verified));
+        return rdt_error_set(err, RDT_DENIED, "no TLS: the other end has another %s, or is not rdtd (%s)",
+                             tls->context->store ? "authority or key" : "key", tls_reason());
     }
-    /* The setup in tls_init already refuses ends without the key; this check does not depend on it. */
-    if (!SSL_session_reused(tls->ssl))
-        return rdt_error_set(err, RDT_DENIED, "no TLS: the other end did not use the key");
+    /* The setup in tls_init already refuses ends that prove nothing; these checks do not depend on it. */
+    if (SSL_session_reused(tls->ssl))
+        return tls->context->has_key ? RDT_OK : rdt_error_set(err, RDT_DENIED, "no TLS: the other end used a key");
+    if (!tls->context->store || !SSL_get0_peer_certificate(tls->ssl) || SSL_get_verify_result(tls->ssl) != X509_V_OK)
+        return rdt_error_set(err, RDT_DENIED, "no TLS: the other end used neither the key nor a certificate");
     return RDT_OK;
+}
+
+/* The other end of TLS 1.3 looks at this end's certificate after this end has completed the handshake. */
+static bool is_refusal(unsigned long code)
+{
+    int reason = ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) - SSL_AD_REASON_OFFSET : -1;
+
+    return reason == SSL_AD_UNKNOWN_CA || reason == SSL_AD_BAD_CERTIFICATE || reason == SSL_AD_CERTIFICATE_REVOKED ||
+           reason == SSL_AD_CERTIFICATE_EXPIRED || reason == SSL_AD_CERTIFICATE_UNKNOWN || reason == SSL_AD_CERTIFICATE_REQUIRED ||
+           reason == SSL_AD_UNSUPPORTED_CERTIFICATE || reason == SSL_AD_ACCESS_DENIED || reason == SSL_AD_DECRYPT_ERROR;
 }
 
 enum rdt_status tls_read(struct tls *tls, void *buf, size_t size, size_t *n_p, struct rdt_error *err)
@@ -288,7 +329,9 @@ enum rdt_status tls_read(struct tls *tls, void *buf, size_t size, size_t *n_p, s
     case SSL_ERROR_ZERO_RETURN:
         return rdt_error_set(err, RDT_DISCONNECTED, "the other end closed the connection");
     default:
-        return rdt_error_set(err, RDT_PROTOCOL, "TLS broke: %s", reason());
+        if (tls->context->store && SSL_get_shutdown(tls->ssl) & SSL_RECEIVED_SHUTDOWN && is_refusal(ERR_peek_last_error()))
+            return rdt_error_set(err, RDT_DENIED, "the other end does not accept this node's certificate (%s)", tls_reason());
+        return rdt_error_set(err, RDT_PROTOCOL, "TLS broke: %s", tls_reason());
     }
 }
 
@@ -300,12 +343,12 @@ enum rdt_status tls_write(struct tls *tls, const void *bytes, size_t n, struct r
     ERR_clear_error();
     if (tls->records + records > RECORDS_PER_KEY) {
         if (SSL_key_update(tls->ssl, SSL_KEY_UPDATE_NOT_REQUESTED) != 1)
-            return rdt_error_set(err, RDT_INTERNAL, "cannot change the key of a TLS connection: %s", reason());
+            return rdt_error_set(err, RDT_INTERNAL, "cannot change the key of a TLS connection: %s", tls_reason());
         tls->records = 0;
     }
     tls->records += records;
     if (n && (!SSL_write_ex(tls->ssl, bytes, n, &written) || written != n))
-        return rdt_error_set(err, RDT_INTERNAL, "cannot encrypt: %s", reason());
+        return rdt_error_set(err, RDT_INTERNAL, "cannot encrypt: %s", tls_reason());
     return RDT_OK;
 }
 

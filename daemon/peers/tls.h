@@ -1,10 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TLS 1.3 with a pre-shared key, between memory and memory: ciphertext goes in, plaintext comes out, and the reverse.
- * Owns the key and OpenSSL's state; knows no socket, and never blocks.
+/* TLS 1.3 between memory and memory: ciphertext goes in, plaintext comes out, and the reverse. Both ends prove who they
+ * are, by a key that all nodes share (tls.c) or by certificates (tls_certificate.c). Owns the key, the certificates and
+ * OpenSSL's state; knows no socket, and never blocks.
  *
- * Refuses everything but what two nodes with the same key need: no certificates, no earlier version, no
- * session tickets, no early data, one cipher suite, a fresh Diffie-Hellman exchange each time (a key that
- * leaks later opens no old recording).
+ *   this node has      the other has      they use
+ *   key                key                the key
+ *   certificate        certificate        certificates, of both ends
+ *   key, certificate   key, certificate   the key
+ *   key, certificate   certificate        certificates, of both ends
+ *   key                certificate        nothing: DENIED at both
+ *
+ * So nodes change from the key to certificates one after the other: first all get a certificate beside the key, then all
+ * lose the key. A node without a key never accepts one.
+ *
+ * Refuses everything but what two nodes need: no earlier version, no session tickets, no early data, one cipher suite, no
+ * end that proves nothing, a fresh Diffie-Hellman exchange each time (a key that leaks later opens no old recording).
  */
 #ifndef DAEMON_TLS_H
 #define DAEMON_TLS_H
@@ -17,13 +27,33 @@
 
 #define TLS_RECORD_BYTES 16384u /* plaintext of one record, at most */
 
-struct tls_context; /* the key, and what all connections share */
+#define TLS_IDENTITY_BYTES 256u
 
-/* Reads the key: the file's content without trailing white space. INVALID: shorter than 16 bytes, not a
- * file, or readable by others; SYSTEM: it cannot be read. */
-enum rdt_status tls_context_create(const char *key_file, struct tls_context **context_p, struct rdt_error *err);
+struct tls_context; /* the key, the certificates, and what all connections share */
+
+/* How this node proves who it is, and whom it believes. Paths of files; "" or NULL: none. A key, or all of certificate,
+ * private_key and authorities, must be there. */
+struct tls_files {
+    const char *key;         /* content without trailing white space, at least 16 bytes */
+    const char *certificate; /* PEM: this node's, then those of intermediate authorities */
+    const char *private_key; /* PEM, of that certificate */
+    const char *authorities; /* PEM: the certificates that the other end's must lead to */
+    const char *revoked;     /* PEM: a list of revoked certificates (CRL) of each authority; "": nothing is revoked */
+    /* No path: patterns separated by commas. One of the DNS names or URIs in the other end's certificate must match one of
+     * them; * stands for any characters but a dot in a DNS name, and any but a slash in a URI. "": no name is asked for. */
+    const char *allow;
+};
+
+/* Reads the files. INVALID: the key is shorter than 16 bytes; a key or private key is not a file, or is readable by
+ * others; a file is not what it should be; the private key is of another certificate; the certificate has expired or does
+ * not lead to the authorities. SYSTEM: a file cannot be read. The sentence names the file. */
+enum rdt_status tls_context_create(const struct tls_files *files, struct tls_context **context_p, struct rdt_error *err);
 void tls_context_destroy(struct tls_context *context); /* its connections keep what they need of it */
-bool tls_context_same_key(const struct tls_context *a, const struct tls_context *b);
+bool tls_context_same(const struct tls_context *a, const struct tls_context *b); /* their files have the same content */
+
+/* When this node's certificate ends, and when its list of revoked certificates does; seconds since 1970; 0: it has none. */
+int64_t tls_context_expires(const struct tls_context *context);
+int64_t tls_context_revoked_expires(const struct tls_context *context);
 
 struct tls {
     struct tls_context *context; /* a reference */
@@ -39,12 +69,29 @@ void tls_fini(struct tls *tls); /* accepts a zeroed struct */
 /* Adds ciphertext from the other end. Error: NO_MEMORY. */
 enum rdt_status tls_feed(struct tls *tls, const void *bytes, size_t n, struct rdt_error *err);
 
-/* RDT_OK: the other end has proved that it holds the key; RDT_AGAIN: feed more; RDT_DENIED: it has not. Each
- * time there may be something to send. */
+/* RDT_OK: the other end has proved that it holds the key, or a certificate that this node believes; RDT_AGAIN: feed more;
+ * RDT_DENIED: it has not. Each time there may be something to send. An end that connected may get RDT_OK before the other
+ * end has looked at its certificate; a refusal then comes from tls_read. */
 enum rdt_status tls_handshake(struct tls *tls, struct rdt_error *err);
 
+/* After the handshake: who the other end is by its certificate, its first URI or else DNS name; "": it used the key. */
+void tls_identity(const struct tls *tls, char identity_p[TLS_IDENTITY_BYTES]);
+
+/* After the handshake, of the other end's certificate; an end that used the key passes. DENIED: none of its names is allowed;
+ * or it has names of hosts (addresses, if `host` is one), and `host`, which this end dialled, is not among them. host "": this
+ * end accepted the connection. */
+enum rdt_status tls_check_peer(const struct tls *tls, const char *host, struct rdt_error *err);
+
+/* After the handshake. DENIED: the other end's certificate is of a node with another uuid: it has a URI "urn:uuid:...". */
+enum rdt_status tls_check_uuid(const struct tls *tls, const uint8_t uuid[16], struct rdt_error *err);
+
+/* DENIED: a connection that is up would not be accepted with these files, because the other end's certificate has been
+ * revoked, its name is no longer allowed, or its authority is gone. A connection by key stays. */
+enum rdt_status tls_check_again(const struct tls *tls, const struct tls_context *context, struct rdt_error *err);
+
 /* After the handshake. RDT_OK: *n_p > 0 bytes; RDT_AGAIN: no whole record yet; RDT_DISCONNECTED: the other
- * end has ended the stream; RDT_PROTOCOL: a record was forged or damaged. */
+ * end has ended the stream; RDT_DENIED: it refuses this node's certificate; RDT_PROTOCOL: a record was forged or
+ * damaged. */
 enum rdt_status tls_read(struct tls *tls, void *buf, size_t size, size_t *n_p, struct rdt_error *err);
 
 /* After the handshake: encrypts all of it. NO_MEMORY, INTERNAL. */

@@ -81,7 +81,7 @@ static const char *host_config(void *ctx, const char *name)
     if (strcmp(name, "trusted_network") == 0)
         return options->trusted_network ? "yes" : "no";
     if (strcmp(name, "peers") == 0)
-        return options->key_file[0] ? "yes" : "no";
+        return options_have_peers(options) ? "yes" : "no";
     if (strcmp(name, "interfaces") == 0)
         return options->interfaces;
     if (strcmp(name, "listen_host") == 0) {

@@ -3,10 +3,12 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <time.h>
 
 #include "daemon/recovery/recovery.h"
 #include "daemon/rpc/doctor.h"
 
+#define EXPIRES_SOON_DAYS 7
 #define NEAR_PERCENT 90u              /* of a limit: from here on the check warns */
 #define PAUSE_NS UINT64_C(1000000000) /* for users, because the loop serves nobody else for about a millisecond meanwhile */
 #define MOVES_NOTHING_NS UINT64_C(30000000000)
@@ -103,25 +105,61 @@ static void check_state_dir(struct doctor *doctor)
         doctor_find(doctor, FINDING_OK, "", "The node's uuid is in %s.", state_dir);
 }
 
+static const char *names_peer(const struct options *options)
+{
+    return !options->peer_cert[0] ? "key_file" : !options->key_file[0] ? "peer_cert" : "key_file and peer_cert";
+}
+
 static void check_key(struct doctor *doctor)
 {
     const struct options *options = doctor->rpc->options;
     struct rdt_error err;
 
-    if (options->key_file[0] == '\0')
-        doctor_find(doctor, FINDING_OK, "", "key_file is not set, so this node has no peers.");
+    if (!options_have_peers(options))
+        doctor_find(doctor, FINDING_OK, "", "Neither key_file nor peer_cert is set, so this node has no peers.");
     else if (peers_check(options, &err) != RDT_OK)
         doctor_find(doctor, FINDING_FAIL,
-                    "Mend what the sentence names: the running daemon has an earlier key, but the next start would fail.",
+                    "Mend what the sentence names: the running daemon has what it read before, but the next start would fail.",
                     "The peer link could not be started again: %s.", err.msg);
     else if (options->listen[0] == '\0')
         doctor_find(doctor, FINDING_OK, "",
-                    "The key in %s is usable. listen is not set, so this node fetches from others, and no other node can fetch "
+                    "The files of %s are usable. listen is not set, so this node fetches from others, and no other node can fetch "
                     "from it.",
-                    options->key_file);
+                    names_peer(options));
     else
-        doctor_find(doctor, FINDING_OK, "", "The key in %s is usable, and this node listens at %s.", options->key_file,
+        doctor_find(doctor, FINDING_OK, "", "The files of %s are usable, and this node listens at %s.", names_peer(options),
                     doctor->rpc->node->address);
+}
+
+/* A certificate that ends shuts this node out, and a list of revoked ones that ends shuts all nodes out. */
+static void check_expiry(struct doctor *doctor, const char *what, int64_t expires_s, const char *remedy)
+{
+    int64_t left = expires_s - (int64_t)time(NULL), day = 24 * 3600;
+
+    if (expires_s == 0)
+        return;
+    if (left <= 0)
+        doctor_find(doctor, FINDING_FAIL, remedy, "%s has expired: no node accepts this one any more.", what);
+    else if (left < EXPIRES_SOON_DAYS * day)
+        doctor_find(doctor, FINDING_WARN, remedy, "%s expires in %" PRId64 " hours.", what, left / 3600);
+    else
+        doctor_find(doctor, FINDING_OK, "", "%s is valid for %" PRId64 " days.", what, left / day);
+}
+
+static void check_certificates(struct doctor *doctor)
+{
+    const struct options *options = doctor->rpc->options;
+    int64_t certificate = 0, crl = 0;
+
+    if (doctor->rpc->peers)
+        peers_certificate_expires(doctor->rpc->peers, &certificate, &crl);
+    if (certificate == 0)
+        doctor_find(doctor, FINDING_OK, "", "This node has no certificate for other nodes.");
+    check_expiry(doctor, "The certificate in peer_cert", certificate, "Renew peer_cert, then run `rdtctl reload`.");
+    check_expiry(doctor, "A list of revoked certificates in peer_crl", crl, "Get a new peer_crl, then run `rdtctl reload`.");
+    if (certificate != 0 && options->key_file[0] != '\0')
+        doctor_find(doctor, FINDING_WARN, "When all nodes have certificates, empty key_file and run `rdtctl reload`.",
+                    "Nodes that have the key of key_file need no certificate.");
 }
 
 struct differences {
@@ -369,6 +407,7 @@ static const struct {
     {"RDT023", "peer-versions", check_peer_versions},
     {"RDT024", "transports", check_transports},
     {"RDT025", "devices", check_devices},
+    {"RDT026", "certificates", check_certificates},
     {"RDT030", "keeper", check_keeper},
     {"RDT031", "journal", check_journal},
     {"RDT032", "transfers", check_transfers},

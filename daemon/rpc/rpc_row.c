@@ -133,6 +133,7 @@ Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer, bool a
     info->address = (char *)peer->address;
     info->state = (char *)peer_state_name(peer->state);
     info->version = (char *)peer->version;
+    info->identity = (char *)peer->identity;
     info->rtt_ns = (int64_t)peer->rtt_ns;
     info->since_ns = (int64_t)(now - peer->since_ns);
     if (peer->state == PEER_BACKOFF && peer->retry_at_ns > now)

@@ -52,6 +52,8 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.pool_misses = rpc->regions->free_pool.misses;
     reply.cached_bytes = rpc->regions->cached_bytes;
     reply.cache_hits = rpc->regions->cached_hits;
+    if (rpc->peers)
+        peers_certificate_expires(rpc->peers, &reply.certificate_expires_s, &reply.crl_expires_s);
     reply.keeper_up = kept.keeper_up;
     reply.kept_objects = kept.objects;
     reply.kept_names = kept.names;

@@ -25,7 +25,7 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
 
     if (!transfers->peers)
         return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "object \"%s\" is on another node, and this daemon has no peer link: set listen and key_file",
+                             "object \"%s\" is on another node, and this daemon has no peer link: set listen, and key_file or peer_cert",
                              transfer->ref.id);
     status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, transfer->account, &peer, err);
     if (status != RDT_OK)

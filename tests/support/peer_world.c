@@ -116,6 +116,7 @@ void world_init(struct world *world)
         node->options.listen = node->listen;
         node->options.advertise = (char *)"";
         node->options.key_file = strdup(world->key_path);
+        node->options.peer_cert = strdup("");
         node->options.dial = (char *)"any";
         cr_assert_eq(owner_work_create(&node->loop, &node->owner_work, NULL), RDT_OK);
         node->options.peer_timeout_ns = 5000000000;
@@ -195,6 +196,7 @@ void world_fini(struct world *world)
         (void)uv_run(&world->nodes[i].loop, UV_RUN_DEFAULT);
         cr_assert_eq(uv_loop_close(&world->nodes[i].loop), 0, "a handle was left open");
         free(world->nodes[i].options.key_file);
+        free(world->nodes[i].options.peer_cert);
     }
     snprintf(command, sizeof command, "rm -r '%s'", world->dir);
     cr_assert_eq(system(command), 0);

@@ -309,7 +309,7 @@ void rogue_peer_open(struct rogue_peer *rogue_peer, const char *key_path, uint16
     int on = 1;
 
     memset(rogue_peer, 0, sizeof *rogue_peer);
-    insist(tls_context_create(key_path, &rogue_peer->context, NULL) == RDT_OK);
+    insist(tls_context_create(&(struct tls_files){.key = key_path}, &rogue_peer->context, NULL) == RDT_OK);
     rogue_peer->sock = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     insist(rogue_peer->sock >= 0);
     if (connect(rogue_peer->sock, (struct sockaddr *)&in, sizeof in) != 0 &&

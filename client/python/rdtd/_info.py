@@ -50,8 +50,8 @@ class InfoCalls(_rdt.Conn):
         """Lists the other nodes that the daemon knows, as dicts: uuid, boot_id and version ("": never
         reached); name; address; state ("idle", "connecting", "up", "backoff"); rtt (0: unknown); since;
         retry_in (0: no attempt is due); transfers_in, transfers_out (running); bytes_in, bytes_out; fell_back
-        (transfers that took a slower transport than both nodes have); last_error; transports, a list of
-        dicts: name, usable, path (of the bytes), why (not usable)."""
+        (transfers that took a slower transport than both nodes have); last_error; identity (by its certificate;
+        "": by the key); transports, a list of dicts: name, usable, path (of the bytes), why (not usable)."""
         return self._nodes()
 
     def status(self) -> dict[str, Any]:

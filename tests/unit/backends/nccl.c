@@ -541,5 +541,5 @@ Test(nccl, unavailable_without_peers)
     if (!getenv("RDT_TEST_GPU"))
         fake_nccl_load();
     peers = "no";
-    must_refuse(RDT_UNSUPPORTED, "no port is opened: set listen and key_file", ops->open(&host, &node[0], &err));
+    must_refuse(RDT_UNSUPPORTED, "no port is opened: set listen, and key_file or peer_cert", ops->open(&host, &node[0], &err));
 }

@@ -175,7 +175,7 @@ static bool rogue_peer_turn(struct rogue_peer *rogue_peer)
 static void rogue_peer_start(struct rogue_peer *rogue_peer)
 {
     memset(rogue_peer, 0, sizeof *rogue_peer);
-    cr_assert_eq(tls_context_create(world.key_path, &rogue_peer->context, NULL), RDT_OK);
+    cr_assert_eq(tls_context_create(&(struct tls_files){.key = world.key_path}, &rogue_peer->context, NULL), RDT_OK);
     cr_assert_eq(tls_init(&rogue_peer->tls, rogue_peer->context, false, NULL), RDT_OK);
     frame_reader_init(&rogue_peer->reader, RDT_MAX_FRAME_BYTES);
     rogue_peer->fd = knock(a);

@@ -37,7 +37,7 @@ static struct tls_context *context_of(const char *text)
     struct rdt_error err = {0};
 
     write_key(text, 0600);
-    cr_assert_eq(tls_context_create(key_path, &context, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(tls_context_create(&(struct tls_files){.key = key_path}, &context, &err), RDT_OK, "%s", err.msg);
     return context;
 }
 
@@ -182,9 +182,10 @@ Test(tls, garbage_denied)
     tls_context_destroy(context);
 }
 
-/* A TLS end that is not ours. */
+/* A TLS end that is not ours: it does not use its context. */
 static void init_foreign(struct tls *tls, SSL_CTX *ctx, bool server)
 {
+    tls->context = context_of(key_text);
     tls->ssl = SSL_new(ctx);
     tls->in = BIO_new(BIO_s_mem());
     tls->out = BIO_new(BIO_s_mem());
@@ -317,7 +318,7 @@ static void refused(enum rdt_status status, const char *words)
     struct tls_context *context = NULL;
     struct rdt_error err = {0};
 
-    cr_assert_eq(tls_context_create(key_path, &context, &err), status, "%s", err.msg);
+    cr_assert_eq(tls_context_create(&(struct tls_files){.key = key_path}, &context, &err), status, "%s", err.msg);
     cr_assert_null(context);
     cr_assert_not_null(strstr(err.msg, words), "%s", err.msg);
     cr_assert_not_null(strstr(err.msg, key_path), "%s", err.msg);
