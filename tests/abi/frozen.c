@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plug-in that was built against version 1 of the interface loads and works for ever: tests/abi/v1 is one, with the headers of its
- * day, which never change; what today's headers say of the same things must agree with them.
- */
+/* A plug-in that was built against version 1 of the interface loads and works for ever. tests/abi/v1 is such a plug-in,
+ * with the headers of that time, which never change. Today's headers must declare the same things in the same way. */
 #include <ctype.h>
 #include <openssl/evp.h>
 #include <stdio.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the programs of the bench share: the clock, medians, rows, and the reference's own framing, which is as plain as it
- * gets: a header of 16 bytes like rdtd's and one protobuf message. Nothing here is used by rdtd or librdt.
- */
+/* Shared by the programs of the bench: the clock, medians, rows, and the framing of the reference, which is as simple as
+ * possible: a header of 16 bytes like rdtd's and one protobuf message. rdtd and librdt use nothing of it. */
 #ifndef TESTS_BENCH_BENCH_H
 #define TESTS_BENCH_BENCH_H
 

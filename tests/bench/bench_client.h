@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A client of rdtd, as the bench's programs need it: every failure is the end. */
+/* A client of rdtd for the bench's programs. Every failure ends the program. */
 #ifndef TESTS_BENCH_BENCH_CLIENT_H
 #define TESTS_BENCH_BENCH_CLIENT_H
 

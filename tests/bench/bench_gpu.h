@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the programs that measure GPU memory share: rounds, copies by the driver alone, rows. */
+/* Shared by the programs that measure GPU memory: rounds, copies by the driver alone, and rows. */
 #ifndef TESTS_BENCH_BENCH_GPU_H
 #define TESTS_BENCH_BENCH_GPU_H
 

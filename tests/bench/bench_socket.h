@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sockets of the references. Every failure is the end. */
+/* The sockets of the references. Every failure ends the program. */
 #ifndef TESTS_BENCH_BENCH_SOCKET_H
 #define TESTS_BENCH_BENCH_SOCKET_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Times of single calls, each beside its reference: ours, reference, ours, reference, a median each. Who runs on which core is
- * the caller's choice.
+/* Times of single calls, each measured alternately with its reference; a row is a pair of medians. The caller chooses which
+ * process runs on which core.
  *
  *     control local SUFFIX ROUNDS RDTD_SOCKET ECHO_SOCKET                   one daemon
  *     control peers SUFFIX ROUNDS RDTD_SOCKET ECHO_SOCKET OTHER_RDTD PORT   the object is at OTHER_RDTD; `echo tcp` at PORT

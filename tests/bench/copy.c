@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fetches by copy into memory that was touched before, beside the best copy that a program could make itself: glibc's memcpy
- * or streaming stores, on one thread or on as many as the daemon may use. Best is the one with the highest median in this
- * run. Fetches are made eight at a time (fewer if they are large), and one at a time.
+/* Fetches by copy into memory that was touched before, beside the fastest copy that a program could make itself: glibc's
+ * memcpy or streaming stores, on one thread or on as many as the daemon may use. The fastest is the one with the highest
+ * median in this run. Fetches are made eight at a time (fewer if they are large), and one at a time.
  *
  *     copy ROUNDS RDTD_SOCKET THREADS BYTES LABEL
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reference of the control plane: a server that does nothing but unpack each request and pack its reply. libuv (uv_poll),
- * recvmsg, and one sendmsg for all replies to what one read brought.
+/* The reference of the control plane: a server that only unpacks each request and packs its reply. It uses libuv (uv_poll),
+ * recvmsg, and one sendmsg for all replies to the requests of one read.
  *
  *     echo unix PATH | echo tcp PORT       serves until it is killed; says "ready" on stdout
  */

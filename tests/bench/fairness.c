@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one client's flood costs another: put and free of one client while another process floods the same daemon, beside the
- * same of the idle daemon, in turns. The flood runs at nice NICE: its own use of the processor is not the daemon's to
- * divide.
+/* How much one client's flood slows another client: put and free of one client while another process floods the same
+ * daemon, measured alternately with the idle daemon. The flood runs at nice NICE, because the daemon cannot divide the
+ * processor time that the flood itself uses.
  *
  *     fairness ROUNDS SUFFIX NICE SOCKET OTHER_SOCKET [FLOOD]
  *

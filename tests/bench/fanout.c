@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One snapshot of the node at OWNER for many nodes at the same time, beside the same for one of them alone: seconds from the
- * first start until the last client has its object. Each time it is a snapshot that no node has.
+/* One snapshot of the node at OWNER for many nodes at the same time, beside one node alone: seconds from the first start
+ * until the last client has its object. Each round uses a snapshot that no node has yet.
  *
  *     fanout OWNER BYTES ROUNDS READER ...
  */

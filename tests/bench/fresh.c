@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What memory for a fetch costs: plain rdt_fetch and rdt_release, one after the other, beside the same fetches into a target
- * that was touched before. Both in turns, ROUNDS times COUNT fetches of one object from the daemon at OWNER by a client of
- * the daemon at READER.
+/* The cost of memory for a fetch: plain rdt_fetch and rdt_release, one after the other, beside the same fetches into a
+ * target that was touched before. Both are measured alternately: ROUNDS times COUNT fetches of one object from the daemon
+ * at OWNER by a client of the daemon at READER.
  *
  *     fresh OWNER READER BYTES COUNT ROUNDS LABEL [copy]      copy: OWNER and READER are one daemon, which copies
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPU memory through rdtd beside plain CUDA, in the same run: tests/gpu/run bench. Prints GB/s, and the ratio where it means
- * something. */
+/* GPU memory through rdtd beside plain CUDA, in the same run: tests/gpu/run bench. Prints GB/s, and the ratio where it has
+ * a meaning. */
 #include <stdio.h>
 
 #ifdef RDT_WITHOUT_CUDA

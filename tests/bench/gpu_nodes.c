@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GPU memory between two daemons on this machine, beside plain CUDA and the same transport between host memories, in the
- * same run: tests/gpu/run bench. Staged: from GPU to GPU through pinned host memory; beside it the slowest of its parts
- * alone. By NCCL: within a group; beside it a plain copy from GPU to GPU.
- */
+ * same run: tests/gpu/run bench. Staged transfers go from GPU to GPU through pinned host memory, beside the slowest of
+ * their parts alone. Transfers by NCCL stay within a group, beside a plain copy from GPU to GPU. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Much in one call: 1,000 objects in one fetch beside one fetch each, and an object of 10,000 tensors beside one of a single
- * tensor with as many bytes.
+/* Many objects or tensors in one call: 1,000 objects in one fetch beside one fetch each, and an object of 10,000 tensors
+ * beside an object of one tensor with as many bytes.
  *
  *     many local ROUNDS RDTD_SOCKET
  *     many peers ROUNDS READER_SOCKET OWNER_SOCKET

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a small operation waits for while much is moved: the 99th percentile of put and free while another process moves
- * BYTES, beside the same of an idle daemon, in turns. Nobody is bound to a core.
+/* How long a small operation takes while many bytes move: the 99th percentile of put and free while another process moves
+ * BYTES, measured alternately with an idle daemon. No process is bound to a core.
  *
  *     moving ROUNDS NAME SOCKET OWNER_SOCKET BYTES
  *

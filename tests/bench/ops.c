@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Control operations a second, of rdtd and of `echo`, which answers the same messages and does nothing else. Raw frames from
- * one thread by epoll: what a server can do shows only if its clients take little, and any program may speak them
- * (proto/frame.h).
+/* Control operations per second of rdtd and of `echo`, which answers the same messages and does nothing else. One thread
+ * sends raw frames by epoll: the limit of a server shows only if its clients cost little, and any program may speak this
+ * protocol (proto/frame.h).
  *
  *     ops ROUNDS RDTD_SOCKET ECHO_SOCKET
  */

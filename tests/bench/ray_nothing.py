@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transport of Ray's that moves nothing: what an object costs with it is Ray's own, and no transport can be faster. For ray_bench.py."""
+"""A transport of Ray that moves nothing: the cost of an object with it is Ray's own, and no transport can be faster. For
+ray_bench.py."""
 import torch
 from ray.experimental import CommunicatorMetadata, TensorTransportManager, TensorTransportMetadata, register_tensor_transport
 

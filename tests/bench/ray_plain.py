@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transport of Ray's over the plainest daemon there can be: `echo` (echo.c), which unpacks and answers and keeps nothing. For ray_bench.py.
+"""A transport of Ray over the simplest possible daemon: `echo` (echo.c), which unpacks, answers and stores nothing. For
+ray_bench.py.
 
 A put is one copy into memory that is kept, and a round trip; a receive is a round trip and a private mapping; nothing is ever freed. It guarantees
 nothing: after SLOTS puts of a size memory is written over, whoever reads it. Its numbers are what a transport costs at least that asks a daemon once

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scale: how it is with very much of everything, beside the same with little.
+/* scale: how a daemon performs with very many objects, clients, waiters and peers, beside one with few.
  *
  *     scale OBJECTS SOCKET PID SOCKET_OF_FEW [SOCKET_OF_PEER ...]
  *

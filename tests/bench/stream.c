@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reference of bulk bytes: a TCP connection between two processes, blocking, nothing in the way; with "tls" inside TLS
- * 1.3, by a key that both know. The client asks for BYTES by a request of 8 bytes and reads them into memory that was
- * touched before.
+/* The reference of bulk bytes: a blocking TCP connection between two processes; with "tls" inside TLS 1.3, by a key that
+ * both know. The client asks for BYTES in a request of 8 bytes and reads them into memory that was touched before.
  *
  *     stream serve PORT [tls]                        until it is killed; says "ready"
  *     stream fetch PORT BYTES COUNT WINDOW [tls]     prints GB/s (1e9 bytes), WINDOW requests ahead

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Fetches of one object from the daemon at OWNER by a client of the daemon at READER, WINDOW of them in flight, into memory
- * that was touched before. All of them go into the same target, as all messages of ucx_perftest do. Prints GB/s (1e9 bytes)
- * as the client sees it: from its first start until it has taken the last object.
+ * that was touched before. All of them use the same target, as all messages of ucx_perftest do. Prints GB/s (1e9 bytes) as
+ * the client sees it, from its first start until it has received the last object.
  *
  *     throughput OWNER READER BYTES COUNT WARMUP WINDOW [TRANSPORT]    it is ucx otherwise
  */

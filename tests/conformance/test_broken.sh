@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Each fault of the broken plug-in is found, by the check that is there for it; without a fault none is.
+# The check for it finds each fault of the broken plug-in, and without a fault no check fails.
 # variant: release
 set -uo pipefail
 check=$RDT_BUILD_DIR/rdt-check-backend so=$RDT_BUILD_DIR/tests/rdt_broken.so

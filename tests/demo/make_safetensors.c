@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* make_safetensors FILE MIB: a file as a language model's weights would be, of about MIB mebibytes, the same at every run: an
- * embedding, layers of several dtypes, odd sizes, scalars. Knows nothing of rdtctl's own writer: each checks the other. */
+/* make_safetensors FILE MIB: writes a file of about MIB mebibytes, the same in every run, which resembles the weights of a
+ * language model: an embedding, layers of several dtypes, odd sizes, scalars. It uses nothing of rdtctl's writer, so each
+ * of them checks the other. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdint.h>

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# picture.sh >rdtd.svg: draws the picture of README.md. integration/admin/test_readme fails when rdtd.svg is not what this prints.
+# picture.sh >rdtd.svg: draws the picture of README.md. integration/admin/test_readme fails when rdtd.svg differs from this
+# script's output.
 set -euo pipefail
 
 box() { # X Y WIDTH HEIGHT FILL TEXT ...: a box with centred lines of text

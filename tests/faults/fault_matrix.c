@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fault_matrix [--rounds N] [--cell TEXT] [--sample] [--jobs N] [--seed N] [--list]: runs the cells of the fault matrix
- * whose name contains TEXT, each in a process of its own, N rounds each; with --sample one place for each event and step, by
- * the seed. --jobs: so many at a time, or twice as many of those that wait most of the time. One line per cell; exit status
- * 1 if one failed.
- */
+ * whose name contains TEXT, N rounds each, each cell in its own process. --sample runs one place for each event and step,
+ * chosen by the seed. --jobs limits how many cells run at the same time; cells that mostly wait may be twice as many.
+ * Prints one line per cell. The exit status is 1 if a cell failed. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A whole daemon against its clients: two of them say what the input says, with fds; what they were given they can name.
+/* A whole daemon and two hostile clients. They send what the input says, with descriptors, and can refer to what the daemon
+ * gave them.
  *
  *   | type 6, known 1, who 1 | fds 6, request flags 1, close first 1 | bytes 14, again 1, padded 1 | message | next ...
  *

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* proto/frame: a stream cut anywhere gives the frames that it gives in one piece, from memory and from a socket with fds.
+/* proto/frame: a stream gives the same frames wherever it is cut, from memory and from a socket with descriptors.
  *
  *   | limit 2 | cuts: n, then n bytes | the stream |
  */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The journal that an earlier daemon left: a whole one, in which a daemon that went wild has changed bytes.
+/* The journal of an earlier daemon: a correct one, in which a faulty daemon has changed bytes.
  *
  *   | records 1 | size of each 2 ... | place 3, byte 1 | place, byte | ...
  *
- * Opening it must end; what it returns is whole; and it can be written and read again. */
+ * Opening it must end; what it returns is whole; and it can be written and read again.
+ */
 #include <string.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* proto/layout: lists of tensors off the wire, slices of them, and bytes moved by them: nothing outside the extent is
- * touched, and what is scattered is gathered again.
+/* proto/layout: lists of tensors from messages, slices of them, and copies by them. Nothing outside the extent is touched,
+ * and gathering returns what was scattered.
  *
  *   | bytes of the list 2 | TensorList | Slice |
  */

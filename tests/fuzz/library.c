@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* librdt against a daemon that answers what the input says: every call ends, what it gives can be read, and nothing stays open.
+/* librdt against a daemon that answers what the input says. Every call ends, its results can be read, and nothing stays
+ * open.
  *
  *   | type 6, answer the request 1, with its own type 1 | flags 3, fds 2 | bytes 2 | message | next ...
  *

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdtctl's reader of npy headers. What it takes lies inside the file, and what it writes of that it reads again.
+/* rdtctl's reader of npy headers. An accepted array lies inside the file, and the reader accepts again what the writer
+ * makes of it.
  *
  *   | bytes of data 3 | everything in front of them |
  */

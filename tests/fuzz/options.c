@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the daemon is told: its configuration file, its flags (a line each), the nodes file.
+/* The daemon's configuration: the configuration file, its flags (one per line), and the nodes file.
  *
  *   | which 1 | text |
  */

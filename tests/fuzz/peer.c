@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A whole daemon between a client and a peer that has the key. The peer says what the input says: as owner of what the client
- * fetches, as reader of what the client put, as caller; what it was asked it can name.
+/* A whole daemon between a client and a hostile peer that has the key. The peer sends what the input says: as the owner of
+ * objects that the client fetches, as the reader of objects that the client put, and as a caller. It can refer to what it
+ * was asked.
  *
  *   | type 6, known 1, the client says it 1 | request flags 6 (of a client: fds), unused 2 | bytes 2 | message | next ...
  *

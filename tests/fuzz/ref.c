@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Refs in their three shapes: text, bytes, message. What is read is written and read again as the same.
+/* Refs in their three forms: text, bytes, and message. An accepted ref is written and read again unchanged.
  *
  *   | shape 1 | it |
  */

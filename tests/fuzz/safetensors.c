@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdtctl's reader of safetensors headers. What it takes covers the data without holes, and what it writes of that it
- * reads again.
+/* rdtctl's reader of safetensors headers. An accepted header covers the data without holes, and the reader accepts again
+ * what the writer makes of it.
  *
  *   | bytes of data 3 | header |
  */

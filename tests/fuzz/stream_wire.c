@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backends/stream: what a peer's offer may say, and the first bytes, headers and trailers of whoever connects.
+/* backends/stream: a peer's offer, and the first bytes, headers and trailers of a connection.
  *
  *   | which 1 | it |
  */

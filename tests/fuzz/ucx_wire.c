@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backends/ucx: what a peer's offer, its keys and the headers of its active messages may say.
+/* backends/ucx: a peer's offer, its keys, and the headers of its active messages.
  *
  *   | which 1, announced 1 | bytes of data, or offset of a read, 4 | it |
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tests and figures of GPU memory between two daemons begin and end with: on FAKES (tests/fake_cuda, tests/fake_nccl),
- * or with RDT_TEST_GPU set on the machine's own GPUs. Included where needed; static, since it is linked with librdt-cuda.
- */
+/* Setup and checks of tests and measurements of GPU memory between two daemons: on FAKES (tests/fake_cuda,
+ * tests/fake_nccl), or on the machine's own GPUs if RDT_TEST_GPU is set. Its functions are static, because only its users
+ * are linked with librdt-cuda. */
 #ifndef TESTS_GPU_NODES_FIXTURE_H
 #define TESTS_GPU_NODES_FIXTURE_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What one GPU is enough for: NCCL's own send and receive to the same rank, by the functions and in the way that the plug-in
- * uses them, and two daemons on one GPU, where the NCCL at hand allows that. On FAKES, which say nothing about NCCL or a
- * GPU; with RDT_TEST_GPU set (make test-gpu) on the machine's own.
+/* Tests for which one GPU is enough: NCCL's own send and receive to the same rank, with the functions and in the way that
+ * the plug-in uses them, and two daemons on one GPU, where the installed NCCL allows that. On FAKES, which say nothing
+ * about NCCL or a GPU; with RDT_TEST_GPU set (make test-gpu) on the machine's own.
  *
  * The leak checker of gcc 12: see cuda_nodes.c.
  * lsan: use_tls=0

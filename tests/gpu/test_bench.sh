@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The figures of GPU memory run to their end on the FAKES, with every row, and say that they mean nothing there.
+# The measurements of GPU memory run to their end on the FAKES, print every row, and say that the figures mean nothing
+# there.
 # variant: release
 set -uo pipefail
 unset RDT_TEST_GPU

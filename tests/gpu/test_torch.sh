@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# PyTorch's tensors on a GPU: torch_tensors.py, with torch's ordinary memory and with its expandable segments. Skipped (77) where there is no
-# torch that uses a GPU, or the package was built for another Python; the last line says which.
+# PyTorch's tensors on a GPU: runs torch_tensors.py with torch's ordinary memory and with its expandable segments. Skipped
+# (77) if no installed torch can use a GPU, or if the package was built for another Python; the last line says which.
 # variant: release
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A tool for tests, preloaded into a daemon: the n-th allocation that the daemon's own code, a plug-in of ours or protobuf-c
- * asks for fails. Those of other libraries (the transport's, OpenSSL's) never do: how they bear it is not ours to mend.
- */
+/* Preloaded into a daemon by tests: fails the n-th allocation that the daemon's own code, one of our plug-ins or protobuf-c
+ * makes. Allocations of other libraries (the transport's, OpenSSL's) never fail, because their error handling is not ours
+ * to mend. */
 #include "tests/preload/fail_alloc.h"
 
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a test and tests/preload/fail_alloc.c share: the file that RDT_FAIL_ALLOC names holds it, and both map it. */
+/* Shared by the tests and tests/preload/fail_alloc.c: both map this struct from the file that RDT_FAIL_ALLOC names. */
 #ifndef TESTS_PRELOAD_FAIL_ALLOC_H
 #define TESTS_PRELOAD_FAIL_ALLOC_H
 

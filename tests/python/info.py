@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that describe: who holds an object; the daemon's objects, names, nodes and state."""
+"""Calls that describe the daemon: the holders of an object, and the daemon's objects, names, nodes and
+state."""
 import json
 import os
 import sys

@@ -13,7 +13,7 @@
 #include <strings.h>
 #include <time.h>
 
-/* op_done gets the op and nothing else: one lock for all hosts of the process. */
+/* op_done passes only the operation, so all hosts of the process share one lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed;
 static pthread_once_t once = PTHREAD_ONCE_INIT;

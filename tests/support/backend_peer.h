@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The other node of a transport test: a process of its own that holds one connection and does what it is told. It is
- * the test's program once more, told by its environment to be a peer instead.
- */
+/* The other node of a transport test: a process of its own that holds one connection and obeys the test. It runs the test's
+ * own program, which environment variables tell to act as the peer. */
 #ifndef TESTS_SUPPORT_BACKEND_PEER_H
 #define TESTS_SUPPORT_BACKEND_PEER_H
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every test of real processes needs: failing from the test's process and from its actors alike, deadlines that grow under
- * sanitizers, waiting for a state that has no event, patterns, and buffers with margins.
- */
+/* Shared by every test of real processes: failing from the test's process and from its actors, deadlines that are longer
+ * under sanitizers, waiting for a state that has no event, byte patterns, and buffers with margins. */
 #ifndef TESTS_SUPPORT_CHECK_H
 #define TESTS_SUPPORT_CHECK_H
 

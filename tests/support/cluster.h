@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A few daemons that know each other: on cables of their own, or on 127.0.0.1. Knows when they have met and when
- * nothing is left between them. Lists of the daemons as plain structs.
+/* A few daemons that know each other, on separate cables or on 127.0.0.1. Waits until they have met, and until nothing is
+ * left between them. Returns the lists of daemons as plain structs.
  *
  *     struct cluster c;
  *     cluster_start(&c, 2, &(struct cluster_options){.loopback = true});   ...   cluster_end(&c, declared);

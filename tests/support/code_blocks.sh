@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Sourced by the tests of the manual: takes the code blocks out of a page and runs them. Every block says in the line before it what
+# Sourced by the tests of the manual: extracts the code blocks of a page and runs them. The line before each block says what
 # it is: `; KIND` in a page's source, `<!-- KIND -->` in Markdown. The kinds:
 #   sh           runs in a folder of its own, with a daemon at $RDT_SOCKET and rdtd, rdtctl and rdt-check-backend on $PATH
-#   c, c run     compiles without a warning; and runs beside that daemon
+#   c, c run     compiles without a warning; `c run` also runs beside that daemon
 #   c cuda       compiles with rdt_cuda.h
-#   python run   runs; the other kinds of python must at least compile
+#   python run   runs; the other kinds of Python must at least compile
 #   text WHY     is no program, or cannot run here
-#   anything else is taken by another test
+#   (others)     belong to other tests
 
 # blocks FILE DIR: writes the blocks to DIR/LINE, each with its kind in DIR/LINE.kind; prints the lines of blocks without a kind.
 blocks() {

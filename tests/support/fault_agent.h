@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Users of the daemon that do one thing at a time on order and say how it went: the actors of the fault matrix. What a fetch
- * left behind is looked at again later, so that a late write is seen: margins keep their canaries, memory that was given
- * back by a failed fetch its poison, and what was delivered its bytes.
- */
+/* The actors of the fault matrix: clients that do one thing at a time when they are told, and report how it went. They
+ * check the memory of a fetch again later, so that a late write is seen: margins must keep their canaries, memory of a
+ * failed fetch its poison, and delivered memory its bytes. */
 #ifndef TESTS_SUPPORT_FAULT_AGENT_H
 #define TESTS_SUPPORT_FAULT_AGENT_H
 

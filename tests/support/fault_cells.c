@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cells of the fault matrix: which there are, their names, and what a call may answer in each. */
+/* The cells of the fault matrix: the list of all cells, their names, and which statuses a call may return in each. */
 #include "tests/support/fault_matrix.h"
 
 #include <stdio.h>

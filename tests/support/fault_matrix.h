@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fault matrix: what happens (event) x at which step of which call x where the object lies and how its bytes travel. A
- * cell is one of each; a round of a cell brings real daemons and real processes to the step, strikes at a moment that differs
- * from round to round, and then checks that
- *   - every call ended by its deadline, with a status that the event explains, and with every byte right if it ended well;
- *   - nobody writes where a call has ended: margins, poisoned targets and delivered bytes are looked at again afterwards;
- *   - others were not disturbed; what was struck works again when it is back;
- *   - nothing is left: objects, holds, pins, transfers, and at the end of the cell memory and fds.
+/* The fault matrix combines each event with each step of each call, for each place of the object and each path of its
+ * bytes. A cell is one combination. A round of a cell brings real daemons and real processes to the step, causes the event
+ * at a random moment, and then checks that
+ *   - every call ended by its deadline, with a status that the event explains, and with every byte right if it succeeded;
+ *   - nothing is written after a call has ended: margins, poisoned targets and delivered bytes are checked again later;
+ *   - others were not disturbed, and what the event hit works again when it is back;
+ *   - nothing is left: objects, holds, pins, transfers, and at the end of the cell memory and descriptors.
  *
  * make fault-matrix runs every cell a hundred times; the tests take some rounds of each.
  */

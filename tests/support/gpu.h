@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The little of NVIDIA's driver that a test needs itself, by dlsym: the fake's if fake_gpu_load came before, else the
- * machine's. A call that the driver refuses fails the test. Memory is addresses of the device: only gpu_write and gpu_read
- * touch it.
- */
+/* The few functions of NVIDIA's driver that a test itself needs, found by dlsym: those of the fake if fake_gpu_load was
+ * called before, else those of the machine's driver. A call that the driver refuses fails the test. Addresses are those of
+ * the device; only gpu_write and gpu_read touch its memory. */
 #ifndef TESTS_SUPPORT_GPU_H
 #define TESTS_SUPPORT_GPU_H
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The group tables of a few nodes in one process, without a network and without a clock: what they say to each other waits
- * in queues until the test lets it arrive, a deadline passes when the test says so, and the transport below is the fake one
- * of this file. */
+/* The group tables of a few nodes in one process, without a network and without a clock. Messages wait in queues until the
+ * test delivers them, a deadline passes when the test says so, and the transport is the fake one of this file. */
 #ifndef TESTS_SUPPORT_GROUP_WORLD_H
 #define TESTS_SUPPORT_GROUP_WORLD_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A keeper for the daemons of a test, and a way to speak to it as a daemon does. */
+/* A keeper for the daemons of a test, and functions that speak to it as a daemon does. */
 #ifndef TESTS_SUPPORT_KEEPER_H
 #define TESTS_SUPPORT_KEEPER_H
 

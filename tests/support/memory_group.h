@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A control group of the memory controller with a limit, for a daemon or an actor: of version 2 if the test's own group or
- * the one above it hands the controller on, else of version 1. It must be empty when it is removed. */
+/* A control group with a memory limit for a daemon or an actor: of version 2 if the test's own group or its parent
+ * delegates the memory controller, else of version 1. It must be empty when it is removed. */
 #ifndef TESTS_SUPPORT_MEMORY_GROUP_H
 #define TESTS_SUPPORT_MEMORY_GROUP_H
 

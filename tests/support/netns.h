@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes on cables of their own: n network namespaces joined by a switch, each with eth0 at 10.77.0.(i + 1)/24. The
- * namespaces have no names and go with the test and its daemons. Needs root and `ip`: the test is skipped without, and says
- * so. A cable that is not cut but bad: badcable.h.
- */
+/* Nodes on separate cables: n network namespaces joined by a switch, each with eth0 at 10.77.0.(i + 1)/24. The namespaces
+ * have no names and end with the test and its daemons. Needs root and `ip`; without them the test is skipped and says so.
+ * badcable.h makes a cable bad instead of cutting it. */
 #ifndef TESTS_SUPPORT_NETNS_H
 #define TESTS_SUPPORT_NETNS_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A few struct peers in one process, each with a loop of its own that the test turns: so that one can stand still while
- * others go on, and a cable between two can be cut. */
+/* A few struct peers in one process, each with a loop of its own that the test runs, so that one can stand still while
+ * others go on. The cable between two can be cut. */
 #ifndef TESTS_SUPPORT_PEER_WORLD_H
 #define TESTS_SUPPORT_PEER_WORLD_H
 

@@ -12,7 +12,7 @@
 
 #include "tests/support/check.h"
 
-/* Whoever has this name has the port; the kernel takes it back with the process. Left open for that. */
+/* The abstract socket of this name reserves the port. It stays open: the kernel frees the name when the process ends. */
 static bool claim(uint16_t port)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A client of rdtd that is not librdt: it says what the test wants it to say, byte by byte if need be. Waits at most LONG. */
+/* A client of rdtd without librdt: it sends exactly what the test wants, byte by byte if necessary. Waits at most LONG. */
 #ifndef TESTS_SUPPORT_RAW_H
 #define TESTS_SUPPORT_RAW_H
 

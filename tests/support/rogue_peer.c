@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See peer.h. */
+/* See rogue_peer.h. */
 #include "tests/support/rogue_peer.h"
 
 #include <arpa/inet.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A peer that has the key and says what it is told to, true or not: for tests of what a daemon believes. What goes wrong
- * with it itself aborts: it serves fuzz targets too. */
+/* A peer that has the key and sends what the test tells it to, true or false: for tests of what a daemon believes. Its own
+ * failures abort the process, because fuzz targets use it too. */
 #ifndef TESTS_SUPPORT_INSIDER_H
 #define TESTS_SUPPORT_INSIDER_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors for tests: made in a line, compared element by element by the definition, without the code that is tested. */
+/* Tensors for tests: a line creates one, and they are compared element by element, without the code under test. */
 #ifndef TESTS_SUPPORT_TENSORS_H
 #define TESTS_SUPPORT_TENSORS_H
 

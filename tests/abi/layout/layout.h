@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where things lie, as one version of the headers has them (frozen.c, live.c: each includes one version only). */
+/* The places of fields and values, as one version of the headers declares them. frozen.c and live.c include one version
+ * each. */
 #ifndef TESTS_ABI_LAYOUT_H
 #define TESTS_ABI_LAYOUT_H
 

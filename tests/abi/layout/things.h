@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Everything in the frozen headers whose place or value a plug-in was compiled with. Included by each side with macros of its own:
- * FIELD(struct, member), END(struct), VALUE(constant). No guard: it is included more than once. */
+/* Everything in the frozen headers whose place or value is compiled into a plug-in. Each side includes this file with its
+ * own macros: FIELD(struct, member), END(struct), VALUE(constant). It has no include guard, because it is included more
+ * than once. */
 FIELD(rdt_error, status)
 FIELD(rdt_error, sys_errno)
 FIELD(rdt_error, msg)

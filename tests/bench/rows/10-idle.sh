@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What a daemon takes while nothing is asked of it: its memory, and its time on a processor (linked to another, so with pings).
+# The cost of an idle daemon: its memory, and its processor time (linked to another daemon, so with pings).
 
 resident_mib() { awk '/^VmRSS:/ { printf "%.3f", $2 / 1024 }' "/proc/$1/status"; }
 processor_ms() { cat "/proc/$1"/task/*/schedstat | awk '{ sum += $1 } END { printf "%.3f", sum / 1e6 }'; }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Single calls on one node: put and free, share. Client on core 0, daemon and echo on core 1; then all on core 0, where no idle core
-# has to be woken and the work itself shows.
+# Single calls on one node: put and free, share. First the client runs on core 0, daemon and echo on core 1; then all run on
+# core 0, where no idle core has to be woken and only the work itself counts.
 
 if wanted put; then
   place 1 "$pid_a"

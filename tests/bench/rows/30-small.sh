@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# A small fetch between nodes: each process on a core of its own, or on two cores each on another than whom it talks to; then all on
-# one. The TCP reference is at the owner's side, seen from the client.
+# A small fetch between nodes: first with each process on its own core, or on two cores with no process on the same core as
+# the one it talks to; then with all on one core. The TCP reference runs at the owner's side, seen from the client.
 
 if wanted small; then
   if ((cores > 2)); then client=2 owner=0; else client=0 owner=1; fi

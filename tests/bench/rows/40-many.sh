@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Much in one call: 1,000 objects, 10,000 tensors. Nobody is bound to a core.
+# Many objects or tensors in one call: 1,000 objects, 10,000 tensors. No process is bound to a core.
 
 if wanted many; then
   for pid in "$pid_a" "$pid_b"; do place "0-$((cores - 1))" "$pid"; done

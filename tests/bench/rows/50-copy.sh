@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Copies into memory of the reader, on one node, beside the best copy that it could make itself. Nobody is bound to a core. The daemon
-# runs with as many worker threads as by default, and the reference may use as many.
+# Copies into memory of the reader on one node, beside the fastest copy that the reader could make itself. No process is
+# bound to a core. The daemon runs with its default number of worker threads, and the reference may use as many.
 
 workers=$("$build/rdtd" --config= --dump-config | sed -n 's/^worker_threads *= *//p')
 copy_row() { # LABEL BYTES ROUNDS

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Fetches between nodes by UCX on TCP into touched memory, as the client sees them: many in flight, and one. The owner's daemon is on
-# core 0; the reader's, with the client, on core 1, and so are the receivers of the references.
+# Fetches between nodes by UCX on TCP into touched memory, as the client sees them: many in flight, and one at a time. The
+# owner's daemon runs on core 0; the reader's daemon, the client and the receivers of the references run on core 1.
 
 window=32 # what ucp_am_bw of ucx_perftest has in flight
 listening() { grep -qi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$1") 00000000:0000 0A" /proc/net/tcp; }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Fetches between nodes by the transport "stream", beside a socket that does nothing else: bare where the network is trusted, by TLS 1.3
-# with the same suite where it is not. The owner's daemon is on core 0; the reader's, with the client, on core 1, and so are the receivers
-# of the references.
+# Fetches between nodes by the transport "stream", beside a plain socket: unencrypted where the network is trusted, with TLS
+# 1.3 and the same cipher suite where it is not. The owner's daemon runs on core 0; the reader's daemon, the client and the
+# receivers of the references run on core 1.
 
 stream_ours() { # OWNER READER BYTES COUNT WINDOW
   rate=$(timeout 120 taskset -c 1 "$build/tests/bench/throughput" "$dir/$1.sock" "$dir/$2.sock" "$3" "$4" "$warmup" "$5" stream \

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Fetches between nodes into memory that the daemon finds, beside fetches into memory of the client that was touched before.
+# Fetches between nodes into memory that the daemon allocates, beside fetches into the client's memory that was touched
+# before.
 
 fresh_row() { # LABEL BYTES COUNT ROUNDS
   if wanted fresh || wanted "fresh_$1"; then

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What a small operation waits for while 10 GB move. Nobody is bound to a core.
+# How long a small operation takes while 10 GB move. No process is bound to a core.
 
 if wanted moving; then
   for pid in "$pid_a" "$pid_b"; do place "0-$((cores - 1))" "$pid"; done

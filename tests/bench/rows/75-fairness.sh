@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# What a small operation of one client waits for while another floods the daemon. Nobody is bound to a core; the flood's own process runs
-# at nice 19, because its share of the processors is the kernel's to give.
+# How long a small operation of one client takes while another client floods the daemon. No process is bound to a core. The
+# flood's process runs at nice 19, because the kernel and not the daemon divides the processors between processes.
 
 fairness_rows() { # FLOOD
   if ! wanted fairness && ! wanted "fairness_$1"; then return 0; fi

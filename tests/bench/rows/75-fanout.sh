@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# One snapshot for eight nodes at once, each on a link of 1 Gbit/s of its own: network namespaces on a bridge, shaped by tbf.
+# One snapshot for eight nodes at the same time, each on its own link of 1 Gbit/s: network namespaces on a bridge, limited
+# by tbf.
 
 fanout_nodes=9 # the owner and eight readers
 fanout_link() { # NUMBER: a namespace that lives in a process of its own; sets pid_netN

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Control operations a second: clients on core 0, daemon or echo on core 1.
+# Control operations per second: clients on core 0, daemon or echo on core 1.
 
 if wanted ops; then
   place 1 "$pid_a"

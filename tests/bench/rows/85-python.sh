@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What Python costs above librdt, in the same process and in turns. The reference is what it may cost.
+# The cost of Python above librdt, measured alternately in the same process. The reference is the cost that is allowed.
 
 if wanted python; then
   python=${PYTHON:-/usr/bin/python3}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Ray, where $RDT_RAY_PYTHON (or the system's Python) has it: from actor to actor by its object store, RDT over gloo and nixl, RDT over rdtd and over
-# echo, and by rdtd alone. A cluster of Ray's takes a minute of its own.
+# Ray, where $RDT_RAY_PYTHON (or the system's Python) has it: from actor to actor by Ray's object store, by RDT over gloo,
+# nixl, rdtd and echo, and by rdtd alone. Starting a Ray cluster takes a minute.
 
 if wanted ray; then
   python=${RDT_RAY_PYTHON:-${PYTHON:-/usr/bin/python3}}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# A million objects, a thousand clients, ten thousand waiters and 64 peers of one daemon, beside another that has few of each. The peers
-# have host memory only: what is measured is not theirs.
+# A million objects, a thousand clients, ten thousand waiters and 64 peers of one daemon, beside another daemon that has few
+# of each. The peers have host memory only, because they are not measured.
 
 measure_scale() {
   local i sockets=()

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A plug-in that is wrong in the way that $BROKEN says, one at a time: what rdt-check-backend must find.
- * Under it is the frozen plug-in, which is right; each fault replaces one of its operations, or what it tells
- * the host.
- */
+/* A plug-in with one fault, which $BROKEN names and rdt-check-backend must find. It is built on the frozen plug-in, which
+ * is correct; each fault replaces one of its operations or one of its calls of the host. */
 #define rdt_backend_init frozen_backend_init
 #include "tests/abi/v1/backend.c"
 #undef rdt_backend_init

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A client of the daemon in this process: what it is told to say, it says. */
+/* A client of the daemon in this process, which sends what it is told. */
 #ifndef TESTS_FUZZ_HARNESS_CLIENT_H
 #define TESTS_FUZZ_HARNESS_CLIENT_H
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A whole daemon in this process, behind its real sockets. Its loop turns within the calls that wait for it, on the fuzzer's
- * own thread: a run is then the same each time, and costs no change of threads. Only its workers and its plug-ins have
- * threads of their own. Every input begins and ends with a daemon that holds nothing for anyone: what stays is a leak, and
- * aborts.
- */
+/* A whole daemon in this process, behind its real sockets. Its loop runs inside the calls that wait for it, on the fuzzer's
+ * own thread, so that a run is the same each time and costs no switch of threads. Only its workers and plug-ins have their
+ * own threads. Every input begins and ends with a daemon that holds nothing for anyone; anything that stays is a leak and
+ * aborts. */
 #ifndef TESTS_FUZZ_HARNESS_DAEMON_H
 #define TESTS_FUZZ_HARNESS_DAEMON_H
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every fuzz target shares. A target is tests/fuzz/NAME.c with LLVMFuzzerTestOneInput(); it is linked to libFuzzer by
- * `make fuzz`, and to replay.c, which runs files through it once, by `make test`. Inputs of any bytes must end in a return:
- * whatever is wrong aborts.
- */
+/* Shared by all fuzz targets. A target is tests/fuzz/NAME.c with LLVMFuzzerTestOneInput(). `make fuzz` links it to
+ * libFuzzer; `make test` links it to replay.c, which runs each file of its corpus once. Every input must end in a return;
+ * any fault aborts. */
 #ifndef TESTS_FUZZ_HARNESS_FUZZ_H
 #define TESTS_FUZZ_HARNESS_FUZZ_H
 

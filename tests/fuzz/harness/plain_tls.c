@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/peers/tls.h without TLS, in its place in the fuzz targets: bytes go through as they are, so that a run is spent in
- * what reads them, and not in handshakes. Whoever dials says a byte first, which stands for the key. What TLS itself refuses
- * is tested by unit/tls. */
+/* Replaces daemon/peers/tls.h in the fuzz targets by plain bytes, so that a run tests the readers of the bytes and spends
+ * no time in handshakes. Whoever dials first sends one byte, which stands for the key. unit/peers/tls tests TLS itself. */
 #include "daemon/peers/tls.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In libFuzzer's place: TARGET FILE|FOLDER ... runs every file through the target once, and says which one it is at. */
+/* Replaces libFuzzer: TARGET FILE|FOLDER ... runs every file through the target once, and prints which one it is running. */
 #include <dirent.h>
 #include <errno.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the two forms of "void" share: void.c is the one with connections, group.c the one within groups. */
+/* Shared by both forms of "void": void.c connects any two nodes, group.c connects nodes within groups. */
 #ifndef FUZZ_VOID_CORE_H
 #define FUZZ_VOID_CORE_H
 

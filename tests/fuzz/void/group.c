@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The transport "voidgroup": "void" within groups. A group is connected as soon as its offers are there. */
+/* The transport "voidgroup": "void" within groups. A group is connected as soon as it has all offers. */
 #include <stdlib.h>
 
 #include "tests/fuzz/void/core.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The transport "void": core.c's, with connections. */
+/* The transport "void" of core.c, between any two nodes. */
 #include "tests/fuzz/void/core.h"
 
 static const struct rdt_transport_ops ops = {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdtctl beside a live daemon: what it prints is what is, as JSON too; files come back byte for byte; statuses say how it
- * ended. */
+/* rdtctl with a running daemon: its output, as text and as JSON, describes the daemon's state; files come back byte for
+ * byte; and the exit status tells how a command ended. */
 #include <criterion/criterion.h>
 #include <jansson.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The daemon as a service: how it is started, told to stop, configured, and what it refuses to start with. */
+/* The daemon as a service: how it is started, stopped and configured, and in which cases it refuses to start. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The harness itself: a daemon starts, serves, stops; actors step; cables are cut. */
+/* The test harness itself: it starts and stops daemons, steps actors, and cuts cables. */
 #include <criterion/criterion.h>
 #include <signal.h>
 

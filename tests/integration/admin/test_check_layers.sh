@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# check-layers passes a sound little tree, and sees each fault that is planted in it.
+# check-layers accepts a correct small tree, and reports each fault that this test plants in it.
 # variant: release
 set -euo pipefail
 check=$(cd "$(dirname "$0")/../.." && pwd)/check-layers

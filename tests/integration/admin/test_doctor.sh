@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# rdtctl doctor finds what is wrong with an installation, states an id, a sentence and a remedy, and says by its exit status how
-# bad it is; a sound installation gets no finding; rdtctl(1) lists every id.
+# rdtctl doctor finds faults of an installation. For each it prints an id, a sentence and a remedy, and its exit status
+# tells how severe they are. It finds nothing in a correct installation. rdtctl(1) lists every id.
 set -uo pipefail
 cd "$(dirname "$0")/../../.." || exit 1
 dir=$(mktemp -d)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What --dump-config prints, the backends' sections included, reads back as the same configuration; so does the template of rdtd.conf,
-# which the defaults fill; and the source of rdtd.conf(5) is a manual page without faults.
+# The output of --dump-config, with the sections of backends, reads back as the same configuration. So does the template of
+# rdtd.conf, which holds the defaults. The source of rdtd.conf(5) is a correct manual page.
 set -euo pipefail
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The first program of the README, built with what is installed and nothing else, runs against a daemon.
+# Builds README's first program against an installation, with nothing of this tree, and runs it against a daemon.
 # variant: release
 set -euo pipefail
 cd "$(dirname "$0")/../../.."

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `make install` puts down all that users need, headers that compile alone, and takes it back.
+# `make install` installs everything that users need, each installed header compiles alone, and `make uninstall` removes all
+# of it.
 # variant: release
 set -euo pipefail
 cd "$(dirname "$0")/../../.."

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every source file names the licence in its first two lines; frozen headers of plug-ins, and examples that users copy, do not.
+# Every source file names the licence in its first two lines, except the frozen headers of plug-ins and the examples that
+# users copy.
 # variant: release
 set -euo pipefail
 cd "$(dirname "$0")/../../.."

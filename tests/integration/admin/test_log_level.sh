@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# rdtctl log-level shows and changes what a running daemon logs, says who did it, and refuses other users and other words.
+# rdtctl log-level shows and changes the log level of a running daemon, and the log says who changed it. Other users and
+# unknown levels are refused.
 set -uo pipefail
 dir=$(mktemp -d)
 trap '{ kill "$daemon"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The manual pages are true: their programs and commands run, the tests, commands, options, functions, statuses and sentences that they
-# name exist, everything of rdtctl and librdt is in its page, and mandoc finds nothing to complain about.
+# The manual pages are true: their programs and commands run; the tests, commands, options, functions, statuses and
+# sentences that they name exist; every command of rdtctl and every function of librdt has its entry; and mandoc reports
+# nothing.
 # variant: release
 set -uo pipefail
 cd "$(dirname "$0")/../../.." || exit 1

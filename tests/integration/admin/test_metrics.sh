@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Metrics count what happened; promtool finds nothing to complain about; a real Prometheus scrapes rdtd-exporter in both formats;
-# the dashboard asks for metrics that exist; strangers at the exporter's port get an answer, and a daemon that is gone or hangs is
-# a 503 in time.
+# Metrics count what happened. promtool accepts them, a real Prometheus scrapes rdtd-exporter in both formats, and the
+# dashboard uses only metrics that exist. Strangers that connect to the exporter's port get an answer. A daemon that has
+# ended or hangs gives a 503 within the time limit.
 # variant: release
 set -uo pipefail
 cd "$(dirname "$0")/../../.." || exit 1

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The transport of rdt-backend(7), built with what is installed and nothing else: passes rdt-check-backend, is loaded into two running daemons, and
-# moves a file between them.
+# Builds the transport of rdt-backend(7) against an installation, with nothing of this tree. It passes rdt-check-backend,
+# two running daemons load it, and it moves a file between them.
 # variant: release
 set -euo pipefail
 cd "$(dirname "$0")/../../.."

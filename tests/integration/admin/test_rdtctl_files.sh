@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# rdtctl against one daemon: files go in and come back, waiting and its end, freeing, what the views say.
+# rdtctl and files, on one daemon: put and fetch, waiting, freeing, and what the lists show.
 set -uo pipefail
 rdtctl=$RDT_BUILD_DIR/rdtctl
 dir=$(mktemp -d)

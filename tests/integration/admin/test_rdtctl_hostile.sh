@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# rdtctl put with files that lie about themselves: each is refused with what is wrong, nothing stays in the daemon, and an honest
-# file goes in afterwards. (What the headers may hold is tested in unit/safetensors and unit/npy.) And ids and names that
-# would act on a terminal are shown as plain text.
+# rdtctl refuses files with false headers and says what is wrong; nothing of them stays in the daemon, and a correct file
+# can be put afterwards. (unit/client/safetensors and unit/client/npy test the headers themselves.) Ids and names that
+# contain control sequences of terminals are printed as plain text.
 set -uo pipefail
 rdtctl=$RDT_BUILD_DIR/rdtctl
 dir=$(mktemp -d)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# rdtctl and published names: files become versions, versions become files, waiting for the next, what the views say.
+# rdtctl and published names: it publishes files as versions, fetches versions into files, and waits for the next version.
 set -uo pipefail
 rdtctl=$RDT_BUILD_DIR/rdtctl
 dir=$(mktemp -d)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# rdtctl with npy files: made by hand, and by numpy if this machine has it; there and back, between the formats, and refusals.
+# rdtctl and npy files, written by hand and, if it is installed, by numpy: put and fetch, conversion between formats, and
+# refusals.
 set -uo pipefail
 rdtctl=$RDT_BUILD_DIR/rdtctl
 dir=$(mktemp -d)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# rdtctl without a daemon: help, wrong usage, exit statuses, errors as JSON.
+# rdtctl without a daemon: its help, wrong usage, exit statuses, and errors as JSON.
 set -uo pipefail
 rdtctl=$RDT_BUILD_DIR/rdtctl
 dir=$(mktemp -d)

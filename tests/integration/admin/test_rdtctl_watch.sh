@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# rdtctl watch: a line for what happens, as text and as JSON, and every way in which it ends.
+# rdtctl watch prints one line for each event, as text and as JSON, and ends in each of the documented ways.
 set -uo pipefail
 rdtctl=$RDT_BUILD_DIR/rdtctl
 dir=$(mktemp -d)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What README promises: it is short, its programs run, what it names exists, and its picture is the one that its script draws.
-# (Its first program in C, its Python and its Ray are run by test_first_program, test_python_readme and test_ray.)
+# README keeps its limits of length, its programs run, the files and commands that it names exist, and its picture is the
+# one that its script draws. (test_first_program, test_python_readme and test_ray run its programs in C, Python and Ray.)
 # variant: release
 set -uo pipefail
 cd "$(dirname "$0")/../../.." || exit 1

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# rdtctl reload and SIGHUP: limits, the log level, the nodes and the key change in a running daemon, what cannot change is named,
-# and a configuration with a fault changes nothing. Links that are up stay up when the key changes.
+# rdtctl reload and SIGHUP change limits, the log level, the nodes and the key of a running daemon. Keys that cannot change
+# are named, and a configuration with an error changes nothing. Links stay up when the key changes.
 set -uo pipefail
 dir=$(mktemp -d)
 declare -A pid

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# How a daemon starts, and what its log says of it and of its clients: the version first, one line for each client at debug and
-# none at info; and it starts in a user namespace, as in a container without rights.
+# How a daemon starts and what it logs: its version first, one line for each client at level debug, and none at info. It
+# also starts in a user namespace, as in a container without privileges.
 set -euo pipefail
 dir=$(mktemp -d)
 pids=()

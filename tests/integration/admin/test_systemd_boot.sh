@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A real systemd runs the installed units as README says: the socket starts the service, a typo in rdtd.conf does not take the
-# socket down, the watchdog and a crash restart the daemon, and a stopped service starts again when a client connects. A
-# detached object survives each of these, by rdtd-keeper.
+# A real systemd runs the installed units as README describes: the socket starts the service, an error in rdtd.conf does not
+# stop the socket, the watchdog and a crash restart the daemon, and a stopped service starts again when a client connects.
+# With rdtd-keeper, a detached object survives each of these.
 #
 # A container boots this machine's file system with `make install` on top, in an overlay that is gone afterwards. The script's
 # second half runs inside, as a unit: `test_systemd_boot.sh --inside`.

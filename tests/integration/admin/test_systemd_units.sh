@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# systemd finds nothing to say about the installed units, the user and the sandbox.
+# systemd's own checks accept the installed units, the user and the sandbox.
 # variant: release
 set -euo pipefail
 cd "$(dirname "$0")/../../.."

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Events: each of one thing in its order, none missed by who reads, lost ones counted for who does not, and nobody else's. */
+/* Events: they arrive in order for each object, a watcher that reads misses none, a watcher that does not read learns how
+ * many it lost, and nobody sees events of objects that it may not see. */
 #include <criterion/criterion.h>
 #include <grp.h>
 #include <poll.h>

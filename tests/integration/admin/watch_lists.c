@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who watches from the start knows what the lists would say: warm memory that goes and comes, copies of other nodes' objects
- * and their ends, a client's end, what it leaves behind. */
+/* A client that watches from the start knows what the lists would show: cached regions that come and go, replicas and their
+ * ends, and the end of a client with the memory that it orphans. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <string.h>

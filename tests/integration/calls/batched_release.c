@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a corked connection lets go of: kept by the daemon until it is uncorked, asks for something else, waits, closes, or
- * until much has come together. */
+/* Releases on a corked connection. They are sent when the connection is uncorked, makes another request, waits or is
+ * closed, or when many have gathered; until then the daemon keeps the objects. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 

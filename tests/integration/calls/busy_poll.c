@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Looking for messages instead of sleeping for them: the daemon begins it and leaves it, tells its clients for how long, and
- * serves what else there is meanwhile. */
+/* Busy polling: when the daemon begins and stops it, how long it tells its clients to poll, and that it serves everything
+ * else meanwhile. */
 #include <criterion/criterion.h>
 #include <sched.h>
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fetches of one object by several clients of a node: what becomes one transfer, and what must not. */
+/* Fetches of one object by several clients of a node: which of them the daemon joins into one transfer, and which it must
+ * not join. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdatomic.h>

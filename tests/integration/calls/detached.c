@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Detached objects: they outlive their client, for a time. */
+/* Detached objects outlive their client until their time to live ends. */
 #include <criterion/criterion.h>
 #include <grp.h>
 #include <signal.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fetching on one node: the same pointers, a shared look, a copy, many at once, and waiting for what is not yet. */
+/* Fetches on one node: shared memory, private mappings, copies, many objects in one fetch, and waiting for objects that are
+ * not put yet. */
 #include "tests/integration/calls/fetch.h"
 
 /* ---- the three paths ---- */

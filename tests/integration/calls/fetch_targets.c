@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fetching on one node into memory that the caller names, and slices. */
+/* Fetches on one node into memory that the caller names, and fetches of slices. */
 #include "tests/integration/calls/fetch.h"
 
 /* ---- targets ---- */

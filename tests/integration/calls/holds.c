@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Holds without bytes, on one node: what they keep, what ends them, what they cost. */
+/* Holds without data on one node: how long they keep an object, what ends them, and what they count. */
 #include "client/call.h"
 #include "tests/integration/limits/limits.h"
 

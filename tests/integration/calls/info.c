@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdt_info.h: who holds an object, and the lists of a daemon's objects, names and nodes. Other users need root. */
+/* rdt_info.h: the holders of an object, and the lists of a daemon's objects, names and nodes. The tests with other users
+ * need root. */
 #include <grp.h>
 #include <stdio.h>
 #include <stdlib.h>

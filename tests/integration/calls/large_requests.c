@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests of many bytes, which a thread of the daemon reads: they keep their place among their client's requests, are
- * refused as others are, and whoever goes or does not read meanwhile is in nobody's way. */
+/* Large requests, which a worker thread reads: they stay in order with their client's other requests and are refused like
+ * others. A client that leaves or stops reading meanwhile delays nobody else. */
 #include <signal.h>
 
 #include "tests/integration/hostile/protocol_fixture.h"

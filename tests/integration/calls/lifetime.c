@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ends: of producers, of readers, of objects; and that a thousand of them leave nothing behind. */
+/* The ends of producers, readers and objects. After a thousand clients have ended nothing of them is left. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>

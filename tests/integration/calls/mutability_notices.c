@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is said of memory that its producer may still write while others read it: to them, and in the log. */
+/* The notices about memory that its producer may still write while others read it: those that readers get, and those in the
+ * log. */
 #include "tests/integration/calls/fetch.h"
 
 TestSuite(mutability_notices, .timeout = SUITE_SECONDS(60));

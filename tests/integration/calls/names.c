@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Published names on one node: versions, what a name holds, who may, and how it ends. */
+/* Published names on one node: versions, which object a name holds, who may use a name, and how it ends. */
 #include "tests/integration/calls/names.h"
 
 TestSuite(names, .timeout = 120);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Putting: names, metadata, many tensors, everything that is refused and how it says so; refs travel as text and bytes. */
+/* Puts: ids, metadata, many tensors, and every refusal with its sentence. Refs travel as text and as bytes. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

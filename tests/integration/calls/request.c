@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests: waiting for any and all, failures at once, cancels, event loops, threads, forks, and a daemon that stands still. */
+/* Requests: waiting for any and for all of them, failures that end a wait at once, cancels, event loops, threads, forks,
+ * and a stopped daemon. */
 #include <criterion/criterion.h>
 #include <poll.h>
 #include <pthread.h>

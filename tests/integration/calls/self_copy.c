@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies into targets that the reader's own library makes, out of what the daemon shares with it for so long. */
+/* Fetches into targets that librdt copies itself, from memory that the daemon shares with it for the duration of the copy. */
 #include <criterion/criterion.h>
 #include <poll.h>
 #include <stdlib.h>

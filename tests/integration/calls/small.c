@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small objects: their bytes come with the put and go with the answer; between, they lie in the daemon's arena. */
+/* Small objects: their bytes travel inside the messages of put and fetch, and lie in the daemon's arena in between. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Objects of thousands of tensors, whose lists travel in runs: every end gets the same tensors, also one that does not know
- * runs; and a few bytes that stand for very much are refused, or charged. */
+/* Objects of thousands of tensors, whose lists travel as runs of similar tensors. Every end gets the same tensors, also one
+ * that does not know runs. A short message that describes very many tensors is refused or charged. */
 #include "tests/integration/limits/limits.h"
 #include "tests/support/cluster.h"
 #include "tests/support/rogue_peer.h"

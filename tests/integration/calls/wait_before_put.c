@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Waits for a put and for an end as requests: beside fetches, in event loops, cancelled, timed out, and when the daemon
- * goes; and a hold that is dropped without waiting. */
+/* Requests that wait for the put or the end of an object: beside fetches, in event loops, cancelled, timed out, and when
+ * the daemon ends. Also a hold that is dropped without waiting for the answer. */
 #include <criterion/criterion.h>
 #include <poll.h>
 #include <signal.h>

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The n-th allocation of a daemon fails, for every n that a run of all the calls comes to: the request fails,
- * with a status that says so, or its connection ends; the daemon does not, nobody waits for ever, nothing is
- * left, and the next user notices nothing.
- */
+/* The n-th allocation of a daemon fails, for every n that a run of all calls reaches. Either the request fails with a
+ * status that names the reason, or its connection ends. The daemon goes on, nobody waits for ever, nothing is left behind,
+ * and the next client is not affected. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Networks that are bad and not dead: frames that are lost, late, doubled or out of order, one direction that
- * carries nothing, a cable that comes and goes. What TCP can mend nobody notices; what it cannot is told on
- * both ends in time and in type.
- */
+/* Networks that lose, delay, duplicate or reorder frames, or carry them in one direction only. Nobody notices what TCP can
+ * repair. Everything else is reported on both ends in time, with the right status. */
 #include "tests/integration/faults/bad_network.h"
 
 TestSuite(bad_network, .timeout = 280);

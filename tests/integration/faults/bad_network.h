@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes on a cable of which a test says what it does to frames, and an agent at each end that takes orders. */
+/* Nodes on a cable whose faults the test sets, and an agent at each end that obeys the test. */
 #ifndef TESTS_INTEGRATION_BAD_NETWORK_H
 #define TESTS_INTEGRATION_BAD_NETWORK_H
 

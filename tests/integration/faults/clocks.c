@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Processes whose clocks differ by a day, as in containers with time namespaces of their own: a client, a daemon, and one of
- * two nodes. Deadlines, pings and busy polling mean the time that passes, never what a clock shows. */
+/* Processes whose clocks differ by a day, as in containers with time namespaces: a client, a daemon, and one of two nodes.
+ * Deadlines, pings and busy polling measure elapsed time and do not depend on what a clock shows. */
 #include <criterion/criterion.h>
 #include <sched.h>
 #include <stdio.h>

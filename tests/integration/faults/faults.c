@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Somebody dies, freezes or is cut off at a known step of a fetch: whoever waits is told in time and in type, nobody
- * else notices, nothing is left, and what comes back works again. The test transport's delays and SIGSTOP hold a step
- * open; the records of transfers say which one it is.
- */
+/* A process dies, freezes or is cut off at a known step of a fetch. Those who wait get the right status in time, nobody
+ * else is affected, nothing is left behind, and a process that returns works again. The test transport's delays and SIGSTOP
+ * keep a step open; the records of transfers tell which step it is. */
 #include "tests/integration/faults/faults.h"
 
 TestSuite(faults, .timeout = SUITE_SECONDS(280));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes that notice soon, by a test transport whose delays hold a step open. */
+/* Nodes that notice a lost peer soon, with a test transport whose delays keep a step open. */
 #ifndef TESTS_INTEGRATION_FAULTS_H
 #define TESTS_INTEGRATION_FAULTS_H
 

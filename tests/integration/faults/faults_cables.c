@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A cable is cut or unplugged while a fetch is on its way: whoever waits is told in time, nothing is written
- * afterwards, and what comes back works again. */
+/* A cable is cut or unplugged during a fetch: those who wait get an error in time, nothing is written afterwards, and the
+ * nodes work again when the cable is back. */
 #include "tests/integration/faults/faults.h"
 
 TestSuite(faults_cables, .timeout = SUITE_SECONDS(280));

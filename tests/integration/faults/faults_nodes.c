@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How later calls, and the other nodes, fare after a node is lost. */
+/* What later calls and the other nodes see after a node is lost. */
 #include "tests/integration/faults/faults.h"
 
 TestSuite(faults_nodes, .timeout = SUITE_SECONDS(280));

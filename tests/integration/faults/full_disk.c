@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* No space is left where the node's uuid is kept, or where the log goes: at the start, at a restart, and while clients work. */
+/* The disk is full that holds the node's uuid or the log: at the first start, at a restart, and while clients work. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdtd-keeper by itself: what it holds stays, and strangers and nonsense change nothing. */
+/* rdtd-keeper alone: it keeps what it stores, and strangers and malformed messages change nothing. */
 #include <criterion/criterion.h>
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A daemon, or a client, in a control group whose memory runs out. The kernel kills a process that touches more than its
- * group may have, so the daemon refuses what does not fit before it touches a page. */
+/* A daemon, or a client, in a control group whose memory runs out. The kernel kills a process that touches more memory than
+ * its group may have, so the daemon refuses what does not fit before it touches a page. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quiesce before free: who gives up is released at once, what an engine may still write stays put until it
- * cannot. The transport is told not to abort, to write late, to close slowly; patterns show where its late
- * bytes go.
- */
+/* Cancelled transfers: the caller returns at once, and memory that the transport may still write stays in quarantine until
+ * it no longer can. The test transport ignores cancels, writes late and closes slowly; patterns show where its late bytes
+ * land. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A daemon with a keeper is killed, or stopped, and the next one has what outlasts sessions: detached objects, published
- * names, objects in transit, under the same refs and with the same bytes. */
+/* A daemon with a keeper is killed or stopped. The next daemon has what outlives sessions: detached objects, published
+ * names and objects in transit, with the same refs and the same bytes. */
 #include "tests/integration/faults/recovery.h"
 
 TestSuite(recovery, .timeout = SUITE_SECONDS(240));

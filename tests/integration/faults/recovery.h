@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the suites of daemons with a keeper share: the keeper, the daemon, and starting the next one. */
+/* The keeper and the daemon that tests of recovery use, and how they start the next daemon. */
 #ifndef TESTS_INTEGRATION_FAULTS_RECOVERY_H
 #define TESTS_INTEGRATION_FAULTS_RECOVERY_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A daemon with a keeper is killed at any moment of random work, many times, and a model says what must be there. */
+/* A daemon with a keeper is killed many times at random moments of random work; a model says which objects the next one
+ * must have. */
 #include <time.h>
 
 #include "tests/integration/faults/recovery.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Broadcasts to groups of daemons: over "grouped", which has none of its own (the root sends to each), and
+/* Broadcasts to groups of daemons: over "grouped", which has no broadcast of its own, so the root sends to each node, and
  * over Gloo, which passes chunks on from node to node. */
 #include <criterion/criterion.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of three daemons over the test transport "grouped": who may use one, what brings it down, and what
- * does not. */
+/* Groups of three daemons over the test transport "grouped": who may use a group, which events bring it down, and which do
+ * not. */
 #include <criterion/criterion.h>
 #include <signal.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of groups begin and end with: nodes that no transport connects but in groups. Included by
- * groups*.c and gloo.c only. */
+/* Setup and checks of the tests of groups: nodes that only a group's transport connects. Only groups*.c and gloo.c include
+ * this header. */
 #ifndef TESTS_GROUPS_FIXTURE_H
 #define TESTS_GROUPS_FIXTURE_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who may: other users, what they see, what they get, what they cannot do with it. Needs root, to become somebody else. */
+/* Access of other users: what they see, what they get, and what they cannot do with it. Needs root to become another user. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A client in a container: its own mount, pid, net, ipc and user namespace, no root, and of the host only the socket's
- * folder. */
+/* A client in a container with its own mount, pid, net, ipc and user namespaces and without root, which sees nothing of the
+ * host but the folder of the socket. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>

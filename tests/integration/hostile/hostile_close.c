@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Descriptors that take long to close, for ever or as long as gigabytes take: whoever sends them waits, nobody else does. */
+/* Descriptors whose close takes very long or never returns. Only the user who sent them waits. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Refs of users name addresses, which the daemon dials: what users learn of them, how many they may have dialled, and that
- * nobody else is held up. */
+/* Refs of users name addresses, which the daemon dials: what a user learns of them, how many addresses it may have dialled,
+ * and that nobody else is delayed. */
 #include "tests/integration/hostile/hostile_refs.h"
 
 TestSuite(hostile_dials, .timeout = 120);

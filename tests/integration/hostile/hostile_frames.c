@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes and fds that come in no good order: frames that never end, that come in crumbs, from many at once; greetings that
- * take for ever; fds that get lost on the way. */
+/* Bytes and descriptors that arrive in the wrong way: frames that never end, frames in very small pieces from many clients
+ * at once, greetings that never end, and descriptors that are lost on the way. */
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Holds of a node that has the key: of what its users may not see, of numbers that exist already or never did, by the
- * million, and of a node that then says no more. */
+/* A node that has the key and asks for holds that it should not have: of objects that its users may not see, with numbers
+ * in use or unknown, and by the million. Also a node that falls silent. */
 #include "tests/integration/hostile/peer_fixture.h"
 
 TestSuite(hostile_holds, .timeout = 240);

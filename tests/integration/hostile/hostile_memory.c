@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Offers of memory that is none, or not what it is said to be, and tensors that lie where they must not. Each refusal names the
- * thing; the connection goes on; nothing stays. */
+/* Clients that hand over descriptors that are not memory or not what they claim, and tensors outside their region. Each
+ * refusal names the thing, the connection continues, and nothing is left behind. */
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>

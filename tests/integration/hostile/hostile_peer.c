@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A node that has the key and lies: about sizes, about states, about what it was asked. Whoever fetches from it is told what is
- * wrong, with the node's name or the thing; the link ends only where it cannot go on; this node's own clients do not notice. */
+/* A node that has the key and lies about sizes, statuses and what it was asked. The clients that fetch from it get an error
+ * that names the node or the thing. The link ends only if it cannot continue, and this node's own clients are not affected. */
 #include <unistd.h>
 
 #include "proto/rdt_dtype.h"

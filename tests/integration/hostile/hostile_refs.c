@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Refs that name nodes: a node that has become another, refs that lie, refs by the thousand, and strangers at the port where
- * nodes meet. Whoever is at an address is reached there, whatever others asked for before. */
+/* Refs that name nodes: a node whose uuid has changed, false refs, thousands of refs, and strangers that connect to the
+ * nodes' port. A fetch reaches the node that is at an address, whatever other clients asked for before. */
 #include "tests/integration/hostile/hostile_refs.h"
 
 TestSuite(hostile_refs, .timeout = 120);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the suites of refs that name nodes share: two nodes, an object "there" on the other one, and users who ask for it. */
+/* Setup of the tests of refs that name nodes: two nodes, an object "there" on the other one, and users who fetch it. */
 #ifndef TESTS_INTEGRATION_HOSTILE_REFS_H
 #define TESTS_INTEGRATION_HOSTILE_REFS_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A node that keeps a copy, and the free by force of the object: it returns when that node may serve the copy to nobody any
- * more, and no sooner, however the link between the two ends. */
+/* A forced free of an object that another node has as a replica. The call returns when that node can no longer serve the
+ * replica and not before, however the link between the two ends. */
 #include <errno.h>
 #include <pthread.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests of a shape that the protocol has, and that make no sense: what the future may send, too many of everything,
- * slices and targets that do not fit, sessions and numbers that are somebody else's. Each is refused with the thing's name. */
+/* Requests that are well-formed and make no sense: unknown flags, too many of everything, slices and targets that do not
+ * fit, sessions and numbers of others. Each is refused with a sentence that names the thing. */
 #include "proto/rdt_dtype.h"
 #include "tests/integration/hostile/protocol_fixture.h"
 #include "tests/support/program.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Clients that are stopped (SIGSTOP) at a bad moment: in the middle of a message, of an answer, or with events to come. The
- * daemon keeps little for them, which is charged to them, others do not notice, and its own end does not wait for them. */
+/* Clients that are stopped (SIGSTOP) in the middle of a message or an answer, or with events to read. The daemon keeps
+ * little for them and charges it to them, other clients are not affected, and the daemon's end does not wait for them. */
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Strangers in numbers: at the port where nodes meet, at the socket, and in the table of nodes. A node that holds the key
- * always gets in, and none of it fills the log. */
+/* Many strangers at the port of the nodes, at the socket, and in the table of nodes. A node that has the key can always
+ * connect, and strangers do not fill the log. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A node that has the key and does not keep to the order of turns: says nothing when it has one, or words out of place. It
- * is not waited for longer than stall_timeout, and the queue goes on for the others. */
+/* A node that has the key and breaks the protocol of queue tickets: it is silent when its ticket comes up, or sends
+ * messages out of order. The daemon waits for it no longer than stall_timeout, and the queue goes on for the others. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that its client is writing for ever. A write(2) whose bytes come from a file system that does not answer holds the
- * lock of the memfd, and whoever removes pages from that memfd, or seals it, waits for the lock. */
+/* Memory that a client writes without end. A write(2) whose bytes come from a file system that does not answer keeps the
+ * lock of the memfd, and whoever removes pages from that memfd or seals it waits for the lock. */
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A file system that does not answer, for tests of what a client can make the kernel wait for. Included by those tests only. */
+/* A file system that does not answer, for tests of how long a client can make the kernel wait. Only those tests include
+ * this header. */
 #ifndef TESTS_MUTE_FS_H
 #define TESTS_MUTE_FS_H
 

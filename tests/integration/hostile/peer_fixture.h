@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of a node that has the key and lies begin and end with. Included by those tests only. */
+/* Setup and checks of the tests with a node that has the key and lies. Only those tests include this header. */
 #ifndef TESTS_PEER_FIXTURE_H
 #define TESTS_PEER_FIXTURE_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Clients that are broken or hostile: what can be answered is answered, the connection ends, and nobody else notices. */
+/* Broken and hostile clients: the daemon answers what can be answered, ends the connection, and nobody else is affected. */
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of hostile clients begin and end with: a node, a bystander whose work must go on, and refusals that are read
- * word by word. Included by those tests only. */
+/* Setup and checks of the tests of hostile clients: a node, a bystander whose work must continue, and refusals that are
+ * compared word by word. Only those tests include this header. */
 #ifndef TESTS_PROTOCOL_FIXTURE_H
 #define TESTS_PROTOCOL_FIXTURE_H
 

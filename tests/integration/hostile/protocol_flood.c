@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Clients that do not read, and messages with a byte or two changed: memory stays bounded, and nobody else notices. */
+/* Clients that do not read, and messages with one or two changed bytes. The daemon's memory stays bounded, and nobody else
+ * is affected. */
 #include <signal.h>
 #include <sys/socket.h>
 

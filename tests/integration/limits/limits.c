@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Limits of clients and owners: each is met exactly at its value, says so, changes nothing, harms nobody else, and is given
- * back by every end. */
+/* Limits of clients and owners: each is reached exactly at its value, is named in the error, and affects nobody else. A
+ * refusal changes nothing, and every way to end gives back what was counted. */
 #include "tests/integration/limits/limits.h"
 
 /* ---- each at its value ---- */

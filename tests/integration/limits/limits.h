@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two clients on one node, and who asks what they use. */
+/* Two clients on one node, and a function that asks what they use. */
 #ifndef TESTS_INTEGRATION_LIMITS_H
 #define TESTS_INTEGRATION_LIMITS_H
 

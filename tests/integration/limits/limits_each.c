@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every key that limits something, by one table: so many fit, one more is refused before anything is done and in a sentence
- * that names the key, nobody else notices, `rdtctl limits` shows it, what is given back serves again, and with the end of
- * its clients nothing is left. Where a caller may wait for room he does: until it comes, or until his deadline. */
+/* Every key that sets a limit, in one table. What fits is granted. One more is refused before anything is done, in a
+ * sentence that names the key. Nobody else is affected, `rdtctl limits` shows it, what is given back can be used again, and
+ * nothing is left when its clients have ended. A caller that may wait for room waits until there is room or its deadline
+ * has come. */
 #include "tests/integration/limits/limits.h"
 
 #include "tests/support/fakes/fake_device.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a client makes the daemon keep besides memory: messages that are still coming, answers that nobody reads, metadata on
- * its way. All of it is the client's share of the heap, and ends where that ends. */
+/* The daemon's heap that a client occupies: incomplete messages, answers that nobody reads, and metadata in flight. All of
+ * it is charged to the client, and a limit bounds it. */
 #include "tests/integration/limits/limits.h"
 #include "tests/support/cluster.h"
 

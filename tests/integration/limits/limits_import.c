@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that a client brings along, and the work pool that opens it: what is refused is not opened, and while the pool
- * stands still in it whoever has left keeps nobody waiting for room. */
+/* Imported memory and the worker pool that opens it: the daemon does not open what it refuses, and a client that has left
+ * delays nobody who waits for room, even while the pool is blocked in its import. */
 #include <poll.h>
 
 #include "tests/integration/limits/limits.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Waiting for room: who comes first, and what ends the wait. */
+/* Waiting for room: the order of those who wait, and what ends the wait. */
 #include <poll.h>
 
 #include "tests/integration/limits/limits.h"

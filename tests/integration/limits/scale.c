@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Much of everything at once, on one node: it stays right, nobody waits long for somebody else's much, and nothing is left. */
+/* Very many objects, clients and waiters at the same time on one node: answers stay right, a client does not wait long for
+ * the work of others, and nothing is left behind. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

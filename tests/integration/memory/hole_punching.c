@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that its client takes away while it is read: a hugetlb memfd with a hole in it and no page to fill it. Whoever
- * reads it hears of it, and nobody else notices. Borrows huge pages of the machine for a moment; skipped where it may not. */
+/* A client removes pages of its memory while others read it: a hugetlb memfd with a hole and no page to fill it. The
+ * readers get an error, and nobody else is affected. The tests reserve huge pages of the machine for a moment, and are
+ * skipped where that is not allowed. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that librdt copies into for a put, and lends to the object: the next put finds it again, and nobody who still reads
- * the one before is disturbed; it is counted while it is lent, and goes when nobody wants it or somebody else does. */
+/* Loaned regions: librdt copies a put into memory that it keeps and loans it to the object. The next put reuses it, and
+ * readers of the earlier object are not affected. It is charged while it is loaned, and freed when nobody needs it or
+ * others need the room. */
 #include <sys/mman.h>
 
 #include "tests/integration/limits/limits.h"

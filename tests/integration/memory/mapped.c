@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A reader's mapping stays when it lets go of what it fetched: its next fetch from there finds it. And how it goes: with the
- * region, its pages at once, or when others have taken its place. */
+/* A reader's mapping stays when it releases the object, and its next fetch from that region reuses it. The mapping ends
+ * with the region, whose pages are freed at once, or when others take its place. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

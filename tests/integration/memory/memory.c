@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory: what rdt_alloc gives, what rdt_import takes, what is copied, what the limit says, and every shape of tensor. */
+/* Memory of one client: rdt_alloc, rdt_import, copies, the limit of memory, and tensors of every shape. */
 #include "tests/integration/memory/memory.h"
 
 /* ALLOC by hand, to look at the fd itself. */

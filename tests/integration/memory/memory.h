@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One node and a client on it, for tests of what memory its tensors have. */
+/* One node and one client, for tests of the memory that tensors lie in. */
 #ifndef TESTS_INTEGRATION_MEMORY_H
 #define TESTS_INTEGRATION_MEMORY_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors of every kind come back as they were, from daemon memory and from the heap. */
+/* Tensors of every kind come back unchanged, from daemon memory and from the heap. */
 #include "tests/integration/memory/memory.h"
 
 /* There and back by share and by copy, from daemon memory and from the heap. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Snapshots in memory that their client makes: what is put so is what was there, whoever reads it and however; where there
- * is no room it waits like any other; and what only looks like such memory is refused by name. */
+/* Snapshots in memfds that their client creates and seals. Every reader gets the bytes that were put, by every path.
+ * Without room a put waits like any other. Descriptors that only resemble sealed memfds are refused by name. */
 #include <fcntl.h>
 #include <grp.h>
 #include <sys/prctl.h>

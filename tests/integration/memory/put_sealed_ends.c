@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Snapshots in memory that their client makes, where that ends: the put takes too long, the daemon has no descriptor left,
- * or makes huge pages. */
+/* Snapshots in sealed memfds, in three special cases: the put times out, the daemon has no free descriptor, and the object
+ * would be one huge page. */
 #include <sys/resource.h>
 #include <sys/stat.h>
 

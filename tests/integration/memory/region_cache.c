@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that comes again: to the client that had it and to nobody else, without new pages; and how it goes. */
+/* The region cache: released memory serves the client that had it again, without new pages, and serves no other client.
+ * Also how cached memory is freed. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that somebody keeps after its end: an fd, or a second mapping, that nobody can take back. Either its pages go all
- * the same, or its bytes stay counted until the last who has it lets go. */
+/* Memory that a process still keeps by a descriptor or a mapping when its region has ended. Either its pages are freed at
+ * once, or its bytes stay charged until the last process has let go of it. */
 #include <dirent.h>
 #include <sys/mman.h>
 #include <sys/resource.h>

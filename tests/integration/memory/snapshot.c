@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Snapshots: what was put stays as it was, whoever writes whatever afterwards, and however it is read. */
+/* Snapshots keep the bytes that were put, whoever writes the source afterwards, and by whichever path they are read. */
 #include "tests/integration/memory/snapshot.h"
 
 static bool is_asked_for(void)

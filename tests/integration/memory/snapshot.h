@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One node, a client that puts snapshots, and who reads them. */
+/* One node, a client that puts snapshots, and clients that read them. */
 #ifndef TESTS_INTEGRATION_SNAPSHOT_H
 #define TESTS_INTEGRATION_SNAPSHOT_H
 

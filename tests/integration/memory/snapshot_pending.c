@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Snapshots while their copy runs, and what may happen meanwhile. The daemon's work threads are held still, so that a copy
- * lasts as long as the test likes; its loop goes on. */
+/* Snapshots whose copy still runs, and everything that may happen meanwhile. The tests block the daemon's worker threads,
+ * so that a copy lasts as long as the test wants; the loop goes on. */
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nobody writes a snapshot once it is one: not by its descriptor, and not who gave the memory and kept a way to it. */
+/* Nobody can write a snapshot: not through its descriptor, and not the client that handed over the memory and kept a
+ * mapping of it. */
 #include "tests/integration/memory/snapshot.h"
 
 /* ---- nobody can write it ---- */

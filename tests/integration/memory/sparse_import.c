@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Imported memory that lacks pages: whoever touches a page first pays for it, and where the daemon would be the first its
- * limits count them, before it touches any. */
+/* Imported memory without pages. Whoever touches a page first pays for it. Where the daemon would be first, it charges the
+ * pages to the client before it touches any, and refuses what exceeds a limit. */
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

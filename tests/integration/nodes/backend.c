@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Backends that come and go while the daemon serves: between nodes, in use, and files and callers that are
- * refused. */
+/* Backends that are loaded and unloaded while the daemon serves: between nodes, while they are in use, and files and
+ * callers that are refused. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <grp.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One snapshot for several nodes at the same time: it goes from reader to reader, and nobody depends on it.
- * Over the test transport, which takes its time for each chunk. */
+/* One snapshot for several nodes at the same time: readers pass it on to other readers, and no reader depends on another to
+ * get it. The test transport takes some time for each chunk. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Holds without data on another node's objects: while its link is up, when it is cut, and when the node ends.
- * */
+/* Holds without data on objects of another node: while the link is up, when it is cut, and when the node ends. */
 #include <criterion/criterion.h>
 #include <grp.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two nodes that know each other by IPv6 addresses: the peer link, the data, and addresses that are not written well. */
+/* Two nodes that know each other by IPv6 addresses: the peer link, the data, and malformed addresses. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <stdio.h>

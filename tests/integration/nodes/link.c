@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The peer link and its enemies: other keys, garbage, floods, and nodes that claim to be another node. */
+/* The peer link against other keys, garbage, floods, and nodes that claim to be another node. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that a put loaned to its object, which another node still reads or holds when its producer has freed
- * it and puts again. */
+/* Loaned regions that another node still reads or holds when their producer has freed the object and puts again. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two and three daemons over the test transport: both ways of moving bytes, and what its failures, delays and losses
- * become. */
+/* Two and three daemons over the test transport: one-sided reads and two-sided messages, and how its failures, delays and
+ * losses appear to clients. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Published names across nodes: a trainer and its samplers, waiting over the link, and what a lost link or
- * node means for them. */
+/* Published names across nodes: a trainer and its samplers, waiting over the link, and what happens to them when the link
+ * or the node is lost. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>

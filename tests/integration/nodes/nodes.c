@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Objects on one node, readers on another: what arrives, by which path, and who is told what. Over ucx, on cables of
- * their own where the test may lay them. */
+/* Objects on one node and readers on another: what arrives, by which path, and which errors clients get. Over ucx, on
+ * separate cables where the test may create them. */
 #include <criterion/criterion.h>
 #include <grp.h>
 #include <sched.h>

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of several nodes begin and end with. Included by nodes*.c, holds_nodes.c and
- * snapshot_nodes.c only. */
+/* Setup and checks of the tests with several nodes. Only nodes*.c, holds_nodes.c and snapshot_nodes.c include this header. */
 #ifndef TESTS_NODES_FIXTURE_H
 #define TESTS_NODES_FIXTURE_H
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which objects a client of another node may use: by uid and tenant, also for an object that is not put yet.
- * */
+/* Which objects a client of another node may use, by uid and tenant, including objects that are not put yet. */
 #include <criterion/criterion.h>
 #include <grp.h>
 #include <sched.h>

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Daemons over the test transport with one truly ordered queue per node: nothing in it moves before what was
- * posted first has. Whatever crosses arrives, and what is stuck at the head of a queue holds up nobody longer
- * than it takes to take it out.
- */
+/* Daemons over the test transport with one truly ordered queue per node: an operation moves only when those posted before
+ * it have ended. Transfers in opposite directions arrive, and an operation that is stuck at the head delays the others only
+ * until the daemon has removed it. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which way the bytes go between real daemons, as users see it: wishes are kept or refused, a slower way than
- * could be is told once and counted, and explain reads like a reason. The choice as such: unit/path.
- */
+/* Which path the bytes take between real daemons: wishes are met or refused, falling back to a slower path is logged once
+ * and counted, and rdtctl explain gives the reason. unit/transports/path tests the choice alone. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Replicas of a snapshot on the nodes that read it: one transfer serves every reader of a node, and no
- * replica outlives its object. */
+/* Replicas of a snapshot on the nodes that read it: one transfer serves all readers of a node, and no replica outlives its
+ * object. */
 #include <criterion/criterion.h>
 #include <grp.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Snapshots of three nodes, readers on all of them, and everything at random: what arrives is right, what was
- * freed by force is freed everywhere, and nothing is left. */
+/* Snapshots of three nodes and readers on all of them, with random operations: the right bytes arrive, a forced free
+ * reaches every node, and nothing is left behind. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>

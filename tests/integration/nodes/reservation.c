@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A fetch reserves all of its memory before any byte moves, or none of it, and all of it is charged. Two
- * nodes over ucx. */
+/* A fetch reserves all of its memory before any byte moves, or none of it, and all of it is charged. Two nodes over ucx. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

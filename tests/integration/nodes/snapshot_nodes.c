@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Snapshots read from another node stay as they were put, and a reader that asks for memory of its own gets
- * it. */
+/* Snapshots that another node reads keep the bytes that were put, and a reader that asks for private memory gets it. */
 #include <criterion/criterion.h>
 #include <string.h>
 

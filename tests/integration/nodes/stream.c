@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The transport "stream" between real daemons: what it carries where UCX may not, that it encrypts, and that
- * strangers at its port disturb nobody. Faults: fault_matrix, bad_network; its own ends: stream_lanes.
- */
+/* The transport "stream" between real daemons: it serves where UCX may not be used, it encrypts, and strangers at its port
+ * disturb nobody. fault_matrix and bad_network test its faults, stream_lanes its ends. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The connections of the transport "stream", one instance of it in this process: what a peer that has the
- * secrets, or a stranger, may do to them at the worst moment. Between daemons: stream.c.
- */
+/* The connections of the transport "stream", with one instance of it in this process: what a peer that has the secrets, or
+ * a stranger, can do to them at the worst moment. stream.c tests it between daemons. */
 #include <criterion/criterion.h>
 #include <openssl/ssl.h>
 #include <poll.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a user sees of UCX between two nodes: the lanes that it took, and what it does where two of them do
- * not fit. */
+/* UCX between two nodes as users see it: the lanes that it chose, and what happens when the versions of two nodes do not
+ * fit. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <stdio.h>

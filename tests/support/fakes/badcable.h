@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A bad cable between a node and the switch (netns.h): a process copies the frames from one end to the other, and loses,
- * delays, doubles and disorders them as the test has it at the moment, each direction by itself. Chance is seeded. It knows
- * frames alone, nothing of what they carry. Needs AF_PACKET and veth, and nothing else of the kernel.
+ * delays, duplicates and reorders them as the test demands, in each direction separately. Random choices come from a seed.
+ * It knows only frames and nothing of their content. It needs AF_PACKET and veth of the kernel.
  *
  *     struct badcable cable;
  *     badcable_put(&cable, &net, 0, seed);   badcable_set(&cable, BADCABLE_OUT, &(struct badcable_faults){.dead = true});

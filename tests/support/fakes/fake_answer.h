@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a fake rdtd answers to a fetch: an object of u8 tensors with two dimensions, all in one region. */
+/* The answer of a fake rdtd to a fetch: an object of u8 tensors with two dimensions, all in one region. */
 #ifndef SUPPORT_FAKE_ANSWER_H
 #define SUPPORT_FAKE_ANSWER_H
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A fake rdtd for tests of librdt: one socket, one connection, and a script that a thread of the test's process plays
- * on it. Holds no object and no memory; it says what the script says. A script that meets something else than it
- * expects ends the process.
- */
+/* A fake rdtd for tests of librdt: one socket, one connection, and a script that a thread of the test's process runs on it.
+ * It has no objects and no memory and says only what the script says. A script that receives something unexpected ends the
+ * process. */
 #ifndef SUPPORT_FAKE_DAEMON_H
 #define SUPPORT_FAKE_DAEMON_H
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The client's side of the fake device (tests/fake_device): how a process maps its memory, and memory that a process
- * allocates there by itself. What stands for a device's address here is an ordinary mapping, so that tests can look at the
- * bytes.
- */
+ * allocates there itself. An ordinary mapping stands for a device's address here, so that tests can look at the bytes. */
 #ifndef TESTS_SUPPORT_FAKE_DEVICE_H
 #define TESTS_SUPPORT_FAKE_DEVICE_H
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The fake driver (tests/fake_cuda) and the fake NCCL (tests/fake_nccl) for a test: in its own process, or in a daemon's. No
- * test that uses them says anything about a real GPU.
- */
+/* Loads the fake driver (tests/fake_cuda) and the fake NCCL (tests/fake_nccl) into a test's own process or into a daemon.
+ * No test that uses them says anything about a real GPU. */
 #ifndef TESTS_SUPPORT_FAKE_GPU_H
 #define TESTS_SUPPORT_FAKE_GPU_H
 

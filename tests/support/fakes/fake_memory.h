@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions for unit tests: a table of them over a memory kind made of calloc, a pool of real threads, and a transport
- * that only registers. One at a time; for use as a suite's init and fini.
- */
+/* Regions for unit tests: a table of them over a memory kind made of calloc, a pool of real threads, and a transport that
+ * only registers memory. There is one at a time; its functions serve as a suite's init and fini. */
 #ifndef TESTS_SUPPORT_FAKE_MEMORY_H
 #define TESTS_SUPPORT_FAKE_MEMORY_H
 

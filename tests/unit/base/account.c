@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/account: one account an owner, as long as somebody refers to it. */
+/* daemon/base/account: each owner has one account, which exists as long as anything refers to it. */
 #include <criterion/criterion.h>
 
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/deadline: entries fire once, in order, never early; a heap that stays one under any change. */
+/* daemon/base/deadline: entries fire once, in order and never early, and the heap stays a heap under every change. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

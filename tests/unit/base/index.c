@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/index: what is put is found, in order, and nothing else. */
+/* daemon/base/index: lookups and iteration find exactly the entries that were inserted, in order. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/log: one line per event, whatever is in it. */
+/* daemon/base/log: each event is one line, whatever characters it contains. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdint.h>

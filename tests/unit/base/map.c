@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/map: against a model, at size, and while it is changed under an iteration. */
+/* daemon/base/map: compared with a model, with a million entries, and changed during an iteration. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/base/memory_room: what files of the kernel say about control groups, and that bytes which are being taken count. */
+/* daemon/base/memory_room: reads the kernel's files about control groups, and counts bytes that are being allocated. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/node: the uuid stays, the boot id changes, and a damaged file is never replaced. */
+/* daemon/base/node: the uuid stays, the boot id changes, and a damaged file is never replaced. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

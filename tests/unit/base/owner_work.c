@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/owner_work: what it takes is closed on another thread; one owner's slow closes delay only that owner. */
+/* daemon/base/owner_work: closes descriptors on other threads; slow closes of one owner delay only that owner. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <pthread.h>

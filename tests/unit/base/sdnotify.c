@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/sdnotify: both protocols of the service manager, played against sockets and fds of our own. */
+/* daemon/base/sdnotify: both protocols of the service manager, tested with the test's own sockets and descriptors. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stddef.h>

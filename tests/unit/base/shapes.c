@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/shapes: what is unpacked is the packed layout of what was packed. */
+/* daemon/base/shapes: unpacking a list of shapes gives the packed layout of the same tensors. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/guard: faults in what was entered cost the bytes, faults elsewhere the process. The faults are real: pages behind
- * the end of a file that was cut short. */
+/* daemon/base/sigbus_guard: a fault in a guarded range loses its bytes, a fault elsewhere ends the process. The faults are
+ * real: they hit pages behind the end of a truncated file. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <signal.h>

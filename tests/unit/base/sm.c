@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/sm: what the table allows happens, what it does not ends the process. */
+/* daemon/base/sm: a move that the table allows happens, any other ends the process. */
 #include <criterion/criterion.h>
 #include <signal.h>
 

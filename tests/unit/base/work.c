@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/work: everything submitted runs once, on a pool thread, and ends once, on the loop's. */
+/* daemon/base/work: each submitted piece of work runs once on a thread of the pool, and its end is reported once on the
+ * loop. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdatomic.h>

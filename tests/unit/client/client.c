@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* librdt against a scripted fake daemon: connecting, deadlines, late answers, forks, loss. */
+/* librdt against a scripted fake daemon: connecting, deadlines, late answers, forks, and the loss of the daemon. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* librdt against a scripted fake daemon: how long it looks for answers is the daemon's to say, and it does look. */
+/* librdt against a scripted fake daemon: the daemon decides how long librdt polls for answers, and librdt polls that long. */
 #include <criterion/criterion.h>
 #include <sched.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* librdt against a scripted fake daemon: what a fetch brings, and how several of them end. */
+/* librdt against a scripted fake daemon: the objects that a fetch returns, and the ends of fetches of several objects. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <sys/mman.h>

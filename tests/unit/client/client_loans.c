@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* librdt against a scripted fake daemon: memory that it copies puts into, and lends; what becomes of that, and what the
- * daemon says of it. */
+/* librdt against a scripted fake daemon: loaned regions, into which it copies puts, and what it does when the daemon
+ * returns or ends them. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <sys/mman.h>

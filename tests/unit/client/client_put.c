@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* librdt against a scripted fake daemon: memory, and how a put finds and brings the bytes of its tensors. */
+/* librdt against a scripted fake daemon: the client's memory, and how a put finds and sends the bytes of its tensors. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* librdt against a scripted fake daemon: snapshots in memory that the library makes, and what it does where the daemon does
- * not take it. */
+/* librdt against a scripted fake daemon: snapshots in memfds that librdt creates and seals, and what it does when the
+ * daemon does not take them. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What rdtctl prints: protobuf as JSON, aligned columns, sizes and durations, and names that try to move the cursor. The
- * sources are compiled in here: they belong to rdtctl, not to a library. */
+/* The output functions of rdtctl: protobuf as JSON, aligned columns, sizes and durations, and names that contain control
+ * sequences of terminals. The test compiles the sources in, because they belong to rdtctl and not to a library. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

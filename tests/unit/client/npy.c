@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdtctl's reader and writer of npy headers: what numpy writes, what others do, and files that lie. The sources are compiled in
- * here: they belong to rdtctl, not to a library. */
+/* rdtctl's reader and writer of npy headers: headers of numpy and of other writers, and false headers. The test compiles
+ * the sources in, because they belong to rdtctl and not to a library. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/limits: what an option of 0 means. */
+/* daemon/config/limits: the meaning of a limit of 0. */
 #include <criterion/criterion.h>
 
 #include "daemon/config/limits.h"

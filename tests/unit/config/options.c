@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/options: where settings come from, which wins, and what is said about each fault. */
+/* daemon/config/options: the sources of settings, which of them wins, and the error for each fault. */
 #include <criterion/criterion.h>
 #include <criterion/redirect.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/group*: what becomes of a group of three nodes, whatever happens in whichever state; and how long
- * whoever waits for it does. */
+/* daemon/groups: what happens to a group of three nodes for each event in each state, and how long those who wait for it
+ * wait. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>

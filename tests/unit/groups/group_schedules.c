@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/group*: three nodes to which everything happens at any time. Whatever the schedule, when all are
- * there again each group is ready on all of them or gone, nobody waits, and nothing is left. What transfers
- * are told meanwhile is checked by group_world.c. */
+/* daemon/groups: random events on three nodes at random times. After every schedule, when all nodes are back, each group is
+ * ready on all of them or has ended, nobody waits, and nothing is left. group_world.c checks what transfers are told
+ * meanwhile. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

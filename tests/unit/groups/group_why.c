@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/group*: a node is lost, and a transport that lost its connection to it is noticed before its link
- * is. Whoever noticed what first: all members say that it is that node, and nobody waits for what cannot be
- * formed without it.
- */
+/* daemon/groups: a node is lost, and a transport notices it before the node's link does. Whichever member noticed it first,
+ * all members name that node, and nobody waits for a group that cannot be formed without it. */
 #include <criterion/criterion.h>
 #include <string.h>
 

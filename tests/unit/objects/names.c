@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/names: versions that are never given twice, the turns in which thousands are told, and what is remembered. */
+/* daemon/objects/names: no version is given twice, thousands of waiters are notified in portions, and what is remembered of
+ * an ended name. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/object, daemon/object_table: names, holds and pins, who may have it, and why it went. */
+/* daemon/objects/object and object_table: names, holds and pins, who may see an object, and why an object has ended. */
 #include "tests/unit/objects/object.h"
 
 TestSuite(object, .init = setup, .fini = teardown, .timeout = 60);

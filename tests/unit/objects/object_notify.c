@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/object_notify: who waits for an object, and what he is told. */
+/* daemon/objects/object_notify: who waits for an object, and what each of them is told. */
 #include "tests/unit/objects/object.h"
 
 TestSuite(object_notify, .init = setup, .fini = teardown, .timeout = 60);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/peers: two nodes end up with one link however they start, notice each other's end in time, and
- * connect again. */
+/* daemon/peers: two nodes get exactly one link whichever of them dials, notice each other's end in time, and connect again. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/peers: a node that cannot be reached is dialled at growing intervals, and at once when another node
- * reports that it is up. */
+/* daemon/peers: a node that cannot be reached is dialled at growing intervals, and at once when another node reports that
+ * it is up. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <uv.h>

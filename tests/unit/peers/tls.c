@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/peers/tls: only two holders of the same key connect, and each receives exactly what the other sent.
- * */
+/* daemon/peers/tls: only two holders of the same key connect, and each receives exactly what the other sent. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdio.h>

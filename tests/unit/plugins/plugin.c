@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/plugin: which files are taken for backends, and how the reports of their threads reach the loop. The backend under
- * test is built beside the test program before the first test, and copies of it are loaded.
- */
+/* daemon/plugins: which files are accepted as backends, and how reports of their threads reach the loop. The backend under
+ * test is built before the first test, and the tests load copies of it. */
 #include <criterion/criterion.h>
 #include <criterion/hooks.h>
 #include <dlfcn.h>

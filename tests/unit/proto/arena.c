@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The allocator of decoded messages: its cap, its alignment, its end. */
+/* The allocator of decoded messages: its limit, its alignment, and its end. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

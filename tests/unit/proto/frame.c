@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a frame reader makes of what comes: cut anywhere, with and without fds, hostile headers, fds lost or left over. */
+/* The frame reader: streams that are cut anywhere, with and without descriptors, hostile headers, and descriptors that are
+ * lost or left over. */
 #include "tests/unit/proto/frame.h"
 
 Test(frame, header_is_little_endian)

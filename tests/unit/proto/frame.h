@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frames over a real Unix socket: pairs of sockets, descriptors that are told apart by their size, bytes as no writer would
- * send them. */
+/* Frames over a real Unix socket: pairs of sockets, descriptors that their size tells apart, and bytes that no writer would
+ * send. */
 #ifndef TESTS_UNIT_FRAME_H
 #define TESTS_UNIT_FRAME_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a frame writer sends, and both ends of a socket at random. */
+/* The frame writer, and random traffic between both ends of a socket. */
 #include "tests/unit/proto/frame.h"
 
 #define ROUNDS 300

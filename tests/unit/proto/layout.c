@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts: from the wire and back, hostile columns, extents, slices, packing. */
+/* Layouts: conversion from and to messages, hostile columns, extents, slices, and packing. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

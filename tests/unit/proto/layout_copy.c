@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gather and scatter against a naive walk, byte by byte: any strides, any part of the packed stream. */
+/* Gather and scatter compared with a simple loop, byte by byte: any strides, any part of the packed stream. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lists of tensors in runs: what is alike becomes a row and comes back as it was; what a row claims is checked before it is
- * believed. */
+/* Lists of tensors as runs: similar tensors become one row and come back unchanged, and a row is checked before it is used. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* proto/poll_rule: what makes an end of a socket look for its next message, and what ends it. The clock is the test's. */
+/* proto/poll_rule: what makes an end of a socket poll for its next message, and what stops it. The test sets the clock. */
 #include <criterion/criterion.h>
 #include <sched.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Refs: as text, as bytes, as messages, and back; hostile text, bytes and messages. */
+/* Refs: conversion to text, bytes and messages and back; hostile text, bytes and messages. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

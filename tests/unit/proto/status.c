@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The statuses' numbers, names and sentences; how an error is filled, cut and prefixed. Element types beside them. */
+/* The numbers, names and sentences of the statuses; how an error is filled, cut and prefixed. Also the element types. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <string.h>

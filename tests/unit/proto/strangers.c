@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* proto/strangers: who makes room for whom. */
+/* proto/strangers: which connection is closed to make room for a new one. */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 

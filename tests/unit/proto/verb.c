@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rows of RDT_REQUEST_MAP are consistent. That each has a handler the linker checks: daemon/rpc/rpc.c names them all. */
+/* The rows of RDT_REQUEST_MAP are consistent. The linker checks that each has a handler, because daemon/rpc/rpc.c names
+ * them all. */
 #include <criterion/criterion.h>
 
 #include "proto/messages.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/recovery/journal: whole records come back, and nothing else does. */
+/* daemon/recovery/journal: whole records are read back, and nothing else is. */
 #include <criterion/criterion.h>
 
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/transfer_record: decisions that transfers share. */
+/* daemon/transfers/transfer_record: decisions that transfers share. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of the path: tables of what is offered and wished, and what must be chosen. */
+/* The choice of the path: tables of offers and wishes, with the path that must be chosen. */
 #include "tests/unit/transports/path.h"
 
 TestSuite(path, .timeout = 60);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Offers and queries for path_choose in which nothing is wrong. A test changes what it is about. */
+/* Valid offers and queries for path_choose. Each test changes what it is about. */
 #ifndef TESTS_UNIT_PATH_H
 #define TESTS_UNIT_PATH_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice of the path between two nodes: what each offers and lacks, and the memory kinds at both ends. */
+/* The choice of the path between two nodes: what each node offers or lacks, and the memory kinds at both ends. */
 #include "tests/unit/transports/path.h"
 
 TestSuite(path_pairs, .timeout = 60);
