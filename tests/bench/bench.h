@@ -27,7 +27,7 @@ enum bench_message {
 };
 
 struct bench_header {
-    uint32_t bytes; /* of the message behind it */
+    uint32_t bytes; /* the length of the message that follows */
     uint16_t type;
     uint8_t n_fds, flags;
     uint64_t id;
@@ -94,7 +94,7 @@ static inline void bench_row(const char *name, const char *suffix, const char *u
     (void)printf("%s%s\t%s\t%s\t%s\t%.4f\t%.4f\n", name, suffix, unit, better, goal, ours, reference);
 }
 
-/* What a reader of the row must know. */
+/* A note for the reader of the row. */
 static inline void bench_note(const char *name, const char *suffix, const char *text)
 {
     (void)printf("note\t%s%s\t%s\n", name, suffix, text);

@@ -48,7 +48,7 @@ static inline void bench_gpu_begin(void)
 {
     const char *why;
 
-    if (!gpu_is_real()) { /* to try the program itself */
+    if (!gpu_is_real()) { /* such a run only tests the program */
         (void)puts("on the FAKE driver: these figures mean nothing");
         (void)fake_gpu_load();
     }

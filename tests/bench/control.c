@@ -19,12 +19,12 @@
 #define MAX_REPEATS 2000u
 
 struct bench {
-    rdt *actor, *owner;             /* who measures, and who put what is fetched */
+    rdt *actor, *owner;             /* the client that measures, and the client that put the fetched objects */
     int echo, tcp;                  /* sockets of the reference */
     uint8_t *memory;                /* of the actor's daemon, of TENSORS tensors */
-    struct rdt_tensor *tensors;     /* in it */
-    uint8_t *own;                   /* of the actor, not of its daemon: COPIED_BYTES */
-    struct rdt_ref *refs;           /* of the many puts */
+    struct rdt_tensor *tensors;     /* tensors in that memory */
+    uint8_t *own;                   /* COPIED_BYTES of the actor's own memory */
+    struct rdt_ref *refs;           /* the refs of the many puts */
     struct rdt_ref big, mib, small; /* the owner's objects */
 };
 
@@ -42,7 +42,8 @@ static int fd_of(struct msghdr *msg)
     return fd;
 }
 
-/* One round trip; the reply is unpacked and, unless reply_p is given, freed. *fd_p: what came with it. */
+/* One round trip. The reply is unpacked and, unless reply_p is given, freed. *fd_p receives the descriptor that came with
+ * it. */
 static void call(int sock, enum bench_message type, const ProtobufCMessage *request,
                  const ProtobufCMessageDescriptor *reply_type, ProtobufCMessage **reply_p, int *fd_p)
 {
@@ -173,7 +174,7 @@ static void ours_put_copied(struct bench *bench)
     put_free_of(bench, bench->own);
 }
 
-/* What an actor can do itself, who knows that nobody reads what he put before. */
+/* The reference: a program that knows that nobody reads its earlier object any more. */
 static void reference_put_copied(struct bench *bench)
 {
     memcpy(bench->memory, bench->own, COPIED_BYTES);

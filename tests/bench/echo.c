@@ -39,7 +39,7 @@ static void answer(struct peer *peer, const struct bench_header *header, const P
 static void on_put(struct peer *peer, const struct bench_header *header, const uint8_t *bytes)
 {
     static uint8_t node[16] = {1}, id[16] = {2};
-    static uint64_t generation = UINT64_C(1) << 62; /* as long on the wire as rdtd's */
+    static uint64_t generation = UINT64_C(1) << 62; /* as long in the message as rdtd's */
     Rdt__Pb__Put *put = rdt__pb__put__unpack(NULL, header->bytes, bytes);
     Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
     Rdt__Pb__Ref ref = RDT__PB__REF__INIT;

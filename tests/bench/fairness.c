@@ -41,7 +41,7 @@ enum { STOP, GO, QUIT };
 
 struct flood { /* shared with its process */
     atomic_int state;
-    atomic_int rests;  /* it has prepared, or ended its last operation, and waits for GO */
+    atomic_int rests;  /* it is prepared, or has ended its last operation, and waits for GO */
     atomic_ulong done; /* operations */
     const char *socket, *other;
 };
@@ -361,7 +361,7 @@ static const struct {
     {"moves_between_nodes", moves},
 };
 
-/* ---- the one who is measured ---- */
+/* ---- the measured client ---- */
 
 struct samples {
     double *us;
@@ -425,7 +425,7 @@ static void measure(struct flood *flood, unsigned kind, unsigned rounds, const c
         flood_await(flood);
         if (floods[kind].run != never_reads && atomic_load(&flood->done) == before)
             (void)fprintf(stderr, "the flood of %s did nothing\n", floods[kind].name);
-        put_and_free_for(conn, tensor, TICKET_NS / 6, samples); /* what is left of it is worked off */
+        put_and_free_for(conn, tensor, TICKET_NS / 6, samples); /* the daemon works off the rest of the flood */
     }
 }
 
@@ -449,7 +449,7 @@ int main(int argc, char **argv)
         pid = start(flood, floods[kind].run, atoi(argv[3]));
         conn = bench_connect(argv[4], "actor"); /* after the fork: a connection is one process's */
         must_ok(rdt_alloc(conn, 4096, &tensor.data, &err));
-        flood_await(flood); /* it prepares */
+        flood_await(flood); /* the flood prepares itself */
         measure(flood, kind, (unsigned)bench_number(argv[1]), argv[2], conn, &tensor, &samples);
         atomic_store(&flood->state, QUIT);
         (void)kill(pid, SIGKILL);

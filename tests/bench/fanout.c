@@ -66,7 +66,7 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < n; i++)
         readers[i] = bench_connect(argv[4 + i], "bench");
     (void)snprintf(suffix, sizeof suffix, "_%zu_nodes", n);
-    (void)read_all(owner, bytes, readers, n); /* they meet */
+    (void)read_all(owner, bytes, readers, n); /* connects the nodes */
     for (size_t i = 0; i < rounds; i++) {
         double all = read_all(owner, bytes, readers, n);
         bench_row("fanout", suffix, "s", "lower", "2", all, read_all(owner, bytes, &readers[i % n], 1));

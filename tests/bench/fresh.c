@@ -7,7 +7,7 @@
  */
 #include "bench_client.h"
 
-/* target NULL: where the daemon likes. The last byte of it is looked at, as whoever fetches would. */
+/* target NULL: memory of the daemon. Reads the last byte, as a user of the object would. */
 static double rate(rdt *conn, const struct rdt_ref *ref, const struct rdt_tensor *target, size_t bytes, size_t count, bool copy)
 {
     struct rdt_fetch_options options = RDT_INIT(options);

@@ -48,7 +48,7 @@ static void staged(const char *transport, size_t bytes)
     there = gpu_alloc(bytes);
     gpu_pin(host, bytes);
     to_gpu.transport = to_host.transport = transport;
-    (void)fetched(&on_gpu, &to_gpu, path); /* what is made at first use */
+    (void)fetched(&on_gpu, &to_gpu, path); /* creates what the first use creates */
     (void)fetched(&in_host, &to_host, wire);
     for (unsigned i = 0; i < ROUNDS; i++) {
         seconds[FETCH][i] = fetched(&on_gpu, &to_gpu, path);

@@ -25,7 +25,7 @@ static uint8_t data[TENSOR_BYTES];
 
 struct daemon {
     rdt *conn, *reader;
-    struct rdt_ref ref; /* of some object: others differ by id */
+    struct rdt_ref ref; /* the ref of some object; the others differ in their id */
     unsigned n;
 };
 
@@ -284,7 +284,7 @@ int main(int argc, char **argv)
     measure_waiters(&many);
 
     before = processor_ms(pid);
-    (void)sleep(IDLE_S); /* is what is measured */
+    (void)sleep(IDLE_S); /* the waits are what is measured */
     bench_row("idle_with_all", "", "ms", "lower", peers ? "null" : "0.005", processor_ms(pid) - before, IDLE_S * 1e3);
     bench_note("idle_with_all", "", "processor time of three seconds; each peer is pinged once a second");
     for (unsigned i = 0; i < CLIENTS; i++)

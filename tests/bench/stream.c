@@ -13,7 +13,7 @@
 
 static uint8_t *touched_memory(size_t bytes, int fill)
 {
-    int fd = memfd_create("stream", MFD_CLOEXEC); /* as the daemons' memory is */
+    int fd = memfd_create("stream", MFD_CLOEXEC); /* touched, as the daemons' memory is */
     void *memory;
 
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)

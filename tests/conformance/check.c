@@ -21,14 +21,14 @@
 #define SKIPPED 77
 #define FAILED 99
 #define REPORT_BYTES 4096
-#define MOST_FILE_BYTES ((rlim_t)1 << 31) /* who is asked for more than there is fails, and does not take it from others */
+#define MOST_FILE_BYTES ((rlim_t)1 << 31) /* so that no check can use up the memory */
 
 const char *check_so;
 
 static struct check *checks, **last = &checks;
 static const char *only = "";
 static unsigned deadline_s = 60;
-static int report_fd = -1; /* in a check's process: where its sentence goes */
+static int report_fd = -1; /* in a check's process: the descriptor for its sentence */
 static unsigned n_ok, n_failed, n_skipped;
 
 void check_add(struct check *check)
@@ -101,7 +101,8 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* What it wrote, until it ended; its wait status. Peers that it started hold the pipe's other end too. */
+/* Reads what the check wrote until it ended, and returns its wait status. Peers that it started hold the pipe's other end
+ * too. */
 static int follow(pid_t pid, int fd, char text[REPORT_BYTES])
 {
     int64_t end_ms = now_ms() + patience_ms((int)deadline_s * 1000);

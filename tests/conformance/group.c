@@ -96,7 +96,7 @@ static void form(uint32_t n)
     }
 }
 
-/* Whatever state it is in. */
+/* Works in every state. */
 static void close_all(void)
 {
     for (uint32_t i = 0; i < world.n; i++)
@@ -388,7 +388,7 @@ GROUP_CHECK(close_ends_every_operation_and_nothing_is_written_afterwards)
             must_eq(host_op_post(&world.groups[1].conns[0], &sends[i], POST_SEND, &err), RDT_OK);
     }
     must(host_op_wait(&recvs[0], LATER_MS));
-    close_all(); /* in full flow */
+    close_all(); /* while messages are moving */
     memset(memory, CANARY, N * bytes);
     for (unsigned i = 0; i < N; i++) {
         must(host_op_ended(&recvs[i]));
@@ -490,7 +490,7 @@ static void start_far(struct far *far)
     far->from = out[0];
 }
 
-/* What it was asked for has been done for it by the system, and undone, before it looks. */
+/* The system has made the connection and reset it before the rank looks at it. */
 GROUP_CHECK(rank_that_stood_still_while_another_connected_and_closed_lives)
 {
     enum { ROUNDS = 4, ENOUGH = 2 };
@@ -565,7 +565,7 @@ GROUP_CHECK(malformed_offers_make_no_group)
             memset(world.blobs[1] + world.bytes[1], 0xa5, RDT_GROUP_OFFER_MAX_BYTES - world.bytes[1]);
             world.bytes[1] = RDT_GROUP_OFFER_MAX_BYTES;
         }
-        if (world.bytes[1] == 0 && kind == 1) { /* its offers are empty: nobody can spoil them */
+        if (world.bytes[1] == 0 && kind == 1) { /* its offers are empty, so they cannot be damaged */
             close_all();
             finish();
             continue;

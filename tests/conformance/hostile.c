@@ -18,13 +18,13 @@ TRANSPORT_CHECK(unknown_memory_kinds_are_declined)
         must_eq(host.ops->sides(conn.handle, unknown[i]), 0, "it moves memory of kind '%s'", unknown[i]);
         if (host.ops->register_memory &&
             host.ops->register_memory(host.transport, page, sizeof page, unknown[i], &registration, &err) == RDT_OK)
-            host.ops->unregister_memory(host.transport, registration); /* it may not care, if sides does */
+            host.ops->unregister_memory(host.transport, registration); /* it may accept what sides refuses */
     }
     host_conn_destroy(&conn);
     finish();
 }
 
-/* The core posts none, but a plug-in that loses one would hold up who waits for it. */
+/* The core posts none, but an operation that a plug-in loses would delay those who wait for it. */
 TRANSPORT_CHECK(zero_bytes_end_once)
 {
     struct host_op recv, send;
@@ -104,7 +104,7 @@ TRANSPORT_CHECK(operations_never_end_inside_their_post)
     finish();
 }
 
-/* One connection for each: a plug-in may give one up that it was told nonsense on. */
+/* One connection for each, because a plug-in may give up a connection on which it received nonsense. */
 TRANSPORT_CHECK(garbage_for_an_offer_is_survived)
 {
     uint8_t blob[RDT_OFFER_MAX_BYTES], garbage[RDT_OFFER_MAX_BYTES];

@@ -246,7 +246,7 @@ MEMORY_CHECK(seal_ends_every_right_to_write)
     ops->free(memory, &block);
 }
 
-/* ---- imports: from whoever asks ---- */
+/* ---- imports from clients that are not trusted ---- */
 
 static enum rdt_status import(const struct rdt_import *import, struct rdt_block *block)
 {
@@ -276,7 +276,7 @@ MEMORY_CHECK(imported_memory_is_the_clients)
     if (status == RDT_UNSUPPORTED)
         check_skip("it imports no memfd: %s", err.msg);
     must_eq(status, RDT_OK, "%s", err.msg);
-    (void)close(fd); /* it was lent */
+    (void)close(fd); /* the descriptor is still the caller's */
     must_eq(ops->map(memory, &block, false, &err), RDT_OK, "%s", err.msg);
     pattern_fill(there, MIB, 5);
     out = copied_out(&block, MIB);
@@ -306,7 +306,7 @@ MEMORY_CHECK(what_a_client_made_is_taken_once_nobody_writes_it)
             must_neq(ops->take(memory, fd, MIB, &block, &err), RDT_OK, "memory that can still change is taken");
         else
             must_eq(ops->take(memory, fd, MIB, &block, &err), RDT_OK, "%s", err.msg);
-        (void)close(fd); /* it was lent */
+        (void)close(fd); /* the descriptor is still the caller's */
     }
     must(block.read_only, "it does not say that it is for reading");
     fd = shared(&block, false);

@@ -16,7 +16,7 @@ static struct rdt_error err;
 
 struct ports {
     unsigned n;        /* TCP sockets that listen, and UDP sockets that are bound */
-    unsigned n_anyone; /* of these, at every address of the node */
+    unsigned n_anyone; /* how many of these listen at every address of the node */
     char text[INET6_ADDRSTRLEN + 8];
 };
 

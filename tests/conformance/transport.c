@@ -55,7 +55,7 @@ TRANSPORT_CHECK(open_with_a_bad_value_names_the_key)
         const struct config_pair config[] = {{key->name, "0x!"}, {NULL, NULL}};
 
         if (!*key->fallback || strspn(key->fallback, "0123456789") != strlen(key->fallback) ||
-            (given && strstr(given, key->name))) /* what was set by hand comes first */
+            (given && strstr(given, key->name))) /* options given by hand come first */
             continue;
         must_eq(backend_host_open(&host, config, &err), RDT_INVALID, "key %s takes '0x!'", key->name);
         must(strstr(err.msg, key->name), "'%s' does not name %s", err.msg, key->name);
@@ -79,7 +79,7 @@ TRANSPORT_CHECK(sides_follow_from_operations)
     finish();
 }
 
-/* What it says is text and stays in its place, before it is known and after. */
+/* The description is text, and the pointer stays valid, before the connection's lanes are known and after. */
 static void expect_description(struct host_conn *conn, bool known)
 {
     char text[200], small[8];
@@ -229,7 +229,7 @@ TRANSPORT_CHECK(both_directions_at_once)
     free(out);
 }
 
-/* ---- what was not asked for is not written ---- */
+/* ---- only posted memory is written ---- */
 
 TRANSPORT_CHECK(chunk_without_a_receive_is_dropped)
 {
@@ -272,7 +272,8 @@ TRANSPORT_CHECK(chunk_of_another_length_writes_nothing)
         post_recv(&conn, &ops[i], 1, i, memory[i].addr, 1000);
         (void)backend_peer_send(&peer, 1, i, lengths[i], 1);
     }
-    /* It may end the operations, or the connection, or wait to be disconnected; it may not write or claim success. */
+    /* The plug-in may end the operations or the connection, or wait to be disconnected. It must not write, or report
+     * success. */
     for (unsigned i = 0; i < 4; i++)
         if (host_op_wait(&ops[i], SOON_MS))
             must_neq(ops[i].status, RDT_OK, "%llu bytes passed for 1000", (unsigned long long)lengths[i]);
@@ -305,7 +306,7 @@ TRANSPORT_CHECK(wrong_token_moves_nothing)
     post_recv(&conn, &op, 1, 0, memory.addr, MIB);
 
     memcpy(forged, blob, bytes);
-    forged[bytes - 1] ^= 1; /* of the token, or of whatever a plug-in checks */
+    forged[bytes - 1] ^= 1; /* of the token, or of another field that a plug-in checks */
     if (backend_peer_connect(&peers[FORGED], forged, bytes) && backend_peer_send(&peers[FORGED], 1, 0, MIB, 1))
         must(backend_peer_wait_failed(&peers[FORGED], LATER_MS), "a forged token was not refused");
     must_not(host_op_ended(&op));

@@ -91,8 +91,8 @@ TRANSPORT_CHECK(nothing_is_written_after_disconnect)
         memset(memory, CANARY, N * bytes);
         for (unsigned i = 0; i < N; i++)
             cancelled += ops[i].status == RDT_CANCELLED;
-        /* When the peer has disconnected too, nothing of it is under way any more, and when a bystander's bytes have
-         * come in, our end has read what was. */
+        /* When the peer has disconnected too, none of its bytes are in flight. When a bystander's bytes have arrived, our
+         * end has read everything before them. */
         must(backend_peer_disconnect(&peers[round]));
         receive(&other, bystander, round, MIB);
         for (uint64_t i = 0; i < N * bytes; i++)

@@ -15,7 +15,7 @@
 #include "tests/support/fault_matrix.h"
 
 #define MAX_JOBS 64
-#define WAITING 2 /* so many cells that wait for silence to be noticed take as much of a processor as another one */
+#define WAITING 2 /* so many cells that wait until silence is noticed use as much processor time as one other cell */
 
 struct job {
     pid_t pid; /* 0: free */

@@ -27,7 +27,7 @@ static uint64_t hash(uint64_t h, const void *data, size_t n)
     return h;
 }
 
-/* Takes what is whole. false: the stream is lost or there is enough. */
+/* Takes the complete frames. false: the stream is broken, or enough frames were taken. */
 static bool take_frames(struct frame_reader *reader, struct seen *seen)
 {
     struct frame frame;

@@ -56,7 +56,7 @@ static void move(const struct layout *layout, uint32_t i, uint64_t lo, uint64_t 
     free(second);
 }
 
-/* What goes to the wire comes from it again, and in runs too. */
+/* Converting to a message and back returns the same tensors, in runs too. */
 static void there_and_back(const struct layout *layout, struct layout_rows *rows)
 {
     Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;

@@ -35,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 
     fuzz_daemon_start(true);
     fuzz_client_open(&client);
-    boots++; /* what was kept of what it had before goes */
+    boots++; /* the replicas of its earlier objects end */
     memcpy(rogue_peer_boot_id, &boots, sizeof boots);
     rogue_peer_open(&peer, fuzz_daemon_key, fuzz_daemon_port());
     for (unsigned i = 0; at < end && i < MOST_MESSAGES && peer.sock >= 0; i++) {

@@ -65,7 +65,7 @@ static void chunks(const uint8_t *bytes, size_t n)
     }
 }
 
-/* Whatever order numbers come in, none is taken twice, and one that is new and not old is taken. */
+/* In any order of the numbers none is accepted twice, and a new number that is not too old is accepted. */
 static void numbers(const uint8_t *at, const uint8_t *end)
 {
     static bool seen[1024];

@@ -55,7 +55,7 @@ static void data_header(const void *header, size_t n)
     fuzz_must(memcmp(&raw, header, n) == 0);
 }
 
-/* The bytes as a key; and what is made of them as UCX's part of one, whole and damaged. */
+/* The bytes as a key, and as the UCX part of a key, whole and damaged. */
 static void key(const uint8_t *bytes, size_t n, uint64_t offset)
 {
     uint8_t made[RDT_KEY_MAX_BYTES];

@@ -176,7 +176,7 @@ static enum rdt_status form(const char *readers, struct rdt_error *err)
     return rdt_group_create(conn[OWNER], "g", "nccl", members, 2, NULL, err);
 }
 
-/* What a daemon warns of when NCCL refuses. */
+/* The warnings of a daemon when NCCL refuses. */
 static const char *const refused[] = {"taken down", "is down: ", NULL};
 
 /* false: this machine's NCCL refuses two ranks on one GPU, and the test is skipped with what NCCL said. Anything else must

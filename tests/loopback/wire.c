@@ -102,7 +102,7 @@ bool wire_queue(struct channel *channel, const struct frame *frame, const void *
     return true;
 }
 
-/* What was to be written is not the wire's any more; operations stay with their connection. */
+/* The wire drops its unsent frames; operations stay with their connection. */
 void wire_drop(struct channel *channel)
 {
     if (channel->fd < 0)
@@ -299,7 +299,7 @@ void wire_move(struct transport *transport, struct channel *channel)
 {
     bool more = true;
 
-    /* A few turns, then the lock goes to whoever waits for it. */
+    /* Runs a few rounds, and then releases the lock for those who wait for it. */
     for (unsigned i = 0; i < 4 && more && channel->fd >= 0; i++) {
         more = channel->first && write_turn(channel);
         if (channel->fd >= 0)

@@ -12,13 +12,13 @@
 #include "tests/support/check.h"
 
 struct actor {
-    pid_t pid; /* in the actor itself: 0 */
+    pid_t pid; /* 0 in the actor itself */
     int pidfd;
-    int channel; /* to the other one */
+    int channel; /* the socket to the other side */
 };
 
-/* Forks; fn's result is the exit status (0: well). The child keeps no fd of the test's but the standard ones, its channel and
- * `keep_fd` (-1: none): start actors before connecting, so that neither holds what is the other's. */
+/* Forks. fn's result is the exit status (0: success). The child keeps only the standard descriptors, its channel and
+ * `keep_fd` (-1: none). Start actors before connecting, so that neither process holds connections of the other. */
 void actor_start(struct actor *actor, int (*fn)(struct actor *self, void *arg), void *arg);
 void actor_start_keeping(struct actor *actor, int (*fn)(struct actor *self, void *arg), void *arg, int keep_fd);
 
@@ -38,7 +38,7 @@ void actor_thaw(struct actor *actor);
 /* Both sides: step the other; wait for its step. Fail after LONG, or when the other has ended. */
 void actor_step(struct actor *actor);
 void actor_await(struct actor *actor);
-/* The same with bytes: both say how many. */
+/* The same with bytes; both sides give the number. */
 void actor_send(struct actor *actor, const void *data, size_t bytes);
 void actor_recv(struct actor *actor, void *data, size_t bytes);
 

@@ -130,7 +130,7 @@ static void on_op_done(struct rdt_op *rdt_op, enum rdt_status status, const char
     (void)pthread_mutex_lock(&lock);
     op->n_done++;
     if (op->posting && pthread_equal(op->poster, pthread_self()))
-        op->ended_in_post = true; /* of this thread, which looks at it without the lock */
+        op->ended_in_post = true; /* of this thread, which reads it without the lock */
     op->conn->n_open_ops--;
     op->status = status;
     (void)snprintf(op->msg, sizeof op->msg, "%s", msg ? msg : "");
@@ -209,7 +209,7 @@ enum rdt_status backend_host_load(struct backend_host *host, const char *path, s
     const struct rdt_backend *(*init)(void), *theirs;
 
     (void)pthread_once(&once, init_changed);
-    /* As rdtd does at its start: some vendors' libraries take fatal signals in their constructors. */
+    /* Like rdtd at its start: some vendors' libraries handle fatal signals in their constructors. */
     (void)setenv("UCX_HANDLE_ERRORS", "none", 0);
     memset(host, 0, sizeof *host);
     host->table = (struct rdt_host){
@@ -514,8 +514,7 @@ bool guarded_create(struct guarded *guarded, uint64_t bytes)
     return true;
 }
 
-/* It may look at memory that is posted, which a thread of the plug-in will write one day: that is what it is to find
- * out. */
+/* The check may read posted memory while a thread of the plug-in writes it, because that write is what it looks for. */
 __attribute__((no_sanitize("thread"))) static bool all_canary(const volatile uint8_t *addr, uint64_t bytes)
 {
     for (uint64_t i = 0; i < bytes; i++)

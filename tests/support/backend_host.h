@@ -73,7 +73,7 @@ struct host_group {
     uint32_t rank, size;
     unsigned n_ready, n_failed, n_closed;
     unsigned open_at_close;                 /* operations that had not ended when group_closed came */
-    struct host_conn conns[HOST_GROUP_MAX]; /* to each other rank, once it is ready; its own: parts of broadcasts */
+    struct host_conn conns[HOST_GROUP_MAX]; /* once the group is ready: to other ranks; own: broadcasts */
     char msg[160];
 };
 enum rdt_status host_group_create(struct backend_host *host, struct host_group *group, uint32_t rank, uint32_t size,

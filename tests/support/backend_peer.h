@@ -17,7 +17,7 @@ bool backend_peer_start(struct backend_peer *peer, const char *so);
 void backend_peer_kill(struct backend_peer *peer); /* -9, and waits for its end */
 bool backend_peer_stop(struct backend_peer *peer); /* false: it did not end well */
 
-/* Its offer, and ours to it. */
+/* Receives the peer's offer, and sends ours. */
 bool backend_peer_offer(struct backend_peer *peer, uint8_t blob[RDT_OFFER_MAX_BYTES], size_t *bytes_p);
 bool backend_peer_connect(struct backend_peer *peer, const void *blob, size_t bytes);
 bool backend_peer_join(struct backend_peer *peer, struct host_conn *conn); /* both ways */

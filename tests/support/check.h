@@ -41,7 +41,7 @@ void check_fail(const char *file, int line, const char *fmt, ...) __attribute__(
     } while (0)
 #define must_ok(call) must_be(RDT_OK, call)
 
-/* The same, and the sentence holds this text. */
+/* The same; the error's sentence must contain this text. */
 #define must_refuse(expected, text, call)                                                                               \
     do {                                                                                                                \
         struct rdt_error err = {0};                                                                                     \

@@ -111,7 +111,7 @@ static bool have_met(const struct cluster *cluster, unsigned i, unsigned j)
            (view.stream || !cluster->options.stream);
 }
 
-/* Whatever is asked of a node has it dialled; in back-off the question is refused at once. */
+/* Every request to a node dials it; during back-off the request is refused at once. */
 static void introduce(struct cluster *cluster, unsigned i, unsigned j)
 {
     rdt *conn = node_client(&cluster->node[i], "introducer");
@@ -122,8 +122,8 @@ static void introduce(struct cluster *cluster, unsigned i, unsigned j)
     rdt_close(conn);
 }
 
-/* What a fault broke may break once more before all is well: a link that both ends dial, a connection for what it carried
- * before (with a warning, which the test has to expect). */
+/* A fault may break something once more before everything works: a link that both ends dial, or a connection because of its
+ * earlier operations (with a warning, which the test has to expect). */
 static bool comes_back(enum rdt_status status)
 {
     return status == RDT_TRANSPORT || status == RDT_PEER_LOST || status == RDT_NO_PATH;
@@ -181,7 +181,7 @@ static void expect_fds(const struct cluster *cluster, unsigned i)
     int64_t deadline = now_ns() + LONG;
     unsigned n;
 
-    if (cluster->options.no_meeting) /* what a link takes is not known */
+    if (cluster->options.no_meeting) /* the memory of a link is not known */
         return;
     for (unsigned round = 0; (n = fds_of(cluster->node[i].pid)) > cluster->fds[i]; wait_pause(&round))
         must_say(now_ns() < deadline, "%s has %u fds open, %u when all had met", cluster->node[i].name, n, cluster->fds[i]);
@@ -213,7 +213,7 @@ void cluster_end(struct cluster *cluster, const char *const *declared)
     static const char *const ends[] = {
         "is down: ", "is lost: ", "refused", "taken down and rebuilt: ", "shutting down", "closed the connection",
         "broke: ",   NULL};
-    /* Who dials a node in the moment of its end may have been accepted. */
+    /* A node that dials another in the moment of its end may have been accepted. */
     static const char *const dialled[] = {"refused", "closed the connection", "broke: ", NULL};
 
     cluster_expect_idle(cluster);

@@ -21,7 +21,7 @@ struct cluster_options {
     bool grouped;                             /* tests/rdt_grouped.so is, and has the same faults */
     bool no_ucx;                              /* trusted_network = no */
     bool stream;                              /* the transport of that name is on: bytes that ucx does not move go by it */
-    bool no_meeting;                          /* they meet when the test has them */
+    bool no_meeting;                          /* the nodes connect only when the test makes them */
     const char *const *flags;                 /* of all nodes, NULL at the end */
     const char *const *flags_of[CLUSTER_MAX]; /* further ones of one */
     const char *const *env_of[CLUSTER_MAX];   /* "NAME=VALUE", NULL at the end; lives as long as the cluster */
@@ -34,7 +34,7 @@ struct cluster {
     struct test_node node[CLUSTER_MAX];
     char listen[CLUSTER_MAX][65], faults[CLUSTER_MAX][192];
     char *flags[CLUSTER_MAX][CLUSTER_MAX_FLAGS + 1]; /* copies: a restart needs them again */
-    unsigned fds[CLUSTER_MAX];                       /* of each, when all had met */
+    unsigned fds[CLUSTER_MAX];                       /* the descriptors of each, when all had met */
     bool met;                                        /* once */
 };
 
@@ -43,8 +43,8 @@ void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_opt
 /* Starts a node that has ended again: same address, same uuid. */
 void cluster_restart(struct cluster *cluster, unsigned i);
 
-/* What goes wrong in the loopback transport of node i from its next operation on: "delay_ms=10\nno_abort=1\n"; "" is
- * nothing. */
+/* Sets the faults of the loopback transport of node i from its next operation on: "delay_ms=10\nno_abort=1\n"; "" means
+ * none. */
 void cluster_faults(struct cluster *cluster, unsigned i, const char *lines);
 
 /* Until every pair of nodes is connected, by each transport that they have. */
@@ -95,7 +95,7 @@ struct peer_view {
     char state[16], last_error[192], boot_id[33], name[65];
     int64_t retry_in_ns;
     bool loopback, ucx, stream; /* connected */
-    char ucx_lanes[161];        /* what it says of its way there */
+    char ucx_lanes[161];        /* its description of the connection */
     unsigned transfers_in, transfers_out;
 };
 /* How `node` sees `other`; false: it does not know it. */

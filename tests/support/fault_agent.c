@@ -23,7 +23,7 @@ struct memory { /* a target between margins */
 struct self {
     const struct test_node *node;
     rdt *conn;
-    uint8_t *source; /* what was put last */
+    uint8_t *source; /* the latest object */
     size_t fetched_bytes;
     uint32_t fetched_seed;
     rdt_object *objects[AGENT_ITEMS];
@@ -125,13 +125,13 @@ static void put(struct self *self, const struct agent_order *order, struct actor
         options.flags = order->snapshot ? RDT_PUT_SNAPSHOT : 0;
         options.timeout_ns = order->timeout_ns;
         report->status[0] = rdt_put(self->conn, &tensor, 1, &options, &report->ref, &err);
-        if (order->snapshot) /* it must not matter any more */
+        if (order->snapshot) /* the fetch must not depend on the option */
             memset(memory, POISON, order->bytes);
     }
     (void)snprintf(report->msg[0], sizeof report->msg[0], "%s", err.msg);
 }
 
-/* Large pieces first, then what is left beside them. */
+/* Takes large pieces first, then small ones. */
 /* By halves. Where more than two of a size are had, somebody gave memory back meanwhile: that is taken in large pieces
  * again, or there would be thousands of small ones. */
 static void hoard(struct self *self, struct agent_report *report, struct rdt_error *err)
@@ -171,13 +171,13 @@ static void make_targets(struct self *self, const struct agent_order *order)
     memset(self->direct.base, CANARY_BYTE, order->bytes + 2 * MARGIN);
 }
 
-/* What a failed fetch shall write no more. A region is safe only when the daemon says so. */
+/* Memory that a failed fetch must not write any more. A region is safe only when the daemon says so. */
 static void poison(struct self *self, struct memory *memory, bool region)
 {
     uint8_t *addr = memory->base + MARGIN;
 
     if (region && rdt_wait_freed_range(self->conn, addr, memory->bytes, patience(SEC), NULL) != RDT_OK)
-        return; /* its daemon is gone or stands still: it may yet write there */
+        return; /* its daemon has ended or is frozen, and may still write there */
     memset(addr, POISON, memory->bytes);
     memory->poisoned = true;
 }
@@ -242,7 +242,7 @@ static int run(struct actor *channel, void *arg)
         int64_t start = now_ns();
 
         actor_recv(channel, &order, sizeof order);
-        if (order.verb != AGENT_FETCH && order.verb != AGENT_PUT) /* they say it later */
+        if (order.verb != AGENT_FETCH && order.verb != AGENT_PUT) /* they report it later */
             actor_step(channel);
         switch (order.verb) {
         case AGENT_PUT:

@@ -17,7 +17,7 @@ enum agent_verb {
     AGENT_FREE,       /* of ref, by force if `force` */
     AGENT_PUBLISH,    /* ref under `name` */
     AGENT_UNPUBLISH,  /* the name that ref is */
-    AGENT_RELEASE,    /* what it fetched and put; report.right tells whether all of it was as it must be */
+    AGENT_RELEASE,    /* releases what the agent fetched and put; report.right: all bytes were right */
     AGENT_LOOK,       /* the same without releasing */
     AGENT_LEAVE,
 };

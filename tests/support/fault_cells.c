@@ -78,7 +78,7 @@ bool fault_cell_exists(const struct fault_cell *cell)
         return fetches && step != FAULT_HELD;
     if (event == FAULT_FORCED_FREE)
         return step == FAULT_MOVING || step == FAULT_HELD || step == FAULT_WAITING_FREED;
-    if (step == FAULT_FREEING) { /* it has no deadline of its own: it ends after a minute where its daemon stands still */
+    if (step == FAULT_FREEING) { /* it has no deadline of its own, and ends after a minute if its daemon is frozen */
         if (event == FAULT_CONSUMER_FROZEN || event == FAULT_CONSUMERS_NODE_FROZEN)
             return false;
         return !(event == FAULT_OWNERS_NODE_FROZEN && place == FAULT_SAME);
@@ -113,7 +113,7 @@ uint64_t fault_cell_explains(const struct fault_cell *cell, bool producer)
     uint64_t may = FAULT_MAY(RDT_OK);
 
     if (!producer && cell->step == FAULT_WAITING_FREED)
-        may |= FAULT_MAY(RDT_FREED); /* it was freed before the fetch was heard of */
+        may |= FAULT_MAY(RDT_FREED); /* the object was freed before the fetch arrived */
     switch (event) {
     case FAULT_PRODUCER_KILLED:
         return may | FAULT_MAY(RDT_OWNER_DIED);
@@ -121,7 +121,7 @@ uint64_t fault_cell_explains(const struct fault_cell *cell, bool producer)
         return may | (at_owner ? FAULT_MAY(RDT_DISCONNECTED) : FAULT_MAY(RDT_PEER_LOST));
     case FAULT_OWNERS_NODE_FROZEN:
         return may | (at_owner ? FAULT_MAY(RDT_TIMED_OUT) : FAULT_MAY(RDT_PEER_LOST));
-    case FAULT_OWNERS_NODE_STOPPED: /* it drains: the producer's session may end first */
+    case FAULT_OWNERS_NODE_STOPPED: /* the daemon drains, and the producer's session may end first */
         return may | FAULT_MAY(RDT_SHUTTING_DOWN) | FAULT_MAY(RDT_OWNER_DIED) |
                (at_owner ? FAULT_MAY(RDT_DISCONNECTED) : FAULT_MAY(RDT_PEER_LOST));
     case FAULT_DEADLINE:

@@ -189,7 +189,7 @@ static void give_back(struct scene *scene)
     agent_report(&scene->hoarder, &report);
 }
 
-/* In half of the rounds it was there first; in the others it takes what is left while the call is under way. */
+/* In half of the rounds it takes the room before the call; in the others during the call. */
 static void hoard_early(struct scene *scene)
 {
     struct agent_order order = {.verb = AGENT_PREPARE, .bytes = scene->bytes};
@@ -370,7 +370,7 @@ static void judge(struct scene *scene, struct agent *agent, unsigned items)
     }
 }
 
-/* Does what was struck end the consumer's waiting for something that nobody has put? */
+/* Whether the event ends the consumer's wait for an object that nobody has put. */
 static bool ends_waiting(const struct scene *scene)
 {
     enum fault_event event = scene->cell->event;
@@ -431,7 +431,7 @@ static void collect(struct scene *scene)
         put_after_all(scene);
     if (step == FAULT_WAITING_FREED && scene->far == 0 && scene->consumer.alive && event != FAULT_OWNERS_NODE_KILLED) {
         struct agent_report report;
-        if (event == FAULT_DEADLINE || fault_hits_owners_node(event)) /* it holds the object: the wait ends without it */
+        if (event == FAULT_DEADLINE || fault_hits_owners_node(event)) /* it holds the object, so the wait ends without it */
             judge(scene, &scene->producer, 1);
         if (!fault_hits_owners_node(event)) {
             agent_order(&scene->consumer, &(struct agent_order){.verb = AGENT_RELEASE});
@@ -447,7 +447,7 @@ static void collect(struct scene *scene)
         judge(scene, &scene->producer, 1);
 }
 
-/* Whoever waits on a node that stands still or is gone was told in `collect`; now it comes back. */
+/* Those who wait for a node that is frozen or has ended got their error in `collect`; now the node returns. */
 static void recover(struct scene *scene)
 {
     struct cluster *cluster = &scene->cluster;
@@ -462,7 +462,7 @@ static void recover(struct scene *scene)
     case FAULT_OWNERS_NODE_STOPPED:
         if (scene->far)
             bystander_round(cluster, 1u << (1 - struck));
-        if (scene->far || scene->consumer.alive) { /* what was delivered stays right without its daemon */
+        if (scene->far || scene->consumer.alive) { /* delivered bytes stay right without the daemon */
             struct agent *agent = struck == scene->far ? &scene->consumer : &scene->producer;
             agent_leave(agent);
             if (scene->far == 0)

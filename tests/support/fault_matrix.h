@@ -77,7 +77,7 @@ bool fault_cell_needs_root(const struct fault_cell *cell); /* network namespaces
 bool fault_cell_waits(const struct fault_cell *cell);      /* most of the time, for somebody's silence to be noticed */
 void fault_cell_name(const struct fault_cell *cell, char name_p[96]); /* "owners-node-killed/fetch-moving/ucx" */
 
-/* What an event strikes; the cells that have it need namespaces on a cable, or on a bad one (badcable.h). */
+/* What an event hits. Cells with cables need namespaces, and those with bad cables badcable.h. */
 bool fault_hits_consumers_node(enum fault_event event);
 bool fault_hits_owners_node(enum fault_event event);
 bool fault_hits_cable(enum fault_event event); /* which breaks */

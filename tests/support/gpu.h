@@ -30,7 +30,7 @@ void gpu_read(void *to, const void *from, size_t bytes);
 void gpu_fill(void *to, size_t bytes, uint32_t seed); /* check.h's pattern */
 bool gpu_holds(const void *from, size_t bytes, uint32_t seed);
 
-/* A stream that stands still until the gate is opened: what is queued behind it has not happened before. */
+/* A stream that is blocked until the gate is opened; work that is queued behind it has not run before. */
 struct gpu_gate;
 void *gpu_stream_create(void);
 void gpu_stream_wait(void *stream);

@@ -171,7 +171,8 @@ static struct gw_seen *seen_of(struct gw_node *node, const struct group *group)
     return free_one;
 }
 
-/* What transfers rely on: a group serves before it opens, opens only where all nodes serve, and breaks before it is closed. */
+/* Checks what transfers rely on: a group serves before it opens, opens only where all nodes serve, and breaks before it is
+ * closed. */
 static void on_change(void *arg, struct group *group, enum group_change change)
 {
     struct gw_node *node = arg;
@@ -390,7 +391,7 @@ void gw_kill(struct gw_world *world, unsigned index)
 {
     struct gw_node *node = &world->nodes[index];
 
-    /* It hears nothing of it, nor does anybody hear what it would say. */
+    /* The node receives nothing, and nobody receives what it sends. */
     for (unsigned i = 0; i < GW_NODES; i++)
         node->peers[i].state = PEER_BACKOFF;
     stop(node);

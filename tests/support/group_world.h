@@ -17,7 +17,7 @@ struct gw_letter { /* on its way from one node to another */
     uint8_t payload[];
 };
 
-struct gw_seen {               /* what a group has told transfers */
+struct gw_seen {               /* the calls that a group has made to transfers */
     const struct group *group; /* NULL: free */
     bool connected, open;
 };
@@ -45,7 +45,7 @@ struct gw_node {
     bool client_away;   /* its member is not connected */
     bool met[GW_NODES]; /* in this life */
 
-    /* what its transport does */
+    /* what the fake transport does */
     bool refuses_create, refuses_connect, hangs, never_closes;
 
     struct gw_seen seen[GW_RANKS];
@@ -55,7 +55,7 @@ struct gw_world {
     struct gw_node nodes[GW_NODES];
     struct list letters;
     bool linked[GW_NODES][GW_NODES];
-    bool mute[GW_NODES][GW_NODES]; /* what the one says to the other never arrives */
+    bool mute[GW_NODES][GW_NODES]; /* messages from one node to the other never arrive */
 };
 
 struct gw_waiter {
@@ -70,13 +70,13 @@ void gw_fini(struct gw_world *world); /* ends what there is; nothing may be left
 /* ---- what happens ---- */
 
 bool gw_deliver_one(struct gw_world *world, unsigned from, unsigned to); /* false: nothing is on its way there */
-bool gw_vendor_one(struct gw_node *node);                                /* its transport does what is next; false: nothing */
-bool gw_turn(struct gw_node *node);     /* its loop turns: one deadline that is due at once; false: none is */
+bool gw_vendor_one(struct gw_node *node);                                /* the transport's next step; false: it has none */
+bool gw_turn(struct gw_node *node);     /* runs the loop for one deadline that is due; false: none is */
 bool gw_pass_one(struct gw_node *node); /* the next of its deadlines passes; false: it has none */
 void gw_quiet(struct gw_world *world);  /* all letters arrive and all transports do their work: no time passes */
 void gw_settle(struct gw_world *world); /* and deadlines pass, so many that whatever ends by itself has */
 
-void gw_cut(struct gw_world *world, unsigned a, unsigned b); /* the link is lost: what is on its way with it */
+void gw_cut(struct gw_world *world, unsigned a, unsigned b); /* the link is lost, with the messages in flight */
 void gw_mend(struct gw_world *world, unsigned a, unsigned b);
 void gw_dial(struct gw_world *world, unsigned a, unsigned b); /* not linked yet, and being dialled: before there is a group */
 void gw_kill(struct gw_world *world, unsigned index);         /* all its links are lost, and what it knew */

@@ -23,9 +23,9 @@ struct world_node {
     char listen[65];
     struct peers *peers; /* NULL: not running */
     struct owner_work *owner_work;
-    bool frozen; /* its loop does not turn */
+    bool frozen; /* its loop does not run */
 
-    /* What its callbacks saw. */
+    /* What the callbacks received. */
     unsigned n_up, n_down, n_failed, n_boot_changed, n_frames;
     struct peer *peer;    /* of the last callback */
     struct rdt_error why; /* of the last on_down */

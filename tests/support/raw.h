@@ -23,7 +23,7 @@ void raw_connect(struct raw *raw, const char *socket); /* says nothing yet */
 void raw_hello(struct raw *raw);                       /* and checks the answer */
 void raw_close(struct raw *raw);
 
-/* As many bytes as the socket takes within LONG; false: the daemon has closed. */
+/* Sends as many bytes as the socket takes within LONG; false: the daemon has closed the connection. */
 bool raw_bytes(struct raw *raw, const void *bytes, size_t n);
 
 /* A frame with the true length; fds are borrowed. Returns its id. */

@@ -133,7 +133,7 @@ static void make_flags(struct test_node *node, const struct node_options *option
     add_flag(flags, "--state-dir=%s", node->state_dir);
     add_flag(flags, "--backend-dir=%s", options->no_backend_dir ? "" : build_path("backends"));
     add_flag(flags, "--log-level=%s", options->log ? options->log : "info");
-    add_flag(flags, "--pool-idle=100ms"); /* what is kept holds descriptors, and every test counts them at its end */
+    add_flag(flags, "--pool-idle=100ms"); /* cached memory holds descriptors, and every test counts them at its end */
     if (options->loopback)
         add_flag(flags, "--backend=%s", build_path("tests/rdt_loopback.so"));
     if (options->listen)

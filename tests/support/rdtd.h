@@ -52,10 +52,10 @@ struct test_node {
     char uuid[33];    /* in hex */
     uint8_t uuid_bytes[16];
     unsigned fds;     /* when it was ready and nobody was connected */
-    unsigned own_fds; /* of the test at that time */
+    unsigned own_fds; /* the test's own descriptors at that time */
 };
 
-/* What STATUS answers. Its own connection is not counted. */
+/* The answer of STATUS, without the connection that asks. */
 struct node_status {
     char state[16];
     uint64_t objects, regions, memory_bytes, memory_limit_bytes, pool_bytes, pool_hits, cached_bytes, cache_hits,

@@ -63,7 +63,7 @@ static void flush_out(struct rogue_peer *rogue_peer)
     }
 }
 
-/* ---- what comes ---- */
+/* ---- receiving ---- */
 
 static void take(struct rogue_peer *rogue_peer, const struct frame *frame)
 {
@@ -138,7 +138,7 @@ void rogue_peer_listen(struct rogue_peer *rogue_peer, int timeout_ms)
     }
 }
 
-/* ---- what goes ---- */
+/* ---- sending ---- */
 
 static void name_number(const uint64_t *asked, unsigned n, uint64_t *number)
 {

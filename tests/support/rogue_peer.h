@@ -29,7 +29,7 @@ struct rogue_peer {
     struct tls tls;
     bool secure; /* the handshake is over */
     struct frame_reader reader;
-    struct { /* what came, by type: how many, and the latest of them */
+    struct { /* received messages by type: how many, and the latest */
         unsigned n;
         uint8_t *payload;
         size_t bytes;
@@ -49,7 +49,7 @@ void rogue_peer_listen(struct rogue_peer *rogue_peer, int timeout_ms);
  * asked with become the real ones. */
 void rogue_peer_say(struct rogue_peer *rogue_peer, uint16_t type, uint8_t flags, const uint8_t *payload, size_t n, bool known);
 
-/* The same with a message that is whole. */
+/* The same with a complete message. */
 void rogue_peer_send(struct rogue_peer *rogue_peer, uint16_t type, const ProtobufCMessage *message);
 
 /* A header that claims so many bytes, and the first few of them. */

@@ -11,7 +11,7 @@ enum thing_kind { THING_FIELD, THING_END, THING_VALUE };
 struct thing {
     enum thing_kind kind;
     const char *name;
-    long offset; /* of a field; the size of a struct at its end; a constant's value */
+    long offset; /* the offset of a field, the size of a struct, or the value of a constant */
     size_t bytes;
 };
 

@@ -55,7 +55,7 @@ static void on_failed(void *conn_ctx, enum rdt_status status, const char *msg)
         core.conn_failed(conn_ctx, status, msg);
 }
 
-/* As a device would that nobody stopped. */
+/* Like a device that nobody stopped. */
 static void *write_late(void *addr)
 {
     for (unsigned i = 0; i < 200; i++) {

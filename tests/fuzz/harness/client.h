@@ -49,7 +49,7 @@ enum {
 void fuzz_client_say(struct fuzz_client *client, uint16_t type, uint8_t flags, const uint8_t *payload, size_t n, unsigned kinds,
                      bool known);
 
-/* The same with `known`, for requests that another node answers: waits for those only that concern nobody but the daemon. */
+/* The same with `known`, for requests that another node answers. Waits only for requests that the daemon answers alone. */
 void fuzz_client_tell(struct fuzz_client *client, uint16_t type, const uint8_t *payload, size_t n, unsigned kinds);
 
 #endif

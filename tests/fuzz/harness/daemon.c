@@ -224,7 +224,7 @@ static void *ask(uint16_t type, const ProtobufCMessage *message, const ProtobufC
     return protobuf_c_message_unpack(reply_type, NULL, frame.length, frame.payload);
 }
 
-/* What outlives its client by right (detached objects) or by its nature (those of names) is freed by force. */
+/* Frees by force the objects that outlive their client: detached objects and those of names. */
 static void free_objects(void)
 {
     Rdt__Pb__List list = RDT__PB__LIST__INIT;

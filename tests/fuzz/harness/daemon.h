@@ -14,7 +14,7 @@
 void fuzz_daemon_start(bool with_link);
 
 extern char fuzz_daemon_key[64]; /* path of the key file */
-uint16_t fuzz_daemon_port(void); /* of its peer link */
+uint16_t fuzz_daemon_port(void); /* the port of its peer link */
 
 /* poll(), and meanwhile the daemon's loop turns. Without fds it waits until something happens there. */
 int fuzz_daemon_poll(struct pollfd *fds, nfds_t n, int timeout_ms);

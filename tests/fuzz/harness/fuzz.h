@@ -16,7 +16,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
-/* What a parser promises, checked. */
+/* Checks what a parser promises. */
 #define fuzz_must(condition)                                                        \
     do {                                                                            \
         if (!(condition)) {                                                         \

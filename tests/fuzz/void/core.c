@@ -189,7 +189,7 @@ enum rdt_status void_pack_key(void *transport, void *registration, uint8_t key[R
 void void_cancel(void *conn, struct rdt_op *op)
 {
     (void)conn;
-    (void)op; /* it has been done, and is on its way to be told */
+    (void)op; /* it is done, and its report is on the way */
 }
 
 const char *const void_memory_kinds[] = {"host", NULL};

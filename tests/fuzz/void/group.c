@@ -4,7 +4,7 @@
 
 #include "tests/fuzz/void/core.h"
 
-struct party { /* one rank of a group; the others are as a connection */
+struct party { /* one rank of a group; the other ranks are connections */
     struct conn conn;
     bool connected;
 };
@@ -68,7 +68,7 @@ static void group_destroy(void *group)
 static enum rdt_status post_broadcast(void *group, uint32_t root, struct rdt_op *op, struct rdt_error *err)
 {
     (void)root;
-    return void_post_write(group, op, err); /* none of them is the root's: it fetches nothing of its own by a broadcast */
+    return void_post_write(group, op, err); /* none of them is the root's, which receives nothing by its own broadcast */
 }
 
 static const struct rdt_transport_ops ops = {

@@ -67,7 +67,7 @@ static void ctl_start(struct program *started, const char *words)
     program_start(started, argv, NULL);
 }
 
-/* What it printed, as JSON and nothing else. */
+/* Returns the output of the command, which must be JSON and nothing else. */
 static json_t *ctl_json(int expected, const char *words)
 {
     char with_json[1024];

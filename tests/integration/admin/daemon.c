@@ -76,7 +76,7 @@ Test(daemon, sockets_that_are_passed_are_served)
     int fds[] = {listen_at(paths[0], SOCK_STREAM), listen_at(paths[1], SOCK_STREAM), -1};
     struct actor actors[2];
 
-    for (unsigned i = 0; i < 2; i++) { /* who comes before the daemon waits for it */
+    for (unsigned i = 0; i < 2; i++) { /* a client that connects before the daemon runs waits for it */
         actor_start(&actors[i], knock, (void *)(uintptr_t)paths[i]);
         actor_await(&actors[i]);
     }
@@ -200,7 +200,7 @@ Test(daemon, second_signal_hurries)
     node_check_log(&node, NULL);
 }
 
-/* Nobody can put any more: to wait for a put would be to wait for nothing. */
+/* No put can arrive any more, so the daemon does not wait for those who wait for a put. */
 Test(daemon, sigterm_does_not_wait_for_puts_that_cannot_come)
 {
     const char *flags[] = {"--drain-timeout=1h", NULL};
@@ -468,7 +468,8 @@ Test(daemon, plugin_that_is_none_is_named)
     refuses_to_start(&(struct node_options){.flags = flags}, 1, "librdt.so");
 }
 
-/* More clients than fds: those who do not fit wait or are refused, nobody who is served notices. */
+/* There are more clients than descriptors. Those that do not fit wait or are refused, and clients that are served are not
+ * affected. */
 Test(daemon, running_out_of_fds_harms_nobody_served)
 {
     const char *declared[] = {"cannot accept", "(pid ", NULL};

@@ -60,11 +60,11 @@ static void expect_none(rdt *conn)
 {
     struct rdt_event event;
 
-    must_ok(rdt_ping(conn, LONG, &err)); /* what was to come is there */
+    must_ok(rdt_ping(conn, LONG, &err)); /* all expected events have arrived */
     must_be(RDT_TIMED_OUT, rdt_next_event(conn, 0, &event, &err));
 }
 
-/* ---- what is told ---- */
+/* ---- which events are reported ---- */
 
 Test(watch, life_of_an_object)
 {
@@ -278,7 +278,7 @@ static uint64_t unread_of_watcher(void)
 
 #define MANY 10000u
 
-Test(watch, who_never_reads_loses_events_and_holds_up_nobody)
+Test(watch, watcher_that_never_reads_loses_events_and_delays_nobody)
 {
     Rdt__Pb__Watch request = RDT__PB__WATCH__INIT;
     uint64_t sequence = 0, got = 0, lost = 0;
@@ -295,7 +295,7 @@ Test(watch, who_never_reads_loses_events_and_holds_up_nobody)
         must_ok(rdt_free(actor, &ref, false, &err));
     }
     cr_assert_lt(unread_of_watcher(), (uint64_t)3 << 19, "its queue is bounded");
-    while (sequence < 3 * MANY) { /* nothing happens any more: what was lost must be told all the same */
+    while (sequence < 3 * MANY) { /* nothing else happens; the lost events must be reported all the same */
         Rdt__Pb__Event *event;
         must(raw_next(&raw));
         must(raw.frame.type == RDT_EVENT_WATCHED && (raw.frame.flags & FRAME_EVENT));
@@ -316,7 +316,7 @@ Test(watch, who_never_reads_loses_events_and_holds_up_nobody)
     end();
 }
 
-Test(watch, who_takes_no_events_from_the_library_is_told_how_many)
+Test(watch, watcher_that_takes_no_events_learns_how_many_were_lost)
 {
     struct rdt_event event;
     uint64_t sequence = 0, got = 0, lost = 0;
@@ -361,7 +361,7 @@ Test(watch, fd_is_readable_while_there_are_events)
     must(poll(&fd, 1, 0) == 0);
     ref = put_one(actor, &VECTOR(RDT_U8, 5, "hello"), "o");
     must(poll(&fd, 1, (int)(LONG / MSEC)) == 1);
-    must_ok(rdt_ping(watcher, LONG, &err)); /* what was to come is there */
+    must_ok(rdt_ping(watcher, LONG, &err)); /* all expected events have arrived */
     must(poll(&fd, 1, 0) == 1);             /* read, and not taken */
     while (rdt_next_event(watcher, 0, &event, NULL) == RDT_OK)
         ;
@@ -440,7 +440,7 @@ static int watch_as_a_stranger(struct actor *self, void *arg)
                  event.uid);
         own += event.kind == RDT_KIND_OBJECTS && event.uid == STRANGER;
     }
-    must(event.sequence >= 3); /* "put" of what is shown, of the object and the name, came before */
+    must(event.sequence >= 3); /* the "put" events of the visible object and name came before */
     rdt_close(conn);
     return 0;
 }

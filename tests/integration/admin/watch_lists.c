@@ -67,7 +67,7 @@ static bool knows(const struct follower *one, unsigned k, uint64_t id, const cha
     return false;
 }
 
-/* Whether what was told up to now is what the lists show now. */
+/* Whether the events so far give what the lists show now. */
 static bool agrees(struct follower *one)
 {
     bool same = true;
@@ -82,7 +82,7 @@ static bool agrees(struct follower *one)
         request.kind = kinds[k].list;
         reply = (Rdt__Pb__ListReply *)raw_reply(&raw, raw_send(&raw, RDT_MSG_LIST, &request.base, NULL, 0),
                                                 &rdt__pb__list_reply__descriptor);
-        must_ok(rdt_ping(one->conn, LONG, &err)); /* what happened before is told */
+        must_ok(rdt_ping(one->conn, LONG, &err)); /* earlier events have been reported */
         while (rdt_next_event(one->conn, 0, &event, NULL) == RDT_OK)
             for (unsigned j = 0; j < KINDS; j++)
                 if (event.kind == kinds[j].kind)
@@ -117,7 +117,7 @@ static int put_and_wait(struct actor *self, void *arg)
     return 0;
 }
 
-Test(watch_lists, what_was_told_is_what_they_show)
+Test(watch_lists, events_give_what_the_lists_show)
 {
     static struct follower at[2];
     static char heap[MIB];
@@ -128,7 +128,7 @@ Test(watch_lists, what_was_told_is_what_they_show)
     char *addr;
 
 #define ALL_AGREE() wait_until(LONG, agrees(&at[0]) && agrees(&at[1]))
-/* What ends with a transfer ends when its node has heard of that. */
+/* The replica of a transfer ends when its node has been told. */
 #define ALL_AGREE_THAT(condition) wait_until(LONG, agrees(&at[0]) && agrees(&at[1]) && (condition))
     begin(2);
     follow(&at[0], &c.node[0]);

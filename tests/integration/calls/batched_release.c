@@ -58,7 +58,7 @@ static void drop(rdt_request **requests, unsigned n)
         rdt_request_destroy(requests[i]);
 }
 
-Test(batched_release, what_is_let_go_of_goes_when_it_is_pulled)
+Test(batched_release, uncork_sends_the_releases)
 {
     rdt_request *requests[N];
 
@@ -83,7 +83,7 @@ Test(batched_release, what_is_let_go_of_goes_when_it_is_pulled)
     end();
 }
 
-Test(batched_release, a_call_takes_it_along)
+Test(batched_release, next_call_sends_the_releases)
 {
     rdt_request *requests[N];
 
@@ -100,7 +100,7 @@ Test(batched_release, a_call_takes_it_along)
     end();
 }
 
-Test(batched_release, releases_and_drops_wait_as_well)
+Test(batched_release, releases_and_drops_are_batched)
 {
     struct rdt_ref own;
     rdt_object *object;
@@ -121,7 +121,7 @@ Test(batched_release, releases_and_drops_wait_as_well)
     end();
 }
 
-Test(batched_release, much_does_not_wait)
+Test(batched_release, many_releases_do_not_wait_for_uncork)
 {
     rdt_request *requests[100];
 
@@ -135,7 +135,7 @@ Test(batched_release, much_does_not_wait)
     end();
 }
 
-Test(batched_release, a_close_takes_it_along)
+Test(batched_release, close_sends_the_releases)
 {
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref detached;
@@ -177,7 +177,7 @@ static unsigned waiters(const struct rdt_ref *wanted)
     return rdt_stat(producer, wanted, &stat, NULL) == RDT_OK ? stat.waiters : 0;
 }
 
-Test(batched_release, a_wait_takes_it_along_whoever_reads_the_socket)
+Test(batched_release, wait_sends_the_releases_whichever_thread_reads)
 {
     struct rdt_ref late = ref_named("late"), own;
     pthread_t reads, waits;
@@ -207,7 +207,7 @@ static void *thaw_soon(void *ignored)
     return ignored;
 }
 
-Test(batched_release, what_meets_a_full_socket_goes_without_another_call)
+Test(batched_release, full_socket_delays_releases_but_no_other_call_is_needed)
 {
     static rdt_request *requests[1000];
     pthread_t thaws;
@@ -240,7 +240,7 @@ Test(batched_release, a_frozen_daemon_delays_a_thousand_releases_once)
     end();
 }
 
-Test(batched_release, none_is_none)
+Test(batched_release, cork_of_null_does_nothing)
 {
     rdt_cork(NULL);
     rdt_uncork(NULL);

@@ -66,7 +66,7 @@ static struct node_status status(void)
     return now;
 }
 
-Test(busy_poll, messages_that_follow_closely_are_looked_for)
+Test(busy_poll, daemon_polls_for_messages_that_follow_closely)
 {
     skip_on_one_processor();
     begin("1ms");
@@ -75,7 +75,7 @@ Test(busy_poll, messages_that_follow_closely_are_looked_for)
     end();
 }
 
-Test(busy_poll, none_is_looked_for_and_clients_are_told_not_to)
+Test(busy_poll, busy_poll_of_zero_polls_nowhere)
 {
     begin("0s");
     cr_assert_eq(told(), 0);
@@ -84,7 +84,7 @@ Test(busy_poll, none_is_looked_for_and_clients_are_told_not_to)
     end();
 }
 
-Test(busy_poll, default_is_told)
+Test(busy_poll, clients_learn_the_default)
 {
     begin(NULL);
     cr_assert_eq(told(), 50000);
@@ -138,10 +138,10 @@ Test(busy_poll, deadlines_and_others_are_served_beside_it)
     end();
 }
 
-Test(busy_poll, deadline_ends_a_look_at_a_daemon_that_is_silent)
+Test(busy_poll, deadline_ends_polling_for_a_silent_daemon)
 {
     begin("1ms");
-    pings(2000); /* it looks, where it has two processors */
+    pings(2000); /* the daemon polls if it has two processors */
     node_freeze(&node);
     must_be(RDT_TIMED_OUT, rdt_ping(conn, 300000, &err));    /* ns: before the look would be over */
     must_be(RDT_TIMED_OUT, rdt_ping(conn, 20 * MSEC, &err)); /* after it */

@@ -123,7 +123,7 @@ Test(coalescing, large_live_object_is_never_stale)
 /* ---- each fetch is its own ---- */
 
 /* While the owner's node stands still: the first asks, the second waits for its answer, the others join the second. */
-Test(coalescing, fetches_of_one_object_gather_and_end_apart)
+Test(coalescing, fetches_of_one_object_share_a_transfer_and_end_separately)
 {
     enum { N = 6 };
     rdt *conns[N];
@@ -172,7 +172,7 @@ Test(coalescing, fetches_of_one_object_gather_and_end_apart)
 }
 
 /* The first one's end, before it was answered, lets the next one ask. */
-Test(coalescing, end_of_the_first_lets_the_next_ask)
+Test(coalescing, end_of_the_first_fetch_lets_the_next_pull)
 {
     rdt *conns[3];
     rdt_request *requests[3];
@@ -202,7 +202,7 @@ Test(coalescing, end_of_the_first_lets_the_next_ask)
 }
 
 /* Their owner's end is everybody's failure, each with its own answer. */
-Test(coalescing, lost_owner_fails_all_that_gathered)
+Test(coalescing, lost_owner_fails_all_joined_fetches)
 {
     rdt *conns[4];
     rdt_request *requests[4];
@@ -327,7 +327,7 @@ Test(coalescing, samplers_of_one_node_pull_a_live_version_twice)
     check_samplers(false, 2);
 }
 
-/* Nobody gets an older version than was the newest when he asked, and nobody one that he has read. */
+/* No reader gets a version older than the newest one at the time of its request, or a version that it has read already. */
 struct follower {
     pthread_t thread;
     rdt *conn;

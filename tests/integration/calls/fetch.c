@@ -105,7 +105,7 @@ Test(fetch, another_actor_shares_live_memory)
     rdt_release(object);
     must_ok(rdt_free(conn, &ref, false, &err));
     must_ok(rdt_dealloc(conn, addr, &err));
-    must_ok(rdt_ping(reader, LONG, &err)); /* it hears that the region is gone */
+    must_ok(rdt_ping(reader, LONG, &err)); /* the reader learns that the region has ended */
     cr_assert_eq(msync(seen.data, 1, MS_ASYNC), -1, "still mapped");
     end();
 }
@@ -312,7 +312,7 @@ static void fetch_two(bool seen)
     must_ok(rdt_free(conn, &refs[0], false, &err));
     must_ok(rdt_free(conn, &later, false, &err));
     must_ok(rdt_dealloc(conn, addr, &err));
-    must_ok(rdt_ping(reader, LONG, &err)); /* it hears that the region is gone */
+    must_ok(rdt_ping(reader, LONG, &err)); /* the reader learns that the region has ended */
     cr_assert_eq(msync((char *)tensor.data - 4096, 1, MS_ASYNC), -1, "still mapped");
     rdt_request_destroy(requests[1]);
     end();
@@ -421,8 +421,8 @@ Test(fetch, equal_refs_share_one_transfer)
     end();
 }
 
-/* What is alone is served as it comes, what is repeated when all have started: each gets what it asked for, and what is
- * equal is one. */
+/* Single refs are served at once, repeated ones when all of the list have started. Each item gets its object, and equal
+ * refs share one transfer. */
 Test(fetch, equal_refs_in_a_long_list_share_and_others_do_not)
 {
     enum { N = 60 };
@@ -435,7 +435,7 @@ Test(fetch, equal_refs_in_a_long_list_share_and_others_do_not)
 
     begin(NULL);
     values = alloc_memory(conn, N * sizeof *values);
-    for (unsigned i = 0; i < N; i++) { /* of five: the same, another, one that is not there yet, two of their own */
+    for (unsigned i = 0; i < N; i++) { /* of five: an equal ref, a ref that is put later, three others */
         values[i] = i % 5 == 0 ? 0 : i % 5 == 2 ? 2 : i;
         refs[i] = i % 5 == 2 ? later : i > 0 && i % 5 == 0 ? refs[0] : put_one(conn, &VECTOR(RDT_U32, 1, &values[i]), NULL);
     }

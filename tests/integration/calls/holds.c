@@ -49,7 +49,7 @@ Test(holds, producer_frees_and_it_can_be_fetched_until_the_holder_lets_go)
     must(rdt_ref_equal(&held, &ref));
     must_ok(rdt_free(conn, &ref, false, &err));
     is_there(other, &ref, 1);
-    is_there(conn, &ref, 1); /* whoever may */
+    is_there(conn, &ref, 1); /* every client that may see the object can */
     must_be(RDT_TIMED_OUT, rdt_wait_freed(conn, &ref, 0, &err));
     rdt_request_destroy(hold);
     must_ok(rdt_wait_freed(conn, &ref, LONG, &err));
@@ -258,7 +258,7 @@ Test(holds, of_a_name_is_of_the_version_that_came)
     end(NULL);
 }
 
-/* Its bytes are still on their way: then the hold is taken when they are there. */
+/* While the object's bytes are still being copied, the hold waits until they are complete. */
 Test(holds, of_a_pending_object_comes_when_it_is_ready)
 {
     struct rdt_put_options options = RDT_INIT(options);
@@ -358,7 +358,7 @@ Test(holds, killed_holder_lets_go)
     end(NULL);
 }
 
-/* Nobody could fetch it any more: the memory goes though the holders have said nothing yet. */
+/* Nobody can fetch the object any more, so its memory is freed before the holders let go. */
 Test(holds, free_by_force_ends_them)
 {
     struct rdt_ref ref;
@@ -479,7 +479,7 @@ static void let_go(struct raw *raw, uint64_t request)
         raw_reply(raw, raw_send(raw, RDT_MSG_CANCEL_REQUEST, &cancel.base, NULL, 0), &rdt__pb__empty__descriptor), NULL);
 }
 
-/* One request twice; one that has no number; lets go twice, and of another's. */
+/* Sends a request twice and a request without a number, drops a hold twice, and drops a hold of another client. */
 Test(holds, request_is_one_hold_and_its_clients_own)
 {
     struct rdt_ref ref;
@@ -512,7 +512,7 @@ Test(holds, request_is_one_hold_and_its_clients_own)
     end(NULL);
 }
 
-/* It names nothing, or what cannot be. */
+/* The ref names nothing, or something that cannot exist. */
 Test(holds, of_nothing_is_refused)
 {
     Rdt__Pb__Hold request = RDT__PB__HOLD__INIT;

@@ -66,7 +66,7 @@ static void replies(struct raw *raw, uint64_t id, const ProtobufCMessageDescript
     protobuf_c_message_free_unpacked(raw_reply(raw, id, type), NULL);
 }
 
-/* ---- it is what was put ---- */
+/* ---- the object is what was put ---- */
 
 static void is_whole(const char *id, bool with_bytes)
 {
@@ -203,7 +203,7 @@ Test(large_requests, many_at_once_all_have_their_turn)
     end();
 }
 
-/* Its own large messages wait until it reads; another's do not wait for them. */
+/* The client's own large messages wait until it reads its answers; other clients' messages do not wait for them. */
 Test(large_requests, client_that_does_not_read_holds_nobody_up)
 {
     struct actor deaf;

@@ -289,11 +289,11 @@ Test(lifetime, free_leaves_it_to_readers)
     actor_send(&reader, &ref, sizeof ref);
     actor_await(&reader);
     must_ok(rdt_free(conn, &ref, false, &err));
-    must_be(RDT_FREED, rdt_free(conn, &ref, false, &err)); /* its hold is given back already */
+    must_be(RDT_FREED, rdt_free(conn, &ref, false, &err)); /* the producer has dropped its hold already */
     cr_assert_eq(holds_of(&ref), 2);
-    object = fetch_one(conn, &ref, RDT_FETCH_AUTO); /* who holds it keeps it for all */
+    object = fetch_one(conn, &ref, RDT_FETCH_AUTO); /* a reader that holds it keeps it for all */
     rdt_release(object);
-    must_ok(rdt_free(conn, &ref, true, &err)); /* by force nobody gets it any more */
+    must_ok(rdt_free(conn, &ref, true, &err)); /* after a forced free nobody gets it any more */
     must_be(RDT_FREED, try_fetch(conn, &ref, RDT_FETCH_AUTO, LONG, &object, &err));
     must_be(RDT_FREED, rdt_wait_put(conn, &ref, LONG, &err));
     must_be(RDT_TIMED_OUT, rdt_wait_freed(conn, &ref, 30 * MSEC, &err));
@@ -460,7 +460,7 @@ Test(lifetime, thousand_killed_clients_leave_nothing)
     wait_until(20 * SEC, (node_status(&node, &after), after.memory_bytes == before.memory_bytes)); /* given back off the loop */
     wait_until(20 * SEC, holds_of(&cycle.ref) == 1);
     node_expect_fds(&node, 3); /* the producer's socket and pidfd, its memory */
-    if (release)               /* sanitizers keep what was freed for a while */
+    if (release)               /* sanitizers keep freed memory for a while */
         cr_assert_lt(rss_of(node.pid), rss + 8 * MIB, "%zu bytes after %u clients, %zu after %u", rss_of(node.pid), cycles, rss,
                      warm);
     rdt_close(conn);

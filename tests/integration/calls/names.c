@@ -16,7 +16,7 @@ Test(names, each_publish_is_the_next_version)
         object = fetch_version(sampler, "weights", version - 1, version, (uint32_t)version);
         rdt_release(object);
     }
-    object = fetch_version(sampler, "weights", 0, 5, 5); /* who has read none gets the newest */
+    object = fetch_version(sampler, "weights", 0, 5, 5); /* a reader that has read none gets the newest */
     rdt_release(object);
     cr_assert_eq(publish_pattern(trainer, "other", 1), 1u);
     unpublish(trainer, "weights");
@@ -221,7 +221,7 @@ Test(names, stop_tells_those_who_wait)
     node_check_log(&node, NULL);
 }
 
-/* ---- what is refused ---- */
+/* ---- refusals ---- */
 
 Test(names, publishing_what_is_not_there_says_what_is_wrong)
 {
@@ -383,7 +383,7 @@ static int come_as_a_stranger(struct actor *self, void *arg)
     must_ok(rdt_ref_set_owner(conn, &name, "root", &err));
     must_ok(rdt_stat(conn, &name, &stat, &err));
     must_refuse(RDT_INVALID, "no user \"nobody at all\"", rdt_ref_set_owner(conn, &name, "nobody at all", &err));
-    name = name_ref("private", 0); /* nobody is told of this one */
+    name = name_ref("private", 0); /* nobody is notified of this version */
     must_be(RDT_TIMED_OUT, try_fetch(conn, &name, RDT_FETCH_AUTO, 20 * MSEC, &object, &err));
     must_ok(rdt_wait_put(conn, &shown, LONG, &err));
     must_refuse(RDT_DENIED, "may publish", rdt_publish(conn, "mine", &ref, NULL, NULL, &err));
@@ -392,7 +392,7 @@ static int come_as_a_stranger(struct actor *self, void *arg)
     rdt_release(object);
     must_ok(rdt_ref_from_name("private", 0, NULL, &name, &err)); /* the stranger's own name space has none */
     must_be(RDT_TIMED_OUT, try_fetch(conn, &name, RDT_FETCH_AUTO, 20 * MSEC, &object, &err));
-    must_ok(rdt_ref_from_name("later", 0, &ref, &name, &err)); /* waits for what is then published for others */
+    must_ok(rdt_ref_from_name("later", 0, &ref, &name, &err)); /* waits for a version that is then published for others */
     actor_step(self);
     object = fetch_one(conn, &name, RDT_FETCH_AUTO); /* the first version that is published for others */
     must(info_of(object).version == 2);
@@ -413,11 +413,11 @@ static int publish_with_a_lease(struct actor *self, void *arg)
     options.lease = true;
     must_ok(rdt_publish(conn, "weights", &ref, &options, NULL, &err));
     actor_step(self);
-    actor_await(self); /* it is killed here */
+    actor_await(self); /* the publisher is killed here */
     return 0;
 }
 
-Test(names, who_waits_hears_of_a_killed_publisher)
+Test(names, waiter_learns_of_a_killed_publisher)
 {
     struct actor publisher;
     struct rdt_ref later = name_ref("weights", 1), any = name_ref("weights", 0);

@@ -174,7 +174,7 @@ Test(put, metadata_comes_without_bytes_if_only_it_is_asked_for)
     cr_assert(tensor_of(object, 1).ndim == 2 && tensor_of(object, 1).shape[1] == 3 && !tensor_of(object, 1).data);
     rdt_object_info(object, &info);
     cr_assert(rdt_ref_equal(&info.ref, &ref));
-    must_ok(rdt_free(conn, &ref, false, &err)); /* what the fetch brought holds nothing */
+    must_ok(rdt_free(conn, &ref, false, &err)); /* the fetched metadata holds nothing */
     cr_assert_eq(objects_now(), 0);
     rdt_release(object);
     fetch.targets = targets;
@@ -270,7 +270,7 @@ Test(put, too_many_tensors_are_a_limit)
     end();
 }
 
-/* ---- what is refused ---- */
+/* ---- refusals ---- */
 
 static void refuses(struct rdt_tensor bad, enum rdt_status expected)
 {

@@ -207,7 +207,7 @@ Test(request, destroy_without_waiting_is_enough)
         rdt_request_destroy(requests[i]);
     wait_until(20 * SEC, nobody_waits_for("a"));
     wait_until(20 * SEC, memory_is(32 * MIB));
-    /* What rdt_close finds is given back too. */
+    /* rdt_close also releases what its unfinished requests have. */
     for (unsigned i = 0; i < 4; i++) {
         options.mode = RDT_FETCH_COPY;
         must_ok(rdt_fetch_start(reader, &ref, 1, &options, &requests[i], &err));
@@ -303,7 +303,7 @@ Test(request, fd_tells_that_the_daemon_is_gone)
 struct worker {
     pthread_t thread;
     unsigned number;
-    const char *failed; /* where, or NULL: Criterion's asserts belong to the main thread */
+    const char *failed; /* where the test failed, or NULL; only the main thread may use Criterion's asserts */
 };
 
 #define hold_or_leave(condition)         \
@@ -475,7 +475,7 @@ Test(request, stopped_daemon_ends_no_call_late_and_loses_nothing)
         must_be(RDT_TIMED_OUT, rdt_connect(&connect_options, &late, &err));
         cr_assert_null(object);
         cr_assert_null(late);
-        /* What says nothing of time returns at once. */
+        /* Calls without a deadline return at once. */
         fetch_options.timeout_ns = 0;
         must_ok(rdt_fetch_start(reader, &ref, 1, &fetch_options, &request, &err));
         rdt_cancel(request);
@@ -501,7 +501,7 @@ Test(request, stopped_daemon_ends_no_call_late_and_loses_nothing)
                rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.objects == before.objects + 1));
     wait_until(20 * SEC,
                rdt_ping(conn, LONG, NULL) == RDT_OK && (node_status(&node, &after), after.regions == before.regions + 1));
-    wait_until(20 * SEC, fds_of(node.pid) <= fds + 4); /* "a" and what is kept for the readers of live memory */
+    wait_until(20 * SEC, fds_of(node.pid) <= fds + 4); /* "a", and descriptors that are kept for readers of live memory */
     cr_assert_leq(fds_of(0), own_fds);
     end();
 }

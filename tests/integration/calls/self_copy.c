@@ -64,7 +64,7 @@ static void await(rdt_request *request)
     must_ok(rdt_wait(consumer, &request, 1, 1, LONG, NULL, NULL, &err));
 }
 
-Test(self_copy, bytes_are_private_and_told_as_any_copy)
+Test(self_copy, bytes_are_private_and_reported_like_any_copy)
 {
     const size_t bytes = 3 * MIB + 77;
     struct transfer_view view;
@@ -123,7 +123,7 @@ Test(self_copy, many_at_once_of_every_size_are_whole)
             memset(targets[i].data, 0, (size_t)shapes[i]);
             requests[i] = start_into(&refs[i], &targets[i]);
         }
-        for (uint32_t i = round; i < N; i += 7) /* what is cancelled disturbs nobody */
+        for (uint32_t i = round; i < N; i += 7) /* a cancelled fetch disturbs nobody */
             rdt_cancel(requests[i]);
         for (uint32_t i = 0; i < N; i++) {
             if (i >= round && (i - round) % 7 == 0) {

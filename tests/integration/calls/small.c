@@ -55,7 +55,7 @@ static struct rdt_ref put_small(size_t bytes, uint32_t seed, enum rdt_memory *ho
 
 TestSuite(small, .timeout = 120);
 
-Test(small, bytes_ride_both_ways)
+Test(small, bytes_travel_in_both_messages)
 {
     static const size_t sizes[] = {1, 63, 64, 65, 4096, 4097, INLINE_MAX - 1, INLINE_MAX};
     static const enum rdt_fetch_mode modes[] = {RDT_FETCH_AUTO, RDT_FETCH_COPY};

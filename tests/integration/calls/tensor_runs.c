@@ -186,7 +186,7 @@ static Rdt__Pb__FetchDone *next_done(struct raw *raw)
     return done;
 }
 
-Test(tensor_runs, who_does_not_say_that_it_reads_runs_is_told_each_tensor)
+Test(tensor_runs, client_without_runs_gets_each_tensor)
 {
     struct rdt_tensor *tensors;
     char *memory;
@@ -221,7 +221,7 @@ Test(tensor_runs, who_does_not_say_that_it_reads_runs_is_told_each_tensor)
 }
 
 /* The rogue_peer's hello says nothing of runs. */
-Test(tensor_runs, a_node_that_does_not_say_that_it_reads_runs_is_told_each_tensor)
+Test(tensor_runs, node_without_runs_gets_each_tensor)
 {
     static const char *const meant[] = {"is lost", "rogue_peer", "is down", NULL};
     Rdt__Pb__Pull pull = RDT__PB__PULL__INIT;
@@ -307,7 +307,7 @@ Test(tensor_runs, few_bytes_that_stand_for_very_much_are_refused)
     end(NULL);
 }
 
-/* As long as they wait for an object that nobody has put. */
+/* They are charged while the fetch waits for an object that nobody has put. */
 Test(tensor_runs, targets_in_runs_are_their_clients_share_of_the_heap)
 {
     struct claim claim;

@@ -132,7 +132,7 @@ Test(wait_before_put, wait_ends_with_the_daemon)
     rdt_close(conn);
 }
 
-/* RDT_NO_WAIT: what is there comes, however small the time is that other time-outs of a nanosecond would leave. */
+/* RDT_NO_WAIT returns objects that exist, although a time-out of one nanosecond would not. */
 Test(wait_before_put, fetch_that_does_not_wait_brings_what_is_there)
 {
     struct rdt_ref late = ref_named("late"), small, large;
@@ -156,7 +156,7 @@ Test(wait_before_put, fetch_that_does_not_wait_brings_what_is_there)
     end();
 }
 
-Test(wait_before_put, what_cannot_be_waited_for_is_refused)
+Test(wait_before_put, impossible_waits_are_refused)
 {
     struct rdt_ref nothing = {0};
     rdt_request *request;
@@ -179,7 +179,7 @@ Test(wait_before_put, dropped_hold_is_gone_without_waiting_for_the_answer)
     ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), "x");
     must_ok(rdt_drop(conn, &ref, &err));
     must_ok(rdt_wait_freed(conn, &ref, LONG, &err));
-    must_ok(rdt_drop(conn, &ref, &err)); /* nobody is told that there is nothing */
+    must_ok(rdt_drop(conn, &ref, &err)); /* nothing reports that the object has ended */
     must_ok(rdt_ping(conn, LONG, &err));
     must_be(RDT_INVALID, rdt_drop(conn, NULL, &err));
     end();

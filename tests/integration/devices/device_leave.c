@@ -4,7 +4,7 @@
 
 TestSuite(device_leave, .timeout = 100);
 
-#define HOST_BYTES (128 * 1024 * KIB) /* whose pages take a while */
+#define HOST_BYTES (128 * 1024 * KIB) /* allocating its pages takes a while */
 
 /* The fetch names a device, but allocates host memory first, so the kind has no memory in use yet. */
 Test(device_leave, kind_that_a_fetch_is_about_to_use_is_not_unloaded)

@@ -57,7 +57,7 @@ static void begin(void)
     }
 }
 
-/* What a call may come to when memory is short somewhere on its way. */
+/* The statuses that a call may return when an allocation fails. */
 static void bears(const char *what, enum rdt_status status, const struct rdt_error *err)
 {
     switch (status) {
@@ -66,7 +66,7 @@ static void bears(const char *what, enum rdt_status status, const struct rdt_err
     case RDT_DISCONNECTED:
     case RDT_PEER_LOST:
     case RDT_TRANSPORT:
-    case RDT_NO_PATH:    /* its transport's connection could not be made: the sentence says so */
+    case RDT_NO_PATH:    /* the transport could not connect, and the sentence says so */
     case RDT_OWNER_DIED: /* the owner's connection was ended */
         return;
     default:
@@ -159,7 +159,7 @@ static bool put(rdt *conn, size_t bytes, bool in_place, uint32_t flags, struct r
     return status == RDT_OK;
 }
 
-/* One of everything. */
+/* Makes every call once. */
 static void use(void)
 {
     rdt *owner = connect_to(0), *reader = connect_to(1);
@@ -181,7 +181,7 @@ static void use(void)
             (void)fetch_and_look(reader, &small, RDT_FETCH_AUTO, SMALL, false);
             (void)fetch_and_look(owner, &small, RDT_FETCH_AUTO, SMALL, true);
         }
-        if (put(owner, LARGE, false, RDT_PUT_SNAPSHOT, &ref)) { /* which comes with its memory */
+        if (put(owner, LARGE, false, RDT_PUT_SNAPSHOT, &ref)) { /* a put with a sealed memfd */
             (void)fetch_and_look(owner, &ref, RDT_FETCH_COW, LARGE, false);
             bears("free", rdt_free(owner, &ref, false, &err), &err);
         }

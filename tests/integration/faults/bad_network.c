@@ -123,7 +123,7 @@ static struct rdt_ref reach(enum step step, size_t bytes, uint32_t seed)
     start_fetch(1, &ref, bytes, seed, LONG);
     if (step == PARKED)
         await_transfer(&c.node[0], "out", "parked");
-    else if (step != HELD && bytes == SMALL) /* its bytes come with the answer; the witness is the other one */
+    else if (step != HELD && bytes == SMALL) /* its bytes are in the answer; the other object is the witness */
         wait_until(10 * SEC, incoming(1, NULL) > 1);
     else if (step != HELD)
         wait_until(10 * SEC, incoming(1, "moving") > 0);
@@ -178,7 +178,7 @@ static void check_half_open(enum badcable_way way, enum step step, size_t bytes,
     must_be_told(witness, struck);
     if (step != HELD) {
         uint64_t may = MAY(RDT_PEER_LOST);
-        if (step != PARKED) /* it may be over already */
+        if (step != PARKED) /* the fetch may have ended already */
             may |= MAY(RDT_OK);
         if (step == MOVING || step == WAITING_FREED) /* the transport may notice before the link does */
             may |= bytes > SMALL ? MAY(RDT_TRANSPORT) : 0;
@@ -187,12 +187,12 @@ static void check_half_open(enum badcable_way way, enum step step, size_t bytes,
         must_end(1, AGENT_ITEMS, may);
         must_be_within(struck, 4 * SEC);
     }
-    if (step == WAITING_FREED) { /* its reader is lost, so nobody reads */
+    if (step == WAITING_FREED) { /* its reader is lost */
         must_end(0, 1, MAY(RDT_OK));
         must_be_within(struck, 4 * SEC);
     }
     wait_until(5 * SEC, at_rest(0) && at_rest(1));
-    start_simple(1, AGENT_LOOK, &ref, false); /* what was delivered is right, and nothing is written any more */
+    start_simple(1, AGENT_LOOK, &ref, false); /* delivered bytes are right, and nothing writes to them any more */
     must_end(1, 0, MAY(RDT_OK));
     bystander_round(&c, 6);
     badcable_heal(&cable);
@@ -267,8 +267,8 @@ Test(bad_network, nodes_meet_on_bad_cable)
     end(expected_warnings);
 }
 
-/* Whoever dials hears nothing, or is not heard. Either way each end can be asked, says what is wrong, and
- * finds the other one when it can. */
+/* A node that dials gets no answer, or its messages are lost. In both cases each end answers requests, says what is wrong,
+ * and connects as soon as it can. */
 static void check_dead_from_start(enum badcable_way way)
 {
     begin(2, BY_INLINE, SEC, false);

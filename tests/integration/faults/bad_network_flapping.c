@@ -4,7 +4,7 @@
 
 TestSuite(bad_network_flapping, .timeout = 280);
 
-#define FLAPPING_MS 9000 /* in all */
+#define FLAPPING_MS 9000 /* the duration of one run */
 
 static bool is_typed(enum rdt_status status)
 {
@@ -41,7 +41,7 @@ static void check_flapping(enum carrier by, int64_t timeout, unsigned flap_ms)
         for (unsigned i = 0; i < 2; i++)
             start_fetch(i, &ref[1 - i], bytes, round, deadline);
         for (unsigned i = 0; i < 2; i++) {
-            agent_report(&agents[i], &report); /* which looks at every byte */
+            agent_report(&agents[i], &report); /* the agent checks every byte */
             for (unsigned k = 0; k < AGENT_ITEMS; k++) {
                 must_say(is_typed(report.status[k]), "round %u, %s, call %u: %s: %s", round, agents[i].name, k,
                          rdt_status_name(report.status[k]), report.msg[k]);
@@ -62,7 +62,7 @@ static void check_flapping(enum carrier by, int64_t timeout, unsigned flap_ms)
     if (peer_timeout < (int64_t)flap_ms * MSEC) /* else TCP may mend it all */
         must_say(ended[0] > 0, "nobody noticed, %u fetches came", ended[1]);
     badcable_heal(&cable);
-    wait_until(10 * SEC, at_rest(0) && at_rest(1)); /* what cannot be stopped takes its connection down, and others on it */
+    wait_until(10 * SEC, at_rest(0) && at_rest(1)); /* rebuilding a connection ends its other operations too */
     cluster_meet(&c);
     check_calls(by, 2);
     end(expected_warnings);

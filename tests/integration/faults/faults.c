@@ -67,7 +67,7 @@ static int read_twice(struct actor *self, void *arg)
     report.elapsed_ns = now_ns() - start;
     look(&report, &plain, direct);
     actor_send(self, &report, sizeof report);
-    actor_await(self); /* somebody may have died meanwhile: what was delivered stays */
+    actor_await(self); /* a process may have died meanwhile; delivered bytes stay */
     look(&report, &plain, direct);
     actor_send(self, &report, sizeof report);
     for (unsigned i = 0; i < 2; i++)
@@ -178,7 +178,7 @@ static void reach(struct scene *scene)
         put_now(scene);
         wait_until(10 * SEC, outgoing_in("offered") + outgoing_in("sending") == 2);
         break;
-    case RESERVING: /* as far as can be seen: it may be over before one looks */
+    case RESERVING: /* if the test sees it: the step may be over before the test looks */
         put_now(scene);
         set_faults("delay_ms=100\n");
         actor_start(&scene->busy, keep_pool_busy, NULL);
@@ -233,7 +233,7 @@ static void strike(struct scene *scene)
         else
             actor_freeze(actor);
     }
-    for (unsigned i = 0; i < 2; i++) /* who only held the step goes on */
+    for (unsigned i = 0; i < 2; i++) /* the process that only kept the step open goes on */
         if (scene->held[i])
             node_thaw(&c.node[i]);
 }
@@ -286,7 +286,7 @@ static void producer_struck(struct scene *scene)
 {
     bystander_round(&c, 3);
     if (scene->signal == SIGSTOP) {
-        if (scene->step == PARKED) { /* nobody puts meanwhile */
+        if (scene->step == PARKED) { /* no object is put meanwhile */
             must(outgoing_in("parked") == 2);
             actor_thaw(&scene->producer);
             put_now(scene);
@@ -352,7 +352,7 @@ static void check_boot(const struct scene *scene)
                  view.boot_id, scene->boot_id);
 }
 
-/* Actors leave, whoever of them is left. */
+/* Ends the actors that are left. */
 static void leave(struct scene *scene)
 {
     bool reader_died = scene->victim == READER && scene->signal == SIGKILL;
@@ -458,7 +458,7 @@ Test(faults, owners_node_frozen)
     check_all_steps(OWNERS_NODE, SIGSTOP);
 }
 
-/* What is read and not sent: only the moving differs. */
+/* One-sided reads: only the step MOVE differs. */
 Test(faults, one_sided_killed_while_moving)
 {
     begin(2, "one");

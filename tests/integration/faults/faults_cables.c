@@ -5,7 +5,7 @@
 
 TestSuite(faults_cables, .timeout = SUITE_SECONDS(280));
 
-/* Tiny chunks, one at a time: what is large takes long, however fast the cable. */
+/* Tiny chunks, one at a time, so that a large transfer takes long even on a fast cable. */
 static void begin_cables(void)
 {
     static const char *const flags[] = {"--peer-timeout=3s",

@@ -183,7 +183,7 @@ Test(keeper, nonsense_ends_one_connection_only)
     keeper_stop(&keeper, SIGTERM);
 }
 
-/* It fetches again and again, and reads nothing. */
+/* The client sends FETCH again and again, and reads nothing. */
 Test(keeper, one_that_does_not_read_holds_up_nobody)
 {
     enum { HELD = 2000 };

@@ -14,7 +14,7 @@ TestSuite(quiesce, .timeout = 240);
 
 #define CHUNK ((size_t)64 << 10)
 #define BYTES (40 * CHUNK)
-#define LATE_BYTE 0xee /* what the transport writes late */
+#define LATE_BYTE 0xee /* the pattern of late writes */
 
 static struct cluster c;
 static rdt *owner, *reader; /* clients of node 0 and of node 1 */
@@ -114,7 +114,7 @@ static bool loopback_stands(void)
            view.loopback;
 }
 
-/* What is allocated now is never written by anybody else. */
+/* Newly allocated memory is never written by anybody else. */
 struct innocent {
     uint8_t *fresh; /* rdt_alloc'ed after the give-up */
     struct canary plain;
@@ -350,12 +350,12 @@ static void check_isolation(const char *sided)
     innocent_begin(&innocent);
 
     wait_until(10 * SEC, node_log_has(&c.node[1], "taken down and rebuilt"));
-    must_be(RDT_TIMED_OUT, rdt_wait_freed_range(reader, memory, BYTES, 100 * MSEC, &err)); /* it still closes */
+    must_be(RDT_TIMED_OUT, rdt_wait_freed_range(reader, memory, BYTES, 100 * MSEC, &err)); /* the connection still closes */
     must_ok(rdt_wait_freed_range(reader, memory, BYTES, LONG, &err));
-    /* It was on that connection. */
+    /* The other transfer was on that connection. */
     must_refuse(RDT_TRANSPORT, "aborted transfer do", rdt_wait(reader, &neighbour, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(neighbour);
-    must_ok(rdt_wait(reader, &elsewhere, 1, 1, LONG, NULL, NULL, &err)); /* it was not */
+    must_ok(rdt_wait(reader, &elsewhere, 1, 1, LONG, NULL, NULL, &err)); /* it was on another connection */
     must_ok(rdt_request_take_object(elsewhere, &object, &err));
     must(holds_pattern(tensor_of(object, 0).data, BYTES, 3));
     rdt_release(object);

@@ -5,7 +5,7 @@
 
 TestSuite(recovery, .timeout = SUITE_SECONDS(240));
 
-/* ---- what comes back ---- */
+/* ---- objects that survive ---- */
 
 static const struct {
     const char *id;
@@ -283,7 +283,7 @@ Test(recovery, new_keeper_gets_everything_from_the_daemon)
     end();
 }
 
-/* It does not read, so what it should have waits in the daemon; nobody who puts and frees waits for it. */
+/* The keeper does not read, so descriptors for it wait in the daemon. Clients that put and free do not wait. */
 Test(recovery, frozen_keeper_holds_up_nobody_and_gets_everything_when_it_goes_on)
 {
     enum { MANY = 700 };

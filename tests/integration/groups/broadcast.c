@@ -13,7 +13,7 @@ TestSuite(broadcast, .timeout = 240);
 
 static const char *const with_losses[] = {KILLED};
 
-#define PATIENT "--quiesce-grace=20s" /* what was given up comes to rest, however late */
+#define PATIENT "--quiesce-grace=20s" /* cancelled operations end, however late */
 
 static void begin_with(unsigned n, const char *grace)
 {
@@ -72,7 +72,7 @@ static struct rdt_ref put_snapshot(rdt *conn, size_t bytes, uint32_t seed)
     return ref;
 }
 
-/* What the client reads is right, and comes from a copy of its node. */
+/* The client reads the right bytes, and from a replica on its node. */
 static void read_copy(rdt *conn, const struct rdt_ref *ref, size_t bytes, uint32_t seed, const char *path)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
@@ -281,7 +281,7 @@ Test(broadcast, copy_that_a_node_may_not_keep_names_it)
     ref = put_snapshot(actor_of[0], 2 * MIB, 1);
     must_be(RDT_LIMIT, broadcast(0, &ref, "g", &why));
     must_say(strstr(why.msg, "replicas_max") && strstr(why.msg, c.node[2].address), "%s", why.msg);
-    read_copy(actor_of[1], &ref, 2 * MIB, 1, "local/share"); /* that one has it all the same */
+    read_copy(actor_of[1], &ref, 2 * MIB, 1, "local/share"); /* that node has the replica all the same */
     must(copies_of(&ref) == 1);                              /* and nobody is sent to the other for it */
     must_ok(rdt_free(actor_of[0], &ref, false, &err));
     finish("g", NULL);
@@ -314,8 +314,8 @@ Test(broadcast, deadline_and_cancel_release_the_caller_and_leave_nothing)
     finish("g", NULL);
 }
 
-/* Who fetches the object while it comes by a broadcast that is given up gets it all the same: by the path
- * that it would have taken alone. */
+/* A client that fetches the object during a broadcast gets it although the broadcast is given up, by the path that the
+ * fetch would have taken alone. */
 static void fetch_survives(bool stream)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
@@ -334,7 +334,7 @@ static void fetch_survives(bool stream)
     await_engine(&c.node[1]);
     options.timeout_ns = LONG;
     must_ok(rdt_fetch_start(actor_of[1], &ref, 1, &options, &fetch, &err));
-    must_ok(rdt_ping(actor_of[1], LONG, &err)); /* it has joined */
+    must_ok(rdt_ping(actor_of[1], LONG, &err)); /* the fetch has joined the broadcast */
     rdt_request_destroy(request);
     must_ok(rdt_wait(actor_of[1], &fetch, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(fetch);
@@ -407,7 +407,7 @@ static bool asks_again_late(const struct rdt_ref *there)
     return peer_seen(&c.node[0], &c.node[2], &view) && view.retry_in_ns > 1500 * MSEC;
 }
 
-/* It is ready as soon as its coordinator has the node back: what this one knew of it before does not count. */
+/* The group is ready as soon as its coordinator is connected to the node again, whatever this node knew of it before. */
 Test(broadcast, ready_group_reaches_a_node_that_is_back)
 {
     struct rdt_ref ref, there, known;
@@ -436,7 +436,7 @@ Test(broadcast, ready_group_reaches_a_node_that_is_back)
     finish("g", with_losses);
 }
 
-/* Cancelled at all moments, together: the group stays, and what comes next is right. */
+/* Broadcasts are cancelled at all moments. The group stays, and the next broadcast is right. */
 Test(broadcast, cancelled_at_any_moment_by_gloo)
 {
     enum { ROUNDS = 40 };
@@ -477,8 +477,8 @@ static void begin_with_broadcasts(const char *const *flags, const char *const *f
                                            .env_of = {env, env, env}});
 }
 
-/* What the root has posted cannot be taken back: its memory is held until the group is formed anew. */
-Test(broadcast, what_was_given_up_comes_to_rest_though_nothing_moves)
+/* The root cannot take back what it has posted, so its memory stays in quarantine until the group is formed again. */
+Test(broadcast, cancelled_operations_end_although_nothing_moves)
 {
     struct rdt_ref ref;
 

@@ -63,7 +63,7 @@ Test(gloo, cancels_and_deadlines_touch_nothing_else)
 
     if (!is_built())
         return;
-    begin_with(2, "--chunk=64KiB", "--quiesce-grace=20s"); /* what was given up comes to rest, however late */
+    begin_with(2, "--chunk=64KiB", "--quiesce-grace=20s"); /* cancelled operations end, however late */
     must_ok(form(actor_of[0], "g", 2, &err));
     for (unsigned i = 0; i < 2; i++)
         refs[i] = put_pattern(actor_of[i], NULL, 8 * MIB, i);
@@ -107,7 +107,7 @@ Test(gloo, killed_node_takes_it_down_and_it_comes_back)
     must_refuse(RDT_NO_PATH, "group g is down", fetch_by(actor_of[1], &ref, "gloo", NULL, &object, &err));
     rdt_close(actor_of[2]);
     cluster_restart(&c, 2);
-    cluster_meet(&c); /* nobody waits for his next try */
+    cluster_meet(&c); /* the test does not wait for the next attempt */
     actor_of[2] = node_client(&c.node[2], "a2");
     for (unsigned i = 0; i < 3; i++)
         await_group(i, "g", "ready", 0);

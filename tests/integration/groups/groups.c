@@ -50,7 +50,7 @@ Test(groups, fetch_both_ways_between_all_ranks)
     end_groups(NULL);
 }
 
-/* Whoever may form groups could fill the log otherwise. */
+/* Otherwise a user who may form groups could fill the log. */
 Test(groups, user_who_forms_groups_writes_no_line_of_the_log_for_each)
 {
     begin(2);
@@ -419,7 +419,7 @@ Test(groups, lost_node_fails_what_moves_and_comes_back_under_a_new_epoch)
     must_refuse(RDT_NO_PATH, "group g is down", fetch_by(actor_of[1], &ref, by, NULL, &object, &err));
     rdt_close(actor_of[2]);
     cluster_restart(&c, 2);
-    cluster_meet(&c); /* nobody waits for his next try */
+    cluster_meet(&c); /* the test does not wait for the next attempt */
     actor_of[2] = node_client(&c.node[2], "a2");
     for (unsigned i = 0; i < 3; i++)
         await_group(i, "g", "ready", 0);
@@ -487,7 +487,7 @@ Test(groups, destroyed_in_use_fails_what_moves)
     end_groups(rebuilt);
 }
 
-/* What it waits for then, a group that is formed anew, will not come. */
+/* The fetch waits for a group that is formed again, which will not happen. */
 Test(groups, destroyed_while_memory_is_made_ready_is_not_waited_for)
 {
     enum { BYTES = 256 << 20 };

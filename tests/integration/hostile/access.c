@@ -121,9 +121,9 @@ static int try_everything(struct actor *self, void *arg)
     must_be(RDT_DENIED, rdt_free(stranger, &ref, false, &err));
     must_be(RDT_DENIED, rdt_free(stranger, &ref, true, &err));
     hides_the_id_of(stranger, &ref);
-    ref.generation = 0; /* whatever is under that name of that owner */
+    ref.generation = 0; /* the object with that name of that owner */
     hides_that_it_exists(stranger, &ref);
-    bare = ref_named("w"); /* in the stranger's own name space there is none */
+    bare = ref_named("w"); /* the stranger's own name space has none */
     must_be(RDT_NOT_FOUND, rdt_stat(stranger, &bare, &stat, &err));
     must_be(RDT_TIMED_OUT, try_fetch(stranger, &bare, RDT_FETCH_AUTO, 50 * MSEC, &object, &err));
     must_ok(rdt_put(stranger, NULL, 0,
@@ -139,8 +139,8 @@ static int try_everything(struct actor *self, void *arg)
     return 0;
 }
 
-/* It waits for an id of another owner's before anything is there, and again while something hidden is there: it gets the
- * first object that is shown to it. */
+/* A client waits for an id of another owner before an object exists, and again while a hidden object exists. It gets the
+ * first object that it may see. */
 static int wait_early(struct actor *self, void *arg)
 {
     rdt_request *late;
@@ -197,7 +197,7 @@ Test(access, owners_object_is_denied_to_others)
     node_end(&node, NULL);
 }
 
-Test(access, who_waits_gets_the_first_object_that_is_shown)
+Test(access, waiter_gets_the_first_object_that_it_may_see)
 {
     struct actor actor;
     struct rdt_ref ref;
@@ -445,7 +445,7 @@ Test(access, region_with_other_bytes_is_copied_not_shared)
     node_end(&node, NULL);
 }
 
-/* ---- lists, and what is another client's ---- */
+/* ---- lists, and things of other clients ---- */
 
 static uint64_t count_rows(rdt *client, Rdt__Pb__ListKind kind)
 {
@@ -517,7 +517,7 @@ Test(access, lists_show_what_is_visible)
 }
 
 /* Numbers of another session's things, guessed. */
-Test(access, guessed_numbers_of_other_sessions_are_nothing)
+Test(access, numbers_of_other_sessions_are_not_found)
 {
     Rdt__Pb__Release release = RDT__PB__RELEASE__INIT;
     Rdt__Pb__ReleaseRegion region = RDT__PB__RELEASE_REGION__INIT;

@@ -44,7 +44,7 @@ static void write_map(int proc, const char *name, const char *text)
     (void)close(fd);
 }
 
-/* As root: a root folder of its own that holds only /run. Then as nobody in particular: namespaces, uid 0 inside. */
+/* First as root: a root folder that holds only /run. Then as an ordinary user: namespaces, with uid 0 inside. */
 static void enter_container(void)
 {
     char root[256], run[272];

@@ -77,7 +77,7 @@ Test(hostile_close, lingering_socket_in_a_request_delays_nobody, .timeout = 120)
     end();
 }
 
-/* Nobody reads the descriptors behind what breaks the protocol: closing the connection closes them. */
+/* The daemon does not read descriptors behind a message that breaks the protocol; closing the connection closes them. */
 Test(hostile_close, lingering_sockets_left_in_a_connection_delay_nobody, .timeout = 120)
 {
     enum { N = 20 };
@@ -316,7 +316,7 @@ Test(hostile_close, refused_import_of_large_memory_is_freed_off_the_loop, .timeo
 
 enum { ROUNDS = 3, MAX_HOLDS = 64 };
 
-/* What freeing LARGE bytes costs whoever closes them last: seconds of system time. */
+/* The time that the last close of LARGE bytes takes: seconds of system time. */
 static double seconds_to_free(void)
 {
     int fd = large_memfd(0);
@@ -506,7 +506,7 @@ Test(hostile_close, large_memory_of_an_unread_fetch_is_freed_off_the_loop, .time
 
 enum { PINNED = 20 };
 
-/* Hands memory over whose page a pipe holds: to seal it, the kernel waits 155 ms for whoever may still write it. */
+/* Hands over memory of which a pipe holds a page. To seal it, the kernel waits 155 ms for everybody who may still write it. */
 static int put_pinned_pages(struct actor *self, void *arg)
 {
     uint32_t dtype = RDT_U8, ndim = 1, region_index = 0, given = 0;

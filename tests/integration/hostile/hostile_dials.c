@@ -36,7 +36,8 @@ static int service_at(char address_p[65])
     return listener;
 }
 
-/* What the error says of the ref's address, without the address itself. listener: of the service there; -1: there is none. */
+/* Returns what the error says of the ref's address, without the address itself. listener: the service at that address; -1:
+ * none. */
 static void failure_at(rdt *conn, const struct rdt_ref *ref, int listener, char text_p[256])
 {
     rdt_request *request = start_one(conn, ref, LONG);
@@ -53,7 +54,7 @@ static void failure_at(rdt *conn, const struct rdt_ref *ref, int listener, char 
     (void)snprintf(text_p, 256, "%.255s", err.msg);
     while ((at = strstr(text_p, ref->address)))
         memmove(at, at + strlen(ref->address), strlen(at + strlen(ref->address)) + 1);
-    at = strstr(text_p, " (next try"); /* its number differs */
+    at = strstr(text_p, " (next try"); /* the port number differs */
     if (at)
         *at = '\0';
 }
@@ -112,7 +113,7 @@ static bool says_refused(void *arg, const struct rdt_node_row *row)
     return true;
 }
 
-/* What an administrator has found out at an address is no news for users: in errors, and in the list of nodes. */
+/* What an administrator's request found at an address is not shown to users, in errors or in the list of nodes. */
 Test(hostile_dials, user_does_not_learn_what_an_administrator_found)
 {
     char after_root[256], alone[256];

@@ -21,7 +21,7 @@ static bool is_closed(const struct raw *raw)
     return n == 0;
 }
 
-/* Whoever does not greet in time is shown out, even one that sends a byte now and then. */
+/* The daemon closes a connection without a complete HELLO in time, even if it sends a byte now and then. */
 Test(hostile_frames, slow_greetings_end_in_time, .timeout = 120)
 {
     enum { SILENT, HEADER, CRUMBS, KINDS };
@@ -55,7 +55,7 @@ Test(hostile_frames, slow_greetings_end_in_time, .timeout = 120)
     end();
 }
 
-/* It is the daemon that stood still: a hello that waits in the socket when it goes on is in time. */
+/* The daemon was stopped: a HELLO that is in the socket when it continues is in time. */
 Test(hostile_frames, greeting_that_waited_for_the_daemon_is_in_time, .timeout = 120)
 {
     Rdt__Pb__Hello hello = RDT__PB__HELLO__INIT;
@@ -79,7 +79,7 @@ Test(hostile_frames, greeting_that_waited_for_the_daemon_is_in_time, .timeout = 
     end();
 }
 
-/* It has broken the framing, does not read that it is shown out, and keeps its end open: it goes all the same. */
+/* A client that broke the framing, does not read the refusal and keeps its end open is closed all the same. */
 Test(hostile_frames, broken_client_that_does_not_read_is_closed_in_time, .timeout = 120)
 {
     static uint8_t data[200000];
@@ -248,7 +248,7 @@ Test(hostile_frames, surplus_fds_go_with_nobody)
     end();
 }
 
-/* What a client calls itself cannot forge a line of the log. */
+/* The name of a client cannot forge a line of the log. */
 Test(hostile_frames, names_break_no_line_of_the_log)
 {
     Rdt__Pb__Hello hello = RDT__PB__HELLO__INIT;

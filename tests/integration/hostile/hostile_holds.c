@@ -70,7 +70,7 @@ static void tell(uint64_t *dropped, size_t n_dropped, uint64_t *kept, size_t n_k
     message.n_dropped = n_dropped;
     message.current = kept;
     message.n_current = n_kept;
-    message.lost = kept; /* nobody here holds those there */
+    message.lost = kept; /* no client of this node has those holds */
     message.n_lost = n_kept;
     message.first = first;
     message.last = last;
@@ -129,8 +129,8 @@ Test(hostile_holds, lists_of_holds_that_make_no_sense)
     tell(NULL, 0, many, 2000, false, false);
     hold(4, &all, geteuid()); /* during the list */
     answered(4, RDT_OK, "");
-    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 2)); /* which of them are none */
-    tell(NULL, 0, NULL, 0, true, false);                    /* it begins again */
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 2)); /* the answer names the unknown ones */
+    tell(NULL, 0, NULL, 0, true, false);                    /* the list begins again */
     tell(NULL, 0, odd, 2, false, true);
     rogue_peer_flush(&rogue_peer);
     wait_until(LONG, holds_of(&all) == 2);
@@ -156,7 +156,7 @@ Test(hostile_holds, flood_of_one_user_is_bounded)
     cr_assert_eq(holds_of(&all), 1001);
     must_ok(rdt_free(reader, &all, true, &err));
     must_ok(rdt_wait_freed(reader, &all, LONG, &err));
-    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 1000)); /* it is told of each */
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_HOLDS, 1000)); /* the node is notified of each */
     end_with_insider();
 }
 
@@ -173,8 +173,8 @@ static size_t owners_known(void)
     return n;
 }
 
-/* A node vouches for its users, and may name as many as it likes, each with a limit of its own. A hold of a user who has no
- * other took 0.6 KB; at 1,048,576 holds of one node further ones are refused. */
+/* A node vouches for its users, and may name any number of them, each with its own limit. The first hold of a user takes
+ * 0.6 KB; a node with 1,048,576 holds gets no further ones. */
 Test(hostile_holds, flood_of_very_many_users_costs_little_and_is_forgotten)
 {
     const char *flags[] = {"--hold-grace=1s", NULL};
@@ -207,7 +207,7 @@ Test(hostile_holds, flood_of_very_many_users_costs_little_and_is_forgotten)
     node_end(&node, meant);
 }
 
-/* Its frames stop, and so do its pongs. */
+/* The node stops sending frames and pongs. */
 Test(hostile_holds, holder_that_goes_silent_is_given_up)
 {
     const char *flags[] = {"--peer-timeout=2s", "--hold-grace=1s", NULL};

@@ -39,7 +39,7 @@ static Rdt__Pb__RegionReply import(struct raw *raw, const Rdt__Pb__Import *messa
     return copy;
 }
 
-/* ---- what is no memory ---- */
+/* ---- descriptors that are not memory ---- */
 
 Test(hostile_memory, other_fds_are_no_memory)
 {
@@ -158,7 +158,7 @@ Test(hostile_memory, huge_sparse_memory_costs_nothing)
 
 /* ---- what lies where it must not ---- */
 
-struct wish { /* a put of one tensor, with what is wrong about it */
+struct wish { /* a put of one tensor with one fault */
     uint32_t dtype, ndim, region_index;
     uint64_t shape[2], offset;
     int64_t strides[2];

@@ -264,7 +264,7 @@ Test(hostile_peer, number_used_twice_ends_the_link)
     end_with_insider();
 }
 
-Test(hostile_peer, flood_of_questions_is_bounded)
+Test(hostile_peer, flood_of_requests_is_bounded)
 {
     enum { N = 100000 };
     Rdt__Pb__PullMeta *meta;
@@ -291,7 +291,7 @@ Test(hostile_peer, flood_of_questions_is_bounded)
 
 /* ---- framing ---- */
 
-/* It stops in the middle of a frame, and says no more: the link ends in peer_timeout, and who waited is told. */
+/* The peer stops in the middle of a frame. The link ends after peer_timeout, and those who waited get an error. */
 Test(hostile_peer, frame_that_stops_in_the_middle_ends_in_time)
 {
     const char *flags[] = {"--peer-timeout=2s", NULL}; /* the frame begins before */

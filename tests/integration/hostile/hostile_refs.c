@@ -161,7 +161,7 @@ Test(hostile_refs, silent_connections_keep_no_node_away)
 
 /* ---- names that cannot be looked up ---- */
 
-/* In /etc, for whoever shares this mount namespace. */
+/* Writes to /etc, for all processes in this mount namespace. */
 static void replace_file(const char *folder, const char *name, const char *text)
 {
     char from[96], to[64];

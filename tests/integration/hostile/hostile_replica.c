@@ -81,7 +81,7 @@ static void free_returns_at_once(void)
     must_be_within(since, 20 * SEC);
 }
 
-Test(hostile_replica, may_serve_until_its_patience_is_over)
+Test(hostile_replica, holder_may_serve_until_peer_timeout)
 {
     begin_kept((const char *const[]){"--peer-timeout=2s", NULL});
     have_it_given_up();
@@ -90,7 +90,7 @@ Test(hostile_replica, may_serve_until_its_patience_is_over)
     end_kept();
 }
 
-Test(hostile_replica, that_ends_the_link_serves_nothing)
+Test(hostile_replica, holder_that_ends_the_link_serves_nothing)
 {
     begin_kept((const char *const[]){"--peer-timeout=60s", NULL});
     rogue_peer_close(&rogue_peer);
@@ -99,7 +99,7 @@ Test(hostile_replica, that_ends_the_link_serves_nothing)
     end_kept();
 }
 
-Test(hostile_replica, that_is_here_again_serves_nothing_unasked)
+Test(hostile_replica, holder_that_returns_serves_nothing_without_asking)
 {
     begin_kept((const char *const[]){"--peer-timeout=60s", NULL});
     have_it_given_up();
@@ -118,8 +118,8 @@ static void *free_it(void *arg)
     return NULL;
 }
 
-/* It has been told and says nothing, then its link breaks: whoever frees waits on. */
-Test(hostile_replica, that_says_nothing_is_waited_for_until_it_is_here_again)
+/* The holder has been told and does not answer, then its link breaks: the caller of free waits on. */
+Test(hostile_replica, silent_holder_is_waited_for_until_it_returns)
 {
     enum rdt_status status = RDT_INTERNAL;
     pthread_t thread;

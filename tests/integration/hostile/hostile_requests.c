@@ -194,7 +194,7 @@ Test(hostile_requests, fetches_that_do_not_fit_are_refused_by_name)
     finish();
 }
 
-/* ---- what is somebody else's ---- */
+/* ---- things of other clients ---- */
 
 Test(hostile_requests, forged_session_token_is_a_new_session)
 {

@@ -71,7 +71,7 @@ Test(hostile_stopped, in_a_message_disturbs_nobody)
 
 #define USER 12345
 
-/* What the clients of that user use, in all; their number if `what` is NULL. */
+/* How much all clients of that user use; the number of clients if `what` is NULL. */
 static uint64_t used_by_user(const char *what)
 {
     Rdt__Pb__List list = RDT__PB__LIST__INIT;
@@ -113,7 +113,7 @@ static int wait_and_begin_a_message(struct actor *self, void *arg)
     return 0;
 }
 
-/* What they have begun is charged to them, their requests end in time, and nobody waits for them. */
+/* The parts that have arrived are charged to the clients, their requests end in time, and nobody waits for them. */
 Test(hostile_stopped, in_a_message_is_charged_and_keeps_no_request)
 {
     const char *flags[] = {"--owner-max-heap=34MiB", NULL};
@@ -229,7 +229,7 @@ Test(hostile_stopped, with_watches_and_requests_disturbs_nobody)
     must_say(slowest < patience(2 * SEC), "a put and a free took %lld ms", (long long)(slowest / MSEC));
     cr_assert_leq(most_queued(), 2 * MIB);
     must_say(rss_of(node.pid) < rss + 64 * MIB * (size_t)patience(1), "%zu MiB more", (rss_of(node.pid) - rss) / MIB);
-    actor_thaw(&actors[0]); /* it is told how much it has missed, and goes on */
+    actor_thaw(&actors[0]); /* the client is told how many events it lost, and goes on */
     actor_step(&actors[0]);
     actor_await(&actors[0]);
     actor_freeze(&actors[0]);

@@ -170,7 +170,7 @@ Test(hostile_strangers, users_who_fill_the_table_keep_no_node_out)
 
 /* ---- the log ---- */
 
-/* One a second is said. */
+/* One line per second is logged. */
 static void must_be_few(const char *text, int64_t since)
 {
     unsigned most = (unsigned)((now_ns() - since) / SEC) + 2;

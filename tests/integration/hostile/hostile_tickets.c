@@ -14,7 +14,7 @@ TestSuite(hostile_tickets, .timeout = 120);
 
 #define BYTES 300000u
 #define STALL "--stall-timeout=700ms"
-#define SHORT_STALL "--stall-timeout=500ms" /* where it is waited for many times; the rogue_peer speaks far more often */
+#define SHORT_STALL "--stall-timeout=500ms" /* for waits that repeat; the rogue peer sends far more often */
 
 static struct cluster c;
 static struct rogue_peer rogue_peer;
@@ -23,7 +23,7 @@ static rdt *owner, *reader; /* clients of node 0, which the rogue_peer is linked
 static void begin(const char *stall)
 {
     const char *flags[] = {"--set=loopback.sided=two", "--set=loopback.ordered=yes", "--quiesce-grace=300ms", stall, NULL};
-    uint8_t blob[56] = "nobody listens here"; /* what the test transport takes for an address */
+    uint8_t blob[56] = "nobody listens here"; /* the form of an address of the test transport */
     Rdt__Pb__Offer offer = RDT__PB__OFFER__INIT;
     char *host = (char *)"host";
 
@@ -77,7 +77,7 @@ static void say_word(uint64_t transfer, bool from_owner, int word)
     say_word_of(transfer, from_owner, word, "");
 }
 
-/* What came last of this type. */
+/* The latest message of this type. */
 static ProtobufCMessage *latest(uint16_t type, const ProtobufCMessageDescriptor *descriptor)
 {
     ProtobufCMessage *message =
@@ -143,13 +143,13 @@ static void pull(const struct rdt_ref *ref, uint64_t number)
 /* Node 0 has its turn for the first pull, and waits for the rogue_peer's receives. */
 static void take_turns(void)
 {
-    if (await_word(1) == RDT__PB__TICKET_STATE__TICKET_READY) { /* by the uuids it is the rogue_peer's to be first */
+    if (await_word(1) == RDT__PB__TICKET_STATE__TICKET_READY) { /* by its uuid the rogue peer is first */
         say_word(1, false, RDT__PB__TICKET_STATE__TICKET_TAKEN);
         must(await_word(2) == RDT__PB__TICKET_STATE__TICKET_TAKEN);
     }
 }
 
-Test(hostile_tickets, reader_that_has_the_turn_and_says_nothing)
+Test(hostile_tickets, reader_whose_ticket_came_up_and_is_silent)
 {
     struct rdt_ref ref;
 
@@ -163,7 +163,7 @@ Test(hostile_tickets, reader_that_has_the_turn_and_says_nothing)
     end();
 }
 
-/* Its receives stand, it says, and it answers pings; the sends at the head of node 0's queue never end. */
+/* The peer says that its receives are posted, and answers pings, but the sends at the head of node 0's queue never end. */
 Test(hostile_tickets, reader_that_takes_nothing)
 {
     struct rdt_ref ref;
@@ -181,7 +181,7 @@ Test(hostile_tickets, reader_that_takes_nothing)
     end();
 }
 
-/* It says again and again that it is behind others, and node 0 keeps its turn for it. */
+/* The peer says again and again that its ticket is behind others, and node 0 keeps its own ticket for it. */
 Test(hostile_tickets, reader_that_is_behind_others_for_ever)
 {
     struct rdt_ref ref, other;
@@ -251,15 +251,16 @@ static bool ends_though_it_speaks(void)
     return spoke;
 }
 
-/* The same where nobody waits behind it: longer, not for ever. It says whom it is behind, and so does the error. */
+/* The same where nobody waits behind node 0's ticket: node 0 waits longer, but not for ever. The error names the node that
+ * the peer says it is behind. */
 Test(hostile_tickets, reader_that_is_behind_others_for_ever_and_in_nobodys_way)
 {
     for (unsigned tries = 0; !ends_though_it_speaks(); tries++)
         must(tries < 4);
 }
 
-/* What node 0 would send stands in its queue: without turns it would stand there in any order. */
-Test(hostile_tickets, reader_that_takes_no_turns)
+/* A reader that asks for bytes of an ordered queue without a ticket is refused. */
+Test(hostile_tickets, reader_that_takes_no_ticket)
 {
     struct rdt_ref ref;
 
@@ -272,7 +273,7 @@ Test(hostile_tickets, reader_that_takes_no_turns)
     end();
 }
 
-Test(hostile_tickets, reader_with_words_out_of_place)
+Test(hostile_tickets, reader_with_unexpected_messages)
 {
     static const int words[] = {RDT__PB__TICKET_STATE__TICKET_RECEIVES, RDT__PB__TICKET_STATE__TICKET_READY, 99, -1};
     unsigned heard = 0;
@@ -284,11 +285,11 @@ Test(hostile_tickets, reader_with_words_out_of_place)
         pull(&ref, i + 1);
         if (await_word(++heard) == RDT__PB__TICKET_STATE__TICKET_TAKEN && i == 0)
             say_word(i + 1, false,
-                     RDT__PB__TICKET_STATE__TICKET_TAKEN); /* its receives may stand; its turn it cannot have taken */
+                     RDT__PB__TICKET_STATE__TICKET_TAKEN); /* its receives may be posted, but it cannot have taken a ticket */
         else
             say_word(i + 1, false, words[i]);
         ends_with(i + 1, RDT_PROTOCOL, "about a queue ticket");
-        say_word(i + 1, false, RDT__PB__TICKET_STATE__TICKET_TAKEN); /* of what has ended */
+        say_word(i + 1, false, RDT__PB__TICKET_STATE__TICKET_TAKEN); /* the number of a transfer that has ended */
         say_word(i + 1, true, RDT__PB__TICKET_STATE__TICKET_TAKEN);
     }
     others_move();
@@ -330,7 +331,7 @@ static rdt_request *asked(uint64_t *number_p)
     return request;
 }
 
-/* It answers pings meanwhile. */
+/* The peer answers pings meanwhile. */
 static void must_fail(rdt_request *request, enum rdt_status expected, const char *text)
 {
     int64_t until = now_ns() + LONG;
@@ -341,7 +342,7 @@ static void must_fail(rdt_request *request, enum rdt_status expected, const char
     rdt_request_destroy(request);
 }
 
-Test(hostile_tickets, owner_that_says_nothing_or_words_out_of_place)
+Test(hostile_tickets, owner_that_is_silent_or_sends_unexpected_messages)
 {
     static const int words[] = {RDT__PB__TICKET_STATE__TICKET_RECEIVES, 99};
     rdt_request *request;
@@ -359,8 +360,8 @@ Test(hostile_tickets, owner_that_says_nothing_or_words_out_of_place)
     end();
 }
 
-/* It says that it has its turn, so that receives are posted at the head of node 0's queue, and sends nothing. */
-Test(hostile_tickets, owner_that_has_its_turn_and_sends_nothing)
+/* The peer says that its ticket came up, so that node 0 posts receives at the head of its queue, and then sends nothing. */
+Test(hostile_tickets, owner_whose_ticket_came_up_and_sends_nothing)
 {
     rdt_request *request;
     uint64_t number;

@@ -20,7 +20,7 @@ struct plan {
 
 struct writing {
     int fd;
-    const void *page; /* of the mute file: the fault does not return */
+    const void *page; /* a page of the mute file, whose fault does not return */
 };
 
 static void *write_for_ever(void *arg)
@@ -122,7 +122,7 @@ Test(hostile_write, cached_memory_whose_room_others_want_delays_nobody, .timeout
     end_writing(&plan, &actor);
 }
 
-/* Whoever wants the room is refused in time, and gets it when it is there. */
+/* A client that wants the room is refused in time, and gets it when the room is free. */
 Test(hostile_write, memory_that_does_not_end_stays_charged, .timeout = 120)
 {
     static const char *const little[] = {"--memory-limit=16MiB", NULL};

@@ -18,7 +18,7 @@
 
 #define MIB ((size_t)1 << 20)
 
-static const char *const declared[] = {"(pid ", NULL}; /* what the daemon says of such a client */
+static const char *const declared[] = {"(pid ", NULL}; /* what the daemon logs about such a client */
 static struct test_node node;
 static rdt *bystander;
 static struct rdt_ref theirs;

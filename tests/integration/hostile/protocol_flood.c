@@ -50,7 +50,7 @@ Test(protocol, late_reader_gets_every_answer)
         frame_header_encode(bytes + n, (uint32_t)packed, RDT_MSG_PING, 0, 0, 100 + i);
         n += FRAME_HEADER_BYTES + packed;
     }
-    /* As much as fits without reading a byte; then both ways. */
+    /* First sends as much as fits without reading a byte, then sends and reads. */
     for (unsigned got = 0; got < N;) {
         struct pollfd fd = {.fd = raw.sock, .events = got == 0 ? POLLOUT : POLLOUT | POLLIN};
         while (sent < n && poll(&fd, 1, got == 0 ? 200 : (int)(LONG / MSEC)) == 1 && fd.revents & POLLOUT) {

@@ -150,7 +150,7 @@ Test(limits, waiters)
 
 /* FREE by force may have to wait for other nodes, a snapshot for its copy: who may not wait is told so before anything is
  * freed or given up. */
-Test(limits, who_may_not_wait_is_refused_before_anything_is_done)
+Test(limits, request_that_may_not_wait_is_refused_before_anything_is_done)
 {
     const char *flags[] = {"--client-max-waiters=1", NULL};
     Rdt__Pb__Put put = RDT__PB__PUT__INIT;

@@ -21,7 +21,7 @@
 
 static struct test_node node;
 static rdt *conn, *other;
-static struct raw watcher; /* who asks what is used */
+static struct raw watcher; /* the client that asks for the use */
 
 static inline void begin_alone(const char *const *flags)
 {
@@ -70,7 +70,7 @@ static inline uint64_t find(Rdt__Pb__Usage *const *usage, size_t n, const char *
     fail("%s is not counted", what);
 }
 
-/* What a client uses; client 0: this user in all, without the watcher. */
+/* How much a client uses; client 0: all clients of this user without the watcher. */
 static inline uint64_t used(uint64_t client, const char *what)
 {
     Rdt__Pb__ListReply *reply;

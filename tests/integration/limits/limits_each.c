@@ -18,7 +18,7 @@ enum deed { ALLOC, ALLOC_DEVICE, PUT, PUT_META, FETCH, WAIT, HOLD, PUBLISH, GROU
 
 static const struct row {
     const char *key, *value; /* with it FIT of the deed fit */
-    const char *what;        /* in rdtctl limits; NULL: it is nobody's alone */
+    const char *what;        /* its name in rdtctl limits; NULL: it is not counted for one client or owner */
     enum deed deed;
     bool waits;             /* a deed that is given a time waits for room */
     enum rdt_status status; /* 0: LIMIT */
@@ -185,8 +185,8 @@ static uint64_t send_deed(struct raw *raw, unsigned i, int64_t timeout_ns)
     }
 }
 
-/* What became of the request: OK, or the error, with its sentence in `said`. What is answered when it ends is well as long
- * as it is silent. */
+/* Returns the result of the request: OK, or the error, with its sentence in `said`. A request that is answered at its end
+ * counts as OK while it has no answer. */
 static enum rdt_status outcome(struct raw *raw, uint64_t id, unsigned i)
 {
     Rdt__Pb__Ping ping = RDT__PB__PING__INIT;
@@ -284,7 +284,7 @@ static void undo(unsigned i)
     must_say(!(raw->frame.flags & FRAME_ERROR), "%s: it could not be taken back", row->key);
 }
 
-/* ---- what is used ---- */
+/* ---- using the limits ---- */
 
 /* All numbers of that client, or of its owner. */
 static void count(uint64_t client, uint64_t *used_p, size_t *n_p)
@@ -391,7 +391,7 @@ static void wait_for_room(void)
     wait_until(LONG, used(0, "waiters") == 1);
     (void)send_undo(1); /* of the owner's other client, if it is the owner's limit */
     must_say(outcome(who(0), id, FIT) == RDT_OK, "%s: %s", row->key, said);
-    made[1] = made[FIT]; /* for whoever takes it back */
+    made[1] = made[FIT]; /* for the test that takes it back */
 }
 
 static void fill(void)
@@ -501,7 +501,7 @@ Test(limits_each, daemons)
     }
 }
 
-/* What the configuration knows is in the table. */
+/* Every limit of the configuration has a row in the table. */
 Test(limits_each, none_is_forgotten)
 {
     struct program rdtd;

@@ -6,9 +6,9 @@
 
 TestSuite(limits_heap, .timeout = 120);
 
-#define UNKNOWN 60000u /* no request has this number: what comes with it is read and refused */
+#define UNKNOWN 60000u /* no request has this number, so its message is read and refused */
 
-/* So many bytes of a message of `all`. */
+/* Sends the first bytes of a message of `all` bytes. */
 static void send_part(struct raw *raw, size_t all, size_t bytes)
 {
     uint8_t *zeros = calloc(1, bytes);
@@ -163,7 +163,7 @@ Test(limits_heap, metadata_from_another_node_is_its_readers_until_it_is_answered
     options.mode = RDT_FETCH_COPY; /* each its own: none takes part in another's */
     options.timeout_ns = LONG;
     must_refuse(RDT_LIMIT, "client_max_heap", rdt_fetch(reader, refs, 8, &options, objects, &err));
-    /* What else was answered is the reader's until it is read, and what was cancelled until it has stopped. */
+    /* Other answers are charged to the reader until they are read, and cancelled transfers until they have stopped. */
     wait_until(LONG, rdt_fetch(reader, refs, 2, &options, objects, NULL) == RDT_OK);
     rdt_release(objects[0]);
     rdt_release(objects[1]);

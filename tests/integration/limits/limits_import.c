@@ -45,7 +45,7 @@ static void expect_region(struct raw *raw, uint64_t id)
     frame_close_fds(&raw->frame);
 }
 
-Test(limits_import, what_the_limit_of_waiters_refuses_is_not_opened)
+Test(limits_import, import_beyond_the_limit_of_waiters_is_not_opened)
 {
     Rdt__Pb__Wait wait = RDT__PB__WAIT__INIT;
     Rdt__Pb__Ref nobody = RDT__PB__REF__INIT;
@@ -107,7 +107,7 @@ static size_t n_clients(void)
     return n;
 }
 
-Test(limits_import, who_has_left_and_is_still_read_is_passed_over)
+Test(limits_import, client_that_has_left_is_passed_over)
 {
     struct raw waiting;
     struct actor actor;

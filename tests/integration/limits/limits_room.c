@@ -30,7 +30,7 @@ static bool nothing_came(struct raw *raw)
     return raw->frame.request_id == id;
 }
 
-Test(limits_room, room_comes_in_turn)
+Test(limits_room, waiters_get_room_in_order)
 {
     const char *flags[] = {"--memory-limit=8MiB", NULL};
     struct raw first, second;
@@ -57,7 +57,7 @@ Test(limits_room, room_comes_in_turn)
     end(NULL);
 }
 
-/* Which of them is answered: its number, and it waits no more. */
+/* Returns the number of the request that is answered; it no longer waits. */
 static unsigned next_served(struct raw *waiting, const uint64_t *ids, unsigned n)
 {
     struct pollfd fds[8];
@@ -73,7 +73,7 @@ static unsigned next_served(struct raw *waiting, const uint64_t *ids, unsigned n
     fail("nobody was served");
 }
 
-/* What the node lacks its users get in turn: neither who came first nor who has more requests waiting takes it all. */
+/* Users get the room of the node in turn: neither the first user nor the one with the most requests takes all of it. */
 Test(limits_room, users_take_turns)
 {
     enum { N = 6 };
@@ -144,8 +144,8 @@ static bool somebody_left_unread(uint64_t bytes)
     return found;
 }
 
-/* Who does not read is not read, and so does not try when it is its turn: others do. */
-Test(limits_room, who_does_not_read_is_passed_over)
+/* A client that does not read its answers does not try when its turn comes; the others do. */
+Test(limits_room, client_that_does_not_read_is_passed_over)
 {
     struct actor actor;
     struct raw waiting;
@@ -242,7 +242,7 @@ Test(limits_room, wait_for_room_ends_by_deadline_cancel_and_death)
     (void)raw_send(&first, RDT_MSG_CANCEL_REQUEST, &cancel.base, NULL, 0);
     cr_assert_eq(raw_error(&first, text), RDT_CANCELLED);
     cr_assert(raw_next(&first));
-    expect_alloc(&second, second_id); /* what was before it has left */
+    expect_alloc(&second, second_id); /* the requests before it have left */
     raw_close(&second);
     wait_until(LONG, used(0, "bytes") == 3 * MIB);
     (void)send_alloc(&first, 2 * MIB, -1);
@@ -282,7 +282,7 @@ Test(limits_room, put_waits_for_room)
     options.flags = RDT_PUT_DETACHED;
     must_refuse(RDT_TIMED_OUT, "owner_max_objects",
                 rdt_put(other, &VECTOR(RDT_U8, 5, "hello"), 1, &options, &(struct rdt_ref){0}, &err));
-    options.flags = RDT_PUT_SNAPSHOT; /* of memory that the library copies, and then gives up for it */
+    options.flags = RDT_PUT_SNAPSHOT; /* of memory that the library copies, and releases because of it */
     must_refuse(RDT_TIMED_OUT, "owner_max_objects",
                 rdt_put(other, &VECTOR(RDT_U8, sizeof plain, plain), 1, &options, &(struct rdt_ref){0}, &err));
     cr_assert_eq(used(0, "regions"), 0);

@@ -37,7 +37,7 @@ static struct rdt_ref put_number(rdt *conn, uint32_t number)
     return ref;
 }
 
-/* Nobody else sends what does not go out at once. */
+/* No other client keeps messages in its queue. */
 static unsigned waiting(rdt *conn)
 {
     must_ok(rdt_dispatch(conn, NULL, &err));
@@ -107,7 +107,7 @@ Test(scale, twenty_thousand_objects)
     cr_assert_eq(list_all(reader, "", 1000), N / 2);
     since = now_ns();
     rdt_close(conn);
-    /* What it put is gone for others as soon as its end is seen, though the daemon takes its time with the rest. */
+    /* Others no longer see its objects as soon as its end is noticed, although the daemon frees the rest over many turns. */
     wait_until(20 * SEC, status_now().clients == 1);
     {
         struct rdt_ref ref = numbered(N - 1);

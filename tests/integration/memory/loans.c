@@ -19,8 +19,8 @@ static struct node_status status_now(void)
     return status;
 }
 
-/* Read by the other client, by the way: where it came to lie. The word that what was lent is back comes before any later
- * answer. */
+/* The other client reads the object, and the test learns its address. The notice that a loaned region is back comes before
+ * any later answer. */
 static unsigned long read_by_other(const struct rdt_ref *ref, enum rdt_fetch_mode mode, const char *path, size_t bytes,
                                    uint32_t seed)
 {
@@ -64,7 +64,7 @@ static void cacheable(enum rdt_fetch_mode mode, const char *path)
     end(NULL);
 }
 
-Test(loans, puts_come_to_the_same_memory)
+Test(loans, puts_reuse_the_same_memory)
 {
     cacheable(RDT_FETCH_SHARE, "local/share");
 }
@@ -75,7 +75,7 @@ Test(loans, they_are_mapped_privately_without_a_copy)
 }
 
 /* However it is read: the memory is not filled anew before the last has let go. */
-Test(loans, whoever_reads_keeps_what_he_reads)
+Test(loans, reader_keeps_its_bytes)
 {
     static const enum rdt_fetch_mode modes[] = {RDT_FETCH_AUTO, RDT_FETCH_SHARE, RDT_FETCH_COPY, RDT_FETCH_COW};
     rdt_object *objects[64];
@@ -95,7 +95,7 @@ Test(loans, whoever_reads_keeps_what_he_reads)
     end(NULL);
 }
 
-/* Its producer fetches it like everybody: what it writes there would be seen. */
+/* The producer fetches the object like everybody else; if it could write there, others would see it. */
 Test(loans, its_producer_cannot_write_it)
 {
     struct rdt_ref ref;
@@ -118,8 +118,8 @@ Test(loans, its_producer_cannot_write_it)
     end(NULL);
 }
 
-/* What it has mapped for reading of its own is another matter than what it lends. */
-Test(loans, comes_again_to_a_producer_that_reads_it_too)
+/* A region that the producer has mapped for reading is not the loan's mapping. */
+Test(loans, region_returns_to_a_producer_that_reads_it_too)
 {
     static const enum rdt_fetch_mode modes[] = {RDT_FETCH_SHARE, RDT_FETCH_COW, RDT_FETCH_SHARE, RDT_FETCH_COPY};
     unsigned long inode = 0, first = 0;
@@ -143,8 +143,8 @@ Test(loans, comes_again_to_a_producer_that_reads_it_too)
     end(NULL);
 }
 
-/* It is as live as the part that its producer may write. */
-Test(loans, what_is_copied_in_part_is_copied_for_a_private_reader)
+/* The object is as live as the part that its producer may write. */
+Test(loans, partly_copied_object_is_copied_for_a_private_reader)
 {
     struct rdt_ref ref;
     uint8_t *copied = malloc(MIB), *own;
@@ -204,7 +204,7 @@ static void *put_and_read(void *arg)
     return NULL;
 }
 
-/* The daemon parts with what is idle all the time. */
+/* The daemon ends idle loans all the time. */
 Test(loans, threads_that_put_and_read_at_once_read_what_was_put)
 {
     pthread_t threads[THREADS];
@@ -220,7 +220,7 @@ Test(loans, threads_that_put_and_read_at_once_read_what_was_put)
 /* ---- how it goes ---- */
 
 /* The producer does not hear of it, and puts where nothing is any more. */
-Test(loans, what_the_daemon_parted_with_meanwhile_is_made_anew)
+Test(loans, region_that_the_daemon_freed_is_allocated_again)
 {
     struct rdt_ref ref;
     int64_t shape[] = {300, 400};
@@ -247,7 +247,7 @@ Test(loans, what_the_daemon_parted_with_meanwhile_is_made_anew)
     end(NULL);
 }
 
-Test(loans, goes_before_anyone_is_refused)
+Test(loans, idle_region_is_freed_before_a_request_is_refused)
 {
     struct rdt_ref ref;
     void *memory;
@@ -266,7 +266,7 @@ Test(loans, goes_before_anyone_is_refused)
 }
 
 /* Idle it is nobody's bytes; lent it is its client's. */
-Test(loans, counts_while_it_is_lent)
+Test(loans, loaned_region_is_charged)
 {
     struct rdt_ref ref, second;
     void *memory = malloc(9 * MIB);
@@ -286,7 +286,7 @@ Test(loans, counts_while_it_is_lent)
 }
 
 /* Whether something fits does not depend on what lay there before, nor on how sizes are rounded. */
-Test(loans, takes_no_more_than_there_is)
+Test(loans, loans_respect_the_memory_limit)
 {
     struct rdt_ref ref, five[5];
     void *memory;
@@ -311,8 +311,8 @@ Test(loans, takes_no_more_than_there_is)
     end(NULL);
 }
 
-/* Of those that there may be, half are never taken by what is idle. */
-Test(loans, takes_no_descriptors_that_are_short)
+/* Idle loans never use more than half of the descriptors. */
+Test(loans, loans_use_no_scarce_descriptors)
 {
     struct rdt_ref refs[30];
     void *memory[18];
@@ -343,8 +343,8 @@ static int reads_and_stays(struct actor *self, void *arg)
     return 0;
 }
 
-/* It may have children that look there. */
-Test(loans, what_a_killed_reader_had_is_not_filled_anew)
+/* The client may have children that still read it. */
+Test(loans, region_of_a_killed_reader_is_not_filled_again)
 {
     struct actor actor;
     unsigned long inode;
@@ -370,7 +370,7 @@ static int puts_and_stays(struct actor *self, void *arg)
     struct rdt_ref ref;
 
     (void)arg;
-    for (uint32_t i = 0; i < 4; i++) { /* what it lends has been lent before */
+    for (uint32_t i = 0; i < 4; i++) { /* the region has been loaned before */
         ref = put_pattern(mine, NULL, MIB, i);
         must_ok(rdt_free(mine, &ref, false, &err));
         must_ok(rdt_wait_freed(mine, &ref, LONG, &err));
@@ -381,7 +381,7 @@ static int puts_and_stays(struct actor *self, void *arg)
     return 0;
 }
 
-Test(loans, what_a_killed_producer_lent_stays_for_its_readers)
+Test(loans, region_of_a_killed_producer_stays_for_its_readers)
 {
     struct actor actor;
     struct rdt_ref ref;
@@ -403,9 +403,9 @@ Test(loans, what_a_killed_producer_lent_stays_for_its_readers)
     end((const char *[]){"(pid ", NULL});
 }
 
-/* ---- what is not lent ---- */
+/* ---- memory that is never loaned ---- */
 
-Test(loans, what_others_may_see_is_never_lent)
+Test(loans, region_that_others_may_see_is_never_loaned)
 {
     struct rdt_put_options options = RDT_INIT(options);
     uint8_t *data = malloc(MIB);
@@ -446,7 +446,7 @@ static Rdt__Pb__PutReply *puts_in(struct raw *raw, const Rdt__Pb__Put *put)
                                           &rdt__pb__put_reply__descriptor);
 }
 
-Test(loans, lending_is_checked)
+Test(loans, false_loans_are_refused)
 {
     uint64_t shape[] = {8192}, offset[] = {0};
     uint32_t ndim[] = {1}, index[] = {0}, dtypes[] = {RDT_U8}, lent[] = {0, 0, 7};

@@ -13,7 +13,7 @@
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
-#define MOST 64 /* that a client keeps */
+#define MOST 64 /* mappings that a client keeps */
 
 TestSuite(mapped, .timeout = 120);
 
@@ -50,7 +50,7 @@ static bool is_mapped(const void *addr)
     return found;
 }
 
-/* Its pages exist; it must be mapped. */
+/* Whether all pages of the mapping exist. */
 static bool has_pages(const void *addr, size_t bytes)
 {
     unsigned char pages[256];
@@ -178,7 +178,7 @@ Test(mapped, a_reader_that_holds_it_sees_it_to_the_end)
     finish();
 }
 
-/* ---- nobody who has not let go sees it emptied ---- */
+/* ---- a holder never sees its pages removed ---- */
 
 #define FDS 1024
 
@@ -289,7 +289,7 @@ Test(mapped, memory_outlives_the_connection_of_one_who_holds_it)
     finish();
 }
 
-/* ---- both ends agree on what is mapped ---- */
+/* ---- both ends agree about the mappings ---- */
 
 Test(mapped, too_many_at_once_are_fetched_again_and_again)
 {
@@ -311,7 +311,7 @@ Test(mapped, too_many_at_once_are_fetched_again_and_again)
     finish();
 }
 
-Test(mapped, what_its_owner_has_given_back_is_mapped_anew)
+Test(mapped, region_that_its_owner_released_is_mapped_again)
 {
     struct rdt_tensor tensors[2];
     struct rdt_ref ref;
@@ -359,7 +359,7 @@ Test(mapped, too_many_push_out_the_one_that_was_not_used_for_longest)
     finish();
 }
 
-Test(mapped, snapshots_do_not_stay)
+Test(mapped, mappings_of_snapshots_do_not_stay)
 {
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref;
@@ -376,7 +376,7 @@ Test(mapped, snapshots_do_not_stay)
     finish();
 }
 
-Test(mapped, readers_that_are_gone_are_not_told)
+Test(mapped, ended_readers_are_not_notified)
 {
     struct rdt_ref ref;
     void *memory;

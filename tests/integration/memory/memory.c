@@ -339,7 +339,7 @@ static int see_only_zeros(struct actor *self, void *arg)
     return 0;
 }
 
-Test(memory, what_was_exported_serves_nobody_else)
+Test(memory, exported_memory_serves_nobody_else)
 {
     struct actor actor;
     char *mine, *fresh;
@@ -348,7 +348,7 @@ Test(memory, what_was_exported_serves_nobody_else)
 
     begin(NULL);
     fd = alloc_fd(conn, MIB, &region);
-    mine = map(fd, MIB); /* as one who keeps what it gave back */
+    mine = map(fd, MIB); /* like a client that keeps a mapping of released memory */
     memset(mine, 0xee, MIB);
     release_region(conn, region);
     for (unsigned i = 0; i < 10; i++) {
@@ -405,7 +405,7 @@ Test(memory, limit_is_named_and_changes_nothing)
     cr_assert_eq(after.objects, before.objects);
     cr_assert_eq(after.regions, before.regions);
     must_refuse(RDT_LIMIT, "memory_limit", rdt_alloc(conn, SIZE_MAX / 2, &more, &err));
-    object = fetch_one(conn, &ref, RDT_FETCH_SHARE); /* what needs no memory goes on */
+    object = fetch_one(conn, &ref, RDT_FETCH_SHARE); /* calls that need no memory still work */
     rdt_release(object);
     must_ok(rdt_alloc(conn, MIB, &more, &err));
     must_ok(rdt_dealloc(conn, more, &err));

@@ -51,7 +51,7 @@ static void must_be_pattern(rdt *reader, const struct rdt_ref *ref, enum rdt_fet
     rdt_release(object);
 }
 
-/* ---- what is read ---- */
+/* ---- the bytes that readers get ---- */
 
 static void put_sizes(const size_t *sizes, size_t n)
 {
@@ -86,7 +86,7 @@ Test(put_sealed, bytes_are_right_at_every_size)
 }
 
 /* Above the limit, and of a daemon that offers none. */
-Test(put_sealed, what_is_too_large_is_put_as_ever)
+Test(put_sealed, too_large_tensor_is_put_by_copy)
 {
     const char *flags[] = {"--set", "transfer.sealed_max=0", NULL};
     size_t large = MADE_MAX + 1, small = 100000;
@@ -178,7 +178,7 @@ Test(put_sealed, beside_memory_of_the_daemons)
     end();
 }
 
-/* ---- who reads, and when ---- */
+/* ---- other readers ---- */
 
 static int put_as_stranger(struct actor *self, void *arg)
 {
@@ -243,7 +243,7 @@ Test(put_sealed, another_node_fetches_it)
 
 /* ---- room ---- */
 
-Test(put_sealed, it_counts_like_the_daemons_own)
+Test(put_sealed, it_is_charged_like_the_daemons_memory)
 {
     uint8_t *data = malloc(MIB);
     struct node_status before, now;
@@ -273,7 +273,7 @@ static enum rdt_status put_within(const void *data, size_t bytes, int64_t timeou
 }
 
 /* Refused as if the daemon were to make it. */
-Test(put_sealed, no_room_is_told_as_ever)
+Test(put_sealed, without_room_the_put_is_refused_like_any_other)
 {
     static const struct {
         const char *flag, *says;
@@ -325,7 +325,7 @@ Test(put_sealed, with_a_deadline_it_waits_for_room)
     end();
 }
 
-/* A file may have no more than that here, and whoever writes more is killed: then the bytes are copied into the daemon's
+/* RLIMIT_FSIZE forbids larger files, and the kernel kills a process that writes more. librdt then copies into the daemon's
  * memory. */
 static int put_without_files(struct actor *self, void *arg)
 {
@@ -445,7 +445,7 @@ static int with_holes(void)
     return fd;
 }
 
-/* As many pages as its size shows, but one lies behind its end. */
+/* The number of pages matches the size, but one page lies behind the end. */
 static int with_a_hole_and_a_page_behind(void)
 {
     int fd = made_memfd(FILE_BYTES, 0);
@@ -564,8 +564,8 @@ Test(put_sealed, requests_that_contradict_themselves_are_refused)
     end();
 }
 
-/* It keeps the descriptor, and does with it what it likes: what was put stays what it was, for everybody, in two objects
- * too. */
+/* The client keeps the descriptor and tries to change the file: the objects, of which two share it, keep their bytes for
+ * everybody. */
 Test(put_sealed, its_maker_cannot_change_it)
 {
     int fd, reopened;

@@ -65,13 +65,13 @@ static void finish(void)
     rdt_close(producer);
     rdt_close(consumer);
     node_expect_idle(&node);
-    node_kill(&node, SIGTERM); /* what is ready would be kept for a minute: the descriptors are not counted here */
+    node_kill(&node, SIGTERM); /* pooled memory would stay for a minute, so descriptors are not counted here */
     node_check_log(&node, none);
 }
 
 /* ---- to the same client ---- */
 
-Test(region_cache, fetch_and_release_come_to_the_same_memory)
+Test(region_cache, next_fetch_reuses_the_released_memory)
 {
     unsigned long inode, first_inode = 0;
     void *addr, *first = NULL;
@@ -93,7 +93,7 @@ Test(region_cache, fetch_and_release_come_to_the_same_memory)
     finish();
 }
 
-Test(region_cache, what_is_held_is_not_given_again)
+Test(region_cache, held_memory_is_not_reused)
 {
     rdt_object *objects[8];
     unsigned long inodes[8];
@@ -144,7 +144,7 @@ Test(region_cache, alloc_after_dealloc_is_the_same_memory_zeroed)
 }
 
 /* Memory of an allocation that came again is its producer's like any other: what lies in it is shared. */
-Test(region_cache, what_is_put_in_memory_that_came_again_is_shared)
+Test(region_cache, objects_in_reused_memory_are_shared)
 {
     size_t sizes[] = {100000, 5 * MIB};
 
@@ -176,7 +176,7 @@ Test(region_cache, what_is_put_in_memory_that_came_again_is_shared)
 
 #define TAKEN 24u
 
-/* Takes what the daemon has to give, and gives none of it back: what is still being cleared when it comes is had later. */
+/* Allocates everything that the pool has and releases nothing. Blocks that are still being zeroed are taken later. */
 static int others_memory(struct actor *self, void *arg)
 {
     struct rdt_ref *ref = arg;
@@ -201,7 +201,7 @@ static int others_memory(struct actor *self, void *arg)
     return 0;
 }
 
-/* Whatever the first client had, held or let go of, no other ever gets, also when the first one is gone. */
+/* Memory that the first client had, held or released never serves another client, also after the first one has ended. */
 Test(region_cache, no_other_client_gets_it)
 {
     unsigned long had[40], inode;
@@ -312,7 +312,7 @@ Test(region_cache, old_generation_names_nothing)
     finish();
 }
 
-Test(region_cache, not_kept_without_keep_nor_once_another_has_seen_it)
+Test(region_cache, memory_that_another_has_seen_is_not_cached)
 {
     Rdt__Pb__RegionReply *reply;
     struct rdt_ref ref;
@@ -359,7 +359,7 @@ Test(region_cache, idle_memory_goes_and_is_unmapped)
     finish();
 }
 
-Test(region_cache, what_is_ready_for_anyone_goes_when_idle)
+Test(region_cache, idle_pool_memory_is_freed)
 {
     static const char *const a_second[] = {"--pool-idle=1s", NULL};
     rdt_object *objects[3];
@@ -378,7 +378,7 @@ Test(region_cache, what_is_ready_for_anyone_goes_when_idle)
     finish();
 }
 
-Test(region_cache, given_up_before_anyone_is_refused)
+Test(region_cache, cached_memory_is_freed_before_a_request_is_refused)
 {
     static const char *const tight[] = {"--memory-limit=64MiB", "--cache-max=48MiB", "--pool-idle=60s", NULL};
     struct rdt_ref ref;

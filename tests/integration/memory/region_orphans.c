@@ -73,7 +73,7 @@ Test(region_orphans, released_memory_keeps_no_page_though_its_fd_is_kept)
     keeps_no_page(6 * MIB);
 }
 
-Test(region_orphans, little_memory_neither)
+Test(region_orphans, small_memory_keeps_no_page_either)
 {
     keeps_no_page(8192);
 }
@@ -137,7 +137,7 @@ Test(region_orphans, memory_of_an_ended_client_counts_until_its_fd_is_closed)
         RDT_TIMED_OUT, "memory_limit",
         rdt_alloc_with(conn, 9 * MIB, &(struct rdt_alloc_options){sizeof options, .timeout_ns = 10 * MSEC}, &memory, &err));
     (void)close(fd);
-    must_ok(rdt_alloc_with(conn, 9 * MIB, &options, &memory, &err)); /* whoever waits is told */
+    must_ok(rdt_alloc_with(conn, 9 * MIB, &options, &memory, &err)); /* those who wait get an answer */
     wait_until(LONG, orphaned_bytes() == 0);
     end(NULL);
 }
@@ -168,7 +168,7 @@ Test(region_orphans, user_with_too_many_gets_no_new_regions_until_they_end)
     end(NULL);
 }
 
-#define LITTLE 9000u /* whose ends are more events than the kernel keeps for a reader who does not come */
+#define LITTLE 9000u /* more ends of files than the kernel queues for a reader that does not read */
 
 Test(region_orphans, memory_counts_when_the_kernel_has_lost_ends_of_files)
 {
@@ -225,8 +225,8 @@ static unsigned watchers(void)
     return n;
 }
 
-/* Closing what watches keeps the loop ten milliseconds and more, at each snapshot that ends while no other is left. */
-Test(region_orphans, what_watches_is_not_closed_when_nothing_is_left)
+/* Closing the inotify descriptor blocks the loop for ten milliseconds and more, at each snapshot that ends as the last one. */
+Test(region_orphans, inotify_descriptor_stays_open_for_the_next_orphan)
 {
     struct rdt_put_options options = RDT_INIT(options);
     uint8_t *bytes = calloc(1, MIB);

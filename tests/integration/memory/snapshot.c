@@ -37,7 +37,7 @@ Test(snapshot, put_given_up_before_it_was_read_is_never_seen)
         node_thaw(&node);
         fill_pattern(memory, sizes[i], i);
         (void)put_snapshot(&tensor, 1, "late");
-        must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err)); /* it waited for the one that was put */
+        must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err)); /* the fetch waited for the put */
         must_ok(rdt_request_take_object(request, &object, &err));
         must_hold(object, 0, sizes[i], i);
         rdt_release(object);
@@ -49,7 +49,7 @@ Test(snapshot, put_given_up_before_it_was_read_is_never_seen)
     end();
 }
 
-/* ---- what was put stays ---- */
+/* ---- a snapshot keeps its bytes ---- */
 
 static void check_scribbler(char *memory)
 {
@@ -64,7 +64,7 @@ static void check_scribbler(char *memory)
     must_read(reader, &ref, RDT_FETCH_SHARE, "local/share", 1);
     must_read(reader, &ref, RDT_FETCH_COW, "local/cow", 1);
     must_read(reader, &ref, RDT_FETCH_COPY, "local/copy", 1);
-    must_read(conn, &ref, RDT_FETCH_AUTO, "local/share", 1); /* its producer too reads only */
+    must_read(conn, &ref, RDT_FETCH_AUTO, "local/share", 1); /* the producer can only read it, too */
     must_read(conn, &ref, RDT_FETCH_COW, "local/cow", 1);
     must_ok(rdt_free(conn, &ref, false, &err));
     rdt_close(reader);
@@ -97,7 +97,7 @@ Test(snapshot, of_imported_memory_stays)
     close(fd);
 }
 
-/* What librdt copied in anyway is not copied again: the memory is there once. */
+/* Bytes that librdt has copied into the daemon's memory are not copied again, so the memory exists once. */
 Test(snapshot, of_heap_memory_stays_and_is_there_once)
 {
     char *memory = malloc(BYTES);

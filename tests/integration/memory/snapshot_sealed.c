@@ -117,7 +117,7 @@ Test(snapshot_sealed, nobody_writes_through_the_descriptor_the_same_uid_neither)
     end();
 }
 
-/* ---- what is given up ---- */
+/* ---- memory that its client hands over ---- */
 
 static void raw_put_given(struct raw *raw, uint64_t region, uint64_t generation, size_t bytes, const char *name)
 {
@@ -147,8 +147,8 @@ static void raw_put_given(struct raw *raw, uint64_t region, uint64_t generation,
     rdt__pb__put_reply__free_unpacked((Rdt__Pb__PutReply *)raw_reply(raw, id, &rdt__pb__put_reply__descriptor), NULL);
 }
 
-/* It says that it has unmapped it, and has not: the daemon does not take its word. With the descriptor alone it is the
- * kernel that forbids. */
+/* The client claims that it has unmapped the memory and has not: the daemon checks. With only the descriptor, the kernel
+ * refuses the write. */
 Test(snapshot_sealed, giver_that_keeps_a_mapping_or_the_descriptor_changes_nothing)
 {
     struct raw raw;

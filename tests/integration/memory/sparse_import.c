@@ -208,7 +208,7 @@ Test(sparse_import, pages_that_were_made_count_until_their_file_is_gone)
     must_ok(rdt_dealloc(conn, into.addr, &err)); /* and keeps it, with all its pages */
     must_ok(rdt_import(conn, into.fd, into.addr, into.bytes, &err));
     must_ok(
-        fetch_into(conn, &ref, &VECTOR(RDT_U8, 8 * MIB, into.addr + 7 * MIB), 1, &err)); /* of these one lies there already */
+        fetch_into(conn, &ref, &VECTOR(RDT_U8, 8 * MIB, into.addr + 7 * MIB), 1, &err)); /* one of these pages exists already */
     must_ok(rdt_dealloc(conn, into.addr, &err));
     wait_until(LONG, used(0, "bytes") == 8 * MIB + 15 * MIB);
     must_refuse(RDT_LIMIT, "owner_max_bytes", rdt_alloc(conn, MIB, &memory, &err));

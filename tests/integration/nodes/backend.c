@@ -86,7 +86,7 @@ static void end_two(const char *const *declared)
     rdt_close(owner);
     rdt_close(reader);
     for (unsigned i = 0; i < 2; i++)
-        c.fds[i] += 8; /* what is loaded has descriptors of its own */
+        c.fds[i] += 8; /* the loaded plug-in has its own descriptors */
     cluster_end(&c, declared);
 }
 
@@ -155,7 +155,7 @@ static void with_transport_of(const char *transport, rdt *conn, size_t bytes, st
     must_ok(rdt_dealloc(conn, memory, &err));
 }
 
-/* What moves by it keeps it; objects that prefer it do not: they are fetched again when it is there again. */
+/* Running transfers keep the transport in use. Objects that prefer it do not, and can be fetched when it is loaded again. */
 Test(backend, in_use_is_not_unloaded_and_says_by_what)
 {
     static const char *const declared[] = {"taken down and rebuilt", NULL};
@@ -191,7 +191,7 @@ Test(backend, in_use_is_not_unloaded_and_says_by_what)
     end_two(declared);
 }
 
-/* Its connection was coming back, and a fetch waits for that: it hears at once that there will be none. */
+/* A fetch waits for a connection that is being rebuilt, and learns at once that the transport is unloaded. */
 Test(backend, fetch_that_waits_for_one_that_is_unloaded_is_told)
 {
     struct rdt_fetch_options options = RDT_INIT(options);
@@ -378,7 +378,7 @@ Test(backend, files_that_are_no_backends_do_no_harm)
     refused(RDT_INVALID, "cannot be loaded", in_tmp("text.so"));
     refused(RDT_INVALID, "is not a backend: it exports no rdt_backend_init", build_path("librdt.so"));
     must(stat(so, &st) == 0);
-    for (unsigned part = 1; part < 16; part++) { /* cut off anywhere: the loader would touch what is not there */
+    for (unsigned part = 1; part < 16; part++) { /* truncated at any place: the loader would touch pages that do not exist */
         run_command("rm -f %s && head -c %ld %s >%s", cut, (long)(st.st_size * part / 16), so, cut);
         if (rdt_backend_load(admin, cut, NULL, LONG, NULL) == RDT_OK) /* all but what debuggers want was there */
             must_ok(rdt_backend_unload(admin, "loopback", LONG, &err));
@@ -404,7 +404,7 @@ Test(backend, files_that_others_can_write_are_refused)
     refused(RDT_DENIED, "its directory ", so);
     must(symlink(so, link) == 0);
     refused(RDT_DENIED, "its directory ", link);
-    must(chmod(dir, 01777) == 0); /* as /tmp: others have names there, and cannot touch this one */
+    must(chmod(dir, 01777) == 0); /* like /tmp: others may create files there, but cannot replace this one */
     must_ok(rdt_backend_load(admin, so, NULL, LONG, &err));
     must_ok(rdt_backend_unload(admin, "loopback", LONG, &err));
     must(chmod(dir, 0755) == 0);

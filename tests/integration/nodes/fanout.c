@@ -143,7 +143,7 @@ Test(fanout, row_of_nodes_where_memory_is_read)
     end();
 }
 
-/* Nobody can send: the copies cannot be passed on before they are whole, and the readers come back to the owner. */
+/* No node can send, so replicas cannot be passed on before they are complete, and the readers turn to the owner. */
 Test(fanout, copies_that_cannot_be_passed_on)
 {
     begin_sided("one");
@@ -167,7 +167,7 @@ Test(fanout, killed_relay_costs_nobody_else)
     end();
 }
 
-/* It says nothing any more, and its link stays: patience ends sooner than the link does. */
+/* The relay is silent while its link stays up: its reader gives up sooner than the link does. */
 Test(fanout, frozen_relay_is_left)
 {
     begin();
@@ -198,7 +198,7 @@ Test(fanout, cancelled_relay_goes_on_for_others)
     end();
 }
 
-/* Nobody wants it any more: it ends everywhere. */
+/* No reader wants the object any more, so its transfers end everywhere. */
 Test(fanout, cancelled_by_all_ends)
 {
     begin();
@@ -249,7 +249,8 @@ Test(fanout, killed_owner_fails_all)
     cluster_end(&c, meant);
 }
 
-/* Freed by force in the middle: who has asked before gets it or does not, later ones never; nothing stays. */
+/* The object is freed by force in the middle. Readers that asked before may get it, later ones never do, and nothing is
+ * left. */
 Test(fanout, freed_in_the_middle)
 {
     begin();

@@ -110,7 +110,8 @@ Test(holds_nodes, hold_in_transit_of_a_reader_ends_by_itself)
     end(NULL);
 }
 
-/* It belongs to no node, so the loss of the link neither ends nor prolongs it; without the owner's node there is none. */
+/* A hold in transit belongs to no node, so the loss of the link neither ends nor prolongs it. Without the owner's node
+ * there is none. */
 Test(holds_nodes, ref_cannot_be_handed_on_when_its_node_is_gone)
 {
     struct rdt_ref ref;
@@ -214,7 +215,7 @@ Test(holds_nodes, each_counts_and_stat_shows_the_node)
     must_ok(rdt_free(owner, &ref, false, &err));
     for (unsigned i = 1; i < N; i++)
         rdt_request_destroy(held[i]);
-    must_ok(rdt_ping(reader, LONG, &err)); /* what the socket did not take at once is on its way */
+    must_ok(rdt_ping(reader, LONG, &err)); /* bytes that the socket did not take at once are in flight */
     wait_until(10 * SEC, holds_at_owner(&ref) == 1);
     fetch_pattern(reader, &ref, BYTES, 1, NULL);
     rdt_request_destroy(held[0]);
@@ -481,7 +482,7 @@ Test(holds_nodes, restarted_owner_has_nothing_and_the_holder_lets_go_in_peace)
     again = put_pattern(owner, NULL, BYTES, 2);
     other = hold_of(reader, &again);
     must_ok(rdt_free(owner, &again, false, &err));
-    rdt_request_destroy(hold); /* of the node that is no more: touches nothing of this one */
+    rdt_request_destroy(hold); /* the number is of the node that has ended, and affects nothing of this one */
     fetch_pattern(reader, &again, BYTES, 2, NULL);
     rdt_request_destroy(other);
     must_ok(rdt_wait_freed(owner, &again, LONG, &err));

@@ -157,7 +157,7 @@ Test(link, flood_disturbs_nobody)
         if (i % 100 == 0)
             bystander_round(&c, 3);
     }
-    /* Who has business there comes in again. */
+    /* Nodes with the key can connect again. */
     node_start(&late, &(struct node_options){.name = "late", .listen = "127.0.0.1:0"});
     owner = node_client(&c.node[0], "owner");
     conn = node_client(&late, "late");
@@ -171,7 +171,7 @@ Test(link, flood_disturbs_nobody)
     cluster_end(&c, (const char *const[]){"connection from", "is down", "is lost", NULL});
 }
 
-/* ---- who is who ---- */
+/* ---- the identity of nodes ---- */
 
 /* The folder was copied with the machine's image: both nodes have one uuid. */
 Test(link, copied_state_dir_is_refused)

@@ -32,7 +32,7 @@ static void end(void)
     cluster_end(&c, NULL);
 }
 
-/* Whatever has come back by then is filled anew. */
+/* Regions that are back by then are filled again. */
 static void put_others(void)
 {
     for (uint32_t i = 100; i < 106; i++) {
@@ -67,13 +67,13 @@ static void reads_what_was_put(const char *sided)
     end();
 }
 
-Test(loans_nodes, is_not_filled_anew_while_another_node_reads_it)
+Test(loans_nodes, region_is_not_filled_again_while_another_node_reads_it)
 {
     reads_what_was_put("one");
     reads_what_was_put("two");
 }
 
-Test(loans_nodes, is_not_filled_anew_while_another_node_holds_it)
+Test(loans_nodes, region_is_not_filled_again_while_another_node_holds_it)
 {
     struct rdt_ref ref;
     rdt_request *hold;

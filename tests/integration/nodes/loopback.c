@@ -339,7 +339,7 @@ static void check_lost(const char *sided, unsigned where)
     end(rebuilt);
 }
 
-/* What stands still is judged when the node has been asked: here it is the node. */
+/* A transfer without progress is judged after its node was pinged; here the node is frozen. */
 Test(loopback, frozen_owner_is_lost_and_has_not_stalled)
 {
     rdt_request *request;
@@ -479,8 +479,8 @@ static int wait_freed(struct actor *self, void *arg)
     return 0;
 }
 
-/* wait_freed, asked on either node, returns when the bytes have been read, not before: what is written afterwards is
- * not seen. */
+/* wait_freed on either node returns only when the bytes have been read, so the reader does not see what is written
+ * afterwards. */
 Test(loopback, wait_freed_returns_after_transfer)
 {
     const size_t bytes = 40 * 64 * KIB;

@@ -183,7 +183,7 @@ Test(names_nodes, eight_samplers_follow_two_trainers_in_turn)
     cluster_end(&c, NULL);
 }
 
-/* What a trainer does: one buffer for ever, each step a snapshot of it. */
+/* Like a trainer: one buffer for ever, and each step a snapshot of it. */
 static int train_in_place(struct actor *self, void *arg)
 {
     rdt *conn = node_client(&c.node[0], "trainer");
@@ -292,7 +292,7 @@ Test(names_nodes, publish_goes_to_the_objects_node)
     cluster_end(&c, NULL);
 }
 
-/* Nobody has met anybody: the address is all that the readers have. */
+/* The nodes have not met: the readers have nothing but the address. */
 Test(names_nodes, address_of_the_node_is_enough)
 {
     struct rdt_ref name = {0}, alias, own, object_ref;

@@ -38,8 +38,7 @@ Test(nodes, sizes_arrive)
     end(NULL);
 }
 
-/* As the names say: `count` tensors that lie in memory of the daemon, with all kinds of types, shapes and
- * holes between them. */
+/* Puts `count` tensors in memory of the daemon, with various types, shapes and gaps between them. */
 struct pile {
     struct rdt_tensor *tensors;
     int64_t (*shapes)[2];
@@ -393,7 +392,7 @@ Test(nodes, fetch_parks_until_deadline)
     must_be(RDT_TIMED_OUT, try_fetch(reader, &ref, RDT_FETCH_AUTO, 200 * MSEC, &object, &err));
     must(now_ns() - start >= 200 * MSEC);
     must_be_within(start, 3 * SEC);
-    wait_until(5 * SEC, rdt_stat(owner, &ref, &stat, NULL) == RDT_NOT_FOUND); /* nobody waits at the owner either */
+    wait_until(5 * SEC, rdt_stat(owner, &ref, &stat, NULL) == RDT_NOT_FOUND); /* the owner's node has no waiter either */
     end(NULL);
 }
 

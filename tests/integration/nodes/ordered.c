@@ -160,9 +160,9 @@ Test(ordered, ring_of_transfers_arrives)
     end(NULL);
 }
 
-/* The same, where the daemons are not told of the queues: they post as it comes, and it stands still. What
- * these tests would not see without this. */
-Test(ordered, untold_they_stand_still)
+/* The same with daemons that do not know of the ordered queues: they post in any order and block each other. This shows
+ * that the other tests would notice. */
+Test(ordered, without_ordering_transfers_block_each_other)
 {
     unsigned bad = 0;
 
@@ -173,7 +173,7 @@ Test(ordered, untold_they_stand_still)
     end(rebuilt);
 }
 
-/* ---- who is in each other's way ---- */
+/* ---- transfers that block each other ---- */
 
 /* Each scene once with the owner's uuid smaller than the reader's, once the other way round: other ends take
  * their turns first. */
@@ -234,13 +234,13 @@ static bool all_see_loopback(void)
 static void must_work_again(void)
 {
     faults_everywhere("");
-    cluster_expect_idle_of_transfers(&c); /* what was aborted may take its connection down yet */
+    cluster_expect_idle_of_transfers(&c); /* an aborted transfer may still take its connection down */
     wait_until(10 * SEC, all_see_loopback());
     must(all_around(c.n, 4) == 0);
     cluster_expect_idle_of_transfers(&c);
 }
 
-Test(ordered, waiting_for_a_turn_is_shown_cancelled_and_timed_out)
+Test(ordered, waiting_for_a_ticket_is_shown_cancelled_and_timed_out)
 {
     begin(3, "yes", NULL);
     for (unsigned round = 0; round < 2; round++) {
@@ -271,7 +271,7 @@ Test(ordered, waiting_for_a_turn_is_shown_cancelled_and_timed_out)
     end(NULL); /* no connection was rebuilt: nothing had been posted */
 }
 
-/* What the test transport does not let go is not waited for by those that have nothing to do with it. */
+/* Transfers to other nodes do not wait for an operation that the test transport does not end. */
 static void lost_at_the_head(const char *at_reader)
 {
     begin(3, "yes", "--stall-timeout=600ms");
@@ -361,7 +361,7 @@ Test(ordered, owners_node_freezes_between_pairing_and_sending)
 }
 
 /* A reader that has the owner's turn, or is on its way to it, and never comes. */
-Test(ordered, reader_that_never_comes_gives_up_its_turn)
+Test(ordered, reader_that_never_comes_gives_up_its_ticket)
 {
     begin(3, "yes", NULL);
     for (unsigned round = 0; round < 2; round++) {

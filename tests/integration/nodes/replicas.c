@@ -28,7 +28,7 @@ static struct rdt_ref put_snapshot(rdt *conn, const char *id, size_t bytes, uint
     options.id = id;
     options.id_bytes = id ? strlen(id) : 0;
     must_ok(rdt_put(conn, &tensor, 1, &options, &ref, &err));
-    memset(memory, 0xee, bytes); /* nobody must see that */
+    memset(memory, 0xee, bytes); /* no reader may see these bytes */
     must_ok(rdt_dealloc(conn, memory, &err));
     return ref;
 }
@@ -121,7 +121,7 @@ Test(replicas, later_fetch_moves_nothing)
     read_it(reader, &ref, RDT_FETCH_SHARE, bytes, 3, "local/share");
     read_it(reader, &ref, RDT_FETCH_COW, bytes, 3, "local/cow");
     read_it(reader, &ref, RDT_FETCH_COPY, bytes, 3, "local/copy");
-    by_id = ref_on(&c.node[0], "weights"); /* which object that is now only its node knows */
+    by_id = ref_on(&c.node[0], "weights"); /* only the owner's node knows which object has this id now */
     read_it(reader, &by_id, RDT_FETCH_AUTO, bytes, 3, "local/share");
 
     memory = alloc_memory(reader, bytes);
@@ -175,7 +175,7 @@ Test(replicas, slice_comes_from_the_copy)
     end(NULL);
 }
 
-/* An id means what is under it now, whatever copies there are of what was under it before. */
+/* An id means the object that has it now, whichever replicas there are of earlier objects with this id. */
 Test(replicas, id_that_is_put_again_is_not_the_old_copy)
 {
     struct rdt_ref ref, by_id;
@@ -187,7 +187,7 @@ Test(replicas, id_that_is_put_again_is_not_the_old_copy)
         read_it(reader, &by_id, RDT_FETCH_AUTO, MIB, version, "ucx");
         read_it(reader, &by_id, RDT_FETCH_AUTO, MIB, version, "local/share");
         must_ok(rdt_free(owner, &ref, false, &err));
-        must_ok(rdt_wait_freed(owner, &ref, LONG, &err)); /* its node hears later than its reader that all is read */
+        must_ok(rdt_wait_freed(owner, &ref, LONG, &err)); /* the node learns of the end later than its reader */
     }
     end(NULL);
 }
@@ -237,7 +237,7 @@ Test(replicas, versions_of_a_name_are_received_once)
     end(NULL);
 }
 
-/* What rdtctl shows of it: STAT at the owner's node, LIST and EXPLAIN at the reader's. */
+/* What rdtctl shows of a replica: STAT at the owner's node, LIST and EXPLAIN at the reader's. */
 static void check_stat(const struct rdt_ref *ref)
 {
     Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
@@ -373,7 +373,7 @@ Test(replicas, copy_is_shown_as_its_owner_would)
 
 /* ---- memory ---- */
 
-Test(replicas, copies_give_way_to_readers)
+Test(replicas, replicas_are_freed_for_readers)
 {
     static const char *const flags[] = {"--memory-limit=64MiB", NULL};
     struct rdt_ref refs[8];
@@ -395,7 +395,7 @@ Test(replicas, copies_give_way_to_readers)
     end(NULL);
 }
 
-Test(replicas, no_more_are_kept_than_configured)
+Test(replicas, replicas_max_is_kept)
 {
     static const char *const flags[] = {"--replicas-max=5MiB", NULL};
     struct rdt_ref refs[4];
@@ -424,8 +424,8 @@ Test(replicas, no_more_are_kept_than_configured)
 static const char *const lost[] = {"is lost", "cannot be reached", "refused", "taken down and rebuilt", NULL};
 static const char *const impatient[] = {"--peer-timeout=2s", NULL};
 
-/* It confirms nothing, and serves nobody old bytes when it moves again. */
-Test(replicas, frozen_keeper_does_not_serve_what_was_freed)
+/* The frozen node confirms nothing, and serves no old bytes when it runs again. */
+Test(replicas, frozen_holder_does_not_serve_a_freed_object)
 {
     struct rdt_ref ref;
     rdt_request *request;
@@ -435,7 +435,7 @@ Test(replicas, frozen_keeper_does_not_serve_what_was_freed)
     ref = put_snapshot(owner, NULL, MIB, 3, RDT_VISIBLE_TO_OWNER);
     read_it(reader, &ref, RDT_FETCH_AUTO, MIB, 3, "ucx");
     node_freeze(&c.node[1]);
-    request = start_one(reader, &ref, LONG); /* it is read when the node moves again: perhaps before it hears of the free */
+    request = start_one(reader, &ref, LONG); /* read when the node runs again, perhaps before the free */
     since = now_ns();
     must_ok(rdt_free(owner, &ref, true, &err));
     must_be_within(since, 5 * SEC);
@@ -451,7 +451,7 @@ Test(replicas, frozen_keeper_does_not_serve_what_was_freed)
     end(lost);
 }
 
-Test(replicas, killed_keeper_does_not_delay_a_free)
+Test(replicas, killed_holder_does_not_delay_a_free)
 {
     struct rdt_ref ref;
     int64_t since;
@@ -469,8 +469,8 @@ Test(replicas, killed_keeper_does_not_delay_a_free)
     end(lost);
 }
 
-/* It cannot know whether the object is there still. When the cable is back it asks. */
-Test(replicas, cut_off_keeper_serves_nobody_new)
+/* The node cannot know whether the object still exists. When the cable is back it asks. */
+Test(replicas, cut_off_holder_serves_no_new_reader)
 {
     struct rdt_ref kept, freed;
     struct node_status before;
@@ -500,12 +500,12 @@ Test(replicas, cut_off_keeper_serves_nobody_new)
     read_it(reader, &kept, RDT_FETCH_AUTO, MIB, 3, "local/share");
     must(status_of(1).bytes_in == before.bytes_in);
     rdt_release(object);
-    must_ok(rdt_free(owner, &kept, true, &err)); /* it is noted again */
+    must_ok(rdt_free(owner, &kept, true, &err)); /* the directory has it again */
     must(try_it(reader, &kept) == RDT_FREED);
     end(lost);
 }
 
-Test(replicas, node_ends_well_with_copies)
+Test(replicas, node_stops_cleanly_with_replicas)
 {
     struct rdt_ref ref;
 
@@ -522,7 +522,7 @@ Test(replicas, node_ends_well_with_copies)
 }
 
 /* Another start of the owner's node knows nothing of its objects. */
-Test(replicas, restarted_owner_has_no_copies)
+Test(replicas, restarted_owner_has_no_replicas)
 {
     enum rdt_status status = RDT_PEER_LOST;
     struct rdt_ref ref;

@@ -105,7 +105,7 @@ static void take(struct asked *slot)
     slot->request = NULL;
 }
 
-/* What is held stays as it was, whatever became of the object and of its copies. */
+/* A held object keeps its bytes, whatever happens to the object and its replicas. */
 static void let_go(struct asked *slot)
 {
     struct rdt_tensor tensor = tensor_of(slot->object, 0);

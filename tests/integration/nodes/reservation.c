@@ -45,7 +45,7 @@ static struct node_status status_of_reader(void)
 #define SMALL 4096
 #define N_SMALL 6000 /* 24 MiB in runs that no transport can receive in place */
 
-#define STEP (SMALL + 64) /* of targets: with gaps between them, none can be received in place */
+#define STEP (SMALL + 64) /* targets with gaps between them, so none can be received in place */
 
 static void cut(struct rdt_tensor *tensors, uint8_t *memory, size_t n, size_t step)
 {
@@ -135,7 +135,7 @@ Test(reservation, staged_bytes_arrive)
         must_ok(fetch_small(&ref, N_SMALL, into, &err));
         cr_assert(arrived(into, N_SMALL, 3));
     }
-    for (size_t n = 1; n < 300; n = 2 * n + 1) { /* also what is staged on the heap, and started early */
+    for (size_t n = 1; n < 300; n = 2 * n + 1) { /* also memory that is staged on the heap, and transfers that start early */
         struct rdt_ref few = put_small(n, 9);
         must_ok(fetch_small(&few, n, into, &err));
         cr_assert(arrived(into, n, 9));
@@ -230,7 +230,7 @@ Test(reservation, batch_over_a_link_that_is_to_come_up_is_all_or_none)
     end();
 }
 
-/* What is asked for already, so that this fetch has to ask after that, counts like the rest. */
+/* An object that is being pulled already, so that this fetch has to wait, counts like the others. */
 Test(reservation, batch_of_what_another_asks_for_is_all_or_none)
 {
     rdt_request *first[4], *second[4];
@@ -276,7 +276,7 @@ Test(reservation, batch_of_copies_on_one_node_is_all_or_none)
     end();
 }
 
-/* Who waits for a put waits alone. */
+/* An item that waits for a put leaves its group. */
 Test(reservation, batch_does_not_wait_for_what_nobody_has_put)
 {
     rdt_request *requests[4];

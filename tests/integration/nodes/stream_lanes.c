@@ -222,8 +222,8 @@ static void disperse(struct crowd *crowd)
     must(pthread_join(crowd->thread, NULL) == 0);
 }
 
-/* Who is put out in the very moment in which it says who it is was counted twice, until there was nobody left
- * to put out. */
+/* A regression: a connection that was closed in the moment of its greeting was counted twice, until the count reached zero
+ * and no connection was closed any more. */
 Test(stream_lanes, friends_in_a_crowd_are_let_in_or_put_out_and_counted_once)
 {
     enum { ROUNDS = 600 };
@@ -247,7 +247,7 @@ Test(stream_lanes, friends_in_a_crowd_are_let_in_or_put_out_and_counted_once)
         (void)send(sock, hello, sizeof hello, MSG_NOSIGNAL);
         in += recv(sock, welcome, sizeof welcome, MSG_WAITALL) == sizeof welcome;
         (void)close(sock);
-        if (host_conn_wait_failed(&conn, 0)) { /* its end was a failure of the connection: a new one */
+        if (host_conn_wait_failed(&conn, 0)) { /* the connection failed with its end, so a new one is made */
             leave(&conn);
             (void)close(friend.sock);
             befriend(&conn, &friend);
@@ -266,7 +266,7 @@ Test(stream_lanes, friends_in_a_crowd_are_let_in_or_put_out_and_counted_once)
     backend_host_close(&host);
 }
 
-/* Whoever was accepted while it stopped is closed too. */
+/* A connection that was accepted while the transport stopped is closed too. */
 Test(stream_lanes, stop_in_a_crowd_leaves_no_descriptor)
 {
     enum { ROUNDS = 30 };

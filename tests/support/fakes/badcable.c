@@ -44,7 +44,7 @@ struct badcable_shared {
     atomic_ullong giants; /* segments of an offload that was not switched off */
 };
 
-/* ---- ends without offloads: what is captured is what a cable would carry ---- */
+/* ---- ends without offloads, so that the captured frames are those of a real cable ---- */
 
 static bool plain(const char *device)
 {
@@ -91,7 +91,7 @@ struct way {
     int from, to;
     struct frame *first, *last; /* by due_ns */
     unsigned queued;
-    int64_t last_due_ns; /* of those that keep their turn */
+    int64_t last_due_ns; /* of the frames that keep their order */
 };
 
 struct process {

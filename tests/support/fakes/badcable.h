@@ -23,9 +23,9 @@ enum badcable_way { BADCABLE_OUT /* what the node sends */, BADCABLE_IN, BADCABL
 struct badcable_faults {
     unsigned loss_pm, duplicate_pm, reorder_pm; /* per mille of the frames */
     unsigned delay_us, jitter_us;               /* each frame's: the delay and up to jitter more; the order stays */
-    unsigned hold_us;                           /* what is disordered comes so much later than its turn; 0: 3 ms */
+    unsigned hold_us;                           /* reordered frames come this much later; 0: 3 ms */
     unsigned flap_ms;                           /* alternately dead and alive for so long, dead first; 0: not */
-    bool dead;                                  /* nothing arrives, not even what was on its way */
+    bool dead;                                  /* nothing arrives, not even frames in flight */
 };
 
 struct badcable_counts {

@@ -217,7 +217,7 @@ Test(gloo_mesh, silent_crowd_at_the_door_keeps_nobody_out)
 }
 
 /* Greetings of another group, of another epoch, for the other rank, and one of zeros. */
-Test(gloo_mesh, who_does_not_say_the_right_thing_is_not_let_in)
+Test(gloo_mesh, stranger_with_a_wrong_greeting_is_not_let_in)
 {
     static const struct hello {
         uint8_t token[16];
@@ -317,7 +317,7 @@ Test(gloo_mesh, cut_in_the_middle_of_a_message_is_heard_at_both_ends)
     free(out.bytes);
 }
 
-Test(gloo_mesh, cut_is_heard_by_who_waits_for_what_has_not_begun)
+Test(gloo_mesh, cut_is_noticed_by_a_rank_that_waits_for_an_unsent_message)
 {
     struct move in;
 

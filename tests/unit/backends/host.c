@@ -306,7 +306,7 @@ Test(memory, pages_that_are_elsewhere_are_holes)
 }
 
 /* The kernel makes an open wait for the holder of a lease on the file; the daemon must not wait. */
-Test(memory, who_has_a_lease_holds_nobody_up)
+Test(memory, file_lease_delays_nobody)
 {
     int fd = immutable_memfd(CLIENT_BYTES);
     struct rdt_block block;

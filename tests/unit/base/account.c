@@ -110,7 +110,7 @@ Test(account_limits, several_at_once_are_all_or_nothing)
     cr_assert_eq(accounts.node.used[USAGE_OBJECTS], 0u);
 }
 
-Test(account_limits, what_a_client_leaves_stays_counted)
+Test(account_limits, memory_of_an_ended_client_stays_counted)
 {
     const struct owner me = {.uid = 1000};
     struct account *gone = account_get_client(&accounts, &me, 14), *memory = account_ref(gone);
@@ -147,7 +147,7 @@ static bool attempt(struct waiter *waiter)
     return status == RDT_OK;
 }
 
-Test(account_limits, room_is_given_in_turn)
+Test(account_limits, owners_get_room_in_turn)
 {
     struct waiter a = {.account = first, .n = 2}, b = {.account = first, .n = 1}, c = {.account = second, .n = 1};
 
@@ -167,7 +167,7 @@ Test(account_limits, room_is_given_in_turn)
     account_give(first, USAGE_REGIONS, 3);
 }
 
-Test(account_limits, who_leaves_the_queue_makes_way)
+Test(account_limits, waiter_that_leaves_makes_way)
 {
     struct waiter a = {.account = first, .n = 3}, b = {.account = first, .n = 1};
 
@@ -179,7 +179,7 @@ Test(account_limits, who_leaves_the_queue_makes_way)
 }
 
 /* A request may be answered, and be no more, before all that it began has been charged. */
-Test(account_limits, who_has_been_answered_tries_no_more)
+Test(account_limits, answered_waiter_does_not_try_again)
 {
     struct waiter a = {.account = first, .n = 1}, b = {.account = first};
 
@@ -196,7 +196,7 @@ Test(account_limits, who_has_been_answered_tries_no_more)
     account_give(first, USAGE_REGIONS, 3);
 }
 
-Test(account_limits, what_came_to_nothing_calls_nobody)
+Test(account_limits, failed_request_calls_nobody)
 {
     struct waiter a = {.account = first, .n = 1};
     uint64_t want[USAGE_COUNT] = {[USAGE_REGIONS] = 1, [USAGE_OBJECTS] = 1};
@@ -228,7 +228,7 @@ Test(account_limits, one_queue_after_another)
     account_give(second, USAGE_REGIONS, 2);
 }
 
-Test(account_limits, what_can_never_fit_waits_for_nothing)
+Test(account_limits, request_that_can_never_fit_does_not_wait)
 {
     account_request_begin(&accounts, NULL);
     refused(first, 4, "client_max_regions");
@@ -270,7 +270,7 @@ Test(account_limits, room_of_the_node_calls_every_owner_in_turn)
 }
 
 /* Who leaves when it was called lets the next one try. */
-Test(account_limits, room_is_not_lost_with_who_was_called)
+Test(account_limits, room_is_not_lost_when_the_called_waiter_leaves)
 {
     struct waiter a = {.account = first}, b = {.account = stranger};
 
@@ -319,7 +319,7 @@ Test(account_limits, last_eighth_of_the_node_is_for_owners_that_have_few)
 }
 
 /* Who cannot try when called keeps its place, and nobody waiting. */
-Test(account_limits, who_cannot_try_yet_is_passed_over)
+Test(account_limits, waiter_that_cannot_try_yet_is_passed_over)
 {
     struct waiter a = {.account = first}, a2 = {.account = second}, b = {.account = stranger};
 

@@ -40,7 +40,7 @@ Test(sm, unknown_state_aborts, .signal = SIGABRT)
     sm_move(&sm, 3);
 }
 
-Test(sm, staying_is_a_move_too, .signal = SIGABRT)
+Test(sm, staying_needs_a_row_too, .signal = SIGABRT)
 {
     struct sm sm;
     sm_init(&sm, table, 3, IDLE);

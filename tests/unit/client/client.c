@@ -38,7 +38,7 @@ static void serve(struct fake *fake)
     fake_serve(fake);
 }
 
-Test(client, connect_says_who_is_there)
+Test(client, connect_returns_the_nodes_description)
 {
     struct fake fake;
     struct rdt_node_info node;

@@ -38,7 +38,7 @@ Test(client_busy_poll, bound_is_what_the_daemon_says)
     expect_bound(0, 0); /* which is what one that knows nothing of it says */
 }
 
-Test(client_busy_poll, no_daemon_makes_it_look_for_long)
+Test(client_busy_poll, no_daemon_makes_it_poll_for_long)
 {
     expect_bound(UINT64_MAX, RDT_BUSY_POLL_MAX_NS);
     expect_bound(RDT_BUSY_POLL_MAX_NS + 1, RDT_BUSY_POLL_MAX_NS);
@@ -61,7 +61,7 @@ static uint64_t found(uint64_t told_ns, unsigned most)
     return n;
 }
 
-Test(client_busy_poll, answers_that_come_at_once_are_looked_for, .timeout = 120)
+Test(client_busy_poll, polls_for_answers_that_come_at_once, .timeout = 120)
 {
     cpu_set_t set;
 
@@ -71,12 +71,12 @@ Test(client_busy_poll, answers_that_come_at_once_are_looked_for, .timeout = 120)
     cr_assert_gt(found(RDT_BUSY_POLL_MAX_NS, 1000000), 0);
 }
 
-Test(client_busy_poll, none_is_looked_for_where_the_daemon_says_so)
+Test(client_busy_poll, does_not_poll_if_the_daemon_says_so)
 {
     cr_assert_eq(found(0, 1000), 0);
 }
 
-Test(client_busy_poll, none_is_looked_for_on_one_processor)
+Test(client_busy_poll, does_not_poll_on_one_processor)
 {
     cpu_set_t set;
 

@@ -107,7 +107,7 @@ static void comes_back(struct fake *fake)
     fake_serve(fake);
 }
 
-Test(client_loans, next_put_lies_in_what_came_back)
+Test(client_loans, next_put_uses_the_returned_region)
 {
     struct fake fake;
     rdt *conn;
@@ -151,7 +151,7 @@ static void parts_with_it(struct fake *fake)
     fake_serve(fake);
 }
 
-Test(client_loans, what_is_gone_is_put_anew)
+Test(client_loans, put_into_an_ended_region_is_repeated)
 {
     struct fake fake;
     rdt *conn;

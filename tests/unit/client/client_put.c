@@ -462,7 +462,7 @@ static void put_and_fetch_many(bool runs)
     fake_stop(&fake);
 }
 
-Test(client_put, what_is_alike_goes_in_runs_to_a_daemon_that_reads_them)
+Test(client_put, similar_tensors_travel_as_runs)
 {
     put_and_fetch_many(true);
 }

@@ -155,7 +155,7 @@ static void cannot_take_it(struct fake *fake)
     fake_serve(fake);
 }
 
-Test(client_sealed, what_was_not_wanted_once_is_not_made_again)
+Test(client_sealed, refused_once_is_not_tried_again)
 {
     run(cannot_take_it, 1 << 20, 2);
 }

@@ -182,7 +182,7 @@ static bool turn_until_told(const struct waiting *waiting, unsigned n)
     return false;
 }
 
-Test(names, thousands_are_told_in_turns_and_each_once)
+Test(names, thousands_are_notified_in_portions_and_each_once)
 {
     enum { N = 1000 };
     static struct waiting waiting[N];
@@ -201,7 +201,7 @@ Test(names, thousands_are_told_in_turns_and_each_once)
         cr_assert(waiting[i].told == 1 && waiting[i].status == RDT_OK && waiting[i].version == 1);
 }
 
-Test(names, who_waits_for_a_turn_gets_what_is_newest_then)
+Test(names, waiter_of_a_later_portion_gets_the_newest_version_then)
 {
     enum { N = 300 };
     static struct waiting waiting[N];
@@ -215,7 +215,7 @@ Test(names, who_waits_for_a_turn_gets_what_is_newest_then)
     cr_assert_eq(waiting[N - 1].version, 2u);
 }
 
-Test(names, forced_free_between_turns_leaves_them_waiting_for_the_next)
+Test(names, forced_free_between_portions_leaves_the_rest_waiting)
 {
     enum { N = 200 };
     static struct waiting waiting[N];
@@ -237,7 +237,7 @@ Test(names, forced_free_between_turns_leaves_them_waiting_for_the_next)
     cr_assert_eq(waiting[N - 1].version, 2u);
 }
 
-Test(names, unpublish_between_turns_frees_the_rest)
+Test(names, unpublish_between_portions_ends_the_rest)
 {
     enum { N = 200 };
     static struct waiting waiting[N];

@@ -123,7 +123,7 @@ static struct object *put_for(Rdt__Pb__Visibility visibility)
     return object;
 }
 
-Test(object_notify, who_may_not_see_the_object_waits_on)
+Test(object_notify, waiter_that_may_not_see_the_object_waits_on)
 {
     struct waiting hidden_before, shown, hidden_after;
     struct object *object;
@@ -233,7 +233,7 @@ Test(object_notify, filling_that_fails_tells_why)
 }
 
 /* The loop has others to see to. */
-Test(object_notify, filling_that_fails_tells_many_in_turns)
+Test(object_notify, filling_that_fails_notifies_many_in_portions)
 {
     enum { N = 500 };
     struct rdt_error why = {.status = RDT_NO_MEMORY, .msg = "none"};
@@ -292,7 +292,7 @@ Test(object_notify, filling_refused_at_once_keeps_waiters)
 }
 
 /* The first who is told lets go of what the others wait for. */
-Test(object_notify, filling_ended_by_the_one_who_is_told)
+Test(object_notify, filling_ended_by_a_notified_waiter)
 {
     struct waiting a, b;
     struct object *object;

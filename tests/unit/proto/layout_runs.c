@@ -109,7 +109,7 @@ static struct layout *equal_tensors(uint32_t n, uint64_t size, uint64_t step)
 
 /* ---- there and back ---- */
 
-Test(layout_runs, what_is_alike_is_one_row)
+Test(layout_runs, similar_tensors_are_one_row)
 {
     struct layout *layout = equal_tensors(MANY, 6720, 6720);
 
@@ -152,7 +152,7 @@ Test(layout_runs, few_different_or_too_many_tensors_go_one_by_one)
     free(layout);
 }
 
-Test(layout_runs, who_knows_no_runs_gets_none)
+Test(layout_runs, peer_without_runs_gets_none)
 {
     struct layout *layout = equal_tensors(MANY, 8, 8);
     Rdt__Pb__TensorList list;

@@ -58,7 +58,7 @@ static unsigned until(bool looks, int64_t ns, unsigned most)
     return n;
 }
 
-Test(poll_rule, short_waits_begin_it)
+Test(poll_rule, short_waits_start_polling)
 {
     begin(2);
     (void)wait_of(PAUSE);
@@ -69,7 +69,7 @@ Test(poll_rule, short_waits_begin_it)
     cr_assert_eq(rule.n_found, 100);
 }
 
-Test(poll_rule, a_long_wait_among_short_ones_keeps_it_asleep)
+Test(poll_rule, one_long_wait_among_short_ones_prevents_polling)
 {
     begin(2);
     for (unsigned i = 0; i < 100; i++)
@@ -77,7 +77,7 @@ Test(poll_rule, a_long_wait_among_short_ones_keeps_it_asleep)
     cr_assert_eq(rule.n_found + rule.n_missed, 0);
 }
 
-Test(poll_rule, long_waits_end_it)
+Test(poll_rule, long_waits_end_polling)
 {
     begin(2);
     (void)until(true, MAX, 100);
@@ -88,7 +88,7 @@ Test(poll_rule, long_waits_end_it)
         cr_assert_not(wait_of(LONG));
 }
 
-Test(poll_rule, one_long_wait_alone_does_not)
+Test(poll_rule, one_long_wait_does_not_end_polling)
 {
     begin(2);
     (void)until(true, MAX, 100);
@@ -96,7 +96,7 @@ Test(poll_rule, one_long_wait_alone_does_not)
         cr_assert(wait_of(i % 8 == 0 ? LONG : MAX));
 }
 
-Test(poll_rule, what_is_always_late_is_looked_for_less_and_less)
+Test(poll_rule, messages_that_are_always_late_are_polled_for_less_and_less)
 {
     begin(2);
     for (unsigned i = 0; i < 100000; i++)
@@ -106,7 +106,7 @@ Test(poll_rule, what_is_always_late_is_looked_for_less_and_less)
     cr_assert_lt(until(true, MAX, 10000), 1100, "and begins when it pays");
 }
 
-Test(poll_rule, a_pause_ends_it_and_what_comes_now_and_then_never_begins_it)
+Test(poll_rule, pause_ends_polling_and_rare_messages_never_start_it)
 {
     begin(2);
     (void)until(true, MAX, 100);
@@ -122,7 +122,7 @@ Test(poll_rule, a_pause_ends_it_and_what_comes_now_and_then_never_begins_it)
     }
 }
 
-Test(poll_rule, one_processor_never)
+Test(poll_rule, one_processor_never_polls)
 {
     begin(1);
     for (unsigned i = 0; i < 10000; i++)
@@ -138,7 +138,7 @@ Test(poll_rule, processors_may_be_taken_away)
     cr_assert_eq(until(true, MAX, 100), 100);
 }
 
-Test(poll_rule, none_is_none)
+Test(poll_rule, polling_of_zero_never_polls)
 {
     begin(2);
     poll_rule_init(&rule, 0);
@@ -157,7 +157,7 @@ static int64_t stays_away(void)
     return now_ns - from_ns;
 }
 
-Test(poll_rule, others_who_need_the_processor_end_it_for_longer_and_longer)
+Test(poll_rule, busy_processor_stops_polling_for_longer_and_longer)
 {
     int64_t first_ns, last_ns;
 

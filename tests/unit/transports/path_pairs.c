@@ -251,7 +251,7 @@ Test(path_pairs, transport_that_cannot_read_holes_is_not_passed_over)
     cr_assert_eq(decision.passed_over, -1, "%s", find(&decision, "fast")->reason);
 }
 
-Test(path_pairs, reply_rides_to_no_device)
+Test(path_pairs, inline_bytes_go_to_no_device)
 {
     struct path_offer slow = offer("slow", 1);
     struct path_query query = remote_query(&slow, 1);
