@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every memory kind must do. The processor may be unable to reach such memory, so the checks read and
- * write it through the plug-in's own copy operation.
- */
+/* What every memory kind must do. The processor may be unable to reach such memory, so the checks read and write it through
+ * the plug-in's own copy operation: copy, or copy_start of a kind with devices. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -13,11 +12,27 @@
 #include "tests/support/backend_host.h"
 
 #define MIB ((uint64_t)1 << 20)
+#define COPY_MS 20000
 
 static struct backend_host host;
 static const struct rdt_memory_ops *ops;
 static void *memory;
+static const char *device; /* that the checks allocate on; "" for a kind without devices */
 static struct rdt_error err;
+
+/* Opens no device; the first one serves the checks. */
+static void choose_device(void)
+{
+    struct rdt_device first = {0};
+
+    device = "";
+    if (!HAS_OP(ops, devices))
+        return;
+    if (ops->devices(memory, &first, 1) == 0)
+        check_skip("it has no device here");
+    must(first.uuid && *first.uuid, "its first device has no uuid");
+    device = first.uuid;
+}
 
 static void setup(void)
 {
@@ -25,8 +40,13 @@ static void setup(void)
     ops = host.backend->memory;
     if (!ops)
         check_skip("it has no memory kind");
-    must(ops->name && *ops->name && ops->open && ops->close && ops->alloc && ops->free && ops->map && ops->copy,
-         "the table lacks a name, or one of open, close, alloc, free, map and copy");
+    must(ops->name && *ops->name && ops->open && ops->close && ops->alloc && ops->free && ops->map,
+         "the table lacks a name, or one of open, close, alloc, free and map");
+    if (HAS_OP(ops, devices))
+        must(HAS_OP(ops, export_block) && HAS_OP(ops, copy_start) && HAS_OP(ops, zero),
+             "the table has devices, and lacks one of export_block, copy_start and zero");
+    else
+        must(ops->copy, "the table has neither copy nor devices");
     host.opening = true;
     switch (ops->open(&host.table, &memory, &err)) {
     case RDT_OK:
@@ -38,6 +58,7 @@ static void setup(void)
         must(false, "open fails: %s", err.msg);
     }
     host.opening = false;
+    choose_device();
 }
 
 static void teardown(void)
@@ -52,11 +73,39 @@ static void teardown(void)
 static void alloc(struct rdt_block *block, uint64_t bytes)
 {
     *block = (struct rdt_block){.fd = -1};
-    must_eq(ops->alloc(memory, "", bytes, block, &err), RDT_OK, "allocating %llu bytes: %s", (unsigned long long)bytes,
+    must_eq(ops->alloc(memory, device, bytes, block, &err), RDT_OK, "allocating %llu bytes: %s", (unsigned long long)bytes,
             err.msg);
     must_null(block->addr, "it is mapped before anybody asked");
     must_eq(ops->map(memory, block, true, &err), RDT_OK, "mapping it: %s", err.msg);
     must_not_null(block->addr, "map gives no address");
+}
+
+/* Copies between host memory and a mapped block; into_block says which end is the block's. */
+static void copy_bytes(const struct rdt_block *block, void *to, const void *from, uint64_t bytes, bool into_block)
+{
+    struct rdt_copy_piece piece = {.to = to, .from = from, .bytes = bytes, .rows = 1};
+    struct host_copy copy = {.copy = {.to = into_block ? block : NULL,
+                                      .from = into_block ? NULL : block,
+                                      .pieces = &piece,
+                                      .n_pieces = bytes > 0}};
+    enum rdt_status status;
+
+    if (!HAS_OP(ops, devices)) {
+        status = ops->copy(memory, to, from, bytes, &err);
+        must_eq(status, RDT_OK, "copying: %s", err.msg);
+        return;
+    }
+    if (bytes == 0)
+        return;
+    status = ops->copy_start(memory, &copy.copy, &err);
+    must_eq(status, RDT_OK, "starting a copy: %s", err.msg);
+    must(host_copy_wait(&copy, COPY_MS), "a copy does not end");
+    must_eq(copy.status, RDT_OK, "copying: %s", copy.msg);
+}
+
+static void copy_in(const struct rdt_block *block, uint64_t at, const void *from, uint64_t bytes)
+{
+    copy_bytes(block, (uint8_t *)block->addr + at, from, bytes, true);
 }
 
 static uint8_t *copied_out(const struct rdt_block *block, uint64_t bytes)
@@ -64,7 +113,7 @@ static uint8_t *copied_out(const struct rdt_block *block, uint64_t bytes)
     uint8_t *out = malloc(bytes);
 
     must_not_null(out);
-    must_eq(ops->copy(memory, out, block->addr, bytes, &err), RDT_OK, "copying out of it: %s", err.msg);
+    copy_bytes(block, out, block->addr, bytes, false);
     return out;
 }
 
@@ -100,7 +149,7 @@ MEMORY_CHECK(memory_that_was_used_comes_back_zeroed)
         alloc(&block, MIB);
         out = copied_out(&block, MIB);
         must(out[0] == 0 && memcmp(out, out + 1, MIB - 1) == 0, "it shows what somebody else had there");
-        must_eq(ops->copy(memory, block.addr, dirt, MIB, &err), RDT_OK);
+        copy_in(&block, 0, dirt, MIB);
         free(out);
         ops->free(memory, &block);
     }
@@ -120,10 +169,9 @@ MEMORY_CHECK(copies_of_all_sizes_and_alignments_are_exact)
             uint8_t *out;
 
             memset(from, CANARY, 18 * MIB);
-            must_eq(ops->copy(memory, block.addr, from, 18 * MIB, &err), RDT_OK, "%s", err.msg);
+            copy_in(&block, 0, from, 18 * MIB);
             pattern_fill(from + shift * 7, sizes[i], i);
-            must_eq(ops->copy(memory, (uint8_t *)block.addr + 4096 + shift * 13, from + shift * 7, sizes[i], &err), RDT_OK,
-                    "%s", err.msg);
+            copy_in(&block, 4096 + shift * 13, from + shift * 7, sizes[i]);
             out = copied_out(&block, 18 * MIB);
             must(pattern_holds(out + 4096 + shift * 13, sizes[i], i), "a copy of %llu bytes is wrong",
                  (unsigned long long)sizes[i]);
@@ -144,7 +192,7 @@ MEMORY_CHECK(nothing_and_too_much_are_refused)
         struct rdt_block block = {.fd = -1};
 
         err = (struct rdt_error){0};
-        must_neq(ops->alloc(memory, "", sizes[i], &block, &err), RDT_OK, "%llu bytes are given out",
+        must_neq(ops->alloc(memory, device, sizes[i], &block, &err), RDT_OK, "%llu bytes are given out",
                  (unsigned long long)sizes[i]);
         must(err.msg[0], "%llu bytes are refused without a word", (unsigned long long)sizes[i]);
     }
@@ -156,7 +204,7 @@ MEMORY_CHECK(free_takes_what_was_never_mapped)
     for (unsigned i = 0; i < 50; i++) {
         struct rdt_block block = {.fd = -1};
 
-        must_eq(ops->alloc(memory, "", MIB, &block, &err), RDT_OK, "%s", err.msg);
+        must_eq(ops->alloc(memory, device, MIB, &block, &err), RDT_OK, "%s", err.msg);
         ops->free(memory, &block);
     }
 }
@@ -174,6 +222,52 @@ MEMORY_CHECK(cycles_leave_no_descriptors)
         ops->free(memory, &block);
     }
     must_leq(count_fds(), before, "100 blocks left %u descriptors", count_fds() - before);
+}
+
+MEMORY_CHECK(zero_clears_a_used_block)
+{
+    uint8_t *dirt = malloc(MIB), *out;
+    struct rdt_block block;
+
+    if (!HAS_OP(ops, devices))
+        check_skip("its memory is not on devices");
+    must_not_null(dirt);
+    memset(dirt, 0x5a, MIB);
+    alloc(&block, MIB);
+    copy_in(&block, 0, dirt, MIB);
+    must_eq(ops->zero(memory, &block, &err), RDT_OK, "%s", err.msg);
+    out = copied_out(&block, MIB);
+    must(out[0] == 0 && memcmp(out, out + 1, MIB - 1) == 0, "zero leaves bytes that are not zero");
+    free(out);
+    free(dirt);
+    ops->free(memory, &block);
+}
+
+MEMORY_CHECK(export_names_the_block_in_constant_form)
+{
+    struct rdt_export first = {0}, second = {0};
+    struct rdt_block block;
+    uint64_t bytes = 0;
+    enum rdt_status status;
+
+    if (!HAS_OP(ops, devices))
+        check_skip("its memory is not on devices");
+    alloc(&block, MIB);
+    status = ops->export_block(memory, &block, &first, &err);
+    if (status == RDT_UNSUPPORTED)
+        check_skip("its memory cannot be exported: %s", err.msg);
+    must_eq(status, RDT_OK, "%s", err.msg);
+    must_eq(ops->export_block(memory, &block, &second, &err), RDT_OK, "the second export: %s", err.msg);
+    must(first.kind == second.kind && first.offset == second.offset && first.fds == second.fds &&
+             first.handle_bytes == second.handle_bytes && memcmp(first.handle, second.handle, first.handle_bytes) == 0,
+         "two exports of a block differ");
+    if (first.kind == RDT_IMPORT_VMM) {
+        must(first.n_fds >= 1 && first.n_fds <= RDT_EXPORT_MAX_FDS, "it exports %u descriptors", first.n_fds);
+        for (uint32_t i = 0; i < first.n_fds; i++)
+            bytes += first.chunk_bytes[i];
+        must(first.offset <= bytes && bytes - first.offset >= MIB, "its chunks are shorter than the block");
+    }
+    ops->free(memory, &block);
 }
 
 static int shared(const struct rdt_block *block, bool writable)
@@ -254,7 +348,7 @@ static enum rdt_status import(const struct rdt_import *import, struct rdt_block 
         check_skip("it cannot import");
     *block = (struct rdt_block){.fd = -1};
     err = (struct rdt_error){0};
-    return ops->import(memory, "", import, block, &err);
+    return ops->import(memory, device, import, block, &err);
 }
 
 static int memfd(uint64_t bytes, int seals)
@@ -273,8 +367,10 @@ MEMORY_CHECK(imported_memory_is_the_clients)
     uint8_t *there = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), *out;
     enum rdt_status status = import(&request, &block);
 
-    if (status == RDT_UNSUPPORTED)
+    if (status == RDT_UNSUPPORTED || HAS_OP(ops, devices)) {
+        must_neq(status, RDT_OK, "host memory of a client is imported as memory of a device");
         check_skip("it imports no memfd: %s", err.msg);
+    }
     must_eq(status, RDT_OK, "%s", err.msg);
     (void)close(fd); /* the descriptor is still the caller's */
     must_eq(ops->map(memory, &block, false, &err), RDT_OK, "%s", err.msg);
@@ -352,7 +448,7 @@ MEMORY_CHECK(hostile_imports_are_refused)
         int pipes[2];
         struct rdt_block block;
         struct rdt_import request = {
-            .kind = (enum rdt_import_kind)kind, .bytes = MIB, .fds = pipes, .n_fds = 2, .handle = "", .handle_bytes = 0};
+            .kind = (enum rdt_import_kind)kind, .bytes = MIB, .fds = pipes, .n_fds = 2, .chunk_bytes = (uint64_t[]){MIB, MIB}};
 
         must_eq(pipe2(pipes, O_CLOEXEC), 0);
         must_neq(import(&request, &block), RDT_OK, "two ends of a pipe are imported as memory of kind %d", kind);

@@ -15,6 +15,7 @@ over() { # PLUGIN SETTING ...
   grep -q '^[1-9][0-9]* ok, 0 failed' <<<"$out" || { failures=$((failures + 1)); echo "$out"; } # it must have checked something
 }
 over backends/rdt_host.so
+over tests/rdt_fake.so                      # memory on devices, without copy and without memfds
 over tests/rdt_v1.so "directory=$TMPDIR"
 over tests/rdt_loopback.so
 over backends/rdt_ucx.so threads=1

@@ -166,6 +166,8 @@ static enum rdt_status fake_alloc(void *memory, const char *device, uint64_t byt
     (void)memory;
     if (take(&fake.control->fail_allocs))
         return rdt_error_set(err, RDT_NO_MEMORY, "%s: out of memory, as the test wants it", device);
+    if (bytes == 0 || bytes > fake.device_bytes)
+        return rdt_error_set(err, RDT_NO_MEMORY, "%s cannot allocate %llu bytes", device, (unsigned long long)bytes);
     if (atomic_fetch_add(&fake.control->allocated[index_of(device)], bytes) + bytes > fake.device_bytes) {
         atomic_fetch_sub(&fake.control->allocated[index_of(device)], bytes);
         return rdt_error_set(err, RDT_NO_MEMORY, "%s has no %llu bytes left", device, (unsigned long long)bytes);

@@ -138,6 +138,28 @@ static void on_op_done(struct rdt_op *rdt_op, enum rdt_status status, const char
     (void)pthread_mutex_unlock(&lock);
 }
 
+static void on_copy_done(struct rdt_memory_copy *rdt_copy, enum rdt_status status, const char *msg)
+{
+    struct host_copy *copy = (struct host_copy *)(void *)((char *)rdt_copy - offsetof(struct host_copy, copy));
+
+    (void)pthread_mutex_lock(&lock);
+    copy->n_done++;
+    copy->status = status;
+    (void)snprintf(copy->msg, sizeof copy->msg, "%s", msg ? msg : "");
+    (void)pthread_cond_broadcast(&changed);
+    (void)pthread_mutex_unlock(&lock);
+}
+
+bool host_copy_wait(struct host_copy *copy, int ms)
+{
+    bool done;
+
+    (void)pthread_mutex_lock(&lock);
+    done = wait_until(&copy->n_done, ms);
+    (void)pthread_mutex_unlock(&lock);
+    return done;
+}
+
 static void on_conn_failed(void *conn_ctx, enum rdt_status status, const char *msg)
 {
     struct host_conn *conn = conn_ctx;
@@ -219,6 +241,7 @@ enum rdt_status backend_host_load(struct backend_host *host, const char *path, s
         .log = on_log,
         .config = on_config,
         .op_done = on_op_done,
+        .copy_done = on_copy_done,
         .conn_failed = on_conn_failed,
         .conn_closed = on_conn_closed,
         .group_ready = on_group_ready,

@@ -51,6 +51,14 @@ struct host_op {
     char msg[160];
 };
 
+struct host_copy {
+    struct rdt_memory_copy copy;
+    unsigned n_done;
+    enum rdt_status status;
+    char msg[160];
+};
+bool host_copy_wait(struct host_copy *copy, int ms); /* false: it has not ended */
+
 #define HAS_OP(ops, member) ((ops)->member != NULL)
 
 /* For the plug-in at path: $RDT_BACKEND_CONFIG ("key=value,key=value") comes before `config`, then what the plug-in
