@@ -229,8 +229,8 @@ $(B)/obj/gen/%.o $(B)/obj/proto/%.o $(B)/obj/client/%.o: OBJFLAGS = -fPIC -fno-s
 PLUGIN_DIRS := backends tests/loopback tests/grouped tests/fake_device tests/fuzz/void tests/abi/v1 tests/conformance/broken
 $(PLUGIN_DIRS:%=$(B)/obj/%/%.o): OBJFLAGS = -fPIC -fno-semantic-interposition
 $(B)/obj/tests/bench/%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
-$(B)/obj/daemon/config/options.o: OBJFLAGS = -fPIE -DRDT_BACKEND_DIR='"$(backenddir)"' -DRDT_CONFIG_FILE='"$(conffile)"'
-$(B)/obj/daemon/config/options.o: $(B)/.paths
+$(B)/obj/daemon/config/options_keys.o: OBJFLAGS = -fPIE -DRDT_BACKEND_DIR='"$(backenddir)"' -DRDT_CONFIG_FILE='"$(conffile)"'
+$(B)/obj/daemon/config/options_keys.o: $(B)/.paths
 
 compile = $(CC) $(CPPFLAGS_ALL) $(ALL_CFLAGS) $(WARNINGS) $(CFLAGS_ALL) $(OBJFLAGS) -MMD -MP -c -o $@ $<
 

@@ -107,6 +107,9 @@ void options_fini(struct options *options);
 
 bool options_have_peers(const struct options *options); /* there is a key or a certificate for the peer link */
 
+/* Frees a list of keys of backends. NULL: nothing. */
+void options_extra_free(struct options_extra *extras);
+
 /* ---- reloading ---- */
 
 /* Reads all sources again, with the flags of the start. Nothing is printed: err is the first fault, and says how many there

@@ -21,6 +21,16 @@
 #define PATH_BYTES 4000
 #define SOCKET_BYTES 107 /* of sockaddr_un */
 
+#ifndef RDT_BACKEND_DIR
+#define RDT_BACKEND_DIR "/usr/local/lib/rdtd"
+#endif
+#ifndef RDT_CONFIG_FILE
+#define RDT_CONFIG_FILE "/etc/rdtd/rdtd.conf"
+#endif
+
+const char option_backend_dir[] = RDT_BACKEND_DIR;
+const char option_config_file[] = RDT_CONFIG_FILE;
+
 static enum rdt_status check_mode(const char *text, struct rdt_error *err)
 {
     size_t digits = strspn(text, "01234567");

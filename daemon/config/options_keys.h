@@ -46,7 +46,7 @@ extern const size_t n_option_sections;
 extern const struct option_key option_keys[];
 extern const size_t n_option_keys;
 
-/* Where plug-ins and the configuration are installed. The Makefile sets both when it compiles options.c. */
+/* Where plug-ins and the configuration are installed. The Makefile sets both when it compiles options_keys.c. */
 extern const char option_backend_dir[], option_config_file[];
 
 /* Sets every key to its default. *options is written in any case and needs options_fini. Error: NO_MEMORY. */

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fnmatch.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -212,6 +213,22 @@ static void *closer_main(void *arg)
 }
 
 /* On a thread of its own: a device that hangs must not block the loop, which gives up after a time. */
+/* Signals are handled by other threads, and the threads that a plug-in starts inherit this thread's mask.
+ * Signals of its own faults must still reach the daemon's handlers. */
+int plugin_thread_start(pthread_t *thread_p, void *(*main)(void *arg), void *arg)
+{
+    sigset_t most, before;
+    sigfillset(&most);
+    sigdelset(&most, SIGBUS);
+    sigdelset(&most, SIGSEGV);
+    sigdelset(&most, SIGFPE);
+    sigdelset(&most, SIGILL);
+    pthread_sigmask(SIG_SETMASK, &most, &before);
+    int failed = pthread_create(thread_p, NULL, main, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed;
+}
+
 void plugins_close_if_due(struct plugins *plugins)
 {
     if (!plugins->closing || plugins->change)

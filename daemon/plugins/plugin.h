@@ -208,7 +208,6 @@ typedef void (*plugins_changed)(void *arg, const struct plugin_parts *parts, con
  * SYSTEM if the thread cannot be started; on_changed is not called then. */
 enum rdt_status plugins_load(struct plugins *plugins, const struct options *options, const char *path,
                              struct options_extra *take_settings, plugins_changed on_changed, void *arg, struct rdt_error *err);
-void options_extra_free(struct options_extra *extras);
 
 /* Finds a loaded backend by its own name, then by that of its transport or memory kind. NOT_FOUND lists
  * the loaded ones. */

@@ -4,7 +4,6 @@
  * change at a time. Its result comes to the loop through the queue of plug-ins' reports. */
 #include <assert.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,18 +24,6 @@ struct plugin_change {
     plugins_changed on_changed;
     void *arg;
 };
-
-void options_extra_free(struct options_extra *extras)
-{
-    while (extras) {
-        struct options_extra *extra = extras;
-        extras = extra->next;
-        free(extra->section);
-        free(extra->key);
-        free(extra->value);
-        free(extra);
-    }
-}
 
 static void change_free(struct plugin_change *change)
 {
@@ -123,22 +110,6 @@ static void deliver(struct plugin_event *event)
     }
     change_free(change);
     plugins_close_if_due(plugins);
-}
-
-/* Signals are handled by other threads, and the threads that a plug-in starts inherit this thread's mask.
- * Signals of its own faults must still reach the daemon's handlers. */
-int plugin_thread_start(pthread_t *thread_p, void *(*main)(void *arg), void *arg)
-{
-    sigset_t most, before;
-    sigfillset(&most);
-    sigdelset(&most, SIGBUS);
-    sigdelset(&most, SIGSEGV);
-    sigdelset(&most, SIGFPE);
-    sigdelset(&most, SIGILL);
-    pthread_sigmask(SIG_SETMASK, &most, &before);
-    int failed = pthread_create(thread_p, NULL, main, arg);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return failed;
 }
 
 static enum rdt_status start(struct plugin_change *change, plugins_changed on_changed, void *arg, struct rdt_error *err)

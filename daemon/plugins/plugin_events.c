@@ -180,8 +180,6 @@ void plugin_events_host(struct rdt_host *host)
     host->op_done = host_op_done;
     host->conn_failed = host_conn_failed;
     host->conn_closed = host_conn_closed;
-    plugin_group_host(host);
-    plugin_memory_host(host);
 }
 
 /* ---- connections ---- */

@@ -102,6 +102,8 @@ void plugin_host_init(struct plugin *plugin)
         .config = host_config,
     };
     plugin_events_host(&plugin->host);
+    plugin_group_host(&plugin->host);
+    plugin_memory_host(&plugin->host);
 }
 
 static enum rdt_status unknown_section(const struct list *plugins, const struct options_extra *extra, struct rdt_error *err)

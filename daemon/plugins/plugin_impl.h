@@ -40,8 +40,6 @@ enum rdt_status plugins_check_names(struct plugins *plugins, const struct plugin
 /* Called when a change has ended: closes everything if plugins_close was called meanwhile. */
 void plugins_close_if_due(struct plugins *plugins);
 
-/* ---- plugin_change.c ---- */
-
 /* Starts a thread for vendors' code, which may take any time. Only signals of its own faults reach the
  * thread. Returns 0 or an errno. */
 int plugin_thread_start(pthread_t *thread_p, void *(*main)(void *arg), void *arg);
