@@ -43,6 +43,7 @@
     X(41, BACKEND_UNLOAD, backend_unload, backend_reply, VERB_ADMIN | VERB_NOT_DRAINING, "the backend was not unloaded") \
     X(42, LOG_LEVEL, log_level, log_level_reply, VERB_ADMIN, "")                                                         \
     X(43, RELOAD, reload, reload_reply, VERB_ADMIN | VERB_NOT_DRAINING, "")                                              \
+    X(44, DRAIN, drain, empty, VERB_ADMIN, "")                                                                           \
     X(50, READY, ready, empty, 0, "")
 
 /* HELLO comes first on a connection and once; daemon/conn.c handles it, since it makes the client that other

@@ -38,6 +38,11 @@ struct ctl;
       "Prints each value that differs. Limits, the log level, the nodes and the key change at once; what is for the\n"  \
       "next start is marked so (rdtd.conf(5) lists both). If anything in the configuration is wrong, nothing\n"         \
       "changes. Only root and the daemon's own user may do it.")                                                        \
+    X(drain, "", "lets the daemon run out of work before it is stopped",                                                \
+      "From now on puts, publishes, groups and broadcasts fail with BUSY, and everything else goes on. Returns when\n"  \
+      "no transfer runs and a stop would lose no object, that is when all that are left survive a restart; or\n"        \
+      "after --timeout (30 s; exit status 4), and says what is left. --undo ends it. Only root and the daemon's own\n"  \
+      "user may do it.")                                                                                                \
     X(transfers, "", "lists running transfers and those that ended last", NULL)                                         \
     X(names, "", "lists published names and their newest versions", NULL)                                               \
     X(groups, "[create NAME MEMBER MEMBER ... | destroy NAME]", "lists, creates or destroys groups of actors",          \

@@ -164,7 +164,10 @@ static void check_versions(struct report *report)
              "The daemon has version %s, and this program and its library have %s.", status->version, RDT_VERSION);
     else
         find(report, id, name, OK, "", "The daemon and this program have version %s.", RDT_VERSION);
-    if (strcmp(status->state, "serving") != 0)
+    if (strcmp(status->state, "drained") == 0)
+        find(report, "RDT004", "state", WARN, "Stop it, or run `rdtctl drain --undo`.",
+             "The daemon is drained: it takes no new objects.");
+    else if (strcmp(status->state, "serving") != 0)
         find(report, "RDT004", "state", WARN, "Wait for its end, and start it again.",
              "The daemon is %s: it takes no new work.", status->state);
     else

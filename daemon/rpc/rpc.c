@@ -32,6 +32,8 @@ static enum rdt_status check_row(const struct call *call, struct rdt_error *err)
                              call->account->owner.uid);
     if (call->verb->properties & VERB_NOT_DRAINING && call->rpc->draining)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    if (call->verb->properties & VERB_NOT_DRAINING && !(call->verb->properties & VERB_ADMIN) && call->rpc->drained)
+        return rpc_refuse_drained(err);
     return RDT_OK;
 }
 

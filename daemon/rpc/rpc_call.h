@@ -68,7 +68,8 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     struct loop_meter loop_meter;
     struct request_metrics requests[RPC_VERBS]; /* by type number */
     uint64_t started_ns;
-    bool draining;
+    bool draining; /* the daemon ends */
+    bool drained;  /* DRAIN: no new objects are taken, until its undoing or the end of the daemon */
     uint64_t doctored_ns; /* when the doctor last looked for a user who is no administrator */
     struct rpc_above above;
     /* Is rpc_dispatch. As a pointer, because rpc_remote.c would otherwise depend on every handler. */
@@ -180,5 +181,8 @@ bool call_may_see(const struct call *call, const struct owner *owner);
 #define X(number, NAME, request, reply, properties, unmet) RPC_HANDLER(request);
 RDT_REQUEST_MAP(X)
 #undef X
+
+/* rpc_manage.c: refuses a new object with BUSY, because the node is drained. */
+enum rdt_status rpc_refuse_drained(struct rdt_error *err);
 
 #endif

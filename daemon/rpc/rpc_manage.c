@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LOG_LEVEL, RELOAD: what an administrator changes in the running daemon. */
+/* LOG_LEVEL, DRAIN, RELOAD: what an administrator changes in the running daemon. */
 #include "daemon/base/log.h"
 #include "daemon/config/options.h"
 #include "daemon/rpc/rpc_call.h"
@@ -21,6 +21,30 @@ enum rdt_status rpc_log_level(struct call *call, const void *request, struct rdt
     }
     reply.level = (char *)log_level_name(level);
     reply.before = (char *)log_level_name(before);
+    call_reply(call, &reply.base, NULL, 0);
+    return RDT_OK;
+}
+
+/* ---- DRAIN ---- */
+
+enum rdt_status rpc_refuse_drained(struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_BUSY,
+                         "this node is being drained and takes no new objects: put them on another node, or end it by "
+                         "rdtctl drain --undo");
+}
+
+enum rdt_status rpc_drain(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Drain *message = request;
+    Rdt__Pb__Empty reply = RDT__PB__EMPTY__INIT;
+
+    (void)err;
+    if (call->rpc->drained == message->undo)
+        log_info("uid %u %s", call->account->owner.uid,
+                 message->undo ? "has ended the draining: new objects are taken again"
+                               : "drains this node: no new objects are taken");
+    call->rpc->drained = !message->undo;
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;
 }

@@ -45,6 +45,8 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
         return call_forward(call, &ref, &message->base, -1, err);
     if (call->rpc->draining)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    if (call->rpc->drained)
+        return rpc_refuse_drained(err);
     if (message->lease && !call->client)
         return rdt_error_set(
             err, RDT_UNSUPPORTED,

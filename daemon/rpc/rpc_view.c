@@ -40,7 +40,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.node = uuid;
     reply.boot_id = boot;
     reply.address = (char *)rpc->node->address;
-    reply.state = (char *)(rpc->draining ? "draining" : "serving");
+    reply.state = (char *)(rpc->draining ? "draining" : rpc->drained ? "drained" : "serving");
     reply.uptime_ns = (int64_t)(uv_hrtime() - rpc->started_ns);
     reply.pid = getpid();
     reply.clients = rpc->n_clients;
