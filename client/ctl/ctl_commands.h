@@ -38,6 +38,11 @@ struct ctl;
       "Prints each value that differs. Limits, the log level, the nodes and the key change at once; what is for the\n"  \
       "next start is marked so (rdtd.conf(5) lists both). If anything in the configuration is wrong, nothing\n"         \
       "changes. Only root and the daemon's own user may do it.")                                                        \
+    X(perf, "HOST:PORT|--serve PORT", "measures how fast objects come from another node",                     \
+      "Run `rdtctl perf --serve PORT` on the other node first, and open that port. Fetches objects of 4 KiB, 64 KiB\n"  \
+      "and 64 MiB from there by each transport that both nodes have, into memory that is warm, and the same bytes\n"    \
+      "by a plain TCP socket, and prints medians. --serve answers whoever connects, one at a time, until it is\n"       \
+      "interrupted; everybody may fetch its objects, which hold nothing.")                                          \
     X(drain, "", "lets the daemon run out of work before it is stopped",                                                \
       "From now on puts, publishes, groups and broadcasts fail with BUSY, and everything else goes on. Returns when\n"  \
       "no transfer runs and a stop would lose no object, that is when all that are left survive a restart; or\n"        \
