@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/memory_room.h"
 #include "daemon/base/node.h"
 #include "daemon/base/sdnotify.h"
 #include "daemon/base/sigbus_guard.h"
@@ -173,17 +172,6 @@ static uint64_t evict_replicas(void *arg, uint64_t bytes)
 }
 
 /* ---- the start ---- */
-
-void daemon_check_memory_limit(const struct daemon *daemon)
-{
-    uint64_t limit = daemon->regions.limit_bytes, group = memory_group_limit_bytes("/proc/self/cgroup", "/sys/fs/cgroup");
-
-    if (limit > group - group / 16)
-        log_warn("memory_limit is %" PRIu64 " bytes, but the daemon's control group may have %" PRIu64
-                 " in all: what does not fit fails with NO_MEMORY; lower memory_limit, or raise the group's limit "
-                 "(MemoryMax of a systemd unit)",
-                 limit, group);
-}
 
 static void init_rooms(struct daemon *daemon)
 {

@@ -1,12 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The configuration is read again: everything is checked first, then each room gets what has changed for it. */
+#include <inttypes.h>
 #include <string.h>
 #include <time.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/memory_room.h"
 #include "daemon/base/sdnotify.h"
 #include "daemon/config/limits.h"
 #include "daemon/daemon_impl.h"
+
+void daemon_check_memory_limit(const struct daemon *daemon)
+{
+    uint64_t limit = daemon->regions.limit_bytes, group = memory_group_limit_bytes("/proc/self/cgroup", "/sys/fs/cgroup");
+
+    if (limit > group - group / 16)
+        log_warn("memory_limit is %" PRIu64 " bytes, but the daemon's control group may have %" PRIu64
+                 " in all: what does not fit fails with NO_MEMORY; lower memory_limit, or raise the group's limit "
+                 "(MemoryMax of a systemd unit)",
+                 limit, group);
+}
 
 struct reload {
     options_on_change on_change; /* NULL: nobody but the log wants to know */

@@ -15,7 +15,7 @@ struct doctor {
     const struct call *call;
     const struct rpc *rpc;
     struct arena *arena;
-    const char *id, *name; /* of the check that is being made */
+    const char *id, *name; /* of the check that runs */
     Rdt__Pb__Check *rows[DOCTOR_ROWS];
     size_t n;
     bool failed; /* no memory for a finding */
