@@ -35,7 +35,7 @@ def test_stat_and_time_out_name_the_holders():
         name = rdtd.Ref(str(ref))
         ref.free()
         with raises(rdtd.TimedOut, f'"evaluator" (pid {os.getpid()}) holds it'):
-            c.wait_freed(name, timeout=0.1)
+            c.wait_freed(name, timeout=1)
         held.free()
         c.wait_freed(name, timeout=LONG)
         memory = c.empty(100000)

@@ -25,7 +25,7 @@ for python in $RDT_PYTHONS; do
       >>"$dir/out" 2>&1 ||
     { cat "$dir/out"; exit 1; }
   echo "$version: $(basename "$dir"/wheels/*.whl)"
-  for part in values life holds groups gpu; do
+  for part in values life names loops holds groups gpu; do
     PYTHONPATH=$dir/site:tests/python PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1 timeout 120 "$python" \
       "tests/python/$part.py" >"$dir/out" 2>&1
     case $? in

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from operator import index
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from . import _rdt
 
@@ -295,3 +295,17 @@ def _same(tensor: _rdt.Tensor) -> Any:
 
 _CONVERTERS: dict[str, Callable[[_rdt.Tensor], Any]] = {"auto": _auto, "numpy": to_numpy, "torch": to_torch,
                                                         "tensor": _same}
+
+
+def box(slices: Any) -> Optional[tuple[tuple[int, int], ...]]:
+    """Converts slices to (start, count) pairs, one for each dimension."""
+    if slices is None:
+        return None
+    ranges = []
+    for one in slices if isinstance(slices, tuple) else (slices,):
+        if not isinstance(one, slice) or one.stop is None or one.step not in (None, 1):
+            raise ValueError("a slice needs start and stop in every dimension and no step, for example "
+                             "numpy.s_[0:10, 5:6]")
+        start = one.start or 0
+        ranges.append((start, one.stop - start))
+    return tuple(ranges)

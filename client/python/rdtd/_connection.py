@@ -7,25 +7,23 @@ import os
 import threading
 import time
 from functools import partial
-from operator import index
 from os import PathLike
 from typing import Any, ContextManager, Iterable, Literal, Optional, Sequence, Union, overload
 
 from . import _rdt
 from ._aio import AGAIN, Hub
-from ._arrays import (ITEM_BYTES, NUMBERS, dtype_text, gpu_of, kind_of, stream_number, to_numpy, to_torch,
-                      torch_uses_gpus)
+from ._arrays import box, kind_of, stream_number, torch_uses_gpus
 from ._daemon import SYSTEM_SOCKET
-from ._errors import Error, Unsupported
+from ._errors import Error
 from ._gpu import TorchPools
 from ._groups import GroupCalls
 from ._info import InfoCalls
+from ._memory import As, MemoryCalls
 from ._requests import HOLD, MODES, TAKE_OVER, Fetched, FetchInto, Held, How, Ref, Request, Steps, is_open
 from ._structure import Layout, bare, encode, encode_nested, flatten, refused
 from ._versions import Published, Versions
 
 Visible = Literal["owner", "tenant", "all"]
-As = Literal["auto", "numpy", "torch", "tensor", "list"]
 Mode = Literal["auto", "share", "copy", "cow"]
 
 _VISIBILITY = {"owner": 0, "tenant": 1, "all": 2}
@@ -33,7 +31,6 @@ _SNAPSHOT, _DETACHED = 1, 2
 AUTO, COW = MODES["auto"], MODES["cow"]
 _PUT, _FREED, _FREED_RANGE = 0, 1, 2
 _SIMPLE = frozenset(("mode", "as_"))  # get handles these options without a Request
-ALIGN = 64  # alignment in bytes of arrays that share an allocation
 
 
 def _choice(choices: dict[str, int], value: str, what: str) -> int:
@@ -41,20 +38,6 @@ def _choice(choices: dict[str, int], value: str, what: str) -> int:
         return choices[value]
     except KeyError:
         raise ValueError(f"{what} must be one of {', '.join(choices)}, not {value!r}") from None
-
-
-def _box(index_: Any) -> Optional[tuple[tuple[int, int], ...]]:
-    """Converts slices to (start, count) pairs, one for each dimension."""
-    if index_ is None:
-        return None
-    box = []
-    for one in index_ if isinstance(index_, tuple) else (index_,):
-        if not isinstance(one, slice) or one.stop is None or one.step not in (None, 1):
-            raise ValueError("a slice needs start and stop in every dimension and no step, for example "
-                             "numpy.s_[0:10, 5:6]")
-        start = one.start or 0
-        box.append((start, one.stop - start))
-    return tuple(box)
 
 
 def _is_structure(into: Any) -> bool:
@@ -74,7 +57,7 @@ def _number_of(listed: Sequence[Any], how_many: Any) -> int:
     return len(listed) if number == -1 else number
 
 
-class Connection(GroupCalls, InfoCalls):
+class Connection(GroupCalls, InfoCalls, MemoryCalls):
     """A session with the rdtd of this node. The session is the lease of everything it put and holds.
 
     socket: path of the daemon's socket; None: $RDT_SOCKET, else /run/rdtd/rdtd.sock. name: shown by rdtctl;
@@ -92,7 +75,6 @@ class Connection(GroupCalls, InfoCalls):
     def __init__(self, socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,
                  timeout: Optional[float] = None) -> None:
         self._own_hub: Optional[Hub] = None
-        self._gpus_open = False
         self._own_pools: Optional[TorchPools] = None
         self._kept_live: list[tuple[Request, Any]] = []
         info = self._node()
@@ -162,27 +144,6 @@ class Connection(GroupCalls, InfoCalls):
 
     # ---- GPUs ----
 
-    def _place(self, device: Any) -> Optional[tuple[Optional[str], Optional[str]]]:
-        """The memory kind and device uuid of a device that the caller names; None: keep each tensor where it
-        is."""
-        if device is None:
-            if not self._gpus_open and torch_uses_gpus():
-                self._open_gpus(False)
-            return None
-        gpu = gpu_of(device)
-        if gpu is None:
-            return "host", None
-        self._open_gpus(True)
-        return "cuda", gpu if isinstance(gpu, str) else self._gpu(gpu)
-
-    def _open_gpus(self, wanted: bool) -> None:
-        try:
-            self._gpu_open()
-        except Unsupported:
-            if wanted:
-                raise
-        self._gpus_open = True
-
     def _keep_live(self, ref: Ref, value: Any, snapshot: bool) -> None:
         """Keeps tensors of torch's pool alive that were put, until their object no longer needs the
         memory."""
@@ -206,77 +167,6 @@ class Connection(GroupCalls, InfoCalls):
         if self._own_pools is None:
             self._own_pools = TorchPools(self)
         return self._own_pools.use(device)
-
-    # ---- memory ----
-
-    def empty(self, shape: Union[int, Sequence[int]], dtype: Any = "f32", *, as_: As = "auto",
-              timeout: Optional[float] = None,
-              device: Any = None) -> Any:
-        """Allocates a zeroed array in the daemon's memory. Putting it copies nothing.
-
-        shape: number of elements in each dimension. dtype: "f32", "bf16", numpy.float32, torch.bfloat16,
-        float, ...
-        as_: "numpy", "torch" or "tensor"; "auto" is numpy unless dtype is a torch dtype or numpy lacks the
-        dtype. The memory lives as long as the last array, tensor or view of it, and as long as any object
-        that was put from it. timeout: seconds, of which the daemon may wait for room under a limit; None: it
-        does not wait. device: None or "host"; or a GPU ("cuda:0", torch.device, its ordinal in this process,
-        its UUID), where the array is a torch tensor if dtype is a torch dtype or as_ is "torch", and an
-        rdtd.Tensor otherwise.
-        Errors: NoMemory, LimitReached, TimedOut, TypeError (unknown dtype), Unsupported (a GPU that the
-        daemon or this process lacks)."""
-        text = dtype_text(dtype)
-        dims = (shape,) if isinstance(shape, int) else tuple(map(index, shape))
-        kind = "t" if as_ == "auto" and str(dtype).startswith("torch.") else as_
-        return self._arrays([(dims, text)], [kind], timeout,
-                            None if device is None else self._place(device))[0]
-
-    def empty_like(self, value: Any, *, timeout: Optional[float] = None, device: Any = None) -> Any:
-        """Allocates arrays like all tensors of a structure of dicts, lists and tuples, in one allocation, and
-        returns the same structure.
-
-        Fill the arrays (a model's state dict, for instance) and put them, step after step, without a copy.
-        device, errors: see `empty`."""
-        leaves = flatten(value)
-        shapes = []
-        kinds = []
-        for leaf in leaves:
-            text = leaf.dtype if isinstance(leaf, _rdt.Tensor) else dtype_text(getattr(leaf, "dtype", "u8"))
-            shapes.append((tuple(getattr(leaf, "shape", None)
-                                 or (() if hasattr(leaf, "shape") else (len(leaf),))), text))
-            kinds.append("t" if kind_of(leaf) == "t" else "auto")
-        made = iter(self._arrays(shapes, kinds, timeout, None if device is None else self._place(device)))
-
-        def rebuild(node: Any) -> Any:
-            if kind_of(node):
-                return next(made)
-            if isinstance(node, dict):
-                return {key: rebuild(item) for key, item in node.items()}
-            return type(node)([rebuild(item) for item in node])
-
-        return rebuild(value)
-
-    def _arrays(self, shapes: list[tuple[tuple[int, ...], str]], kinds: Sequence[str],
-                timeout: Optional[float],
-                place: Optional[tuple[Optional[str], Optional[str]]]) -> list[Any]:
-        offsets = []
-        end = 0
-        for dims, text in shapes:
-            count = ITEM_BYTES[text]
-            for n in dims:
-                if n < 0:
-                    raise ValueError(f"a dimension of the shape {dims} is negative")
-                count *= n
-            offsets.append(end)
-            end += -(-count // ALIGN) * ALIGN
-        memory = _rdt.Memory(self, max(end, 1), timeout, place)
-        made = []
-        for (dims, text), offset, kind in zip(shapes, offsets, kinds):
-            tensor = memory.tensor(NUMBERS[text], dims, offset)
-            if kind in ("t", "torch"):
-                made.append(to_torch(tensor))
-            else:
-                made.append(tensor if kind == "tensor" else to_numpy(tensor))
-        return made
 
     # ---- put ----
 
@@ -427,7 +317,7 @@ class Connection(GroupCalls, InfoCalls):
                     raise TypeError("slices is a list with a box or None for each tensor of the object, not "
                                     f"a {type(each).__name__}")
         targets = None if into is None else [None if value is None else flatten(value) for value in into]
-        boxes = None if slices is None else [None if each is None else [_box(one_) for one_ in each]
+        boxes = None if slices is None else [None if each is None else [box(one_) for one_ in each]
                                              for each in slices]
         number = MODES["auto"] if mode is None else _choice(MODES, mode, "mode")
         if mode is None and into is None and (as_ == "torch" or as_ == "auto" and wanted
