@@ -90,8 +90,8 @@ static inline struct stranger *strangers_most(const struct strangers *strangers)
     return found;
 }
 
-/* Adds a connection whose source is set. exempt: its source has no limit of its own. Returns the connection that must be closed, which has been removed from the list; NULL:
- * there is room for all. */
+/* Adds a connection whose source is set. exempt: its source has no limit of its own. Returns the connection that must be
+ * closed, which has been removed from the list; NULL: there is room for all. */
 static inline struct stranger *strangers_admit(struct strangers *strangers, struct stranger *stranger, bool exempt)
 {
     struct stranger *evicted = NULL;

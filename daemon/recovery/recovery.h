@@ -57,10 +57,11 @@ struct recovery {
     uint64_t n_lost;         /* objects whose record could not be written or restored */
 };
 
-/* Connects to recovery->keeper, whose fields above have been set, and makes again what an earlier daemon had. Blocks for some
- * seconds at most, and for about 10 microseconds an object. With an empty state_dir the node gets the uuid of the earlier daemon. Nothing
- * may have been put or published before. Errors, which end the start: DISCONNECTED, BUSY, PROTOCOL (the keeper); UNSUPPORTED
- * (the journal's version); INVALID (the journal is of another node, or its header is damaged); NO_MEMORY, SYSTEM. */
+/* Connects to recovery->keeper, whose fields above have been set, and makes again what an earlier daemon had. Blocks for
+ * some seconds at most, and for about 10 microseconds an object. With an empty state_dir the node gets the uuid of the
+ * earlier daemon. Nothing may have been put or published before. Errors, which end the start: DISCONNECTED, BUSY, PROTOCOL
+ * (the keeper); UNSUPPORTED (the journal's version); INVALID (the journal is of another node, or its header is damaged);
+ * NO_MEMORY, SYSTEM. */
 enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool may_take_uuid, struct rdt_error *err);
 
 /* The daemon ends: what is recorded now stays for the next one, whatever happens to the objects here. */

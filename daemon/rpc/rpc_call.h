@@ -35,8 +35,8 @@ struct request_metrics { /* answered requests of one type */
 
 struct rpc_above { /* what only the room above can do; daemon.c fills it */
     void *arg;
-    /* Reads the configuration again, reports what differs, and, unless it only checks, adopts what a running daemon can. After an
-     * error nothing has changed. */
+    /* Reads the configuration again, reports what differs, and, unless it only checks, adopts what a running daemon can.
+     * After an error nothing has changed. */
     enum rdt_status (*reload)(void *arg, bool check, options_on_change on_change, void *change_arg, struct rdt_error *err);
 };
 

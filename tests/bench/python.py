@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python.py LIBRDT SOCKET: what the Python package costs above the library, which ctypes calls here, in turns. A row for each round."""
+"""python.py LIBRDT SOCKET: the cost of the Python package above the library, which ctypes calls here, measured
+alternately. Prints a row for each round."""
 import ctypes as ct
 import statistics
 import sys

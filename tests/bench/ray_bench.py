@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ray_bench.py SOCKET [SHAPE ...]: what an object costs from one actor of Ray's to another, by Ray's object store, RDT over gloo, over nixl where it is
-installed, over rdtd; and by rdtd alone, between two processes with a socket. A row for each round and rival. Beside them RDT over a transport that
-does nothing (ray_nothing.py): below that no transport can come. And, where $ECHO_SOCKET says where echo (echo.c) listens, RDT over the plainest daemon
-there can be (ray_plain.py), for objects of one tensor of up to 1 MB.
+"""ray_bench.py SOCKET [SHAPE ...]: the cost of an object from one Ray actor to another: by Ray's object store, by RDT over
+gloo, nixl (where it is installed) and rdtd, and by rdtd alone between two processes with a socket. Prints a row for
+each round and rival. RDT over a transport that moves nothing (ray_nothing.py) shows the lower bound of every transport.
+Where $ECHO_SOCKET names the socket of echo (echo.c), RDT over the simplest possible daemon (ray_plain.py) runs too, for
+objects of one tensor of up to 1 MB.
 
-Shapes, as in Ray's own microbenchmark: latency (one after the other), new (an object for each receive, all submitted at once), same (one
-object, received again and again). The tensor is there before: its making counts for nobody. Receivers do not read it.
+The shapes are those of Ray's own microbenchmark: latency (one object after the other), new (a new object for each
+receive, all submitted at once), same (one object, received again and again). Tensors exist before the measurement, so
+that creating them is not counted. Receivers do not read them.
 
-Each has two actors of its own, and who is not measured is stopped meanwhile (SIGSTOP): the threads that a transport keeps running in its actors
-would else be paid for by all others."""
+Each rival has two actors of its own. Actors that are not measured are stopped meanwhile (SIGSTOP), because the threads
+that a transport runs in its actors would otherwise slow down all others."""
 import contextlib
 import multiprocessing
 import os

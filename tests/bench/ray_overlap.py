@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ray_overlap.py SOURCE_SOCKET READER_SOCKET: one ray.get of many objects from another node's daemon, beside as many of one object each, in turns. All
-of them are there before, and each is new to the reader's node."""
+"""ray_overlap.py SOURCE_SOCKET READER_SOCKET: one ray.get of many objects from another node's daemon, measured alternately
+with as many calls for one object each. All objects exist before, and each is new to the reader's node."""
 import os
 import sys
 import time

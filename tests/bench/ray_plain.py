@@ -2,9 +2,10 @@
 """A transport of Ray over the simplest possible daemon: `echo` (echo.c), which unpacks, answers and stores nothing. For
 ray_bench.py.
 
-A put is one copy into memory that is kept, and a round trip; a receive is a round trip and a private mapping; nothing is ever freed. It guarantees
-nothing: after SLOTS puts of a size memory is written over, whoever reads it. Its numbers are what a transport costs at least that asks a daemon once
-at put and once at receive, copies once and maps once. One tensor for each object, on the host; at either end by one thread at a time."""
+A put is one copy into memory that is kept, and a round trip. A receive is a round trip and a private mapping. Nothing
+is ever freed. The transport guarantees nothing: after SLOTS puts of a size it overwrites memory, whoever reads it. Its
+numbers are the least cost of a transport that asks a daemon once at put and once at receive, copies once and maps once.
+It moves one tensor for each object, in host memory, and one thread at a time may use each end."""
 import mmap
 import os
 import socket

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# demo.sh [FILE.safetensors]: two daemons, one file. Actor A puts a model's weights into the daemon of node a, actor B fetches them
-# through the daemon of node b, and both files must be the same. As root each node is a network namespace of its own, joined by a veth
-# pair; else 127.0.0.1 and 127.0.0.2. RDT_BUILD_DIR says what to run (build/release); FILE may also come
-# from the environment, and DEMO_MIB, the size of the file that is made without it.
-# Ends with "demo: OK", or names the step that failed and shows the daemons' logs. Leaves nothing behind.
+# demo.sh [FILE.safetensors]: two daemons, one file. Actor A puts a model's weights into the daemon of node a, actor B
+# fetches them through the daemon of node b, and both files must be the same. As root each node is a network namespace of
+# its own, joined by a veth pair; else 127.0.0.1 and 127.0.0.2. RDT_BUILD_DIR says what to run (build/release); FILE may
+# also come from the environment, and DEMO_MIB, the size of the file that is made without it. Ends with "demo: OK", or names
+# the step that failed and shows the daemons' logs. Leaves nothing behind.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=${RDT_BUILD_DIR:-$PWD/build/release}

@@ -5,12 +5,14 @@
 # variant: release
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so" >/dev/null || { echo "the Python package was not built (python3-dev)"; exit 77; }
+compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so" >/dev/null ||
+  { echo "the Python package was not built (python3-dev)"; exit 77; }
 [[ -x /usr/bin/python3 ]] && python=/usr/bin/python3 || python=python3
 python=${PYTHON:-$python}
 command -v "$python" >/dev/null || { echo "there is no $python: PYTHON=... names one"; exit 77; }
 suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
-[[ -e $RDT_BUILD_DIR/python/rdtd/_rdt$suffix ]] || { echo "the package was built for another Python than $python, which loads *$suffix"; exit 77; }
+[[ -e $RDT_BUILD_DIR/python/rdtd/_rdt$suffix ]] ||
+  { echo "the package was built for another Python than $python, which loads *$suffix"; exit 77; }
 export PYTHONPATH=$RDT_BUILD_DIR/python:$here:$here/../python PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1
 timeout 120 "$python" "$here/torch_tensors.py" || exit
 echo "with expandable segments"

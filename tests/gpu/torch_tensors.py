@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's tensors on a GPU, through real daemons on the machine's driver. There is no fake for this: without a torch that uses a GPU it is
-skipped, and says why. It has never run on a GPU. `torch_tensors.py SOCKET` is torch_pool's part, in a process of its own, because the pool's
-session stays until that ends."""
+"""PyTorch's tensors on a GPU, through real daemons on the machine's driver. There is no fake for this: without a torch
+that uses a GPU it is skipped, and says why. It has never run on a GPU. `torch_tensors.py SOCKET` runs the part of
+torch_pool in a process of its own, because the pool's session stays until the process ends."""
 import pickle
 import subprocess
 import sys

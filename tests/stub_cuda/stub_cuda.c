@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stand-in for the CUDA toolkit's lib/stubs/libcuda.so, under the name that a loader looks for. Every function exists and none
- * does anything; cuInit returns 34, CUDA_ERROR_STUB_LIBRARY. */
+/* A stand-in for the CUDA toolkit's lib/stubs/libcuda.so, under the name that a loader looks for. Every function exists and
+ * none does anything; cuInit returns 34, CUDA_ERROR_STUB_LIBRARY. */
 #include "backends/common/cuda_driver.h"
 
 #define TEXT_(name) #name

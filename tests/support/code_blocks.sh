@@ -9,7 +9,8 @@
 #   text WHY     is no program, or cannot run here
 #   (others)     belong to other tests
 
-# blocks FILE DIR: writes the blocks to DIR/LINE, each with its kind in DIR/LINE.kind; prints the lines of blocks without a kind.
+# blocks FILE DIR: writes the blocks to DIR/LINE, each with its kind in DIR/LINE.kind; prints the lines of blocks without a
+# kind.
 blocks() {
   awk -v dir="$2" '
     /^; / || /^<!-- .* -->$/ { kind = $0; sub(/^(; |<!-- )/, "", kind); sub(/ -->$/, "", kind); at = NR; next }
@@ -80,7 +81,8 @@ named_commands() {
   local name failed=0 commands
   commands=$(rdtctl --help | awk '/^commands:/ {on = 1; next} /^$/ {on = 0} on {print $1}')
   for name in $(grep -oE '(^|[ `*(|])rdtctl [a-z]+(-[a-z]+)*' "$1" | awk '{print $NF}' | sort -u); do
-    [[ $name =~ ^(shows|is|and|or|fetch|are|calls|talks|in)$ ]] || grep -qx "$name" <<<"$commands" || { echo "$1 names rdtctl $name, which does not exist"; failed=1; }
+    [[ $name =~ ^(shows|is|and|or|fetch|are|calls|talks|in)$ ]] || grep -qx "$name" <<<"$commands" ||
+      { echo "$1 names rdtctl $name, which does not exist"; failed=1; }
   done
   for name in $(grep -oE '[`*(]make [a-z-]+' "$1" | awk '{print $NF}' | sort -u); do
     grep -qE "^([a-z -]+ )?$name( [a-z -]+)?:" Makefile || { echo "$1 names make $name, which does not exist"; failed=1; }
@@ -92,7 +94,8 @@ named_commands() {
 named_tests() {
   local test failed=0
   for test in $(grep -oE '\b[a-z_0-9]+::[a-z_0-9]+' "$1" | sort -u); do
-    grep -qE "^Test\\(${test%%::*}, ${test##*::}[,)]" tests/*/*.c tests/*/*/*.c || { echo "$1 names the test $test, which does not exist"; failed=1; }
+    grep -qE "^Test\\(${test%%::*}, ${test##*::}[,)]" tests/*/*.c tests/*/*/*.c ||
+      { echo "$1 names the test $test, which does not exist"; failed=1; }
   done
   return $failed
 }

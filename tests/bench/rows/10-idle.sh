@@ -8,7 +8,8 @@ measure_idle() {
   local before after
   row idle_memory MiB lower null "$(resident_mib "$pid_a")" "$(resident_mib "$pid_echo")"
   note idle_memory 'resident, before any load; reference: echo, which does nothing else'
-  timeout 30 "$build/tests/bench/control" peers "" 1 "$dir/b.sock" "$dir/echo.sock" "$dir/a.sock" "$port_echo" >/dev/null || fail control # links them
+  timeout 30 "$build/tests/bench/control" peers "" 1 "$dir/b.sock" "$dir/echo.sock" "$dir/a.sock" "$port_echo" >/dev/null ||
+    fail control # links them
   before=$(processor_ms "$pid_a")
   sleep 3 # is what is measured
   after=$(processor_ms "$pid_a")

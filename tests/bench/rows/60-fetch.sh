@@ -6,9 +6,9 @@ window=32 # what ucp_am_bw of ucx_perftest has in flight
 listening() { grep -qi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$1") 00000000:0000 0A" /proc/net/tcp; }
 
 # The rate of all of it, in 1e9 bytes a second: perftest's column "overall", which is in MiB. Its "average" is that of the time
-# since the last second began, when most of the window was posted already. The server receives, as the reader's daemon does. With
-# the TCP segments that backends/ucx sets, and pages of the size that our memory has (its own allocator takes huge ones where the
-# kernel gives them): each is worth a factor of its own.
+# since the last second began, when most of the window was posted already. The server receives, as the reader's daemon does.
+# With the TCP segments that backends/ucx sets, and pages of the size that our memory has (its own allocator takes huge ones
+# where the kernel gives them): each is worth a factor of its own.
 perftest_rate() { # BYTES COUNT WINDOW [huge]
   local server environment=(UCX_TLS=tcp UCX_NET_DEVICES=lo UCX_WARN_UNUSED_ENV_VARS=n UCX_TCP_TX_SEG_SIZE=1028k
     UCX_TCP_RX_SEG_SIZE=1028k)
@@ -30,7 +30,8 @@ our_rate() { # BYTES COUNT WINDOW
     2>"$dir/throughput.log") || fail 'throughput'
 }
 socket_rate() { # BYTES COUNT WINDOW
-  rate=$(timeout 120 taskset -c 1 "$build/tests/bench/stream" fetch "$port_stream" "$1" "$2" "$3" 2>"$dir/stream.log") || fail 'stream'
+  rate=$(timeout 120 taskset -c 1 "$build/tests/bench/stream" fetch "$port_stream" "$1" "$2" "$3" 2>"$dir/stream.log") ||
+    fail 'stream'
 }
 
 fetch_rows() { # LABEL BYTES COUNT_OF_MANY COUNT_OF_ONE ROUNDS

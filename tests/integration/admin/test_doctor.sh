@@ -93,7 +93,8 @@ stop
 
 # ---- limits ----
 
-(ulimit -n 600 && exec "$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" \
+(ulimit -n 600 &&
+  exec "$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" \
   --owner-max-objects 4 2>>"$dir/log") &
 pids+=($!)
 for ((i = 0; i < 400; i++)); do ctl ping -q --timeout 1s 2>/dev/null && break || sleep 0.05; done
@@ -111,7 +112,8 @@ if [[ $(id -u) == 0 ]]; then
     many[i]=$!
   done
   wait "${many[@]}"
-  grep -q '^skip  RDT009 .* less than a second ago' "$dir"/many.* || bad "a user may run the doctor without a pause: $(grep -h RDT009 "$dir"/many.*)"
+  grep -q '^skip  RDT009 .* less than a second ago' "$dir"/many.* ||
+    bad "a user may run the doctor without a pause: $(grep -h RDT009 "$dir"/many.*)"
 fi
 stop
 
@@ -143,7 +145,8 @@ for ((i = 0; i < 100; i++)); do # the daemon dials again and again
 done
 [[ $(field RDT022 sentence) == "Node gone at 127.0.0.1:$port cannot be reached: "* ]] || bad "$(field RDT022 sentence)"
 while read -r name; do
-  [[ $(field RDT024 sentence) == *"Transport $name is loaded, but cannot be used: "* ]] || bad "RDT024 lacks $name: $(field RDT024 sentence)"
+  [[ $(field RDT024 sentence) == *"Transport $name is loaded, but cannot be used: "* ]] ||
+    bad "RDT024 lacks $name: $(field RDT024 sentence)"
 done < <(ctl backends --json | "${PYTHON:-/usr/bin/python3}" -c 'import json, sys
 for b in json.load(sys.stdin)["backends"]:
     if b["kind"] == "transport" and not b["available"] and "host" in b["memory"]: print(b["name"])')

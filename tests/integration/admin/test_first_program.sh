@@ -27,7 +27,8 @@ if [[ -e tests/examples/first.c ]]; then
   diff -u tests/examples/first.c "$tmp/first.c" || fail "tests/examples/first.c is not the README's program"
 fi
 
-make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" || { cat "$tmp/log"; fail "make install failed"; }
+make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" ||
+  { cat "$tmp/log"; fail "make install failed"; }
 export PKG_CONFIG_PATH=$tmp/root/usr/local/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=$tmp/root LD_LIBRARY_PATH=$tmp/root/usr/local/lib
 # Away from the tree, so that no header of it is found.
 # shellcheck disable=SC2046
@@ -45,7 +46,8 @@ int main()
 EOF
 for standard in c++11 c++17; do
   # shellcheck disable=SC2046
-  (cd "$tmp" && g++ -std=$standard -Wall -Wextra -pedantic -Werror -o options options.cc $(pkg-config --cflags --libs rdt) && ./options) ||
+  (cd "$tmp" && g++ -std=$standard -Wall -Wextra -pedantic -Werror -o options options.cc $(pkg-config --cflags --libs rdt) &&
+    ./options) ||
     fail "RDT_INIT in $standard"
 done
 

@@ -10,7 +10,8 @@ trap 'rm -rf "$tmp"' EXIT
 fail() { echo "$*"; exit 1; }
 
 dest=$tmp/root
-make --no-print-directory install DESTDIR="$dest" PREFIX=/usr/local >"$tmp/log" || { cat "$tmp/log"; fail "make install failed"; }
+make --no-print-directory install DESTDIR="$dest" PREFIX=/usr/local >"$tmp/log" ||
+  { cat "$tmp/log"; fail "make install failed"; }
 
 (cd "$dest" && find . -type f -o -type l | sort | cut -c3-) >"$tmp/found"
 expected=(
@@ -67,7 +68,8 @@ done
 # A second installation keeps the administrator's configuration.
 echo '# mine' >"$dest/etc/rdtd/rdtd.conf"
 make --no-print-directory install DESTDIR="$dest" PREFIX=/usr/local >"$tmp/log"
-[[ $(cat "$dest/etc/rdtd/rdtd.conf") == '# mine' && -s $dest/etc/rdtd/rdtd.conf.new ]] || fail "the configuration was overwritten"
+[[ $(cat "$dest/etc/rdtd/rdtd.conf") == '# mine' && -s $dest/etc/rdtd/rdtd.conf.new ]] ||
+  fail "the configuration was overwritten"
 
 make --no-print-directory uninstall DESTDIR="$dest" PREFIX=/usr/local >"$tmp/log"
 left=$(cd "$dest" && find . -type f -o -type l | sort | tr '\n' ' ')

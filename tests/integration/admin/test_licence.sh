@@ -11,6 +11,7 @@ while read -r file; do
   *.[ch] | *.cc | *.hh | *.py | *.pyi | *.sh | *.awk | *.proto | Makefile) ;;
   *) [[ $(head -c 2 "$file" | tr -d '\0') == '#!' ]] || continue ;;
   esac
-  head -n 2 "$file" | grep -q 'SPDX-License-Identifier: Apache-2\.0' || { echo "$file: its first two lines lack 'SPDX-License-Identifier: Apache-2.0'"; missing=1; }
+  head -n 2 "$file" | grep -q 'SPDX-License-Identifier: Apache-2\.0' ||
+    { echo "$file: its first two lines lack 'SPDX-License-Identifier: Apache-2.0'"; missing=1; }
 done < <(find .ci Makefile backends client daemon proto systemd tests -type f -not -path 'tests/abi/v1/*' -not -path 'tests/examples/*' -not -path 'tests/fuzz/corpus/*' -not -name '*.pyc')
 exit $missing

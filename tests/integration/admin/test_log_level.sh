@@ -19,7 +19,8 @@ grep -q 'PING' "$dir/log" && bad "messages are logged at info: $(cat "$dir/log")
 ctl ping -q
 grep -q 'trace: PING from client' "$dir/log" || bad "nothing is logged at trace: $(cat "$dir/log")"
 [[ $(ctl log-level error --json) == *'"level": "error"'*'"before": "trace"'* ]] || bad "no JSON"
-grep -q "info: uid $(id -u) has changed the log level from trace to error" "$dir/log" || bad "the log does not say who: $(tail -n 1 "$dir/log")"
+grep -q "info: uid $(id -u) has changed the log level from trace to error" "$dir/log" ||
+  bad "the log does not say who: $(tail -n 1 "$dir/log")"
 before=$(wc -l <"$dir/log")
 ctl ping -q
 [[ $(wc -l <"$dir/log") == "$before" ]] || bad "something is logged at error: $(tail -n 1 "$dir/log")"
@@ -28,7 +29,8 @@ ctl log-level verbose 2>"$dir/why" && bad "a word that is no level is taken"
 grep -q "INVALID: 'verbose' is no log level: expected error, warn, info, debug or trace" "$dir/why" || bad "$(cat "$dir/why")"
 if [[ $(id -u) == 0 ]]; then
   chmod 755 "$dir"
-  setpriv --reuid 4321 --clear-groups "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" log-level debug 2>"$dir/why" && bad "another user may change it"
+  setpriv --reuid 4321 --clear-groups "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" log-level debug 2>"$dir/why" &&
+    bad "another user may change it"
   grep -q 'DENIED: only root' "$dir/why" || bad "$(cat "$dir/why")"
 fi
 [[ $(ctl log-level) == 'the log level is error' ]] || bad "a refused change took place: $(ctl log-level)"

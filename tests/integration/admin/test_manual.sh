@@ -18,7 +18,9 @@ pages=(daemon/{rdtd.8,rdtd-keeper.8,rdt-concepts.7,rdt-container.7}.scd daemon/p
   client/python/rdt-{python,ray}.7.scd backends/rdt-{backend,gpu}.7.scd)
 for page in "${pages[@]}"; do [[ -e $page ]] || bad "the page $page is missing"; done
 known=" ${pages[*]} "
-for page in $(find daemon client backends proto -name '*.scd'); do [[ $known == *" $page "* ]] || bad "$page is not in the list of $0"; done
+for page in $(find daemon client backends proto -name '*.scd'); do
+  [[ $known == *" $page "* ]] || bad "$page is not in the list of $0"
+done
 
 # ---- form ----
 
@@ -53,8 +55,10 @@ done
 config=$(rdtd --config= --dump-config | grep -oE '^[a-z_]+')
 for page in "${pages[@]}"; do
   for word in $(grep -ohE '\*[a-z]+(_[a-z]+)+( = [^*]*)?\*' "$page" | tr -d '*' | sed 's/ =.*//' | sort -u); do
-    grep -qx "$word" <<<"$config" || grep -rqw -- "$word" client/*.h client/cuda/*.h client/python/rdtd backends/*.h proto/rdt_*.h ||
-      [[ $page == */rdt-backend* || $page == */rdtd-exporter* ]] || bad "$page names $word, which is neither a key nor a function"
+    grep -qx "$word" <<<"$config" ||
+      grep -rqw -- "$word" client/*.h client/cuda/*.h client/python/rdtd backends/*.h proto/rdt_*.h ||
+      [[ $page == */rdt-backend* || $page == */rdtd-exporter* ]] ||
+        bad "$page names $word, which is neither a key nor a function"
   done
 done
 
@@ -80,21 +84,25 @@ done
 for function in $(sed -nE '/^(typedef|static|#)/d; s/^[a-z][a-z0-9_ *]*[ *](rdt_[a-z0-9_]+)\(.*/\1/p' client/rdt*.h proto/rdt_ref.h); do
   grep -q "\b$function\b" client/librdt.3.scd || bad "librdt(3) does not have $function()"
 done
-for function in $(awk '/^# FUNCTIONS/ {on = 1; next} /^# / {on = 0} on' client/librdt.3.scd | grep -oE '\brdt_[a-z_]+\(' | tr -d '('); do
+for function in $(awk '/^# FUNCTIONS/ {on = 1; next} /^# / {on = 0} on' client/librdt.3.scd | grep -oE '\brdt_[a-z_]+\(' |
+  tr -d '('); do
   grep -qE "\b$function\(" client/rdt*.h proto/rdt_*.h || bad "librdt(3) names $function(), which does not exist"
 done
 
 # ---- statuses and sentences ----
 
 errors=$(awk '/^# ERRORS/ {on = 1; next} /^#/ {on = 0} on && /^\*/' client/librdt.3.scd | grep -oE '[A-Z_]{3,}')
-for status in $errors; do grep -qE "X\(-?[0-9]+, $status," proto/rdt_status.h || bad "librdt(3) names the status $status, which does not exist"; done
+for status in $errors; do
+  grep -qE "X\(-?[0-9]+, $status," proto/rdt_status.h || bad "librdt(3) names the status $status, which does not exist"
+done
 for status in $(grep -oE 'X\(-[0-9]+, [A-Z_]+,' proto/rdt_status.h | grep -oE '[A-Z_]{3,}'); do
   grep -qx "$status" <<<"$errors" || bad "librdt(3) does not explain the status $status"
 done
 count=0
 while IFS= read -r phrase; do
   count=$((count + 1))
-  grep -rqF --include='*.[ch]' -e "$phrase" daemon client backends proto || bad "librdt(3) names the words '$phrase', which nothing says"
+  grep -rqF --include='*.[ch]' -e "$phrase" daemon client backends proto ||
+    bad "librdt(3) names the words '$phrase', which nothing says"
 done < <(awk '/^## Common sentences/ {on = 1; next} /^#/ {on = 0} on && /^\*/ {gsub(/[*\\]/, ""); print}' client/librdt.3.scd)
 ((count > 20)) || bad "librdt(3) lists no sentences"
 

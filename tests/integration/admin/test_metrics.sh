@@ -37,13 +37,17 @@ before=$(value 'rdtd_requests_total{verb="PING",status="OK"}')
 rdtctl ping -q --count 10
 (($(value 'rdtd_requests_total{verb="PING",status="OK"}') == before + 10)) || bad "ten pings are not ten requests"
 (($(value 'rdtd_request_duration_seconds_bucket{verb="PING",le="+Inf"}') == before + 10)) || bad "the histogram misses pings"
-[[ $(value 'rdtd_transfer_bytes_total{path="local/share",direction="local"}') == 1000000 ]] || bad "bytes: $(rdtctl metrics | grep transfer_bytes)"
-[[ $(value 'rdtd_transfers_total{path="local/share",direction="local",outcome="done"}') == 1 ]] || bad "transfers: $(rdtctl metrics | grep transfers_total)"
-[[ $(value 'rdtd_transfers_total{path="",direction="local",outcome="done"}') =~ ^0?$ ]] || bad "a transfer without a path is done"
+[[ $(value 'rdtd_transfer_bytes_total{path="local/share",direction="local"}') == 1000000 ]] ||
+  bad "bytes: $(rdtctl metrics | grep transfer_bytes)"
+[[ $(value 'rdtd_transfers_total{path="local/share",direction="local",outcome="done"}') == 1 ]] ||
+  bad "transfers: $(rdtctl metrics | grep transfers_total)"
+[[ $(value 'rdtd_transfers_total{path="",direction="local",outcome="done"}') =~ ^0?$ ]] ||
+  bad "a transfer without a path is done"
 (($(value 'rdtd_owner_memory_bytes{uid="'"$(id -u)"'",tenant=""}') >= 1000000)) || bad "the user uses no memory"
 (($(value rdtd_objects) == 1)) || bad "objects: $(value rdtd_objects)"
 rdtctl metrics | tail -n 1 | grep -qx '# EOF' || bad "OpenMetrics does not end in # EOF"
-rdtctl metrics --format prometheus -o "$dir/rdtd.prom" && [[ $(stat -c %a "$dir/rdtd.prom") == 644 ]] || bad "--output wrote no readable file"
+rdtctl metrics --format prometheus -o "$dir/rdtd.prom" && [[ $(stat -c %a "$dir/rdtd.prom") == 644 ]] ||
+  bad "--output wrote no readable file"
 rdtctl metrics -o "$dir/no/rdtd.prom" 2>"$dir/why" && bad "--output into no folder succeeded"
 grep -q 'SYSTEM: .*no/rdtd.prom' "$dir/why" || bad "--output: $(cat "$dir/why")"
 
@@ -51,7 +55,8 @@ grep -q 'SYSTEM: .*no/rdtd.prom' "$dir/why" || bad "--output: $(cat "$dir/why")"
 if [[ $(id -u) == 0 ]]; then
   chmod 755 "$dir"
   setpriv --reuid 4321 --clear-groups rdtctl metrics >"$dir/other" || bad "another user gets no metrics"
-  grep 'rdtd_owner_memory_bytes{' "$dir/other" | grep -qv 'uid="4321"' && bad "another user sees others: $(grep rdtd_owner_memory "$dir/other")"
+  grep 'rdtd_owner_memory_bytes{' "$dir/other" | grep -qv 'uid="4321"' &&
+    bad "another user sees others: $(grep rdtd_owner_memory "$dir/other")"
 fi
 
 # The dashboard.
@@ -85,7 +90,8 @@ until_true 20 test -S "$dir/http"
 get "$dir/http" >"$dir/text"
 grep -q '^HTTP/1.1 200' "$dir/text" && grep -q 'text/plain; version=0.0.4' "$dir/text" || bad "GET: $(head -5 "$dir/text")"
 get "$dir/http" 'Accept: application/openmetrics-text;version=1.0.0' >"$dir/text"
-grep -q 'application/openmetrics-text; version=1.0.0' "$dir/text" && grep -q '^# EOF' "$dir/text" || bad "GET: $(head -5 "$dir/text")"
+grep -q 'application/openmetrics-text; version=1.0.0' "$dir/text" && grep -q '^# EOF' "$dir/text" ||
+  bad "GET: $(head -5 "$dir/text")"
 
 rdtd-exporter --listen "unix:$dir/http" 2>"$dir/why" && bad "a second exporter listens at the same path"
 grep -q 'Address already in use' "$dir/why" || bad "a second exporter: $(cat "$dir/why")"
@@ -111,7 +117,8 @@ PY
 PATH=$PATH:$PWD/build/prometheus/usr/bin
 if ! command -v promtool >/dev/null && command -v apt-get >/dev/null; then # without installing a service on this machine
   mkdir -p build/prometheus
-  (cd build/prometheus && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb) >/dev/null 2>&1 || rm -rf build/prometheus
+  (cd build/prometheus && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . &&
+    rm prometheus_*.deb) >/dev/null 2>&1 || rm -rf build/prometheus
 fi
 if command -v promtool prometheus >/dev/null; then
   rdtctl metrics --format prometheus | promtool check metrics >"$dir/why" 2>&1 || bad "promtool: $(cat "$dir/why")"
@@ -139,7 +146,8 @@ kill -CONT "$daemon"
 kill "$daemon"
 wait "$daemon"
 get "$dir/http" >"$dir/text"
-grep -q '^HTTP/1.1 503' "$dir/text" && grep -q 'is the daemon running' "$dir/text" || bad "a daemon that is gone: $(cat "$dir/text")"
+grep -q '^HTTP/1.1 503' "$dir/text" && grep -q 'is the daemon running' "$dir/text" ||
+  bad "a daemon that is gone: $(cat "$dir/text")"
 kill "${pids[0]}" || bad "the exporter has crashed"
 wait "${pids[0]}" || bad "the exporter ended with $?"
 [[ ! -e $dir/http ]] || bad "the exporter left its socket"

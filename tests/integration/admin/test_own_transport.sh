@@ -21,7 +21,8 @@ blocks backends/rdt-backend.7.scd "$tmp/blocks" >/dev/null
 cp "$(grep -lx 'transport rdt_dir.c' "$tmp"/blocks/*.kind | sed 's/\.kind$//')" "$tmp/rdt_dir.c"
 diff -u tests/examples/rdt_dir.c "$tmp/rdt_dir.c" || fail "tests/examples/rdt_dir.c is not the transport of rdt-backend(7)"
 
-make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" || { cat "$tmp/log"; fail "make install failed"; }
+make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" ||
+  { cat "$tmp/log"; fail "make install failed"; }
 export PKG_CONFIG_PATH=$tmp/root/usr/local/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=$tmp/root
 bin=$tmp/root/usr/local/bin
 # Away from the tree, so that no header of it is found.
@@ -30,7 +31,8 @@ bin=$tmp/root/usr/local/bin
   chmod 755 rdt_dir.so)
 
 mkdir "$tmp/both"
-"$bin/rdt-check-backend" --set directory="$tmp/both" "$tmp/rdt_dir.so" >"$tmp/checked" || { cat "$tmp/checked"; fail "it does not pass"; }
+"$bin/rdt-check-backend" --set directory="$tmp/both" "$tmp/rdt_dir.so" >"$tmp/checked" ||
+  { cat "$tmp/checked"; fail "it does not pass"; }
 
 head -c 32 /dev/urandom | base64 >"$tmp/key" && chmod 600 "$tmp/key"
 for i in 1 2; do
@@ -38,7 +40,8 @@ for i in 1 2; do
     --key-file "$tmp/key" >"$tmp/log$i" 2>&1 &
   pids+=($!)
   for ((n = 0; n < 400; n++)); do "$bin/rdtctl" --socket "$tmp/s$i" ping -q --timeout 1s 2>/dev/null && break; sleep 0.05; done
-  "$bin/rdtctl" --socket "$tmp/s$i" backend load "$tmp/rdt_dir.so" directory="$tmp/both" | grep -q '^transport dir is loaded$' ||
+  "$bin/rdtctl" --socket "$tmp/s$i" backend load "$tmp/rdt_dir.so" directory="$tmp/both" |
+    grep -q '^transport dir is loaded$' ||
     { cat "$tmp/log$i"; fail "it is not loaded"; }
 done
 
@@ -46,6 +49,7 @@ header='{"x":{"dtype":"U8","shape":[1000000],"data_offsets":[0,1000000]}}'
 printf -v length '\\x%02x' ${#header}
 { printf '%b%s' "$length\0\0\0\0\0\0\0" "$header"; head -c 1000000 /dev/urandom; } >"$tmp/in.safetensors"
 ref=$("$bin/rdtctl" --socket "$tmp/s1" put -q "$tmp/in.safetensors" --id x --detached --ttl 5m)
-"$bin/rdtctl" --socket "$tmp/s2" fetch "$ref" --transport dir --timeout 30s -o "$tmp/out.safetensors" || { cat "$tmp"/log?; fail "fetch"; }
+"$bin/rdtctl" --socket "$tmp/s2" fetch "$ref" --transport dir --timeout 30s -o "$tmp/out.safetensors" ||
+  { cat "$tmp"/log?; fail "fetch"; }
 cmp "$tmp/in.safetensors" "$tmp/out.safetensors"
 "$bin/rdtctl" --socket "$tmp/s2" backend unload dir | grep -q '^dir is unloaded$' || fail "it is not unloaded"

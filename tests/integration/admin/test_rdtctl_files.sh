@@ -68,7 +68,8 @@ done
 status 0 "$rdtctl" fetch w -o "$dir/out.json" --json
 says '"named": true'
 says '"bytes": 27'
-[[ $(stat -c %a "$dir/out.json") == $(printf %o $((0666 & ~$(umask)))) ]] || bad 'the file has other permissions than the umask says'
+[[ $(stat -c %a "$dir/out.json") == $(printf %o $((0666 & ~$(umask)))) ]] ||
+  bad 'the file has other permissions than the umask says'
 status 0 "$rdtctl" wait w --timeout 5s
 status 0 "$rdtctl" stat w
 says '^content +4 tensors, 27 B'

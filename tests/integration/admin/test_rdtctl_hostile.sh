@@ -32,7 +32,8 @@ file() {
 refused() { # NAME STATUS PATTERN: put says so, within a minute
   timeout 60 "$rdtctl" put "$dir/$1" --for 1ms >"$dir/out" 2>&1
   local got=$?
-  [[ $got == 1 ]] && grep -qE "^rdtctl: put: $2: .*$3" "$dir/out" || bad "$1: status $got, '$2: $3' expected: $(head -c 600 "$dir/out")"
+  [[ $got == 1 ]] && grep -qE "^rdtctl: put: $2: .*$3" "$dir/out" ||
+    bad "$1: status $got, '$2: $3' expected: $(head -c 600 "$dir/out")"
 }
 
 seq 70000 | awk 'BEGIN {printf "{"} {printf "%s\"t%d\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}", (NR > 1 ? "," : ""), $1} END {printf "}"}' >"$dir/h"

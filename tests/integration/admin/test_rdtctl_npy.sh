@@ -71,7 +71,8 @@ grep -qaF "{'descr': '|b1', 'fortran_order': False, 'shape': (), }" "$dir/out.np
 npy "$dir/none.npy" "{'descr': '<c16', 'fortran_order': True, 'shape': (0, 7), }" ''
 put "$dir/none.npy" none
 status 0 "$rdtctl" fetch none --timeout 20s -o "$dir/out.npy"
-grep -qaF "{'descr': '<c16', 'fortran_order': False, 'shape': (0, 7), }" "$dir/out.npy" || bad 'the empty one has another header'
+grep -qaF "{'descr': '<c16', 'fortran_order': False, 'shape': (0, 7), }" "$dir/out.npy" ||
+  bad 'the empty one has another header'
 
 # ---- between the formats ----
 

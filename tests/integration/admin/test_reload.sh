@@ -42,7 +42,8 @@ room() { [[ $(ctl a metrics) == *$'\n'"rdtd_room_waiters $1"$'\n'* ]]; }
 until_true room 1
 printf '[daemon]\nlog_level = debug\nworker_threads = 3\nmemory_limit = 64MiB\n[limits]\nowner_max_objects = 2\n[ucx]\nthreads = 3\n' >"$dir/a/conf"
 ctl a doctor --json >"$dir/json"
-grep -q 'has 3 changes that the daemon has not read, and 2 that need a restart; the first is \[daemon\] ' "$dir/json" || bad "the doctor: $(cat "$dir/json")"
+grep -q 'has 3 changes that the daemon has not read, and 2 that need a restart; the first is \[daemon\] ' "$dir/json" ||
+  bad "the doctor: $(cat "$dir/json")"
 ctl a reload --check >"$dir/out" || bad "reload --check"
 says "$dir/out" '[limits] owner_max_objects: 1 -> 2'
 room 1 || bad "--check has changed something"
@@ -57,7 +58,8 @@ says "$dir/out" '[ucx] threads: (empty) -> 3   (at the next start of the daemon)
 [[ $(ctl a status --json) == *'"memory_limit_bytes": 67108864,'* ]] || bad "memory_limit did not change: $(ctl a status)"
 ctl a put -q "$dir/empty.safetensors" --detached >/dev/null 2>"$dir/why" && bad "the new limit does not count"
 says "$dir/why" 'has 2 objects of at most 2'
-[[ $(ctl a reload --json) == *'"key": "worker_threads",'*'"applied": false'* ]] || bad "what is for the next start is not named again"
+[[ $(ctl a reload --json) == *'"key": "worker_threads",'*'"applied": false'* ]] ||
+  bad "what is for the next start is not named again"
 says "$dir/a/log" 'warn: reload: [daemon] worker_threads = "3" is for the next start; until then it stays "2"'
 
 # A level that rdtctl has set gives way to the configuration's.
@@ -80,7 +82,8 @@ kill -HUP "${pid[a]}"
 until_true logged a 'info: reload: [limits] owner_max_objects is "5" now; it was "2"'
 if [[ $(id -u) == 0 ]]; then
   chmod 755 "$dir" "$dir/a"
-  setpriv --reuid 4321 --clear-groups "$RDT_BUILD_DIR/rdtctl" --socket "$dir/a/s" reload 2>"$dir/why" && bad "another user may reload"
+  setpriv --reuid 4321 --clear-groups "$RDT_BUILD_DIR/rdtctl" --socket "$dir/a/s" reload 2>"$dir/why" &&
+    bad "another user may reload"
   says "$dir/why" 'DENIED: only root'
 fi
 stop a
@@ -130,7 +133,8 @@ cp "$dir/key2" "$dir/d/key"
 echo "bee $(address b)" >"$dir/d/nodes"
 start d
 until_true is d bee up
-is c queen up && [[ $(grep -c 'is up' "$dir/c/log") == "$epoch" ]] || bad "the link broke when the key changed: $(cat "$dir/c/log")"
+is c queen up && [[ $(grep -c 'is up' "$dir/c/log") == "$epoch" ]] ||
+  bad "the link broke when the key changed: $(cat "$dir/c/log")"
 stop c
 start c # with the earlier key
 until_true is c queen backoff

@@ -58,7 +58,8 @@ inside() {
   hardened rdtd.service
   hardened rdtd-keeper.service
   rdtctl doctor -q >/tmp/doctor || (($? != 2)) || fail "the doctor finds failures: $(cat /tmp/doctor)"
-  grep '^skip' /tmp/doctor | grep -v RDT005 && fail "the doctor cannot check everything in the unit's sandbox: $(cat /tmp/doctor)"
+  grep '^skip' /tmp/doctor | grep -v RDT005 &&
+    fail "the doctor cannot check everything in the unit's sandbox: $(cat /tmp/doctor)"
 
   cp $conf /tmp/good.conf
   printf '\n[limits]\nowner_max_objects = 77\n' >>$conf
@@ -130,7 +131,8 @@ mount -t tmpfs tmpfs "$tmp"
 mkdir "$tmp"/{upper,work,root,out}
 mount -t overlay -o "lowerdir=/,upperdir=$tmp/upper,workdir=$tmp/work" overlay "$tmp/root" 2>"$tmp/why" ||
   { echo "no overlay of / here: $(tail -n 1 "$tmp/why")"; exit 77; }
-make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" || { cat "$tmp/log"; fail "make install failed"; }
+make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" ||
+  { cat "$tmp/log"; fail "make install failed"; }
 rm -f "$tmp/root/etc/machine-id"
 cp "$0" "$tmp/out/script"
 units=$tmp/root/etc/systemd/system

@@ -9,7 +9,8 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 fail() { echo "$*"; exit 1; }
 
-make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" || { cat "$tmp/log"; fail "make install failed"; }
+make --no-print-directory install DESTDIR="$tmp/root" PREFIX=/usr/local >"$tmp/log" ||
+  { cat "$tmp/log"; fail "make install failed"; }
 units=$tmp/root/usr/local/lib/systemd/system
 # verify looks for the programs that ExecStart and others name, where it would be installed.
 sed -i -E "s,^(ExecStart|ExecStartPre|ExecReload)=/usr/local,\\1=$tmp/root/usr/local," "$units"/*.service
@@ -24,9 +25,11 @@ said=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no --recursive-err
 sed -i '$d' "$units/rdtd.service"
 
 for unit in "$units"/*.service; do
-  exposure=$(systemd-analyze security --offline=true --threshold=40 "$unit" 2>&1) || fail "the sandbox is worse than 4.0:"$'\n'"$exposure"
+  exposure=$(systemd-analyze security --offline=true --threshold=40 "$unit" 2>&1) ||
+    fail "the sandbox is worse than 4.0:"$'\n'"$exposure"
 done
 
 mkdir -p "$tmp/users/etc"
-said=$(systemd-sysusers --root="$tmp/users" "$tmp/root/usr/local/lib/sysusers.d/rdtd.conf" 2>&1) || fail "systemd-sysusers failed: $said"
+said=$(systemd-sysusers --root="$tmp/users" "$tmp/root/usr/local/lib/sysusers.d/rdtd.conf" 2>&1) ||
+  fail "systemd-sysusers failed: $said"
 grep -q '^rdtd:' "$tmp/users/etc/passwd" || fail "systemd-sysusers made no user rdtd: $said"
