@@ -327,7 +327,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     const struct rdt_fetch_options *options = fetch->options;
     Rdt__Pb__Fetch request = RDT__PB__FETCH__INIT;
     enum rdt_status status;
-    char *maps[8];
+    char *maps[8], *devices[2 * MAPPER_MAX_DEVICES];
 
     for (size_t i = first; i < first + n; i++) {
         request_start(fetch->requests[i], clock_after_answer_ns(fetch->deadline_ns, patience_ns(options)));
@@ -348,11 +348,15 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     request.meta_only = options->metadata_only;
     request.maps = maps;
     request.n_maps = mapper_kinds(fetch->conn, maps, sizeof maps / sizeof maps[0]);
+    request.mapped_devices = devices;
+    request.n_mapped_devices = mapper_devices(fetch->conn, devices, sizeof devices / sizeof devices[0]);
     request.self_copy_bytes = SELF_COPY_BYTES;
     request.timeout_ns = options->timeout_ns == RDT_NO_WAIT ? 0 : clock_remaining_ns(fetch->deadline_ns);
     request.fds_once = n > 1 && batch_begin(fetch->conn, fetch->items[first]->handle, n);
     status = connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false,
                              err); /* id 0: each item has a handle and an answer of its own */
+    if (status == RDT_OK)
+        mapper_devices_told(fetch->conn);
     if (status != RDT_OK && request.fds_once)
         batch_drop(fetch->conn, fetch->items[first]->handle);
     return status;

@@ -4,10 +4,32 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 
 #include "options.h"
 #include "proto/wire_limits.h"
+
+/* Copies the names of the devices that the mapper lists. */
+static enum rdt_status copy_devices(struct mapper *mapper, struct rdt_error *err)
+{
+    const struct rdt_mapper *ops = &mapper->ops;
+    enum rdt_status status = RDT_OK;
+
+    if (ops->n_devices == 0)
+        return RDT_OK;
+    mapper->devices = calloc(ops->n_devices, sizeof *mapper->devices);
+    if (!mapper->devices)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a mapper");
+    for (size_t i = 0; i < ops->n_devices && status == RDT_OK; i++) {
+        status = options_check_text(ops->devices[i], 64, "the name of a device", err);
+        if (status == RDT_OK && (!ops->devices[i] || strchr(ops->devices[i], ' ')))
+            status = rdt_error_set(err, RDT_INVALID, "device %zu of the mapper has no name, or one with a space", i);
+        if (status == RDT_OK)
+            (void)snprintf(mapper->devices[i], sizeof mapper->devices[i], "%s:%s", mapper->memory, ops->devices[i]);
+    }
+    return status;
+}
 
 enum rdt_status rdt_map_by(rdt *conn, const struct rdt_mapper *given, struct rdt_error *err)
 {
@@ -21,6 +43,8 @@ enum rdt_status rdt_map_by(rdt *conn, const struct rdt_mapper *given, struct rdt
         status = options_copy(&ops, sizeof ops, given, err);
     if (status == RDT_OK && (!ops.memory || !ops.map || !ops.unmap))
         status = rdt_error_set(err, RDT_INVALID, "a mapper needs memory, map and unmap");
+    if (status == RDT_OK && (ops.n_devices > MAPPER_MAX_DEVICES || (ops.n_devices > 0 && !ops.devices)))
+        status = rdt_error_set(err, RDT_INVALID, "a mapper lists 0 to %u devices, not %zu", MAPPER_MAX_DEVICES, ops.n_devices);
     if (status == RDT_OK)
         status = options_check_text(ops.memory, RDT_MAX_NAME_BYTES < 32 ? RDT_MAX_NAME_BYTES : 32, "memory", err);
     if (status == RDT_OK && strcasecmp(ops.memory, "host") == 0)
@@ -33,9 +57,17 @@ enum rdt_status rdt_map_by(rdt *conn, const struct rdt_mapper *given, struct rdt
     mapper->ops = ops;
     (void)snprintf(mapper->memory, sizeof mapper->memory, "%s", ops.memory);
     mapper->ops.memory = mapper->memory;
+    status = copy_devices(mapper, err);
+    mapper->ops.devices = NULL;
+    if (status != RDT_OK) {
+        free(mapper->devices);
+        free(mapper);
+        return status;
+    }
     connection_lock(conn);
     if (memory_mapper(&conn->memory, mapper->memory)) {
         status = rdt_error_set(err, RDT_EXISTS, "%s memory has a mapper already", mapper->memory);
+        free(mapper->devices);
         free(mapper);
     } else {
         mapper->next = conn->memory.mappers;
@@ -52,6 +84,22 @@ size_t mapper_kinds(const rdt *conn, char **names_p, size_t max)
     for (struct mapper *mapper = conn->memory.mappers; mapper && n < max; mapper = mapper->next)
         names_p[n++] = mapper->memory;
     return n;
+}
+
+size_t mapper_devices(const rdt *conn, char **names_p, size_t max)
+{
+    size_t n = 0;
+
+    for (struct mapper *mapper = conn->memory.mappers; mapper; mapper = mapper->next)
+        for (size_t i = 0; !mapper->told && i < mapper->ops.n_devices && n < max; i++)
+            names_p[n++] = mapper->devices[i];
+    return n;
+}
+
+void mapper_devices_told(const rdt *conn)
+{
+    for (struct mapper *mapper = conn->memory.mappers; mapper; mapper = mapper->next)
+        mapper->told = true;
 }
 
 /* ---- what the daemon shares ---- */

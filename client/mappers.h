@@ -21,4 +21,8 @@ enum rdt_status mapper_map_region(rdt *conn, const Rdt__Pb__SharedRegion *shared
  * Returns their number. */
 size_t mapper_kinds(const rdt *conn, char **names_p, size_t max);
 
+/* With the lock: the same for the devices that the daemon has not been told yet ("cuda:UUID"). */
+size_t mapper_devices(const rdt *conn, char **names_p, size_t max);
+void mapper_devices_told(const rdt *conn); /* with the lock: a FETCH with them was sent */
+
 #endif

@@ -192,6 +192,10 @@ struct rdt_mapper {
      * librdt. */
     void (*unmap)(void *arg, void *addr, void *mapping);
     void *arg;
+    /* The devices that this process can map, by uuid; the preferred one first. Fetches then bring to the first of them that
+     * the daemon has what lies on a device that is not among them. n_devices 0: it can map all. Copied. */
+    const char *const *devices;
+    size_t n_devices; /* at most 64 */
 };
 
 /* Registers a mapper for one kind of memory, until the connection ends. *mapper is copied; its arg is borrowed until then.

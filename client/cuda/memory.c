@@ -8,7 +8,7 @@ enum rdt_status gpu_memory_alloc(rdt_cuda *cuda, const char *device, size_t byte
     struct rdt_alloc_options options = RDT_INIT(options);
 
     options.memory = "cuda";
-    options.device = device;
+    options.device = !device && cuda->driver->n_gpus == 1 ? cuda->driver->gpu[0].uuid : device;
     options.call_timeout_ns = timeout_ns;
     return rdt_alloc_with(cuda->conn, bytes, &options, addr_p, err);
 }

@@ -4,6 +4,19 @@
 
 #include "client/cuda/gpu.h"
 
+/* Tells the connection how GPU memory is mapped, and which GPUs this process sees. */
+static enum rdt_status register_mapper(rdt *conn, const struct cuda_driver *driver, struct rdt_error *err)
+{
+    const char *devices[CUDA_MAX_GPUS];
+    struct rdt_mapper mapper = cuda_mapper;
+
+    for (unsigned i = 0; i < driver->n_gpus; i++)
+        devices[i] = driver->gpu[i].uuid;
+    mapper.devices = devices;
+    mapper.n_devices = driver->n_gpus;
+    return rdt_map_by(conn, &mapper, err);
+}
+
 enum rdt_status rdt_cuda_open(rdt *conn, rdt_cuda **cuda_p, struct rdt_error *err)
 {
     struct cuda_driver *driver;
@@ -17,7 +30,7 @@ enum rdt_status rdt_cuda_open(rdt *conn, rdt_cuda **cuda_p, struct rdt_error *er
     if (!handle)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to open GPU memory");
     handle->cuda = (struct rdt_cuda){conn, driver};
-    status = rdt_map_by(conn, &cuda_mapper, err);
+    status = register_mapper(conn, driver, err);
     if (status != RDT_OK) {
         free(handle);
         return status;

@@ -30,6 +30,7 @@ void memory_fini(struct memory *memory)
     free(memory->offered);
     for (struct mapper *mapper = memory->mappers, *next; mapper; mapper = next) {
         next = mapper->next;
+        free(mapper->devices);
         free(mapper);
     }
     memset(memory, 0, sizeof *memory);

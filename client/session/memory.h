@@ -33,10 +33,15 @@ enum mapping_origin {
 };
 
 /* Maps one kind of memory that only its vendor's library can map (rdt_map_by). */
+#define MAPPER_MAX_DEVICES 64u
+#define MAPPER_DEVICE_BYTES (33u + 65u)
+
 struct mapper {
     struct mapper *next;
-    struct rdt_mapper ops; /* its member `memory` points to the array below */
+    struct rdt_mapper ops; /* its member `memory` points to the array below; devices is not used */
     char memory[33];
+    char (*devices)[MAPPER_DEVICE_BYTES]; /* [ops.n_devices] "cuda:UUID" */
+    bool told;                            /* the daemon knows the devices */
 };
 
 struct loan;

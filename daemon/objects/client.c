@@ -156,6 +156,7 @@ bool client_fini(struct client *client, uint64_t until_ns)
     map_fini(&client->remote_holds);
     map_fini(&client->regions);
     map_fini(&client->transfers.fetches);
+    free(client->transfers.mapped_devices);
     return true;
 }
 

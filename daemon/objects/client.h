@@ -63,7 +63,8 @@ struct client_transfers {
     struct client_fd {
         uint64_t region, generation, message;
     } fds_out[CLIENT_FDS_OUT];
-    char maps[128]; /* kinds of memory that the client can map: " cuda " */
+    char maps[128];       /* kinds of memory that the client can map: " cuda " */
+    char *mapped_devices; /* " cuda:UUID cuda:UUID ", the preferred one first. NULL, or none of a kind: all of that kind */
 };
 
 /* What rpc/ keeps for each client; other rooms do not touch it. */

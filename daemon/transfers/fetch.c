@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 
 #include "daemon/base/log.h"
@@ -13,6 +14,9 @@
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
+
+#define MAPPED_DEVICE_MAX_BYTES 98u      /* of one "KIND:UUID" */
+#define MAPPED_DEVICES_MAX_BYTES 16384u /* of all that a client names */
 
 static bool same_slice(const Rdt__Pb__Slice *a, const Rdt__Pb__Slice *b)
 {
@@ -271,6 +275,42 @@ static void note_maps(struct client *client, const Rdt__Pb__Fetch *message)
     }
 }
 
+/* Notes which devices the client can map, if it says so. It never loses one. */
+static enum rdt_status note_devices(struct client *client, const Rdt__Pb__Fetch *message, struct rdt_error *err)
+{
+    char *known = client->transfers.mapped_devices;
+    size_t used = known ? strlen(known) : 0, bytes = used + 2;
+    char *now;
+
+    for (size_t i = 0; i < message->n_mapped_devices; i++) {
+        const char *name = message->mapped_devices[i];
+        if (strlen(name) > MAPPED_DEVICE_MAX_BYTES || !strchr(name, ':') || strchr(name, ' '))
+            return rdt_error_set(err, RDT_INVALID, "device %zu that the client can map is not named \"KIND:UUID\"", i);
+        bytes += strlen(name) + 1;
+    }
+    if (message->n_mapped_devices == 0)
+        return RDT_OK;
+    now = realloc(known, bytes);
+    if (!now)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the devices that the client can map");
+    if (!known)
+        now[used++] = ' ';
+    now[used] = '\0';
+    client->transfers.mapped_devices = now;
+    for (size_t i = 0; i < message->n_mapped_devices; i++) {
+        char word[MAPPED_DEVICE_MAX_BYTES + 3];
+        (void)snprintf(word, sizeof word, " %s ", message->mapped_devices[i]);
+        if (strcasestr(now, word))
+            continue;
+        if (used + strlen(word) > MAPPED_DEVICES_MAX_BYTES)
+            return rdt_error_set(err, RDT_LIMIT, "the client names more than %u bytes of devices that it can map",
+                                 MAPPED_DEVICES_MAX_BYTES);
+        (void)memcpy(now + used, word + 1, strlen(word));
+        used += strlen(word) - 1;
+    }
+    return RDT_OK;
+}
+
 static enum rdt_status check_wishes(struct transfers *transfers, const Rdt__Pb__Fetch *message, struct rdt_error *err)
 {
     char names[256];
@@ -355,6 +395,8 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         status = check_wishes(transfers, message, err);
     if (status == RDT_OK)
         status = check_group(transfers, client, message, &group, err);
+    if (status == RDT_OK)
+        status = note_devices(client, message, err);
     if (status != RDT_OK)
         return status;
     is_here = node_is_here(transfers->node, ref.node, ref.address);

@@ -22,12 +22,56 @@ bool client_maps(const struct client *client, const char *kind)
     return strcasestr(client->transfers.maps, word);
 }
 
+/* Returns whether the client has said which devices of that kind it can map. */
+static bool lists_devices(const struct client *client, const char *kind)
+{
+    char word[40];
+
+    (void)snprintf(word, sizeof word, " %.36s:", kind);
+    return client->transfers.mapped_devices && strcasestr(client->transfers.mapped_devices, word);
+}
+
+bool client_maps_device(const struct client *client, const struct memory_device *device)
+{
+    char word[112];
+
+    if (!client_maps(client, device->kind->name))
+        return false;
+    if (!lists_devices(client, device->kind->name))
+        return true;
+    (void)snprintf(word, sizeof word, " %.36s:%.64s ", device->kind->name, device->uuid);
+    return strcasestr(client->transfers.mapped_devices, word);
+}
+
+/* Returns the first device of the client's list that this node has; NULL: there is none. *n_p: how many there are. */
+static struct memory_device *own_device(const struct client *client, const struct memory_kind *kind, unsigned *n_p)
+{
+    struct memory_device *first = NULL;
+    const char *first_at = NULL;
+
+    *n_p = 0;
+    for (unsigned i = 0; client && lists_devices(client, kind->name) && i < kind->n_devices; i++) {
+        char word[112];
+        const char *at;
+        (void)snprintf(word, sizeof word, " %.36s:%.64s ", kind->name, kind->devices[i].uuid);
+        at = strcasestr(client->transfers.mapped_devices, word);
+        *n_p += at != NULL;
+        if (at && (!first || at < first_at)) {
+            first = &kind->devices[i];
+            first_at = at;
+        }
+    }
+    return first;
+}
+
 /* Finds the wished kind and device. They were checked when the fetch came, but the kind may have been
  * unloaded since. */
 static enum rdt_status find_wish(const struct transfer *transfer, struct memory_device **device_p, struct rdt_error *err)
 {
     struct rdt_error why = {0};
     const struct memory_kind *kind;
+    struct memory_device *own;
+    unsigned n_own;
 
     *device_p = NULL;
     if (!wants_kind(transfer))
@@ -36,7 +80,8 @@ static enum rdt_status find_wish(const struct transfer *transfer, struct memory_
     if (!kind || !kind->available || memory_kind_is_host(kind))
         return rdt_error_set(err, RDT_UNSUPPORTED, "no memory kind \"%s\" is loaded here%s%s", transfer->wish.memory,
                              kind && kind->why_not[0] ? ": " : "", kind ? kind->why_not : "");
-    *device_p = memory_kind_device(kind, transfer->wish.device, &why);
+    own = own_device(transfer->client, kind, &n_own);
+    *device_p = transfer->wish.device[0] == '\0' && n_own == 1 ? own : memory_kind_device(kind, transfer->wish.device, &why);
     if (*device_p)
         return RDT_OK;
     if (err)
@@ -52,15 +97,22 @@ enum rdt_status destination_check_wish(const struct transfer *transfer, struct r
     if (status == RDT_OK && device && !client_maps(transfer->client, device->kind->name))
         status = rdt_error_set(err, RDT_UNSUPPORTED, "this process has not said how it maps %s memory (rdt_map_by)",
                                device->kind->name);
+    else if (status == RDT_OK && device && !client_maps_device(transfer->client, device))
+        status = rdt_error_set(err, RDT_UNSUPPORTED, "this process does not see %s, so it cannot receive tensors there: name a device that it sees",
+                               device->uuid);
     return status;
 }
 
 static struct memory_device *place_for(const struct transfer *transfer, struct memory_device *from, bool on_device,
                                        struct memory_device *wish)
 {
+    unsigned ignored;
+
     /* On this node the tensors stay where they are, if the reader can map that. */
+    if (transfer->wish.memory[0] == '\0' && from && transfer->client && client_maps(transfer->client, from->kind->name))
+        return client_maps_device(transfer->client, from) ? from : own_device(transfer->client, from->kind, &ignored);
     if (transfer->wish.memory[0] == '\0')
-        return from && transfer->client && client_maps(transfer->client, from->kind->name) ? from : NULL;
+        return NULL;
     return on_device || !transfer->wish.host_stays ? wish : NULL;
 }
 

@@ -190,6 +190,7 @@ void transfer_local_abort(struct transfer *transfer);
 /* ---- on devices (transfer_destination.c) ---- */
 
 bool client_maps(const struct client *client, const char *kind);
+bool client_maps_device(const struct client *client, const struct memory_device *device);
 
 /* Whether the memory kind and device that the reader wishes exist here and the reader can map them. */
 enum rdt_status destination_check_wish(const struct transfer *transfer, struct rdt_error *err);

@@ -128,6 +128,8 @@ static enum rdt_status place_tensors(struct transfer *transfer, struct object *o
         unsigned fds;
         if (!region_is_host(region) && !client_maps(transfer->client, region->kind->name))
             query->stay_why_not = "it is on a device, whose memory the reader's process does not map";
+        else if (!region_is_host(region) && !client_maps_device(transfer->client, region->device))
+            query->stay_why_not = "it is on a device that the reader's process does not see";
         else if (is_own_handle(region, transfer->client))
             query->stay_why_not = "it is the reader's own memory, whose handle its own process cannot open";
         else if (!region_is_host(region) && region_share_fds(region, &fds, unshared_p) != RDT_OK)

@@ -40,10 +40,21 @@ bool fake_has_context(CUdevice device)
     return has;
 }
 
-size_t fake_cuda_held(CUdevice device)
+CUdevice fake_numbered(int number)
 {
+    for (int i = 0; i < fake_gpus; i++)
+        if (fake_gpu[i].number == number)
+            return i;
+    return -1;
+}
+
+size_t fake_cuda_held(int number)
+{
+    CUdevice device = fake_numbered(number);
     size_t bytes;
 
+    if (device < 0)
+        return 0;
     pthread_mutex_lock(&fake_mutex);
     bytes = fake_gpu[device].used;
     if (fake_gpu[device].retained > 0)
@@ -57,6 +68,32 @@ CUdevice fake_current(void)
     return current >= 0 && fake_has_context(current) ? current : -1;
 }
 
+/* Adds a GPU to those that the process sees. */
+static void see(int number)
+{
+    fake_gpu[fake_gpus].number = number;
+    fake_gpu[fake_gpus++].total = (size_t)fake_setting("FAKE_CUDA_MIB", 1024) << 20;
+}
+
+/* As the driver does, sees the GPUs of CUDA_VISIBLE_DEVICES up to the first that is none. */
+static void see_gpus(void)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    int n = (int)fake_setting("FAKE_CUDA_GPUS", 2);
+
+    n = n < FAKE_MAX_GPUS ? n : FAKE_MAX_GPUS;
+    if (!visible)
+        for (int i = 0; i < n; i++)
+            see(i);
+    for (const char *at = visible; at && *at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        size_t length = strcspn(at, ",");
+        int number = strncmp(at, "GPU-", 4) == 0 ? at[length - 1] - '1' : atoi(at); /* FAKE_GPU_0 is ...1 */
+        if (number < 0 || number >= n || fake_numbered(number) >= 0 || fake_gpus == FAKE_MAX_GPUS)
+            break;
+        see(number);
+    }
+}
+
 CUresult cuInit(unsigned flags)
 {
     long answer = fake_setting("FAKE_CUDA_INIT", 0);
@@ -64,16 +101,11 @@ CUresult cuInit(unsigned flags)
     if (flags || answer)
         return flags ? CUDA_ERROR_INVALID_VALUE : (CUresult)answer;
     pthread_mutex_lock(&fake_mutex);
-    if (!started) {
-        fake_gpus = (int)fake_setting("FAKE_CUDA_GPUS", 2);
-        if (fake_gpus > FAKE_MAX_GPUS)
-            fake_gpus = FAKE_MAX_GPUS;
-        for (int i = 0; i < fake_gpus; i++)
-            fake_gpu[i].total = (size_t)fake_setting("FAKE_CUDA_MIB", 1024) << 20;
-        started = true;
-    }
+    if (!started)
+        see_gpus();
+    started = fake_gpus > 0;
     pthread_mutex_unlock(&fake_mutex);
-    return CUDA_SUCCESS;
+    return fake_gpus > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
 static bool is_gpu(CUdevice device)
@@ -124,7 +156,7 @@ CUresult cuDeviceGetUuid(CUuuid *uuid_p, CUdevice device)
         return CUDA_ERROR_INVALID_DEVICE;
     memset(uuid_p, 0, sizeof *uuid_p);
     memcpy(uuid_p->bytes, "fake", 4);
-    uuid_p->bytes[15] = (char)(device + 1);
+    uuid_p->bytes[15] = (char)(fake_gpu[device].number + 1);
     return CUDA_SUCCESS;
 }
 
@@ -132,7 +164,7 @@ CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 {
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
-    (void)snprintf(name, (size_t)size, "FAKE GPU %d (memfd)", device);
+    (void)snprintf(name, (size_t)size, "FAKE GPU %d (memfd)", fake_gpu[device].number);
     return CUDA_SUCCESS;
 }
 

@@ -12,6 +12,7 @@
  *
  * Environment variables, with their defaults:
  *
+ *   CUDA_VISIBLE_DEVICES          as for the driver: which GPUs the process sees, and in which order, by number or UUID
  *   FAKE_CUDA_GPUS (2)            number of GPUs
  *   FAKE_CUDA_MIB (1024)          memory of each
  *   FAKE_CUDA_VERSION (13000)     version of the driver
@@ -34,7 +35,8 @@
 #define FAKE_MAX_GPUS 8
 #define FAKE_GRANULE ((size_t)2 << 20)
 
-struct fake_gpu {
+struct fake_gpu { /* one that the process sees */
+    int number;         /* of the machine, the same in all processes */
     size_t total, used; /* bytes; used by this process */
     unsigned retained;  /* of its primary context */
 };
@@ -46,12 +48,14 @@ extern pthread_mutex_t fake_mutex; /* protects all tables */
 __attribute__((visibility("default"))) long fake_setting(const char *name, long fallback);
 CUdevice fake_current(void); /* the GPU of the thread's context, or -1 */
 bool fake_has_context(CUdevice device);
+CUdevice fake_numbered(int number); /* -1: the process does not see it */
 
 /* Returns the address at which the fake reads and writes [address, address + bytes) of device memory. NULL: the range is not
  * device memory throughout, or is not mapped throughout. */
 __attribute__((visibility("default"))) void *fake_cuda_reach(CUdeviceptr address, size_t bytes);
-/* Returns how many bytes of the GPU's memory this process uses for allocations and its context (FAKE_CUDA_CONTEXT_MIB). */
-__attribute__((visibility("default"))) size_t fake_cuda_held(CUdevice device);
+/* Returns how many bytes of memory of the machine's GPU with that number this process uses for allocations and its context
+ * (FAKE_CUDA_CONTEXT_MIB). */
+__attribute__((visibility("default"))) size_t fake_cuda_held(int number);
 bool fake_is_device(CUdeviceptr address);
 bool fake_host_registered(const void *address, size_t bytes);
 

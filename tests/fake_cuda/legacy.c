@@ -10,7 +10,7 @@
 
 struct legacy_handle {
     char magic[8];
-    int32_t pid, fd, device;
+    int32_t pid, fd, number; /* of the process, of its chunk, of the GPU */
     uint64_t bytes, inode;
 };
 _Static_assert(sizeof(struct legacy_handle) <= 64, "CUipcMemHandle");
@@ -69,7 +69,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle_p, CUdeviceptr address)
         fstat(mapping->chunk->fd, &st) == 0) {
         handle.pid = getpid();
         handle.fd = mapping->chunk->fd;
-        handle.device = mapping->chunk->device;
+        handle.number = fake_gpu[mapping->chunk->device].number;
         handle.bytes = mapping->bytes;
         handle.inode = st.st_ino;
         memset(handle_p, 0, sizeof *handle_p);
@@ -87,12 +87,13 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address_p, CUipcMemHandle given, unsign
     struct chunk *chunk;
     struct stat st;
     char path[64];
+    CUdevice device = fake_current();
     int fd;
 
     memcpy(&handle, &given, sizeof handle);
-    if (fake_current() < 0 || handle.pid == getpid())
+    if (device < 0 || handle.pid == getpid())
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(handle.magic, "fakeipc", 8) != 0 || handle.device >= fake_gpus)
+    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(handle.magic, "fakeipc", 8) != 0)
         return CUDA_ERROR_INVALID_VALUE;
     (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.pid, handle.fd);
     fd = open(path, O_RDWR | O_CLOEXEC);
@@ -108,7 +109,9 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address_p, CUipcMemHandle given, unsign
             (void)close(fd);
             return CUDA_ERROR_ALREADY_MAPPED;
         }
-    chunk = fake_chunk_new(handle.device, handle.bytes, fd, true);
+    if (fake_numbered(handle.number) >= 0) /* otherwise the memory belongs, for this process, to the GPU that opens it */
+        device = fake_numbered(handle.number);
+    chunk = fake_chunk_new(device, handle.bytes, fd, true);
     range = chunk ? fake_range_new(handle.bytes) : NULL;
     if (range && fake_map(range, 0, chunk, true)) {
         memcpy(range->handle, &given, sizeof range->handle);

@@ -21,7 +21,7 @@ struct chunk *fake_chunk_new(CUdevice device, size_t bytes, int fd, bool legacy)
         return NULL;
     *chunk = (struct chunk){.fd = fd, .bytes = bytes, .device = device, .refs = 1, .imported = fd >= 0, .legacy = legacy};
     if (fd < 0) {
-        (void)snprintf(name, sizeof name, "fake-cuda-%d", device);
+        (void)snprintf(name, sizeof name, "fake-cuda-%d", fake_gpu[device].number);
         chunk->fd = memfd_create(name, MFD_CLOEXEC);
         if (chunk->fd < 0 || ftruncate(chunk->fd, (off_t)bytes)) {
             if (chunk->fd >= 0)

@@ -73,20 +73,24 @@ CUresult cuMemExportToShareableHandle(void *shared_p, CUmemGenericAllocationHand
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle_p, void *shared, CUmemAllocationHandleType type)
 {
-    int given = (int)(intptr_t)shared, fd = fcntl(given, F_DUPFD_CLOEXEC, 3), device = -1;
+    int given = (int)(intptr_t)shared, fd = fcntl(given, F_DUPFD_CLOEXEC, 3), number = -1;
     char path[64], name[64] = "";
     struct chunk *chunk;
     struct stat st;
 
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", given);
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fd < 0 || fstat(fd, &st) ||
-        readlink(path, name, sizeof name - 1) < 0 || sscanf(name, "/memfd:fake-cuda-%d", &device) != 1 || device >= fake_gpus) {
+        readlink(path, name, sizeof name - 1) < 0 || sscanf(name, "/memfd:fake-cuda-%d", &number) != 1) {
         if (fd >= 0)
             (void)close(fd);
         return CUDA_ERROR_INVALID_VALUE;
     }
+    if (fake_numbered(number) < 0) {
+        (void)close(fd);
+        return CUDA_ERROR_INVALID_DEVICE;
+    }
     pthread_mutex_lock(&fake_mutex);
-    chunk = fake_chunk_new(device, (size_t)st.st_size, fd, false);
+    chunk = fake_chunk_new(fake_numbered(number), (size_t)st.st_size, fd, false);
     pthread_mutex_unlock(&fake_mutex);
     if (!chunk)
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -44,7 +44,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **device_p)
 
 int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory_p)
 {
-    unsigned long long used = fake_cuda_held((CUdevice)(uintptr_t)device - 1);
+    unsigned long long used = fake_cuda_held((int)(uintptr_t)device - 1);
 
     *memory_p = (struct memory){used + 1, 1, used};
     return NVML_SUCCESS;
@@ -52,7 +52,7 @@ int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory_p)
 
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *processes)
 {
-    unsigned long long used = fake_cuda_held((CUdevice)(uintptr_t)device - 1);
+    unsigned long long used = fake_cuda_held((int)(uintptr_t)device - 1);
 
     *count = used > 0;
     if (used > 0)

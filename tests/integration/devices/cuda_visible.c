@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GPU memory on one node whose processes see different GPUs (CUDA_VISIBLE_DEVICES), as the actors of Ray, vLLM and SGLang do.
+ *
+ * The leak checker of gcc 12: see cuda_fixture.h.
+ * lsan: use_tls=0
+ */
+#include "tests/integration/devices/cuda_fixture.h"
+
+CUDA_SUITE(cuda_visible)
+
+#ifndef RDT_WITHOUT_CUDA
+struct orders { /* to an actor that sees one GPU */
+    char socket[200];
+    struct rdt_ref ref;
+    char other[48]; /* a GPU that it does not see */
+};
+
+struct findings {
+    char memory[33], uuid[65], path[65], refused[256];
+    bool holds;
+};
+
+static struct findings fetch_and_look(rdt *conn, const struct rdt_ref *ref, const char *memory)
+{
+    struct findings found = {.holds = false};
+    const char *in, *on;
+    rdt_object *object;
+    void *data;
+
+    must_ok(fetch_to(conn, ref, memory, NULL, &object, &err));
+    must_ok(rdt_object_place(object, 0, &in, &on, &err));
+    (void)snprintf(found.memory, sizeof found.memory, "%s", in);
+    (void)snprintf(found.uuid, sizeof found.uuid, "%s", on ? on : "");
+    (void)snprintf(found.path, sizeof found.path, "%s", info_of(object).path);
+    data = tensor_of(object, 0).data;
+    found.holds = strcmp(in, "cuda") == 0 ? gpu_holds(data, BYTES, 5) : holds_pattern(data, BYTES, 5);
+    rdt_release(object);
+    return found;
+}
+
+/* Sees the GPU with the number that arg is, and reports how it got the object: as the daemon likes, and on a GPU. */
+static int reader(struct actor *self, void *arg)
+{
+    struct rdt_connect_options options = RDT_INIT(options);
+    struct findings found;
+    struct orders orders;
+    struct rdt_error refusal;
+    rdt_object *object;
+    const char *why;
+    rdt_cuda *gpu;
+    rdt *conn;
+
+    must(setenv("CUDA_VISIBLE_DEVICES", arg, 1) == 0);
+    actor_recv(self, &orders, sizeof orders);
+    if (!gpu_is_real())
+        (void)fake_gpu_load();
+    must_say(gpu_there(&why), "%s", why);
+    options.socket = orders.socket;
+    must_ok(rdt_connect(&options, &conn, &err));
+    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    gpu_use(0);
+    found = fetch_and_look(conn, &orders.ref, NULL);
+    actor_send(self, &found, sizeof found);
+    if (strcmp(found.memory, "cuda") == 0) {
+        found = fetch_and_look(conn, &orders.ref, "cuda"); /* the only one that it sees */
+        must_be(RDT_UNSUPPORTED, fetch_to(conn, &orders.ref, "cuda", orders.other, &object, &refusal));
+        (void)snprintf(found.refused, sizeof found.refused, "%.255s", refusal.msg);
+        actor_send(self, &found, sizeof found);
+    }
+    rdt_cuda_close(gpu);
+    rdt_close(conn);
+    return 0;
+}
+
+static void *alloc_and_put(struct actor *actor, struct rdt_ref *ref_p)
+{
+    struct orders orders = {.other = ""};
+    void *addr;
+
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
+    gpu_fill(addr, BYTES, 5);
+    *ref_p = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    (void)snprintf(orders.socket, sizeof orders.socket, "%s", node.socket);
+    (void)snprintf(orders.other, sizeof orders.other, "%s", gpu_uuid(0));
+    orders.ref = *ref_p;
+    actor_send(actor, &orders, sizeof orders);
+    return addr;
+}
+
+Test(cuda_visible, what_lies_on_another_gpu_is_copied_to_the_readers)
+{
+    struct findings found;
+    struct actor actor;
+    struct rdt_ref ref;
+    void *addr;
+
+    actor_start(&actor, reader, "1");
+    begin();
+    if (gpu_count() < 2) {
+        actor_kill(&actor, SIGKILL);
+        end();
+        cr_skip_test("this machine has one GPU");
+    }
+    addr = alloc_and_put(&actor, &ref);
+    actor_recv(&actor, &found, sizeof found);
+    must_say(strcmp(found.memory, "cuda") == 0 && strcmp(found.uuid, gpu_uuid(1)) == 0, "it lies in %s %s", found.memory,
+             found.uuid);
+    must_say(found.holds && strcmp(found.path, "local/copy") == 0, "it came by %s", found.path);
+    actor_recv(&actor, &found, sizeof found);
+    must(found.holds && strcmp(found.uuid, gpu_uuid(1)) == 0);
+    must_say(strstr(found.refused, "does not see") && strstr(found.refused, gpu_uuid(0)), "%s", found.refused);
+    actor_wait(&actor);
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    end();
+}
+
+Test(cuda_visible, reader_whose_gpu_the_daemon_does_not_have_gets_host_memory)
+{
+    struct findings found;
+    struct actor actor;
+    struct rdt_ref ref;
+    void *addr;
+
+    if (gpu_is_real())
+        cr_skip_test("the daemon of a real GPU has them all");
+    actor_start(&actor, reader, "1");
+    begin_with("CUDA_VISIBLE_DEVICES=0", (const char *const[]){"--pool-idle=200ms", NULL});
+    addr = alloc_and_put(&actor, &ref);
+    actor_recv(&actor, &found, sizeof found);
+    must_say(found.holds && strcmp(found.memory, "host") == 0, "it lies in %s %s", found.memory, found.uuid);
+    actor_wait(&actor);
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    end();
+}
+#endif
