@@ -150,16 +150,21 @@ static enum rdt_status open_failed(struct cuda_driver *driver, const struct cuda
 static enum rdt_status open_first(struct cuda_driver *driver, struct cuda_opened *opened, struct rdt_error *err)
 {
     CUdeviceptr base;
+    int ordinal = -1;
     CUresult result = driver->cuIpcOpenMemHandle(&opened->base, opened->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 
     if (result != CUDA_SUCCESS)
         return open_failed(driver, opened->gpu, result, err);
     result = driver->cuMemGetAddressRange(&base, &opened->bytes, opened->base);
-    if (result == CUDA_SUCCESS && base == opened->base)
+    if (result == CUDA_SUCCESS)
+        result = driver->cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, opened->base);
+    if (result == CUDA_SUCCESS && base == opened->base && ordinal == opened->gpu->device)
         return RDT_OK;
     (void)driver->cuIpcCloseMemHandle(opened->base);
     return result != CUDA_SUCCESS
-               ? cuda_gpu_failed(driver, opened->gpu, result, err, "asking for the size of another process's memory")
+               ? cuda_gpu_failed(driver, opened->gpu, result, err, "asking for the size and GPU of another process's memory")
+           : base == opened->base
+               ? rdt_error_set(err, RDT_INVALID, "the handle names memory of another GPU than %s", opened->gpu->uuid)
                : rdt_error_set(err, RDT_INVALID, "the handle does not name the start of an allocation");
 }
 

@@ -9,6 +9,9 @@
 #include "client/cuda/gpu.h"
 
 #define MAX_CHUNKS 4096u
+/* The driver puts smaller allocations of cudaMalloc into blocks of this size, and a handle shares the whole block, with what
+ * belongs to others. Only allocations that fill their blocks are therefore exported. */
+#define BLOCK_BYTES ((CUdeviceptr)2 << 20)
 
 /* ---- handles that this process has exported ---- */
 
@@ -122,7 +125,7 @@ enum rdt_status export_range(struct cuda_driver *driver, const struct cuda_gpu *
                              struct exported *exported_p, struct rdt_error *err)
 {
     CUdeviceptr base, at = (CUdeviceptr)(uintptr_t)addr;
-    bool legacy = false;
+    int legacy = 0; /* the driver writes four bytes */
     size_t all;
     CUresult result;
 
@@ -132,8 +135,11 @@ enum rdt_status export_range(struct cuda_driver *driver, const struct cuda_gpu *
     result = driver->cuMemGetAddressRange(&base, &all, at);
     if (result != CUDA_SUCCESS)
         return cuda_gpu_failed(driver, gpu, result, err, "looking up the allocation of a tensor");
-    (void)driver->cuPointerGetAttribute(&legacy, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at);
-    if (legacy && at - base + bytes <= all && driver->cuIpcGetMemHandle(&exported_p->handle, base) == CUDA_SUCCESS) {
+    result = driver->cuPointerGetAttribute(&legacy, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at);
+    if (result != CUDA_SUCCESS)
+        return cuda_gpu_failed(driver, gpu, result, err, "asking how the memory of a tensor can be exported");
+    if (legacy && at - base + bytes <= all && base % BLOCK_BYTES == 0 && all % BLOCK_BYTES == 0 &&
+        driver->cuIpcGetMemHandle(&exported_p->handle, base) == CUDA_SUCCESS) {
         exported_p->base = (void *)(uintptr_t)base;
         exported_p->shared.bytes = all;
         exported_p->shared.handle = &exported_p->handle;

@@ -36,9 +36,10 @@ struct entered {
 enum rdt_status gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu, struct entered *entered_p, struct rdt_error *err);
 void gpu_leave(struct cuda_driver *driver, const struct entered *entered);
 
-/* Returns the GPU in whose memory addr lies, or NULL if it lies in none. Asks the driver each time, because an allocator
- * may have put other memory there. */
-struct cuda_gpu *gpu_of(struct cuda_driver *driver, const void *addr);
+/* Finds the GPU in whose memory addr lies; *gpu_p NULL: it lies in none. Asks the driver each time, because an allocator
+ * may have put other memory there. The errors are those of cuda_failed: memory of which the driver cannot tell is not host
+ * memory. */
+enum rdt_status gpu_find(struct cuda_driver *driver, const void *addr, struct cuda_gpu **gpu_p, struct rdt_error *err);
 
 /* ---- retained.c: addresses that stay reserved after their memory was unmapped ---- */
 
@@ -113,6 +114,7 @@ struct offers {             /* of one connection */
     pthread_mutex_t mutex;  /* not held while the daemon is asked */
     pthread_cond_t settled; /* the daemon has answered to an offer */
     struct offer *first;
+    atomic_uint refused[2]; /* legacy handles, and chunks, that the daemon could not map, in a row */
 };
 
 struct address_range { /* [from, to); 0, 0: none */

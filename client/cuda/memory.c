@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See rdt_cuda.h: GPU memory that the daemon allocates for this process, or that this process makes known to it. */
+#include <stdlib.h>
+
 #include "client/cuda/gpu.h"
 
 enum rdt_status gpu_memory_alloc(rdt_cuda *cuda, const char *device, size_t bytes, int64_t timeout_ns, void **addr_p,
@@ -21,12 +23,14 @@ enum rdt_status rdt_cuda_alloc(rdt_cuda *cuda, const char *device, size_t bytes,
 enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **base_p, enum rdt_cuda_how *how_p,
                                struct rdt_error *err)
 {
-    struct cuda_gpu *gpu = cuda ? gpu_of(cuda->driver, addr) : NULL;
+    struct cuda_gpu *gpu = NULL;
     enum rdt_cuda_how how;
     struct entered entered;
     size_t all;
-    enum rdt_status status;
+    enum rdt_status status = cuda ? gpu_find(cuda->driver, addr, &gpu, err) : RDT_OK;
 
+    if (status != RDT_OK)
+        return status;
     if (!gpu || !base_p)
         return rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", addr);
     status = gpu_enter(cuda->driver, gpu, &entered, err);
@@ -36,5 +40,44 @@ enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **
     gpu_leave(cuda->driver, &entered);
     if (status == RDT_OK && how_p)
         *how_p = how;
+    return status;
+}
+
+enum rdt_status rdt_cuda_deliver(rdt_cuda *cuda, void *take_buffer, void *to, size_t bytes, void *stream, struct rdt_error *err)
+{
+    void **buffers = malloc(sizeof *buffers);
+    struct completion *completion = NULL;
+    struct cuda_gpu *gpu = NULL;
+    struct entered entered;
+    CUresult result;
+    enum rdt_status status = buffers ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to deliver a tensor");
+
+    if (status == RDT_OK && !cuda)
+        status = rdt_error_set(err, RDT_INVALID, "cuda is NULL");
+    if (status == RDT_OK)
+        status = gpu_find(cuda->driver, to, &gpu, err);
+    if (status == RDT_OK && !gpu)
+        status = rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", to);
+    if (status == RDT_OK)
+        status = completion_create(&((struct handle *)cuda)->streams, &completion, err);
+    if (status == RDT_OK)
+        status = gpu_enter(cuda->driver, gpu, &entered, err);
+    if (status != RDT_OK) {
+        completion_destroy(completion);
+        free(buffers);
+        return status;
+    }
+    buffers[0] = take_buffer;
+    result = cuda->driver->cuMemcpyAsync((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)take_buffer, bytes, stream);
+    if (result != CUDA_SUCCESS) {
+        status = cuda_gpu_failed(cuda->driver, gpu, result, err, "copying a tensor to its target");
+        completion_destroy(completion);
+        free(buffers);
+    } else if (completion_enqueue(completion, stream, NULL, buffers, 1, NULL) != RDT_OK) {
+        (void)cuda->driver->cuStreamSynchronize(stream);
+        (void)rdt_dealloc_soon(cuda->conn, take_buffer, NULL);
+        free(buffers);
+    }
+    gpu_leave(cuda->driver, &entered);
     return status;
 }

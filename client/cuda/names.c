@@ -40,22 +40,26 @@ enum rdt_status rdt_cuda_ordinal(rdt_cuda *cuda, const char *uuid, int *ordinal_
 enum rdt_status rdt_cuda_where(rdt_cuda *cuda, const void *addr, int *ordinal_p, struct rdt_error *err)
 {
     struct cuda_gpu *gpu;
+    enum rdt_status status;
 
     if (!cuda)
         return rdt_error_set(err, RDT_INVALID, "cuda is NULL");
-    gpu = gpu_of(cuda->driver, addr);
-    *ordinal_p = gpu ? gpu->device : -1;
-    return RDT_OK;
+    status = gpu_find(cuda->driver, addr, &gpu, err);
+    if (status == RDT_OK)
+        *ordinal_p = gpu ? gpu->device : -1;
+    return status;
 }
 
 enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t bytes, struct rdt_error *err)
 {
-    struct cuda_gpu *gpu = cuda ? gpu_of(cuda->driver, from) : NULL;
+    struct cuda_gpu *gpu = NULL;
     struct entered entered;
     CUresult result;
-    enum rdt_status status =
-        gpu ? gpu_enter(cuda->driver, gpu, &entered, err) : rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", from);
+    enum rdt_status status = cuda ? gpu_find(cuda->driver, from, &gpu, err) : RDT_OK;
 
+    if (status == RDT_OK)
+        status = gpu ? gpu_enter(cuda->driver, gpu, &entered, err)
+                     : rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", from);
     if (status != RDT_OK)
         return status;
     result = cuda->driver->cuMemcpyAsync((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)from, bytes, CU_STREAM_PER_THREAD);

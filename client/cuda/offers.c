@@ -10,6 +10,8 @@
 
 #include "client/cuda/gpu.h"
 
+#define MAX_REFUSED 3u /* after so many refusals in a row nothing is offered any more, because each costs a round trip */
+
 struct offer {
     struct offer *next;
     struct address_range range;
@@ -27,6 +29,8 @@ void offers_init(struct offers *offers)
     (void)pthread_cond_init(&offers->settled, &monotonic);
     (void)pthread_condattr_destroy(&monotonic);
     offers->first = NULL;
+    atomic_init(&offers->refused[0], 0);
+    atomic_init(&offers->refused[1], 0);
 }
 
 void offers_fini(struct offers *offers)
@@ -86,6 +90,23 @@ enum rdt_status offers_join_ranges(struct address_range *ranges, size_t n, struc
 
 /* ---- offering ---- */
 
+/* A driver refuses handles and descriptors for reasons that no caller can know: another uid, another PID namespace, MIG. What
+ * the daemon cannot open is UNSUPPORTED, and the tensor is copied. */
+static enum rdt_status note_answer(rdt_cuda *cuda, enum rdt_shared_kind kind, enum rdt_status status, struct rdt_error *err)
+{
+    atomic_uint *refused = &((struct handle *)cuda)->offers.refused[kind == RDT_SHARED_VMM];
+
+    if (status == RDT_OK)
+        atomic_store(refused, 0);
+    if (status != RDT_INVALID && status != RDT_SYSTEM && status != RDT_UNSUPPORTED)
+        return status;
+    (void)atomic_fetch_add(refused, 1);
+    if (err)
+        err->status = RDT_UNSUPPORTED;
+    rdt_error_prefix(err, "rdtd cannot map this memory, so it must be copied");
+    return RDT_UNSUPPORTED;
+}
+
 enum rdt_status offers_import(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, int64_t timeout_ns, void **base_p,
                               size_t *bytes_p, enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
@@ -94,8 +115,14 @@ enum rdt_status offers_import(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, 
 
     if (status != RDT_OK)
         return status;
+    if (atomic_load(&((struct handle *)cuda)->offers.refused[exported.shared.kind == RDT_SHARED_VMM]) >= MAX_REFUSED) {
+        exported_free(&exported);
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "rdtd could not map memory of this process %u times in a row, so it is copied", MAX_REFUSED);
+    }
     exported.shared.timeout_ns = timeout_ns;
     status = rdt_import_shared(cuda->conn, &exported.shared, exported.base, err);
+    status = note_answer(cuda, exported.shared.kind, status, err);
     *base_p = exported.base;
     *bytes_p = exported.shared.bytes;
     *how_p = exported.shared.kind == RDT_SHARED_VMM ? RDT_CUDA_CHUNKS : RDT_CUDA_HANDLE;

@@ -160,8 +160,10 @@ static enum rdt_status take_tensor(struct put_call *call, size_t i, enum rdt_cud
     if (status != RDT_OK || extent.from == extent.to)
         return status;
     status = rdt_known(cuda->conn, (void *)extent.from, extent.to - extent.from, &known, &memory, NULL, err);
-    if (status == RDT_INVALID || !known || strcmp(memory, "host") != 0)
-        gpu = gpu_of(cuda->driver, (void *)extent.from);
+    if (status == RDT_INVALID || !known || strcmp(memory, "host") != 0) {
+        enum rdt_status found = gpu_find(cuda->driver, (void *)extent.from, &gpu, err);
+        status = found != RDT_OK ? found : status;
+    }
     if (gpu && !call->gpu)
         call->gpu = gpu;
     if (gpu) /* also when the daemon knows only a part of it, or knows it by another put */
@@ -188,7 +190,7 @@ static enum rdt_status find_chunks(struct put_call *call, struct rdt_error *err)
         if (status != RDT_OK || extent.from == extent.to ||
             rdt_known(cuda->conn, (void *)extent.from, extent.to - extent.from, &known, NULL, NULL, NULL) != RDT_OK || known)
             continue;
-        gpu = gpu_of(cuda->driver, (void *)extent.from);
+        status = gpu_find(cuda->driver, (void *)extent.from, &gpu, err);
         if (gpu)
             status = offers_find_chunks(cuda, gpu, extent, &call->chunks[i], err);
     }

@@ -48,7 +48,8 @@ enum rdt_cuda_how {
     RDT_CUDA_CHUNKS = 3, /* no copy: the VMM chunks of the allocation were exported (also PyTorch's expandable segments) */
     RDT_CUDA_HANDLE = 4, /* no copy: a legacy handle (cudaMalloc) was exported */
     RDT_CUDA_COPIED = 5, /* copied on the GPU into daemon memory, because it cannot be exported (cudaMallocAsync, VMM memory
-                          * that was created without a handle type) or because of the option `copy` */
+                          * that was created without a handle type, small blocks of cudaMalloc, which share a handle with
+                          * others), because the daemon cannot map it, or because of the option `copy` */
 };
 
 struct rdt_cuda_put_options {
@@ -77,9 +78,16 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
                              const struct rdt_cuda_put_options *options, struct rdt_ref *ref_p, struct rdt_error *err);
 
 /* Makes GPU memory of the caller known to the daemon, as whole allocations, until rdt_dealloc(*base_p): for targets of
- * fetches, and for memory that is put repeatedly. UNSUPPORTED: it cannot be exported. */
+ * fetches, and for memory that is put repeatedly. UNSUPPORTED: it cannot be exported, or the daemon cannot map it. */
 enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **base_p, enum rdt_cuda_how *how_p,
                                struct rdt_error *err);
+
+/* Queues a copy from daemon memory of rdt_cuda_alloc to memory of the caller on the same GPU, or another one, in `stream`, and
+ * frees the buffer when the stream has come there. For targets of fetches that rdt_cuda_offer cannot make known: the fetch
+ * writes the buffer, and what the caller queues in the stream afterwards finds the bytes at `to`. The buffer is taken if OK is
+ * returned. Errors: INVALID (`to` is not memory of a GPU), NO_MEMORY, SYSTEM. */
+enum rdt_status rdt_cuda_deliver(rdt_cuda *cuda, void *take_buffer, void *to, size_t bytes, void *stream,
+                                 struct rdt_error *err);
 
 /* ---- names and streams ---- */
 

@@ -20,6 +20,11 @@ long fake_setting(const char *name, long fallback)
     return text && text[0] ? strtol(text, NULL, 0) : fallback;
 }
 
+bool fake_unkind(const char *name)
+{
+    return fake_setting(name, fake_setting("FAKE_CUDA_UNKIND", 0)) != 0;
+}
+
 static CUcontext context_of(CUdevice device)
 {
     return (CUcontext)&fake_gpu[device];

@@ -8,7 +8,18 @@
  *   - opening a legacy handle fails with ALREADY_MAPPED if it is open already, and with INVALID_CONTEXT if it is of the same
  *     process; VMM memory has no legacy handle;
  *   - a copy that leaves its allocation, or its mapped chunks, fails with INVALID_VALUE;
- *   - streams are threads: queued work runs later and in order, and each stream has its own pace.
+ *   - streams are threads: queued work runs later and in order, and each stream has its own pace;
+ *   - attributes that the driver writes as int are written as four bytes.
+ *
+ * What a driver does only on some machines is switched on one by one, or all together by FAKE_CUDA_UNKIND; in that case 0
+ * switches one off again:
+ *
+ *   FAKE_CUDA_SHARED_BLOCKS       allocations of up to 1 MiB share blocks of 2 MiB, each of which has one handle. Base and size
+ *                                 at whoever opens the handle are the block's
+ *   FAKE_CUDA_IPC_SAME_UID        a legacy handle cannot be opened by a process of another uid
+ *   FAKE_CUDA_NO_IPC              no legacy handle can be opened, as with MIG
+ *   FAKE_CUDA_NO_REEXPORT         chunks that were imported cannot be exported again
+ *   FAKE_CUDA_POINTER_CONTEXT     queries about addresses fail with INVALID_CONTEXT on a thread without a context
  *
  * Environment variables, with their defaults:
  *
@@ -20,6 +31,7 @@
  *   FAKE_CUDA_NO_PEER             if set, the GPUs have no peer access
  *   FAKE_CUDA_NO_VMM              if set, the GPUs have no virtual memory management
  *   FAKE_CUDA_COPY_US (0)         duration of each copy, at least
+ *   FAKE_CUDA_POINTER_FAILS (0)   result of queries about addresses, as of a context that has failed
  *   FAKE_CUDA_CONTEXT_MIB (256)   memory that a context takes, beside FAKE_CUDA_MIB
  *   FAKE_CUDA_CALLS_AT_ONCE       if set, a stream calls back before it has done its earlier work, which no driver does; this
  *                                 shows which tests depend on the order
@@ -46,6 +58,7 @@ extern int fake_gpus;
 extern pthread_mutex_t fake_mutex; /* protects all tables */
 
 __attribute__((visibility("default"))) long fake_setting(const char *name, long fallback);
+__attribute__((visibility("default"))) bool fake_unkind(const char *name); /* whether a switch of the table above is on */
 CUdevice fake_current(void); /* the GPU of the thread's context, or -1 */
 bool fake_has_context(CUdevice device);
 CUdevice fake_numbered(int number); /* -1: the process does not see it */

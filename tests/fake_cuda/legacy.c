@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,44 +12,90 @@
 struct legacy_handle {
     char magic[8];
     int32_t pid, fd, number; /* of the process, of its chunk, of the GPU */
+    uint32_t uid;
     uint64_t bytes, inode;
 };
 _Static_assert(sizeof(struct legacy_handle) <= 64, "CUipcMemHandle");
+
+#define SHARED_BYTES ((size_t)1 << 20) /* allocations up to this size share a block */
+
+static struct range *shared_block[FAKE_MAX_GPUS]; /* that small allocations fill now */
+
+/* Returns a new range with memory of its own; NULL: no memory. */
+static struct range *block_new(CUdevice device, size_t room)
+{
+    struct range *range = NULL;
+    struct chunk *chunk;
+
+    if (room > fake_gpu[device].total - fake_gpu[device].used || !(chunk = fake_chunk_new(device, room, -1, true)))
+        return NULL;
+    range = fake_range_new(room);
+    if (range && !fake_map(range, 0, chunk, true)) {
+        fake_range_free(range);
+        range = NULL;
+    }
+    fake_chunk_unref(chunk);
+    return range;
+}
 
 CUresult cuMemAlloc(CUdeviceptr *address_p, size_t bytes)
 {
     CUdevice device = fake_current();
     size_t room = (bytes + FAKE_GRANULE - 1) & ~(FAKE_GRANULE - 1);
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    bool shares = bytes <= SHARED_BYTES && fake_unkind("FAKE_CUDA_SHARED_BLOCKS");
+    struct part *part = calloc(1, sizeof *part);
     struct range *range;
-    struct chunk *chunk;
 
-    if (device < 0 || !bytes)
+    if (device < 0 || !bytes || !part) {
+        free(part);
         return fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
+    }
     pthread_mutex_lock(&fake_mutex);
-    if (room <= fake_gpu[device].total - fake_gpu[device].used && (chunk = fake_chunk_new(device, room, -1, true)) != NULL) {
-        range = fake_range_new(room);
-        if (range && fake_map(range, 0, chunk, true)) {
-            *address_p = (CUdeviceptr)range->base;
-            result = CUDA_SUCCESS;
-        }
-        fake_chunk_unref(chunk);
+    range = shares ? shared_block[device] : NULL;
+    if (!range || range->filled + bytes > range->bytes)
+        range = block_new(device, room);
+    if (range) {
+        *address_p = (CUdeviceptr)range->base + range->filled;
+        *part = (struct part){*address_p, bytes, range->parts};
+        range->parts = part;
+        range->filled += (bytes + 511) & ~(size_t)511;
+        if (shares)
+            shared_block[device] = range;
+    } else {
+        free(part);
     }
     pthread_mutex_unlock(&fake_mutex);
-    return result;
+    return range ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Frees a block of which no allocation is left. */
+static void block_free(struct range *range)
+{
+    for (int i = 0; i < fake_gpus; i++)
+        if (shared_block[i] == range)
+            shared_block[i] = NULL;
+    fake_unmap(range, range->mappings);
+    fake_range_free(range);
 }
 
 CUresult cuMemFree(CUdeviceptr address)
 {
     CUresult result = fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
+    struct part **at, *part;
     struct range *range;
 
+    if (result != CUDA_ERROR_INVALID_VALUE)
+        return result;
     pthread_mutex_lock(&fake_mutex);
     range = fake_range_at(address);
-    if (result == CUDA_ERROR_INVALID_VALUE && range && range->base == (char *)address && range->mappings &&
-        range->mappings->chunk->legacy && !range->opened) {
-        fake_unmap(range, range->mappings);
-        fake_range_free(range);
+    for (at = range ? &range->parts : NULL; at && *at && (*at)->base != address;)
+        at = &(*at)->next;
+    if (at && *at) {
+        part = *at;
+        *at = part->next;
+        free(part);
+        if (!range->parts)
+            block_free(range);
         result = CUDA_SUCCESS;
     }
     pthread_mutex_unlock(&fake_mutex);
@@ -68,6 +115,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle_p, CUdeviceptr address)
     if (result == CUDA_ERROR_INVALID_VALUE && mapping && mapping->chunk->legacy && !range->opened &&
         fstat(mapping->chunk->fd, &st) == 0) {
         handle.pid = getpid();
+        handle.uid = geteuid();
         handle.fd = mapping->chunk->fd;
         handle.number = fake_gpu[mapping->chunk->device].number;
         handle.bytes = mapping->bytes;
@@ -95,6 +143,8 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address_p, CUipcMemHandle given, unsign
         return CUDA_ERROR_INVALID_CONTEXT;
     if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(handle.magic, "fakeipc", 8) != 0)
         return CUDA_ERROR_INVALID_VALUE;
+    if (fake_unkind("FAKE_CUDA_NO_IPC") || (fake_unkind("FAKE_CUDA_IPC_SAME_UID") && handle.uid != geteuid()))
+        return CUDA_ERROR_INVALID_HANDLE;
     (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.pid, handle.fd);
     fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &st) || st.st_ino != handle.inode || (uint64_t)st.st_size < handle.bytes) {

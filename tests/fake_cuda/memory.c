@@ -167,14 +167,20 @@ CUresult fake_no_context_or(CUresult result)
 
 CUresult cuMemGetAddressRange(CUdeviceptr *base_p, size_t *bytes_p, CUdeviceptr address)
 {
+    const struct part *part;
     struct mapping *mapping;
     struct range *range;
 
     pthread_mutex_lock(&fake_mutex);
     mapping = fake_mapping_at(address, &range);
+    part = mapping ? range->parts : NULL;
+    while (part && (address < part->base || address >= part->base + part->bytes))
+        part = part->next;
+    if (mapping && !part && range->parts)
+        mapping = NULL; /* between the allocations of a block */
     if (mapping) {
-        *base_p = (CUdeviceptr)range->base + mapping->offset;
-        *bytes_p = mapping->bytes;
+        *base_p = part ? part->base : (CUdeviceptr)range->base + mapping->offset;
+        *bytes_p = part ? part->bytes : mapping->bytes;
     }
     pthread_mutex_unlock(&fake_mutex);
     return mapping ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
@@ -186,6 +192,10 @@ CUresult cuPointerGetAttribute(void *value_p, CUpointer_attribute attribute, CUd
     struct range *range;
     CUresult result = CUDA_SUCCESS;
 
+    if (fake_setting("FAKE_CUDA_POINTER_FAILS", 0) != 0)
+        return (CUresult)fake_setting("FAKE_CUDA_POINTER_FAILS", 0);
+    if (fake_current() < 0 && fake_unkind("FAKE_CUDA_POINTER_CONTEXT"))
+        return CUDA_ERROR_INVALID_CONTEXT;
     pthread_mutex_lock(&fake_mutex);
     mapping = fake_mapping_at(address, &range);
     if (!mapping)
@@ -195,11 +205,11 @@ CUresult cuPointerGetAttribute(void *value_p, CUpointer_attribute attribute, CUd
     else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
         *(int *)value_p = mapping->chunk->device;
     else if (attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE)
-        *(bool *)value_p = mapping->chunk->legacy && !range->opened;
+        *(int *)value_p = mapping->chunk->legacy && !range->opened;
     else if (attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)
         *(unsigned long long *)value_p = mapping->chunk->legacy ? 0 : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     else if (attribute == CU_POINTER_ATTRIBUTE_IS_MANAGED)
-        *(bool *)value_p = false;
+        *(int *)value_p = 0;
     else
         result = CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_unlock(&fake_mutex);

@@ -64,6 +64,8 @@ CUresult cuMemExportToShareableHandle(void *shared_p, CUmemGenericAllocationHand
 
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags || chunk->closed)
         return CUDA_ERROR_INVALID_VALUE;
+    if (chunk->imported && fake_unkind("FAKE_CUDA_NO_REEXPORT"))
+        return CUDA_ERROR_NOT_PERMITTED;
     fd = fcntl(chunk->fd, F_DUPFD_CLOEXEC, 3);
     if (fd < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;

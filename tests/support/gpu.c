@@ -12,6 +12,7 @@
 #include "tests/support/check.h"
 
 #define MAX_GPUS 16
+#define BLOCK_BYTES ((size_t)2 << 20)
 
 typedef unsigned long long device_ptr;
 
@@ -136,9 +137,19 @@ void *gpu_alloc(size_t bytes)
     return (void *)(uintptr_t)addr;
 }
 
+void *gpu_alloc_whole(size_t bytes)
+{
+    return gpu_alloc((bytes + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES);
+}
+
 void gpu_free(void *addr)
 {
     CALL("cuMemFree_v2", (device_ptr), ((device_ptr)(uintptr_t)addr));
+}
+
+void gpu_ipc_handle(void *addr, char handle[64])
+{
+    CALL("cuIpcGetMemHandle", (void *, device_ptr), (handle, (device_ptr)(uintptr_t)addr));
 }
 
 void *gpu_alloc_chunks(size_t chunk_bytes, unsigned n, bool exportable)

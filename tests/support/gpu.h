@@ -17,8 +17,10 @@ const char *gpu_uuid(unsigned gpu); /* static storage */
 void gpu_use(unsigned gpu);  /* makes its primary context this thread's */
 size_t gpu_free_bytes(void); /* of the one in use */
 
-void *gpu_alloc(size_t bytes); /* cuMemAlloc: can be shared by a legacy handle only */
+void *gpu_alloc(size_t bytes);       /* cuMemAlloc; shares a block with others unless it is a multiple of 2 MiB */
+void *gpu_alloc_whole(size_t bytes); /* the same of whole blocks, which can be shared by a legacy handle */
 void gpu_free(void *addr);
+void gpu_ipc_handle(void *addr, char handle[64]); /* its legacy handle */
 /* cuMemCreate, in chunks of so many bytes (a multiple of 2 MiB) that are mapped next to one another; exportable: by fd. */
 void *gpu_alloc_chunks(size_t chunk_bytes, unsigned n, bool exportable);
 void gpu_free_chunks(void *addr, size_t chunk_bytes, unsigned n);

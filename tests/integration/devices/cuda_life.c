@@ -21,8 +21,8 @@ static void *put_again_and_again(void *arg)
 
     options.how = &how;
     for (unsigned i = 0; i < 100; i++)
-        if (rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err) != RDT_OK || (how != RDT_CUDA_HANDLE && how != RDT_CUDA_KNOWN) ||
-            rdt_free(a, &ref, false, &err) != RDT_OK)
+        if (rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err) != RDT_OK ||
+            (how != as_allowed(RDT_CUDA_HANDLE) && how != RDT_CUDA_KNOWN) || rdt_free(a, &ref, false, &err) != RDT_OK)
             return arg;
     return NULL;
 }
@@ -35,7 +35,7 @@ Test(cuda_life, puts_of_several_threads_share_an_allocation)
     char *addr;
 
     begin();
-    addr = gpu_alloc(MIB);
+    addr = gpu_alloc_whole(MIB);
     for (unsigned i = 0; i < PUTTERS; i++)
         must(pthread_create(&threads[i], NULL, put_again_and_again, addr + i * 65536) == 0);
     for (unsigned i = 0; i < PUTTERS; i++) {
@@ -71,7 +71,7 @@ static int mortal(struct actor *self, void *arg)
     gpu_fill(addr, BYTES, 4);
     one = bytes_at(addr, BYTES);
     must_ok(rdt_cuda_put(gpu, &one, 1, NULL, &ref, &err));
-    addr = gpu_alloc(BYTES);
+    addr = gpu_alloc_whole(BYTES);
     one = bytes_at(addr, BYTES);
     must_ok(rdt_cuda_put(gpu, &one, 1, NULL, &ref, &err));
     actor_step(self);
@@ -106,7 +106,7 @@ Test(cuda_life, a_thousand_puts_leave_nothing)
     void *addr;
 
     begin();
-    addr = gpu_alloc(BYTES);
+    addr = gpu_alloc_whole(BYTES);
     for (unsigned i = 0; i < rounds; i++) {
         struct rdt_ref ref = put_at(addr, BYTES, RDT_CUDA_HANDLE);
         let_go(&ref);
@@ -159,7 +159,7 @@ Test(cuda_life, puts_keep_their_deadlines_while_the_daemon_is_stopped)
     char *whole, *chunks, *closed;
 
     begin();
-    whole = gpu_alloc(2 * BYTES);
+    whole = gpu_alloc_whole(2 * BYTES);
     chunks = gpu_alloc_chunks(2 * MIB, 80, true); /* in two messages */
     closed = gpu_alloc_chunks(2 * MIB, 2, false);
     gpu_fill(whole, BYTES, 1);

@@ -80,7 +80,7 @@ Test(cuda_nodes, mixed_object_and_targets)
             must_say(holds(object, i, BYTES, i + 1), "tensor %u of round %u", i, round);
         rdt_release(object);
     }
-    into = gpu_alloc(2 * BYTES);
+    into = gpu_alloc_chunks(8 * MIB, 1, true);
     must_ok(rdt_cuda_offer(gpu[READER], into, 2 * BYTES, &base, NULL, &err));
     host_target = alloc_memory(conn[READER], BYTES);
     targets[0] = bytes_at(into, BYTES);
@@ -98,7 +98,7 @@ Test(cuda_nodes, mixed_object_and_targets)
         must_ok(rdt_dealloc(conn[OWNER], on[i], &err));
     wait_until(LONG, used_bytes(READER) == 0);
     end(NULL);
-    gpu_free(into);
+    gpu_free_chunks(into, 8 * MIB, 1);
 }
 
 /* The reader is on another node and fetches while the producer's stream stands still. */
@@ -232,7 +232,7 @@ static int exporter(struct actor *self, void *arg)
     (void)arg;
     actor_recv(self, &message, sizeof message);
     actor_connect(&message, &own, &mine);
-    addr[0] = gpu_alloc(BYTES);
+    addr[0] = gpu_alloc_whole(BYTES);
     must_ok(rdt_cuda_alloc(mine, gpu_uuid(0), BYTES, &addr[1], &err));
     for (unsigned i = 0; i < 2; i++) {
         gpu_fill(addr[i], BYTES, 30 + i);

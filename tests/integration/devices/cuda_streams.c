@@ -28,7 +28,7 @@ static void expect_order(bool copied, bool ordered)
 
     begin();
     stream = gpu_stream_create();
-    to = copied ? gpu_alloc_chunks(2 * MIB, 2, false) : gpu_alloc(4 * MIB);
+    to = copied ? gpu_alloc_chunks(2 * MIB, 2, false) : gpu_alloc_whole(4 * MIB);
     source = gpu_alloc(BYTES);
     gpu_fill(to, BYTES, 1);
     gpu_fill(source, BYTES, 2);
@@ -225,7 +225,7 @@ Test(cuda_streams, stream_may_come_after_the_close_or_during_it)
 
     begin();
     stream = gpu_stream_create();
-    addr = gpu_alloc(BYTES);
+    addr = gpu_alloc_chunks(4 * MIB, 1, true);
     gate = gpu_hold(stream);
     put_with(stream, addr);
     rdt_cuda_close(gpu_a);
@@ -245,7 +245,7 @@ Test(cuda_streams, stream_may_come_after_the_close_or_during_it)
     must(!atomic_load(&destroyed));
     reconnect();
     gpu_stream_destroy(stream);
-    gpu_free(addr);
+    gpu_free_chunks(addr, 4 * MIB, 1);
     end();
 }
 #endif

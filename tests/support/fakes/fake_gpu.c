@@ -34,6 +34,13 @@ void fake_nccl_load(void)
     (void)load("tests/fake_nccl/libnccl.so.2");
 }
 
+bool fake_gpu_is_unkind(const char *name)
+{
+    const char *one = getenv(name), *all = getenv("FAKE_CUDA_UNKIND");
+
+    return one ? atoi(one) != 0 : all && atoi(all) != 0;
+}
+
 static const char *path_env(const char *first, const char *second)
 {
     static char text[4][512];

@@ -16,6 +16,9 @@ bool fake_gpu_built(void);
 void *fake_gpu_load(void); /* the fake driver */
 void fake_nccl_load(void);
 
+/* Whether that switch of fake_cuda.h is on in this process's environment, which the daemons of a test inherit. */
+bool fake_gpu_is_unkind(const char *name);
+
 /* "LD_LIBRARY_PATH=...", for a daemon's environment; static storage. */
 const char *fake_gpu_env(void);
 const char *fake_nccl_env(void); /* and the fake NCCL */
