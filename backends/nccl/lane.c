@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See nccl.h. In each round the thread of a GPU closes groups, connects groups, hands the next operations to NCCL, and ends
- * operations that have finished. It never waits inside NCCL or the driver, except in ncclCommAbort.
+ * operations that have finished. It never waits inside NCCL or the driver; ncclCommAbort, which does, has threads of its own.
  *
  * Consecutive operations in the queue of the same transfer and direction are handed to NCCL in one group call. A group call
  * must not span transfers: it ends as a whole, and the counterpart of the next transfer may not be posted before this one has
@@ -278,7 +278,7 @@ static void finish_launching(struct lane *lane)
     if (!is_launching(lane))
         return;
     batch = container_of(lane->batches.prev, struct batch, ring);
-    if (batch->party->state != PARTY_FAILED && !batch->party->aborted &&
+    if (batch->party->state != PARTY_FAILED && !batch->party->aborting &&
         query_comm(lane, batch->party, "starting operations") == NCCL_SUCCESS)
         record(lane, batch);
 }
@@ -299,8 +299,8 @@ static bool reap(struct lane *lane)
             break; /* nor have those behind it */
         if (result != CUDA_SUCCESS)
             fail_cuda(lane, batch->party, "waiting for NCCL's operations", result);
-        /* What a failed communicator has done is unknown, so its operations end after its abort. */
-        if (batch->party->state == PARTY_FAILED && !batch->party->aborted)
+        /* What a communicator has done that failed or is being aborted is unknown, so its operations end after its abort. */
+        if ((batch->party->state == PARTY_FAILED || batch->party->aborting) && !batch->party->aborted)
             continue;
         end_ops(lane, batch->first, batch->party->aborted || result != CUDA_SUCCESS ? RDT_CANCELLED : RDT_OK);
         batch_free(lane, batch);
@@ -329,17 +329,42 @@ static struct rdt_op *take_ops_of(struct lane *lane, const struct party *party)
     return ops;
 }
 
+static void *run_abort(void *arg)
+{
+    struct party *party = arg;
+
+    (void)party->nccl->api->ncclCommAbort(party->comm);
+    atomic_store(&party->abort_returned, true);
+    return NULL;
+}
+
+/* Begins to abort the communicator. The thread inherits that all signals are blocked. */
+static void begin_abort(struct party *party)
+{
+    bootstrap_close(party->bootstrap_fd, true);
+    party->bootstrap_fd = -1;
+    party->aborting = true;
+    if (party->comm && pthread_create(&party->aborter, NULL, run_abort, party) == 0)
+        return;
+    if (party->comm)
+        (void)run_abort(party); /* there is no thread, so the other groups wait */
+    party->comm = NULL;
+    atomic_store(&party->abort_returned, true);
+}
+
 /* Aborts the communicator and ends its operations. True: the group is closed, and does not belong to the lane any more. The
  * caller does not hold the mutex. */
 static bool continue_closing(struct lane *lane, struct party *party)
 {
     struct rdt_op *ops;
 
+    if (!party->aborting)
+        begin_abort(party);
     if (!party->aborted) {
-        bootstrap_close(party->bootstrap_fd, true);
-        party->bootstrap_fd = -1;
+        if (!atomic_load(&party->abort_returned))
+            return false;
         if (party->comm)
-            (void)api_of(lane)->ncclCommAbort(party->comm);
+            (void)pthread_join(party->aborter, NULL);
         party->comm = NULL;
         party->aborted = true;
         for (struct ring *at = lane->batches.next; at != &lane->batches; at = at->next) {

@@ -5,7 +5,8 @@
  *   lane.c        one GPU's thread, which makes all calls to NCCL and the driver for that GPU
  *   bootstrap.c   NCCL's socket to which the ranks of a group first connect
  *
- * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: it creates, posts, polls and aborts.
+ * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: it creates, posts and polls. Each abort
+ * has a thread of its own: it waits for all that runs on the GPU, so also for communicators that nobody has aborted yet.
  * All groups of one GPU share that thread, one stream and one queue, in the order in which the core posts, because NCCL
  * demands that operations on one device run in one order over all of its communicators. The daemon's queue tickets (ticket.h)
  * make that order the same on all nodes.
@@ -14,6 +15,7 @@
 #define NCCL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "backends/common/ring.h"
@@ -58,9 +60,11 @@ struct party { /* one rank of a group */
     enum party_state state;
     bool closing;
     /* The lane's thread only: */
-    nccl_comm comm;
+    nccl_comm comm; /* while it is aborted, that thread's */
     unsigned n_batches;
-    bool aborted;
+    bool aborting, aborted; /* the abort has begun; it has ended */
+    pthread_t aborter;
+    atomic_bool abort_returned;
 };
 
 /* Returns the lane of a GPU. The first group that needs the lane creates and starts it; the lane, and the GPU's context, stay

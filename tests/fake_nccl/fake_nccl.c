@@ -6,7 +6,9 @@
  * that meets the wrong send fails here.
  *
  * Environment: FAKE_NCCL_VERSION (22809); FAKE_NCCL_HANG (set: communicators never become ready);
- * FAKE_NCCL_REFUSES (set: communicators of several ranks fail, as NCCL does when two ranks are on one GPU).
+ * FAKE_NCCL_REFUSES (set: communicators of several ranks fail, as NCCL does when two ranks are on one GPU);
+ * FAKE_NCCL_ABORT_WAITS (a switch of FAKE_CUDA_UNKIND: ncclCommAbort returns when nothing runs on the GPU of what was there when
+ * it was called, as cudaFree does, so it waits for the other communicators of the GPU).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -26,6 +28,7 @@
 #include "backends/nccl/nccl_api.h"
 
 void *fake_cuda_reach(CUdeviceptr address, size_t bytes);
+bool fake_unkind(const char *name);
 
 enum { INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, SYSTEM_ERROR = 2 };
 #define SHOW __attribute__((visibility("default")))
@@ -36,6 +39,7 @@ struct link { /* a socket to another rank */
 
 struct ncclComm {
     int rank, size;
+    CUdevice device;
     char name[40];
     pthread_t thread;
     struct link *links; /* [size] */
@@ -58,7 +62,13 @@ struct call { /* one group call of one communicator */
     CUstream stream;
     struct move *moves, **last;
     struct call *next;
+    uint64_t number;     /* counts the calls of all communicators */
+    struct call *queued; /* the next one in the list below */
 };
+
+static pthread_mutex_t queued_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct call *queued; /* all calls in streams that have not ended */
+static uint64_t n_calls;
 
 static _Thread_local struct call *calls; /* of the group that is open */
 static _Thread_local int depth;
@@ -267,6 +277,46 @@ static bool copy_to_self(struct call *call)
     return !next_to_self(call, false);
 }
 
+static void enter_queue(struct call *call)
+{
+    (void)pthread_mutex_lock(&queued_mutex);
+    call->number = ++n_calls;
+    call->queued = queued;
+    queued = call;
+    (void)pthread_mutex_unlock(&queued_mutex);
+}
+
+static void leave_queue(const struct call *call)
+{
+    struct call **at = &queued;
+
+    (void)pthread_mutex_lock(&queued_mutex);
+    while (*at != call)
+        at = &(*at)->queued;
+    *at = call->queued;
+    (void)pthread_mutex_unlock(&queued_mutex);
+}
+
+/* Waits for the calls of all communicators of the GPU that are in streams now. */
+static void await_gpu(CUdevice device)
+{
+    uint64_t until;
+    bool busy = true;
+
+    (void)pthread_mutex_lock(&queued_mutex);
+    until = n_calls;
+    while (busy) {
+        busy = false;
+        for (const struct call *call = queued; call; call = call->queued)
+            busy |= call->comm->device == device && call->number <= until;
+        (void)pthread_mutex_unlock(&queued_mutex);
+        if (busy)
+            (void)poll(NULL, 0, 1);
+        (void)pthread_mutex_lock(&queued_mutex);
+    }
+    (void)pthread_mutex_unlock(&queued_mutex);
+}
+
 static void work(void *arg)
 {
     struct call *call = arg;
@@ -298,6 +348,7 @@ static void work(void *arg)
         call->moves = move->next;
         free(move);
     }
+    leave_queue(call);
     free(call);
     unref(comm);
 }
@@ -341,6 +392,8 @@ SHOW int ncclCommInitRankConfig(nccl_comm *comm_p, int size, struct nccl_id id, 
     }
     comm->rank = rank;
     comm->size = size;
+    if (cuCtxGetDevice(&comm->device) != CUDA_SUCCESS)
+        comm->device = -1;
     (void)snprintf(comm->name, sizeof comm->name, "%.39s", id.bytes);
     for (int i = 0; i < size; i++)
         comm->links[i].fd = -1;
@@ -371,6 +424,8 @@ SHOW int ncclCommAbort(nccl_comm comm)
     for (int i = 0; atomic_load(&comm->state) != NCCL_IN_PROGRESS && i < comm->size; i++)
         if (comm->links[i].fd >= 0)
             (void)shutdown(comm->links[i].fd, SHUT_RDWR);
+    if (fake_unkind("FAKE_NCCL_ABORT_WAITS"))
+        await_gpu(comm->device);
     unref(comm);
     return NCCL_SUCCESS;
 }
@@ -402,13 +457,28 @@ SHOW int ncclGroupEnd(void)
         struct call *call = calls;
         calls = call->next;
         atomic_fetch_add(&call->comm->refs, 1);
+        enter_queue(call);
         if (cuLaunchHostFunc(call->stream, work, call) != CUDA_SUCCESS) {
+            leave_queue(call);
             failed(call->comm, SYSTEM_ERROR);
             unref(call->comm);
         }
         result = NCCL_IN_PROGRESS; /* as NCCL may; ncclCommGetAsyncError then reports success */
     }
     return result;
+}
+
+/* How many group calls are in streams. */
+SHOW unsigned fake_nccl_calls(void);
+unsigned fake_nccl_calls(void)
+{
+    unsigned n = 0;
+
+    (void)pthread_mutex_lock(&queued_mutex);
+    for (const struct call *call = queued; call; call = call->queued)
+        n++;
+    (void)pthread_mutex_unlock(&queued_mutex);
+    return n;
 }
 
 static int add(bool send, void *at, size_t bytes, int type, int peer, nccl_comm comm, CUstream stream)

@@ -4,6 +4,7 @@
 #include <ctype.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -337,6 +338,46 @@ Test(nccl, lost_rank_is_told_once_and_what_it_owes_ends_when_the_group_is_closed
     must_refuse(RDT_TRANSPORT, "taken down", ops->post_recv(ops->group_conn(end[1].group, 0), &(struct posted){0}.op, &err));
     close_group(&end[1]);
     expect(in, RDT_CANCELLED);
+    finish();
+}
+
+/* How many group calls are in streams. */
+static unsigned fake_calls(void)
+{
+    unsigned (*calls)(void);
+
+    *(void **)(void *)&calls = dlsym(dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD), "fake_nccl_calls");
+    must(calls);
+    return calls();
+}
+
+/* An abort waits for everything that runs on the GPU, so for the other group, which nobody has closed yet. */
+Test(nccl, two_groups_of_one_gpu_whose_peers_are_dead_can_be_closed)
+{
+    struct end end[2][2];
+    struct posted *in[2];
+    uint8_t *memory;
+
+    must(setenv("FAKE_NCCL_ABORT_WAITS", "1", 1) == 0);
+    if (!begin())
+        return;
+    if (gpu_is_real())
+        cr_skip_test("only the fake says what is in its streams");
+    form(end[0]);
+    form(end[1]);
+    memory = buffer(1, 2 * MIB);
+    for (unsigned i = 0; i < 2; i++)
+        in[i] = post(&end[i][1], 0, false, memory + i * MIB, MIB, 3 + i, 0); /* nobody sends */
+    while (fake_calls() < 2)                                                 /* both are in the stream */
+        (void)sched_yield();
+    ops->group_close(end[0][1].group);
+    close_group(&end[1][1]);
+    must(wait_for(&end[0][1].closed));
+    ops->group_destroy(end[0][1].group);
+    for (unsigned i = 0; i < 2; i++) {
+        expect(in[i], RDT_CANCELLED);
+        close_group(&end[i][0]);
+    }
     finish();
 }
 
