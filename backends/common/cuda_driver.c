@@ -6,13 +6,17 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
+#include <unistd.h>
 
 #define TEXT_(name) #name
 #define TEXT(name) TEXT_(name)
 
 static struct cuda_driver loaded_driver;
-static struct rdt_error open_failure; /* its status is RDT_OK if the driver is open */
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* protects the next four */
+static bool is_open, is_over;                               /* is_over: it never will be */
+static void *library;
+static struct rdt_error open_failure;
 static pthread_mutex_t contexts_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 enum rdt_status cuda_failed(const struct cuda_driver *driver, CUresult result, struct rdt_error *err, const char *what)
@@ -43,7 +47,9 @@ enum rdt_status cuda_failed(const struct cuda_driver *driver, CUresult result, s
 
 /* ---- opening ---- */
 
-static bool load_functions(void *library)
+#define RETRY_NS 200000000
+
+static bool load_functions(void)
 {
     const char *missing = NULL;
 
@@ -58,9 +64,19 @@ static bool load_functions(void *library)
     return !missing;
 }
 
+/* At boot the driver is not ready before its services are: the fabric manager (SYSTEM_NOT_READY), the creation of the device
+ * files (NO_DEVICE) and the loading of its modules (UNKNOWN). */
+static bool may_come(CUresult result)
+{
+    return result == CUDA_ERROR_SYSTEM_NOT_READY || result == CUDA_ERROR_UNKNOWN ||
+           (result == CUDA_ERROR_NO_DEVICE && access("/proc/driver/nvidia/version", F_OK) == 0);
+}
+
 static bool init_driver(void)
 {
     CUresult result = loaded_driver.cuInit(0);
+
+    is_over = !may_come(result);
 
     if (result == CUDA_SUCCESS)
         result = loaded_driver.cuDriverGetVersion(&loaded_driver.version);
@@ -74,7 +90,6 @@ static bool init_driver(void)
         (void)rdt_error_set(&open_failure, RDT_UNSUPPORTED, "the NVIDIA driver sees no GPU");
     else
         (void)cuda_failed(&loaded_driver, result, &open_failure, "the NVIDIA driver does not start: cuInit");
-    open_failure.status = RDT_UNSUPPORTED;
     return false;
 }
 
@@ -93,7 +108,8 @@ static CUresult add_gpu(int ordinal)
         result = loaded_driver.cuDeviceTotalMem(&gpu->bytes, gpu->device);
     if (result != CUDA_SUCCESS)
         return result;
-    memcpy(gpu->uuid, "GPU-", used);
+    /* A part of a GPU has a uuid of its own, which nvidia-smi shows so, and is known by its name only: "... MIG 1g.10gb". */
+    memcpy(gpu->uuid, strstr(gpu->name, " MIG ") ? "MIG-" : "GPU-", used);
     for (unsigned i = 0; i < sizeof uuid.bytes; i++)
         used += (size_t)snprintf(gpu->uuid + used, sizeof gpu->uuid - used, "%s%02x",
                                  i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned)(unsigned char)uuid.bytes[i]);
@@ -101,20 +117,27 @@ static CUresult add_gpu(int ordinal)
     return CUDA_SUCCESS;
 }
 
-static void open_once(void)
+/* Tries to open the driver. The mutex is held. */
+static void try_open(void)
 {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     CUresult result;
     int count = 0;
 
+    open_failure = (struct rdt_error){.status = RDT_OK};
+    is_over = true;
+    if (!library)
+        library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         (void)rdt_error_set(&open_failure, RDT_UNSUPPORTED, "there is no NVIDIA driver: %s", dlerror());
         return;
     }
-    if (!load_functions(library) || !init_driver()) {
-        (void)dlclose(library);
+    if (!load_functions() || !init_driver()) {
+        open_failure.status = RDT_UNSUPPORTED;
+        if (is_over)
+            (void)dlclose(library);
         return;
     }
+    is_over = true;
     result = loaded_driver.cuDeviceGetCount(&count);
     for (int i = 0; result == CUDA_SUCCESS && i < count && i < CUDA_MAX_GPUS; i++)
         result = add_gpu(i);
@@ -122,20 +145,43 @@ static void open_once(void)
         (void)cuda_failed(&loaded_driver, result, &open_failure, "the NVIDIA driver does not list its GPUs");
     else if (loaded_driver.n_gpus == 0)
         (void)rdt_error_set(&open_failure, RDT_UNSUPPORTED, "the NVIDIA driver sees no GPU");
-    if (open_failure.status != RDT_OK)
+    is_open = open_failure.status == RDT_OK;
+    if (!is_open)
         open_failure.status = RDT_UNSUPPORTED;
 }
 
 enum rdt_status cuda_driver_open(struct cuda_driver **driver_p, struct rdt_error *err)
 {
-    (void)pthread_once(&once, open_once);
-    if (open_failure.status != RDT_OK) {
-        if (err)
-            *err = open_failure;
-        return open_failure.status;
+    enum rdt_status status;
+
+    (void)pthread_mutex_lock(&opening);
+    if (!is_open && !is_over)
+        try_open();
+    status = is_open ? RDT_OK : open_failure.status;
+    if (!is_open && err)
+        *err = open_failure;
+    (void)pthread_mutex_unlock(&opening);
+    if (status == RDT_OK)
+        *driver_p = &loaded_driver;
+    return status;
+}
+
+enum rdt_status cuda_driver_await(struct cuda_driver **driver_p, unsigned wait_s, struct rdt_error *err)
+{
+    const struct timespec pause = {.tv_nsec = RETRY_NS};
+    enum rdt_status status = cuda_driver_open(driver_p, err);
+
+    for (uint64_t left_ns = wait_s * UINT64_C(1000000000); status != RDT_OK && left_ns > 0; left_ns -= RETRY_NS) {
+        bool over;
+        (void)pthread_mutex_lock(&opening);
+        over = is_over;
+        (void)pthread_mutex_unlock(&opening);
+        if (over)
+            break;
+        (void)nanosleep(&pause, NULL);
+        status = cuda_driver_open(driver_p, err);
     }
-    *driver_p = &loaded_driver;
-    return RDT_OK;
+    return status;
 }
 
 /* ---- GPUs ---- */

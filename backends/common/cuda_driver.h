@@ -17,7 +17,7 @@
 
 #include "rdt_status.h"
 
-#define CUDA_UUID_TEXT 41 /* "GPU-8c1f3b2a-....", as nvidia-smi shows it */
+#define CUDA_UUID_TEXT 41 /* "GPU-8c1f3b2a-....", as nvidia-smi shows it; of a part of a GPU "MIG-..." */
 #define CUDA_MAX_GPUS 64
 
 /* clang-format off */
@@ -53,10 +53,15 @@ struct cuda_driver {
     unsigned n_gpus;
 };
 
+#define CUDA_WAIT_S 10 /* how long a daemon waits for a driver that is not ready */
+
 /* Opens the driver once for this library or plug-in; *driver_p stays valid for ever. UNSUPPORTED: there is no driver, or
- * only the toolkit's stub, or the driver is too old, or it sees no GPU. The sentence says which, and every later call
- * returns the same error. */
+ * only the toolkit's stub, or the driver is too old, or it sees no GPU, or it is not ready yet. The sentence says which. Every
+ * later call returns the same error, except for a driver that is not ready, which is tried again. */
 enum rdt_status cuda_driver_open(struct cuda_driver **driver_p, struct rdt_error *err);
+
+/* The same, but waits up to so many seconds for a driver that is not ready. */
+enum rdt_status cuda_driver_await(struct cuda_driver **driver_p, unsigned wait_s, struct rdt_error *err);
 
 /* Finds a GPU by its UUID, in upper or lower case. NOT_FOUND, with a sentence that lists the GPUs of the machine. */
 enum rdt_status cuda_gpu_find(struct cuda_driver *driver, const char *uuid, struct cuda_gpu **gpu_p, struct rdt_error *err);

@@ -175,7 +175,7 @@ static enum rdt_status memory_open(const struct rdt_host *host, void **memory_p,
         return rdt_error_set(err, RDT_UNSUPPORTED, "it is switched off by enabled = no in [cuda]");
     if (enabled && strcasecmp(enabled, "yes") != 0)
         return rdt_error_set(err, RDT_INVALID, "[cuda] enabled = %.32s: expected yes or no", enabled);
-    status = cuda_driver_open(&driver, err);
+    status = cuda_driver_await(&driver, CUDA_WAIT_S, err);
     if (status != RDT_OK)
         return status;
     cuda = calloc(1, sizeof *cuda);

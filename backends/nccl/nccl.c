@@ -184,7 +184,7 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
     enum rdt_status status = nccl_api_open(&api, err);
 
     if (status == RDT_OK)
-        status = cuda_driver_open(&driver, err);
+        status = cuda_driver_await(&driver, CUDA_WAIT_S, err);
     if (status != RDT_OK)
         return status;
     if (strcmp(configured_text(host, "trusted_network"), "yes") != 0)

@@ -2,6 +2,7 @@
 /* Devices and contexts of the fake driver. */
 #include "tests/fake_cuda/fake_cuda.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,8 +102,11 @@ static void see_gpus(void)
 
 CUresult cuInit(unsigned flags)
 {
+    static atomic_long calls;
     long answer = fake_setting("FAKE_CUDA_INIT", 0);
 
+    if (answer && getenv("FAKE_CUDA_INIT_TIMES") && calls++ >= fake_setting("FAKE_CUDA_INIT_TIMES", 0))
+        answer = 0;
     if (flags || answer)
         return flags ? CUDA_ERROR_INVALID_VALUE : (CUresult)answer;
     pthread_mutex_lock(&fake_mutex);
@@ -169,7 +173,8 @@ CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 {
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
-    (void)snprintf(name, (size_t)size, "FAKE GPU %d (memfd)", fake_gpu[device].number);
+    (void)snprintf(name, (size_t)size, "FAKE GPU %d (memfd)%s", fake_gpu[device].number,
+                   getenv("FAKE_CUDA_MIG") ? " MIG 1g.10gb" : "");
     return CUDA_SUCCESS;
 }
 

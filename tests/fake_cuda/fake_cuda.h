@@ -28,6 +28,8 @@
  *   FAKE_CUDA_MIB (1024)          memory of each
  *   FAKE_CUDA_VERSION (13000)     version of the driver
  *   FAKE_CUDA_INIT (0)            result of cuInit
+ *   FAKE_CUDA_INIT_TIMES          if set, the result of as many calls; later ones succeed
+ *   FAKE_CUDA_MIG                 if set, the GPUs are parts of GPUs (MIG), by their names
  *   FAKE_CUDA_NO_PEER             if set, the GPUs have no peer access
  *   FAKE_CUDA_NO_VMM              if set, the GPUs have no virtual memory management
  *   FAKE_CUDA_COPY_US (0)         duration of each copy, at least

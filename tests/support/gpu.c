@@ -100,12 +100,14 @@ const char *gpu_uuid(unsigned gpu)
 {
     static char text[MAX_GPUS][48];
     unsigned char bytes[16];
+    char name[128];
     size_t used = 4;
     int device;
 
     CALL("cuDeviceGet", (int *, int), (&device, (int)gpu));
     CALL("cuDeviceGetUuid_v2", (unsigned char *, int), (bytes, device));
-    memcpy(text[gpu], "GPU-", used);
+    CALL("cuDeviceGetName", (char *, int, int), (name, sizeof name, device));
+    memcpy(text[gpu], strstr(name, " MIG ") ? "MIG-" : "GPU-", used);
     for (unsigned i = 0; i < 16; i++)
         used += (size_t)snprintf(text[gpu] + used, sizeof text[gpu] - used, "%s%02x",
                                  i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);

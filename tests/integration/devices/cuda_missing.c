@@ -76,6 +76,66 @@ Test(cuda_missing, idle_daemon_holds_nothing_and_tells_what_a_context_takes)
     expect_overhead("FAKE_NVML_INIT=999", UINT64_MAX, "overhead unknown");
 }
 
+/* At boot the fabric manager (802) or a module (999) may come later than the daemon. */
+Test(cuda_missing, driver_that_is_ready_later_is_used)
+{
+    if (gpu_is_real())
+        cr_skip_test("a real driver cannot be told to be late");
+    must(setenv("FAKE_CUDA_INIT_TIMES", "2", 1) == 0 && setenv("FAKE_CUDA_INIT", "0", 1) == 0);
+    begin_with("FAKE_CUDA_INIT=802", (const char *const[]){"--pool-idle=200ms", NULL});
+    must(!device(0).opened);
+    end();
+}
+
+static int late_client(struct actor *self, void *arg)
+{
+    struct rdt_connect_options options = RDT_INIT(options);
+    rdt_cuda *gpu;
+    char socket[200];
+    rdt *conn;
+
+    (void)arg;
+    must(setenv("FAKE_CUDA_INIT_TIMES", "1", 1) == 0 && setenv("FAKE_CUDA_INIT", "999", 1) == 0);
+    actor_recv(self, socket, sizeof socket);
+    (void)fake_gpu_load();
+    options.socket = socket;
+    must_ok(rdt_connect(&options, &conn, &err));
+    must_refuse(RDT_UNSUPPORTED, "cuInit", rdt_cuda_open(conn, &gpu, &err));
+    must_ok(rdt_cuda_open(conn, &gpu, &err)); /* the next call asks again */
+    rdt_cuda_close(gpu);
+    rdt_close(conn);
+    return 0;
+}
+
+Test(cuda_missing, client_asks_a_driver_again_that_was_not_ready)
+{
+    struct actor actor;
+    char socket[200];
+
+    if (gpu_is_real())
+        cr_skip_test("a real driver cannot be told to be late");
+    actor_start(&actor, late_client, NULL);
+    begin();
+    (void)snprintf(socket, sizeof socket, "%s", node.socket);
+    actor_send(&actor, socket, sizeof socket);
+    actor_wait(&actor);
+    end();
+}
+
+Test(cuda_missing, part_of_a_gpu_has_the_name_that_nvidia_smi_shows)
+{
+    void *addr;
+
+    if (gpu_is_real())
+        cr_skip_test("needs GPUs that are divided");
+    must(setenv("FAKE_CUDA_MIG", "1", 1) == 0);
+    begin();
+    must_ok(rdt_cuda_alloc(gpu_a, "MIG-66616b65-0000-0000-0000-000000000001", BYTES, &addr, &err));
+    must(strcmp(device(0).uuid, "MIG-66616b65-0000-0000-0000-000000000001") == 0 && device(0).overhead_bytes == 256 * MIB);
+    must_ok(rdt_dealloc(a, addr, &err));
+    end();
+}
+
 Test(cuda_missing, client_without_a_driver_is_told)
 {
     struct test_node bare;

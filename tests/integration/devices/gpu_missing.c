@@ -154,7 +154,7 @@ Test(gpu_missing, stub_of_a_driver)
 
 Test(gpu_missing, driver_that_does_not_start)
 {
-    if (!begin(fake_gpu_env(), "FAKE_CUDA_INIT=999"))
+    if (!begin(fake_gpu_env(), "FAKE_CUDA_INIT=803"))
         return;
     must_be_missing("cuda", "the NVIDIA driver does not start");
     must_refuse_memory("does not start");
