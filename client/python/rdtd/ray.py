@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ray Direct Transport over rdtd: `tensor_transport="rdtd"` for torch tensors, `"rdtd_numpy"` for numpy
-arrays.
+"""Ray Direct Transport over rdtd: `tensor_transport="rdtd"` for torch tensors in host memory and on CUDA
+GPUs, `"rdtd_numpy"` for numpy arrays.
 
     import ray, rdtd.ray
 
@@ -19,6 +19,9 @@ other nodes the daemons move it. The tensors are copied into the daemon's memory
 the producer may write to them afterwards. Tensors from `rdtd.default().empty(...)` are not copied and stay
 live, as with Ray's own transports. A transfer that fails or stalls raises an error in its reader and never
 kills an actor.
+
+Tensors on GPUs are copied on their GPU, in torch's current stream, and arrive on the reader's current GPU; a
+reader that sees no GPU gets them in host memory.
 
 Ray's interface is alpha; this module follows it from Ray 2.56 on.
 """
@@ -89,13 +92,13 @@ _registering = threading.Lock()
 _NAMES = frozenset(("RDTD", "RDTD_NUMPY"))
 
 
-def _once(name: str, manager: type, module: str, kind: str) -> None:
+def _once(name: str, manager: type[RdtdTransport], module: str, kind: str) -> None:
     try:
         data_type = getattr(import_module(module), kind)
     except ImportError:
         return
     if name.upper() not in util.transport_manager_info:
-        register_tensor_transport(name, ["cpu"], manager, data_type)
+        register_tensor_transport(name, list(manager.DEVICES), manager, data_type)
 
 
 def _patience() -> float:
@@ -134,7 +137,8 @@ def _shapes_from(runs: Iterable[tuple[Any, Any, int]]) -> _Shapes:
 
 @dataclass
 class RdtdMetadata(TensorTransportMetadata):
-    """ref: the packed Ref of the object in the daemon; None: it has no tensors."""
+    """tensor_device: "cuda" if any tensor is on a GPU. ref: the packed Ref of the object in the daemon; None:
+    it has no tensors."""
 
     ref: Optional[bytes] = None
 
@@ -156,6 +160,7 @@ class RdtdFetchRequest(FetchRequest):
 
     request: Optional[Request] = field(default=None, repr=False)
     into: Optional[list[Any]] = field(default=None, repr=False)
+    targets: Optional[list[Any]] = field(default=None, repr=False)  # what the request writes: see _targets
     aborted: bool = False
 
     __hash__ = object.__hash__
@@ -168,10 +173,11 @@ _transfers = count()
 
 
 class RdtdTransport(TensorTransportManager):
-    """torch tensors in host memory. Any thread may call."""
+    """torch tensors in host memory and on GPUs. Any thread may call."""
 
     NAME = "RDTD"
     KIND = "t"
+    DEVICES = ("cpu", "cuda")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -215,7 +221,8 @@ class RdtdTransport(TensorTransportManager):
             with self._lock:
                 ref = self._held.setdefault(obj_id, ref)
             self._end_with_ray()
-        return RdtdMetadata(tensor_meta=shapes, tensor_device="cpu", ref=ref.pack())
+        on_gpu = self.KIND == "t" and not all([tensor.is_cpu for tensor in rdt_object])
+        return RdtdMetadata(tensor_meta=shapes, tensor_device="cuda" if on_gpu else "cpu", ref=ref.pack())
 
     def _put(self, obj_id: str, tensors: list[Any]) -> Ref:
         # Put under Ray's id, so that it can be found by that id too. Drivers of several clusters can have
@@ -280,20 +287,44 @@ class RdtdTransport(TensorTransportManager):
             return started
         packed = getattr(tensor_transport_metadata, "ref", None)
         ref = Ref.from_id(_key(obj_id)) if packed is None else Ref._unpack(packed)
-        started.into = list(target_buffers) if target_buffers else None
         transfer = getattr(communicator_metadata, "transfer", "")
         if transfer:
             self._running[transfer] = started
         try:
-            (started.request,) = _connect()._fetch([ref], MODES["auto" if target_buffers else "cow"],
+            connection = _connect()
+            place = targets = None
+            if target_buffers:
+                started.into = list(target_buffers)
+                started.targets = self._targets(connection, started.into)
+                targets = [started.targets]
+            elif getattr(tensor_transport_metadata, "tensor_device", None) == "cuda":
+                place = self._own_gpu(connection)
+            (started.request,) = connection._fetch([ref], MODES["auto" if target_buffers else "cow"],
                                                    _patience() * SOONER, None, None, None,
-                                                   [started.into] if started.into else None, None, None,
+                                                   targets, place, None,
                                                    patience)
         except Error as error:
             raise _failed(f"object {obj_id} cannot be fetched", error) from error
         if started.aborted:
             started.request.cancel()
         return started
+
+    @staticmethod
+    def _own_gpu(connection: Connection) -> Any:
+        """Where an object with tensors on a GPU goes in this process: those to its current GPU, and its other
+        tensors to host memory."""
+        module = torch()
+        if not module.cuda.is_available():
+            return connection._place("host")
+        memory, device = connection._place(module.cuda.current_device())
+        return memory, device, True
+
+    def _targets(self, connection: Connection, into: list[Any]) -> list[Any]:
+        """What a fetch into these buffers writes: the daemon writes all of them or none itself, so beside
+        buffers on a GPU those in host memory are replaced with memory that it knows."""
+        if self.KIND == "n" or all([buffer.is_cpu for buffer in into]):
+            return into
+        return [connection.empty(buffer.shape, buffer.dtype) if buffer.is_cpu else buffer for buffer in into]
 
     def wait_fetch_complete(self, fetch_request: Any, timeout: float = -1) -> list[Any]:
         started: RdtdFetchRequest = fetch_request
@@ -314,7 +345,10 @@ class RdtdTransport(TensorTransportManager):
         return list(started.tensors)
 
     def _arrived(self, started: RdtdFetchRequest, request: Request) -> list[Any]:
-        if started.into is not None:
+        if started.into is not None and started.targets is not None:
+            for buffer, target in zip(started.into, started.targets):
+                if buffer is not target:
+                    buffer.copy_(target)
             return started.into
         return convert(request._take().tensors(), self.KIND, "auto")
 
@@ -347,6 +381,7 @@ class RdtdNumpyTransport(RdtdTransport):
 
     NAME = "RDTD_NUMPY"
     KIND = "n"
+    DEVICES = ("cpu",)
 
 
 def _key(obj_id: str) -> bytes:

@@ -6,10 +6,15 @@
 
 #include "rdtpy.h"
 
-bool gpu_place(PyObject *place, const char **memory_p, const char **device_p)
+bool gpu_place(PyObject *place, const char **memory_p, const char **device_p, bool *host_stays_p)
 {
+    int host_stays = 0;
+
     *memory_p = *device_p = NULL;
-    return place == Py_None || PyArg_ParseTuple(place, "zz", memory_p, device_p);
+    if (place != Py_None && !PyArg_ParseTuple(place, "zz|p", memory_p, device_p, &host_stays))
+        return false;
+    *host_stays_p = host_stays;
+    return true;
 }
 
 #ifdef RDTPY_WITHOUT_CUDA

@@ -389,9 +389,10 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     enum rdt_status status;
     struct rdt_error err;
     void *addr = NULL;
+    bool host_stays; /* there are no other tensors */
 
     if (kwargs || !PyArg_ParseTuple(args, "O!nO|O:Memory", &conn_type, &conn, &bytes, &timeout, &place) ||
-        !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device))
+        !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device, &host_stays))
         return NULL;
     if (options.timeout_ns > 0) {
         options.call_timeout_ns = options.timeout_ns;

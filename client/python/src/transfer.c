@@ -107,7 +107,8 @@ static bool is_little(const struct borrowed_set *set)
  * tensor) the metadata becomes a safetensors header that ends with `metadata`; the result is None, and nothing was put, if no
  * such header can be written. SNAPSHOT_UNLESS_OURS: the object is live if a tensor lies in memory from Connection.empty;
  * otherwise the copy becomes a snapshot, which other nodes may keep replicas of, or for small tensors a live object in memory
- * of librdt's own, which is faster to put. */
+ * of librdt's own, which is faster to put, or with tensors on GPUs a live object, because the library has copied those in
+ * their stream and the daemon would copy them again. */
 PyObject *conn_put(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
@@ -159,7 +160,8 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     }
     if (options.flags & SNAPSHOT_UNLESS_OURS) {
         options.flags &= ~SNAPSHOT_UNLESS_OURS;
-        options.flags |= memory_has_one_of(conn, set->tensors, set->count) || is_little(set) ? 0 : RDT_PUT_SNAPSHOT;
+        options.flags |=
+            set->on_gpus > 0 || memory_has_one_of(conn, set->tensors, set->count) || is_little(set) ? 0 : RDT_PUT_SNAPSHOT;
     }
     options.how = how;
     if ((set->on_gpus > 0 && !gpu_open(conn)) || !conn_enter(conn))
@@ -356,7 +358,7 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "O!iOzzOO|Ozdp:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport,
                           &options.least_path, &slices, &targets, &place, &options.group, &patience, &metadata_only) ||
-        !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device))
+        !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device, &options.host_stays))
         return NULL;
     if (timeout != Py_None && options.timeout_ns == 0)
         options.timeout_ns = RDT_NO_WAIT;
