@@ -130,6 +130,12 @@ class Actor:
         got = ray.get(refs[0])
         return got is mine[0] or got[0] is mine[0], float(mine[0].sum())
 
+    def into_all(self, refs):
+        mine = [torch.zeros(50000), torch.zeros(7)]
+        set_target_for_ref(refs[0], mine)
+        got = ray.get(refs[0])
+        return all(one is other for one, other in zip(got, mine)), float(mine[0].sum()), float(mine[1].sum())
+
     def lent(self, other, n):
         return float(ray.get(other.ones.options(tensor_transport="rdtd").remote(n)).sum())
 
@@ -138,6 +144,21 @@ class Actor:
 
     def end(self):
         os._exit(1)
+
+
+@ray.remote(num_cpus=0)
+class Plain:
+    """An actor whose class lacks enable_tensor_transport."""
+
+    def total(self, value):
+        return float(value.sum())
+
+    def pass_on(self, other, refs):
+        try:
+            other.total.remote(refs[0])
+        except ValueError as error:
+            return str(error)
+        return "it was accepted"
 
 
 def sizes_of(value):
@@ -203,8 +224,27 @@ def test_what_comes_is_private_and_what_was_made_does_not_change():
         given = a.ones.remote(50000) if given is None else given
         ray.wait([given])
         assert ray.get(b.into.remote([given])) == (True, 50000.0)
+        pair = driver_put([torch.ones(50000), torch.full((7,), 2.0)])
+        if pair is not None:
+            assert ray.get(b.into_all.remote([pair])) == (True, 50000.0, 14.0)
+        del pair
         del given
         del mine, fetched, seen
+
+
+def test_calls_that_ray_would_let_wait_are_refused():
+    with Cluster():
+        a, b, plain = Actor.remote(), Actor.remote(), Plain.remote()
+        ref = a.ones.remote(1000)
+        with raises(ValueError, "enable_tensor_transport=True"):
+            plain.total.remote(ref)
+        with raises(ValueError, "by position"):
+            b.total.remote(value=ref)
+        ray.wait([ref])
+        assert "enable_tensor_transport=True" in ray.get(plain.pass_on.remote(plain, [ref]))
+        assert ray.get([b.total.remote(ref), a.total.remote(value=ref)]) == [1000.0] * 2
+        assert ray.get(plain.total.remote(torch.ones(3))) == 3
+        del ref
 
 
 def test_all_fetches_of_one_get_are_under_way_before_any_is_awaited():

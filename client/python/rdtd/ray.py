@@ -28,6 +28,7 @@ Ray's interface is alpha; this module follows it from Ray 2.56 on.
 # mypy: disable-error-code="import, misc, type-arg, no-untyped-call"
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import uuid
@@ -37,6 +38,8 @@ from importlib import import_module
 from itertools import count, groupby
 from typing import Any, Iterable, Optional, Sequence, Union
 
+from ray import ObjectRef
+from ray.actor import ActorHandle
 from ray.experimental import (
     CommunicatorMetadata, TensorTransportManager, TensorTransportMetadata, register_tensor_transport)
 from ray.experimental.rdt import util
@@ -114,6 +117,58 @@ def _failed(what: str, error: BaseException) -> BaseException:
     from ray.exceptions import RayDirectTransportError
     made: BaseException = RayDirectTransportError(f"{what}: {type(error).__name__}: {error}")
     return made
+
+
+# ---- calls that Ray would let wait ----
+# Ray accepts these calls, and their tensors do not arrive before its time limit of 60 seconds. So the call that passes
+# an object of ours fails instead. Every process that passes one has imported this module.
+
+def _origin_of(manager: Any, value: Any) -> Any:
+    """What Ray knows of an object with one of our transports; None: it is something else."""
+    if not isinstance(value, ObjectRef):
+        return None
+    meta = manager.get_rdt_metadata(value.hex())
+    return meta if meta is not None and meta.tensor_transport_backend in _NAMES else None
+
+
+def _refuse_calls_that_would_wait() -> None:
+    """Replaces the method by which an actor is called with one that checks the arguments first."""
+    call = ActorHandle._actor_method_call
+    from ray._private.worker import global_worker
+    from ray.experimental.rdt.rdt_manager import RDTManager
+    trigger = RDTManager.queue_or_trigger_out_of_band_tensor_transfer
+
+    @functools.wraps(trigger)
+    def checked_trigger(self: Any, dst_actor: Any, task_args: Any) -> Any:
+        if not getattr(dst_actor, "_ray_enable_tensor_transport", True):
+            for i, value in enumerate(task_args):
+                meta = _origin_of(self, value)
+                if meta is not None:
+                    raise ValueError(
+                        f"argument {i} has the tensor transport {meta.tensor_transport_backend}, and {dst_actor!r} "
+                        "cannot receive it while it runs a method: declare its class with "
+                        "@ray.remote(enable_tensor_transport=True)")
+        return trigger(self, dst_actor, task_args)
+
+    @functools.wraps(call)
+    def checked_call(self: Any, method_name: str, args: Any = None, kwargs: Any = None, *more: Any,
+                     **options: Any) -> Any:
+        manager = getattr(global_worker, "_rdt_manager", None)
+        if kwargs and manager is not None:
+            for name, value in kwargs.items():
+                meta = _origin_of(manager, value)
+                if meta is not None and value not in (args or ()) and getattr(
+                        meta.src_actor, "_actor_id", None) != self._actor_id:
+                    raise ValueError(
+                        f"{method_name}({name}=...) has the tensor transport {meta.tensor_transport_backend}, and "
+                        "Ray moves such tensors for positional arguments only: pass it by position")
+        return call(self, method_name, args, kwargs, *more, **options)
+
+    RDTManager.queue_or_trigger_out_of_band_tensor_transfer = checked_trigger
+    ActorHandle._actor_method_call = checked_call
+
+
+_refuse_calls_that_would_wait()
 
 
 # ---- metadata ----
