@@ -94,6 +94,7 @@ UNIT  = $(filter-out $(if $(filter gloo,$(BACKENDS)),,%/backends/gloo_mesh) $(if
           $(patsubst %.c,$(B)/%,$(call srcs,tests/unit/* tests/abi)))
 INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration/* tests/gpu))
 GPU_BENCH := $(B)/tests/bench/gpu $(B)/tests/bench/gpu_nodes
+GPU_PROBE = $(if $(CUDA_INC),$(B)/tests/gpu/gpu-probe) # asks a driver and NCCL; carries nothing of rdtd
 BENCH := $(filter-out $(GPU_BENCH),$(patsubst %.c,$(B)/%,$(call srcs,tests/bench)))
 FAULT := $(if $(wildcard tests/faults/fault_matrix.c),$(B)/tests/faults/fault_matrix)
 FUZZ  := $(patsubst %.c,$(B)/%,$(call srcs,tests/fuzz))
@@ -206,7 +207,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .SUFFIXES:
 
 all: $(PROGRAMS) $(EXPORTER) $(CHECK) $(CONF) $(MANPAGES) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT) $(if $(CUDA_INC),$(LIBCUDA))
-tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(GPU_BENCH) \
+tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(GPU_BENCH) $(GPU_PROBE) \
        $(if $(CUDA_INC),$(FAKES))
 benches: all $(BENCH)
 
@@ -410,6 +411,11 @@ $(CUDA_TESTS:$(B)/%=$(B)/obj/%.o): $(B)/.cuda
 $(CUDA_TESTS): $(if $(CUDA_INC),$(LIBCUDA_O) $(CUDA_O))
 $(B)/obj/tests/gpu/one_gpu.o: OBJFLAGS += $(CUDA_CFLAGS)
 $(B)/tests/gpu/one_gpu: $(if $(CUDA_INC),$(call obj,backends/nccl/nccl_api.c))
+$(B)/obj/tests/gpu/probe/%.o: OBJFLAGS = -fPIE $(CUDA_CFLAGS)
+$(B)/tests/gpu/gpu-probe: $(call obj,$(call srcs,tests/gpu/probe)) $(B)/.sources
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -ldl
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(addprefix $(B)/tests/integration/,hostile/hostile_replica hostile/hostile_holds hostile/hostile_peer hostile/hostile_tickets calls/tensor_runs): $(B)/librdtd.a # the rogue peer uses the daemon's TLS
 $(B)/tests/integration/nodes/stream_lanes: $(call obj,proto/rdt_status.c)
