@@ -202,7 +202,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .PHONY: all python tests benches deps test test-run test-ray test-ray-own test-pythons check-backend \
             check-backend-run check-asan \
         check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix fault-matrix-run \
-        cov format tidy ucx-wheels cuda-headers test-gpu bench-gpu gpu-bundle image install uninstall clean help FORCE
+        cov format tidy ucx-wheels cuda-headers test-gpu bench-gpu probe-gpu gpu-bundle image install uninstall clean help FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -510,10 +510,11 @@ demo-run: all
 	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/demo/demo.sh
 
 # For a machine with a GPU; without one they print that and end.
-test-gpu bench-gpu: %-gpu: tests
-	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/gpu/run $*
+test-gpu bench-gpu probe-gpu: %-gpu: tests
+	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/gpu/run $* '$(T)'
 gpu-bundle: tests
 	$(if $(CUDA_INC),,$(error gpu-bundle: built without cuda.h; see above))
+	@.ci/deps patchelf
 	@tests/gpu/bundle $(B) build/rdt-gpu.tar.gz
 
 bench:
@@ -673,7 +674,7 @@ help:
 	'make fault-matrix     run every fault at every step, ROUNDS (100) times each; CELL=text: only matching cells' \
 	'make fuzz [TIME=60] [T=name]   run the fuzz targets, or those whose name contains T, for TIME seconds each' \
 	'make cov              measure the coverage of the tests' \
-	'make test-gpu, make bench-gpu, make gpu-bundle   for a machine with a GPU (tests/gpu/README.md)' \
+	'make probe-gpu, make test-gpu, make bench-gpu, make gpu-bundle   for a machine with a GPU (tests/gpu/README.md)' \
 	'make cuda-headers     fetch the header of the CUDA driver (2.3 MB), with which `make` also builds cuda and nccl' \
 	'make ucx-wheels       fetch newer versions of UCX for the tests, and print how to choose one' \
 	'make format, make tidy   run clang-format in place; run clang-tidy' \

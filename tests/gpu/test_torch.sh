@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# PyTorch's tensors on a GPU: runs torch_tensors.py with torch's ordinary memory and with its expandable segments. Skipped
-# (77) if no installed torch can use a GPU, or if the package was built for another Python; the last line says which.
+# test_torch.sh [CONF]: PyTorch's tensors on a GPU: runs torch_tensors.py, with CONF as PYTORCH_CUDA_ALLOC_CONF
+# (expandable_segments:True). Skipped (77) if no installed torch can use a GPU, or if the package was built for another
+# Python; the last line says which.
 # variant: release
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -14,6 +15,5 @@ suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUF
 [[ -e $RDT_BUILD_DIR/python/rdtd/_rdt$suffix ]] ||
   { echo "the package was built for another Python than $python, which loads *$suffix"; exit 77; }
 export PYTHONPATH=$RDT_BUILD_DIR/python:$here:$here/../python PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1
-timeout 120 "$python" "$here/torch_tensors.py" || exit
-echo "with expandable segments"
-PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True timeout 120 "$python" "$here/torch_tensors.py"
+[[ -z ${1:-} ]] || export PYTORCH_CUDA_ALLOC_CONF=$1
+exec timeout 120 "$python" "$here/torch_tensors.py"
