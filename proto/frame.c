@@ -14,6 +14,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "little_endian.h"
+
 /* The initial size of a reader's buffer, and the most that one read returns, because the loop has other sockets to read. */
 #define READ_BYTES ((size_t)64 << 10)
 /* When so much of a frame has arrived, the reader reserves room for all of it. Pages are allocated as they are written. */
@@ -24,21 +26,6 @@
 
 _Static_assert(4 * RDT_MAX_FRAME_FDS >= KERNEL_MAX_FDS, "a reader has room for whatever one recvmsg can bring");
 _Static_assert(RDT_MAX_FRAME_FDS <= KERNEL_MAX_FDS, "the fds of one frame fit into one sendmsg");
-
-static void put_le(uint8_t *out, uint64_t value, unsigned bytes)
-{
-    for (unsigned i = 0; i < bytes; i++)
-        out[i] = (uint8_t)(value >> (8 * i));
-}
-
-static uint64_t get_le(const uint8_t *in, unsigned bytes)
-{
-    uint64_t value = 0;
-
-    for (unsigned i = 0; i < bytes; i++)
-        value |= (uint64_t)in[i] << (8 * i);
-    return value;
-}
 
 void frame_header_encode(uint8_t out[FRAME_HEADER_BYTES], uint32_t length, uint16_t type, uint8_t nfds, uint8_t flags,
                          uint64_t request_id)

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "little_endian.h"
+
 #define TEXT_SCHEME "rdt:"
 #define PACKED_VERSION 1u      /* of an object */
 #define PACKED_VERSION_NAME 2u /* of a name: the same, with `after` instead of the generation */
@@ -335,21 +337,6 @@ enum rdt_status rdt_ref_from_text(const char *text, struct rdt_ref *ref_p, struc
  *
  * Numbers are little-endian. The version says whether the ref is of an object or of a name.
  */
-
-static void put_le(uint8_t *out, uint64_t value, unsigned bytes)
-{
-    for (unsigned i = 0; i < bytes; i++)
-        out[i] = (uint8_t)(value >> (8 * i));
-}
-
-static uint64_t get_le(const uint8_t *in, unsigned bytes)
-{
-    uint64_t value = 0;
-
-    for (unsigned i = 0; i < bytes; i++)
-        value |= (uint64_t)in[i] << (8 * i);
-    return value;
-}
 
 size_t rdt_ref_pack(const struct rdt_ref *ref, uint8_t *packed_p)
 {

@@ -14,7 +14,6 @@
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
 #define UNBOUNDED OPTION_UNBOUNDED
-#define US UINT64_C(1000)
 #define MS UINT64_C(1000000)
 #define S UINT64_C(1000000000)
 #define HOUR (3600 * S)

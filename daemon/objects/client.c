@@ -73,12 +73,6 @@ static void on_unmapped(struct mapped *mapped, uint64_t region)
     tell_gone(container_of(mapped, struct client, mapped), region);
 }
 
-void client_tell_gone(struct client *client, const struct region *region)
-{
-    if (!mapped_drop(&client->mapped, region))
-        tell_gone(client, region->id);
-}
-
 void client_start_caches(struct client *client, struct regions *regions)
 {
     mapped_start(&client->mapped, on_unmapped);

@@ -182,7 +182,6 @@ struct hold *client_hold_region(struct client *client, struct region *region);
 struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n);
 void client_release(struct hold *hold);
 
-void client_tell_gone(struct client *client, const struct region *region);
 /* The client will copy that many bytes out of the held object by itself. */
 void client_set_copying(struct hold *hold, uint64_t bytes);
 
