@@ -33,7 +33,7 @@
     X(cuMemsetD8Async) X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamQuery) X(cuStreamSynchronize) X(cuStreamWaitEvent) \
     X(cuStreamGetCtx) X(cuLaunchHostFunc) X(cuStreamAddCallback) X(cuMemcpy2DAsync) \
     X(cuMemGetAllocationPropertiesFromHandle) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) \
-    X(cuEventSynchronize)
+    X(cuEventSynchronize) X(cuStreamIsCapturing) X(cuThreadExchangeStreamCaptureMode)
 /* clang-format on */
 
 struct cuda_gpu {

@@ -4,14 +4,24 @@
 
 enum rdt_status gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu, struct entered *entered_p, struct rdt_error *err)
 {
+    enum rdt_status status;
+
     if (driver->cuCtxGetCurrent(&entered_p->before) != CUDA_SUCCESS)
         entered_p->before = NULL;
-    return cuda_gpu_enter(driver, gpu, err);
+    entered_p->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    (void)driver->cuThreadExchangeStreamCaptureMode(&entered_p->mode);
+    status = cuda_gpu_enter(driver, gpu, err);
+    if (status != RDT_OK)
+        gpu_leave(driver, entered_p);
+    return status;
 }
 
 void gpu_leave(struct cuda_driver *driver, const struct entered *entered)
 {
+    CUstreamCaptureMode mode = entered->mode;
+
     (void)driver->cuCtxSetCurrent(entered->before);
+    (void)driver->cuThreadExchangeStreamCaptureMode(&mode);
 }
 
 /* Asks the driver once. INVALID_VALUE: it does not know the address, which is ordinary host memory. */

@@ -30,9 +30,11 @@ struct rdt_cuda {
 /* The context that was current in the thread before a call of this library. */
 struct entered {
     CUcontext before;
+    CUstreamCaptureMode mode;
 };
 
-/* Makes the GPU's primary context current in the thread; gpu_leave makes current what was current before. */
+/* Makes the GPU's primary context current in the thread; gpu_leave makes current what was current before. In between the
+ * thread's calls do not disturb a stream that is being captured into a graph, by whichever thread. */
 enum rdt_status gpu_enter(struct cuda_driver *driver, struct cuda_gpu *gpu, struct entered *entered_p, struct rdt_error *err);
 void gpu_leave(struct cuda_driver *driver, const struct entered *entered);
 
@@ -73,10 +75,12 @@ struct streams { /* those of one connection that somebody waits for */
 void streams_init(struct streams *streams, rdt *conn, struct cuda_driver *driver);
 void streams_fini(struct streams *streams); /* waits until no stream copies into a buffer any more */
 
-/* What the library does when the work in a stream has finished. Created before the put that needs it, so that the put cannot
- * fail for lack of one afterwards. */
+/* What the library does when the work in streams has finished. Created before the put that needs it, so that the put cannot
+ * fail for lack of one afterwards. The streams' GPU is entered. */
+#define COMPLETION_MAX_STREAMS 8u
 struct completion;
-enum rdt_status completion_create(struct streams *streams, struct completion **completion_p, struct rdt_error *err);
+enum rdt_status completion_create(struct streams *streams, unsigned n_streams, struct completion **completion_p,
+                                  struct rdt_error *err);
 void completion_destroy(struct completion *completion); /* NULL is fine */
 
 /* When all work that is in the stream now has finished: makes the object ready that was put as PENDING (ref NULL: there is
@@ -84,6 +88,13 @@ void completion_destroy(struct completion *completion); /* NULL is fine */
  * The stream's GPU is entered. */
 enum rdt_status completion_enqueue(struct completion *take_completion, CUstream stream, const struct rdt_ref *ref,
                                    void **take_buffers, size_t n_buffers, struct rdt_error *err);
+
+/* Whether a stream is being captured into a graph: it does no work now, and an event in it would become a part of the graph. */
+bool stream_is_captured(const struct cuda_driver *driver, CUstream stream);
+
+/* When all work that is in the streams now has finished: calls `then`, in a thread of the library. Takes the completion. */
+enum rdt_status completion_then(struct completion *take_completion, void *const *streams, void (*then)(void *arg), void *arg,
+                                struct rdt_error *err);
 
 /* ---- export.c: memory of this process, for the daemon ---- */
 

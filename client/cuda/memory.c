@@ -58,12 +58,18 @@ enum rdt_status rdt_cuda_deliver(rdt_cuda *cuda, void *take_buffer, void *to, si
         status = gpu_find(cuda->driver, to, &gpu, err);
     if (status == RDT_OK && !gpu)
         status = rdt_error_set(err, RDT_INVALID, "%p is not memory of a GPU", to);
-    if (status == RDT_OK)
-        status = completion_create(&((struct handle *)cuda)->streams, &completion, err);
+    if (status == RDT_OK && stream_is_captured(cuda->driver, stream))
+        status =
+            rdt_error_set(err, RDT_INVALID, "the stream is being captured into a CUDA graph: deliver before or after that");
     if (status == RDT_OK)
         status = gpu_enter(cuda->driver, gpu, &entered, err);
     if (status != RDT_OK) {
-        completion_destroy(completion);
+        free(buffers);
+        return status;
+    }
+    status = completion_create(&((struct handle *)cuda)->streams, 1, &completion, err);
+    if (status != RDT_OK) {
+        gpu_leave(cuda->driver, &entered);
         free(buffers);
         return status;
     }

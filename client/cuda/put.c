@@ -72,7 +72,7 @@ static int64_t remaining_ns(const struct put_call *call)
 static enum rdt_status hand_over_buffers(struct put_call *call, CUstream stream, void **take_buffers, size_t n_buffers)
 {
     struct completion *completion;
-    enum rdt_status status = completion_create(&call->handle->streams, &completion, NULL);
+    enum rdt_status status = completion_create(&call->handle->streams, 1, &completion, NULL);
 
     return status == RDT_OK ? completion_enqueue(completion, stream, NULL, take_buffers, n_buffers, NULL) : status;
 }
@@ -219,7 +219,7 @@ static enum rdt_status put_pending(struct put_call *call, struct rdt_put_options
     struct handle *handle = call->handle;
     struct completion *completion;
     struct rdt_ref ref;
-    enum rdt_status status = completion_create(&handle->streams, &completion, err);
+    enum rdt_status status = completion_create(&handle->streams, 1, &completion, err);
 
     if (status != RDT_OK)
         return status;
@@ -292,6 +292,11 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
         return rdt_error_set(err, RDT_INVALID, "cuda, tensors or ref_p is NULL");
     if (given)
         memcpy(&options, given, given->struct_size < sizeof options ? given->struct_size : sizeof options);
+    if (options.has_stream && stream_is_captured(cuda->driver, options.stream))
+        return rdt_error_set(
+            err, RDT_INVALID,
+            "the stream is being captured into a CUDA graph, and its work has not begun: put before or after the "
+            "capture");
     if (options.put)
         memcpy(&put, options.put, options.put->struct_size < sizeof put ? options.put->struct_size : sizeof put);
     put.struct_size = sizeof put;

@@ -106,6 +106,13 @@ enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t
  * time. SYSTEM: the work failed. */
 enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, struct rdt_error *err);
 
+/* Calls run_then(arg), in a thread of the library, when all work that is in the streams of that GPU now has finished; at most 8
+ * streams. Waits for nothing, so it may be used while a stream is captured into a graph; a stream that is being captured has no
+ * work and is passed over. For releasing what streams still use: run_then may call librdt, and must not call rdt_cuda_close,
+ * which waits for it. An error: run_then is not called. */
+enum rdt_status rdt_cuda_after(rdt_cuda *cuda, int ordinal, void *const *streams, size_t n, void (*run_then)(void *arg),
+                               void *arg, struct rdt_error *err);
+
 /* Waits, as cudaFree does, for all streams of the GPU's primary context in this process: for use before memory is given back
  * that work in any stream may use. Returns at once for a GPU that the library has not used in this process. */
 enum rdt_status rdt_cuda_wait_all(rdt_cuda *cuda, int ordinal, struct rdt_error *err);

@@ -1,110 +1,186 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See gpu.h. When a stream comes to a completion, the driver calls back in a thread of its own, which may neither call CUDA
- * nor wait for a lock. The callback therefore only puts the completion on a list, and the notifier, a thread of this library,
- * tells the daemon.
+/* See gpu.h. A completion is events, one recorded in each stream that it waits for. The notifier, a thread of this library,
+ * asks the driver whether they have occurred, and then acts. There is no callback in the caller's streams: a stream stands
+ * still while its callback waits for a processor. The notifier asks every 20 us at first, and every millisecond at last.
  */
 #include <errno.h>
-#include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/cuda/gpu.h"
+
+#define POLL_MIN_NS 20000
+#define POLL_MAX_NS 1000000
+
+struct mark { /* in one stream */
+    CUcontext context;
+    CUevent event;
+};
 
 struct completion {
     struct notifier *notifier;
     struct completion *next;
     struct rdt_ref ref;
     bool has_ref;
-    CUresult result;
+    struct mark marks[COMPLETION_MAX_STREAMS];
+    unsigned n_marks;
     void **buffers; /* the stream copies into them, so they stay mapped until it has */
     size_t n_buffers;
+    void (*then)(void *arg);
+    void *arg;
 };
 
-struct notifier { /* lives until the last callback has returned, which may be after its connection's handle */
+struct notifier {
     rdt *conn;
     struct cuda_driver *driver;
-    _Atomic(struct completion *) reached; /* completions that streams have come to, the latest first */
-    sem_t some;
-    atomic_uint refs; /* the handle's, and one for each callback that has not returned */
-    atomic_bool end;
-    sem_t copied;        /* posted once for each completion with buffers that a stream has come to */
-    atomic_uint copying; /* how many such completions were enqueued */
     pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t more;
+    struct completion *added; /* since the thread looked last */
+    bool end;
 };
+
+static void forget_marks(struct completion *completion)
+{
+    for (unsigned i = 0; i < completion->n_marks; i++)
+        (void)completion->notifier->driver->cuEventDestroy(completion->marks[i].event);
+    completion->n_marks = 0;
+}
 
 void completion_destroy(struct completion *completion)
 {
-    if (completion)
-        free(completion->buffers);
-    free(completion);
-}
-
-/* Takes all completions off the list and returns them with the oldest first. */
-static struct completion *take_reached(struct notifier *notifier)
-{
-    struct completion *latest = atomic_exchange(&notifier->reached, NULL), *first = NULL;
-
-    while (latest) {
-        struct completion *next = latest->next;
-        latest->next = first;
-        first = latest;
-        latest = next;
-    }
-    return first;
-}
-
-/* The last reference also frees the completions that no thread has taken. */
-static void notifier_unref(struct notifier *notifier)
-{
-    if (atomic_fetch_sub(&notifier->refs, 1) != 1)
+    if (!completion)
         return;
-    for (struct completion *completion = take_reached(notifier), *next; completion; completion = next) {
-        next = completion->next;
-        completion_destroy(completion);
-    }
-    (void)sem_destroy(&notifier->some);
-    (void)sem_destroy(&notifier->copied);
-    free(notifier);
+    forget_marks(completion);
+    free(completion->buffers);
+    free(completion);
 }
 
 /* ---- the thread ---- */
 
-static void notify_daemon(struct notifier *notifier, const struct completion *completion)
+/* Returns NOT_READY, SUCCESS, or the error of a stream. */
+static CUresult query(const struct completion *completion)
 {
+    const struct cuda_driver *driver = completion->notifier->driver;
+    CUresult result = CUDA_SUCCESS;
+
+    for (unsigned i = 0; result == CUDA_SUCCESS && i < completion->n_marks; i++) {
+        result = driver->cuCtxSetCurrent(completion->marks[i].context);
+        if (result == CUDA_SUCCESS)
+            result = driver->cuEventQuery(completion->marks[i].event);
+    }
+    return result;
+}
+
+static void act(const struct completion *completion, CUresult result)
+{
+    struct notifier *notifier = completion->notifier;
     struct rdt_error err;
 
-    if (completion->has_ref && completion->result == CUDA_SUCCESS) {
+    if (completion->has_ref && result == CUDA_SUCCESS) {
         (void)rdt_ready(notifier->conn, &completion->ref, NULL);
     } else if (completion->has_ref) {
-        (void)cuda_failed(notifier->driver, completion->result, &err,
-                          "the producer's stream failed before the bytes were there");
+        (void)cuda_failed(notifier->driver, result, &err, "the producer's stream failed before the bytes were there");
         (void)rdt_fail(notifier->conn, &completion->ref, RDT_SYSTEM, err.msg, NULL);
     }
     for (size_t i = 0; i < completion->n_buffers; i++)
         (void)rdt_dealloc_soon(notifier->conn, completion->buffers[i], NULL);
+    if (completion->then)
+        completion->then(completion->arg);
+}
+
+/* Acts on what has come. Returns whether there was any. */
+static bool check_all(struct completion **first)
+{
+    bool any = false;
+
+    for (struct completion **at = first; *at;) {
+        struct completion *completion = *at;
+        CUresult result = query(completion);
+        if (result == CUDA_ERROR_NOT_READY) {
+            at = &completion->next;
+            continue;
+        }
+        *at = completion->next;
+        act(completion, result);
+        completion_destroy(completion);
+        any = true;
+    }
+    return any;
+}
+
+/* After the end only completions whose memory a stream still uses are waited for. */
+static void drop_harmless(struct completion **first)
+{
+    for (struct completion **at = first; *at;) {
+        struct completion *completion = *at;
+        if (completion->n_buffers > 0 || completion->then) {
+            at = &completion->next;
+            continue;
+        }
+        *at = completion->next;
+        completion_destroy(completion);
+    }
+}
+
+/* Waits for new completions, until the time has passed if some are waiting. Appends the new ones. Returns whether the end has
+ * come. */
+static bool take_added(struct notifier *notifier, struct completion **first, int64_t *poll_ns)
+{
+    struct timespec until = clock_timespec(clock_now_ns() + *poll_ns);
+    int over = 0;
+    bool end;
+
+    (void)pthread_mutex_lock(&notifier->mutex);
+    while (!notifier->added && !notifier->end && !*first)
+        (void)pthread_cond_wait(&notifier->more, &notifier->mutex);
+    while (!notifier->added && over == 0)
+        over = pthread_cond_timedwait(&notifier->more, &notifier->mutex, &until);
+    if (notifier->added)
+        *poll_ns = POLL_MIN_NS;
+    while (*first)
+        first = &(*first)->next;
+    *first = notifier->added;
+    notifier->added = NULL;
+    end = notifier->end;
+    (void)pthread_mutex_unlock(&notifier->mutex);
+    return end;
 }
 
 static void *run(void *arg)
 {
     struct notifier *notifier = arg;
-    bool end;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    struct completion *first = NULL;
+    int64_t poll_ns = POLL_MIN_NS;
+    bool end = false;
 
-    do {
-        while (sem_wait(&notifier->some) && errno == EINTR)
-            ;
-        end = atomic_load(&notifier->end); /* read before the list, so that the daemon hears of all that came before the end */
-        for (struct completion *completion = take_reached(notifier), *next; completion; completion = next) {
-            next = completion->next;
-            notify_daemon(notifier, completion);
-            completion_destroy(completion);
-        }
-    } while (!end);
+    (void)notifier->driver->cuThreadExchangeStreamCaptureMode(&mode);
+    while (!end || first) {
+        end = take_added(notifier, &first, &poll_ns);
+        if (check_all(&first))
+            poll_ns = POLL_MIN_NS;
+        else if (poll_ns < POLL_MAX_NS)
+            poll_ns += poll_ns / 2;
+        if (end)
+            drop_harmless(&first);
+    }
+    (void)notifier->driver->cuCtxSetCurrent(NULL);
     return NULL;
+}
+
+static void notifier_free(struct notifier *notifier)
+{
+    (void)pthread_cond_destroy(&notifier->more);
+    (void)pthread_mutex_destroy(&notifier->mutex);
+    free(notifier);
 }
 
 /* Starts the notifier with the first completion of the connection. It blocks all signals, which are the program's. */
 static enum rdt_status get_notifier(struct streams *streams, struct notifier **notifier_p, struct rdt_error *err)
 {
+    pthread_condattr_t monotonic;
     sigset_t all, before;
     struct notifier *notifier;
     int error = 0;
@@ -113,15 +189,17 @@ static enum rdt_status get_notifier(struct streams *streams, struct notifier **n
     if (!streams->notifier && (notifier = calloc(1, sizeof *notifier)) != NULL) {
         notifier->conn = streams->conn;
         notifier->driver = streams->driver;
-        atomic_init(&notifier->refs, 1);
-        (void)sem_init(&notifier->some, 0, 0);
-        (void)sem_init(&notifier->copied, 0, 0);
+        (void)pthread_mutex_init(&notifier->mutex, NULL);
+        (void)pthread_condattr_init(&monotonic);
+        (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+        (void)pthread_cond_init(&notifier->more, &monotonic);
+        (void)pthread_condattr_destroy(&monotonic);
         (void)sigfillset(&all);
         (void)pthread_sigmask(SIG_SETMASK, &all, &before);
         error = pthread_create(&notifier->thread, NULL, run, notifier);
         (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
         if (error)
-            notifier_unref(notifier);
+            notifier_free(notifier);
         else
             streams->notifier = notifier;
     }
@@ -141,69 +219,123 @@ void streams_fini(struct streams *streams)
     struct notifier *notifier = streams->notifier;
 
     if (notifier) {
-        for (unsigned n = atomic_load(&notifier->copying); n > 0; n--) /* rdt_close unmaps the buffers next */
-            while (sem_wait(&notifier->copied) && errno == EINTR)
-                ;
-        atomic_store(&notifier->end, true);
-        (void)sem_post(&notifier->some);
+        (void)pthread_mutex_lock(&notifier->mutex);
+        notifier->end = true;
+        (void)pthread_cond_signal(&notifier->more);
+        (void)pthread_mutex_unlock(&notifier->mutex);
         (void)pthread_join(notifier->thread, NULL);
-        notifier_unref(notifier);
+        notifier_free(notifier);
     }
     (void)pthread_mutex_destroy(&streams->mutex);
 }
 
 /* ---- completions ---- */
 
-enum rdt_status completion_create(struct streams *streams, struct completion **completion_p, struct rdt_error *err)
+enum rdt_status completion_create(struct streams *streams, unsigned n_streams, struct completion **completion_p,
+                                  struct rdt_error *err)
 {
     struct completion *completion = calloc(1, sizeof *completion);
+    CUresult result = CUDA_SUCCESS;
     enum rdt_status status = completion ? get_notifier(streams, &completion->notifier, err)
                                         : rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for a stream");
 
+    while (status == RDT_OK && result == CUDA_SUCCESS && completion->n_marks < n_streams) {
+        struct mark *mark = &completion->marks[completion->n_marks];
+        result = streams->driver->cuCtxGetCurrent(&mark->context);
+        if (result == CUDA_SUCCESS)
+            result = streams->driver->cuEventCreate(&mark->event, CU_EVENT_DISABLE_TIMING);
+        completion->n_marks += result == CUDA_SUCCESS;
+    }
+    if (result != CUDA_SUCCESS)
+        status = cuda_failed(streams->driver, result, err, "creating an event to wait for a stream");
     if (status == RDT_OK)
         *completion_p = completion;
+    else if (completion && completion->notifier)
+        completion_destroy(completion);
     else
         free(completion);
     return status;
 }
 
-/* The notifier may free the completion as soon as it is on the list; the notifier itself stays until this function returns. */
-static void CUDA_CB on_stream(CUstream stream, CUresult result, void *arg)
+/* Hands the completion over to the notifier. */
+static void add(struct completion *completion)
 {
-    struct completion *completion = arg;
     struct notifier *notifier = completion->notifier;
-    bool copied = completion->n_buffers > 0;
 
-    (void)stream;
-    completion->result = result;
-    completion->next = atomic_load(&notifier->reached);
-    while (!atomic_compare_exchange_weak(&notifier->reached, &completion->next, completion))
-        ;
-    (void)sem_post(&notifier->some);
-    if (copied)
-        (void)sem_post(&notifier->copied);
-    notifier_unref(notifier);
+    (void)pthread_mutex_lock(&notifier->mutex);
+    completion->next = notifier->added;
+    notifier->added = completion;
+    (void)pthread_cond_signal(&notifier->more);
+    (void)pthread_mutex_unlock(&notifier->mutex);
 }
 
 enum rdt_status completion_enqueue(struct completion *take_completion, CUstream stream, const struct rdt_ref *ref,
                                    void **take_buffers, size_t n_buffers, struct rdt_error *err)
 {
-    struct notifier *notifier = take_completion->notifier;
-    CUresult result;
+    struct cuda_driver *driver = take_completion->notifier->driver;
+    CUresult result = driver->cuEventRecord(take_completion->marks[0].event, stream);
 
+    if (result != CUDA_SUCCESS) {
+        completion_destroy(take_completion);
+        return cuda_failed(driver, result, err, "waiting for a stream");
+    }
     take_completion->has_ref = ref;
     if (ref)
         take_completion->ref = *ref;
     take_completion->buffers = take_buffers;
     take_completion->n_buffers = n_buffers;
-    atomic_fetch_add(&notifier->refs, 1);
-    atomic_fetch_add(&notifier->copying, n_buffers > 0);
-    result = notifier->driver->cuStreamAddCallback(stream, on_stream, take_completion, 0);
-    if (result == CUDA_SUCCESS)
-        return RDT_OK;
-    atomic_fetch_sub(&notifier->copying, n_buffers > 0);
-    take_completion->buffers = NULL;
-    completion_destroy(take_completion);
-    notifier_unref(notifier);
-    return cuda_failed(notifier->driver, result, err, "waiting for a stream");
+    add(take_completion);
+    return RDT_OK;
+}
+
+bool stream_is_captured(const struct cuda_driver *driver, CUstream stream)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+
+    return driver->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+enum rdt_status completion_then(struct completion *take_completion, void *const *streams, void (*then)(void *arg), void *arg,
+                                struct rdt_error *err)
+{
+    struct cuda_driver *driver = take_completion->notifier->driver;
+    CUresult result = CUDA_SUCCESS;
+
+    for (unsigned i = 0; result == CUDA_SUCCESS && i < take_completion->n_marks; i++)
+        if (!stream_is_captured(driver, streams[i])) /* an event that was never recorded counts as one that has come */
+            result = driver->cuEventRecord(take_completion->marks[i].event, streams[i]);
+    if (result != CUDA_SUCCESS) {
+        completion_destroy(take_completion);
+        return cuda_failed(driver, result, err, "waiting for a stream");
+    }
+    take_completion->then = then;
+    take_completion->arg = arg;
+    add(take_completion);
+    return RDT_OK;
+}
+
+enum rdt_status rdt_cuda_after(rdt_cuda *cuda, int ordinal, void *const *streams, size_t n, void (*run_then)(void *arg),
+                               void *arg, struct rdt_error *err)
+{
+    struct completion *completion = NULL;
+    struct cuda_gpu *gpu = NULL;
+    struct entered entered;
+    enum rdt_status status;
+
+    if (!cuda || !run_then || n > COMPLETION_MAX_STREAMS || (n > 0 && !streams))
+        return rdt_error_set(err, RDT_INVALID, "cuda, streams or the function is NULL, or there are more than %u streams",
+                             COMPLETION_MAX_STREAMS);
+    for (unsigned i = 0; i < cuda->driver->n_gpus; i++)
+        if (cuda->driver->gpu[i].device == ordinal)
+            gpu = &cuda->driver->gpu[i];
+    if (!gpu)
+        return rdt_error_set(err, RDT_NOT_FOUND, "this process sees no GPU %d", ordinal);
+    status = gpu_enter(cuda->driver, gpu, &entered, err);
+    if (status != RDT_OK)
+        return status;
+    status = completion_create(&((struct handle *)cuda)->streams, (unsigned)n, &completion, err);
+    if (status == RDT_OK)
+        status = completion_then(completion, streams, run_then, arg, err);
+    gpu_leave(cuda->driver, &entered);
+    return status;
 }

@@ -9,6 +9,8 @@
  *     process; VMM memory has no legacy handle;
  *   - a copy that leaves its allocation, or its mapped chunks, fails with INVALID_VALUE;
  *   - streams are threads: queued work runs later and in order, and each stream has its own pace;
+ *   - while a stream is captured into a graph, calls that wait, allocate or map fail and spoil the capture, unless the thread has
+ *     exchanged its capture mode; cuCtxSynchronize always does;
  *   - attributes that the driver writes as int are written as four bytes.
  *
  * What a driver does only on some machines is switched on one by one, or all together by FAKE_CUDA_UNKIND; in that case 0
@@ -35,8 +37,8 @@
  *   FAKE_CUDA_COPY_US (0)         duration of each copy, at least
  *   FAKE_CUDA_POINTER_FAILS (0)   result of queries about addresses, as of a context that has failed
  *   FAKE_CUDA_CONTEXT_MIB (256)   memory that a context takes, beside FAKE_CUDA_MIB
- *   FAKE_CUDA_CALLS_AT_ONCE       if set, a stream calls back before it has done its earlier work, which no driver does; this
- *                                 shows which tests depend on the order
+ *   FAKE_CUDA_EVENTS_AT_ONCE      if set, events have occurred before the work in front of them is done, which no driver does;
+ *                                 this shows which tests depend on the order
  */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
@@ -71,6 +73,7 @@ __attribute__((visibility("default"))) void *fake_cuda_reach(CUdeviceptr address
 /* Returns how many bytes of memory of the machine's GPU with that number this process uses for allocations and its context
  * (FAKE_CUDA_CONTEXT_MIB). */
 __attribute__((visibility("default"))) size_t fake_cuda_held(int number);
+bool fake_is_unsafe(void); /* whether the thread may not wait or allocate, because a stream is being captured */
 bool fake_is_device(CUdeviceptr address);
 bool fake_host_registered(const void *address, size_t bytes);
 

@@ -46,6 +46,10 @@ CUresult cuMemAlloc(CUdeviceptr *address_p, size_t bytes)
     struct part *part = calloc(1, sizeof *part);
     struct range *range;
 
+    if (fake_is_unsafe()) {
+        free(part);
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     if (device < 0 || !bytes || !part) {
         free(part);
         return fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
@@ -84,6 +88,8 @@ CUresult cuMemFree(CUdeviceptr address)
     struct part **at, *part;
     struct range *range;
 
+    if (fake_is_unsafe())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (result != CUDA_ERROR_INVALID_VALUE)
         return result;
     pthread_mutex_lock(&fake_mutex);
@@ -138,6 +144,8 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address_p, CUipcMemHandle given, unsign
     CUdevice device = fake_current();
     int fd;
 
+    if (fake_is_unsafe())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     memcpy(&handle, &given, sizeof handle);
     if (device < 0 || handle.pid == getpid())
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -179,6 +187,8 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address)
     CUresult result = fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
     struct range *range;
 
+    if (fake_is_unsafe())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&fake_mutex);
     range = fake_range_at(address);
     if (result == CUDA_ERROR_INVALID_VALUE && range && range->opened && range->base == (char *)address) {

@@ -16,6 +16,10 @@ CUresult cuMemHostRegister(void *address, size_t bytes, unsigned flags)
 {
     struct pinned *pin = malloc(sizeof *pin);
 
+    if (fake_is_unsafe()) {
+        free(pin);
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     (void)flags;
     if (!pin || fake_current() < 0) {
         free(pin);

@@ -13,6 +13,7 @@ enum work_kind { WORK_COPY, WORK_SET, WORK_RECORD, WORK_AWAIT, WORK_CALL };
 struct fake_event {
     uint64_t recorded, done; /* protected by `mutex` */
     unsigned refs;
+    bool captured; /* recorded last in a stream that was being captured */
 };
 
 struct work {
@@ -33,6 +34,9 @@ struct fake_stream {
     struct work *first, **last;
     uint64_t queued, done;
     bool end;
+    bool captured, invalid; /* work goes to a graph; a call has spoilt the capture */
+    CUstreamCaptureMode mode;
+    pthread_t capturer;
     struct fake_stream *next; /* in `all` */
 };
 
@@ -41,11 +45,8 @@ static pthread_cond_t change = PTHREAD_COND_INITIALIZER;
 static struct fake_stream *defaults[FAKE_MAX_GPUS];
 static struct fake_stream *all;
 
-static _Thread_local bool called_at_once;
-
-/* Returns whether this thread runs a host function, which may not call the driver: a stream's thread, or the caller itself
- * with FAKE_CUDA_CALLS_AT_ONCE. The threads are compared, because the leak checker of gcc 12 fails on the thread-local memory
- * of threads that still run at exit. */
+/* Returns whether this thread is a stream's, which runs host functions: they may not call the driver. The threads are compared,
+ * because the leak checker of gcc 12 fails on the thread-local memory of threads that still run at exit. */
 static bool in_call(void)
 {
     bool is = false;
@@ -54,7 +55,78 @@ static bool in_call(void)
     for (struct fake_stream *stream = all; stream && !is; stream = stream->next)
         is = pthread_equal(stream->thread, pthread_self()) != 0;
     pthread_mutex_unlock(&mutex);
-    return is || called_at_once;
+    return is;
+}
+
+/* ---- captures ---- */
+
+static _Thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+    CUstreamCaptureMode before = capture_mode;
+
+    capture_mode = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
+/* Whether the thread may not make calls that could wait now. Such a call spoils the capture. */
+bool fake_is_unsafe(void)
+{
+    bool is = false;
+
+    pthread_mutex_lock(&mutex);
+    for (struct fake_stream *stream = all; stream && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED; stream = stream->next) {
+        bool mine = pthread_equal(stream->capturer, pthread_self()) != 0;
+        if (stream->captured &&
+            (stream->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ? mine || capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL
+                                                           : stream->mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL && mine))
+            is = stream->invalid = true;
+    }
+    pthread_mutex_unlock(&mutex);
+    return is;
+}
+
+CUresult cuStreamBeginCapture(CUstream given, CUstreamCaptureMode mode)
+{
+    struct fake_stream *stream = (struct fake_stream *)given;
+
+    pthread_mutex_lock(&mutex);
+    stream->captured = true;
+    stream->invalid = false;
+    stream->mode = mode;
+    stream->capturer = pthread_self();
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
+}
+
+/* There is no graph: *graph_p is NULL. */
+CUresult cuStreamEndCapture(CUstream given, CUgraph *graph_p)
+{
+    struct fake_stream *stream = (struct fake_stream *)given;
+    bool invalid;
+
+    pthread_mutex_lock(&mutex);
+    invalid = stream->invalid || !stream->captured;
+    stream->captured = false;
+    pthread_mutex_unlock(&mutex);
+    *graph_p = NULL;
+    return invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+}
+
+CUresult cuStreamIsCapturing(CUstream given, CUstreamCaptureStatus *status_p)
+{
+    const struct fake_stream *stream = (struct fake_stream *)given;
+
+    *status_p = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!given || given == CU_STREAM_LEGACY || given == CU_STREAM_PER_THREAD)
+        return CUDA_SUCCESS;
+    pthread_mutex_lock(&mutex);
+    if (stream->captured)
+        *status_p = stream->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
 }
 
 static char *reach(CUdeviceptr address, size_t bytes)
@@ -186,6 +258,13 @@ static CUresult queue(CUstream given, const struct work *values)
     work->next = NULL;
     pthread_mutex_lock(&mutex);
     if (work->kind == WORK_RECORD)
+        work->event->captured = stream->captured;
+    if (stream->captured) { /* the work belongs to the graph, which is never launched */
+        pthread_mutex_unlock(&mutex);
+        free(work);
+        return CUDA_SUCCESS;
+    }
+    if (work->kind == WORK_RECORD)
         work->number = ++work->event->recorded;
     if (work->kind == WORK_AWAIT)
         work->number = work->event->recorded;
@@ -232,6 +311,18 @@ CUresult cuStreamDestroy(CUstream given)
     return CUDA_SUCCESS;
 }
 
+/* A call that waits for a stream that is being captured spoils the capture, in whichever mode. */
+static bool spoils(struct fake_stream *stream)
+{
+    bool captured;
+
+    pthread_mutex_lock(&mutex);
+    captured = stream->captured;
+    stream->invalid |= captured;
+    pthread_mutex_unlock(&mutex);
+    return captured;
+}
+
 CUresult cuStreamQuery(CUstream given)
 {
     struct fake_stream *stream = stream_of(given);
@@ -239,6 +330,8 @@ CUresult cuStreamQuery(CUstream given)
 
     if (!stream)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (fake_is_unsafe() || spoils(stream))
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&mutex);
     idle = stream->done == stream->queued;
     pthread_mutex_unlock(&mutex);
@@ -252,6 +345,8 @@ CUresult cuStreamSynchronize(CUstream given)
 
     if (!stream)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (fake_is_unsafe() || spoils(stream))
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&mutex);
     until = stream->queued;
     while (stream->done < until)
@@ -271,14 +366,19 @@ static bool idle_on(CUdevice device)
 CUresult cuCtxSynchronize(void)
 {
     CUdevice device = fake_current();
+    bool captured = false;
 
     if (device < 0 || in_call())
         return CUDA_ERROR_INVALID_CONTEXT;
     pthread_mutex_lock(&mutex);
-    while (!idle_on(device))
+    for (struct fake_stream *stream = all; stream; stream = stream->next)
+        if (stream->captured && stream->device == device) {
+            stream->invalid = captured = true;
+        }
+    while (!captured && !idle_on(device))
         pthread_cond_wait(&change, &mutex);
     pthread_mutex_unlock(&mutex);
-    return CUDA_SUCCESS;
+    return captured ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
 CUresult cuStreamGetCtx(CUstream given, CUcontext *context_p)
@@ -323,13 +423,6 @@ CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback call, void *arg, 
 
     if (!callback)
         return CUDA_ERROR_INVALID_VALUE;
-    if (getenv("FAKE_CUDA_CALLS_AT_ONCE")) {
-        *callback = (struct callback){stream, call, arg};
-        called_at_once = true;
-        call_back(callback);
-        called_at_once = false;
-        return CUDA_SUCCESS;
-    }
     *callback = (struct callback){stream, call, arg};
     result = cuLaunchHostFunc(stream, call_back, callback);
     if (result != CUDA_SUCCESS)
@@ -369,8 +462,14 @@ CUresult cuEventQuery(CUevent given)
 
     if (in_call())
         return CUDA_ERROR_NOT_PERMITTED;
+    if (fake_is_unsafe())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&mutex);
-    done = event->done >= event->recorded;
+    if (event->captured) {
+        pthread_mutex_unlock(&mutex);
+        return CUDA_ERROR_CAPTURED_EVENT;
+    }
+    done = event->done >= event->recorded || getenv("FAKE_CUDA_EVENTS_AT_ONCE");
     pthread_mutex_unlock(&mutex);
     return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }

@@ -34,6 +34,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle_p, size_t bytes, const
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     struct chunk *chunk = NULL;
 
+    if (fake_is_unsafe())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (!fits(prop) || flags || !bytes || bytes % FAKE_GRANULE)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_mutex);
@@ -80,6 +82,10 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle_p, 
     struct chunk *chunk;
     struct stat st;
 
+    if (fake_is_unsafe()) {
+        (void)close(fd);
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", given);
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fd < 0 || fstat(fd, &st) ||
         readlink(path, name, sizeof name - 1) < 0 || sscanf(name, "/memfd:fake-cuda-%d", &number) != 1) {
@@ -133,6 +139,8 @@ CUresult cuMemAddressReserve(CUdeviceptr *address_p, size_t bytes, size_t alignm
 {
     struct range *range;
 
+    if (fake_is_unsafe())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     (void)alignment, (void)wish;
     if (!bytes || bytes % FAKE_GRANULE || flags)
         return CUDA_ERROR_INVALID_VALUE;
@@ -167,6 +175,8 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     struct range *range;
 
+    if (fake_is_unsafe())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&fake_mutex);
     range = fake_range_at(address);
     if (range && !offset && !flags && bytes == chunk->bytes && address + bytes <= (CUdeviceptr)range->base + range->bytes &&
@@ -182,6 +192,8 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
     struct mapping *mapping;
     struct range *range;
 
+    if (fake_is_unsafe())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&fake_mutex);
     while (bytes > 0 && (mapping = fake_mapping_at(address, &range)) != NULL && mapping->bytes <= bytes &&
            (CUdeviceptr)range->base + mapping->offset == address) {
@@ -200,6 +212,8 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
     struct mapping *mapping;
     struct range *range;
 
+    if (fake_is_unsafe())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&fake_mutex);
     for (size_t i = 0; i < count; i++)
         if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || desc[i].location.id < 0 || desc[i].location.id >= fake_gpus)

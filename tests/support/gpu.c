@@ -279,3 +279,15 @@ void gpu_open(struct gpu_gate *gate)
 {
     (void)sem_post(&gate->open);
 }
+
+void gpu_capture(void *stream)
+{
+    CALL("cuStreamBeginCapture_v2", (void *, int), (stream, 0));
+}
+
+bool gpu_end_capture(void *stream)
+{
+    void *graph;
+
+    return RAW("cuStreamEndCapture", (void *, void **), (stream, &graph)) == 0;
+}

@@ -9,10 +9,9 @@
 CUDA_SUITE(cuda_streams)
 
 #ifndef RDT_WITHOUT_CUDA
-#include <dlfcn.h>
-#include <sched.h>
 #include <stdatomic.h>
-/* The stream stands still until the reader has fetched. With `ordered` false the fake driver runs the callback at once, before
+
+/* The stream stands still until the reader has fetched. With `ordered` false the event of the fake driver occurs at once, before
  * the work has finished, and the reader must see the old bytes: this shows that the test can fail. */
 static void expect_order(bool copied, bool ordered)
 {
@@ -38,7 +37,7 @@ static void expect_order(bool copied, bool ordered)
     options.has_stream = true;
     options.stream = stream;
     if (!ordered)
-        must(setenv("FAKE_CUDA_CALLS_AT_ONCE", "1", 1) == 0); /* for this process; the daemon runs already */
+        must(setenv("FAKE_CUDA_EVENTS_AT_ONCE", "1", 1) == 0); /* for this process; the daemon runs already */
     must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
     how.memory = "host";
     must_ok(rdt_fetch_start(b, &ref, 1, &how, &request, &err));
@@ -166,41 +165,6 @@ Test(cuda_streams, failing_put_does_not_wait_for_the_stream)
 
 /* ---- the end ---- */
 
-/* While `holds` is set, sem_post does not return in any other thread than the test's: this delays the callbacks of streams. */
-static atomic_bool holds, destroyed;
-static _Atomic(sem_t *) held;
-static pthread_t test_thread;
-
-static int call_real(const char *name, _Atomic(uintptr_t) *at, sem_t *sem)
-{
-    uintptr_t found = atomic_load(at);
-
-    if (!found)
-        atomic_store(at, found = (uintptr_t)dlsym(RTLD_NEXT, name));
-    return ((int (*)(sem_t *))found)(sem);
-}
-
-int sem_post(sem_t *sem)
-{
-    static _Atomic(uintptr_t) real;
-
-    if (atomic_load(&holds) && !pthread_equal(pthread_self(), test_thread)) {
-        atomic_store(&held, sem);
-        while (atomic_load(&holds))
-            (void)sched_yield();
-    }
-    return call_real("sem_post", &real, sem);
-}
-
-int sem_destroy(sem_t *sem)
-{
-    static _Atomic(uintptr_t) real;
-
-    if (atomic_load(&holds) && atomic_load(&held) == sem)
-        atomic_store(&destroyed, true);
-    return call_real("sem_destroy", &real, sem);
-}
-
 static void put_with(void *stream, void *addr)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);
@@ -234,19 +198,98 @@ Test(cuda_streams, stream_may_come_after_the_close_or_during_it)
     gpu_open(gate);
     gpu_stream_wait(stream);
 
-    test_thread = pthread_self();
     gate = gpu_hold(stream);
     put_with(stream, addr);
-    atomic_store(&holds, true);
     gpu_open(gate);
-    wait_until(20 * SEC, atomic_load(&held)); /* the callback has posted, and has not returned */
     rdt_cuda_close(gpu_a);
-    atomic_store(&holds, false);
     gpu_stream_wait(stream);
-    must(!atomic_load(&destroyed));
     reconnect();
     gpu_stream_destroy(stream);
     gpu_free_chunks(addr, 4 * MIB, 1);
+    end();
+}
+
+/* ---- graphs ---- */
+
+static void release(void *object)
+{
+    rdt_release(object);
+}
+
+static void set_flag(void *arg)
+{
+    atomic_store((atomic_bool *)arg, true);
+}
+
+/* While a stream is captured, a thread may neither wait nor allocate; the library's calls do not count. */
+Test(cuda_streams, calls_during_a_capture_do_not_spoil_it)
+{
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    void *stream, *other, *addr[2], *allocated;
+    struct rdt_tensor one;
+    struct rdt_ref ref;
+    rdt_object *object;
+    atomic_bool came;
+
+    begin();
+    atomic_init(&came, false);
+    stream = gpu_stream_create();
+    other = gpu_stream_create();
+    addr[0] = gpu_alloc_chunks(4 * MIB, 1, true);
+    addr[1] = gpu_alloc_chunks(4 * MIB, 1, false);
+    gpu_fill(addr[0], BYTES, 30);
+    gpu_fill(addr[1], BYTES, 31);
+    gpu_capture(stream);
+    for (unsigned i = 0; i < 2; i++) {
+        one = bytes_at(addr[i], BYTES);
+        options.has_stream = i == 1;
+        options.stream = other;
+        must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
+        must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
+        must_ok(rdt_cuda_after(gpu_b, 0, (void *const[]){stream, other}, 2, release, object, &err));
+        let_go(&ref);
+    }
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &allocated, &err));
+    must_ok(rdt_dealloc(a, allocated, &err));
+    options.stream = stream;
+    must_refuse(RDT_INVALID, "captured into a CUDA graph", rdt_cuda_put(gpu_a, &one, 1, &options, &ref, &err));
+    must_ok(rdt_cuda_after(gpu_b, 0, NULL, 0, set_flag, &came, &err));
+    wait_until(20 * SEC, atomic_load(&came));
+    must(gpu_end_capture(stream));
+    gpu_stream_destroy(stream);
+    gpu_stream_destroy(other);
+    gpu_free_chunks(addr[0], 4 * MIB, 1);
+    gpu_free_chunks(addr[1], 4 * MIB, 1);
+    end();
+}
+
+/* A fetched tensor that a stream still reads is released when the stream has come there, and nobody waits for it. */
+Test(cuda_streams, release_follows_the_streams_that_use_the_tensor)
+{
+    void *stream, *addr, *copy;
+    struct gpu_gate *gate;
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin();
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
+    gpu_fill(addr, BYTES, 32);
+    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    must_ok(rdt_dealloc(a, addr, &err));
+    must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
+    let_go(&ref);
+    copy = gpu_alloc(BYTES);
+    stream = gpu_stream_create();
+    gate = gpu_hold(stream);
+    gpu_copy_in_stream(copy, tensor_of(object, 0).data, BYTES, stream); /* the fake aborts if the memory is gone by then */
+    must_ok(rdt_cuda_after(gpu_b, 0, &stream, 1, release, object, &err));
+    must_ok(rdt_ping(b, LONG, &err));
+    must(device(0).used_bytes >= BYTES);
+    gpu_open(gate);
+    gpu_stream_wait(stream);
+    must(gpu_holds(copy, BYTES, 32));
+    gpu_stream_destroy(stream);
+    gpu_free(copy);
     end();
 }
 #endif
