@@ -129,7 +129,7 @@ CONF     := $(B)/rdtd.conf # the template, which rdtd prints
 
 # ---- libraries: looked for only when something is going to be compiled ----
 
-NO_LIBS_NEEDED := help clean deps ucx-wheels cuda-headers fault-matrix test demo bench check-backend check-asan \
+NO_LIBS_NEEDED := help clean deps ucx-wheels cuda-headers fault-matrix test demo bench bench-workloads check-backend check-asan \
             check-tsan cov fuzz \
                   format uninstall
 ifneq ($(filter-out $(NO_LIBS_NEEDED),$(or $(MAKECMDGOALS),all)),)
@@ -202,7 +202,8 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .PHONY: all python tests benches deps test test-run test-ray test-ray-own test-pythons check-backend \
             check-backend-run check-asan \
         check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix fault-matrix-run \
-        cov format tidy ucx-wheels cuda-headers test-gpu bench-gpu probe-gpu gpu-bundle image install uninstall clean help FORCE
+        cov format tidy ucx-wheels cuda-headers test-gpu bench-gpu probe-gpu gpu-bundle image install \
+        uninstall clean help FORCE bench-workloads
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -524,6 +525,19 @@ bench:
 bench-run: benches
 	@RDT_BUILD_DIR=$(CURDIR)/$(B) tests/bench/run
 
+# The tools of bench-workloads, by name from PyPI: some gigabytes. Its variables: tests/bench/workloads/run.py.
+WORKLOADS_ENV := build/workloads
+WORKLOADS_TOOLS := ray>=2.56 torch numpy nixl==1.5.1 safetensors pyarrow
+bench-workloads: $(WORKLOADS_ENV)/.has-tools
+	+@$(SUB) all
+	@RDT_BUILD_DIR=$(CURDIR)/$(B) $(WORKLOADS_ENV)/bin/python tests/bench/workloads/run.py
+	@[ ! -f build/workloads.json ] || $(WORKLOADS_ENV)/bin/python tests/bench/workloads/picture.py build/workloads.json build/workloads.svg
+
+$(WORKLOADS_ENV)/.has-tools: FORCE
+	@.ci/deps python3-venv
+	@[ "$$(cat $@ 2>/dev/null)" = '$(WORKLOADS_TOOLS)' ] || { rm -rf $(WORKLOADS_ENV) && $(PYTHON) -m venv $(WORKLOADS_ENV) && \
+	    $(WORKLOADS_ENV)/bin/pip -q --disable-pip-version-check install $(foreach t,$(WORKLOADS_TOOLS),'$(t)') && echo '$(WORKLOADS_TOOLS)' >$@; }
+
 # Every cell of the fault matrix; CELL=text: only those whose name contains it.
 ROUNDS ?= 100
 fault-matrix:
@@ -671,6 +685,7 @@ help:
 	'make check-layers     check which room includes and links which' \
 	'make demo [FILE=...]  move a file between two daemons' \
 	'make bench            measure beside a reference; BENCH_ROWS=text: only the groups whose name contains it' \
+	'make bench-workloads  measure whole jobs beside what people use; WORKLOADS="weights rl", ABLATE=1 and more: tests/bench/README.md' \
 	'make fault-matrix     run every fault at every step, ROUNDS (100) times each; CELL=text: only matching cells' \
 	'make fuzz [TIME=60] [T=name]   run the fuzz targets, or those whose name contains T, for TIME seconds each' \
 	'make cov              measure the coverage of the tests' \

@@ -266,7 +266,7 @@ def both_nodes(make, environment=()):
         os.environ.update(environment)
         try:
             for count, size in [*((1, size) for size in SINGLE), *shapes(bench)]:
-                with type(bench)(bench.scale, bench.quick, bench.settings).round() as inner:
+                with bench.inner() as inner:
                     found.update(measure(inner, *make(inner, inner.network(2)), count, size))
         finally:
             for key in dict(environment):

@@ -230,7 +230,7 @@ def objects_left(daemon):
 def by_rdtd(bench):
     found = {}
     for case, cls in (("queue", RdtdPairs), ("loader", LoaderPairs), ("weights", WeightPairs)):
-        with type(bench)(bench.scale, bench.quick, bench.settings).round() as inner:
+        with bench.inner() as inner:
             daemon = inner.daemon()
             found.update(killing(inner, inner.actor(cls, daemon.socket), case, [daemon]))
     return found

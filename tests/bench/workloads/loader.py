@@ -44,8 +44,8 @@ def epoch(batches, kill=None, at=None):
                 kill()
             del value
             last = now()
-    except RuntimeError as error:
-        why = str(error).splitlines()[0]
+    except (RuntimeError, OSError) as error:
+        why = f"{type(error).__name__}: {error}"
     return now() - start, came, longest, why
 
 
@@ -177,7 +177,10 @@ class TorchTrainer:
 
     def with_a_kill(self, count):
         pids = [worker.pid for worker in self.loader._iterator._workers]
-        return epoch(enumerate(self.loader), lambda: os.kill(pids[1], signal.SIGKILL), count // 2)
+        try:
+            return epoch(enumerate(self.loader), lambda: os.kill(pids[1], signal.SIGKILL), count // 2)
+        finally:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # DataLoader's own raises its error wherever the process is
 
 
 def by_torch(bench):

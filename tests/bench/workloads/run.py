@@ -36,13 +36,13 @@ LIBRARIES = ("ray", "torch", "nixl", "safetensors", "numpy", "pyarrow")
 
 
 def inside_namespace():
-    """As root: in a network namespace of its own, with cubic, as `make bench`; see ../README.md."""
+    """As root: in a network namespace of its own, with cubic, as `make bench`, and with a /dev/shm of its own; see ../README.md."""
     if os.geteuid() or os.environ.get("BENCH_NETWORK", "own") != "own":
         return
-    if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
+    if subprocess.run(["unshare", "-nm", "true"], capture_output=True).returncode:
         return
     os.environ["BENCH_NETWORK"] = "inside"
-    os.execvp("unshare", ["unshare", "-n", "--", sys.executable, *sys.argv])
+    os.execvp("unshare", ["unshare", "-nm", "--", sys.executable, *sys.argv])
 
 
 def environment():
@@ -55,6 +55,7 @@ def environment():
     sys.dont_write_bytecode = True
     if os.environ.get("BENCH_NETWORK") == "inside":
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100%", "tmpfs", "/dev/shm"], check=True)
         for control in ("cubic", "reno"):  # without losses they are the same
             try:
                 with open("/proc/sys/net/ipv4/tcp_congestion_control", "w") as file:

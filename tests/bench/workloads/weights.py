@@ -339,13 +339,11 @@ class FileSampler(Sampler):
         return load_file(f"{self.path}.{step}")
 
 
-def by_file(folder):
+def by_file(folder=None):
     def side(bench, size, dtype, case, steps=3):
         before = memory_available()
-        where = os.path.join(folder, f"rdtw.{os.getpid()}") if folder else os.path.join(os.path.dirname(bench.dir), "rdtw-file." + str(os.getpid()))
+        where = folder or bench.dir
         path = os.path.join(where, "weights")
-        os.makedirs(where, exist_ok=True)
-        bench.stack.callback(lambda: __import__("shutil").rmtree(where, ignore_errors=True))
         trainer, *samplers = bench.actors([(FileTrainer, path, size, dtype)] + [(FileSampler, path)] * SAMPLERS)
         return measure(trainer, samplers, steps, case, before)
     return side
@@ -499,15 +497,11 @@ def on_three_nodes(function):
         found = {}
         size = bench.size(256 << 20, 8 << 20)
         for rate in (None,) if bench.quick else (None, os.environ.get("RATE", "2gbit")):
-            with contextlib_round(bench) as inner:
+            with bench.inner() as inner:
                 nodes = inner.network(3, rate)
                 found.update(function(inner, size, "bfloat16", f"three nodes, {size >> 20} MiB, {rate or 'unshaped'}", nodes=nodes, steps=1 if bench.quick else 3))
         return found
     return side
-
-
-def contextlib_round(bench):
-    return type(bench)(bench.scale, bench.quick, bench.settings).round()
 
 
 def sides():
@@ -518,7 +512,7 @@ def sides():
         Side("torch.multiprocessing", on_one_node(by_torch_multiprocessing, 2), "two copies in shared memory, written in turn; file_descriptor"),
         Side("gloo broadcast", on_one_node(by_gloo, 5), "asynchronous, all tensors at once, lo"),
         Side("safetensors in /dev/shm", on_one_node(by_file("/dev/shm"), 3), "save_file, rename, load_file"),
-        Side("safetensors on disk", on_one_node(by_file(None), 1), "the same in /tmp, without fsync: pages come from the page cache"),
+        Side("safetensors on disk", on_one_node(by_file(), 1), "the same in /tmp, without fsync: pages come from the page cache"),
         Side("Ray object store", on_one_node(by_ray("store"), 4), "ray.put; RAY_ENABLE_ZERO_COPY_TORCH_TENSORS=1"),
         Side("Ray RDT over nixl", on_one_node(by_ray("nixl"), 5), "tensor_transport='nixl'"),
         Side("Ray RDT over rdtd", on_one_node(by_ray("rdtd"), 3), "tensor_transport='rdtd'"),
