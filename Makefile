@@ -129,7 +129,7 @@ CONF     := $(B)/rdtd.conf # the template, which rdtd prints
 
 # ---- libraries: looked for only when something is going to be compiled ----
 
-NO_LIBS_NEEDED := help clean deps ucx-wheels cuda-headers fault-matrix test demo bench bench-workloads check-backend check-asan \
+NO_LIBS_NEEDED := help clean deps deb test-deb image ucx-wheels cuda-headers fault-matrix test demo bench bench-workloads check-backend check-asan \
             check-tsan cov fuzz \
                   format uninstall
 ifneq ($(filter-out $(NO_LIBS_NEEDED),$(or $(MAKECMDGOALS),all)),)
@@ -203,7 +203,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
             check-backend-run check-asan \
         check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix fault-matrix-run \
         cov format tidy ucx-wheels cuda-headers test-gpu bench-gpu probe-gpu gpu-bundle image install \
-        uninstall clean help FORCE bench-workloads
+        uninstall clean help FORCE bench-workloads deb deb-run test-deb
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -577,6 +577,18 @@ cuda-headers:
 	    python3 -m zipfile -e build/cuda/$(CUDA_WHEEL)/*.whl build/cuda/$(CUDA_WHEEL) && rm build/cuda/$(CUDA_WHEEL)/*.whl || exit 1; \
 	fi; echo '$(CUDA_FETCHED)/include/cuda.h'
 
+# Debian packages in build/deb.
+deb:
+	@.ci/deps --build debhelper dh-python
+	+@$(SUB) deb-run
+deb-run:
+	@systemd/make-deb $(VERSION) $(if $(CUDA_INC),$(abspath $(CUDA_INC)/..))
+
+# In a new Debian, which debootstrap fetches once.
+test-deb:
+	@.ci/deps debhelper dh-python lintian debootstrap
+	+@RDT_TEST_PACKAGES=1 $(SUB) T=admin/test_packages test-run
+
 cov:
 	@.ci/deps gcovr
 	+@$(SUB) VARIANT=cov test-run
@@ -696,5 +708,7 @@ help:
 	'make install          install into PREFIX (/usr/local); also DESTDIR, libdir, sysconfdir, unitdir, mandir, pythondir' \
 	'make uninstall        remove what `make install` has installed' \
 	'make image            make a container image from Debian packages and this build, build/image/*.oci.tar' \
+	'make deb              build Debian packages in build/deb' \
+	'make test-deb         build them, install them in a new Debian 12, and upgrade them there; as root' \
 	'make clean            remove build/' \
 	'V=1 prints the commands. WERROR=1 turns warnings into errors.'

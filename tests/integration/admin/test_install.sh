@@ -65,6 +65,15 @@ for header in "$dest"/usr/local/include/rdt/*.h; do
   fi
 done
 
+# The symbols files of the Debian packages say since which version each symbol is there.
+for library in librdt librdt-cuda; do
+  file=$dest/usr/local/lib/$library.so.0
+  [[ -e $file ]] || continue
+  diff <(nm -D --defined-only "$file" | sed -n 's/.* [TDRB] \([^@]*\).*/\1/p' | LC_ALL=C sort) \
+    <(sed -nE 's/^ (rdt_[a-z0-9_]*)@RDT_[A-Z]*_?0 [0-9.]+$/\1/p' "systemd/debian/${library}0.symbols" | LC_ALL=C sort) >"$tmp/log" ||
+    fail "systemd/debian/${library}0.symbols must have a line \" SYMBOL@VERSION RELEASE\" for each symbol (<: lacks it): $(cat "$tmp/log")"
+done
+
 # A second installation keeps the administrator's configuration.
 echo '# mine' >"$dest/etc/rdtd/rdtd.conf"
 make --no-print-directory install DESTDIR="$dest" PREFIX=/usr/local >"$tmp/log"
