@@ -13,7 +13,7 @@ fail() { echo "$*"; exit 1; }
 
 property() { systemctl show -p "$1" --value "${2:-rdtd.service}"; }
 # runs PACKAGE_VERSION: the daemon that runs is of this version.
-runs() { rdtctl status --json --timeout 20s | grep -q "\"version\": \"$1\"" || fail "not version $1: $(rdtctl status)"; }
+runs() { grep -q "\"version\": \"$1\"" <<<"$(rdtctl status --json --timeout 20s)" || fail "not version $1: $(rdtctl status)"; }
 # same_objects WHEN: the object that was put and the name that was published are there, with their bytes.
 same_objects() {
   rm -f /tmp/b.npy
@@ -69,7 +69,7 @@ PY
   same_objects "the put"
   runs "$old"
   for backend in host stream ucx gloo; do
-    rdtctl backends | grep -qw "$backend" || fail "the daemon has not loaded $backend: $(rdtctl backends)"
+    grep -qw "$backend" <<<"$(rdtctl backends)" || fail "the daemon has not loaded $backend: $(rdtctl backends)"
   done
 
   # The upgrade, while a process reads the object and goes on reading it.
@@ -99,7 +99,7 @@ PY
   mkdir -p /etc/systemd/system/rdtd.service.d
   printf '[Service]\nEnvironment=RDTD_KEEPER=\n' >/etc/systemd/system/rdtd.service.d/test.conf
   systemctl daemon-reload && systemctl restart rdtd.service
-  goes_on new "no keeper" --reinstall
+  goes_on new "a keeper holds its objects" --reinstall
   rm -r /etc/systemd/system/rdtd.service.d
   systemctl daemon-reload && systemctl restart rdtd.service
   same_objects "a time without a keeper"

@@ -21,6 +21,7 @@ until_true() {
 }
 
 property() { systemctl show -p "$1" --value "${2:-rdtd.service}"; }
+state_is() { [[ $(property ActiveState) == "$1" && $(property SubState) == "$2" ]]; }
 restarted() { [[ $(property MainPID) != "$1" && $(property ActiveState) == active ]]; }
 # same_object WHEN: the object that was put is there, with its bytes.
 same_object() {
@@ -35,10 +36,15 @@ hardened() {
   exposure=$(systemd-analyze security --no-pager "$1" | sed -nE 's/.*exposure level for .*: ([0-9]+)\.([0-9]).*/\1\2/p')
   [[ -n $exposure ]] && ((10#$exposure <= 20)) || fail "systemd-analyze security $1: exposure $exposure (tenths)"
 }
+scrape() { # LINE
+  local page
+  page=$(python3 -c 'import urllib.request as u; print(u.urlopen("http://127.0.0.1:9464/metrics").read().decode())') &&
+    grep -qx "rdtd_$1" <<<"$page"
+}
 err_line() { journalctl -q -p err -u rdtd.service | grep -F "$1"; }
 
 inside() {
-  local pid conf=/etc/rdtd/rdtd.conf
+  local pid keeper conf=/etc/rdtd/rdtd.conf
   systemd-sysusers
   systemctl daemon-reload
   [[ $(property ActiveState) == inactive ]] || fail "the service runs before anybody asked for it"
@@ -57,6 +63,9 @@ inside() {
   [[ $(property ActiveState rdtd-keeper.service) == active ]] || fail "the keeper does not run"
   hardened rdtd.service
   hardened rdtd-keeper.service
+  systemctl start rdtd-exporter.service
+  until_true 20 scrape "kept_objects 1"
+  hardened rdtd-exporter.service
   rdtctl doctor -q >/tmp/doctor || (($? != 2)) || fail "the doctor finds failures: $(cat /tmp/doctor)"
   grep '^skip' /tmp/doctor | grep -v RDT005 &&
     fail "the doctor cannot check everything in the unit's sandbox: $(cat /tmp/doctor)"
@@ -77,6 +86,26 @@ inside() {
   same_object "a crash"
   systemctl restart rdtd.service || fail "restart failed"
   same_object "a restart"
+
+  # The service is active from the moment when it serves, which here waits for the keeper.
+  keeper=$(property MainPID rdtd-keeper.service)
+  kill -STOP "$keeper"
+  systemctl restart --no-block rdtd.service
+  until_true 20 state_is activating start
+  kill -CONT "$keeper"
+  until_true 40 state_is active running
+  same_object "a start that waited for the keeper"
+
+  # A new keeper gets everything from the daemon.
+  kill -KILL "$keeper"
+  until_true 20 scrape "keeper_up 0"
+  until_true 20 scrape "keeper_up 1"
+  until_true 20 scrape "kept_objects 1"
+  [[ $(property MainPID rdtd-keeper.service) != "$keeper" ]] || fail "the killed keeper runs"
+  pid=$(property MainPID)
+  kill -KILL "$pid"
+  until_true 20 restarted "$pid"
+  same_object "the deaths of the keeper and of the daemon"
 
   pid=$(property MainPID)
   kill -STOP "$pid"
@@ -103,6 +132,12 @@ inside() {
   [[ $(property Result) == success ]] || fail "stop ended with $(property Result)"
   rdtctl ping --timeout 20s || fail "no answer at the first try after a stop"
   same_object "a stop"
+  systemctl restart rdtd-keeper.service
+  until_true 20 scrape "keeper_up 1"
+  until_true 20 scrape "kept_objects 1"
+  systemctl restart rdtd.service
+  same_object "a restart of the keeper and one of the daemon"
+  systemctl stop rdtd.service
   systemctl restart rdtd-keeper.service
   rdtctl ping --timeout 20s || fail "no answer after the keeper's restart"
   if rdtctl fetch -q "$(tail -n 1 /tmp/ref)" -o /tmp/b.npy 2>/dev/null; then fail "a keeper that was restarted has objects"; fi
