@@ -129,9 +129,8 @@ CONF     := $(B)/rdtd.conf # the template, which rdtd prints
 
 # ---- libraries: looked for only when something is going to be compiled ----
 
-NO_LIBS_NEEDED := help clean deps deb test-deb image ucx-wheels cuda-headers fault-matrix test demo bench bench-workloads check-backend check-asan \
-            check-tsan cov fuzz \
-                  format uninstall
+NO_LIBS_NEEDED := help clean deps deb test-deb wheel test-wheel image ucx-wheels cuda-headers fault-matrix test demo bench \
+                  bench-workloads check-backend check-asan check-tsan cov fuzz format uninstall
 ifneq ($(filter-out $(NO_LIBS_NEEDED),$(or $(MAKECMDGOALS),all)),)
 
 MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done; \
@@ -199,11 +198,11 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 
 # ---- build ----
 
-.PHONY: all python tests benches deps test test-run test-ray test-ray-own test-pythons check-backend \
-            check-backend-run check-asan \
-        check-tsan check-layers bench bench-run demo demo-run fuzz fuzz-run fault-matrix fault-matrix-run \
-        cov format tidy ucx-wheels cuda-headers test-gpu bench-gpu probe-gpu gpu-bundle image install \
-        uninstall clean help FORCE bench-workloads deb deb-run test-deb
+.PHONY: all python tests benches deps test test-run test-ray test-ray-own wheel wheel-run test-wheel \
+        check-backend check-backend-run check-asan check-tsan check-layers bench bench-run demo demo-run \
+        fuzz fuzz-run fault-matrix fault-matrix-run cov format tidy ucx-wheels cuda-headers test-gpu \
+        bench-gpu probe-gpu gpu-bundle image install uninstall clean help FORCE bench-workloads deb deb-run \
+        test-deb
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -474,11 +473,17 @@ test-ray-own:
 	@RDT_BUILD_DIR=$(CURDIR)/$(B) PYTHONPATH=$(CURDIR)/$(B)/python:$(CURDIR)/tests/python PYTHONDONTWRITEBYTECODE=1 \
 	    $(RAY_ENV)/bin/python tests/python/ray_own.py '$(RAY_SOURCE)' build/ray-own
 
-# The Python package in other Pythons: make test-pythons PYTHONS='python3.12 /opt/python3.13/bin/python3'
-PYTHONS ?=
-test-pythons:
+# Wheels that contain librdt, in build/wheels, for each of PYTHONS, and their tests in those Pythons.
+PYTHONS ?= $(INSTALL_PYTHON)
+wheel:
+	@.ci/deps --build python3-venv
+	+@$(SUB) B=build/wheel CPPFLAGS='-include $(CURDIR)/client/package/glibc_2_28.h' wheel-run
+wheel-run: $(B)/librdt.a $(B)/libproto.a $(if $(CUDA_INC),$(B)/librdt-cuda.a)
+	@client/python/make-wheels $(B) build/wheels $(PYTHONS)
+
+test-wheel: wheel
 	@.ci/deps
-	+@RDT_PYTHONS='$(PYTHONS)' $(SUB) VARIANT=$(VARIANT) T=python/test_python_others test-run
+	+@RDT_PYTHONS='$(PYTHONS)' $(SUB) VARIANT=$(VARIANT) T=python/test_wheel test-run
 
 check-asan check-tsan: check-%:
 	@.ci/deps
@@ -690,7 +695,8 @@ help:
 	'make test [T=name]    build and run all tests, or those whose name contains T' \
 	'make test-ray         install ray, torch and numpy into build/ray and run the tests of Ray over rdtd' \
 	'make test-ray-own RAY_SOURCE=PATH   run the tests of a checkout of Ray over rdtd, and print what it changes in them' \
-	'make test-pythons PYTHONS="python3.12 ..."   build the wheel for other Pythons and run its tests in each' \
+	'make wheel PYTHONS="python3.12 ..."   build a wheel for each Python in build/wheels; it contains librdt' \
+	'make test-wheel PYTHONS="python3.12 ..."   build them and run their tests, each in a virtual environment' \
 	'make check-asan       run the tests under AddressSanitizer and UndefinedBehaviorSanitizer' \
 	'make check-tsan       run the tests under ThreadSanitizer' \
 	'make check-backend SO=./mine.so [SET="key=value ..."]   check a plug-in against the contract of the interface' \

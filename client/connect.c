@@ -167,6 +167,7 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
 
 static enum rdt_status refused(const char *path, int sys_errno, struct rdt_error *err)
 {
+    char reason[128];
     const char *hint = "";
     enum rdt_status status = RDT_SYSTEM;
 
@@ -183,7 +184,8 @@ static enum rdt_status refused(const char *path, int sys_errno, struct rdt_error
     default:
         break;
     }
-    (void)rdt_error_set(err, status, "cannot reach rdtd at %s: %s%s", path, strerrordesc_np(sys_errno), hint);
+    (void)rdt_error_set(err, status, "cannot reach rdtd at %s: %s%s", path,
+                        strerror_r(sys_errno, reason, sizeof reason), hint);
     if (err)
         err->sys_errno = sys_errno;
     return status;

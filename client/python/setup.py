@@ -34,6 +34,9 @@ def version() -> str:
     return (pkg_config("--modversion", "rdt") or ["0"])[0]
 
 
+# For a wheel, libprotobuf-c is linked statically (RDTPY_STATIC=1): other machines need not have it.
+PROTOBUF = (["-l:libprotobuf-c.a"] if os.environ.get("RDTPY_STATIC")
+            else pkg_config("--libs", "libprotobuf-c") or ["-lprotobuf-c"])
 WITHOUT_CUDA = ("RDTPY_WITHOUT_CUDA", "1")
 
 
@@ -44,8 +47,7 @@ def where() -> dict[str, list[Any]]:
         return {"include_dirs": [str(tree / "client"), str(tree / "client" / "cuda"), str(tree / "proto")],
                 "extra_objects": [str(path) for path in ([gpus] if gpus.exists() else []) + built],
                 "define_macros": [] if gpus.exists() else [WITHOUT_CUDA],
-                "extra_link_args": ["-Wl,--exclude-libs,ALL",
-                                    *(pkg_config("--libs", "libprotobuf-c") or ["-lprotobuf-c"])]}
+                "extra_link_args": ["-Wl,--exclude-libs,ALL", *PROTOBUF]}
     for name in ("rdt-cuda", "rdt"):
         flags = pkg_config("--cflags", name)
         if flags:

@@ -174,15 +174,19 @@ def test_nothing_leaks():
         ref = c.put({"w": np.arange(100000), "x": np.ones(5)})
         for _ in range(200):
             round_of(c, ref)
-        before = has(c, ref)
-        for _ in range(800):
-            round_of(c, ref)
-        after = has(c, ref)
-        more = {what: after[what] - n for what, n in before.items()}
-        # Python itself takes a dozen blocks; a leak in every tenth round takes 80. asan keeps up to 256 MiB
-        # of freed memory.
-        assert more.pop("memory") < (4 if SLOWER == 1 else 420) << 20, (before, after)
-        assert more["fds"] == 0 and all(abs(n) < 50 for n in more.values()), more
+        for _attempt in range(4):  # Python 3.10 fills caches of its own for some thousand rounds; a leak goes on
+            before = has(c, ref)
+            for _ in range(800):
+                round_of(c, ref)
+            after = has(c, ref)
+            more = {what: after[what] - n for what, n in before.items()}
+            # Python itself takes a dozen blocks; a leak in every tenth round takes 80. asan keeps up to 256 MiB
+            # of freed memory.
+            few_pages = more.pop("memory") < (4 if SLOWER == 1 else 420) << 20
+            if few_pages and more["fds"] == 0 and all(abs(n) < 50 for n in more.values()):
+                break
+        else:
+            raise AssertionError((before, after))
         until(lambda: node.ctl("objects", "--json").count('"generation"') == 1, "one object is left")
 
 
