@@ -7,7 +7,6 @@
 
 #include <criterion/criterion.h>
 #include <dlfcn.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -90,8 +89,6 @@ static void end(const char *const *declared)
         wait_until(LONG, used_bytes(i) == 0);
         rdt_cuda_close(gpu[i]);
         rdt_close(conn[i]);
-        if (gpu_is_real()) /* a context has descriptors of the driver's, and NCCL of its own: none of them is counted */
-            c.fds[i] = UINT_MAX;
     }
     cluster_end(&c, declared);
 }

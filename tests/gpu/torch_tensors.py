@@ -36,10 +36,14 @@ class Daemon(Node):
 
 
 class Gpu(Daemon):
-    """And two connections."""
+    """And two connections, which have used the GPU: the first use makes a context in the daemon, which takes as long as
+    what some tests wait for, and memory."""
 
     def __enter__(self):
         self.c, self.reader = rdtd.connect(self.socket), rdtd.connect(self.socket)
+        ref = self.c.put(value())
+        assert torch.equal(self.reader.get(ref, device="cuda:0"), value())
+        ref.free()
         return self.c, self.reader
 
     def __exit__(self, *ignored):

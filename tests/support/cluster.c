@@ -8,6 +8,7 @@
 
 #include "client/call.h"
 #include "rdt.pb-c.h"
+#include "tests/support/gpu.h"
 
 /* ---- starting ---- */
 
@@ -181,7 +182,7 @@ static void expect_fds(const struct cluster *cluster, unsigned i)
     int64_t deadline = now_ns() + LONG;
     unsigned n;
 
-    if (cluster->options.no_meeting) /* the memory of a link is not known */
+    if (cluster->options.no_meeting || gpu_is_real()) /* what a link takes is not known, nor what the driver and NCCL take */
         return;
     for (unsigned round = 0; (n = fds_of(cluster->node[i].pid)) > cluster->fds[i]; wait_pause(&round))
         must_say(now_ns() < deadline, "%s has %u fds open, %u when all had met", cluster->node[i].name, n, cluster->fds[i]);
