@@ -452,7 +452,7 @@ test:
 	@.ci/deps
 	+@$(SUB) VARIANT=$(VARIANT) test-run
 
-# Ray, torch and numpy by name, in a virtual environment: some gigabytes. RAY='ray==2.56.0' for another version; pip's
+# Ray, torch, numpy and pyarrow by name, in a virtual environment: some gigabytes. RAY='ray==2.56.0' for another version; pip's
 # own variables name another index (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL).
 RAY ?= ray>=2.56
 RAY_ENV := build/ray
@@ -462,7 +462,7 @@ test-ray: $(RAY_ENV)/.has-ray
 $(RAY_ENV)/.has-ray: FORCE
 	@.ci/deps python3-venv
 	@[ "$$(cat $(RAY_ENV)/.has 2>/dev/null)" = '$(RAY)' ] || { rm -rf $(RAY_ENV) && $(PYTHON) -m venv $(RAY_ENV) && \
-	    $(RAY_ENV)/bin/pip -q --disable-pip-version-check install '$(RAY)' torch numpy && echo '$(RAY)' >$(RAY_ENV)/.has; }
+	    $(RAY_ENV)/bin/pip -q --disable-pip-version-check install '$(RAY)' torch numpy pyarrow && echo '$(RAY)' >$(RAY_ENV)/.has; }
 
 # Ray's own tests of its transports; its wheels do not carry them: make test-ray-own RAY_SOURCE=PATH, a checkout of Ray.
 # They compare lists of tensors by pytest's approx, and 9.2 refuses to.
@@ -693,7 +693,7 @@ help:
 	'                      (PYTHON=python3.12 chooses the Python, PYTHON=no builds none)' \
 	'make deps             install the Debian packages that a build needs, or print which' \
 	'make test [T=name]    build and run all tests, or those whose name contains T' \
-	'make test-ray         install ray, torch and numpy into build/ray and run the tests of Ray over rdtd' \
+	'make test-ray         install ray, torch, numpy and pyarrow into build/ray and run the tests of Ray over rdtd' \
 	'make test-ray-own RAY_SOURCE=PATH   run the tests of a checkout of Ray over rdtd, and print what it changes in them' \
 	'make wheel PYTHONS="python3.12 ..."   build a wheel for each Python in build/wheels; it contains librdt' \
 	'make test-wheel PYTHONS="python3.12 ..."   build them and run their tests, each in a virtual environment' \

@@ -38,7 +38,7 @@ for python in $RDT_PYTHONS; do
   ((${newest#GLIBC_2.} <= 28)) || fail "the wheel needs $newest"
 
   "$dir/$tag/bin/pip" -q --disable-pip-version-check install numpy || exit 1
-  for part in values life names loops holds groups gpu; do
+  for part in values buffers life names loops holds groups gpu; do
     PYTHONPATH=tests/python PYTHONDONTWRITEBYTECODE=1 PYTHONFAULTHANDLER=1 timeout 120 "$dir/$tag/bin/python" \
       "tests/python/$part.py" >"$dir/out" 2>&1
     case $? in

@@ -218,6 +218,8 @@ def _classify(cls: type) -> str:
         return "t"
     if np is not None and issubclass(cls, np.generic):
         return ""
+    if cls.__module__.partition(".")[0] == "pyarrow":
+        return ""  # its arrays offer DLPack, but only those of numbers without nulls are tensors
     if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
         return "o"
     return "o" if hasattr(cls, "__cuda_array_interface__") else ""

@@ -184,7 +184,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
         readers see later writes to that memory (`wait_freed` tells when nobody reads any more). All other
         tensors are copied once (`Ref.copied` counts them), on their GPU if they are on one. Everything that
         is not a tensor becomes metadata of the object: JSON if possible, otherwise a pickle, which
-        allow_pickle=False refuses with a TypeError that names the value. requires_grad is not preserved.
+        allow_pickle=False refuses with a TypeError that names the value; the out-of-band buffers of that
+        pickle (PEP 574: Arrow's, for instance) are tensors, too. requires_grad is not preserved.
 
         id: an id of your choice, 1 to 128 bytes. Readers may wait for it before it is put. The connection
         holds such an object, also after the Ref is deleted, until it is freed. snapshot: the daemon copies

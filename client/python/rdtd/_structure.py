@@ -7,9 +7,11 @@ The first bytes of the metadata tell which of three forms it has:
   files that `rdtctl put` reads are fetched as dicts.
 - {"rdt": 1, "form": "tree", ...}: JSON that refers to tensors by number, for dicts, lists, tuples, strings,
   numbers and bytes.
-- {"rdt": 1, "form": "pickle", ...}: a pickle that refers to tensors by number, for everything else. A single
-  tensor has no metadata, or only a note that it was a torch tensor. Long text is stored as one more tensor
-  after the others ("tail"). """
+- {"rdt": 1, "form": "pickle", ...}: a pickle that refers to tensors by number, for everything else. "buffers"
+  are the numbers of those that are its out-of-band buffers (PEP 574), in order.
+
+A single tensor has no metadata, or only a note that it was a torch tensor. Long text is stored as one more
+tensor after the others ("tail"). """
 from __future__ import annotations
 
 import io
@@ -65,13 +67,14 @@ def encode_nested(value: Any, allow_pickle: bool) -> Encoded:
             raise TypeError(f"put without pickle: {why}") from None
     tensors, kinds = [], []
     out = io.BytesIO()
+    pickler = _Pickler(out, tensors, kinds)
     try:
-        _Pickler(out, tensors, kinds).dump(value)
+        pickler.dump(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         where, part = _unpicklable(value, "value")
         what = f"{where}, a {_type_name(part)}"
         raise TypeError(f"put: {what}, is no tensor and cannot be pickled: {error}") from error
-    return _pack("pickle", out.getvalue(), tensors, kinds)
+    return _pack("pickle", out.getvalue(), tensors, kinds, pickler.buffers)
 
 
 def _type_name(value: Any) -> str:
@@ -125,8 +128,11 @@ def refused(error: Exception, value: Any, tensors: list[Any]) -> Exception:
     return TypeError(f"put: tensor {found[1]}, {_place_of(leaf, value, 'value') or 'inside a pickle'}: {why}")
 
 
-def _pack(form: str, text: bytes, tensors: list[Any], kinds: list[str]) -> Encoded:
-    head = {"rdt": 1, "form": form, "kinds": _shorten(kinds)}
+def _pack(form: str, text: bytes, tensors: list[Any], kinds: list[str],
+          buffers: Optional[list[int]] = None) -> Encoded:
+    head: dict[str, Any] = {"rdt": 1, "form": form, "kinds": _shorten(kinds)}
+    if buffers:
+        head["buffers"] = buffers
     has_torch = "t" in kinds
     if len(text) > TAIL_BYTES:
         head["tail"] = True
@@ -219,10 +225,21 @@ def _untree(node: Any, leaves: list[Any], ref: Callable[[str], Any]) -> Any:
 
 class _Pickler(pickle.Pickler):
     def __init__(self, out: io.BytesIO, tensors: list[Any], kinds: list[str]) -> None:
-        super().__init__(out, protocol=5)
+        super().__init__(out, protocol=5, buffer_callback=self._take_buffer)
         self.tensors = tensors
         self.kinds = kinds
         self.numbers: dict[int, int] = {}
+        self.buffers: list[int] = []
+
+    def _take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether the buffer stays in the pickle."""
+        raw = buffer.raw()
+        if raw.nbytes < BLOB_BYTES:
+            return True
+        self.buffers.append(len(self.tensors))
+        self.tensors.append(raw)
+        self.kinds.append("o")
+        return False
 
     def persistent_id(self, value: Any) -> Optional[int]:
         kind = kind_of(value)
@@ -236,8 +253,8 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, text: bytes, leaves: list[Any]) -> None:
-        super().__init__(io.BytesIO(text))
+    def __init__(self, text: bytes, leaves: list[Any], buffers: list[Any]) -> None:
+        super().__init__(io.BytesIO(text), buffers=buffers)
         self.leaves = leaves
 
     def persistent_load(self, number: int) -> Any:
@@ -297,6 +314,14 @@ def _head(metadata: bytes) -> tuple[Optional[dict[str, Any]], bytes]:
     return (head, text) if isinstance(head, dict) else (None, b"")
 
 
+def _as_buffer(tensor: Any) -> Any:
+    """The bytes of a tensor as an object with the buffer protocol: its own memory, unless that is on a GPU. Places of
+    targets have none."""
+    if not isinstance(tensor, _rdt.Tensor):
+        return b""
+    return tensor if tensor.device == "cpu" else tensor.tobytes()
+
+
 class Layout:
     """The structure of an object's tensors, read from its metadata."""
 
@@ -306,6 +331,7 @@ class Layout:
         self.text: bytes = b""
         self.kinds = "n"
         self.names = None
+        self.buffers: list[int] = []
         if metadata == _ONE_OF_TORCH:
             self.kinds = "t"
             return
@@ -319,6 +345,7 @@ class Layout:
         if head.get("rdt") == 1:
             self.kinds = str(head.get("kinds", "n"))
             self.form = str(head.get("form", "bare"))
+            self.buffers = [i for i in head.get("buffers", []) if 0 <= i < len(tensors)]
             if head.get("tail") and tensors:
                 self.text = tensors[-1].tobytes()
                 self.tensors = tensors[:-1]
@@ -350,7 +377,7 @@ class Layout:
         if self.form == "tree":
             return _untree(json.loads(self.text), leaves, ref)
         if self.form == "pickle":
-            return _Unpickler(self.text, leaves).load()
+            return _Unpickler(self.text, leaves, [_as_buffer(self.tensors[i]) for i in self.buffers]).load()
         return leaves[0] if len(leaves) == 1 else leaves
 
 

@@ -232,7 +232,7 @@ class RdtdTransport(TensorTransportManager):
 
     NAME = "RDTD"
     KIND = "t"
-    DEVICES = ("cpu", "cuda")
+    DEVICES: tuple[str, ...] = ("cpu", "cuda")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

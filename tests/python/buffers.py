@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain bytes: buffers, out-of-band pickle buffers (PEP 574) and Arrow's arrays go in with one copy, and come out
+without one."""
+import array
+import pickle
+import sys
+
+import rdtd
+
+from nodes import Node, Skipped, main, raises
+
+try:
+    import numpy as np
+except ImportError:
+    print("no numpy here")
+    sys.exit(77)
+try:
+    import pyarrow as pa
+except ImportError:
+    pa = None
+
+BLOCK = bytes(range(256)) * 400
+
+
+class Page:
+    """A value of a foreign library that pickles its bytes out of band."""
+
+    def __init__(self, data, name):
+        self.data, self.name = data, name
+
+    def __reduce_ex__(self, protocol):
+        assert protocol >= 5
+        return Page, (pickle.PickleBuffer(self.data), self.name)
+
+
+def address(buffer):
+    return np.frombuffer(buffer, "u1").__array_interface__["data"][0]
+
+
+def test_bytes_come_out_as_they_lie():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        ref = c.put(memoryview(BLOCK))
+        view = memoryview(reader.get(ref, as_="tensor"))
+        assert view.readonly and view.nbytes == len(BLOCK) and view == BLOCK
+        again = memoryview(reader.get(ref, as_="tensor"))
+        assert again == BLOCK and reader.get_fetched(ref).path == "local/share"
+        with raises(TypeError):
+            view[0] = 1
+        assert reader.get(c.put(BLOCK)) == BLOCK and type(reader.get(c.put(bytearray(BLOCK)))) is bytearray
+        assert reader.get(c.put(array.array("d", [1.0, 2.0]))).tolist() == [1.0, 2.0]
+
+
+def test_block_is_created_filled_and_put_without_a_copy():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        wait = reader.fetch(rdtd.Ref.from_id("block"), as_="tensor")
+        block = memoryview(c.empty(len(BLOCK), "u8"))
+        block[:] = BLOCK
+        ref = c.put(block, id="block")
+        assert ref.copied == 0 and memoryview(wait.result(20)) == BLOCK
+
+
+def test_out_of_band_buffers_become_tensors():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        value = {"pages": [Page(bytearray(BLOCK), "a"), Page(BLOCK, "b")], "small": Page(b"xy", "c"), "array": np.arange(5000)}
+        ref = c.put(value)
+        fetched = reader.get_fetched(ref)
+        assert [tensor.nbytes for tensor in fetched.tensors] == [len(BLOCK), len(BLOCK), 40000]
+        assert len(fetched.metadata) < 1000, "the bytes are not in the pickle"
+        pages = fetched.value["pages"]
+        assert [page.name for page in pages] == ["a", "b"] and all(memoryview(page.data) == BLOCK for page in pages)
+        assert address(pages[0].data) == address(fetched.tensors[0]), "nothing was copied"
+        assert memoryview(fetched.value["small"].data) == b"xy" and (fetched.value["array"] == value["array"]).all()
+        for as_ in ("tensor", "numpy"):
+            assert memoryview(reader.get(ref, as_=as_)["pages"][1].data) == BLOCK
+        with raises(TypeError, "allow_pickle"):
+            c.put(value, allow_pickle=False)
+
+
+def test_pickles_that_the_caller_makes():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        buffers = []
+        text = pickle.dumps([Page(BLOCK, "a")], protocol=5, buffer_callback=buffers.append)
+        ref = c.put([text, *[buffer.raw() for buffer in buffers]])
+        text, *parts = reader.get(ref, as_="tensor")
+        (page,) = pickle.loads(text, buffers=parts)
+        assert page.name == "a" and memoryview(page.data) == BLOCK
+
+
+def test_arrow():
+    if pa is None:
+        raise Skipped("no pyarrow here")
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        table = pa.table({"x": pa.array(range(100000)), "name": pa.array([f"row {i}" for i in range(100000)])})
+        ref = c.put(table)  # by its out-of-band buffers
+        fetched = reader.get_fetched(ref)
+        assert fetched.value.equals(table) and len(fetched.metadata) < 10000
+        ours = {address(tensor) for tensor in fetched.tensors}
+        column = fetched.value.column("x").chunk(0).buffers()[1]
+        assert column.address in ours, "nothing was copied"
+        ref = c.put(pa.array(range(100000)).buffers()[1])
+        assert np.frombuffer(reader.get(ref), "i8")[-1] == 99999
+        # Arrow's own format, written into the daemon's memory.
+        size = pa.ipc.get_record_batch_size(table.to_batches()[0]) + len(table.schema.serialize()) + 1024
+        block = c.empty(size, "u8")
+        with pa.ipc.new_stream(pa.FixedSizeBufferWriter(pa.py_buffer(block)), table.schema) as stream:
+            stream.write_table(table)
+        ref = c.put(block)
+        assert ref.copied == 0
+        got = pa.ipc.open_stream(pa.py_buffer(reader.get(ref, as_="tensor"))).read_all()
+        assert got.equals(table)
+
+
+if __name__ == "__main__":
+    main(globals())
