@@ -80,7 +80,7 @@ obj  = $(patsubst %.c,$(B)/obj/%.o,$(1))
 srcs = $(foreach d,$(1),$(wildcard $(d)/*.c))
 
 PROTO_O   := $(call obj,$(call srcs,proto)) $(GEN_O)
-CTL_C     := $(call srcs,client/ctl)
+CTL_C      = $(filter-out $(if $(NCURSES),,%/ctl_top.c),$(call srcs,client/ctl))
 CLIENT_O  := $(call obj,$(call srcs,client client/session))
 DAEMON_O  := $(call obj,$(filter-out daemon/main.c daemon/keeper.c,$(call srcs,daemon daemon/*)))
 SUPPORT_O := $(call obj,$(call srcs,tests/support tests/support/fakes))
@@ -146,6 +146,8 @@ ALL_CFLAGS  := $(call cflags,libuv libprotobuf-c openssl inih jansson)
 DAEMON_LIBS := $(call libs,libuv libprotobuf-c openssl inih) -ldl
 CLIENT_LIBS := $(call libs,libprotobuf-c)
 CTL_LIBS    := $(call libs,libprotobuf-c jansson)
+NCURSES     := $(shell pkg-config --exists ncursesw 2>/dev/null && echo ncursesw)
+$(if $(NCURSES),,$(info rdtctl: built without top, ncursesw is not installed))
 UCX_CFLAGS  := $(call cflags,ucx)
 UCX_LIBS    := $(call libs,ucx)
 TEST_LIBS    = $(shell pkg-config --libs criterion) $(DAEMON_LIBS) $(CTL_LIBS)
@@ -222,11 +224,14 @@ $(eval $(call stamp,sources,$(STAMPED)))
 $(eval $(call stamp,python,$(PYTHON) $(PY_INFO) $(PY_FILES)))
 $(eval $(call stamp,paths,$(backenddir) $(conffile)))
 $(eval $(call stamp,cuda,$(CUDA_INC)))
+$(eval $(call stamp,ncurses,$(NCURSES)))
 
 # The objects of proto, of client and of the plug-ins go into shared libraries.
 OBJFLAGS = -fPIE
 $(B)/obj/gen/%.o: WARNINGS =
 $(B)/obj/gen/%.o $(B)/obj/proto/%.o $(B)/obj/client/%.o: OBJFLAGS = -fPIC -fno-semantic-interposition
+$(B)/obj/client/ctl/%.o: OBJFLAGS += $(if $(NCURSES),-DRDT_HAVE_NCURSES $(call cflags,$(NCURSES)))
+$(B)/obj/client/ctl/rdtctl.o: $(B)/.ncurses
 PLUGIN_DIRS := backends tests/loopback tests/grouped tests/fake_device tests/fuzz/void tests/abi/v1 tests/conformance/broken
 $(PLUGIN_DIRS:%=$(B)/obj/%/%.o): OBJFLAGS = -fPIC -fno-semantic-interposition
 $(B)/obj/tests/bench/%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
@@ -314,7 +319,7 @@ $(B)/rdtd-keeper: $(B)/obj/daemon/keeper.o $(B)/librdtd.a $(B)/libproto.a
 
 $(B)/rdtctl: $(call obj,$(CTL_C)) $(B)/librdt.a $(B)/libproto.a
 	$(call say,LINK,$@)
-	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^ $(CTL_LIBS)
+	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^ $(CTL_LIBS) $(if $(NCURSES),$(call libs,$(NCURSES)))
 
 $(B)/rdtd-exporter: $(call obj,$(call srcs,client/exporter)) $(B)/librdt.a $(B)/libproto.a
 	$(call say,LINK,$@)

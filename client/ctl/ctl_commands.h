@@ -6,6 +6,16 @@
 
 struct ctl;
 
+#ifdef RDT_HAVE_NCURSES
+#define CTL_TOP(X)                                                                                                      \
+    X(top, "", "shows clients, transfers and links by rate, again and again",                                          \
+      "Keys: r sorts by rate, t by total, n by name; q quits. If the output is no terminal, or with --json, it prints\n" \
+      "one table after --interval and ends. Sessions other than root's and the daemon's own user's see clients and\n"    \
+      "transfers of their own user only.")
+#else
+#define CTL_TOP(X)
+#endif
+
 /* X(name, arguments, help, more); the last three are as in struct ctl_command. */
 #define CTL_COMMAND_MAP(X)                                                                                              \
     X(status, "", "shows the daemon: version, address, memory, counters", NULL)                                         \
@@ -18,6 +28,7 @@ struct ctl;
     X(metrics, "", "prints counters, gauges and histograms for Prometheus",                                             \
       "The format prometheus is what node_exporter's textfile collector reads. Sessions other than root's and the\n"    \
       "daemon's own user's see the usage of their own user only.")                                                      \
+    CTL_TOP(X)                                                                                                          \
     X(objects, "", "lists objects and what holds them", NULL)                                                           \
     X(regions, "", "lists the ranges of memory that the daemon knows", NULL)                                            \
     X(clients, "", "lists connected actor processes", NULL)                                                             \

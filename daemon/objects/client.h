@@ -59,6 +59,7 @@ struct client_transfers {
     struct map fetches;    /* handle -> struct fetch */
     size_t reaped_fetches; /* how far the end of the client has walked that map */
     uint64_t n_fetch_messages;
+    uint64_t fetched_bytes; /* of the objects that its fetches brought, whether copied or mapped */
     /* The last message whose answer carried the descriptor of a region; indexed by region id. */
     struct client_fd {
         uint64_t region, generation, message;
@@ -71,6 +72,7 @@ struct client_transfers {
 struct client_rpc {
     struct list calls; /* struct call.link: deferred requests */
     unsigned n_calls;
+    uint64_t n_requests, put_bytes; /* since its beginning */
     struct watch *watch; /* of rpc_watch.c; NULL: the client watches nothing */
 };
 

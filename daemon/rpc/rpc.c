@@ -189,6 +189,7 @@ enum rdt_status rpc_handle(struct rpc *rpc, struct client *client, struct frame 
                reading_start(call, frame, take_buffer, on_read, NULL) == RDT_OK) {
         return RDT_OK;
     } else {
+        client->rpc.n_requests++;
         call->frame = frame;
         rpc_dispatch(call, frame->payload, frame->length);
     }

@@ -129,6 +129,8 @@ static void answer(struct call *call, const struct object *object)
     object_ref(object, &ref);
     wire_ref_from(&ref, &wire);
     reply.ref = &wire;
+    if (call->client)
+        call->client->rpc.put_bytes += object->bytes;
     call_reply(call, &reply.base, NULL, 0);
 }
 

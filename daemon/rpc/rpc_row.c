@@ -88,6 +88,9 @@ Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client
     info->queued_bytes = client->queued_bytes(client);
     info->age_ns = (int64_t)(uv_hrtime() - client->since_ns);
     info->n_usage = add_usage(arena, client->account, &info->usage);
+    info->requests_total = client->rpc.n_requests;
+    info->put_bytes = client->rpc.put_bytes;
+    info->fetched_bytes = client->transfers.fetched_bytes;
     return info;
 }
 
