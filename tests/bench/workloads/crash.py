@@ -30,7 +30,7 @@ class Pairs:
     expected = ()  # of a survivor, beyond the end of its pipe
 
     def kill(self, times):
-        """Returns the number of survivors that stalled."""
+        """Returns the number of survivors that stalled. Each pair is handing over when one of it dies."""
         stalled = 0
         for number in range(times):
             ours, pids = self.pair()
@@ -118,7 +118,10 @@ class RdtdPairs(Pairs):
     """Refs through a pipe."""
 
     def __init__(self, path, other=None):
+        import numpy  # noqa: F401  before the forks, which would import it each
         import rdtd
+        from weights import torch_or_none
+        torch_or_none()
         self.rdtd, self.paths = rdtd, (path, other or path)
         self.expected = (rdtd.Error,)
 

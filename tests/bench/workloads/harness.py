@@ -130,13 +130,14 @@ class Node:
         self.pid = self.process.pid
         own = os.readlink("/proc/self/ns/net")
         wait_until(lambda: os.readlink(f"/proc/{self.pid}/ns/net") != own, 10, "a network namespace")
-        outer = f"rdtw{number}"
+        outer = self.outer = f"rdtw{number}"
         shape = f"tc qdisc add dev %s root tbf rate {rate} burst 512k latency 50ms" if rate else "true"
         sh(f"ip link add {outer} type veth peer name eth0 netns {self.pid} && ip link set {outer} master rdtw up && "
            f"nsenter -t {self.pid} -n sh -c 'ip link set lo up && ip address add {self.address}/24 dev eth0 && ip link set eth0 up && "
            f"{shape % 'eth0' if rate else shape}' && {shape % outer if rate else shape}")
 
     def close(self):
+        sh(f"ip link del {self.outer}")  # at once, and not when the kernel comes to the end of the namespace
         self.process.kill()
         self.process.wait()
 
@@ -144,7 +145,7 @@ class Node:
 def sh(command):
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
     if done.returncode:
-        raise CannotRun(f"{command.split(' && ')[0]}: {(done.stderr or done.stdout).strip()}")
+        raise RuntimeError(f"{command}: {(done.stderr or done.stdout).strip()}")
     return done.stdout
 
 
@@ -193,6 +194,31 @@ class Daemon:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans():
+    """What outlives its parent, as some of Ray's actors do, becomes a child of this process, and ends with the round."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_children():
+    """Kills what is left of a round's processes."""
+    from multiprocessing import resource_tracker
+    keep = resource_tracker._resource_tracker._pid  # it serves all rounds
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            left = [int(pid) for pid in file.read().split() if int(pid) != keep]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 # ---- the machine ----
@@ -261,7 +287,7 @@ class Bench:
         """`count` nodes on one switch, all links with this rate of tc (None: as fast as the processors)."""
         if os.geteuid() or os.environ.get("BENCH_NETWORK") != "inside":
             raise CannotRun("network namespaces need root")
-        sh("ip link del rdtw 2>/dev/null; ip link add rdtw type bridge && ip link set rdtw up")
+        sh("ip link add rdtw type bridge && ip link set rdtw up")
         self.stack.callback(lambda: sh("ip link del rdtw"))
         nodes = []
         for number in range(1, count + 1):
@@ -301,6 +327,7 @@ class Bench:
 
 def run_sides(sides, rounds, scale, quick, settings=()):
     """Calls each side once a round, in turn. Returns the rows: {case, figure, side, values, note} or {side, failed}."""
+    adopt_orphans()
     values, failed, cases_failed, note = {}, {}, {}, {side.name: side.note for side in sides}
     for number in range(rounds):
         for side in sides:
@@ -321,6 +348,7 @@ def run_sides(sides, rounds, scale, quick, settings=()):
                         cases_failed[side.name, case] = value
                     else:
                         values.setdefault((case, figure, side.name), []).append(value)
+            end_children()
             print(f"  round {number + 1} of {rounds}: {side.name}: {failed.get(side.name, f'{now() - began:.0f} s')}", file=sys.stderr, flush=True)
     rows = [{"case": case, "figure": figure, "side": side, "median": statistics.median(found), "least": min(found), "most": max(found),
              "rounds": len(found), "note": note[side]} for (case, figure, side), found in values.items()]
