@@ -291,6 +291,33 @@ def test_targets_on_a_gpu_are_written():
         own.end()
 
 
+def test_target_that_the_daemon_cannot_map_is_written_by_a_copy():
+    with Gpu() as (c, reader):
+        value = VALUE[:, :100].copy()  # shares a block of the driver with others, so it is not exported
+        ref = c.put(value)
+        own = ByInterface(np.zeros_like(value))
+        assert reader.get(ref, into=own) is own
+        assert (seen(own.address.value, value.size, "f4") == value.ravel()).all()
+        own.end()
+
+
+def test_dropping_a_tensor_waits_for_no_stream():
+    with Gpu() as (c, reader):
+        ref = c.put(VALUE)
+        got, source, gate = reader.get(ref, device=0), Own(VALUE), Gate()
+        pointer = ct.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ct.c_void_p, [ct.py_object, ct.c_char_p]
+        capsule = got.__dlpack__(stream=gate.stream.value)
+        address = ct.c_uint64.from_address(pointer(capsule, b"dltensor")).value
+        # The fake driver aborts the process if a stream reads memory that was freed.
+        gate.copy(source.address.value, address, VALUE.nbytes)
+        del got, capsule  # would wait for ever if it waited for the stream
+        reader.ping()
+        gate.event.set()
+        gate.end()
+        source.end()
+
+
 def test_memory_goes_back_when_no_stream_uses_it():
     with Gpu() as (c, reader):
         e = c.empty((512, 1024), "f32", device=0)

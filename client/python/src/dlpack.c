@@ -81,9 +81,21 @@ static PyObject *export(struct tensor *tensor, bool versioned, uint8_t code, uin
     return capsule;
 }
 
+static void add_stream(struct used_streams *used, void *stream)
+{
+    for (unsigned i = 0; i < used->n; i++)
+        if (used->at[i] == stream)
+            return;
+    if (used->n < MAX_USED_STREAMS)
+        used->at[used->n++] = stream;
+    else
+        used->unknown = true;
+}
+
 /* The consumer's stream does not have to wait: a fetch has completed, and new memory is zeroed, before Python sees the
- * Tensor. Writes through other views are ordered by their own streams, as with any tensor. */
-static bool stream_is_fine(const struct tensor *tensor, PyObject *stream)
+ * Tensor. Writes through other views are ordered by their own streams, as with any tensor. The stream is noted, because it may still
+ * read the tensor when Python drops it. */
+static bool take_stream(struct tensor *tensor, PyObject *stream)
 {
     long long number;
 
@@ -100,6 +112,10 @@ static bool stream_is_fine(const struct tensor *tensor, PyObject *stream)
         PyErr_SetString(PyExc_ValueError, "stream 0 is ambiguous: 1 is the legacy default stream, 2 the one of each thread");
         return false;
     }
+    if (tensor->gpu != HOST && number == -1)
+        tensor_streams(tensor)->unknown = true;
+    else if (tensor->gpu != HOST)
+        add_stream(tensor_streams(tensor), (void *)(uintptr_t)number);
     return true;
 }
 
@@ -120,7 +136,7 @@ PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
             return NULL;
         versioned = major >= 1;
     }
-    if (!stream_is_fine(tensor, stream))
+    if (!take_stream(tensor, stream))
         return NULL;
     if (device != Py_None) {
         int type, id;

@@ -2,9 +2,13 @@
 /* GPU memory of a connection. librdt-cuda is part of this module if the module was built with cuda.h; without it every call
  * here fails with a message that says what to do. The NVIDIA driver is loaded by the first put or fetch of a GPU tensor,
  * never by importing or connecting. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "rdtpy.h"
+
+#define LEGACY_STREAM 1 /* the default streams, as DLPack and cuda.h number them */
+#define STREAM_PER_THREAD 2
 
 bool gpu_place(PyObject *place, const char **memory_p, const char **device_p, bool *host_stays_p)
 {
@@ -58,9 +62,22 @@ void gpu_take_back(struct borrowed_set *set)
 {
     (void)set;
 }
+enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
+{
+    (void)conn, (void)set, (void)err;
+    return RDT_OK;
+}
 void gpu_settle(struct conn *conn, uint64_t gpus)
 {
     (void)conn, (void)gpus;
+}
+void gpu_release(struct conn *conn, uint64_t gpus, const struct used_streams *used, rdt_object *take_object, void *take_addr)
+{
+    (void)gpus, (void)used;
+    if (take_object)
+        rdt_release(take_object);
+    else
+        (void)rdt_dealloc(conn->rdt, take_addr, NULL);
 }
 enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t bytes, struct rdt_error *err)
 {
@@ -200,13 +217,56 @@ enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struc
 
 /* ---- targets ---- */
 
+/* Lets the fetch write memory of the daemon in place of a target that cannot be made known to it. */
+static enum rdt_status land(struct conn *conn, struct borrowed_set *set, size_t i, size_t bytes, struct rdt_error *err)
+{
+    struct landing *landing = &set->landings[i];
+    const char *uuid;
+    int ordinal;
+    enum rdt_status status = rdt_cuda_where(conn->cuda, set->tensors[i].data, &ordinal, err);
+
+    if (status == RDT_OK)
+        status = rdt_cuda_uuid(conn->cuda, ordinal, &uuid, err);
+    if (status == RDT_OK)
+        status = rdt_cuda_alloc(conn->cuda, uuid, bytes, &landing->buffer, err);
+    if (status != RDT_OK)
+        return status;
+    landing->target = set->tensors[i].data;
+    landing->bytes = bytes;
+    set->tensors[i].data = landing->buffer;
+    return RDT_OK;
+}
+
+/* torch queues its next work behind the copy; of other libraries it is not known in which streams they work, so those wait. */
+enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
+        struct landing *landing = &set->landings[i];
+        int ordinal;
+        if (!landing->buffer)
+            continue;
+        status = rdt_cuda_deliver(conn->cuda, landing->buffer, landing->target, landing->bytes, set->borrowed[i].stream, err);
+        if (status != RDT_OK)
+            break;
+        landing->buffer = NULL;
+        if (!set->borrowed[i].ordered)
+            status = rdt_cuda_where(conn->cuda, landing->target, &ordinal, err);
+        if (!set->borrowed[i].ordered && status == RDT_OK)
+            status = rdt_cuda_wait_stream(conn->cuda, ordinal, set->borrowed[i].stream, err);
+    }
+    return status;
+}
+
 enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
     enum rdt_status status = wait_for(conn, set, err);
 
     set->conn = conn;
     set->offered = calloc(set->count + 1, sizeof(void *));
-    if (status == RDT_OK && !set->offered) {
+    set->landings = calloc(set->count + 1, sizeof *set->landings);
+    if (status == RDT_OK && (!set->offered || !set->landings)) {
         *err = (struct rdt_error){.status = RDT_NO_MEMORY, .msg = "out of memory for targets"};
         return RDT_NO_MEMORY;
     }
@@ -219,6 +279,8 @@ enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rd
         status = rdt_known(conn->rdt, set->tensors[i].data, bytes, &known, NULL, NULL, err);
         if (status == RDT_OK && !known)
             status = rdt_cuda_offer(conn->cuda, set->tensors[i].data, bytes, &set->offered[i], NULL, err);
+        if (status == RDT_UNSUPPORTED)
+            status = land(conn, set, i, bytes, err);
     }
     return status;
 }
@@ -227,17 +289,24 @@ void gpu_take_back(struct borrowed_set *set)
 {
     struct conn *conn = set->conn;
 
-    if (!set->offered)
+    if (!set->offered && !set->landings)
         return;
     if (conn->rdt) {
         conn->calls++; /* keeps the session open during the call */
         Py_INCREF(conn);
-        Py_BEGIN_ALLOW_THREADS for (size_t i = 0; i < set->count; i++) if (set->offered[i])(void)
-            rdt_dealloc(conn->rdt, set->offered[i], NULL);
+        Py_BEGIN_ALLOW_THREADS for (size_t i = 0; i < set->count; i++)
+        {
+            if (set->offered && set->offered[i])
+                (void)rdt_dealloc(conn->rdt, set->offered[i], NULL);
+            if (set->landings && set->landings[i].buffer)
+                (void)rdt_dealloc(conn->rdt, set->landings[i].buffer, NULL);
+        }
         Py_END_ALLOW_THREADS conn_leave(conn);
     }
     free(set->offered);
+    free(set->landings);
     set->offered = NULL;
+    set->landings = NULL;
 }
 
 /* ---- release of memory ---- */
@@ -247,6 +316,57 @@ void gpu_settle(struct conn *conn, uint64_t gpus)
     for (int i = 0; conn->cuda && gpus >> i; i++)
         if (gpus >> i & 1)
             (void)rdt_cuda_wait_all(conn->cuda, i, NULL);
+}
+
+struct release {
+    rdt *rdt;
+    rdt_object *object; /* or NULL */
+    void *addr;
+    atomic_uint gpus; /* that have not come there */
+};
+
+static void one_gpu_came(void *arg)
+{
+    struct release *release = arg;
+
+    if (atomic_fetch_sub(&release->gpus, 1) > 1)
+        return;
+    if (release->object)
+        rdt_release(release->object);
+    else
+        (void)rdt_dealloc(release->rdt, release->addr, NULL);
+    free(release);
+}
+
+void gpu_release(struct conn *conn, uint64_t gpus, const struct used_streams *used, rdt_object *take_object, void *take_addr)
+{
+    struct release *release = gpus && conn->cuda && !used->unknown ? malloc(sizeof *release) : NULL;
+    struct release now = {.rdt = conn->rdt, .object = take_object, .addr = take_addr};
+    void *streams[MAX_USED_STREAMS + 2] = {(void *)LEGACY_STREAM, (void *)STREAM_PER_THREAD};
+
+    if (!release) {
+        gpu_settle(conn, gpus);
+        if (now.object)
+            rdt_release(now.object);
+        else
+            (void)rdt_dealloc(now.rdt, now.addr, NULL);
+        return;
+    }
+    memcpy(streams + 2, used->at, used->n * sizeof *streams);
+    *release = now;
+    atomic_init(&release->gpus, 1);
+    for (int i = 0; gpus >> i; i++) {
+        if (!(gpus >> i & 1))
+            continue;
+        (void)atomic_fetch_add(&release->gpus, 1);
+        /* The streams that were named belong to one GPU, so with several GPUs the library waits instead. */
+        if ((gpus & (gpus - 1)) != 0 ||
+            rdt_cuda_after(conn->cuda, i, streams, used->n + 2, one_gpu_came, release, NULL) != RDT_OK) {
+            (void)rdt_cuda_wait_all(conn->cuda, i, NULL);
+            one_gpu_came(release);
+        }
+    }
+    one_gpu_came(release);
 }
 
 enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t bytes, struct rdt_error *err)

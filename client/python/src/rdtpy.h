@@ -83,8 +83,18 @@ struct request {
     PyObject *weakrefs;
 };
 
+#define MAX_USED_STREAMS 6u
+
+/* The streams that consumers of a tensor have named (__dlpack__). They may read it when Python drops it. */
+struct used_streams {
+    void *at[MAX_USED_STREAMS];
+    unsigned n;
+    bool unknown; /* there may be others */
+};
+
 struct object {
     PyObject_HEAD struct conn *conn;
+    struct used_streams used;
     rdt_object *object;
     uint64_t gpus; /* bit n: a tensor of this object is on the GPU with ordinal n */
 };
@@ -95,6 +105,7 @@ struct memory {
     void *addr;
     size_t bytes;
     int gpu; /* ordinal of the GPU, or HOST */
+    struct used_streams used;
 };
 
 struct tensor {
@@ -108,6 +119,7 @@ struct tensor {
     Py_ssize_t bytes;  /* the number of elements times the size of one */
     Py_ssize_t dims[]; /* [3 * ndim]: shape, strides in elements, strides in bytes */
 };
+struct used_streams *tensor_streams(struct tensor *tensor);
 
 extern PyTypeObject conn_type, ref_type, request_type, object_type, memory_type, tensor_type;
 
@@ -192,6 +204,11 @@ struct borrowed {
     void *stream; /* if on_gpu: the stream in which the tensor is written */
 };
 
+struct landing { /* daemon memory on the target's GPU, from which the bytes go to the target */
+    void *buffer, *target;
+    size_t bytes;
+};
+
 struct borrowed_set {
     size_t count;
     struct rdt_tensor *tensors; /* [count] */
@@ -199,6 +216,7 @@ struct borrowed_set {
     size_t on_gpus;             /* how many of them are on GPUs */
     struct conn *conn;          /* borrowed; the connection that `offered` belongs to */
     void **offered;             /* [count] GPU memory registered with the daemon for this set only; NULL: none */
+    struct landing *landings;   /* [count] of targets that the daemon cannot write; NULL: none */
 };
 
 /* Borrows the memory of the tensors in a list or tuple until borrowed_set_free. With `writable`, read-only tensors are
@@ -251,8 +269,15 @@ enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struc
 enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err);
 void gpu_take_back(struct borrowed_set *set);
 
+/* The fetch has ended well: copies what has landed elsewhere to its targets, in their streams. Without the GIL. */
+enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct rdt_error *err);
+
 /* Waits until this process's queued work on these GPUs is done, before their memory is released. Called without the GIL. */
 void gpu_settle(struct conn *conn, uint64_t gpus);
+
+/* Releases an object, or deallocates memory, when the streams that use it have come there. Does not wait, except for tensors of
+ * which it is not known which streams use them. Without the GIL. */
+void gpu_release(struct conn *conn, uint64_t gpus, const struct used_streams *used, rdt_object *take_object, void *take_addr);
 
 enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t bytes, struct rdt_error *err);
 

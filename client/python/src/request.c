@@ -202,6 +202,18 @@ static PyObject *request_take(PyObject *self, PyObject *ignored)
         return NULL;
     if (rdt_request_take_object(request->request, &object, &err) != RDT_OK)
         return raise_error(&err);
+    if (request->targets && request->targets->landings) {
+        enum rdt_status status;
+        if (!conn_enter(request->conn)) {
+            rdt_release(object);
+            return NULL;
+        }
+        CONN_CALL(request->conn, status = gpu_deliver(request->conn, request->targets, &err));
+        if (status != RDT_OK) {
+            rdt_release(object);
+            return raise_error(&err);
+        }
+    }
     return object_new(request->conn, object);
 }
 
@@ -307,6 +319,7 @@ PyObject *object_new(struct conn *conn, rdt_object *take_object)
     object->conn = conn;
     object->object = take_object;
     object->gpus = 0;
+    object->used = (struct used_streams){.n = 0};
     for (size_t i = 0; conn->cuda && i < rdt_object_count(take_object); i++) {
         int gpu = gpu_of_tensor(object, i);
 
@@ -322,8 +335,7 @@ static void object_dealloc(PyObject *self)
     rdt_object *released = object->object;
 
     Py_BEGIN_ALLOW_THREADS /* may unmap much memory */
-        gpu_settle(conn, object->gpus);
-    rdt_release(released);
+        gpu_release(conn, object->gpus, &object->used, released, NULL);
     Py_END_ALLOW_THREADS conn_release_session(conn);
     PyObject_Free(self);
 }

@@ -217,6 +217,13 @@ struct conn *tensor_conn(const struct tensor *tensor)
     return ((struct object *)tensor->owner)->conn;
 }
 
+struct used_streams *tensor_streams(struct tensor *tensor)
+{
+    if (PyObject_TypeCheck(tensor->owner, &memory_type))
+        return &((struct memory *)tensor->owner)->used;
+    return &((struct object *)tensor->owner)->used;
+}
+
 /* __array_interface__, and __cuda_array_interface__ version 3 with the same fields. It names no stream, since the data is
  * already valid. */
 static PyObject *interface_of(struct tensor *tensor, bool on_gpu)
@@ -255,6 +262,7 @@ static PyObject *get_interface(PyObject *self, void *ignored)
 static PyObject *get_cuda_interface(PyObject *self, void *ignored)
 {
     (void)ignored;
+    tensor_streams((struct tensor *)self)->unknown = true; /* the interface does not say which streams will use it */
     return interface_of((struct tensor *)self, true);
 }
 
@@ -429,8 +437,8 @@ static void memory_dealloc(PyObject *self)
 
     if (conn) {
         link_remove(&memory->link);
-        Py_BEGIN_ALLOW_THREADS gpu_settle(conn, memory->gpu == HOST ? 0 : UINT64_C(1) << memory->gpu);
-        (void)rdt_dealloc(conn->rdt, addr, NULL);
+        Py_BEGIN_ALLOW_THREADS gpu_release(conn, memory->gpu == HOST ? 0 : UINT64_C(1) << memory->gpu, &memory->used, NULL,
+                                           addr);
         Py_END_ALLOW_THREADS conn_release_session(conn);
     }
     Py_TYPE(self)->tp_free(self);
