@@ -14,6 +14,7 @@
 #include "backends/cuda/cuda.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -144,6 +145,22 @@ static void allow_access(struct cuda_block *block, const struct cuda_card *other
     (void)pthread_mutex_unlock(&block->mutex);
 }
 
+/* Lets the GPU access the allocations (cuMemAlloc, and opened handles) of the other one, once for each pair. The context of the
+ * GPU may be current afterwards. */
+static void enable_peer(struct cuda_card *card, const struct cuda_card *other)
+{
+    struct cuda_driver *driver = driver_of(card);
+    uint64_t bit = UINT64_C(1) << (other->gpu - driver->gpu);
+    CUresult result;
+
+    if ((atomic_load(&card->asked) & bit) || cuda_enter(card, NULL) != RDT_OK)
+        return;
+    result = driver->cuCtxEnablePeerAccess(other->gpu->context, 0);
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
+        (void)atomic_fetch_or(&card->reached, bit);
+    (void)atomic_fetch_or(&card->asked, bit);
+}
+
 /* ---- a GPU's thread ---- */
 
 static enum cuda_way way_of(const struct rdt_memory_copy *copy)
@@ -171,6 +188,12 @@ static void queue_on_thread(struct cuda_card *card, struct rdt_memory_copy *copy
         struct cuda_block *to = block_of(copy->to), *from = block_of(copy->from);
         allow_access(to, from->card);
         allow_access(from, to->card);
+        enable_peer(to->card, from->card);
+        enable_peer(from->card, to->card);
+        if (cuda_enter(card, &err) != RDT_OK) {
+            card->cuda->host.copy_done(copy, RDT_SYSTEM, err.msg);
+            return;
+        }
     }
     result = queue_copy(card, copy, way);
     if (result != CUDA_SUCCESS)

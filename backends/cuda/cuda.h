@@ -31,6 +31,7 @@ struct cuda_card { /* a GPU as this kind uses it */
     pthread_mutex_t mutex;           /* protects all fields below */
     pthread_cond_t more;             /* signalled when a copy is queued or the thread is to end */
     CUstream stream[N_WAYS];         /* created on first use */
+    _Atomic uint64_t asked, reached; /* bit i: this GPU has asked for, and got, access to memory of GPU i */
     pthread_t thread;                /* started on first use */
     bool started, end;
     struct rdt_memory_copy *first, **last; /* queue of the thread, linked by priv[2] */

@@ -275,10 +275,21 @@ CUresult cuCtxGetDevice(CUdevice *device_p)
 
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
 {
+    CUdevice device = fake_current();
+    unsigned bit;
+    bool again;
+
     (void)flags;
-    if (fake_current() < 0 || !peer)
+    if (device < 0 || !peer || device_of(peer) == device)
         return CUDA_ERROR_INVALID_CONTEXT;
-    return getenv("FAKE_CUDA_NO_PEER") ? CUDA_ERROR_PEER_ACCESS_UNSUPPORTED : CUDA_SUCCESS;
+    if (getenv("FAKE_CUDA_NO_PEER"))
+        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    bit = 1u << device_of(peer);
+    pthread_mutex_lock(&fake_mutex);
+    again = fake_gpu[device].peers & bit;
+    fake_gpu[device].peers |= bit;
+    pthread_mutex_unlock(&fake_mutex);
+    return again ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;
 }
 
 CUresult cuMemGetInfo(size_t *free_p, size_t *total_p)

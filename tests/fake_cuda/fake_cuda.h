@@ -33,6 +33,8 @@
  *   FAKE_CUDA_INIT_TIMES          if set, the result of as many calls; later ones succeed
  *   FAKE_CUDA_MIG                 if set, the GPUs are parts of GPUs (MIG), by their names
  *   FAKE_CUDA_NO_PEER             if set, the GPUs have no peer access
+ *   FAKE_CUDA_STAGED              a file that gets a byte for each copy that goes through host memory because a GPU may not reach
+ *                                 the other's memory
  *   FAKE_CUDA_NO_VMM              if set, the GPUs have no virtual memory management
  *   FAKE_CUDA_COPY_US (0)         duration of each copy, at least
  *   FAKE_CUDA_POINTER_FAILS (0)   result of queries about addresses, as of a context that has failed
@@ -55,6 +57,7 @@ struct fake_gpu { /* one that the process sees */
     int number;         /* of the machine, the same in all processes */
     size_t total, used; /* bytes; used by this process */
     unsigned retained;  /* of its primary context */
+    unsigned peers;     /* bit i: its context may reach allocations of GPU i (cuCtxEnablePeerAccess) */
 };
 
 extern struct fake_gpu fake_gpu[FAKE_MAX_GPUS];
@@ -75,6 +78,7 @@ __attribute__((visibility("default"))) void *fake_cuda_reach(CUdeviceptr address
 __attribute__((visibility("default"))) size_t fake_cuda_held(int number);
 bool fake_is_unsafe(void); /* whether the thread may not wait or allocate, because a stream is being captured */
 bool fake_is_device(CUdeviceptr address);
+bool fake_reaches(CUdevice device, CUdeviceptr address); /* whether that GPU may use the memory at the address itself */
 bool fake_host_registered(const void *address, size_t bytes);
 
 #endif

@@ -29,6 +29,7 @@ struct mapping {
     struct chunk *chunk;
     size_t offset, bytes; /* in the range */
     bool open;            /* cuMemSetAccess has been called */
+    unsigned reach;       /* bit i: for GPU i */
     struct mapping *next;
 };
 

@@ -107,7 +107,7 @@ bool fake_map(struct range *range, size_t offset, struct chunk *chunk, bool open
         free(mapping);
         return false;
     }
-    *mapping = (struct mapping){chunk, offset, chunk->bytes, open, NULL};
+    *mapping = (struct mapping){chunk, offset, chunk->bytes, open, 0, NULL};
     while (*at && (*at)->offset < offset)
         at = &(*at)->next;
     mapping->next = *at;
@@ -137,6 +137,24 @@ bool fake_is_device(CUdeviceptr address)
     is = fake_range_at(address);
     pthread_mutex_unlock(&fake_mutex);
     return is;
+}
+
+bool fake_reaches(CUdevice device, CUdeviceptr address)
+{
+    const struct mapping *mapping;
+    struct range *range;
+    bool reaches;
+
+    pthread_mutex_lock(&fake_mutex);
+    mapping = fake_mapping_at(address, &range);
+    if (!mapping)
+        reaches = true; /* host memory */
+    else if (mapping->chunk->legacy)
+        reaches = mapping->chunk->device == device || (fake_gpu[device].peers >> mapping->chunk->device & 1);
+    else
+        reaches = mapping->reach >> device & 1;
+    pthread_mutex_unlock(&fake_mutex);
+    return reaches;
 }
 
 void *fake_cuda_reach(CUdeviceptr address, size_t bytes)

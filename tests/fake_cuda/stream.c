@@ -4,9 +4,11 @@
  */
 #include "tests/fake_cuda/fake_cuda.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum work_kind { WORK_COPY, WORK_SET, WORK_RECORD, WORK_AWAIT, WORK_CALL };
 
@@ -501,8 +503,17 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream 
 CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
                            CUstream stream)
 {
-    if (!to_context || !from_context)
+    struct fake_stream *in = stream_of(stream);
+    const char *path = getenv("FAKE_CUDA_STAGED");
+
+    if (!to_context || !from_context || !in)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (path && !(fake_reaches(in->device, to) && fake_reaches(in->device, from))) {
+        int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0 || write(fd, "x", 1) != 1)
+            abort();
+        (void)close(fd);
+    }
     return cuMemcpyAsync(to, from, bytes, stream);
 }
 

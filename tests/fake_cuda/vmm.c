@@ -221,6 +221,8 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
     while (bytes > 0 && (mapping = fake_mapping_at(address, &range)) != NULL && mapping->bytes <= bytes) {
         (void)mprotect(range->alias + mapping->offset, mapping->bytes, PROT_READ | PROT_WRITE);
         mapping->open = true;
+        for (size_t i = 0; i < count; i++)
+            mapping->reach |= 1u << desc[i].location.id;
         address += mapping->bytes;
         bytes -= mapping->bytes;
         result = bytes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;

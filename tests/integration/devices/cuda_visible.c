@@ -9,6 +9,8 @@
 CUDA_SUITE(cuda_visible)
 
 #ifndef RDT_WITHOUT_CUDA
+#include <sys/stat.h>
+
 struct orders { /* to an actor that sees one GPU */
     char socket[200];
     struct rdt_ref ref;
@@ -132,6 +134,58 @@ Test(cuda_visible, reader_whose_gpu_the_daemon_does_not_have_gets_host_memory)
     actor_wait(&actor);
     must_ok(rdt_dealloc(a, addr, &err));
     let_go(&ref);
+    end();
+}
+
+static off_t bytes_of(const char *path)
+{
+    struct stat st;
+
+    return stat(path, &st) == 0 ? st.st_size : 0;
+}
+
+/* Copies between GPUs do not go through host memory where the GPUs can reach one another: neither those into the daemon's
+ * memory, nor those into an allocation that was imported by its handle. */
+Test(cuda_visible, copies_between_gpus_use_peer_access)
+{
+    struct rdt_fetch_options how = RDT_INIT(how);
+    char path[200], setting[240];
+    const struct rdt_tensor *targets;
+    struct rdt_tensor target;
+    size_t count = 1;
+    void *known, *own, *base;
+    rdt_object *object;
+    struct rdt_ref ref;
+
+    if (gpu_is_real())
+        cr_skip_test("a real driver does not tell which way it copies");
+    must(setenv("FAKE_CUDA_NO_IPC", "0", 1) == 0);
+    (void)snprintf(path, sizeof path, "%s/staged", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    (void)snprintf(setting, sizeof setting, "FAKE_CUDA_STAGED=%s", path);
+    begin_with(setting, (const char *const[]){"--pool-idle=200ms", NULL});
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &known, &err));
+    gpu_fill(known, BYTES, 7);
+    ref = put_at(known, BYTES, RDT_CUDA_KNOWN);
+    expect(b, &ref, "cuda", gpu_uuid(1), 7, "local/copy");
+    must_say(bytes_of(path) == 0, "the copy into the daemon's memory went through host memory");
+    gpu_use(1);
+    own = gpu_alloc_whole(BYTES);
+    must_ok(rdt_cuda_offer(gpu_b, own, BYTES, &base, NULL, &err));
+    target = bytes_at(own, BYTES);
+    targets = &target;
+    how.targets = &targets;
+    how.target_counts = &count;
+    how.timeout_ns = LONG;
+    must_ok(rdt_fetch(b, &ref, 1, &how, &object, &err));
+    rdt_release(object);
+    must(gpu_holds(own, BYTES, 7));
+    must_say(bytes_of(path) == 0, "the copy into the client's memory went through host memory");
+    must_ok(rdt_dealloc(b, base, &err));
+    let_go(&ref);
+    must_ok(rdt_dealloc(a, known, &err));
+    wait_until(20 * SEC, device(1).used_bytes == 0);
+    gpu_free(own);
+    gpu_use(0);
     end();
 }
 #endif
