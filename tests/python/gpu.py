@@ -318,6 +318,29 @@ def test_dropping_a_tensor_waits_for_no_stream():
         source.end()
 
 
+def refuses():
+    """Whether the fake driver opens no legacy handle of another process."""
+    return any(os.environ.get(name, "0") != "0" for name in ("FAKE_CUDA_NO_IPC", "FAKE_CUDA_UNKIND"))
+
+
+def test_put_without_a_copy_keeps_the_tensors_until_the_object_is_freed():
+    with Gpu() as (c, reader):
+        own = ByInterface(VALUE)
+        ref = c.put({"w": own}, copy=False)
+        assert ref.copied == int(refuses())
+        if not refuses():
+            assert ref._live and len(c._kept_live) == 1
+            seen(own.address.value, VALUE.size, "f4")[:] = VALUE.ravel() + 1
+            assert (reader.get(ref, device="host")["w"] == VALUE + 1).all(), "the object is live"
+            ref.free()
+            until(lambda: (c.dispatch(), c._kept_live[0][0].done())[1], "the object is gone")
+        host = c.put(VALUE, copy=False)
+        assert host.copied == 1 and (reader.get(host) == VALUE).all()
+        with raises(ValueError, "detached"):
+            c.put(own, copy=False, detached=True)
+        own.end()
+
+
 def test_memory_goes_back_when_no_stream_uses_it():
     with Gpu() as (c, reader):
         e = c.empty((512, 1024), "f32", device=0)

@@ -240,7 +240,7 @@ def test_calls_that_ray_would_let_wait_are_refused():
             plain.total.remote(ref)
         with raises(ValueError, "by position"):
             b.total.remote(value=ref)
-        ray.wait([ref])
+        assert ray.get(b.total.remote(ref)) == 1000  # from now on the ref can be passed on
         assert "enable_tensor_transport=True" in ray.get(plain.pass_on.remote(plain, [ref]))
         assert ray.get([b.total.remote(ref), a.total.remote(value=ref)]) == [1000.0] * 2
         assert ray.get(plain.total.remote(torch.ones(3))) == 3

@@ -27,7 +27,7 @@ Visible = Literal["owner", "tenant", "all"]
 Mode = Literal["auto", "share", "copy", "cow"]
 
 _VISIBILITY = {"owner": 0, "tenant": 1, "all": 2}
-_SNAPSHOT, _DETACHED = 1, 2
+_SNAPSHOT, _DETACHED, _MAY_SHARE = 1, 2, 0x20000  # the last one is transfer.c's
 AUTO, COW = MODES["auto"], MODES["cow"]
 _PUT, _FREED, _FREED_RANGE = 0, 1, 2
 _SIMPLE = frozenset(("mode", "as_"))  # get handles these options without a Request
@@ -174,7 +174,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
             detached: bool = False,
             ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
             timeout: Optional[float] = None,
-            allow_pickle: bool = True, stream: Any = None, grace: Optional[float] = None) -> Ref:
+            allow_pickle: bool = True, stream: Any = None, grace: Optional[float] = None,
+            copy: bool = True) -> Ref:
         """Puts a tensor, or a structure (dicts, lists, tuples, dataclasses, ...) that contains tensors, as
         one object. Returns the Ref that holds it.
 
@@ -196,6 +197,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
         Ref), at most the daemon's detached_ttl_max; None: 10; 0: not at all. visible: who else may fetch it.
         transport: the preferred transport between nodes.
         timeout: seconds, of which the daemon may wait for room under a limit; None or 0: it does not wait.
+        copy: False: the object uses the memory of GPU tensors itself where the driver can share it (`Ref.copied`
+        counts all others). It is live then, the tensors are kept until it is freed, and readers of this user
+        can also read what lies beside them.
         stream: the stream that writes the tensors on GPUs: a torch.cuda.Stream or CUDA's number of a stream.
         None: torch's current stream for torch tensors; the stream that `__cuda_array_interface__` names; the
         legacy default stream for DLPack (whose producer makes it wait) and for rdtd's own tensors. If one
@@ -205,7 +209,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
         Unsupported (for instance no driver), TimedOut."""
         if grace is not None and not grace >= 0:
             raise ValueError(f"grace must be None or a number of seconds that is not negative, not {grace}")
-        flags = (_SNAPSHOT if snapshot else 0) | (_DETACHED if detached else 0)
+        flags = (_SNAPSHOT if snapshot else 0) | (_DETACHED if detached else 0) | (0 if copy else _MAY_SHARE)
+        if detached and not copy:
+            raise ValueError("a detached object outlives its connection and tensors, so it needs a copy")
         if ttl is not None and not detached:
             raise ValueError("ttl needs detached=True")
         encoded = encode(value, allow_pickle)
@@ -295,7 +301,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
         opened a GPU in this process or this connection has used one before; otherwise host memory. Tensors
         from another node arrive in host memory. as_="numpy" implies "host". numpy arrays that were put come
         as rdtd.Tensor on a GPU, which DLPack and `__cuda_array_interface__` pass on. All bytes are there when
-        the fetch has ended: no stream has to be waited for.
+        the fetch has ended: no stream has to be waited for. Targets on a GPU whose memory the driver does not
+        share are written when the result is taken.
         Errors, from this call or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost,
         TransportFailed, NoPath, Mismatch (names the tensor or the key; nothing was written), NoMemory,
         LimitReached, TimedOut, Cancelled, PickleRefused."""

@@ -401,6 +401,7 @@ class RdtdTransport(TensorTransportManager):
 
     def _arrived(self, started: RdtdFetchRequest, request: Request) -> list[Any]:
         if started.into is not None and started.targets is not None:
+            request._take()
             for buffer, target in zip(started.into, started.targets):
                 if buffer is not target:
                     buffer.copy_(target)

@@ -46,9 +46,9 @@ bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p)
     return gpu_open(conn);
 }
 enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options,
-                        struct rdt_ref *ref_p, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
+                        struct rdt_ref *ref_p, bool may_share, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
 {
-    (void)conn, (void)set, (void)options, (void)ref_p, (void)copied_p, (void)live_p;
+    (void)conn, (void)set, (void)options, (void)ref_p, (void)may_share, (void)copied_p, (void)live_p;
     err->status = RDT_UNSUPPORTED; /* gpu_open has already reported why */
     return RDT_UNSUPPORTED;
 }
@@ -187,7 +187,7 @@ static bool in_one_stream(struct conn *conn, const struct borrowed_set *set, voi
 }
 
 enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *put, struct rdt_ref *ref_p,
-                        Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
+                        bool may_share, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);
     enum rdt_cuda_how *how = calloc(set->count + 1, sizeof *how);
@@ -199,7 +199,7 @@ enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struc
     }
     options.put = put;
     options.how = how;
-    options.copy = true;
+    options.copy = !may_share;
     options.has_stream = in_one_stream(conn, set, &options.stream);
     if (!options.has_stream)
         status = wait_for(conn, set, err);
@@ -207,7 +207,8 @@ enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struc
         status = rdt_cuda_put(conn->cuda, set->tensors, set->count, &options, ref_p, err);
     for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
         *copied_p += how[i] == RDT_CUDA_COPIED;
-        *live_p = *live_p || (how[i] == RDT_CUDA_KNOWN && !PyObject_TypeCheck(set->borrowed[i].alive, &tensor_type));
+        *live_p = *live_p || ((how[i] == RDT_CUDA_KNOWN || how[i] == RDT_CUDA_HANDLE || how[i] == RDT_CUDA_CHUNKS) &&
+                              !PyObject_TypeCheck(set->borrowed[i].alive, &tensor_type));
         if (how[i] != RDT_CUDA_HOST && put->how)
             put->how[i] = RDT_MEMORY_DAEMON; /* counted as a copy here */
     }

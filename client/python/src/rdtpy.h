@@ -258,11 +258,11 @@ int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid);
 /* Returns false with an exception set. */
 bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p);
 
-/* rdt_put for a set with tensors on GPUs; called without the GIL. Tensors in memory that the daemon does not know are copied;
- * *copied_p counts them. *live_p: a tensor lies in memory of a local allocator, which must not reuse it before the object is
- * freed. */
+/* rdt_put for a set with tensors on GPUs; called without the GIL. Tensors in memory that the daemon does not know are copied,
+ * or with may_share exported if the driver lets them be; *copied_p counts the copies. *live_p: a tensor lies in memory of a
+ * local allocator, which must not reuse it before the object is freed. */
 enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options,
-                        struct rdt_ref *ref_p, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err);
+                        struct rdt_ref *ref_p, bool may_share, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err);
 
 /* Registers targets on GPUs with the daemon until borrowed_set_free and waits for the work queued in their streams. Called
  * without the GIL. */

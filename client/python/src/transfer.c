@@ -6,7 +6,8 @@
 
 #define MAX_HEADER_BYTES ((size_t)4 << 20)
 
-#define SNAPSHOT_UNLESS_OURS 0x10000u /* one of the flags of _put */
+#define SNAPSHOT_UNLESS_OURS 0x10000u /* flags of _put */
+#define MAY_SHARE 0x20000u            /* GPU tensors need not be copied */
 #define LITTLE_BYTES ((size_t)1 << 20)
 
 #define SLICE_NS (INT64_C(100) * 1000000) /* a signal handler (Ctrl-C) runs after at most this time */
@@ -121,7 +122,7 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     struct rdt_error err;
     enum rdt_status status = RDT_INVALID;
     Py_ssize_t copied = 0;
-    bool live = false;
+    bool live = false, may_share;
     int visibility;
 
     if (!PyArg_ParseTuple(args, "Oz*z*izIOOO|O:_put", &tensors, &id, &metadata, &visibility, &options.transport, &options.flags,
@@ -163,10 +164,13 @@ PyObject *conn_put(PyObject *self, PyObject *args)
         options.flags |=
             set->on_gpus > 0 || memory_has_one_of(conn, set->tensors, set->count) || is_little(set) ? 0 : RDT_PUT_SNAPSHOT;
     }
+    may_share = options.flags & MAY_SHARE;
+    options.flags &= ~MAY_SHARE;
     options.how = how;
     if ((set->on_gpus > 0 && !gpu_open(conn)) || !conn_enter(conn))
         goto end;
-    Py_BEGIN_ALLOW_THREADS status = set->on_gpus > 0 ? gpu_put(conn, set, &options, &value, &copied, &live, &err)
+    Py_BEGIN_ALLOW_THREADS status = set->on_gpus > 0 ? gpu_put(conn, set, &options, &value, may_share, &copied, &live,
+                                                             &err)
                                                      : rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err);
     Py_END_ALLOW_THREADS if (status != RDT_OK)
     {

@@ -14,7 +14,8 @@ static void describe(int gpu)
     static const struct {
         const char *name;
         CUdevice_attribute attribute;
-    } attributes[] = { /* those that CUDA 11.4 has no name for are numbers */
+    } attributes[] = {
+        /* those that CUDA 11.4 has no name for are numbers */
         {"vmm", CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED},
         {"posix_fd", CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED},
         {"fabric", (CUdevice_attribute)128},

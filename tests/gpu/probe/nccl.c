@@ -51,9 +51,9 @@ static bool nccl_load(void)
         say(asked, "not asked: %s", dlerror());
         return false;
     }
-#define NCCL_LOAD(name, result, arguments)                     \
-    *(void **)(void *)&nccl.name = dlsym(library, #name);      \
-    if (!nccl.name)                                            \
+#define NCCL_LOAD(name, result, arguments)                \
+    *(void **)(void *)&nccl.name = dlsym(library, #name); \
+    if (!nccl.name)                                       \
         missing = #name;
     NCCL(NCCL_LOAD)
     if (missing)
@@ -154,8 +154,7 @@ static void ask_abort(void)
             say(asked, "not answered: ncclGetUniqueId");
             return;
         }
-    if (!give(other.link, ids, sizeof ids, -1) || !join(0, ids, groups, streams, &memory) ||
-        !take(other.link, &text, 1, NULL))
+    if (!give(other.link, ids, sizeof ids, -1) || !join(0, ids, groups, streams, &memory) || !take(other.link, &text, 1, NULL))
         return;
     for (unsigned i = 0; i < GROUPS; i++)
         if (!receive(groups[i], streams[i], memory))

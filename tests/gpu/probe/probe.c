@@ -105,7 +105,7 @@ static bool driver_load(const char *question)
 #define LOAD(name) *(void **)(void *)&cu.name = dlsym(library, TEXT(name));
     FUNCTIONS(LOAD)
 #define LOAD_PLAIN(name) /* the fake driver has the names of an older header */ \
-    if (!cu.name)                                                              \
+    if (!cu.name)                                                               \
         *(void **)(void *)&cu.name = dlsym(library, #name);
     FUNCTIONS(LOAD_PLAIN)
     return true;

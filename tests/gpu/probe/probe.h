@@ -102,6 +102,7 @@ struct question {
     void (*ask)(void);
     unsigned seconds;
 };
-extern const struct question device_questions[], share_questions[], stream_questions[], nccl_questions[]; /* end with name NULL */
+extern const struct question device_questions[], share_questions[], stream_questions[],
+    nccl_questions[]; /* end with name NULL */
 
 #endif

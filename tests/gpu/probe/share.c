@@ -192,7 +192,10 @@ static void import_legacy(int link)
         (void)CU(cuMemGetAddressRange, &base, &bytes, at);
         say("legacy: range at the importer", "%zu KiB, opened %zu bytes after its base", bytes >> 10, (size_t)(at - base));
         other = CU(cuIpcOpenMemHandle, &twice, parcel.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-        say("legacy: opened twice", "%s%s", name_of(other), other != CUDA_SUCCESS ? "" : twice == at ? ", same address" : ", another address");
+        say("legacy: opened twice", "%s%s", name_of(other),
+            other != CUDA_SUCCESS ? ""
+            : twice == at         ? ", same address"
+                                  : ", another address");
         if (other == CUDA_SUCCESS) {
             other = CU(cuIpcCloseMemHandle, twice);
             say("legacy: closed once of twice", "%s, data then: %s", name_of(other), seen(at + parcel.offset));
@@ -220,8 +223,9 @@ static bool share_legacy(struct other *importer)
         !went_well(asked, "cuIpcGetMemHandle", CU(cuIpcGetMemHandle, &parcel.second, second)))
         return false;
     if (again) {
-        say("legacy: range of 64 KiB at the exporter", "%zu KiB, %zu bytes after its base; the next block is %+lld bytes from it",
-            bytes >> 10, (size_t)(first - base), (long long)second - (long long)first);
+        say("legacy: range of 64 KiB at the exporter",
+            "%zu KiB, %zu bytes after its base; the next block is %+lld bytes from it", bytes >> 10, (size_t)(first - base),
+            (long long)second - (long long)first);
         say("legacy: handles of two blocks of 64 KiB", "%s",
             memcmp(&parcel.handle, &parcel.second, sizeof parcel.handle) == 0 ? "equal" : "differ");
     }

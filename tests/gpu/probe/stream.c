@@ -47,9 +47,9 @@ static double copies_us(CUdeviceptr memory, CUstream stream, CUstream second, CU
 
 static void ask_callbacks(void)
 {
-    static const char *const names[] = {
-        "256 KiB copies, nothing between them", "256 KiB copies, a callback after each", "256 KiB copies, an event after each",
-        "256 KiB copies, an event, a callback elsewhere"};
+    static const char *const names[] = {"256 KiB copies, nothing between them", "256 KiB copies, a callback after each",
+                                        "256 KiB copies, an event after each",
+                                        "256 KiB copies, an event, a callback elsewhere"};
     CUstream stream, second;
     CUdeviceptr memory = 0;
     CUevent event;
@@ -176,9 +176,9 @@ struct held { /* what the calls give back */
 };
 
 enum { N_CALLS = 11 };
-static const char *const call_names[N_CALLS] = {"cuMemFree",       "cuMemUnmap",     "cuMemRelease",    "cuMemFreeHost",
-                                                "cuMemHostUnregister", "cuStreamDestroy", "cuEventDestroy", "cuMemAlloc",
-                                                "cuMemCreate",     "cuMemHostRegister", "cuMemGetInfo"};
+static const char *const call_names[N_CALLS] = {"cuMemFree",           "cuMemUnmap",        "cuMemRelease",   "cuMemFreeHost",
+                                                "cuMemHostUnregister", "cuStreamDestroy",   "cuEventDestroy", "cuMemAlloc",
+                                                "cuMemCreate",         "cuMemHostRegister", "cuMemGetInfo"};
 
 static CUresult make_call(unsigned i, struct held *held)
 {
@@ -222,7 +222,8 @@ static bool prepare(struct held *held, CUstream *stream_p)
         return false;
     if (CU(cuMemAllocHost, &page, 4096) == CUDA_SUCCESS) {
         flag = page;
-        if (CU(cuModuleLoadData, &module, spin_ptx) != CUDA_SUCCESS || CU(cuModuleGetFunction, &spin, module, "spin") != CUDA_SUCCESS)
+        if (CU(cuModuleLoadData, &module, spin_ptx) != CUDA_SUCCESS ||
+            CU(cuModuleGetFunction, &spin, module, "spin") != CUDA_SUCCESS)
             spin = NULL;
     } else {
         flag = calloc(1, sizeof *flag);
@@ -342,14 +343,14 @@ static void ask_times(void)
             CUdeviceptr address = 0;
             double start = now_ms();
             int fd = -1;
-#define STEP(step, call)                            \
-    do {                                            \
-        CUresult result = call;                     \
-        double end = now_ms();                      \
-        us[step][round] = (end - start) * 1e3;      \
-        start = end;                                \
-        if (result != CUDA_SUCCESS)                 \
-            worst = result;                         \
+#define STEP(step, call)                       \
+    do {                                       \
+        CUresult result = call;                \
+        double end = now_ms();                 \
+        us[step][round] = (end - start) * 1e3; \
+        start = end;                           \
+        if (result != CUDA_SUCCESS)            \
+            worst = result;                    \
     } while (0)
             STEP(CREATE, CU(cuMemCreate, &handle, sizes[s], &kind, 0));
             STEP(EXPORT, CU(cuMemExportToShareableHandle, &fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
