@@ -7,7 +7,8 @@
 # seconds: 1200
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
-[[ -n ${RDT_PYTHONS:-} ]] || { echo "no wheel was built: make test-wheel PYTHONS='python3.12 /opt/python3.13/bin/python3'"; exit 77; }
+[[ -n ${RDT_PYTHONS:-} ]] ||
+  { echo "no wheel was built: make test-wheel PYTHONS='python3.12 /opt/python3.13/bin/python3'"; exit 77; }
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 fail() { echo "$*"; exit 1; }
@@ -26,7 +27,8 @@ status=0
 for python in $RDT_PYTHONS; do
   version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])') || fail "$python is no Python"
   tag=cp$(cut -d. -f1,2 <<<"$version" | tr -d .)
-  wheel=$(compgen -G "build/wheels/rdtd-*-$tag-$tag-*manylinux_2_28_*.whl") || fail "make wheel made none for $tag: $(ls build/wheels)"
+  wheel=$(compgen -G "build/wheels/rdtd-*-$tag-$tag-*manylinux_2_28_*.whl") ||
+    fail "make wheel made none for $tag: $(ls build/wheels)"
   "$python" -m venv "$dir/$tag" && "$dir/$tag/bin/pip" -q --disable-pip-version-check install --no-index "$wheel" || exit 1
   echo "$version: $(basename "$wheel")"
   (cd "$dir" && env -i "$dir/$tag/bin/python" -I -c "$alone") || fail "the wheel does not work alone"

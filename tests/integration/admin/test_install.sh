@@ -65,13 +65,31 @@ for header in "$dest"/usr/local/include/rdt/*.h; do
   fi
 done
 
+# Each file is in a Debian package, as a line of systemd/debian/*.install says.
+mapfile -t packed < <(cat systemd/debian/*.install |
+  sed -E 's, .*,,; s,^(usr/)?lib/(\*/)?,usr/local/lib/,; s,^usr/([^l]),usr/local/\1,; s,python3/,python3*/,')
+while read -r file; do
+  [[ $file != */share/doc/rdtd/@(LICENSE|CHANGELOG.md) ]] || continue
+  for pattern in "${packed[@]}"; do
+    # shellcheck disable=SC2053
+    [[ $file != $pattern && $file != $pattern/* ]] || continue 2
+  done
+  fail "no systemd/debian/*.install names $file"
+done <"$tmp/found"
+
+# The Debian packages build with what .ci/deps installs for a build.
+for package in $(sed -n '/^packages=(/,/^)/{s/#.*//;/[()]/!p}' .ci/deps); do
+  [[ $package == @(gcc|g++|libc6-dev|make) ]] || grep -qE "^(Build-Depends:)? +$package,?\$" systemd/debian/control ||
+    fail "systemd/debian/control does not build-depend on $package"
+done
+
 # The symbols files of the Debian packages say since which version each symbol is there.
 for library in librdt librdt-cuda; do
   file=$dest/usr/local/lib/$library.so.0
   [[ -e $file ]] || continue
-  diff <(nm -D --defined-only "$file" | sed -n 's/.* [TDRB] \([^@]*\).*/\1/p' | LC_ALL=C sort) \
-    <(sed -nE 's/^ (rdt_[a-z0-9_]*)@RDT_[A-Z]*_?0 [0-9.]+$/\1/p' "systemd/debian/${library}0.symbols" | LC_ALL=C sort) >"$tmp/log" ||
-    fail "systemd/debian/${library}0.symbols must have a line \" SYMBOL@VERSION RELEASE\" for each symbol (<: lacks it): $(cat "$tmp/log")"
+  diff <(nm -D --defined-only "$file" | sed -n 's/.* [TDRB] \([^@]*\).*/\1/p' | sort) \
+    <(sed -nE 's/^ (rdt_[a-z0-9_]*)@RDT_[A-Z]*_?0 [0-9.]+$/\1/p' "systemd/debian/${library}0.symbols" | sort) >"$tmp/log" ||
+    fail "systemd/debian/${library}0.symbols needs a line ' SYMBOL@VERSION RELEASE' for each symbol (<): $(cat "$tmp/log")"
 done
 
 # A second installation keeps the administrator's configuration.

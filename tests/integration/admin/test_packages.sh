@@ -53,7 +53,7 @@ inside() {
   [[ $(property ActiveState rdtd.socket) == active && $(property ActiveState) == inactive ]] ||
     fail "after the installation the socket is $(property ActiveState rdtd.socket), the service $(property ActiveState)"
   [[ $(property UnitFileState rdtd.socket) == enabled ]] || fail "rdtd.socket is $(property UnitFileState rdtd.socket)"
-  [[ $(property ActiveState rdtd-exporter.service) == active ]] || fail "the exporter is $(property ActiveState rdtd-exporter.service)"
+  [[ $(property ActiveState rdtd-exporter.service) == active ]] || fail "the exporter does not run"
   getent passwd rdtd >/dev/null || fail "there is no user rdtd"
 
   head -c 32 /dev/urandom | base64 >/etc/rdtd/key && chown rdtd /etc/rdtd/key && chmod 600 /etc/rdtd/key
@@ -134,7 +134,8 @@ cd "$(dirname "$0")/../../.."
 for tool in dpkg-buildpackage lintian debootstrap systemd-nspawn; do
   command -v "$tool" >/dev/null || { echo "$tool is not installed"; exit 77; }
 done
-mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Codename: bookworm' 'Component: main' | head -n 1)
+mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Codename: bookworm' \
+  'Component: main' | head -n 1)
 [[ -n $mirror ]] || { echo "apt has no package lists of Debian 12"; exit 77; }
 
 tmp=$(mktemp -d)
@@ -145,12 +146,17 @@ mkdir "$tmp"/{root,out,tree}
 old=$(sed -n 's/^VERSION *:= *//p' Makefile)
 new=${old%.*}.$((${old##*.} + 1))
 cp -r .ci .clang-format Makefile README.md backends client daemon proto systemd tests "$tmp/tree"
-(cd "$tmp/tree" && sed -i "s/^VERSION .*/VERSION := $new/" Makefile && sed -i "s/VERSION \"$old\"/VERSION \"$new\"/" client/rdt.h daemon/base/node.h)
-cuda=${CUDA_HOME:-$(for place in /usr/local/cuda /opt/cuda "$PWD"/build/cuda/*/nvidia/cu13; do [[ ! -e $place/include/cuda.h ]] || echo "$place"; done | head -n 1)}
+sed -i "s/^VERSION .*/VERSION := $new/" "$tmp/tree/Makefile"
+sed -i "s/VERSION \"$old\"/VERSION \"$new\"/" "$tmp"/tree/{client/rdt.h,daemon/base/node.h}
+cuda=${CUDA_HOME:-}
+for place in /usr/local/cuda /opt/cuda "$PWD"/build/cuda/*/nvidia/cu13; do
+  [[ -n $cuda || ! -e $place/include/cuda.h ]] || cuda=$place
+done
 for folder in old new; do
   where=$PWD
   [[ $folder == old ]] || where=$tmp/tree
-  make --no-print-directory -C "$where" deb ${cuda:+CUDA_HOME="$cuda"} >"$tmp/log" 2>&1 || { cat "$tmp/log"; fail "make deb failed"; }
+  make --no-print-directory -C "$where" deb ${cuda:+CUDA_HOME="$cuda"} >"$tmp/log" 2>&1 ||
+    { cat "$tmp/log"; fail "make deb failed"; }
   mkdir "$tmp/out/$folder"
   find "$where/build/deb" -name '*.deb' ! -name '*-dbgsym_*' -exec cp -t "$tmp/out/$folder" {} +
 done
@@ -159,12 +165,14 @@ wanted='rdtd rdtd-backend-ucx rdtd-backend-gloo rdtd-exporter librdt0 librdt-dev
 for package in $wanted; do
   compgen -G "$tmp/out/old/${package}_$old-*.deb" >/dev/null || fail "make deb made no $package: $(ls "$tmp/out/old")"
 done
-lintian --allow-root --fail-on error,warning build/deb/*.changes >"$tmp/log" 2>&1 || { cat "$tmp/log"; fail "lintian found faults"; }
+lintian --allow-root --fail-on error,warning build/deb/*.changes >"$tmp/log" 2>&1 ||
+  { cat "$tmp/log"; fail "lintian found faults"; }
 
 # The new Debian, without the recommendation of anything.
 base=build/bookworm.tar
 if [[ ! -e $base ]]; then
-  debootstrap --variant=minbase --include=ca-certificates,dbus,procps,python3,systemd,systemd-sysv bookworm "$tmp/root" "$mirror" >"$tmp/log" 2>&1 ||
+  debootstrap --variant=minbase --include=ca-certificates,dbus,procps,python3,systemd,systemd-sysv bookworm "$tmp/root" \
+    "$mirror" >"$tmp/log" 2>&1 ||
     { echo "debootstrap made no Debian: $(tail -n 1 "$tmp/log")"; exit 77; }
   rm -f "$tmp/root/etc/machine-id"
   tar -cf "$base.$$" -C "$tmp/root" . && mv "$base.$$" "$base"
@@ -172,11 +180,13 @@ else
   tar -xf "$base" -C "$tmp/root"
 fi
 cp -rL /etc/apt/apt.conf.d/* "$tmp/root/etc/apt/apt.conf.d/"
-[[ ! -e /etc/ssl/certs/ca-certificates.crt ]] || cp -L /etc/ssl/certs/ca-certificates.crt "$tmp/root/etc/ssl/certs/"
+certificates=/etc/ssl/certs/ca-certificates.crt
+[[ ! -e $certificates ]] || cp -L "$certificates" "$tmp/root/etc/ssl/certs/"
 cp -L /etc/resolv.conf /etc/hosts "$tmp/root/etc/"
 cp -r "$tmp/out/old" "$tmp/root/tmp/"
-chroot "$tmp/root" sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends --download-only /tmp/old/*.deb && rm -r /tmp/old' \
-  >"$tmp/log" 2>&1 || { cat "$tmp/log"; fail "apt does not find what the packages depend on"; }
+chroot "$tmp/root" sh -c 'apt-get update -qq &&
+  apt-get install -y -qq --no-install-recommends --download-only /tmp/old/*.deb && rm -r /tmp/old' >"$tmp/log" 2>&1 ||
+  { cat "$tmp/log"; fail "apt does not find what the packages depend on"; }
 
 cp "$0" "$tmp/out/script"
 cat >"$tmp/root/etc/systemd/system/rdt-test.service" <<UNIT
