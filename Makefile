@@ -80,7 +80,7 @@ obj  = $(patsubst %.c,$(B)/obj/%.o,$(1))
 srcs = $(foreach d,$(1),$(wildcard $(d)/*.c))
 
 PROTO_O   := $(call obj,$(call srcs,proto)) $(GEN_O)
-CTL_C      = $(filter-out $(if $(NCURSES),,%/ctl_top.c),$(call srcs,client/ctl))
+CTL_C      = $(filter-out $(if $(NCURSES),,%/ctl_top.c),$(call srcs,client/ctl client/ctl/timeline))
 CLIENT_O  := $(call obj,$(call srcs,client client/session))
 DAEMON_O  := $(call obj,$(filter-out daemon/main.c daemon/keeper.c,$(call srcs,daemon daemon/*)))
 SUPPORT_O := $(call obj,$(call srcs,tests/support tests/support/fakes))
@@ -265,6 +265,13 @@ $(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto $(PROTOS)
 	$(Q)mkdir -p $(@D)
 	$(Q)protoc-c --proto_path=proto --c_out=$(B)/gen $<
 
+# What rdtctl alone writes: the fields of Perfetto's format.
+$(B)/gen/perfetto.pb-c.c $(B)/gen/perfetto.pb-c.h: client/ctl/timeline/perfetto.proto
+	$(call say,PROTO,$<)
+	$(Q)mkdir -p $(@D)
+	$(Q)protoc-c --proto_path=$(<D) --c_out=$(B)/gen $<
+$(B)/obj/client/ctl/timeline/perfetto.o: | $(B)/gen/perfetto.pb-c.h
+
 $(B)/libproto.a: $(PROTO_O)
 $(B)/librdt.a: $(CLIENT_O)
 $(B)/librdtd.a: $(DAEMON_O)
@@ -317,7 +324,7 @@ $(B)/rdtd-keeper: $(B)/obj/daemon/keeper.o $(B)/librdtd.a $(B)/libproto.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^
 
-$(B)/rdtctl: $(call obj,$(CTL_C)) $(B)/librdt.a $(B)/libproto.a
+$(B)/rdtctl: $(call obj,$(CTL_C)) $(B)/obj/gen/perfetto.pb-c.o $(B)/librdt.a $(B)/libproto.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^ $(CTL_LIBS) $(if $(NCURSES),$(call libs,$(NCURSES)))
 

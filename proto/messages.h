@@ -36,6 +36,7 @@
     X(21, HOLD, hold, hold_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS, "the object was not put")              \
     X(22, METRICS, metrics, metrics_reply, 0, "")                                                                        \
     X(23, DOCTOR, doctor, doctor_reply, 0, "")                                                                           \
+    X(24, TRACE, trace, trace_reply, 0, "")                                                                              \
     X(30, GROUP_CREATE, group_create, empty, VERB_NOT_DRAINING, "the group was not formed")                              \
     X(31, GROUP_DESTROY, group_destroy, empty, 0, "the group did not end")                                               \
     X(32, BROADCAST, broadcast, empty, VERB_CANCELLABLE | VERB_NOT_DRAINING, "the broadcast was not complete")           \

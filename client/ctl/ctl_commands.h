@@ -59,6 +59,12 @@ struct ctl;
       "no transfer runs and a stop would lose no object, that is when all that are left survive a restart; or\n"        \
       "after --timeout (30 s; exit status 4), and says what is left. --undo ends it. Only root and the daemon's own\n"  \
       "user may do it.")                                                                                                \
+    X(trace, "[TRANSFER|REF] -o FILE | --merge FILE FILE ... -o FILE", "writes a time line of transfers",                   \
+      "The daemon always remembers when its latest transfers entered their stages, about 8000 of them. The formats\n"    \
+      "perfetto and chrome are for the viewers at ui.perfetto.dev and chrome://tracing, svg is one picture. With\n"      \
+      "--merge, files of several nodes in the format chrome become one, in the time of the first node; their\n"          \
+      "daemons know from their pings how their clocks differ. Transfers of one object are joined by arrows.\n"           \
+      "Sessions other than root's and the daemon's own user's see transfers of their own user only.")                    \
     X(transfers, "", "lists running transfers and those that ended last", NULL)                                         \
     X(names, "", "lists published names and their newest versions", NULL)                                               \
     X(groups, "[create NAME MEMBER MEMBER ... | destroy NAME]", "lists, creates or destroys groups of actors",          \

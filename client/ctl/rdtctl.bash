@@ -65,7 +65,7 @@ _rdtctl() {
                 words=$(_rdtctl_ids objects id --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}")
             fi
             ;;
-        explain)
+        explain | trace)
             words=$(_rdtctl_ids objects id --limit 200 ${cur:+--prefix "$cur"} "${socket[@]}"
                     _rdtctl_ids transfers transfer --limit 200 "${socket[@]}")
             ;;

@@ -230,6 +230,7 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
     peer->tensor_runs = hello->tensor_runs;
     peer->last_error[0] = 0;
     peer->rtt_ns = 0;
+    peer->clock_rtt_ns = 0; /* its machine may have started again */
     peer->confirmed_ns = peer->answered_ns = 0;
     peer->patience_ns = (uint64_t)hello->peer_timeout_ms * 1000000u;
     peer->epoch++;

@@ -15,6 +15,7 @@
 #include "proto/plain_text.h"
 
 #define QUEUE_MAX_BYTES ((size_t)64 << 20)
+#define CLOCK_OLD_NS UINT64_C(60000000000)
 #define SMALL_MESSAGE_BYTES ((size_t)64 << 10) /* for a decoded ping or goodbye */
 #define LATE_NS UINT64_C(100000000)            /* when a timer is later than this, the loop itself was delayed */
 
@@ -254,6 +255,19 @@ static enum rdt_status malformed(const char *what, struct rdt_error *err)
     return rdt_error_set(err, RDT_PROTOCOL, "a %s that cannot be decoded", what);
 }
 
+/* The answer was sent about half a round trip after the ping. Clocks drift apart, so an old estimate gives way to any new one. */
+static void note_clock(struct peer *peer, uint64_t sent_ns, uint64_t its_clock_ns)
+{
+    uint64_t now_ns = sent_ns + peer->rtt_ns;
+
+    if (its_clock_ns == 0 ||
+        (peer->clock_rtt_ns > 0 && peer->rtt_ns > peer->clock_rtt_ns && now_ns - peer->clock_ns < CLOCK_OLD_NS))
+        return;
+    peer->clock_offset_ns = (int64_t)(its_clock_ns - sent_ns - peer->rtt_ns / 2);
+    peer->clock_rtt_ns = peer->rtt_ns + 1;
+    peer->clock_ns = now_ns;
+}
+
 static enum rdt_status take_ping(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
@@ -266,12 +280,14 @@ static enum rdt_status take_ping(struct peer_link *link, const struct frame *fra
     if (!ping)
         status = malformed("ping", err);
     else if (frame->type == RDT_PEER_PING) {
+        ping->clock_ns = uv_hrtime();
         status = peer_link_send(link, RDT_PEER_PONG, &ping->base, err);
         if (link->peer && status == RDT_OK)
             link->peer->answered_ns = uv_hrtime();
     } else {
         if (link->peer && ping->sequence == link->ping_sequence) {
             link->peer->rtt_ns = uv_hrtime() - link->ping_sent_ns;
+            note_clock(link->peer, link->ping_sent_ns, ping->clock_ns);
             link->peer->confirmed_ns = link->ping_sent_ns;
         }
         answered = link->asked > 0 && ping->sequence >= link->asked;

@@ -33,6 +33,8 @@ void serve_set_state(struct serve *out, enum serve_state state)
 {
     sm_move(&out->sm, state);
     out->record.state = sm_name(&out->sm);
+    if (state != SERVE_ENDED) /* how it ended follows */
+        record_stage(out->transfers, &out->record);
 }
 
 static void drop_expected(struct serve *out)
@@ -260,6 +262,7 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
     sm_init(&out->sm, states, sizeof states / sizeof states[0], SERVE_PARKED);
     record_start(&out->record, transfers->next_id++, requester, ref, "out", "parked");
     text_copy(out->record.peer, sizeof out->record.peer, session->peer->name);
+    record_stage_at(transfers, &out->record, out->record.since_ns);
     if (pull->start && pull->expect && strlen(pull->start->transport) < sizeof out->start_transport &&
         take_expected(out, pull->expect)) { /* Without an expected layout, the reader sends PULL_START. */
         memcpy(out->start_transport, pull->start->transport, strlen(pull->start->transport) + 1);

@@ -43,6 +43,8 @@ void transfer_set_state(struct transfer *transfer, enum transfer_state state)
 {
     sm_move(&transfer->sm, state);
     transfer->record.state = sm_name(&transfer->sm);
+    if (state != TRANSFER_ENDED) /* how it ended follows */
+        record_stage(transfer->transfers, &transfer->record);
 }
 
 uint64_t transfer_id(const struct transfer *transfer)
@@ -87,6 +89,7 @@ struct transfer *transfer_new(struct transfers *transfers, const struct transfer
         return NULL;
     }
     list_append(&transfers->active, &transfer->record.link);
+    record_stage_at(transfers, &transfer->record, transfer->record.since_ns);
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &transfer->record);
     return transfer;
 }
@@ -134,6 +137,7 @@ static void finish_record(struct transfer *transfer)
 {
     if (transfer->merged) {
         transfer->record.state = "joined";
+        record_stage(transfer->transfers, &transfer->record);
         event(transfer->transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
         record_drop_decision(transfer->record.decision);
     } else {

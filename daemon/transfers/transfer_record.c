@@ -18,6 +18,32 @@ void record_start(struct transfer_record *record, uint64_t id, const struct owne
     record->since_ns = uv_hrtime();
 }
 
+void record_stage_at(struct transfers *transfers, const struct transfer_record *record, uint64_t at_ns)
+{
+    struct trace_record *entry = trace_next(&transfers->trace);
+
+    _Static_assert(sizeof record->path >= sizeof entry->path && sizeof record->peer >= sizeof entry->peer &&
+                       sizeof record->ref.id >= sizeof entry->id,
+                   "the copies below read as much as they write");
+    entry->at_ns = at_ns;
+    entry->transfer = record->id;
+    entry->generation = record->ref.generation;
+    memcpy(&entry->node, record->ref.node, sizeof entry->node);
+    entry->bytes = record->bytes_done;
+    entry->stage = record->state;
+    entry->direction = record->direction;
+    entry->uid = record->requester.uid;
+    entry->tenant = trace_tenant(record->requester.tenant);
+    memcpy(entry->path, record->path, sizeof entry->path);
+    memcpy(entry->peer, record->peer, sizeof entry->peer);
+    memcpy(entry->id, record->ref.id, sizeof entry->id);
+}
+
+void record_stage(struct transfers *transfers, const struct transfer_record *record)
+{
+    record_stage_at(transfers, record, uv_hrtime());
+}
+
 void record_drop_decision(struct path_decision *decision)
 {
     if (decision && --decision->refs == 0)
@@ -129,11 +155,13 @@ void record_finish(struct transfers *transfers, struct transfer_record *record)
                                     : record->status == RDT_CANCELLED ? TRANSFER_CANCELLED
                                     : record->status == RDT_TIMED_OUT ? TRANSFER_TIMED_OUT
                                                                       : TRANSFER_FAILED;
+    uint64_t now_ns = uv_hrtime();
     struct transfer_path *path;
     struct transfer_record *place = &transfers->history[transfers->n_history++ % TRANSFER_HISTORY];
 
     record->state = states[outcome];
-    record->elapsed_ns = uv_hrtime() - (record->began_ns ? record->began_ns : record->since_ns);
+    record_stage_at(transfers, record, now_ns);
+    record->elapsed_ns = now_ns - (record->began_ns ? record->began_ns : record->since_ns);
     if (record->elapsed_ns == 0)
         record->elapsed_ns = 1;
     record_drop_decision(place->decision);
