@@ -260,6 +260,29 @@ static void check_transports(struct doctor *doctor)
         doctor_find(doctor, FINDING_OK, "", "No transport is kept from its work. Loaded: %s.", names);
 }
 
+/* Ends with different libraries are not connected, because they might exchange wrong bytes. */
+static void check_library_versions(struct doctor *doctor)
+{
+    struct peer_summary summary;
+    size_t before = doctor->n;
+    unsigned up = 0;
+
+    if (doctor->rpc->peers)
+        list_for_each (node, peers_all(doctor->rpc->peers)) {
+            const struct peer *peer = container_of(node, struct peer, link);
+            if (peer->state != PEER_UP)
+                continue;
+            up++;
+            transfers_peer_summary(peer, &summary);
+            for (unsigned i = 0; i < summary.n_versions; i++)
+                doctor_find(doctor, FINDING_WARN, "Install the same version of the library on both nodes.",
+                            "The library of a transport differs from that on node %s, so it moves nothing between them: %s.",
+                            peer->name, summary.versions[i]);
+        }
+    if (doctor->n == before)
+        doctor_find(doctor, FINDING_OK, "", "The libraries of transports are the same here and on the %u connected nodes.", up);
+}
+
 static void check_devices(struct doctor *doctor)
 {
     size_t before = doctor->n;
@@ -376,6 +399,7 @@ static const struct {
     {"RDT024", "transports", check_transports},
     {"RDT025", "devices", check_devices},
     {"RDT026", "certificates", check_certificates},
+    {"RDT027", "library-versions", check_library_versions},
     {"RDT030", "keeper", check_keeper},
     {"RDT031", "journal", check_journal},
     {"RDT032", "transfers", check_transfers},

@@ -305,6 +305,8 @@ struct peer_summary {
     uint64_t fell_back;
     char unusable[PATH_MAX_CANDIDATES][320]; /* the other transports, and why each is not usable */
     unsigned n_unusable;
+    char versions[PATH_MAX_CANDIDATES][224]; /* transports whose libraries differ: "ucx 1.13.1 here, 1.19.0 there" */
+    unsigned n_versions;
 };
 void transfers_peer_summary(const struct peer *peer, struct peer_summary *summary_p);
 /* of group->connections: how many transfers use it */

@@ -212,6 +212,10 @@ void transfers_peer_summary(const struct peer *peer, struct peer_summary *summar
     summary->fell_back = session->fell_back;
     list_for_each (node, &session->transports) {
         const struct peer_transport *pt = container_of(node, struct peer_transport, link);
+        if (pt->remote_known && summary->n_versions < PATH_MAX_CANDIDATES &&
+            strcmp(pt->transport->version, pt->remote_version) != 0)
+            (void)snprintf(summary->versions[summary->n_versions++], sizeof summary->versions[0], "%s %.64s here, %s there",
+                           pt->transport->name, pt->transport->version, pt->remote_version);
         if (pt->sm.state != PT_CONNECTED) {
             if (peer->state == PEER_UP && summary->n_unusable < PATH_MAX_CANDIDATES) {
                 peer_transport_why_not(pt, summary->unusable[summary->n_unusable], sizeof summary->unusable[0]);

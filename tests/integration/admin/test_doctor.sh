@@ -150,6 +150,24 @@ while read -r name; do
 done < <(ctl backends --json | "${PYTHON:-/usr/bin/python3}" -c 'import json, sys
 for b in json.load(sys.stdin)["backends"]:
     if b["kind"] == "transport" and not b["available"] and "host" in b["memory"]: print(b["name"])')
+# A node whose library of a transport has another version.
+if [[ -f $RDT_BUILD_DIR/tests/rdt_loopback.so ]]; then
+  stop
+  start --key-file "$dir/key" --listen 127.0.0.1:0 --backend "$RDT_BUILD_DIR/tests/rdt_loopback.so"
+  address=$(ctl status --json | sed -n 's/^ *"address": "\(.*\)",/\1/p')
+  echo "near $address" >"$dir/nodes2"
+  "$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s2" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" --key-file "$dir/key" \
+    --nodes "$dir/nodes2" --backend "$RDT_BUILD_DIR/tests/rdt_loopback.so" --set loopback.version=2.0 2>>"$dir/log" &
+  pids=($! "${pids[@]}")
+  for ((i = 0; i < 400; i++)); do # until the offers have come
+    ctl doctor --json >"$dir/json"
+    [[ $(field RDT027 status) == warn ]] && break || sleep 0.05
+  done
+  [[ $(field RDT027 sentence) == *'moves nothing between them: loopback 1.0 here, 2.0 there.' ]] || bad "$(field RDT027 sentence)"
+  kill "${pids[0]}"
+  wait "${pids[0]}" || bad "the other node ended with $?"
+  pids=("${pids[@]:1}")
+fi
 chmod 644 "$dir/key"
 expect fail RDT021 'could not be started again: '
 stop
