@@ -249,10 +249,12 @@ def percentile(values, share):
 
 @dataclass
 class Side:
-    """One tool of a workload. function(bench) is one round. note: its settings, for the table."""
+    """One tool of a workload. function(bench) is one round. note: its settings, for the table. settings: of rdtd, SECTION.KEY=VALUE, for
+    ablations."""
     name: str
     function: object
     note: str = ""
+    settings: tuple = ()
 
 
 @dataclass
@@ -260,7 +262,7 @@ class Bench:
     """What a side may use. Everything that it starts ends with the round."""
     scale: float = 1.0
     quick: bool = False
-    settings: tuple = ()  # of rdtd, KEY=VALUE, for ablations
+    settings: tuple = ()  # of rdtd, SECTION.KEY=VALUE
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     dir: str = ""
 
@@ -325,7 +327,7 @@ class Bench:
                 sh("rm -rf /dev/shm/*")  # what this round left in the run's own
 
 
-def run_sides(sides, rounds, scale, quick, settings=()):
+def run_sides(sides, rounds, scale, quick):
     """Calls each side once a round, in turn. Returns the rows: {case, figure, side, values, note} or {side, failed}."""
     adopt_orphans()
     values, failed, cases_failed, note = {}, {}, {}, {side.name: side.note for side in sides}
@@ -335,7 +337,7 @@ def run_sides(sides, rounds, scale, quick, settings=()):
                 continue
             began = now()
             try:
-                with Bench(scale, quick, settings).round() as bench:
+                with Bench(scale, quick, side.settings).round() as bench:
                     figures = side.function(bench)
             except CannotRun as error:
                 failed[side.name] = f"not run: {error}"

@@ -7,6 +7,7 @@ build/workloads.json, workload by workload. See ../README.md.
     RESUME=1                leave out what build/workloads.json has of the same commit, scale and rounds
     ABLATE=1                rdtd's sides only, each mechanism that has a switch off in turn
     SIDES=TEXT              only sides whose name contains it"""
+import dataclasses
 import datetime
 import importlib
 import json
@@ -24,12 +25,12 @@ JSON = os.path.join(ROOT, "build", "workloads.json")
 # What ABLATE=1 switches off, and how. The last ones have no switch.
 ABLATIONS = {
     "as configured": (),
-    "no region cache": ("cache_max=4KiB",),
-    "no region cache, no pool": ("cache_max=4KiB", "pool_idle=1ms"),
-    "no sealed memfds": ("sealed_max=0",),
-    "no busy polling": ("busy_poll=0",),
-    "no replicas, no fan-out": ("replicas_max=0", "fanout_min=0"),
-    "no UCX": ("trusted_network=no",),
+    "no region cache": ("daemon.cache_max=4KiB",),
+    "no region cache, no pool": ("daemon.cache_max=4KiB", "daemon.pool_idle=1ms"),
+    "no sealed memfds": ("transfer.sealed_max=0",),
+    "no busy polling": ("daemon.busy_poll=0s",),
+    "no replicas, no fan-out": ("transfer.replicas_max=0", "transfer.fanout_min=0"),
+    "no UCX": ("network.trusted_network=no",),
 }
 NO_SWITCH = "mappings cached by the client, loaned regions, request coalescing, arena of small objects"
 LIBRARIES = ("ray", "torch", "nixl", "safetensors", "numpy", "pyarrow")
@@ -96,8 +97,7 @@ def print_table(workload, rows):
     for (case, figure), found in cases.items():
         print(f"  {case}: {figure}")
         for row in found:
-            label = f"{row['side']}, {row['ablated']}" if row.get("ablated") else row["side"]
-            print(f"    {label:52} {row['median']:>10.4g}   [{row['least']:.4g} - {row['most']:.4g}], {row['rounds']} rounds")
+            print(f"    {row['side']:52} {row['median']:>10.4g}   [{row['least']:.4g} - {row['most']:.4g}], {row['rounds']} rounds")
     for row in rows:
         if "failed" in row:
             print(f"    {row['side']:52} {row['failed']}")
@@ -147,10 +147,10 @@ def main():
         began = now()
         module = importlib.import_module(name)
         sides = [side for side in module.sides() if only in side.name and (side.name.startswith("rdtd") or not (quick or ablate))]
-        rows = []
-        for without, settings in (ABLATIONS if ablate else {"": ()}).items():
-            found = run_sides(sides, rounds, scale, quick, settings)
-            rows += [{**row, "ablated": without} for row in found] if ablate else found
+        if ablate:
+            sides = [dataclasses.replace(side, name=f"{side.name}, {without}", settings=settings)
+                     for side in sides for without, settings in ABLATIONS.items()]
+        rows = run_sides(sides, rounds, scale, quick)
         print_table(name, rows)
         for side in sides:
             print(f"    {side.name}: {side.note}") if side.note else None
