@@ -9,7 +9,7 @@
 #include "client/rdt_info.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
-#include "ctl_perf.h"
+#include "perf/perf.h"
 #include "ctl_progress.h"
 #include "ctl_table.h"
 

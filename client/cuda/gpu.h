@@ -8,8 +8,9 @@
  *     5  pool put                an allocator for other libraries; rdt_cuda_put
  *     4  memory                  rdt_cuda_alloc and rdt_cuda_offer
  *     3  map names offers        the rdt_mapper for librdt; GPUs and streams; memory offered while puts run
- *     2  export                  memory of this process, described so that the daemon can map it
- *     1  gpu retained streams    contexts; addresses that stay reserved; what follows the work in a stream
+ *     2  export streams          memory of this process, described so that the daemon can map it; what follows the work in a
+ *                                stream
+ *     1  gpu retained            contexts; addresses that stay reserved
  */
 #ifndef CLIENT_CUDA_GPU_H
 #define CLIENT_CUDA_GPU_H

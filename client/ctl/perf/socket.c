@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "ctl_perf.h"
+#include "client/ctl/perf/perf.h"
 
 /* Splits "HOST:PORT", "[HOST]:PORT" or "PORT". False: it is none of these. */
 static bool split(const char *address, char host_p[256], const char **port_p)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl perf: how fast objects come from another node, by each path, beside a plain TCP socket between the same two programs.
  *
- * One end serves (ctl_perf_serve.c) and the other measures (ctl_perf.c). They speak lines of text over one TCP connection,
+ * One end serves (serve.c) and the other measures (../ctl_perf.c). They speak lines of text over one TCP connection,
  * which is also the plain socket that is measured. The objects are fetched as any other, from the daemon of the end that
  * serves.
  *
@@ -14,7 +14,7 @@
 #ifndef CLIENT_CTL_PERF_H
 #define CLIENT_CTL_PERF_H
 
-#include "ctl.h"
+#include "client/ctl/ctl.h"
 
 #define PERF_LINE_BYTES 1024u
 #define PERF_MAX_BYTES (UINT64_C(4) << 30)
