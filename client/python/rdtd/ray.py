@@ -120,8 +120,8 @@ def _failed(what: str, error: BaseException) -> BaseException:
 
 
 # ---- calls that Ray would let wait ----
-# Ray accepts these calls, and their tensors do not arrive before its time limit of 60 seconds. So the call that passes
-# an object of ours fails instead. Every process that passes one has imported this module.
+# Ray accepts these calls, and their tensors do not arrive before its time limit of 60 seconds. So the call
+# that passes an object of ours fails instead. Every process that passes one has imported this module.
 
 def _origin_of(manager: Any, value: Any) -> Any:
     """What Ray knows of an object with one of our transports; None: it is something else."""
@@ -132,7 +132,7 @@ def _origin_of(manager: Any, value: Any) -> Any:
 
 
 def _refuse_calls_that_would_wait() -> None:
-    """Replaces the method by which an actor is called with one that checks the arguments first."""
+    """Makes calls of actors check their arguments first."""
     call = ActorHandle._actor_method_call
     from ray._private.worker import global_worker
     from ray.experimental.rdt.rdt_manager import RDTManager
@@ -145,8 +145,8 @@ def _refuse_calls_that_would_wait() -> None:
                 meta = _origin_of(self, value)
                 if meta is not None:
                     raise ValueError(
-                        f"argument {i} has the tensor transport {meta.tensor_transport_backend}, and {dst_actor!r} "
-                        "cannot receive it while it runs a method: declare its class with "
+                        f"argument {i} has the tensor transport {meta.tensor_transport_backend}, and "
+                        f"{dst_actor!r} cannot receive it while it runs a method: declare its class with "
                         "@ray.remote(enable_tensor_transport=True)")
         return trigger(self, dst_actor, task_args)
 
@@ -160,8 +160,9 @@ def _refuse_calls_that_would_wait() -> None:
                 if meta is not None and value not in (args or ()) and getattr(
                         meta.src_actor, "_actor_id", None) != self._actor_id:
                     raise ValueError(
-                        f"{method_name}({name}=...) has the tensor transport {meta.tensor_transport_backend}, and "
-                        "Ray moves such tensors for positional arguments only: pass it by position")
+                        f"{method_name}({name}=...) has the tensor transport "
+                        f"{meta.tensor_transport_backend}, and Ray moves such tensors for positional "
+                        "arguments only: pass it by position")
         return call(self, method_name, args, kwargs, *more, **options)
 
     RDTManager.queue_or_trigger_out_of_band_tensor_transfer = checked_trigger

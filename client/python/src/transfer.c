@@ -362,7 +362,8 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "O!iOzzOO|Ozdp:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport,
                           &options.least_path, &slices, &targets, &place, &options.group, &patience, &metadata_only) ||
-        !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device, &options.host_stays))
+        !timeout_from(timeout, 0, &options.timeout_ns) ||
+        !gpu_place(place, &options.memory, &options.device, &options.host_stays))
         return NULL;
     if (timeout != Py_None && options.timeout_ns == 0)
         options.timeout_ns = RDT_NO_WAIT;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NCCL: two groups of two processes each, whose second process is killed while both have work queued, and how long the first one
- * takes to abort them, one after the other and in one group call. With one GPU both processes use it, as two hosts. */
+/* NCCL: two groups of two processes each, whose second process is killed while both have work queued, and how long the first
+ * one takes to abort them, one after the other and in one group call. With one GPU both processes use it, as two hosts. */
 #include "tests/gpu/probe/probe.h"
 
 #include <dlfcn.h>

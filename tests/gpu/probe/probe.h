@@ -2,9 +2,9 @@
 /* A program that asks a machine's NVIDIA driver and NCCL, without any code of rdtd, what rdtd relies on, and prints the
  * answers as a table, each as soon as it is known.
  *
- * A question is a function. It runs in a process of its own with a time limit, so a call that hangs, a crash or a broken context
- * costs one row. It opens the driver itself: a process that has called cuInit must not fork. Questions about two processes start
- * the second one first.
+ * A question is a function. It runs in a process of its own with a time limit, so a call that hangs, a crash or a broken
+ * context costs one row. It opens the driver itself: a process that has called cuInit must not fork. Questions about two
+ * processes start the second one first.
  */
 #ifndef TESTS_GPU_PROBE_H
 #define TESTS_GPU_PROBE_H
@@ -51,8 +51,8 @@ double now_ms(void);
 void pause_ms(unsigned ms);
 unsigned count_fds(void);
 
-/* Loads the driver and calls cuInit in this process, and makes the primary context of the GPU current; NO_CONTEXT: of none. On a
- * failure it prints a row and returns false. */
+/* Loads the driver and calls cuInit in this process, and makes the primary context of the GPU current; NO_CONTEXT: of none. On
+ * a failure it prints a row and returns false. */
 #define NO_CONTEXT (-1)
 bool driver_open(const char *question, int gpu);
 int gpu_count(void);
@@ -69,8 +69,8 @@ struct other_options {
     bool new_pids;       /* in a PID namespace of its own */
 };
 
-/* Runs `run` in a process of its own, which ends when it returns. Call it before driver_open. Returns false, after a row that says
- * why, if the options cannot be had. */
+/* Runs `run` in a process of its own, which ends when it returns. Call it before driver_open. Returns false, after a row that
+ * says why, if the options cannot be had. */
 bool other_start(struct other *other, const char *question, const struct other_options *options, void (*run)(int link));
 void other_kill(struct other *other);
 void other_end(struct other *other); /* waits for it */
