@@ -390,6 +390,8 @@ static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_stat
     status->kept_bytes = from->kept_bytes;
     status->restored_objects = from->restored_objects;
     status->unkept_objects = from->unkept_objects;
+    status->certificate_expires_s = from->certificate_expires_s;
+    status->crl_expires_s = from->crl_expires_s;
 }
 
 enum rdt_status rdt_daemon_status(rdt *conn, struct rdt_daemon_status *status_p, struct rdt_error *err)

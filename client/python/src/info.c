@@ -295,6 +295,8 @@ static PyObject *status_dict(const struct rdt_daemon_status *s)
         {"kept_bytes", s->kept_bytes},
         {"restored_objects", s->restored_objects},
         {"unkept_objects", s->unkept_objects},
+        {"certificate_expires_s", (uint64_t)s->certificate_expires_s},
+        {"crl_expires_s", (uint64_t)s->crl_expires_s},
     };
     PyObject *dict =
         Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N,s:O}", "version", s->version, "node", s->node, "boot_id",
