@@ -111,7 +111,8 @@ struct rdt_host {
     void (*log)(void *ctx, enum rdt_log_level level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
     /* Returns the value of a configuration key: one of the backend's own section, as declared in config_keys, or
-     * one that every transport may read: "trusted_network" ("yes" or "no"), "peers" ("no": this
+     * one that every backend may read: "pool_idle" (after how many nanoseconds unused memory is
+     * freed; since 1.2), "trusted_network" ("yes" or "no"), "peers" ("no": this
      * daemon never has other nodes, and a transport must not open a port), "interfaces" (comma-separated; "" means
      * any) and "listen_host" (the numeric address of the peer link; "" if there is none). Returns NULL if there is
      * no such key. To be called only inside open; the text is valid until open returns. */

@@ -2,10 +2,15 @@
 /* See cuda.h. */
 #include "backends/cuda/cuda.h"
 
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
+
+#define DEFAULT_IDLE_NS INT64_C(10000000000)
 
 struct cuda_card *cuda_card_of(struct cuda *cuda, const char *uuid, struct rdt_error *err)
 {
@@ -39,6 +44,137 @@ static enum rdt_status open_first(struct cuda_card *card, struct rdt_error *err)
 enum rdt_status cuda_enter(struct cuda_card *card, struct rdt_error *err)
 {
     return cuda_gpu_is_open(card->gpu) ? cuda_gpu_enter(card->cuda->driver, card->gpu, err) : open_first(card, err);
+}
+
+/* ---- contexts that nobody uses ---- */
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+/* The caller holds card->opening, and the card has no users: no copy is under way. */
+static void leave(struct cuda_card *card)
+{
+    struct cuda *cuda = card->cuda;
+    uint64_t bit = UINT64_C(1) << (card->gpu - cuda->driver->gpu);
+
+    if (cuda_gpu_enter(cuda->driver, card->gpu, NULL) == RDT_OK)
+        for (unsigned way = 0; way < N_WAYS; way++) {
+            if (card->stream[way])
+                (void)cuda->driver->cuStreamDestroy(card->stream[way]);
+            card->stream[way] = NULL;
+        }
+    (void)cuda->driver->cuCtxSetCurrent(NULL);
+    cuda_gpu_leave(cuda->driver, card->gpu);
+    for (unsigned i = 0; i < cuda->driver->n_gpus; i++) { /* peer access ends with the context */
+        (void)atomic_fetch_and(&cuda->cards[i].asked, ~bit);
+        (void)atomic_fetch_and(&cuda->cards[i].reached, ~bit);
+    }
+    atomic_store(&card->asked, 0);
+    atomic_store(&card->reached, 0);
+}
+
+/* Returns whether the context is one that nobody uses and that will be left later. */
+static bool leave_if_idle(struct cuda_card *card)
+{
+    bool idle;
+
+    (void)pthread_mutex_lock(&card->opening);
+    idle = card->users == 0 && cuda_gpu_is_open(card->gpu);
+    if (idle && now_ns() - card->idle_since_ns >= card->cuda->idle_ns) {
+        leave(card);
+        idle = false;
+    }
+    (void)pthread_mutex_unlock(&card->opening);
+    return idle;
+}
+
+static void *watch(void *arg)
+{
+    struct cuda *cuda = arg;
+
+    (void)pthread_mutex_lock(&cuda->watch);
+    while (!cuda->end) {
+        int64_t until_ns = now_ns() + cuda->idle_ns / 4 + 1000000;
+        const struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
+        bool any = false;
+        if (cuda->any_idle)
+            (void)pthread_cond_timedwait(&cuda->more, &cuda->watch, &until);
+        else
+            (void)pthread_cond_wait(&cuda->more, &cuda->watch);
+        cuda->any_idle = false;
+        (void)pthread_mutex_unlock(&cuda->watch);
+        for (unsigned i = 0; i < cuda->driver->n_gpus; i++)
+            any |= leave_if_idle(&cuda->cards[i]);
+        (void)pthread_mutex_lock(&cuda->watch);
+        cuda->any_idle |= any;
+    }
+    (void)pthread_mutex_unlock(&cuda->watch);
+    return NULL;
+}
+
+/* Without a thread the context stays until the kind is closed. */
+static void begin_to_watch(struct cuda *cuda)
+{
+    sigset_t all, before;
+
+    (void)pthread_mutex_lock(&cuda->watch);
+    if (!cuda->watching) {
+        (void)sigfillset(&all);
+        (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+        cuda->watching = pthread_create(&cuda->watcher, NULL, watch, cuda) == 0;
+        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    cuda->any_idle = true;
+    (void)pthread_cond_signal(&cuda->more);
+    (void)pthread_mutex_unlock(&cuda->watch);
+}
+
+static void end_watching(struct cuda *cuda)
+{
+    (void)pthread_mutex_lock(&cuda->watch);
+    cuda->end = true;
+    (void)pthread_cond_signal(&cuda->more);
+    (void)pthread_mutex_unlock(&cuda->watch);
+    if (cuda->watching)
+        (void)pthread_join(cuda->watcher, NULL);
+    (void)pthread_cond_destroy(&cuda->more);
+    (void)pthread_mutex_destroy(&cuda->watch);
+}
+
+void cuda_use(struct cuda_card *card)
+{
+    (void)pthread_mutex_lock(&card->opening);
+    card->users++;
+    (void)pthread_mutex_unlock(&card->opening);
+}
+
+static bool use_if_open(struct cuda_card *card)
+{
+    bool is_open;
+
+    (void)pthread_mutex_lock(&card->opening);
+    is_open = cuda_gpu_is_open(card->gpu);
+    card->users += is_open;
+    (void)pthread_mutex_unlock(&card->opening);
+    return is_open;
+}
+
+void cuda_unuse(struct cuda_card *card)
+{
+    bool idle;
+
+    (void)pthread_mutex_lock(&card->opening);
+    idle = --card->users == 0;
+    if (idle)
+        card->idle_since_ns = now_ns();
+    (void)pthread_mutex_unlock(&card->opening);
+    if (idle)
+        begin_to_watch(card->cuda);
 }
 
 CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, CUresult *result_p)
@@ -144,11 +280,13 @@ static enum rdt_status pin(void *memory, void *addr, uint64_t bytes, void **pin_
     CUresult result;
 
     for (unsigned i = 0; i < cuda->driver->n_gpus; i++) {
-        if (!cuda_gpu_is_open(&cuda->driver->gpu[i]))
+        if (!use_if_open(&cuda->cards[i]))
             continue;
         pinned = malloc(sizeof *pinned);
-        if (!pinned)
+        if (!pinned) {
+            cuda_unuse(&cuda->cards[i]);
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the record of pinned memory");
+        }
         *pinned = (struct pin){addr, &cuda->cards[i]};
         status = cuda_enter(pinned->card, err);
         if (status == RDT_OK) {
@@ -156,10 +294,12 @@ static enum rdt_status pin(void *memory, void *addr, uint64_t bytes, void **pin_
             if (result != CUDA_SUCCESS)
                 status = cuda_failed(cuda->driver, result, err, "pinning host memory for copies");
         }
-        if (status == RDT_OK)
+        if (status == RDT_OK) {
             *pin_p = pinned;
-        else
+        } else {
+            cuda_unuse(pinned->card);
             free(pinned);
+        }
         return status;
     }
     return rdt_error_set(err, RDT_UNSUPPORTED, "no GPU is in use");
@@ -172,6 +312,7 @@ static void unpin(void *memory, void *pin_of_core)
 
     if (cuda_enter(pinned->card, NULL) == RDT_OK)
         (void)cuda->driver->cuMemHostUnregister(pinned->addr);
+    cuda_unuse(pinned->card);
     free(pinned);
 }
 
@@ -179,7 +320,8 @@ static void unpin(void *memory, void *pin_of_core)
 
 static enum rdt_status memory_open(const struct rdt_host *host, void **memory_p, struct rdt_error *err)
 {
-    const char *enabled = host->config(host->ctx, "enabled");
+    const char *enabled = host->config(host->ctx, "enabled"), *idle = host->config(host->ctx, "pool_idle");
+    pthread_condattr_t monotonic;
     struct cuda_driver *driver;
     struct cuda *cuda;
     enum rdt_status status;
@@ -201,6 +343,12 @@ static enum rdt_status memory_open(const struct rdt_host *host, void **memory_p,
     cuda->host = *host;
     cuda->driver = driver;
     cuda_handles_init(&cuda->handles);
+    cuda->idle_ns = idle ? strtoll(idle, NULL, 10) : DEFAULT_IDLE_NS;
+    (void)pthread_mutex_init(&cuda->watch, NULL);
+    (void)pthread_condattr_init(&monotonic);
+    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&cuda->more, &monotonic);
+    (void)pthread_condattr_destroy(&monotonic);
     for (unsigned i = 0; i < driver->n_gpus; i++)
         card_init(&cuda->cards[i], cuda, &driver->gpu[i]);
     *memory_p = cuda;
@@ -211,6 +359,7 @@ static void memory_close(void *memory)
 {
     struct cuda *cuda = memory;
 
+    end_watching(cuda);
     for (unsigned i = 0; i < cuda->driver->n_gpus; i++) {
         struct cuda_card *card = &cuda->cards[i];
         cuda_copies_end(card);

@@ -7,7 +7,7 @@
  *   copy.c     copies; each GPU has streams, and a thread for the work that copy_start must not do itself
  *
  * Opening the kind allocates no GPU memory. The first allocation or import on a GPU retains its primary context until the
- * kind is closed; no other context is created. A client's memory stays open only as long as its blocks.
+ * kind is closed, or nobody has used it for `pool_idle`; no other context is created. A client's memory stays open only as long as its blocks.
  */
 #ifndef CUDA_H_RDT
 #define CUDA_H_RDT
@@ -25,7 +25,9 @@ struct cuda_card { /* a GPU as this kind uses it */
     struct cuda *cuda;
     struct cuda_gpu *gpu;
     bool vmm, rdma;                  /* the GPU supports VMM; GPUDirect RDMA works with such memory */
-    pthread_mutex_t opening;         /* held while its context is created and measured */
+    pthread_mutex_t opening;         /* held while its context is created and measured, or left; protects the next two */
+    unsigned users;                  /* blocks and pins, which need the context */
+    int64_t idle_since_ns;           /* if there are none */
     _Atomic uint64_t overhead_bytes; /* device memory that the context takes; USAGE_UNKNOWN: it cannot be determined */
     size_t granule;                  /* VMM allocates multiples of it */
     pthread_mutex_t mutex;           /* protects all fields below */
@@ -42,6 +44,11 @@ struct cuda {
     struct cuda_driver *driver;
     struct cuda_card *cards; /* [driver->n_gpus], in its order */
     struct cuda_handles handles;
+    int64_t idle_ns;       /* after which a context that nobody uses is left */
+    pthread_t watcher;     /* leaves contexts; started when the first one has no users */
+    pthread_mutex_t watch; /* protects the fields below */
+    pthread_cond_t more;
+    bool watching, end, any_idle;
 };
 
 struct cuda_block { /* block->priv */
@@ -62,6 +69,10 @@ struct cuda_block { /* block->priv */
 
 /* Finds the GPU with that uuid. NULL: NOT_FOUND, in err. */
 struct cuda_card *cuda_card_of(struct cuda *cuda, const char *uuid, struct rdt_error *err);
+
+/* Counts a user of the GPU's context, which is not left as long as there is one; cuda_enter may be called meanwhile. */
+void cuda_use(struct cuda_card *card);
+void cuda_unuse(struct cuda_card *card);
 
 /* Makes the GPU's primary context current in this thread. The first call for a GPU retains the context and measures how
  * much memory it takes. */

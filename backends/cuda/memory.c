@@ -38,7 +38,7 @@ uint64_t cuda_round(void *memory, uint64_t bytes)
 
 /* ---- blocks ---- */
 
-static struct cuda_block *block_new(struct cuda_card *card, uint32_t n_chunks)
+static struct cuda_block *block_alloc(struct cuda_card *card, uint32_t n_chunks)
 {
     struct cuda_block *block = calloc(1, sizeof *block);
 
@@ -60,10 +60,26 @@ static struct cuda_block *block_new(struct cuda_card *card, uint32_t n_chunks)
     return block;
 }
 
+/* Enters the GPU and returns the record of a block on it, which uses the GPU's context until block_free. NULL: *status_p says
+ * why. */
+static struct cuda_block *block_new(struct cuda_card *card, uint32_t n_chunks, enum rdt_status *status_p, struct rdt_error *err)
+{
+    struct cuda_block *block = NULL;
+
+    cuda_use(card);
+    *status_p = cuda_enter(card, err);
+    if (*status_p == RDT_OK && !(block = block_alloc(card, n_chunks)))
+        *status_p = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the record of a block of GPU memory");
+    if (!block)
+        cuda_unuse(card);
+    return block;
+}
+
 /* Frees the parts in the order that the driver demands: mapping, addresses, fds. The block may be incomplete. */
 static void block_free(struct cuda_block *block)
 {
     struct cuda_driver *driver = driver_of(block->card);
+    struct cuda_card *card = block->card;
 
     if (cuda_enter(block->card, NULL) == RDT_OK) {
         if (block->opened)
@@ -79,6 +95,7 @@ static void block_free(struct cuda_block *block)
     free(block->fds);
     free(block->chunk_bytes);
     free(block);
+    cuda_unuse(card);
 }
 
 static void block_fill(struct cuda_block *block, uint64_t bytes, struct rdt_block *block_p)
@@ -89,11 +106,6 @@ static void block_fill(struct cuda_block *block, uint64_t bytes, struct rdt_bloc
     block_p->priv = block;
     block_p->read_only = false;
     block_p->page_bytes = 0;
-}
-
-static enum rdt_status no_memory(struct rdt_error *err)
-{
-    return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the record of a block of GPU memory");
 }
 
 static enum rdt_status failed(struct cuda_card *card, CUresult result, struct rdt_error *err, const char *what)
@@ -168,12 +180,9 @@ enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, str
         return RDT_NOT_FOUND;
     if (!bytes || rounded > INT64_MAX)
         return rdt_error_set(err, RDT_INVALID, "cannot allocate %llu bytes of GPU memory", (unsigned long long)bytes);
-    status = cuda_enter(card, err);
-    if (status != RDT_OK)
-        return status;
-    block = block_new(card, card->vmm ? 1 : 0);
+    block = block_new(card, card->vmm ? 1 : 0, &status, err);
     if (!block)
-        return no_memory(err);
+        return status;
     status = card->vmm ? alloc_chunk(block, rounded, err) : alloc_legacy(block, rounded, err);
     if (status == RDT_OK)
         status = clear(card, block->base, rounded, err); /* the driver does not promise zeroed memory */
@@ -243,12 +252,9 @@ enum rdt_status cuda_import(void *memory, const char *device, const struct rdt_i
     if (chunks && (import->n_fds == 0 || import->n_fds > RDT_EXPORT_MAX_FDS))
         return rdt_error_set(err, RDT_INVALID, "cannot import GPU memory of %u chunks: expected 1 to %u", import->n_fds,
                              RDT_EXPORT_MAX_FDS);
-    status = cuda_enter(card, err);
-    if (status != RDT_OK)
-        return status;
-    block = block_new(card, chunks ? import->n_fds : 0);
+    block = block_new(card, chunks ? import->n_fds : 0, &status, err);
     if (!block)
-        return no_memory(err);
+        return status;
     status = chunks ? import_chunks(block, import, err) : import_handle(block, import, err);
     if (status == RDT_OK)
         status = check_within(block, import, err);

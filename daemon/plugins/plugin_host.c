@@ -84,6 +84,10 @@ static const char *host_config(void *ctx, const char *name)
         return options_have_peers(options) ? "yes" : "no";
     if (strcmp(name, "interfaces") == 0)
         return options->interfaces;
+    if (strcmp(name, "pool_idle") == 0) {
+        (void)snprintf(plugin->pool_idle, sizeof plugin->pool_idle, "%llu", (unsigned long long)options->pool_idle_ns);
+        return plugin->pool_idle;
+    }
     if (strcmp(name, "listen_host") == 0) {
         if (options->listen[0] == 0 || options_split_address(options->listen, plugin->listen_host, &port, NULL) != RDT_OK)
             return "";

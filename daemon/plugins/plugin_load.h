@@ -26,6 +26,7 @@ struct plugin {
     struct rdt_host host;          /* lent to the plug-in from open on */
     const struct options *options; /* while open runs; otherwise NULL */
     char listen_host[65];
+    char pool_idle[24]; /* nanoseconds */
 };
 
 /* Loads and checks a file. Errors are those of plugins_create; each names the file and the fault. guarded:

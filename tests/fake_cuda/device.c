@@ -233,7 +233,11 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device)
         return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&fake_mutex);
     if (fake_gpu[device].retained > 0) {
-        fake_gpu[device].retained--;
+        if (--fake_gpu[device].retained == 0) { /* peer access ends with the context */
+            fake_gpu[device].peers = 0;
+            for (int i = 0; i < fake_gpus; i++)
+                fake_gpu[i].peers &= ~(1u << device);
+        }
         result = CUDA_SUCCESS;
     }
     pthread_mutex_unlock(&fake_mutex);

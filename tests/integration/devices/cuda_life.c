@@ -48,6 +48,26 @@ Test(cuda_life, puts_of_several_threads_share_an_allocation)
     end();
 }
 
+Test(cuda_life, context_that_nobody_uses_is_left_and_comes_back)
+{
+    struct rdt_ref ref;
+    void *addr;
+
+    begin();
+    for (unsigned round = 0; round < 2; round++) {
+        must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
+        must(device(0).opened);
+        gpu_fill(addr, BYTES, 40 + round);
+        ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+        expect(b, &ref, "host", NULL, 40 + round, "local/copy");
+        expect(b, &ref, "cuda", gpu_uuid(gpu_count() - 1), 40 + round, gpu_count() > 1 ? "local/copy" : "local/share");
+        must_ok(rdt_dealloc(a, addr, &err));
+        let_go(&ref);
+        wait_until(20 * SEC, !device(0).opened && !device(gpu_count() - 1).opened);
+    }
+    end();
+}
+
 static int mortal(struct actor *self, void *arg)
 {
     struct rdt_tensor one;
