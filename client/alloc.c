@@ -35,7 +35,17 @@ static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *
     finish(conn, pending);
 }
 
-static const struct pending_ops release_ops = {on_frame, on_lost};
+/* RESUME has ended the region, unless it was sent before the release. */
+static void on_resumed(rdt *conn, struct pending *pending)
+{
+    Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
+
+    request.region = container_of(pending, struct release, pending)->mapping->region;
+    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, 0, &request.base, -1, true, NULL);
+    finish(conn, pending);
+}
+
+static const struct pending_ops release_ops = {on_frame, on_lost, on_resumed};
 
 void alloc_release(rdt *conn, struct mapping *take_mapping)
 {
@@ -44,6 +54,7 @@ void alloc_release(rdt *conn, struct mapping *take_mapping)
     uint64_t id = connection_id(conn);
 
     request.region = take_mapping->region;
+    take_mapping->released = true;
     if (connection_send(conn, RDT_MSG_RELEASE_REGION, id, &request.base, -1, true, NULL) != RDT_OK || !release) {
         memory_unref(&conn->memory, take_mapping);
         free(release);
@@ -73,6 +84,7 @@ void alloc_release_unmapped(rdt *conn, uint64_t region)
 
     request.region = region;
     connection_lock(conn);
+    ids_remove(&conn->memory.unmapped, region);
     (void)connection_send(conn, RDT_MSG_RELEASE_REGION, 0, &request.base, -1, true, NULL);
     connection_unlock(conn);
 }
@@ -95,6 +107,7 @@ static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, 
         status = memory_map(&conn->memory, reply->region, reply->generation, fd, reply->bytes, true, MAPPING_ALLOCATED,
                             &mapping, err);
     if (status == RDT_OK) {
+        ids_remove(&conn->memory.unmapped, reply->region);
         mapping->cacheable = reply->cacheable;
         *mapping_p = mapping;
     } else {
@@ -158,7 +171,9 @@ enum rdt_status alloc_adopt(rdt *conn, const Rdt__Pb__RegionReply *reply, void *
                           &mapping, err);
     if (status == RDT_OK) {
         status = memory_offer(&conn->memory, mapping, err);
-        if (status != RDT_OK)
+        if (status == RDT_OK)
+            ids_remove(&conn->memory.unmapped, reply->region);
+        else
             memory_unref(&conn->memory, mapping);
     }
     connection_unlock(conn);

@@ -7,8 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "note.h"
 #include "proto/verb.h"
 #include "rdt.pb-c.h"
+#include "repeat.h"
 #include "session/clock.h"
 #include "session/connection.h"
 #include "session/events.h"
@@ -16,11 +18,52 @@
 struct waiting { /* on the caller's stack, and in the table until its frame has come */
     struct pending pending;
     const struct verb *verb;
+    const ProtobufCMessage *request; /* with send_fds the caller's, which is there as long as it waits */
+    const int *send_fds;
+    unsigned n_send;
+    int64_t start_ns;
+    uint64_t sent_on; /* number of the socket; 0: it has not been sent yet */
+    bool repeated;    /* it was sent to an earlier daemon too */
     ProtobufCMessage *reply;
     struct call_got got;
     bool done;
     struct rdt_error err; /* status: how it ended */
 };
+
+/* Remembers what the session has from now on, before the caller can look at the reply. False: no memory. */
+static bool remember_reply(rdt *conn, const struct waiting *waiting)
+{
+    if (waiting->verb->type == RDT_MSG_WATCH) {
+        conn->watched = ((const Rdt__Pb__Watch *)waiting->request)->kinds;
+        events_begin(conn); /* now, because the first events may follow in the same read */
+    }
+    if ((waiting->verb->type == RDT_MSG_ALLOC || waiting->verb->type == RDT_MSG_IMPORT) &&
+        ((const Rdt__Pb__RegionReply *)waiting->reply)->region != 0)
+        return ids_append(&conn->memory.unmapped, ((const Rdt__Pb__RegionReply *)waiting->reply)->region);
+    return true;
+}
+
+static void read_reply(rdt *conn, struct waiting *waiting, struct frame *frame)
+{
+    waiting->reply = protobuf_c_message_unpack(waiting->verb->reply, NULL, frame->length, frame->payload);
+    if (!waiting->reply || !remember_reply(conn, waiting)) {
+        (void)rdt_error_set(&waiting->err, waiting->reply ? RDT_NO_MEMORY : RDT_PROTOCOL, "rdtd's answer to %s cannot be read",
+                            waiting->verb->name);
+        return;
+    }
+    for (unsigned i = 0; i < frame->nfds; i++)
+        waiting->got.fds[waiting->got.n_fds++] = frame_take_fd(frame, i);
+}
+
+/* The request asked an earlier daemon for the end of something that is not there any more: it has had its effect. */
+static bool has_ended_it(const struct waiting *waiting)
+{
+    uint16_t type = waiting->verb->type;
+
+    if (!waiting->repeated || (waiting->err.status != RDT_NOT_FOUND && waiting->err.status != RDT_FREED))
+        return false;
+    return type == RDT_MSG_FREE || type == RDT_MSG_UNPUBLISH || type == RDT_MSG_WAIT_FREED;
+}
 
 static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
 {
@@ -28,14 +71,39 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
 
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &waiting->err);
+        /* A daemon that is about to end takes no more puts. The next one does. */
+        if (waiting->err.status == RDT_SHUTTING_DOWN && conn->kept && waiting->verb->type == RDT_MSG_PUT) {
+            waiting->err.status = RDT_OK;
+            pending_add(&conn->pending, pending);
+            return;
+        }
+        if (has_ended_it(waiting)) {
+            waiting->err.status = RDT_OK;
+            waiting->reply = protobuf_c_message_unpack(waiting->verb->reply, NULL, 0, NULL);
+        }
     } else {
-        waiting->reply = protobuf_c_message_unpack(waiting->verb->reply, NULL, frame->length, frame->payload);
-        if (waiting->reply && waiting->verb->type == RDT_MSG_WATCH)
-            events_begin(conn); /* now, because the first events may follow in the same read */
-        for (unsigned i = 0; waiting->reply && i < frame->nfds; i++)
-            waiting->got.fds[waiting->got.n_fds++] = frame_take_fd(frame, i);
-        if (!waiting->reply)
-            (void)rdt_error_set(&waiting->err, RDT_PROTOCOL, "rdtd's answer to %s cannot be read", waiting->verb->name);
+        read_reply(conn, waiting, frame);
+    }
+    waiting->done = true;
+    connection_notify(conn);
+}
+
+static void on_resumed(rdt *conn, struct pending *pending)
+{
+    struct waiting *waiting = container_of(pending, struct waiting, pending);
+    bool is_part = waiting->verb->type == RDT_MSG_IMPORT && ((const Rdt__Pb__Import *)waiting->request)->number != 0;
+    enum rdt_status status = repeat_allowed(waiting->verb, waiting->sent_on, &waiting->err);
+
+    if (status == RDT_OK && is_part) /* the parts before it have ended with the daemon */
+        status = rdt_error_set(&waiting->err, RDT_RESTARTED, "rdtd restarted while memory was imported in parts");
+    if (status == RDT_OK)
+        status = repeat_message(conn, waiting->verb->type, pending->id, waiting->request, waiting->start_ns, waiting->send_fds,
+                                waiting->n_send, &waiting->err);
+    if (status == RDT_OK) {
+        waiting->repeated |= waiting->sent_on != 0;
+        waiting->sent_on = conn->n_sockets;
+        pending_add(&conn->pending, pending);
+        return;
     }
     waiting->done = true;
     connection_notify(conn);
@@ -56,23 +124,38 @@ static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *
     connection_notify(conn);
 }
 
-static const struct pending_ops ops = {on_frame, on_lost};
+static const struct pending_ops ops = {on_frame, on_lost, on_resumed};
 
 /* Tells the daemon to end the request, because nobody waits for its answer any more. */
 static void cancel(rdt *conn, const struct waiting *waiting)
 {
     Rdt__Pb__CancelRequest request = RDT__PB__CANCEL_REQUEST__INIT;
 
+    if (waiting->verb->type == RDT_MSG_PUT && conn->kept && waiting->sent_on != 0)
+        (void)ids_append(&conn->abandoned, waiting->pending.id); /* without memory the object may stay until the session ends */
     if (!(waiting->verb->properties & VERB_CANCELLABLE))
         return;
     request.request_id = waiting->pending.id;
     (void)connection_send(conn, RDT_MSG_CANCEL_REQUEST, 0, &request.base, -1, true, NULL);
 }
 
+/* Says what a call waited for in vain. */
+static void set_timed_out(const rdt *conn, struct waiting *waiting)
+{
+    double seconds = (double)(clock_now_ns() - waiting->start_ns) / 1e9;
+
+    if (conn->state != CONNECTION_UP)
+        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "rdtd did not answer %s within %.3f s: it ended, and has not come back yet",
+                            waiting->verb->name, seconds);
+    else if (waiting->verb->properties & VERB_WAITS)
+        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "%s within %.3f s", waiting->verb->unmet, seconds);
+    else
+        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "rdtd did not answer %s within %.3f s", waiting->verb->name, seconds);
+}
+
 /* With the lock. */
 static void wait_for(rdt *conn, struct waiting *waiting, int64_t deadline_ns)
 {
-    int64_t start_ns = clock_now_ns();
     enum rdt_status status = RDT_OK;
 
     pending_add(&conn->pending, &waiting->pending);
@@ -82,12 +165,7 @@ static void wait_for(rdt *conn, struct waiting *waiting, int64_t deadline_ns)
         return;
     (void)pending_take(&conn->pending, waiting->pending.id);
     cancel(conn, waiting);
-    if (waiting->verb->properties & VERB_WAITS)
-        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "%s within %.3f s", waiting->verb->unmet,
-                            (double)(clock_now_ns() - start_ns) / 1e9);
-    else
-        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "rdtd did not answer %s within %.3f s", waiting->verb->name,
-                            (double)(clock_now_ns() - start_ns) / 1e9);
+    set_timed_out(conn, waiting);
 }
 
 void call_got_close(struct call_got *got)
@@ -113,7 +191,8 @@ enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessa
                           unsigned n_send, int64_t deadline_ns, ProtobufCMessage **reply_p, struct call_got *got_p,
                           struct rdt_error *err)
 {
-    struct waiting waiting = {.pending.ops = &ops, .verb = verb_find(type)};
+    struct waiting waiting = {
+        .pending.ops = &ops, .verb = verb_find(type), .request = request, .send_fds = send_fds, .n_send = n_send};
     struct call_got sent = {.n_fds = 0};
     enum rdt_status status = connection_check(conn, err);
 
@@ -124,6 +203,8 @@ enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessa
 
     connection_lock(conn);
     waiting.pending.id = connection_id(conn);
+    waiting.start_ns = clock_now_ns();
+    waiting.sent_on = repeat_socket(conn);
     status = connection_send_fds(conn, type, waiting.pending.id, request, sent.fds, sent.n_fds, false, err);
     if (status == RDT_OK)
         wait_for(conn, &waiting, deadline_ns);
@@ -135,6 +216,7 @@ enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessa
     }
     if (waiting.err.status != RDT_OK) {
         call_got_close(&waiting.got);
+        protobuf_c_message_free_unpacked(waiting.reply, NULL);
         if (err)
             *err = waiting.err;
         return waiting.err.status;
@@ -192,7 +274,7 @@ static void give_back_object(rdt *conn, const struct frame *frame)
         return;
     request.ref = reply->ref;
     if (request.ref)
-        (void)connection_send(conn, RDT_MSG_FREE, connection_id(conn), &request.base, -1, true, NULL);
+        (void)note_send(conn, RDT_MSG_FREE, &request.base, false, NULL);
     rdt__pb__put_reply__free_unpacked(reply, NULL);
 }
 
@@ -200,6 +282,7 @@ static void end_watch(rdt *conn)
 {
     Rdt__Pb__Watch request = RDT__PB__WATCH__INIT;
 
+    conn->watched = 0;
     events_begin(conn);
     (void)connection_send(conn, RDT_MSG_WATCH, 0, &request.base, -1, true, NULL);
 }
@@ -208,6 +291,7 @@ static void end_watch(rdt *conn)
  * at their deadline. Their callers were told that they got nothing, so what the reply brings is given back. */
 void call_on_late_reply(rdt *conn, struct frame *frame)
 {
+    ids_remove(&conn->abandoned, frame->request_id);
     if (frame->flags & FRAME_ERROR)
         return;
     switch (frame->type) {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "call.h"
+#include "note.h"
 #include "options.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
@@ -56,7 +57,7 @@ enum rdt_status rdt_drop(rdt *conn, const struct rdt_ref *ref, struct rdt_error 
     wire_ref_from(ref, &message);
     request.ref = &message;
     connection_lock(conn);
-    status = connection_release(conn, RDT_MSG_FREE, &request.base, err);
+    status = note_send(conn, RDT_MSG_FREE, &request.base, true, err);
     connection_drain(conn);
     connection_unlock(conn);
     return status;
@@ -155,6 +156,7 @@ static enum rdt_status start_wait(rdt_request *take_request, enum rdt_message ty
                                   rdt_request **request_p, struct rdt_error *err)
 {
     rdt *conn = take_request->conn;
+    struct repeat *repeat;
     enum rdt_status status = RDT_OK;
 
     connection_lock(conn);
@@ -162,6 +164,9 @@ static enum rdt_status start_wait(rdt_request *take_request, enum rdt_message ty
         status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
     if (status == RDT_OK) {
         request_start(take_request, round_trip_deadline_ns(take_request->timeout_ns));
+        repeat = repeat_create(conn, (uint16_t)type, message);
+        request_keep(take_request, repeat);
+        repeat_unref(repeat);
         status = connection_send(conn, type, take_request->pending.id, message, -1, false, err);
     }
     if (status == RDT_OK)

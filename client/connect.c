@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_connect, rdt_close and rdt_node. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -20,6 +21,7 @@
 #include "proto/wire_limits.h"
 #include "rdt.pb-c.h"
 #include "request.h"
+#include "resume.h"
 #include "session/clock.h"
 #include "session/connection.h"
 #include "session/events.h"
@@ -27,6 +29,7 @@
 
 #define DEFAULT_SOCKET "/run/rdtd/rdtd.sock"
 #define DEFAULT_TIMEOUT_NS (INT64_C(10) * 1000000000)
+#define RESTART_NS (INT64_C(2) * 1000000000) /* how long rdt_connect waits for the daemon that follows one that was killed */
 
 /* ---- closing ---- */
 
@@ -40,17 +43,20 @@ static void close_fds(const rdt *conn)
 {
     close_fd(conn->epoll_fd);
     close_fd(conn->sock);
+    close_fd(conn->stale_sock);
     close_fd(conn->timer_fd);
     close_fd(conn->event_fd);
     close_fd(conn->wake_fd);
 }
+
+#define CLOSE_NS 1000000000 /* how long rdt_close tries to tell the daemon, or the next one */
 
 /* Ends and frees everything that lives on the connection, except the fds. Nothing is sent any more. */
 static void free_all(rdt *conn)
 {
     struct rdt_error why = {.status = RDT_DISCONNECTED, .msg = "rdt_close was called"};
 
-    conn->lost = true;
+    conn->state = CONNECTION_ENDED;
     conn->why_lost = why;
     if (conn->pending.buckets) {
         for (struct pending *pending = pending_take_all(&conn->pending), *next; pending; pending = next) {
@@ -63,12 +69,14 @@ static void free_all(rdt *conn)
     while (!chain_is_empty(&conn->objects))
         fetched_destroy(container_of(conn->objects.next, rdt_object, link));
     events_fini(conn);
+    ids_fini(&conn->abandoned);
     batches_fini(conn);
     loans_fini(conn);
     memory_fini(&conn->memory);
     pending_fini(&conn->pending);
     expiry_fini(&conn->expiries);
     frame_writer_fini(&conn->writer);
+    frame_writer_fini(&conn->later);
     frame_reader_fini(&conn->reader);
 }
 
@@ -90,6 +98,16 @@ static void close_in_child(rdt *conn)
     free(conn); /* The conditions are not destroyed: that would wait for threads that sleep on them in the parent. */
 }
 
+/* A session that outlasts its daemon ends when the daemon knows it, and not by the end of the socket, which a daemon that is
+ * killed does not see: the next one would have the session until this process ends. */
+static void say_close(rdt *conn)
+{
+    Rdt__Pb__Close request = RDT__PB__CLOSE__INIT;
+
+    if (conn->kept)
+        (void)call(conn, RDT_MSG_CLOSE, &request.base, CLOSE_NS, NULL, NULL);
+}
+
 void rdt_close(rdt *conn)
 {
     if (!conn)
@@ -101,6 +119,9 @@ void rdt_close(rdt *conn)
     connection_lock(conn);
     conn->corks = 0;
     connection_flush(conn); /* a corked message may concern what outlives the session, such as a detached object */
+    connection_unlock(conn);
+    say_close(conn);
+    connection_lock(conn);
     free_all(conn);
     close_fds(conn);
     (void)pthread_mutex_unlock(&conn->lock);
@@ -120,6 +141,8 @@ static bool watch(const rdt *conn, int fd)
 static enum rdt_status open_fds(rdt *conn, int take_sock, struct rdt_error *err)
 {
     conn->sock = take_sock;
+    conn->stale_sock = -1;
+    conn->n_sockets = 1;
     conn->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     conn->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     conn->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -144,6 +167,8 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
     conn->on_event = fetch_on_event;
     conn->on_late_reply = call_on_late_reply;
     conn->on_expired = request_on_expired;
+    conn->on_away = resume_on_away;
+    conn->on_dialled = resume_on_dialled;
     conn->fd_timer_ns = CLOCK_NEVER;
     chain_init(&conn->batches);
     chain_init(&conn->loans_idle);
@@ -154,6 +179,7 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
     chain_init(&conn->events);
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->writer);
+    frame_writer_init(&conn->later);
     connection_locks_init(conn);
     status = open_fds(conn, take_sock, err);
     if (status == RDT_OK && (!pending_init(&conn->pending) || !memory_init(&conn->memory)))
@@ -191,7 +217,44 @@ static enum rdt_status refused(const char *path, int sys_errno, struct rdt_error
     return status;
 }
 
-/* A connect to a Unix socket waits for room in the daemon's backlog, as long as SO_SNDTIMEO says. */
+/* Returns 0 or errno. A connect to a Unix socket waits for room in the daemon's backlog, as long as SO_SNDTIMEO says. */
+static int dial(int sock, const struct sockaddr_un *address, int64_t deadline_ns)
+{
+    for (;;) {
+        int64_t left_ns = clock_remaining_ns(deadline_ns);
+        struct timeval left = {.tv_sec = left_ns / 1000000000, .tv_usec = left_ns % 1000000000 / 1000};
+
+        if (left_ns == 0)
+            return EAGAIN;
+        if (left_ns > 0 && left.tv_sec == 0 && left.tv_usec == 0)
+            left.tv_usec = 1; /* 0 would mean without end */
+        if (left_ns > 0)
+            (void)setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &left, sizeof left);
+        if (connect(sock, (const struct sockaddr *)address, sizeof *address) == 0)
+            return 0;
+        if (errno != EINTR)
+            return errno;
+    }
+}
+
+/* A daemon that was killed leaves its socket there, and nobody accepts until the next one has started. */
+static int dial_the_next(int sock, const struct sockaddr_un *address, int64_t deadline_ns)
+{
+    int64_t until_ns = clock_deadline_ns(RESTART_NS), delay_ns = 1000000;
+    int sys_errno;
+
+    while ((sys_errno = dial(sock, address, deadline_ns)) == ECONNREFUSED) {
+        int64_t next_ns = clock_now_ns() + delay_ns;
+        struct timespec delay = clock_timespec(delay_ns);
+
+        if (next_ns > until_ns || next_ns > deadline_ns)
+            break;
+        (void)nanosleep(&delay, NULL);
+        delay_ns = delay_ns < RESTART_NS / 20 ? 2 * delay_ns : delay_ns;
+    }
+    return sys_errno;
+}
+
 static enum rdt_status open_socket(const char *path, int64_t deadline_ns, int *sock_p, struct rdt_error *err)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -205,19 +268,7 @@ static enum rdt_status open_socket(const char *path, int64_t deadline_ns, int *s
     sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (sock < 0)
         return rdt_error_sys(err, errno, "socket");
-    do {
-        int64_t left_ns = clock_remaining_ns(deadline_ns);
-        struct timeval left = {.tv_sec = left_ns / 1000000000, .tv_usec = left_ns % 1000000000 / 1000};
-
-        if (left_ns == 0)
-            sys_errno = EAGAIN;
-        else if (left_ns > 0 && left.tv_sec == 0 && left.tv_usec == 0)
-            left.tv_usec = 1; /* 0 would mean without end */
-        if (left_ns > 0)
-            (void)setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &left, sizeof left);
-        if (left_ns != 0)
-            sys_errno = connect(sock, (struct sockaddr *)&address, sizeof address) < 0 ? errno : 0;
-    } while (sys_errno == EINTR);
+    sys_errno = dial_the_next(sock, &address, deadline_ns);
     if (sys_errno == 0) {
         *sock_p = sock; /* It stays blocking: reads and writes pass MSG_DONTWAIT. */
         return RDT_OK;
@@ -228,40 +279,18 @@ static enum rdt_status open_socket(const char *path, int64_t deadline_ns, int *s
     return refused(path, sys_errno, err);
 }
 
-static enum rdt_status fill_node(struct rdt_node_info *node, const Rdt__Pb__HelloReply *reply, struct rdt_error *err)
+static enum rdt_status say_hello(rdt *conn, int64_t deadline_ns, struct rdt_error *err)
 {
-    if (reply->protocol < RDT_PROTOCOL_MIN || reply->protocol > RDT_PROTOCOL_MAX)
-        return rdt_error_set(err, RDT_PROTOCOL, "rdtd %s speaks protocol %u, librdt %s speaks %u to %u", reply->daemon_version,
-                             reply->protocol, RDT_VERSION, RDT_PROTOCOL_MIN, RDT_PROTOCOL_MAX);
-    if (reply->node_uuid.len != sizeof node->node || reply->boot_id.len != sizeof node->boot_id)
-        return rdt_error_set(err, RDT_PROTOCOL, "rdtd's node uuid has %zu bytes, its boot id %zu", reply->node_uuid.len,
-                             reply->boot_id.len);
-    memcpy(node->node, reply->node_uuid.data, sizeof node->node);
-    memcpy(node->boot_id, reply->boot_id.data, sizeof node->boot_id);
-    (void)stpncpy(node->address, reply->node_address, sizeof node->address - 1);
-    (void)stpncpy(node->daemon_version, reply->daemon_version, sizeof node->daemon_version - 1);
-    (void)stpncpy(node->tenant, reply->tenant, sizeof node->tenant - 1);
-    node->session = reply->session_id;
-    node->uid = reply->uid;
-    return RDT_OK;
-}
-
-static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_ns, struct rdt_error *err)
-{
-    Rdt__Pb__Hello request = RDT__PB__HELLO__INIT;
+    Rdt__Pb__Hello request;
     ProtobufCMessage *answer;
     uint64_t busy_poll_ns;
     enum rdt_status status;
 
-    request.protocol_min = RDT_PROTOCOL_MIN;
-    request.protocol_max = RDT_PROTOCOL_MAX;
-    request.client_name = (char *)name;
-    request.library_version = (char *)RDT_VERSION;
-    request.tensor_runs = true;
+    resume_fill_hello(conn, &request);
     status = call_fds(conn, RDT_MSG_HELLO, &request.base, -1, deadline_ns, &answer, NULL, err);
     if (status != RDT_OK)
         return status;
-    status = fill_node(&conn->node, (const Rdt__Pb__HelloReply *)answer, err);
+    status = resume_read_hello(conn, (const Rdt__Pb__HelloReply *)answer, err);
     conn->inline_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->inline_max_bytes;
     if (conn->inline_max_bytes > RDT_INLINE_MAX_BYTES)
         conn->inline_max_bytes = RDT_INLINE_MAX_BYTES;
@@ -276,6 +305,15 @@ static enum rdt_status say_hello(rdt *conn, const char *name, int64_t deadline_n
     return status;
 }
 
+/* Remembers where to dial again, wherever this process changes its working directory to. */
+static void set_path(rdt *conn, const char *path)
+{
+    char here[sizeof conn->path];
+    bool fits = path[0] != '/' && getcwd(here, sizeof here) && strlen(here) + 1 + strlen(path) < sizeof conn->path;
+
+    (void)snprintf(conn->path, sizeof conn->path, "%s%s%s", fits ? here : "", fits ? "/" : "", path);
+}
+
 static const char *socket_path(const struct rdt_connect_options *options)
 {
     const char *path = options->socket ? options->socket : getenv("RDT_SOCKET");
@@ -283,39 +321,49 @@ static const char *socket_path(const struct rdt_connect_options *options)
     return path && path[0] ? path : DEFAULT_SOCKET;
 }
 
+static enum rdt_status connect_once(const char *path, const char *name, int64_t deadline_ns, rdt **rdt_p, struct rdt_error *err)
+{
+    rdt *conn = NULL;
+    int sock = -1;
+    enum rdt_status status = open_socket(path, deadline_ns, &sock, err);
+
+    if (status == RDT_OK)
+        status = create(sock, &conn, err);
+    if (status != RDT_OK)
+        return status;
+    (void)stpncpy(conn->name, name, sizeof conn->name - 1); /* calloc has terminated it */
+    status = say_hello(conn, deadline_ns, err);
+    if (status == RDT_OK) {
+        set_path(conn, path);
+        *rdt_p = conn;
+    } else {
+        rdt_error_prefix(err, "hello to rdtd at %s", path);
+        rdt_close(conn);
+        if (status == RDT_DISCONNECTED) /* the daemon ended meanwhile; AGAIN: the next one may be there soon */
+            status = RDT_AGAIN;
+    }
+    return status;
+}
+
 enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt_p, struct rdt_error *err)
 {
     struct rdt_connect_options own;
-    const char *path;
-    char name[RDT_MAX_NAME_BYTES + 1] = "";
-    int64_t deadline_ns;
-    rdt *conn = NULL;
-    int sock = -1;
+    int64_t deadline_ns, until_ns = clock_deadline_ns(RESTART_NS);
     enum rdt_status status = options_copy(&own, sizeof own, options, err);
 
     if (status == RDT_OK && !rdt_p)
         status = rdt_error_set(err, RDT_INVALID, "rdt_p is NULL");
     if (status != RDT_OK)
         return status;
-    path = socket_path(&own);
-    (void)stpncpy(name, own.name ? own.name : program_invocation_short_name, sizeof name - 1);
     deadline_ns = clock_deadline_ns(own.timeout_ns == 0             ? DEFAULT_TIMEOUT_NS
                                     : own.timeout_ns == RDT_NO_WAIT ? CLOCK_NO_WAIT_NS
                                                                     : own.timeout_ns);
-    status = open_socket(path, deadline_ns, &sock, err);
-    if (status == RDT_OK)
-        status = create(sock, &conn, err);
-    if (status != RDT_OK)
-        return status;
-    status = say_hello(conn, name, deadline_ns, err);
-    if (status == RDT_OK) {
-        (void)stpncpy(conn->path, path, sizeof conn->path - 1); /* calloc has terminated it */
-        *rdt_p = conn;
-    } else {
-        rdt_error_prefix(err, "hello to rdtd at %s", path);
-        rdt_close(conn);
-    }
-    return status;
+    if (until_ns > deadline_ns)
+        until_ns = deadline_ns;
+    do
+        status = connect_once(socket_path(&own), own.name ? own.name : program_invocation_short_name, deadline_ns, rdt_p, err);
+    while (status == RDT_AGAIN && clock_now_ns() < until_ns);
+    return status == RDT_AGAIN ? RDT_DISCONNECTED : status;
 }
 
 enum rdt_status rdt_node(rdt *conn, struct rdt_node_info *info_p, struct rdt_error *err)
@@ -325,6 +373,6 @@ enum rdt_status rdt_node(rdt *conn, struct rdt_node_info *info_p, struct rdt_err
     if (status == RDT_OK && !info_p)
         status = rdt_error_set(err, RDT_INVALID, "info_p is NULL");
     if (status == RDT_OK)
-        *info_p = conn->node;
+        connection_copy_node(conn, info_p);
     return status;
 }

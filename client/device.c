@@ -55,6 +55,8 @@ enum rdt_status device_alloc(rdt *conn, size_t bytes, const struct rdt_alloc_opt
         connection_lock(conn);
         status = mapper_map_share(conn, reply->region, reply->generation, reply->bytes, reply->share, got.fds, got.n_fds,
                                   MAPPING_ALLOCATED, mapping_p, err);
+        if (status == RDT_OK)
+            ids_remove(&conn->memory.unmapped, reply->region);
         connection_unlock(conn);
     }
     call_got_close(&got);
@@ -142,14 +144,15 @@ static void drop_parts(rdt *conn, const struct rdt_shared *shared)
 
 /* The daemon gathers the chunks of only one import of a client at a time. The next import waits here until its own
  * deadline. */
-static enum rdt_status begin_parts(rdt *conn, int64_t deadline_ns, uint64_t *number_p, struct rdt_error *err)
+static enum rdt_status begin_parts(rdt *conn, int64_t deadline_ns, uint64_t *number_p, uint64_t *n_sockets_p,
+                                   struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
 
     connection_lock(conn);
-    while (conn->importing && !conn->lost && status == RDT_OK)
+    while (conn->importing && !connection_has_ended(conn) && status == RDT_OK)
         status = connection_step(conn, deadline_ns);
-    if (conn->lost)
+    if (connection_has_ended(conn))
         status = connection_lost_error(conn, err);
     else if (conn->importing)
         status = rdt_error_set(err, RDT_TIMED_OUT, "another import of more than %u chunks did not end before the deadline",
@@ -159,35 +162,44 @@ static enum rdt_status begin_parts(rdt *conn, int64_t deadline_ns, uint64_t *num
     if (status == RDT_OK) {
         conn->importing = true;
         *number_p = ++conn->n_imports;
+        *n_sockets_p = conn->n_sockets;
     }
     connection_unlock(conn);
     return status;
 }
 
-static void end_parts(rdt *conn)
+/* Returns true if another daemon has gone on with the session since begin_parts: it knows none of the parts before. */
+static bool end_parts(rdt *conn, uint64_t n_sockets)
 {
+    bool moved;
+
     connection_lock(conn);
+    moved = conn->n_sockets != n_sockets && !connection_has_ended(conn);
     conn->importing = false;
     connection_notify(conn);
     connection_unlock(conn);
+    return moved;
 }
 
 static enum rdt_status send_import(rdt *conn, const struct rdt_shared *shared, ProtobufCMessage **answer_p,
                                    struct rdt_error *err)
 {
     int64_t deadline_ns = clock_deadline_ns(shared->timeout_ns ? shared->timeout_ns : CALL_MEMORY_TIMEOUT_NS);
-    uint64_t number;
+    uint64_t number, n_sockets;
     enum rdt_status status;
+    bool again;
 
     if (shared->kind != RDT_SHARED_VMM || shared->n_fds <= RDT_MAX_FRAME_FDS)
         return send_parts(conn, shared, 0, deadline_ns, answer_p, err);
-    status = begin_parts(conn, deadline_ns, &number, err);
-    if (status != RDT_OK)
-        return status;
-    status = send_parts(conn, shared, number, deadline_ns, answer_p, err);
-    if (status != RDT_OK)
-        drop_parts(conn, shared);
-    end_parts(conn);
+    do {
+        status = begin_parts(conn, deadline_ns, &number, &n_sockets, err);
+        if (status != RDT_OK)
+            return status;
+        status = send_parts(conn, shared, number, deadline_ns, answer_p, err);
+        if (status != RDT_OK)
+            drop_parts(conn, shared);
+        again = end_parts(conn, n_sockets) && status != RDT_OK && status != RDT_TIMED_OUT;
+    } while (again);
     return status;
 }
 

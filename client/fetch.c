@@ -326,6 +326,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
 {
     const struct rdt_fetch_options *options = fetch->options;
     Rdt__Pb__Fetch request = RDT__PB__FETCH__INIT;
+    struct repeat *repeat;
     enum rdt_status status;
     char *maps[8], *devices[2 * MAPPER_MAX_DEVICES];
 
@@ -352,7 +353,12 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     request.n_mapped_devices = mapper_devices(fetch->conn, devices, sizeof devices / sizeof devices[0]);
     request.self_copy_bytes = SELF_COPY_BYTES;
     request.timeout_ns = options->timeout_ns == RDT_NO_WAIT ? 0 : clock_remaining_ns(fetch->deadline_ns);
-    request.fds_once = n > 1 && batch_begin(fetch->conn, fetch->items[first]->handle, n);
+    repeat = repeat_create(fetch->conn, RDT_MSG_FETCH, &request.base);
+    for (size_t i = first; i < first + n; i++)
+        request_keep(fetch->requests[i], repeat);
+    repeat_unref(repeat);
+    request.fds_once =
+        n > 1 && fetch->conn->state == CONNECTION_UP && batch_begin(fetch->conn, fetch->items[first]->handle, n);
     status = connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false,
                              err); /* id 0: each item has a handle and an answer of its own */
     if (status == RDT_OK)
@@ -366,7 +372,7 @@ static enum rdt_status send_all(struct fetch *fetch, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
 
-    if (fetch->conn->lost)
+    if (connection_has_ended(fetch->conn))
         return connection_lost_error(fetch->conn, err);
     if (!expiry_reserve(&fetch->conn->expiries, fetch->count))
         return no_memory(err, fetch->count);

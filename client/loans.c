@@ -138,6 +138,21 @@ void loans_on_back(rdt *conn, struct frame *frame)
     rdt__pb__region_back__free_unpacked(back, NULL);
 }
 
+void loans_drop_idle(rdt *conn)
+{
+    while (!chain_is_empty(&conn->loans_idle))
+        destroy(conn, container_of(conn->loans_idle.next, struct loan, link), false);
+}
+
+bool loans_on_missing(rdt *conn, uint64_t region)
+{
+    struct loan *loan = find(conn, region);
+
+    if (loan && !loan->in_put)
+        destroy(conn, loan, false);
+    return loan;
+}
+
 static void free_all(struct chain *loans)
 {
     while (!chain_is_empty(loans)) {

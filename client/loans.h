@@ -34,6 +34,13 @@ void loans_end(rdt *conn, struct loan *take_loan, bool succeeded);
 
 void loans_on_back(rdt *conn, struct frame *frame); /* handles REGION_BACK */
 
+/* The daemon that knew the idle loans has ended: unmaps them. */
+void loans_drop_idle(rdt *conn);
+
+/* The next daemon does not have this region. False: it is no loan. An active loan is then gone; a put in flight finds out by
+ * itself. */
+bool loans_on_missing(rdt *conn, uint64_t region);
+
 void loans_fini(rdt *conn); /* frees the loans without a message; memory_fini unmaps their mappings */
 
 #endif

@@ -108,10 +108,13 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
     ProtobufCMessage *reply = NULL;
     bool kept = false;
     enum rdt_status status;
+    uint64_t n_sockets;
 
     connection_lock(conn);
+    n_sockets = conn->n_sockets;
     request.region = mapping->region;
     request.keep_mapped = memory_may_cache(mapping, MAPPING_ALLOCATED);
+    mapping->released = true;
     if (request.keep_mapped)
         memory_cache(&conn->memory, mapping);
     connection_unlock(conn);
@@ -121,6 +124,8 @@ static enum rdt_status release_region(rdt *conn, struct mapping *mapping, struct
         protobuf_c_message_free_unpacked(reply, NULL);
     }
     connection_lock(conn);
+    if (status == RDT_NOT_FOUND && conn->n_sockets != n_sockets)
+        status = RDT_OK; /* the session was resumed meanwhile without the region, which ended it */
     if (!request.keep_mapped)
         memory_unref(&conn->memory, mapping);
     else if (!kept && status != RDT_TIMED_OUT) /* without an answer the daemon may have cached it */

@@ -147,8 +147,13 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
           (uint64_t)from->crl_expires_s);
     gauge(text, "rdtd_keeper_up", "", "1 while the keeper is connected; 0 as well if there is none.", from->keeper_up);
     gauge(text, "rdtd_kept_objects", "", "Objects that survive a restart of the daemon.", from->kept_objects);
+    gauge(text, "rdtd_kept_sessions", "", "Sessions of clients that survive a restart of the daemon.", from->kept_sessions);
+    gauge(text, "rdtd_waiting_sessions", "", "Sessions of an earlier daemon whose clients have not come back yet.",
+          from->waiting_sessions);
     gauge(text, "rdtd_kept_bytes", "bytes", "Their memory, whose descriptors the keeper has.", from->kept_bytes);
     gauge(text, "rdtd_restored_objects", "", "Objects that the daemon found when it started.", from->restored_objects);
+    counter(text, "rdtd_resumed_sessions", "", "Sessions of an earlier daemon to which their clients have come back.",
+            from->resumed_sessions);
     counter(text, "rdtd_unkept_objects", "", "Objects that should survive, but were lost at the start or cannot be kept.",
             from->unkept_objects);
     counter(text, "rdtd_memory_pool_hits", "", "Allocations that the free pool served.", from->pool_hits);

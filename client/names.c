@@ -33,15 +33,17 @@ static enum rdt_status name_ref(const rdt *conn, const char *name, const struct 
 {
     static const uint8_t here[sizeof object->node];
     struct rdt_ref near = *object;
+    struct rdt_node_info node;
 
+    connection_copy_node(conn, &node);
     if (memcmp(near.node, here, sizeof here) == 0) {
-        memcpy(near.node, conn->node.node, sizeof near.node);
-        memcpy(near.address, conn->node.address, sizeof near.address);
+        memcpy(near.node, node.node, sizeof near.node);
+        memcpy(near.address, node.address, sizeof near.address);
     }
     if (near.any_owner) {
         near.any_owner = 0;
-        near.uid = conn->node.uid;
-        memcpy(near.tenant, conn->node.tenant, sizeof near.tenant);
+        near.uid = node.uid;
+        memcpy(near.tenant, node.tenant, sizeof near.tenant);
     }
     return rdt_ref_from_name(name, 0, &near, ref_p, err);
 }
@@ -125,6 +127,7 @@ static enum rdt_status find_uid(const char *user, uint32_t *uid_p, struct rdt_er
 
 enum rdt_status rdt_ref_set_owner(const rdt *conn, struct rdt_ref *ref, const char *user, struct rdt_error *err)
 {
+    struct rdt_node_info node;
     uint32_t uid = 0;
     enum rdt_status status = connection_check(conn, err);
 
@@ -134,8 +137,9 @@ enum rdt_status rdt_ref_set_owner(const rdt *conn, struct rdt_ref *ref, const ch
         status = find_uid(user, &uid, err);
     if (status != RDT_OK)
         return status;
+    connection_copy_node(conn, &node);
     if (ref->any_owner)
-        memcpy(ref->tenant, conn->node.tenant, sizeof ref->tenant);
+        memcpy(ref->tenant, node.tenant, sizeof ref->tenant);
     ref->any_owner = 0;
     ref->uid = uid;
     return RDT_OK;

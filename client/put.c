@@ -29,6 +29,7 @@
 #include "alloc.h"
 #include "call.h"
 #include "loans.h"
+#include "note.h"
 #include "options.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
@@ -72,8 +73,13 @@ static void put_fini(struct put *put, bool done)
             alloc_release(put->conn, put->copy); /* the object keeps the bytes alive */
         connection_unlock(put->conn);
     }
-    if (put->given && !done)
+    if (put->given && !done) {
         alloc_release_unmapped(put->conn, put->regions[put->copy_index].region);
+    } else if (put->given) {
+        connection_lock(put->conn);
+        ids_remove(&put->conn->memory.unmapped, put->regions[put->copy_index].region);
+        connection_unlock(put->conn);
+    }
     if (put->fd >= 0)
         (void)close(put->fd);
     free(put->inline_data);
@@ -302,6 +308,8 @@ static enum rdt_status make_room(struct put *put, bool fresh, uint8_t **base_p, 
 static void give(struct put *put, struct mapping *take_mapping)
 {
     connection_lock(put->conn);
+    (void)ids_append(&put->conn->memory.unmapped, take_mapping->region); /* without memory a restart now would fail the put */
+    take_mapping->released = true;
     memory_withdraw(&put->conn->memory, take_mapping);
     memory_unref(&put->conn->memory, take_mapping);
     connection_unlock(put->conn);
@@ -569,7 +577,7 @@ static enum rdt_status send_ready(rdt *conn, const struct rdt_ref *ref, enum rdt
     request.status = how;
     request.message = (char *)(sentence ? sentence : "");
     connection_lock(conn);
-    status = connection_send(conn, RDT_MSG_READY, 0, &request.base, -1, true, err);
+    status = note_send(conn, RDT_MSG_READY, &request.base, false, err);
     connection_unlock(conn);
     return status;
 }

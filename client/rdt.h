@@ -27,7 +27,10 @@
  *   rdt_close, connects anew, and never disturbs the parent. What the parent releases or gives back is let go of for the child
  *   too: its bytes may change or go. Anything else is the child's to look at, even when the parent has ended.
  * - Options structs begin with struct_size: set it by RDT_INIT, e.g. struct rdt_put_options o = RDT_INIT(o).
- * - Any call on a lost connection answers RDT_DISCONNECTED. Memory that is mapped stays mapped until it is released.
+ * - A daemon with a keeper may be killed and started again: the session goes on at the next one, and calls only take longer.
+ *   Whoever waits, or dispatches, finds the next daemon; rdt-concepts(7) lists the few requests that end with RDT_RESTARTED.
+ * - Any call on a lost connection answers RDT_DISCONNECTED, or RDT_RESTARTED if the daemon restarted without the session. Memory
+ *   that is mapped stays mapped until it is released.
  */
 #ifndef RDT_H
 #define RDT_H
@@ -83,7 +86,8 @@ struct rdt_connect_options {
 
 /* Connects to the daemon and begins a session. *rdt_p is the caller's, for rdt_close. options may be NULL. Errors: SYSTEM
  * (there is no socket, or it may not be opened; the sentence says what to do), DENIED, LIMIT (too many clients), PROTOCOL
- * (no common version), TIMED_OUT. */
+ * (no common version), TIMED_OUT, DISCONNECTED (there is no daemon; if one was killed and has left its socket, the call waits up
+ * to 2 s for the next). */
 enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt_p, struct rdt_error *err);
 
 /* Ends the session: cancels its requests, unmaps all memory that came from it, and drops its holds. Objects that it put
@@ -271,9 +275,9 @@ enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count
                         struct rdt_ref *ref_p, struct rdt_error *err);
 
 /* Says that the bytes of an object that was put with RDT_PUT_PENDING are there now. The object becomes live (a snapshot is
- * copied first), and fetches that wait for it go on. Waits for no answer; nothing happens if the object is not pending. May
- * be called in any thread, but not in a callback in which the device's driver forbids blocking: it takes the connection's
- * lock, under which memory may be mapped. Errors: INVALID, DISCONNECTED, FORKED. */
+ * copied first), and fetches that wait for it go on. Waits for no answer, and is repeated as rdt_drop is; nothing happens if
+ * the object is not pending. May be called in any thread, but not in a callback in which the device's driver forbids blocking:
+ * it takes the connection's lock, under which memory may be mapped. Errors: INVALID, DISCONNECTED, FORKED. */
 enum rdt_status rdt_ready(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *err);
 
 /* Says that the bytes of a pending object will not come. Fetches that wait for it fail with `why` (RDT_OWNER_DIED if it is
@@ -286,7 +290,8 @@ enum rdt_status rdt_fail(rdt *rdt, const struct rdt_ref *ref, enum rdt_status wh
  * answer, which then serves no replica either. Errors: NOT_FOUND, FREED, DENIED, PEER_LOST. */
 enum rdt_status rdt_free(rdt *rdt, const struct rdt_ref *ref, bool force, struct rdt_error *err);
 
-/* Drops the producer's hold as rdt_free does, but does not wait for the answer. For destructors and garbage collectors.
+/* Drops the producer's hold as rdt_free does, but does not wait for the answer. For destructors and garbage collectors. If the
+ * session outlasts the daemon, the request is repeated at the next one.
  * Errors: INVALID, FORKED, DISCONNECTED. */
 enum rdt_status rdt_drop(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *err);
 
@@ -551,7 +556,9 @@ enum rdt_status rdt_watch(rdt *rdt, uint32_t kinds, struct rdt_error *err);
 
 struct rdt_event {
     uint64_t sequence;  /* counts the events of this rdt_watch from 1 on, lost ones included */
-    uint64_t lost;      /* how many events right before this one were lost because they were not taken in time */
+    /* How many events right before this one were lost because they were not taken in time; a restart of the daemon counts as
+     * one. */
+    uint64_t lost;
     enum rdt_kind kind; /* 0 if `what` is "lost": then only `lost` is set */
     char what[16];      /* as above */
     char state[16];     /* of an object, peer, transfer or group; a region's origin; a backend's kind: "memory", "transport" */

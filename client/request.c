@@ -68,7 +68,28 @@ static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *
     request_fail(request, &err);
 }
 
-static const struct pending_ops ops = {on_frame, on_lost};
+/* The request runs, so it is sent again under the same handle or id, and the daemon gets the time that is left. */
+static void go_on(rdt_request *request, enum rdt_status status, struct rdt_error *err)
+{
+    if (status == RDT_OK) {
+        request->repeated |= request->sent_on != 0;
+        request->sent_on = request->conn->n_sockets;
+        pending_add(&request->conn->pending, &request->pending);
+        return;
+    }
+    rdt_error_prefix(err, "%s %s", request->what, request->label);
+    request_fail(request, err);
+}
+
+static void on_resumed(rdt *conn, struct pending *pending)
+{
+    rdt_request *request = container_of(pending, rdt_request, pending);
+    struct rdt_error err;
+
+    go_on(request, request->sent_on == conn->n_sockets ? RDT_OK : repeat_fetch(conn, request, &err), &err);
+}
+
+static const struct pending_ops ops = {on_frame, on_lost, on_resumed};
 
 static void end(rdt_request *request);
 
@@ -79,11 +100,11 @@ static void send_cancel(const rdt_request *request)
 
     if (request->wait) {
         wait.request_id = request->pending.id;
-        (void)connection_release(request->conn, RDT_MSG_CANCEL_REQUEST, &wait.base, NULL);
+        (void)connection_release(request->conn, RDT_MSG_CANCEL_REQUEST, 0, &wait.base, NULL);
         return;
     }
     message.handle = request->pending.id;
-    (void)connection_release(request->conn, RDT_MSG_CANCEL, &message.base, NULL);
+    (void)connection_release(request->conn, RDT_MSG_CANCEL, 0, &message.base, NULL);
 }
 
 /* on_frame of a wait. */
@@ -95,6 +116,10 @@ static void on_answer(rdt *conn, struct pending *pending, struct frame *frame)
     (void)conn;
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &err);
+        if (err.status == RDT_NOT_FOUND && request->repeated && frame->type == RDT_MSG_WAIT_FREED) {
+            end(request); /* it ended while no daemon ran */
+            return;
+        }
         if (err.status == RDT_TIMED_OUT) /* the sentences of other errors name the object already */
             rdt_error_prefix(&err, "%s %s", request->what, request->label);
         request_fail(request, &err);
@@ -103,7 +128,20 @@ static void on_answer(rdt *conn, struct pending *pending, struct frame *frame)
     }
 }
 
-static const struct pending_ops wait_ops = {on_answer, on_lost};
+static void on_wait_resumed(rdt *conn, struct pending *pending)
+{
+    rdt_request *request = container_of(pending, rdt_request, pending);
+    enum rdt_status status = RDT_OK;
+    struct rdt_error err;
+
+    if (request->repeat)
+        status = repeat_allowed(verb_find(request->repeat->type), request->sent_on, &err);
+    if (status == RDT_OK)
+        status = repeat_send(conn, request->repeat, pending->id, &err);
+    go_on(request, status, &err);
+}
+
+static const struct pending_ops wait_ops = {on_answer, on_lost, on_wait_resumed};
 
 void request_make_wait(rdt_request *request, const char *what)
 {
@@ -136,7 +174,7 @@ static void on_held(rdt *conn, struct pending *pending, struct frame *frame)
         rdt__pb__hold_reply__free_unpacked(reply, NULL);
 }
 
-static const struct pending_ops hold_ops = {on_held, on_lost};
+static const struct pending_ops hold_ops = {on_held, on_lost, on_wait_resumed};
 
 void request_make_hold(rdt_request *request)
 {
@@ -174,6 +212,13 @@ void request_start(rdt_request *request, int64_t deadline_ns)
         expiry_add(&conn->expiries, &request->expiry);
 }
 
+void request_keep(rdt_request *request, struct repeat *repeat)
+{
+    repeat_ref(repeat);
+    request->repeat = repeat;
+    request->sent_on = repeat_socket(request->conn);
+}
+
 rdt_request *request_find(rdt *conn, uint64_t handle)
 {
     struct pending *pending = pending_find(&conn->pending, handle);
@@ -188,6 +233,8 @@ static void forget(rdt_request *request)
 {
     (void)pending_take(&request->conn->pending, request->pending.id);
     expiry_remove(&request->conn->expiries, &request->expiry);
+    repeat_unref(request->repeat);
+    request->repeat = NULL;
 }
 
 static void end(rdt_request *request)
@@ -242,10 +289,10 @@ void request_on_expired(rdt *conn, struct expiry *expiry)
     rdt_request *request = container_of(expiry, rdt_request, expiry);
     struct rdt_error err;
 
-    (void)conn;
     send_cancel(request);
-    (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s %s: rdtd did not say how it ended within %.3f s", request->what,
-                        request->label, (double)request->timeout_ns / 1e9);
+    (void)rdt_error_set(&err, RDT_TIMED_OUT, "%s %s: rdtd did not say how it ended within %.3f s%s", request->what,
+                        request->label, (double)request->timeout_ns / 1e9,
+                        conn->state == CONNECTION_UP ? "" : ": it ended itself, and has not come back yet");
     request_fail(request, &err);
 }
 

@@ -17,6 +17,7 @@
 #ifndef CLIENT_REQUEST_H
 #define CLIENT_REQUEST_H
 
+#include "repeat.h"
 #include "session/connection.h"
 #include "targets.h"
 
@@ -36,6 +37,9 @@ struct rdt_request {
     bool wait;                       /* a wait, hold or broadcast, which a reply ends */
     bool for_hold;                   /* a hold */
     bool metadata_only;              /* a fetch of the object's metadata and layout */
+    struct repeat *repeat;           /* its message, which its other requests share; NULL: it is not sent again */
+    uint64_t sent_on;                /* number of the socket; 0: it has not been sent yet */
+    bool repeated;                   /* it was sent to an earlier daemon too */
     bool holds;                      /* a hold that ended well, and neither cancelled nor destroyed since */
     struct rdt_ref held;             /* the ref of the held object */
 
@@ -65,6 +69,9 @@ void request_make_hold(rdt_request *request);
 
 /* Gives the request its id and its deadline. Unless the deadline is CLOCK_NEVER, conn->expiries must have room. */
 void request_start(rdt_request *request, int64_t deadline_ns);
+
+/* Keeps the message that the request is sent with, and takes a reference to it. repeat may be NULL. */
+void request_keep(rdt_request *request, struct repeat *repeat);
 
 /* The request with this handle, RUNNING; NULL: there is none. */
 rdt_request *request_find(rdt *conn, uint64_t handle);

@@ -134,7 +134,7 @@ enum rdt_status rdt_dispatch(rdt *conn, size_t *n_ended_p, struct rdt_error *err
     if (n_ended_p)
         *n_ended_p = conn->unseen;
     conn->unseen = 0;
-    if (conn->lost) {
+    if (connection_has_ended(conn)) {
         conn->fd_told_lost = true;
         status = connection_lost_error(conn, err);
     }

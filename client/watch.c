@@ -22,9 +22,9 @@ enum rdt_status watch_next(rdt *conn, int64_t timeout_ns, Rdt__Pb__Event **event
     while (!(*event_p = events_take(conn, &why))) {
         if (why.status != RDT_OK)
             break;
-        if (conn->lost)
+        if (connection_has_ended(conn))
             (void)connection_lost_error(conn, &why);
-        else if (!conn->watching)
+        else if (conn->watched == 0)
             (void)rdt_error_set(&why, RDT_INVALID, "nothing is watched: call rdt_watch first");
         else if (timed_out)
             (void)rdt_error_set(&why, RDT_TIMED_OUT, "there was no event within %.3f s", (double)timeout_ns / 1e9);
@@ -41,16 +41,9 @@ enum rdt_status watch_next(rdt *conn, int64_t timeout_ns, Rdt__Pb__Event **event
 enum rdt_status rdt_watch(rdt *conn, uint32_t kinds, struct rdt_error *err)
 {
     Rdt__Pb__Watch request = RDT__PB__WATCH__INIT;
-    enum rdt_status status;
 
     request.kinds = kinds;
-    status = call(conn, RDT_MSG_WATCH, &request.base, CALL_TIMEOUT_NS, NULL, err);
-    if (status != RDT_OK)
-        return status;
-    connection_lock(conn);
-    conn->watching = kinds != 0;
-    connection_unlock(conn);
-    return RDT_OK;
+    return call(conn, RDT_MSG_WATCH, &request.base, CALL_TIMEOUT_NS, NULL, err);
 }
 
 /* ---- events as rdt.h describes them ---- */

@@ -12,6 +12,7 @@
 #include "daemon/conn_heap.h"
 #include "daemon/conn_hello.h"
 #include "daemon/conn_identity.h"
+#include "daemon/conn_session.h"
 #include "daemon/objects/names.h"
 #include "daemon/objects/object.h"
 #include "daemon/rpc/rpc_watch.h"
@@ -32,6 +33,7 @@ void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files)
     *conns = (struct conns){.rpc = rpc, .next_id = 1, .open_files = open_files, .refusals.every_ns = UINT64_C(1000000000)};
     owner_work_watch(rpc->owner_work, on_work_ended, conns);
     list_init(&conns->all);
+    map_init(&conns->tokens);
     list_init(&conns->unflushed);
     (void)uv_prepare_init(rpc->loop, &conns->prepare);
     (void)uv_prepare_start(&conns->prepare, on_prepare);
@@ -53,7 +55,8 @@ static void on_handle_closed(uv_handle_t *handle)
 
     if (--conn->open_handles > 0)
         return;
-    owner_work_close_fd(conn->rpc->owner_work, conn->sock, conn->client.account); /* with its unread descriptors */
+    if (conn->sock >= 0)
+        owner_work_close_fd(conn->rpc->owner_work, conn->sock, conn->client.account); /* with its unread descriptors */
     if (conn->pidfd >= 0)
         (void)close(conn->pidfd);
     frame_reader_fini(&conn->reader);
@@ -67,8 +70,10 @@ static void on_handle_closed(uv_handle_t *handle)
     account_give(conn->client.account, USAGE_FDS, CONN_FDS);
     account_unref(conn->client.account);
     free(conn);
-    if (conns->n == 0 && conns->on_empty)
+    if (conns->n == 0 && conns->on_empty) {
+        map_fini(&conns->tokens);
         conns->on_empty(conns->arg);
+    }
 }
 
 static void on_turn(uv_idle_t *turn);
@@ -106,7 +111,7 @@ static bool release_some(struct conn *conn, uint64_t until_ns)
 
 /* Ends the connection. What the client held is released in later turns, so that the end of a client with many objects does
  * not delay the others. The struct is freed in the close callback of its last handle. */
-static void conn_close(struct conn *conn, const char *why)
+void conn_close(struct conn *conn, const char *why)
 {
     struct client *client = &conn->client;
 
@@ -123,6 +128,7 @@ static void conn_close(struct conn *conn, const char *why)
                   (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
                   client->n_objects, map_count(&client->holds) + map_count(&client->remote_holds),
                   map_count(&client->transfers.fetches));
+        conn_session_end(conn);
         list_remove(&client->link);
         conn->rpc->n_clients--;
         watch_end(conn->rpc, client);
@@ -130,8 +136,10 @@ static void conn_close(struct conn *conn, const char *why)
     }
     frame_writer_fini(&conn->writer);
     conn_charge_queue(conn);
-    (void)shutdown(conn->sock, SHUT_RDWR); /* a forked child may hold the other end open: it must see the end, too */
-    uv_close((uv_handle_t *)&conn->sock_poll, on_handle_closed);
+    if (conn->sock >= 0 && !conn->moved)
+        (void)shutdown(conn->sock, SHUT_RDWR); /* a forked child may hold the other end open: it must see the end, too */
+    if (conn->sock >= 0)
+        uv_close((uv_handle_t *)&conn->sock_poll, on_handle_closed);
     if (conn->pidfd >= 0)
         uv_close((uv_handle_t *)&conn->pid_poll, on_handle_closed);
     want_turn(client);
@@ -143,7 +151,7 @@ static void set_events(struct conn *conn)
 {
     int events = 0;
 
-    if (conn->closing)
+    if (conn->closing || conn->sock < 0)
         return;
     /* The daemon reads no requests of a client that does not read its answers, or whose task continues in later turns.
      * While received frames wait for the next turn, on_socket ignores the event: that costs less than two system calls. */
@@ -243,6 +251,10 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
     struct rdt_error err;
     uint8_t *payload;
 
+    if (conn->sock < 0) { /* what happens to a session that waits, its client learns by RESUME */
+        drop_fds(conn, take_fds, n_fds);
+        return;
+    }
     if (bytes > RDT_MAX_FRAME_BYTES) {
         drop_fds(conn, take_fds, n_fds);
         send_too_large(client, type, flags, request_id, bytes);
@@ -363,7 +375,7 @@ static void work(struct conn *conn, bool readable)
     uint64_t until_ns = uv_hrtime() + CONN_TURN_NS;
 
     conn->in_read = true; /* the answers of this turn, except those with descriptors, are sent with one write, below */
-    while (!conn->closing && !conn->draining) {
+    while (!conn->closing && !conn->draining && !conn->conns->stopped) {
         conn->held = conn_queue_is_full(conn);
         if (conn->held || !client_work(&conn->client, until_ns))
             break;
@@ -383,7 +395,7 @@ static void work(struct conn *conn, bool readable)
         return;
     if (conn->held || conn->draining)
         rpc_postpone_waits(&conn->client);
-    if (has_work(conn) && !conn->held && !conn->draining)
+    if (has_work(conn) && !conn->held && !conn->draining && !conn->conns->stopped)
         want_turn(&conn->client);
     else
         (void)uv_idle_stop(&conn->turn);
@@ -460,26 +472,31 @@ static void on_work_ended(void *arg)
 
 /* ---- the beginning ---- */
 
-void conn_start(struct conns *conns, int take_sock)
+struct conn *conn_new(struct conns *conns)
 {
     struct conn *conn = calloc(1, sizeof *conn);
 
-    if (!conn || conns->n >= conns->rpc->options->max_clients + 64u) {
-        free(conn);
-        conn_turn_away(conns, take_sock);
-        return;
-    }
+    if (!conn)
+        return NULL;
     conn->rpc = conns->rpc;
     conn->conns = conns;
-    conn->sock = take_sock;
-    conn->pidfd = -1;
+    conn->sock = conn->pidfd = -1;
     list_init(&conn->unflushed);
-    if (!conn_identify(conn)) {
-        free(conn);
-        conn_turn_away(conns, take_sock);
-        return;
-    }
-    client_init(&conn->client, conns->next_id++);
+    return conn;
+}
+
+static void watch_process(struct conn *conn)
+{
+    (void)uv_poll_init(conn->rpc->loop, &conn->pid_poll, conn->pidfd);
+    conn->pid_poll.data = conn;
+    conn->open_handles++;
+    (void)uv_poll_start(&conn->pid_poll, UV_READABLE, on_process_end);
+}
+
+void conn_list(struct conn *conn)
+{
+    struct conns *conns = conn->conns;
+
     conn->client.owner_work = conns->rpc->owner_work;
     conn->client.send = send_message;
     conn->client.queued_bytes = queued_bytes;
@@ -489,38 +506,94 @@ void conn_start(struct conns *conns, int take_sock)
     frame_writer_init(&conn->writer);
     conn_start_sink(conn);
     conn->hello.on_passed = on_hello_timeout;
-    (void)uv_poll_init(conns->rpc->loop, &conn->sock_poll, take_sock);
-    conn->sock_poll.data = conn;
     (void)uv_idle_init(conns->rpc->loop, &conn->turn);
     conn->turn.data = conn;
     conn->retry.on_passed = on_retry;
-    conn->open_handles = 2;
-    if (conn->pidfd >= 0) {
-        (void)uv_poll_init(conns->rpc->loop, &conn->pid_poll, conn->pidfd);
-        conn->pid_poll.data = conn;
-        conn->open_handles = 3;
-        (void)uv_poll_start(&conn->pid_poll, UV_READABLE, on_process_end);
-    }
+    conn->open_handles = 1;
+    if (conn->pidfd >= 0)
+        watch_process(conn);
     list_append(&conns->all, &conn->link);
     conns->n++;
-    (void)deadline_set(conns->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS);
+}
+
+void conn_attach(struct conn *conn, int take_sock, int pidfd)
+{
+    conn->sock = take_sock;
+    (void)uv_poll_init(conn->rpc->loop, &conn->sock_poll, take_sock);
+    conn->sock_poll.data = conn;
+    conn->open_handles++;
+    if (pidfd >= 0) {
+        conn->pidfd = pidfd;
+        watch_process(conn);
+    }
     set_events(conn);
+}
+
+void conn_serve(struct conn *conn)
+{
+    struct client *client = &conn->client;
+    struct rpc *rpc = conn->rpc;
+
+    conn->greeted = true;
+    client_start_caches(client, rpc->regions);
+    deadline_unset(rpc->deadlines, &conn->hello);
+    list_append(&rpc->clients, &client->link);
+    rpc->n_clients++;
+}
+
+void conn_start(struct conns *conns, int take_sock)
+{
+    struct conn *conn = conns->n < conns->rpc->options->max_clients + 64u ? conn_new(conns) : NULL;
+
+    if (!conn) {
+        conn_turn_away(conns, take_sock);
+        return;
+    }
+    conn->sock = take_sock;
+    if (!conn_identify(conn)) {
+        free(conn);
+        conn_turn_away(conns, take_sock);
+        return;
+    }
+    client_init(&conn->client, conns->next_id++);
+    if (conns->saved_next_id)
+        *conns->saved_next_id = conns->next_id;
+    conn_list(conn);
+    conn_attach(conn, take_sock, -1);
+    (void)deadline_set(conns->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS);
+}
+
+void conns_stop(struct conns *conns)
+{
+    conns->stopped = true;
+}
+
+void conns_save_ids(struct conns *conns, uint64_t *next_p)
+{
+    conns->saved_next_id = next_p;
+    if (next_p && *next_p > conns->next_id)
+        conns->next_id = *next_p;
+    else if (next_p)
+        *next_p = conns->next_id;
 }
 
 void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
 {
     conns->on_empty = on_empty;
     conns->arg = arg;
+    conns->saved_next_id = NULL;
     uv_close((uv_handle_t *)&conns->prepare, NULL);
     busy_poll_close(&conns->rpc->busy_poll);
     loop_meter_close(&conns->rpc->loop_meter);
     list_for_each_safe (node, &conns->all) {
         struct conn *conn = container_of(node, struct conn, link);
         /* the last answers: bytes that the socket does not accept now are lost */
-        if (!conn->closing && conn->writer.queued_frames > 0)
+        if (!conn->closing && conn->sock >= 0 && conn->writer.queued_frames > 0)
             (void)frame_writer_send(&conn->writer, conn->sock, NULL);
         conn_close(conn, "the daemon shuts down");
     }
-    if (conns->n == 0)
+    if (conns->n == 0) {
+        map_fini(&conns->tokens);
         on_empty(arg);
+    }
 }

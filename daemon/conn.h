@@ -3,6 +3,7 @@
  * the daemon releases all that the client held.
  *
  *   accepted -- HELLO --> serving -- end of file, pidfd, protocol error --> closing (freed in the last close callback)
+ *   waiting, after a restart of the daemon -- HELLO on another connection --> serving (conn_session.h)
  *
  * Connections take turns: each may use the loop for CONN_TURN_NS, then all others run first. Work that does not
  * fit into a turn continues in the next one: received frames, a request with many items, events for the client,
@@ -31,7 +32,7 @@ struct conn {
     struct list link;      /* in conns->all */
     struct list unflushed; /* in conns->unflushed, while answers are queued that on_prepare sends */
     struct conns *conns;
-    int sock, pidfd; /* pidfd: -1 if the kernel provides none */
+    int sock, pidfd; /* sock: -1 while it waits; pidfd: -1 if the kernel provides none */
     uv_poll_t sock_poll, pid_poll;
     uv_idle_t turn;        /* active while there is work for a turn */
     unsigned open_handles; /* the struct is freed when none is left */
@@ -43,6 +44,8 @@ struct conn {
     unsigned fds_charged;  /* to the account, for descriptors that the reader contains */
     bool behind;           /* it is not read until rpc->owner_work has closed more descriptors of its owner */
     struct deadline hello; /* until HELLO must have come; after a refusal: until the client must have read the answer */
+    struct deadline grace; /* of a waiting session whose process cannot be watched */
+    uint8_t token_hash[32]; /* of a session that outlasts the daemon: its key in conns->tokens */
     struct deadline retry; /* sends again after the kernel refused to send more descriptors */
     size_t frame_heap;     /* charged for a large message, from its header until it has been handled */
     bool frame_taken;      /* that message is complete and is being handled */
@@ -52,6 +55,8 @@ struct conn {
     bool greeted;          /* HELLO has been answered, and the client is served */
     bool in_read;          /* inside a turn, whose end sends the answers */
     bool closing;
+    bool moved;               /* its socket serves another connection now */
+    bool process_ended;       /* a waiting session whose process has ended */
     bool more;                /* the reader may contain whole frames */
     bool held;                /* no requests are handled until the client has read some answers */
     bool draining;            /* refused: nothing more is read, and it closes when the answers have been sent */
@@ -62,10 +67,13 @@ struct conns {
     struct rpc *rpc;
     struct list all, unflushed;
     uv_prepare_t prepare; /* sends the answers that were queued in this iteration */
+    struct map tokens;    /* hash -> struct conn: the sessions that outlast the daemon */
     unsigned n, n_refused, n_behind;
     uint64_t open_files; /* the most that this process may have open */
     struct log_rare refusals;
     uint64_t next_id;
+    uint64_t *saved_next_id; /* next_id for a later daemon; NULL: none needs it */
+    bool stopped;            /* no request is handled any more */
     unsigned overflow_uid;       /* the uid that the kernel shows for users that it cannot map */
     void (*on_empty)(void *arg); /* called when the last connection is freed */
     void *arg;
@@ -75,6 +83,21 @@ void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files);
 
 /* Serves a new client. Takes the socket, and closes it if the client cannot be served. */
 void conn_start(struct conns *conns, int take_sock);
+
+/* From now on no request is handled, and nothing is answered but what was before. */
+void conns_stop(struct conns *conns);
+
+/* Session ids are never used twice, also by the daemons before and after this one: next_p is where they are counted. */
+void conns_save_ids(struct conns *conns, uint64_t *next_p);
+
+/* ---- for conn_session.c ---- */
+
+/* A connection without a socket that is in no list, whose client the caller initialises. NULL: no memory. */
+struct conn *conn_new(struct conns *conns);
+void conn_list(struct conn *conn);                             /* puts it into conns->all, and watches its pidfd */
+void conn_serve(struct conn *conn);                            /* its client is one that the daemon serves */
+void conn_attach(struct conn *conn, int take_sock, int pidfd); /* pidfd: taken, -1: none, or it has one */
+void conn_close(struct conn *conn, const char *why);
 
 /* Ends every connection. on_empty(arg) runs once, when the last one has been freed, or inside this call if there is none. */
 void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg);

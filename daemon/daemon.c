@@ -16,6 +16,7 @@
 #include "daemon/base/sdnotify.h"
 #include "daemon/base/sigbus_guard.h"
 #include "daemon/config/limits.h"
+#include "daemon/conn_session.h"
 #include "daemon/daemon_impl.h"
 #include "daemon/memory/region_orphans.h"
 #include "daemon/rpc/rpc_read.h"
@@ -261,6 +262,8 @@ static void init_rooms(struct daemon *daemon)
 
 static enum rdt_status start_recovery(struct daemon *daemon, struct rdt_error *err)
 {
+    enum rdt_status status;
+
     daemon->recovery = (struct recovery){.keeper = daemon->options->keeper,
                                          .node = &daemon->node,
                                          .accounts = &daemon->accounts,
@@ -268,8 +271,13 @@ static enum rdt_status start_recovery(struct daemon *daemon, struct rdt_error *e
                                          .regions = &daemon->regions,
                                          .objects = &daemon->objects,
                                          .names = &daemon->names,
-                                         .deadlines = &daemon->deadlines};
-    return recovery_start(&daemon->recovery, &daemon->loop, daemon->options->state_dir[0] == '\0', err);
+                                         .deadlines = &daemon->deadlines,
+                                         .restore_session = conn_session_restore,
+                                         .restore_arg = &daemon->conns};
+    status = recovery_start(&daemon->recovery, &daemon->loop, daemon->options->state_dir[0] == '\0', err);
+    if (status == RDT_OK)
+        conns_save_ids(&daemon->conns, recovery_session_ids(&daemon->recovery));
+    return status;
 }
 
 static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *err)
@@ -294,7 +302,11 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
     if (status == RDT_OK && options_have_peers(daemon->options))
         status = peers_create(&daemon->loop, daemon->options, &daemon->node, &callbacks, &daemon->peers, err);
     daemon->transfers.peers = daemon->rpc.peers = daemon->peers;
-    return status == RDT_OK ? listener_start(&daemon->listener, &daemon->conns, err) : status;
+    if (status == RDT_OK)
+        status = listener_start(&daemon->listener, &daemon->conns, err);
+    if (status == RDT_OK)
+        conn_sessions_wait(&daemon->conns);
+    return status;
 }
 
 /* Asks the kernel for short time slices (since Linux 6.12; elsewhere this does nothing), before any thread starts,

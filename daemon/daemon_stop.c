@@ -124,7 +124,8 @@ void daemon_close(struct daemon *daemon)
     if (daemon->stopping)
         return;
     daemon->stopping = true;
-    recovery_close(&daemon->recovery); /* first: what is closed below does not end for the next daemon */
+    conns_stop(&daemon->conns); /* first: what is answered after the next line would not be recorded */
+    recovery_close(&daemon->recovery); /* what is closed below does not end for the next daemon */
     daemon->close_limit.on_passed = on_close_timeout;
     (void)deadline_set(&daemon->deadlines, &daemon->close_limit, CLOSE_TIMEOUT_NS);
     deadline_unset(&daemon->deadlines, &daemon->drain_limit);
@@ -159,6 +160,7 @@ static void drain(struct daemon *daemon, const char *why)
     unsigned active;
 
     daemon->rpc.draining = true;
+    recovery_drain(&daemon->recovery);
     transfers_refuse_parked(&daemon->transfers);
     active = transfers_active(&daemon->transfers);
     log_info("%s: draining %u transfers", why, active);

@@ -415,6 +415,21 @@ void frame_writer_fini(struct frame_writer *writer)
         drop_head(writer);
 }
 
+void frame_writer_append(struct frame_writer *writer, struct frame_writer *take_from)
+{
+    if (!take_from->head)
+        return;
+    if (writer->tail)
+        writer->tail->next = take_from->head;
+    else
+        writer->head = take_from->head;
+    writer->tail = take_from->tail;
+    writer->queued_bytes += take_from->queued_bytes;
+    writer->queued_frames += take_from->queued_frames;
+    writer->queued_fds += take_from->queued_fds;
+    frame_writer_init(take_from);
+}
+
 enum rdt_status frame_writer_push(struct frame_writer *writer, uint16_t type, uint8_t flags, uint64_t request_id,
                                   uint32_t length, const int *take_fds, unsigned n_fds, uint8_t **payload_p)
 {

@@ -126,6 +126,7 @@ struct frame_writer {
 
 void frame_writer_init(struct frame_writer *writer);
 void frame_writer_fini(struct frame_writer *writer); /* drops queued frames and closes their fds */
+void frame_writer_append(struct frame_writer *writer, struct frame_writer *take_from); /* queues all frames of another */
 
 /* Queues a frame. The caller writes its payload into *payload_p (length bytes, uninitialised). Takes the
  * fds only on success. RDT_NO_MEMORY and RDT_LIMIT change nothing. */

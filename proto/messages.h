@@ -14,29 +14,32 @@
  * - properties: VERB_ constants of proto/verb.h, joined by |; 0 for none;
  * - unmet: what had not happened when the request timed out; "" for a request that is answered at once. */
 #define RDT_REQUEST_MAP(X)                                                                                               \
-    X(2, PING, ping, ping, 0, "")                                                                                        \
-    X(3, STATUS, status, status_reply, 0, "")                                                                            \
-    X(4, ALLOC, alloc, region_reply, 0, "the memory was not allocated")                                                  \
-    X(5, IMPORT, import, region_reply, 0, "")                                                                            \
-    X(6, RELEASE_REGION, release_region, region_released, 0, "")                                                         \
-    X(7, PUT, put, put_reply, VERB_CANCELLABLE | VERB_NOT_DRAINING, "the snapshot was not complete")                     \
-    X(8, FETCH, fetch, empty, VERB_KEEPS_REQUEST, "")                                                                    \
+    X(2, PING, ping, ping, VERB_REPEATABLE, "")                                                                          \
+    X(3, STATUS, status, status_reply, VERB_REPEATABLE, "")                                                              \
+    X(4, ALLOC, alloc, region_reply, VERB_REPEATABLE, "the memory was not allocated")                                    \
+    X(5, IMPORT, import, region_reply, VERB_REPEATABLE, "")                                                              \
+    X(6, RELEASE_REGION, release_region, region_released, VERB_REPEATABLE, "")                                           \
+    X(7, PUT, put, put_reply, VERB_CANCELLABLE | VERB_NOT_DRAINING | VERB_REPEATABLE, "the snapshot was not complete")   \
+    X(8, FETCH, fetch, empty, VERB_KEEPS_REQUEST | VERB_REPEATABLE, "")                                                  \
     X(9, CANCEL, cancel, empty, 0, "")                                                                                   \
     X(10, RELEASE, release, empty, 0, "")                                                                                \
-    X(11, FREE, free, empty, VERB_FOR_PEERS, "")                                                                         \
-    X(12, WAIT, wait, object_info, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS, "the object was not put")             \
-    X(13, WAIT_FREED, wait_freed, empty, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS, "the memory was not released")  \
+    X(11, FREE, free, empty, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                       \
+    X(12, WAIT, wait, object_info, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,                     \
+      "the object was not put")                                                                                          \
+    X(13, WAIT_FREED, wait_freed, empty, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,               \
+      "the memory was not released")                                                                                     \
     X(14, CANCEL_REQUEST, cancel_request, empty, 0, "")                                                                  \
-    X(15, STAT, stat, object_info, VERB_FOR_PEERS, "")                                                                   \
-    X(16, LIST, list, list_reply, 0, "")                                                                                 \
-    X(17, EXPLAIN, explain, list_reply, 0, "")                                                                           \
-    X(18, PUBLISH, publish, publish_reply, VERB_FOR_PEERS, "")                                                           \
-    X(19, UNPUBLISH, unpublish, empty, VERB_FOR_PEERS, "")                                                               \
-    X(20, WATCH, watch, empty, 0, "")                                                                                    \
-    X(21, HOLD, hold, hold_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS, "the object was not put")              \
-    X(22, METRICS, metrics, metrics_reply, 0, "")                                                                        \
-    X(23, DOCTOR, doctor, doctor_reply, 0, "")                                                                           \
-    X(24, TRACE, trace, trace_reply, 0, "")                                                                              \
+    X(15, STAT, stat, object_info, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                 \
+    X(16, LIST, list, list_reply, VERB_REPEATABLE, "")                                                                   \
+    X(17, EXPLAIN, explain, list_reply, VERB_REPEATABLE, "")                                                             \
+    X(18, PUBLISH, publish, publish_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                         \
+    X(19, UNPUBLISH, unpublish, empty, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                             \
+    X(20, WATCH, watch, empty, VERB_REPEATABLE, "")                                                                      \
+    X(21, HOLD, hold, hold_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,                      \
+      "the object was not put")                                                                                          \
+    X(22, METRICS, metrics, metrics_reply, VERB_REPEATABLE, "")                                                          \
+    X(23, DOCTOR, doctor, doctor_reply, VERB_REPEATABLE, "")                                                             \
+    X(24, TRACE, trace, trace_reply, VERB_REPEATABLE, "")                                                                \
     X(30, GROUP_CREATE, group_create, empty, VERB_NOT_DRAINING, "the group was not formed")                              \
     X(31, GROUP_DESTROY, group_destroy, empty, 0, "the group did not end")                                               \
     X(32, BROADCAST, broadcast, empty, VERB_CANCELLABLE | VERB_NOT_DRAINING, "the broadcast was not complete")           \
@@ -45,7 +48,9 @@
     X(42, LOG_LEVEL, log_level, log_level_reply, VERB_ADMIN, "")                                                         \
     X(43, RELOAD, reload, reload_reply, VERB_ADMIN | VERB_NOT_DRAINING, "")                                              \
     X(44, DRAIN, drain, empty, VERB_ADMIN, "")                                                                           \
-    X(50, READY, ready, empty, 0, "")
+    X(50, READY, ready, empty, VERB_REPEATABLE, "")                                                                      \
+    X(51, RESUME, resume, resume_reply, VERB_KEEPS_REQUEST, "")                                                          \
+    X(52, CLOSE, close, empty, VERB_REPEATABLE, "")
 
 /* HELLO comes first on a connection and once; daemon/conn.c handles it, since it makes the client that other
  * requests belong to. */

@@ -30,7 +30,7 @@ extern "C" {
     X(-15, MISMATCH, "the target does not fit the object")                    \
     X(-16, UNSUPPORTED, "this is not supported here")                         \
     X(-17, PROTOCOL, "the other end broke the protocol")                      \
-    X(-18, RESTARTED, "the daemon restarted while the request was in flight") \
+    X(-18, RESTARTED, "the daemon restarted, and the request or the session did not survive it") \
     X(-19, DISCONNECTED, "the connection to the daemon is gone")              \
     X(-20, FORKED, "this handle belongs to the parent process")               \
     X(-21, SHUTTING_DOWN, "the daemon is shutting down")                      \

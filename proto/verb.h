@@ -13,6 +13,9 @@ enum verb_property {
     VERB_ADMIN = 1 << 3,         /* only root and the daemon's own user may send it */
     VERB_NOT_DRAINING = 1 << 4,  /* answered SHUTTING_DOWN while the daemon shuts down */
     VERB_KEEPS_REQUEST = 1 << 5, /* the handler keeps the decoded request after it has returned */
+    /* Sent again with the same id after the session was resumed at another daemon, if the answer was lost: it changes nothing,
+     * or the daemon recognises what the first one has done. Any other request then ends with RESTARTED. */
+    VERB_REPEATABLE = 1 << 6,
 };
 
 struct verb {

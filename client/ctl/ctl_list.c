@@ -97,6 +97,7 @@ static void add_region(struct ctl_table *table, const ProtobufCMessage *row)
 static const struct ctl_column client_columns[] = {
     {"CLIENT", true},  {"NAME", false}, {"PID", true},      {"OWNER", false}, {"OBJECTS", true},
     {"REGIONS", true}, {"HOLDS", true}, {"REQUESTS", true}, {"UNREAD", true}, {"AGE", true},
+    {"SESSION", false},
 };
 
 static void add_client(struct ctl_table *table, const ProtobufCMessage *row)
@@ -114,6 +115,7 @@ static void add_client(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%" PRIu32, c->requests);
     ctl_table_add(table, "%s", ctl_human_bytes(c->queued_bytes, text));
     ctl_table_add(table, "%s", ctl_human_duration(c->age_ns, text));
+    ctl_table_add(table, "%s", c->session);
 }
 
 static const struct ctl_column name_columns[] = {

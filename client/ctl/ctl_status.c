@@ -30,13 +30,18 @@ static void print(const Rdt__Pb__StatusReply *s)
     if (s->orphaned_bytes)
         printf("orphaned   %s of freed memory that a client still keeps open or mapped\n",
                ctl_human_bytes(s->orphaned_bytes, a));
-    if (s->keeper_up || s->kept_objects)
-        printf("keeper     %s: %" PRIu64 " objects (%s of memory) and %" PRIu64 " names survive a restart; %" PRIu64
-               " objects were restored at the start, %" PRIu64 " are not kept or were lost\n",
+    if (s->keeper_up || s->kept_objects || s->kept_sessions)
+        printf("keeper     %s: %" PRIu64 " objects (%s of memory), %" PRIu64 " names and %" PRIu64
+               " sessions survive a restart; %" PRIu64 " objects were restored at the start, %" PRIu64
+               " are not kept or were lost\n",
                s->keeper_up ? "up" : "DOWN", s->kept_objects, ctl_human_bytes(s->kept_bytes, a), s->kept_names,
-               s->restored_objects, s->unkept_objects);
+               s->kept_sessions, s->restored_objects, s->unkept_objects);
     else
-        printf("keeper     none: no object survives a restart (see rdtd-keeper(8))\n");
+        printf("keeper     none: no session or object survives a restart (see rdtd-keeper(8))\n");
+    if (s->restored_sessions)
+        printf("sessions   %" PRIu64 " were restored at the start: %" PRIu64 " clients have come back, %" PRIu64
+               " are awaited\n",
+               s->restored_sessions, s->resumed_sessions, s->waiting_sessions);
     printf("peers      %" PRIu32 " up of %" PRIu32 " known\n", s->peers_up, s->peers_known);
     printf("transfers  %" PRIu32 " active, %" PRIu64 " done, %" PRIu64 " failed, %" PRIu64 " cancelled, %" PRIu64
            " timed out\n",

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The socket: sending, receiving, and its loss; and the threads that take turns to wait on it. */
+/* Receiving; the loss of the socket and what follows; and the threads that take turns to wait on it. */
 #include "connection.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -15,10 +16,8 @@
 #include "process.h"
 #include "proto/wire_error.h"
 #include "rdt.pb-c.h"
+#include "socket.h"
 
-#define MAX_QUEUED_BYTES ((size_t)64 << 20) /* of messages that the socket has not taken yet */
-#define LATER_FRAMES 8                      /* queued messages at which connection_send_later sends */
-#define CORKED_FRAMES 64                    /* queued messages at which a corked connection sends */
 #define STALLED_NS 10000000                 /* between two attempts to send a stalled message */
 #define DRAIN_NS 500000000                  /* how long connection_drain waits for a daemon that does not read */
 #define MAX_READS 256                       /* at a time, so that a daemon that sends without pause cannot hide a deadline */
@@ -36,13 +35,6 @@ enum rdt_status connection_check(const rdt *conn, struct rdt_error *err)
         return rdt_error_set(err, RDT_FORKED, "this connection belongs to process %ld, this is %ld: connect anew after a fork",
                              (long)conn->pid, (long)process_pid());
     return RDT_OK;
-}
-
-enum rdt_status connection_lost_error(const rdt *conn, struct rdt_error *err)
-{
-    return rdt_error_set(err, RDT_DISCONNECTED,
-                         "the connection to rdtd%s%s is lost: %s: connect anew; what it put and held has ended",
-                         conn->path[0] ? " at " : "", conn->path, conn->why_lost.msg);
 }
 
 enum rdt_status connection_error_reply(const struct frame *frame, struct rdt_error *err)
@@ -83,6 +75,15 @@ void connection_lock(rdt *conn)
     (void)pthread_mutex_lock(&conn->lock);
 }
 
+void connection_copy_node(const rdt *conn, struct rdt_node_info *node_p)
+{
+    rdt *mutable = (rdt *)conn; /* the change is not visible to the caller */
+
+    (void)pthread_mutex_lock(&mutable->lock);
+    *node_p = conn->node;
+    (void)pthread_mutex_unlock(&mutable->lock);
+}
+
 static void set_event(rdt *conn, bool readable)
 {
     uint64_t count = 1;
@@ -101,18 +102,20 @@ static void set_event(rdt *conn, bool readable)
  * are fewer. Returns when to try such a stalled message again; CLOCK_NEVER: nothing is stalled. */
 static int64_t retry_at_ns(const rdt *conn)
 {
-    return conn->writer.queued_frames > 0 && conn->writer.stalled && !conn->lost ? clock_now_ns() + STALLED_NS : CLOCK_NEVER;
+    return conn->writer.queued_frames > 0 && conn->writer.stalled ? clock_now_ns() + STALLED_NS : CLOCK_NEVER;
 }
 
 /* Brings up to date what rdt_fd watches. */
 static void update_fd(rdt *conn)
 {
-    int64_t next_ns = expiry_next_ns(&conn->expiries), retry_ns = retry_at_ns(conn);
-    bool wants_out =
-        conn->writer.queued_frames > 0 && (conn->corks == 0 || conn->blocked) && retry_ns == CLOCK_NEVER && !conn->lost;
+    int64_t next_ns = expiry_next_ns(&conn->expiries), retry_ns = retry_at_ns(conn), due_ns = socket_due_ns(conn);
+    bool wants_out = conn->writer.queued_frames > 0 && (conn->corks == 0 || conn->blocked) && retry_ns == CLOCK_NEVER &&
+                     socket_is_open(conn);
 
     if (retry_ns < next_ns)
         next_ns = retry_ns;
+    if (due_ns < next_ns)
+        next_ns = due_ns;
     if (wants_out != conn->fd_wants_out) {
         struct epoll_event event = {.events = wants_out ? EPOLLIN | EPOLLOUT : EPOLLIN};
 
@@ -128,7 +131,7 @@ static void update_fd(rdt *conn)
         conn->fd_timer_ns = next_ns;
     }
     set_event(conn, conn->unseen > 0 || !chain_is_empty(&conn->events) || !chain_is_empty(&conn->arrived) ||
-                        (conn->lost && !conn->fd_told_lost));
+                        (connection_has_ended(conn) && !conn->fd_told_lost));
 }
 
 /* Wakes the threads that the latest changes concern. The leader is woken by an fd, because its poll does not see what other
@@ -159,28 +162,19 @@ void connection_unlock(rdt *conn)
     memory_unmap(retired);
 }
 
-void connection_notify(rdt *conn)
-{
-    conn->n_changes++;
-    conn->must_wake = conn->wake_leader = true;
-}
-
-uint64_t connection_id(rdt *conn)
-{
-    return ++conn->last_id;
-}
-
 /* ---- the loss of the connection ---- */
 
 void connection_lose(rdt *conn, const struct rdt_error *why)
 {
-    if (conn->lost)
+    if (connection_has_ended(conn))
         return;
-    conn->lost = true;
     conn->why_lost = *why;
-    /* The fd stays open until rdt_close: another thread may be polling it. */
-    (void)shutdown(conn->sock, SHUT_RDWR);
-    (void)epoll_ctl(conn->epoll_fd, EPOLL_CTL_DEL, conn->sock, NULL);
+    if (socket_is_open(conn)) {
+        /* The fd stays open until rdt_close: another thread may be polling it. */
+        (void)shutdown(conn->sock, SHUT_RDWR);
+        (void)epoll_ctl(conn->epoll_fd, EPOLL_CTL_DEL, conn->sock, NULL);
+    }
+    socket_move(conn, CONNECTION_ENDED);
     conn->fd_wants_out = false;
     frame_writer_fini(&conn->writer);
     for (struct pending *pending = pending_take_all(&conn->pending), *next; pending; pending = next) {
@@ -190,86 +184,77 @@ void connection_lose(rdt *conn, const struct rdt_error *why)
     connection_notify(conn);
 }
 
-/* ---- sending ---- */
-
-static void flush(rdt *conn)
+void connection_hang_up(rdt *conn, const struct rdt_error *why)
 {
-    struct rdt_error err;
-    enum rdt_status status;
+    bool was_up = conn->state == CONNECTION_UP;
 
-    if (conn->why_unsent.status != RDT_OK)
-        return;
-    status = frame_writer_send(&conn->writer, conn->sock, &err);
-    if (conn->blocked && status == RDT_OK) {
-        conn->not_read = false;
-        connection_notify(conn); /* another thread may wait in connection_drain */
-    }
-    conn->blocked = status == RDT_AGAIN;
-    if (status == RDT_OK)
-        return;
-    if (status == RDT_AGAIN) {
-        conn->wake_leader = true; /* it must also poll for POLLOUT now */
+    if (!conn->kept) {
+        connection_lose(conn, why);
         return;
     }
-    /* The daemon may have sent a reason before it closed the socket. receive() reads that, and then ends the connection. */
-    conn->why_unsent = err;
-    frame_writer_fini(&conn->writer);
-    if (status != RDT_DISCONNECTED)
-        (void)shutdown(conn->sock, SHUT_RDWR);
+    (void)pending_take(&conn->pending, conn->handshake.id); /* it waited on that socket alone */
+    socket_leave(conn);
+    if (was_up)
+        conn->on_away(conn);
+    connection_notify(conn);
 }
 
-enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int take_fd,
-                                bool urgent, struct rdt_error *err)
+static int by_id(const void *a, const void *b)
 {
-    return connection_send_fds(conn, type, id, message, &take_fd, take_fd >= 0 ? 1 : 0, urgent, err);
+    const struct pending *first = *(struct pending *const *)a, *second = *(struct pending *const *)b;
+
+    return first->id < second->id ? -1 : first->id > second->id;
 }
 
-/* Encodes the message and queues it without sending it. Takes the fds on success only. */
-static enum rdt_status queue(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
-                             unsigned n_fds, bool urgent, struct rdt_error *err)
+static void resume(rdt *conn, struct pending *pending)
 {
-    size_t bytes = protobuf_c_message_get_packed_size(message);
-    enum rdt_status status;
-    uint8_t *payload;
-
-    if (conn->lost)
-        return connection_lost_error(conn, err);
-    if (bytes > RDT_MAX_FRAME_BYTES)
-        return rdt_error_set(err, RDT_LIMIT, "the request has %zu bytes, and the limit is %u", bytes, RDT_MAX_FRAME_BYTES);
-    if (!urgent && conn->writer.queued_bytes + bytes > MAX_QUEUED_BYTES)
-        return rdt_error_set(err, RDT_LIMIT, "%zu bytes are waiting to be sent, because rdtd does not read its socket",
-                             conn->writer.queued_bytes);
-    status = frame_writer_push(&conn->writer, type, 0, id, (uint32_t)bytes, take_fds, n_fds, &payload);
-    if (status != RDT_OK)
-        return rdt_error_set(err, status, "there is no memory for a request of %zu bytes", bytes);
-    (void)protobuf_c_message_pack(message, payload);
-    return RDT_OK;
+    pending->ops->on_resumed(conn, pending);
 }
 
-enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
-                                    unsigned n_fds, bool urgent, struct rdt_error *err)
+void connection_up(rdt *conn)
 {
-    enum rdt_status status = queue(conn, type, id, message, take_fds, n_fds, urgent, err);
+    size_t count = conn->pending.count, n = 0;
+    struct pending *all = pending_take_all(&conn->pending), **sorted = malloc((count + 1) * sizeof(struct pending *));
 
-    if (status == RDT_OK)
-        flush(conn);
-    return status;
+    socket_move(conn, CONNECTION_UP);
+    frame_writer_append(&conn->writer, &conn->later);
+    for (struct pending *pending = all, *next; pending; pending = next) {
+        next = pending->next;
+        if (sorted)
+            sorted[n++] = pending;
+        else
+            resume(conn, pending); /* in any order, rather than not at all */
+    }
+    if (n > 0)
+        qsort(sorted, n, sizeof *sorted, by_id);
+    for (size_t i = 0; i < n; i++)
+        resume(conn, sorted[i]);
+    free(sorted);
+    connection_flush(conn);
+    connection_notify(conn);
 }
 
-void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *message)
+/* Looks after a connection that is neither UP nor ENDED: dials, or gives it up. */
+static void attend(rdt *conn)
 {
-    if (queue(conn, type, 0, message, NULL, 0, true, NULL) == RDT_OK && conn->writer.queued_frames >= LATER_FRAMES)
-        flush(conn);
+    struct rdt_error why;
+    int64_t now_ns;
+
+    if (conn->state == CONNECTION_UP || connection_has_ended(conn))
+        return;
+    now_ns = clock_now_ns();
+    if (socket_dial(conn, now_ns)) {
+        conn->on_dialled(conn);
+    } else if (now_ns - conn->away_ns >= conn->grace_ns) {
+        (void)rdt_error_set(&why, RDT_RESTARTED, "rdtd at %s ended, and no daemon went on with this session within %.3f s%s%s",
+                            conn->path, (double)conn->grace_ns / 1e9,
+                            conn->state == CONNECTION_AWAY && conn->dial_errno ? ": connect: " : "",
+                            conn->state == CONNECTION_AWAY && conn->dial_errno ? strerrordesc_np(conn->dial_errno) : "");
+        connection_lose(conn, &why);
+    }
 }
 
-enum rdt_status connection_release(rdt *conn, uint16_t type, const ProtobufCMessage *message, struct rdt_error *err)
-{
-    enum rdt_status status = queue(conn, type, 0, message, NULL, 0, true, err);
-
-    if (status == RDT_OK && (conn->corks == 0 || conn->writer.queued_frames >= CORKED_FRAMES))
-        flush(conn);
-    return status;
-}
+/* ---- draining, corks ---- */
 
 /* The socket takes a few hundred messages; the rest stays in the queue. Without this wait, nobody would send the rest before
  * the next call. A program that releases a list of objects and then computes for an hour would hold them for that hour. */
@@ -280,14 +265,8 @@ void connection_drain(rdt *conn)
     if (!conn->blocked || conn->not_read || conn->corks > 0)
         return;
     deadline_ns = clock_now_ns() + DRAIN_NS;
-    while (conn->blocked && !conn->lost && !conn->not_read)
+    while (conn->blocked && !connection_has_ended(conn) && !conn->not_read)
         conn->not_read = connection_step(conn, deadline_ns) == RDT_TIMED_OUT && conn->blocked;
-}
-
-void connection_flush(rdt *conn)
-{
-    if (conn->writer.queued_frames > 0 && !conn->lost)
-        flush(conn);
 }
 
 void rdt_cork(rdt *conn)
@@ -333,16 +312,19 @@ static void handle(rdt *conn, struct frame *frame)
     } else if (frame->request_id == 0 && (frame->flags & FRAME_ERROR)) {
         /* An error that answers no request says why the daemon is about to close the connection. */
         (void)connection_error_reply(frame, &err);
-        connection_lose(conn, &err);
+        if (err.status == RDT_SHUTTING_DOWN)
+            connection_hang_up(conn, &err);
+        else
+            connection_lose(conn, &err);
     } else {
         conn->on_late_reply(conn, frame);
     }
 }
 
-/* Handles every complete frame that has been read. False: the connection is lost. */
+/* Handles every complete frame that has been read. False: there is no socket any more. */
 static bool handle_frames(rdt *conn)
 {
-    while (!conn->lost) {
+    while (socket_is_open(conn)) {
         struct frame frame;
         struct rdt_error err;
         enum rdt_status status = frame_reader_next(&conn->reader, &frame, &err);
@@ -363,17 +345,21 @@ static bool handle_frames(rdt *conn)
  * on until the socket is empty. */
 static void receive(rdt *conn, bool all)
 {
-    for (unsigned reads = 0; !conn->lost && reads < MAX_READS; reads++) {
-        struct rdt_error err;
+    for (unsigned reads = 0; socket_is_open(conn) && reads < MAX_READS; reads++) {
+        struct rdt_error err = {0};
         size_t n;
         enum rdt_status status = frame_reader_recv(&conn->reader, conn->sock, &n, &err);
 
         if (status == RDT_AGAIN)
             return;
-        if (status != RDT_OK) {
-            connection_lose(conn, conn->why_unsent.status != RDT_OK && status == RDT_DISCONNECTED ? &conn->why_unsent : &err);
+        if (status == RDT_DISCONNECTED && conn->why_unsent.status != RDT_OK)
+            err = conn->why_unsent;
+        if (err.status == RDT_DISCONNECTED)
+            connection_hang_up(conn, &err);
+        else if (status != RDT_OK)
+            connection_lose(conn, &err);
+        if (status != RDT_OK)
             return;
-        }
         if (!handle_frames(conn))
             return;
         if (!all && conn->reader.start == conn->reader.end)
@@ -398,9 +384,9 @@ static void expire(rdt *conn)
 
 void connection_poll(rdt *conn)
 {
-    if (conn->writer.queued_frames > 0)
-        flush(conn);
+    connection_flush(conn);
     receive(conn, true);
+    attend(conn);
     expire(conn);
 }
 
@@ -431,9 +417,10 @@ static int wait_for(struct pollfd fds[2], int64_t until_ns, int64_t look_ns, boo
 /* Polls as the leader until something happens or until_ns, and handles what happened. */
 static void lead(rdt *conn, int64_t until_ns)
 {
-    struct pollfd fds[2] = {{.fd = conn->lost ? -1 : conn->sock, .events = POLLIN}, {.fd = conn->wake_fd, .events = POLLIN}};
-    int64_t retry_ns = retry_at_ns(conn);
-    bool crowded = false;
+    int sock = socket_is_open(conn) ? conn->sock : -1;
+    struct pollfd fds[2] = {{.fd = sock, .events = POLLIN}, {.fd = conn->wake_fd, .events = POLLIN}};
+    int64_t retry_ns = retry_at_ns(conn), due_ns = socket_due_ns(conn);
+    bool crowded = false, polls = conn->rule.max_ns > 0 && conn->state == CONNECTION_UP;
     int64_t look_ns;
     int n;
 
@@ -441,30 +428,34 @@ static void lead(rdt *conn, int64_t until_ns)
         until_ns = retry_ns;
     else if (conn->writer.queued_frames > 0 && retry_ns == CLOCK_NEVER)
         fds[0].events |= POLLOUT;
+    if (due_ns < until_ns)
+        until_ns = due_ns;
     conn->polling = true;
     conn->wake_leader = false;
-    look_ns = conn->rule.max_ns > 0 ? poll_rule_begin(&conn->rule, clock_now_ns()) : 0;
+    look_ns = polls ? poll_rule_begin(&conn->rule, clock_now_ns()) : 0;
     connection_unlock(conn);
 
     n = wait_for(fds, until_ns, look_ns, &crowded);
 
     connection_lock(conn);
     conn->polling = false;
+    socket_close_stale(conn);
     if (crowded)
         poll_rule_crowded(&conn->rule, clock_now_ns());
-    if (conn->rule.max_ns > 0 && n > 0 && fds[0].revents & POLLIN)
+    if (polls && n > 0 && fds[0].revents & POLLIN)
         poll_rule_end(&conn->rule, clock_now_ns());
     if (retry_ns != CLOCK_NEVER)
-        flush(conn);
-    if (n <= 0)
-        return; /* the time is over, or a signal interrupted the poll */
-    if (fds[1].revents) {
+        connection_flush(conn);
+    if (n > 0 && fds[1].revents) {
         uint64_t count;
 
         (void)!read(conn->wake_fd, &count, sizeof count);
     }
+    attend(conn);
+    if (n <= 0 || sock != conn->sock)
+        return; /* the time is over, a signal interrupted the poll, or the socket has been replaced */
     if (fds[0].revents & POLLOUT)
-        flush(conn);
+        connection_flush(conn);
     if (fds[0].revents & ~POLLOUT)
         receive(conn, false);
 }

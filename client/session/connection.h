@@ -10,23 +10,27 @@
  * of the objects. A lower file calls upward by the callbacks of struct rdt and of struct pending_ops.
  *
  *     client/
- *    11  groups
- *    10  connect                     opens and closes a connection; sets its callbacks
- *     9  calls fetch memory_calls put  public calls
- *     8  device loans wait           memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
- *     7  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
+ *    13  groups
+ *    12  connect                     opens and closes a connection; sets its callbacks
+ *    11  resume                      goes on with the session at the next daemon
+ *    10  calls fetch memory_calls put  public calls
+ *     9  device loans wait           memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
+ *     8  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
  *        info metrics names          lists and counters; published names
  *        request watch               one fetch or wait; taking events
- *     6  call fetched                one request and its reply; one fetched object
- *     5  mappers targets             memory kinds; memory that a fetch fills
+ *     7  call fetched                one request and its reply; one fetched object
+ *     6  note                        requests whose answer nobody waits for
+ *     5  mappers repeat targets      memory kinds; sending a request again; memory that a fetch fills
  *     4  options sealed_memfd tensor  options structs; memfds for snapshots; checks of tensors
  *     client/session/
- *     3  events                      events that have not been taken yet
- *     2  connection                  this header: the socket, its lock, and who reads it
- *     1  memory pending process      mappings; what waits for an answer; the pid
+ *     4  events                      events that have not been taken yet
+ *     3  connection                  this header: the lock, who reads the socket, and its loss
+ *     2  sending                     this header: encoding messages and sending them
+ *     1  socket                      the socket: dialling, and setting it aside
+ *     0  ids memory pending process  lists of ids; mappings; what waits for an answer; the pid
  *
- * A connection. This header owns framing, waiting, deadlines and the loss of the connection. It knows no message but
- * ErrorReply.
+ * A connection. This header owns framing, waiting, deadlines, the loss of the socket and the return to the next daemon. It
+ * knows no message but ErrorReply.
  *
  * No thread belongs to the library; the callers that wait read the socket. One of them, the leader, polls it without
  * the lock. The others, the followers, sleep on `changed`. The leader hands each answer to the request that it is for
@@ -34,6 +38,32 @@
  *
  *     thread A: rdt_fetch   ── lock ── sends ── poll ───────┐ reads A's answer ── unlock ── returns
  *     thread B: rdt_ping    ── lock ── sends ── sleeps ─────┴──────── wakes: polls ── reads B's answer ──
+ *
+ * A session that has a token outlasts its daemon (`kept`). Its connection has these states; that of any other session has only
+ * UP and ENDED.
+ *
+ *             socket lost            dialled              HELLO: resumed         RESUME answered
+ *       UP ───────────────► AWAY ───────────────► GREETING ───────────────► RESUMING ──────────► UP
+ *                            ▲                       │                         │
+ *                            └──── socket lost ──────┴─────────────────────────┘
+ *
+ *       any state ── rdt_close; a broken message; the daemon ended the session; not UP again within grace_ns ──► ENDED
+ *
+ *     state           a new request                     a release, a cancel       the callers that wait
+ *     UP              is sent                           is sent                   read answers
+ *     AWAY            is kept and sent later            is dropped                dial every 1 to 100 ms
+ *     GREETING        the same                          the same                  read the answer to HELLO
+ *     RESUMING        the same                          is sent when UP           read the answer to RESUME
+ *     ENDED           fails: DISCONNECTED, RESTARTED    fails                     have been told
+ *
+ * The library has no thread, so the callers that wait do all of it: the leader dials when it is time to, and reads the answers;
+ * a deadline ends a call in any state. In an event loop rdt_dispatch does it. rdt_fd is an epoll fd, which stays the same while
+ * the socket within is replaced; its timer becomes readable when it is time to dial.
+ *
+ * What is kept of a request until it is answered: of a call that blocks, nothing but the caller's own message and fds, because
+ * they are there until it returns (struct waiting); of a fetch, a wait, a hold, and a request that nobody waits for, the packed
+ * message (struct repeat, struct note). All of it is under `lock`. connection_up sends again what has no answer, in the order of
+ * the ids. Releases and cancels need no repetition: RESUME lists what this process still has, and the daemon ends the rest.
  *
  * Everything below is under `lock` unless its comment says otherwise.
  */
@@ -49,21 +79,25 @@
 #include <sys/types.h>
 
 #include "client/rdt.h"
+#include "ids.h"
 #include "memory.h"
 #include "pending.h"
 #include "proto/container_of.h"
 #include "proto/frame.h"
 #include "proto/poll_rule.h"
+#include "proto/wire_limits.h"
 
 struct chain { /* a doubly linked list of what lives on the connection; an empty one points at itself */
     struct chain *next, *prev;
 };
 
+enum connection_state { CONNECTION_UP, CONNECTION_AWAY, CONNECTION_GREETING, CONNECTION_RESUMING, CONNECTION_ENDED };
+
 struct rdt {
     /* These never change after rdt_connect, so they are read without the lock. */
     pid_t pid;
-    int sock, epoll_fd, timer_fd, event_fd, wake_fd;
-    struct rdt_node_info node;
+    int epoll_fd, timer_fd, event_fd, wake_fd;
+    char name[RDT_MAX_NAME_BYTES + 1]; /* of this client, as HELLO says it */
     uint64_t inline_max_bytes;  /* tensors of up to this many bytes travel in the message */
     bool tensor_runs;           /* the daemon reads lists of tensors in runs */
     bool takes_loans;           /* the daemon understands Put.loaned */
@@ -71,6 +105,8 @@ struct rdt {
     atomic_bool refuses_sealed; /* the daemon refused such a memfd, and then took the same bytes in its own region */
     void (*on_event)(rdt *conn, struct frame *frame);      /* FRAME_EVENT */
     void (*on_late_reply)(rdt *conn, struct frame *frame); /* a reply that nobody waits for any more */
+    void (*on_away)(rdt *conn);   /* a kept session has lost its socket: drops what does not survive the daemon */
+    void (*on_dialled)(rdt *conn); /* GREETING: sends HELLO */
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* what followers sleep on */
@@ -80,14 +116,30 @@ struct rdt {
 
     struct frame_reader reader;
     struct frame_writer writer;
+    struct frame_writer later; /* RESUMING: releases of what RESUME has listed, to be sent when it has been answered */
     uint64_t last_id;
     struct pending_table pending;
     struct expiry_heap expiries;
     void (*on_expired)(rdt *conn, struct expiry *expiry); /* it is no longer in the heap */
-    char path[108]; /* of the socket, for errors; "": not known */
-    bool lost;
-    struct rdt_error why_lost;
+    struct rdt_node_info node; /* a new daemon changes boot_id, address and daemon_version */
+    char path[108];            /* of the socket; "": not known */
+    struct rdt_error why_lost; /* ENDED */
     struct rdt_error why_unsent; /* if status is not RDT_OK, nothing can be sent, but the daemon's last words can be read */
+
+    enum connection_state state;
+    int sock;              /* -1: there is none */
+    int stale_sock;        /* lost while the leader polls it, and closed when it returns; -1: there is none */
+    uint64_t n_sockets;    /* sockets so far; a request remembers on which one it was sent */
+    bool kept;             /* the session outlasts its daemon: */
+    uint8_t token[16];     /* what the next daemon knows it by */
+    int64_t grace_ns;      /* how long it may take until it is UP again */
+    int64_t away_ns;       /* since when it is not UP */
+    int64_t dial_ns;       /* AWAY: when to dial next */
+    int64_t dial_delay_ns; /* between this attempt and the next */
+    int dial_errno;        /* of the last attempt */
+    struct pending handshake; /* HELLO or RESUME */
+    struct id_list abandoned; /* PUTs whose callers stopped waiting, and that have not been answered */
+    unsigned n_notes;         /* requests without an answer that nobody waits for */
 
     unsigned corks;        /* calls of rdt_cork less those of rdt_uncork */
     bool blocked;          /* the socket takes no more at present */
@@ -108,7 +160,8 @@ struct rdt {
     size_t unseen;       /* requests that ended since the last rdt_dispatch */
 
     /* watch.c */
-    bool watching;
+    uint32_t watched;        /* the kinds of rdt_watch; 0: nothing is watched */
+    uint64_t event_base;     /* what the numbers of this daemon's events are above */
     struct chain events;     /* received and not yet taken */
     size_t event_bytes;      /* of all of them */
     uint64_t event_sequence; /* number of the event that was taken last */
@@ -131,12 +184,21 @@ void connection_locks_fini(rdt *conn);
 void connection_lock(rdt *conn);
 void connection_unlock(rdt *conn);
 
+static inline bool connection_has_ended(const rdt *conn)
+{
+    return conn->state == CONNECTION_ENDED;
+}
+
+/* Copies what is known about the daemon's node. Takes the lock. */
+void connection_copy_node(const rdt *conn, struct rdt_node_info *node_p);
+
 /* Returns a new id for a request or a fetch handle. */
 uint64_t connection_id(rdt *conn);
 
-/* Queues the message and sends what the socket takes. take_fd is taken on success only; -1: none. Errors: LIMIT (the message is
- * longer than a frame, or too many bytes are queued; an `urgent` message, which releases something, is queued in any case),
- * DISCONNECTED, NO_MEMORY. */
+/* Queues the message and sends what the socket takes. While the connection is neither UP nor ENDED the message is dropped:
+ * whoever waits for an answer sends it from on_resumed. take_fd is taken on success only; -1: none. Errors: LIMIT (the message
+ * is longer than a frame, or too many bytes are queued; an `urgent` message, which releases something, is queued in any case),
+ * DISCONNECTED, RESTARTED, NO_MEMORY. */
 enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int take_fd,
                                 bool urgent, struct rdt_error *err);
 
@@ -149,9 +211,17 @@ enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const
  * wake the daemon each time, which takes longer than the message. */
 void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *message);
 
-/* Sends a message that releases something and needs no answer: at once, or later while the connection is
- * corked. */
-enum rdt_status connection_release(rdt *conn, uint16_t type, const ProtobufCMessage *message, struct rdt_error *err);
+/* Sends a message that releases something: at once, or later while the connection is corked. id 0: it needs no answer. */
+enum rdt_status connection_release(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message,
+                                   struct rdt_error *err);
+
+/* As connection_send, without fds, for a message that is packed already. */
+enum rdt_status connection_send_packed(rdt *conn, uint16_t type, uint64_t id, const uint8_t *payload, size_t bytes,
+                                       struct rdt_error *err);
+
+/* GREETING and RESUMING: sends HELLO or RESUME, whose answer goes to conn->handshake. */
+enum rdt_status connection_shake(rdt *conn, uint16_t type, const ProtobufCMessage *message, const struct pending_ops *ops,
+                                 struct rdt_error *err);
 void connection_flush(rdt *conn);
 
 /* Waits at most half a second until the socket has taken all queued messages. A public function that releases something
@@ -170,11 +240,17 @@ void connection_poll(rdt *conn);
 /* Says that a request has ended or an object has arrived. connection_unlock then wakes the threads that wait. */
 void connection_notify(rdt *conn);
 
-/* Ends the connection: everything that waits for an answer gets on_lost, and every later call fails with DISCONNECTED. Later
- * calls of this function do nothing. */
+/* Ends the connection: everything that waits for an answer gets on_lost, and every later call fails with DISCONNECTED, or with
+ * RESTARTED if that is why->status. Later calls of this function do nothing. */
 void connection_lose(rdt *conn, const struct rdt_error *why);
 
-/* Returns DISCONNECTED with the reason. Call it only if conn->lost. */
+/* The socket is of no use any more. A kept session goes on: its connection is AWAY. Any other ends. */
+void connection_hang_up(rdt *conn, const struct rdt_error *why);
+
+/* RESUMING: the daemon goes on with the session. Everything that waits for an answer gets on_resumed. */
+void connection_up(rdt *conn);
+
+/* Returns DISCONNECTED or RESTARTED with the reason. Call it only if the connection has ENDED. */
 enum rdt_status connection_lost_error(const rdt *conn, struct rdt_error *err);
 
 /* Writes the ErrorReply of a frame to err. Never returns RDT_OK. */

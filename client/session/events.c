@@ -10,6 +10,7 @@
 struct watched {
     struct chain link;
     size_t bytes;
+    uint64_t base; /* what the daemon's number is above */
     uint8_t payload[];
 };
 
@@ -27,12 +28,30 @@ static void forget_all(rdt *conn)
 void events_begin(rdt *conn)
 {
     forget_all(conn);
-    conn->event_sequence = 0;
+    conn->event_sequence = conn->event_base = 0;
 }
 
 void events_fini(rdt *conn)
 {
     forget_all(conn);
+}
+
+static struct watched *create(size_t bytes, uint64_t base)
+{
+    struct watched *watched = malloc(sizeof *watched + bytes);
+
+    if (!watched)
+        return NULL;
+    watched->bytes = bytes;
+    watched->base = base;
+    return watched;
+}
+
+static void add(rdt *conn, struct watched *watched)
+{
+    conn->event_bytes += watched->bytes;
+    chain_append(&conn->events, &watched->link);
+    connection_notify(conn);
 }
 
 void events_add(rdt *conn, struct frame *frame)
@@ -41,15 +60,44 @@ void events_add(rdt *conn, struct frame *frame)
 
     if (conn->event_bytes + frame->length > MOST_BYTES)
         return; /* events_take sees the gap in the numbers */
-    watched = malloc(sizeof *watched + frame->length);
+    watched = create(frame->length, conn->event_base);
     if (!watched)
         return;
-    watched->bytes = frame->length;
     if (frame->length > 0)
         memcpy(watched->payload, frame->payload, frame->length);
-    conn->event_bytes += frame->length;
-    chain_append(&conn->events, &watched->link);
-    connection_notify(conn);
+    add(conn, watched);
+}
+
+static uint64_t last_sequence(const rdt *conn)
+{
+    const struct watched *last = container_of(conn->events.prev, struct watched, link);
+    uint64_t sequence = conn->event_sequence;
+    Rdt__Pb__Event *event;
+
+    if (chain_is_empty(&conn->events))
+        return sequence;
+    event = rdt__pb__event__unpack(NULL, last->bytes, last->payload);
+    if (event) {
+        sequence = event->sequence + last->base;
+        rdt__pb__event__free_unpacked(event, NULL);
+    }
+    return sequence;
+}
+
+void events_go_on(rdt *conn)
+{
+    Rdt__Pb__Event event = RDT__PB__EVENT__INIT;
+    uint64_t last = last_sequence(conn);
+    struct watched *watched;
+
+    event.what = (char *)"lost";
+    event.sequence = 1;
+    watched = create(rdt__pb__event__get_packed_size(&event), last);
+    if (watched) {
+        (void)rdt__pb__event__pack(&event, watched->payload);
+        add(conn, watched);
+    }
+    conn->event_base = last + 1;
 }
 
 Rdt__Pb__Event *events_take(rdt *conn, struct rdt_error *err)
@@ -62,6 +110,8 @@ Rdt__Pb__Event *events_take(rdt *conn, struct rdt_error *err)
 
         chain_remove(&watched->link);
         conn->event_bytes -= watched->bytes;
+        if (event)
+            event->sequence += watched->base;
         free(watched);
         is_row = event && strcmp(event->what, "lost") != 0;
         if (!event || event->sequence < conn->event_sequence + is_row) {

@@ -10,6 +10,10 @@
 /* Handles the answer to WATCH: drops the events of an earlier watch. Sequence numbers start again at 1. */
 void events_begin(rdt *conn);
 
+/* Another daemon goes on with the session, and numbers its events from 1 again. Nobody knows what happened before it did: that
+ * counts as one lost event. */
+void events_go_on(rdt *conn);
+
 /* Handles RDT_EVENT_WATCHED: copies the event into the queue. */
 void events_add(rdt *conn, struct frame *frame);
 

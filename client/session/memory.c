@@ -28,6 +28,7 @@ void memory_fini(struct memory *memory)
         memory_unmap(memory->buckets[i]);
     free(memory->buckets);
     free(memory->offered);
+    ids_fini(&memory->unmapped);
     for (struct mapper *mapper = memory->mappers, *next; mapper; mapper = next) {
         next = mapper->next;
         free(mapper->devices);
@@ -359,10 +360,20 @@ struct mapping *memory_take_cached(struct memory *memory, uint64_t region, uint6
     *at = mapping->next;
     mapping->generation = generation;
     mapping->origin = origin;
+    mapping->released = false;
     mapping->refs = 1;
     add_to_bucket(memory, mapping);
     memory->count++;
     return mapping;
+}
+
+static void stop_caching_readable(struct memory *memory, struct mapping *mapping)
+{
+    if (!mapping->cached_readable)
+        return;
+    mapping->cached_readable = false;
+    memory_ref(mapping);
+    memory_unref(memory, mapping); /* retires it if that was the only reference */
 }
 
 void memory_uncache(struct memory *memory, uint64_t region)
@@ -375,12 +386,49 @@ void memory_uncache(struct memory *memory, uint64_t region)
     }
     for (mapping = *bucket_of(memory, region); mapping; mapping = next) {
         next = mapping->next;
-        if (mapping->region != region || !mapping->cached_readable)
-            continue;
-        mapping->cached_readable = false;
-        memory_ref(mapping);
-        memory_unref(memory, mapping); /* retires it if that was the only reference */
+        if (mapping->region == region)
+            stop_caching_readable(memory, mapping);
     }
+}
+
+void memory_uncache_all(struct memory *memory)
+{
+    while (memory->cached)
+        memory_uncache(memory, memory->cached->region);
+    for (size_t i = 0; i < memory->n_buckets; i++) {
+        for (struct mapping *mapping = memory->buckets[i], *next; mapping; mapping = next) {
+            next = mapping->next;
+            stop_caching_readable(memory, mapping);
+        }
+    }
+}
+
+/* ---- what the session has ---- */
+
+static bool is_own(const struct mapping *mapping)
+{
+    return mapping->origin != MAPPING_FETCHED && !mapping->released;
+}
+
+bool memory_list_own(const struct memory *memory, struct id_list *list)
+{
+    bool ok = true;
+
+    for (size_t i = 0; i < memory->n_buckets && ok; i++)
+        for (const struct mapping *mapping = memory->buckets[i]; mapping && ok; mapping = mapping->next)
+            ok = !is_own(mapping) || ids_append(list, mapping->region);
+    for (size_t i = 0; i < memory->unmapped.count && ok; i++)
+        ok = ids_append(list, memory->unmapped.ids[i]);
+    return ok;
+}
+
+bool memory_has_own(const struct memory *memory, uint64_t region)
+{
+    const struct mapping *mapping = *bucket_of(memory, region);
+
+    while (mapping && (mapping->region != region || !is_own(mapping) || mapping->loan))
+        mapping = mapping->next;
+    return mapping;
 }
 
 /* ---- unmapping ---- */

@@ -25,6 +25,7 @@
 #include <stdint.h>
 
 #include "client/rdt.h"
+#include "ids.h"
 
 enum mapping_origin {
     MAPPING_ALLOCATED, /* by rdt_alloc */
@@ -55,6 +56,7 @@ struct mapping {
     bool cow;              /* private and writable; memory_find never returns it */
     bool offered;          /* rdt_put finds it by address */
     bool cacheable;        /* the daemon lets this process cache it */
+    bool released;         /* the session has given the region back, or to an object; only what was fetched still uses it */
     bool cached_readable;  /* it stays mapped without references too, until the daemon says that the region is gone */
     char device[65];       /* uuid; "": host memory */
     struct mapper *mapper; /* of its kind; NULL: host memory */
@@ -75,7 +77,10 @@ struct memory {
     struct mapping *cached;  /* writable ones without references */
     struct mapper *mappers;  /* none is ever removed */
     uint64_t last_mark;
-    uint64_t n_gones; /* REGION_GONE messages so far */
+    uint64_t n_gones; /* REGION_GONE messages of this daemon so far */
+    /* Regions of this session that have no mapping here: those whose reply has come and that are about to be mapped, and those
+     * that were given to a put that has not been answered. */
+    struct id_list unmapped;
 };
 
 bool memory_init(struct memory *memory); /* false: no memory */
@@ -145,6 +150,15 @@ bool memory_is_cached(const struct memory *memory, uint64_t region); /* as a wri
 
 /* Stops caching the region, which is retired as soon as it has no references. Does nothing if it is not cached. */
 void memory_uncache(struct memory *memory, uint64_t region);
+
+/* Stops caching all regions. */
+void memory_uncache_all(struct memory *memory);
+
+/* Adds the regions of this session that it still uses, mapped and unmapped, to the list. False: no memory. */
+bool memory_list_own(const struct memory *memory, struct id_list *list);
+
+/* Says whether the region is one of those, mapped, and no loan's. */
+bool memory_has_own(const struct memory *memory, uint64_t region);
 
 /* Hands all retired mappings to the caller, who passes them to memory_unmap without the lock. */
 struct mapping *memory_take_retired(struct memory *memory);

@@ -18,6 +18,9 @@ struct pending_ops {
     void (*on_frame)(rdt *conn, struct pending *pending, struct frame *frame);
     /* The connection is lost, so no answer will come. `pending` is as above. */
     void (*on_lost)(rdt *conn, struct pending *pending, const struct rdt_error *why);
+    /* Another daemon goes on with the session, and the answer has not come: sends the request again and adds `pending` to the
+     * table, or ends what waits. `pending` is as above. */
+    void (*on_resumed)(rdt *conn, struct pending *pending);
 };
 
 struct pending { /* embedded in what waits */

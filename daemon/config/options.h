@@ -46,7 +46,8 @@ struct options {
     char *socket_mode;              /* "0666": the daemon checks the credentials of callers itself */
     char *tenant;                   /* "": the unnamed tenant */
     char *state_dir;                /* "/var/lib/rdtd": contains the node's uuid; "": a new uuid at each start */
-    char *keeper;                   /* "": no object survives the daemon; the socket of rdtd-keeper */
+    char *keeper;                   /* "": no session or object survives the daemon; the socket of rdtd-keeper */
+    uint64_t restart_grace_ns;      /* 10s */
     char *backend_dir;              /* compiled-in $(libdir)/rdtd */
     char *backends;                 /* further .so files, comma-separated; --backend may be repeated */
     char *log_level;                /* "info" */

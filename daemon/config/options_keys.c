@@ -109,9 +109,15 @@ const struct option_key option_keys[] = {
              "start.",
      .why = "Each daemon on a machine needs its own."},
     {ROW("daemon", "keeper", OPTION_STRING, keeper, 0, PATH_BYTES), .fallback = "", .value = "PATH",
-     .help = "The socket of rdtd-keeper(8), which keeps detached objects and published names while the daemon restarts. If "
-             "it is empty, they end with the daemon. The daemon does not start without the keeper that is named here.",
+     .help = "The socket of rdtd-keeper(8), which keeps the sessions of clients, their objects and memory, and "
+             "published names while the daemon restarts. If it is empty, they end with the daemon. The daemon does not start without the keeper that is named here.",
      .why = "Set it where objects must survive a crash or an upgrade; the systemd units do."},
+    {ROW("daemon", "restart_grace", OPTION_DURATION, restart_grace_ns, 1000000, HOUR), .reload = RELOAD_ALWAYS,
+     .fallback = "10s",
+     .help = "How long clients try to return to their sessions after the daemon is gone, and how long the next daemon waits "
+             "for a session whose process it cannot watch. A session whose process is known to live waits for as long as "
+             "that lives. It needs a keeper.",
+     .why = "Raise it where the daemon takes longer to start, or to be replaced."},
     {ROW("daemon", "backend_dir", OPTION_STRING, backend_dir, 0, PATH_BYTES), .fallback = option_backend_dir, .value = "PATH",
      .help = "The directory from which the daemon loads every rdt_*.so at start. If it is empty, nothing is loaded from "
              "there.",

@@ -192,6 +192,8 @@ enum rdt_status region_new(struct regions *regions, struct memory_kind *kind, st
     if (!region)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     region->id = regions->next_id++;
+    if (regions->saved_next_id)
+        *regions->saved_next_id = regions->next_id;
     region->generation = 1;
     region->regions = regions;
     region->kind = kind;

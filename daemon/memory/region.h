@@ -63,6 +63,8 @@
 #include "proto/layout.h"
 #include "rdt.pb-c.h"
 
+struct region;
+
 struct regions {
     const struct events *events; /* NULL: no client watches events */
     struct plugins *plugins;
@@ -70,6 +72,10 @@ struct regions {
     struct owner_work *owner_work; /* frees memory that a client can make slow to free */
     struct index by_id;
     uint64_t next_id;
+    uint64_t *saved_next_id; /* next_id for a later daemon; NULL: none needs it */
+    /* A region with a record ends: whoever wrote the record removes it, unless a later daemon shall have the memory. */
+    void (*on_kept_end)(void *arg, struct region *region);
+    void *kept_arg;
     uint64_t bytes, limit_bytes; /* host memory that the daemon allocated: in use, pooled, cached, or being freed */
     struct memory_room room;     /* what the kernel lets the daemon have, whatever limit_bytes is */
     unsigned n_freeing;          /* blocks that are being freed on the work pool or by owner_work */
@@ -145,7 +151,6 @@ struct region {
     uint64_t exported_to;  /* the first client that had a descriptor of it; 0: none */
     bool writable_outside; /* another process has a writable descriptor of it, which may outlive a seal */
     bool sealed;           /* no new descriptor or mapping can write it */
-    bool kept;             /* the keeper has its descriptor: its pages outlive this daemon (recovery.h) */
     bool abandoned;        /* a client ended without releasing it. It may have it mapped: its pages must not be removed */
     bool keep_mapped;      /* exported_to will keep it mapped after its release, for its next allocation or fetch */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
@@ -154,6 +159,7 @@ struct region {
     struct list readers;           /* struct region_reader.by_region: clients that keep it mapped without a hold */
     struct list by_client, by_age; /* for region_cache.c */
     uint64_t cached_since_ns;
+    void *record; /* the keeper has its descriptor, and a later daemon will have it (recovery.h); NULL: it has no record */
 };
 
 /* A reader that is told when the region ends. list_remove(&reader->by_region) ends that. */
@@ -227,8 +233,9 @@ enum rdt_status region_import(struct regions *regions, const char *kind, const s
 /* What a later daemon must know of a region of host memory, beside its descriptor. */
 struct region_image {
     const char *kind;
-    uint64_t id, bytes, room, offset;
+    uint64_t id, generation, bytes, room, offset;
     enum region_origin origin; /* ALLOCATED, IMPORTED, RECEIVED, SNAPSHOT */
+    uint64_t client;           /* region->client */
 };
 
 /* Whether a later daemon could restore the region. */

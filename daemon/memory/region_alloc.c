@@ -376,7 +376,7 @@ enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, str
 bool region_may_be_restored(const struct region *region)
 {
     return region_is_host(region) && region->kind->ops.restore && region->block.fd >= 0 && region->exposure != REGION_PRIVATE &&
-           (region->origin <= REGION_SNAPSHOT);
+           (region->origin <= REGION_SNAPSHOT || region->origin == REGION_COPY);
 }
 
 struct region_image region_image(const struct region *region)
@@ -386,7 +386,10 @@ struct region_image region_image(const struct region *region)
                                  .bytes = region->bytes,
                                  .room = region->room,
                                  .offset = region->offset,
-                                 .origin = region->origin};
+                                 .generation = region->generation,
+                                 .client = region->client,
+                                 /* the next daemon does not know whose replica it was */
+                                 .origin = region->origin == REGION_COPY ? REGION_SNAPSHOT : region->origin};
 }
 
 /* Memory that a client created is a snapshot that cannot be written by anybody. */
@@ -416,7 +419,7 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
     if (image->id < regions->next_id || image->origin > REGION_SNAPSHOT || image->bytes == 0 || image->room < image->bytes)
         return rdt_error_set(err, RDT_INVALID, "the record of region %llu is wrong", (unsigned long long)image->id);
     regions->next_id = image->id;
-    status = region_new(regions, kind, NULL, image->bytes, image->origin, account, 0, 1, &region, err);
+    status = region_new(regions, kind, NULL, image->bytes, image->origin, account, image->client, 1, &region, err);
     if (status != RDT_OK)
         return status;
     status =
@@ -425,6 +428,7 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
         region_cancel(region);
         return status;
     }
+    region->generation = image->generation;
     region->room = image->room;
     region->offset = image->offset;
     region->sealed = !imported && region->block.read_only;

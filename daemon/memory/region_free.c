@@ -183,6 +183,14 @@ static bool pool_on_device(struct regions *regions, struct pool_block *block, co
     return true;
 }
 
+/* Whether a later daemon will have the memory. It will not, if the region ends before this daemon does. */
+static bool stays_for_later(struct region *region)
+{
+    if (region->record)
+        region->regions->on_kept_end(region->regions->kept_arg, region);
+    return region->record;
+}
+
 static void tell_readers(struct region *region)
 {
     while (!list_empty(&region->readers)) {
@@ -196,13 +204,14 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     struct regions *regions = region->regions;
     bool host = region_is_host(region), imported = region->origin == REGION_IMPORTED;
     bool was_exported = !imported && host && region->exposure >= REGION_EXPOSED;
-    bool for_anyone = !imported && region->exposure == REGION_UNEXPOSED && !region->sealed && !region->kept;
+    bool kept = stays_for_later(region);
+    bool for_anyone = !imported && region->exposure == REGION_UNEXPOSED && !region->sealed && !kept;
     /* A client that had this memory mapped may have put it under another name, as an import. So device memory is not
      * reused while anything is imported on its device. */
     bool for_client = !host && !imported && region->device->memory.imported_bytes == 0 && !region->abandoned &&
                       (region->exposure == REGION_EXPOSED || region->exposure == REGION_BOUND);
     /* All clients have released the memory, so descriptors and mappings that they still have must not keep its pages. */
-    bool discards = (discard || (was_exported && !region->sealed)) && !region->abandoned && !region->kept;
+    bool discards = (discard || (was_exported && !region->sealed)) && !region->abandoned && !kept;
     /* To remove pages is to wait for the lock of the file. A client that can write the memory can hold that lock for ever: by
      * a write whose bytes come from a file system that does not answer. */
     bool written = discards && !imported && region->writable_outside && region->kind->ops.discard;

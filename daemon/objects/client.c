@@ -8,6 +8,16 @@
 
 /* Ids are unique in the daemon, so that a late release never ends a hold of another client. */
 static uint64_t next_hold = 1;
+static uint64_t *saved_next_hold; /* NULL: no later daemon needs it */
+
+void client_save_hold_ids(uint64_t *next_p)
+{
+    saved_next_hold = next_p;
+    if (next_p && *next_p > next_hold)
+        next_hold = *next_p;
+    else if (next_p)
+        *next_p = next_hold;
+}
 
 void client_init(struct client *client, uint64_t id)
 {
@@ -23,6 +33,12 @@ void client_init(struct client *client, uint64_t id)
     map_init(&client->holds);
     map_init(&client->remote_holds);
     map_init(&client->transfers.fetches);
+    map_init(&client->resumed);
+}
+
+bool client_returns(const struct client *client, const struct rdt_error *err)
+{
+    return client->lasting && client->lasting->ending && err->status == RDT_SHUTTING_DOWN;
 }
 
 void client_send_error(struct client *client, uint16_t type, uint64_t request_id, const struct rdt_error *err)
@@ -137,8 +153,7 @@ bool client_fini(struct client *client, uint64_t until_ns)
             return false;
     }
     while ((region = map_next(&client->regions, &client->reaped_regions))) {
-        map_remove_u64(&client->regions, region->id);
-        region->client = 0;
+        client_forget_region(client, region);
         /* librdt does not tell its user where a loaned region is mapped, so nobody uses the pages any more */
         if (region->state != REGION_LOANED)
             region_mark_abandoned(region);
@@ -151,6 +166,7 @@ bool client_fini(struct client *client, uint64_t until_ns)
     map_fini(&client->regions);
     map_fini(&client->transfers.fetches);
     free(client->transfers.mapped_devices);
+    map_fini(&client->resumed);
     return true;
 }
 
@@ -201,13 +217,33 @@ bool client_work(struct client *client, uint64_t until_ns)
     return !client->task;
 }
 
-static struct hold *hold_new(struct client *client)
+bool client_add_region(struct client *client, struct region *take_region)
+{
+    if (!map_put_u64(&client->regions, take_region->id, take_region))
+        return false;
+    if (client->lasting)
+        client->lasting->on_region(client->lasting->arg, client, take_region);
+    return true;
+}
+
+void client_forget_region(struct client *client, struct region *region)
+{
+    (void)map_remove_u64(&client->regions, region->id);
+    region->client = 0; /* the client does not write there any more */
+    if (client->lasting)
+        client->lasting->on_region_released(client->lasting->arg, region);
+}
+
+/* id 0: the next one */
+static struct hold *hold_new(struct client *client, uint64_t id)
 {
     struct hold *hold = calloc(1, sizeof *hold);
 
     if (!hold)
         return NULL;
-    hold->id = next_hold++;
+    hold->id = id ? id : next_hold++;
+    if (saved_next_hold)
+        *saved_next_hold = next_hold;
     hold->client = client;
     list_init(&hold->by_object);
     if (!map_put_u64(&client->holds, hold->id, hold)) {
@@ -217,9 +253,9 @@ static struct hold *hold_new(struct client *client)
     return hold;
 }
 
-struct hold *client_hold_object(struct client *client, struct object *object)
+static struct hold *hold_object(struct client *client, uint64_t id, struct object *object)
 {
-    struct hold *hold = hold_new(client);
+    struct hold *hold = hold_new(client, id);
 
     if (hold && !object_hold_by(object, HOLDER_READER, &hold->by_object)) {
         client_release(hold);
@@ -230,9 +266,21 @@ struct hold *client_hold_object(struct client *client, struct object *object)
     return hold;
 }
 
-struct hold *client_hold_region(struct client *client, struct region *region)
+static struct hold *record(struct hold *hold)
 {
-    struct hold *hold = hold_new(client);
+    if (hold && hold->client->lasting)
+        hold->client->lasting->on_hold(hold->client->lasting->arg, hold);
+    return hold;
+}
+
+struct hold *client_hold_object(struct client *client, struct object *object)
+{
+    return record(hold_object(client, 0, object));
+}
+
+static struct hold *hold_region(struct client *client, uint64_t id, struct region *region)
+{
+    struct hold *hold = hold_new(client, id);
 
     if (hold) {
         hold->region = region;
@@ -241,15 +289,15 @@ struct hold *client_hold_region(struct client *client, struct region *region)
     return hold;
 }
 
-struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n)
+static struct hold *hold_regions(struct client *client, uint64_t id, struct region *const *regions, uint32_t n)
 {
     struct region **copy;
     struct hold *hold;
 
     if (n == 1)
-        return client_hold_region(client, regions[0]);
+        return hold_region(client, id, regions[0]);
     copy = calloc(n + 1u, sizeof(struct region *));
-    hold = copy ? hold_new(client) : NULL;
+    hold = copy ? hold_new(client, id) : NULL;
     if (!hold) {
         free(copy);
         return NULL;
@@ -258,6 +306,24 @@ struct hold *client_hold_regions(struct client *client, struct region *const *re
     for (; hold->n_regions < n; hold->n_regions++)
         copy[hold->n_regions] = region_ref(regions[hold->n_regions]);
     return hold;
+}
+
+struct hold *client_hold_region(struct client *client, struct region *region)
+{
+    return record(hold_region(client, 0, region));
+}
+
+struct hold *client_hold_regions(struct client *client, struct region *const *regions, uint32_t n)
+{
+    return record(hold_regions(client, 0, regions, n));
+}
+
+struct hold *client_restore_hold(struct client *client, uint64_t id, struct object *object, struct region *const *regions,
+                                 uint32_t n_regions)
+{
+    if (map_get_u64(&client->holds, id))
+        return NULL;
+    return object ? hold_object(client, id, object) : hold_regions(client, id, regions, n_regions);
 }
 
 void client_set_copying(struct hold *hold, uint64_t bytes)
@@ -273,6 +339,8 @@ void client_release(struct hold *hold)
     struct object *object = hold->object;
     struct region *region = hold->region;
 
+    if (hold->record)
+        hold->client->lasting->on_hold_end(hold->client->lasting->arg, hold);
     map_remove_u64(&hold->client->holds, hold->id);
     hold->client->copying_bytes -= hold->copying_bytes;
     if (object)

@@ -14,11 +14,11 @@
 #include "daemon/memory/mapped.h"
 #include "daemon/memory/region.h"
 #include "daemon/memory/region_cache.h"
+#include "daemon/objects/lasting.h"
 #include "proto/frame.h"
 #include "proto/messages.h"
 #include "rdt.pb-c.h"
 
-struct object;
 struct watch;
 
 /* A message is charged to the client's heap when it, or what waits to be read with it, is larger than
@@ -87,6 +87,11 @@ struct client {
     bool notice_given; /* The log has a warning that other clients share memory that this one may still write. */
     char name[65];
     uint64_t since_ns;
+    const struct lasting *lasting; /* its session outlasts this process, and has records; NULL: it does not */
+    void *record;                  /* of lasting: the session's own */
+    struct map resumed;            /* request id -> generation or version: what its PUTs and PUBLISHes did at earlier daemons */
+    bool waiting;                  /* its session is an earlier daemon's, and it has not come back yet */
+    bool was_resumed, must_resume; /* it has come back; it has not sent RESUME since */
     struct list link;    /* in the list of all clients */
     struct list objects; /* struct object.by_producer: objects that it put and has not freed */
     unsigned n_objects;
@@ -133,6 +138,7 @@ struct client_read_barrier {
 struct hold {
     uint64_t id;
     struct client *client;
+    void *record;          /* of lasting; NULL: it has none */
     struct object *object; /* NULL: this hold is on regions with a copy */
     struct list by_object; /* in object->users->holders */
     /* one reference to the only region of a copy; NULL: the hold is on an object, or on `regions` */
@@ -152,6 +158,9 @@ void client_start_caches(struct client *client, struct regions *regions);
  * still have them mapped, so their memory is orphaned (region.h). The callers of conn.c have ended its
  * objects, fetches and calls before. Returns false when until_ns has passed before the end: call it again. */
 bool client_fini(struct client *client, uint64_t until_ns);
+
+/* Whether the answer is left out, because the daemon ends and the client repeats the request at the next one. */
+bool client_returns(const struct client *client, const struct rdt_error *err);
 
 /* Answers the request with an error. */
 void client_send_error(struct client *client, uint16_t type, uint64_t request_id, const struct rdt_error *err);
@@ -176,6 +185,18 @@ void client_read_barriers_run(struct client *client, uint64_t bytes);
 
 /* Runs the wakes, then the task. Returns false if work remains. */
 bool client_work(struct client *client, uint64_t until_ns);
+
+/* Where the first hold id that no daemon has used is stored; NULL: nowhere. It is read now. */
+void client_save_hold_ids(uint64_t *next_p);
+
+/* The client may name the region from now on: takes a reference that the caller has. false: out of memory, and nothing has
+ * changed. client_forget_region gives the reference back to the caller. */
+bool client_add_region(struct client *client, struct region *take_region);
+void client_forget_region(struct client *client, struct region *region);
+
+/* Makes a hold of an earlier daemon again: on the object, or on the regions. NULL: out of memory, or the id is in use. */
+struct hold *client_restore_hold(struct client *client, uint64_t id, struct object *object, struct region *const *regions,
+                                 uint32_t n_regions);
 
 /* Each creates a hold of the client, with one hold on the object or one reference to each region. NULL:
  * out of memory. client_release ends the hold. */

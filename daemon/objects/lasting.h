@@ -1,18 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What outlasts the sessions of clients: objects that are detached, published under a name, or in transit, and the names
- * themselves. Whoever keeps a record of them (daemon/recovery) is told of every change here. */
+/* What outlasts this process: objects that are detached, published under a name, or in transit, the names themselves, and
+ * the sessions of clients with all that they hold. Whoever keeps a record of them (daemon/recovery) is told of every change
+ * here, before the client is answered. What has a record carries it in its field `record`. */
 #ifndef DAEMON_LASTING_H
 #define DAEMON_LASTING_H
 
-struct object;
+#include <stdbool.h>
+
+struct client;
+struct hold;
 struct name;
+struct object;
+struct object_put;
+struct region;
+struct remote_hold;
 
 struct lasting {
     void *arg;
+    bool ending; /* the daemon will end: what it cannot answer any more is left to the next one */
+    /* A client puts the object, which is not live yet. */
+    void (*on_put)(void *arg, struct object *object, const struct object_put *put);
     /* Something has changed in why the object lasts, or it no longer does; object_lasts says which. */
     void (*on_object)(void *arg, struct object *object);
     /* The name was published, has a new version, has lost its object, or has ended; name_lasts says which. */
     void (*on_name)(void *arg, struct name *name);
+
+    /* Of clients whose session lasts (client->lasting): */
+    void (*on_region)(void *arg, struct client *client, struct region *region); /* the client may name it from now on */
+    void (*on_region_released)(void *arg, struct region *region);               /* and from now on not any more */
+    void (*on_hold)(void *arg, struct hold *hold);
+    void (*on_hold_end)(void *arg, struct hold *hold); /* it has a record */
+    void (*on_remote_hold)(void *arg, struct remote_hold *hold);
+    void (*on_remote_hold_end)(void *arg, struct remote_hold *hold); /* it has a record */
 };
 
 #endif

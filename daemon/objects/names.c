@@ -329,7 +329,7 @@ static void set_lease(struct name *name, struct client *publisher, int64_t ttl_n
 
 bool name_lasts(const struct name *name)
 {
-    return name->published && name->object && !name->publisher;
+    return name->published && name->object && (!name->publisher || name->publisher->lasting);
 }
 
 /* version 0: the next one */
@@ -368,6 +368,8 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
     name->version = version > 0 ? version : name->version + 1;
     *version_p = name->version;
     set_lease(name, publish->lease, publish->ttl_ns);
+    name->session = publish->session;
+    name->request = publish->request;
     name->since_ns = uv_hrtime();
     log_debug("obj %016llx is version %llu of name \"%.*s\"", (unsigned long long)object->generation,
               (unsigned long long)name->version, (int)publish->id_bytes, (const char *)publish->id);

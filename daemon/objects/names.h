@@ -63,6 +63,7 @@ struct name {
     struct deadline expiry;         /* set while the name is published with a time to live */
     int64_t ttl_ns;                 /* of its last publish; 0: none */
     void *record;                   /* of lasting; NULL: it has none */
+    uint64_t session, request;      /* that published this version; 0: unknown */
     enum name_end end;              /* valid if the name was published and is not any more */
     bool published;
     bool busy;         /* its waiters are being notified, so it must not be freed */
@@ -101,6 +102,7 @@ struct name_publish {
     Rdt__Pb__Visibility visibility;
     struct client *lease; /* the name ends with this client; NULL: it does not */
     int64_t ttl_ns;       /* the name ends after that time, unless it is published again; 0: it does not */
+    uint64_t session, request; /* of the client and its PUBLISH */
 };
 
 /* Makes the object the next version of its owner's name. Some waiters are notified before the call
@@ -113,7 +115,7 @@ enum rdt_status names_publish(struct names *names, const struct name_publish *pu
 enum rdt_status names_restore(struct names *names, const struct name_publish *publish, uint64_t version, struct name **name_p,
                               struct rdt_error *err);
 
-/* Whether it outlasts its publisher's session: it is published, has an object, and is no lease. */
+/* Whether it outlasts this process: it is published, has an object, and is no lease of a session that ends before. */
 bool name_lasts(const struct name *name);
 
 /* Ends the names whose lease is the session of the client, which has ended. false: until_ns has passed; call again. */

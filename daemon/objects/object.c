@@ -34,7 +34,7 @@ static void send_event(const struct object *object, const char *what)
 void object_set_state(struct object *object, enum object_state state)
 {
     sm_move_byte(states, sizeof states / sizeof states[0], &object->state, state);
-    if (state == OBJECT_LIVE && (object->detached || object->in_transit))
+    if (state == OBJECT_LIVE || (state == OBJECT_GONE && object->record))
         object_lasting_changed(object);
     send_event(object, state == OBJECT_LIVE ? "put" : states[state].name);
 }
@@ -42,7 +42,7 @@ void object_set_state(struct object *object, enum object_state state)
 bool object_lasts(const struct object *object)
 {
     return object->state == OBJECT_LIVE && object->named && !object->adopted &&
-           (object->detached || object->published || object->in_transit);
+           (object->detached || object->published || object->in_transit || (object->producer && object->producer->lasting));
 }
 
 void object_lasting_changed(struct object *object)
@@ -300,8 +300,8 @@ static void drop_producer(struct object *object, enum object_end end)
     if (object->detached) {
         detached_remove(object->table, object->generation);
         object->detached = false;
-        object_lasting_changed(object);
     }
+    object_lasting_changed(object);
     object_drop(object);
 }
 
@@ -327,6 +327,8 @@ void object_free(struct object *object, bool force, enum object_end end)
     }
     if (force && !object->forced) {
         object->forced = true;
+        if (object->record)
+            object_lasting_changed(object);
         if (object->state == OBJECT_LIVE) {
             object_table_unname(table, object);
             object_set_state(object, OBJECT_DRAINING);

@@ -94,6 +94,7 @@ struct object {
     struct client *producer;    /* NULL once the producer has freed the object or its session has ended */
     uint64_t producer_id;
     struct list by_producer;
+    void *record;   /* of lasting: a later daemon will have the object; NULL: it has none */
     uint64_t bytes; /* of all tensors */
     uint64_t since_ns;
     uint32_t piece; /* index in chunk */
@@ -112,7 +113,6 @@ struct object {
     bool detached : 1;     /* the producer's hold outlives the producer for a time (detached.h) */
     bool in_transit : 1;   /* a ref of it is on its way to another process (transit.h) */
     bool published : 1;    /* at least one name holds it */
-    bool kept : 1;         /* a later daemon will have it: set by whom the table's lasting tells */
     bool adopted : 1;      /* a replica of another node's object: in no table, and charged to nobody */
     bool snapshot : 1;     /* it never changes: its regions are sealed and contain nothing else */
     bool loaned : 1;       /* its regions are loaned: the producer promises not to change them while the object lives */
@@ -242,7 +242,8 @@ const char *object_state_name(const struct object *object);
  * them. If not, *why_not_p says why. */
 bool object_may_show(struct object *object, const struct owner *requester, const char **why_not_p);
 
-/* Whether it outlasts its client's session: it is live, can be found, and is detached, published or in transit. */
+/* Whether it outlasts this process: it is live, can be found, and is detached, published, in transit, or held by a producer
+ * whose session lasts. What readers hold lasts, too, if their sessions do (client.h). */
 bool object_lasts(const struct object *object);
 void object_lasting_changed(struct object *object); /* tells table->lasting, if there is such an object */
 

@@ -29,15 +29,16 @@ void object_table_init(struct object_table *table, const struct node *node, stru
     if (getrandom(&boot, sizeof boot, 0) != (ssize_t)sizeof boot)
         boot = (uint32_t)uv_hrtime();
     table->first_generation = ((uint64_t)(boot & 0x7fffff) << GENERATION_BITS) + 1;
-    table->next_generation = table->first_generation;
+    table->next_generation = table->oldest_generation = table->first_generation;
     index_init(&table->by_generation, table->first_generation);
 }
 
-void object_table_continue(struct object_table *table, uint64_t earlier, uint64_t least)
+void object_table_continue(struct object_table *table, uint64_t oldest, uint64_t earlier, uint64_t least)
 {
     uint64_t start = ((earlier >> GENERATION_BITS) + 1) & 0x7fffff;
 
     table->first_generation = (start << GENERATION_BITS) + 1;
+    table->oldest_generation = oldest;
     table->next_generation = table->first_generation;
     index_fini(&table->by_generation);
     index_init(&table->by_generation, least < table->first_generation ? least : table->first_generation);
@@ -381,6 +382,8 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
     object->pending = put->pending;
     /* bytes in the arena never change, so such a snapshot needs no copy */
     filling = put->pending || (put->snapshot && object->layout && !put->sealed);
+    if (table->lasting && put->producer && put->producer->lasting)
+        table->lasting->on_put(table->lasting->arg, object, put);
     object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);
     *object_p = object;
     if (!object->layout)
@@ -458,10 +461,12 @@ enum rdt_status object_table_adopt(struct object_table *table, const struct obje
 
 static enum rdt_status why_gone(const struct object_table *table, const struct rdt_ref *ref, struct rdt_error *err)
 {
-    if (ref->generation >= table->next_generation || ref->generation < table->first_generation)
+    if (ref->generation >= table->next_generation || ref->generation < table->oldest_generation)
         return rdt_error_set(
             err, RDT_NOT_FOUND,
             "object \"%s\" is not known here: its ref is from an earlier start of this node, or was never issued", ref->id);
+    if (ref->generation < table->first_generation)
+        return rdt_error_set(err, RDT_FREED, "object \"%s\" ended before the last restart of its daemon", ref->id);
     if (tombstones_have(&table->owner_died, ref->generation))
         return object_error_ended(OBJECT_END_OWNER_DIED, ref->id, ref->id_bytes, err);
     return object_error_ended(tombstones_have(&table->dropped, ref->generation) ? OBJECT_END_DROPPED : OBJECT_END_FREED,

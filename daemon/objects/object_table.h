@@ -24,6 +24,7 @@ struct object_table {
      * start never matches. */
     uint64_t next_generation;
     uint64_t first_generation;
+    uint64_t oldest_generation; /* of the first daemon that this one continues: what it issued from there on has ended if it is not here */
     uint64_t max_objects;
     struct map detached;  /* generation -> struct detached */
     struct map transit;   /* generation -> struct transit */
@@ -74,14 +75,18 @@ struct object_put {
     bool snapshot;              /* the object is FILLING, over the memory that is copied, until object_fill or object_fail */
     bool sealed;                /* a snapshot whose regions nobody can write any more: it is live at once */
     bool loaned;                /* see object->loaned */
+    /* The request of a client whose session lasts, for a record of it: its id and its packed message; NULL: there is none. */
+    uint64_t request_id;
+    const uint8_t *message;
+    size_t message_bytes;
     struct object_parts *parts; /* the result of object_parts_init for this put; NULL: the put computes it */
 };
 enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
                                  struct rdt_error *err);
 
-/* The table, which is empty, continues that of an earlier daemon, whose own generations began with `earlier`. Objects with
- * generations from `least` on can be put again. */
-void object_table_continue(struct object_table *table, uint64_t earlier, uint64_t least);
+/* The table, which is empty, continues that of an earlier daemon, whose own generations began with `earlier`, and those of all
+ * that it continued with `oldest`. Objects with generations from `least` on can be put again. */
+void object_table_continue(struct object_table *table, uint64_t oldest, uint64_t earlier, uint64_t least);
 
 /* Withdraws the put of a filling object that was refused before the client had an answer. Waiters for the
  * id keep waiting; if there is no memory for that, they get `why`. Drops the producer's hold. */

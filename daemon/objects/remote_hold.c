@@ -29,12 +29,16 @@ enum rdt_status remote_hold_take(struct client *client, uint64_t request_id, str
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
     }
     hold->object = object;
+    if (object && client->lasting)
+        client->lasting->on_remote_hold(client->lasting->arg, hold);
     *remote_hold_p = hold;
     return RDT_OK;
 }
 
 void remote_hold_end(struct remote_hold *hold)
 {
+    if (hold->record)
+        hold->client->lasting->on_remote_hold_end(hold->client->lasting->arg, hold);
     (void)map_remove_u64(&hold->client->remote_holds, hold->request_id);
     account_give(hold->client->account, USAGE_HOLDS, 1);
     if (hold->far)

@@ -13,6 +13,7 @@
 struct remote_hold {
     uint64_t request_id;
     struct client *client;
+    void *record;          /* of lasting; NULL: it has none */
     struct object *object; /* NULL: it is on another node, or was freed by force */
     struct list by_object; /* in object->users->holders */
     void *far;             /* for the module that holds the object on the other node; NULL: the object is on this node */

@@ -24,6 +24,7 @@
 #define FILE_BYTES (UINT64_C(16) << 30)
 #define LARGE_BYTES (64u << 10) /* the pages of a free slot of this size go back to the kernel */
 #define PAGE_BYTES 4096u
+#define MAX_ID_BITS 60u
 
 struct header {
     uint64_t magic;
@@ -169,11 +170,13 @@ static enum rdt_status check_header(const struct journal *journal, struct rdt_er
 
     if (head->magic != MAGIC)
         return rdt_error_set(err, RDT_INVALID, "it does not begin like a journal");
-    if (head->version != JOURNAL_VERSION)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "it has version %u, and this rdtd reads version %u", head->version,
-                             JOURNAL_VERSION);
+    if (head->version < JOURNAL_OLDEST || head->version > JOURNAL_VERSION)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "it has version %u, and this rdtd reads versions %u to %u", head->version,
+                             JOURNAL_OLDEST, JOURNAL_VERSION);
     if (head->end < HEADER_BYTES || head->end > FILE_BYTES || (head->end - HEADER_BYTES) % UNIT_BYTES != 0)
         return rdt_error_set(err, RDT_INVALID, "its header is damaged");
+    if ((head->state.next_region | head->state.next_hold | head->state.next_session) >> MAX_ID_BITS != 0)
+        return rdt_error_set(err, RDT_INVALID, "the ids in its header are damaged");
     return RDT_OK;
 }
 
@@ -241,10 +244,12 @@ enum rdt_status journal_open(int take_fd, struct journal **journal_p, struct rdt
         find_slots(journal, at, extent);
         at += extent->bytes;
     }
-    if (status == RDT_OK)
+    if (status == RDT_OK) {
+        header(journal)->version = JOURNAL_VERSION; /* from now on it gets records that an older daemon does not know */
         *journal_p = journal;
-    else
+    } else {
         journal_close(journal);
+    }
     return status;
 }
 
@@ -287,7 +292,8 @@ struct journal_slot *journal_begin(struct journal *journal, size_t bytes)
     return slot;
 }
 
-void journal_commit(struct journal *journal, struct journal_slot *slot, uint32_t kind, uint64_t key, const uint64_t *numbers)
+void journal_commit(struct journal *journal, struct journal_slot *slot, uint32_t kind, uint64_t key, uint32_t flags,
+                    const uint64_t *numbers)
 {
     unsigned class = class_of(sizeof *slot + slot->bytes);
 
@@ -295,7 +301,7 @@ void journal_commit(struct journal *journal, struct journal_slot *slot, uint32_t
     journal->used_bytes += (uint64_t)MIN_SLOT_BYTES << class;
     slot->kind = kind;
     slot->key = key;
-    slot->unused = 0;
+    slot->flags = flags;
     memcpy(slot->numbers, numbers, sizeof slot->numbers);
     slot->checksum = checksum(slot);
     set_commit(slot, COMMITTED);
@@ -310,7 +316,7 @@ struct journal_slot *journal_add(struct journal *journal, uint32_t kind, uint64_
         return NULL;
     if (bytes > 0)
         memcpy(slot->payload, payload, bytes);
-    journal_commit(journal, slot, kind, key, numbers);
+    journal_commit(journal, slot, kind, key, 0, numbers);
     return slot;
 }
 
@@ -329,6 +335,11 @@ void journal_remove(struct journal *journal, struct journal_slot *slot)
 void journal_set_number(struct journal_slot *slot, unsigned i, uint64_t number)
 {
     atomic_store_explicit((_Atomic uint64_t *)&slot->numbers[i], number, memory_order_release);
+}
+
+void journal_set_flags(struct journal_slot *slot, uint32_t flags)
+{
+    atomic_store_explicit((_Atomic uint32_t *)&slot->flags, flags, memory_order_release);
 }
 
 /* The cursor is the place of the next slot: where it is in its extent follows from the extents before it, so it has the

@@ -8,7 +8,7 @@
  *
  *   file     header (a page), then extents up to header->end
  *   extent   64 KiB, or more for one large slot: its slots' size, then the slots
- *   slot     commit word, kind, key, checksum, three numbers that may change while the record lives, payload
+ *   slot     commit word, kind, key, checksum, flags and three numbers that may change while the record lives, payload
  *
  * The payload's checksum says whether the record is whole. Whoever wrote the file may have been a daemon that went wild,
  * so nothing in it is trusted: journal_open checks every extent, and journal_next returns whole records only.
@@ -23,7 +23,8 @@
 
 #include "rdt_status.h"
 
-#define JOURNAL_VERSION 1u
+#define JOURNAL_VERSION 2u
+#define JOURNAL_OLDEST 1u /* the oldest version that can be read; it is then written as JOURNAL_VERSION */
 #define JOURNAL_NUMBERS 3u
 #define JOURNAL_MAX_BYTES (32u << 20) /* of one payload */
 
@@ -33,6 +34,9 @@ struct journal_state {
     uint64_t generations;   /* the first generation of the daemon that writes this journal */
     uint64_t names_version; /* at least the highest version that any name ever had */
     uint32_t n_attempts;    /* starts in a row that have begun to read this journal; 0: the last one has read all of it */
+    /* Since version 2: ids from these on have never been used by any daemon, whether or not their things have records. */
+    uint64_t next_region, next_hold, next_session;
+    uint64_t oldest_generation; /* of the first daemon that wrote this journal */
 };
 
 struct journal_slot {
@@ -41,7 +45,7 @@ struct journal_slot {
     uint64_t key;
     uint64_t checksum; /* of kind, key, bytes and payload */
     uint32_t bytes;    /* of the payload */
-    uint32_t unused;
+    uint32_t flags;    /* like numbers; always 0 in version 1 */
     uint64_t numbers[JOURNAL_NUMBERS]; /* not in the checksum; written by one store each */
     uint8_t payload[];
 };
@@ -64,13 +68,15 @@ struct journal_state *journal_state(struct journal *journal);
  * there before the second one, and no other record may be added or removed in between. numbers: [JOURNAL_NUMBERS]. NULL: it
  * is too large, or there is no memory. */
 struct journal_slot *journal_begin(struct journal *journal, size_t bytes);
-void journal_commit(struct journal *journal, struct journal_slot *slot, uint32_t kind, uint64_t key, const uint64_t *numbers);
+void journal_commit(struct journal *journal, struct journal_slot *slot, uint32_t kind, uint64_t key, uint32_t flags,
+                    const uint64_t *numbers);
 
 /* The same in one step, with a copy of the payload. */
 struct journal_slot *journal_add(struct journal *journal, uint32_t kind, uint64_t key, const void *payload, size_t bytes,
                                  const uint64_t *numbers);
 void journal_remove(struct journal *journal, struct journal_slot *slot);
 void journal_set_number(struct journal_slot *slot, unsigned i, uint64_t number);
+void journal_set_flags(struct journal_slot *slot, uint32_t flags);
 
 /* Iterates over the whole records. *cursor starts at 0. NULL: the end. A record may be removed when it has been returned. A
  * damaged one is freed and counted. */

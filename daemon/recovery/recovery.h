@@ -1,31 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The room of recovery: what survives the end of this process, planned or not, and what an earlier process left.
  *
- * Owns: the journal (journal.h), which has a record of every object and name that outlasts the sessions of clients
- * (objects/lasting.h) and of the regions in which those objects lie; and the link to the keeper (keeper_link.h), a process
- * of our own that holds the descriptors of those regions and of the journal while no daemon runs.
+ * Owns: the journal (journal.h), which has a record of every object and name that outlasts this process
+ * (objects/lasting.h), of the regions in which those objects lie, and of each client's session: its regions, its holds with
+ * and without data, and the names of which it is the lease; and the link to the keeper (keeper_link.h), a process of our own
+ * that holds the descriptors of those regions and of the journal while no daemon runs.
  *
  * Shows: this header.
  *
- * Refuses: to know clients, requests and peers. Sessions end with the daemon, and so do objects that only a session holds.
- * Memory on devices is not kept.
+ * Refuses: to know connections, requests and peers. What a client has cached is not recorded: regions that it has released
+ * and kept mapped, and regions of others that it maps without a hold. Memory on devices is not kept, nor are holds on objects
+ * of other nodes.
  *
- *   object begins to last          its regions' descriptors go to the keeper, then their records and its own are written;
- *                                  all of it before the request is answered
- *   why it lasts changes           numbers in its record change in place
- *   it ends, or only a session     its record is removed; regions that no other record names are dropped by the keeper
- *   holds it
+ *   HELLO                          the session's record: who it is, and a hash of its token
+ *   a client gets a region         its descriptor goes to the keeper, then its record is written, which names the session
+ *   a put, or a published or       its regions' records, then its own, which has the session and the number of the put;
+ *   detached object                all of it before the request is answered
+ *   a fetch, a HOLD                a record of the hold, and of the object, if it has none
+ *   something changes              numbers and flags in the record change in place
+ *   it ends                        its record is removed; the keeper drops the region
  *
  *   start      the keeper greets ──► no journal: a new one ──────────────────────────────► SERVING
  *                              └──► a journal: its version is not ours: the start is refused
  *                                              it crashed the daemon RECOVERY_ATTEMPTS times: set aside, a new one
- *                                              regions, objects and names are made again ──► SERVING
+ *                                              sessions, regions, objects, names and holds are made again
+ *                                              ──► SERVING
  *   SIGTERM    recovery_freeze: from now on nothing is recorded, so the next daemon finds all that is here
+ *
+ * A session that was restored waits for its client, as its connection says (conn.h):
+ *
+ *   RECORDED ──► WAITING ── HELLO with the token ──► RESUMED ── RESUME: what the client does not list ends ──► served
+ *                   └── its process has ended, or cannot be watched and restart_grace passes ──► it ends as its client would
  *
  * Everything here runs on the loop thread. */
 #ifndef DAEMON_RECOVERY_H
 #define DAEMON_RECOVERY_H
 
+#include "daemon/objects/client.h"
 #include "daemon/objects/names.h"
 #include "daemon/objects/object_table.h"
 #include "daemon/plugins/plugin.h"
@@ -34,6 +45,20 @@
 #define RECOVERY_ATTEMPTS 5u /* starts in a row that did not survive the reading of the journal */
 
 struct journal;
+
+#define SESSION_TOKEN_BYTES 16u
+
+/* What is recorded of a session, beside what struct client has. */
+struct session_image {
+    uint64_t id;
+    struct owner owner;
+    uint32_t gid;
+    int32_t pid;
+    uint64_t started; /* /proc/PID/stat, field 22, of its process; 0: unknown */
+    uint8_t token_sha256[32];
+    char name[65];
+    bool tensor_runs;
+};
 
 struct recovery {
     const char *keeper; /* the keeper's socket; "": nothing is kept */
@@ -44,16 +69,21 @@ struct recovery {
     struct object_table *objects;
     struct names *names;
     struct deadlines *deadlines;
+    /* Makes a client without a connection, which waits for its process. NULL: no memory. */
+    struct client *(*restore_session)(void *arg, const struct session_image *image);
+    void *restore_arg;
 
     /* The rest belongs to this room. */
     struct keeper_link link;
     struct journal *journal; /* NULL: nothing is kept */
     struct lasting lasting;
-    struct map kept_objects; /* generation -> struct kept_object */
-    struct map kept_regions; /* id -> struct kept_region */
+    bool frozen;             /* nothing is recorded any more */
+    struct map kept_regions; /* id -> struct region, with a record */
+    struct map filling;      /* generation -> request id of the put of a snapshot that is being copied, and has no record */
     uint64_t kept_bytes;     /* of those regions */
-    uint64_t n_names;        /* with a record */
+    uint64_t n_objects, n_names, n_sessions, n_holds; /* with a record */
     uint64_t n_restored;     /* objects that this daemon found at its start */
+    uint64_t n_restored_sessions;
     uint64_t n_lost;         /* objects whose record could not be written or restored */
 };
 
@@ -64,6 +94,16 @@ struct recovery {
  * NO_MEMORY, SYSTEM. */
 enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool may_take_uuid, struct rdt_error *err);
 
+/* Where the first session id that no daemon has used is stored; NULL: nothing is kept. */
+uint64_t *recovery_session_ids(struct recovery *recovery);
+
+/* Records the session of a client that was greeted, which has nothing yet. false: it will end with this process. */
+bool recovery_keep_session(struct recovery *recovery, struct client *client, const struct session_image *image);
+void recovery_end_session(struct recovery *recovery, struct client *client); /* does nothing if it has no record */
+
+/* The daemon will end: sessions that outlast it leave what it cannot answer any more to the next one. */
+void recovery_drain(struct recovery *recovery);
+
 /* The daemon ends: what is recorded now stays for the next one, whatever happens to the objects here. */
 void recovery_freeze(struct recovery *recovery);
 
@@ -73,7 +113,7 @@ void recovery_fini(struct recovery *recovery);
 
 struct recovery_counts {
     bool keeper_up;
-    uint64_t objects, names, bytes, restored, lost;
+    uint64_t objects, names, sessions, holds, bytes, restored, restored_sessions, lost;
 };
 struct recovery_counts recovery_counts(const struct recovery *recovery);
 

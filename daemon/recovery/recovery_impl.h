@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What recovery.c, which writes the journal, and restore.c, which reads it, share. */
+/* What recovery.c, record.c, which writes the journal, and the two files that read it share: restore.c (regions, objects and
+ * names) and restore_session.c (sessions and holds). */
 #ifndef DAEMON_RECOVERY_IMPL_H
 #define DAEMON_RECOVERY_IMPL_H
 
 #include "daemon/recovery/journal.h"
 #include "daemon/recovery/recovery.h"
 
-enum record_kind { RECORD_REGION = 1, RECORD_OBJECT, RECORD_NAME };
+enum record_kind { RECORD_REGION = 1, RECORD_OBJECT, RECORD_NAME, RECORD_SESSION, RECORD_HOLD, RECORD_REMOTE_HOLD };
 
-/* The numbers of a record of an object, and the first of a name's: rdt_journal.proto. */
+/* The numbers of a record of an object, of a region, and the first of a name's, and an object's flags: rdt_journal.proto. */
 enum { NUMBER_DETACHED_UNTIL, NUMBER_TRANSIT_UNTIL, NUMBER_TRANSIT_COUNT };
 enum { NUMBER_NAME_UNTIL };
+enum { NUMBER_REGION_GENERATION, NUMBER_REGION_SESSION, NUMBER_REGION_BYTES };
+enum { OBJECT_HAS_PRODUCER = 1, OBJECT_IS_PENDING = 2, OBJECT_IS_FORCED = 4 };
 #define NEVER_BEGAN UINT64_MAX
 
 /* Under which numbers the keeper has things. */
@@ -18,37 +21,50 @@ enum { NUMBER_NAME_UNTIL };
 #define KEEPER_SET_ASIDE 2u     /* a journal that crashed the daemon */
 #define KEEPER_FIRST_REGION 16u /* plus the region's id */
 
-struct kept_region {
-    struct region *region; /* borrowed: the objects hold it */
-    struct journal_slot *slot;
-    unsigned n_uses; /* by objects */
-};
-
-struct kept_object {
-    struct journal_slot *slot;
-    uint32_t n_regions;
-    uint64_t regions[]; /* ids, one for each of its places */
-};
-
 struct held { /* by the keeper */
     uint64_t id;
     int fd;
 };
 
-/* restore.c: makes again what the journal says; held: id -> struct held; what
- * is used is removed from it. NO_MEMORY, after which nothing has been removed from the journal. */
-enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, struct rdt_error *err);
+/* ---- record.c ---- */
 
 /* From now on what changes is recorded. */
 void recovery_record(struct recovery *recovery);
 
+/* Notes that the region has a record already. false: no memory. */
+bool recovery_add_region(struct recovery *recovery, struct region *region, struct journal_slot *slot);
+
+/* Removes the region's record, and the keeper's descriptor. */
+void recovery_drop_region(struct recovery *recovery, struct region *region);
+
+/* ---- restore.c and restore_session.c ---- */
+
+struct restoring {
+    struct recovery *recovery;
+    struct map *held;            /* id -> struct held */
+    struct journal_slot **slots; /* [n_slots] */
+    size_t n_slots, room;
+    struct map sessions;     /* id -> struct client */
+    struct region **regions; /* [n_regions]: each with a reference, which its users take over */
+    size_t n_regions;
+    struct object **objects; /* [n_objects]: each with a hold, beside those of its holders */
+    size_t n_objects;
+};
+
+/* Makes again what the journal says; what is used of `held` is removed from it. NO_MEMORY, after which nothing has been removed
+ * from the journal. */
+enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, struct rdt_error *err);
+
 /* Takes the descriptor from the map, to which it belonged; -1: it is not there. */
 int recovery_take_held(struct map *held, uint64_t id);
 
-/* recovery.c, for restore.c: notes what has a record already. Uses of regions are the caller's to count. NULL, false: no
- * memory. */
-struct kept_region *recovery_add_region(struct recovery *recovery, struct region *region, struct journal_slot *slot);
-bool recovery_add_object(struct recovery *recovery, uint64_t generation, const uint64_t *regions, uint32_t n_regions,
-                         struct journal_slot *slot);
+/* Decodes the payload; valid until arena_fini. NULL: it is damaged. */
+const void *restore_unpack(struct arena *arena, const struct journal_slot *slot, const ProtobufCMessageDescriptor *type,
+                           struct rdt_error *err);
+
+/* Each makes again what a record says. false: it is lost, err says why; with RDT_OK it was not wanted any more. */
+bool restore_session(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
+bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
+bool restore_remote_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
 
 #endif

@@ -10,23 +10,15 @@
 #include "daemon/objects/transit.h"
 #include "daemon/recovery/recovery_impl.h"
 #include "rdt_journal.pb-c.h"
+#include "rdt_put_flags.h"
 
 #define MAX_LOGGED 20u /* records that are lost are logged one by one up to this many */
-
-struct restoring {
-    struct recovery *recovery;
-    struct map *held;
-    struct journal_slot **slots; /* [n_slots] */
-    size_t n_slots, room;
-    struct object **objects; /* [n_objects]: with the hold of a producer, which has ended */
-    size_t n_objects;
-};
 
 static void lose(struct restoring *restoring, struct journal_slot *slot, const char *what, const struct rdt_error *why)
 {
     struct recovery *recovery = restoring->recovery;
 
-    if (++recovery->n_lost <= MAX_LOGGED)
+    if (why->status != RDT_OK && ++recovery->n_lost <= MAX_LOGGED)
         log_error("%s %016llx of the earlier daemon is lost: %s", what, (unsigned long long)slot->key, why->msg);
     journal_remove(recovery->journal, slot);
 }
@@ -54,11 +46,14 @@ static struct account *account_from(struct recovery *recovery, uint32_t uid, con
 
 /* ---- collecting records ---- */
 
+/* Of two records of one object, which a daemon leaves that dies while it replaces one, the pending one is older. */
 static int compare_keys(const void *a, const void *b)
 {
-    uint64_t left = (*(struct journal_slot *const *)a)->key, right = (*(struct journal_slot *const *)b)->key;
+    const struct journal_slot *left = *(struct journal_slot *const *)a, *right = *(struct journal_slot *const *)b;
 
-    return (left > right) - (left < right);
+    if (left->key != right->key)
+        return left->key > right->key ? 1 : -1;
+    return (int)(left->flags & OBJECT_IS_PENDING) - (int)(right->flags & OBJECT_IS_PENDING);
 }
 
 /* All records of one kind, in the order of their keys. */
@@ -86,9 +81,8 @@ static enum rdt_status collect(struct restoring *restoring, enum record_kind kin
     return RDT_OK;
 }
 
-/* Decodes the payload; valid until arena_fini. */
-static const void *unpack(struct arena *arena, const struct journal_slot *slot, const ProtobufCMessageDescriptor *type,
-                          struct rdt_error *err)
+const void *restore_unpack(struct arena *arena, const struct journal_slot *slot, const ProtobufCMessageDescriptor *type,
+                           struct rdt_error *err)
 {
     ProtobufCMessage *message;
 
@@ -96,15 +90,63 @@ static const void *unpack(struct arena *arena, const struct journal_slot *slot, 
     return arena_unpack(arena, type, slot->payload, slot->bytes, "its record", &message, err) == RDT_OK ? message : NULL;
 }
 
+/* A reference: the account of that session, if it is the owner's; else the owner's own. NULL: err says why. */
+static struct account *account_for(struct restoring *restoring, uint64_t session, uint32_t uid, const char *tenant,
+                                   struct rdt_error *err)
+{
+    struct account *account = account_from(restoring->recovery, uid, tenant, err);
+    struct client *client = account ? map_get_u64(&restoring->sessions, session) : NULL;
+
+    if (!client || !owner_equal(&client->account->owner, &account->owner))
+        return account;
+    account_unref(account);
+    return account_ref(client->account);
+}
+
 /* ---- regions ---- */
+
+static struct region_image image_of(struct restoring *restoring, const struct journal_slot *slot,
+                                    const Rdt__Pb__JournalRegion *record)
+{
+    struct region_image image = {.kind = record->memory,
+                                 .id = slot->key,
+                                 .generation = slot->numbers[NUMBER_REGION_GENERATION],
+                                 .bytes = slot->numbers[NUMBER_REGION_BYTES],
+                                 .room = record->room,
+                                 .offset = record->offset,
+                                 .origin = (enum region_origin)slot->flags};
+
+    if (image.generation == 0) { /* of version 1 of the journal, or written by a wild daemon */
+        image.generation = 1;
+        image.bytes = record->bytes;
+        image.origin = (enum region_origin)record->origin;
+    }
+    if (map_get_u64(&restoring->sessions, slot->numbers[NUMBER_REGION_SESSION]))
+        image.client = slot->numbers[NUMBER_REGION_SESSION];
+    return image;
+}
+
+/* The session may name the region again. */
+static bool give_to_session(struct restoring *restoring, struct region *region)
+{
+    struct client *client = map_get_u64(&restoring->sessions, region->client);
+
+    if (!client)
+        return true;
+    if (!map_put_u64(&client->regions, region->id, region))
+        return false;
+    (void)region_ref(region);
+    return true;
+}
 
 /* The region has one reference, which release_unused takes away. */
 static bool restore_region(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err)
 {
     struct recovery *recovery = restoring->recovery;
     struct arena arena;
-    const Rdt__Pb__JournalRegion *record = unpack(&arena, slot, &rdt__pb__journal_region__descriptor, err);
-    struct account *account = record ? account_from(recovery, record->uid, record->tenant, err) : NULL;
+    const Rdt__Pb__JournalRegion *record = restore_unpack(&arena, slot, &rdt__pb__journal_region__descriptor, err);
+    struct account *account =
+        record ? account_for(restoring, slot->numbers[NUMBER_REGION_SESSION], record->uid, record->tenant, err) : NULL;
     int fd = account ? recovery_take_held(restoring->held, KEEPER_FIRST_REGION + slot->key) : -1;
     struct region *region = NULL;
     bool restored = false;
@@ -112,19 +154,19 @@ static bool restore_region(struct restoring *restoring, struct journal_slot *slo
     if (account && fd < 0)
         (void)rdt_error_set(err, RDT_NOT_FOUND, "the keeper does not have its memory");
     if (fd >= 0) {
-        struct region_image image = {.kind = record->memory,
-                                     .id = slot->key,
-                                     .bytes = record->bytes,
-                                     .room = record->room,
-                                     .offset = record->offset,
-                                     .origin = (enum region_origin)record->origin};
+        struct region_image image = image_of(restoring, slot, record);
         if (region_restore(recovery->regions, &image, fd, account, &region, err) != RDT_OK)
             (void)close(fd);
     }
     if (region) {
-        restored = recovery_add_region(recovery, region, slot);
-        if (!restored) {
+        restored = recovery_add_region(recovery, region, slot) && give_to_session(restoring, region);
+        if (restored)
+            restoring->regions[restoring->n_regions++] = region;
+        else
             (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the region");
+        if (!restored) {
+            (void)map_remove_u64(&recovery->kept_regions, region->id);
+            region->record = NULL;
             region_unref(region);
         }
     }
@@ -133,57 +175,53 @@ static bool restore_region(struct restoring *restoring, struct journal_slot *slo
     return restored;
 }
 
-/* Every region has a reference of restore_region, which its objects have now taken over. One without any is dropped. */
-static void release_unused(struct recovery *recovery)
+/* Every region has a reference of restore_region, which its users have now taken over. One without any is dropped. */
+static void release_unused(struct restoring *restoring)
 {
-    struct kept_region *kept;
-    size_t cursor = 0;
-
-    while ((kept = map_next(&recovery->kept_regions, &cursor))) {
-        struct region *region = kept->region;
-        if (kept->n_uses == 0) {
-            (void)map_remove_u64(&recovery->kept_regions, region->id);
-            journal_remove(recovery->journal, kept->slot);
-            keeper_link_drop(&recovery->link, KEEPER_FIRST_REGION + region->id);
-            recovery->kept_bytes -= region->room;
-            region->kept = false;
-            free(kept);
-        }
+    for (size_t i = 0; i < restoring->n_regions; i++) {
+        struct region *region = restoring->regions[i];
+        if (region->refs == 1)
+            recovery_drop_region(restoring->recovery, region);
         region_unref(region);
     }
 }
 
 /* ---- objects ---- */
 
+/* What a record says of an object, whether it has the PUT or the object's own fields. */
+struct object_record {
+    const Rdt__Pb__TensorList *tensors;
+    const uint32_t *loaned; /* [n_loaned] */
+    size_t n_loaned;
+};
+
 /* Checks what the core checks of a client's put: the record may come from a daemon that had gone wild. */
-static enum rdt_status check_object(const Rdt__Pb__JournalObject *record, const struct layout *layout, struct region **regions,
-                                    struct rdt_error *err)
+static enum rdt_status check_object(const struct object_put *put, struct rdt_error *err)
 {
-    struct region_span *spans = calloc(record->n_regions + 1, sizeof *spans);
-    enum rdt_status status = spans ? region_spans(layout, spans, (uint32_t)record->n_regions + 1, err)
+    struct region_span *spans = calloc(put->n_regions + 1, sizeof *spans);
+    enum rdt_status status = spans ? region_spans(put->layout, spans, put->n_regions + 1, err)
                                    : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
 
-    for (size_t i = 0; status == RDT_OK && i < record->n_regions; i++)
-        if (spans[i].hi > regions[i]->bytes)
+    for (uint32_t i = 0; status == RDT_OK && i < put->n_regions; i++)
+        if (spans[i].hi > put->regions[i]->bytes)
             status = rdt_error_set(err, RDT_INVALID, "tensor %u ends beyond its region", spans[i].last);
-    if (status == RDT_OK && spans[record->n_regions].hi > record->inline_data.len)
-        status = rdt_error_set(err, RDT_INVALID, "tensor %u ends beyond the object's bytes", spans[record->n_regions].last);
+    if (status == RDT_OK && spans[put->n_regions].hi > put->inline_bytes)
+        status = rdt_error_set(err, RDT_INVALID, "tensor %u ends beyond the object's bytes", spans[put->n_regions].last);
     free(spans);
-    if (status == RDT_OK &&
-        (record->id.len == 0 || record->id.len > RDT_MAX_ID_BYTES || record->metadata.len > RDT_MAX_METADATA_BYTES ||
-         record->inline_data.len > SLAB_MAX_BYTES || record->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL))
+    if (status == RDT_OK && (put->id_bytes > RDT_MAX_ID_BYTES || put->metadata_bytes > RDT_MAX_METADATA_BYTES ||
+                             put->inline_bytes > SLAB_MAX_BYTES || (put->inline_bytes > 0 && put->n_regions > 0) ||
+                             (unsigned)put->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL))
         status = rdt_error_set(err, RDT_INVALID, "its record is wrong");
     return status;
 }
 
-static enum rdt_status find_regions(struct recovery *recovery, const Rdt__Pb__JournalObject *record, struct region **regions_p,
+static enum rdt_status find_regions(struct recovery *recovery, const uint64_t *ids, size_t n, struct region **regions_p,
                                     struct rdt_error *err)
 {
-    for (size_t i = 0; i < record->n_regions; i++) {
-        struct kept_region *kept = map_get_u64(&recovery->kept_regions, record->regions[i]);
-        if (!kept)
-            return rdt_error_set(err, RDT_NOT_FOUND, "its region %llu is lost", (unsigned long long)record->regions[i]);
-        regions_p[i] = kept->region;
+    for (size_t i = 0; i < n; i++) {
+        regions_p[i] = map_get_u64(&recovery->kept_regions, ids[i]);
+        if (!regions_p[i])
+            return rdt_error_set(err, RDT_NOT_FOUND, "its region %llu is lost", (unsigned long long)ids[i]);
     }
     return RDT_OK;
 }
@@ -201,65 +239,126 @@ static const char *transport_name(struct recovery *recovery, const char *name)
     return transport ? transport->name : "";
 }
 
-static enum rdt_status put_again(struct restoring *restoring, struct journal_slot *slot, const Rdt__Pb__JournalObject *record,
-                                 struct account *account, struct region **regions, struct rdt_error *err)
+static void from_fields(struct recovery *recovery, const Rdt__Pb__JournalObject *record, struct object_put *put_p,
+                        struct object_record *more_p)
+{
+    put_p->id = record->id.data;
+    put_p->id_bytes = record->id.len;
+    put_p->metadata = record->metadata.data;
+    put_p->metadata_bytes = record->metadata.len;
+    put_p->inline_data = record->inline_data.data;
+    put_p->inline_bytes = record->inline_data.len;
+    put_p->visibility = record->visibility;
+    put_p->transport = transport_name(recovery, record->transport);
+    put_p->snapshot = record->snapshot;
+    *more_p = (struct object_record){.tensors = record->tensors};
+}
+
+static bool from_put(struct recovery *recovery, struct arena *arena, const Rdt__Pb__JournalObject *record,
+                     struct object_put *put_p, struct object_record *more_p, struct rdt_error *err)
+{
+    ProtobufCMessage *message;
+    const Rdt__Pb__Put *put;
+
+    if (arena_unpack(arena, &rdt__pb__put__descriptor, record->put.data, record->put.len, "its PUT", &message, err) != RDT_OK)
+        return false;
+    put = (const Rdt__Pb__Put *)message;
+    put_p->id = put->id.data;
+    put_p->id_bytes = put->id.len;
+    put_p->metadata = put->metadata.data;
+    put_p->metadata_bytes = put->metadata.len;
+    put_p->inline_data = put->inline_data.data;
+    put_p->inline_bytes = put->inline_data.len;
+    put_p->visibility = put->visibility;
+    put_p->transport = transport_name(recovery, put->transport);
+    put_p->snapshot = put->flags & RDT_PUT_SNAPSHOT;
+    put_p->loaned = put->n_loaned > 0 && put->n_loaned == put->n_regions;
+    *more_p = (struct object_record){.tensors = put->tensors, .loaned = put->loaned, .n_loaned = put->n_loaned};
+    return true;
+}
+
+static void lend_again(struct restoring *restoring, struct region **regions, uint32_t n, const struct object_record *more)
+{
+    for (size_t i = 0; i < more->n_loaned; i++) {
+        struct region *region = more->loaned[i] < n ? regions[more->loaned[i]] : NULL;
+        if (region && region->state == REGION_USED && map_get_u64(&restoring->sessions, region->client))
+            region_set_state(region, REGION_LOANED);
+    }
+}
+
+/* The object gets a hold that end_restoring takes away, beside the one of its producer. */
+static void add_object(struct restoring *restoring, struct object *object, const struct journal_slot *slot, uint64_t now_ns)
+{
+    restoring->objects[restoring->n_objects++] = object;
+    if (object_has_producer_hold(object))
+        object_hold(object);
+    if (slot->flags & OBJECT_IS_FORCED) {
+        object_free(object, true, OBJECT_END_FREED);
+        return;
+    }
+    for (uint64_t i = 0; i < slot->numbers[NUMBER_TRANSIT_COUNT] && i < UINT16_MAX; i++)
+        if (!transit_begin(object, left_of(slot->numbers[NUMBER_TRANSIT_UNTIL], now_ns)))
+            break;
+}
+
+static struct object *put_again(struct restoring *restoring, struct journal_slot *slot, struct arena *arena,
+                                const Rdt__Pb__JournalObject *record, struct account *account, struct region **regions,
+                                struct rdt_error *err)
 {
     struct recovery *recovery = restoring->recovery;
     uint64_t now_ns = uv_hrtime(), until_ns = slot->numbers[NUMBER_DETACHED_UNTIL];
+    struct client *client = map_get_u64(&restoring->sessions, record->session);
     struct object_put put = {.account = account,
-                             .id = record->id.data,
-                             .id_bytes = record->id.len,
-                             .metadata = record->metadata.data,
-                             .metadata_bytes = record->metadata.len,
                              .regions = regions,
                              .n_regions = (uint32_t)record->n_regions,
-                             .inline_data = record->inline_data.data,
-                             .inline_bytes = record->inline_data.len,
-                             .visibility = record->visibility,
-                             .transport = transport_name(recovery, record->transport),
                              .generation = slot->key,
-                             .snapshot = record->snapshot,
-                             .sealed = true};
-    struct object *object;
-    enum rdt_status status = layout_from_wire(record->tensors, &put.layout, err);
+                             .pending = slot->flags & OBJECT_IS_PENDING};
+    struct object_record more;
+    struct object *object = NULL;
+    enum rdt_status status = RDT_OK;
 
+    if (record->put.len > 0 && !from_put(recovery, arena, record, &put, &more, err))
+        return NULL;
+    if (record->put.len == 0)
+        from_fields(recovery, record, &put, &more);
+    put.sealed = put.snapshot && !put.pending;
+    if (client && owner_equal(&client->account->owner, &account->owner) && slot->flags & OBJECT_HAS_PRODUCER)
+        put.producer = client;
     if (until_ns > 0)
         put.ttl_ns = until_ns == NEVER_BEGAN ? record->detached_ttl_ns : left_of(until_ns, now_ns);
+    status = layout_from_wire(more.tensors, &put.layout, err);
     if (status == RDT_OK)
-        status = check_object(record, put.layout, regions, err);
+        status = check_object(&put, err);
     if (status == RDT_OK)
         status = object_table_put(recovery->objects, &put, &object, err);
     if (status != RDT_OK) {
         free(put.layout);
-        return status;
+        return NULL;
     }
-    restoring->objects[restoring->n_objects++] = object;
-    for (uint64_t i = 0; i < slot->numbers[NUMBER_TRANSIT_COUNT] && i < UINT16_MAX; i++)
-        if (!transit_begin(object, left_of(slot->numbers[NUMBER_TRANSIT_UNTIL], now_ns)))
-            break;
-    return RDT_OK;
+    if (client && record->request != 0) /* without memory, a repeated PUT finds an object with its id, or puts another one */
+        (void)map_put_u64(&client->resumed, record->request, (void *)(uintptr_t)slot->key);
+    lend_again(restoring, regions, put.n_regions, &more);
+    object->record = slot;
+    recovery->n_objects++;
+    add_object(restoring, object, slot, now_ns);
+    return object;
 }
 
 static bool restore_object(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err)
 {
     struct recovery *recovery = restoring->recovery;
     struct arena arena;
-    const Rdt__Pb__JournalObject *record = unpack(&arena, slot, &rdt__pb__journal_object__descriptor, err);
-    struct account *account = record ? account_from(recovery, record->uid, record->tenant, err) : NULL;
+    const Rdt__Pb__JournalObject *record = restore_unpack(&arena, slot, &rdt__pb__journal_object__descriptor, err);
+    bool twice = record && index_get(&recovery->objects->by_generation, slot->key);
+    struct account *account =
+        record && !twice ? account_for(restoring, record->session, record->uid, record->tenant, err) : NULL;
     struct region **regions = account ? malloc((record->n_regions + 1) * sizeof(struct region *)) : NULL;
     bool restored = false;
 
     if (account && !regions)
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-    if (regions && find_regions(recovery, record, regions, err) == RDT_OK &&
-        put_again(restoring, slot, record, account, regions, err) == RDT_OK) {
-        restored = recovery_add_object(recovery, slot->key, record->regions, (uint32_t)record->n_regions, slot);
-        for (size_t i = 0; restored && i < record->n_regions; i++)
-            ((struct kept_region *)map_get_u64(&recovery->kept_regions, record->regions[i]))->n_uses++;
-        restoring->objects[restoring->n_objects - 1]->kept = restored;
-        if (!restored)
-            (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to keep it");
-    }
+    if (regions && find_regions(recovery, record->regions, record->n_regions, regions, err) == RDT_OK)
+        restored = put_again(restoring, slot, &arena, record, account, regions, err);
     free(regions);
     account_unref(account);
     arena_fini(&arena);
@@ -272,22 +371,29 @@ static bool restore_name(struct restoring *restoring, struct journal_slot *slot,
 {
     struct recovery *recovery = restoring->recovery;
     struct arena arena;
-    const Rdt__Pb__JournalName *record = unpack(&arena, slot, &rdt__pb__journal_name__descriptor, err);
+    const Rdt__Pb__JournalName *record = restore_unpack(&arena, slot, &rdt__pb__journal_name__descriptor, err);
     struct object *object = record ? index_get(&recovery->objects->by_generation, record->generation) : NULL;
+    struct client *client = record ? map_get_u64(&restoring->sessions, record->session) : NULL;
     uint64_t until_ns = slot->numbers[NUMBER_NAME_UNTIL];
     struct name *name = NULL;
     struct owner owner;
     bool restored = false;
 
-    if (record && !object) {
+    if (record && record->lease && !client) {
+        ; /* its session ended a moment before the earlier daemon did */
+    } else if (record && !object) {
         (void)rdt_error_set(err, RDT_NOT_FOUND, "its object is lost");
     } else if (record && owner_from(record->uid, record->tenant, &owner, err)) {
         struct name_publish publish = {.id = record->id.data,
                                        .id_bytes = record->id.len,
                                        .object = object,
                                        .visibility = record->visibility,
+                                       .lease = record->lease ? client : NULL,
+                                       .session = record->session,
+                                       .request = record->request,
                                        .ttl_ns = until_ns > 0 ? left_of(until_ns, uv_hrtime()) : 0};
-        if (!owner_equal(&owner, &object->account->owner) || record->id.len == 0 || record->id.len > RDT_MAX_ID_BYTES)
+        if (!owner_equal(&owner, &object->account->owner) || record->id.len == 0 || record->id.len > RDT_MAX_ID_BYTES ||
+            object->state != OBJECT_LIVE)
             (void)rdt_error_set(err, RDT_INVALID, "its record is wrong");
         else
             restored = names_restore(recovery->names, &publish, slot->key, &name, err) == RDT_OK;
@@ -298,6 +404,8 @@ static bool restore_name(struct restoring *restoring, struct journal_slot *slot,
         recovery->n_names++;
     if (restored)
         name->record = slot;
+    if (restored && client && record->request != 0)
+        (void)map_put_u64(&client->resumed, record->request, (void *)(uintptr_t)slot->key);
     arena_fini(&arena);
     return restored;
 }
@@ -306,20 +414,28 @@ static bool restore_name(struct restoring *restoring, struct journal_slot *slot,
 
 typedef bool (*restore_one)(struct restoring *, struct journal_slot *, struct rdt_error *);
 
+/* Room for all things of a kind. */
+static bool make_room(struct restoring *restoring, enum record_kind kind)
+{
+    if (kind == RECORD_REGION)
+        return (restoring->regions = calloc(restoring->n_slots + 1, sizeof(struct region *)));
+    if (kind == RECORD_OBJECT)
+        return (restoring->objects = calloc(restoring->n_slots + 1, sizeof(struct object *)));
+    return true;
+}
+
 static enum rdt_status restore_all(struct restoring *restoring, enum record_kind kind, const char *what, restore_one one,
                                    struct rdt_error *err)
 {
+    const struct journal_state *state = journal_state(restoring->recovery->journal);
     struct rdt_error why;
     enum rdt_status status = collect(restoring, kind, err);
 
-    if (status == RDT_OK && kind == RECORD_OBJECT) {
-        restoring->objects = calloc(restoring->n_slots + 1, sizeof(struct object *));
-        if (!restoring->objects)
-            status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to read the journal");
-        else
-            object_table_continue(restoring->recovery->objects, journal_state(restoring->recovery->journal)->generations,
-                                  restoring->n_slots > 0 ? restoring->slots[0]->key : UINT64_MAX);
-    }
+    if (status == RDT_OK && !make_room(restoring, kind))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to read the journal");
+    if (status == RDT_OK && kind == RECORD_OBJECT)
+        object_table_continue(restoring->recovery->objects, state->oldest_generation, state->generations,
+                              restoring->n_slots > 0 ? restoring->slots[0]->key : UINT64_MAX);
     for (size_t i = 0; status == RDT_OK && i < restoring->n_slots; i++) {
         why = (struct rdt_error){0};
         if (!one(restoring, restoring->slots[i], &why))
@@ -328,18 +444,36 @@ static enum rdt_status restore_all(struct restoring *restoring, enum record_kind
     return status;
 }
 
-/* The producers' sessions have ended with the earlier daemon. Their holds go when the names have theirs. */
-static void end_producers(struct restoring *restoring)
+/* Takes away the holds of add_object. What nobody else holds has lost its producer with the earlier daemon. */
+static void end_restoring(struct restoring *restoring)
 {
     for (size_t i = 0; i < restoring->n_objects; i++) {
         struct object *object = restoring->objects[i];
-        if (object->detached) {
+        if (object->detached && !object->producer)
             object_producer_ended(object);
-        } else {
+        else if (!object->producer && !object->forced)
             object->end = OBJECT_END_OWNER_DIED;
-            object_drop(object);
-        }
+        object_drop(object);
     }
+}
+
+static enum rdt_status restore_kinds(struct restoring *restoring, struct rdt_error *err)
+{
+    struct recovery *recovery = restoring->recovery;
+    enum rdt_status status = restore_all(restoring, RECORD_SESSION, "session", restore_session, err);
+
+    if (status == RDT_OK)
+        status = restore_all(restoring, RECORD_REGION, "region", restore_region, err);
+    if (status == RDT_OK)
+        status = restore_all(restoring, RECORD_OBJECT, "object", restore_object, err);
+    recovery->names->forgotten = journal_state(recovery->journal)->names_version;
+    if (status == RDT_OK)
+        status = restore_all(restoring, RECORD_NAME, "version of a name", restore_name, err);
+    if (status == RDT_OK)
+        status = restore_all(restoring, RECORD_HOLD, "hold", restore_hold, err);
+    if (status == RDT_OK)
+        status = restore_all(restoring, RECORD_REMOTE_HOLD, "hold without data", restore_remote_hold, err);
+    return status;
 }
 
 enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, struct rdt_error *err)
@@ -348,28 +482,28 @@ enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, st
     uint64_t began_ns = uv_hrtime();
     enum rdt_status status;
 
+    map_init(&restoring.sessions);
     recovery->accounts->unlimited = true;
-    status = restore_all(&restoring, RECORD_REGION, "region", restore_region, err);
-    if (status == RDT_OK)
-        status = restore_all(&restoring, RECORD_OBJECT, "object", restore_object, err);
-    recovery->names->forgotten = journal_state(recovery->journal)->names_version;
-    if (status == RDT_OK)
-        status = restore_all(&restoring, RECORD_NAME, "version of a name", restore_name, err);
+    recovery->frozen = true; /* what is made again has its records */
+    recovery_record(recovery);
+    status = restore_kinds(&restoring, err);
     recovery->accounts->unlimited = false;
     if (status == RDT_OK) {
-        release_unused(recovery);
-        recovery->n_restored = map_count(&recovery->kept_objects);
-        log_info("restored %llu objects (%llu bytes of memory) and %llu names of the earlier daemon in %.1f ms%s",
+        recovery->frozen = false;
+        recovery->n_restored = recovery->n_objects;
+        recovery->n_restored_sessions = recovery->n_sessions;
+        release_unused(&restoring);
+        log_info("restored %llu objects (%llu bytes of memory), %llu names and %llu sessions of the earlier daemon in %.1f ms%s",
                  (unsigned long long)recovery->n_restored, (unsigned long long)recovery->kept_bytes,
-                 (unsigned long long)recovery->n_names, (double)(uv_hrtime() - began_ns) / 1e6,
-                 recovery->n_lost > 0 ? "; some are lost, see above" : "");
+                 (unsigned long long)recovery->n_names, (unsigned long long)recovery->n_sessions,
+                 (double)(uv_hrtime() - began_ns) / 1e6, recovery->n_lost > 0 ? "; some are lost, see above" : "");
         if (journal_damaged(recovery->journal) > 0)
             log_error("%llu records of the journal were damaged, and what they described is lost",
                       (unsigned long long)journal_damaged(recovery->journal));
     }
-    if (status == RDT_OK)
-        recovery_record(recovery);
-    end_producers(&restoring);
+    end_restoring(&restoring);
+    map_fini(&restoring.sessions);
+    free(restoring.regions);
     free(restoring.objects);
     free(restoring.slots);
     return status;

@@ -121,6 +121,8 @@ static void run_handler(struct call *call, const ProtobufCMessage *request, stru
     bool unread = err->status != RDT_OK;
     enum rdt_status status = err->status;
 
+    call->payload = payload;
+    call->payload_bytes = bytes;
     account_request_begin(accounts, &call->room);
     if (!unread) {
         log_trace("%s from client %llu, %zu bytes", call->verb->name,

@@ -138,9 +138,9 @@ static void fail(struct call *call, const struct rdt_error *err, bool unread)
     if (call->client && call->request_id == 0 && !unread) {
         log_debug("client %llu: request %u, which needs no answer, failed: %s", (unsigned long long)call->client->id,
                   call->type, err->msg);
-    } else if (call->client) {
+    } else if (call->client && !client_returns(call->client, err)) {
         client_send_error(call->client, call->type, call->request_id, err);
-    } else {
+    } else if (!call->client) {
         send_to_peer(call, err, NULL);
     }
     count(call, err->status);

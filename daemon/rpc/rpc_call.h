@@ -64,6 +64,7 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     struct map forwarded;          /* struct call.forward -> struct call: calls of clients that another node answers */
     uint64_t next_forward;
     unsigned n_clients;
+    unsigned n_waiting, n_resumed; /* sessions of an earlier daemon: their clients have not come back yet; they have */
     struct busy_poll busy_poll; /* conn.c reports messages to it */
     struct loop_meter loop_meter;
     struct request_metrics requests[RPC_VERBS]; /* by type number */
@@ -90,6 +91,8 @@ struct call {
     uint64_t began_ns;
     struct frame *frame; /* inside the handler only: contains the fds of the request */
     struct arena *arena; /* inside the handler only: contains the decoded request */
+    const uint8_t *payload; /* inside the handler only: the packed request, [payload_bytes] */
+    size_t payload_bytes;
     /* Inside the handler only: of a PUT that the worker pool has decoded (rpc_read.h); NULL: the handler computes it */
     struct put_digest *digest;
     struct deadline deadline;

@@ -314,21 +314,23 @@ static void check_keeper(struct doctor *doctor)
     struct recovery_counts counts = recovery_counts(recovery);
 
     if (options->keeper[0] == '\0') {
-        doctor_find(doctor, FINDING_OK, "", "No keeper is configured, so all objects end with the daemon.");
+        doctor_find(doctor, FINDING_OK, "", "No keeper is configured, so all sessions and objects end with the daemon.");
         return;
     }
     if (!counts.keeper_up)
         doctor_find(doctor, FINDING_FAIL,
                     "Start it (systemctl start rdtd-keeper): the daemon then gives it everything again by itself.",
-                    "The keeper at %s is not connected, so a crash of the daemon would lose %" PRIu64 " objects.",
-                    options->keeper, counts.objects);
+                    "The keeper at %s is not connected, so a crash of the daemon would lose %" PRIu64 " objects and %" PRIu64
+                    " sessions.",
+                    options->keeper, counts.objects, counts.sessions);
     else if (recovery->link.n_refused > 0)
         doctor_find(doctor, FINDING_WARN, "Raise LimitNOFILE of rdtd-keeper.service.",
                     "The keeper had no room for %" PRIu64 " descriptors.", recovery->link.n_refused);
     else
         doctor_find(doctor, FINDING_OK, "",
-                    "The keeper at %s is connected; %" PRIu64 " objects and %" PRIu64 " names would survive a restart.",
-                    options->keeper, counts.objects, counts.names);
+                    "The keeper at %s is connected; %" PRIu64 " objects, %" PRIu64 " names and %" PRIu64
+                    " sessions would survive a restart.",
+                    options->keeper, counts.objects, counts.names, counts.sessions);
 }
 
 static void check_journal(struct doctor *doctor)
@@ -342,8 +344,10 @@ static void check_journal(struct doctor *doctor)
     else if (doctor->rpc->options->keeper[0] == '\0')
         doctor_find(doctor, FINDING_OK, "", "There is no journal, because no keeper is configured.");
     else
-        doctor_find(doctor, FINDING_OK, "", "The journal is whole: %" PRIu64 " objects came from it at the start.",
-                    counts.restored);
+        doctor_find(doctor, FINDING_OK, "",
+                    "The journal is whole: %" PRIu64 " objects and %" PRIu64 " sessions came from it at the start, and %u of "
+                    "these sessions wait for their clients.",
+                    counts.restored, counts.restored_sessions, doctor->rpc->n_waiting);
 }
 
 /* ---- transfers ---- */

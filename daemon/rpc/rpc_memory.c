@@ -36,7 +36,7 @@ static void reply_region(struct call *call, struct region *region, bool to_map)
         call_fail(call, &err);
         return;
     }
-    if (!map_put_u64(&call->client->regions, region->id, region)) { /* the map has the reference now */
+    if (!client_add_region(call->client, region)) {
         while (n_fds > 0)
             (void)close(fds[--n_fds]);
         region_unref(region);
@@ -242,8 +242,7 @@ enum rdt_status rpc_release_region(struct call *call, const void *request, struc
         call_reply(call, &reply.base, NULL, 0);
         return RDT_OK;
     }
-    (void)map_remove_u64(&call->client->regions, region->id);
-    region->client = 0; /* the client does not write there any more */
+    client_forget_region(call->client, region);
     /* A region that an object or a transfer uses is not cached, because others may still read it. */
     region->keep_mapped = message->keep_mapped && region->refs == 1 && region_may_be_cached(region, call->client->id);
     reply.keep_mapped = region->keep_mapped;

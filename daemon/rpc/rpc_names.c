@@ -26,10 +26,18 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
                                    .id_bytes = message->name.len,
                                    .visibility = message->visibility,
                                    .lease = message->lease ? call->client : NULL,
-                                   .ttl_ns = message->ttl_ns};
+                                   .ttl_ns = message->ttl_ns,
+                                   .session = call->client && call->client->lasting ? call->client->id : 0,
+                                   .request = call->client && call->client->lasting ? call->request_id : 0};
     struct rdt_ref ref;
     enum rdt_status status;
 
+    /* an earlier daemon recorded this version, and its answer was lost with that daemon */
+    reply.version = call->client ? (uintptr_t)map_get_u64(&call->client->resumed, call->request_id) : 0;
+    if (reply.version != 0) {
+        call_reply(call, &reply.base, NULL, 0);
+        return RDT_OK;
+    }
     if (message->name.len == 0 || message->name.len > RDT_MAX_ID_BYTES)
         return rdt_error_set(err, RDT_INVALID, "the name has %zu bytes: it must have 1 to %u", message->name.len,
                              RDT_MAX_ID_BYTES);

@@ -134,6 +134,29 @@ static void answer(struct call *call, const struct object *object)
     call_reply(call, &reply.base, NULL, 0);
 }
 
+/* Answers a PUT whose object an earlier daemon recorded, but whose answer was lost with that daemon. false: it is another. */
+static bool answer_again(struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
+{
+    uint64_t generation = (uintptr_t)map_get_u64(&call->client->resumed, call->request_id);
+    struct object *object = generation != 0 ? index_get(&call->rpc->objects->by_generation, generation) : NULL;
+
+    if (generation == 0)
+        return false;
+    for (size_t i = 0; i < message->n_given; i++) { /* they belong to the object, even if their records did not say so yet */
+        const Rdt__Pb__RegionUse *use = message->given[i] < message->n_regions ? message->regions[message->given[i]] : NULL;
+        struct region *region = use ? map_get_u64(&call->client->regions, use->region) : NULL;
+        if (!region)
+            continue;
+        client_forget_region(call->client, region);
+        region_unref(region);
+    }
+    if (object)
+        answer(call, object);
+    else
+        (void)rdt_error_set(err, RDT_FREED, "the object that this put made was freed meanwhile");
+    return true;
+}
+
 /* ---- snapshots ---- */
 
 static void on_snapshot(void *arg, struct object *object, const struct rdt_error *err)
@@ -243,7 +266,10 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .parts = &digest->parts,
                              .snapshot = message->flags & RDT_PUT_SNAPSHOT,
                              .sealed = message->sealed_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0,
-                             .loaned = message->n_loaned > 0 && message->n_loaned == message->n_regions};
+                             .loaned = message->n_loaned > 0 && message->n_loaned == message->n_regions,
+                             .request_id = call->request_id,
+                             .message = call->payload,
+                             .message_bytes = call->payload_bytes};
     struct region *sealed = NULL;
     struct object *object;
     enum rdt_status status = find_regions(call, message, regions, err);
@@ -292,6 +318,8 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     enum rdt_status status;
     bool *given;
 
+    if (map_count(&call->client->resumed) > 0 && answer_again(call, message, err))
+        return err->status;
     if (message->id.len > RDT_MAX_ID_BYTES)
         return rdt_error_set(err, RDT_INVALID, "the id has %zu bytes: at most %u are allowed", message->id.len,
                              RDT_MAX_ID_BYTES);

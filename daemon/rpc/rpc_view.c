@@ -60,6 +60,11 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.kept_bytes = kept.bytes;
     reply.restored_objects = kept.restored;
     reply.unkept_objects = kept.lost;
+    reply.kept_sessions = kept.sessions;
+    reply.kept_holds = kept.holds;
+    reply.restored_sessions = kept.restored_sessions;
+    reply.resumed_sessions = rpc->n_resumed;
+    reply.waiting_sessions = rpc->n_waiting;
     reply.orphaned_bytes = region_orphans_bytes(rpc->regions->orphans);
     reply.memory_limit_bytes = rpc->regions->limit_bytes;
     if (rpc->peers)
@@ -127,7 +132,7 @@ void object_view_fill(struct object_view *view, struct object *object)
     info->bytes = object->bytes;
     info->snapshot = object->snapshot;
     info->detached = object->detached;
-    info->kept = object->kept;
+    info->kept = object->record != NULL;
     info->ttl_left_ns = object->detached ? detached_left_ns(object) : -1;
     info->tensors = object_n_tensors(object);
     info->metadata_bytes = object->metadata_bytes;

@@ -200,12 +200,30 @@ static enum rdt_status begin_transit(struct call *call, const Rdt__Pb__Hold *mes
     return RDT_OK;
 }
 
+/* Answers a HOLD that an earlier daemon recorded, but whose answer was lost with that daemon. false: it is another. */
+static bool answer_hold_again(struct call *call, const Rdt__Pb__Hold *message)
+{
+    const struct remote_hold *hold = remote_hold_find(call->client, call->request_id);
+    Rdt__Pb__HoldReply reply = RDT__PB__HOLD_REPLY__INIT;
+
+    if (!hold || !call->client->was_resumed)
+        return false;
+    reply.ref = message->ref;
+    if (hold->object)
+        answer_held(call, hold->object);
+    else
+        call_reply(call, &reply.base, NULL, 0);
+    return true;
+}
+
 enum rdt_status rpc_hold(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Hold *message = request;
 
     if (message->transit_ns > 0)
         return begin_transit(call, message, err);
+    if (call->client && answer_hold_again(call, message))
+        return RDT_OK;
     call->takes_over = message->takes_over;
     return wait_live(call, message->ref, &message->base, message->timeout_ns, err);
 }

@@ -192,6 +192,8 @@ void fetch_answer_error(struct client *client, uint64_t handle, const struct rdt
 {
     Rdt__Pb__FetchDone done = RDT__PB__FETCH_DONE__INIT;
 
+    if (client_returns(client, err))
+        return;
     done.handle = handle;
     done.status = err->status;
     done.sys_errno = err->sys_errno;

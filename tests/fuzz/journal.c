@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 
     fuzz_must(journal_create(&journal, NULL) == RDT_OK);
     for (unsigned i = 0; i < records; i++)
-        fuzz_must(journal_add(journal, 1 + i % 3, i, payload, fuzz_take(&at, end, 2), zeros));
+        fuzz_must(journal_add(journal, 1 + i % 6, i, payload, fuzz_take(&at, end, 2), zeros));
     fd = dup(journal_fd(journal));
     while (end - at >= 4) {
         off_t place = (off_t)(fuzz_take(&at, end, 3) % journal_file_bytes(journal));

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from contextlib import contextmanager
@@ -98,6 +99,59 @@ class Node:
 
     def __exit__(self, *ignored: object) -> None:
         pass  # main() ends the daemon when the test's variables are gone
+
+
+class Killed:
+    """A daemon with a keeper. `kill_every` kills and starts it in a thread of its own."""
+
+    def __init__(self, *flags: str) -> None:
+        self.dir = Path(tempfile.mkdtemp(prefix="k"))
+        self.keeper = subprocess.Popen([str(BUILD / "rdtd-keeper"), "--socket", str(self.dir / "keeper")],
+                                       stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(self._keeper_serves, "the keeper listens")
+        self.node = Node("--keeper", str(self.dir / "keeper"), *flags, keeps_identity=True)
+        self.kills = 0
+
+    def _keeper_serves(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            return probe.connect_ex(str(self.dir / "keeper")) == 0
+
+    def kill(self) -> None:
+        self.node.kill()
+        self.node.start()
+        self.kills += 1
+
+    @contextmanager
+    def kill_every(self, seconds: float) -> Iterator[None]:
+        over = threading.Event()
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                while not over.wait(seconds):
+                    self.kill()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def __enter__(self) -> Killed:
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        if not ignored[0]:
+            gc.collect()
+            self.node.end()
+        self.keeper.terminate()
+        self.keeper.wait(LONG)
 
 
 @contextmanager

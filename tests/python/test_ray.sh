@@ -23,6 +23,7 @@ for part in ray_gpu buffers; do # with what only that Python has: Ray, and pyarr
   *) exit 1 ;;
   esac
 done
+timeout 150 "$python" tests/python/ray_restarts.py || exit
 
 # The README's program, word for word, with a daemon that runs already.
 dir=$(mktemp -d)

@@ -94,7 +94,8 @@ class ProtocolBroken(Error, ConnectionError):
 
 
 class Restarted(Error, ConnectionError):
-    """RESTARTED: the daemon restarted while the request was in flight."""
+    """RESTARTED: the daemon restarted, and did not go on with the request or with the session; the message says
+    which. Connect again if it was the session."""
 
 
 class Disconnected(Error, ConnectionError):

@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any, AsyncIterator, Iterator, Optional
 
 from . import _rdt
-from ._errors import Disconnected, NotFound, OwnerDied, PeerLost, ShuttingDown, SystemFailed, TimedOut
+from ._errors import (Disconnected, NotFound, OwnerDied, PeerLost, Restarted, ShuttingDown, SystemFailed,
+                      TimedOut)
 from ._requests import Fetched, Ref, Request
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class _Attempt:
     """One step of Versions: what it tries again, and when."""
 
     def __init__(self, versions: Versions, timeout: Optional[float]) -> None:
-        self.errors = (PeerLost, Disconnected, ShuttingDown, OwnerDied) if versions._reconnect else ()
+        self.errors = (PeerLost, Disconnected, Restarted, ShuttingDown, OwnerDied) if versions._reconnect else ()
         self._versions = versions
         self._end = None if timeout is None else time.monotonic() + timeout
         self._pause = 0.05

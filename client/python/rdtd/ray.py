@@ -448,7 +448,7 @@ def _key(obj_id: str) -> bytes:
 def _connect() -> Connection:
     try:
         return default()
-    except (SystemFailed, Disconnected, ShuttingDown) as error:  # there is no daemon, or it is shutting down
+    except (SystemFailed, Disconnected, Restarted, ShuttingDown) as error:  # there is no daemon, or it is shutting down
         if not ensure():
             error.args = (f"{error}; or let Ray's workers start one by rdtd.ray.register(start_daemon=True)",)
             raise

@@ -23,7 +23,7 @@
 
 static struct test_keeper keeper;
 static struct test_node node;
-static char state_dir[160];
+static char state_dir[160], socket_path[160]; /* of the first daemon, and those after it */
 
 static inline void start(void)
 {
@@ -31,8 +31,10 @@ static inline void start(void)
     static const char *flags[] = {flag, NULL};
 
     (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
-    node_start(&node, &(struct node_options){.flags = flags, .state_dir = state_dir[0] ? state_dir : NULL});
+    node_start(&node, &(struct node_options){.flags = flags, .state_dir = state_dir[0] ? state_dir : NULL, .socket = socket_path[0] ? socket_path : NULL,
+                                            .awaited = socket_path[0]}); /* sessions may go on already */
     memcpy(state_dir, node.state_dir, sizeof state_dir);
+    memcpy(socket_path, node.socket, sizeof socket_path);
 }
 
 static inline void begin(void)
@@ -48,6 +50,13 @@ static inline void again(int signal)
     else
         node_kill(&node, signal);
     start();
+}
+
+/* The session goes on at the daemon that runs now, and ends. */
+static inline void leave(rdt *conn)
+{
+    must_ok(rdt_ping(conn, LONG, &err));
+    rdt_close(conn);
 }
 
 static inline void end(void)

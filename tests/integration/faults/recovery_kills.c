@@ -1,183 +1,389 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A daemon with a keeper is killed many times at random moments of random work; a model says which objects the next one
- * must have. */
+/* A daemon with a keeper is killed at any moment of the random work of several clients, many times. Their sessions go on at
+ * the next daemon, and a model in each client says what must be there: every byte, id, version and hold. */
+#include <stdatomic.h>
 #include <time.h>
 
 #include "tests/integration/faults/recovery.h"
 
-TestSuite(recovery_kills, .timeout = SUITE_SECONDS(240));
+TestSuite(recovery_kills, .timeout = SUITE_SECONDS(3600));
 
-/* What the test knows of each object and name. A request that the daemon did not answer, because it was killed, leaves both
- * possible: `before`, or what it was to become. */
-enum { OBJECTS_IN_USE = 40, NAMES = 4 };
-struct state {
-    bool there;
+enum { WORKERS = 3, OBJECTS = 12, HOLDS = 6, KEEPS = 4, MEMORIES = 3, NAMES = 2 };
+
+struct made { /* what an object contains; its metadata, so that every reader can check it */
     size_t bytes;
     uint32_t seed;
-    uint64_t version; /* of a name: at least this one */
 };
-static struct {
-    struct state now, before;
-    bool unsure;
-    struct rdt_ref ref;
-} model[OBJECTS_IN_USE + NAMES];
 
-static void name_of(unsigned at, char *text_p, size_t size)
+static struct shared {
+    atomic_bool pause, stop;
+    atomic_uint paused, steps;
+    atomic_uint named[WORKERS][OBJECTS]; /* seeds of the latest objects with an id */
+    atomic_uint objects[WORKERS]; /* while paused: those that only this worker's model has */
+} *shared;
+
+struct worker {
+    unsigned number;
+    uint64_t random;
+    uint32_t seed;
+    rdt *conn;
+    struct object_of_mine {
+        bool there, detached, named;
+        struct rdt_ref ref;
+        struct made made;
+    } objects[OBJECTS];
+    struct {
+        rdt_object *object;
+        struct made made;
+    } holds[HOLDS];
+    struct {
+        rdt_request *request; /* of rdt_hold; its object was freed by its producer, and nobody else has it */
+        struct rdt_ref ref;
+        struct made made;
+    } keeps[KEEPS];
+    struct {
+        uint8_t *memory; /* of rdt_alloc */
+        bool used;       /* by an object that lies there */
+        struct rdt_ref ref;
+        struct made made;
+    } memories[MEMORIES];
+    struct {
+        uint64_t version;
+        struct made made;
+        bool leased;
+    } names[NAMES];
+};
+
+/* The daemon may be killed before it has greeted a new client. */
+static void connect_worker(struct worker *worker)
 {
-    (void)snprintf(text_p, size, "%s%u", at < OBJECTS_IN_USE ? "object" : "name", at);
+    struct rdt_connect_options options = RDT_INIT(options);
+
+    options.socket = node.socket;
+    options.name = "worker";
+    wait_until(LONG, rdt_connect(&options, &worker->conn, NULL) == RDT_OK);
 }
 
-/* Puts, and publishes under `name` if that is not NULL. */
-static enum rdt_status try_put(rdt *conn, const char *id, const char *name, struct state *state, uint32_t flags,
-                               struct rdt_ref *ref_p, struct rdt_error *err)
+static unsigned draw(struct worker *worker, unsigned below)
+{
+    return (unsigned)(next_random(&worker->random) % below);
+}
+
+static struct made draw_made(struct worker *worker)
+{
+    static const size_t sizes[] = {10, 5 * KIB, 100 * KIB, MIB};
+
+    return (struct made){.bytes = sizes[draw(worker, 4)], .seed = ++worker->seed};
+}
+
+static struct rdt_ref put(struct worker *worker, const char *id, const struct made *made, uint32_t flags)
 {
     struct rdt_put_options options = RDT_INIT(options);
-    char *memory = malloc(state->bytes);
-    enum rdt_status status;
-    uint64_t version;
+    char *memory = malloc(made->bytes);
+    struct rdt_ref ref;
 
-    fill_pattern(memory, state->bytes, state->seed);
+    fill_pattern(memory, made->bytes, made->seed);
     options.id = id;
     options.id_bytes = id ? strlen(id) : 0;
-    options.metadata = id;
-    options.metadata_bytes = id ? strlen(id) + 1 : 0;
+    options.metadata = made;
+    options.metadata_bytes = sizeof *made;
     options.flags = flags;
-    status = rdt_put(conn, &VECTOR(RDT_U8, state->bytes, memory), 1, &options, ref_p, err);
+    must_ok(rdt_put(worker->conn, &VECTOR(RDT_U8, made->bytes, memory), 1, &options, &ref, &err));
     free(memory);
-    if (status != RDT_OK || !name)
-        return status;
-    status = rdt_publish(conn, name, ref_p, NULL, &version, err);
-    must_say(status != RDT_OK || version > state->version, "version %llu is given twice", (unsigned long long)version);
-    if (status == RDT_OK)
-        state->version = version;
-    return status;
+    return ref;
 }
 
-/* One random request. false: the daemon is gone. */
-static bool step(rdt *conn, uint64_t *random, uint32_t seed)
+static void must_contain(rdt_object *object, const struct made *made)
 {
-    unsigned at = next_random(random) % (OBJECTS_IN_USE + NAMES);
-    struct state next = {
-        .there = true, .seed = seed, .bytes = (size_t[]){10, 5 * KIB, 100 * KIB, 2 * MIB}[next_random(random) % 4]};
-    uint32_t snapshot = next_random(random) % 2 ? RDT_PUT_SNAPSHOT : 0;
-    struct rdt_error err = {0};
-    enum rdt_status status;
-    struct rdt_ref ref;
-    char name[16];
+    struct rdt_tensor tensor = tensor_of(object, 0);
+    size_t metadata_bytes;
+    const struct made *theirs = rdt_object_metadata(object, &metadata_bytes);
 
-    name_of(at, name, sizeof name);
-    model[at].before = model[at].now;
-    next.version = model[at].now.version;
-    if (at >= OBJECTS_IN_USE) {
-        status = try_put(conn, NULL, name, &next, RDT_PUT_SNAPSHOT, &ref, &err);
-    } else if (model[at].now.there) {
-        next = (struct state){0};
-        status = rdt_free(conn, &model[at].ref, false, &err);
-    } else {
-        status = try_put(conn, name, NULL, &next, RDT_PUT_DETACHED | snapshot, &model[at].ref, &err);
+    must(metadata_bytes == sizeof *made && memcmp(theirs, made, sizeof *made) == 0);
+    must_say((size_t)elements_of(&tensor) == made->bytes && holds_pattern(tensor.data, made->bytes, made->seed),
+             "object %u has other bytes", made->seed);
+}
+
+/* ---- the steps ---- */
+
+static void put_or_free(struct worker *worker)
+{
+    unsigned at = draw(worker, OBJECTS), kind = draw(worker, 4);
+    struct object_of_mine *mine = &worker->objects[at];
+    char id[32];
+
+    if (mine->there) {
+        must_ok(rdt_free(worker->conn, &mine->ref, false, &err));
+        mine->there = false;
+        return;
     }
-    must_say(status == RDT_OK || status == RDT_DISCONNECTED, "%s: %s", name, err.msg);
-    model[at].now = next;
-    model[at].unsure = status != RDT_OK;
-    return status == RDT_OK;
+    *mine = (struct object_of_mine){.there = true, .made = draw_made(worker), .named = draw(worker, 2)};
+    mine->detached = kind == 3;
+    (void)snprintf(id, sizeof id, "object %u", mine->made.seed); /* its readers keep an id in use after a free */
+    if (mine->named)
+        atomic_store(&shared->named[worker->number][at], mine->made.seed);
+    mine->ref = put(worker, mine->named ? id : NULL, &mine->made,
+                    kind == 1   ? RDT_PUT_SNAPSHOT
+                    : kind == 3 ? RDT_PUT_DETACHED
+                                : 0);
 }
 
-static bool is_as(rdt *conn, unsigned at, const struct state *state)
+static void hold_or_release(struct worker *worker)
 {
-    struct rdt_tensor tensor;
-    struct rdt_ref ref;
+    unsigned at = draw(worker, HOLDS);
+    struct object_of_mine *mine = &worker->objects[draw(worker, OBJECTS)];
+
+    if (worker->holds[at].object) {
+        must_contain(worker->holds[at].object, &worker->holds[at].made);
+        rdt_release(worker->holds[at].object);
+        worker->holds[at].object = NULL;
+    } else if (mine->there) {
+        worker->holds[at].object = fetch_one(worker->conn, &mine->ref, draw(worker, 3) ? RDT_FETCH_AUTO : RDT_FETCH_COPY);
+        worker->holds[at].made = mine->made;
+        must_contain(worker->holds[at].object, &mine->made);
+    }
+}
+
+/* Another worker's object may be there or not; if it is, it is whole. */
+static void look_at_others(struct worker *worker)
+{
+    struct made made;
     rdt_object *object;
     size_t metadata_bytes;
-    enum rdt_status status;
-    char name[16];
-    bool same;
+    struct rdt_ref ref;
+    char id[32];
 
-    name_of(at, name, sizeof name);
-    ref = at < OBJECTS_IN_USE ? ref_named(name) : name_ref(name);
-    status = try_fetch(conn, &ref, RDT_FETCH_AUTO, state->there ? LONG : MSEC, &object, NULL);
-    if (status != RDT_OK || !state->there)
-        return status == RDT_TIMED_OUT && !state->there;
-    tensor = tensor_of(object, 0);
-    same = (size_t)elements_of(&tensor) == state->bytes && holds_pattern(tensor.data, state->bytes, state->seed);
-    if (at < OBJECTS_IN_USE)
-        same = same && strcmp(rdt_object_metadata(object, &metadata_bytes), name) == 0;
+    (void)snprintf(id, sizeof id, "object %u",
+                   atomic_load(&shared->named[(worker->number + 1) % WORKERS][draw(worker, OBJECTS)]));
+    ref = ref_named(id);
+    if (try_fetch(worker->conn, &ref, RDT_FETCH_AUTO, MSEC, &object, NULL) != RDT_OK)
+        return;
+    memcpy(&made, rdt_object_metadata(object, &metadata_bytes), sizeof made);
+    must_contain(object, &made);
     rdt_release(object);
-    return same;
 }
 
-static void compare(rdt *conn)
+static void keep_or_let_go(struct worker *worker)
+{
+    unsigned at = draw(worker, KEEPS);
+    rdt_object *object;
+
+    if (worker->keeps[at].request) {
+        object = fetch_one(worker->conn, &worker->keeps[at].ref, RDT_FETCH_AUTO);
+        must_contain(object, &worker->keeps[at].made);
+        rdt_release(object);
+        rdt_request_destroy(worker->keeps[at].request);
+        worker->keeps[at].request = NULL;
+        return;
+    }
+    worker->keeps[at].made = draw_made(worker);
+    worker->keeps[at].ref = put(worker, NULL, &worker->keeps[at].made, draw(worker, 2) ? RDT_PUT_SNAPSHOT : 0);
+    must_ok(rdt_hold(worker->conn, &worker->keeps[at].ref, LONG, &worker->keeps[at].request, &err));
+    must_ok(rdt_free(worker->conn, &worker->keeps[at].ref, false, &err));
+}
+
+/* Memory of the daemon that stays mapped at its address, and objects that lie in it. */
+static void use_memory(struct worker *worker)
+{
+    unsigned at = draw(worker, MEMORIES);
+    struct rdt_put_options options = RDT_INIT(options);
+    rdt_object *object;
+
+    if (!worker->memories[at].memory) {
+        worker->memories[at].made = draw_made(worker);
+        worker->memories[at].memory = alloc_memory(worker->conn, worker->memories[at].made.bytes);
+        fill_pattern(worker->memories[at].memory, worker->memories[at].made.bytes, worker->memories[at].made.seed);
+    } else if (!worker->memories[at].used) {
+        options.metadata = &worker->memories[at].made;
+        options.metadata_bytes = sizeof worker->memories[at].made;
+        must_ok(rdt_put(worker->conn, &VECTOR(RDT_U8, worker->memories[at].made.bytes, worker->memories[at].memory), 1,
+                        &options, &worker->memories[at].ref, &err));
+        worker->memories[at].used = true;
+    } else {
+        object = fetch_one(worker->conn, &worker->memories[at].ref, RDT_FETCH_AUTO);
+        must_contain(object, &worker->memories[at].made);
+        must(holds_pattern(worker->memories[at].memory, worker->memories[at].made.bytes, worker->memories[at].made.seed));
+        rdt_release(object);
+        must_ok(rdt_free(worker->conn, &worker->memories[at].ref, false, &err));
+        must_ok(rdt_wait_freed(worker->conn, &worker->memories[at].ref, LONG, &err));
+        must_ok(rdt_dealloc(worker->conn, worker->memories[at].memory, &err));
+        worker->memories[at].memory = NULL;
+        worker->memories[at].used = false;
+    }
+}
+
+static void publish_or_look(struct worker *worker)
+{
+    struct rdt_publish_options options = RDT_INIT(options);
+    unsigned at = draw(worker, NAMES);
+    struct rdt_ref ref;
+    rdt_object *object;
+    uint64_t version;
+    char name[16];
+
+    (void)snprintf(name, sizeof name, "name %u %u", worker->number, at);
+    if (worker->names[at].version == 0 || draw(worker, 2)) {
+        options.lease = at == 1;
+        worker->names[at].made = draw_made(worker);
+        ref = put(worker, NULL, &worker->names[at].made, RDT_PUT_SNAPSHOT);
+        must_ok(rdt_publish(worker->conn, name, &ref, &options, &version, &err));
+        must_ok(rdt_free(worker->conn, &ref, false, &err));
+        must_say(version > worker->names[at].version &&
+                     (version == worker->names[at].version + 1 || options.lease || worker->names[at].version == 0),
+                 "version %llu of %s follows %llu", (unsigned long long)version, name,
+                 (unsigned long long)worker->names[at].version);
+        worker->names[at].version = version;
+        worker->names[at].leased = options.lease;
+        return;
+    }
+    if (worker->names[at].made.bytes == 0)
+        return; /* its lease has ended */
+    ref = name_ref(name);
+    object = fetch_one(worker->conn, &ref, RDT_FETCH_AUTO);
+    must_contain(object, &worker->names[at].made);
+    must(info_of(object).version == worker->names[at].version);
+    rdt_release(object);
+}
+
+static void connect_anew(struct worker *worker)
+{
+    for (unsigned i = 0; i < HOLDS; i++) {
+        if (worker->holds[i].object)
+            rdt_release(worker->holds[i].object);
+        worker->holds[i].object = NULL;
+    }
+    for (unsigned i = 0; i < KEEPS; i++) {
+        rdt_request_destroy(worker->keeps[i].request);
+        worker->keeps[i].request = NULL;
+    }
+    for (unsigned i = 0; i < OBJECTS; i++) /* the end of a session takes a while; ids are free at once */
+        worker->objects[i].there = worker->objects[i].there && worker->objects[i].detached;
+    for (unsigned i = 0; i < NAMES; i++)
+        if (worker->names[i].leased)
+            worker->names[i].made.bytes = 0;
+    memset(worker->memories, 0, sizeof worker->memories);
+    rdt_close(worker->conn);
+    connect_worker(worker);
+}
+
+static void step(struct worker *worker)
+{
+    unsigned what = draw(worker, 100);
+
+    if (what < 35)
+        put_or_free(worker);
+    else if (what < 60)
+        hold_or_release(worker);
+    else if (what < 65)
+        look_at_others(worker);
+    else if (what < 75)
+        keep_or_let_go(worker);
+    else if (what < 88)
+        use_memory(worker);
+    else if (what < 99)
+        publish_or_look(worker);
+    else if (draw(worker, 4) == 0)
+        connect_anew(worker);
+}
+
+/* How many objects are there by this worker's model, when nobody holds what its producer has freed. */
+static unsigned count_mine(struct worker *worker)
+{
+    struct rdt_stat stat;
+    unsigned there = 0;
+
+    for (unsigned i = 0; i < HOLDS; i++) {
+        if (worker->holds[i].object) {
+            must_contain(worker->holds[i].object, &worker->holds[i].made);
+            rdt_release(worker->holds[i].object);
+        }
+        worker->holds[i].object = NULL;
+    }
+    for (unsigned i = 0; i < OBJECTS; i++) {
+        if (worker->objects[i].there)
+            must_ok(rdt_stat(worker->conn, &worker->objects[i].ref, &stat, &err));
+        there += worker->objects[i].there;
+    }
+    for (unsigned i = 0; i < KEEPS; i++)
+        there += worker->keeps[i].request != NULL;
+    for (unsigned i = 0; i < MEMORIES; i++)
+        there += worker->memories[i].used;
+    for (unsigned i = 0; i < NAMES; i++)
+        there += worker->names[i].made.bytes > 0;
+    return there;
+}
+
+static int work(struct actor *self, void *arg)
+{
+    struct worker *worker = arg;
+
+    (void)self;
+    connect_worker(worker);
+    while (!atomic_load(&shared->stop)) {
+        if (!atomic_load(&shared->pause)) {
+            step(worker);
+            atomic_fetch_add(&shared->steps, 1);
+            continue;
+        }
+        atomic_store(&shared->objects[worker->number], count_mine(worker));
+        must_ok(rdt_ping(worker->conn, LONG, &err)); /* what was released has been handled */
+        atomic_fetch_add(&shared->paused, 1);
+        wait_until(LONG, !atomic_load(&shared->pause) || atomic_load(&shared->stop));
+    }
+    rdt_close(worker->conn);
+    return 0;
+}
+
+/* ---- the kills ---- */
+
+static void compare(void)
 {
     struct node_status status;
     unsigned there = 0;
 
-    for (unsigned at = 0; at < OBJECTS_IN_USE + NAMES; at++) {
-        struct rdt_stat stat;
-        struct rdt_ref ref;
-        char name[16];
-        name_of(at, name, sizeof name);
-        if (model[at].unsure) { /* find out which of both it is */
-            bool found;
-            ref = at < OBJECTS_IN_USE ? ref_named(name) : name_ref(name);
-            found = rdt_stat(conn, &ref, &stat, NULL) == RDT_OK;
-            if (at >= OBJECTS_IN_USE && found && model[at].before.there)
-                model[at].now = is_as(conn, at, &model[at].now) ? model[at].now : model[at].before;
-            else
-                model[at].now = found == model[at].now.there ? model[at].now : model[at].before;
-            if (found && at < OBJECTS_IN_USE)
-                model[at].ref = ref;
-            model[at].unsure = false;
-        }
-        if (model[at].now.there)
-            must_say(is_as(conn, at, &model[at].now), "%s is not what was put", name);
-        there += model[at].now.there;
-    }
-    node_status(&node, &status);
-    must_say(status.objects == there, "%llu objects instead of %u", (unsigned long long)status.objects, there);
+    atomic_store(&shared->paused, 0);
+    atomic_store(&shared->pause, true);
+    wait_until(LONG, atomic_load(&shared->paused) == WORKERS);
+    for (unsigned i = 0; i < WORKERS; i++)
+        there += atomic_load(&shared->objects[i]);
+    wait_until(LONG, (node_status(&node, &status), status.objects == there));
+    must(status.clients == WORKERS);
+    atomic_store(&shared->pause, false);
 }
 
-static int kill_soon(struct actor *self, void *arg)
-{
-    uint64_t *random = arg;
-    struct timespec pause = {.tv_nsec = next_random(random) % 3000000};
-
-    actor_await(self);
-    nanosleep(&pause, NULL);
-    kill(node.pid, SIGKILL);
-    return 0;
-}
-
-/* Everything that was answered is there, what was not answered is there whole or not at all, and nothing else is there.
- * RDT_KILLS=1000 for a long run. */
-Test(recovery_kills, random_work_while_the_daemon_is_killed_at_any_moment)
+/* RDT_KILLS=1000 for a long run. */
+Test(recovery_kills, sessions_go_on_while_the_daemon_is_killed_at_any_moment)
 {
     unsigned kills = getenv("RDT_KILLS") ? (unsigned)atoi(getenv("RDT_KILLS")) : 30;
-    uint64_t random = 42;
-    uint32_t seed = 1;
-    rdt *conn;
+    uint64_t random = getenv("RDT_SEED") ? (uint64_t)atoll(getenv("RDT_SEED")) : 42;
+    struct worker workers[WORKERS] = {0};
+    struct actor actors[WORKERS];
 
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    must(shared != MAP_FAILED);
     begin();
-    for (unsigned i = 0; i < kills; i++) {
-        struct actor killer;
-        bool planned = next_random(&random) % 8 == 0;
-        if (!planned)
-            actor_start(&killer, kill_soon, &random);
-        conn = node_client(&node, "worker");
-        compare(conn);
-        if (!planned)
-            actor_step(&killer);
-        for (unsigned n = 0; (!planned || n < 20) && step(conn, &random, seed++); n++)
-            ;
-        rdt_close(conn);
-        if (planned) {
-            node_stop(&node);
-        } else {
-            actor_wait(&killer);
-            node_kill(&node, SIGKILL);
-        }
-        start();
+    for (unsigned i = 0; i < WORKERS; i++) {
+        workers[i].number = i;
+        workers[i].random = next_random(&random);
+        workers[i].seed = (i + 1) << 24;
+        actor_start(&actors[i], work, &workers[i]);
     }
-    conn = node_client(&node, "worker");
-    compare(conn);
-    rdt_close(conn);
+    for (unsigned i = 0; i < kills; i++) {
+        struct timespec moment = {.tv_nsec = (long)(next_random(&random) % 10000000)};
+        unsigned steps = atomic_load(&shared->steps);
+        wait_until(LONG, atomic_load(&shared->steps) > steps);
+        nanosleep(&moment, NULL); /* any moment */
+        if (next_random(&random) % 8 == 0)
+            node_stop(&node);
+        else
+            node_kill(&node, SIGKILL);
+        start();
+        if (i % 10 == 9)
+            compare();
+    }
+    atomic_store(&shared->stop, true);
+    for (unsigned i = 0; i < WORKERS; i++)
+        actor_wait(&actors[i]);
+    printf("%u steps, %u kills\n", atomic_load(&shared->steps), kills);
     end();
 }

@@ -259,19 +259,65 @@ void fake_welcome(struct fake *fake, Rdt__Pb__HelloReply reply)
     uint8_t uuid[16] = {1};
 
     reply.protocol = 1;
-    reply.node_uuid = reply.boot_id = (ProtobufCBinaryData){sizeof uuid, uuid};
+    reply.node_uuid = (ProtobufCBinaryData){sizeof uuid, uuid};
+    if (reply.boot_id.len == 0)
+        reply.boot_id = reply.node_uuid;
     fake_reply(fake, &reply.base);
+}
+
+static void take_client(struct fake *fake)
+{
+    fake->sock = accept4(fake->listener, NULL, NULL, SOCK_CLOEXEC);
+    MUST(fake->sock >= 0);
+}
+
+static void hang_up(struct fake *fake)
+{
+    frame_close_fds(&fake->frame);
+    frame_reader_fini(&fake->reader);
+    frame_reader_init(&fake->reader, RDT_MAX_FRAME_BYTES);
+    MUST(close(fake->sock) == 0);
+    fake->sock = -1;
+}
+
+void fake_again(struct fake *fake)
+{
+    hang_up(fake);
+    take_client(fake);
+}
+
+static void listen_at(struct fake *fake)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+
+    memcpy(address.sun_path, fake->path, strlen(fake->path) + 1);
+    fake->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    MUST(fake->listener >= 0);
+    MUST(bind(fake->listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(fake->listener, 4) == 0);
+}
+
+void fake_die(struct fake *fake)
+{
+    MUST(close(fake->listener) == 0);
+    hang_up(fake);
+}
+
+void fake_rise(struct fake *fake)
+{
+    MUST(unlink(fake->path) == 0);
+    listen_at(fake);
+    take_client(fake);
 }
 
 static void play(struct fake *fake, bool hello)
 {
-    fake->sock = accept4(fake->listener, NULL, NULL, SOCK_CLOEXEC);
-    MUST(fake->sock >= 0);
+    take_client(fake);
     if (hello)
         answer_hello(fake);
     fake->script(fake);
     frame_close_fds(&fake->frame);
-    close(fake->sock);
+    if (fake->sock >= 0)
+        close(fake->sock);
 }
 
 static void *play_after_hello(void *arg)
@@ -288,7 +334,6 @@ static void *play_raw(void *arg)
 
 static void start(struct fake *fake, void (*script)(struct fake *), void *arg, void *(*thread)(void *))
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
     const char *tmp = getenv("TMPDIR");
 
     memset(fake, 0, sizeof *fake);
@@ -297,10 +342,7 @@ static void start(struct fake *fake, void (*script)(struct fake *), void *arg, v
     snprintf(fake->dir, sizeof fake->dir, "%s/fake.XXXXXX", tmp ? tmp : "/tmp");
     MUST(mkdtemp(fake->dir));
     snprintf(fake->path, sizeof fake->path, "%s/socket", fake->dir);
-    memcpy(address.sun_path, fake->path, strlen(fake->path) + 1);
-    fake->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    MUST(fake->listener >= 0);
-    MUST(bind(fake->listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(fake->listener, 4) == 0);
+    listen_at(fake);
     frame_reader_init(&fake->reader, RDT_MAX_FRAME_BYTES);
     MUST(sem_init(&fake->step, 0, 0) == 0);
     MUST(pthread_create(&fake->thread, NULL, thread, fake) == 0);

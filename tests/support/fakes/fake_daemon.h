@@ -42,8 +42,18 @@ struct fake {
 void fake_start(struct fake *fake, void (*script)(struct fake *fake), void *arg);
 void fake_start_raw(struct fake *fake, void (*script)(struct fake *fake), void *arg);
 
-/* For raw scripts that have taken HELLO: answers it with the reply, whose protocol and uuids are filled in. */
+/* For raw scripts that have taken HELLO: answers it with the reply, whose protocol and uuids are filled in unless they are
+ * there. */
 void fake_welcome(struct fake *fake, Rdt__Pb__HelloReply reply);
+
+/* ---- the death of a daemon, for raw scripts ---- */
+
+/* Closes the connection, and takes the next one. */
+void fake_again(struct fake *fake);
+
+/* Closes the connection and the listener, as a daemon that has died, and listens again at the same path. */
+void fake_die(struct fake *fake);
+void fake_rise(struct fake *fake);
 
 /* Connects to it. */
 rdt *fake_connect(const struct fake *fake);
@@ -87,6 +97,10 @@ void fake_event(struct fake *fake, const Rdt__Pb__FetchDone *done, const int *fd
 #define FAKE_DESCRIPTOR_Free rdt__pb__free__descriptor
 #define FAKE_DESCRIPTOR_WaitFreed rdt__pb__wait_freed__descriptor
 #define FAKE_DESCRIPTOR_Hello rdt__pb__hello__descriptor
+#define FAKE_DESCRIPTOR_Resume rdt__pb__resume__descriptor
+#define FAKE_DESCRIPTOR_Wait rdt__pb__wait__descriptor
+#define FAKE_DESCRIPTOR_Watch rdt__pb__watch__descriptor
+#define FAKE_DESCRIPTOR_Ready rdt__pb__ready__descriptor
 ProtobufCMessage *fake_message(struct fake *fake, const ProtobufCMessageDescriptor *descriptor); /* fake_free ends it */
 void fake_free(void *message);
 

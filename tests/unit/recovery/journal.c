@@ -153,10 +153,12 @@ Test(journal, of_another_version_or_damaged_is_refused_with_a_sentence)
 
     (void)add(journal, 1, 10);
     patch(journal, 8, &newer, sizeof newer);
-    must_not_open(dup(journal_fd(journal)), RDT_UNSUPPORTED, "it has version 2, and this rdtd reads version 1");
+    must_not_open(dup(journal_fd(journal)), RDT_UNSUPPORTED, "it has version 3, and this rdtd reads versions 1 to 2");
     patch(journal, 8, &same, sizeof same);
     patch(journal, 4096, &nonsense, sizeof nonsense);
     must_not_open(dup(journal_fd(journal)), RDT_INVALID, "damaged at byte 4096");
+    patch(journal, 64, &beyond, sizeof beyond);
+    must_not_open(dup(journal_fd(journal)), RDT_INVALID, "the ids in its header are damaged");
     patch(journal, 16, &beyond, sizeof beyond);
     must_not_open(dup(journal_fd(journal)), RDT_INVALID, "its header is damaged");
     patch(journal, 0, &nonsense, sizeof nonsense);
@@ -167,6 +169,40 @@ Test(journal, of_another_version_or_damaged_is_refused_with_a_sentence)
     cr_assert_eq(ftruncate(fd, 1 << 20), 0);
     must_not_open(fd, RDT_INVALID, "not a file that rdtd makes");
     must_not_open(open("/dev/null", O_RDWR), RDT_INVALID, "not a file that rdtd makes");
+}
+
+/* The journal of the version before, whose header has no ids: it becomes one of this version. */
+Test(journal, of_version_1_is_read_and_goes_on_as_version_2)
+{
+    struct journal *journal = create();
+    const uint32_t older = 1;
+    uint32_t version;
+
+    (void)add(journal, 7, 10);
+    patch(journal, 8, &older, sizeof older);
+    journal = reopen(journal);
+    cr_assert_eq(count(journal), 1u);
+    cr_assert_eq(journal_damaged(journal), 0u);
+    cr_assert_eq(journal_state(journal)->next_region, 0u);
+    must(pread(journal_fd(journal), &version, sizeof version, 8) == sizeof version);
+    cr_assert_eq(version, JOURNAL_VERSION);
+    journal_close(journal);
+}
+
+Test(journal, flags_and_numbers_change_in_place)
+{
+    struct journal *journal = create();
+    struct journal_slot *slot = add(journal, 7, 10);
+    uint64_t cursor = 0;
+
+    journal_set_flags(slot, 5);
+    journal_set_number(slot, 1, 77);
+    journal = reopen(journal);
+    cr_assert_eq(journal_damaged(journal), 0u);
+    slot = journal_next(journal, &cursor);
+    cr_assert_eq(slot->flags, 5u);
+    cr_assert_eq(slot->numbers[1], 77u);
+    journal_close(journal);
 }
 
 /* Whatever a daemon that went wild wrote there, opening ends, and what it returns can be used. */

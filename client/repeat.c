@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "repeat.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "proto/messages.h"
+#include "rdt.pb-c.h"
+#include "request.h"
+#include "session/clock.h"
+
+struct repeat *repeat_create(const rdt *conn, uint16_t type, const ProtobufCMessage *message)
+{
+    size_t bytes = conn->kept ? protobuf_c_message_get_packed_size(message) : 0;
+    struct repeat *repeat = conn->kept ? malloc(sizeof *repeat + bytes) : NULL;
+
+    if (!repeat)
+        return NULL;
+    repeat->refs = 1;
+    repeat->type = type;
+    repeat->start_ns = clock_now_ns();
+    repeat->bytes = bytes;
+    (void)protobuf_c_message_pack(message, repeat->payload);
+    return repeat;
+}
+
+void repeat_ref(struct repeat *repeat)
+{
+    if (repeat)
+        repeat->refs++;
+}
+
+void repeat_unref(struct repeat *repeat)
+{
+    if (repeat && --repeat->refs == 0)
+        free(repeat);
+}
+
+enum rdt_status repeat_allowed(const struct verb *verb, uint64_t sent_on, struct rdt_error *err)
+{
+    if (sent_on == 0 || verb->properties & VERB_REPEATABLE)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_RESTARTED,
+                         "rdtd restarted before it answered %s, and may have carried it out: look, and repeat it if it has not",
+                         verb->name);
+}
+
+/* ---- time-outs ---- */
+
+/* Returns the message's member timeout_ns; NULL: it has none. */
+static int64_t *time_of(ProtobufCMessage *message)
+{
+    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(message->descriptor, "timeout_ns");
+
+    return field && field->type == PROTOBUF_C_TYPE_SINT64 ? (int64_t *)(void *)((uint8_t *)message + field->offset) : NULL;
+}
+
+/* 0 and -1 mean something else than a time, and stay. What is over gets the shortest time, in which the daemon answers. */
+static void shorten(ProtobufCMessage *message, int64_t start_ns)
+{
+    int64_t *timeout_ns = time_of(message), passed_ns = clock_now_ns() - start_ns;
+
+    if (timeout_ns && *timeout_ns > 0)
+        *timeout_ns = *timeout_ns > passed_ns ? *timeout_ns - passed_ns : 1;
+}
+
+/* ---- sending ---- */
+
+static enum rdt_status send_copies(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *fds,
+                                   unsigned n_fds, struct rdt_error *err)
+{
+    int copies[RDT_MAX_FRAME_FDS];
+    enum rdt_status status = RDT_OK;
+    unsigned n = 0;
+
+    while (n < n_fds && status == RDT_OK) {
+        copies[n] = fcntl(fds[n], F_DUPFD_CLOEXEC, 0);
+        if (copies[n] >= 0)
+            n++;
+        else
+            status = rdt_error_sys(err, errno, "cannot duplicate fd %d to send it", fds[n]);
+    }
+    if (status == RDT_OK)
+        status = connection_send_fds(conn, type, id, message, copies, n, false, err);
+    while (status != RDT_OK && n > 0)
+        (void)close(copies[--n]);
+    return status;
+}
+
+enum rdt_status repeat_message(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int64_t start_ns,
+                               const int *fds, unsigned n_fds, struct rdt_error *err)
+{
+    ProtobufCMessage *copy = malloc(message->descriptor->sizeof_message); /* a shallow one, for its timeout_ns */
+    enum rdt_status status;
+
+    if (!copy)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory to repeat a request");
+    memcpy(copy, message, message->descriptor->sizeof_message);
+    shorten(copy, start_ns);
+    status = send_copies(conn, type, id, copy, fds, n_fds, err);
+    free(copy);
+    return status;
+}
+
+static enum rdt_status unpack(const struct repeat *repeat, ProtobufCMessage **message_p, struct rdt_error *err)
+{
+    *message_p =
+        repeat ? protobuf_c_message_unpack(verb_find(repeat->type)->request, NULL, repeat->bytes, repeat->payload) : NULL;
+    if (*message_p)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_RESTARTED, "rdtd restarted, and there was no memory to repeat the request: repeat it");
+}
+
+enum rdt_status repeat_send(rdt *conn, const struct repeat *repeat, uint64_t id, struct rdt_error *err)
+{
+    ProtobufCMessage *message;
+    enum rdt_status status = unpack(repeat, &message, err);
+
+    if (status != RDT_OK)
+        return status;
+    shorten(message, repeat->start_ns);
+    status = connection_send(conn, repeat->type, id, message, -1, false, err);
+    protobuf_c_message_free_unpacked(message, NULL);
+    return status;
+}
+
+/* Moves the items that are still fetched to the front of the message, and returns how many there are. Items and requests are in
+ * the order of their handles. */
+static size_t keep_running(rdt *conn, const struct repeat *repeat, Rdt__Pb__Fetch *fetch)
+{
+    struct chain *link = conn->requests.next;
+    size_t n = 0;
+
+    for (size_t i = 0; i < fetch->n_items; i++) {
+        Rdt__Pb__FetchItem *item = fetch->items[i];
+
+        for (; link != &conn->requests; link = link->next) {
+            rdt_request *request = container_of(link, rdt_request, link);
+
+            if (request->repeat != repeat || request->state != REQUEST_RUNNING || request->pending.id < item->handle)
+                continue;
+            if (request->pending.id > item->handle)
+                break;
+            request->sent_on = conn->n_sockets;
+            fetch->items[i] = fetch->items[n];
+            fetch->items[n++] = item;
+            link = link->next;
+            break;
+        }
+    }
+    return n;
+}
+
+/* The message was not sent, so each of its requests finds out by itself. */
+static void forget_sent(rdt *conn, const struct repeat *repeat)
+{
+    for (struct chain *link = conn->requests.next; link != &conn->requests; link = link->next)
+        if (container_of(link, rdt_request, link)->repeat == repeat)
+            container_of(link, rdt_request, link)->sent_on = 0;
+}
+
+enum rdt_status repeat_fetch(rdt *conn, rdt_request *request, struct rdt_error *err)
+{
+    ProtobufCMessage *message;
+    enum rdt_status status = unpack(request->repeat, &message, err);
+    Rdt__Pb__Fetch *fetch = (Rdt__Pb__Fetch *)message;
+    size_t n_items;
+
+    if (status != RDT_OK)
+        return status;
+    n_items = fetch->n_items;
+    fetch->n_items = keep_running(conn, request->repeat, fetch);
+    fetch->fds_once = false; /* the batch that would keep the mappings has ended */
+    shorten(message, request->repeat->start_ns);
+    status = connection_send(conn, RDT_MSG_FETCH, 0, message, -1, false, err);
+    if (status != RDT_OK)
+        forget_sent(conn, request->repeat);
+    fetch->n_items = n_items; /* all of them are freed */
+    protobuf_c_message_free_unpacked(message, NULL);
+    return status;
+}

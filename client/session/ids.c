@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An array, which is searched from its end: what was added last is removed first, as a rule. */
+#include "ids.h"
+
+#include <stdlib.h>
+
+/* Returns the place of the id plus 1; 0: it is not in the list. */
+static size_t find(const struct id_list *list, uint64_t id)
+{
+    size_t place = list->count;
+
+    while (place > 0 && list->ids[place - 1] != id)
+        place--;
+    return place;
+}
+
+bool ids_append(struct id_list *list, uint64_t id)
+{
+    if (list->count == list->room) {
+        size_t room = list->room ? 2 * list->room : 8;
+        uint64_t *ids = realloc(list->ids, room * sizeof *ids);
+
+        if (!ids)
+            return false;
+        list->ids = ids;
+        list->room = room;
+    }
+    list->ids[list->count++] = id;
+    return true;
+}
+
+void ids_remove(struct id_list *list, uint64_t id)
+{
+    size_t place = find(list, id);
+
+    if (place)
+        list->ids[place - 1] = list->ids[--list->count];
+}
+
+bool ids_have(const struct id_list *list, uint64_t id)
+{
+    return find(list, id) != 0;
+}
+
+void ids_fini(struct id_list *list)
+{
+    free(list->ids);
+    list->ids = NULL;
+    list->count = list->room = 0;
+}

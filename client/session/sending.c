@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sending: encodes messages, queues them, and writes what the socket takes. */
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "connection.h"
+#include "socket.h"
+
+#define MAX_QUEUED_BYTES ((size_t)64 << 20) /* of messages that the socket has not taken yet */
+#define LATER_FRAMES 8                      /* queued messages at which connection_send_later sends */
+#define CORKED_FRAMES 64                    /* queued messages at which a corked connection sends */
+
+uint64_t connection_id(rdt *conn)
+{
+    return ++conn->last_id;
+}
+
+enum rdt_status connection_lost_error(const rdt *conn, struct rdt_error *err)
+{
+    if (conn->why_lost.status == RDT_RESTARTED)
+        return rdt_error_set(err, RDT_RESTARTED, "%s: connect anew; what this session put and held has ended",
+                             conn->why_lost.msg);
+    return rdt_error_set(err, RDT_DISCONNECTED,
+                         "the connection to rdtd%s%s is lost: %s: connect anew; what it put and held has ended",
+                         conn->path[0] ? " at " : "", conn->path, conn->why_lost.msg);
+}
+
+void connection_notify(rdt *conn)
+{
+    conn->n_changes++;
+    conn->must_wake = conn->wake_leader = true;
+}
+
+static void flush(rdt *conn)
+{
+    struct rdt_error err;
+    enum rdt_status status;
+
+    if (!socket_is_open(conn) || conn->why_unsent.status != RDT_OK)
+        return;
+    status = frame_writer_send(&conn->writer, conn->sock, &err);
+    if (conn->blocked && status == RDT_OK) {
+        conn->not_read = false;
+        connection_notify(conn); /* another thread may wait in connection_drain */
+    }
+    conn->blocked = status == RDT_AGAIN;
+    if (status == RDT_OK)
+        return;
+    if (status == RDT_AGAIN) {
+        conn->wake_leader = true; /* it must also poll for POLLOUT now */
+        return;
+    }
+    /* The daemon may have sent a reason before it closed the socket. receive() reads that, and then ends the connection. */
+    conn->why_unsent = err;
+    frame_writer_fini(&conn->writer);
+    if (status != RDT_DISCONNECTED)
+        (void)shutdown(conn->sock, SHUT_RDWR);
+}
+
+enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int take_fd,
+                                bool urgent, struct rdt_error *err)
+{
+    return connection_send_fds(conn, type, id, message, &take_fd, take_fd >= 0 ? 1 : 0, urgent, err);
+}
+
+static enum rdt_status push(struct frame_writer *writer, uint16_t type, uint64_t id, size_t bytes, const int *take_fds,
+                            unsigned n_fds, uint8_t **payload_p, struct rdt_error *err)
+{
+    enum rdt_status status = frame_writer_push(writer, type, 0, id, (uint32_t)bytes, take_fds, n_fds, payload_p);
+
+    return status == RDT_OK ? RDT_OK : rdt_error_set(err, status, "there is no memory for a request of %zu bytes", bytes);
+}
+
+/* Makes room for a message of so many bytes in the queue. *payload_p is NULL with RDT_OK: the message is not sent now. Takes the
+ * fds on success only. */
+static enum rdt_status reserve(rdt *conn, uint16_t type, uint64_t id, size_t bytes, const int *take_fds, unsigned n_fds,
+                               bool urgent, uint8_t **payload_p, struct rdt_error *err)
+{
+    if (connection_has_ended(conn))
+        return connection_lost_error(conn, err);
+    if (bytes > RDT_MAX_FRAME_BYTES)
+        return rdt_error_set(err, RDT_LIMIT, "the request has %zu bytes, and the limit is %u", bytes, RDT_MAX_FRAME_BYTES);
+    if (!urgent && conn->writer.queued_bytes + bytes > MAX_QUEUED_BYTES)
+        return rdt_error_set(err, RDT_LIMIT, "%zu bytes are waiting to be sent, because rdtd does not read its socket",
+                             conn->writer.queued_bytes);
+    if (conn->state == CONNECTION_RESUMING && urgent && id == 0)
+        return push(&conn->later, type, id, bytes, take_fds, n_fds, payload_p, err);
+    if (conn->state == CONNECTION_UP && conn->why_unsent.status == RDT_OK)
+        return push(&conn->writer, type, id, bytes, take_fds, n_fds, payload_p, err);
+    for (unsigned i = 0; i < n_fds; i++)
+        (void)close(take_fds[i]);
+    *payload_p = NULL;
+    return RDT_OK;
+}
+
+/* Encodes the message and queues it without sending it. Takes the fds on success only. */
+static enum rdt_status queue(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
+                             unsigned n_fds, bool urgent, struct rdt_error *err)
+{
+    size_t bytes = protobuf_c_message_get_packed_size(message);
+    uint8_t *payload;
+    enum rdt_status status = reserve(conn, type, id, bytes, take_fds, n_fds, urgent, &payload, err);
+
+    if (status == RDT_OK && payload)
+        (void)protobuf_c_message_pack(message, payload);
+    return status;
+}
+
+enum rdt_status connection_send_packed(rdt *conn, uint16_t type, uint64_t id, const uint8_t *packed, size_t bytes,
+                                       struct rdt_error *err)
+{
+    uint8_t *payload;
+    enum rdt_status status = reserve(conn, type, id, bytes, NULL, 0, true, &payload, err);
+
+    if (status == RDT_OK && payload && bytes > 0)
+        memcpy(payload, packed, bytes);
+    if (status == RDT_OK)
+        flush(conn);
+    return status;
+}
+
+enum rdt_status connection_shake(rdt *conn, uint16_t type, const ProtobufCMessage *message, const struct pending_ops *ops,
+                                 struct rdt_error *err)
+{
+    size_t bytes = protobuf_c_message_get_packed_size(message);
+    enum rdt_status status = RDT_OK;
+    uint8_t *payload;
+
+    if (bytes > RDT_MAX_FRAME_BYTES)
+        return rdt_error_set(err, RDT_LIMIT, "the session has too much for one message: it has %zu bytes, and the limit is %u",
+                             bytes, RDT_MAX_FRAME_BYTES);
+    conn->handshake.id = connection_id(conn);
+    conn->handshake.ops = ops;
+    status = push(&conn->writer, type, conn->handshake.id, bytes, NULL, 0, &payload, err);
+    if (status != RDT_OK)
+        return status;
+    (void)protobuf_c_message_pack(message, payload);
+    pending_add(&conn->pending, &conn->handshake);
+    flush(conn);
+    return RDT_OK;
+}
+
+enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
+                                    unsigned n_fds, bool urgent, struct rdt_error *err)
+{
+    enum rdt_status status = queue(conn, type, id, message, take_fds, n_fds, urgent, err);
+
+    if (status == RDT_OK)
+        flush(conn);
+    return status;
+}
+
+void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *message)
+{
+    if (queue(conn, type, 0, message, NULL, 0, true, NULL) == RDT_OK && conn->writer.queued_frames >= LATER_FRAMES)
+        flush(conn);
+}
+
+enum rdt_status connection_release(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message,
+                                   struct rdt_error *err)
+{
+    enum rdt_status status = queue(conn, type, id, message, NULL, 0, true, err);
+
+    if (status == RDT_OK && (conn->corks == 0 || conn->writer.queued_frames >= CORKED_FRAMES))
+        flush(conn);
+    return status;
+}
+
+void connection_flush(rdt *conn)
+{
+    if (conn->writer.queued_frames > 0)
+        flush(conn);
+}

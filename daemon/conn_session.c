@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/conn_session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/conn_identity.h"
+
+/* ---- the process ---- */
+
+/* Field 22 of /proc/PID/stat; 0: it cannot be read. The second field, in brackets, may contain anything. */
+static uint64_t process_started(pid_t pid)
+{
+    char path[32], text[1024], *at;
+    unsigned long long started = 0;
+    ssize_t n = -1;
+    int fd;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    fd = pid > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return 0;
+    n = read(fd, text, sizeof text - 1);
+    (void)close(fd);
+    if (n <= 0)
+        return 0;
+    text[n] = '\0';
+    at = strrchr(text, ')');
+    for (unsigned field = 2; at && field < 22; field++)
+        at = strchr(at + 1, ' ');
+    return at && sscanf(at, "%llu", &started) == 1 ? started : 0;
+}
+
+/* Opens the process that the session had. Its number may belong to another process by now, so the pidfd is opened before the
+ * start time is compared. */
+static void find_process(struct conn *conn, const struct session_image *image)
+{
+    uint64_t started;
+
+    if (image->started == 0 || image->pid <= 0)
+        return;
+    conn->pidfd = (int)syscall(SYS_pidfd_open, (pid_t)image->pid, 0);
+    if (conn->pidfd < 0) {
+        conn->process_ended = errno == ESRCH;
+        return;
+    }
+    (void)fcntl(conn->pidfd, F_SETFD, FD_CLOEXEC);
+    started = process_started((pid_t)image->pid);
+    conn->process_ended = started != 0 && started != image->started;
+    if (started == image->started)
+        return;
+    (void)close(conn->pidfd);
+    conn->pidfd = -1;
+}
+
+/* ---- tokens ---- */
+
+static bool hash_token(const void *token, size_t bytes, uint8_t hash_p[32])
+{
+    unsigned n = 0;
+
+    return EVP_Digest(token, bytes, hash_p, &n, EVP_sha256(), NULL) == 1 && n == 32;
+}
+
+static bool list_token(struct conn *conn)
+{
+    return map_put(&conn->conns->tokens, conn->token_hash, sizeof conn->token_hash, conn);
+}
+
+bool conn_session_begin(struct conn *conn, uint8_t token_p[SESSION_TOKEN_BYTES])
+{
+    struct client *client = &conn->client;
+    struct recovery *recovery = conn->rpc->recovery;
+    struct session_image image;
+
+    if (!recovery_session_ids(recovery) || getrandom(token_p, SESSION_TOKEN_BYTES, 0) != SESSION_TOKEN_BYTES ||
+        !hash_token(token_p, SESSION_TOKEN_BYTES, conn->token_hash) || !list_token(conn))
+        return false;
+    image.started = process_started(client->pid);
+    memcpy(image.token_sha256, conn->token_hash, sizeof conn->token_hash);
+    if (recovery_keep_session(recovery, client, &image))
+        return true;
+    (void)map_remove(&conn->conns->tokens, conn->token_hash, sizeof conn->token_hash);
+    return false;
+}
+
+void conn_session_end(struct conn *conn)
+{
+    if (!conn->client.lasting)
+        return;
+    conn->rpc->n_waiting -= conn->client.waiting;
+    conn->client.waiting = false;
+    deadline_unset(conn->rpc->deadlines, &conn->grace);
+    (void)map_remove(&conn->conns->tokens, conn->token_hash, sizeof conn->token_hash);
+    recovery_end_session(conn->rpc->recovery, &conn->client);
+}
+
+struct conn *conn_session_find(const struct conns *conns, const void *token, size_t bytes, const struct owner *owner)
+{
+    uint8_t hash[32];
+    struct conn *conn;
+
+    if (bytes != SESSION_TOKEN_BYTES || !hash_token(token, bytes, hash))
+        return NULL;
+    conn = map_get(&conns->tokens, hash, sizeof hash);
+    return conn && owner_equal(&conn->client.account->owner, owner) ? conn : NULL;
+}
+
+/* ---- the return of a client ---- */
+
+enum rdt_status conn_session_move(struct conn *waiting, struct conn *from, struct rdt_error *err)
+{
+    int sock = fcntl(from->sock, F_DUPFD_CLOEXEC, 0);
+    int pidfd = waiting->pidfd < 0 && from->pidfd >= 0 ? fcntl(from->pidfd, F_DUPFD_CLOEXEC, 0) : -1;
+
+    if (sock < 0)
+        return rdt_error_sys(err, errno, "no descriptor for the session's socket");
+    deadline_unset(waiting->rpc->deadlines, &waiting->grace);
+    waiting->client.waiting = false;
+    waiting->rpc->n_waiting--;
+    waiting->rpc->n_resumed++;
+    waiting->client.was_resumed = waiting->client.must_resume = true;
+    waiting->client.pid = from->client.pid;
+    from->moved = true;
+    conn_attach(waiting, sock, pidfd);
+    return RDT_OK;
+}
+
+/* ---- the sessions of an earlier daemon ---- */
+
+struct client *conn_session_restore(void *arg, const struct session_image *image)
+{
+    struct conns *conns = arg;
+    struct conn *conn = conn_new(conns);
+    struct client *client;
+
+    if (!conn)
+        return NULL;
+    client = &conn->client;
+    client_init(client, image->id);
+    client->account = account_get_client(conns->rpc->objects->accounts, &image->owner, image->id);
+    memcpy(conn->token_hash, image->token_sha256, sizeof conn->token_hash);
+    if (!client->account || !list_token(conn)) {
+        account_unref(client->account);
+        free(conn);
+        return NULL;
+    }
+    account_add(client->account, USAGE_SESSIONS, 1);
+    account_add(client->account, USAGE_FDS, CONN_FDS);
+    conn->counted = true;
+    client->pid = (pid_t)image->pid;
+    client->gid = (gid_t)image->gid;
+    client->admin = image->owner.uid == 0 || image->owner.uid == geteuid();
+    client->tensor_runs = image->tensor_runs;
+    text_copy(client->name, sizeof client->name, image->name);
+    find_process(conn, image);
+    conn_list(conn);
+    client->waiting = true;
+    conns->rpc->n_waiting++;
+    conn_serve(conn);
+    return client;
+}
+
+static void on_grace_over(struct deadline *deadline)
+{
+    struct conn *conn = container_of(deadline, struct conn, grace);
+
+    conn_close(conn, "it did not come back within restart_grace after the daemon's restart");
+}
+
+void conn_sessions_wait(struct conns *conns)
+{
+    list_for_each_safe (node, &conns->all) {
+        struct conn *conn = container_of(node, struct conn, link);
+        if (conn->sock >= 0 || conn->closing)
+            continue;
+        conn->grace.on_passed = on_grace_over;
+        if (conn->process_ended)
+            conn_close(conn, "its process ended while no daemon ran");
+        else if (conn->pidfd < 0 && !deadline_set(conns->rpc->deadlines, &conn->grace,
+                                                  (int64_t)conns->rpc->options->restart_grace_ns))
+            conn_close(conn, "there is no memory to wait for it");
+    }
+}

@@ -1,0 +1,483 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing: what outlasts this process gets a record in the journal, and its memory goes to the keeper. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/objects/detached.h"
+#include "daemon/objects/remote_hold.h"
+#include "daemon/objects/transit.h"
+#include "daemon/recovery/recovery_impl.h"
+#include "rdt_journal.pb-c.h"
+
+static uint64_t until(int64_t left_ns)
+{
+    return left_ns < 0 ? NEVER_BEGAN : uv_hrtime() + (uint64_t)left_ns;
+}
+
+/* Adds a record. NULL: it is too large, or there is no memory. */
+static struct journal_slot *add_record(struct recovery *recovery, enum record_kind kind, uint64_t key,
+                                       const ProtobufCMessage *message, uint32_t flags, const uint64_t *numbers)
+{
+    static const uint64_t none[JOURNAL_NUMBERS];
+    struct journal_slot *slot = journal_begin(recovery->journal, protobuf_c_message_get_packed_size(message));
+
+    if (!slot)
+        return NULL;
+    (void)protobuf_c_message_pack(message, slot->payload);
+    journal_commit(recovery->journal, slot, kind, key, flags, numbers ? numbers : none);
+    return slot;
+}
+
+/* ---- sessions ---- */
+
+bool recovery_keep_session(struct recovery *recovery, struct client *client, const struct session_image *image)
+{
+    Rdt__Pb__JournalSession record = RDT__PB__JOURNAL_SESSION__INIT;
+
+    if (!recovery->journal || recovery->frozen)
+        return false;
+    record.token_sha256 = (ProtobufCBinaryData){sizeof image->token_sha256, (uint8_t *)image->token_sha256};
+    record.uid = client->account->owner.uid;
+    record.tenant = client->account->owner.tenant;
+    record.gid = client->gid;
+    record.pid = client->pid;
+    record.started = image->started;
+    record.name = client->name;
+    record.tensor_runs = client->tensor_runs;
+    client->record = add_record(recovery, RECORD_SESSION, client->id, &record.base, 0, NULL);
+    if (!client->record)
+        return false;
+    client->lasting = &recovery->lasting;
+    recovery->n_sessions++;
+    return true;
+}
+
+void recovery_end_session(struct recovery *recovery, struct client *client)
+{
+    if (!client->record || recovery->frozen)
+        return;
+    journal_remove(recovery->journal, client->record);
+    client->record = NULL;
+    recovery->n_sessions--;
+}
+
+/* ---- regions ---- */
+
+bool recovery_add_region(struct recovery *recovery, struct region *region, struct journal_slot *slot)
+{
+    if (!map_put_u64(&recovery->kept_regions, region->id, region))
+        return false;
+    region->record = slot;
+    recovery->kept_bytes += region->room;
+    return true;
+}
+
+void recovery_drop_region(struct recovery *recovery, struct region *region)
+{
+    journal_remove(recovery->journal, region->record);
+    keeper_link_drop(&recovery->link, KEEPER_FIRST_REGION + region->id);
+    (void)map_remove_u64(&recovery->kept_regions, region->id);
+    recovery->kept_bytes -= region->room;
+    region->record = NULL;
+}
+
+static void on_kept_end(void *arg, struct region *region)
+{
+    struct recovery *recovery = arg;
+
+    if (!recovery->frozen)
+        recovery_drop_region(recovery, region);
+}
+
+/* Each of these numbers is a fact of its own, and none is needed to read the others. */
+static void refresh_region(const struct region *region, uint64_t session)
+{
+    const struct region_image image = region_image(region);
+
+    journal_set_number(region->record, NUMBER_REGION_GENERATION, region->generation);
+    journal_set_number(region->record, NUMBER_REGION_BYTES, image.bytes);
+    journal_set_flags(region->record, image.origin);
+    journal_set_number(region->record, NUMBER_REGION_SESSION, session);
+}
+
+static uint64_t session_of(const struct region *region)
+{
+    return region->record ? ((struct journal_slot *)region->record)->numbers[NUMBER_REGION_SESSION] : 0;
+}
+
+/* Gives the region a record with what it is now. false: it cannot be kept. */
+static bool keep_region(struct recovery *recovery, struct region *region, uint64_t session)
+{
+    struct region_image image = region_image(region);
+    Rdt__Pb__JournalRegion record = RDT__PB__JOURNAL_REGION__INIT;
+    const uint64_t id = KEEPER_FIRST_REGION + region->id;
+    const uint64_t numbers[JOURNAL_NUMBERS] = {[NUMBER_REGION_GENERATION] = region->generation,
+                                               [NUMBER_REGION_SESSION] = session,
+                                               [NUMBER_REGION_BYTES] = image.bytes};
+    struct journal_slot *slot;
+
+    if (region->record) {
+        refresh_region(region, session);
+        return true;
+    }
+    if (!region_may_be_restored(region))
+        return false;
+    record.memory = (char *)image.kind;
+    record.uid = region->account->owner.uid;
+    record.tenant = region->account->owner.tenant;
+    record.origin = image.origin;
+    record.bytes = image.bytes;
+    record.room = image.room;
+    record.offset = image.offset;
+    keeper_link_store(&recovery->link, &id, &region->block.fd, 1); /* a record never names memory that is not kept yet */
+    slot = add_record(recovery, RECORD_REGION, region->id, &record.base, image.origin, numbers);
+    if (slot && recovery_add_region(recovery, region, slot))
+        return true;
+    if (slot)
+        journal_remove(recovery->journal, slot);
+    keeper_link_drop(&recovery->link, id);
+    return false;
+}
+
+static void on_region(void *arg, struct client *client, struct region *region)
+{
+    struct recovery *recovery = arg;
+
+    if (!recovery->frozen && !keep_region(recovery, region, client->id))
+        log_debug("region %llu of client %llu will not survive a restart", (unsigned long long)region->id,
+                  (unsigned long long)client->id);
+}
+
+static void on_region_released(void *arg, struct region *region)
+{
+    struct recovery *recovery = arg;
+
+    if (region->record && !recovery->frozen)
+        journal_set_number(region->record, NUMBER_REGION_SESSION, 0);
+}
+
+/* ---- objects ---- */
+
+static void object_numbers(const struct object *object, uint64_t *numbers_p)
+{
+    int64_t left_ns;
+
+    numbers_p[NUMBER_DETACHED_UNTIL] = object->detached ? until(detached_left_ns(object)) : 0;
+    numbers_p[NUMBER_TRANSIT_COUNT] = object->in_transit ? transit_count(object, &left_ns) : 0;
+    numbers_p[NUMBER_TRANSIT_UNTIL] = numbers_p[NUMBER_TRANSIT_COUNT] > 0 ? until(left_ns) : 0;
+}
+
+static uint32_t object_flags(const struct object *object)
+{
+    uint32_t flags = object->producer && object->producer->lasting ? OBJECT_HAS_PRODUCER : 0;
+
+    flags |= object->pending || object->state == OBJECT_FILLING ? OBJECT_IS_PENDING : 0;
+    return flags | (object->forced || !object->named ? OBJECT_IS_FORCED : 0);
+}
+
+/* The object's regions get records; their ids into ids_p [object->n_regions]. */
+static bool keep_regions(struct recovery *recovery, const struct object *object, uint64_t *ids_p)
+{
+    for (uint32_t i = 0; i < object->n_regions; i++) {
+        struct region *region = object->uses[i].region;
+        if (!region->record && !keep_region(recovery, region, session_of(region)))
+            return false;
+        ids_p[i] = region->id;
+    }
+    return true;
+}
+
+static void fill_owner(const struct object *object, Rdt__Pb__JournalObject *record_p)
+{
+    record_p->uid = object->account->owner.uid;
+    record_p->tenant = object->account->owner.tenant;
+    record_p->detached_ttl_ns = object->detached ? detached_ttl_ns(object) : 0;
+    if (object->producer && object->producer->lasting)
+        record_p->session = object->producer->id;
+}
+
+static void commit_object(struct recovery *recovery, struct object *object, const Rdt__Pb__JournalObject *record)
+{
+    uint64_t numbers[JOURNAL_NUMBERS];
+
+    object_numbers(object, numbers);
+    object->record =
+        add_record(recovery, RECORD_OBJECT, object->generation, &record->base, object_flags(object), numbers);
+    recovery->n_objects += object->record != NULL;
+}
+
+/* The object as it is now. regions: [object->n_regions] */
+static void write_object(struct recovery *recovery, struct object *object, uint64_t *regions)
+{
+    Rdt__Pb__JournalObject record = RDT__PB__JOURNAL_OBJECT__INIT;
+    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
+    struct layout *layout = NULL;
+    struct layout_rows rows;
+    uint64_t bytes = 0;
+
+    if (object_layout(object, NULL, &layout, NULL) != RDT_OK)
+        return;
+    if (object->chunk && layout_packed_bytes(layout, &bytes, NULL) == RDT_OK)
+        record.inline_data = (ProtobufCBinaryData){bytes, slab_addr(object_piece(object))};
+    layout_to_wire(layout, true, &rows, &tensors);
+    fill_owner(object, &record);
+    record.id = (ProtobufCBinaryData){object->id_bytes, (uint8_t *)object_id(object)};
+    record.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
+    record.tensors = &tensors;
+    record.regions = regions;
+    record.n_regions = object->n_regions;
+    record.visibility = (Rdt__Pb__Visibility)object->visibility;
+    record.transport = (char *)object->transport;
+    record.snapshot = object->snapshot;
+    record.request = (uintptr_t)map_get_u64(&recovery->filling, object->generation);
+    commit_object(recovery, object, &record);
+    free(layout);
+}
+
+static void lose(struct recovery *recovery, const struct object *object)
+{
+    recovery->n_lost++;
+    log_debug("obj %016llx will not survive a restart: its memory cannot be kept, or there is no memory for its record",
+              (unsigned long long)object->generation);
+}
+
+/* Its regions' records say what the regions are from now on: a snapshot may have taken them from its client. */
+static void refresh_regions(const struct object *object)
+{
+    for (uint32_t i = 0; object->snapshot && i < object->n_regions; i++) {
+        const struct region *region = object->uses[i].region;
+        refresh_region(region, region->client != 0 ? session_of(region) : 0);
+    }
+}
+
+static void keep_object(struct recovery *recovery, struct object *object)
+{
+    uint64_t few[8], *ids = object->n_regions <= 8 ? few : malloc(object->n_regions * sizeof *ids);
+
+    if (ids && keep_regions(recovery, object, ids))
+        write_object(recovery, object, ids);
+    if (object->record)
+        refresh_regions(object);
+    else
+        lose(recovery, object);
+    if (ids != few)
+        free(ids);
+}
+
+/* The request itself is the record, because to copy it is faster than to make it again from the object. */
+static void keep_put(struct recovery *recovery, struct object *object, const struct object_put *put)
+{
+    Rdt__Pb__JournalObject record = RDT__PB__JOURNAL_OBJECT__INIT;
+    uint64_t few[8], *ids = object->n_regions <= 8 ? few : malloc(object->n_regions * sizeof *ids);
+
+    if (ids && keep_regions(recovery, object, ids)) {
+        fill_owner(object, &record);
+        record.regions = ids;
+        record.n_regions = object->n_regions;
+        record.request = put->request_id;
+        record.put = (ProtobufCBinaryData){put->message_bytes, (uint8_t *)put->message};
+        commit_object(recovery, object, &record);
+    }
+    if (!object->record)
+        lose(recovery, object);
+    if (ids != few)
+        free(ids);
+}
+
+static void on_put(void *arg, struct object *object, const struct object_put *put)
+{
+    struct recovery *recovery = arg;
+    bool filling = put->snapshot && object->layout && !put->sealed;
+
+    if (recovery->frozen || object->generation == 0)
+        return;
+    if (put->pending || (!filling && put->message && !(put->inline_bytes > 0 && put->n_regions > 0)))
+        keep_put(recovery, object, put);
+    else if (put->request_id != 0) /* on_object writes the record, before the object is seen as live */
+        (void)map_put_u64(&recovery->filling, object->generation, (void *)(uintptr_t)put->request_id);
+}
+
+static void forget_object(struct recovery *recovery, struct object *object)
+{
+    journal_remove(recovery->journal, object->record);
+    object->record = NULL;
+    recovery->n_objects--;
+}
+
+/* A pending object whose bytes were copied into a snapshot has other regions than its record. */
+static void write_again(struct recovery *recovery, struct object *object)
+{
+    struct journal_slot *old = object->record;
+
+    object->record = NULL;
+    keep_object(recovery, object);
+    journal_remove(recovery->journal, old);
+    recovery->n_objects--;
+}
+
+static void on_object(void *arg, struct object *object)
+{
+    struct recovery *recovery = arg;
+    struct journal_slot *slot = object->record;
+    uint64_t numbers[JOURNAL_NUMBERS];
+
+    if (recovery->frozen)
+        return;
+    if (object->state == OBJECT_GONE) {
+        if (slot)
+            forget_object(recovery, object);
+    } else if (slot && slot->flags & OBJECT_IS_PENDING && object->state == OBJECT_LIVE && object->snapshot && object->layout) {
+        write_again(recovery, object);
+    } else if (slot) {
+        object_numbers(object, numbers);
+        for (unsigned i = 0; i < JOURNAL_NUMBERS; i++)
+            if (numbers[i] != slot->numbers[i])
+                journal_set_number(slot, i, numbers[i]);
+        journal_set_flags(slot, object_flags(object));
+    } else if (object_lasts(object)) {
+        keep_object(recovery, object);
+    }
+    if (object->state != OBJECT_FILLING && map_count(&recovery->filling) > 0)
+        (void)map_remove_u64(&recovery->filling, object->generation);
+}
+
+/* ---- names ---- */
+
+static void on_name(void *arg, struct name *name)
+{
+    struct recovery *recovery = arg;
+    struct journal_state *state = journal_state(recovery->journal);
+    Rdt__Pb__JournalName record = RDT__PB__JOURNAL_NAME__INIT;
+    uint64_t numbers[JOURNAL_NUMBERS] = {0};
+    struct journal_slot *old = name->record;
+
+    if (recovery->frozen)
+        return;
+    if (name->version > state->names_version)
+        state->names_version = name->version;
+    name->record = NULL;
+    if (name_lasts(name)) {
+        record.uid = name->account->owner.uid;
+        record.tenant = name->account->owner.tenant;
+        record.id = (ProtobufCBinaryData){name->id_bytes, (uint8_t *)name_id(name)};
+        record.visibility = name->visibility;
+        record.generation = name->object->generation;
+        record.ttl_ns = name->ttl_ns;
+        record.session = name->session;
+        record.request = name->request;
+        record.lease = name->publisher != NULL;
+        numbers[NUMBER_NAME_UNTIL] = name->ttl_ns > 0 ? until(deadline_left_ns(&name->expiry)) : 0;
+        name->record = add_record(recovery, RECORD_NAME, name->version, &record.base, 0, numbers);
+    }
+    if (old)
+        journal_remove(recovery->journal, old);
+    recovery->n_names += (name->record != NULL) - (old != NULL);
+}
+
+/* ---- holds ---- */
+
+/* An object that a session holds lasts as long as the hold. Replicas of other nodes' objects are in no table: the session
+ * keeps their memory. */
+static bool keep_held(struct recovery *recovery, struct object *object)
+{
+    if (!object->record && !object->adopted && object->state != OBJECT_FILLING)
+        keep_object(recovery, object);
+    return object->record;
+}
+
+/* What is held: the object's regions, if it is a replica, or those of a copy. NULL: no memory, or they cannot be kept. */
+static uint64_t *held_regions(struct recovery *recovery, const struct hold *hold, uint32_t *n_p)
+{
+    uint32_t n = hold->region ? 1 : hold->object ? hold->object->n_regions : hold->n_regions;
+    uint64_t *ids = calloc(n + 1u, sizeof *ids);
+
+    for (uint32_t i = 0; ids && i < n; i++) {
+        struct region *region = hold->region   ? hold->region
+                                : hold->object ? hold->object->uses[i].region
+                                               : hold->regions[i];
+        if (!keep_region(recovery, region, session_of(region))) {
+            free(ids);
+            return NULL;
+        }
+        ids[i] = region->id;
+    }
+    *n_p = n;
+    return ids;
+}
+
+static void on_hold(void *arg, struct hold *hold)
+{
+    struct recovery *recovery = arg;
+    Rdt__Pb__JournalHold record = RDT__PB__JOURNAL_HOLD__INIT;
+    uint64_t *ids = NULL;
+    uint32_t n = 0;
+
+    if (recovery->frozen)
+        return;
+    record.session = hold->client->id;
+    if (hold->object && !hold->object->adopted) {
+        record.generation = hold->object->generation;
+        if (!keep_held(recovery, hold->object))
+            return;
+    } else {
+        ids = held_regions(recovery, hold, &n);
+        if (!ids)
+            return;
+    }
+    record.regions = ids;
+    record.n_regions = n;
+    hold->record = add_record(recovery, RECORD_HOLD, hold->id, &record.base, 0, NULL);
+    recovery->n_holds += hold->record != NULL;
+    free(ids);
+}
+
+static void on_hold_end(void *arg, struct hold *hold)
+{
+    struct recovery *recovery = arg;
+
+    if (recovery->frozen)
+        return;
+    journal_remove(recovery->journal, hold->record);
+    recovery->n_holds--;
+}
+
+static void on_remote_hold(void *arg, struct remote_hold *hold)
+{
+    struct recovery *recovery = arg;
+    Rdt__Pb__JournalRemoteHold record = RDT__PB__JOURNAL_REMOTE_HOLD__INIT;
+
+    if (recovery->frozen || !keep_held(recovery, hold->object))
+        return;
+    record.session = hold->client->id;
+    record.generation = hold->object->generation;
+    hold->record = add_record(recovery, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
+    recovery->n_holds += hold->record != NULL;
+}
+
+static void on_remote_hold_end(void *arg, struct remote_hold *hold)
+{
+    struct recovery *recovery = arg;
+
+    if (recovery->frozen)
+        return;
+    journal_remove(recovery->journal, hold->record);
+    recovery->n_holds--;
+}
+
+void recovery_record(struct recovery *recovery)
+{
+    recovery->lasting = (struct lasting){.arg = recovery,
+                                         .on_put = on_put,
+                                         .on_object = on_object,
+                                         .on_name = on_name,
+                                         .on_region = on_region,
+                                         .on_region_released = on_region_released,
+                                         .on_hold = on_hold,
+                                         .on_hold_end = on_hold_end,
+                                         .on_remote_hold = on_remote_hold,
+                                         .on_remote_hold_end = on_remote_hold_end};
+    recovery->objects->lasting = recovery->names->lasting = &recovery->lasting;
+    recovery->regions->on_kept_end = on_kept_end;
+    recovery->regions->kept_arg = recovery;
+}

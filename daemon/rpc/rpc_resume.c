@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* RESUME and CLOSE. RESUME: a session that outlasted an earlier daemon says what it still has. Whatever else the daemon has of it was released
+ * by a request, or given by an answer, that was lost with the old connection: it ends here. The client may have a hundred
+ * thousand holds, so this takes several turns. CLOSE: the session ends with its connection, whatever becomes of the daemon. */
+#include <stdlib.h>
+
+#include "daemon/memory/region_cache.h"
+#include "daemon/recovery/recovery.h"
+#include "daemon/rpc/rpc_call.h"
+
+enum kind { HOLDS, REMOTE_HOLDS, REGIONS, KINDS };
+
+struct resuming {
+    struct client_task task;
+    struct rpc *rpc;
+    struct client *client;
+    uint64_t request_id;
+    struct arena arena; /* of the message */
+    const Rdt__Pb__Resume *message;
+    enum kind kind;
+    size_t next;             /* index of the next id of `kind` to note; after the last one: `cursor` walks what the daemon has */
+    size_t cursor;
+    struct map listed;       /* of `kind`: id -> the message */
+    uint64_t *missing[KINDS]; /* [n_missing] */
+    size_t n_missing[KINDS];
+};
+
+static const uint64_t *ids_of(const struct resuming *resuming, enum kind kind, size_t *n_p)
+{
+    const Rdt__Pb__Resume *message = resuming->message;
+
+    *n_p = kind == HOLDS ? message->n_holds : kind == REMOTE_HOLDS ? message->n_remote_holds : message->n_regions;
+    return kind == HOLDS ? message->holds : kind == REMOTE_HOLDS ? message->remote_holds : message->regions;
+}
+
+static struct map *map_of(struct client *client, enum kind kind)
+{
+    return kind == HOLDS ? &client->holds : kind == REMOTE_HOLDS ? &client->remote_holds : &client->regions;
+}
+
+static void release_region(struct client *client, struct region *region)
+{
+    if (region->state == REGION_RETURNED) {
+        region_cache_release(&client->cache, region);
+        return;
+    }
+    client_forget_region(client, region);
+    region_unref(region);
+}
+
+/* Ends the next thing of the kind that the client did not list. false: there are no more. */
+static bool end_next(struct resuming *resuming)
+{
+    void *entry = map_next(map_of(resuming->client, resuming->kind), &resuming->cursor);
+    struct hold *hold = entry;
+    struct remote_hold *remote_hold = entry;
+    struct region *region = entry;
+
+    if (!entry)
+        return false;
+    if (resuming->kind == HOLDS && !map_get_u64(&resuming->listed, hold->id))
+        client_release(hold);
+    else if (resuming->kind == REMOTE_HOLDS && !map_get_u64(&resuming->listed, remote_hold->request_id))
+        remote_hold_end(remote_hold);
+    else if (resuming->kind == REGIONS && !map_get_u64(&resuming->listed, region->id))
+        release_region(resuming->client, region);
+    return true;
+}
+
+/* Notes an id that the client listed. false: no memory. */
+static bool note(struct resuming *resuming, uint64_t id)
+{
+    enum kind kind = resuming->kind;
+
+    if (!map_get_u64(map_of(resuming->client, kind), id)) {
+        resuming->missing[kind][resuming->n_missing[kind]++] = id;
+        return true;
+    }
+    return map_get_u64(&resuming->listed, id) || map_put_u64(&resuming->listed, id, (void *)resuming->message);
+}
+
+static void free_abandoned(struct resuming *resuming)
+{
+    for (size_t i = 0; i < resuming->message->n_abandoned_puts; i++) {
+        uint64_t generation = (uintptr_t)map_get_u64(&resuming->client->resumed, resuming->message->abandoned_puts[i]);
+        struct object *object = index_get(&resuming->rpc->objects->by_generation, generation);
+        if (object && object->producer == resuming->client)
+            object_free(object, false, OBJECT_END_FREED);
+    }
+}
+
+static void resuming_end(struct resuming *resuming)
+{
+    for (unsigned kind = 0; kind < KINDS; kind++)
+        free(resuming->missing[kind]);
+    map_fini(&resuming->listed);
+    work_free_arena(resuming->rpc->regions->pool, &resuming->arena);
+    free(resuming);
+}
+
+static void answer(struct resuming *resuming)
+{
+    Rdt__Pb__ResumeReply reply = RDT__PB__RESUME_REPLY__INIT;
+    struct client *client = resuming->client;
+
+    reply.holds = resuming->missing[HOLDS];
+    reply.n_holds = resuming->n_missing[HOLDS];
+    reply.remote_holds = resuming->missing[REMOTE_HOLDS];
+    reply.n_remote_holds = resuming->n_missing[REMOTE_HOLDS];
+    reply.regions = resuming->missing[REGIONS];
+    reply.n_regions = resuming->n_missing[REGIONS];
+    client->send(client, RDT_MSG_RESUME, FRAME_REPLY, resuming->request_id, &reply.base, NULL, 0);
+}
+
+static bool fail(struct resuming *resuming)
+{
+    struct rdt_error err;
+
+    (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to compare what the session has");
+    client_send_error(resuming->client, RDT_MSG_RESUME, resuming->request_id, &err);
+    resuming_end(resuming);
+    return true;
+}
+
+/* Returns true when nothing is left of the kind. */
+static bool step_kind(struct resuming *resuming, bool *failed_p)
+{
+    size_t n;
+    const uint64_t *ids = ids_of(resuming, resuming->kind, &n);
+
+    if (resuming->next < n) {
+        *failed_p = !note(resuming, ids[resuming->next++]);
+        return false;
+    }
+    return !end_next(resuming);
+}
+
+static bool step(struct client_task *task, uint64_t until_ns)
+{
+    struct resuming *resuming = (struct resuming *)task;
+    bool failed = false;
+
+    do {
+        if (resuming->kind == KINDS) {
+            free_abandoned(resuming);
+            answer(resuming);
+            resuming_end(resuming);
+            return true;
+        }
+        if (step_kind(resuming, &failed)) {
+            resuming->kind++;
+            resuming->next = resuming->cursor = 0;
+            map_fini(&resuming->listed);
+            map_init(&resuming->listed);
+        }
+        if (failed)
+            return fail(resuming);
+    } while (uv_hrtime() < until_ns);
+    return false;
+}
+
+static bool drop(struct client_task *task)
+{
+    resuming_end((struct resuming *)task);
+    return true;
+}
+
+enum rdt_status rpc_resume(struct call *call, const void *request, struct rdt_error *err)
+{
+    struct client *client = call->client;
+    struct resuming *resuming;
+    bool room = true;
+
+    if (!client->must_resume)
+        return rdt_error_set(err, RDT_INVALID, "this connection has not just resumed a session, so there is nothing to compare");
+    resuming = calloc(1, sizeof *resuming);
+    if (!resuming)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to compare what the session has");
+    *resuming = (struct resuming){.task = {.step = step, .drop = drop},
+                                  .rpc = call->rpc,
+                                  .client = client,
+                                  .request_id = call->request_id,
+                                  .message = request};
+    for (enum kind kind = 0; kind < KINDS; kind++) {
+        size_t n;
+        (void)ids_of(resuming, kind, &n);
+        resuming->missing[kind] = calloc(n + 1, sizeof(uint64_t));
+        room = room && resuming->missing[kind];
+    }
+    map_init(&resuming->listed);
+    call_take_request(call, &resuming->arena);
+    client->must_resume = false;
+    if (!room) {
+        (void)fail(resuming);
+    } else {
+        client->task = &resuming->task;
+        client->want_turn(client);
+    }
+    call_drop(call); /* the task answers */
+    return RDT_OK;
+}
+
+enum rdt_status rpc_close(struct call *call, const void *request, struct rdt_error *err)
+{
+    (void)request, (void)err;
+    recovery_end_session(call->rpc->recovery, call->client);
+    call_reply_empty(call);
+    return RDT_OK;
+}

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sessions that go on at the next daemon, as a client sees them that is not librdt: tokens, RESUME, and requests that are
+ * sent again with their numbers. */
+#include <unistd.h>
+
+#include "rdt_put_flags.h"
+#include "tests/integration/faults/recovery.h"
+#include "tests/support/raw.h"
+
+TestSuite(recovery_sessions, .timeout = SUITE_SECONDS(60));
+
+struct welcome {
+    uint64_t session;
+    uint8_t token[16];
+    size_t token_bytes;
+    bool resumed;
+    int64_t grace_ns;
+};
+
+/* token NULL: a new session */
+static uint64_t say_hello(struct raw *raw, const uint8_t *token)
+{
+    Rdt__Pb__Hello hello = RDT__PB__HELLO__INIT;
+
+    hello.protocol_min = hello.protocol_max = RDT_PROTOCOL_MAX;
+    hello.client_name = (char *)"raw";
+    if (token)
+        hello.session_token = (ProtobufCBinaryData){16, (uint8_t *)token};
+    raw_connect(raw, node.socket);
+    return raw_send(raw, RDT_MSG_HELLO, &hello.base, NULL, 0);
+}
+
+static struct welcome greet(struct raw *raw, const uint8_t *token)
+{
+    uint64_t id = say_hello(raw, token);
+    Rdt__Pb__HelloReply *reply = (Rdt__Pb__HelloReply *)raw_reply(raw, id, &rdt__pb__hello_reply__descriptor);
+    struct welcome welcome = {.session = reply->session_id,
+                              .token_bytes = reply->session_token.len,
+                              .resumed = reply->resumed,
+                              .grace_ns = reply->restart_grace_ns};
+
+    must(welcome.token_bytes <= sizeof welcome.token);
+    if (welcome.token_bytes > 0)
+        memcpy(welcome.token, reply->session_token.data, welcome.token_bytes);
+    protobuf_c_message_free_unpacked(&reply->base, NULL);
+    return welcome;
+}
+
+/* With a number of its own, as a client sends a request again. */
+static void send_again(struct raw *raw, uint16_t type, uint64_t id, const ProtobufCMessage *message)
+{
+    uint8_t packed[1024];
+    size_t bytes = protobuf_c_message_pack(message, packed);
+
+    must(bytes <= sizeof packed && raw_frame(raw, (uint32_t)bytes, type, 0, 0, id, packed, bytes, NULL, 0));
+}
+
+static struct rdt_ref reply_ref(struct raw *raw, uint64_t id)
+{
+    Rdt__Pb__PutReply *reply = (Rdt__Pb__PutReply *)raw_reply(raw, id, &rdt__pb__put_reply__descriptor);
+    struct rdt_ref ref = {0};
+
+    memcpy(ref.node, reply->ref->node.data, sizeof ref.node);
+    ref.generation = reply->ref->generation;
+    ref.id_bytes = reply->ref->id.len;
+    memcpy(ref.id, reply->ref->id.data, reply->ref->id.len);
+    protobuf_c_message_free_unpacked(&reply->base, NULL);
+    return ref;
+}
+
+/* An object of 5 bytes in the message. */
+static void fill_put(Rdt__Pb__Put *put, Rdt__Pb__TensorList *tensors)
+{
+    static uint32_t dtype = RDT_U8, ndim = 1;
+    static uint64_t shape = 5, offset;
+
+    rdt__pb__put__init(put);
+    rdt__pb__tensor_list__init(tensors);
+    tensors->dtype = &dtype;
+    tensors->ndim = &ndim;
+    tensors->shape = &shape;
+    tensors->offset = &offset;
+    tensors->n_dtype = tensors->n_ndim = tensors->n_shape = tensors->n_offset = 1;
+    put->tensors = tensors;
+    put->inline_data = (ProtobufCBinaryData){5, (uint8_t *)"bytes"};
+}
+
+static Rdt__Pb__ResumeReply *resume(struct raw *raw, const Rdt__Pb__Resume *message)
+{
+    return (Rdt__Pb__ResumeReply *)raw_reply(raw, raw_send(raw, RDT_MSG_RESUME, &message->base, NULL, 0),
+                                             &rdt__pb__resume_reply__descriptor);
+}
+
+Test(recovery_sessions, without_a_keeper_there_is_no_token)
+{
+    struct welcome welcome;
+    struct raw raw;
+
+    node_start(&node, NULL);
+    welcome = greet(&raw, NULL);
+    cr_assert_eq(welcome.token_bytes, 0u);
+    cr_assert_eq(welcome.grace_ns, 0);
+    raw_close(&raw);
+    node_stop(&node);
+}
+
+Test(recovery_sessions, token_brings_the_session_back_once)
+{
+    struct welcome first, second;
+    struct raw raw, other;
+    char text[256];
+
+    begin();
+    first = greet(&raw, NULL);
+    cr_assert_eq(first.token_bytes, 16u);
+    cr_assert_eq(first.grace_ns, 10 * SEC);
+    cr_assert_not(first.resumed);
+    (void)say_hello(&other, first.token);
+    must_be(RDT_BUSY, raw_error(&other, text));
+    must(strstr(text, "a token is for one connection at a time"));
+    raw_close(&other);
+    again(SIGKILL);
+    raw_close(&raw);
+    second = greet(&raw, first.token);
+    cr_assert(second.resumed);
+    cr_assert_eq(second.session, first.session);
+    cr_assert_arr_eq(second.token, first.token, 16);
+    raw_close(&raw); /* now the session has ended */
+    wait_until(LONG, !(second = greet(&other, first.token)).resumed && (raw_close(&other), true));
+    cr_assert_gt(second.session, first.session, "no id is given twice");
+    end();
+}
+
+Test(recovery_sessions, token_that_nobody_gave_begins_a_new_session)
+{
+    const uint8_t forged[16] = "forged";
+    struct welcome welcome;
+    struct raw raw;
+    char text[256];
+    Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
+
+    begin();
+    welcome = greet(&raw, forged);
+    cr_assert_not(welcome.resumed);
+    cr_assert_eq(welcome.token_bytes, 16u);
+    (void)raw_send(&raw, RDT_MSG_RESUME, &message.base, NULL, 0);
+    must_be(RDT_INVALID, raw_error(&raw, text));
+    must(strstr(text, "has not just resumed a session"));
+    raw_close(&raw);
+    end();
+}
+
+Test(recovery_sessions, put_that_was_answered_to_nobody_is_not_put_twice)
+{
+    Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
+    Rdt__Pb__TensorList tensors;
+    struct node_status status;
+    struct rdt_ref ref, same;
+    struct welcome welcome;
+    Rdt__Pb__Put put;
+    struct raw raw;
+    uint64_t id;
+
+    begin();
+    welcome = greet(&raw, NULL);
+    fill_put(&put, &tensors);
+    id = raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
+    ref = reply_ref(&raw, id);
+    again(SIGKILL);
+    raw_close(&raw);
+    must(greet(&raw, welcome.token).resumed);
+    protobuf_c_message_free_unpacked(&resume(&raw, &message)->base, NULL);
+    send_again(&raw, RDT_MSG_PUT, id, &put.base);
+    same = reply_ref(&raw, id);
+    cr_assert(rdt_ref_equal(&ref, &same));
+    node_status(&node, &status);
+    cr_assert_eq(status.objects, 1u);
+    send_again(&raw, RDT_MSG_PUT, id + 1, &put.base); /* another request is another object */
+    same = reply_ref(&raw, id + 1);
+    cr_assert_not(rdt_ref_equal(&ref, &same));
+    raw_close(&raw);
+    node_expect_idle(&node);
+    end();
+}
+
+Test(recovery_sessions, put_that_its_caller_gave_up_is_freed)
+{
+    Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
+    Rdt__Pb__TensorList tensors;
+    struct node_status status;
+    struct welcome welcome;
+    Rdt__Pb__Put put;
+    struct raw raw;
+    uint64_t id;
+
+    begin();
+    welcome = greet(&raw, NULL);
+    fill_put(&put, &tensors);
+    id = raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
+    (void)reply_ref(&raw, id);
+    again(SIGKILL);
+    raw_close(&raw);
+    must(greet(&raw, welcome.token).resumed);
+    message.abandoned_puts = &id;
+    message.n_abandoned_puts = 1;
+    protobuf_c_message_free_unpacked(&resume(&raw, &message)->base, NULL);
+    node_status(&node, &status);
+    cr_assert_eq(status.objects, 0u);
+    raw_close(&raw);
+    end();
+}
+
+/* Two regions: the client lists one, and one that it never had. */
+Test(recovery_sessions, what_the_client_does_not_list_ends_and_what_is_missing_is_said)
+{
+    Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
+    Rdt__Pb__ResumeReply *reply;
+    struct node_status status;
+    struct welcome welcome;
+    uint64_t regions[2], generation, holds[] = {4711};
+    struct raw raw;
+    int fd;
+
+    begin();
+    welcome = greet(&raw, NULL);
+    regions[0] = raw_alloc(&raw, MIB, &fd, &generation);
+    must(pwrite(fd, "mine", 4, 0) == 4);
+    (void)raw_alloc(&raw, MIB, NULL, &generation);
+    regions[1] = 4711;
+    again(SIGTERM);
+    raw_close(&raw);
+    must(greet(&raw, welcome.token).resumed);
+    node_status(&node, &status);
+    cr_assert_eq(status.regions, 2u);
+    message.regions = regions;
+    message.n_regions = 2;
+    message.holds = holds;
+    message.n_holds = 1;
+    reply = resume(&raw, &message);
+    cr_assert_eq(reply->n_regions, 1u);
+    cr_assert_eq(reply->regions[0], 4711u);
+    cr_assert_eq(reply->n_holds, 1u);
+    cr_assert_eq(reply->n_remote_holds, 0u);
+    protobuf_c_message_free_unpacked(&reply->base, NULL);
+    node_status(&node, &status);
+    cr_assert_eq(status.regions, 1u);
+    {
+        Rdt__Pb__ReleaseRegion release = RDT__PB__RELEASE_REGION__INIT;
+        char byte[4];
+        release.region = regions[0];
+        protobuf_c_message_free_unpacked(raw_reply(&raw, raw_send(&raw, RDT_MSG_RELEASE_REGION, &release.base, NULL, 0),
+                                                   &rdt__pb__region_released__descriptor),
+                                         NULL);
+        must(pread(fd, byte, 4, 0) == 4 && memcmp(byte, "mine", 4) == 0);
+    }
+    close(fd);
+    raw_close(&raw);
+    end();
+}
+
+static int be_there(struct actor *self, void *arg)
+{
+    (void)arg;
+    (void)put_one(node_client(&node, "mortal"), &VECTOR(RDT_U8, 3, "abc"), "mortal");
+    actor_step(self);
+    actor_await(self);
+    return 0;
+}
+
+Test(recovery_sessions, process_that_ends_while_no_daemon_runs_is_noticed_at_once)
+{
+    struct actor actor;
+    struct node_status status;
+
+    begin();
+    actor_start(&actor, be_there, NULL);
+    actor_await(&actor);
+    node_kill(&node, SIGKILL);
+    actor_kill(&actor, SIGKILL);
+    start();
+    wait_until(SEC, (node_status(&node, &status), status.objects == 0 && status.clients == 0));
+    cr_assert(node_log_has(&node, "1 sessions of the earlier daemon"));
+    end();
+}
+
+/* A client that does nothing for longer than the grace still has its session: its process lives. */
+Test(recovery_sessions, process_that_lives_keeps_its_session_waiting)
+{
+    static const char *flags[3];
+    char flag[200];
+    struct welcome welcome;
+    struct raw raw;
+
+    keeper_start(&keeper);
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    flags[0] = flag;
+    flags[1] = "--restart-grace=1ms";
+    node_start(&node, &(struct node_options){.flags = flags});
+    welcome = greet(&raw, NULL);
+    node_kill(&node, SIGKILL);
+    node_start(&node, &(struct node_options){.flags = flags, .state_dir = node.state_dir});
+    raw_close(&raw);
+    must(greet(&raw, welcome.token).resumed);
+    raw_close(&raw);
+    end();
+}
