@@ -390,6 +390,11 @@ static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_stat
     status->kept_bytes = from->kept_bytes;
     status->restored_objects = from->restored_objects;
     status->unkept_objects = from->unkept_objects;
+    status->kept_sessions = from->kept_sessions;
+    status->kept_holds = from->kept_holds;
+    status->restored_sessions = from->restored_sessions;
+    status->resumed_sessions = from->resumed_sessions;
+    status->waiting_sessions = from->waiting_sessions;
     status->certificate_expires_s = from->certificate_expires_s;
     status->crl_expires_s = from->crl_expires_s;
 }

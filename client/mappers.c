@@ -96,10 +96,20 @@ size_t mapper_devices(const rdt *conn, char **names_p, size_t max)
     return n;
 }
 
-void mapper_devices_told(const rdt *conn)
+static void set_told(const rdt *conn, bool told)
 {
     for (struct mapper *mapper = conn->memory.mappers; mapper; mapper = mapper->next)
-        mapper->told = true;
+        mapper->told = told;
+}
+
+void mapper_devices_told(const rdt *conn)
+{
+    set_told(conn, true);
+}
+
+void mapper_devices_untold(const rdt *conn)
+{
+    set_told(conn, false);
 }
 
 /* ---- what the daemon shares ---- */

@@ -24,5 +24,6 @@ size_t mapper_kinds(const rdt *conn, char **names_p, size_t max);
 /* With the lock: the same for the devices that the daemon has not been told yet ("cuda:UUID"). */
 size_t mapper_devices(const rdt *conn, char **names_p, size_t max);
 void mapper_devices_told(const rdt *conn); /* with the lock: a FETCH with them was sent */
+void mapper_devices_untold(const rdt *conn); /* with the lock: another daemon answers now */
 
 #endif

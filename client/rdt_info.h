@@ -182,6 +182,9 @@ struct rdt_daemon_status {
     uint64_t kept_objects, kept_names, kept_bytes;
     uint64_t restored_objects; /* that the daemon found when it started */
     uint64_t unkept_objects;   /* that should have survived, but were lost at the start or cannot be kept */
+    /* Sessions that a restart does not end, and their holds; of an earlier daemon: those that were found at the start, those to
+     * which their processes have come back, and those to which they have not yet. */
+    uint64_t kept_sessions, kept_holds, restored_sessions, resumed_sessions, waiting_sessions;
     int64_t certificate_expires_s; /* seconds since 1970 when this node's certificate ends; 0: it has none */
     int64_t crl_expires_s;         /* the same of its list of revoked certificates */
 };

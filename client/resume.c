@@ -7,6 +7,7 @@
 #include "batch.h"
 #include "fetched.h"
 #include "loans.h"
+#include "mappers.h"
 #include "note.h"
 #include "request.h"
 #include "session/events.h"
@@ -211,6 +212,7 @@ static void on_welcome(rdt *conn, const Rdt__Pb__HelloReply *reply)
     } else if (resume_read_hello(conn, reply, &err) != RDT_OK) {
         lose(conn, "did not go on with this session", &err);
     } else {
+        mapper_devices_untold(conn);
         socket_move(conn, CONNECTION_RESUMING);
         send_resume(conn);
     }

@@ -10,24 +10,25 @@
  * of the objects. A lower file calls upward by the callbacks of struct rdt and of struct pending_ops.
  *
  *     client/
- *    13  groups
- *    12  connect                     opens and closes a connection; sets its callbacks
- *    11  resume                      goes on with the session at the next daemon
- *    10  calls fetch memory_calls put  public calls
- *     9  device loans wait           memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
- *     8  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
+ *    14  groups
+ *    13  connect                     opens and closes a connection; sets its callbacks
+ *    12  resume                      goes on with the session at the next daemon
+ *    11  calls fetch memory_calls put  public calls
+ *    10  device loans wait           memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
+ *     9  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
  *        info metrics names          lists and counters; published names
  *        request watch               one fetch or wait; taking events
- *     7  call fetched                one request and its reply; one fetched object
- *     6  note                        requests whose answer nobody waits for
- *     5  mappers repeat targets      memory kinds; sending a request again; memory that a fetch fills
- *     4  options sealed_memfd tensor  options structs; memfds for snapshots; checks of tensors
+ *     8  call fetched                one request and its reply; one fetched object
+ *     7  note                        requests whose answer nobody waits for
+ *     6  mappers repeat targets      memory kinds; sending a request again; memory that a fetch fills
+ *     5  options sealed_memfd tensor  options structs; memfds for snapshots; checks of tensors
  *     client/session/
- *     4  events                      events that have not been taken yet
- *     3  connection                  this header: the lock, who reads the socket, and its loss
- *     2  sending                     this header: encoding messages and sending them
- *     1  socket                      the socket: dialling, and setting it aside
- *     0  ids memory pending process  lists of ids; mappings; what waits for an answer; the pid
+ *     5  events                      events that have not been taken yet
+ *     4  connection                  this header: the lock, who reads the socket, and its loss
+ *     3  sending                     this header: encoding messages and sending them
+ *     2  socket                      the socket: dialling, and setting it aside
+ *     1  memory pending process      mappings; what waits for an answer; the pid
+ *     0  ids                         lists of ids
  *
  * A connection. This header owns framing, waiting, deadlines, the loss of the socket and the return to the next daemon. It
  * knows no message but ErrorReply.

@@ -61,7 +61,8 @@ class InfoCalls(_rdt.Conn):
         orphaned_bytes, replicas, replica_bytes, nodes_up, nodes_known, transfers_active, transfers_done,
         transfers_failed, transfers_cancelled, transfers_timed_out, bytes_in, bytes_out, bytes_local,
         fetches_joined, fetches_from_replicas, redirected, fell_back, busy_polls, busy_polls_missed,
-        kept_objects, kept_names, kept_bytes, restored_objects, unkept_objects; keeper_up (a bool); and
-        certificate_expires_s, crl_expires_s (seconds since 1970, 0: none).
+        kept_objects, kept_names, kept_bytes, restored_objects, unkept_objects; kept_sessions, kept_holds,
+        restored_sessions, resumed_sessions, waiting_sessions; keeper_up (a bool); and certificate_expires_s,
+        crl_expires_s (seconds since 1970, 0: none).
         rdt_info.h says what each counts."""
         return self._status()

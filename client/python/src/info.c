@@ -295,6 +295,11 @@ static PyObject *status_dict(const struct rdt_daemon_status *s)
         {"kept_bytes", s->kept_bytes},
         {"restored_objects", s->restored_objects},
         {"unkept_objects", s->unkept_objects},
+        {"kept_sessions", s->kept_sessions},
+        {"kept_holds", s->kept_holds},
+        {"restored_sessions", s->restored_sessions},
+        {"resumed_sessions", s->resumed_sessions},
+        {"waiting_sessions", s->waiting_sessions},
         {"certificate_expires_s", (uint64_t)s->certificate_expires_s},
         {"crl_expires_s", (uint64_t)s->crl_expires_s},
     };
