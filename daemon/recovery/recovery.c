@@ -247,7 +247,8 @@ void recovery_close(struct recovery *recovery)
 void recovery_fini(struct recovery *recovery)
 {
     recovery->frozen = true;
-    recovery->regions->saved_next_id = NULL;
+    if (recovery->regions) /* NULL: the daemon did not come that far */
+        recovery->regions->saved_next_id = NULL;
     client_save_hold_ids(NULL);
     map_fini(&recovery->filling);
     map_fini(&recovery->kept_regions);
