@@ -23,7 +23,8 @@ static enum rdt_status look(struct ctl *ctl, struct work_left *left_p, struct rd
     Rdt__Pb__Status request = RDT__PB__STATUS__INIT;
     const Rdt__Pb__StatusReply *status;
     ProtobufCMessage *reply;
-    enum rdt_status result = ctl_call(ctl, RDT_MSG_STATUS, &request.base, &reply, err);
+    /* --timeout is for the work that is left, not for the question. */
+    enum rdt_status result = ctl_call_within(ctl, CTL_DEFAULT_TIMEOUT_NS, RDT_MSG_STATUS, &request.base, &reply, err);
 
     if (result != RDT_OK)
         return result;
@@ -65,7 +66,7 @@ int ctl_drain(struct ctl *ctl, int argc, char **argv)
     if (code != CTL_GO)
         return code;
     request.undo = undo;
-    if (ctl_call(ctl, RDT_MSG_DRAIN, &request.base, &reply, &err))
+    if (ctl_call_within(ctl, CTL_DEFAULT_TIMEOUT_NS, RDT_MSG_DRAIN, &request.base, &reply, &err))
         return ctl_fail(ctl, &err);
     ctl_reply_free(reply);
     if (undo) {
