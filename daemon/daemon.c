@@ -28,21 +28,22 @@
 
 static void fill_hello(void *arg, struct peer *peer, Rdt__Pb__LinkHello *hello)
 {
-    (void)arg;
+    struct daemon *daemon = arg;
+
     (void)peer; /* transports are offered when the link is up, since only then the node at its other end is known */
     hello->version = (char *)RDTD_VERSION;
     hello->tensor_runs = true;
+    hello->keeps_sessions = daemon->recovery.journal != NULL;
 }
 
 static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *hello, bool boot_changed)
 {
     struct daemon *daemon = arg;
 
-    (void)hello;
     log_info("node %s at %s is up%s", peer->name, peer->address, boot_changed ? ", and was restarted since its last link" : "");
     groups_peer_up(&daemon->groups, peer, boot_changed);
     transfers_peer_up(&daemon->transfers, peer);
-    holds_peer_up(&daemon->rpc.holds, peer, boot_changed);
+    holds_peer_up(&daemon->rpc.holds, peer, boot_changed, hello->keeps_sessions);
     calls_peer_up(&daemon->rpc, peer);
 }
 
@@ -304,8 +305,10 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
     daemon->transfers.peers = daemon->rpc.peers = daemon->peers;
     if (status == RDT_OK)
         status = listener_start(&daemon->listener, &daemon->conns, err);
-    if (status == RDT_OK)
+    if (status == RDT_OK) {
+        calls_take_holds_again(&daemon->rpc);
         conn_sessions_wait(&daemon->conns);
+    }
     return status;
 }
 

@@ -7,6 +7,8 @@
 
 #include <stdbool.h>
 
+#include "rdt.pb-c.h"
+
 struct client;
 struct hold;
 struct name;
@@ -31,6 +33,8 @@ struct lasting {
     void (*on_hold)(void *arg, struct hold *hold);
     void (*on_hold_end)(void *arg, struct hold *hold); /* it has a record */
     void (*on_remote_hold)(void *arg, struct remote_hold *hold);
+    /* The hold is on an object of another node. */
+    void (*on_far_hold)(void *arg, struct remote_hold *hold, const Rdt__Pb__Ref *ref);
     void (*on_remote_hold_end)(void *arg, struct remote_hold *hold); /* it has a record */
 };
 

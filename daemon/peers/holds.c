@@ -19,6 +19,8 @@ struct holds_node { /* what peer->holds points to */
     /* holds of that node on objects of this node */
     struct map here;       /* number -> struct node_hold */
     struct list taken;     /* the same holds as in `here` */
+    struct list stale;     /* struct node_hold: removed from `here`, of an earlier daemon of that node; dropped by `linger` */
+    struct deadline linger;
     struct list dropping;  /* struct node_hold: removed from `here`, and dropped in small batches */
     struct deadline grace; /* set while the link is down and the node has holds here */
     struct deadline batch; /* set while `dropping` is not empty */
@@ -46,6 +48,7 @@ void holds_init(struct holds *holds, struct deadlines *deadlines, uint64_t grace
 
 static void on_grace_over(struct deadline *deadline);
 static void on_batch(struct deadline *deadline);
+static void on_linger_over(struct deadline *deadline);
 static void on_notify(struct deadline *deadline);
 
 static struct holds_node *node_get(struct holds *holds, struct peer *peer)
@@ -63,6 +66,8 @@ static struct holds_node *node_get(struct holds *holds, struct peer *peer)
     map_init(&node->there);
     list_init(&node->taken);
     list_init(&node->dropping);
+    list_init(&node->stale);
+    node->linger.on_passed = on_linger_over;
     node->grace.on_passed = on_grace_over;
     node->batch.on_passed = on_batch;
     node->notify.on_passed = on_notify;
@@ -119,6 +124,24 @@ static void drop_all(struct holds_node *node)
     map_fini(&node->here);
     map_init(&node->here);
     drop_later(node, &node->taken);
+}
+
+static void on_linger_over(struct deadline *deadline)
+{
+    struct holds_node *node = container_of(deadline, struct holds_node, linger);
+
+    drop_later(node, &node->stale);
+}
+
+/* That node's daemon has restarted, and takes again what its clients still hold. */
+static void let_linger(struct holds_node *node)
+{
+    map_fini(&node->here);
+    map_init(&node->here);
+    list_splice(&node->stale, &node->taken);
+    if (!list_empty(&node->stale) &&
+        !deadline_set(node->holds->deadlines, &node->linger, (int64_t)node->holds->grace_ns))
+        drop_later(node, &node->stale);
 }
 
 static void on_grace_over(struct deadline *deadline)
@@ -289,12 +312,17 @@ enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t num
 {
     struct holds_node *node = node_get(holds, peer); /* created by holds_prepare */
     struct far_hold *far = node ? calloc(1, sizeof *far) : NULL;
-    struct remote_hold *held = NULL;
-    enum rdt_status status = far ? remote_hold_take(client, request_id, NULL, &held, err)
-                                 : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
+    struct remote_hold *held = remote_hold_find(client, request_id);
+    bool again = held && !held->far && !held->object; /* of an earlier daemon */
+    enum rdt_status status = RDT_OK;
 
+    if (!far)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
+    else if (!again)
+        status = remote_hold_take(client, request_id, NULL, &held, err);
     if (status == RDT_OK && !map_put_u64(&node->there, number, far)) {
-        remote_hold_end(held);
+        if (!again)
+            remote_hold_end(held);
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
     }
     if (status != RDT_OK) {
@@ -354,7 +382,7 @@ static void send_list(struct holds_node *node)
 
 /* ---- the link ---- */
 
-void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed)
+void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed, bool returns)
 {
     struct holds_node *node = peer->holds;
 
@@ -362,7 +390,10 @@ void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed)
         return;
     deadline_unset(holds->deadlines, &node->grace);
     if (boot_changed) {
-        drop_all(node);
+        if (returns)
+            let_linger(node);
+        else
+            drop_all(node);
         lose_all(node);
     } else if (node->asked) {
         send_list(node);
@@ -433,6 +464,8 @@ static void node_free(struct holds_node *node)
     deadline_unset(deadlines, &node->grace);
     deadline_unset(deadlines, &node->batch);
     deadline_unset(deadlines, &node->notify);
+    deadline_unset(deadlines, &node->linger);
+    list_splice(&node->dropping, &node->stale);
     list_splice(&node->dropping, &node->taken);
     drop_some(node, SIZE_MAX);
     map_fini(&node->here);
@@ -448,7 +481,7 @@ bool holds_forget_peer(struct holds *holds, struct peer *peer)
 
     if (!node)
         return true;
-    if (holds->closing || map_count(&node->here) + map_count(&node->there) > 0)
+    if (holds->closing || map_count(&node->here) + map_count(&node->there) > 0 || !list_empty(&node->stale))
         return false;
     node_free(node);
     return true;

@@ -15,6 +15,9 @@
  *    +-|----------------------------+------> dropped: it is not in the list, or the holder's daemon has restarted
  *      +------> dropped: the holder's client has dropped it, or the object was freed by force
  *
+ * A holder whose daemon has restarted and whose clients' sessions go on takes their holds again, under new numbers; the old
+ * ones stay until hold_grace has passed, so that the objects do.
+ *
  * Many holds of one node are dropped in small batches, so that the loop is not held up; a forced free drops
  * all holds of its object at once. Everything here runs on the loop thread.
  */
@@ -67,7 +70,8 @@ const struct peer *node_hold_peer(const struct node_hold *hold);
  * of what is still held. Error: NO_MEMORY. */
 enum rdt_status holds_prepare(struct holds *holds, struct peer *peer, struct rdt_error *err);
 
-/* The call was answered: gives the hold to the client under the id of its request. On an error the owner's
+/* The call was answered: gives the hold to the client under the id of its request, or to the hold of an earlier daemon that
+ * the client has under this id. On an error the owner's
  * node is notified that the hold is dropped. LIMIT, NO_MEMORY. */
 enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t number, struct client *client, uint64_t request_id,
                             struct rdt_error *err);
@@ -80,7 +84,8 @@ void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number);
 /* Frees what is stored for a peer that will be forgotten. false: there are holds, on this node or there. */
 bool holds_forget_peer(struct holds *holds, struct peer *peer);
 
-void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed);
+/* returns: if its boot has changed, the node takes the holds of its clients again, which have until hold_grace for that. */
+void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed, bool returns);
 void holds_peer_down(struct holds *holds, struct peer *peer);
 enum rdt_status holds_peer_frame(struct holds *holds, struct peer *peer, const struct frame *frame, struct rdt_error *err);
 

@@ -455,6 +455,19 @@ static void on_remote_hold(void *arg, struct remote_hold *hold)
     recovery->n_holds += hold->record != NULL;
 }
 
+static void on_far_hold(void *arg, struct remote_hold *hold, const Rdt__Pb__Ref *ref)
+{
+    struct recovery *recovery = arg;
+    Rdt__Pb__JournalRemoteHold record = RDT__PB__JOURNAL_REMOTE_HOLD__INIT;
+
+    if (recovery->frozen || hold->record)
+        return;
+    record.session = hold->client->id;
+    record.ref = (Rdt__Pb__Ref *)ref;
+    hold->record = add_record(recovery, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
+    recovery->n_holds += hold->record != NULL;
+}
+
 static void on_remote_hold_end(void *arg, struct remote_hold *hold)
 {
     struct recovery *recovery = arg;
@@ -476,6 +489,7 @@ void recovery_record(struct recovery *recovery)
                                          .on_hold = on_hold,
                                          .on_hold_end = on_hold_end,
                                          .on_remote_hold = on_remote_hold,
+                                         .on_far_hold = on_far_hold,
                                          .on_remote_hold_end = on_remote_hold_end};
     recovery->objects->lasting = recovery->names->lasting = &recovery->lasting;
     recovery->regions->on_kept_end = on_kept_end;

@@ -186,6 +186,7 @@ enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool 
     int fd;
 
     map_init(&recovery->filling);
+    list_init(&recovery->far_holds);
     map_init(&recovery->kept_regions);
     recovery->link.fd = -1;
     if (recovery->keeper[0] == '\0')

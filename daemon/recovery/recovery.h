@@ -9,8 +9,8 @@
  * Shows: this header.
  *
  * Refuses: to know connections, requests and peers. What a client has cached is not recorded: regions that it has released
- * and kept mapped, and regions of others that it maps without a hold. Memory on devices is not kept, nor are holds on objects
- * of other nodes.
+ * and kept mapped, and regions of others that it maps without a hold. Memory on devices is not kept. Holds on objects of other
+ * nodes are recorded, and whoever knows peers takes them again.
  *
  *   HELLO                          the session's record: who it is, and a hash of its token
  *   a client gets a region         its descriptor goes to the keeper, then its record is written, which names the session
@@ -60,6 +60,15 @@ struct session_image {
     bool tensor_runs;
 };
 
+/* A hold of a restored session on an object of another node. Whoever takes it again removes and frees this. */
+struct far_record {
+    struct list link; /* in recovery->far_holds */
+    struct client *client;
+    uint64_t request_id;
+    size_t ref_bytes;
+    uint8_t ref[]; /* a packed Rdt__Pb__Ref */
+};
+
 struct recovery {
     const char *keeper; /* the keeper's socket; "": nothing is kept */
     struct node *node;
@@ -79,6 +88,7 @@ struct recovery {
     struct lasting lasting;
     bool frozen;             /* nothing is recorded any more */
     struct map kept_regions; /* id -> struct region, with a record */
+    struct list far_holds;   /* struct far_record.link */
     struct map filling;      /* generation -> request id of the put of a snapshot that is being copied, and has no record */
     uint64_t kept_bytes;     /* of those regions */
     uint64_t n_objects, n_names, n_sessions, n_holds; /* with a record */

@@ -115,6 +115,7 @@ struct call {
     struct account_wait room; /* queued for room under a limit (rpc.c) */
     char *why;                /* the text of its TIMED_OUT error, which says what it waits for; NULL: see explain */
     bool deferred;            /* call_defer has charged it as a waiter */
+    uint64_t retakes;         /* of a HOLD: the hold of a restored session, which waits for this call's answer; 0: none */
     bool takes_over;          /* of a HOLD: a hold in transit ends when this one is taken */
     bool begins_transit;      /* of a HOLD: it begins a hold in transit, waits for no put, and gives its client no hold */
     bool handed_over;         /* of a PUT: the client's memory has been taken over, so the put cannot be tried again */
@@ -161,6 +162,9 @@ bool call_is_remote(const struct call *call, const struct rdt_ref *ref);
 enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const ProtobufCMessage *request, int64_t timeout_ns,
                              struct rdt_error *err);
 void calls_peer_up(struct rpc *rpc, struct peer *peer);
+
+/* For the start: takes again what restored sessions hold on other nodes (recovery->far_holds). */
+void calls_take_holds_again(struct rpc *rpc);
 void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into);
 bool calls_name_peer(const struct rpc *rpc, const struct peer *peer); /* whether a call refers to it */
 void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why);

@@ -258,6 +258,50 @@ Test(recovery, refs_on_other_nodes_lead_to_the_next_daemon)
     end();
 }
 
+/* Only that hold keeps the object: its producer has freed it. */
+Test(recovery, hold_on_an_object_of_another_node_is_taken_again)
+{
+    struct test_node owner;
+    char flag[200], address[65];
+    const char *flags[] = {flag, NULL};
+    struct rdt_request *hold = NULL;
+    rdt *producer, *reader;
+    rdt_object *object;
+    struct rdt_stat stat;
+    struct rdt_ref ref;
+
+    keeper_start(&keeper);
+    free_address(0, "127.0.0.1", address);
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    node_start(&owner, &(struct node_options){.name = "owner", .listen = "127.0.0.1:0"});
+    node_start(&node, &(struct node_options){.flags = flags, .listen = address});
+    memcpy(state_dir, node.state_dir, sizeof state_dir);
+    memcpy(socket_path, node.socket, sizeof socket_path);
+    producer = node_client(&owner, "producer");
+    reader = node_client(&node, "reader");
+    ref = put_one(producer, &VECTOR(RDT_U8, 5, "held"), "held");
+    must_ok(rdt_hold(reader, &ref, LONG, &hold, &err));
+    must_ok(rdt_free(producer, &ref, false, &err));
+    for (unsigned round = 0; round < 2; round++) {
+        node_kill(&node, SIGKILL);
+        node_start(&node, &(struct node_options){.flags = flags,
+                                                 .listen = address,
+                                                 .state_dir = state_dir,
+                                                 .socket = socket_path,
+                                                 .awaited = true});
+        must_ok(rdt_ping(reader, LONG, &err));
+        object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+        cr_assert_str_eq(tensor_of(object, 0).data, "held");
+        rdt_release(object);
+    }
+    must_ok(rdt_stat(producer, &ref, &stat, &err));
+    rdt_request_destroy(hold);
+    rdt_close(reader);
+    rdt_close(producer);
+    node_stop(&owner);
+    end();
+}
+
 /* ---- the keeper ---- */
 
 Test(recovery, new_keeper_gets_everything_from_the_daemon)
