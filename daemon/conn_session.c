@@ -186,8 +186,8 @@ void conn_sessions_wait(struct conns *conns)
         conn->grace.on_passed = on_grace_over;
         if (conn->process_ended)
             conn_close(conn, "its process ended while no daemon ran");
-        else if (conn->pidfd < 0 && !deadline_set(conns->rpc->deadlines, &conn->grace,
-                                                  (int64_t)conns->rpc->options->restart_grace_ns))
+        else if (conn->pidfd < 0 &&
+                 !deadline_set(conns->rpc->deadlines, &conn->grace, (int64_t)conns->rpc->options->restart_grace_ns))
             conn_close(conn, "there is no memory to wait for it");
     }
 }

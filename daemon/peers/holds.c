@@ -17,9 +17,9 @@ struct holds_node { /* what peer->holds points to */
     struct peer *peer;
 
     /* holds of that node on objects of this node */
-    struct map here;       /* number -> struct node_hold */
-    struct list taken;     /* the same holds as in `here` */
-    struct list stale;     /* struct node_hold: removed from `here`, of an earlier daemon of that node; dropped by `linger` */
+    struct map here;   /* number -> struct node_hold */
+    struct list taken; /* the same holds as in `here` */
+    struct list stale; /* struct node_hold: removed from `here`, of an earlier daemon of that node; dropped by `linger` */
     struct deadline linger;
     struct list dropping;  /* struct node_hold: removed from `here`, and dropped in small batches */
     struct deadline grace; /* set while the link is down and the node has holds here */
@@ -139,8 +139,7 @@ static void let_linger(struct holds_node *node)
     map_fini(&node->here);
     map_init(&node->here);
     list_splice(&node->stale, &node->taken);
-    if (!list_empty(&node->stale) &&
-        !deadline_set(node->holds->deadlines, &node->linger, (int64_t)node->holds->grace_ns))
+    if (!list_empty(&node->stale) && !deadline_set(node->holds->deadlines, &node->linger, (int64_t)node->holds->grace_ns))
         drop_later(node, &node->stale);
 }
 

@@ -202,8 +202,7 @@ static void commit_object(struct recovery *recovery, struct object *object, cons
     uint64_t numbers[JOURNAL_NUMBERS];
 
     object_numbers(object, numbers);
-    object->record =
-        add_record(recovery, RECORD_OBJECT, object->generation, &record->base, object_flags(object), numbers);
+    object->record = add_record(recovery, RECORD_OBJECT, object->generation, &record->base, object_flags(object), numbers);
     recovery->n_objects += object->record != NULL;
 }
 
@@ -393,9 +392,7 @@ static uint64_t *held_regions(struct recovery *recovery, const struct hold *hold
     uint64_t *ids = calloc(n + 1u, sizeof *ids);
 
     for (uint32_t i = 0; ids && i < n; i++) {
-        struct region *region = hold->region   ? hold->region
-                                : hold->object ? hold->object->uses[i].region
-                                               : hold->regions[i];
+        struct region *region = hold->region ? hold->region : hold->object ? hold->object->uses[i].region : hold->regions[i];
         if (!keep_region(recovery, region, session_of(region))) {
             free(ids);
             return NULL;

@@ -92,9 +92,9 @@ struct recovery {
     struct map filling;      /* generation -> request id of the put of a snapshot that is being copied, and has no record */
     uint64_t kept_bytes;     /* of those regions */
     uint64_t n_objects, n_names, n_sessions, n_holds; /* with a record */
-    uint64_t n_restored;     /* objects that this daemon found at its start */
+    uint64_t n_restored;                              /* objects that this daemon found at its start */
     uint64_t n_restored_sessions;
-    uint64_t n_lost;         /* objects whose record could not be written or restored */
+    uint64_t n_lost; /* objects whose record could not be written or restored */
 };
 
 /* Connects to recovery->keeper, whose fields above have been set, and makes again what an earlier daemon had. Blocks for

@@ -493,10 +493,11 @@ enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, st
         recovery->n_restored = recovery->n_objects;
         recovery->n_restored_sessions = recovery->n_sessions;
         release_unused(&restoring);
-        log_info("restored %llu objects (%llu bytes of memory), %llu names and %llu sessions of the earlier daemon in %.1f ms%s",
-                 (unsigned long long)recovery->n_restored, (unsigned long long)recovery->kept_bytes,
-                 (unsigned long long)recovery->n_names, (unsigned long long)recovery->n_sessions,
-                 (double)(uv_hrtime() - began_ns) / 1e6, recovery->n_lost > 0 ? "; some are lost, see above" : "");
+        log_info(
+            "restored %llu objects (%llu bytes of memory), %llu names and %llu sessions of the earlier daemon in %.1f ms%s",
+            (unsigned long long)recovery->n_restored, (unsigned long long)recovery->kept_bytes,
+            (unsigned long long)recovery->n_names, (unsigned long long)recovery->n_sessions,
+            (double)(uv_hrtime() - began_ns) / 1e6, recovery->n_lost > 0 ? "; some are lost, see above" : "");
         if (journal_damaged(recovery->journal) > 0)
             log_error("%llu records of the journal were damaged, and what they described is lost",
                       (unsigned long long)journal_damaged(recovery->journal));

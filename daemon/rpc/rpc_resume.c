@@ -18,9 +18,9 @@ struct resuming {
     struct arena arena; /* of the message */
     const Rdt__Pb__Resume *message;
     enum kind kind;
-    size_t next;             /* index of the next id of `kind` to note; after the last one: `cursor` walks what the daemon has */
+    size_t next; /* index of the next id of `kind` to note; after the last one: `cursor` walks what the daemon has */
     size_t cursor;
-    struct map listed;       /* of `kind`: id -> the message */
+    struct map listed;        /* of `kind`: id -> the message */
     uint64_t *missing[KINDS]; /* [n_missing] */
     size_t n_missing[KINDS];
 };
@@ -172,7 +172,8 @@ enum rdt_status rpc_resume(struct call *call, const void *request, struct rdt_er
     bool room = true;
 
     if (!client->must_resume)
-        return rdt_error_set(err, RDT_INVALID, "this connection has not just resumed a session, so there is nothing to compare");
+        return rdt_error_set(err, RDT_INVALID,
+                             "this connection has not just resumed a session, so there is nothing to compare");
     resuming = calloc(1, sizeof *resuming);
     if (!resuming)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to compare what the session has");

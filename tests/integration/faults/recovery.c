@@ -284,11 +284,9 @@ Test(recovery, hold_on_an_object_of_another_node_is_taken_again)
     must_ok(rdt_free(producer, &ref, false, &err));
     for (unsigned round = 0; round < 2; round++) {
         node_kill(&node, SIGKILL);
-        node_start(&node, &(struct node_options){.flags = flags,
-                                                 .listen = address,
-                                                 .state_dir = state_dir,
-                                                 .socket = socket_path,
-                                                 .awaited = true});
+        node_start(&node,
+                   &(struct node_options){
+                       .flags = flags, .listen = address, .state_dir = state_dir, .socket = socket_path, .awaited = true});
         must_ok(rdt_ping(reader, LONG, &err));
         object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
         cr_assert_str_eq(tensor_of(object, 0).data, "held");
@@ -439,7 +437,8 @@ Test(recovery, journal_of_a_newer_version_is_refused_and_stays)
     rdt_close(conn);
     node_kill(&node, SIGKILL);
     forge(JOURNAL_VERSION_AT, &newer, sizeof newer);
-    must_not_start("it has version 3, and this rdtd reads versions 1 to 2. Start the rdtd that wrote it, or restart rdtd-keeper");
+    must_not_start(
+        "it has version 3, and this rdtd reads versions 1 to 2. Start the rdtd that wrote it, or restart rdtd-keeper");
     forge(JOURNAL_VERSION_AT, &ours, sizeof ours);
     start();
     conn = node_client(&node, "reader");

@@ -31,8 +31,10 @@ static inline void start(void)
     static const char *flags[] = {flag, NULL};
 
     (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
-    node_start(&node, &(struct node_options){.flags = flags, .state_dir = state_dir[0] ? state_dir : NULL, .socket = socket_path[0] ? socket_path : NULL,
-                                            .awaited = socket_path[0]}); /* sessions may go on already */
+    node_start(&node, &(struct node_options){.flags = flags,
+                                             .state_dir = state_dir[0] ? state_dir : NULL,
+                                             .socket = socket_path[0] ? socket_path : NULL,
+                                             .awaited = socket_path[0]}); /* sessions may go on already */
     memcpy(state_dir, node.state_dir, sizeof state_dir);
     memcpy(socket_path, node.socket, sizeof socket_path);
 }

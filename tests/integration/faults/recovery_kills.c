@@ -19,8 +19,8 @@ static struct shared {
     atomic_bool pause, stop;
     atomic_uint paused, steps;
     atomic_uint named[WORKERS][OBJECTS]; /* seeds of the latest objects with an id */
-    atomic_uint objects[WORKERS]; /* while paused: those that only this worker's model has */
-} *shared;
+    atomic_uint objects[WORKERS];        /* while paused: those that only this worker's model has */
+} * shared;
 
 struct worker {
     unsigned number;
