@@ -160,8 +160,8 @@ static enum rdt_status fake_alloc(void *memory, const char *device, uint64_t byt
                                   struct rdt_error *err)
 {
     uint64_t chunk = fake.chunk_bytes ? fake.chunk_bytes : bytes, left = bytes;
-    uint32_t n = (uint32_t)((bytes + chunk - 1) / chunk);
     struct fake_block *block;
+    uint32_t n;
 
     (void)memory;
     if (take(&fake.control->fail_allocs))
@@ -172,6 +172,7 @@ static enum rdt_status fake_alloc(void *memory, const char *device, uint64_t byt
         atomic_fetch_sub(&fake.control->allocated[index_of(device)], bytes);
         return rdt_error_set(err, RDT_NO_MEMORY, "%s has no %llu bytes left", device, (unsigned long long)bytes);
     }
+    n = (uint32_t)((bytes + chunk - 1) / chunk);
     block = block_new(device, n);
     for (; block && block->n_fds < n; left -= block->chunk_bytes[block->n_fds++]) {
         int fd = memfd_create("fake", MFD_CLOEXEC);
