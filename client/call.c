@@ -145,8 +145,9 @@ static void set_timed_out(const rdt *conn, struct waiting *waiting)
     double seconds = (double)(clock_now_ns() - waiting->start_ns) / 1e9;
 
     if (conn->state != CONNECTION_UP)
-        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "rdtd did not answer %s within %.3f s: it ended, and has not come back yet",
-                            waiting->verb->name, seconds);
+        (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT,
+                            "rdtd did not answer %s within %.3f s: it ended, and has not come back yet", waiting->verb->name,
+                            seconds);
     else if (waiting->verb->properties & VERB_WAITS)
         (void)rdt_error_set(&waiting->err, RDT_TIMED_OUT, "%s within %.3f s", waiting->verb->unmet, seconds);
     else

@@ -16,7 +16,7 @@
 #include "call.h"
 #include "fetch.h"
 #include "fetched.h"
-#include "loans.h"
+#include "memory/loans.h"
 #include "options.h"
 #include "proto/wire_limits.h"
 #include "rdt.pb-c.h"
@@ -210,8 +210,7 @@ static enum rdt_status refused(const char *path, int sys_errno, struct rdt_error
     default:
         break;
     }
-    (void)rdt_error_set(err, status, "cannot reach rdtd at %s: %s%s", path,
-                        strerror_r(sys_errno, reason, sizeof reason), hint);
+    (void)rdt_error_set(err, status, "cannot reach rdtd at %s: %s%s", path, strerror_r(sys_errno, reason, sizeof reason), hint);
     if (err)
         err->sys_errno = sys_errno;
     return status;

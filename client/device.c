@@ -4,9 +4,9 @@
 
 #include <stdio.h>
 
-#include "alloc.h"
 #include "call.h"
-#include "mappers.h"
+#include "memory/alloc.h"
+#include "memory/mappers.h"
 #include "options.h"
 #include "session/clock.h"
 

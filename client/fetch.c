@@ -4,11 +4,11 @@
 
 #include <stdlib.h>
 
-#include "alloc.h"
 #include "batch.h"
 #include "fetched.h"
-#include "loans.h"
-#include "mappers.h"
+#include "memory/alloc.h"
+#include "memory/loans.h"
+#include "memory/mappers.h"
 #include "options.h"
 #include "proto/messages.h"
 #include "proto/wire_error.h"
@@ -357,8 +357,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
     for (size_t i = first; i < first + n; i++)
         request_keep(fetch->requests[i], repeat);
     repeat_unref(repeat);
-    request.fds_once =
-        n > 1 && fetch->conn->state == CONNECTION_UP && batch_begin(fetch->conn, fetch->items[first]->handle, n);
+    request.fds_once = n > 1 && fetch->conn->state == CONNECTION_UP && batch_begin(fetch->conn, fetch->items[first]->handle, n);
     status = connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false,
                              err); /* id 0: each item has a handle and an answer of its own */
     if (status == RDT_OK)

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "mappers.h"
+#include "memory/mappers.h"
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
 
@@ -41,14 +41,16 @@ void fetched_release_unseen(rdt *conn, const Rdt__Pb__FetchDone *done)
 static void release(rdt_object *object, bool later)
 {
     rdt *conn = object->conn;
-    bool cached = object->hold != 0 && conn->state == CONNECTION_UP && object->n_mappings == 1 && memory_may_cache(object->mappings[0], MAPPING_FETCHED);
+    bool cached = object->hold != 0 && conn->state == CONNECTION_UP && object->n_mappings == 1 &&
+                  memory_may_cache(object->mappings[0], MAPPING_FETCHED);
     uint64_t regions[RDT_MAX_FRAME_FDS]; /* cached for reading */
     size_t n_regions = 0;
 
     if (cached)
         memory_cache(&conn->memory, object->mappings[0]);
     for (uint32_t i = 0; i < object->n_mappings && !cached; i++) {
-        if (object->hold != 0 && conn->state == CONNECTION_UP && n_regions < RDT_MAX_FRAME_FDS && memory_cache_readable(object->mappings[i]))
+        if (object->hold != 0 && conn->state == CONNECTION_UP && n_regions < RDT_MAX_FRAME_FDS &&
+            memory_cache_readable(object->mappings[i]))
             regions[n_regions++] = object->mappings[i]->region;
         memory_unref(&conn->memory, object->mappings[i]);
     }

@@ -26,15 +26,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "alloc.h"
 #include "call.h"
-#include "loans.h"
+#include "memory/alloc.h"
+#include "memory/loans.h"
+#include "memory/sealed_memfd.h"
 #include "note.h"
 #include "options.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
-#include "sealed_memfd.h"
 #include "session/clock.h"
 #include "tensor.h"
 

@@ -555,7 +555,7 @@ enum rdt_kind {                       /* flags; the comments list what rdt_event
 enum rdt_status rdt_watch(rdt *rdt, uint32_t kinds, struct rdt_error *err);
 
 struct rdt_event {
-    uint64_t sequence;  /* counts the events of this rdt_watch from 1 on, lost ones included */
+    uint64_t sequence; /* counts the events of this rdt_watch from 1 on, lost ones included */
     /* How many events right before this one were lost because they were not taken in time; a restart of the daemon counts as
      * one. */
     uint64_t lost;

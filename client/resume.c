@@ -6,8 +6,8 @@
 
 #include "batch.h"
 #include "fetched.h"
-#include "loans.h"
-#include "mappers.h"
+#include "memory/loans.h"
+#include "memory/mappers.h"
 #include "note.h"
 #include "request.h"
 #include "session/events.h"

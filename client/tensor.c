@@ -15,8 +15,7 @@ static enum rdt_status check(const struct rdt_tensor *tensor, uint64_t *bytes_p,
     if (bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "its dtype %d is unknown", (int)tensor->dtype);
     if (tensor->ndim > RDT_MAX_NDIM)
-        return rdt_error_set(err, RDT_INVALID, "it has %d dimensions, and the limit is %u", (int)tensor->ndim,
-                             RDT_MAX_NDIM);
+        return rdt_error_set(err, RDT_INVALID, "it has %d dimensions, and the limit is %u", (int)tensor->ndim, RDT_MAX_NDIM);
     if (tensor->ndim > 0 && !tensor->shape)
         return rdt_error_set(err, RDT_INVALID, "it has %u dimensions but no shape", tensor->ndim);
     for (uint32_t d = 0; d < tensor->ndim; d++) {

@@ -40,20 +40,20 @@ struct conn {
     struct frame_reader reader;
     uint64_t received_bytes; /* of all frames so far */
     struct frame_writer writer;
-    struct fd_sink sink;   /* of reader and writer: rpc->owner_work closes the descriptors that nobody takes */
-    unsigned fds_charged;  /* to the account, for descriptors that the reader contains */
-    bool behind;           /* it is not read until rpc->owner_work has closed more descriptors of its owner */
-    struct deadline hello; /* until HELLO must have come; after a refusal: until the client must have read the answer */
-    struct deadline grace; /* of a waiting session whose process cannot be watched */
+    struct fd_sink sink;    /* of reader and writer: rpc->owner_work closes the descriptors that nobody takes */
+    unsigned fds_charged;   /* to the account, for descriptors that the reader contains */
+    bool behind;            /* it is not read until rpc->owner_work has closed more descriptors of its owner */
+    struct deadline hello;  /* until HELLO must have come; after a refusal: until the client must have read the answer */
+    struct deadline grace;  /* of a waiting session whose process cannot be watched */
     uint8_t token_hash[32]; /* of a session that outlasts the daemon: its key in conns->tokens */
-    struct deadline retry; /* sends again after the kernel refused to send more descriptors */
-    size_t frame_heap;     /* charged for a large message, from its header until it has been handled */
-    bool frame_taken;      /* that message is complete and is being handled */
-    size_t queue_heap;     /* charged for unread answers */
-    unsigned gathered;     /* turns of the client's task since answers were last sent */
-    bool counted;          /* charged as a session of its owner; false: above that limit, so it is refused */
-    bool greeted;          /* HELLO has been answered, and the client is served */
-    bool in_read;          /* inside a turn, whose end sends the answers */
+    struct deadline retry;  /* sends again after the kernel refused to send more descriptors */
+    size_t frame_heap;      /* charged for a large message, from its header until it has been handled */
+    bool frame_taken;       /* that message is complete and is being handled */
+    size_t queue_heap;      /* charged for unread answers */
+    unsigned gathered;      /* turns of the client's task since answers were last sent */
+    bool counted;           /* charged as a session of its owner; false: above that limit, so it is refused */
+    bool greeted;           /* HELLO has been answered, and the client is served */
+    bool in_read;           /* inside a turn, whose end sends the answers */
     bool closing;
     bool moved;               /* its socket serves another connection now */
     bool process_ended;       /* a waiting session whose process has ended */
@@ -72,8 +72,8 @@ struct conns {
     uint64_t open_files; /* the most that this process may have open */
     struct log_rare refusals;
     uint64_t next_id;
-    uint64_t *saved_next_id; /* next_id for a later daemon; NULL: none needs it */
-    bool stopped;            /* no request is handled any more */
+    uint64_t *saved_next_id;     /* next_id for a later daemon; NULL: none needs it */
+    bool stopped;                /* no request is handled any more */
     unsigned overflow_uid;       /* the uid that the kernel shows for users that it cannot map */
     void (*on_empty)(void *arg); /* called when the last connection is freed */
     void *arg;

@@ -48,8 +48,8 @@ static struct rdt_error check_hello(struct conn *conn, const struct frame *frame
 /* The waiting session that the client resumes. NULL: it begins a new one, or err says why it may not go on. */
 static struct conn *find_session(struct conn *conn, const Rdt__Pb__Hello *hello, struct rdt_error *err)
 {
-    struct conn *session = conn_session_find(conn->conns, hello->session_token.data, hello->session_token.len,
-                                             &conn->client.account->owner);
+    struct conn *session =
+        conn_session_find(conn->conns, hello->session_token.data, hello->session_token.len, &conn->client.account->owner);
 
     if (session && session->sock >= 0) {
         (void)rdt_error_set(err, RDT_BUSY, "session %llu is in use: a token is for one connection at a time",

@@ -124,7 +124,7 @@ void daemon_close(struct daemon *daemon)
     if (daemon->stopping)
         return;
     daemon->stopping = true;
-    conns_stop(&daemon->conns); /* first: what is answered after the next line would not be recorded */
+    conns_stop(&daemon->conns);        /* first: what is answered after the next line would not be recorded */
     recovery_close(&daemon->recovery); /* what is closed below does not end for the next daemon */
     daemon->close_limit.on_passed = on_close_timeout;
     (void)deadline_set(&daemon->deadlines, &daemon->close_limit, CLOSE_TIMEOUT_NS);

@@ -13,43 +13,41 @@
  * - request, reply: messages of rdt.proto in protobuf-c's spelling; the daemon's handler is rpc_<request>;
  * - properties: VERB_ constants of proto/verb.h, joined by |; 0 for none;
  * - unmet: what had not happened when the request timed out; "" for a request that is answered at once. */
-#define RDT_REQUEST_MAP(X)                                                                                               \
-    X(2, PING, ping, ping, VERB_REPEATABLE, "")                                                                          \
-    X(3, STATUS, status, status_reply, VERB_REPEATABLE, "")                                                              \
-    X(4, ALLOC, alloc, region_reply, VERB_REPEATABLE, "the memory was not allocated")                                    \
-    X(5, IMPORT, import, region_reply, VERB_REPEATABLE, "")                                                              \
-    X(6, RELEASE_REGION, release_region, region_released, VERB_REPEATABLE, "")                                           \
-    X(7, PUT, put, put_reply, VERB_CANCELLABLE | VERB_NOT_DRAINING | VERB_REPEATABLE, "the snapshot was not complete")   \
-    X(8, FETCH, fetch, empty, VERB_KEEPS_REQUEST | VERB_REPEATABLE, "")                                                  \
-    X(9, CANCEL, cancel, empty, 0, "")                                                                                   \
-    X(10, RELEASE, release, empty, 0, "")                                                                                \
-    X(11, FREE, free, empty, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                       \
-    X(12, WAIT, wait, object_info, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,                     \
-      "the object was not put")                                                                                          \
-    X(13, WAIT_FREED, wait_freed, empty, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,               \
-      "the memory was not released")                                                                                     \
-    X(14, CANCEL_REQUEST, cancel_request, empty, 0, "")                                                                  \
-    X(15, STAT, stat, object_info, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                 \
-    X(16, LIST, list, list_reply, VERB_REPEATABLE, "")                                                                   \
-    X(17, EXPLAIN, explain, list_reply, VERB_REPEATABLE, "")                                                             \
-    X(18, PUBLISH, publish, publish_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                         \
-    X(19, UNPUBLISH, unpublish, empty, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                             \
-    X(20, WATCH, watch, empty, VERB_REPEATABLE, "")                                                                      \
-    X(21, HOLD, hold, hold_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,                      \
-      "the object was not put")                                                                                          \
-    X(22, METRICS, metrics, metrics_reply, VERB_REPEATABLE, "")                                                          \
-    X(23, DOCTOR, doctor, doctor_reply, VERB_REPEATABLE, "")                                                             \
-    X(24, TRACE, trace, trace_reply, VERB_REPEATABLE, "")                                                                \
-    X(30, GROUP_CREATE, group_create, empty, VERB_NOT_DRAINING, "the group was not formed")                              \
-    X(31, GROUP_DESTROY, group_destroy, empty, 0, "the group did not end")                                               \
-    X(32, BROADCAST, broadcast, empty, VERB_CANCELLABLE | VERB_NOT_DRAINING, "the broadcast was not complete")           \
-    X(40, BACKEND_LOAD, backend_load, backend_reply, VERB_ADMIN | VERB_NOT_DRAINING, "the backend was not loaded")       \
-    X(41, BACKEND_UNLOAD, backend_unload, backend_reply, VERB_ADMIN | VERB_NOT_DRAINING, "the backend was not unloaded") \
-    X(42, LOG_LEVEL, log_level, log_level_reply, VERB_ADMIN, "")                                                         \
-    X(43, RELOAD, reload, reload_reply, VERB_ADMIN | VERB_NOT_DRAINING, "")                                              \
-    X(44, DRAIN, drain, empty, VERB_ADMIN, "")                                                                           \
-    X(50, READY, ready, empty, VERB_REPEATABLE, "")                                                                      \
-    X(51, RESUME, resume, resume_reply, VERB_KEEPS_REQUEST, "")                                                          \
+#define RDT_REQUEST_MAP(X)                                                                                                     \
+    X(2, PING, ping, ping, VERB_REPEATABLE, "")                                                                                \
+    X(3, STATUS, status, status_reply, VERB_REPEATABLE, "")                                                                    \
+    X(4, ALLOC, alloc, region_reply, VERB_REPEATABLE, "the memory was not allocated")                                          \
+    X(5, IMPORT, import, region_reply, VERB_REPEATABLE, "")                                                                    \
+    X(6, RELEASE_REGION, release_region, region_released, VERB_REPEATABLE, "")                                                 \
+    X(7, PUT, put, put_reply, VERB_CANCELLABLE | VERB_NOT_DRAINING | VERB_REPEATABLE, "the snapshot was not complete")         \
+    X(8, FETCH, fetch, empty, VERB_KEEPS_REQUEST | VERB_REPEATABLE, "")                                                        \
+    X(9, CANCEL, cancel, empty, 0, "")                                                                                         \
+    X(10, RELEASE, release, empty, 0, "")                                                                                      \
+    X(11, FREE, free, empty, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                             \
+    X(12, WAIT, wait, object_info, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE, "the object was not put") \
+    X(13, WAIT_FREED, wait_freed, empty, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE,                     \
+      "the memory was not released")                                                                                           \
+    X(14, CANCEL_REQUEST, cancel_request, empty, 0, "")                                                                        \
+    X(15, STAT, stat, object_info, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                       \
+    X(16, LIST, list, list_reply, VERB_REPEATABLE, "")                                                                         \
+    X(17, EXPLAIN, explain, list_reply, VERB_REPEATABLE, "")                                                                   \
+    X(18, PUBLISH, publish, publish_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                               \
+    X(19, UNPUBLISH, unpublish, empty, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                   \
+    X(20, WATCH, watch, empty, VERB_REPEATABLE, "")                                                                            \
+    X(21, HOLD, hold, hold_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_REPEATABLE, "the object was not put")  \
+    X(22, METRICS, metrics, metrics_reply, VERB_REPEATABLE, "")                                                                \
+    X(23, DOCTOR, doctor, doctor_reply, VERB_REPEATABLE, "")                                                                   \
+    X(24, TRACE, trace, trace_reply, VERB_REPEATABLE, "")                                                                      \
+    X(30, GROUP_CREATE, group_create, empty, VERB_NOT_DRAINING, "the group was not formed")                                    \
+    X(31, GROUP_DESTROY, group_destroy, empty, 0, "the group did not end")                                                     \
+    X(32, BROADCAST, broadcast, empty, VERB_CANCELLABLE | VERB_NOT_DRAINING, "the broadcast was not complete")                 \
+    X(40, BACKEND_LOAD, backend_load, backend_reply, VERB_ADMIN | VERB_NOT_DRAINING, "the backend was not loaded")             \
+    X(41, BACKEND_UNLOAD, backend_unload, backend_reply, VERB_ADMIN | VERB_NOT_DRAINING, "the backend was not unloaded")       \
+    X(42, LOG_LEVEL, log_level, log_level_reply, VERB_ADMIN, "")                                                               \
+    X(43, RELOAD, reload, reload_reply, VERB_ADMIN | VERB_NOT_DRAINING, "")                                                    \
+    X(44, DRAIN, drain, empty, VERB_ADMIN, "")                                                                                 \
+    X(50, READY, ready, empty, VERB_REPEATABLE, "")                                                                            \
+    X(51, RESUME, resume, resume_reply, VERB_KEEPS_REQUEST, "")                                                                \
     X(52, CLOSE, close, empty, VERB_REPEATABLE, "")
 
 /* HELLO comes first on a connection and once; daemon/conn.c handles it, since it makes the client that other
@@ -71,34 +69,34 @@ enum rdt_event_type {
 };
 
 /* Between two daemons. X(number, NAME, message); rdt_peer.proto says which daemon sends each message, and when. */
-#define RDT_PEER_MESSAGE_MAP(X)           \
-    X(1, HELLO, link_hello)               \
-    X(2, PING, link_ping)                 \
-    X(3, PONG, link_ping)                 \
-    X(4, OFFER, offer)                    \
-    X(5, OFFER_REQUEST, offer_request)    \
-    X(6, PULL, pull)                      \
-    X(7, PULL_META, pull_meta)            \
-    X(8, PULL_START, pull_start)          \
-    X(9, PULL_END, pull_end)              \
-    X(10, PULL_ABORT, pull_abort)         \
-    X(11, PULL_ABORTED, pull_aborted)     \
-    X(12, CALL, call)                     \
-    X(13, CALL_REPLY, call_reply)         \
-    X(14, GOODBYE, goodbye)               \
-    X(15, PULL_KEYS, pull_keys)           \
-    X(24, PULL_PARKED, pull_parked)       \
+#define RDT_PEER_MESSAGE_MAP(X)               \
+    X(1, HELLO, link_hello)                   \
+    X(2, PING, link_ping)                     \
+    X(3, PONG, link_ping)                     \
+    X(4, OFFER, offer)                        \
+    X(5, OFFER_REQUEST, offer_request)        \
+    X(6, PULL, pull)                          \
+    X(7, PULL_META, pull_meta)                \
+    X(8, PULL_START, pull_start)              \
+    X(9, PULL_END, pull_end)                  \
+    X(10, PULL_ABORT, pull_abort)             \
+    X(11, PULL_ABORTED, pull_aborted)         \
+    X(12, CALL, call)                         \
+    X(13, CALL_REPLY, call_reply)             \
+    X(14, GOODBYE, goodbye)                   \
+    X(15, PULL_KEYS, pull_keys)               \
+    X(24, PULL_PARKED, pull_parked)           \
     X(25, REPLICAS, replicas)                 \
     X(26, PULL_TICKET, pull_ticket)           \
-    X(27, HOLDS, holds)                   \
-    X(40, GROUP_PROPOSE, group_propose)   \
-    X(41, GROUP_ACCEPT, group_accept)     \
-    X(42, GROUP_COMMIT, group_commit)     \
-    X(43, GROUP_READY, group_status)        \
-    X(44, GROUP_FAILED, group_status)       \
-    X(45, GROUP_END, group_status)          \
-    X(46, GROUP_ENDED, group_status)        \
-    X(47, BROADCAST, group_broadcast)     \
+    X(27, HOLDS, holds)                       \
+    X(40, GROUP_PROPOSE, group_propose)       \
+    X(41, GROUP_ACCEPT, group_accept)         \
+    X(42, GROUP_COMMIT, group_commit)         \
+    X(43, GROUP_READY, group_status)          \
+    X(44, GROUP_FAILED, group_status)         \
+    X(45, GROUP_END, group_status)            \
+    X(46, GROUP_ENDED, group_status)          \
+    X(47, BROADCAST, group_broadcast)         \
     X(48, BROADCAST_RESULT, broadcast_result) \
     X(50, PULL_CREDIT, pull_credit)
 

@@ -11,31 +11,31 @@ extern "C" {
 #endif
 
 /* X(number, NAME, sentence) */
-#define RDT_STATUS_MAP(X)                                                     \
-    X(0, OK, "success")                                                       \
-    X(-1, AGAIN, "not now: the call was not started, try again")              \
-    X(-2, INVALID, "an argument is wrong")                                    \
-    X(-3, NO_MEMORY, "out of memory")                                         \
-    X(-4, LIMIT, "a configured or built-in limit is reached")                 \
-    X(-5, NOT_FOUND, "no such thing")                                         \
-    X(-6, EXISTS, "the name is taken")                                        \
-    X(-7, DENIED, "the caller may not do this")                               \
-    X(-8, FREED, "the object was freed")                                      \
-    X(-9, OWNER_DIED, "the client that put the object is gone")               \
-    X(-10, PEER_LOST, "the connection to the other node is lost")             \
-    X(-11, TIMED_OUT, "the deadline passed")                                  \
-    X(-12, CANCELLED, "the request was cancelled")                            \
-    X(-13, TRANSPORT, "the transport failed")                                 \
-    X(-14, NO_PATH, "no acceptable path between the two memories")            \
-    X(-15, MISMATCH, "the target does not fit the object")                    \
-    X(-16, UNSUPPORTED, "this is not supported here")                         \
-    X(-17, PROTOCOL, "the other end broke the protocol")                      \
+#define RDT_STATUS_MAP(X)                                                                        \
+    X(0, OK, "success")                                                                          \
+    X(-1, AGAIN, "not now: the call was not started, try again")                                 \
+    X(-2, INVALID, "an argument is wrong")                                                       \
+    X(-3, NO_MEMORY, "out of memory")                                                            \
+    X(-4, LIMIT, "a configured or built-in limit is reached")                                    \
+    X(-5, NOT_FOUND, "no such thing")                                                            \
+    X(-6, EXISTS, "the name is taken")                                                           \
+    X(-7, DENIED, "the caller may not do this")                                                  \
+    X(-8, FREED, "the object was freed")                                                         \
+    X(-9, OWNER_DIED, "the client that put the object is gone")                                  \
+    X(-10, PEER_LOST, "the connection to the other node is lost")                                \
+    X(-11, TIMED_OUT, "the deadline passed")                                                     \
+    X(-12, CANCELLED, "the request was cancelled")                                               \
+    X(-13, TRANSPORT, "the transport failed")                                                    \
+    X(-14, NO_PATH, "no acceptable path between the two memories")                               \
+    X(-15, MISMATCH, "the target does not fit the object")                                       \
+    X(-16, UNSUPPORTED, "this is not supported here")                                            \
+    X(-17, PROTOCOL, "the other end broke the protocol")                                         \
     X(-18, RESTARTED, "the daemon restarted, and the request or the session did not survive it") \
-    X(-19, DISCONNECTED, "the connection to the daemon is gone")              \
-    X(-20, FORKED, "this handle belongs to the parent process")               \
-    X(-21, SHUTTING_DOWN, "the daemon is shutting down")                      \
-    X(-22, BUSY, "the thing is in use")                                       \
-    X(-23, SYSTEM, "the operating system refused")                            \
+    X(-19, DISCONNECTED, "the connection to the daemon is gone")                                 \
+    X(-20, FORKED, "this handle belongs to the parent process")                                  \
+    X(-21, SHUTTING_DOWN, "the daemon is shutting down")                                         \
+    X(-22, BUSY, "the thing is in use")                                                          \
+    X(-23, SYSTEM, "the operating system refused")                                               \
     X(-24, INTERNAL, "a bug in rdtd")
 
 enum rdt_status {

@@ -91,5 +91,6 @@ enum rdt_status configured_peers(const struct rdt_host *host, struct rdt_error *
 {
     if (strcmp(configured_text(host, "peers"), "no") != 0)
         return RDT_OK;
-    return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon has no other nodes, so no port is opened: set listen, and key_file or peer_cert");
+    return rdt_error_set(err, RDT_UNSUPPORTED,
+                         "this daemon has no other nodes, so no port is opened: set listen, and key_file or peer_cert");
 }

@@ -7,8 +7,8 @@
 struct ctl;
 
 #ifdef RDT_HAVE_NCURSES
-#define CTL_TOP(X)                                                                                                      \
-    X(top, "", "shows clients, transfers and links by rate, again and again",                                          \
+#define CTL_TOP(X)                                                                                                       \
+    X(top, "", "shows clients, transfers and links by rate, again and again",                                            \
       "Keys: r sorts by rate, t by total, n by name; q quits. If the output is no terminal, or with --json, it prints\n" \
       "one table after --interval and ends. Sessions other than root's and the daemon's own user's see clients and\n"    \
       "transfers of their own user only.")
@@ -49,22 +49,22 @@ struct ctl;
       "Prints each value that differs. Limits, the log level, the nodes and the key change at once; what is for the\n"  \
       "next start is marked so (rdtd.conf(5) lists both). If anything in the configuration is wrong, nothing\n"         \
       "changes. Only root and the daemon's own user may do it.")                                                        \
-    X(perf, "HOST:PORT|--serve PORT", "measures how fast objects come from another node",                     \
+    X(perf, "HOST:PORT|--serve PORT", "measures how fast objects come from another node",                               \
       "Run `rdtctl perf --serve PORT` on the other node first, and open that port. Fetches objects of 4 KiB, 64 KiB\n"  \
       "and 64 MiB from there by each transport that both nodes have, into memory that is warm, and the same bytes\n"    \
       "by a plain TCP socket, and prints medians. --serve answers whoever connects, one at a time, until it is\n"       \
-      "interrupted; everybody may fetch its objects, which hold nothing.")                                          \
+      "interrupted; everybody may fetch its objects, which hold nothing.")                                              \
     X(drain, "", "lets the daemon run out of work before it is stopped",                                                \
       "From now on puts, publishes, groups and broadcasts fail with BUSY, and everything else goes on. Returns when\n"  \
       "no transfer runs and a stop would lose no object, that is when all that are left survive a restart; or\n"        \
       "after --timeout (30 s; exit status 4), and says what is left. --undo ends it. Only root and the daemon's own\n"  \
       "user may do it.")                                                                                                \
-    X(trace, "[TRANSFER|REF] -o FILE | --merge FILE FILE ... -o FILE", "writes a time line of transfers",                   \
-      "The daemon always remembers when its latest transfers entered their stages, about 8000 of them. The formats\n"    \
-      "perfetto and chrome are for the viewers at ui.perfetto.dev and chrome://tracing, svg is one picture. With\n"      \
-      "--merge, files of several nodes in the format chrome become one, in the time of the first node; their\n"          \
-      "daemons know from their pings how their clocks differ. Transfers of one object are joined by arrows.\n"           \
-      "Sessions other than root's and the daemon's own user's see transfers of their own user only.")                    \
+    X(trace, "[TRANSFER|REF] -o FILE | --merge FILE FILE ... -o FILE", "writes a time line of transfers",               \
+      "The daemon always remembers when its latest transfers entered their stages, about 8000 of them. The formats\n"   \
+      "perfetto and chrome are for the viewers at ui.perfetto.dev and chrome://tracing, svg is one picture. With\n"     \
+      "--merge, files of several nodes in the format chrome become one, in the time of the first node; their\n"         \
+      "daemons know from their pings how their clocks differ. Transfers of one object are joined by arrows.\n"          \
+      "Sessions other than root's and the daemon's own user's see transfers of their own user only.")                   \
     X(transfers, "", "lists running transfers and those that ended last", NULL)                                         \
     X(names, "", "lists published names and their newest versions", NULL)                                               \
     X(groups, "[create NAME MEMBER MEMBER ... | destroy NAME]", "lists, creates or destroys groups of actors",          \

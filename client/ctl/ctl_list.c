@@ -95,9 +95,8 @@ static void add_region(struct ctl_table *table, const ProtobufCMessage *row)
 }
 
 static const struct ctl_column client_columns[] = {
-    {"CLIENT", true},  {"NAME", false}, {"PID", true},      {"OWNER", false}, {"OBJECTS", true},
-    {"REGIONS", true}, {"HOLDS", true}, {"REQUESTS", true}, {"UNREAD", true}, {"AGE", true},
-    {"SESSION", false},
+    {"CLIENT", true}, {"NAME", false},    {"PID", true},    {"OWNER", false}, {"OBJECTS", true},  {"REGIONS", true},
+    {"HOLDS", true},  {"REQUESTS", true}, {"UNREAD", true}, {"AGE", true},    {"SESSION", false},
 };
 
 static void add_client(struct ctl_table *table, const ProtobufCMessage *row)
@@ -174,9 +173,8 @@ static void add_group(struct ctl_table *table, const ProtobufCMessage *row)
 }
 
 static const struct ctl_column peer_columns[] = {
-    {"PEER", false}, {"NAME", false}, {"ADDRESS", false}, {"STATE", false},      {"SINCE", true},
-    {"RTT", true},   {"IN", true},    {"OUT", true},      {"TRANSPORTS", false}, {"IDENTITY", false},
-    {"LAST ERROR", false},
+    {"PEER", false}, {"NAME", false}, {"ADDRESS", false},    {"STATE", false},    {"SINCE", true},       {"RTT", true},
+    {"IN", true},    {"OUT", true},   {"TRANSPORTS", false}, {"IDENTITY", false}, {"LAST ERROR", false},
 };
 
 /* Adds "ucx (tcp/eth0),stream", or "stream; not ucx: the library's versions differ: ...". */

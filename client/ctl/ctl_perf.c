@@ -9,12 +9,12 @@
 #include "client/rdt_info.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
-#include "perf/perf.h"
 #include "ctl_progress.h"
 #include "ctl_table.h"
+#include "perf/perf.h"
 
-#define SMALL_BYTES 4096u    /* rides in a message of the peer link */
-#define MIDDLE_BYTES 65536u  /* goes by a transport */
+#define SMALL_BYTES 4096u   /* rides in a message of the peer link */
+#define MIDDLE_BYTES 65536u /* goes by a transport */
 #define LARGE_BYTES (UINT64_C(64) << 20)
 #define MAX_COUNT 1000u
 #define LARGE_SHARE 4u /* a large object is fetched that many times less often than a small one */

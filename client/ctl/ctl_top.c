@@ -26,9 +26,9 @@ struct item { /* a row of any part, and the counters by which the next sample fi
     char key[64], name[80], what[96];
     uint64_t in_bytes, out_bytes, requests;
     double in_rate, out_rate, request_rate; /* per second */
-    int64_t ns;                             /* of a transfer: how long it has taken; of a link: the round trip; of a client: its age */
-    uint64_t bytes;                         /* of a transfer: of its object */
-    bool ended;                             /* a transfer that ended since the last sample */
+    int64_t ns;     /* of a transfer: how long it has taken; of a link: the round trip; of a client: its age */
+    uint64_t bytes; /* of a transfer: of its object */
+    bool ended;     /* a transfer that ended since the last sample */
 };
 
 struct sample {
@@ -152,9 +152,8 @@ static bool add_page(struct sample *sample, const struct sample *before, enum pa
 static enum rdt_status take_part(struct ctl *ctl, enum part part, struct sample *sample, const struct sample *before,
                                  struct rdt_error *err)
 {
-    static const Rdt__Pb__ListKind kinds[PARTS] = {RDT__PB__LIST_KIND__LIST_KIND_CLIENTS,
-                                                   RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS,
-                                                   RDT__PB__LIST_KIND__LIST_KIND_PEERS};
+    static const Rdt__Pb__ListKind kinds[PARTS] = {
+        RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, RDT__PB__LIST_KIND__LIST_KIND_PEERS};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     uint64_t next;
 
@@ -223,8 +222,20 @@ static void add_rate(struct ctl_table *table, double rate)
 static bool print_part(const struct sample *sample, enum part part, FILE *out)
 {
     static const struct ctl_column columns[PARTS][COLUMNS] = {
-        {{"CLIENT", true}, {"NAME", false}, {"FETCHED", true}, {"PUT", true}, {"REQUESTS/S", true}, {"AGE", true}, {"WHO", false}},
-        {{"TRANSFER", true}, {"OBJECT", false}, {"RATE", true}, {"DONE", true}, {"BYTES", true}, {"TOOK", true}, {"WAY", false}},
+        {{"CLIENT", true},
+         {"NAME", false},
+         {"FETCHED", true},
+         {"PUT", true},
+         {"REQUESTS/S", true},
+         {"AGE", true},
+         {"WHO", false}},
+        {{"TRANSFER", true},
+         {"OBJECT", false},
+         {"RATE", true},
+         {"DONE", true},
+         {"BYTES", true},
+         {"TOOK", true},
+         {"WAY", false}},
         {{"LINK", false},
          {"IN", true},
          {"OUT", true},

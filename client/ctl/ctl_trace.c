@@ -15,8 +15,8 @@
 
 enum format { PERFETTO, CHROME, SVG };
 
-struct wanted {             /* which transfers */
-    uint64_t transfer;      /* 0: all, or those of `ref` */
+struct wanted {                /* which transfers */
+    uint64_t transfer;         /* 0: all, or those of `ref` */
     const struct rdt_ref *ref; /* NULL: of all objects */
 };
 
@@ -134,9 +134,8 @@ static int report(const struct ctl *ctl, const struct timeline *timeline, const 
     for (size_t i = 0; i < timeline->n; i++)
         transfers += timeline->events[i].first;
     if (ctl->json)
-        return ctl_print_json(json_pack("{s:o, s:I, s:I, s:i}", "file", ctl_json_text(path), "transfers",
-                                        (json_int_t)transfers, "events", (json_int_t)timeline->n, "nodes",
-                                        (int)timeline->n_nodes));
+        return ctl_print_json(json_pack("{s:o, s:I, s:I, s:i}", "file", ctl_json_text(path), "transfers", (json_int_t)transfers,
+                                        "events", (json_int_t)timeline->n, "nodes", (int)timeline->n_nodes));
     if (!ctl->quiet)
         printf("%zu transfers (%zu events) of %u nodes\n", transfers, timeline->n, timeline->n_nodes);
     return CTL_OK;

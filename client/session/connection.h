@@ -99,14 +99,14 @@ struct rdt {
     pid_t pid;
     int epoll_fd, timer_fd, event_fd, wake_fd;
     char name[RDT_MAX_NAME_BYTES + 1]; /* of this client, as HELLO says it */
-    uint64_t inline_max_bytes;  /* tensors of up to this many bytes travel in the message */
-    bool tensor_runs;           /* the daemon reads lists of tensors in runs */
-    bool takes_loans;           /* the daemon understands Put.loaned */
-    uint64_t sealed_max_bytes;  /* a snapshot of up to this many bytes may lie in a memfd of this process, unless: */
-    atomic_bool refuses_sealed; /* the daemon refused such a memfd, and then took the same bytes in its own region */
+    uint64_t inline_max_bytes;         /* tensors of up to this many bytes travel in the message */
+    bool tensor_runs;                  /* the daemon reads lists of tensors in runs */
+    bool takes_loans;                  /* the daemon understands Put.loaned */
+    uint64_t sealed_max_bytes;         /* a snapshot of up to this many bytes may lie in a memfd of this process, unless: */
+    atomic_bool refuses_sealed;        /* the daemon refused such a memfd, and then took the same bytes in its own region */
     void (*on_event)(rdt *conn, struct frame *frame);      /* FRAME_EVENT */
     void (*on_late_reply)(rdt *conn, struct frame *frame); /* a reply that nobody waits for any more */
-    void (*on_away)(rdt *conn);   /* a kept session has lost its socket: drops what does not survive the daemon */
+    void (*on_away)(rdt *conn);    /* a kept session has lost its socket: drops what does not survive the daemon */
     void (*on_dialled)(rdt *conn); /* GREETING: sends HELLO */
 
     pthread_mutex_t lock;
@@ -122,22 +122,22 @@ struct rdt {
     struct pending_table pending;
     struct expiry_heap expiries;
     void (*on_expired)(rdt *conn, struct expiry *expiry); /* it is no longer in the heap */
-    struct rdt_node_info node; /* a new daemon changes boot_id, address and daemon_version */
-    char path[108];            /* of the socket; "": not known */
-    struct rdt_error why_lost; /* ENDED */
+    struct rdt_node_info node;                            /* a new daemon changes boot_id, address and daemon_version */
+    char path[108];                                       /* of the socket; "": not known */
+    struct rdt_error why_lost;                            /* ENDED */
     struct rdt_error why_unsent; /* if status is not RDT_OK, nothing can be sent, but the daemon's last words can be read */
 
     enum connection_state state;
-    int sock;              /* -1: there is none */
-    int stale_sock;        /* lost while the leader polls it, and closed when it returns; -1: there is none */
-    uint64_t n_sockets;    /* sockets so far; a request remembers on which one it was sent */
-    bool kept;             /* the session outlasts its daemon: */
-    uint8_t token[16];     /* what the next daemon knows it by */
-    int64_t grace_ns;      /* how long it may take until it is UP again */
-    int64_t away_ns;       /* since when it is not UP */
-    int64_t dial_ns;       /* AWAY: when to dial next */
-    int64_t dial_delay_ns; /* between this attempt and the next */
-    int dial_errno;        /* of the last attempt */
+    int sock;                 /* -1: there is none */
+    int stale_sock;           /* lost while the leader polls it, and closed when it returns; -1: there is none */
+    uint64_t n_sockets;       /* sockets so far; a request remembers on which one it was sent */
+    bool kept;                /* the session outlasts its daemon: */
+    uint8_t token[16];        /* what the next daemon knows it by */
+    int64_t grace_ns;         /* how long it may take until it is UP again */
+    int64_t away_ns;          /* since when it is not UP */
+    int64_t dial_ns;          /* AWAY: when to dial next */
+    int64_t dial_delay_ns;    /* between this attempt and the next */
+    int dial_errno;           /* of the last attempt */
     struct pending handshake; /* HELLO or RESUME */
     struct id_list abandoned; /* PUTs whose callers stopped waiting, and that have not been answered */
     unsigned n_notes;         /* requests without an answer that nobody waits for */

@@ -40,8 +40,8 @@ static void check_peer_link(const struct options *options, struct option_faults 
                  {"peer_ca", options->peer_ca},
                  {"peer_crl", options->peer_crl}};
     bool all = options->peer_cert[0] && options->peer_key[0] && options->peer_ca[0];
-    bool any = options->peer_cert[0] || options->peer_key[0] || options->peer_ca[0] || options->peer_crl[0] ||
-               options->peer_allow[0];
+    bool any =
+        options->peer_cert[0] || options->peer_key[0] || options->peer_ca[0] || options->peer_crl[0] || options->peer_allow[0];
     struct rdt_error why;
     if (options->listen[0] != 0 && !options_have_peers(options)) {
         rdt_error_set(&why, RDT_INVALID,

@@ -67,17 +67,17 @@ struct options {
     /* [limits] */
     uint64_t client_max[USAGE_COUNT], owner_max[USAGE_COUNT]; /* 0: see limits.h */
     /* [network] */
-    char *listen;                /* "": no peer link; "ADDR:PORT", port 0 is any */
-    char *advertise;             /* "host:port" put into refs; "" derived from listen */
-    char *nodes;                 /* nodes file; "" none */
-    char *key_file;              /* pre-shared key of the peer link; "" none */
+    char *listen;                         /* "": no peer link; "ADDR:PORT", port 0 is any */
+    char *advertise;                      /* "host:port" put into refs; "" derived from listen */
+    char *nodes;                          /* nodes file; "" none */
+    char *key_file;                       /* pre-shared key of the peer link; "" none */
     char *peer_cert, *peer_key, *peer_ca; /* certificates of the peer link; "" none. Without these and a key: no peers */
-    char *peer_crl;              /* revoked certificates; "" none */
-    char *peer_allow;            /* names of nodes, patterns separated by commas; "" all */
-    char *share_tenants;         /* tenants for which peers may act, comma-separated; "*" all; "" the unnamed one */
-    char *dial;                  /* "any"; or "listed" */
-    bool trusted_network;        /* no */
-    char *interfaces;            /* for data, comma-separated; "" any */
+    char *peer_crl;                       /* revoked certificates; "" none */
+    char *peer_allow;                     /* names of nodes, patterns separated by commas; "" all */
+    char *share_tenants;                  /* tenants for which peers may act, comma-separated; "*" all; "" the unnamed one */
+    char *dial;                           /* "any"; or "listed" */
+    bool trusted_network;                 /* no */
+    char *interfaces;                     /* for data, comma-separated; "" any */
     uint64_t peer_timeout_ns;    /* 5s without an answer: the peer is lost; it is pinged OPTIONS_PINGS times in that period */
     uint64_t connect_timeout_ns; /* 5s */
     uint64_t backoff_max_ns;     /* 30s */

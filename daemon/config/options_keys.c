@@ -110,7 +110,8 @@ const struct option_key option_keys[] = {
      .why = "Each daemon on a machine needs its own."},
     {ROW("daemon", "keeper", OPTION_STRING, keeper, 0, PATH_BYTES), .fallback = "", .value = "PATH",
      .help = "The socket of rdtd-keeper(8), which keeps the sessions of clients, their objects and memory, and "
-             "published names while the daemon restarts. If it is empty, they end with the daemon. The daemon does not start without the keeper that is named here.",
+             "published names while the daemon restarts. If it is empty, they end with the daemon. The daemon does not start "
+             "without the keeper that is named here.",
      .why = "Set it where objects must survive a crash or an upgrade; the systemd units do."},
     {ROW("daemon", "restart_grace", OPTION_DURATION, restart_grace_ns, 1000000, HOUR), .reload = RELOAD_ALWAYS,
      .fallback = "10s",

@@ -16,9 +16,9 @@
 enum option_type { OPTION_STRING, OPTION_BOOL, OPTION_UINT, OPTION_COUNT, OPTION_BYTES, OPTION_DURATION };
 
 enum option_reload {
-    RELOAD_NEVER,     /* a new value is for the next start */
-    RELOAD_ALWAYS,    /* the loop thread alone reads it, and reads it anew each time, or daemon/reload.c spreads it */
-    RELOAD_OF_PEERS,  /* the same, if the daemon has peers before and after */
+    RELOAD_NEVER,    /* a new value is for the next start */
+    RELOAD_ALWAYS,   /* the loop thread alone reads it, and reads it anew each time, or daemon/reload.c spreads it */
+    RELOAD_OF_PEERS, /* the same, if the daemon has peers before and after */
 };
 
 struct option_key {

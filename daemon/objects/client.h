@@ -73,7 +73,7 @@ struct client_rpc {
     struct list calls; /* struct call.link: deferred requests */
     unsigned n_calls;
     uint64_t n_requests, put_bytes; /* since its beginning */
-    struct watch *watch; /* of rpc_watch.c; NULL: the client watches nothing */
+    struct watch *watch;            /* of rpc_watch.c; NULL: the client watches nothing */
 };
 
 struct client {
@@ -92,8 +92,8 @@ struct client {
     struct map resumed;            /* request id -> generation or version: what its PUTs and PUBLISHes did at earlier daemons */
     bool waiting;                  /* its session is an earlier daemon's, and it has not come back yet */
     bool was_resumed, must_resume; /* it has come back; it has not sent RESUME since */
-    struct list link;    /* in the list of all clients */
-    struct list objects; /* struct object.by_producer: objects that it put and has not freed */
+    struct list link;              /* in the list of all clients */
+    struct list objects;           /* struct object.by_producer: objects that it put and has not freed */
     unsigned n_objects;
     struct list leases;            /* struct name.by_publisher: names that end with the client */
     struct map regions;            /* region id -> struct region, one reference each: the regions that it may name */

@@ -100,8 +100,8 @@ struct name_publish {
     size_t id_bytes;
     struct object *object; /* must be live */
     Rdt__Pb__Visibility visibility;
-    struct client *lease; /* the name ends with this client; NULL: it does not */
-    int64_t ttl_ns;       /* the name ends after that time, unless it is published again; 0: it does not */
+    struct client *lease;      /* the name ends with this client; NULL: it does not */
+    int64_t ttl_ns;            /* the name ends after that time, unless it is published again; 0: it does not */
     uint64_t session, request; /* of the client and its PUBLISH */
 };
 

@@ -24,7 +24,8 @@ struct object_table {
      * start never matches. */
     uint64_t next_generation;
     uint64_t first_generation;
-    uint64_t oldest_generation; /* of the first daemon that this one continues: what it issued from there on has ended if it is not here */
+    uint64_t
+        oldest_generation; /* of the first daemon that this one continues: what it issued from there on has ended if it is not here */
     uint64_t max_objects;
     struct map detached;  /* generation -> struct detached */
     struct map transit;   /* generation -> struct transit */
@@ -70,11 +71,11 @@ struct object_put {
     /* DETACHED: how long the object stays after its producer's session has ended; 0: it ends with the
      * session */
     int64_t ttl_ns;
-    uint64_t generation;        /* of an object that an earlier daemon had; 0: the next one */
-    bool pending;               /* the object is FILLING until object_ready, or until it becomes a snapshot */
-    bool snapshot;              /* the object is FILLING, over the memory that is copied, until object_fill or object_fail */
-    bool sealed;                /* a snapshot whose regions nobody can write any more: it is live at once */
-    bool loaned;                /* see object->loaned */
+    uint64_t generation; /* of an object that an earlier daemon had; 0: the next one */
+    bool pending;        /* the object is FILLING until object_ready, or until it becomes a snapshot */
+    bool snapshot;       /* the object is FILLING, over the memory that is copied, until object_fill or object_fail */
+    bool sealed;         /* a snapshot whose regions nobody can write any more: it is live at once */
+    bool loaned;         /* see object->loaned */
     /* The request of a client whose session lasts, for a record of it: its id and its packed message; NULL: there is none. */
     uint64_t request_id;
     const uint8_t *message;

@@ -309,8 +309,9 @@ static bool is_refusal(unsigned long code)
     int reason = ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) - SSL_AD_REASON_OFFSET : -1;
 
     return reason == SSL_AD_UNKNOWN_CA || reason == SSL_AD_BAD_CERTIFICATE || reason == SSL_AD_CERTIFICATE_REVOKED ||
-           reason == SSL_AD_CERTIFICATE_EXPIRED || reason == SSL_AD_CERTIFICATE_UNKNOWN || reason == SSL_AD_CERTIFICATE_REQUIRED ||
-           reason == SSL_AD_UNSUPPORTED_CERTIFICATE || reason == SSL_AD_ACCESS_DENIED || reason == SSL_AD_DECRYPT_ERROR;
+           reason == SSL_AD_CERTIFICATE_EXPIRED || reason == SSL_AD_CERTIFICATE_UNKNOWN ||
+           reason == SSL_AD_CERTIFICATE_REQUIRED || reason == SSL_AD_UNSUPPORTED_CERTIFICATE ||
+           reason == SSL_AD_ACCESS_DENIED || reason == SSL_AD_DECRYPT_ERROR;
 }
 
 enum rdt_status tls_read(struct tls *tls, void *buf, size_t size, size_t *n_p, struct rdt_error *err)

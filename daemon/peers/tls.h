@@ -48,7 +48,7 @@ struct tls_files {
  * others; a file is not what it should be; the private key is of another certificate; the certificate has expired or does
  * not lead to the authorities. SYSTEM: a file cannot be read. The sentence names the file. */
 enum rdt_status tls_context_create(const struct tls_files *files, struct tls_context **context_p, struct rdt_error *err);
-void tls_context_destroy(struct tls_context *context); /* its connections keep what they need of it */
+void tls_context_destroy(struct tls_context *context);                           /* its connections keep what they need of it */
 bool tls_context_same(const struct tls_context *a, const struct tls_context *b); /* their files have the same content */
 
 /* When this node's certificate ends, and when its list of revoked certificates does; seconds since 1970; 0: it has none. */

@@ -43,9 +43,9 @@ struct journal_slot {
     uint32_t commit; /* JOURNAL_COMMITTED; anything else: the slot is free */
     uint32_t kind;
     uint64_t key;
-    uint64_t checksum; /* of kind, key, bytes and payload */
-    uint32_t bytes;    /* of the payload */
-    uint32_t flags;    /* like numbers; always 0 in version 1 */
+    uint64_t checksum;                 /* of kind, key, bytes and payload */
+    uint32_t bytes;                    /* of the payload */
+    uint32_t flags;                    /* like numbers; always 0 in version 1 */
     uint64_t numbers[JOURNAL_NUMBERS]; /* not in the checksum; written by one store each */
     uint8_t payload[];
 };

@@ -65,12 +65,12 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     uint64_t next_forward;
     unsigned n_clients;
     unsigned n_waiting, n_resumed; /* sessions of an earlier daemon: their clients have not come back yet; they have */
-    struct busy_poll busy_poll; /* conn.c reports messages to it */
+    struct busy_poll busy_poll;    /* conn.c reports messages to it */
     struct loop_meter loop_meter;
     struct request_metrics requests[RPC_VERBS]; /* by type number */
     uint64_t started_ns;
-    bool draining; /* the daemon ends */
-    bool drained;  /* DRAIN: no new objects are taken, until its undoing or the end of the daemon */
+    bool draining;        /* the daemon ends */
+    bool drained;         /* DRAIN: no new objects are taken, until its undoing or the end of the daemon */
     uint64_t doctored_ns; /* when the doctor last looked for a user who is no administrator */
     struct rpc_above above;
     /* Is rpc_dispatch. As a pointer, because rpc_remote.c would otherwise depend on every handler. */
@@ -89,8 +89,8 @@ struct call {
     const struct verb *verb; /* the row of the type; NULL: there is none */
     uint64_t request_id;     /* the client's request id, or the peer's call number */
     uint64_t began_ns;
-    struct frame *frame; /* inside the handler only: contains the fds of the request */
-    struct arena *arena; /* inside the handler only: contains the decoded request */
+    struct frame *frame;    /* inside the handler only: contains the fds of the request */
+    struct arena *arena;    /* inside the handler only: contains the decoded request */
     const uint8_t *payload; /* inside the handler only: the packed request, [payload_bytes] */
     size_t payload_bytes;
     /* Inside the handler only: of a PUT that the worker pool has decoded (rpc_read.h); NULL: the handler computes it */

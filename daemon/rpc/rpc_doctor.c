@@ -90,10 +90,11 @@ static void check_key(struct doctor *doctor)
                     "Mend what the sentence names: the running daemon has what it read before, but the next start would fail.",
                     "The peer link could not be started again: %s.", err.msg);
     else if (options->listen[0] == '\0')
-        doctor_find(doctor, FINDING_OK, "",
-                    "The files of %s are usable. listen is not set, so this node fetches from others, and no other node can fetch "
-                    "from it.",
-                    names_peer(options));
+        doctor_find(
+            doctor, FINDING_OK, "",
+            "The files of %s are usable. listen is not set, so this node fetches from others, and no other node can fetch "
+            "from it.",
+            names_peer(options));
     else
         doctor_find(doctor, FINDING_OK, "", "The files of %s are usable, and this node listens at %s.", names_peer(options),
                     doctor->rpc->node->address);

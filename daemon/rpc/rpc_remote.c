@@ -83,9 +83,10 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
     if (!call->client)
         return rdt_error_set(err, RDT_NOT_FOUND, "object \"%s\" is not on this node", ref->id);
     if (!rpc->peers)
-        return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "object \"%s\" is on another node, and this daemon has no peer link: set listen, and key_file or peer_cert",
-                             ref->id);
+        return rdt_error_set(
+            err, RDT_UNSUPPORTED,
+            "object \"%s\" is on another node, and this daemon has no peer link: set listen, and key_file or peer_cert",
+            ref->id);
     call->to_uuid = memcmp(ref->node, nobody, sizeof nobody) != 0;
     status = peers_find(rpc->peers, ref->node, ref->address, call->account, &call->to, err);
     if (status != RDT_OK)

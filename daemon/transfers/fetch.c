@@ -15,7 +15,7 @@
 #include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
-#define MAPPED_DEVICE_MAX_BYTES 98u      /* of one "KIND:UUID" */
+#define MAPPED_DEVICE_MAX_BYTES 98u     /* of one "KIND:UUID" */
 #define MAPPED_DEVICES_MAX_BYTES 16384u /* of all that a client names */
 
 static bool same_slice(const Rdt__Pb__Slice *a, const Rdt__Pb__Slice *b)

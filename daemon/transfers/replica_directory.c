@@ -231,7 +231,7 @@ static bool note_whole(struct replica_directory *directory, struct peer_session 
 }
 
 void replica_directory_on_message(struct replica_directory *directory, struct peer_session *session,
-                                 const Rdt__Pb__Replicas *message)
+                                  const Rdt__Pb__Replicas *message)
 {
     uint64_t *lists = malloc((2 * message->n_whole + 1) * sizeof *lists);
     size_t n_valid = 0, n_invalid = 0;

@@ -88,7 +88,7 @@ unsigned replica_entry_depth(const struct replica_entry *entry);
 void replica_entry_serve_here(struct replica_entry *entry);
 
 void replica_directory_on_message(struct replica_directory *directory, struct peer_session *session,
-                                 const Rdt__Pb__Replicas *message);
+                                  const Rdt__Pb__Replicas *message);
 void replica_directory_link_down(struct peer_session *session);
 void replica_directory_link_up(struct peer_session *session);
 

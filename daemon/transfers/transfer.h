@@ -147,7 +147,7 @@ struct transfers {
     struct list serves; /* struct transfer_record.link: transfers to other nodes */
     struct transfer_record history[TRANSFER_HISTORY];
     uint64_t n_history;
-    struct trace trace; /* when transfers entered their states, for rdtctl trace */
+    struct trace trace;                       /* when transfers entered their states, for rdtctl trace */
     struct path_query decided;                /* the last path query about an object of this node, */
     char decided_show[192], decided_cow[192]; /* its show_why_not and cow_why_not, */
     /* and the decision on it, which the same query gets again: a reference; NULL: none */

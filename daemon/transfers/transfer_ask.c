@@ -24,9 +24,10 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
     enum rdt_status status;
 
     if (!transfers->peers)
-        return rdt_error_set(err, RDT_UNSUPPORTED,
-                             "object \"%s\" is on another node, and this daemon has no peer link: set listen, and key_file or peer_cert",
-                             transfer->ref.id);
+        return rdt_error_set(
+            err, RDT_UNSUPPORTED,
+            "object \"%s\" is on another node, and this daemon has no peer link: set listen, and key_file or peer_cert",
+            transfer->ref.id);
     status = peers_find(transfers->peers, transfer->ref.node, transfer->ref.address, transfer->account, &peer, err);
     if (status != RDT_OK)
         return status;

@@ -98,7 +98,8 @@ enum rdt_status destination_check_wish(const struct transfer *transfer, struct r
         status = rdt_error_set(err, RDT_UNSUPPORTED, "this process has not said how it maps %s memory (rdt_map_by)",
                                device->kind->name);
     else if (status == RDT_OK && device && !client_maps_device(transfer->client, device))
-        status = rdt_error_set(err, RDT_UNSUPPORTED, "this process does not see %s, so it cannot receive tensors there: name a device that it sees",
+        status = rdt_error_set(err, RDT_UNSUPPORTED,
+                               "this process does not see %s, so it cannot receive tensors there: name a device that it sees",
                                device->uuid);
     return status;
 }

@@ -58,7 +58,7 @@ struct path_query {
     bool same_node;
     /* same node */
     bool same_client;         /* the reader has the object's regions already */
-    bool from_replica;           /* the object is another node's, and this node has a replica */
+    bool from_replica;        /* the object is another node's, and this node has a replica */
     bool has_target;          /* the bytes must land in memory that the reader gave */
     const char *stay_why_not; /* why the bytes cannot be used where they are; NULL: they can */
     const char *copy_why_not; /* why nothing can copy them to where the reader wants them; NULL: it can be done */

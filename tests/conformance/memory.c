@@ -84,10 +84,8 @@ static void alloc(struct rdt_block *block, uint64_t bytes)
 static void copy_bytes(const struct rdt_block *block, void *to, const void *from, uint64_t bytes, bool into_block)
 {
     struct rdt_copy_piece piece = {.to = to, .from = from, .bytes = bytes, .rows = 1};
-    struct host_copy copy = {.copy = {.to = into_block ? block : NULL,
-                                      .from = into_block ? NULL : block,
-                                      .pieces = &piece,
-                                      .n_pieces = bytes > 0}};
+    struct host_copy copy = {
+        .copy = {.to = into_block ? block : NULL, .from = into_block ? NULL : block, .pieces = &piece, .n_pieces = bytes > 0}};
     enum rdt_status status;
 
     if (!HAS_OP(ops, devices)) {

@@ -53,7 +53,7 @@
 #define FAKE_MAX_GPUS 8
 #define FAKE_GRANULE ((size_t)2 << 20)
 
-struct fake_gpu { /* one that the process sees */
+struct fake_gpu {       /* one that the process sees */
     int number;         /* of the machine, the same in all processes */
     size_t total, used; /* bytes; used by this process */
     unsigned retained;  /* of its primary context */
@@ -66,7 +66,7 @@ extern pthread_mutex_t fake_mutex; /* protects all tables */
 
 __attribute__((visibility("default"))) long fake_setting(const char *name, long fallback);
 __attribute__((visibility("default"))) bool fake_unkind(const char *name); /* whether a switch of the table above is on */
-CUdevice fake_current(void); /* the GPU of the thread's context, or -1 */
+CUdevice fake_current(void);                                               /* the GPU of the thread's context, or -1 */
 bool fake_has_context(CUdevice device);
 CUdevice fake_numbered(int number); /* -1: the process does not see it */
 

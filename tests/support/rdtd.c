@@ -553,7 +553,8 @@ void node_print_log(const struct test_node *node)
 
 void node_end(struct test_node *node, const char *const *declared)
 {
-    must_say(gpu_is_real() || fds_of(0) <= node->own_fds, "the test has %u fds open, %u at its start", fds_of(0), node->own_fds);
+    must_say(gpu_is_real() || fds_of(0) <= node->own_fds, "the test has %u fds open, %u at its start", fds_of(0),
+             node->own_fds);
     node_expect_idle(node);
     node_expect_fds(node, 0);
     node_stop(node);

@@ -11,8 +11,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "client/ctl/perf/perf.h"
 #include "client/ctl/ctl_progress.h"
+#include "client/ctl/perf/perf.h"
 
 #define MAX_OBJECTS 8u /* of one connection */
 

@@ -17,9 +17,9 @@ static json_t *node_json(const struct timeline_node *node)
     json_t *clocks = json_array();
 
     for (size_t i = 0; i < node->n_clocks; i++)
-        json_array_append_new(clocks, json_pack("{s:s, s:I, s:I}", "node", node->clocks[i].node, "offset_ns",
-                                                (json_int_t)node->clocks[i].offset_ns, "rtt_ns",
-                                                (json_int_t)node->clocks[i].rtt_ns));
+        json_array_append_new(clocks,
+                              json_pack("{s:s, s:I, s:I}", "node", node->clocks[i].node, "offset_ns",
+                                        (json_int_t)node->clocks[i].offset_ns, "rtt_ns", (json_int_t)node->clocks[i].rtt_ns));
     return json_pack("{s:s, s:o, s:o}", "uuid", node->uuid, "name", ctl_json_text(node->name), "clocks", clocks);
 }
 

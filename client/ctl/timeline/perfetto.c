@@ -118,10 +118,9 @@ enum rdt_status timeline_write_perfetto(const struct timeline *timeline, FILE *o
         if (event->first)
             status = write_track(event, out, err);
         if (status == RDT_OK)
-            status = write_event(event,
-                                 event->last ? PERFETTO__TRACK_EVENT__TYPE__TYPE_INSTANT
-                                             : PERFETTO__TRACK_EVENT__TYPE__TYPE_SLICE_BEGIN,
-                                 event->at_ns, out, err);
+            status = write_event(
+                event, event->last ? PERFETTO__TRACK_EVENT__TYPE__TYPE_INSTANT : PERFETTO__TRACK_EVENT__TYPE__TYPE_SLICE_BEGIN,
+                event->at_ns, out, err);
         if (status == RDT_OK && !event->last)
             status = write_event(event, PERFETTO__TRACK_EVENT__TYPE__TYPE_SLICE_END, event->at_ns + event->ns, out, err);
     }

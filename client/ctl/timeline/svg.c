@@ -30,9 +30,10 @@ static void print_text(const char *text, FILE *out)
 static const char *colour(const char *stage)
 {
     static const char *const colours[][2] = {
-        {"new", "#bbbbbb"},     {"parked", "#dddddd"},  {"link", "#cc99ff"},     {"queued", "#ddccaa"},   {"asked", "#99bbee"},
-        {"early", "#77ccdd"},   {"reserving", "#ffcc66"}, {"connecting", "#cc77cc"}, {"ticket", "#eeaa99"}, {"moving", "#55aa55"},
-        {"sending", "#55aa55"}, {"offered", "#99bbee"}, {"preparing", "#ffcc66"}, {"rewinding", "#ee7755"}, {"aborting", "#cc4444"},
+        {"new", "#bbbbbb"},       {"parked", "#dddddd"},    {"link", "#cc99ff"},      {"queued", "#ddccaa"},
+        {"asked", "#99bbee"},     {"early", "#77ccdd"},     {"reserving", "#ffcc66"}, {"connecting", "#cc77cc"},
+        {"ticket", "#eeaa99"},    {"moving", "#55aa55"},    {"sending", "#55aa55"},   {"offered", "#99bbee"},
+        {"preparing", "#ffcc66"}, {"rewinding", "#ee7755"}, {"aborting", "#cc4444"},
     };
 
     for (size_t i = 0; i < sizeof colours / sizeof *colours; i++)
@@ -96,12 +97,13 @@ enum rdt_status timeline_write_svg(const struct timeline *timeline, FILE *out, s
             until_ns = event->at_ns + event->ns;
     }
     scale = WIDTH / (double)(until_ns - from_ns);
-    fprintf(out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%u\" font-family=\"sans-serif\" "
-            "font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/>\n<text x=\"4\" y=\"16\">%u transfers, "
-            "%.3f ms from left to right%s",
-            LEFT + WIDTH + 10, TOP + (n + 1) * ROW_HEIGHT, n, (double)(until_ns - from_ns) / 1e6,
-            left_out ? "; later ones are left out" : "");
+    fprintf(
+        out,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%u\" font-family=\"sans-serif\" "
+        "font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/>\n<text x=\"4\" y=\"16\">%u transfers, "
+        "%.3f ms from left to right%s",
+        LEFT + WIDTH + 10, TOP + (n + 1) * ROW_HEIGHT, n, (double)(until_ns - from_ns) / 1e6,
+        left_out ? "; later ones are left out" : "");
     fprintf(out, "</text>\n");
     for (size_t i = 0; i < timeline->n; i++) {
         unsigned row = row_of(rows, &n, &timeline->events[i]);

@@ -27,7 +27,7 @@ struct timeline_node {
 struct timeline_event {
     uint64_t at_ns; /* of the clock of the first node */
     uint64_t transfer;
-    uint64_t flow; /* the same for all transfers of one object, on all nodes; 0: not known at that time */
+    uint64_t flow;      /* the same for all transfers of one object, on all nodes; 0: not known at that time */
     uint64_t bytes, ns; /* ns: how long the stage took; 0 and `last`: the transfer ended here */
     unsigned node;
     bool first, last; /* of this transfer's events */

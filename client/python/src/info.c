@@ -209,13 +209,13 @@ static bool add_node(void *arg, const struct rdt_node_row *row)
     PyObject *dict;
 
     row_begin(rows);
-    dict = Py_BuildValue("{s:s,s:s,s:O&,s:O&,s:s,s:O&,s:d,s:d,s:d,s:I,s:I,s:K,s:K,s:K,s:O&,s:O&,s:N}", "uuid", row->uuid, "boot_id",
-                         row->boot_id, "name", text, row->name, "address", text, row->address, "state", row->state, "version",
-                         text, row->version, "rtt", seconds(row->rtt_ns), "since", seconds(row->since_ns), "retry_in",
-                         seconds(row->retry_in_ns), "transfers_in", row->transfers_in, "transfers_out", row->transfers_out,
-                         "bytes_in", (unsigned long long)row->bytes_in, "bytes_out", (unsigned long long)row->bytes_out,
-                         "fell_back", (unsigned long long)row->fell_back, "last_error", text, row->last_error, "identity",
-                         text, row->identity, "transports", transport_list(row));
+    dict = Py_BuildValue("{s:s,s:s,s:O&,s:O&,s:s,s:O&,s:d,s:d,s:d,s:I,s:I,s:K,s:K,s:K,s:O&,s:O&,s:N}", "uuid", row->uuid,
+                         "boot_id", row->boot_id, "name", text, row->name, "address", text, row->address, "state", row->state,
+                         "version", text, row->version, "rtt", seconds(row->rtt_ns), "since", seconds(row->since_ns),
+                         "retry_in", seconds(row->retry_in_ns), "transfers_in", row->transfers_in, "transfers_out",
+                         row->transfers_out, "bytes_in", (unsigned long long)row->bytes_in, "bytes_out",
+                         (unsigned long long)row->bytes_out, "fell_back", (unsigned long long)row->fell_back, "last_error",
+                         text, row->last_error, "identity", text, row->identity, "transports", transport_list(row));
     return row_end(rows, dict);
 }
 

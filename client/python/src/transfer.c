@@ -169,8 +169,7 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     options.how = how;
     if ((set->on_gpus > 0 && !gpu_open(conn)) || !conn_enter(conn))
         goto end;
-    Py_BEGIN_ALLOW_THREADS status = set->on_gpus > 0 ? gpu_put(conn, set, &options, &value, may_share, &copied, &live,
-                                                             &err)
+    Py_BEGIN_ALLOW_THREADS status = set->on_gpus > 0 ? gpu_put(conn, set, &options, &value, may_share, &copied, &live, &err)
                                                      : rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err);
     Py_END_ALLOW_THREADS if (status != RDT_OK)
     {

@@ -7,8 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "client/rdt.h"
 #include "proto/layout.h"
-#include "rdt.h"
 
 /* Writes the tensors of the layout that are copied (how[i] is COPIED) and have elements. Each is contiguous at
  * the address that is its offset; with padding they take `bytes`. Returns the sealed memfd, the caller's, or -1

@@ -4,8 +4,8 @@
 #ifndef CLIENT_MAPPERS_H
 #define CLIENT_MAPPERS_H
 
+#include "client/session/connection.h"
 #include "rdt.pb-c.h"
-#include "session/connection.h"
 
 /* With the lock: maps the region that `share` describes with the fds of its chunks, fds [n_fds], borrowed. *mapping_p
  * has one reference, the caller's. Errors: PROTOCOL, UNSUPPORTED (no mapper of that kind), the mapper's own. */
@@ -23,7 +23,7 @@ size_t mapper_kinds(const rdt *conn, char **names_p, size_t max);
 
 /* With the lock: the same for the devices that the daemon has not been told yet ("cuda:UUID"). */
 size_t mapper_devices(const rdt *conn, char **names_p, size_t max);
-void mapper_devices_told(const rdt *conn); /* with the lock: a FETCH with them was sent */
+void mapper_devices_told(const rdt *conn);   /* with the lock: a FETCH with them was sent */
 void mapper_devices_untold(const rdt *conn); /* with the lock: another daemon answers now */
 
 #endif

@@ -5,11 +5,11 @@
 #include <sys/stat.h>
 
 #include "alloc.h"
-#include "call.h"
-#include "device.h"
-#include "options.h"
+#include "client/call.h"
+#include "client/device.h"
+#include "client/options.h"
+#include "client/session/clock.h"
 #include "rdt.pb-c.h"
-#include "session/clock.h"
 
 /* ---- memory of the daemon ---- */
 

@@ -3,8 +3,8 @@
 #ifndef CLIENT_ALLOC_H
 #define CLIENT_ALLOC_H
 
+#include "client/session/connection.h"
 #include "rdt.pb-c.h"
-#include "session/connection.h"
 
 /* Allocates `bytes` of host memory at the daemon and maps them writable. The mapping is not offered by address, and has
  * one reference, the caller's, in *mapping_p. room_ns is how long the daemon may wait for room: 0 is not at all, a

@@ -12,7 +12,7 @@
 #ifndef CLIENT_LOANS_H
 #define CLIENT_LOANS_H
 
-#include "session/connection.h"
+#include "client/session/connection.h"
 
 struct loan {
     struct mapping *mapping;

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "options.h"
+#include "client/options.h"
 #include "proto/wire_limits.h"
 
 /* Copies the names of the devices that the mapper lists. */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "call.h"
+#include "client/call.h"
 #include "rdt.pb-c.h"
 
 /* ---- releasing ---- */
