@@ -28,7 +28,7 @@
  *     3  sending                     this header: encoding messages and sending them
  *     2  socket                      the socket: dialling, and setting it aside
  *     1  memory pending process      mappings; what waits for an answer; the pid
- *     0  ids                         lists of ids
+ *     0  ids delta                   lists of ids; deltas, which need no session
  *
  * A connection. This header owns framing, waiting, deadlines, the loss of the socket and the return to the next daemon. It
  * knows no message but ErrorReply.

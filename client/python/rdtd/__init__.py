@@ -23,6 +23,7 @@ from typing import Any, ContextManager, Optional, Union
 
 from . import _rdt
 from ._connection import Connection
+from ._delta import DeltaFollower, DeltaPublisher
 from ._errors import *  # noqa: F401,F403
 from ._errors import BY_STATUS, Error
 from ._errors import __all__ as _error_names
@@ -34,7 +35,7 @@ from ._versions import Published, Versions
 
 __version__ = _rdt.VERSION
 __all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request",
-           "Fetched", "Tensor", "Versions", "Published", "Member", "Group", *_error_names]
+           "Fetched", "Tensor", "Versions", "Published", "DeltaPublisher", "DeltaFollower", "Member", "Group", *_error_names]
 
 _rdt.setup(BY_STATUS, Error, Ref, Request, {other: NUMBERS[text] for other, text in BY_OTHER_NAME.items()
                                             if text in MORE_NAMES})

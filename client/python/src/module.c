@@ -100,6 +100,8 @@ static PyMethodDef functions[] = {
     {"setup", setup, METH_VARARGS, NULL},
     {"set_torch", set_torch, METH_VARARGS, NULL},
     {"header_names", header_names, METH_O, NULL},
+    {"delta_encode", delta_encode, METH_VARARGS, NULL},
+    {"delta_apply", delta_apply, METH_VARARGS, NULL},
     {"pool_info", gpu_pool_info, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -10,6 +10,7 @@
  *   tensor.c    Tensor and Memory: the daemon's memory as numpy, torch and the buffer protocol see it;  dlpack.c: DLPack
  *   gather.c    borrows any library's tensors as struct rdt_tensor;  gather_torch.c: torch's;  gather_gpu.c: tensors on GPUs
  *   gpu.c       GPU memory: the calls of librdt-cuda (refused where the package was built without cuda.h)
+ *   delta.c     deltas between two versions of a tensor's bytes
  *   header.c    parses the names out of a safetensors header
  *   module.c    the module itself, and how statuses become exceptions
  *
@@ -328,6 +329,13 @@ struct dl_managed_versioned {
 /* _rdt.header_names(bytes): (names in the order of their tensors, "__metadata__" as JSON), or None if put did not write this
  * header. */
 PyObject *header_names(PyObject *module, PyObject *header);
+
+/* ---- delta ---- */
+
+/* _rdt.delta_encode(base, next, elem_bytes, out): the length of the delta in out, or None if out is too small for it. */
+PyObject *delta_encode(PyObject *module, PyObject *args);
+/* _rdt.delta_apply(target, elem_bytes, delta) */
+PyObject *delta_apply(PyObject *module, PyObject *args);
 
 /* ---- Conn's methods ---- */
 

@@ -6,8 +6,10 @@
     p50, us of single fetches, one after the other
 
 Nodes are network namespaces, unshaped. What a request names is prepared before, on nobody's clock: with rdtd the owner has put an object of
-the scattered blocks, with NIXL a descriptor list is prepared. Requests in flight write to the same targets, whose first and last byte the
+the scattered blocks, with NIXL a descriptor list is prepared. The owner puts as many objects of the same blocks as requests are in flight,
+because fetches of one object would share one transfer, which no cache of different pages has. Requests in flight write to the same targets, whose first and last byte the
 reader checks afterwards, block by block. $BLOCKS='512x65536 4096x65536' chooses others."""
+import itertools
 import os
 import random
 import socket
@@ -91,8 +93,9 @@ class RdtdOwner:
         self.memory = self.c.empty(region_bytes(count, size), "u8", as_="numpy")
         offsets = scattered(count, size, 1)
         fill(self.memory, offsets, size)
-        self.ref = self.c.put([self.memory[offset:offset + size] for offset in offsets])
-        return self.ref
+        blocks = [self.memory[offset:offset + size] for offset in offsets]
+        self.refs = [self.c.put(blocks) for _ in range(max(IN_FLIGHT))]
+        return self.refs
 
 
 class RdtdReader(Reader):
@@ -100,13 +103,13 @@ class RdtdReader(Reader):
         import rdtd
         self.c = rdtd.connect(path)
 
-    def prepare(self, count, size, ref):
-        self.ref, self.size, self.offsets = ref, size, scattered(count, size, 2)
+    def prepare(self, count, size, refs):
+        self.refs, self.size, self.offsets = itertools.cycle(refs), size, scattered(count, size, 2)
         self.memory = self.c.empty(region_bytes(count, size), "u8", as_="numpy")
         self.targets = [self.memory[offset:offset + size] for offset in self.offsets]
 
     def begin(self):
-        return self.c.fetch(self.ref, into=self.targets, as_="list")
+        return self.c.fetch(next(self.refs), into=self.targets, as_="list")
 
     def finish(self, flying):
         done = self.c.wait(flying, 1)

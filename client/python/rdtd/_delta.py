@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights as deltas: each step publishes what changed beside the whole, and readers on other nodes fetch only that."""
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Mapping, Optional, Union
+
+from . import _rdt
+from ._arrays import dtype_text, kind_of, torch
+from ._connection import Connection, Visible
+from ._errors import Freed, Mismatch, NotFound
+from ._requests import MODES, Ref
+from ._versions import Published
+
+_SUFFIX = ".delta"  # of the name under which the delta to the newest version is published
+
+
+def _memory_of(key: str, value: Any) -> tuple[Any, int]:
+    """A tensor's contiguous bytes as a buffer, and its bytes an element."""
+    kind = kind_of(value)
+    if not kind:
+        raise TypeError(f"{key!r} is a {type(value).__name__}; a delta has tensors only")
+    if kind == "t":  # torch has no buffer protocol
+        if value.device.type != "cpu":
+            raise TypeError(f"{key!r} is on {value.device}; deltas are of tensors in host memory")
+        if not value.is_contiguous():
+            raise ValueError(f"{key!r} is not contiguous")
+        return value.detach().reshape(-1).view(torch().uint8).numpy(), int(value.element_size())
+    text = value.dtype if isinstance(value, _rdt.Tensor) else dtype_text(value.dtype)
+    return value, _rdt.DTYPES[text][1]
+
+
+class DeltaPublisher:
+    """Publishes the versions of a dict of tensors under a name, each as a snapshot, and beside it the delta from
+    the version before, under the name with ".delta" added. `DeltaFollower` reads both.
+
+        weights = rdtd.DeltaPublisher(c, "policy")
+        weights.publish(model.state_dict())  # after each step
+
+    A delta lists the values that changed. It is published if it is at most `most` of the bytes of the whole: one
+    step of reinforcement learning changes about a hundredth of the values of a bf16 model, pre-training changes
+    nearly all. The snapshot of the version before stays in the daemon's memory until the next `publish`. One
+    thread of one process publishes under a name. Tensors are contiguous and in host memory."""
+
+    def __init__(self, connection: Connection, name: str, *, visible: Visible = "owner", most: float = 0.5) -> None:
+        self.name = name
+        self.delta_bytes: Optional[int] = None
+        """The bytes of the delta to the version published last; None: it has none."""
+        self._connection = connection
+        self._visible: Visible = visible
+        self._most = most
+        self._last: Optional[tuple[Ref, dict[str, Any]]] = None  # the version before, and its tensors
+
+    def publish(self, tensors: Mapping[str, Any]) -> Published:
+        """Publishes the next version, and returns it as `Connection.publish` does. Errors: those of `put` and
+        `publish`; TypeError and ValueError name a tensor that cannot have a delta."""
+        for key, value in tensors.items():
+            _memory_of(key, value)
+        c = self._connection
+        ref = c.put(dict(tensors), snapshot=True, visible=self._visible)
+        try:
+            values: dict[str, Any] = c.get(ref, mode="share", as_="tensor")
+            delta = self._delta(values)
+            how = json.dumps({"base": str(self._last[0]) if self._last and delta is not None else None, "next": str(ref)})
+            c.publish(self.name + _SUFFIX, {"how": how, "deltas": delta or {}}, visible=self._visible)
+            version = c.publish(self.name, ref, visible=self._visible)
+        except BaseException:
+            ref.free()
+            raise
+        self.delta_bytes = None if delta is None else sum(len(part) for part in delta.values())
+        before, self._last = self._last, (ref, values)
+        if before is not None:
+            before[0].free()
+        return version
+
+    def unpublish(self) -> None:
+        """Ends both names, and gives back the snapshot of the last version. Error: NotFound (nothing is published)."""
+        last, self._last = self._last, None
+        self._connection.unpublish(self.name)
+        self._connection.unpublish(self.name + _SUFFIX)
+        if last is not None:
+            last[0].free()
+
+    def _delta(self, values: dict[str, Any]) -> Optional[dict[str, bytearray]]:
+        if self._last is None:
+            return None
+        before = self._last[1]
+        if list(before) != list(values) or any(
+                (before[key].shape, before[key].dtype) != (values[key].shape, values[key].dtype) for key in values):
+            return None
+        left = int(self._most * sum(value.nbytes for value in values.values()))
+        found = {}
+        for key, value in values.items():
+            # A delta ends early if it is longer than the rest of what all together may be.
+            room = bytearray(min(left, value.nbytes + value.nbytes // 2 + 64) & ~7)
+            used = _rdt.delta_encode(before[key], value, _memory_of(key, value)[1], room) if len(room) >= 56 else None
+            if used is None:
+                return None
+            del room[used:]
+            found[key] = room
+            left -= used
+        return found
+
+
+class DeltaFollower:
+    """Keeps a dict of tensors of this process at the newest version of a name that a `DeltaPublisher` publishes.
+
+        weights = rdtd.DeltaFollower(c, c.name("policy", address="trainer:7000"), model.state_dict())
+        while True:
+            version = weights.update()   # waits for a version that is newer than the last
+
+    The tensors are written in place. They are changed by the delta if they hold the version before it, and
+    otherwise fetched whole: the first time, after a version was missed, and when the tensors were written by
+    somebody else, which a hash of the result finds out."""
+
+    def __init__(self, connection: Connection, name: Union[str, _rdt.Ref], tensors: Mapping[str, Any]) -> None:
+        self.version = 0
+        """The version that the tensors hold; 0: none."""
+        self.by_delta = False
+        """Whether the last update came as a delta."""
+        self.bytes_fetched = 0
+        """The bytes that the last update fetched."""
+        self._connection = connection
+        self._name = name if isinstance(name, _rdt.Ref) else Ref.from_name(name)
+        self._tensors = dict(tensors)
+        self._memory = {key: _memory_of(key, value) for key, value in self._tensors.items()}
+        self._holds: Optional[str] = None  # the object whose bytes the tensors hold
+        self._has_deltas = False  # whether the name has been seen to have them
+
+    def update(self, timeout: Optional[float] = None) -> int:
+        """Waits for a version newer than `version`, brings the tensors to the newest one, and returns it.
+
+        timeout: seconds, None: no limit. After TimedOut while it waits for a version, the tensors are as before.
+        After any other error they may hold parts of two versions, and the next update fetches them whole.
+        Errors: those of `fetch`; Mismatch if the object has other tensors."""
+        end = None if timeout is None else time.monotonic() + timeout
+
+        def left() -> Optional[float]:
+            return None if end is None else max(0.0, end - time.monotonic())
+
+        newest = self._newest(left())
+        ref, base = newest.info()["ref"], self._holds
+        self._holds = None
+        self.by_delta = base is not None and self._by_delta(base, str(ref), left())
+        if not self.by_delta:
+            fetched = self._connection.fetch(ref, into=self._tensors, timeout=left()).fetched()
+            self.bytes_fetched = sum(tensor.nbytes for tensor in fetched.tensors)
+        self._holds, self.version = str(ref), newest.version
+        return self.version
+
+    def _newest(self, timeout: Optional[float]) -> _rdt.Object:
+        """Waits for a newer version, and holds it; brings no bytes."""
+        name = Ref.from_name(self._name.id.decode(), self.version, near=self._name)
+        (request,) = self._connection._fetch([name], MODES["auto"], timeout, None, None, None, None, None, None, 0.0, True)
+        request._wait(None)
+        return request._take()
+
+    def _by_delta(self, base: str, ref: str, timeout: Optional[float]) -> bool:
+        """Changes the tensors, which hold object `base`, to object `ref`. False if they have to be fetched."""
+        c = self._connection
+        name = Ref.from_name(self._name.id.decode() + _SUFFIX, near=self._name)
+        try:
+            if not self._has_deltas:
+                c.stat(name)  # a fetch would wait for the first version
+                self._has_deltas = True
+            found = c.get(name, as_="tensor", timeout=timeout)
+            how = json.loads(found["how"])
+            if (how["base"], how["next"]) != (base, ref) or found["deltas"].keys() != self._memory.keys():
+                return False
+            for key, (memory, elem_bytes) in self._memory.items():
+                _rdt.delta_apply(memory, elem_bytes, found["deltas"][key])
+        except (NotFound, Freed, Mismatch):
+            return False
+        self.bytes_fetched = sum(len(delta) for delta in found["deltas"].values())
+        return True

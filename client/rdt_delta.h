@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Deltas: what changed from one version of a tensor to the next. rdt.h does not include this header.
+ *
+ * A step of reinforcement learning changes about one of a hundred values of a bf16 model, anywhere in it, so a list of the
+ * changed values is a fiftieth of the tensor (tests/bench/delta_steps.py measures it on real optimizer steps). A publisher
+ * puts the delta beside the tensor, and a reader on another node that has the version before in memory of its own fetches
+ * the delta and applies it in place. These functions move nothing and need no session; they only turn two versions into
+ * bytes, and bytes into the newer version. They may be called from any thread.
+ *
+ * A delta is little-endian: a header of 48 bytes (the text "rdtdelta", a u32 version, 1, a u32 elem_bytes, then u64 elems,
+ * changed, gap_bytes and the XXH3 hash of the whole newer version), then the gaps, zeros up to a multiple of eight bytes,
+ * and the changed values one after the other. A gap counts the unchanged elements before the next changed one: a byte up to
+ * 253; 254 and a u16; or 255 and a u64. */
+#ifndef RDT_DELTA_H
+#define RDT_DELTA_H
+
+#include "rdt.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Writes the delta from base to next, both of elems elements of elem_bytes (1, 2, 4 or 8) bytes, contiguous, to
+ * out [out_bytes], and its length to *used_p. Elements are compared as bits, so a zero and a negative zero differ. out may
+ * be any memory that does not overlap the others. Errors: LIMIT (the delta is longer than out_bytes: send the tensor
+ * instead), INVALID (elem_bytes). */
+enum rdt_status rdt_delta_encode(const void *base, const void *next, size_t elems, size_t elem_bytes, void *out,
+                                 size_t out_bytes, size_t *used_p, struct rdt_error *err);
+
+/* Turns target, which holds the base of the delta [delta_bytes], into the newer version, in place. Errors: INVALID (this is
+ * not a delta for so many elements of so many bytes, or it is torn): then target is unchanged. MISMATCH: target did not hold
+ * the base, because the result has another hash: then target holds neither version, and the caller fetches the whole tensor
+ * into it. */
+enum rdt_status rdt_delta_apply(void *target, size_t elems, size_t elem_bytes, const void *delta, size_t delta_bytes,
+                                struct rdt_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

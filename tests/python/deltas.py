@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights as deltas: a publisher at one daemon, followers at it and at another."""
+import sys
+
+import rdtd
+
+from nodes import LONG, Node, Skipped, main, raises
+
+try:
+    import torch
+except ImportError:
+    torch = None
+try:
+    import numpy as np
+except ImportError:
+    print("no numpy here")
+    sys.exit(77)
+
+RANDOM = np.random.default_rng(7)
+
+
+def weights():
+    return {"large": RANDOM.standard_normal(300_000).astype("f4"), "half": RANDOM.standard_normal((50, 100)).astype("f2"),
+            "bytes": np.zeros(1000, "u1"), "none": np.zeros(0, "f4"), "one": np.array(3.0)}
+
+
+def step(tensors, parts=100):
+    """Changes about one of `parts` values, as an optimizer does."""
+    for value in tensors.values():
+        chosen = RANDOM.random(value.shape) < 1 / parts
+        value[chosen] += np.ones((), value.dtype)
+
+
+def empty_like(tensors):
+    return {key: np.full_like(value, 9) for key, value in tensors.items()}
+
+
+def assert_same(one, other):
+    for key, value in one.items():
+        np.testing.assert_array_equal(value, other[key], key)
+
+
+def test_a_follower_on_another_node_fetches_deltas():
+    with Node(listen=True) as near, Node(listen=True) as far, rdtd.connect(near.socket) as c, rdtd.connect(far.socket) as other:
+        now = weights()
+        publisher = rdtd.DeltaPublisher(c, "policy")
+        version = publisher.publish(now)
+        assert version == 1 and publisher.delta_bytes is None
+        follower = rdtd.DeltaFollower(other, version.ref, empty_like(now))
+        assert follower.update(LONG) == 1 and not follower.by_delta
+        assert_same(now, follower._tensors)
+        near.fds, far.fds = near.open_fds(), far.open_fds()  # the transports between the nodes stay connected
+        whole = follower.bytes_fetched
+        assert whole == sum(value.nbytes for value in now.values())
+        for number in range(2, 8):
+            step(now)
+            assert publisher.publish(now) == number
+            assert follower.update(LONG) == number and follower.by_delta
+            assert follower.bytes_fetched == publisher.delta_bytes < whole / 10
+            assert_same(now, follower._tensors)
+        with raises(rdtd.TimedOut):
+            follower.update(0.05)
+        step(now)
+        publisher.publish(now)
+        assert follower.update(LONG) == 8 and follower.by_delta
+        assert_same(now, follower._tensors)
+        publisher.unpublish()
+
+
+def test_a_missed_version_is_fetched_whole():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        now = weights()
+        publisher = rdtd.DeltaPublisher(c, "policy")
+        publisher.publish(now)
+        follower = rdtd.DeltaFollower(c, "policy", empty_like(now))
+        follower.update(LONG)
+        for _ in range(2):
+            step(now)
+            publisher.publish(now)
+        assert follower.update(LONG) == 3 and not follower.by_delta
+        assert_same(now, follower._tensors)
+        step(now)
+        publisher.publish(now)
+        assert follower.update(LONG) == 4 and follower.by_delta
+        assert_same(now, follower._tensors)
+        publisher.unpublish()
+
+
+def test_tensors_that_somebody_wrote_are_fetched_whole():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        now = weights()
+        publisher = rdtd.DeltaPublisher(c, "policy")
+        publisher.publish(now)
+        mine = empty_like(now)
+        follower = rdtd.DeltaFollower(c, "policy", mine)
+        follower.update(LONG)
+        mine["large"][5] += 1
+        step(now, 10**9)
+        publisher.publish(now)
+        assert follower.update(LONG) == 2 and not follower.by_delta
+        assert_same(now, mine)
+        publisher.unpublish()
+
+
+def test_a_step_that_changes_all_has_no_delta():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        now = weights()
+        publisher = rdtd.DeltaPublisher(c, "policy")
+        publisher.publish(now)
+        follower = rdtd.DeltaFollower(c, "policy", empty_like(now))
+        follower.update(LONG)
+        step(now, 1)
+        publisher.publish(now)
+        assert publisher.delta_bytes is None
+        assert follower.update(LONG) == 2 and not follower.by_delta
+        assert_same(now, follower._tensors)
+        now["more"] = np.ones(3)  # another layout has none either
+        publisher.publish(now)
+        assert publisher.delta_bytes is None
+        with raises(rdtd.Mismatch):
+            follower.update(LONG)
+        publisher.unpublish()
+
+
+def test_a_name_without_deltas_can_be_followed():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        now = weights()
+        follower = rdtd.DeltaFollower(c, "plain", empty_like(now))
+        for number in (1, 2):
+            step(now)
+            c.publish("plain", now)
+            assert follower.update(LONG) == number and not follower.by_delta
+            assert_same(now, follower._tensors)
+        c.unpublish("plain")
+
+
+def test_a_publisher_keeps_two_versions_and_no_more():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        now = weights()
+        publisher = rdtd.DeltaPublisher(c, "policy")
+        for _ in range(6):
+            step(now)
+            publisher.publish(now)
+        assert len(c.objects()) <= 3, c.objects()  # this version, the one before, and the delta
+        publisher.unpublish()
+
+
+def test_what_has_no_delta_is_named():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        publisher = rdtd.DeltaPublisher(c, "policy")
+        with raises(TypeError, "'step' is a int"):
+            publisher.publish({"a": np.ones(3), "step": 7})
+        with raises(TypeError, "'step' is a int"):
+            rdtd.DeltaFollower(c, "policy", {"step": 7})
+
+
+def test_tensors_of_torch_are_followed_in_place():
+    if torch is None:
+        raise Skipped("no torch here")
+    with Node() as node, rdtd.connect(node.socket) as c:
+        model = torch.nn.Linear(200, 300).to(torch.bfloat16)
+        copy = torch.nn.Linear(200, 300).to(torch.bfloat16)
+        publisher = rdtd.DeltaPublisher(c, "policy")
+        follower = rdtd.DeltaFollower(c, "policy", copy.state_dict())
+        for number in (1, 2, 3):
+            publisher.publish(model.state_dict())
+            assert follower.update(LONG) == number and follower.by_delta == (number > 1)
+            for one, other in zip(model.parameters(), copy.parameters()):
+                assert torch.equal(one, other)
+            with torch.no_grad():
+                model.weight[::50] += 1
+        publisher.unpublish()
+
+
+main(globals())
