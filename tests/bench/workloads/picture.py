@@ -9,8 +9,9 @@ from xml.sax.saxutils import escape
 # (workload, figure, how a case begins, title)
 PANELS = (
     ("weights", "handed, ms", "one node", "Weights to four samplers on one node: until all have them, ms"),
-    ("weights", "handed, ms", "three nodes", "Weights to four samplers on two other nodes: until all have them, ms"),
-    ("blocks", "GB/s", "512 blocks", "Blocks of a cache, between two nodes: GB/s (longer is better)"),
+    ("weights", "handed, ms", "three nodes, 256 MiB, 2gbit", "Weights to four samplers on two other nodes, links of 2 Gbit/s: until all have them, ms"),
+    ("blocks", "GB/s", "512 blocks of 64 KiB, 8", "512 blocks of 64 KiB between two nodes, 8 requests in flight: GB/s (longer is better)"),
+    ("blocks", "GB/s", "4096 blocks of 16 KiB, 8", "4,096 blocks of 16 KiB between two nodes, 8 requests in flight: GB/s (longer is better)"),
     ("queues", "read p50, ms", "213 MB", "An array of 213 MB from one process to another: until it is read, ms"),
     ("queues", "read p50, ms", "a dict", "A dict of 10,000 tensors from one process to another: until it is read, ms"),
     ("loader", "batches/s", "epochs", "Four loader workers, batches of 20 MB: batches a second (longer is better)"),
@@ -56,16 +57,17 @@ def main():
                 return LEFT + scale * math.log10(max(value, low) / low)
             for row in rows:
                 y += BAR + GAP
-                ours = row["side"].startswith("rdtd")
+                ours = "rdtd" in row["side"]
                 out.append(f'<text x="{LEFT - 6}" y="{y - 3}" class="s">{escape(row["side"])}</text>'
                            f'<rect x="{LEFT}" y="{y - BAR}" width="{x(row["median"]) - LEFT:.1f}" height="{BAR}" fill="{"#1b5e9e" if ours else "#c9c2b4"}"/>'
                            f'<line x1="{x(row["least"]):.1f}" x2="{x(row["most"]):.1f}" y1="{y - BAR / 2:.1f}" y2="{y - BAR / 2:.1f}" stroke="#444"/>'
                            f'<text x="{x(row["most"]) + 6:.1f}" y="{y - 3}" class="v">{number(row["median"])}</text>')
         y += 34
     entry = next(iter(found.values()))
+    rounds = sorted({one["rounds"] for one in found.values()})
     about = entry["machine"]
     footer = f'{entry["date"]}, {about["cores"]} processors ({about["processor"]}), {about["memory_gib"]} GiB, Linux {about["kernel"].split("-")[0]}; ' \
-             f'medians of {entry["rounds"]} rounds, lines: ranges; logarithmic'
+             f'medians of {" or ".join(map(str, rounds))} rounds, lines: ranges; logarithmic'
     out.append(f'<text x="12" y="{y}" class="c">{escape(footer)}</text>')
     with open(target, "w") as file:
         file.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {y + 14}" width="760" height="{y + 14}" font-family="sans-serif">\n'
