@@ -2,16 +2,26 @@
 /* Devices and contexts of the fake driver. */
 #include "tests/fake_cuda/fake_cuda.h"
 
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define INIT_US 200000 /* what cuInit and a context take, if they are slow */
+#define INIT_FDS 20
+#define CONTEXT_US 100000
+#define CONTEXT_FDS 10
 
 struct fake_gpu fake_gpu[FAKE_MAX_GPUS];
 int fake_gpus;
 pthread_mutex_t fake_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static bool started;
+static int context_fds[FAKE_MAX_GPUS][CONTEXT_FDS];
 static _Thread_local int current = -1;
 
 long fake_setting(const char *name, long fallback)
@@ -24,6 +34,38 @@ long fake_setting(const char *name, long fallback)
 bool fake_unkind(const char *name)
 {
     return fake_setting(name, fake_setting("FAKE_CUDA_UNKIND", 0)) != 0;
+}
+
+void fake_call(const char *name)
+{
+    const char *path = getenv("FAKE_CUDA_TRACE");
+    char line[120];
+    int fd, n;
+
+    if (!path || !path[0])
+        return;
+    n = snprintf(line, sizeof line, "%d %ld %s\n", (int)getpid(), syscall(SYS_gettid), name);
+    fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0 || write(fd, line, (size_t)n) != n)
+        abort();
+    (void)close(fd);
+}
+
+CUresult fake_broken(void)
+{
+    static atomic_bool broken;
+    const char *path = getenv("FAKE_CUDA_BREAK");
+
+    if (path && path[0] && !broken && access(path, F_OK) == 0)
+        broken = true;
+    return broken ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+}
+
+/* They are recognised by their name (fds_of in tests/support). */
+static void open_fds(int *fds, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        fds[i] = memfd_create("fake-nvidia", MFD_CLOEXEC);
 }
 
 static CUcontext context_of(CUdevice device)
@@ -105,13 +147,20 @@ CUresult cuInit(unsigned flags)
     static atomic_long calls;
     long answer = fake_setting("FAKE_CUDA_INIT", 0);
 
+    fake_call(__func__);
     if (answer && getenv("FAKE_CUDA_INIT_TIMES") && calls++ >= fake_setting("FAKE_CUDA_INIT_TIMES", 0))
         answer = 0;
     if (flags || answer)
         return flags ? CUDA_ERROR_INVALID_VALUE : (CUresult)answer;
     pthread_mutex_lock(&fake_mutex);
-    if (!started)
+    if (!started) {
+        static int fds[INIT_FDS];
+        if (fake_unkind("FAKE_CUDA_SLOW_INIT")) {
+            open_fds(fds, INIT_FDS);
+            fake_take_us(INIT_US);
+        }
         see_gpus();
+    }
     started = fake_gpus > 0;
     pthread_mutex_unlock(&fake_mutex);
     return fake_gpus > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
@@ -124,6 +173,7 @@ static bool is_gpu(CUdevice device)
 
 CUresult cuDriverGetVersion(int *version_p)
 {
+    fake_call(__func__);
     *version_p = (int)fake_setting("FAKE_CUDA_VERSION", 13000);
     return CUDA_SUCCESS;
 }
@@ -132,6 +182,7 @@ CUresult cuGetErrorName(CUresult error, const char **text_p)
 {
     static _Thread_local char text[40];
 
+    fake_call(__func__);
     (void)snprintf(text, sizeof text, "FAKE_CUDA_ERROR_%d", (int)error);
     *text_p = text;
     return CUDA_SUCCESS;
@@ -139,12 +190,14 @@ CUresult cuGetErrorName(CUresult error, const char **text_p)
 
 CUresult cuGetErrorString(CUresult error, const char **text_p)
 {
+    fake_call(__func__);
     *text_p = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory (of the fake)" : "an error of the fake driver";
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetCount(int *count_p)
 {
+    fake_call(__func__);
     if (!started)
         return CUDA_ERROR_NOT_INITIALIZED;
     *count_p = fake_gpus;
@@ -153,6 +206,7 @@ CUresult cuDeviceGetCount(int *count_p)
 
 CUresult cuDeviceGet(CUdevice *device_p, int ordinal)
 {
+    fake_call(__func__);
     if (!is_gpu(ordinal))
         return CUDA_ERROR_INVALID_DEVICE;
     *device_p = ordinal;
@@ -161,6 +215,7 @@ CUresult cuDeviceGet(CUdevice *device_p, int ordinal)
 
 CUresult cuDeviceGetUuid(CUuuid *uuid_p, CUdevice device)
 {
+    fake_call(__func__);
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     memset(uuid_p, 0, sizeof *uuid_p);
@@ -171,6 +226,7 @@ CUresult cuDeviceGetUuid(CUuuid *uuid_p, CUdevice device)
 
 CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 {
+    fake_call(__func__);
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     (void)snprintf(name, (size_t)size, "FAKE GPU %d (memfd)%s", fake_gpu[device].number,
@@ -180,6 +236,7 @@ CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 
 CUresult cuDeviceTotalMem(size_t *bytes_p, CUdevice device)
 {
+    fake_call(__func__);
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     *bytes_p = fake_gpu[device].total;
@@ -188,6 +245,7 @@ CUresult cuDeviceTotalMem(size_t *bytes_p, CUdevice device)
 
 CUresult cuDeviceGetAttribute(int *value_p, CUdevice_attribute attribute, CUdevice device)
 {
+    fake_call(__func__);
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     switch ((int)attribute) {
@@ -208,6 +266,7 @@ CUresult cuDeviceGetAttribute(int *value_p, CUdevice_attribute attribute, CUdevi
 
 CUresult cuDeviceCanAccessPeer(int *can_p, CUdevice device, CUdevice peer)
 {
+    fake_call(__func__);
     if (!is_gpu(device) || !is_gpu(peer))
         return CUDA_ERROR_INVALID_DEVICE;
     *can_p = device != peer && !getenv("FAKE_CUDA_NO_PEER");
@@ -216,10 +275,14 @@ CUresult cuDeviceCanAccessPeer(int *can_p, CUdevice device, CUdevice peer)
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context_p, CUdevice device)
 {
+    fake_call(__func__);
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&fake_mutex);
-    fake_gpu[device].retained++;
+    if (fake_gpu[device].retained++ == 0 && fake_unkind("FAKE_CUDA_SLOW_INIT")) {
+        open_fds(context_fds[device], CONTEXT_FDS);
+        fake_take_us(CONTEXT_US);
+    }
     pthread_mutex_unlock(&fake_mutex);
     *context_p = context_of(device);
     return CUDA_SUCCESS;
@@ -229,11 +292,16 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
     CUresult result = CUDA_ERROR_INVALID_CONTEXT;
 
+    fake_call(__func__);
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&fake_mutex);
     if (fake_gpu[device].retained > 0) {
         if (--fake_gpu[device].retained == 0) { /* peer access ends with the context */
+            for (unsigned i = 0; i < CONTEXT_FDS && context_fds[device][i] > 0; i++) {
+                (void)close(context_fds[device][i]);
+                context_fds[device][i] = 0;
+            }
             fake_gpu[device].peers = 0;
             for (int i = 0; i < fake_gpus; i++)
                 fake_gpu[i].peers &= ~(1u << device);
@@ -246,6 +314,7 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags_p, int *active_p)
 {
+    fake_call(__func__);
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     *flags_p = 0;
@@ -255,6 +324,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags_p, int *act
 
 CUresult cuCtxSetCurrent(CUcontext context)
 {
+    fake_call(__func__);
     if (!started)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (context && !fake_has_context(device_of(context)))
@@ -265,12 +335,14 @@ CUresult cuCtxSetCurrent(CUcontext context)
 
 CUresult cuCtxGetCurrent(CUcontext *context_p)
 {
+    fake_call(__func__);
     *context_p = current >= 0 ? context_of(current) : NULL;
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetDevice(CUdevice *device_p)
 {
+    fake_call(__func__);
     if (fake_current() < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     *device_p = current;
@@ -283,6 +355,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
     unsigned bit;
     bool again;
 
+    fake_call(__func__);
     (void)flags;
     if (device < 0 || !peer || device_of(peer) == device)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -300,6 +373,7 @@ CUresult cuMemGetInfo(size_t *free_p, size_t *total_p)
 {
     CUdevice device = fake_current();
 
+    fake_call(__func__);
     if (device < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     pthread_mutex_lock(&fake_mutex);

@@ -12,7 +12,7 @@
 struct legacy_handle {
     char magic[8];
     int32_t pid, fd, number; /* of the process, of its chunk, of the GPU */
-    uint32_t uid;
+    uint32_t uid, pid_ns;
     uint64_t bytes, inode;
 };
 _Static_assert(sizeof(struct legacy_handle) <= 64, "CUipcMemHandle");
@@ -20,6 +20,13 @@ _Static_assert(sizeof(struct legacy_handle) <= 64, "CUipcMemHandle");
 #define SHARED_BYTES ((size_t)1 << 20) /* allocations up to this size share a block */
 
 static struct range *shared_block[FAKE_MAX_GPUS]; /* that small allocations fill now */
+
+static uint32_t pid_namespace(void)
+{
+    struct stat st;
+
+    return stat("/proc/self/ns/pid", &st) == 0 ? (uint32_t)st.st_ino : 0;
+}
 
 /* Returns a new range with memory of its own; NULL: no memory. */
 static struct range *block_new(CUdevice device, size_t room)
@@ -46,9 +53,14 @@ CUresult cuMemAlloc(CUdeviceptr *address_p, size_t bytes)
     struct part *part = calloc(1, sizeof *part);
     struct range *range;
 
+    fake_call(__func__);
     if (fake_is_unsafe()) {
         free(part);
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    if (fake_broken() != CUDA_SUCCESS) {
+        free(part);
+        return fake_broken();
     }
     if (device < 0 || !bytes || !part) {
         free(part);
@@ -88,10 +100,14 @@ CUresult cuMemFree(CUdeviceptr address)
     struct part **at, *part;
     struct range *range;
 
+    fake_call(__func__);
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (result != CUDA_ERROR_INVALID_VALUE)
         return result;
+    if (fake_broken() != CUDA_SUCCESS)
+        return fake_broken();
+    fake_await_kernels(fake_current());
     pthread_mutex_lock(&fake_mutex);
     range = fake_range_at(address);
     for (at = range ? &range->parts : NULL; at && *at && (*at)->base != address;)
@@ -116,12 +132,14 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle_p, CUdeviceptr address)
     struct range *range;
     struct stat st;
 
+    fake_call(__func__);
     pthread_mutex_lock(&fake_mutex);
     mapping = fake_mapping_at(address, &range);
     if (result == CUDA_ERROR_INVALID_VALUE && mapping && mapping->chunk->legacy && !range->opened &&
         fstat(mapping->chunk->fd, &st) == 0) {
         handle.pid = getpid();
         handle.uid = geteuid();
+        handle.pid_ns = pid_namespace();
         handle.fd = mapping->chunk->fd;
         handle.number = fake_gpu[mapping->chunk->device].number;
         handle.bytes = mapping->bytes;
@@ -144,6 +162,7 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address_p, CUipcMemHandle given, unsign
     CUdevice device = fake_current();
     int fd;
 
+    fake_call(__func__);
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     memcpy(&handle, &given, sizeof handle);
@@ -151,6 +170,8 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address_p, CUipcMemHandle given, unsign
         return CUDA_ERROR_INVALID_CONTEXT;
     if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(handle.magic, "fakeipc", 8) != 0)
         return CUDA_ERROR_INVALID_VALUE;
+    if (handle.pid_ns != pid_namespace() && fake_unkind("FAKE_CUDA_IPC_SAME_PID_NS"))
+        return CUDA_ERROR_INVALID_CONTEXT;
     if (fake_unkind("FAKE_CUDA_NO_IPC") || (fake_unkind("FAKE_CUDA_IPC_SAME_UID") && handle.uid != geteuid()))
         return CUDA_ERROR_INVALID_HANDLE;
     (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.pid, handle.fd);
@@ -187,8 +208,10 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address)
     CUresult result = fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
     struct range *range;
 
+    fake_call(__func__);
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    fake_await_kernels(fake_current());
     pthread_mutex_lock(&fake_mutex);
     range = fake_range_at(address);
     if (result == CUDA_ERROR_INVALID_VALUE && range && range->opened && range->base == (char *)address) {

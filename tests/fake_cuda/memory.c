@@ -189,6 +189,7 @@ CUresult cuMemGetAddressRange(CUdeviceptr *base_p, size_t *bytes_p, CUdeviceptr 
     struct mapping *mapping;
     struct range *range;
 
+    fake_call(__func__);
     pthread_mutex_lock(&fake_mutex);
     mapping = fake_mapping_at(address, &range);
     part = mapping ? range->parts : NULL;
@@ -210,6 +211,7 @@ CUresult cuPointerGetAttribute(void *value_p, CUpointer_attribute attribute, CUd
     struct range *range;
     CUresult result = CUDA_SUCCESS;
 
+    fake_call(__func__);
     if (fake_setting("FAKE_CUDA_POINTER_FAILS", 0) != 0)
         return (CUresult)fake_setting("FAKE_CUDA_POINTER_FAILS", 0);
     if (fake_current() < 0 && fake_unkind("FAKE_CUDA_POINTER_CONTEXT"))

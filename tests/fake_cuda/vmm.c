@@ -21,6 +21,7 @@ static bool fits(const CUmemAllocationProp *prop)
 CUresult cuMemGetAllocationGranularity(size_t *bytes_p, const CUmemAllocationProp *prop,
                                        CUmemAllocationGranularity_flags option)
 {
+    fake_call(__func__);
     (void)option;
     if (!fits(prop))
         return CUDA_ERROR_INVALID_VALUE;
@@ -34,10 +35,13 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle_p, size_t bytes, const
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     struct chunk *chunk = NULL;
 
+    fake_call(__func__);
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (!fits(prop) || flags || !bytes || bytes % FAKE_GRANULE)
         return CUDA_ERROR_INVALID_VALUE;
+    if (fake_broken() != CUDA_SUCCESS)
+        return fake_broken();
     pthread_mutex_lock(&fake_mutex);
     if (bytes <= fake_gpu[prop->location.id].total - fake_gpu[prop->location.id].used)
         chunk = fake_chunk_new(prop->location.id, bytes, -1, false);
@@ -52,6 +56,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle_p, size_t bytes, const
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
+    fake_call(__func__);
     pthread_mutex_lock(&fake_mutex);
     fake_chunk_unref((struct chunk *)(uintptr_t)handle);
     pthread_mutex_unlock(&fake_mutex);
@@ -64,6 +69,7 @@ CUresult cuMemExportToShareableHandle(void *shared_p, CUmemGenericAllocationHand
     struct chunk *chunk = (struct chunk *)(uintptr_t)handle;
     int fd;
 
+    fake_call(__func__);
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags || chunk->closed)
         return CUDA_ERROR_INVALID_VALUE;
     if (chunk->imported && fake_unkind("FAKE_CUDA_NO_REEXPORT"))
@@ -82,6 +88,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle_p, 
     struct chunk *chunk;
     struct stat st;
 
+    fake_call(__func__);
     if (fake_is_unsafe()) {
         (void)close(fd);
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -110,6 +117,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop_p, CUm
 {
     const struct chunk *chunk = (struct chunk *)(uintptr_t)handle;
 
+    fake_call(__func__);
     memset(prop_p, 0, sizeof *prop_p);
     prop_p->type = CU_MEM_ALLOCATION_TYPE_PINNED;
     prop_p->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -124,6 +132,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle_p, voi
     struct mapping *mapping;
     struct range *range;
 
+    fake_call(__func__);
     pthread_mutex_lock(&fake_mutex);
     mapping = fake_mapping_at((CUdeviceptr)address, &range);
     if (mapping && !mapping->chunk->legacy) {
@@ -139,6 +148,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *address_p, size_t bytes, size_t alignm
 {
     struct range *range;
 
+    fake_call(__func__);
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     (void)alignment, (void)wish;
@@ -158,6 +168,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes)
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     struct range *range;
 
+    fake_call(__func__);
     pthread_mutex_lock(&fake_mutex);
     range = fake_range_at(address);
     if (range && range->base == (char *)address && range->bytes == bytes && !range->mappings) {
@@ -175,6 +186,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     struct range *range;
 
+    fake_call(__func__);
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&fake_mutex);
@@ -191,9 +203,16 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     struct mapping *mapping;
     struct range *range;
+    CUdevice device;
 
+    fake_call(__func__);
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    pthread_mutex_lock(&fake_mutex);
+    mapping = fake_mapping_at(address, &range);
+    device = mapping ? mapping->chunk->device : -1;
+    pthread_mutex_unlock(&fake_mutex);
+    fake_await_kernels(device);
     pthread_mutex_lock(&fake_mutex);
     while (bytes > 0 && (mapping = fake_mapping_at(address, &range)) != NULL && mapping->bytes <= bytes &&
            (CUdeviceptr)range->base + mapping->offset == address) {
@@ -212,6 +231,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
     struct mapping *mapping;
     struct range *range;
 
+    fake_call(__func__);
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&fake_mutex);

@@ -93,7 +93,7 @@ bool canary_alive(const struct canary *canary);     /* the margins are intact */
 bool canary_untouched(const struct canary *canary); /* and so is the buffer */
 void canary_destroy(struct canary *canary);
 
-/* Open fds of a process; 0: itself, without those of the harness. */
+/* Open fds of a process without those of a GPU's driver; 0: itself, also without those of the harness. */
 unsigned fds_of(int pid);
 extern int harness_fds; /* how many of this process's fds belong to nodes, actors and networks */
 /* Resident memory of a process. */

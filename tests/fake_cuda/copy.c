@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies of the fake driver. See fake_stream.h. */
+#include "tests/fake_cuda/fake_stream.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static char *reach(CUdeviceptr address, size_t bytes)
+{
+    return fake_is_device(address) ? fake_cuda_reach(address, bytes) : (char *)address;
+}
+
+static bool is_pageable(CUdeviceptr address, size_t bytes)
+{
+    return bytes > 0 && !fake_is_device(address) && !fake_host_registered((void *)(uintptr_t)address, bytes);
+}
+
+/* An unpinned copy blocks its caller until the stream has carried it out. */
+static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    bool pageable = is_pageable(to, bytes) || is_pageable(from, bytes);
+    CUresult result;
+
+    if (bytes > 0 && (!reach(to, bytes) || !reach(from, bytes)))
+        return CUDA_ERROR_INVALID_VALUE;
+    result = fake_queue(stream, &(struct work){.kind = WORK_COPY, .to = to, .from = from, .bytes = bytes});
+    if (result == CUDA_SUCCESS && pageable && fake_unkind("FAKE_CUDA_UNPINNED_BLOCKS"))
+        fake_stream_await(fake_stream_of(stream));
+    return result;
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    fake_call(__func__);
+    return copy(to, from, bytes, stream);
+}
+
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
+                           CUstream stream)
+{
+    struct fake_stream *in = fake_stream_of(stream);
+    const char *path = getenv("FAKE_CUDA_STAGED");
+
+    fake_call(__func__);
+    if (!to_context || !from_context || !in)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (path && !(fake_reaches(in->device, to) && fake_reaches(in->device, from))) {
+        int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0 || write(fd, "x", 1) != 1)
+            abort();
+        (void)close(fd);
+    }
+    return copy(to, from, bytes, stream);
+}
+
+CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *plane, CUstream stream)
+{
+    CUdeviceptr to = plane->dstMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)plane->dstHost : plane->dstDevice;
+    CUdeviceptr from = plane->srcMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)plane->srcHost : plane->srcDevice;
+    CUresult result = CUDA_SUCCESS;
+
+    fake_call(__func__);
+    if (plane->WidthInBytes > plane->dstPitch || plane->WidthInBytes > plane->srcPitch)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t row = 0; result == CUDA_SUCCESS && row < plane->Height; row++)
+        result = copy(to + row * plane->dstPitch, from + row * plane->srcPitch, plane->WidthInBytes, stream);
+    return result;
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
+{
+    fake_call(__func__);
+    if (bytes > 0 && (!fake_is_device(to) || !reach(to, bytes)))
+        return CUDA_ERROR_INVALID_VALUE;
+    return fake_queue(stream, &(struct work){.kind = WORK_SET, .to = to, .bytes = bytes, .value = value});
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Events, and functions that streams call. See fake_stream.h. */
+#include "tests/fake_cuda/fake_stream.h"
+
+#include <stdlib.h>
+
+void fake_event_unref(struct fake_event *event)
+{
+    if (--event->refs == 0)
+        free(event);
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+{
+    fake_call(__func__);
+    (void)flags;
+    return fake_queue(stream, &(struct work){.kind = WORK_AWAIT, .event = (struct fake_event *)event});
+}
+
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn call, void *arg)
+{
+    fake_call(__func__);
+    return fake_queue(stream, &(struct work){.kind = WORK_CALL, .call = call, .arg = arg});
+}
+
+struct callback {
+    CUstream stream;
+    CUstreamCallback call;
+    void *arg;
+};
+
+static void call_back(void *arg)
+{
+    struct callback callback = *(struct callback *)arg;
+
+    free(arg);
+    callback.call(callback.stream, CUDA_SUCCESS, callback.arg);
+}
+
+CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback call, void *arg, unsigned flags)
+{
+    struct callback *callback = flags ? NULL : malloc(sizeof *callback);
+    CUresult result;
+
+    fake_call(__func__);
+    if (!callback)
+        return CUDA_ERROR_INVALID_VALUE;
+    *callback = (struct callback){stream, call, arg};
+    result = cuLaunchHostFunc(stream, call_back, callback);
+    if (result != CUDA_SUCCESS)
+        free(callback);
+    return result;
+}
+
+CUresult cuEventCreate(CUevent *event_p, unsigned flags)
+{
+    struct fake_event *event = fake_current() < 0 || fake_in_call() ? NULL : calloc(1, sizeof *event);
+
+    fake_call(__func__);
+    (void)flags;
+    if (!event)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    event->refs = 1;
+    *event_p = (CUevent)event;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy(CUevent event)
+{
+    fake_call(__func__);
+    pthread_mutex_lock(&fake_streams_mutex);
+    fake_event_unref((struct fake_event *)event);
+    pthread_mutex_unlock(&fake_streams_mutex);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    fake_call(__func__);
+    return fake_queue(stream, &(struct work){.kind = WORK_RECORD, .event = (struct fake_event *)event});
+}
+
+CUresult cuEventQuery(CUevent given)
+{
+    struct fake_event *event = (struct fake_event *)given;
+    bool done;
+
+    fake_call(__func__);
+    if (fake_in_call())
+        return CUDA_ERROR_NOT_PERMITTED;
+    if (fake_is_unsafe())
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    pthread_mutex_lock(&fake_streams_mutex);
+    if (event->captured) {
+        pthread_mutex_unlock(&fake_streams_mutex);
+        return CUDA_ERROR_CAPTURED_EVENT;
+    }
+    done = event->done >= event->recorded || getenv("FAKE_CUDA_EVENTS_AT_ONCE");
+    pthread_mutex_unlock(&fake_streams_mutex);
+    if (fake_broken() != CUDA_SUCCESS)
+        return fake_broken();
+    return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent given)
+{
+    struct fake_event *event = (struct fake_event *)given;
+    uint64_t until;
+
+    fake_call(__func__);
+    if (fake_in_call())
+        return CUDA_ERROR_NOT_PERMITTED;
+    pthread_mutex_lock(&fake_streams_mutex);
+    until = event->recorded;
+    while (event->done < until)
+        pthread_cond_wait(&fake_streams_change, &fake_streams_mutex);
+    pthread_mutex_unlock(&fake_streams_mutex);
+    return fake_broken();
+}
