@@ -43,6 +43,7 @@ enum rdt_status device_alloc(rdt *conn, size_t bytes, const struct rdt_alloc_opt
     request.device = (char *)(options->device ? options->device : "");
     request.bytes = bytes;
     request.timeout_ns = options->timeout_ns;
+    request.written_whole = options->written_whole;
     status = call_many(conn, RDT_MSG_ALLOC, &request.base, NULL, 0, deadline_ns, &answer, &got, err);
     if (status != RDT_OK)
         return status;

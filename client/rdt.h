@@ -133,6 +133,8 @@ struct rdt_alloc_options {
                          * address of the device */
     const char *device;      /* the uuid of the device; NULL: the only one there is */
     int64_t call_timeout_ns; /* of the whole call; 0: five minutes more than timeout_ns; negative: without end */
+    bool written_whole;      /* device memory: the caller writes all of it before anybody reads it. It may then show bytes that
+                              * this user had there before, instead of zeros. Host memory is zeroed in any case */
 };
 
 /* Allocates as rdt_alloc does, with options. A request that waits for room holds nothing, and later requests of the same

@@ -4,8 +4,9 @@
  * Order of the files. A file uses those on lower lines only; tests/check-layers compares this drawing with the symbols
  * of the objects.
  *
- *     6  open                    opens and closes the handle of a connection
- *     5  pool put                an allocator for other libraries; rdt_cuda_put
+ *     7  open                    opens and closes the handle of a connection
+ *     6  pool put                an allocator for other libraries; rdt_cuda_put
+ *     5  rooms                   copies of the tensors of a put
  *     4  memory                  rdt_cuda_alloc and rdt_cuda_offer
  *     3  map names offers        the rdt_mapper for librdt; GPUs and streams; memory offered while puts run
  *     2  export streams          memory of this process, described so that the daemon can map it; what follows the work in a
@@ -164,21 +165,51 @@ enum rdt_status offers_import(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, 
 
 /* ---- memory.c ---- */
 
-/* rdt_cuda_alloc with a deadline; timeout_ns as in rdt_alloc_options.call_timeout_ns. */
-enum rdt_status gpu_memory_alloc(rdt_cuda *cuda, const char *device, size_t bytes, int64_t timeout_ns, void **addr_p,
-                                 struct rdt_error *err);
+/* rdt_cuda_alloc with a deadline; timeout_ns and written_whole as in rdt_alloc_options (call_timeout_ns). */
+enum rdt_status gpu_memory_alloc(rdt_cuda *cuda, const char *device, size_t bytes, int64_t timeout_ns, bool written_whole,
+                                 void **addr_p, struct rdt_error *err);
 
 /* ---- pool.c ---- */
 
 /* Called before the handle goes. Returns when no allocation uses it any more. */
 void pool_forget(const rdt_cuda *cuda);
 
-/* ---- put.c, open.c ---- */
+/* ---- open.c ---- */
 
 struct handle { /* what rdt_cuda_open makes */
     struct rdt_cuda cuda;
     struct offers offers;
     struct streams streams;
 };
+
+/* ---- rooms.c: the daemon memory into which a put copies its tensors, one range on each GPU ---- */
+
+struct copied {                  /* a tensor that must be copied */
+    struct cuda_gpu *gpu;        /* NULL: it need not be */
+    struct address_range extent; /* its bytes */
+};
+
+struct rooms {
+    struct handle *handle;
+    size_t count;
+    struct copied *copied;  /* [count] set by the caller before rooms_copy */
+    struct cuda_gpu **gpus; /* [n_buffers] */
+    void **buffers;         /* [n_buffers] one on each GPU; NULL: it is no longer the put's */
+    size_t n_buffers;
+};
+
+enum rdt_status rooms_init(struct rooms *rooms, struct handle *handle, size_t count, struct rdt_error *err);
+void rooms_fini(struct rooms *rooms); /* deallocates the buffers */
+
+/* Copies what must be copied, and lets the tensors' data point to the copies. The copies are queued in *stream; NULL: they have
+ * ended when this returns, also with an error. A buffer into which a copy goes on after TIMED_OUT is deallocated later. */
+enum rdt_status rooms_copy(struct rooms *rooms, struct rdt_tensor *tensors, const CUstream *stream, int64_t deadline_ns,
+                           struct rdt_error *err);
+
+/* The put has failed: the buffers are deallocated when the stream has come to what is queued now. Its GPU is entered. */
+void rooms_abandon(struct rooms *rooms, CUstream stream);
+
+/* A completion has taken the array of buffers. */
+void rooms_taken(struct rooms *rooms);
 
 #endif

@@ -4,20 +4,22 @@
 
 #include "client/cuda/gpu.h"
 
-enum rdt_status gpu_memory_alloc(rdt_cuda *cuda, const char *device, size_t bytes, int64_t timeout_ns, void **addr_p,
-                                 struct rdt_error *err)
+enum rdt_status gpu_memory_alloc(rdt_cuda *cuda, const char *device, size_t bytes, int64_t timeout_ns, bool written_whole,
+                                 void **addr_p, struct rdt_error *err)
 {
     struct rdt_alloc_options options = RDT_INIT(options);
 
     options.memory = "cuda";
     options.device = !device && cuda->driver->n_gpus == 1 ? cuda->driver->gpu[0].uuid : device;
     options.call_timeout_ns = timeout_ns;
+    options.written_whole = written_whole;
     return rdt_alloc_with(cuda->conn, bytes, &options, addr_p, err);
 }
 
 enum rdt_status rdt_cuda_alloc(rdt_cuda *cuda, const char *device, size_t bytes, void **addr_p, struct rdt_error *err)
 {
-    return cuda ? gpu_memory_alloc(cuda, device, bytes, 0, addr_p, err) : rdt_error_set(err, RDT_INVALID, "cuda is NULL");
+    return cuda ? gpu_memory_alloc(cuda, device, bytes, 0, false, addr_p, err)
+                : rdt_error_set(err, RDT_INVALID, "cuda is NULL");
 }
 
 enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **base_p, enum rdt_cuda_how *how_p,

@@ -2,28 +2,26 @@
 /* See rdt_cuda.h. The daemon knows an exported allocation by this connection only while the put is under way (offers.c). From
  * then on the object holds it, and the next put looks anew at what lies at the address.
  *
- * All parts of a put keep its one deadline. If a stream still copies into a buffer when that has passed, the buffer is
- * deallocated when the copy has ended (streams.c).
+ * All parts of a put keep its one deadline. Tensors that must be copied are copied at last, together (rooms.c).
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/cuda/gpu.h"
 
-#define COPYING "copying a tensor that cannot be exported"
-#define POLL_NS 20000 /* between two queries whether a copy has ended */
+#define MAX_OFFERS 1024u /* of one put: further tensors are copied, because an object has at most 4096 ranges of memory */
 
 struct put_call {
     struct handle *handle;
     const struct rdt_cuda_put_options *options;
     int64_t deadline_ns;
     size_t count;
-    struct rdt_tensor *tensors;   /* [count] a copy; data of a copied tensor points into its buffer */
+    struct rdt_tensor *tensors;   /* [count] a copy; data of a copied tensor points to the copy */
     struct cuda_gpu *gpu;         /* of the first tensor that is on one; NULL: none is */
     struct address_range *chunks; /* [count] of tensors on GPUs that the daemon does not know */
     struct offer **offers;        /* [n_offers] released when the put is over */
-    void **buffers;               /* [n_buffers] of copied tensors: deallocated then, or when the stream has copied */
-    size_t n_offers, n_buffers;
+    size_t n_offers;
+    struct rooms rooms;
 };
 
 /* Returns the bytes that the tensor's elements touch, of all its strides. from == to: it has no elements. */
@@ -66,70 +64,14 @@ static int64_t remaining_ns(const struct put_call *call)
     return left_ns != 0 ? left_ns : 1;
 }
 
-/* ---- tensors that are copied ---- */
-
-/* Has buffers deallocated when the stream no longer copies into them. Takes the array on success only. */
-static enum rdt_status hand_over_buffers(struct put_call *call, CUstream stream, void **take_buffers, size_t n_buffers)
-{
-    struct completion *completion;
-    enum rdt_status status = completion_create(&call->handle->streams, 1, &completion, NULL);
-
-    return status == RDT_OK ? completion_enqueue(completion, stream, NULL, take_buffers, n_buffers, NULL) : status;
-}
-
-/* Waits until the copy into the latest buffer has ended. After TIMED_OUT the buffer is no longer the put's. */
-static enum rdt_status await_copy(struct put_call *call, struct cuda_gpu *gpu, CUstream stream, struct rdt_error *err)
-{
-    struct cuda_driver *driver = call->handle->cuda.driver;
-    CUresult result = call->deadline_ns == CLOCK_NEVER ? driver->cuStreamSynchronize(stream) : driver->cuStreamQuery(stream);
-    void **buffers;
-
-    while (result == CUDA_ERROR_NOT_READY && clock_now_ns() < call->deadline_ns) {
-        struct timespec pause = clock_timespec(POLL_NS);
-        (void)nanosleep(&pause, NULL);
-        result = driver->cuStreamQuery(stream);
-    }
-    if (result != CUDA_ERROR_NOT_READY)
-        return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(driver, gpu, result, err, COPYING);
-    buffers = malloc(sizeof *buffers);
-    if (buffers)
-        buffers[0] = call->buffers[call->n_buffers - 1];
-    if (buffers && hand_over_buffers(call, stream, buffers, 1) == RDT_OK) {
-        call->n_buffers--;
-    } else {
-        free(buffers);
-        (void)driver->cuStreamSynchronize(stream); /* the put ends late, but the copy writes into no memory of others */
-    }
-    return rdt_error_set(err, RDT_TIMED_OUT, "%s: %s had not ended when the deadline passed", gpu->uuid, COPYING);
-}
-
-static enum rdt_status copy_tensor(struct put_call *call, struct cuda_gpu *gpu, struct rdt_tensor *tensor,
-                                   struct address_range extent, struct rdt_error *err)
-{
-    struct cuda_driver *driver = call->handle->cuda.driver;
-    CUstream stream = call->options->has_stream ? call->options->stream : CU_STREAM_PER_THREAD;
-    size_t bytes = extent.to - extent.from;
-    void *buffer;
-    CUresult result;
-    enum rdt_status status = gpu_memory_alloc(&call->handle->cuda, gpu->uuid, bytes, remaining_ns(call), &buffer, err);
-
-    if (status != RDT_OK)
-        return status;
-    call->buffers[call->n_buffers++] = buffer;
-    result = driver->cuMemcpyAsync((CUdeviceptr)(uintptr_t)buffer, (CUdeviceptr)extent.from, bytes, stream);
-    if (result != CUDA_SUCCESS)
-        return cuda_gpu_failed(driver, gpu, result, err, COPYING);
-    tensor->data = (char *)buffer + ((uintptr_t)tensor->data - extent.from);
-    return call->options->has_stream ? RDT_OK : await_copy(call, gpu, stream, err);
-}
-
 /* ---- taking tensors ---- */
 
 static enum rdt_status take_on_gpu(struct put_call *call, struct cuda_gpu *gpu, size_t i, struct address_range extent,
                                    enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
     rdt_cuda *cuda = &call->handle->cuda;
-    struct offer_request request = {extent, call->chunks[i], call->options->copy, call->deadline_ns};
+    bool copy = call->options->copy || call->n_offers >= MAX_OFFERS;
+    struct offer_request request = {extent, call->chunks[i], copy, call->deadline_ns};
     struct offer *offer;
     struct entered entered;
     enum rdt_status status = gpu_enter(cuda->driver, gpu, &entered, err);
@@ -141,7 +83,8 @@ static enum rdt_status take_on_gpu(struct put_call *call, struct cuda_gpu *gpu, 
         call->offers[call->n_offers++] = offer;
     } else if (status == RDT_UNSUPPORTED) {
         *how_p = RDT_CUDA_COPIED;
-        status = copy_tensor(call, gpu, &call->tensors[i], extent, err);
+        call->rooms.copied[i] = (struct copied){gpu, extent};
+        status = RDT_OK;
     }
     gpu_leave(cuda->driver, &entered);
     return status;
@@ -199,6 +142,7 @@ static enum rdt_status find_chunks(struct put_call *call, struct rdt_error *err)
 
 static enum rdt_status take_tensors(struct put_call *call, struct rdt_error *err)
 {
+    const CUstream stream = call->options->stream;
     enum rdt_status status = call->count > 1 && !call->options->copy ? find_chunks(call, err) : RDT_OK;
 
     for (size_t i = 0; status == RDT_OK && i < call->count; i++) {
@@ -207,6 +151,8 @@ static enum rdt_status take_tensors(struct put_call *call, struct rdt_error *err
         if (call->options->how)
             call->options->how[i] = how;
     }
+    if (status == RDT_OK)
+        status = rooms_copy(&call->rooms, call->tensors, call->options->has_stream ? &stream : NULL, call->deadline_ns, err);
     return status;
 }
 
@@ -229,26 +175,14 @@ static enum rdt_status put_pending(struct put_call *call, struct rdt_put_options
         completion_destroy(completion);
         return status;
     }
-    status = completion_enqueue(completion, call->options->stream, &ref, call->buffers, call->n_buffers, err);
+    status = completion_enqueue(completion, call->options->stream, &ref, call->rooms.buffers, call->rooms.n_buffers, err);
     if (status != RDT_OK) {
         (void)rdt_fail(handle->cuda.conn, &ref, RDT_SYSTEM, "the library could not wait for the producer's stream", NULL);
         return status;
     }
     *ref_p = ref;
-    call->buffers = NULL;
-    call->n_buffers = 0;
+    rooms_taken(&call->rooms);
     return RDT_OK;
-}
-
-/* After a failure: the stream may go on to copy into the buffers for any time. */
-static void abandon_buffers(struct put_call *call)
-{
-    if (hand_over_buffers(call, call->options->stream, call->buffers, call->n_buffers) != RDT_OK) {
-        (void)call->handle->cuda.driver->cuStreamSynchronize(call->options->stream);
-        return;
-    }
-    call->buffers = NULL;
-    call->n_buffers = 0;
 }
 
 /* The put itself, once its tensors are taken with `status`. The GPU is entered for what uses the stream: the caller's thread
@@ -260,7 +194,7 @@ static enum rdt_status put_taken(struct put_call *call, enum rdt_status status, 
     struct entered entered;
     bool in_gpu = false;
 
-    if (call->gpu && call->options->has_stream && (status == RDT_OK || call->n_buffers > 0)) {
+    if (call->gpu && call->options->has_stream && (status == RDT_OK || call->rooms.n_buffers > 0)) {
         enum rdt_status why = gpu_enter(cuda->driver, call->gpu, &entered, status == RDT_OK ? err : NULL);
         in_gpu = why == RDT_OK;
         if (status == RDT_OK)
@@ -271,12 +205,10 @@ static enum rdt_status put_taken(struct put_call *call, enum rdt_status status, 
                                            : rdt_put(cuda->conn, call->tensors, call->count, options, ref_p, err);
     for (size_t i = 0; i < call->n_offers; i++) /* if there is an object, it holds the memory now */
         offers_release(&call->handle->offers, cuda, call->offers[i]);
-    if (call->n_buffers > 0 && call->options->has_stream)
-        abandon_buffers(call);
+    if (call->options->has_stream)
+        rooms_abandon(&call->rooms, call->options->stream);
     if (in_gpu)
         gpu_leave(cuda->driver, &entered);
-    for (size_t i = 0; i < call->n_buffers; i++)
-        (void)rdt_dealloc_soon(cuda->conn, call->buffers[i], NULL);
     return status;
 }
 
@@ -286,7 +218,7 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     struct rdt_cuda_put_options options = {.struct_size = sizeof options};
     struct rdt_put_options put = RDT_INIT(put);
     struct put_call call = {.handle = (struct handle *)cuda, .options = &options, .count = count};
-    enum rdt_status status = RDT_OK;
+    enum rdt_status status;
 
     if (!cuda || !ref_p || (count > 0 && !tensors))
         return rdt_error_set(err, RDT_INVALID, "cuda, tensors or ref_p is NULL");
@@ -304,10 +236,10 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     call.tensors = calloc(count + 1, sizeof *call.tensors);
     call.chunks = calloc(count + 1, sizeof *call.chunks);
     call.offers = calloc(count + 1, sizeof(struct offer *));
-    call.buffers = calloc(count + 1, sizeof *call.buffers);
-    if (!call.tensors || !call.chunks || !call.offers || !call.buffers) {
+    status = rooms_init(&call.rooms, call.handle, count, err);
+    if (status == RDT_OK && (!call.tensors || !call.chunks || !call.offers))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to put %zu tensors", count);
-    } else {
+    if (status == RDT_OK) {
         for (size_t i = 0; i < count; i++)
             call.tensors[i] = tensors[i];
         status = take_tensors(&call, err);
@@ -318,6 +250,6 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     free(call.tensors);
     free(call.chunks);
     free(call.offers);
-    free(call.buffers);
+    rooms_fini(&call.rooms);
     return status;
 }

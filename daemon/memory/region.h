@@ -102,7 +102,8 @@ struct regions {
     struct region_orphans *orphans; /* memory that processes keep after its region's end; NULL: it is not counted */
 };
 
-/* What a region was created for. From RECEIVED on, the daemon itself fills it. */
+/* What a region was created for. From RECEIVED on, all of it is written before it is read: by the daemon, or for WRITTEN by the
+ * client. */
 enum region_origin {
     REGION_ALLOCATED, /* a client's allocation */
     REGION_IMPORTED,  /* memory that a client imported */
@@ -111,6 +112,7 @@ enum region_origin {
     REGION_STAGING,   /* bytes on their way between a device and a transport; never exported */
     REGION_ARENA,     /* small objects (slab.h); never exported */
     REGION_COPY,      /* a replica of another node's snapshot */
+    REGION_WRITTEN,   /* a client's allocation of device memory, all of which the client writes */
 };
 
 /* See the drawing above; the table is in region.c. */
@@ -200,8 +202,8 @@ uint64_t regions_claimed_bytes(const struct regions *regions);
 /* Starts the timer that frees idle memory, if it is not running. */
 void regions_watch(struct regions *regions);
 
-/* Allocates zeroed memory, charged to `account`, with one reference for the caller. Device memory that the daemon itself
- * fills (from REGION_RECEIVED on) is not zeroed if its old bytes are the same owner's.
+/* Allocates zeroed memory, charged to `account`, with one reference for the caller. Device memory that is
+ * written whole (from REGION_RECEIVED on) is not zeroed if its old bytes are the same owner's.
  *
  * RDT_OK: *region_p is ready (little memory, or memory of the pool, which REGION_ALLOCATED never gets). RDT_AGAIN:
  * on_ready is called later with the region or an error. on_ready NULL: never RDT_AGAIN, the loop allocates; only for host

@@ -226,12 +226,18 @@ static enum rdt_status find_device(struct memory_kind *kind, const char *name, s
     return why.status;
 }
 
+/* Whether the region is a client's allocation. */
+static bool is_allocation(const struct region *region)
+{
+    return region->origin == REGION_ALLOCATED || region->origin == REGION_WRITTEN;
+}
+
 /* Takes a block of the device pool. A client that had a block before may still write to it. So such a block is used again
  * only for allocations of that client and for its fetches, which no other client gets, and never for memory that must not
  * change. */
 static struct pool_block *take_pooled(struct region *region, uint64_t client)
 {
-    bool own = region->origin == REGION_ALLOCATED || region->origin == REGION_RECEIVED;
+    bool own = is_allocation(region) || region->origin == REGION_RECEIVED;
     struct device_block_wish wish = {region->device, pool_pages_bytes(region->kind, region->bytes), own ? client : 0};
 
     if (account_waits_for(region->account, USAGE_DEVICE_BYTES, region->device) || !list_empty(&region->device->memory.awaiting))
@@ -240,7 +246,7 @@ static struct pool_block *take_pooled(struct region *region, uint64_t client)
 }
 
 /* Moves a pooled block to a region. Returns false if it must be zeroed, because it shows bytes of another owner, or because
- * the region is an allocation. */
+ * the region is an allocation that must be zero. */
 static bool adopt(struct region *region, struct pool_block *take_block)
 {
     uint64_t client = take_block->client;
@@ -251,9 +257,9 @@ static bool adopt(struct region *region, struct pool_block *take_block)
         region->exported_to = client;
         region->writable_outside = true;
         /* An allocation is the client's to write in any case, so it may be put and shared like a new one. */
-        region->exposure = region->origin == REGION_ALLOCATED ? REGION_EXPOSED : REGION_BOUND;
+        region->exposure = is_allocation(region) ? REGION_EXPOSED : REGION_BOUND;
     }
-    return known && region->origin >= REGION_RECEIVED; /* the daemon is about to write all of it */
+    return known && region->origin >= REGION_RECEIVED; /* all of it is about to be written */
 }
 
 enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind *kind, const char *device_name, uint64_t bytes,

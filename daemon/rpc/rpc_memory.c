@@ -100,8 +100,9 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
         else
             status = RDT_AGAIN;
     } else {
-        status = region_alloc(call->rpc->regions, alloc->memory, host ? "" : alloc->device, alloc->bytes, REGION_ALLOCATED,
-                              call->account, call->client->id, &region, on_allocated, wait, err);
+        status = region_alloc(call->rpc->regions, alloc->memory, host ? "" : alloc->device, alloc->bytes,
+                              alloc->written_whole && !host ? REGION_WRITTEN : REGION_ALLOCATED, call->account,
+                              call->client->id, &region, on_allocated, wait, err);
     }
     if (status == RDT_AGAIN) {
         call->waiting = wait;

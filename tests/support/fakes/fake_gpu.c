@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "tests/support/check.h"
@@ -39,6 +40,28 @@ bool fake_gpu_is_unkind(const char *name)
     const char *one = getenv(name), *all = getenv("FAKE_CUDA_UNKIND");
 
     return one ? atoi(one) != 0 : all && atoi(all) != 0;
+}
+
+unsigned fake_gpu_calls(int pid, int thread, const char *function)
+{
+    FILE *trace = fopen(getenv("FAKE_CUDA_TRACE"), "re");
+    char line[120], name[80];
+    unsigned n = 0;
+    int by, in;
+
+    while (trace && fgets(line, sizeof line, trace)) {
+        must(sscanf(line, "%d %d %79s", &by, &in, name) == 3);
+        name[strcspn(name, "_")] = '\0'; /* cuMemFree_v2 */
+        n += by == pid && (thread == 0 || in == thread) && (!function || strcmp(name, function) == 0);
+    }
+    if (trace)
+        (void)fclose(trace);
+    return n;
+}
+
+void fake_gpu_trace_clear(void)
+{
+    (void)unlink(getenv("FAKE_CUDA_TRACE"));
 }
 
 static const char *path_env(const char *first, const char *second)

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See gpu.h. All tensors of a put that must be copied on one GPU go into one room there: one request to the daemon, one block of
+ * GPU memory, and one wait. Each begins at a multiple of 512 bytes, as cudaMalloc's memory does.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/cuda/gpu.h"
+
+#define COPYING "copying a tensor that cannot be exported"
+#define ALIGN ((size_t)512)
+#define POLL_NS 20000 /* between two queries whether a copy has ended */
+
+static size_t rounded(const struct copied *copied)
+{
+    return (copied->extent.to - copied->extent.from + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+enum rdt_status rooms_init(struct rooms *rooms, struct handle *handle, size_t count, struct rdt_error *err)
+{
+    *rooms = (struct rooms){.handle = handle, .count = count};
+    rooms->copied = calloc(count + 1, sizeof *rooms->copied);
+    rooms->gpus = calloc(handle->cuda.driver->n_gpus + 1, sizeof(struct cuda_gpu *));
+    rooms->buffers = calloc(handle->cuda.driver->n_gpus + 1, sizeof *rooms->buffers);
+    return rooms->copied && rooms->gpus && rooms->buffers
+               ? RDT_OK
+               : rdt_error_set(err, RDT_NO_MEMORY, "no memory to put %zu tensors", count);
+}
+
+/* ---- the end ---- */
+
+/* Has buffers deallocated when the stream no longer copies into them. Takes the array on success only. */
+static enum rdt_status hand_over(struct rooms *rooms, CUstream stream, void **take_buffers, size_t n_buffers)
+{
+    struct completion *completion;
+    enum rdt_status status = completion_create(&rooms->handle->streams, 1, &completion, NULL);
+
+    return status == RDT_OK ? completion_enqueue(completion, stream, NULL, take_buffers, n_buffers, NULL) : status;
+}
+
+void rooms_abandon(struct rooms *rooms, CUstream stream)
+{
+    if (rooms->n_buffers == 0)
+        return;
+    if (hand_over(rooms, stream, rooms->buffers, rooms->n_buffers) != RDT_OK) {
+        (void)rooms->handle->cuda.driver->cuStreamSynchronize(stream);
+        return;
+    }
+    rooms_taken(rooms);
+}
+
+void rooms_taken(struct rooms *rooms)
+{
+    rooms->buffers = NULL;
+    rooms->n_buffers = 0;
+}
+
+void rooms_fini(struct rooms *rooms)
+{
+    for (size_t i = 0; i < rooms->n_buffers; i++)
+        if (rooms->buffers[i])
+            (void)rdt_dealloc_soon(rooms->handle->cuda.conn, rooms->buffers[i], NULL);
+    free(rooms->buffers);
+    free(rooms->gpus);
+    free(rooms->copied);
+}
+
+/* ---- waiting ---- */
+
+/* Waits until the thread's stream has copied into the room. Afterwards a room into which it still copies is no longer the
+ * put's. The GPU is entered. */
+static enum rdt_status await_room(struct rooms *rooms, size_t i, int64_t deadline_ns, struct rdt_error *err)
+{
+    struct cuda_driver *driver = rooms->handle->cuda.driver;
+    CUresult result = deadline_ns == CLOCK_NEVER ? driver->cuStreamSynchronize(CU_STREAM_PER_THREAD)
+                                                 : driver->cuStreamQuery(CU_STREAM_PER_THREAD);
+    void **buffers;
+
+    while (result == CUDA_ERROR_NOT_READY && clock_now_ns() < deadline_ns) {
+        struct timespec pause = clock_timespec(POLL_NS);
+        (void)nanosleep(&pause, NULL);
+        result = driver->cuStreamQuery(CU_STREAM_PER_THREAD);
+    }
+    if (result != CUDA_ERROR_NOT_READY)
+        return result == CUDA_SUCCESS ? RDT_OK : cuda_gpu_failed(driver, rooms->gpus[i], result, err, COPYING);
+    buffers = malloc(sizeof *buffers);
+    if (buffers)
+        buffers[0] = rooms->buffers[i];
+    if (buffers && hand_over(rooms, CU_STREAM_PER_THREAD, buffers, 1) == RDT_OK) {
+        rooms->buffers[i] = NULL;
+    } else {
+        free(buffers);
+        (void)driver->cuStreamSynchronize(
+            CU_STREAM_PER_THREAD); /* the put ends late, but no copy writes into memory of others */
+    }
+    return rdt_error_set(err, RDT_TIMED_OUT, "%s: %s had not ended when the deadline passed", rooms->gpus[i]->uuid, COPYING);
+}
+
+/* Waits for every room, whatever happens to the others. */
+static enum rdt_status await_rooms(struct rooms *rooms, int64_t deadline_ns, struct rdt_error *err)
+{
+    struct cuda_driver *driver = rooms->handle->cuda.driver;
+    enum rdt_status first = RDT_OK;
+
+    for (size_t i = 0; i < rooms->n_buffers; i++) {
+        struct rdt_error *own = first == RDT_OK ? err : NULL;
+        struct entered entered;
+        enum rdt_status status = gpu_enter(driver, rooms->gpus[i], &entered, own);
+        if (status == RDT_OK) {
+            status = await_room(rooms, i, deadline_ns, own);
+            gpu_leave(driver, &entered);
+        }
+        first = first == RDT_OK ? status : first;
+    }
+    return first;
+}
+
+/* ---- copying ---- */
+
+static enum rdt_status copy_on(struct rooms *rooms, struct cuda_gpu *gpu, struct rdt_tensor *tensors, CUstream stream,
+                               int64_t deadline_ns, struct rdt_error *err)
+{
+    struct cuda_driver *driver = rooms->handle->cuda.driver;
+    int64_t left_ns = clock_remaining_ns(deadline_ns);
+    size_t bytes = 0, at = 0;
+    enum rdt_status status;
+    void *buffer;
+
+    for (size_t i = 0; i < rooms->count; i++)
+        bytes += rooms->copied[i].gpu == gpu ? rounded(&rooms->copied[i]) : 0;
+    status = gpu_memory_alloc(&rooms->handle->cuda, gpu->uuid, bytes, left_ns != 0 ? left_ns : 1, true, &buffer, err);
+    if (status != RDT_OK)
+        return status;
+    rooms->gpus[rooms->n_buffers] = gpu;
+    rooms->buffers[rooms->n_buffers++] = buffer;
+    for (size_t i = 0; i < rooms->count; i++) {
+        const struct copied *copied = &rooms->copied[i];
+        CUresult result;
+        if (copied->gpu != gpu)
+            continue;
+        result = driver->cuMemcpyAsync((CUdeviceptr)(uintptr_t)buffer + at, (CUdeviceptr)copied->extent.from,
+                                       copied->extent.to - copied->extent.from, stream);
+        if (result != CUDA_SUCCESS) {
+            status = cuda_gpu_failed(driver, gpu, result, err, COPYING);
+            rdt_error_prefix(err, "tensor %zu", i);
+            return status;
+        }
+        tensors[i].data = (char *)buffer + at + ((uintptr_t)tensors[i].data - copied->extent.from);
+        at += rounded(copied);
+    }
+    return RDT_OK;
+}
+
+static bool has_room(const struct rooms *rooms, const struct cuda_gpu *gpu)
+{
+    for (size_t i = 0; i < rooms->n_buffers; i++)
+        if (rooms->gpus[i] == gpu)
+            return true;
+    return false;
+}
+
+enum rdt_status rooms_copy(struct rooms *rooms, struct rdt_tensor *tensors, const CUstream *stream, int64_t deadline_ns,
+                           struct rdt_error *err)
+{
+    struct cuda_driver *driver = rooms->handle->cuda.driver;
+    enum rdt_status status = RDT_OK, waited;
+
+    for (size_t i = 0; status == RDT_OK && i < rooms->count; i++) {
+        struct cuda_gpu *gpu = rooms->copied[i].gpu;
+        struct entered entered;
+        if (!gpu || has_room(rooms, gpu))
+            continue;
+        status = gpu_enter(driver, gpu, &entered, err);
+        if (status != RDT_OK)
+            break;
+        status = copy_on(rooms, gpu, tensors, stream ? *stream : CU_STREAM_PER_THREAD, deadline_ns, err);
+        gpu_leave(driver, &entered);
+    }
+    if (stream)
+        return status;
+    waited = await_rooms(rooms, deadline_ns, status == RDT_OK ? err : NULL);
+    return status == RDT_OK ? waited : status;
+}
