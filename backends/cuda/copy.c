@@ -1,33 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of the memory kind "cuda". See cuda.h.
  *
- * copy_start queues most copies in a stream itself: this takes microseconds, and the driver calls back when the copy is
- * done. Queuing takes longer for three kinds of copies, which a thread of the GPU queues instead:
+ * copy_start only chooses the lane (lane.c), whose thread calls the driver. Copies that hold up their thread have lanes of their
+ * own:
  *
- *   - copies from and to host memory that is not pinned, which the driver carries out inside the call;
- *   - copies between GPUs, which may need mappings first;
- *   - copies of more than PIECES_AT_ONCE pieces.
- *
- * The callback is cuStreamAddCallback's, because that of the newer cuLaunchHostFunc is not called when the context has
- * failed.
+ *   - copies from and to host memory that is not pinned, which the driver carries out inside the call: one lane for each direction;
+ *   - copies between GPUs, which may need mappings first.
  */
 #include "backends/cuda/cuda.h"
 
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 
-#define PIECES_AT_ONCE 32u
 #define MAX_PITCH ((uint64_t)INT32_MAX)
-
-/* priv of a copy */
-enum { PRIV_CARD, PRIV_RESULT, PRIV_NEXT };
-
-static struct rdt_memory_copy **next_of(struct rdt_memory_copy *copy)
-{
-    return (struct rdt_memory_copy **)&copy->priv[PRIV_NEXT];
-}
 
 static struct cuda_driver *driver_of(const struct cuda_card *card)
 {
@@ -37,25 +21,6 @@ static struct cuda_driver *driver_of(const struct cuda_card *card)
 static struct cuda_block *block_of(const struct rdt_block *block)
 {
     return block ? block->priv : NULL;
-}
-
-static void report(struct cuda_card *card, struct rdt_memory_copy *copy, CUresult result)
-{
-    struct rdt_error err = {.msg = ""};
-
-    if (result != CUDA_SUCCESS)
-        (void)cuda_failed(driver_of(card), result, &err, "copying");
-    card->cuda->host.copy_done(copy, result == CUDA_SUCCESS ? RDT_OK : RDT_SYSTEM, err.msg);
-}
-
-/* Runs on a thread of the driver, where no function of CUDA may be called, except those for the text of an error. */
-static void CUDA_CB on_done(CUstream stream, CUresult result, void *arg)
-{
-    struct rdt_memory_copy *copy = arg;
-    CUresult earlier = (CUresult)(uintptr_t)copy->priv[PRIV_RESULT];
-
-    (void)stream;
-    report(copy->priv[PRIV_CARD], copy, earlier != CUDA_SUCCESS ? earlier : result);
 }
 
 /* ---- pieces ---- */
@@ -104,27 +69,6 @@ static CUresult queue_piece(const struct cuda_card *card, const struct rdt_memor
     return result;
 }
 
-/* Queues the whole copy. The GPU's context is current in the thread. On success copy_done follows; otherwise it does not,
- * and no part of the copy is under way. */
-static CUresult queue_copy(struct cuda_card *card, struct rdt_memory_copy *copy, enum cuda_way way)
-{
-    const struct cuda_driver *driver = driver_of(card);
-    bool any = false;
-    CUresult result;
-    CUstream stream = cuda_stream(card, way, &result);
-
-    for (uint32_t i = 0; result == CUDA_SUCCESS && i < copy->n_pieces; i++)
-        result = queue_piece(card, copy, &copy->pieces[i], way == WAY_ACROSS, stream, &any);
-    if (result != CUDA_SUCCESS && !any)
-        return result;
-    copy->priv[PRIV_CARD] = card;
-    copy->priv[PRIV_RESULT] = (void *)(uintptr_t)result;
-    result = driver->cuStreamAddCallback(stream, on_done, copy, 0);
-    if (result != CUDA_SUCCESS)
-        (void)driver->cuStreamSynchronize(stream); /* a copy that has failed must not go on */
-    return result;
-}
-
 /* ---- between GPUs ---- */
 
 /* VMM memory can be accessed by its own GPU, and by another one only after this call, which acts once for each pair. If the
@@ -161,128 +105,55 @@ static void enable_peer(struct cuda_card *card, const struct cuda_card *other)
     (void)atomic_fetch_or(&card->asked, bit);
 }
 
-/* ---- a GPU's thread ---- */
+/* ---- copies ---- */
 
 static enum cuda_way way_of(const struct rdt_memory_copy *copy)
 {
     const struct cuda_block *to = block_of(copy->to), *from = block_of(copy->from);
 
     if (!from)
-        return WAY_UP;
+        return copy->host_pinned ? WAY_UP : WAY_PAGED_UP;
     if (!to)
-        return WAY_DOWN;
+        return copy->host_pinned ? WAY_DOWN : WAY_PAGED_DOWN;
     return to->card == from->card ? WAY_WITHIN : WAY_ACROSS;
 }
 
-static void queue_on_thread(struct cuda_card *card, struct rdt_memory_copy *copy)
+static enum rdt_status reach_across(struct cuda_card *card, const struct rdt_memory_copy *copy)
+{
+    struct cuda_block *to = block_of(copy->to), *from = block_of(copy->from);
+
+    allow_access(to, from->card);
+    allow_access(from, to->card);
+    enable_peer(to->card, from->card);
+    enable_peer(from->card, to->card);
+    return cuda_enter(card, NULL);
+}
+
+CUresult cuda_copy_queue(struct cuda_card *card, struct rdt_memory_copy *copy, unsigned turn, CUstream *stream_p)
 {
     enum cuda_way way = way_of(copy);
-    struct rdt_error err;
+    bool any = false;
     CUresult result;
+    CUstream stream;
 
-    if (cuda_enter(card, &err) != RDT_OK) {
-        card->cuda->host.copy_done(copy, RDT_SYSTEM, err.msg);
-        return;
-    }
-    if (way == WAY_ACROSS) {
-        struct cuda_block *to = block_of(copy->to), *from = block_of(copy->from);
-        allow_access(to, from->card);
-        allow_access(from, to->card);
-        enable_peer(to->card, from->card);
-        enable_peer(from->card, to->card);
-        if (cuda_enter(card, &err) != RDT_OK) {
-            card->cuda->host.copy_done(copy, RDT_SYSTEM, err.msg);
-            return;
-        }
-    }
-    result = queue_copy(card, copy, way);
-    if (result != CUDA_SUCCESS)
-        report(card, copy, result);
-}
-
-static void *run(void *arg)
-{
-    struct cuda_card *card = arg;
-
-    (void)pthread_mutex_lock(&card->mutex);
-    for (;;) {
-        struct rdt_memory_copy *copy;
-        while (!card->first && !card->end)
-            (void)pthread_cond_wait(&card->more, &card->mutex);
-        copy = card->first;
-        if (!copy)
-            break;
-        card->first = *next_of(copy);
-        if (!card->first)
-            card->last = &card->first;
-        (void)pthread_mutex_unlock(&card->mutex);
-        queue_on_thread(card, copy);
-        (void)pthread_mutex_lock(&card->mutex);
-    }
-    (void)pthread_mutex_unlock(&card->mutex);
-    return NULL;
-}
-
-static enum rdt_status hand_over(struct cuda_card *card, struct rdt_memory_copy *copy, struct rdt_error *err)
-{
-    sigset_t all, before;
-    int error = 0;
-
-    *next_of(copy) = NULL;
-    (void)pthread_mutex_lock(&card->mutex);
-    if (!card->started) {
-        (void)sigfillset(&all);
-        (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-        error = pthread_create(&card->thread, NULL, run, card);
-        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-        card->started = error == 0;
-    }
-    if (!error) {
-        *card->last = copy;
-        card->last = next_of(copy);
-        (void)pthread_cond_signal(&card->more);
-    }
-    (void)pthread_mutex_unlock(&card->mutex);
-    return error ? rdt_error_sys(err, error, "starting the thread for copies of %s", card->gpu->uuid) : RDT_OK;
-}
-
-void cuda_copies_end(struct cuda_card *card)
-{
-    if (!card->started)
-        return;
-    (void)pthread_mutex_lock(&card->mutex);
-    card->end = true;
-    (void)pthread_cond_signal(&card->more);
-    (void)pthread_mutex_unlock(&card->mutex);
-    (void)pthread_join(card->thread, NULL);
-}
-
-/* ---- starting ---- */
-
-static uint64_t count_commands(const struct rdt_memory_copy *copy)
-{
-    uint64_t n = 0;
-
-    for (uint32_t i = 0; i < copy->n_pieces && n <= PIECES_AT_ONCE; i++)
-        n += copy->pieces[i].rows > 1 && !fits_2d(&copy->pieces[i]) ? copy->pieces[i].rows : 1;
-    return n;
+    *stream_p = NULL;
+    if (way == WAY_ACROSS && reach_across(card, copy) != RDT_OK)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    stream = cuda_stream(card, way, turn % CUDA_TURNS, &result);
+    for (uint32_t i = 0; result == CUDA_SUCCESS && i < copy->n_pieces; i++)
+        result = queue_piece(card, copy, &copy->pieces[i], way == WAY_ACROSS, stream, &any);
+    if (result == CUDA_SUCCESS || any)
+        *stream_p = stream;
+    return result;
 }
 
 enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err)
 {
+    static const enum cuda_lane_name lanes[N_WAYS] = {
+        [WAY_ACROSS] = LANE_ACROSS, [WAY_PAGED_UP] = LANE_PAGED_UP, [WAY_PAGED_DOWN] = LANE_PAGED_DOWN};
     const struct cuda_block *to = block_of(copy->to), *from = block_of(copy->from);
     struct cuda_card *card = from ? from->card : to->card;
-    enum cuda_way way = way_of(copy);
-    enum rdt_status status;
-    CUresult result;
 
     (void)memory;
-    if (way == WAY_ACROSS || ((way == WAY_UP || way == WAY_DOWN) && !copy->host_pinned) ||
-        count_commands(copy) > PIECES_AT_ONCE)
-        return hand_over(card, copy, err);
-    status = cuda_enter(card, err);
-    if (status != RDT_OK)
-        return status;
-    result = queue_copy(card, copy, way);
-    return result == CUDA_SUCCESS ? RDT_OK : cuda_failed(driver_of(card), result, err, "copying");
+    return cuda_lane_add(&card->lanes[lanes[way_of(copy)]], copy, err);
 }

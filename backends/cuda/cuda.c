@@ -56,6 +56,19 @@ static int64_t now_ns(void)
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
+/* The GPU's context is current in the thread, and no copy is under way. */
+static void destroy_streams(struct cuda_card *card)
+{
+    for (unsigned i = 0; i < N_WAYS * CUDA_TURNS; i++) {
+        CUstream *stream = &card->stream[i / CUDA_TURNS][i % CUDA_TURNS];
+        if (*stream)
+            (void)card->cuda->driver->cuStreamDestroy(*stream);
+        *stream = NULL;
+    }
+    for (unsigned i = 0; i < N_LANES; i++)
+        cuda_lane_forget_events(&card->lanes[i]);
+}
+
 /* The caller holds card->opening, and the card has no users: no copy is under way. */
 static void leave(struct cuda_card *card)
 {
@@ -63,11 +76,7 @@ static void leave(struct cuda_card *card)
     uint64_t bit = UINT64_C(1) << (card->gpu - cuda->driver->gpu);
 
     if (cuda_gpu_enter(cuda->driver, card->gpu, NULL) == RDT_OK)
-        for (unsigned way = 0; way < N_WAYS; way++) {
-            if (card->stream[way])
-                (void)cuda->driver->cuStreamDestroy(card->stream[way]);
-            card->stream[way] = NULL;
-        }
+        destroy_streams(card);
     (void)cuda->driver->cuCtxSetCurrent(NULL);
     cuda_gpu_leave(cuda->driver, card->gpu);
     for (unsigned i = 0; i < cuda->driver->n_gpus; i++) { /* peer access ends with the context */
@@ -177,15 +186,15 @@ void cuda_unuse(struct cuda_card *card)
         begin_to_watch(card->cuda);
 }
 
-CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, CUresult *result_p)
+CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, unsigned turn, CUresult *result_p)
 {
     CUstream stream;
 
     (void)pthread_mutex_lock(&card->mutex);
     *result_p = CUDA_SUCCESS;
-    if (!card->stream[way])
-        *result_p = card->cuda->driver->cuStreamCreate(&card->stream[way], CU_STREAM_NON_BLOCKING);
-    stream = card->stream[way];
+    if (!card->stream[way][turn])
+        *result_p = card->cuda->driver->cuStreamCreate(&card->stream[way][turn], CU_STREAM_NON_BLOCKING);
+    stream = card->stream[way][turn];
     (void)pthread_mutex_unlock(&card->mutex);
     return stream;
 }
@@ -214,10 +223,10 @@ static void card_init(struct cuda_card *card, struct cuda *cuda, struct cuda_gpu
     if (!card->vmm || cuda->driver->cuMemGetAllocationGranularity(&card->granule, &prop,
                                                                   CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) != CUDA_SUCCESS)
         card->granule = (size_t)2 << 20;
-    card->last = &card->first;
     (void)pthread_mutex_init(&card->opening, NULL);
     (void)pthread_mutex_init(&card->mutex, NULL);
-    (void)pthread_cond_init(&card->more, NULL);
+    for (unsigned i = 0; i < N_LANES; i++)
+        cuda_lane_init(&card->lanes[i], card);
 }
 
 static uint32_t devices(void *memory, struct rdt_device *devices_p, uint32_t max)
@@ -362,13 +371,11 @@ static void memory_close(void *memory)
     end_watching(cuda);
     for (unsigned i = 0; i < cuda->driver->n_gpus; i++) {
         struct cuda_card *card = &cuda->cards[i];
-        cuda_copies_end(card);
+        for (unsigned k = 0; k < N_LANES; k++)
+            cuda_lane_fini(&card->lanes[k]);
         if (cuda_gpu_is_open(card->gpu) && cuda_enter(card, NULL) == RDT_OK)
-            for (unsigned way = 0; way < N_WAYS; way++)
-                if (card->stream[way])
-                    (void)cuda->driver->cuStreamDestroy(card->stream[way]);
+            destroy_streams(card);
         cuda_gpu_leave(cuda->driver, card->gpu);
-        (void)pthread_cond_destroy(&card->more);
         (void)pthread_mutex_destroy(&card->mutex);
         (void)pthread_mutex_destroy(&card->opening);
     }

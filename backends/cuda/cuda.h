@@ -4,7 +4,8 @@
  *   cuda.c     the table, the GPUs, pinned host memory
  *   memory.c   blocks: allocated by the driver's virtual memory management (VMM), or imported
  *   overhead.c how much device memory a context takes
- *   copy.c     copies; each GPU has streams, and a thread for the work that copy_start must not do itself
+ *   lane.c     threads of a GPU that queue copies and notice their ends
+ *   copy.c     copies, and which lane and stream they take
  *
  * Opening the kind allocates no GPU memory. The first allocation or import on a GPU retains its primary context until the
  * kind is closed, or nobody has used it for `pool_idle`; no other context is created. A client's memory stays open only as long as its blocks.
@@ -19,24 +20,46 @@
 #include "backends/cuda/overhead.h"
 #include "rdt_backend.h"
 
-enum cuda_way { WAY_WITHIN, WAY_UP, WAY_DOWN, WAY_ACROSS, WAY_ZERO, N_WAYS }; /* device to device, host to device, ... */
+enum cuda_way { /* what streams do. UP: from the host to the device; PAGED: memory of the host that is not pinned */
+                WAY_WITHIN,
+                WAY_UP,
+                WAY_DOWN,
+                WAY_ACROSS,
+                WAY_PAGED_UP,
+                WAY_PAGED_DOWN,
+                WAY_ZERO,
+                N_WAYS
+};
+#define CUDA_TURNS 2u /* streams for each way, which copies take in turn: one copies while the next copy of the other begins */
+
+enum cuda_lane_name { LANE_QUICK, LANE_ACROSS, LANE_PAGED_UP, LANE_PAGED_DOWN, N_LANES };
+#define CUDA_LANE_EVENTS 32u
+
+struct cuda_lane {
+    struct cuda_card *card;
+    unsigned turn; /* this and the events: the thread's, and those of whoever leaves the context, when no copy is under way */
+    CUevent events[CUDA_LANE_EVENTS];
+    unsigned n_events;     /* that are in no use */
+    pthread_mutex_t mutex; /* protects all fields below. Never held in a call of the driver */
+    pthread_cond_t more;   /* signalled when a copy is given or the thread is to end */
+    pthread_t thread;      /* started on first use */
+    bool started, end;
+    struct rdt_memory_copy *first, **last; /* given to the thread */
+};
 
 struct cuda_card { /* a GPU as this kind uses it */
     struct cuda *cuda;
     struct cuda_gpu *gpu;
-    bool vmm, rdma;                  /* the GPU supports VMM; GPUDirect RDMA works with such memory */
-    pthread_mutex_t opening;         /* held while its context is created and measured, or left; protects the next two */
-    unsigned users;                  /* blocks and pins, which need the context */
-    int64_t idle_since_ns;           /* if there are none */
-    _Atomic uint64_t overhead_bytes; /* device memory that the context takes; USAGE_UNKNOWN: it cannot be determined */
-    size_t granule;                  /* VMM allocates multiples of it */
-    pthread_mutex_t mutex;           /* protects all fields below */
-    pthread_cond_t more;             /* signalled when a copy is queued or the thread is to end */
-    CUstream stream[N_WAYS];         /* created on first use */
-    _Atomic uint64_t asked, reached; /* bit i: this GPU has asked for, and got, access to memory of GPU i */
-    pthread_t thread;                /* started on first use */
-    bool started, end;
-    struct rdt_memory_copy *first, **last; /* queue of the thread, linked by priv[2] */
+    bool vmm, rdma;                      /* the GPU supports VMM; GPUDirect RDMA works with such memory */
+    pthread_mutex_t opening;             /* held while its context is created and measured, or left; protects the next two */
+    unsigned users;                      /* blocks and pins, which need the context */
+    int64_t idle_since_ns;               /* if there are none */
+    _Atomic uint64_t overhead_bytes;     /* device memory that the context takes; USAGE_UNKNOWN: it cannot be determined */
+    size_t granule;                      /* VMM allocates multiples of it */
+    pthread_mutex_t mutex;               /* protects the next field */
+    CUstream stream[N_WAYS][CUDA_TURNS]; /* created on first use */
+    _Atomic uint64_t asked, reached;     /* bit i: this GPU has asked for, and got, access to memory of GPU i */
+    struct cuda_lane lanes[N_LANES];
 };
 
 struct cuda {
@@ -78,8 +101,8 @@ void cuda_unuse(struct cuda_card *card);
  * much memory it takes. */
 enum rdt_status cuda_enter(struct cuda_card *card, struct rdt_error *err);
 
-/* Returns the GPU's stream for such copies, and creates it on first use. The GPU's context is current in the thread. */
-CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, CUresult *result_p);
+/* Returns one of the GPU's streams for such copies, and creates it on first use. The GPU's context is current in the thread. */
+CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, unsigned turn, CUresult *result_p);
 
 /* memory.c: operations of struct rdt_memory_ops */
 enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
@@ -94,7 +117,18 @@ enum rdt_status cuda_zero(void *memory, struct rdt_block *block, struct rdt_erro
 /* copy.c: an operation of struct rdt_memory_ops */
 enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err);
 
-/* Ends and joins the GPU's thread. No copy may be under way. */
-void cuda_copies_end(struct cuda_card *card);
+/* Queues the whole copy. The GPU's context is current in the thread. *stream_p is where: NULL if no part of the copy is under
+ * way. The result of a part may be an error although other parts are. */
+CUresult cuda_copy_queue(struct cuda_card *card, struct rdt_memory_copy *copy, unsigned turn, CUstream *stream_p);
+
+/* lane.c */
+void cuda_lane_init(struct cuda_lane *lane, struct cuda_card *card);
+void cuda_lane_fini(struct cuda_lane *lane); /* joins the thread. No copy may be under way */
+
+/* The lane's thread queues the copy and calls copy_done when it has ended. Calls no function of the driver. */
+enum rdt_status cuda_lane_add(struct cuda_lane *lane, struct rdt_memory_copy *copy, struct rdt_error *err);
+
+/* Before the context is left, which is current in the thread. No copy may be under way. */
+void cuda_lane_forget_events(struct cuda_lane *lane);
 
 #endif

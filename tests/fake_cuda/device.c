@@ -36,19 +36,28 @@ bool fake_unkind(const char *name)
     return fake_setting(name, fake_setting("FAKE_CUDA_UNKIND", 0)) != 0;
 }
 
-void fake_call(const char *name)
+static int trace_fd = -1;
+
+static void open_trace(void)
 {
     const char *path = getenv("FAKE_CUDA_TRACE");
-    char line[120];
-    int fd, n;
 
-    if (!path || !path[0])
+    if (path && path[0] && (trace_fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600)) < 0)
+        abort();
+}
+
+void fake_call(const char *name)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    char line[120];
+    int n;
+
+    (void)pthread_once(&once, open_trace);
+    if (trace_fd < 0)
         return;
     n = snprintf(line, sizeof line, "%d %ld %s\n", (int)getpid(), syscall(SYS_gettid), name);
-    fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
-    if (fd < 0 || write(fd, line, (size_t)n) != n)
+    if (write(trace_fd, line, (size_t)n) != n)
         abort();
-    (void)close(fd);
 }
 
 CUresult fake_broken(void)

@@ -19,13 +19,13 @@ static void begin_to_count(void)
         cr_skip_test("a real driver does not count its calls");
     (void)snprintf(path, sizeof path, "%s/calls-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
     must(setenv("FAKE_CUDA_TRACE", path, 1) == 0);
-    begin_with(NULL, (const char *const[]){"--pool-idle=2s", NULL});
+    begin_with(NULL, (const char *const[]){"--pool-idle=4s", NULL});
 }
 
 static void end_of_count(void)
 {
     end();
-    fake_gpu_trace_clear();
+    (void)unlink(getenv("FAKE_CUDA_TRACE"));
 }
 
 /* ---- a put of many tensors ---- */
@@ -88,6 +88,44 @@ Test(cuda_counts, put_of_many_tensors_takes_one_range)
         must_ok(rdt_wait_freed(a, &ref, LONG, &err));
     }
     gpu_free_chunks(memory, 6 * MIB, 1);
+    end_of_count();
+}
+
+/* ---- threads ---- */
+
+#define LARGE (72 * MIB) /* three batches of a copy */
+
+/* The loop serves all clients, so it never waits for the driver; and no callback holds up a stream in which copies follow. */
+Test(cuda_counts, loop_calls_no_driver_and_streams_no_callback)
+{
+    struct rdt_ref ref;
+    rdt_object *object;
+    void *addr;
+
+    begin_to_count();
+    must(fake_gpu_calls(node.pid, node.pid, "cuInit") >= 1); /* before the loop began: the main thread is found by its id */
+    fake_gpu_trace_clear();
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), LARGE, &addr, &err));
+    gpu_fill(addr, LARGE, 40);
+    must(fake_gpu_calls(node.pid, 0, "cuStreamCreate") == 1); /* clears the memory */
+    ref = put_at(addr, LARGE, RDT_CUDA_KNOWN);
+    must_ok(fetch_to(b, &ref, "host", NULL, &object, &err));
+    must(holds_pattern(tensor_of(object, 0).data, LARGE, 40));
+    rdt_release(object);
+    must(fake_gpu_calls(node.pid, 0, "cuStreamCreate") == 3); /* the batches took two streams in turn */
+    must_ok(fetch_to(b, &ref, "cuda", gpu_uuid(1), &object, &err));
+    must(gpu_holds(tensor_of(object, 0).data, LARGE, 40));
+    must(fake_gpu_calls(node.pid, 0, "cuStreamCreate") == 6); /* two to the other GPU, and one that cleared memory there */
+    rdt_release(object);
+    (void)device(0);
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    must_ok(rdt_wait_freed(a, &ref, LONG, &err));
+    wait_until(20 * SEC, device(0).used_bytes == 0);
+    must(fake_gpu_calls(node.pid, 0, "cuEventRecord") == 6);
+    must(fake_gpu_calls(node.pid, 0, "cuStreamAddCallback") + fake_gpu_calls(node.pid, 0, "cuLaunchHostFunc") == 0);
+    must(fake_gpu_calls(node.pid, 0, "cuMemUnmap") >= 1);
+    must(fake_gpu_calls(node.pid, node.pid, NULL) == 0);
     end_of_count();
 }
 #endif

@@ -11,6 +11,6 @@ if [ ! -e "$RDT_BUILD_DIR/backends/rdt_nccl.so" ]; then
     exit 77
 fi
 export FAKE_CUDA_UNKIND=1
-for name in cuda cuda_life cuda_missing cuda_nodes cuda_owners cuda_pool cuda_refused cuda_streams cuda_visible; do
+for name in cuda cuda_counts cuda_life cuda_missing cuda_nodes cuda_owners cuda_pool cuda_refused cuda_streams cuda_visible; do
     "$programs/$name" -j1 || { echo "$name fails with an unkind driver"; exit 1; }
 done

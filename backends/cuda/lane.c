@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lanes: the threads that queue copies of a GPU and notice their ends. See cuda.h.
+ *
+ *      copy_start (loop)        the lane's thread                        the GPU
+ *         │ given ──────────────►│ pieces into a stream, then an event ──►│
+ *         │                      │ ask whether the event has come  ◄──────┤
+ *         │◄───── copy_done ─────┤
+ *
+ * The loop never calls the driver, some of whose calls wait for a GPU or for locks of other threads. A callback in the copying
+ * stream would be simpler, but the stream stands still until the callback's thread has run; an event costs the stream nothing.
+ * While copies are under way the thread asks every 20 us at first and every 200 us at last; otherwise it sleeps.
+ */
+#include <signal.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#include "backends/cuda/cuda.h"
+
+#define POLL_MIN_NS 20000
+#define POLL_MAX_NS 200000
+
+/* priv of a copy */
+enum { PRIV_NEXT, PRIV_EVENT, PRIV_RESULT };
+
+static struct rdt_memory_copy **next_of(struct rdt_memory_copy *copy)
+{
+    return (struct rdt_memory_copy **)&copy->priv[PRIV_NEXT];
+}
+
+static struct cuda_driver *driver_of(const struct cuda_lane *lane)
+{
+    return lane->card->cuda->driver;
+}
+
+static void report(struct cuda_lane *lane, struct rdt_memory_copy *copy, CUresult result)
+{
+    struct rdt_error err = {.msg = ""};
+
+    if (result != CUDA_SUCCESS)
+        (void)cuda_failed(driver_of(lane), result, &err, "copying");
+    lane->card->cuda->host.copy_done(copy, result == CUDA_SUCCESS ? RDT_OK : RDT_SYSTEM, err.msg);
+}
+
+/* ---- events ---- */
+
+static CUresult take_event(struct cuda_lane *lane, CUevent *event_p)
+{
+    if (lane->n_events == 0)
+        return driver_of(lane)->cuEventCreate(event_p, CU_EVENT_DISABLE_TIMING);
+    *event_p = lane->events[--lane->n_events];
+    return CUDA_SUCCESS;
+}
+
+static void give_event(struct cuda_lane *lane, CUevent event)
+{
+    if (lane->n_events < CUDA_LANE_EVENTS)
+        lane->events[lane->n_events++] = event;
+    else
+        (void)driver_of(lane)->cuEventDestroy(event);
+}
+
+void cuda_lane_forget_events(struct cuda_lane *lane)
+{
+    while (lane->n_events > 0)
+        (void)driver_of(lane)->cuEventDestroy(lane->events[--lane->n_events]);
+}
+
+/* ---- the thread ---- */
+
+/* Queues a copy and an event behind it. Returns whether it is under way; if not, it has been reported. */
+static bool begin(struct cuda_lane *lane, struct rdt_memory_copy *copy)
+{
+    struct cuda_driver *driver = driver_of(lane);
+    struct rdt_error err;
+    CUstream stream = NULL;
+    CUevent event = NULL;
+    CUresult queued, result;
+
+    if (cuda_enter(lane->card, &err) != RDT_OK) {
+        lane->card->cuda->host.copy_done(copy, RDT_SYSTEM, err.msg);
+        return false;
+    }
+    queued = cuda_copy_queue(lane->card, copy, lane->turn++, &stream);
+    if (!stream) { /* no part of it is under way */
+        report(lane, copy, queued);
+        return false;
+    }
+    result = take_event(lane, &event);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuEventRecord(event, stream);
+    if (result != CUDA_SUCCESS) {
+        (void)driver->cuStreamSynchronize(stream); /* a copy that has failed must not go on */
+        if (event)
+            give_event(lane, event);
+        report(lane, copy, queued != CUDA_SUCCESS ? queued : result);
+        return false;
+    }
+    copy->priv[PRIV_EVENT] = event;
+    copy->priv[PRIV_RESULT] = (void *)(uintptr_t)queued;
+    return true;
+}
+
+/* Reports the copies that have ended. Returns whether there was any. */
+static bool check(struct cuda_lane *lane, struct rdt_memory_copy **running)
+{
+    bool any = false;
+
+    while (*running) {
+        struct rdt_memory_copy *copy = *running;
+        CUevent event = copy->priv[PRIV_EVENT];
+        CUresult queued = (CUresult)(uintptr_t)copy->priv[PRIV_RESULT], result = driver_of(lane)->cuEventQuery(event);
+        if (result == CUDA_ERROR_NOT_READY) {
+            running = next_of(copy);
+            continue;
+        }
+        *running = *next_of(copy);
+        give_event(lane, event); /* before the report, after which the context may be left */
+        report(lane, copy, queued != CUDA_SUCCESS ? queued : result);
+        any = true;
+    }
+    return any;
+}
+
+static struct timespec after_ns(int64_t ns)
+{
+    struct timespec at;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &at);
+    at.tv_nsec += ns;
+    at.tv_sec += at.tv_nsec / 1000000000;
+    at.tv_nsec %= 1000000000;
+    return at;
+}
+
+/* Waits for copies that are given to the lane, but only until the time has passed if some are running. */
+static struct rdt_memory_copy *take_given(struct cuda_lane *lane, bool running, int64_t poll_ns)
+{
+    const struct timespec until = after_ns(poll_ns);
+    struct rdt_memory_copy *copies;
+    int over = 0;
+
+    (void)pthread_mutex_lock(&lane->mutex);
+    while (!lane->first && over == 0 && (running || !lane->end))
+        over =
+            running ? pthread_cond_timedwait(&lane->more, &lane->mutex, &until) : pthread_cond_wait(&lane->more, &lane->mutex);
+    copies = lane->first;
+    lane->first = NULL;
+    lane->last = &lane->first;
+    (void)pthread_mutex_unlock(&lane->mutex);
+    return copies;
+}
+
+static void *run(void *arg)
+{
+    struct cuda_lane *lane = arg;
+    struct rdt_memory_copy *running = NULL, **last, *given, *copy;
+    int64_t poll_ns = POLL_MIN_NS;
+
+    while ((given = take_given(lane, running, poll_ns)) || running) {
+        bool any = given;
+        while ((copy = given)) {
+            given = *next_of(copy);
+            *next_of(copy) = NULL;
+            if (!begin(lane, copy))
+                continue;
+            for (last = &running; *last;)
+                last = next_of(*last);
+            *last = copy;
+            (void)check(lane, &running); /* queuing takes long if the memory is not pinned */
+        }
+        any |= check(lane, &running);
+        poll_ns = any ? POLL_MIN_NS : poll_ns + poll_ns / 2;
+        if (poll_ns > POLL_MAX_NS)
+            poll_ns = POLL_MAX_NS;
+    }
+    return NULL;
+}
+
+/* ---- the lane ---- */
+
+void cuda_lane_init(struct cuda_lane *lane, struct cuda_card *card)
+{
+    pthread_condattr_t monotonic;
+
+    *lane = (struct cuda_lane){.card = card};
+    lane->last = &lane->first;
+    (void)pthread_mutex_init(&lane->mutex, NULL);
+    (void)pthread_condattr_init(&monotonic);
+    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(&lane->more, &monotonic);
+    (void)pthread_condattr_destroy(&monotonic);
+}
+
+enum rdt_status cuda_lane_add(struct cuda_lane *lane, struct rdt_memory_copy *copy, struct rdt_error *err)
+{
+    sigset_t all, before;
+    int error = 0;
+
+    *next_of(copy) = NULL;
+    (void)pthread_mutex_lock(&lane->mutex);
+    if (!lane->started) {
+        (void)sigfillset(&all);
+        (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+        error = pthread_create(&lane->thread, NULL, run, lane);
+        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+        lane->started = error == 0;
+    }
+    if (!error) {
+        *lane->last = copy;
+        lane->last = next_of(copy);
+        (void)pthread_cond_signal(&lane->more);
+    }
+    (void)pthread_mutex_unlock(&lane->mutex);
+    return error ? rdt_error_sys(err, error, "starting the thread for copies of %s", lane->card->gpu->uuid) : RDT_OK;
+}
+
+void cuda_lane_fini(struct cuda_lane *lane)
+{
+    if (lane->started) {
+        (void)pthread_mutex_lock(&lane->mutex);
+        lane->end = true;
+        (void)pthread_cond_signal(&lane->more);
+        (void)pthread_mutex_unlock(&lane->mutex);
+        (void)pthread_join(lane->thread, NULL);
+    }
+    (void)pthread_cond_destroy(&lane->more);
+    (void)pthread_mutex_destroy(&lane->mutex);
+}
