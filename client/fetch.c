@@ -61,6 +61,8 @@ void fetch_on_event(rdt *conn, struct frame *frame)
         alloc_on_region_gone(conn, frame);
     if (frame->type == RDT_EVENT_REGION_BACK)
         loans_on_back(conn, frame);
+    if (frame->type == RDT_EVENT_HOLD_LOST)
+        request_on_hold_lost(conn, frame);
     if (frame->type == RDT_EVENT_WATCHED)
         events_add(conn, frame);
     if (frame->type != RDT_EVENT_FETCH_DONE)

@@ -308,8 +308,10 @@ enum rdt_status rdt_drop(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *
  * longer than the way.
  *
  * The daemon of the object's node keeps a hold for a session of another node. The hold survives the loss of the link
- * between the daemons for hold_grace of that node. It keeps the version of a name that came, not the name. Each hold
- * counts under client_max_holds.
+ * between the daemons for hold_grace of that node, and a restart of either daemon for restart_grace, if that daemon has a
+ * keeper. If this node's daemon restarts and cannot take the hold again within restart_grace, rdt_request_status of the hold
+ * is PEER_LOST from then on, or what the object's node answered. It keeps the version of a name that came, not the name. Each
+ * hold counts under client_max_holds.
  */
 
 /* Takes a hold on the object of ref. Waits until timeout_ns for an id that nobody has put yet, or for a name without a

@@ -296,6 +296,24 @@ void request_on_expired(rdt *conn, struct expiry *expiry)
     request_fail(request, &err);
 }
 
+void request_on_hold_lost(rdt *conn, struct frame *frame)
+{
+    struct rdt_error err;
+
+    (void)connection_error_reply(frame, &err);
+    for (struct chain *link = conn->requests.next; link != &conn->requests; link = link->next) {
+        rdt_request *request = container_of(link, rdt_request, link);
+
+        if (request->pending.id != frame->request_id || !request->holds)
+            continue;
+        drop_hold(request); /* the daemon need not remember it any more */
+        request->err = err;
+        rdt_error_prefix(&request->err, "%s %s", request->what, request->label);
+        connection_notify(conn);
+        return;
+    }
+}
+
 /* ---- arriving ---- */
 
 /* Ends a request whose bytes are in its targets. */

@@ -67,6 +67,9 @@ void request_make_wait(rdt_request *request, const char *what);
 /* Makes a created request a hold: its reply brings the hold. */
 void request_make_hold(rdt_request *request);
 
+/* With the lock: handles HOLD_LOST. The hold ends with that error from then on, as a cancelled one is CANCELLED. */
+void request_on_hold_lost(rdt *conn, struct frame *frame);
+
 /* Gives the request its id and its deadline. Unless the deadline is CLOCK_NEVER, conn->expiries must have room. */
 void request_start(rdt_request *request, int64_t deadline_ns);
 

@@ -229,7 +229,7 @@ static void init_rooms(struct daemon *daemon)
                                .started_ns = uv_hrtime(),
                                .above = {.arg = daemon, .reload = daemon_reload},
                                .dispatch = rpc_dispatch};
-    holds_init(&daemon->rpc.holds, &daemon->deadlines, options->hold_grace_ns);
+    holds_init(&daemon->rpc.holds, &daemon->deadlines, &daemon->recovery, options->hold_grace_ns);
     watches_init(&daemon->rpc);
     readings_init(&daemon->rpc);
     daemon->groups = (struct groups){.events = &daemon->rpc.events,
@@ -256,6 +256,7 @@ static void init_rooms(struct daemon *daemon)
     hotload_init(&daemon->hotload);
     list_init(&daemon->rpc.clients);
     list_init(&daemon->rpc.remote);
+    list_init(&daemon->rpc.retakes);
     map_init(&daemon->rpc.forwarded);
     conns_init(&daemon->conns, &daemon->rpc, daemon->open_files);
     daemon->listener.conns = &daemon->conns;
@@ -306,7 +307,8 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
     if (status == RDT_OK)
         status = listener_start(&daemon->listener, &daemon->conns, err);
     if (status == RDT_OK) {
-        calls_take_holds_again(&daemon->rpc);
+        holds_restore(&daemon->rpc.holds, daemon->peers, daemon->options->restart_grace_ns);
+        retakes_start(&daemon->rpc);
         conn_sessions_wait(&daemon->conns);
     }
     return status;

@@ -66,6 +66,7 @@ enum rdt_event_type {
     RDT_EVENT_WATCHED = 129,     /* Event */
     RDT_EVENT_REGION_GONE = 132, /* RegionGone */
     RDT_EVENT_REGION_BACK = 133, /* RegionBack */
+    RDT_EVENT_HOLD_LOST = 134,   /* ErrorReply, with the request id of the HOLD: it does not hold the object any more */
 };
 
 /* Between two daemons. X(number, NAME, message); rdt_peer.proto says which daemon sends each message, and when. */

@@ -104,6 +104,7 @@ struct client {
     struct import_parts *import;   /* NULL: no import is incomplete */
     struct region_cache cache;     /* regions that it has mapped and released, cached for its next use */
     struct mapped mapped;          /* regions of others that it keeps mapped for reading */
+    unsigned n_lost_holds;         /* of remote_holds: struct remote_hold.lost */
     uint64_t n_region_gone_events; /* REGION_GONE events sent to it */
     struct list wakes;             /* struct client_wake.link */
     struct list read_barriers;     /* struct client_read_barrier.link */

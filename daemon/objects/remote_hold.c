@@ -3,6 +3,9 @@
 
 #include <stdlib.h>
 
+#include "proto/frame.h"
+#include "proto/messages.h"
+
 enum rdt_status remote_hold_take(struct client *client, uint64_t request_id, struct object *object,
                                  struct remote_hold **remote_hold_p, struct rdt_error *err)
 {
@@ -40,12 +43,45 @@ void remote_hold_end(struct remote_hold *hold)
     if (hold->record)
         hold->client->lasting->on_remote_hold_end(hold->client->lasting->arg, hold);
     (void)map_remove_u64(&hold->client->remote_holds, hold->request_id);
+    hold->client->n_lost_holds -= hold->lost != RDT_OK;
     account_give(hold->client->account, USAGE_HOLDS, 1);
     if (hold->far)
         hold->release_far(hold->far);
     if (hold->object)
         object_drop_by(hold->object, &hold->by_object);
     free(hold);
+}
+
+static void tell_lost(const struct remote_hold *hold, const struct rdt_error *why)
+{
+    Rdt__Pb__ErrorReply reply = RDT__PB__ERROR_REPLY__INIT;
+
+    reply.status = hold->lost;
+    reply.message = (char *)why->msg;
+    hold->client->send(hold->client, RDT_EVENT_HOLD_LOST, FRAME_EVENT, hold->request_id, &reply.base, NULL, 0);
+}
+
+void remote_hold_lose(struct remote_hold *hold, const struct rdt_error *why)
+{
+    if (hold->far)
+        hold->release_far(hold->far);
+    hold->far = NULL;
+    hold->lost = why->status;
+    hold->client->n_lost_holds++;
+    tell_lost(hold, why);
+}
+
+void remote_holds_tell_lost(struct client *client)
+{
+    const struct remote_hold *hold;
+    struct rdt_error why;
+    size_t cursor = 0;
+
+    while (client->n_lost_holds > 0 && (hold = map_next(&client->remote_holds, &cursor)))
+        if (hold->lost != RDT_OK) {
+            (void)rdt_error_set(&why, hold->lost, "the hold could not be taken again after the daemon's restart");
+            tell_lost(hold, &why);
+        }
 }
 
 struct remote_hold *remote_hold_find(const struct client *client, uint64_t request_id)

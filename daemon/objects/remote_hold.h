@@ -18,7 +18,12 @@ struct remote_hold {
     struct list by_object; /* in object->users->holders */
     void *far;             /* for the module that holds the object on the other node; NULL: the object is on this node */
     void (*release_far)(void *far);
+    enum rdt_status lost; /* why it holds nothing any more, though its client has not ended it; RDT_OK: it holds */
 };
+
+/* The hold keeps nothing any more: its client is told by HOLD_LOST, now, and again by remote_holds_tell_lost if it was away. */
+void remote_hold_lose(struct remote_hold *hold, const struct rdt_error *why);
+void remote_holds_tell_lost(struct client *client);
 
 /* object NULL: the caller sets far and release_far, and release_far is called when the hold ends. Errors:
  * INVALID (the request id is 0 or already names a hold), LIMIT, NO_MEMORY. */

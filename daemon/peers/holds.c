@@ -1,38 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/peers/holds.h"
+#include "daemon/peers/holds_impl.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/node.h"
+#include "daemon/base/text.h"
 #include "layout.h"
-
-/* limit for the holds of one node on objects of this node, and for those of this node there */
-#define NODE_HOLDS_MAX (1u << 20)
-#define BATCH_HOLDS 256u /* holds dropped in one iteration of the loop, or notified in one message */
-#define LIST_HOLDS 4096u /* holds in one message of a list */
-
-struct holds_node { /* what peer->holds points to */
-    struct list link;
-    struct holds *holds;
-    struct peer *peer;
-
-    /* holds of that node on objects of this node */
-    struct map here;   /* number -> struct node_hold */
-    struct list taken; /* the same holds as in `here` */
-    struct list stale; /* struct node_hold: removed from `here`, of an earlier daemon of that node; dropped by `linger` */
-    struct deadline linger;
-    struct list dropping;  /* struct node_hold: removed from `here`, and dropped in small batches */
-    struct deadline grace; /* set while the link is down and the node has holds here */
-    struct deadline batch; /* set while `dropping` is not empty */
-    uint32_t list_number;  /* number of the node's latest list */
-
-    /* holds of this node's clients on objects of that node */
-    struct map there; /* number -> struct far_hold */
-    bool asked;       /* a HOLD call was sent, so the node may have holds that this node does not know */
-    struct deadline notify;
-    uint64_t unnotified[BATCH_HOLDS]; /* dropped holds of which the node has not been notified */
-    size_t n_unnotified;
-};
 
 struct far_hold {
     struct holds_node *node;
@@ -40,9 +15,9 @@ struct far_hold {
     bool lost; /* the owner's node has dropped it */
 };
 
-void holds_init(struct holds *holds, struct deadlines *deadlines, uint64_t grace_ns)
+void holds_init(struct holds *holds, struct deadlines *deadlines, struct recovery *recovery, uint64_t grace_ns)
 {
-    *holds = (struct holds){.deadlines = deadlines, .grace_ns = grace_ns};
+    *holds = (struct holds){.deadlines = deadlines, .recovery = recovery, .grace_ns = grace_ns};
     list_init(&holds->nodes);
 }
 
@@ -51,17 +26,14 @@ static void on_batch(struct deadline *deadline);
 static void on_linger_over(struct deadline *deadline);
 static void on_notify(struct deadline *deadline);
 
-static struct holds_node *node_get(struct holds *holds, struct peer *peer)
+struct holds_node *holds_node_create(struct holds *holds, const uint8_t uuid[16])
 {
-    struct holds_node *node = peer->holds;
+    struct holds_node *node = calloc(1, sizeof *node);
 
-    if (node)
-        return node;
-    node = calloc(1, sizeof *node);
     if (!node)
         return NULL;
     node->holds = holds;
-    node->peer = peer;
+    memcpy(node->uuid, uuid, sizeof node->uuid);
     map_init(&node->here);
     map_init(&node->there);
     list_init(&node->taken);
@@ -72,14 +44,24 @@ static struct holds_node *node_get(struct holds *holds, struct peer *peer)
     node->batch.on_passed = on_batch;
     node->notify.on_passed = on_notify;
     list_append(&holds->nodes, &node->link);
-    peer->holds = node;
     return node;
+}
+
+static struct holds_node *node_get(struct holds *holds, struct peer *peer)
+{
+    if (!peer->holds) {
+        peer->holds = holds_node_create(holds, peer->uuid);
+        if (peer->holds)
+            peer->holds->peer = peer;
+    }
+    return peer->holds;
 }
 
 static void send_holds(struct holds_node *node, const Rdt__Pb__Holds *message)
 {
     /* if the link is down, the list that follows says the same */
-    (void)peer_send(node->peer, RDT_PEER_HOLDS, &message->base, NULL);
+    if (node->peer)
+        (void)peer_send(node->peer, RDT_PEER_HOLDS, &message->base, NULL);
 }
 
 /* ---- the owner's side ---- */
@@ -87,6 +69,10 @@ static void send_holds(struct holds_node *node, const Rdt__Pb__Holds *message)
 /* Drops one hold, which the caller has removed from the map. */
 static void node_hold_end(struct node_hold *hold)
 {
+    struct holds *holds = hold->node->holds;
+
+    if (holds->recovery)
+        recovery_end_node_hold(holds->recovery, hold->record);
     list_remove(&hold->by_node);
     account_give(hold->account, USAGE_HOLDS, 1);
     account_unref(hold->account);
@@ -104,13 +90,13 @@ static void on_batch(struct deadline *deadline)
 {
     struct holds_node *node = container_of(deadline, struct holds_node, batch);
 
-    drop_some(node, BATCH_HOLDS);
+    drop_some(node, HOLDS_BATCH);
     if (!list_empty(&node->dropping) && !deadline_set(node->holds->deadlines, deadline, 0))
         drop_some(node, SIZE_MAX);
 }
 
 /* Drops the holds in small batches. */
-static void drop_later(struct holds_node *node, struct list *holds)
+void holds_drop_later(struct holds_node *node, struct list *holds)
 {
     bool some = !list_empty(holds);
 
@@ -123,14 +109,14 @@ static void drop_all(struct holds_node *node)
 {
     map_fini(&node->here);
     map_init(&node->here);
-    drop_later(node, &node->taken);
+    holds_drop_later(node, &node->taken);
 }
 
 static void on_linger_over(struct deadline *deadline)
 {
     struct holds_node *node = container_of(deadline, struct holds_node, linger);
 
-    drop_later(node, &node->stale);
+    holds_drop_later(node, &node->stale);
 }
 
 /* That node's daemon has restarted, and takes again what its clients still hold. */
@@ -140,16 +126,37 @@ static void let_linger(struct holds_node *node)
     map_init(&node->here);
     list_splice(&node->stale, &node->taken);
     if (!list_empty(&node->stale) && !deadline_set(node->holds->deadlines, &node->linger, (int64_t)node->holds->grace_ns))
-        drop_later(node, &node->stale);
+        holds_drop_later(node, &node->stale);
+}
+
+void holds_give_up(struct holds_node *node)
+{
+    size_t n = map_count(&node->here);
+
+    if (node->peer)
+        log_warn("node %s has been away for longer than hold_grace: its %zu hold%s on this node end", node->peer->name, n,
+                 n == 1 ? "" : "s");
+    else
+        log_warn("node %s has not come back within restart_grace after this daemon's restart: its holds on this node end",
+                 node->name);
+    drop_all(node);
+    holds_drop_later(node, &node->stale);
 }
 
 static void on_grace_over(struct deadline *deadline)
 {
-    struct holds_node *node = container_of(deadline, struct holds_node, grace);
+    holds_give_up(container_of(deadline, struct holds_node, grace));
+}
 
-    log_warn("node %s has been away for longer than hold_grace: its %zu hold%s on this node end", node->peer->name,
-             map_count(&node->here), map_count(&node->here) == 1 ? "" : "s");
-    drop_all(node);
+static void keep(struct node_hold *hold)
+{
+    const struct peer *peer = hold->node->peer;
+    struct node_hold_image image = {.address = peer->address, .number = hold->number, .owner = hold->account->owner};
+
+    memcpy(image.node, peer->uuid, sizeof image.node);
+    memcpy(image.boot_id, hold->boot_id, sizeof image.boot_id);
+    if (hold->node->holds->recovery)
+        hold->record = recovery_keep_node_hold(hold->node->holds->recovery, &image, hold->object);
 }
 
 enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t number, struct account *account,
@@ -185,7 +192,9 @@ enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t numb
     hold->account = account_ref(account);
     hold->number = number;
     hold->list_seen = node->list_number;
+    memcpy(hold->boot_id, peer->boot_id, sizeof hold->boot_id);
     list_append(&node->taken, &hold->by_node);
+    keep(hold);
     return RDT_OK;
 }
 
@@ -208,9 +217,19 @@ void holds_object_freed(struct object *object)
     }
 }
 
-const struct peer *node_hold_peer(const struct node_hold *hold)
+const uint8_t *node_hold_uuid(const struct node_hold *hold)
 {
-    return hold->node->peer;
+    return hold->node->uuid;
+}
+
+const char *node_hold_name(const struct node_hold *hold)
+{
+    return hold->node->peer ? hold->node->peer->name : hold->node->name;
+}
+
+const void *node_hold_node(const struct node_hold *hold)
+{
+    return hold->node;
 }
 
 static void drop_one(struct holds_node *node, uint64_t number)
@@ -225,7 +244,7 @@ static void drop_one(struct holds_node *node, uint64_t number)
 static void compare_list(struct holds_node *node, const Rdt__Pb__Holds *message)
 {
     Rdt__Pb__Holds answer = RDT__PB__HOLDS__INIT;
-    uint64_t lost[BATCH_HOLDS];
+    uint64_t lost[HOLDS_BATCH];
     struct list holds;
 
     node->list_number += message->first;
@@ -236,7 +255,7 @@ static void compare_list(struct holds_node *node, const Rdt__Pb__Holds *message)
             hold->list_seen = node->list_number;
         else
             lost[answer.n_lost++] = message->current[i];
-        if (answer.n_lost == BATCH_HOLDS || (answer.n_lost > 0 && i + 1 == message->n_current)) {
+        if (answer.n_lost == HOLDS_BATCH || (answer.n_lost > 0 && i + 1 == message->n_current)) {
             send_holds(node, &answer);
             answer.n_lost = 0;
         }
@@ -252,7 +271,7 @@ static void compare_list(struct holds_node *node, const Rdt__Pb__Holds *message)
         list_remove(at);
         list_append(&holds, at);
     }
-    drop_later(node, &holds);
+    holds_drop_later(node, &holds);
 }
 
 /* ---- the holder's side ---- */
@@ -291,7 +310,7 @@ static void drop_there(struct holds_node *node, uint64_t number)
     if (node->peer->state != PEER_UP || node->holds->closing)
         return; /* so that it is missing in the next list */
     node->unnotified[node->n_unnotified++] = number;
-    if (node->n_unnotified == BATCH_HOLDS ||
+    if (node->n_unnotified == HOLDS_BATCH ||
         (node->n_unnotified == 1 && !deadline_set(node->holds->deadlines, &node->notify, 0)))
         send_dropped(node);
 }
@@ -344,15 +363,6 @@ void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number)
         drop_there(node, number);
 }
 
-static void lose_all(struct holds_node *node)
-{
-    struct far_hold *far;
-    size_t cursor = 0;
-
-    while ((far = map_next(&node->there, &cursor)))
-        far->lost = true;
-}
-
 /* Sends the list of everything held there, in several messages. If one cannot be sent, the owner's node
  * keeps all holds. */
 static void send_list(struct holds_node *node)
@@ -383,27 +393,29 @@ static void send_list(struct holds_node *node)
 
 void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed, bool returns)
 {
-    struct holds_node *node = peer->holds;
+    struct holds_node *awaited = holds->closing || peer->holds ? NULL : holds_awaited(holds, peer->uuid), *node;
 
+    if (awaited)
+        holds_adopt(awaited, peer, returns);
+    node = peer->holds;
     if (!node || holds->closing)
         return;
     deadline_unset(holds->deadlines, &node->grace);
-    if (boot_changed) {
-        if (returns)
-            let_linger(node);
-        else
-            drop_all(node);
-        lose_all(node);
-    } else if (node->asked) {
+    if (boot_changed && returns)
+        let_linger(node);
+    else if (boot_changed)
+        drop_all(node);
+    if (node->asked) /* an owner whose daemon has restarted may have the holds of the earlier one, or says that they are lost */
         send_list(node);
-    }
 }
 
 void holds_peer_down(struct holds *holds, struct peer *peer)
 {
-    struct holds_node *node = peer->holds;
+    struct holds_node *node = peer->holds, *awaited = node || holds->closing ? NULL : holds_awaited(holds, peer->uuid);
     struct peer *same;
 
+    if (awaited)
+        holds_dial(awaited);
     if (!node || holds->closing)
         return;
     node->n_unnotified = 0;
@@ -470,7 +482,8 @@ static void node_free(struct holds_node *node)
     map_fini(&node->here);
     map_fini(&node->there);
     list_remove(&node->link);
-    node->peer->holds = NULL;
+    if (node->peer)
+        node->peer->holds = NULL;
     free(node);
 }
 

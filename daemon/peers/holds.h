@@ -18,6 +18,10 @@
  * A holder whose daemon has restarted and whose clients' sessions go on takes their holds again, under new numbers; the old
  * ones stay until hold_grace has passed, so that the objects do.
  *
+ * The holds have records (recovery.h), so they outlast the owner's daemon, too. Those of an earlier daemon wait in a struct
+ * holds_node without a peer until the holder's link is up, for at most restart_grace; then they are as if the link had been
+ * cut.
+ *
  * Many holds of one node are dropped in small batches, so that the loop is not held up; a forced free drops
  * all holds of its object at once. Everything here runs on the loop thread.
  */
@@ -27,11 +31,14 @@
 #include "daemon/base/deadline.h"
 #include "daemon/objects/remote_hold.h"
 #include "daemon/peers/peer.h"
+#include "daemon/recovery/recovery.h"
 
 struct holds_node;
 
 struct holds {
     struct deadlines *deadlines;
+    struct recovery *recovery; /* NULL: nothing outlasts this daemon */
+    struct peers *peers;       /* of holds_restore */
     uint64_t grace_ns;
     struct list nodes; /* struct holds_node.link */
     bool closing;
@@ -43,11 +50,17 @@ struct node_hold { /* a hold that another node has on an object of this node */
     struct holds_node *node;
     struct object *object;
     struct account *account; /* charged for the hold; a reference */
+    void *record;            /* of recovery; NULL: it has none */
     uint64_t number;         /* number of the call that took it */
+    uint8_t boot_id[16];     /* of the holder's daemon that took it */
     uint32_t list_seen;      /* number of the latest list of the holder that contains it */
 };
 
-void holds_init(struct holds *holds, struct deadlines *deadlines, uint64_t grace_ns);
+void holds_init(struct holds *holds, struct deadlines *deadlines, struct recovery *recovery, uint64_t grace_ns);
+
+/* For the start: takes over the holds that other nodes had here (recovery->node_holds), dials those nodes, and keeps the holds
+ * until each node's link is up, for at most restart_grace_ns. peers NULL: there is no link to other nodes, and the holds end. */
+void holds_restore(struct holds *holds, struct peers *peers, uint64_t restart_grace_ns);
 
 /* Drops every hold. From now on none is taken, and no node is notified. All clients must have ended. */
 void holds_clear(struct holds *holds);
@@ -62,7 +75,10 @@ enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t numb
 /* Drops every hold of other nodes on an object that was freed by force. The caller must hold the object. */
 void holds_object_freed(struct object *object);
 
-const struct peer *node_hold_peer(const struct node_hold *hold);
+/* The holder: its name for people, which is its address or uuid if nobody has met it yet, and a pointer that stands for it. */
+const uint8_t *node_hold_uuid(const struct node_hold *hold);
+const char *node_hold_name(const struct node_hold *hold);
+const void *node_hold_node(const struct node_hold *hold);
 
 /* ---- as the holder's node ---- */
 

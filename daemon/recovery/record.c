@@ -15,9 +15,8 @@ static uint64_t until(int64_t left_ns)
     return left_ns < 0 ? NEVER_BEGAN : uv_hrtime() + (uint64_t)left_ns;
 }
 
-/* Adds a record. NULL: it is too large, or there is no memory. */
-static struct journal_slot *add_record(struct recovery *recovery, enum record_kind kind, uint64_t key,
-                                       const ProtobufCMessage *message, uint32_t flags, const uint64_t *numbers)
+struct journal_slot *recovery_add_record(struct recovery *recovery, enum record_kind kind, uint64_t key,
+                                         const ProtobufCMessage *message, uint32_t flags, const uint64_t *numbers)
 {
     static const uint64_t none[JOURNAL_NUMBERS];
     struct journal_slot *slot = journal_begin(recovery->journal, protobuf_c_message_get_packed_size(message));
@@ -45,7 +44,7 @@ bool recovery_keep_session(struct recovery *recovery, struct client *client, con
     record.started = image->started;
     record.name = client->name;
     record.tensor_runs = client->tensor_runs;
-    client->record = add_record(recovery, RECORD_SESSION, client->id, &record.base, 0, NULL);
+    client->record = recovery_add_record(recovery, RECORD_SESSION, client->id, &record.base, 0, NULL);
     if (!client->record)
         return false;
     client->lasting = &recovery->lasting;
@@ -131,7 +130,7 @@ static bool keep_region(struct recovery *recovery, struct region *region, uint64
     record.room = image.room;
     record.offset = image.offset;
     keeper_link_store(&recovery->link, &id, &region->block.fd, 1); /* a record never names memory that is not kept yet */
-    slot = add_record(recovery, RECORD_REGION, region->id, &record.base, image.origin, numbers);
+    slot = recovery_add_record(recovery, RECORD_REGION, region->id, &record.base, image.origin, numbers);
     if (slot && recovery_add_region(recovery, region, slot))
         return true;
     if (slot)
@@ -173,6 +172,7 @@ static uint32_t object_flags(const struct object *object)
     uint32_t flags = object->producer && object->producer->lasting ? OBJECT_HAS_PRODUCER : 0;
 
     flags |= object->pending || object->state == OBJECT_FILLING ? OBJECT_IS_PENDING : 0;
+    flags |= !object_has_producer_hold(object) && object->end == OBJECT_END_FREED ? OBJECT_IS_FREED : 0;
     return flags | (object->forced || !object->named ? OBJECT_IS_FORCED : 0);
 }
 
@@ -202,7 +202,8 @@ static void commit_object(struct recovery *recovery, struct object *object, cons
     uint64_t numbers[JOURNAL_NUMBERS];
 
     object_numbers(object, numbers);
-    object->record = add_record(recovery, RECORD_OBJECT, object->generation, &record->base, object_flags(object), numbers);
+    object->record =
+        recovery_add_record(recovery, RECORD_OBJECT, object->generation, &record->base, object_flags(object), numbers);
     recovery->n_objects += object->record != NULL;
 }
 
@@ -367,7 +368,7 @@ static void on_name(void *arg, struct name *name)
         record.request = name->request;
         record.lease = name->publisher != NULL;
         numbers[NUMBER_NAME_UNTIL] = name->ttl_ns > 0 ? until(deadline_left_ns(&name->expiry)) : 0;
-        name->record = add_record(recovery, RECORD_NAME, name->version, &record.base, 0, numbers);
+        name->record = recovery_add_record(recovery, RECORD_NAME, name->version, &record.base, 0, numbers);
     }
     if (old)
         journal_remove(recovery->journal, old);
@@ -376,9 +377,8 @@ static void on_name(void *arg, struct name *name)
 
 /* ---- holds ---- */
 
-/* An object that a session holds lasts as long as the hold. Replicas of other nodes' objects are in no table: the session
- * keeps their memory. */
-static bool keep_held(struct recovery *recovery, struct object *object)
+/* Replicas of other nodes' objects are in no table: the session keeps their memory. */
+bool recovery_keep_held(struct recovery *recovery, struct object *object)
 {
     if (!object->record && !object->adopted && object->state != OBJECT_FILLING)
         keep_object(recovery, object);
@@ -415,7 +415,7 @@ static void on_hold(void *arg, struct hold *hold)
     record.session = hold->client->id;
     if (hold->object && !hold->object->adopted) {
         record.generation = hold->object->generation;
-        if (!keep_held(recovery, hold->object))
+        if (!recovery_keep_held(recovery, hold->object))
             return;
     } else {
         ids = held_regions(recovery, hold, &n);
@@ -424,7 +424,7 @@ static void on_hold(void *arg, struct hold *hold)
     }
     record.regions = ids;
     record.n_regions = n;
-    hold->record = add_record(recovery, RECORD_HOLD, hold->id, &record.base, 0, NULL);
+    hold->record = recovery_add_record(recovery, RECORD_HOLD, hold->id, &record.base, 0, NULL);
     recovery->n_holds += hold->record != NULL;
     free(ids);
 }
@@ -444,11 +444,11 @@ static void on_remote_hold(void *arg, struct remote_hold *hold)
     struct recovery *recovery = arg;
     Rdt__Pb__JournalRemoteHold record = RDT__PB__JOURNAL_REMOTE_HOLD__INIT;
 
-    if (recovery->frozen || !keep_held(recovery, hold->object))
+    if (recovery->frozen || !recovery_keep_held(recovery, hold->object))
         return;
     record.session = hold->client->id;
     record.generation = hold->object->generation;
-    hold->record = add_record(recovery, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
+    hold->record = recovery_add_record(recovery, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
     recovery->n_holds += hold->record != NULL;
 }
 
@@ -461,7 +461,7 @@ static void on_far_hold(void *arg, struct remote_hold *hold, const Rdt__Pb__Ref 
         return;
     record.session = hold->client->id;
     record.ref = (Rdt__Pb__Ref *)ref;
-    hold->record = add_record(recovery, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
+    hold->record = recovery_add_record(recovery, RECORD_REMOTE_HOLD, hold->request_id, &record.base, 0, NULL);
     recovery->n_holds += hold->record != NULL;
 }
 

@@ -187,6 +187,7 @@ enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool 
 
     map_init(&recovery->filling);
     list_init(&recovery->far_holds);
+    list_init(&recovery->node_holds);
     map_init(&recovery->kept_regions);
     recovery->link.fd = -1;
     if (recovery->keeper[0] == '\0')
@@ -237,11 +238,20 @@ void recovery_freeze(struct recovery *recovery)
              (unsigned long long)recovery->n_sessions);
 }
 
+/* The start has ended before anybody took them. */
+static void drop_node_holds(struct recovery *recovery)
+{
+    while (recovery->node_holds.next && !list_empty(&recovery->node_holds))
+        recovery_free_node_hold(container_of(list_first(&recovery->node_holds), struct node_hold_record, link));
+}
+
 void recovery_close(struct recovery *recovery)
 {
+    if (recovery->journal)
+        recovery_freeze(recovery);
+    drop_node_holds(recovery);
     if (!recovery->journal)
         return;
-    recovery_freeze(recovery);
     keeper_link_close(&recovery->link);
 }
 

@@ -9,8 +9,9 @@
  * Shows: this header.
  *
  * Refuses: to know connections, requests and peers. What a client has cached is not recorded: regions that it has released
- * and kept mapped, and regions of others that it maps without a hold. Memory on devices is not kept. Holds on objects of other
- * nodes are recorded, and whoever knows peers takes them again.
+ * and kept mapped, and regions of others that it maps without a hold. Memory on devices is not kept. Holds across nodes are
+ * recorded: those on objects of other nodes, which whoever knows peers takes again, and those of other nodes on objects here,
+ * which wait for their nodes.
  *
  *   HELLO                          the session's record: who it is, and a hash of its token
  *   a client gets a region         its descriptor goes to the keeper, then its record is written, which names the session
@@ -62,11 +63,30 @@ struct session_image {
 
 /* A hold of a restored session on an object of another node. Whoever takes it again removes and frees this. */
 struct far_record {
-    struct list link; /* in recovery->far_holds */
+    struct list link; /* in recovery->far_holds; then it belongs to whoever takes the hold again */
     struct client *client;
     uint64_t request_id;
     size_t ref_bytes;
     uint8_t ref[]; /* a packed Rdt__Pb__Ref */
+};
+
+/* A hold that another node has on an object of this node. */
+struct node_hold_image {
+    uint8_t node[16], boot_id[16]; /* of the holder */
+    const char *address;           /* where to dial it; "": only it dials */
+    uint64_t number;
+    struct owner owner;
+};
+
+/* One that an earlier daemon has left. Whoever takes it over takes its charge, its reference to the account and its record, and
+ * drops its hold on the object. */
+struct node_hold_record {
+    struct list link; /* in recovery->node_holds */
+    struct node_hold_image image;
+    char address[65];
+    struct account *account; /* a reference, charged for the hold; NULL: somebody has taken it over */
+    struct object *object;   /* with a hold */
+    void *record;
 };
 
 struct recovery {
@@ -89,6 +109,7 @@ struct recovery {
     bool frozen;             /* nothing is recorded any more */
     struct map kept_regions; /* id -> struct region, with a record */
     struct list far_holds;   /* struct far_record.link */
+    struct list node_holds;  /* struct node_hold_record.link */
     struct map filling;      /* generation -> request id of the put of a snapshot that is being copied, and has no record */
     uint64_t kept_bytes;     /* of those regions */
     uint64_t n_objects, n_names, n_sessions, n_holds; /* with a record */
@@ -110,6 +131,13 @@ uint64_t *recovery_session_ids(struct recovery *recovery);
 /* Records the session of a client that was greeted, which has nothing yet. false: it will end with this process. */
 bool recovery_keep_session(struct recovery *recovery, struct client *client, const struct session_image *image);
 void recovery_end_session(struct recovery *recovery, struct client *client); /* does nothing if it has no record */
+
+/* Records a hold of another node on the object, which is live. NULL: it will end with this process. */
+void *recovery_keep_node_hold(struct recovery *recovery, const struct node_hold_image *image, struct object *object);
+void recovery_end_node_hold(struct recovery *recovery, void *record); /* record NULL: does nothing */
+
+/* Removes it from the list, gives back what it has, and frees it. Its record stays. */
+void recovery_free_node_hold(struct node_hold_record *hold);
 
 /* The daemon will end: sessions that outlast it leave what it cannot answer any more to the next one. */
 void recovery_drain(struct recovery *recovery);

@@ -7,13 +7,21 @@
 #include "daemon/recovery/journal.h"
 #include "daemon/recovery/recovery.h"
 
-enum record_kind { RECORD_REGION = 1, RECORD_OBJECT, RECORD_NAME, RECORD_SESSION, RECORD_HOLD, RECORD_REMOTE_HOLD };
+enum record_kind {
+    RECORD_REGION = 1,
+    RECORD_OBJECT,
+    RECORD_NAME,
+    RECORD_SESSION,
+    RECORD_HOLD,
+    RECORD_REMOTE_HOLD,
+    RECORD_NODE_HOLD
+};
 
 /* The numbers of a record of an object, of a region, and the first of a name's, and an object's flags: rdt_journal.proto. */
 enum { NUMBER_DETACHED_UNTIL, NUMBER_TRANSIT_UNTIL, NUMBER_TRANSIT_COUNT };
 enum { NUMBER_NAME_UNTIL };
 enum { NUMBER_REGION_GENERATION, NUMBER_REGION_SESSION, NUMBER_REGION_BYTES };
-enum { OBJECT_HAS_PRODUCER = 1, OBJECT_IS_PENDING = 2, OBJECT_IS_FORCED = 4 };
+enum { OBJECT_HAS_PRODUCER = 1, OBJECT_IS_PENDING = 2, OBJECT_IS_FORCED = 4, OBJECT_IS_FREED = 8 };
 #define NEVER_BEGAN UINT64_MAX
 
 /* Under which numbers the keeper has things. */
@@ -30,6 +38,13 @@ struct held { /* by the keeper */
 
 /* From now on what changes is recorded. */
 void recovery_record(struct recovery *recovery);
+
+/* Adds a record. NULL: it is too large, or there is no memory. numbers NULL: all are 0. */
+struct journal_slot *recovery_add_record(struct recovery *recovery, enum record_kind kind, uint64_t key,
+                                         const ProtobufCMessage *message, uint32_t flags, const uint64_t *numbers);
+
+/* What is held lasts as long as the hold. false: the object cannot be kept. */
+bool recovery_keep_held(struct recovery *recovery, struct object *object);
 
 /* Notes that the region has a record already. false: no memory. */
 bool recovery_add_region(struct recovery *recovery, struct region *region, struct journal_slot *slot);
@@ -66,5 +81,9 @@ const void *restore_unpack(struct arena *arena, const struct journal_slot *slot,
 bool restore_session(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
 bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
 bool restore_remote_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
+bool restore_node_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err); /* node_holds.c */
+
+/* NULL: err says why. */
+struct account *restore_account(struct recovery *recovery, uint32_t uid, const char *tenant, struct rdt_error *err);
 
 #endif

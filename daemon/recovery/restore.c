@@ -34,7 +34,7 @@ static bool owner_from(uint32_t uid, const char *tenant, struct owner *owner_p, 
     return true;
 }
 
-static struct account *account_from(struct recovery *recovery, uint32_t uid, const char *tenant, struct rdt_error *err)
+struct account *restore_account(struct recovery *recovery, uint32_t uid, const char *tenant, struct rdt_error *err)
 {
     struct owner owner;
     struct account *account = owner_from(uid, tenant, &owner, err) ? account_get(recovery->accounts, &owner) : NULL;
@@ -94,7 +94,7 @@ const void *restore_unpack(struct arena *arena, const struct journal_slot *slot,
 static struct account *account_for(struct restoring *restoring, uint64_t session, uint32_t uid, const char *tenant,
                                    struct rdt_error *err)
 {
-    struct account *account = account_from(restoring->recovery, uid, tenant, err);
+    struct account *account = restore_account(restoring->recovery, uid, tenant, err);
     struct client *client = account ? map_get_u64(&restoring->sessions, session) : NULL;
 
     if (!client || !owner_equal(&client->account->owner, &account->owner))
@@ -452,7 +452,8 @@ static void end_restoring(struct restoring *restoring)
         if (object->detached && !object->producer)
             object_producer_ended(object);
         else if (!object->producer && !object->forced)
-            object->end = OBJECT_END_OWNER_DIED;
+            object->end = ((const struct journal_slot *)object->record)->flags & OBJECT_IS_FREED ? OBJECT_END_FREED
+                                                                                                 : OBJECT_END_OWNER_DIED;
         object_drop(object);
     }
 }
@@ -473,6 +474,8 @@ static enum rdt_status restore_kinds(struct restoring *restoring, struct rdt_err
         status = restore_all(restoring, RECORD_HOLD, "hold", restore_hold, err);
     if (status == RDT_OK)
         status = restore_all(restoring, RECORD_REMOTE_HOLD, "hold without data", restore_remote_hold, err);
+    if (status == RDT_OK)
+        status = restore_all(restoring, RECORD_NODE_HOLD, "hold of another node", restore_node_hold, err);
     return status;
 }
 

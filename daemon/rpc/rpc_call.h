@@ -63,6 +63,9 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     struct list remote;            /* struct call.link: deferred calls of other nodes */
     struct map forwarded;          /* struct call.forward -> struct call: calls of clients that another node answers */
     uint64_t next_forward;
+    struct list retakes; /* struct far_record.link: holds that no node has been asked for, or that wait to be asked again */
+    struct deadline retake;
+    uint64_t retake_until_ns;
     unsigned n_clients;
     unsigned n_waiting, n_resumed; /* sessions of an earlier daemon: their clients have not come back yet; they have */
     struct busy_poll busy_poll;    /* conn.c reports messages to it */
@@ -163,12 +166,26 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
                              struct rdt_error *err);
 void calls_peer_up(struct rpc *rpc, struct peer *peer);
 
-/* For the start: takes again what restored sessions hold on other nodes (recovery->far_holds). */
-void calls_take_holds_again(struct rpc *rpc);
 void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into);
 bool calls_name_peer(const struct rpc *rpc, const struct peer *peer); /* whether a call refers to it */
 void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why);
 enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struct frame *frame, struct rdt_error *err);
+
+/* ---- rpc_retake.c: the holds of restored sessions on objects of other nodes (recovery->far_holds) ----
+ *
+ *            retakes_start                    the node answers with the hold
+ *   WAITING ---------------> ASKED ----------------------------------------------> taken
+ *      ^                       |
+ *      |    the node cannot be | reached, and restart_grace has not passed
+ *      +-----------------------+-----> lost: its client is told (remote_hold_lose); also if the node refuses
+ */
+void retakes_start(struct rpc *rpc);
+void retakes_hurry(struct rpc *rpc); /* a link is up: asks at once */
+
+/* A call that takes a hold again has been answered, or has failed. retake_answered returns false if the client has ended the
+ * hold meanwhile. */
+bool retake_answered(struct client *client, uint64_t request_id);
+void retake_failed(struct call *call, const struct rdt_error *err);
 
 /* Inside a handler: moves the decoded request to *to, so that it is valid as long as that arena. */
 void call_take_request(struct call *call, struct arena *to);

@@ -102,11 +102,11 @@ static void add_clients(struct holders *holders, const struct object *object)
     }
 }
 
-static void set_node(struct row *row, const struct peer *peer)
+static void set_node(struct row *row, const uint8_t *uuid, const char *name)
 {
-    node_hex(peer->uuid, row->text);
+    node_hex(uuid, row->text);
     row->info.peer = row->text;
-    row->info.peer_name = (char *)peer->name;
+    row->info.peer_name = (char *)name;
 }
 
 static void add_nodes(struct holders *holders, const struct object *object)
@@ -115,9 +115,9 @@ static void add_nodes(struct holders *holders, const struct object *object)
 
     list_for_each (node, object_holders(object, HOLDER_NODE)) {
         const struct node_hold *hold = container_of(node, struct node_hold, by_object);
-        struct row *row = may_see(holders, &hold->account->owner) ? count_one(holders, "node", node_hold_peer(hold)) : NULL;
+        struct row *row = may_see(holders, &hold->account->owner) ? count_one(holders, "node", node_hold_node(hold)) : NULL;
         if (row)
-            set_node(row, node_hold_peer(hold));
+            set_node(row, node_hold_uuid(hold), node_hold_name(hold));
         if (++examined == HOLDERS_EXAMINED)
             break;
     }
@@ -166,7 +166,7 @@ static void add_replicas(struct holders *holders, const struct rpc *rpc, const s
         struct row *row = count_one(holders, entry->whole ? "replica" : "replica being filled", entry);
         row->info.count = 0;
         holders->counted--;
-        set_node(row, replica_entry_peer(entry));
+        set_node(row, replica_entry_peer(entry)->uuid, replica_entry_peer(entry)->name);
     }
 }
 

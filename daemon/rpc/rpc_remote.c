@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
-#include "daemon/recovery/recovery.h"
 #include "daemon/rpc/rpc_call.h"
 #include "wire_error.h"
 #include "wire_ref.h"
@@ -123,6 +122,7 @@ void calls_peer_up(struct rpc *rpc, struct peer *peer)
     while ((call = map_next(&rpc->forwarded, &cursor)))
         if (call->to == peer && !call->sent)
             send_call(call);
+    retakes_hurry(rpc);
 }
 
 void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into)
@@ -177,7 +177,7 @@ static enum rdt_status take_hold(struct call *call, struct peer *peer, const Rdt
     struct client *client = call->client;
     enum rdt_status status;
 
-    if (call->retakes && !remote_hold_find(client, id)) {
+    if (call->retakes && !retake_answered(client, id)) {
         holds_unwanted(&call->rpc->holds, peer, call->forward);
         return rdt_error_set(err, RDT_CANCELLED, "the client has ended its hold meanwhile");
     }
@@ -185,40 +185,6 @@ static enum rdt_status take_hold(struct call *call, struct peer *peer, const Rdt
     if (status == RDT_OK && client->lasting && ref)
         client->lasting->on_far_hold(client->lasting->arg, remote_hold_find(client, id), ref);
     return status;
-}
-
-/* The holds of restored sessions on objects of other nodes, which those nodes keep for hold_grace. A hold that cannot be taken
- * again is lost, as it is when the other node restarts. */
-static void take_again(struct rpc *rpc, const struct far_record *far)
-{
-    Rdt__Pb__Ref *wire = rdt__pb__ref__unpack(NULL, far->ref_bytes, far->ref);
-    struct call *call = wire ? call_create(rpc, far->client, NULL, RDT_MSG_HOLD, 0) : NULL;
-    Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
-    struct rdt_error err = {0};
-    struct rdt_ref ref;
-
-    if (call) {
-        call->retakes = far->request_id;
-        message.ref = wire;
-        message.timeout_ns = (int64_t)rpc->options->hold_grace_ns;
-        if (call_object_ref(wire, &ref, &err) != RDT_OK ||
-            call_forward(call, &ref, &message.base, message.timeout_ns, &err) != RDT_OK)
-            call_fail(call, &err);
-    }
-    if (wire)
-        rdt__pb__ref__free_unpacked(wire, NULL);
-}
-
-void calls_take_holds_again(struct rpc *rpc)
-{
-    struct recovery *recovery = rpc->recovery;
-
-    while (recovery->journal && !list_empty(&recovery->far_holds)) {
-        struct far_record *far = container_of(list_first(&recovery->far_holds), struct far_record, link);
-        list_remove(&far->link);
-        take_again(rpc, far);
-        free(far);
-    }
 }
 
 static void on_reply(struct rpc *rpc, struct peer *peer, const Rdt__Pb__CallReply *reply, struct arena *arena)

@@ -144,6 +144,7 @@ static bool step(struct client_task *task, uint64_t until_ns)
         if (resuming->kind == KINDS) {
             free_abandoned(resuming);
             answer(resuming);
+            remote_holds_tell_lost(resuming->client);
             resuming_end(resuming);
             return true;
         }

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What holds.c and holds_restore.c, which takes over the holds of an earlier daemon, share. */
+#ifndef DAEMON_HOLDS_IMPL_H
+#define DAEMON_HOLDS_IMPL_H
+
+#include "daemon/peers/holds.h"
+
+/* limit for the holds of one node on objects of this node, and for those of this node there */
+#define NODE_HOLDS_MAX (1u << 20)
+#define HOLDS_BATCH 256u /* holds dropped in one iteration of the loop, or notified in one message */
+#define LIST_HOLDS 4096u /* holds in one message of a list */
+
+struct holds_node { /* what peer->holds points to */
+    struct list link;
+    struct holds *holds;
+    struct peer *peer; /* NULL: the node has not come back since this daemon's start */
+    uint8_t uuid[16];
+    char name[65]; /* while peer is NULL */
+    char address[65];
+
+    /* holds of that node on objects of this node */
+    struct map here;   /* number -> struct node_hold */
+    struct list taken; /* the same holds as in `here` */
+    struct list stale; /* struct node_hold: removed from `here`, of an earlier daemon of that node; dropped by `linger` */
+    struct deadline linger;
+    struct list dropping;  /* struct node_hold: removed from `here`, and dropped in small batches */
+    struct deadline grace; /* set while the link is down and the node has holds here */
+    struct deadline batch; /* set while `dropping` is not empty */
+    uint32_t list_number;  /* number of the node's latest list */
+
+    /* holds of this node's clients on objects of that node */
+    struct map there; /* number -> struct far_hold */
+    bool asked;       /* a HOLD call was sent, so the node may have holds that this node does not know */
+    struct deadline notify;
+    uint64_t unnotified[HOLDS_BATCH]; /* dropped holds of which the node has not been notified */
+    size_t n_unnotified;
+};
+
+struct holds_node *holds_node_create(struct holds *holds, const uint8_t uuid[16]); /* NULL: no memory */
+
+/* Drops the holds, which are in no map any more, in small batches. */
+void holds_drop_later(struct holds_node *node, struct list *holds);
+
+/* The node's grace has passed: drops its holds. */
+void holds_give_up(struct holds_node *node);
+
+/* ---- holds_restore.c ---- */
+
+/* The holds of that node from before this daemon's start; NULL: there are none, or the node has come back. */
+struct holds_node *holds_awaited(struct holds *holds, const uint8_t uuid[16]);
+
+void holds_dial(const struct holds_node *node);
+
+/* The awaited node is back: its holds are as if only the link had been cut, but for those of an earlier daemon of that node,
+ * which takes them again under other numbers, if it can (returns). */
+void holds_adopt(struct holds_node *node, struct peer *peer, bool returns);
+
+#endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The holds that other nodes had on objects of this node before its daemon restarted. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/node.h"
+#include "daemon/base/text.h"
+#include "daemon/peers/holds_impl.h"
+
+struct holds_node *holds_awaited(struct holds *holds, const uint8_t uuid[16])
+{
+    list_for_each (at, &holds->nodes) {
+        struct holds_node *node = container_of(at, struct holds_node, link);
+        if (!node->peer && memcmp(node->uuid, uuid, sizeof node->uuid) == 0)
+            return node;
+    }
+    return NULL;
+}
+
+/* Takes over what the record has, and frees it. false: no memory; then the hold ends. */
+static bool restore_hold(struct holds *holds, struct node_hold_record *record)
+{
+    struct holds_node *node = holds_awaited(holds, record->image.node);
+    struct node_hold *hold = calloc(1, sizeof *hold);
+    bool restored = false;
+
+    if (!node)
+        node = holds_node_create(holds, record->image.node);
+    if (hold && node && object_hold_by(record->object, HOLDER_NODE, &hold->by_object)) {
+        hold->node = node;
+        hold->object = record->object;
+        hold->number = record->image.number;
+        memcpy(hold->boot_id, record->image.boot_id, sizeof hold->boot_id);
+        /* of two daemons of that node with the same number, one has ended, and its hold is stale anyhow */
+        restored = map_get_u64(&node->here, hold->number) || map_put_u64(&node->here, hold->number, hold);
+        if (!restored)
+            object_drop_by(record->object, &hold->by_object);
+    }
+    if (!restored) {
+        free(hold);
+        recovery_end_node_hold(holds->recovery, record->record);
+        recovery_free_node_hold(record);
+        return false;
+    }
+    hold->record = record->record;
+    hold->account = record->account;
+    record->account = NULL;
+    if (record->address[0] != '\0')
+        text_copy(node->address, sizeof node->address, record->address);
+    list_append(map_get_u64(&node->here, hold->number) == hold ? &node->taken : &node->stale, &hold->by_node);
+    recovery_free_node_hold(record);
+    return true;
+}
+
+void holds_dial(const struct holds_node *node)
+{
+    struct peer *peer;
+
+    (void)peers_find(node->holds->peers, node->uuid, node->address, NULL, &peer, NULL);
+}
+
+static void await_node(struct holds_node *node, uint64_t restart_grace_ns)
+{
+    if (node->address[0] != '\0')
+        text_copy(node->name, sizeof node->name, node->address);
+    else
+        node_hex(node->uuid, node->name);
+    if (!node->holds->peers || !deadline_set(node->holds->deadlines, &node->grace, (int64_t)restart_grace_ns)) {
+        holds_give_up(node);
+        return;
+    }
+    holds_dial(node);
+}
+
+void holds_restore(struct holds *holds, struct peers *peers, uint64_t restart_grace_ns)
+{
+    struct list *records = &holds->recovery->node_holds;
+    size_t n_lost = 0;
+
+    holds->peers = peers;
+    while (holds->recovery->journal && !list_empty(records))
+        n_lost += !restore_hold(holds, container_of(list_first(records), struct node_hold_record, link));
+    if (n_lost > 0)
+        log_error("%zu holds that other nodes had on objects of this node before the restart are lost: there is no memory",
+                  n_lost);
+    list_for_each_safe (at, &holds->nodes)
+        await_node(container_of(at, struct holds_node, link), restart_grace_ns);
+}
+
+void holds_adopt(struct holds_node *node, struct peer *peer, bool returns)
+{
+    struct holds *holds = node->holds;
+    struct list dropped;
+
+    list_init(&dropped);
+    node->peer = peer;
+    peer->holds = node;
+    list_for_each_safe (at, &node->taken) {
+        struct node_hold *hold = container_of(at, struct node_hold, by_node);
+        if (memcmp(hold->boot_id, peer->boot_id, sizeof hold->boot_id) == 0)
+            continue;
+        (void)map_remove_u64(&node->here, hold->number);
+        list_remove(at);
+        list_append(&node->stale, at);
+    }
+    if (returns && !list_empty(&node->stale) && deadline_set(holds->deadlines, &node->linger, (int64_t)holds->grace_ns))
+        return;
+    list_splice(&dropped, &node->stale);
+    holds_drop_later(node, &dropped);
+}

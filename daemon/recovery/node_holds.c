@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The holds of other nodes on objects of this node: writing and reading their records. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/text.h"
+#include "daemon/recovery/recovery_impl.h"
+#include "rdt_journal.pb-c.h"
+
+/* ---- writing ---- */
+
+void *recovery_keep_node_hold(struct recovery *recovery, const struct node_hold_image *image, struct object *object)
+{
+    Rdt__Pb__JournalNodeHold record = RDT__PB__JOURNAL_NODE_HOLD__INIT;
+    struct journal_slot *slot;
+
+    if (!recovery->journal || recovery->frozen || !recovery_keep_held(recovery, object))
+        return NULL;
+    record.node = (ProtobufCBinaryData){sizeof image->node, (uint8_t *)image->node};
+    record.boot_id = (ProtobufCBinaryData){sizeof image->boot_id, (uint8_t *)image->boot_id};
+    record.address = (char *)image->address;
+    record.uid = image->owner.uid;
+    record.tenant = (char *)image->owner.tenant;
+    record.generation = object->generation;
+    slot = recovery_add_record(recovery, RECORD_NODE_HOLD, image->number, &record.base, 0, NULL);
+    recovery->n_holds += slot != NULL;
+    return slot;
+}
+
+void recovery_end_node_hold(struct recovery *recovery, void *record)
+{
+    if (!record || recovery->frozen)
+        return;
+    journal_remove(recovery->journal, record);
+    recovery->n_holds--;
+}
+
+/* ---- reading ---- */
+
+void recovery_free_node_hold(struct node_hold_record *hold)
+{
+    list_remove(&hold->link);
+    if (hold->account) {
+        account_give(hold->account, USAGE_HOLDS, 1);
+        account_unref(hold->account);
+    }
+    object_drop(hold->object);
+    free(hold);
+}
+
+static bool fill(struct node_hold_record *hold, const Rdt__Pb__JournalNodeHold *record, struct rdt_error *err)
+{
+    if (record->node.len != sizeof hold->image.node || record->boot_id.len != sizeof hold->image.boot_id ||
+        strlen(record->address) >= sizeof hold->address) {
+        (void)rdt_error_set(err, RDT_INVALID, "its record is wrong");
+        return false;
+    }
+    memcpy(hold->image.node, record->node.data, sizeof hold->image.node);
+    memcpy(hold->image.boot_id, record->boot_id.data, sizeof hold->image.boot_id);
+    text_copy(hold->address, sizeof hold->address, record->address);
+    hold->image.address = hold->address;
+    return true;
+}
+
+/* An object that was freed by force has lost such holds. */
+bool restore_node_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err)
+{
+    struct recovery *recovery = restoring->recovery;
+    struct arena arena;
+    const Rdt__Pb__JournalNodeHold *record = restore_unpack(&arena, slot, &rdt__pb__journal_node_hold__descriptor, err);
+    struct object *object = record ? index_get(&recovery->objects->by_generation, record->generation) : NULL;
+    struct account *account = object ? restore_account(recovery, record->uid, record->tenant, err) : NULL;
+    struct node_hold_record *hold = account ? calloc(1, sizeof *hold) : NULL;
+    bool restored = false;
+
+    if (record && !object)
+        (void)rdt_error_set(err, RDT_NOT_FOUND, "its object is lost");
+    else if (account && !hold)
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the hold");
+    if (hold && !object->forced && fill(hold, record, err))
+        restored = account_take(account, USAGE_HOLDS, 1, err) == RDT_OK;
+    if (restored) {
+        hold->image.number = slot->key;
+        hold->image.owner = account->owner;
+        hold->account = account_ref(account);
+        hold->object = object;
+        hold->record = slot;
+        object_hold(object);
+        list_append(&recovery->node_holds, &hold->link);
+        recovery->n_holds++;
+    } else {
+        free(hold);
+    }
+    account_unref(account);
+    arena_fini(&arena);
+    return restored;
+}

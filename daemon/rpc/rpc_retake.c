@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Takes again what restored sessions hold on objects of other nodes, which those nodes keep for hold_grace. A node that does
+ * not answer is asked again until restart_grace has passed. */
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/recovery/recovery.h"
+#include "daemon/rpc/rpc_call.h"
+#include "wire_ref.h"
+
+#define BATCH 256u          /* holds asked for in one turn of the loop */
+#define PAUSE_NS 50000000ll /* before the next ones, if no node could be asked */
+
+/* The client has ended its hold, or the hold is taken or lost. */
+static void forget(void *far)
+{
+    struct far_record *record = far;
+
+    list_remove(&record->link);
+    free(record);
+}
+
+static struct far_record *record_of(const struct client *client, uint64_t request_id)
+{
+    const struct remote_hold *hold = remote_hold_find(client, request_id);
+
+    return hold && hold->far && hold->release_far == forget ? hold->far : NULL;
+}
+
+static void lose(struct client *client, uint64_t request_id, const struct rdt_error *why)
+{
+    log_warn("client %llu: its hold %llu on an object of another node could not be taken again after the restart: %s",
+             (unsigned long long)client->id, (unsigned long long)request_id, why->msg);
+    remote_hold_lose(remote_hold_find(client, request_id), why);
+}
+
+/* Returns whether a node was asked. */
+static bool ask(struct rpc *rpc, struct far_record *record)
+{
+    Rdt__Pb__Ref *wire = rdt__pb__ref__unpack(NULL, record->ref_bytes, record->ref);
+    struct call *call = wire ? call_create(rpc, record->client, NULL, RDT_MSG_HOLD, 0) : NULL;
+    Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
+    uint64_t now_ns = uv_hrtime();
+    struct rdt_error err = {0};
+    bool asked = false;
+    struct rdt_ref ref;
+
+    if (!call)
+        list_append(&rpc->retakes, &record->link);
+    if (call) {
+        call->retakes = record->request_id;
+        message.ref = wire;
+        message.timeout_ns = rpc->retake_until_ns > now_ns ? (int64_t)(rpc->retake_until_ns - now_ns) : 1;
+        asked = call_object_ref(wire, &ref, &err) == RDT_OK &&
+                call_forward(call, &ref, &message.base, message.timeout_ns, &err) == RDT_OK;
+        if (!asked)
+            call_fail(call, &err);
+    }
+    if (wire)
+        rdt__pb__ref__free_unpacked(wire, NULL);
+    return asked;
+}
+
+static void schedule(struct rpc *rpc, int64_t ns)
+{
+    if (!rpc->draining && !list_empty(&rpc->retakes))
+        (void)deadline_set(rpc->deadlines, &rpc->retake, ns);
+}
+
+static void on_turn(struct deadline *deadline)
+{
+    struct rpc *rpc = container_of(deadline, struct rpc, retake);
+    unsigned n_asked = 0;
+    struct list waiting;
+
+    list_init(&waiting);
+    list_splice(&waiting, &rpc->retakes);
+    for (unsigned i = 0; i < BATCH && !list_empty(&waiting); i++) {
+        struct far_record *record = container_of(list_first(&waiting), struct far_record, link);
+        list_remove(&record->link);
+        n_asked += ask(rpc, record);
+    }
+    list_splice(&waiting, &rpc->retakes); /* those that failed are asked last */
+    list_splice(&rpc->retakes, &waiting);
+    schedule(rpc, n_asked > 0 ? 0 : PAUSE_NS);
+}
+
+void retakes_start(struct rpc *rpc)
+{
+    struct list *records = &rpc->recovery->far_holds;
+
+    rpc->retake.on_passed = on_turn;
+    rpc->retake_until_ns = uv_hrtime() + rpc->options->restart_grace_ns;
+    while (rpc->recovery->journal && !list_empty(records)) {
+        struct far_record *record = container_of(list_first(records), struct far_record, link);
+        struct remote_hold *hold = remote_hold_find(record->client, record->request_id);
+        list_remove(&record->link);
+        if (!hold || hold->far) {
+            free(record);
+            continue;
+        }
+        hold->far = record;
+        hold->release_far = forget;
+        list_append(&rpc->retakes, &record->link);
+    }
+    schedule(rpc, 0);
+}
+
+void retakes_hurry(struct rpc *rpc)
+{
+    if (rpc->retake.on_passed)
+        schedule(rpc, 0);
+}
+
+bool retake_answered(struct client *client, uint64_t request_id)
+{
+    struct far_record *record = record_of(client, request_id);
+
+    if (!record)
+        return false;
+    forget(record);
+    remote_hold_find(client, request_id)->far = NULL;
+    return true;
+}
+
+static bool may_still_succeed(enum rdt_status status)
+{
+    return status == RDT_PEER_LOST || status == RDT_TIMED_OUT || status == RDT_SHUTTING_DOWN || status == RDT_AGAIN ||
+           status == RDT_DISCONNECTED || status == RDT_LIMIT || status == RDT_NO_MEMORY;
+}
+
+void retake_failed(struct call *call, const struct rdt_error *err)
+{
+    struct far_record *record = record_of(call->client, call->retakes);
+    struct rpc *rpc = call->rpc;
+
+    if (!record || call->client->gone)
+        return;
+    if (!may_still_succeed(err->status) || uv_hrtime() >= rpc->retake_until_ns) {
+        lose(call->client, call->retakes, err);
+        return;
+    }
+    list_append(&rpc->retakes, &record->link);
+    if (rpc->retake.index == 0)
+        schedule(rpc, PAUSE_NS);
+}
