@@ -224,7 +224,9 @@ struct rdt_memory_copy {
     void *priv[6];     /* for the plug-in's use; the core zeroes it before copy_start */
 };
 
-enum rdt_restore { RDT_RESTORE_ALLOCATED, RDT_RESTORE_IMPORTED, RDT_RESTORE_TAKEN }; /* by which operation it was made */
+/* By which operation it was made. FILE: by none. The descriptor is a read-only one of a regular file of the daemon's own that
+ * nobody changes; the block is read-only, and its page_bytes say that touching it may fail, as reading a disk may. */
+enum rdt_restore { RDT_RESTORE_ALLOCATED, RDT_RESTORE_IMPORTED, RDT_RESTORE_TAKEN, RDT_RESTORE_FILE };
 
 struct rdt_memory_ops {
     uint32_t struct_size;
@@ -340,7 +342,7 @@ struct rdt_memory_ops {
      * which the plug-in owns on success. `bytes` is what alloc, import or take was called with, and offset that of the
      * import. The descriptor was kept by a process that this daemon trusts, yet the plug-in checks that the memory is
      * as large as it should be and cannot become smaller. INVALID. NULL: blocks of this kind cannot be restored, and
-     * objects in them end with the daemon. Loop thread, before any client is served. */
+     * objects in them end with the daemon. Loop thread. */
     enum rdt_status (*restore)(void *memory, enum rdt_restore from, int take_fd, uint64_t offset, uint64_t bytes,
                                struct rdt_block *block_p, struct rdt_error *err);
 };

@@ -386,6 +386,29 @@ static enum rdt_status host_take(void *memory, int fd, uint64_t bytes, struct rd
 
 /* ---- restoring blocks of an earlier daemon ---- */
 
+/* A file of the daemon's own, such as a stored object. Its pages are in the page cache, and come from the disk. */
+static enum rdt_status restore_file(int take_fd, uint64_t offset, uint64_t bytes, struct rdt_block *block_p,
+                                    struct rdt_error *err)
+{
+    struct host_block values = {.offset = offset,
+                                .mapped_bytes = bytes,
+                                .page_bytes = (uint64_t)sysconf(_SC_PAGESIZE),
+                                .imported = true,
+                                .read_only = true,
+                                .taken = true};
+    int flags = fcntl(take_fd, F_GETFL);
+    struct stat st;
+
+    if (flags < 0 || fstat(take_fd, &st))
+        return rdt_error_sys(err, errno, "examining a file of stored tensors");
+    if (!S_ISREG(st.st_mode) || (flags & O_ACCMODE) != O_RDONLY || (flags & O_PATH))
+        return rdt_error_set(err, RDT_INVALID, "the descriptor of stored tensors is no regular file that was opened for reading");
+    if (bytes == 0 || offset % values.page_bytes || (uint64_t)st.st_size < offset || (uint64_t)st.st_size - offset < bytes)
+        return rdt_error_set(err, RDT_INVALID, "the file of stored tensors has %llu bytes, fewer than %llu at offset %llu",
+                             (unsigned long long)st.st_size, (unsigned long long)bytes, (unsigned long long)offset);
+    return block_fill(block_p, take_fd, bytes, &values, err);
+}
+
 static enum rdt_status host_restore(void *memory, enum rdt_restore from, int take_fd, uint64_t offset, uint64_t bytes,
                                     struct rdt_block *block_p, struct rdt_error *err)
 {
@@ -394,9 +417,12 @@ static enum rdt_status host_restore(void *memory, enum rdt_restore from, int tak
         .offset = offset, .mapped_bytes = bytes, .imported = from != RDT_RESTORE_ALLOCATED, .taken = from == RDT_RESTORE_TAKEN};
     int seals = 0, flags = fcntl(take_fd, F_GETFL);
     struct stat st;
-    enum rdt_status status = check_seals(take_fd, &seals, err);
+    enum rdt_status status;
 
     (void)memory;
+    if (from == RDT_RESTORE_FILE)
+        return restore_file(take_fd, offset, bytes, block_p, err);
+    status = check_seals(take_fd, &seals, err);
     if (status == RDT_OK)
         status = check_file(take_fd, &st, err);
     if (status == RDT_OK)

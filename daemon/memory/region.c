@@ -159,7 +159,7 @@ static void charges(const struct region *region, uint64_t *want)
     want[USAGE_FDS] = region->n_fds;
     want[USAGE_REGIONS] = is_used;
     want[region->device ? USAGE_DEVICE_BYTES : USAGE_BYTES] =
-        is_used && region->origin != REGION_IMPORTED ? region->bytes : region->filled_bytes;
+        is_used && region_is_charged(region) ? region->bytes : region->filled_bytes;
 }
 
 void region_uncharge_use(struct region *region)
@@ -263,7 +263,7 @@ void region_end_empty(struct region *region)
     struct memory_kind *kind = region->kind;
 
     region_unlist(region);
-    if (region->origin != REGION_IMPORTED)
+    if (region_is_charged(region))
         regions_uncharge_on(region->regions, region->device, region->room);
     region_leave(region);
     memory_kind_unuse(kind);

@@ -99,6 +99,8 @@ struct regions {
     uint64_t (*evict)(void *arg, uint64_t bytes);
     void *evict_arg;
     struct list *evicted; /* struct pool_block: set during evict, to collect the memory of the regions that it releases */
+    struct work_pool *file_pool;    /* reads files ahead (region_file.h); NULL: nothing does */
+    _Atomic bool files_closed;      /* file_pool is being closed */
     struct region_orphans *orphans; /* memory that processes keep after its region's end; NULL: it is not counted */
 };
 
@@ -113,6 +115,7 @@ enum region_origin {
     REGION_ARENA,     /* small objects (slab.h); never exported */
     REGION_COPY,      /* a replica of another node's snapshot */
     REGION_WRITTEN,   /* a client's allocation of device memory, all of which the client writes */
+    REGION_FILE,      /* a file of the daemon's own, which never changes; its bytes are not charged as memory (region_file.h) */
 };
 
 /* See the drawing above; the table is in region.c. */
@@ -154,6 +157,7 @@ struct region {
     bool writable_outside; /* another process has a writable descriptor of it, which may outlive a seal */
     bool sealed;           /* no new descriptor or mapping can write it */
     bool abandoned;        /* a client ended without releasing it. It may have it mapped: its pages must not be removed */
+    bool read_ahead;       /* of FILE: its bytes are being read from the disk, or have been */
     bool keep_mapped;      /* exported_to will keep it mapped after its release, for its next allocation or fetch */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
@@ -236,7 +240,7 @@ enum rdt_status region_import(struct regions *regions, const char *kind, const s
 struct region_image {
     const char *kind;
     uint64_t id, generation, bytes, room, offset;
-    enum region_origin origin; /* ALLOCATED, IMPORTED, RECEIVED, SNAPSHOT */
+    enum region_origin origin; /* ALLOCATED, IMPORTED, RECEIVED, SNAPSHOT, FILE */
     uint64_t client;           /* region->client */
 };
 
@@ -260,6 +264,12 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
 enum rdt_status region_import_device(struct regions *regions, const char *kind, const char *device,
                                      const struct rdt_import *import, struct account *account, uint64_t client,
                                      region_ready on_ready, void *arg, struct rdt_error *err);
+
+/* Whether its bytes are memory that the daemon allocated, which counts under memory_limit and for its account. */
+static inline bool region_is_charged(const struct region *region)
+{
+    return region->origin != REGION_IMPORTED && region->origin != REGION_FILE;
+}
 
 /* Whether the processor can access the memory. */
 static inline bool region_is_host(const struct region *region)
@@ -317,8 +327,9 @@ void region_unpin(struct region *region);
  * if too many regions have a SIGBUS guard (LIMIT). */
 uint8_t *region_addr(struct region *region, struct rdt_error *err);
 
-/* Whether a client can remove its pages while they are touched. Only the daemon's guarded copies may touch such memory. A
- * transport may not, because a fault there would end a connection that serves other transfers, too. */
+/* Whether touching it may fail, because a client can remove its pages or because they come from a disk. Only the daemon's
+ * guarded copies may touch such memory. A transport may not, because a fault there would end a connection that serves other
+ * transfers, too. */
 bool region_may_fault(const struct region *region);
 
 /* SYSTEM, with the region and the client, if pages were missing when the daemon touched them: the bytes that were read are

@@ -376,7 +376,7 @@ enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, str
 bool region_may_be_restored(const struct region *region)
 {
     return region_is_host(region) && region->kind->ops.restore && region->block.fd >= 0 && region->exposure != REGION_PRIVATE &&
-           (region->origin <= REGION_SNAPSHOT || region->origin == REGION_COPY);
+           (region->origin <= REGION_SNAPSHOT || region->origin == REGION_COPY || region->origin == REGION_FILE);
 }
 
 struct region_image region_image(const struct region *region)
@@ -399,6 +399,8 @@ static enum rdt_restore made_by(const struct region_image *image, int fd)
 
     if (image->origin == REGION_IMPORTED)
         return RDT_RESTORE_IMPORTED;
+    if (image->origin == REGION_FILE)
+        return RDT_RESTORE_FILE;
     return image->origin == REGION_SNAPSHOT && (flags & O_ACCMODE) == O_RDONLY ? RDT_RESTORE_TAKEN : RDT_RESTORE_ALLOCATED;
 }
 
@@ -416,7 +418,7 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
         return status;
     if (!kind->ops.restore)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot restore memory", kind->name);
-    if (image->id < regions->next_id || image->origin > REGION_SNAPSHOT || image->bytes == 0 || image->room < image->bytes)
+    if (image->id < regions->next_id || (image->origin > REGION_SNAPSHOT && image->origin != REGION_FILE) || image->bytes == 0 || image->room < image->bytes)
         return rdt_error_set(err, RDT_INVALID, "the record of region %llu is wrong", (unsigned long long)image->id);
     regions->next_id = image->id;
     status = region_new(regions, kind, NULL, image->bytes, image->origin, account, image->client, 1, &region, err);
@@ -435,7 +437,7 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
     region->writable_outside = !region->sealed;
     region->exposure = REGION_SHARED;
     region->abandoned = true;
-    if (!imported)
+    if (region_is_charged(region))
         regions->bytes += region->room;
     *region_p = region;
     return RDT_OK;

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/memory/region_file.h"
 #include "daemon/memory/region_impl.h"
 
 /* ---- the daemon ---- */
@@ -18,24 +19,31 @@ uint8_t *region_addr(struct region *region, struct rdt_error *err)
         region->guard = sigbus_guard_enter(region->block.addr, (region->room + page - 1) / page * page, page);
         if (region->guard == GUARD_NONE) {
             (void)rdt_error_set(err, RDT_LIMIT,
-                                "region %llu cannot be read safely: its client can remove its pages, and the daemon already "
+                                "region %llu cannot be read safely: its pages can be missing, and the daemon already "
                                 "guards %u such regions, which is the most",
                                 (unsigned long long)region->id, GUARD_MAX);
             return NULL;
         }
     }
+    if (region->origin == REGION_FILE)
+        region_file_read_ahead(region);
     return region->block.addr;
 }
 
 bool region_may_fault(const struct region *region)
 {
-    return region->block.page_bytes > 0 && region->writable_outside;
+    return region->block.page_bytes > 0 && (region->writable_outside || region->origin == REGION_FILE);
 }
 
 enum rdt_status region_check(const struct region *region, struct rdt_error *err)
 {
     if (!sigbus_guard_is_broken(region->guard))
         return RDT_OK;
+    if (region->origin == REGION_FILE)
+        return rdt_error_set(err, RDT_SYSTEM,
+                             "region %llu of uid %u is a stored file that could not be read: the disk failed, or somebody "
+                             "shortened the file",
+                             (unsigned long long)region->id, region->account->owner.uid);
     return rdt_error_set(err, RDT_SYSTEM,
                          "region %llu of uid %u (client %llu) has lost pages: a hole was punched in its memory, and the "
                          "system has no page to fill it",
@@ -100,6 +108,8 @@ enum rdt_status region_export_to(struct region *region, uint64_t client, bool wr
         status = region->kind->ops.share(region->kind->instance, &region->block, writable, fd_p, err);
     if (status != RDT_OK)
         return status;
+    if (region->origin == REGION_FILE)
+        region_file_read_ahead(region);
     region->writable_outside |= writable;
     region_expose(region, client);
     return RDT_OK;

@@ -153,14 +153,14 @@ void region_drop_victims(struct regions *regions, struct list *victims)
 
 /* ---- regions ---- */
 
-/* Imported memory was never charged to memory_limit or a device, so its block has 0 bytes. */
+/* Imported memory and files were never charged to memory_limit or a device, so its block has 0 bytes. */
 static void fill_block(struct pool_block *block, const struct region *region, bool discard)
 {
     *block = (struct pool_block){.pool = &region->regions->free_pool,
                                  .kind = region->kind,
                                  .device = region->device,
                                  .block = region->block,
-                                 .bytes = region->origin == REGION_IMPORTED ? 0 : region->room,
+                                 .bytes = region_is_charged(region) ? region->room : 0,
                                  .n_registrations = region->n_registrations,
                                  .guard = region->guard,
                                  .discard = discard};
@@ -202,7 +202,7 @@ static void tell_readers(struct region *region)
 void region_retire(struct region *region, bool discard, struct list *victims)
 {
     struct regions *regions = region->regions;
-    bool host = region_is_host(region), imported = region->origin == REGION_IMPORTED;
+    bool host = region_is_host(region), imported = !region_is_charged(region); /* or a file */
     bool was_exported = !imported && host && region->exposure >= REGION_EXPOSED;
     bool kept = stays_for_later(region);
     bool for_anyone = !imported && region->exposure == REGION_UNEXPOSED && !region->sealed && !kept;
@@ -226,7 +226,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
         regions_uncharge(regions, region->filled_bytes);
     if (was_exported && !discards && region_orphans_watch(regions->orphans, region, region->room, !victims) && !victims)
         filled->bytes = 0;                /* region_orphans.c takes the charge off when no process has the memory */
-    if ((imported || written) && block) { /* a client can make it slow to close memory that it sent */
+    if ((region->origin == REGION_IMPORTED || written) && block) { /* a client can make it slow to close memory that it sent */
         block->slowed_by = account_ref(region->account);
         block->room = block->bytes;
     }

@@ -468,7 +468,7 @@ bool object_may_show(struct object *object, const struct owner *requester, const
         if (!region_is_host(region) && !may_show_device(region, requester, why_not_p))
             return false;
         if (owner_equal(&region->account->owner, requester) || region->origin == REGION_SNAPSHOT ||
-            region->origin == REGION_COPY)
+            region->origin == REGION_COPY || region->origin == REGION_FILE)
             continue;
         if (region->origin == REGION_IMPORTED) {
             *why_not_p = "it lies in imported memory, which cannot be shared read-only, and belongs to another owner";

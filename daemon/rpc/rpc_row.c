@@ -21,7 +21,7 @@ Rdt__Pb__ObjectInfo *row_object(struct arena *arena, struct object *object)
     return &view->info;
 }
 
-static const char *const origins[] = {"allocated", "imported", "received", "snapshot", "staging", "arena", "copy"};
+static const char *const origins[] = {"allocated", "imported", "received", "snapshot", "staging", "arena", "copy", "file"};
 
 Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region)
 {
