@@ -63,6 +63,27 @@ enum rdt_status rdt_drop(rdt *conn, const struct rdt_ref *ref, struct rdt_error 
     return status;
 }
 
+enum rdt_status rdt_store(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, char *file_p, size_t file_bytes,
+                          struct rdt_error *err)
+{
+    Rdt__Pb__Store request = RDT__PB__STORE__INIT;
+    Rdt__Pb__Ref message;
+    ProtobufCMessage *reply;
+    enum rdt_status status = call_check_ref(conn, ref, err);
+
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(ref, &message);
+    request.ref = &message;
+    request.timeout_ns = wire_timeout_ns(timeout_ns);
+    status = call_fds(conn, RDT_MSG_STORE, &request.base, -1, round_trip_deadline_ns(timeout_ns), &reply, NULL, err);
+    if (status == RDT_OK && file_p && file_bytes > 0)
+        (void)snprintf(file_p, file_bytes, "%s", ((const Rdt__Pb__StoreReply *)reply)->file);
+    if (status == RDT_OK)
+        protobuf_c_message_free_unpacked(reply, NULL);
+    return status;
+}
+
 /* ---- waiting ---- */
 
 /* Adds to a TIMED_OUT what was waited for. The daemon's sentences of other errors name the object themselves. */

@@ -276,6 +276,17 @@ struct rdt_put_options {
 enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
                         struct rdt_ref *ref_p, struct rdt_error *err);
 
+/* Stores an object, or the newest version of a name, in the storage_dir of its daemon, so that it outlasts the daemon and a reboot
+ * of its node: begins that unless RDT_PUT_STORED has, and waits until it is on the disk with all names that the object is
+ * published under. What is restored later is what outlasts sessions: published names without a lease and their objects, and
+ * DETACHED objects, whose ttl_ns begins again. An object that ends takes its file with it. timeout_ns: of the wait; a TIMED_OUT does
+ * not end the writing. file_p [file_bytes], may be NULL, receives the file's path on that node. Errors: UNSUPPORTED (the daemon
+ * stores nothing; memory on a device), INVALID (the object is not a snapshot), LIMIT (storage_max), SYSTEM (the disk is full or
+ * failed; the sentence names the file, the object stays in memory, and a later call tries again), FREED, DENIED (another owner's),
+ * NOT_FOUND, TIMED_OUT, PEER_LOST. */
+enum rdt_status rdt_store(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, char *file_p, size_t file_bytes,
+                          struct rdt_error *err);
+
 /* Says that the bytes of an object that was put with RDT_PUT_PENDING are there now. The object becomes live (a snapshot is
  * copied first), and fetches that wait for it go on. Waits for no answer, and is repeated as rdt_drop is; nothing happens if
  * the object is not pending. May be called in any thread, but not in a callback in which the device's driver forbids blocking:

@@ -165,7 +165,10 @@ static void on_forced(void *arg, struct object *object)
 
 static void on_object_ended(void *arg, const struct object *object)
 {
-    transfers_object_ended(&((struct daemon *)arg)->transfers, object);
+    struct daemon *daemon = arg;
+
+    transfers_object_ended(&daemon->transfers, object);
+    storage_object_ended(&daemon->storage, object);
 }
 
 static uint64_t evict_replicas(void *arg, uint64_t bytes)
@@ -222,6 +225,7 @@ static void init_rooms(struct daemon *daemon)
                                .objects = &daemon->objects,
                                .names = &daemon->names,
                                .recovery = &daemon->recovery,
+                               .storage = &daemon->storage,
                                .transfers = &daemon->transfers,
                                .hotload = &daemon->hotload,
                                .groups = &daemon->groups,
@@ -282,6 +286,18 @@ static enum rdt_status start_recovery(struct daemon *daemon, struct rdt_error *e
     return status;
 }
 
+static enum rdt_status start_storage(struct daemon *daemon, struct rdt_error *err)
+{
+    daemon->storage = (struct storage){.directory = daemon->options->storage_dir,
+                                       .max_bytes = &daemon->options->storage_max_bytes,
+                                       .regions = &daemon->regions,
+                                       .accounts = &daemon->accounts,
+                                       .plugins = daemon->plugins,
+                                       .objects = &daemon->objects,
+                                       .names = &daemon->names};
+    return storage_start(&daemon->storage, &daemon->loop, err);
+}
+
 static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *err)
 {
     struct peers_callbacks callbacks = {.arg = daemon,
@@ -301,6 +317,8 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
                              "no backend for host memory in %s: set backend_dir to the directory of rdt_host.so",
                              daemon->options->backend_dir);
     status = start_recovery(daemon, err);
+    if (status == RDT_OK)
+        status = start_storage(daemon, err);
     if (status == RDT_OK && options_have_peers(daemon->options))
         status = peers_create(&daemon->loop, daemon->options, &daemon->node, &callbacks, &daemon->peers, err);
     daemon->transfers.peers = daemon->rpc.peers = daemon->peers;
@@ -392,6 +410,7 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
     map_fini(&daemon->rpc.forwarded);
     transfers_fini(&daemon->transfers);
     recovery_fini(&daemon->recovery);
+    storage_fini(&daemon->storage);
     names_fini(&daemon->names);
     object_table_fini(&daemon->objects);
     accounts_fini(&daemon->accounts);

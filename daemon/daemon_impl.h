@@ -8,6 +8,7 @@
 #include "daemon/listener.h"
 #include "daemon/recovery/recovery.h"
 #include "daemon/rpc/rpc.h"
+#include "daemon/storage/storage.h"
 
 struct daemon {
     uv_loop_t loop;
@@ -25,6 +26,7 @@ struct daemon {
     struct object_table objects;
     struct names names;
     struct recovery recovery;
+    struct storage storage;
     struct transfers transfers;
     struct groups groups;
     struct peers *peers; /* NULL: without key_file there is no link to other nodes */

@@ -3,7 +3,7 @@
  *
  *   drain:  after SIGTERM the daemon refuses new clients and puts, and waits for its transfers to end, until drain_timeout
  *           or a second signal
- *   close:  listener -> clients -> transports -> groups -> peers -> copies on devices -> work pool -> owner work
+ *   close:  listener -> clients -> transports -> groups -> peers -> copies on devices -> storage -> work pool -> owner work
  *           -> plug-ins -> loop
  *
  * Below, the steps of the close are in reverse order, because each names the next one as its callback. */
@@ -59,13 +59,20 @@ static void await_copies(void *arg)
     plugins_await_copies(daemon->plugins, close_pool, daemon);
 }
 
-static void close_pool(void *arg)
+static void close_pool_itself(void *arg)
 {
     struct daemon *daemon = arg;
 
     slabs_fini(&daemon->slabs); /* the objects in it have ended with their clients */
     regions_close(&daemon->regions);
     work_pool_close(daemon->pool, close_owner_work, daemon);
+}
+
+static void close_pool(void *arg)
+{
+    struct daemon *daemon = arg;
+
+    storage_close(&daemon->storage, close_pool_itself, daemon);
 }
 
 static void close_peers(void *arg)
@@ -124,7 +131,8 @@ void daemon_close(struct daemon *daemon)
     if (daemon->stopping)
         return;
     daemon->stopping = true;
-    conns_stop(&daemon->conns);        /* first: what is answered after the next line would not be recorded */
+    conns_stop(&daemon->conns); /* first: what is answered after the next line would not be recorded */
+    storage_freeze(&daemon->storage);
     recovery_close(&daemon->recovery); /* what is closed below does not end for the next daemon */
     daemon->close_limit.on_passed = on_close_timeout;
     (void)deadline_set(&daemon->deadlines, &daemon->close_limit, CLOSE_TIMEOUT_NS);

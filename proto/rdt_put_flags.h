@@ -17,8 +17,11 @@ enum rdt_put_flags {
      * memory before. rdt_fail, or the end of this session, fails them. All tensors must be in memory that the
      * daemon knows. With SNAPSHOT the copy is made at rdt_ready. */
     RDT_PUT_PENDING = 4,
+    /* Of a SNAPSHOT: the daemon begins to store the object in its storage_dir when the put returns; rdt_store waits until that is
+     * done, and says if it failed. UNSUPPORTED: the daemon stores nothing. */
+    RDT_PUT_STORED = 8,
 };
 
-#define RDT_PUT_FLAGS_ALL (RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING)
+#define RDT_PUT_FLAGS_ALL (RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING | RDT_PUT_STORED)
 
 #endif

@@ -28,7 +28,8 @@ struct put {
     const char *path, *id, *transport;
     const char *publish; /* a name; NULL: none */
     int visibility;      /* enum rdt_visibility */
-    bool snapshot, detached;
+    bool snapshot, detached, stored;
+    char file[4200];        /* where it is stored */
     int64_t for_ns, ttl_ns; /* ttl_ns 0: ten minutes */
     int fd, signals;
     struct safetensors *safetensors; /* NULL: it is an npy file */
@@ -110,7 +111,8 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
         options.metadata_bytes = put->safetensors->header_bytes;
     }
     /* A published file never changes. As a snapshot it may have replicas on other nodes. */
-    options.flags = (put->snapshot || put->publish ? RDT_PUT_SNAPSHOT : 0) | (put->detached ? RDT_PUT_DETACHED : 0);
+    options.flags = (put->snapshot || put->publish || put->stored ? RDT_PUT_SNAPSHOT : 0) |
+                    (put->detached ? RDT_PUT_DETACHED : 0) | (put->stored ? RDT_PUT_STORED : 0);
     options.ttl_ns = put->ttl_ns;
     options.visibility = (enum rdt_visibility)put->visibility;
     options.transport = put->transport;
@@ -133,6 +135,8 @@ static enum rdt_status put_object(struct ctl *ctl, struct put *put, struct rdt_e
         publish.name_ref = &put->name_ref;
         status = rdt_publish(ctl->rdt, put->publish, &put->ref, &publish, &put->version, err);
     }
+    if (status == RDT_OK && put->stored)
+        status = rdt_store(ctl->rdt, &put->ref, ctl_timeout(ctl, RDT_FOREVER), put->file, sizeof put->file, err);
     return status;
 }
 
@@ -209,13 +213,14 @@ static enum rdt_status start(struct ctl *ctl, struct put *put, struct rdt_error 
 
 static int announce(struct ctl *ctl, const struct put *put)
 {
-    char text[RDT_REF_TEXT_BYTES], bytes[CTL_HUMAN_BYTES], lease[CTL_HUMAN_BYTES], name[160];
+    char text[RDT_REF_TEXT_BYTES], bytes[CTL_HUMAN_BYTES], lease[CTL_HUMAN_BYTES], name[160], file[4200];
 
     rdt_ref_to_text(put->publish ? &put->name_ref : &put->ref, text);
     if (ctl->json) {
-        ctl_print_json(json_pack("{s:s, s:o*, s:o, s:I, s:I}", "ref", text, "version",
+        ctl_print_json(json_pack("{s:s, s:o*, s:o, s:I, s:I, s:o*}", "ref", text, "version",
                                  put->publish ? ctl_json_u64(put->version) : NULL, "file", ctl_json_text(put->path), "tensors",
-                                 (json_int_t)put->count, "bytes", (json_int_t)put->bytes));
+                                 (json_int_t)put->count, "bytes", (json_int_t)put->bytes, "stored_in",
+                                 put->stored ? ctl_json_text(put->file) : NULL));
     } else {
         puts(text);
     }
@@ -234,6 +239,8 @@ static int announce(struct ctl *ctl, const struct put *put)
             fprintf(stderr, "%sfor ten minutes", put->for_ns ? ", then " : "");
         fputc('\n', stderr);
     }
+    if (!ctl->quiet && !ctl->json && put->stored)
+        fprintf(stderr, "stored in %s\n", ctl_plain(put->file, file, sizeof file));
     return ctl_flush(CTL_OK);
 }
 
@@ -272,6 +279,7 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         {0, "publish", CTL_TEXT, "NAME", "put a snapshot as the next version of NAME; the name holds it", &put.publish},
         {0, "snapshot", CTL_FLAG, NULL, "never changes: nodes may keep copies of it", &put.snapshot},
         {0, "detached", CTL_FLAG, NULL, "outlives this command, which ends at once", &put.detached},
+        {0, "stored", CTL_FLAG, NULL, "store it in the daemon's storage_dir, and wait until it is there", &put.stored},
         {0, "ttl", CTL_DURATION, "TIME", "how long it outlives it (10m)", &put.ttl_ns},
         {0, "for", CTL_DURATION, "TIME", "hold the object for that time, then end", &put.for_ns},
         {0, "hold", CTL_FLAG, NULL, "with --detached: hold it until SIGINT or SIGTERM", &explicit_hold},
@@ -287,6 +295,8 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
         return ctl_usage_error(ctl, "--hold and --for exclude each other");
     if (put.publish && (explicit_hold || put.for_ns >= 0))
         return ctl_usage_error(ctl, "--publish ends at once, because the name holds the object: leave out --for and --hold");
+    if (put.stored && !put.publish && !put.detached)
+        return ctl_usage_error(ctl, "--stored needs --publish or --detached: what ends with this command is not stored");
     if (put.ttl_ns && !put.detached)
         return ctl_usage_error(ctl, "--ttl needs --detached: give both");
     if (put.detached && !explicit_hold && put.for_ns < 0)

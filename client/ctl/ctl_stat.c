@@ -35,6 +35,11 @@ static void print(const Rdt__Pb__ObjectInfo *o)
         printf("detached    it outlives client %" PRIu64 "\n", o->producer);
     if (o->kept)
         printf("kept        it survives a restart of the daemon\n");
+    if (*o->stored_file) {
+        printf("%s", o->storing ? "stored      it is being written to " : "stored in   ");
+        ctl_print_plain(o->stored_dir, stdout);
+        printf("/%s\n", ctl_plain(o->stored_file, word, sizeof word));
+    }
     printf("kept by     %" PRIu32 " holds, %" PRIu32 " pins; %" PRIu32 " waiting for it\n", o->holds, o->pins, o->waiters);
     for (size_t i = 0; i < o->n_holders; i++) {
         printf("%s", i ? "            " : "because     ");

@@ -47,6 +47,8 @@ struct options {
     char *tenant;                   /* "": the unnamed tenant */
     char *state_dir;                /* "/var/lib/rdtd": contains the node's uuid; "": a new uuid at each start */
     char *keeper;                   /* "": no session or object survives the daemon; the socket of rdtd-keeper */
+    char *storage_dir;              /* "": objects are not stored */
+    uint64_t storage_max_bytes;     /* 0: what its file system has room for */
     uint64_t restart_grace_ns;      /* 10s */
     char *backend_dir;              /* compiled-in $(libdir)/rdtd */
     char *backends;                 /* further .so files, comma-separated; --backend may be repeated */

@@ -113,6 +113,15 @@ const struct option_key option_keys[] = {
              "published names while the daemon restarts. If it is empty, they end with the daemon. The daemon does not start "
              "without the keeper that is named here.",
      .why = "Set it where objects must survive a crash or an upgrade; the systemd units do."},
+    {ROW("daemon", "storage_dir", OPTION_STRING, storage_dir, 0, PATH_BYTES), .fallback = "", .value = "PATH",
+     .help =
+         "The directory where the daemon stores objects and versions of names that are put or published as stored, as "
+         "safetensors files. After a restart, and after a reboot of the node, the daemon serves them from there. It is created "
+         "with mode 0700 and must belong to the daemon's user. If it is empty, nothing is stored.",
+     .why = "Set it where weights must survive a reboot, to a directory on a fast local disk."},
+    {ROW("daemon", "storage_max", OPTION_BYTES, storage_max_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS, .fallback = "0",
+     .help = "The most bytes of stored objects. 0 means as many as the file system has room for.",
+     .why = "Set it where storage_dir shares its disk with others."},
     {ROW("daemon", "restart_grace", OPTION_DURATION, restart_grace_ns, 1000000, HOUR), .reload = RELOAD_ALWAYS,
      .fallback = "10s",
      .help = "How long clients try to return to their sessions after the daemon is gone, and how long the next daemon waits "

@@ -12,7 +12,6 @@
 #include "daemon/objects/client.h"
 
 #define REMEMBERED_MAX 4096u /* unpublished names whose versions are remembered one by one */
-#define KEY_MAX_BYTES (4 + sizeof((struct owner *)0)->tenant + 128)
 /* Thousands may wait for one name. The others are notified later, so that the loop is not blocked. */
 #define NOTIFIED_AT_ONCE 64u
 /* until the next ones; not 0, because libuv would run such a timer in the same iteration */
@@ -36,7 +35,7 @@ void names_init(struct names *names, struct accounts *accounts, struct deadlines
     names->wake.on_passed = on_wake;
 }
 
-static size_t make_key(uint8_t *key, const struct owner *owner, const uint8_t *id, size_t id_bytes)
+size_t name_key(uint8_t key[NAME_KEY_MAX_BYTES], const struct owner *owner, const uint8_t *id, size_t id_bytes)
 {
     size_t tenant = strlen(owner->tenant) + 1;
 
@@ -50,8 +49,8 @@ static void end(struct name *name, enum name_end why);
 
 static struct name *find(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes)
 {
-    uint8_t key[KEY_MAX_BYTES];
-    size_t key_bytes = make_key(key, owner, id, id_bytes);
+    uint8_t key[NAME_KEY_MAX_BYTES];
+    size_t key_bytes = name_key(key, owner, id, id_bytes);
     struct name *name = map_get(&names->by_key, key, key_bytes);
 
     if (name && name->publisher &&
@@ -70,8 +69,8 @@ static void on_expired(struct deadline *deadline)
 static enum rdt_status name_new(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
                                 struct name **name_p, struct rdt_error *err)
 {
-    uint8_t key[KEY_MAX_BYTES];
-    size_t key_bytes = make_key(key, owner, id, id_bytes);
+    uint8_t key[NAME_KEY_MAX_BYTES];
+    size_t key_bytes = name_key(key, owner, id, id_bytes);
     struct name *name;
 
     if (map_count(&names->by_key) - names->n_remembered >= names->max_names)
@@ -185,6 +184,8 @@ static void set_object(struct name *name, struct object *object, struct name_car
     }
     if (name->names->lasting) /* after the new object, and before the end of the old one */
         name->names->lasting->on_name(name->names->lasting->arg, name);
+    if (name->names->on_change)
+        name->names->on_change(name->names->on_change_arg, name);
     if (!old)
         return;
     if (list_empty(&old_carrier->names)) {

@@ -20,6 +20,9 @@
 struct names {
     const struct events *events;   /* NULL: no client watches events */
     const struct lasting *lasting; /* NULL: nobody records names */
+    /* Called when a name has a new version, has lost its object, or has ended. NULL: nobody wants to know. */
+    void (*on_change)(void *arg, struct name *name);
+    void *on_change_arg;
     struct accounts *accounts;
     struct deadlines *deadlines;
     struct map by_key;     /* owner and name -> struct name: published, awaited, or remembered */
@@ -41,6 +44,11 @@ struct name_carrier;
 
 /* Why nothing is published under a name any more. */
 enum name_end { NAME_UNPUBLISHED, NAME_PUBLISHER_GONE, NAME_EXPIRED };
+
+#define NAME_KEY_MAX_BYTES (4u + sizeof((struct owner *)0)->tenant + 128u)
+
+/* The key of a name in by_key, of owner and name; returns its length. */
+size_t name_key(uint8_t key_p[NAME_KEY_MAX_BYTES], const struct owner *owner, const uint8_t *id, size_t id_bytes);
 
 struct name {
     struct list link; /* in names->published or names->remembered; in neither while the name is only awaited */

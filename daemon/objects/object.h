@@ -52,6 +52,7 @@ struct client;
 struct object_table;
 
 enum object_state { OBJECT_AWAITED, OBJECT_FILLING, OBJECT_LIVE, OBJECT_DRAINING, OBJECT_GONE };
+enum object_stored { OBJECT_NOT_STORED, OBJECT_STORING, OBJECT_STORED }; /* whether it has a file (daemon/storage) */
 enum object_end {
     OBJECT_END_FREED,
     OBJECT_END_DROPPED, /* freed by a request without an answer: its producer deleted the last ref of its own */
@@ -106,6 +107,7 @@ struct object {
     uint8_t state;         /* enum object_state */
     uint8_t end;           /* enum object_end: why the object ends, valid when the producer's hold is gone */
     uint8_t visibility;    /* Rdt__Pb__Visibility */
+    uint8_t stored;        /* enum object_stored */
     bool named : 1;        /* in the table under its key; false after a forced free and when gone */
     bool forced : 1;       /* freed by force: nobody else may get it */
     bool cover_known : 1;  /* uses[].covered has been computed */

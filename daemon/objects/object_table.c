@@ -44,6 +44,36 @@ void object_table_continue(struct object_table *table, uint64_t oldest, uint64_t
     index_init(&table->by_generation, least < table->first_generation ? least : table->first_generation);
 }
 
+/* Moves all objects to an index that can store the generation, too. */
+static bool lower_base(struct object_table *table, uint64_t generation)
+{
+    struct index lower;
+    struct object *object;
+    uint64_t at = 0;
+    bool fits = true;
+
+    index_init(&lower, generation);
+    while (fits && (object = index_next(&table->by_generation, at, &at)))
+        fits = index_put(&lower, at++, object);
+    index_fini(fits ? &table->by_generation : &lower);
+    if (fits)
+        table->by_generation = lower;
+    return fits;
+}
+
+bool object_table_reserve(struct object_table *table, uint64_t generation)
+{
+    uint64_t start = table->first_generation >> GENERATION_BITS;
+
+    if (generation >> GENERATION_BITS == start) {
+        if (table->next_generation != table->first_generation || table->by_generation.used > 0)
+            return false;
+        table->first_generation = (((start + 1) & 0x7fffff) << GENERATION_BITS) + 1;
+        table->next_generation = table->oldest_generation = table->first_generation;
+    }
+    return generation >= table->by_generation.base || lower_base(table, generation);
+}
+
 void object_table_fini(struct object_table *table)
 {
     map_fini(&table->by_name);

@@ -44,6 +44,7 @@ struct object_table {
      * wants to know. */
     void (*on_ended)(void *arg, const struct object *object);
     void *on_ended_arg;
+    const char *stored_dir; /* where objects with object->stored have their files; NULL: nowhere */
 };
 
 void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
@@ -88,6 +89,10 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
 /* The table, which is empty, continues that of an earlier daemon, whose own generations began with `earlier`, and those of all
  * that it continued with `oldest`. Objects with generations from `least` on can be put again. */
 void object_table_continue(struct object_table *table, uint64_t oldest, uint64_t earlier, uint64_t least);
+
+/* An object of an earlier daemon will be put that has this generation. No new object gets it. Call it in ascending order. false:
+ * this daemon may have given it to an object already, or there is no memory. */
+bool object_table_reserve(struct object_table *table, uint64_t generation);
 
 /* Withdraws the put of a filling object that was refused before the client had an answer. Waiters for the
  * id keep waiting; if there is no memory for that, they get `why`. Drops the producer's hold. */

@@ -25,7 +25,7 @@
 
 struct call;
 
-#define RPC_VERBS 64u    /* above the highest type number of a request */
+#define RPC_VERBS 128u   /* above the highest type number of a request */
 #define RPC_STATUSES 32u /* above the number of statuses */
 
 struct request_metrics { /* answered requests of one type */
@@ -50,6 +50,7 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     struct object_table *objects;
     struct names *names;
     struct recovery *recovery;
+    struct storage *storage;
     struct transfers *transfers;
     struct hotload *hotload;
     struct groups *groups;
@@ -121,6 +122,7 @@ struct call {
     uint64_t retakes;         /* of a HOLD: the hold of a restored session, which waits for this call's answer; 0: none */
     bool takes_over;          /* of a HOLD: a hold in transit ends when this one is taken */
     bool begins_transit;      /* of a HOLD: it begins a hold in transit, waits for no put, and gives its client no hold */
+    bool stores;              /* of a PUT: the object is stored as soon as it is live */
     bool handed_over;         /* of a PUT: the client's memory has been taken over, so the put cannot be tried again */
     uint64_t heap_bytes;      /* charged for `packed` */
     uint8_t *packed;          /* the request, while it waits for the link or for room */
@@ -205,6 +207,9 @@ bool call_may_see(const struct call *call, const struct owner *owner);
 #define X(number, NAME, request, reply, properties, unmet) RPC_HANDLER(request);
 RDT_REQUEST_MAP(X)
 #undef X
+
+/* rpc_store.c: answers a request that has ended something, with nothing, when files of what has ended are removed (daemon/storage). */
+void call_reply_removed(struct call *call);
 
 /* rpc_manage.c: refuses a new object with BUSY, because the node is drained. */
 enum rdt_status rpc_refuse_drained(struct rdt_error *err);

@@ -33,7 +33,8 @@ static void freeing_done(struct freeing *freeing)
     struct call *call = freeing->call;
 
     freeing_end(call);
-    call_reply_empty(call);
+    call->on_end = NULL;
+    call_reply_removed(call);
 }
 
 static void on_settled(struct replica_directory_waiter *waiter)
@@ -61,7 +62,7 @@ static enum rdt_status answer_forced(struct call *call, uint64_t generation, str
     list_init(&freeing->waiter.link);
     if (!replica_directory_wait(&call->rpc->transfers->directory, generation, &freeing->waiter)) {
         free(freeing);
-        call_reply_empty(call);
+        call_reply_removed(call);
         return RDT_OK;
     }
     call->waiting = freeing;
@@ -106,7 +107,7 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
     object_free(object, message->force, call->request_id == 0 && !message->force ? OBJECT_END_DROPPED : OBJECT_END_FREED);
     if (message->force)
         return answer_forced(call, ref.generation, err);
-    call_reply_empty(call);
+    call_reply_removed(call);
     return RDT_OK;
 }
 

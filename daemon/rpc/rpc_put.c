@@ -3,9 +3,11 @@
  * the number of tensors. READY ends the pending state of an object. */
 #include <stdlib.h>
 
+#include "daemon/base/log.h"
 #include "daemon/objects/snapshot.h"
 #include "daemon/rpc/rpc_call.h"
 #include "daemon/rpc/rpc_read.h"
+#include "daemon/storage/storage.h"
 #include "rdt_put_flags.h"
 #include "wire_error.h"
 #include "wire_ref.h"
@@ -120,12 +122,24 @@ static enum rdt_status check_loaned(const Rdt__Pb__Put *message, struct region *
     return RDT_OK;
 }
 
-static void answer(struct call *call, const struct object *object)
+/* The put is done whether or not its object can be stored: rdt_store tells its caller. */
+static void begin_to_store(struct call *call, struct object *object)
+{
+    struct rdt_error why;
+
+    if (storage_store(call->rpc->storage, object, &why) != RDT_OK)
+        log_warn("obj %016llx of uid %u is not stored: %s", (unsigned long long)object->generation, object->account->owner.uid,
+                 why.msg);
+}
+
+static void answer(struct call *call, struct object *object)
 {
     Rdt__Pb__PutReply reply = RDT__PB__PUT_REPLY__INIT;
     Rdt__Pb__Ref wire;
     struct rdt_ref ref;
 
+    if (call->stores)
+        begin_to_store(call, object);
     object_ref(object, &ref);
     wire_ref_from(&ref, &wire);
     reply.ref = &wire;
@@ -227,6 +241,17 @@ static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *me
     return RDT_OK;
 }
 
+static enum rdt_status check_stored(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
+{
+    if (!(message->flags & RDT_PUT_STORED))
+        return RDT_OK;
+    if (!(message->flags & RDT_PUT_SNAPSHOT) || message->flags & RDT_PUT_PENDING)
+        return rdt_error_set(err, RDT_INVALID, "only a SNAPSHOT that is not PENDING can be STORED");
+    if (call->rpc->options->storage_dir[0] == '\0')
+        return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon stores no objects: set storage_dir in [daemon] of rdtd.conf");
+    return RDT_OK;
+}
+
 static enum rdt_status check_sealed_memfd(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
 {
     uint64_t most = regions_take_max(call->rpc->regions, call->rpc->options->sealed_max_bytes);
@@ -318,6 +343,7 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     enum rdt_status status;
     bool *given;
 
+    call->stores = message->flags & RDT_PUT_STORED;
     if (map_count(&call->client->resumed) > 0 && answer_again(call, message, err))
         return err->status;
     if (message->id.len > RDT_MAX_ID_BYTES)
@@ -345,6 +371,8 @@ enum rdt_status rpc_put(struct call *call, const void *request, struct rdt_error
     if (message->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL || (unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown flags %u or visibility %d", message->flags, (int)message->visibility);
     status = check_ttl(call, message, err);
+    if (status == RDT_OK)
+        status = check_stored(call, message, err);
     if (status == RDT_OK && message->sealed_bytes > 0)
         status = check_sealed_memfd(call, message, err);
     if (status != RDT_OK)

@@ -2,6 +2,7 @@
 /* PING, STATUS and STAT. */
 #include "daemon/rpc/rpc_view.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include "daemon/objects/detached.h"
 #include "daemon/recovery/recovery.h"
 #include "daemon/rpc/rpc_holders.h"
+#include "daemon/storage/storage.h"
 #include "wire_ref.h"
 
 enum rdt_status rpc_ping(struct call *call, const void *request, struct rdt_error *err)
@@ -89,6 +91,17 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.replica_bytes = transfers.replica_bytes;
     reply.fetches_from_replicas = transfers.replica_fetches;
     reply.redirected = transfers.redirected;
+    reply.storage_dir = rpc->options->storage_dir;
+    reply.stored_objects = rpc->storage->n_objects;
+    reply.stored_names = rpc->storage->n_names;
+    reply.stored_bytes = rpc->storage->bytes;
+    reply.stores_done = rpc->storage->n_written;
+    reply.stores_failed = rpc->storage->n_failed;
+    reply.stores_bytes = rpc->storage->bytes_written;
+    reply.storage_restored = rpc->storage->n_restored;
+    reply.storage_bad_files = rpc->storage->n_bad;
+    reply.spilled_objects = rpc->storage->n_spilled;
+    reply.spilled_bytes = rpc->storage->spilled_bytes;
     reply.socket = rpc->options->socket;
     list_for_each (node, plugins_memory_kinds(rpc->plugins))
         n += container_of(node, struct memory_kind, link)->available;
@@ -133,6 +146,12 @@ void object_view_fill(struct object_view *view, struct object *object)
     info->snapshot = object->snapshot;
     info->detached = object->detached;
     info->kept = object->record != NULL;
+    if (object->stored != OBJECT_NOT_STORED) {
+        (void)snprintf(view->stored_file, sizeof view->stored_file, "%016" PRIx64 ".safetensors", object->generation);
+        info->stored_dir = (char *)object->table->stored_dir;
+        info->stored_file = view->stored_file;
+        info->storing = object->stored == OBJECT_STORING;
+    }
     info->ttl_left_ns = object->detached ? detached_left_ns(object) : -1;
     info->tensors = object_n_tensors(object);
     info->metadata_bytes = object->metadata_bytes;

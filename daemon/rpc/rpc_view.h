@@ -10,6 +10,7 @@ struct object_view {
     Rdt__Pb__ObjectInfo info;
     char ref[RDT_REF_TEXT_BYTES];
     char id[3 * RDT_MAX_ID_BYTES + 1];
+    char stored_file[40];
 };
 void object_view_fill(struct object_view *view, struct object *object); /* except holders: see rpc_holders.h */
 

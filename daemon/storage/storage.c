@@ -1,0 +1,509 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which objects are stored: their states, and who waits for them. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/objects/detached.h"
+#include "daemon/storage/storage_impl.h"
+
+static void start_next(struct storage *storage);
+
+struct stored *stored_get(const struct storage *storage, uint64_t generation)
+{
+    return map_count(&storage->stored) > 0 ? map_get_u64(&storage->stored, generation) : NULL;
+}
+
+/* ---- waiters ---- */
+
+void stored_fail_waiters(struct stored *stored, const struct rdt_error *err)
+{
+    while (!list_empty(&stored->waiters)) {
+        struct storage_waiter *waiter = container_of(list_first(&stored->waiters), struct storage_waiter, link);
+        list_remove(&waiter->link);
+        waiter->on_done(waiter, err);
+    }
+}
+
+bool storage_wait(struct storage *storage, const struct object *object, struct storage_waiter *waiter)
+{
+    struct stored *stored = stored_get(storage, object->generation);
+
+    if (!stored || (stored->state == STORED_DURABLE && list_empty(&stored->claims)))
+        return false;
+    list_append(&stored->waiters, &waiter->link);
+    return true;
+}
+
+/* ---- removing ---- */
+
+struct removal {
+    struct work work; /* first */
+    struct storage *storage;
+    uint64_t bytes;
+    enum rdt_status status;
+    struct rdt_error err;
+    char file[STORAGE_FILE_NAME_BYTES];
+};
+
+static void run_removal(struct work *work)
+{
+    struct removal *removal = (struct removal *)work;
+
+    removal->status = storage_remove_file(removal->storage->dir, removal->file, &removal->err);
+}
+
+static void done_removal(struct work *work)
+{
+    struct removal *removal = (struct removal *)work;
+
+    removal->storage->n_removals--;
+    removal->storage->bytes -= removal->bytes;
+    if (removal->status != RDT_OK)
+        log_error("%s/%s could not be removed: %s. The next start would restore it: remove it by hand",
+                  removal->storage->directory, removal->file, removal->err.msg);
+    free(removal);
+}
+
+void storage_remove(struct storage *storage, const char *file, uint64_t bytes)
+{
+    struct removal *removal = calloc(1, sizeof *removal);
+
+    if (!removal) {
+        log_error("no memory to remove %s/%s: the next start would restore it", storage->directory, file);
+        return;
+    }
+    removal->storage = storage;
+    removal->bytes = bytes;
+    memcpy(removal->file, file, sizeof removal->file);
+    removal->work = (struct work){.run = run_removal, .done = done_removal, .lane = LANE_FILES};
+    storage->n_removals++;
+    work_submit(storage->helper, &removal->work);
+}
+
+static void run_nothing(struct work *work)
+{
+    (void)work;
+}
+
+static void done_barrier(struct work *work)
+{
+    struct storage_barrier *barrier = (struct storage_barrier *)work;
+
+    barrier->on_done(barrier);
+}
+
+bool storage_barrier(struct storage *storage, struct storage_barrier *barrier)
+{
+    if (!storage->helper || storage->frozen || storage->n_removals == 0)
+        return false;
+    barrier->storage = storage;
+    barrier->work = (struct work){.run = run_nothing, .done = done_barrier, .lane = LANE_FILES};
+    work_submit(storage->helper, &barrier->work);
+    return true;
+}
+
+/* ---- one object ---- */
+
+static struct stored *stored_new(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes)
+{
+    struct stored *stored = calloc(1, sizeof *stored);
+
+    if (!stored || !map_put_u64(&storage->stored, generation, stored)) {
+        free(stored);
+        return NULL;
+    }
+    stored->storage = storage;
+    stored->generation = generation;
+    stored->object = object;
+    stored->bytes = bytes;
+    list_init(&stored->queue);
+    list_init(&stored->waiters);
+    list_init(&stored->claims);
+    storage->bytes += bytes;
+    if (object)
+        object->stored = OBJECT_STORING;
+    return stored;
+}
+
+static void stored_free(struct stored *stored)
+{
+    struct storage *storage = stored->storage;
+
+    list_remove(&stored->queue);
+    if (stored->object)
+        stored->object->stored = OBJECT_NOT_STORED;
+    (void)map_remove_u64(&storage->stored, stored->generation);
+    free(stored);
+}
+
+static void set_durable(struct stored *stored)
+{
+    stored->state = STORED_DURABLE;
+    stored->storage->n_objects++;
+    if (stored->object)
+        stored->object->stored = OBJECT_STORED;
+}
+
+struct stored *stored_restore(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes)
+{
+    struct stored *stored = stored_new(storage, generation, object, bytes);
+
+    if (stored)
+        set_durable(stored);
+    return stored;
+}
+
+/* It has no file, and will have none. */
+static void give_up(struct stored *stored, const struct rdt_error *err)
+{
+    stored_fail_waiters(stored, err);
+    stored_drop_claims(stored);
+    stored->storage->bytes -= stored->bytes;
+    stored_free(stored);
+}
+
+void stored_settle(struct stored *stored)
+{
+    struct storage *storage = stored->storage;
+    char file[STORAGE_FILE_NAME_BYTES];
+
+    if (stored->state != STORED_DURABLE || !list_empty(&stored->claims))
+        return;
+    stored_fail_waiters(stored, NULL);
+    if (stored->object || stored->n_names > 0 || storage->frozen)
+        return;
+    storage_object_file(stored->generation, ".safetensors", file);
+    storage_remove(storage, file, stored->bytes);
+    storage->n_objects--;
+    stored_free(stored);
+}
+
+static void ended_error(const struct stored *stored, struct rdt_error *err)
+{
+    (void)rdt_error_set(err, RDT_FREED, "the object ended before it was stored in %s/%016" PRIx64 ".safetensors",
+                        stored->storage->directory, stored->generation);
+}
+
+void storage_object_ended(struct storage *storage, const struct object *object)
+{
+    struct stored *stored = object->stored != OBJECT_NOT_STORED ? stored_get(storage, object->generation) : NULL;
+    struct rdt_error err;
+
+    if (!stored || stored->object != object)
+        return;
+    stored->object->stored = OBJECT_NOT_STORED;
+    stored->object = NULL;
+    if (storage->frozen)
+        return;
+    switch (stored->state) {
+    case STORED_QUEUED:
+        ended_error(stored, &err);
+        give_up(stored, &err);
+        break;
+    case STORED_WRITING:
+        stored->work->cancelled = true;
+        break;
+    case STORED_DURABLE:
+        stored_settle(stored);
+        break;
+    }
+}
+
+/* ---- writing ---- */
+
+static void work_free_all(struct store_work *store)
+{
+    stored_plan_fini(&store->plan);
+    free(store->own_layout);
+    free(store->bases);
+    free(store);
+}
+
+static void store_failed(struct stored *stored, struct store_work *store)
+{
+    struct storage *storage = stored->storage;
+    struct rdt_error err = store->err;
+
+    if (store->cancelled) {
+        ended_error(stored, &err);
+    } else {
+        rdt_error_prefix(&err, "storing object \"%.*s\" in %s/%016" PRIx64 ".safetensors", (int)store->facts.id_bytes,
+                         (const char *)store->facts.id, storage->directory, stored->generation);
+        log_warn("%s; the object stays in memory", err.msg);
+        storage->n_failed++;
+    }
+    give_up(stored, &err);
+}
+
+static void done_store(struct work *work)
+{
+    struct store_work *store = (struct store_work *)work;
+    struct storage *storage = store->storage;
+    struct stored *stored = store->stored;
+    struct object *object = store->object;
+    uint64_t bytes = store->plan.header_bytes + store->plan.data_bytes;
+
+    storage->writing = NULL;
+    stored->work = NULL;
+    if (store->status != RDT_OK) {
+        store_failed(stored, store);
+    } else {
+        log_debug("obj %016" PRIx64 " is stored in %s (%" PRIu64 " bytes)", stored->generation, storage->directory, bytes);
+        storage->bytes += bytes - stored->bytes;
+        stored->bytes = bytes;
+        storage->n_written++;
+        storage->bytes_written += bytes;
+        set_durable(stored);
+        stored_write_claims(stored);
+        stored_settle(stored);
+    }
+    work_free_all(store);
+    object_unpin(object); /* it may be gone after this, and then storage_object_ended has been called */
+    object_drop(object);
+    start_next(storage);
+}
+
+/* What the thread needs of the object. */
+static enum rdt_status prepare(struct store_work *store, struct object *object, struct rdt_error *err)
+{
+    uint32_t n = object_n_places(object);
+    enum rdt_status status = RDT_OK;
+
+    store->facts = (struct stored_facts){.generation = object->generation,
+                                         .owner = object->account->owner,
+                                         .id = object_id(object),
+                                         .id_bytes = object->id_bytes,
+                                         .metadata = object_metadata(object),
+                                         .metadata_bytes = object->metadata_bytes,
+                                         .visibility = (Rdt__Pb__Visibility)object->visibility,
+                                         .transport = object->transport,
+                                         .ttl_ns = object->detached ? detached_ttl_ns(object) : 0};
+    store->layout = object->layout;
+    if (!store->layout) {
+        status = object_layout(object, NULL, &store->own_layout, err);
+        store->layout = store->own_layout;
+    }
+    store->bases = calloc(n + 1u, sizeof *store->bases);
+    if (status == RDT_OK && !store->bases)
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object");
+    for (uint32_t i = 0; status == RDT_OK && i < n; i++)
+        if (!(store->bases[i] = object_base(object, i, err)))
+            status = err->status;
+    return status;
+}
+
+static void start(struct stored *stored)
+{
+    struct storage *storage = stored->storage;
+    struct store_work *store = calloc(1, sizeof *store);
+    struct rdt_error err = {0};
+
+    list_remove(&stored->queue);
+    if (!store || prepare(store, stored->object, &err) != RDT_OK) {
+        if (!store)
+            (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to store an object");
+        storage->n_failed++;
+        give_up(stored, &err);
+        if (store)
+            work_free_all(store);
+        return;
+    }
+    store->storage = storage;
+    store->stored = stored;
+    store->object = stored->object;
+    store->dir = storage->dir;
+    store->fd = -1;
+    store->work = (struct work){.run = run_store, .done = done_store};
+    stored->state = STORED_WRITING;
+    stored->work = store;
+    storage->writing = stored;
+    object_hold(store->object);
+    object_pin(store->object);
+    work_submit(storage->writer, &store->work);
+}
+
+static void start_next(struct storage *storage)
+{
+    while (!storage->writing && !storage->frozen && !list_empty(&storage->queue))
+        start(container_of(list_first(&storage->queue), struct stored, queue));
+}
+
+static enum rdt_status check(const struct storage *storage, const struct object *object, struct rdt_error *err)
+{
+    if (!storage->writer)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "this daemon stores no objects: set storage_dir in [daemon] of rdtd.conf");
+    if (storage->frozen)
+        return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    if (object->state != OBJECT_LIVE || !object->named)
+        return rdt_error_set(err, RDT_INVALID, "the object is %s: it can be stored once it is live", object_state_name(object));
+    if (!object->snapshot)
+        return rdt_error_set(err, RDT_INVALID,
+                             "the object may change, and only snapshots can be stored: put it with RDT_PUT_SNAPSHOT");
+    if (object_on_device(object))
+        return rdt_error_set(err, RDT_UNSUPPORTED, "the object lies on a device: copy it to host memory to store it");
+    return RDT_OK;
+}
+
+enum rdt_status storage_store(struct storage *storage, struct object *object, struct rdt_error *err)
+{
+    enum rdt_status status = check(storage, object, err);
+    struct stored *stored = status == RDT_OK ? stored_get(storage, object->generation) : NULL;
+    uint64_t bytes = object->bytes + STORAGE_ALIGN_BYTES;
+
+    if (status != RDT_OK)
+        return status;
+    if (!stored && *storage->max_bytes > 0 && (bytes > *storage->max_bytes || storage->bytes > *storage->max_bytes - bytes))
+        return rdt_error_set(err, RDT_LIMIT,
+                             "%" PRIu64 " more bytes do not fit: %" PRIu64 " of storage_max, %" PRIu64 ", are taken in %s",
+                             bytes, storage->bytes, *storage->max_bytes, storage->directory);
+    if (!stored) {
+        stored = stored_new(storage, object->generation, object, bytes);
+        if (!stored)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object");
+        list_append(&storage->queue, &stored->queue);
+    }
+    if (!stored_claim_names(stored))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to store a name");
+    if (stored->state == STORED_DURABLE)
+        stored_write_claims(stored);
+    start_next(storage);
+    return RDT_OK;
+}
+
+/* ---- start and end ---- */
+
+static enum rdt_status open_directory(struct storage *storage, struct rdt_error *err)
+{
+    const char *path = storage->directory;
+    struct stat st;
+
+    if (mkdir(path, 0700) != 0 && errno != EEXIST)
+        return rdt_error_sys(err, errno, "creating storage_dir %s", path);
+    storage->dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (storage->dir < 0 || fstat(storage->dir, &st) != 0)
+        return rdt_error_sys(err, errno, "opening storage_dir %s", path);
+    if (st.st_uid != geteuid() || st.st_mode & 077)
+        return rdt_error_set(err, RDT_INVALID,
+                             "storage_dir %s belongs to uid %u and has mode %04o: it must belong to the daemon's uid %u with "
+                             "mode 0700, because its files are served as what users stored",
+                             path, st.st_uid, st.st_mode & 07777, geteuid());
+    if (flock(storage->dir, LOCK_EX | LOCK_NB) != 0)
+        return rdt_error_set(err, RDT_BUSY, "another rdtd uses storage_dir %s: give each its own", path);
+    return RDT_OK;
+}
+
+enum rdt_status storage_start(struct storage *storage, uv_loop_t *loop, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    storage->dir = -1;
+    map_init(&storage->stored);
+    map_init(&storage->by_name);
+    list_init(&storage->queue);
+    if (storage->directory[0] == '\0')
+        return RDT_OK;
+    status = open_directory(storage, err);
+    if (status == RDT_OK)
+        status = work_pool_create(loop, 1, &storage->writer, err);
+    if (status == RDT_OK)
+        status = work_pool_create(loop, 1, &storage->helper, err);
+    storage->frozen = true;
+    if (status == RDT_OK)
+        status = storage_restore(storage, err);
+    if (status != RDT_OK)
+        return status;
+    storage->frozen = false;
+    storage->regions->file_pool = storage->helper;
+    storage->objects->stored_dir = storage->directory;
+    storage->names->on_change = storage_name_changed;
+    storage->names->on_change_arg = storage;
+    return RDT_OK;
+}
+
+void storage_freeze(struct storage *storage)
+{
+    struct stored *stored;
+    struct rdt_error err;
+    size_t cursor = 0;
+
+    if (!storage->writer || storage->frozen)
+        return;
+    storage->frozen = true;
+    storage->regions->files_closed = true;
+    if (storage->writing)
+        storage->writing->work->cancelled = true;
+    (void)rdt_error_set(&err, RDT_SHUTTING_DOWN, "the daemon is shutting down, and the object was not stored");
+    while ((stored = map_next(&storage->stored, &cursor)))
+        stored_fail_waiters(stored, &err);
+    log_info("%s has %" PRIu64 " objects (%" PRIu64 " bytes) and %" PRIu64 " names for the next start of rdtd",
+             storage->directory, storage->n_objects, storage->bytes, storage->n_names);
+}
+
+struct closing {
+    struct storage *storage;
+    void (*on_closed)(void *arg);
+    void *arg;
+};
+
+static void on_helper_closed(void *arg)
+{
+    struct closing closing = *(struct closing *)arg;
+
+    free(arg);
+    closing.storage->helper = NULL;
+    closing.on_closed(closing.arg);
+}
+
+static void on_writer_closed(void *arg)
+{
+    struct closing *closing = arg;
+
+    closing->storage->writer = NULL;
+    if (closing->storage->helper)
+        work_pool_close(closing->storage->helper, on_helper_closed, closing);
+    else
+        on_helper_closed(closing);
+}
+
+void storage_close(struct storage *storage, void (*on_closed)(void *arg), void *arg)
+{
+    struct closing *closing = storage->writer ? malloc(sizeof *closing) : NULL;
+
+    if (!closing) {
+        on_closed(arg);
+        return;
+    }
+    storage->regions->file_pool = NULL;
+    *closing = (struct closing){storage, on_closed, arg};
+    work_pool_close(storage->writer, on_writer_closed, closing);
+}
+
+void storage_fini(struct storage *storage)
+{
+    void *entry;
+    size_t cursor = 0;
+
+    if (!storage->directory) /* the daemon did not come that far */
+        return;
+    while ((entry = map_next(&storage->stored, &cursor))) {
+        struct stored *stored = entry;
+        stored_drop_claims(stored);
+        (void)map_remove_u64(&storage->stored, stored->generation);
+        free(stored);
+    }
+    cursor = 0;
+    while ((entry = map_next(&storage->by_name, &cursor)))
+        free(entry);
+    map_fini(&storage->stored);
+    map_fini(&storage->by_name);
+    if (storage->dir >= 0)
+        (void)close(storage->dir);
+    storage->dir = -1;
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The room of storage: objects and names that outlast the node's memory, as files of the directory storage_dir.
+ *
+ * Owns: the directory, whose files nobody else may write (storage_file.h says how they look); what is written and removed there,
+ * by threads of its own, so that a slow disk delays nobody else; and what an earlier daemon left there.
+ *
+ * Shows: this header.
+ *
+ * Refuses: to know clients, requests and peers; memory on devices; objects that may change. Storing an object changes neither who
+ * holds it nor how long it lives: when it ends, its file is removed. What a later daemon restores is what would outlast its
+ * client anyway: detached objects, whose time to live begins again, and published names without a lease, with their objects.
+ *
+ *   storage_store ──► QUEUED ──► WRITING ──► DURABLE ──► (the object ends, and no record of a name refers to it) removed
+ *                       │           │  no space, a fault of the disk: its waiters are told; the object stays in memory
+ *                       ▼           ▼
+ *                       the object ends: nothing stays
+ *
+ *   an object     a temporary file, fsync, rename, fsync of the directory: the file is there whole, or it is not there
+ *   a version     its object is DURABLE ──► the record of the name is replaced in the same way ──► the object of the version before
+ *                 is removed, unless something else keeps it
+ *
+ * One object is written at a time. While it is written it is held, so that a name that gets versions faster than the disk takes
+ * them has some of them stored nevertheless; versions that wait in the queue end with their objects.
+ *
+ * Everything here runs on the loop thread, except the work that storage_write.c hands to the threads. */
+#ifndef DAEMON_STORAGE_H
+#define DAEMON_STORAGE_H
+
+#include <uv.h>
+
+#include "daemon/base/work.h"
+#include "daemon/objects/names.h"
+#include "daemon/objects/object_table.h"
+
+struct storage {
+    const char *directory;     /* "": nothing is stored */
+    const uint64_t *max_bytes; /* of all files of objects; 0: what the file system has room for */
+    struct regions *regions;
+    struct accounts *accounts;
+    struct plugins *plugins;
+    struct object_table *objects;
+    struct names *names;
+
+    /* The rest belongs to this room. */
+    int dir;                     /* -1: nothing is stored */
+    struct work_pool *writer;    /* writes objects */
+    struct work_pool *helper;    /* everything that is quick: records, removals; and reads files ahead */
+    struct map stored;           /* generation -> struct stored */
+    struct map by_name;          /* name of the record's file -> struct stored_name */
+    struct list queue;           /* struct stored.queue */
+    struct stored *writing;      /* NULL: nothing is being written */
+    bool frozen;                 /* the daemon starts or ends: what happens to objects and names does not touch the files */
+    unsigned n_removals;         /* on their way to the disk */
+    uint64_t bytes;              /* of the files of objects, and of those that will be written */
+    uint64_t n_objects, n_names; /* durable */
+    uint64_t n_written, bytes_written; /* objects that were stored since the start */
+    uint64_t n_failed;                 /* objects and records that could not be written */
+    uint64_t n_restored;               /* objects that this daemon found at its start */
+    uint64_t n_bad;                    /* files that it found and could not use */
+    uint64_t n_spilled, spilled_bytes; /* objects whose memory was given up for their files, since the start */
+};
+
+/* Opens the directory, creating it if it is not there, and makes again what an earlier daemon stored; after recovery_start, and
+ * before anything is put or published. Reads the headers of all files, and no tensor. A file that is no valid one is left alone,
+ * with a line in the log. Errors, which end the start: INVALID (whose the directory is, or its mode), BUSY (another daemon has
+ * it), SYSTEM, NO_MEMORY. Does nothing if `directory` is "". */
+enum rdt_status storage_start(struct storage *storage, uv_loop_t *loop, struct rdt_error *err);
+
+/* The daemon ends: what is closed from now on stays for the next one. What is being written is given up. */
+void storage_freeze(struct storage *storage);
+
+/* Ends the threads, then calls on_closed. The tables must still be there. */
+void storage_close(struct storage *storage, void (*on_closed)(void *arg), void *arg);
+void storage_fini(struct storage *storage);
+
+/* Begins to store the object and the names that it is published under, unless that is so already. UNSUPPORTED: nothing is stored
+ * here, or the object lies on a device; INVALID: it is not live, or may change; LIMIT: storage_max; NO_MEMORY. */
+enum rdt_status storage_store(struct storage *storage, struct object *object, struct rdt_error *err);
+
+struct storage_waiter {
+    struct list link;
+    /* Is called once, after its removal. err NULL: object and names are durable. Otherwise why not: SYSTEM (the disk; the sentence
+     * names the file), LIMIT, FREED (the object ended first), SHUTTING_DOWN. */
+    void (*on_done)(struct storage_waiter *, const struct rdt_error *err);
+};
+
+/* After storage_store: waits until all of it is durable. false: it is. list_remove(&waiter->link) ends the wait. */
+bool storage_wait(struct storage *storage, const struct object *object, struct storage_waiter *waiter);
+
+/* An object of this node can no longer be fetched (object_table.on_ended). */
+void storage_object_ended(struct storage *storage, const struct object *object);
+
+/* Gives up the memory of stored objects that nobody uses, which then lie in their files: at least `bytes`, if there are as many.
+ * Returns how many. */
+uint64_t storage_spill(struct storage *storage, uint64_t bytes);
+
+/* Calls on_done when the files whose removal has begun are gone; the answer to a free or an unpublish waits for this, because a
+ * daemon that is killed must not bring back what was ended. false: none is on its way, and on_done is not called. */
+struct storage_barrier {
+    struct work work; /* first */
+    struct storage *storage;
+    bool abandoned;
+    void (*on_done)(struct storage_barrier *); /* frees it; when `abandoned`, nobody waits any more */
+};
+bool storage_barrier(struct storage *storage, struct storage_barrier *barrier);
+
+#endif

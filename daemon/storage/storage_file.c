@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/storage/storage_file.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <openssl/evp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/wire_limits.h"
+
+#define SUFFIX ".safetensors"
+#define NAME_SUFFIX ".name"
+#define HASH_BYTES 64u /* a SHA-256 in hex */
+#define BEGINNING "{\"__metadata__\":{\"rdtd\":\"" STORAGE_VERSION " "
+#define NAME_BEGINNING "rdtd-name " STORAGE_VERSION " "
+#define LENGTH_BYTES 8u
+#define MAX_DECODED_BYTES ((size_t)256 << 20) /* of the heap, of what a header says */
+
+/* ---- names of files ---- */
+
+void storage_object_file(uint64_t generation, const char *suffix, char name_p[STORAGE_FILE_NAME_BYTES])
+{
+    (void)snprintf(name_p, STORAGE_FILE_NAME_BYTES, "%016" PRIx64 "%s", generation, suffix);
+}
+
+static bool is_hex(const char *text, size_t n)
+{
+    return strspn(text, "0123456789abcdef") == n;
+}
+
+bool storage_is_object_file(const char *name, uint64_t *generation_p)
+{
+    if (!is_hex(name, 16) || strcmp(name + 16, SUFFIX) != 0)
+        return false;
+    *generation_p = strtoull(name, NULL, 16);
+    return *generation_p > 0 && *generation_p < INT64_MAX;
+}
+
+static void hash(const void *data, size_t bytes, char text_p[HASH_BYTES + 1])
+{
+    static const char digits[] = "0123456789abcdef";
+    uint8_t digest[HASH_BYTES / 2] = {0};
+
+    (void)EVP_Digest(data, bytes, digest, NULL, EVP_sha256(), NULL);
+    for (size_t i = 0; i < sizeof digest; i++) {
+        *text_p++ = digits[digest[i] >> 4];
+        *text_p++ = digits[digest[i] & 15];
+    }
+    *text_p = '\0';
+}
+
+void storage_name_file(const uint8_t *key, size_t key_bytes, char name_p[STORAGE_FILE_NAME_BYTES])
+{
+    hash(key, key_bytes, name_p);
+    (void)strcpy(name_p + HASH_BYTES, NAME_SUFFIX);
+}
+
+bool storage_is_name_file(const char *name)
+{
+    return is_hex(name, HASH_BYTES) && strcmp(name + HASH_BYTES, NAME_SUFFIX) == 0;
+}
+
+/* ---- writing a header ---- */
+
+struct text { /* that grows */
+    char *data;
+    size_t used, room;
+    bool failed;
+};
+
+static bool make_room(struct text *text, size_t bytes)
+{
+    size_t room = text->room ? text->room : 4096;
+    char *data;
+
+    while (room - text->used < bytes)
+        room *= 2;
+    if (room == text->room || text->failed)
+        return !text->failed;
+    data = realloc(text->data, room);
+    text->failed = !data;
+    if (data) {
+        text->data = data;
+        text->room = room;
+    }
+    return data;
+}
+
+static void __attribute__((format(printf, 2, 3))) add(struct text *text, const char *fmt, ...)
+{
+    va_list args;
+    int n;
+
+    if (!make_room(text, 256))
+        return;
+    va_start(args, fmt);
+    n = vsnprintf(text->data + text->used, text->room - text->used, fmt, args);
+    va_end(args);
+    if (n < 0 || (size_t)n >= text->room - text->used)
+        text->failed = true;
+    else
+        text->used += (size_t)n;
+}
+
+/* A JSON string of bytes that a user chose: what is no printable ASCII becomes '?'. rdtd itself does not read it. */
+static void add_string(struct text *text, const uint8_t *bytes, size_t n)
+{
+    add(text, "\"");
+    for (size_t i = 0; i < n; i++)
+        if (bytes[i] == '"' || bytes[i] == '\\')
+            add(text, "\\%c", bytes[i]);
+        else
+            add(text, "%c", bytes[i] >= 0x20 && bytes[i] < 0x7f ? bytes[i] : '?');
+    add(text, "\"");
+}
+
+static const char *const dtype_texts[] = {
+#define X(number, name, bytes, text, safetensors) [number] = (safetensors),
+    RDT_DTYPE_MAP(X)
+#undef X
+};
+
+/* A dtype that safetensors does not know is written as bytes, with one dimension more. */
+static void add_tensor(struct text *text, const struct layout *layout, uint32_t i, uint64_t at)
+{
+    const uint64_t *shape = layout->shape + layout->first_dim[i];
+    const char *dtype = dtype_texts[layout->dtype[i]];
+
+    add(text, ",\"%" PRIu32 "\":{\"dtype\":\"%s\",\"shape\":[", i, dtype ? dtype : "U8");
+    for (uint32_t d = 0; d < layout->ndim[i]; d++)
+        add(text, "%s%" PRIu64, d > 0 ? "," : "", shape[d]);
+    if (!dtype)
+        add(text, "%s%" PRIu64, layout->ndim[i] > 0 ? "," : "", layout_item_bytes(layout->dtype[i]));
+    add(text, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", at, at + layout_bytes(layout, i));
+}
+
+static void add_facts(struct text *text, const Rdt__Pb__StoredObject *facts)
+{
+    size_t packed_bytes = protobuf_c_message_get_packed_size(&facts->base);
+    uint8_t *packed = malloc(packed_bytes + 1);
+    char digest[HASH_BYTES + 1];
+
+    if (!packed || packed_bytes > STORAGE_MAX_HEADER_BYTES) {
+        text->failed = true;
+        free(packed);
+        return;
+    }
+    (void)protobuf_c_message_pack(&facts->base, packed);
+    hash(packed, packed_bytes, digest);
+    add(text, BEGINNING "%s ", digest);
+    if (make_room(text, packed_bytes / 3 * 4 + 8))
+        text->used += (size_t)EVP_EncodeBlock((uint8_t *)text->data + text->used, packed, (int)packed_bytes);
+    free(packed);
+    add(text, "\",\"rdtd.owner\":\"uid %" PRIu32 "%s", facts->uid, facts->tenant[0] ? " of tenant " : "\"");
+    if (facts->tenant[0]) {
+        for (const char *c = facts->tenant; *c; c++) /* of letters, digits and a few others, but never trust that */
+            add(text, "%c", *c >= 0x20 && *c < 0x7f && *c != '"' && *c != '\\' ? *c : '?');
+        add(text, "\"");
+    }
+    add(text, ",\"rdtd.id\":");
+    add_string(text, facts->id.data, facts->id.len);
+    add(text, "}");
+}
+
+/* By descending size of an element; the sort is a stable one. */
+static void set_order(struct stored_plan *plan, const struct layout *layout)
+{
+    uint32_t n = 0;
+
+    for (uint64_t item = 16; item > 0; item /= 2)
+        for (uint32_t i = 0; i < layout->count; i++)
+            if (layout_item_bytes(layout->dtype[i]) == item)
+                plan->order[n++] = i;
+}
+
+static enum rdt_status write_header(struct stored_plan *plan, const Rdt__Pb__StoredObject *facts, const struct layout *packed,
+                                    struct rdt_error *err)
+{
+    struct text text = {0};
+    uint64_t bytes;
+
+    if (!make_room(&text, 4096))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the header of a stored object");
+    text.used = LENGTH_BYTES;
+    add_facts(&text, facts);
+    for (uint32_t n = 0; n < packed->count && !text.failed; n++)
+        add_tensor(&text, packed, plan->order[n], packed->offset[plan->order[n]]);
+    add(&text, "}");
+    bytes = (text.used + STORAGE_ALIGN_BYTES - 1) / STORAGE_ALIGN_BYTES * STORAGE_ALIGN_BYTES;
+    if (!make_room(&text, bytes - text.used) || bytes > STORAGE_MAX_HEADER_BYTES) {
+        free(text.data);
+        return rdt_error_set(
+            err, bytes > STORAGE_MAX_HEADER_BYTES ? RDT_LIMIT : RDT_NO_MEMORY,
+            "the header of the stored object would have %llu bytes: at most %u are possible, and memory for them",
+            (unsigned long long)bytes, STORAGE_MAX_HEADER_BYTES);
+    }
+    memset(text.data + text.used, ' ', bytes - text.used);
+    for (unsigned i = 0; i < LENGTH_BYTES; i++)
+        text.data[i] = (char)((bytes - LENGTH_BYTES) >> (8 * i));
+    plan->header = (uint8_t *)text.data;
+    plan->header_bytes = bytes;
+    return RDT_OK;
+}
+
+enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored_facts *facts, const struct layout *layout,
+                                 struct rdt_error *err)
+{
+    struct stored_plan plan = {.order = calloc(layout->count + 1u, sizeof *plan.order)};
+    Rdt__Pb__StoredObject object = RDT__PB__STORED_OBJECT__INIT;
+    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
+    struct layout *packed = layout_dup(layout);
+    struct layout_rows *rows = malloc(sizeof *rows);
+    enum rdt_status status;
+
+    if (!plan.order || !packed || !rows) {
+        free(plan.order);
+        free(packed);
+        free(rows);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object of %u tensors", layout->count);
+    }
+    set_order(&plan, layout);
+    for (uint32_t n = 0; n < packed->count; n++) {
+        uint32_t i = plan.order[n];
+        layout_set_row_major(packed, i);
+        packed->region[i] = 0;
+        packed->offset[i] = plan.data_bytes;
+        plan.data_bytes += layout_bytes(packed, i);
+    }
+    layout_to_wire(packed, true, rows, &tensors);
+    object.generation = facts->generation;
+    object.uid = facts->owner.uid;
+    object.tenant = (char *)facts->owner.tenant;
+    object.id = (ProtobufCBinaryData){facts->id_bytes, (uint8_t *)facts->id};
+    object.metadata = (ProtobufCBinaryData){facts->metadata_bytes, (uint8_t *)facts->metadata};
+    object.tensors = &tensors;
+    object.data_bytes = plan.data_bytes;
+    object.visibility = facts->visibility;
+    object.transport = (char *)facts->transport;
+    object.detached_ttl_ns = facts->ttl_ns;
+    status = write_header(&plan, &object, packed, err);
+    free(packed);
+    free(rows);
+    if (status == RDT_OK)
+        *plan_p = plan;
+    else
+        free(plan.order);
+    return status;
+}
+
+void stored_plan_fini(struct stored_plan *plan)
+{
+    free(plan->header);
+    free(plan->order);
+    *plan = (struct stored_plan){0};
+}
+
+/* ---- reading a header ---- */
+
+static enum rdt_status unpack(struct arena *arena, const ProtobufCMessageDescriptor *type, const char *digest,
+                              const uint8_t *packed, size_t bytes, ProtobufCMessage **message_p, struct rdt_error *err)
+{
+    char found[HASH_BYTES + 1];
+
+    hash(packed, bytes, found);
+    if (memcmp(found, digest, HASH_BYTES) != 0)
+        return rdt_error_set(err, RDT_INVALID, "its checksum is wrong");
+    return arena_unpack(arena, type, packed, bytes, "what it says of the object", message_p, err);
+}
+
+/* The facts between `from` and the next quotation mark. */
+static enum rdt_status read_facts(struct stored_file *file, const char *from, size_t left, struct rdt_error *err)
+{
+    const char *end = left > HASH_BYTES + 1 ? memchr(from, '"', left) : NULL;
+    size_t encoded = end ? (size_t)(end - from) : 0, bytes;
+    ProtobufCMessage *message;
+    enum rdt_status status;
+    uint8_t *packed;
+    int n;
+
+    if (encoded <= HASH_BYTES + 1 || from[HASH_BYTES] != ' ')
+        return rdt_error_set(err, RDT_INVALID, "its header is cut off");
+    encoded -= HASH_BYTES + 1;
+    packed = malloc(encoded + 4);
+    if (!packed)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to read its header");
+    n = encoded % 4 == 0 ? EVP_DecodeBlock(packed, (const uint8_t *)from + HASH_BYTES + 1, (int)encoded) : -1;
+    bytes = n < 0 ? 0 : (size_t)n - (encoded > 0 && end[-1] == '=') - (encoded > 1 && end[-2] == '=');
+    if (n < 0) {
+        free(packed);
+        return rdt_error_set(err, RDT_INVALID, "its header is not base64");
+    }
+    status = unpack(&file->arena, &rdt__pb__stored_object__descriptor, from, packed, bytes, &message, err);
+    free(packed);
+    if (status == RDT_OK)
+        file->facts = (const Rdt__Pb__StoredObject *)message;
+    return status;
+}
+
+static enum rdt_status check_facts(const struct stored_file *file, uint64_t file_bytes, struct rdt_error *err)
+{
+    const Rdt__Pb__StoredObject *facts = file->facts;
+
+    if (facts->generation == 0 || facts->generation >= INT64_MAX || facts->id.len == 0 || facts->id.len > RDT_MAX_ID_BYTES ||
+        facts->metadata.len > RDT_MAX_METADATA_BYTES || strlen(facts->tenant) >= sizeof((struct owner *)0)->tenant ||
+        (unsigned)facts->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL || facts->detached_ttl_ns < 0)
+        return rdt_error_set(err, RDT_INVALID, "what it says of the object is impossible");
+    if (facts->data_bytes != file_bytes - file->header_bytes)
+        return rdt_error_set(err, RDT_INVALID, "it has %llu bytes of tensors, and should have %llu",
+                             (unsigned long long)(file_bytes - file->header_bytes), (unsigned long long)facts->data_bytes);
+    return RDT_OK;
+}
+
+/* Every tensor lies within the data, contiguous. */
+static enum rdt_status read_tensors(struct stored_file *file, struct rdt_error *err)
+{
+    enum rdt_status status = layout_from_wire(file->facts->tensors, &file->layout, err);
+    uint64_t lo, hi;
+
+    for (uint32_t i = 0; status == RDT_OK && i < file->layout->count; i++) {
+        status = layout_extent(file->layout, i, &lo, &hi, err);
+        if (status == RDT_OK && (hi > file->facts->data_bytes || file->layout->offset[i] > file->facts->data_bytes))
+            status = rdt_error_set(err, RDT_INVALID, "tensor %u ends beyond its data", i);
+        else if (status == RDT_OK && (file->layout->region[i] != 0 || !layout_is_contiguous(file->layout, i)))
+            status = rdt_error_set(err, RDT_INVALID, "tensor %u is not contiguous", i);
+        else if (status == RDT_OK)
+            file->layout->offset[i] += file->header_bytes;
+    }
+    return status;
+}
+
+enum rdt_status stored_file_parse(const uint8_t *header, uint64_t header_bytes, uint64_t file_bytes, struct stored_file *file_p,
+                                  struct rdt_error *err)
+{
+    const size_t beginning = sizeof BEGINNING - 1;
+    enum rdt_status status;
+
+    if (header_bytes < beginning || memcmp(header, BEGINNING, beginning) != 0)
+        return rdt_error_set(err, RDT_INVALID, "it is no file that this rdtd has written: its header does not begin with %s",
+                             BEGINNING);
+    if ((LENGTH_BYTES + header_bytes) % STORAGE_ALIGN_BYTES != 0 || LENGTH_BYTES + header_bytes > file_bytes)
+        return rdt_error_set(err, RDT_INVALID, "its header has an impossible length");
+    *file_p = (struct stored_file){.header_bytes = LENGTH_BYTES + header_bytes};
+    arena_init(&file_p->arena, MAX_DECODED_BYTES);
+    status = read_facts(file_p, (const char *)header + beginning, header_bytes - beginning, err);
+    if (status == RDT_OK)
+        status = check_facts(file_p, file_bytes, err);
+    if (status == RDT_OK)
+        status = read_tensors(file_p, err);
+    if (status != RDT_OK)
+        stored_file_fini(file_p);
+    return status;
+}
+
+void stored_file_fini(struct stored_file *file)
+{
+    free(file->layout);
+    file->layout = NULL;
+    arena_fini(&file->arena);
+}
+
+enum rdt_status storage_check_file(int fd, uint64_t *bytes_p, struct rdt_error *err)
+{
+    struct stat st;
+
+    if (fstat(fd, &st) != 0)
+        return rdt_error_sys(err, errno, "examining it");
+    if (!S_ISREG(st.st_mode))
+        return rdt_error_set(err, RDT_INVALID, "it is no regular file");
+    if (st.st_uid != geteuid())
+        return rdt_error_set(err, RDT_INVALID, "it belongs to uid %u, and the daemon is uid %u", st.st_uid, geteuid());
+    if (st.st_mode & 0377 || st.st_nlink != 1)
+        return rdt_error_set(err, RDT_INVALID, "its mode is %04o and it has %llu names: it must be 0400, and one",
+                             st.st_mode & 07777, (unsigned long long)st.st_nlink);
+    *bytes_p = (uint64_t)st.st_size;
+    return RDT_OK;
+}
+
+static enum rdt_status read_at(int fd, uint8_t *data, size_t bytes, off_t at, struct rdt_error *err)
+{
+    while (bytes > 0) {
+        ssize_t n = pread(fd, data, bytes, at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return rdt_error_sys(err, errno, "reading it");
+        if (n == 0)
+            return rdt_error_set(err, RDT_INVALID, "it is cut off");
+        data += n;
+        at += n;
+        bytes -= (size_t)n;
+    }
+    return RDT_OK;
+}
+
+enum rdt_status stored_file_read(int fd, struct stored_file *file_p, struct rdt_error *err)
+{
+    uint64_t file_bytes = 0, header_bytes = 0;
+    uint8_t raw[LENGTH_BYTES], *header;
+    enum rdt_status status = storage_check_file(fd, &file_bytes, err);
+
+    if (status == RDT_OK)
+        status = read_at(fd, raw, sizeof raw, 0, err);
+    if (status != RDT_OK)
+        return status;
+    for (unsigned i = sizeof raw; i-- > 0;)
+        header_bytes = header_bytes << 8 | raw[i];
+    if (header_bytes > STORAGE_MAX_HEADER_BYTES || header_bytes > file_bytes - sizeof raw)
+        return rdt_error_set(err, RDT_INVALID, "its header claims %llu bytes: that is too much, or the file is cut off",
+                             (unsigned long long)header_bytes);
+    header = malloc(header_bytes + 1);
+    if (!header)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for its header");
+    status = read_at(fd, header, header_bytes, sizeof raw, err);
+    if (status == RDT_OK)
+        status = stored_file_parse(header, header_bytes, file_bytes, file_p, err);
+    free(header);
+    return status;
+}
+
+/* ---- records of names ---- */
+
+size_t stored_name_pack(const Rdt__Pb__StoredName *record, uint8_t *text_p, size_t size)
+{
+    size_t packed = protobuf_c_message_get_packed_size(&record->base), before = sizeof NAME_BEGINNING - 1 + HASH_BYTES + 1;
+    char digest[HASH_BYTES + 1];
+
+    if (before + packed > size)
+        return 0;
+    memcpy(text_p, NAME_BEGINNING, sizeof NAME_BEGINNING - 1);
+    (void)protobuf_c_message_pack(&record->base, text_p + before);
+    hash(text_p + before, packed, digest);
+    memcpy(text_p + sizeof NAME_BEGINNING - 1, digest, HASH_BYTES);
+    text_p[before - 1] = '\n';
+    return before + packed;
+}
+
+enum rdt_status stored_name_parse(const uint8_t *text, size_t bytes, struct arena *arena, const Rdt__Pb__StoredName **record_p,
+                                  struct rdt_error *err)
+{
+    const size_t beginning = sizeof NAME_BEGINNING - 1, before = beginning + HASH_BYTES + 1;
+    const Rdt__Pb__StoredName *record;
+    ProtobufCMessage *message;
+    enum rdt_status status;
+
+    if (bytes < before || memcmp(text, NAME_BEGINNING, beginning) != 0 || text[before - 1] != '\n')
+        return rdt_error_set(err, RDT_INVALID, "it is no record that this rdtd has written");
+    status = unpack(arena, &rdt__pb__stored_name__descriptor, (const char *)text + beginning, text + before, bytes - before,
+                    &message, err);
+    if (status != RDT_OK)
+        return status;
+    record = (const Rdt__Pb__StoredName *)message;
+    if (record->id.len == 0 || record->id.len > RDT_MAX_ID_BYTES || record->version == 0 || record->generation == 0 ||
+        strlen(record->tenant) >= sizeof((struct owner *)0)->tenant || record->ttl_ns < 0 ||
+        (unsigned)record->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
+        return rdt_error_set(err, RDT_INVALID, "what it says of the name is impossible");
+    *record_p = record;
+    return RDT_OK;
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files of storage_dir: how they look, and what makes one valid.
+ *
+ *   GENERATION.safetensors   an object, as a safetensors file that any reader of that format understands
+ *
+ *     8 bytes      length of the header, little-endian
+ *     header       {"__metadata__":{"rdtd":"1 SHA256 BASE64", "rdtd.id": ..., "rdtd.owner": ...}, "0": {...}, "1": ...}
+ *                  and spaces, so that the data begin at a multiple of STORAGE_ALIGN_BYTES
+ *     data         the tensors, row-major, without gaps: those with the largest elements first, so that all are aligned
+ *
+ *   HASH.name                the record of a name; the hash is that of its owner and name
+ *   *.tmp                    a file that is not complete; the next start removes it
+ *
+ * BASE64 is a packed StoredObject (proto/rdt_storage.proto), and SHA256 its checksum. rdtd reads nothing else of the header:
+ * the JSON is for other readers, which see the tensors as "0", "1" and so on. rdtd trusts no file: sizes, checksums and the
+ * place of each tensor are checked before anything is made of them.
+ *
+ * These functions use no table. Any thread may call them. */
+#ifndef DAEMON_STORAGE_FILE_H
+#define DAEMON_STORAGE_FILE_H
+
+#include "daemon/base/owner.h"
+#include "proto/layout.h"
+#include "rdt_status.h"
+#include "rdt_storage.pb-c.h"
+
+#define STORAGE_VERSION "1"
+#define STORAGE_ALIGN_BYTES 4096u
+#define STORAGE_MAX_HEADER_BYTES (64u << 20)
+#define STORAGE_MAX_NAME_BYTES 4096u /* of the record of a name */
+#define STORAGE_FILE_NAME_BYTES 80u  /* the longest name of a file, with its end */
+
+void storage_object_file(uint64_t generation, const char *suffix, char name_p[STORAGE_FILE_NAME_BYTES]);
+bool storage_is_object_file(const char *name, uint64_t *generation_p);
+
+/* What is known of an object beside its tensors; everything is borrowed. */
+struct stored_facts {
+    uint64_t generation;
+    struct owner owner;
+    const uint8_t *id, *metadata; /* [id_bytes], [metadata_bytes] */
+    size_t id_bytes, metadata_bytes;
+    Rdt__Pb__Visibility visibility;
+    const char *transport;
+    int64_t ttl_ns;
+};
+
+/* How an object is written. */
+struct stored_plan {
+    uint8_t *header;       /* [header_bytes]: its length, the header and its padding */
+    uint64_t header_bytes; /* where the data begin */
+    uint64_t data_bytes;
+    uint32_t *order; /* [count]: the tensors in the order of their bytes in the file */
+};
+
+/* Plans the file of an object whose tensors are those of the layout. NO_MEMORY; LIMIT (the header is too large). The caller calls
+ * stored_plan_fini. */
+enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored_facts *facts, const struct layout *layout,
+                                 struct rdt_error *err);
+void stored_plan_fini(struct stored_plan *plan);
+
+/* A file that was read. It must not be moved in memory. */
+struct stored_file {
+    struct arena arena;
+    const Rdt__Pb__StoredObject *facts; /* in the arena */
+    struct layout *layout;              /* offsets from the beginning of the file */
+    uint64_t header_bytes;              /* where the data begin */
+};
+
+/* Checks the header of a file of file_bytes: header [header_bytes] is what stands behind the length. INVALID: the sentence says
+ * what is wrong; NO_MEMORY. On success the caller calls stored_file_fini; otherwise *file_p is undefined. */
+enum rdt_status stored_file_parse(const uint8_t *header, uint64_t header_bytes, uint64_t file_bytes, struct stored_file *file_p,
+                                  struct rdt_error *err);
+
+/* The same for an open file, which must be a regular one that belongs to this process's user and that nobody can write. SYSTEM. */
+enum rdt_status stored_file_read(int fd, struct stored_file *file_p, struct rdt_error *err);
+void stored_file_fini(struct stored_file *file);
+
+/* Checks who may change the open file, and its size. INVALID, SYSTEM. */
+enum rdt_status storage_check_file(int fd, uint64_t *bytes_p, struct rdt_error *err);
+
+/* The name of the record's file, from the key of the name (struct name). */
+void storage_name_file(const uint8_t *key, size_t key_bytes, char name_p[STORAGE_FILE_NAME_BYTES]);
+bool storage_is_name_file(const char *name);
+
+/* Writes the content of a record to text_p, which has `size` bytes; returns its length, 0: it does not fit. */
+size_t stored_name_pack(const Rdt__Pb__StoredName *record, uint8_t *text_p, size_t size);
+
+/* Reads it again. *record_p lives in the arena, which the caller ends. INVALID. */
+enum rdt_status stored_name_parse(const uint8_t *text, size_t bytes, struct arena *arena, const Rdt__Pb__StoredName **record_p,
+                                  struct rdt_error *err);
+
+#endif

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of this room share: storage.c (objects), storage_names.c, storage_write.c (what the threads do), and
+ * storage_restore.c. */
+#ifndef DAEMON_STORAGE_IMPL_H
+#define DAEMON_STORAGE_IMPL_H
+
+#include <stdatomic.h>
+
+#include "daemon/storage/storage.h"
+#include "daemon/storage/storage_file.h"
+
+#define LANE_FILES 1u /* records and removals, in the order of their submission */
+
+enum stored_state { STORED_QUEUED, STORED_WRITING, STORED_DURABLE };
+
+/* One object that is stored or will be. */
+struct stored {
+    struct storage *storage;
+    uint64_t generation;
+    struct object *object; /* NULL: it has ended; what stays is for records of names on the disk */
+    enum stored_state state;
+    uint64_t bytes;          /* counted in storage->bytes */
+    struct list queue;       /* QUEUED: in storage->queue */
+    struct list waiters;     /* struct storage_waiter.link */
+    struct list claims;      /* struct claim.link: names whose version it is, and whose record does not say so yet */
+    unsigned n_names;        /* records on the disk that refer to it */
+    struct store_work *work; /* WRITING */
+};
+
+/* A name with a record on the disk, or with one on its way. */
+struct stored_name {
+    struct storage *storage;
+    char file[STORAGE_FILE_NAME_BYTES]; /* the key in storage->by_name */
+    uint64_t version, generation;       /* what the record says; 0: there is none */
+    uint64_t asked;                     /* the highest version whose record has been submitted */
+    uint64_t ended;                     /* the name was unpublished, and has no record up to this version */
+    unsigned refs;                      /* claims, and work that is under way */
+};
+
+/* Storing one object. */
+struct store_work {
+    struct work work; /* first */
+    struct storage *storage;
+    struct stored *stored;
+    struct object *object; /* held and pinned */
+    int dir;
+    _Atomic bool cancelled;
+    /* Of the object, which does not change: */
+    struct stored_facts facts;
+    const struct layout *layout;
+    struct layout *own_layout; /* NULL: layout is the object's */
+    const uint8_t **bases;     /* [n_places] */
+    /* Of the thread: */
+    bool began, synced;
+    struct stored_plan plan;
+    int fd;
+    uint32_t at;      /* of plan.order */
+    uint64_t from;    /* byte of that tensor */
+    uint64_t file_at; /* where the next byte goes */
+    uint8_t *buffer;  /* for tensors with holes */
+    enum rdt_status status;
+    struct rdt_error err;
+};
+
+/* ---- storage_write.c, on a thread ---- */
+
+void run_store(struct work *work); /* of a store_work */
+
+/* Writes the content to a file of that name, whole or not at all. */
+enum rdt_status storage_write_file(int dir, const char *name, const void *content, size_t bytes, struct rdt_error *err);
+
+/* Removes the file. RDT_OK if it is not there. */
+enum rdt_status storage_remove_file(int dir, const char *name, struct rdt_error *err);
+
+/* ---- storage.c ---- */
+
+struct stored *stored_get(const struct storage *storage, uint64_t generation); /* NULL: it is not stored */
+
+/* Of a file that was found. NULL: no memory. */
+struct stored *stored_restore(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes);
+
+void stored_settle(struct stored *stored); /* tells its waiters if nothing is left to do, and removes what nobody needs */
+void stored_fail_waiters(struct stored *stored, const struct rdt_error *err);
+void storage_remove(struct storage *storage, const char *file, uint64_t bytes); /* by the helper */
+
+/* ---- storage_names.c ---- */
+
+/* Something has happened to a name (struct names.on_change). */
+void storage_name_changed(void *arg, struct name *name);
+
+/* Adds a claim for each name that the object is published under, and that has no such record. false: no memory. */
+bool stored_claim_names(struct stored *stored);
+
+/* The object is durable: the records of its claims are written. */
+void stored_write_claims(struct stored *stored);
+void stored_drop_claims(struct stored *stored);
+
+/* Notes the record that was found for a name of the object. false: no memory. */
+bool stored_name_restore(struct storage *storage, const char *file, uint64_t version, struct stored *stored);
+
+/* ---- storage_restore.c ---- */
+
+/* Makes again what the directory has. */
+enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err);
+
+#endif

@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading: makes again what an earlier daemon stored. A file that cannot be used is left where it is, with a line in the log that
+ * names it, and costs nothing else. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/memory/region_file.h"
+#include "daemon/storage/storage_impl.h"
+#include "proto/wire_limits.h"
+
+#define MAX_LOGGED 20u /* bad files are logged one by one up to this many */
+
+struct restoring {
+    struct storage *storage;
+    uint64_t *generations; /* [n_objects], ascending: of the files of objects */
+    size_t n_objects, room_objects;
+    char (*names)[STORAGE_FILE_NAME_BYTES]; /* [n_names]: the files of records */
+    size_t n_names, room_names;
+    struct object **held; /* [n_held]: objects with a hold of this file */
+    size_t n_held;
+};
+
+static void bad(struct storage *storage, const char *file, const struct rdt_error *why)
+{
+    if (++storage->n_bad <= MAX_LOGGED)
+        log_error("%s/%s is left alone: %s", storage->directory, file, why->msg);
+}
+
+/* ---- which files there are ---- */
+
+static bool make_room(void **list, size_t n, size_t *room, size_t bytes)
+{
+    size_t more = *room ? 2 * *room : 256;
+    void *grown = n < *room ? *list : realloc(*list, more * bytes);
+
+    if (!grown)
+        return false;
+    *room = n < *room ? *room : more;
+    *list = grown;
+    return true;
+}
+
+static bool add_file(struct restoring *restoring, const char *name)
+{
+    struct storage *storage = restoring->storage;
+    uint64_t generation;
+    struct rdt_error why;
+    size_t length = strlen(name);
+
+    if (storage_is_object_file(name, &generation)) {
+        if (!make_room((void **)&restoring->generations, restoring->n_objects, &restoring->room_objects, sizeof generation))
+            return false;
+        restoring->generations[restoring->n_objects++] = generation;
+    } else if (storage_is_name_file(name)) {
+        if (!make_room((void **)&restoring->names, restoring->n_names, &restoring->room_names, sizeof *restoring->names))
+            return false;
+        text_copy(restoring->names[restoring->n_names++], STORAGE_FILE_NAME_BYTES, name);
+    } else if (length > 4 && strcmp(name + length - 4, ".tmp") == 0 && length < STORAGE_FILE_NAME_BYTES) {
+        (void)unlinkat(storage->dir, name, 0); /* the earlier daemon ended while it wrote this */
+    } else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, "lost+found") != 0) {
+        (void)rdt_error_set(&why, RDT_INVALID, "rdtd writes no file of such a name");
+        bad(storage, name, &why);
+    }
+    return true;
+}
+
+static int compare(const void *a, const void *b)
+{
+    uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+
+    return left > right ? 1 : left < right ? -1 : 0;
+}
+
+static enum rdt_status list_files(struct restoring *restoring, struct rdt_error *err)
+{
+    int fd = openat(restoring->storage->dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    const struct dirent *entry;
+    bool fits = true;
+
+    if (!dir) {
+        enum rdt_status status = rdt_error_sys(err, errno, "reading storage_dir %s", restoring->storage->directory);
+        if (fd >= 0)
+            (void)close(fd);
+        return status;
+    }
+    while (fits && (entry = readdir(dir)))
+        fits = add_file(restoring, entry->d_name);
+    (void)closedir(dir);
+    if (!fits)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to list storage_dir %s", restoring->storage->directory);
+    if (restoring->n_objects > 0)
+        qsort(restoring->generations, restoring->n_objects, sizeof *restoring->generations, compare);
+    restoring->held = calloc(restoring->n_objects + 1, sizeof(struct object *));
+    return restoring->held ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to restore stored objects");
+}
+
+static int open_file(const struct storage *storage, const char *name, struct rdt_error *err)
+{
+    int fd = openat(storage->dir, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+
+    if (fd < 0)
+        (void)rdt_error_sys(err, errno, errno == ELOOP ? "it is a symbolic link" : "opening it");
+    return fd;
+}
+
+/* ---- objects ---- */
+
+static struct account *account_of(struct storage *storage, uint32_t uid, const char *tenant)
+{
+    struct owner owner = {.uid = uid};
+
+    text_copy(owner.tenant, sizeof owner.tenant, tenant);
+    return account_get(storage->accounts, &owner);
+}
+
+/* The bytes of a small object go to the arena. */
+static enum rdt_status read_bytes(int fd, struct stored_file *file, uint8_t *data, struct object_put *put,
+                                  struct rdt_error *err)
+{
+    size_t bytes = file->facts->data_bytes;
+
+    if (pread(fd, data, bytes, (off_t)file->header_bytes) != (ssize_t)bytes)
+        return rdt_error_sys(err, errno ? errno : EIO, "reading it");
+    for (uint32_t i = 0; i < file->layout->count; i++)
+        file->layout->offset[i] -= file->header_bytes;
+    put->inline_data = data;
+    put->inline_bytes = bytes;
+    return RDT_OK;
+}
+
+/* Takes *fd if the object lies in the file. */
+static enum rdt_status put_again(struct storage *storage, int *fd, struct stored_file *file, struct object **object_p,
+                                 struct rdt_error *err)
+{
+    const Rdt__Pb__StoredObject *facts = file->facts;
+    const struct transport *transport = facts->transport[0] ? plugins_transport(storage->plugins, facts->transport) : NULL;
+    struct account *account = account_of(storage, facts->uid, facts->tenant);
+    struct region *region = NULL;
+    struct object_put put = {.account = account,
+                             .id = facts->id.data,
+                             .id_bytes = facts->id.len,
+                             .metadata = facts->metadata.data,
+                             .metadata_bytes = facts->metadata.len,
+                             .layout = file->layout,
+                             .regions = &region,
+                             .visibility = facts->visibility,
+                             .transport = transport ? transport->name : "",
+                             .ttl_ns = facts->detached_ttl_ns,
+                             .generation = facts->generation,
+                             .snapshot = true,
+                             .sealed = true};
+    uint8_t data[RDT_INLINE_MAX_BYTES];
+    enum rdt_status status = RDT_OK;
+
+    if (!account) {
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for its owner's account");
+    } else if (facts->data_bytes <= RDT_INLINE_MAX_BYTES) {
+        status = read_bytes(*fd, file, data, &put, err);
+    } else {
+        status = region_open_file(storage->regions, *fd, file->header_bytes + facts->data_bytes, account, &region, err);
+        put.n_regions = 1;
+        if (status == RDT_OK)
+            *fd = -1;
+    }
+    if (status == RDT_OK)
+        status = object_table_put(storage->objects, &put, object_p, err);
+    if (status == RDT_OK)
+        file->layout = NULL; /* the object has taken it */
+    region_unref(region);
+    account_unref(account);
+    return status;
+}
+
+static bool is_same(const struct object *object, const Rdt__Pb__StoredObject *facts)
+{
+    return object->snapshot && object->account->owner.uid == facts->uid &&
+           strcmp(object->account->owner.tenant, facts->tenant) == 0 && object->id_bytes == facts->id.len &&
+           memcmp(object_id(object), facts->id.data, facts->id.len) == 0;
+}
+
+static enum rdt_status restore_object(struct restoring *restoring, uint64_t generation, int *fd, struct stored_file *file,
+                                      struct rdt_error *err)
+{
+    struct storage *storage = restoring->storage;
+    struct object *object = index_get(&storage->objects->by_generation, generation); /* the keeper had it in memory */
+    uint64_t bytes = file->header_bytes + file->facts->data_bytes;
+    enum rdt_status status;
+
+    if (file->facts->generation != generation || (object && !is_same(object, file->facts)))
+        return rdt_error_set(err, RDT_INVALID, "it is the file of another object");
+    if (!object && !object_table_reserve(storage->objects, generation))
+        return rdt_error_set(err, RDT_INVALID, "its object was stored by another daemon");
+    if (!object) {
+        status = put_again(storage, fd, file, &object, err);
+        if (status != RDT_OK)
+            return status;
+        restoring->held[restoring->n_held++] = object;
+        if (object_has_producer_hold(object)) /* that of a detached object; else the hold of the put is ours */
+            object_hold(object);
+        storage->n_restored++;
+    }
+    return stored_restore(storage, generation, object, bytes)
+               ? RDT_OK
+               : rdt_error_set(err, RDT_NO_MEMORY, "no memory to restore a stored object");
+}
+
+static void restore_objects(struct restoring *restoring)
+{
+    struct storage *storage = restoring->storage;
+
+    for (size_t i = 0; i < restoring->n_objects; i++) {
+        char name[STORAGE_FILE_NAME_BYTES];
+        struct rdt_error why = {0};
+        struct stored_file file;
+        enum rdt_status status = RDT_SYSTEM;
+        int fd;
+
+        storage_object_file(restoring->generations[i], ".safetensors", name);
+        fd = open_file(storage, name, &why);
+        if (fd >= 0)
+            status = stored_file_read(fd, &file, &why);
+        if (status == RDT_OK) {
+            status = restore_object(restoring, restoring->generations[i], &fd, &file, &why);
+            stored_file_fini(&file);
+        }
+        if (status != RDT_OK)
+            bad(storage, name, &why);
+        if (fd >= 0)
+            (void)close(fd);
+    }
+}
+
+/* ---- names ---- */
+
+static enum rdt_status read_record(const struct storage *storage, const char *file, struct arena *arena,
+                                   const Rdt__Pb__StoredName **record_p, struct rdt_error *err)
+{
+    uint8_t text[STORAGE_MAX_NAME_BYTES];
+    uint64_t bytes = 0;
+    int fd = open_file(storage, file, err);
+    enum rdt_status status = fd >= 0 ? storage_check_file(fd, &bytes, err) : RDT_SYSTEM;
+
+    if (status == RDT_OK && (bytes > sizeof text || pread(fd, text, bytes, 0) != (ssize_t)bytes))
+        status = rdt_error_set(err, RDT_INVALID, "it is too long, or cannot be read");
+    if (status == RDT_OK)
+        status = stored_name_parse(text, bytes, arena, record_p, err);
+    if (fd >= 0)
+        (void)close(fd);
+    return status;
+}
+
+/* Whether the keeper had the name, with this version or a later one. */
+static bool is_published(const struct storage *storage, const struct owner *owner, const Rdt__Pb__StoredName *record)
+{
+    struct rdt_ref ref = {.uid = owner->uid, .id_bytes = (uint8_t)record->id.len, .is_name = 1, .after = record->version - 1};
+    struct object *object;
+    uint64_t version;
+
+    memcpy(ref.id, record->id.data, record->id.len);
+    text_copy(ref.tenant, sizeof ref.tenant, owner->tenant);
+    return names_find(storage->names, &ref, owner, &object, &version, NULL) == RDT_OK;
+}
+
+static enum rdt_status restore_record(struct storage *storage, const char *file, const Rdt__Pb__StoredName *record,
+                                      struct rdt_error *err)
+{
+    struct stored *stored = stored_get(storage, record->generation);
+    uint8_t key[NAME_KEY_MAX_BYTES];
+    char expected[STORAGE_FILE_NAME_BYTES];
+    struct owner owner = {.uid = record->uid};
+    struct name_publish publish = {
+        .id = record->id.data, .id_bytes = record->id.len, .visibility = record->visibility, .ttl_ns = record->ttl_ns};
+    struct name *name;
+    enum rdt_status status = RDT_OK;
+
+    text_copy(owner.tenant, sizeof owner.tenant, record->tenant);
+    storage_name_file(key, name_key(key, &owner, record->id.data, record->id.len), expected);
+    if (strcmp(file, expected) != 0)
+        return rdt_error_set(err, RDT_INVALID, "it is the record of another name");
+    if (!stored || !stored->object)
+        return rdt_error_set(err, RDT_NOT_FOUND,
+                             "the file of its object, %016" PRIx64 ".safetensors, is missing or was not usable",
+                             record->generation);
+    if (!owner_equal(&owner, &stored->object->account->owner))
+        return rdt_error_set(err, RDT_INVALID, "its object belongs to somebody else");
+    publish.object = stored->object;
+    if (!is_published(storage, &owner, record))
+        status = names_restore(storage->names, &publish, record->version, &name, err);
+    if (status == RDT_OK && !stored_name_restore(storage, file, record->version, stored))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
+    return status;
+}
+
+static void restore_names(struct restoring *restoring)
+{
+    for (size_t i = 0; i < restoring->n_names; i++) {
+        const Rdt__Pb__StoredName *record;
+        struct rdt_error why = {0};
+        struct arena arena;
+        enum rdt_status status;
+
+        arena_init(&arena, (size_t)4 * STORAGE_MAX_NAME_BYTES);
+        status = read_record(restoring->storage, restoring->names[i], &arena, &record, &why);
+        if (status == RDT_OK)
+            status = restore_record(restoring->storage, restoring->names[i], record, &why);
+        if (status != RDT_OK)
+            bad(restoring->storage, restoring->names[i], &why);
+        arena_fini(&arena);
+    }
+}
+
+/* ---- all of it ---- */
+
+/* Takes away the holds of restore_object. What nobody else holds lost its producer with the earlier daemon, and its file goes. */
+static void end_restoring(struct restoring *restoring)
+{
+    struct storage *storage = restoring->storage;
+    struct stored *stored;
+    size_t cursor = 0;
+
+    for (size_t i = 0; i < restoring->n_held; i++) {
+        struct object *object = restoring->held[i];
+        bool goes = !object->detached && !object->published;
+        if (object->detached)
+            object_producer_ended(object);
+        else
+            object->end = OBJECT_END_OWNER_DIED;
+        storage->n_restored -= goes;
+        object_drop(object);
+    }
+    storage->frozen = false;
+    while ((stored = map_next(&storage->stored, &cursor)))
+        stored_settle(stored);
+}
+
+enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err)
+{
+    struct restoring restoring = {.storage = storage};
+    uint64_t began_ns = uv_hrtime();
+    enum rdt_status status = list_files(&restoring, err);
+
+    if (status == RDT_OK) {
+        storage->accounts->unlimited = true;
+        restore_objects(&restoring);
+        restore_names(&restoring);
+        storage->accounts->unlimited = false;
+        end_restoring(&restoring);
+        log_info("%s: restored %" PRIu64 " objects and %" PRIu64 " names (%" PRIu64 " bytes) in %.1f ms%s", storage->directory,
+                 storage->n_restored, storage->n_names, storage->bytes, (double)(uv_hrtime() - began_ns) / 1e6,
+                 storage->n_bad > 0 ? "; some files are not usable, see above" : "");
+    }
+    free(restoring.generations);
+    free(restoring.names);
+    free(restoring.held);
+    return status;
+}
