@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A daemon with storage_dir is killed, and nothing but its directory is left: what was stored is served by the next daemon, with
+ * the same ids, names, versions and bytes. A daemon that is killed while it writes leaves a whole object or none. */
+#include "tests/integration/faults/storage.h"
+
+#include "tests/support/keeper.h"
+
+TestSuite(storage, .timeout = SUITE_SECONDS(240));
+
+static const struct {
+    const char *id;
+    size_t bytes;
+} objects[] = {{"empty", 0}, {"small", 100}, {"inline", 20 * KIB}, {"sealed", MIB}, {"large", 9 * MIB + 5}};
+#define OBJECTS (sizeof objects / sizeof objects[0])
+
+/* ---- what comes back ---- */
+
+static void check_detached(int signal)
+{
+    struct rdt_ref refs[OBJECTS], of_session;
+    struct rdt_stat stat;
+    char file[300];
+    rdt *conn;
+
+    start();
+    conn = node_client(&node, "producer");
+    for (unsigned i = 0; i < OBJECTS; i++) {
+        refs[i] = put_snapshot(conn, objects[i].id, objects[i].bytes, RDT_PUT_DETACHED | RDT_PUT_STORED, i);
+        must_ok(rdt_store(conn, &refs[i], LONG, file, sizeof file, &err));
+        cr_assert_eq(access(file, R_OK), 0, "%s", file);
+    }
+    of_session = put_snapshot(conn, "of the session", MIB, RDT_PUT_STORED, 7);
+    must_ok(rdt_store(conn, &of_session, LONG, NULL, 0, &err));
+    cr_assert_eq(count_files(".safetensors"), OBJECTS + 1);
+    for (unsigned round = 0; round < 2; round++) {
+        again(signal);
+        rdt_close(conn);
+        conn = node_client(&node, "reader");
+        for (unsigned i = 0; i < OBJECTS; i++)
+            must_have(conn, &refs[i], objects[i].bytes, i);
+        cr_assert_neq(rdt_stat(conn, &of_session, &stat, NULL), RDT_OK, "it ended with its session");
+        wait_until(LONG, count_files(".safetensors") == OBJECTS);
+        must_ok(rdt_stat(conn, &refs[1], &stat, &err));
+        cr_assert(stat.detached && stat.snapshot);
+    }
+    for (unsigned i = 0; i < OBJECTS; i++)
+        must_ok(rdt_free(conn, &refs[i], false, &err));
+    cr_assert_eq(count_files(".safetensors"), 0, "a free is answered when the file is gone");
+    rdt_close(conn);
+    node_end(&node, NULL);
+    remove_store();
+}
+
+Test(storage, detached_objects_survive_a_killed_daemon_without_a_keeper)
+{
+    check_detached(SIGKILL);
+}
+
+Test(storage, detached_objects_survive_a_stopped_daemon_without_a_keeper)
+{
+    check_detached(SIGTERM);
+}
+
+Test(storage, names_come_back_with_their_newest_version_only)
+{
+    struct rdt_ref ref;
+    rdt_object *object;
+    rdt *conn;
+
+    start();
+    conn = node_client(&node, "trainer");
+    for (uint32_t version = 1; version <= 3; version++)
+        cr_assert_eq(publish_stored(conn, "weights", 2 * MIB, version), version);
+    cr_assert_eq(publish_stored(conn, "other", 100, 9), 1u);
+    wait_until(LONG, count_files(".safetensors") == 2);
+    again(SIGKILL);
+    rdt_close(conn);
+    conn = node_client(&node, "sampler");
+    ref = name_ref("weights");
+    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    cr_assert_eq(info_of(object).version, 3u);
+    must_go_by("local/share", object);
+    cr_assert(holds_pattern(tensor_of(object, 0).data, 2 * MIB, 3));
+    rdt_release(object);
+    cr_assert_eq(publish_stored(conn, "weights", MIB, 4), 4u);
+    wait_until(LONG, count_files(".safetensors") == 2);
+    must_ok(rdt_unpublish(conn, &ref, &err));
+    cr_assert_eq(count_files(".name"), 1u, "an unpublish is answered when the record is gone");
+    ref = name_ref("other");
+    must_have(conn, &ref, 100, 9);
+    must_ok(rdt_unpublish(conn, &ref, &err));
+    must_be_empty();
+    rdt_close(conn);
+    node_end(&node, NULL);
+    remove_store();
+}
+
+/* The newest version is in memory only: after a reboot the name has the newest one that was stored. */
+Test(storage, name_falls_back_to_the_newest_version_that_was_stored)
+{
+    struct rdt_ref ref, stored = name_ref("weights");
+    rdt *conn;
+
+    start();
+    conn = node_client(&node, "trainer");
+    (void)publish_stored(conn, "weights", MIB, 1);
+    ref = put_snapshot(conn, NULL, MIB, 0, 2);
+    must_ok(rdt_publish(conn, "weights", &ref, NULL, NULL, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    must_have(conn, &stored, MIB, 2);
+    again(SIGKILL);
+    rdt_close(conn);
+    conn = node_client(&node, "sampler");
+    must_have(conn, &stored, MIB, 1);
+    must_ok(rdt_unpublish(conn, &stored, &err));
+    must_be_empty();
+    rdt_close(conn);
+    node_end(&node, NULL);
+    remove_store();
+}
+
+/* Tensors with holes, of several sizes of elements, a scalar and an empty one are packed into the file and come back. */
+Test(storage, tensors_of_all_shapes_are_stored)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    int64_t turned[] = {1, 64};
+    float *memory;
+    struct rdt_tensor tensors[5];
+    struct rdt_ref ref;
+    rdt_object *object;
+    rdt *conn;
+
+    start();
+    conn = node_client(&node, "producer");
+    memory = alloc_memory(conn, MIB);
+    fill_pattern(memory, MIB, 1);
+    tensors[0] = VECTOR(RDT_U8, 3, memory);
+    tensors[1] = MATRIX(RDT_F32, 64, 64, memory + 1024);
+    tensors[1].strides = turned;
+    tensors[2] = (struct rdt_tensor){.dtype = RDT_C128, .ndim = 0, .data = memory + 16};
+    tensors[3] = VECTOR(RDT_BF16, 0, NULL);
+    tensors[4] = VECTOR(RDT_F8_E4M3FNUZ, 100000, memory + 8192);
+    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED | RDT_PUT_DETACHED;
+    must_ok(rdt_put(conn, tensors, 5, &options, &ref, &err));
+    must_ok(rdt_store(conn, &ref, LONG, NULL, 0, &err));
+    node_kill(&node, SIGKILL);
+    start();
+    rdt_close(conn); /* the tensors above stay where they are: the session's memory is this process's until then */
+    conn = node_client(&node, "reader");
+    memory = malloc(MIB);
+    fill_pattern(memory, MIB, 1);
+    tensors[0].data = memory;
+    tensors[1].data = memory + 1024;
+    tensors[2].data = memory + 16;
+    tensors[4].data = memory + 8192;
+    object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+    for (size_t i = 0; i < 5; i++) {
+        struct rdt_tensor got = tensor_of(object, i);
+        cr_assert(tensors_equal(&got, &tensors[i]), "tensor %zu", i);
+        cr_assert(elements_of(&got) == 0 || (uintptr_t)got.data % rdt_dtype_bytes(got.dtype) == 0, "tensor %zu", i);
+    }
+    rdt_release(object);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    free(memory);
+    rdt_close(conn);
+    node_end(&node, NULL);
+    remove_store();
+}
+
+/* With a keeper the objects are in memory after a crash, and the files still belong to them. */
+Test(storage, keeper_and_files_fit_together)
+{
+    static char flag[200];
+    struct test_keeper keeper;
+    struct rdt_ref ref, name = name_ref("weights");
+    struct node_status status;
+    rdt *conn;
+
+    keeper_start(&keeper);
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    more_flags[0] = flag;
+    start();
+    conn = node_client(&node, "trainer");
+    (void)publish_stored(conn, "weights", MIB, 1);
+    ref = put_snapshot(conn, "detached", MIB, RDT_PUT_DETACHED | RDT_PUT_STORED, 2);
+    must_ok(rdt_store(conn, &ref, LONG, NULL, 0, &err));
+    rdt_close(conn);
+    again(SIGKILL); /* the keeper has everything */
+    node_status(&node, &status);
+    cr_assert_eq(status.objects, 2u);
+    conn = node_client(&node, "reader");
+    must_have(conn, &name, MIB, 1);
+    must_have(conn, &ref, MIB, 2);
+    rdt_close(conn);
+    node_kill(&node, SIGKILL); /* and now it has nothing */
+    keeper_stop(&keeper, SIGKILL);
+    keeper_start(&keeper);
+    start();
+    conn = node_client(&node, "reader");
+    must_have(conn, &name, MIB, 1);
+    must_have(conn, &ref, MIB, 2);
+    rdt_close(conn);
+    again(SIGKILL); /* the keeper has the descriptors of the files */
+    conn = node_client(&node, "reader");
+    must_have(conn, &name, MIB, 1);
+    must_have(conn, &ref, MIB, 2);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    must_ok(rdt_unpublish(conn, &name, &err));
+    must_be_empty();
+    rdt_close(conn);
+    node_stop(&node);
+    keeper_stop(&keeper, SIGTERM);
+    remove_store();
+}
+
+/* ---- what is refused ---- */
+
+Test(storage, what_cannot_be_stored_is_refused_with_a_reason)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref, missing = ref_named("missing");
+    rdt *conn;
+
+    more_flags[0] = "--storage-max=1048576";
+    start();
+    conn = node_client(&node, "client");
+    ref = put_one(conn, &VECTOR(RDT_U8, 3, "abc"), "live");
+    must_refuse(RDT_INVALID, "only snapshots", rdt_store(conn, &ref, LONG, NULL, 0, &err));
+    must_refuse(RDT_NOT_FOUND, "missing", rdt_store(conn, &missing, LONG, NULL, 0, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    options.flags = RDT_PUT_STORED;
+    must_refuse(RDT_INVALID, "only a SNAPSHOT", rdt_put(conn, &VECTOR(RDT_U8, 3, "abc"), 1, &options, &ref, &err));
+    ref = put_snapshot(conn, "too large", 2 * MIB, 0, 1);
+    must_refuse(RDT_LIMIT, "storage_max", rdt_store(conn, &ref, LONG, NULL, 0, &err));
+    must_have(conn, &ref, 2 * MIB, 1);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    rdt_close(conn);
+    node_end(&node, NULL);
+    remove_store();
+}
+
+Test(storage, daemon_without_a_directory_stores_nothing)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    rdt *conn;
+
+    node_start(&node, &(struct node_options){0});
+    conn = node_client(&node, "client");
+    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED;
+    must_refuse(RDT_UNSUPPORTED, "storage_dir", rdt_put(conn, &VECTOR(RDT_U8, 3, "abc"), 1, &options, &ref, &err));
+    ref = put_snapshot(conn, "kept", MIB, 0, 1);
+    must_refuse(RDT_UNSUPPORTED, "storage_dir", rdt_store(conn, &ref, LONG, NULL, 0, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    rdt_close(conn);
+    node_end(&node, NULL);
+}
+
+static void refuses_to_start(const char *text)
+{
+    static struct test_node refused;
+    char flag[200];
+    const char *flags[] = {flag, NULL};
+    int status = 0;
+
+    (void)snprintf(flag, sizeof flag, "--storage-dir=%s", store);
+    must_say(!node_try_start(&refused, &(struct node_options){.flags = flags, .name = "refused"}, &status), "it started");
+    cr_assert_eq(status, 1);
+    cr_assert(node_log_has(&refused, text), "%s", text);
+}
+
+Test(storage, directory_that_others_can_enter_ends_the_start)
+{
+    choose_store();
+    must(chmod(store, 0755) == 0);
+    refuses_to_start("with mode 0700");
+    must(chmod(store, 0700) == 0);
+    if (geteuid() == 0) {
+        must(chown(store, 65534, 65534) == 0);
+        refuses_to_start("belongs to uid 65534");
+    }
+    remove_store();
+}
+
+Test(storage, two_daemons_cannot_have_one_directory)
+{
+    start();
+    refuses_to_start("another rdtd uses storage_dir");
+    node_end(&node, NULL);
+    remove_store();
+}
+
+/* ---- killed while it writes ---- */
+
+/* The daemon is killed at points that move through the writing of the second version. The name then has the first or the second
+ * one, whole; and the second one if the client was told that it is stored. */
+Test(storage, killed_daemon_leaves_a_whole_version_or_the_one_before)
+{
+    const size_t bytes = 8 * MIB;
+    struct rdt_ref name = name_ref("weights");
+    unsigned n_first = 0, n_second = 0;
+
+    for (unsigned round = 0; round < 24; round++) {
+        struct rdt_ref ref;
+        rdt_object *object;
+        bool told = round % 8 == 7;
+        rdt *conn;
+        uint64_t version;
+
+        start();
+        conn = node_client(&node, "trainer");
+        (void)publish_stored(conn, "weights", bytes, 1);
+        ref = put_snapshot(conn, NULL, bytes, RDT_PUT_STORED, 2);
+        must_ok(rdt_publish(conn, "weights", &ref, NULL, NULL, &err));
+        if (told)
+            must_ok(rdt_store(conn, &name, LONG, NULL, 0, &err));
+        else
+            (void)usleep(round * 1000);
+        again(SIGKILL);
+        rdt_close(conn);
+        conn = node_client(&node, "sampler");
+        object = fetch_one(conn, &name, RDT_FETCH_AUTO);
+        version = info_of(object).version;
+        cr_assert(version == 1 || version == 2);
+        cr_assert(!told || version == 2);
+        cr_assert(holds_pattern(tensor_of(object, 0).data, bytes, (uint32_t)version), "version %llu is torn",
+                  (unsigned long long)version);
+        n_first += version == 1;
+        n_second += version == 2;
+        rdt_release(object);
+        cr_assert_eq(count_files(".tmp"), 0u);
+        wait_until(LONG, count_files(".safetensors") == 1);
+        must_ok(rdt_unpublish(conn, &name, &err));
+        must_be_empty();
+        rdt_close(conn);
+        node_stop(&node);
+    }
+    cr_log_info("%u times the first version, %u times the second", n_first, n_second);
+    remove_store();
+}
