@@ -397,6 +397,15 @@ static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_stat
     status->waiting_sessions = from->waiting_sessions;
     status->certificate_expires_s = from->certificate_expires_s;
     status->crl_expires_s = from->crl_expires_s;
+    status->stored_objects = from->stored_objects;
+    status->stored_names = from->stored_names;
+    status->stored_bytes = from->stored_bytes;
+    status->stores_done = from->stores_done;
+    status->stores_failed = from->stores_failed;
+    status->storage_restored = from->storage_restored;
+    status->storage_bad_files = from->storage_bad_files;
+    status->spilled_objects = from->spilled_objects;
+    status->spilled_bytes = from->spilled_bytes;
 }
 
 enum rdt_status rdt_daemon_status(rdt *conn, struct rdt_daemon_status *status_p, struct rdt_error *err)

@@ -156,6 +156,20 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
             from->resumed_sessions);
     counter(text, "rdtd_unkept_objects", "", "Objects that should survive, but were lost at the start or cannot be kept.",
             from->unkept_objects);
+    gauge(text, "rdtd_stored_objects", "", "Objects in the storage directory.", from->stored_objects);
+    gauge(text, "rdtd_stored_names", "", "Names whose newest stored version is recorded there.", from->stored_names);
+    gauge(text, "rdtd_stored_bytes", "bytes", "Files of stored objects, and of those that are being stored.",
+          from->stored_bytes);
+    gauge(text, "rdtd_storage_restored_objects", "", "Objects that the daemon found in the storage directory when it started.",
+          from->storage_restored);
+    gauge(text, "rdtd_storage_bad_files", "", "Files there that the daemon could not use when it started.",
+          from->storage_bad_files);
+    counter(text, "rdtd_stores", "", "Objects that were stored.", from->stores_done);
+    counter(text, "rdtd_stores_bytes", "", "Bytes that were written for them.", from->stores_bytes);
+    counter(text, "rdtd_stores_failed", "", "Objects and versions of names that could not be stored.", from->stores_failed);
+    counter(text, "rdtd_spilled_objects", "", "Stored objects whose memory was given up for their files.",
+            from->spilled_objects);
+    counter(text, "rdtd_spilled_bytes", "", "The memory that these objects had.", from->spilled_bytes);
     counter(text, "rdtd_memory_pool_hits", "", "Allocations that the free pool served.", from->pool_hits);
     counter(text, "rdtd_memory_pool_misses", "", "Allocations that the free pool could not serve.", from->pool_misses);
     counter(text, "rdtd_memory_cache_hits", "", "Allocations that the region cache served.", from->cache_hits);

@@ -51,6 +51,7 @@ static void add_object(struct ctl_table *table, const ProtobufCMessage *row)
 {
     const Rdt__Pb__ObjectInfo *o = (const Rdt__Pb__ObjectInfo *)row;
     char text[CTL_HUMAN_BYTES], id[64];
+    const char *stored = !*o->stored_file ? "" : o->storing ? ", being stored" : ", stored"; /* only snapshots are */
 
     ctl_table_add(table, "%s", ctl_plain(o->id, id, sizeof id));
     ctl_table_add(table, "%s", o->state);
@@ -63,14 +64,15 @@ static void add_object(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%" PRIu64, o->producer);
     ctl_table_add(table, "%s", ctl_human_duration(o->age_ns, text));
     if (o->detached && o->ttl_left_ns >= 0)
-        ctl_table_add(table, "%sdetached, %s left%s", o->snapshot ? "snapshot, " : "", ctl_human_duration(o->ttl_left_ns, text),
-                      o->kept ? ", kept" : "");
+        ctl_table_add(table, "%sdetached, %s left%s%s", o->snapshot ? "snapshot, " : "",
+                      ctl_human_duration(o->ttl_left_ns, text), o->kept ? ", kept" : "", stored);
     else
-        ctl_table_add(table, "%s%s%s%s", o->snapshot ? "snapshot" : "", o->snapshot && o->detached ? ", " : "",
+        ctl_table_add(table, "%s%s%s%s%s", o->snapshot ? "snapshot" : "", o->snapshot && o->detached ? ", " : "",
                       o->detached ? "detached" : "",
                       !o->kept                     ? ""
                       : o->snapshot || o->detached ? ", kept"
-                                                   : "kept");
+                                                   : "kept",
+                      stored);
 }
 
 static const struct ctl_column region_columns[] = {

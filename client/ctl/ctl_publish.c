@@ -13,9 +13,11 @@ int ctl_publish(struct ctl *ctl, int argc, char **argv)
 {
     int visibility = RDT_VISIBLE_TO_OWNER;
     int64_t ttl_ns = 0;
+    bool stored = false;
     const struct ctl_option options[] = {
         {0, "visibility", CTL_CHOICE, "owner|tenant|all", "who else may fetch by the name, as far as the object allows (owner)",
          &visibility},
+        {0, "stored", CTL_FLAG, NULL, "store this version in the daemon's storage_dir, and wait until it is there", &stored},
         {0, "ttl", CTL_DURATION, "TIME", "the name ends when nothing is published under it for that long (never)", &ttl_ns},
         {0},
     };
@@ -36,7 +38,8 @@ int ctl_publish(struct ctl *ctl, int argc, char **argv)
     publish.visibility = (enum rdt_visibility)visibility;
     publish.ttl_ns = ttl_ns < 0 ? 0 : ttl_ns;
     publish.name_ref = &name_ref;
-    if (ctl_connect(ctl, &err) || rdt_publish(ctl->rdt, operands[0], &ref, &publish, &version, &err))
+    if (ctl_connect(ctl, &err) || rdt_publish(ctl->rdt, operands[0], &ref, &publish, &version, &err) ||
+        (stored && rdt_store(ctl->rdt, &name_ref, ctl_timeout(ctl, RDT_FOREVER), NULL, 0, &err)))
         return ctl_fail(ctl, &err);
     rdt_ref_to_text(&name_ref, text);
     if (ctl->json)

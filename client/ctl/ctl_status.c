@@ -38,6 +38,11 @@ static void print(const Rdt__Pb__StatusReply *s)
                s->kept_sessions, s->restored_objects, s->unkept_objects);
     else
         printf("keeper     none: no session or object survives a restart (see rdtd-keeper(8))\n");
+    if (*s->storage_dir)
+        printf("storage    %" PRIu64 " objects (%s) and %" PRIu64 " names in %s; %" PRIu64
+               " objects were restored at the start, %" PRIu64 " could not be stored, %" PRIu64 " bad files\n",
+               s->stored_objects, ctl_human_bytes(s->stored_bytes, a), s->stored_names,
+               ctl_plain(s->storage_dir, text, sizeof text), s->storage_restored, s->stores_failed, s->storage_bad_files);
     if (s->restored_sessions)
         printf("sessions   %" PRIu64 " were restored at the start: %" PRIu64 " clients have come back, %" PRIu64
                " are awaited\n",

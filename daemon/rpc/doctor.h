@@ -34,4 +34,9 @@ void doctor_huge_pages(struct doctor *doctor);
 void doctor_overcommit(struct doctor *doctor);
 void doctor_orphans(struct doctor *doctor);
 
+/* doctor_storage.c: the directory of stored objects, the room there, and what was found or failed there. */
+void doctor_storage(struct doctor *doctor);
+void doctor_storage_room(struct doctor *doctor);
+void doctor_storage_files(struct doctor *doctor);
+
 #endif

@@ -171,7 +171,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
     # ---- put ----
 
     def put(self, value: Any, *, id: Union[str, bytes, None] = None, snapshot: bool = False,
-            detached: bool = False,
+            detached: bool = False, stored: bool = False,
             ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
             timeout: Optional[float] = None,
             allow_pickle: bool = True, stream: Any = None, grace: Optional[float] = None,
@@ -193,6 +193,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
         now, and the object never changes.
         detached: the object outlives this connection by ttl seconds (None: ten minutes), and the Ref has no
         hold.
+        stored: the object is a snapshot that the daemon stores in its storage_dir before put returns, as `store`
+        does. If it cannot be stored, put raises the error and there is no object. After a restart of the
+        daemon the object is there again if it is detached or published.
         grace: how many seconds the daemon holds the object for a process that the Ref is pickled for (see
         Ref), at most the daemon's detached_ttl_max; None: 10; 0: not at all. visible: who else may fetch it.
         transport: the preferred transport between nodes.
@@ -210,6 +213,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
         if grace is not None and not grace >= 0:
             raise ValueError(f"grace must be None or a number of seconds that is not negative, not {grace}")
         flags = (_SNAPSHOT if snapshot else 0) | (_DETACHED if detached else 0) | (0 if copy else _MAY_SHARE)
+        snapshot = snapshot or stored
+        flags |= _SNAPSHOT if stored else 0
         if detached and not copy:
             raise ValueError("a detached object outlives its connection and tensors, so it needs a copy")
         if ttl is not None and not detached:
@@ -233,7 +238,22 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
             ref._grace = grace
         if ref._live:
             self._keep_live(ref, encoded.tensors, snapshot)
+        if stored:
+            try:
+                self._store(ref, timeout)
+            except Error:
+                self._free(ref, False)
+                raise
         return ref
+
+    def store(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> str:
+        """Stores a snapshot, or the newest version of a name, in the storage_dir of its daemon, as a safetensors
+        file, and returns the file's path on that node when it is on the disk. Then the object outlasts the
+        daemon and a reboot of its node if it is published or detached. An object that ends takes its file with
+        it. A TimedOut does not end the writing.
+        Errors: Unsupported (no storage_dir; memory on a GPU), Invalid (no snapshot), LimitReached (storage_max),
+        SystemFailed (the disk: the object stays in memory), Freed, Denied, NotFound, TimedOut, PeerLost."""
+        return self._store(ref, timeout)
 
     async def put_async(self, value: Any, **options: Any) -> Ref:
         """Like `put`, for event loops: a thread of the loop's executor copies and waits."""
@@ -527,7 +547,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
     # ---- published names ----
 
     def publish(self, name: str, what: Any, *, visible: Visible = "owner", lease: bool = False,
-                ttl: Optional[float] = None,
+                ttl: Optional[float] = None, stored: bool = False,
                 **options: Any) -> Published:
         """Publishes an object as the next version of a name. Returns the version, 1, 2, ...: a number whose
         `ref` is a Ref of the name for other nodes and users. The name holds the object until the next version
@@ -537,7 +557,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
           version gets `OwnerDied`. The object must be of this node;
         - with `ttl`, when nothing was published under the name for so many seconds: who waits gets `Freed`.
 
-        Each publish decides that anew. what: a Ref, or a value, which is put first (options as in `put`, with
+        Each publish decides that anew. stored: returns when this version, or a newer one, is on the daemon's disk
+        (see `store`), so that the name has it after a reboot; the version before is then removed from there. If
+        that fails, the version is published nevertheless, and the error is raised. what: a Ref, or a value, which is put first (options as in `put`, with
         snapshot=True by default).
         Errors: Invalid, NotFound, Freed, Denied, LimitReached, Unsupported, PeerLost."""
         if ttl is not None and not ttl > 0:
@@ -545,15 +567,20 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
         if isinstance(what, _rdt.Ref):
             if options:
                 raise TypeError(f"the object was put already, so {', '.join(options)} cannot be applied")
-            return self._publish_ref(name, what, visible, lease, ttl)
+            return self._publish_ref(name, what, visible, lease, ttl, stored)
         options.setdefault("snapshot", True)
         with self.put(what, visible=visible, **options) as ref:
-            return self._publish_ref(name, ref, visible, lease, ttl)
+            return self._publish_ref(name, ref, visible, lease, ttl, stored)
 
     def _publish_ref(self, name: str, ref: Any, visible: Visible, lease: bool,
-                     ttl: Optional[float]) -> Published:
+                     ttl: Optional[float], stored: bool) -> Published:
+        if stored and lease:
+            raise ValueError("a name with a lease ends with this connection, so it is not stored")
         ttl_ns = 0 if ttl is None else min(max(int(ttl * 1e9), 1), 2**62)
-        return Published(*self._publish(name, ref, _choice(_VISIBILITY, visible, "visible"), lease, ttl_ns))
+        published = Published(*self._publish(name, ref, _choice(_VISIBILITY, visible, "visible"), lease, ttl_ns))
+        if stored:
+            self._store(published.ref, None)
+        return published
 
     def unpublish(self, name: Union[str, _rdt.Ref]) -> None:
         """Removes a name and its hold on the object. Requests that wait for a version end with `Freed`.

@@ -185,6 +185,26 @@ static PyObject *publish(PyObject *self, PyObject *args)
     return Py_BuildValue("(KN)", (unsigned long long)version, ref_new(&name_ref, NULL));
 }
 
+/* _store(ref, timeout): the path of the file. */
+static PyObject *store(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_ref value;
+    struct rdt_error err;
+    enum rdt_status status;
+    char file[4200];
+    struct ref *ref;
+    PyObject *timeout;
+    int64_t timeout_ns;
+
+    if (!PyArg_ParseTuple(args, "O!O:_store", &ref_type, &ref, &timeout) || !timeout_from(timeout, -1, &timeout_ns) ||
+        !conn_enter(conn))
+        return NULL;
+    value = ref->ref;
+    CONN_CALL(conn, status = rdt_store(conn->rdt, &value, timeout_ns, file, sizeof file, &err));
+    return status == RDT_OK ? PyUnicode_DecodeFSDefault(file) : raise_error(&err);
+}
+
 /* _owned(ref, user): the same of another user. */
 static PyObject *owned(PyObject *self, PyObject *args)
 {
@@ -271,6 +291,7 @@ PyMethodDef conn_methods[] = {
     {"_span", span, METH_O, NULL},
     {"_publish", publish, METH_VARARGS, NULL},
     {"_unpublish", unpublish, METH_O, NULL},
+    {"_store", store, METH_VARARGS, NULL},
     {"_owned", owned, METH_VARARGS, NULL},
     {"_stat", conn_stat, METH_O, NULL},
     {"_objects", conn_objects, METH_VARARGS, NULL},

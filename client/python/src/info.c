@@ -302,6 +302,15 @@ static PyObject *status_dict(const struct rdt_daemon_status *s)
         {"waiting_sessions", s->waiting_sessions},
         {"certificate_expires_s", (uint64_t)s->certificate_expires_s},
         {"crl_expires_s", (uint64_t)s->crl_expires_s},
+        {"stored_objects", s->stored_objects},
+        {"stored_names", s->stored_names},
+        {"stored_bytes", s->stored_bytes},
+        {"stores_done", s->stores_done},
+        {"stores_failed", s->stores_failed},
+        {"storage_restored", s->storage_restored},
+        {"storage_bad_files", s->storage_bad_files},
+        {"spilled_objects", s->spilled_objects},
+        {"spilled_bytes", s->spilled_bytes},
     };
     PyObject *dict =
         Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N,s:O}", "version", s->version, "node", s->node, "boot_id",
