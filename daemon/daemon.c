@@ -171,9 +171,18 @@ static void on_object_ended(void *arg, const struct object *object)
     storage_object_ended(&daemon->storage, object);
 }
 
-static uint64_t evict_replicas(void *arg, uint64_t bytes)
+/* Replicas without users are given up first, then the memory of stored objects; nothing is if both together are too little. */
+static uint64_t evict(void *arg, uint64_t bytes)
 {
-    return transfers_evict_replicas(&((struct daemon *)arg)->transfers, bytes);
+    struct daemon *daemon = arg;
+    uint64_t replicas = transfers_evict_replicas(&daemon->transfers, bytes), spilled;
+
+    if (replicas >= bytes)
+        return replicas;
+    spilled = storage_spill(&daemon->storage, bytes - replicas);
+    if (replicas > 0 && spilled >= bytes - replicas)
+        (void)transfers_evict_replicas(&daemon->transfers, replicas);
+    return replicas + spilled;
 }
 
 /* ---- the start ---- */
@@ -211,7 +220,7 @@ static void init_rooms(struct daemon *daemon)
                                            .names = &daemon->names,
                                            .groups = &daemon->groups};
     transfers_init(&daemon->transfers);
-    daemon->regions.evict = evict_replicas;
+    daemon->regions.evict = evict;
     daemon->regions.evict_arg = daemon;
     daemon->objects.on_ended = on_object_ended;
     daemon->objects.on_ended_arg = daemon;

@@ -117,7 +117,8 @@ const struct option_key option_keys[] = {
      .help =
          "The directory where the daemon stores objects and versions of names that are put or published as stored, as "
          "safetensors files. After a restart, and after a reboot of the node, the daemon serves them from there. It is created "
-         "with mode 0700 and must belong to the daemon's user. If it is empty, nothing is stored.",
+         "with mode 0700 and must belong to the daemon's user. Under the systemd unit it must lie below /var/lib/rdtd, or be "
+         "named by ReadWritePaths= in a drop-in. If it is empty, nothing is stored.",
      .why = "Set it where weights must survive a reboot, to a directory on a fast local disk."},
     {ROW("daemon", "storage_max", OPTION_BYTES, storage_max_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS, .fallback = "0",
      .help = "The most bytes of stored objects. 0 means as many as the file system has room for.",

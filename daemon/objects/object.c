@@ -354,14 +354,15 @@ void object_producer_ended(struct object *object)
 
 /* ---- filling ---- */
 
-enum rdt_status object_fill(struct object *object, struct layout *take_layout, struct region **regions, uint32_t n_regions,
-                            struct rdt_error *err)
+/* Replaces its memory and layout. Takes the layout on success. */
+static enum rdt_status set_memory(struct object *object, struct layout *take_layout, struct region **regions,
+                                  uint32_t n_regions, struct rdt_error *err)
 {
     struct region_use *uses = calloc(n_regions + 1u, sizeof *uses), *old_uses = object->uses;
     struct layout *old_layout = object->layout;
     uint32_t n_old = object->n_regions;
 
-    assert(object->state == OBJECT_FILLING && object->pins == 0);
+    assert(object->pins == 0);
     if (!uses)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
     for (uint32_t i = 0; i < n_regions; i++) {
@@ -375,9 +376,33 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
     object->n_regions = n_regions;
     drop_uses(old_uses, n_old); /* the memory that was copied may be written again */
     work_free(object->table->slabs->regions->pool, old_layout, old_layout ? layout_heap_bytes(old_layout) : 0);
+    return RDT_OK;
+}
+
+enum rdt_status object_fill(struct object *object, struct layout *take_layout, struct region **regions, uint32_t n_regions,
+                            struct rdt_error *err)
+{
+    enum rdt_status status = set_memory(object, take_layout, regions, n_regions, err);
+
+    assert(object->state == OBJECT_FILLING);
+    if (status != RDT_OK)
+        return status;
     object_set_state(object, OBJECT_LIVE);
     object_notify_waiters(object, NULL);
     return RDT_OK;
+}
+
+/* The record of the object names its regions. */
+enum rdt_status object_move(struct object *object, struct layout *take_layout, struct region *region, struct rdt_error *err)
+{
+    const struct lasting *lasting = object->table->lasting;
+    enum rdt_status status;
+
+    assert(object->state == OBJECT_LIVE && object->layout);
+    status = set_memory(object, take_layout, &region, 1, err);
+    if (status == RDT_OK && lasting && object->record)
+        lasting->on_object_moved(lasting->arg, object);
+    return status;
 }
 
 void object_ready(struct object *object)

@@ -305,7 +305,7 @@ static void forget_object(struct recovery *recovery, struct object *object)
     recovery->n_objects--;
 }
 
-/* A pending object whose bytes were copied into a snapshot has other regions than its record. */
+/* The object has other regions than its record: a pending one whose bytes were copied into a snapshot, or one that has moved. */
 static void write_again(struct recovery *recovery, struct object *object)
 {
     struct journal_slot *old = object->record;
@@ -314,6 +314,14 @@ static void write_again(struct recovery *recovery, struct object *object)
     keep_object(recovery, object);
     journal_remove(recovery->journal, old);
     recovery->n_objects--;
+}
+
+static void on_object_moved(void *arg, struct object *object)
+{
+    struct recovery *recovery = arg;
+
+    if (!recovery->frozen)
+        write_again(recovery, object);
 }
 
 static void on_object(void *arg, struct object *object)
@@ -480,6 +488,7 @@ void recovery_record(struct recovery *recovery)
     recovery->lasting = (struct lasting){.arg = recovery,
                                          .on_put = on_put,
                                          .on_object = on_object,
+                                         .on_object_moved = on_object_moved,
                                          .on_name = on_name,
                                          .on_region = on_region,
                                          .on_region_released = on_region_released,

@@ -168,14 +168,23 @@ static void add_facts(struct text *text, const Rdt__Pb__StoredObject *facts)
 }
 
 /* By descending size of an element; the sort is a stable one. */
-static void set_order(struct stored_plan *plan, const struct layout *layout)
+uint64_t storage_place_tensors(struct layout *layout, uint32_t *order)
 {
+    uint64_t bytes = 0;
     uint32_t n = 0;
 
-    for (uint64_t item = 16; item > 0; item /= 2)
-        for (uint32_t i = 0; i < layout->count; i++)
-            if (layout_item_bytes(layout->dtype[i]) == item)
-                plan->order[n++] = i;
+    for (uint64_t item = 16; item > 0; item /= 2) {
+        for (uint32_t i = 0; i < layout->count; i++) {
+            if (layout_item_bytes(layout->dtype[i]) != item)
+                continue;
+            order[n++] = i;
+            layout_set_row_major(layout, i);
+            layout->region[i] = 0;
+            layout->offset[i] = bytes;
+            bytes += layout_bytes(layout, i);
+        }
+    }
+    return bytes;
 }
 
 static enum rdt_status write_header(struct stored_plan *plan, const Rdt__Pb__StoredObject *facts, const struct layout *packed,
@@ -223,14 +232,7 @@ enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored
         free(rows);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object of %u tensors", layout->count);
     }
-    set_order(&plan, layout);
-    for (uint32_t n = 0; n < packed->count; n++) {
-        uint32_t i = plan.order[n];
-        layout_set_row_major(packed, i);
-        packed->region[i] = 0;
-        packed->offset[i] = plan.data_bytes;
-        plan.data_bytes += layout_bytes(packed, i);
-    }
+    plan.data_bytes = storage_place_tensors(packed, plan.order);
     layout_to_wire(packed, true, rows, &tensors);
     object.generation = facts->generation;
     object.uid = facts->owner.uid;

@@ -44,6 +44,10 @@ struct stored_facts {
     int64_t ttl_ns;
 };
 
+/* Makes the layout that of the same tensors in the file, in one region: row-major, offsets from the beginning of the data. order
+ * [count] receives the tensors in the order of their bytes. Returns the bytes of the data. */
+uint64_t storage_place_tensors(struct layout *layout, uint32_t *order);
+
 /* How an object is written. */
 struct stored_plan {
     uint8_t *header;       /* [header_bytes]: its length, the header and its padding */

@@ -338,3 +338,83 @@ Test(storage, killed_daemon_leaves_a_whole_version_or_the_one_before)
     cr_log_info("%u times the first version, %u times the second", n_first, n_second);
     remove_store();
 }
+
+/* ---- memory is wanted ---- */
+
+static rdt_object *fetch_newest(rdt *conn, const char *name, uint64_t version)
+{
+    struct rdt_ref ref = name_ref(name);
+    rdt_object *object = fetch_one(conn, &ref, RDT_FETCH_AUTO);
+
+    cr_assert_eq(info_of(object).version, version);
+    return object;
+}
+
+/* Four stored objects of 8 MiB under a memory_limit of 20 MiB. One that somebody has mapped keeps its memory. */
+static void check_spill(bool with_keeper)
+{
+    static char flag[200];
+    static const char *const names[] = {"a", "b", "c", "d"};
+    struct test_keeper keeper;
+    struct node_status status;
+    rdt_object *mapped = NULL;
+    struct rdt_ref ref;
+    rdt *conn;
+
+    more_flags[0] = "--memory-limit=20971520";
+    if (with_keeper) {
+        keeper_start(&keeper);
+        (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+        more_flags[1] = flag;
+    }
+    start();
+    conn = node_client(&node, "trainer");
+    for (uint32_t i = 0; i < 4; i++) {
+        (void)publish_stored(conn, names[i], 8 * MIB, i);
+        if (i == 0)
+            mapped = fetch_newest(conn, "a", 1);
+    }
+    node_status(&node, &status);
+    cr_assert_leq(status.memory_bytes, 20 * MIB);
+    cr_assert_geq(status.memory_bytes, 8 * MIB, "what is mapped stays in memory");
+    for (uint32_t i = 0; i < 4; i++) {
+        ref = name_ref(names[i]);
+        must_have(conn, &ref, 8 * MIB, i);
+    }
+    if (with_keeper) {
+        rdt_release(mapped);
+        rdt_close(conn);
+        again(SIGKILL);
+        conn = node_client(&node, "sampler");
+        for (uint32_t i = 0; i < 4; i++) {
+            ref = name_ref(names[i]);
+            must_have(conn, &ref, 8 * MIB, i);
+        }
+    } else {
+        cr_assert(holds_pattern(tensor_of(mapped, 0).data, 8 * MIB, 0));
+        rdt_release(mapped);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        ref = name_ref(names[i]);
+        must_ok(rdt_unpublish(conn, &ref, &err));
+    }
+    must_be_empty();
+    rdt_close(conn);
+    if (with_keeper) {
+        node_stop(&node);
+        keeper_stop(&keeper, SIGTERM);
+    } else {
+        node_end(&node, NULL);
+    }
+    remove_store();
+}
+
+Test(storage, stored_objects_give_up_their_memory_when_it_is_wanted)
+{
+    check_spill(false);
+}
+
+Test(storage, objects_that_gave_up_their_memory_survive_with_a_keeper)
+{
+    check_spill(true);
+}
