@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How stored objects and names look on the disk: what is written is read again, and what is wrong is refused. */
+#include <criterion/criterion.h>
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/storage/storage_file.h"
+#include "tests/support/check.h"
+
+TestSuite(storage_file);
+
+static struct stored_facts facts(void)
+{
+    return (struct stored_facts){.generation = 0x123456789a,
+                                 .owner = {.uid = 1000, .tenant = "t"},
+                                 .id = (const uint8_t *)"an \"id\"\n",
+                                 .id_bytes = 8,
+                                 .metadata = (const uint8_t *)"metadata",
+                                 .metadata_bytes = 8,
+                                 .visibility = RDT__PB__VISIBILITY__VISIBILITY_ALL,
+                                 .transport = "ucx",
+                                 .ttl_ns = 5};
+}
+
+/* A u8 [3], an f32 [2, 2] and a c128 scalar. */
+static struct layout *three_tensors(void)
+{
+    uint32_t dtype[] = {RDT_U8, RDT_F32, RDT_C128}, ndim[] = {1, 2, 0};
+    uint64_t shape[] = {3, 2, 2}, offset[] = {0, 64, 128};
+    Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
+    struct layout *layout;
+
+    list.dtype = dtype;
+    list.n_dtype = list.n_ndim = list.n_shape = list.n_offset = 3;
+    list.ndim = ndim;
+    list.shape = shape;
+    list.offset = offset;
+    must_ok(layout_from_wire(&list, &layout, &err));
+    return layout;
+}
+
+Test(storage_file, what_is_written_of_an_object_is_read_again)
+{
+    struct stored_facts about = facts();
+    struct layout *layout = three_tensors();
+    struct stored_plan plan;
+    struct stored_file file;
+
+    must_ok(stored_plan_init(&plan, &about, layout, &err));
+    cr_assert_eq(plan.header_bytes % STORAGE_ALIGN_BYTES, 0u);
+    cr_assert_eq(plan.data_bytes, 16u + 16u + 3u);
+    cr_assert(plan.order[0] == 2 && plan.order[1] == 1 && plan.order[2] == 0, "the largest elements come first");
+    must_ok(stored_file_parse(plan.header + 8, plan.header_bytes - 8, plan.header_bytes + plan.data_bytes, &file, &err));
+    cr_assert_eq(file.facts->generation, about.generation);
+    cr_assert_eq(file.facts->uid, 1000u);
+    cr_assert_str_eq(file.facts->tenant, "t");
+    cr_assert(file.facts->id.len == 8 && memcmp(file.facts->id.data, about.id, 8) == 0);
+    cr_assert_eq(file.facts->detached_ttl_ns, 5);
+    cr_assert_eq(file.layout->count, 3u);
+    cr_assert_eq(file.layout->offset[2], plan.header_bytes);
+    cr_assert_eq(file.layout->offset[0], plan.header_bytes + 32);
+    stored_file_fini(&file);
+    stored_plan_fini(&plan);
+    free(layout);
+}
+
+/* Each byte of a header is changed in turn: the change shows, or it is in what rdtd does not read. */
+Test(storage_file, no_changed_byte_harms)
+{
+    struct stored_facts about = facts();
+    struct layout *layout = three_tensors();
+    struct stored_plan plan;
+    struct stored_file file;
+    unsigned n_refused = 0;
+
+    must_ok(stored_plan_init(&plan, &about, layout, &err));
+    for (size_t i = 8; i < plan.header_bytes; i++) {
+        struct rdt_error err = {0};
+        plan.header[i] ^= 0x20;
+        if (stored_file_parse(plan.header + 8, plan.header_bytes - 8, plan.header_bytes + plan.data_bytes, &file, &err) ==
+            RDT_OK) {
+            cr_assert(file.facts->generation == about.generation && file.layout->count == 3, "byte %zu", i);
+            stored_file_fini(&file);
+        } else {
+            cr_assert(err.msg[0] != '\0');
+            n_refused++;
+        }
+        plan.header[i] ^= 0x20;
+    }
+    cr_assert_gt(n_refused, 150u);
+    must_refuse(
+        RDT_INVALID, "bytes of tensors, and should have",
+        stored_file_parse(plan.header + 8, plan.header_bytes - 8, plan.header_bytes + plan.data_bytes - 1, &file, &err));
+    for (uint64_t cut = 0; cut < plan.header_bytes - 8; cut++)
+        cr_assert_neq(stored_file_parse(plan.header + 8, cut, plan.header_bytes + plan.data_bytes, &file, NULL), RDT_OK);
+    stored_plan_fini(&plan);
+    free(layout);
+}
+
+Test(storage_file, record_of_a_name_is_read_again_and_checked)
+{
+    Rdt__Pb__StoredName record = RDT__PB__STORED_NAME__INIT;
+    const Rdt__Pb__StoredName *found;
+    uint8_t text[STORAGE_MAX_NAME_BYTES];
+    struct arena arena;
+    size_t bytes;
+
+    record.uid = 7;
+    record.id = (ProtobufCBinaryData){7, (uint8_t *)"weights"};
+    record.version = 3;
+    record.generation = 9;
+    bytes = stored_name_pack(&record, text, sizeof text);
+    cr_assert(bytes > 0 && stored_name_pack(&record, text, 20) == 0);
+    arena_init(&arena, (size_t)1 << 20);
+    bytes = stored_name_pack(&record, text, sizeof text);
+    must_ok(stored_name_parse(text, bytes, &arena, &found, &err));
+    cr_assert(found->version == 3 && found->generation == 9 && found->uid == 7);
+    for (size_t i = 0; i < bytes; i++) {
+        text[i] ^= 1;
+        must_be(RDT_INVALID, stored_name_parse(text, bytes, &arena, &found, &err));
+        text[i] ^= 1;
+    }
+    arena_fini(&arena);
+}
+
+Test(storage_file, names_of_files_are_told_apart)
+{
+    uint64_t generation;
+    char name[STORAGE_FILE_NAME_BYTES];
+
+    storage_object_file(0x1234, ".safetensors", name);
+    cr_assert_str_eq(name, "0000000000001234.safetensors");
+    cr_assert(storage_is_object_file(name, &generation) && generation == 0x1234 && !storage_is_name_file(name));
+    cr_assert(!storage_is_object_file("0000000000000000.safetensors", &generation));
+    cr_assert(!storage_is_object_file("ffffffffffffffff.safetensors", &generation));
+    cr_assert(!storage_is_object_file("000000000000123.safetensors", &generation));
+    cr_assert(!storage_is_object_file("0000000000001234.safetensors.tmp", &generation));
+    cr_assert(!storage_is_object_file("", &generation) && !storage_is_name_file(""));
+    storage_name_file((const uint8_t *)"key", 3, name);
+    cr_assert(storage_is_name_file(name) && strlen(name) < STORAGE_FILE_NAME_BYTES);
+}
