@@ -8,6 +8,7 @@
 
 #include "daemon/base/log.h"
 
+#define PINNED_MIN_BYTES (UINT64_C(1) << 20)
 #define MAX_AHEAD 4 /* free blocks of one class: no pool can foresee a burst of more requests than a few at a time */
 
 void pool_init(struct pool *pool, struct work_pool *work, uint64_t max_bytes, uint64_t idle_ns)
@@ -80,10 +81,29 @@ void registration_end(const struct registration *registration)
     atomic_fetch_sub(&transport->registered, 1);
 }
 
+bool pinned_begin(struct pinned *pinned, void *addr, uint64_t bytes)
+{
+    struct memory_kind *kind = pinned->kind;
+
+    if (kind->ops.pin(kind->instance, addr, bytes, &pinned->handle, NULL) == RDT_OK)
+        return true;
+    atomic_fetch_sub(&kind->pinned, 1);
+    return false;
+}
+
+void pinned_end(const struct pinned *pinned)
+{
+    if (!pinned->kind)
+        return;
+    pinned->kind->ops.unpin(pinned->kind->instance, pinned->handle);
+    atomic_fetch_sub(&pinned->kind->pinned, 1);
+}
+
 void pool_block_free(struct pool_block *block)
 {
     struct memory_kind *kind = block->kind;
 
+    pinned_end(&block->pinned);
     for (unsigned i = 0; i < block->n_registrations; i++)
         registration_end(&block->registrations[i]);
     sigbus_guard_leave(block->guard);
@@ -160,10 +180,15 @@ static void run_make(struct work *work)
         return;
     }
     register_all(block);
+    if (block->pinned.kind && !pinned_begin(&block->pinned, block->block.addr, block->bytes))
+        block->pinned.kind = NULL;
 }
 
-static bool is_with_unloading_transport(const struct pool_block *block)
+/* Whether it is registered with a transport, or pinned for a memory kind, that is being unloaded. */
+static bool is_with_unloading_plugin(const struct pool_block *block)
 {
+    if (block->pinned.kind && !block->pinned.kind->available)
+        return true;
     for (unsigned i = 0; i < block->n_registrations; i++)
         if (block->registrations[i].transport->unloading)
             return true;
@@ -177,7 +202,7 @@ static void add_free(struct pool_block *block)
     struct pool_class *class = &pool->classes[class_of(block->bytes, NULL)];
 
     class->n_pending--;
-    if (pool->closed || is_with_unloading_transport(block)) {
+    if (pool->closed || is_with_unloading_plugin(block)) {
         release(block);
         return;
     }
@@ -197,6 +222,8 @@ static void done_make(struct work *work)
     }
     for (unsigned i = 0; i < block->n_registrations; i++)
         atomic_fetch_sub(&block->registrations[i].transport->registered, 1);
+    if (block->pinned.kind)
+        atomic_fetch_sub(&block->pinned.kind->pinned, 1);
     memory_kind_unuse(block->kind);
     pool->classes[class_of(block->bytes, NULL)].n_pending--;
     uncharge(pool, block->bytes); /* no error: a request that needs memory now will fail and say why */
@@ -243,6 +270,10 @@ static void make_ahead(struct pool *pool, struct pool_class *class, uint64_t byt
         for (unsigned i = 0; i < pool->n_transports; i++) {
             atomic_fetch_add(&pool->transports[i]->registered, 1);
             block->registrations[block->n_registrations++] = (struct registration){.transport = pool->transports[i]};
+        }
+        if (pool->pinned_for && bytes >= PINNED_MIN_BYTES) {
+            atomic_fetch_add(&pool->pinned_for->pinned, 1);
+            block->pinned.kind = pool->pinned_for;
         }
         block->work = (struct work){.run = run_make, .done = done_make};
         work_submit(pool->work, &block->work);
@@ -381,7 +412,22 @@ void pool_forget_transport(struct pool *pool, const struct transport *transport)
     for (unsigned i = 0; i < POOL_CLASSES; i++)
         list_for_each_safe (node, &pool->classes[i].free) {
             struct pool_block *block = container_of(node, struct pool_block, link);
-            if (!is_with_unloading_transport(block))
+            if (!is_with_unloading_plugin(block))
+                continue;
+            list_remove(&block->link);
+            pool->classes[i].n_free--;
+            release(block);
+        }
+}
+
+void pool_forget_pins(struct pool *pool, const struct memory_kind *kind)
+{
+    if (pool->pinned_for == kind)
+        pool->pinned_for = NULL;
+    for (unsigned i = 0; i < POOL_CLASSES; i++)
+        list_for_each_safe (node, &pool->classes[i].free) {
+            struct pool_block *block = container_of(node, struct pool_block, link);
+            if (block->pinned.kind != kind)
                 continue;
             list_remove(&block->link);
             pool->classes[i].n_free--;

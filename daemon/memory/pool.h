@@ -36,6 +36,16 @@ struct registration { /* counted in transport->registered */
 /* Unregisters the memory. Any thread. */
 void registration_end(const struct registration *registration);
 
+struct pinned { /* host memory is pinned for a kind with devices, in whose `pinned` it is counted. See region_pinned.c */
+    struct memory_kind *kind; /* NULL: for none */
+    void *handle;
+};
+
+/* Pins the memory for pinned->kind, where it is counted already. Returns false if the plug-in refuses; the count is taken back.
+ * pinned_end does nothing for memory that is not pinned. Any thread, and not the loop. */
+bool pinned_begin(struct pinned *pinned, void *addr, uint64_t bytes);
+void pinned_end(const struct pinned *pinned);
+
 /* Memory that belongs to no region: free in a pool, or about to be freed. */
 struct pool_block {
     struct list link;
@@ -46,6 +56,7 @@ struct pool_block {
     uint64_t bytes; /* the size that is charged */
     struct registration registrations[BLOCK_MAX_REGISTRATIONS];
     unsigned n_registrations;
+    struct pinned pinned;
     int guard;    /* the SIGBUS guard of its mapping */
     bool discard; /* remove its pages even if another process still maps them */
     /* for device_pool.c: the owner whose bytes are in it, and the only client that ever had it (0: none) */
@@ -76,6 +87,7 @@ struct pool {
     uint64_t hits, misses;                                 /* requests that a free block served, and those that none could */
     struct transport *transports[BLOCK_MAX_REGISTRATIONS]; /* blocks allocated ahead are registered with these */
     unsigned n_transports;
+    struct memory_kind *pinned_for; /* and pinned for this kind; NULL: none */
     bool closed;
     bool (*reserve)(void *arg, uint64_t bytes);   /* charges memory_limit; false: there is no room */
     void (*unreserve)(void *arg, uint64_t bytes); /* takes the charge off */
@@ -114,6 +126,9 @@ void pool_note_registration(struct pool *pool, struct transport *transport);
 
 /* The transport is being unloaded: frees the free blocks that are registered with it, and registers no more. */
 void pool_forget_transport(struct pool *pool, const struct transport *transport);
+
+/* The kind is being unloaded: frees the free blocks that are pinned for it, and pins no more. */
+void pool_forget_pins(struct pool *pool, const struct memory_kind *kind);
 
 /* Frees all free blocks. Blocks that are being allocated or zeroed are freed when that is done. */
 void pool_close(struct pool *pool);

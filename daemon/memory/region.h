@@ -111,11 +111,12 @@ enum region_origin {
     REGION_IMPORTED,  /* memory that a client imported */
     REGION_RECEIVED,  /* the bytes of a fetch */
     REGION_SNAPSHOT,  /* a snapshot that was put */
-    REGION_STAGING,   /* bytes on their way between a device and a transport; never exported */
+    REGION_STAGING,   /* bytes on their way from a transport; never exported */
     REGION_ARENA,     /* small objects (slab.h); never exported */
     REGION_COPY,      /* a replica of another node's snapshot */
     REGION_WRITTEN,   /* a client's allocation of device memory, all of which the client writes */
     REGION_FILE,      /* a file of the daemon's own, which never changes; its bytes are not charged as memory (region_file.h) */
+    REGION_STAGE,     /* slots between a device and a transport (stage.h); never exported, and pooled with its pin */
 };
 
 /* See the drawing above; the table is in region.c. */
@@ -161,6 +162,8 @@ struct region {
     bool keep_mapped;      /* exported_to will keep it mapped after its release, for its next allocation or fetch */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
+    struct pinned pinned;
+    unsigned device_copies;        /* from and to devices, of host memory that is not pinned */
     struct list uses;              /* struct region_use (region_use.h) */
     struct list readers;           /* struct region_reader.by_region: clients that keep it mapped without a hold */
     struct list by_client, by_age; /* for region_cache.c */
@@ -253,6 +256,21 @@ struct region_image region_image(const struct region *region);
  * NO_MEMORY. */
 enum rdt_status region_restore(struct regions *regions, const struct region_image *image, int take_fd, struct account *account,
                                struct region **region_p, struct rdt_error *err);
+
+/* ---- host memory that is pinned for devices (region_pinned.c) ---- */
+
+/* Pins a host region for a kind with devices, if its plug-in can, for as long as the memory exists, also in the pool. RDT_AGAIN:
+ * on_ready follows, pinned or not; NULL: nobody waits. Blocks that the pool allocates ahead are pinned from then on. NO_MEMORY. */
+enum rdt_status region_pin_for(struct region *region, struct memory_kind *kind, region_ready on_ready, void *arg,
+                               struct rdt_error *err);
+
+/* Devices of the kind have copied from or to the region. Memory that is used so a second time is pinned, in the background. */
+void region_note_device_copy(struct region *region, struct memory_kind *kind);
+
+bool region_is_pinned_for(const struct region *region, const struct memory_kind *kind);
+
+/* The kind is being unloaded: unpins all memory, on the work pool. *cursor is 0 at first. Returns false if it must be called again. */
+bool regions_forget_pins(struct regions *regions, const struct memory_kind *kind, uint64_t *cursor);
 
 /* ---- device memory ----
  * Device memory is allocated, imported and freed on the work pool, mapped from the beginning, and charged to its device

@@ -128,6 +128,7 @@ void region_adopt(struct region *region, struct pool_block *take_block)
     region->room = take_block->bytes;
     region->n_registrations = take_block->n_registrations;
     memcpy(region->registrations, take_block->registrations, sizeof region->registrations);
+    region->pinned = take_block->pinned;
     memory_kind_unuse(take_block->kind); /* the region counts as its user */
     free(take_block);
 }

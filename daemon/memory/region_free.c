@@ -162,6 +162,7 @@ static void fill_block(struct pool_block *block, const struct region *region, bo
                                  .block = region->block,
                                  .bytes = region_is_charged(region) ? region->room : 0,
                                  .n_registrations = region->n_registrations,
+                                 .pinned = region->pinned,
                                  .guard = region->guard,
                                  .discard = discard};
     memcpy(block->registrations, region->registrations, sizeof block->registrations);
@@ -215,7 +216,8 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     /* To remove pages is to wait for the lock of the file. A client that can write the memory can hold that lock for ever: by
      * a write whose bytes come from a file system that does not answer. */
     bool written = discards && !imported && region->writable_outside && region->kind->ops.discard;
-    bool little = host && region->room <= SMALL_BYTES && region->n_registrations == 0 && !victims && !imported && !written;
+    bool little = host && region->room <= SMALL_BYTES && region->n_registrations == 0 && !region->pinned.kind && !victims &&
+                  !imported && !written;
     uint64_t client = region->exported_to;
     struct owner owner = region->account->owner;
     struct pool_block *block = little ? NULL : malloc(sizeof *block), on_stack, *filled = block ? block : &on_stack;

@@ -75,6 +75,7 @@ struct memory_kind {
     unsigned n_devices;
     struct plugin_events *events; /* for plugin*.c */
     atomic_uint users;            /* regions and blocks in its memory (memory_kind_use); at 0 it may be unloaded */
+    atomic_uint pinned;           /* ranges of host memory that are pinned for it, or about to be */
     struct plugin *plugin;
 };
 

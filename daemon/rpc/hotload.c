@@ -145,6 +145,7 @@ static void on_unloaded(void *arg, const struct plugin_parts *parts, const struc
 static bool step(struct hotload *hotload)
 {
     struct transport *transport = hotload->parts.transport;
+    struct memory_kind *kind = hotload->parts.kind;
 
     if (hotload->sm.state == LEAVING) {
         if (transport && !transfers_transport_gone(hotload->transfers, transport)) {
@@ -152,12 +153,14 @@ static bool step(struct hotload *hotload)
                 transfers_transport_cut(hotload->transfers, transport);
             return false;
         }
-        hotload->cursor = 0;
+        hotload->cursor = hotload->pin_cursor = 0;
         sm_move(&hotload->sm, FORGETTING);
     }
     if (transport && !regions_forget_transport(hotload->regions, transport, &hotload->cursor))
         return false;
-    if ((transport && transport->registered > 0) || (hotload->parts.kind && hotload->parts.kind->users > 0))
+    if (kind && !regions_forget_pins(hotload->regions, kind, &hotload->pin_cursor))
+        return false;
+    if ((transport && transport->registered > 0) || (kind && (kind->users > 0 || kind->pinned > 0)))
         return false;
     if (plugins_unload(hotload->plugins, &hotload->parts, on_unloaded, hotload, NULL) != RDT_OK)
         return false; /* out of memory, or no thread: the next tick tries again */

@@ -29,6 +29,7 @@ struct hotload {
     uint64_t since_ns;
     struct plugin_parts parts; /* of the backend that is being unloaded */
     uint64_t cursor;           /* FORGETTING: the next region to visit */
+    uint64_t pin_cursor;       /* the same for memory that is pinned for the kind */
     struct deadline tick;
     hotload_done on_done; /* NULL: nobody waits for the end of the load or unload */
     void *arg;

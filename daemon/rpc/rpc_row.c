@@ -21,7 +21,8 @@ Rdt__Pb__ObjectInfo *row_object(struct arena *arena, struct object *object)
     return &view->info;
 }
 
-static const char *const origins[] = {"allocated", "imported", "received", "snapshot", "staging", "arena", "copy", "file"};
+static const char *const origins[] = {"allocated", "imported", "received",  "snapshot", "staging",
+                                      "arena",     "copy",     "allocated", "file",     "staging"};
 
 Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region)
 {

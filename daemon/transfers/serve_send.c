@@ -400,8 +400,8 @@ static void gather_from_device(struct chunk_op *op)
     if (chunk->count > 1)
         memset(op->staging, 0, chunk->bytes); /* The gaps between tensors must not carry old bytes. */
     out->gathering = out->ordered;
-    status = device_copy_start(out->source, out->places, out->packed, &op->place, &part, out->stage->pinned, on_device_gathered,
-                               op, &op->copy, &err);
+    status = device_copy_start(out->source, out->places, out->packed, &op->place, &part, stage_is_pinned(out->stage),
+                               on_device_gathered, op, &op->copy, &err);
     if (status == RDT_OK && !op->copy)
         status = rdt_error_set(&err, RDT_INTERNAL, "a chunk has no bytes");
     if (status != RDT_OK)

@@ -110,6 +110,51 @@ static void part_ended(struct local_copy *local)
     transfer_end(transfer);
 }
 
+/* Returns the region of place i: of the object, then of the targets. NULL: there is none. */
+static struct region *place_region(const struct local_copy *local, uint32_t i)
+{
+    const struct transfer *transfer = local->transfer;
+    const struct object *object = transfer->local.object;
+    uint32_t n_from = object->chunk ? 0 : object->n_regions;
+
+    if (i < n_from)
+        return object->uses[i].region;
+    if (transfer->target)
+        return i - n_from < transfer->target->n ? transfer->target->uses[i - n_from].region : NULL;
+    return i == n_from ? transfer->received : NULL;
+}
+
+static struct memory_kind *kind_of_devices(const struct local_copy *local)
+{
+    struct region *region;
+
+    for (uint32_t i = 0; (region = place_region(local, i)); i++)
+        if (!region_is_host(region))
+            return region->kind;
+    return NULL;
+}
+
+/* Whether all host memory of the copy is pinned for the devices. */
+static bool is_pinned(const struct local_copy *local)
+{
+    const struct memory_kind *kind = kind_of_devices(local);
+    const struct region *region;
+
+    for (uint32_t i = 0; (region = place_region(local, i)); i++)
+        if (region_is_host(region) && !region_is_pinned_for(region, kind))
+            return false;
+    return kind && !local->transfer->local.object->chunk;
+}
+
+static void note_device_copy(const struct local_copy *local)
+{
+    struct memory_kind *kind = kind_of_devices(local);
+    struct region *region;
+
+    for (uint32_t i = 0; kind && (region = place_region(local, i)); i++)
+        region_note_device_copy(region, kind);
+}
+
 static void on_device_copied(void *arg, const struct rdt_error *err)
 {
     struct local_copy *local = arg;
@@ -118,6 +163,8 @@ static void on_device_copied(void *arg, const struct rdt_error *err)
         local->failure = *err;
         atomic_store(&local->copy.stop, true);
     }
+    if (!err)
+        note_device_copy(local);
     local->device_bytes = device_copy_bytes(local->device);
     local->device = NULL;
     local->transfer->n_ops--;
@@ -142,8 +189,8 @@ static enum rdt_status start_device_copy(struct local_copy *local, struct rdt_er
                                        : (struct device_place){.region = object->uses[i].region};
     for (uint32_t i = 0; i < n_to; i++)
         local->to[i].region = target ? target->uses[i].region : transfer->received;
-    status = device_copy_start(transfer->source, local->from, local->copy.target, local->to, NULL, false, on_device_copied,
-                               local, &local->device, err);
+    status = device_copy_start(transfer->source, local->from, local->copy.target, local->to, NULL, is_pinned(local),
+                               on_device_copied, local, &local->device, err);
     if (status == RDT_OK && local->device)
         transfer->n_ops++;
     return status;

@@ -497,7 +497,7 @@ static void scatter_to_device(struct chunk_op *op)
 
     op->place.base = op->staging - chunk->offset;
     status = device_copy_start(transfer->packed, &op->place, transfer->target->layout, transfer->pull.to_places, &part,
-                               transfer->pull.stage->pinned, on_device_scattered, op, &op->copy, &err);
+                               stage_is_pinned(transfer->pull.stage), on_device_scattered, op, &op->copy, &err);
     if (status == RDT_OK && !op->copy)
         status = rdt_error_set(&err, RDT_INTERNAL, "a chunk has no bytes");
     if (status != RDT_OK)

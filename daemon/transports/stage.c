@@ -1,24 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See stage.h. Pinning and unpinning run on the work pool, because the time they take grows with the memory. */
+/* See stage.h. */
 #include "daemon/transports/stage.h"
 
 #include <stdlib.h>
 
 struct stage_work {
-    struct work work; /* first */
     struct stage *stage;
     stage_ready on_ready;
     void *arg;
 };
-
-/* ---- destroying ---- */
-
-static void run_unpin(struct work *work)
-{
-    struct stage *stage = ((struct stage_work *)work)->stage;
-
-    stage->kind->ops.unpin(stage->kind->instance, stage->pin);
-}
 
 static void free_stage(struct stage *stage)
 {
@@ -27,53 +17,21 @@ static void free_stage(struct stage *stage)
     free(stage);
 }
 
-static void done_unpin(struct work *work)
-{
-    free_stage(((struct stage_work *)work)->stage);
-    free(work);
-}
-
 void stage_destroy(struct stage *stage)
 {
-    struct stage_work *unpinning;
-
-    if (!stage)
-        return;
-    unpinning = stage->pinned ? calloc(1, sizeof *unpinning) : NULL;
-    if (unpinning) {
-        unpinning->work = (struct work){.run = run_unpin, .done = done_unpin};
-        unpinning->stage = stage;
-        work_submit(stage->region->regions->pool, &unpinning->work);
-        return;
-    }
-    if (stage->pinned)
-        stage->kind->ops.unpin(stage->kind->instance, stage->pin);
-    free_stage(stage);
+    if (stage)
+        free_stage(stage);
 }
 
 /* ---- creating ---- */
 
-static void run_pin(struct work *work)
+static void on_pinned(void *arg, struct region *region, const struct rdt_error *err)
 {
-    struct stage *stage = ((struct stage_work *)work)->stage;
-    const struct rdt_memory_ops *ops = &stage->kind->ops;
+    struct stage_work creation = *(struct stage_work *)arg;
 
-    stage->pinned = ops->pin && ops->pin(stage->kind->instance, stage->region->block.addr, stage->region->room, &stage->pin,
-                                         NULL) == RDT_OK;
-}
-
-static void done_pin(struct work *work)
-{
-    struct stage_work *creation = (struct stage_work *)work;
-
-    creation->on_ready(creation->arg, creation->stage, NULL);
-    free(creation);
-}
-
-static void pin(struct stage_work *creation)
-{
-    creation->work = (struct work){.run = run_pin, .done = done_pin};
-    work_submit(creation->stage->region->regions->pool, &creation->work);
+    (void)region, (void)err;
+    free(arg);
+    creation.on_ready(creation.arg, creation.stage, NULL);
 }
 
 static void on_memory(void *arg, struct region *region, const struct rdt_error *err)
@@ -82,10 +40,9 @@ static void on_memory(void *arg, struct region *region, const struct rdt_error *
     struct rdt_error why = {0};
 
     creation->stage->region = region;
-    if (!err && region_addr(region, &why)) {
-        pin(creation);
+    if (!err && region_addr(region, &why) &&
+        region_pin_for(region, creation->stage->kind, on_pinned, creation, &why) == RDT_AGAIN)
         return;
-    }
     creation->on_ready(creation->arg, NULL, err ? err : &why);
     free_stage(creation->stage);
     free(creation);
@@ -112,20 +69,20 @@ enum rdt_status stage_create(struct regions *regions, struct memory_kind *kind, 
     stage->slots = slots;
     stage->slot_bytes = slot_bytes;
     *creation = (struct stage_work){.stage = stage, .on_ready = on_ready, .arg = arg};
-    status = region_alloc(regions, "host", "", slots * slot_bytes, REGION_STAGING, account, 0, &stage->region, on_memory,
+    status = region_alloc(regions, "host", "", slots * slot_bytes, REGION_STAGE, account, 0, &stage->region, on_memory,
                           creation, err);
     if (status == RDT_AGAIN)
         return status;
     if (status == RDT_OK && !region_addr(stage->region, err))
         status = err ? err->status : RDT_SYSTEM;
-    if (status != RDT_OK) {
+    if (status == RDT_OK)
+        status = region_pin_for(stage->region, kind, on_pinned, creation, err);
+    if (status != RDT_AGAIN) {
         rdt_error_prefix(err, "cannot stage tensors of a device");
         free_stage(stage);
         free(creation);
-        return status;
     }
-    pin(creation);
-    return RDT_AGAIN;
+    return status;
 }
 
 /* ---- slots ---- */
@@ -148,4 +105,9 @@ void stage_return_slot(struct stage *stage, const uint8_t *slot)
 unsigned stage_free_slots(const struct stage *stage)
 {
     return stage->slots - (unsigned)__builtin_popcount(stage->busy);
+}
+
+bool stage_is_pinned(const struct stage *stage)
+{
+    return region_is_pinned_for(stage->region, stage->kind);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A stage: host memory that bytes pass through between a device and a transport that does not move the device's
- * memory. It has a few slots of one size, so that copies run while other slots are on the wire, and it is pinned once
- * for the device's kind where that plug-in can pin. Each transfer has one at each end that needs it.
+ * memory. It has a few slots of one size, so that copies run while other slots are on the wire, and it is pinned for the
+ * device's kind where that plug-in can pin. Each transfer has one at each end that needs it. The memory comes from the pool,
+ * and goes back there pinned, so a later stage of that size is ready at once.
  *
  * All calls are made in the loop thread.
  */
@@ -15,8 +16,6 @@
 struct stage {
     struct memory_kind *kind; /* the kind it is pinned for; the stage counts as a user of it */
     struct region *region;
-    void *pin; /* the plug-in's handle, if it is pinned */
-    bool pinned;
     uint32_t slots, busy; /* busy: a bit for each slot that is in use */
     uint64_t slot_bytes;
 };
@@ -36,5 +35,7 @@ void stage_destroy(struct stage *stage);
 uint8_t *stage_take_slot(struct stage *stage);
 void stage_return_slot(struct stage *stage, const uint8_t *slot);
 unsigned stage_free_slots(const struct stage *stage);
+
+bool stage_is_pinned(const struct stage *stage);
 
 #endif

@@ -28,6 +28,7 @@ struct fake_control {
     _Atomic uint64_t made, zeroed;             /* allocations; blocks that were cleared later */
     _Atomic uint64_t started, done;            /* copies */
     _Atomic uint64_t pinned;                   /* bytes of host memory, now */
+    _Atomic uint32_t pin_calls;                /* so far */
     _Atomic uint64_t unpinned_bytes;           /* copied from or to host memory that was not */
     _Atomic uint64_t direct;                   /* looks at it by a transport that moves it */
 };

@@ -461,6 +461,7 @@ static enum rdt_status fake_pin(void *memory, void *addr, uint64_t bytes, void *
     if (!pin)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory");
     *pin = bytes;
+    atomic_fetch_add(&fake.control->pin_calls, 1);
     atomic_fetch_add(&fake.control->pinned, bytes);
     *pin_p = pin;
     return RDT_OK;

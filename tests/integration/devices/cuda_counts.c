@@ -128,4 +128,43 @@ Test(cuda_counts, loop_calls_no_driver_and_streams_no_callback)
     must(fake_gpu_calls(node.pid, node.pid, NULL) == 0);
     end_of_count();
 }
+
+/* ---- pinned host memory ---- */
+
+static void fetch_large(const struct rdt_ref *ref)
+{
+    rdt_object *object;
+
+    must_ok(fetch_to(b, ref, "host", NULL, &object, &err));
+    must(holds_pattern(tensor_of(object, 0).data, LARGE, 41));
+    rdt_release(object);
+}
+
+/* Pinning takes longer than one unpinned copy, so host memory is pinned when devices have used it twice, and stays so in the cache
+ * of its client. */
+Test(cuda_counts, memory_that_is_copied_to_again_is_pinned_once)
+{
+    struct rdt_ref ref;
+    void *addr;
+
+    begin_to_count();
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), LARGE, &addr, &err));
+    gpu_fill(addr, LARGE, 41);
+    ref = put_at(addr, LARGE, RDT_CUDA_KNOWN);
+    fake_gpu_trace_clear();
+    fetch_large(&ref);
+    must(fake_gpu_calls(node.pid, 0, "cuMemHostRegister") == 0);
+    must(fake_gpu_calls(node.pid, 0, "cuStreamCreate") == 2); /* of unpinned copies */
+    fetch_large(&ref);
+    wait_until(20 * SEC, fake_gpu_calls(node.pid, 0, "cuMemHostRegister") == 1);
+    wait_until(20 * SEC, (fetch_large(&ref), fake_gpu_calls(node.pid, 0, "cuStreamCreate") == 4)); /* and of pinned ones */
+    fetch_large(&ref);
+    must(fake_gpu_calls(node.pid, 0, "cuMemHostRegister") == 1);
+    must(fake_gpu_calls(node.pid, 0, "cuMemHostUnregister") == 0);
+    must(fake_gpu_calls(node.pid, node.pid, NULL) == 0);
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    wait_until(20 * SEC, fake_gpu_calls(node.pid, 0, "cuMemHostUnregister") == 1); /* when nobody wants the memory any more */
+    end_of_count();
+}
 #endif

@@ -84,6 +84,43 @@ Test(device_cache, unexported_memory_serves_any_client_and_is_zeroed)
     end_caching();
 }
 
+/* Host memory that devices use a second time is pinned. An unload of their kind unpins it and leaves it to its users. */
+Test(device_cache, unload_unpins_host_memory_that_is_in_use)
+{
+    enum { HOST_BYTES = 2 << 20 };
+    struct rdt_tensor tensor;
+    struct rdt_ref ref;
+    rdt_object *object;
+    void *host;
+
+    begin_caching(NULL);
+    must_ok(rdt_alloc(a, HOST_BYTES, &host, &err));
+    fill_pattern(host, HOST_BYTES, 8);
+    tensor = bytes_at(host, HOST_BYTES);
+    ref = put_tensors(a, &tensor, 1, 0);
+    for (unsigned i = 0; i < 2; i++) {
+        must(atomic_load(&gpu.control->pinned) == 0);
+        expect(b, &ref, "fake", "FAKE-0", HOST_BYTES, 8, "local/copy", "fake", "FAKE-0");
+    }
+    wait_until(LONG, atomic_load(&gpu.control->pinned) >= HOST_BYTES);
+    must(atomic_load(&gpu.control->unpinned_bytes) == 2 * HOST_BYTES);
+    expect(b, &ref, "fake", "FAKE-0", HOST_BYTES, 8, "local/copy", "fake", "FAKE-0");
+    must(atomic_load(&gpu.control->unpinned_bytes) == 2 * HOST_BYTES);
+    rdt_close(b);
+    wait_until(LONG, rdt_backend_unload(a, "fake", LONG, NULL) == RDT_OK);
+    must(atomic_load(&gpu.control->pinned) == 0);
+    node_connect(&node, &b);
+    must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
+    must(holds_pattern(tensor_of(object, 0).data, HOST_BYTES, 8));
+    rdt_release(object);
+    must_ok(rdt_dealloc(a, host, &err));
+    must_ok(rdt_free(a, &ref, false, &err));
+    rdt_close(a);
+    rdt_close(b);
+    node_end(&node, NULL);
+    fake_device_fini(&gpu);
+}
+
 Test(device_cache, exported_memory_serves_only_the_client_that_had_it)
 {
     uint8_t *had, *other, *again;

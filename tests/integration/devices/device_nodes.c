@@ -61,6 +61,23 @@ Test(device_nodes, through_host_memory_both_ways)
     end(NULL);
 }
 
+/* Pinning takes milliseconds, so the slots of a stage stay pinned in the pool for the next transfer. */
+Test(device_nodes, stages_stay_pinned_for_later_transfers)
+{
+    struct rdt_ref ref;
+
+    begin();
+    ref = put_on("HERE-0", LARGE, 1);
+    for (unsigned i = 0; i < 16; i++)
+        expect(&ref, "fake", "THERE-1", LARGE, 1, "stream/staged");
+    for (unsigned i = 0; i < 2; i++) { /* a few, because the pool allocates ahead */
+        must(atomic_load(&gpu[i].control->pinned) > 0);
+        must_say(atomic_load(&gpu[i].control->pin_calls) <= 8, "pinned %u times", gpu[i].control->pin_calls);
+        must(atomic_load(&gpu[i].control->unpinned_bytes) == 0);
+    }
+    end(NULL);
+}
+
 Test(device_nodes, mixed_object_is_moved_by_sub_pulls_and_explained)
 {
     uint8_t *on0 = NULL, *on1, *in_host;
