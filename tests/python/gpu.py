@@ -291,6 +291,25 @@ def test_targets_on_a_gpu_are_written():
         own.end()
 
 
+def test_targets_may_lie_on_a_gpu_and_in_host_memory_together():
+    with Gpu() as (c, reader):
+        value = {"on": VALUE, "in": VALUE[:7] + 1, "known": VALUE[:3] + 2, "none": VALUE[:0]}
+        ref = c.put(value)
+        own, host = ByInterface(np.zeros_like(VALUE)), np.zeros_like(value["in"])
+        known = reader.empty(value["known"].shape, "f32")
+        into = {"on": own, "in": host, "known": known, "none": np.zeros_like(value["none"])}
+        for _ in range(2):
+            assert reader.get(ref, into=into) is into
+            assert (seen(own.address.value, VALUE.size, "f4") == VALUE.ravel()).all()
+            assert (host == value["in"]).all() and known.tobytes() == value["known"].tobytes()
+            host[:] = 0
+        wrong = {**into, "in": np.zeros((2, 2), "f4")}
+        with raises(rdtd.Mismatch):
+            reader.get(ref, into=wrong)
+        assert (wrong["in"] == 0).all()
+        own.end()
+
+
 def test_target_that_the_daemon_cannot_map_is_written_by_a_copy():
     with Gpu() as (c, reader):
         value = VALUE[:, :100].copy()  # shares a block of the driver with others, so it is not exported

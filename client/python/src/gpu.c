@@ -238,6 +238,39 @@ static enum rdt_status land(struct conn *conn, struct borrowed_set *set, size_t 
     return RDT_OK;
 }
 
+#define ALIGN ((size_t)64)
+
+static bool needs_room(struct conn *conn, const struct borrowed_set *set, size_t i, size_t *bytes_p)
+{
+    bool known = false;
+
+    return !set->borrowed[i].on_gpu && rdt_tensor_bytes(&set->tensors[i], bytes_p, NULL) == RDT_OK && *bytes_p > 0 &&
+           !(rdt_known(conn->rdt, set->tensors[i].data, *bytes_p, &known, NULL, NULL, NULL) == RDT_OK && known);
+}
+
+/* The daemon writes all targets of a fetch or none. If some are on GPUs, it writes them all, so it writes memory of its own in place
+ * of those in host memory that it does not know. */
+static enum rdt_status land_in_host_memory(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
+{
+    size_t bytes, all = 0, at = 0;
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; i < set->count; i++)
+        if (needs_room(conn, set, i, &bytes))
+            all += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    if (all > 0)
+        status = rdt_alloc(conn->rdt, all, &set->host_room, err);
+    for (size_t i = 0; status == RDT_OK && set->host_room && i < set->count; i++) {
+        struct landing *landing = &set->landings[i];
+        if (!needs_room(conn, set, i, &bytes))
+            continue;
+        *landing = (struct landing){.from = (char *)set->host_room + at, .target = set->tensors[i].data, .bytes = bytes};
+        set->tensors[i].data = (char *)set->host_room + at;
+        at += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    }
+    return status;
+}
+
 /* torch queues its next work behind the copy; of other libraries it is not known in which streams they work, so those wait. */
 enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
@@ -246,6 +279,8 @@ enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct 
     for (size_t i = 0; status == RDT_OK && i < set->count; i++) {
         struct landing *landing = &set->landings[i];
         int ordinal;
+        if (landing->from)
+            memcpy(landing->target, landing->from, landing->bytes);
         if (!landing->buffer)
             continue;
         status = rdt_cuda_deliver(conn->cuda, landing->buffer, landing->target, landing->bytes, set->borrowed[i].stream, err);
@@ -283,7 +318,7 @@ enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rd
         if (status == RDT_UNSUPPORTED)
             status = land(conn, set, i, bytes, err);
     }
-    return status;
+    return status == RDT_OK ? land_in_host_memory(conn, set, err) : status;
 }
 
 void gpu_take_back(struct borrowed_set *set)
@@ -302,12 +337,15 @@ void gpu_take_back(struct borrowed_set *set)
             if (set->landings && set->landings[i].buffer)
                 (void)rdt_dealloc(conn->rdt, set->landings[i].buffer, NULL);
         }
+        if (set->host_room)
+            (void)rdt_dealloc(conn->rdt, set->host_room, NULL);
         Py_END_ALLOW_THREADS conn_leave(conn);
     }
     free(set->offered);
     free(set->landings);
     set->offered = NULL;
     set->landings = NULL;
+    set->host_room = NULL;
 }
 
 /* ---- release of memory ---- */

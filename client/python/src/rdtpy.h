@@ -205,8 +205,10 @@ struct borrowed {
     void *stream; /* if on_gpu: the stream in which the tensor is written */
 };
 
-struct landing { /* daemon memory on the target's GPU, from which the bytes go to the target */
-    void *buffer, *target;
+struct landing {      /* daemon memory where the target is, from which the bytes go to the target */
+    void *buffer;     /* on the target's GPU; NULL: none */
+    const void *from; /* within host_room, for a target in host memory; NULL: none */
+    void *target;
     size_t bytes;
 };
 
@@ -218,6 +220,7 @@ struct borrowed_set {
     struct conn *conn;          /* borrowed; the connection that `offered` belongs to */
     void **offered;             /* [count] GPU memory registered with the daemon for this set only; NULL: none */
     struct landing *landings;   /* [count] of targets that the daemon cannot write; NULL: none */
+    void *host_room;            /* memory of the daemon for all targets in host memory, if others are on GPUs; NULL: none */
 };
 
 /* Borrows the memory of the tensors in a list or tuple until borrowed_set_free. With `writable`, read-only tensors are
