@@ -97,6 +97,7 @@ GPU_BENCH := $(B)/tests/bench/gpu $(B)/tests/bench/gpu_nodes
 GPU_PROBE = $(if $(CUDA_INC),$(B)/tests/gpu/gpu-probe) # asks a driver and NCCL; carries nothing of rdtd
 BENCH := $(filter-out $(GPU_BENCH),$(patsubst %.c,$(B)/%,$(call srcs,tests/bench)))
 FAULT := $(if $(wildcard tests/faults/fault_matrix.c),$(B)/tests/faults/fault_matrix)
+SIMS  := $(patsubst %.c,$(B)/%,$(call srcs,tests/simulation)) # programs that run the daemon's decisions without a daemon
 FUZZ  := $(patsubst %.c,$(B)/%,$(call srcs,tests/fuzz))
 FUZZ_O := $(call obj,$(filter-out $(if $(filter fuzz,$(VARIANT)),%/replay.c),$(call srcs,tests/fuzz/harness)))
 
@@ -209,7 +210,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .SUFFIXES:
 
 all: $(PROGRAMS) $(EXPORTER) $(CHECK) $(CONF) $(MANPAGES) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT) $(if $(CUDA_INC),$(LIBCUDA))
-tests: all $(UNIT) $(INTEG) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(GPU_BENCH) $(GPU_PROBE) \
+tests: all $(UNIT) $(INTEG) $(SIMS) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(GPU_BENCH) $(GPU_PROBE) \
        $(if $(CUDA_INC),$(FAKES))
 benches: all $(BENCH)
 
@@ -411,6 +412,11 @@ $(UNIT): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdtd.a $(B)/librdt.a $(B)/l
 	$(call say,LINK,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(link_test) $(TEST_LIBS)
+
+$(SIMS): $(B)/%: $(B)/obj/%.o $(B)/librdtd.a $(B)/libproto.a
+	$(call say,LINK,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(link_test) $(DAEMON_LIBS)
 
 $(INTEG) $(FAULT) $(GPU_BENCH): $(B)/%: $(B)/obj/%.o $(CRITERION_O) $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a
 	$(call say,LINK,$@)

@@ -163,7 +163,7 @@ static void add_replicas(struct holders *holders, const struct rpc *rpc, const s
 
     while (!holders->viewer && holders->n < HOLDERS_MAX &&
            (entry = replica_directory_next(&rpc->transfers->directory, object->generation, &cursor))) {
-        struct row *row = count_one(holders, entry->whole ? "replica" : "replica being filled", entry);
+        struct row *row = count_one(holders, entry->place.whole ? "replica" : "replica being filled", entry);
         row->info.count = 0;
         holders->counted--;
         set_node(row, replica_entry_peer(entry)->uuid, replica_entry_peer(entry)->name);

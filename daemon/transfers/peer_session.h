@@ -24,7 +24,8 @@ struct peer_session {
     unsigned n_in, n_out; /* active transfers from and to that node */
     unsigned n_replicas;  /* replicas on this node of that node's objects */
     uint64_t bytes_in, bytes_out;
-    uint64_t fell_back;                             /* transfers from that node by a slower transport than both nodes have */
+    uint64_t slow_until_ns; /* until then it is a leaf of every fan-out (fanout.h); 0: it was never slow */
+    uint64_t fell_back;     /* transfers from that node by a slower transport than both nodes have */
     struct log_rare fell_back_lines, rebuilt_lines; /* users can cause both */
     char fell_back_to[140];                         /* what was logged last about that: "stream instead of ucx" */
     uint64_t asked;                                 /* the number of the last peer_probe */

@@ -11,6 +11,7 @@
 
 /* How long a pull waits for the answer that creates the replica. */
 #define EXPECT_NS 5000000000ll
+#define BEAT_NS 500000000ll
 #define MAX_GENERATIONS 1000u /* of one message */
 
 void replicas_init(struct replicas *replicas, struct transfers *transfers, const struct replica_events *events)
@@ -65,6 +66,7 @@ static void replica_unref(struct replica *replica)
     if (--replica->refs > 0)
         return;
     assert(list_empty(&replica->pulls) && list_empty(&replica->waiters) && !replica->listed);
+    deadline_unset(replica->replicas->transfers->deadlines, &replica->beat);
     if (replica->object)
         object_drop(replica->object); /* Fetches that hold the object keep it. */
     account_unref(replica->account);
@@ -356,6 +358,42 @@ bool replica_in_demand(const struct replica *replica)
 
 /* ---- pulls of other nodes ---- */
 
+static bool has_next(const struct serve *out)
+{
+    return out->sm.state == SERVE_SENDING && out->plan &&
+           (out->next_chunk >= out->plan->n ||
+            replica_has(out->replica, out->plan->chunks[out->next_chunk].offset, out->plan->chunks[out->next_chunk].bytes));
+}
+
+/* Readers leave a node that is silent. This one has no bytes for them yet, but is alive. */
+static void on_beat(struct deadline *deadline)
+{
+    struct replica *replica = container_of(deadline, struct replica, beat);
+
+    if (!replica->filling || list_empty(&replica->pulls))
+        return;
+    list_for_each (node, &replica->pulls) {
+        const struct serve *out = container_of(node, struct serve, by_replica);
+        Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
+        parked.transfer = out->number;
+        if (!has_next(out))
+            (void)peer_session_send(out->session, RDT_PEER_PULL_PARKED, &parked.base, NULL);
+    }
+    (void)deadline_set(replica->replicas->transfers->deadlines, &replica->beat, BEAT_NS);
+}
+
+void replica_reader_is_slow(const struct replica *replica, const struct peer_session *reader)
+{
+    Rdt__Pb__Replicas message = RDT__PB__REPLICAS__INIT;
+    Rdt__Pb__SlowReader slow = RDT__PB__SLOW_READER__INIT, *list = &slow;
+
+    slow.generation = replica->ref.generation;
+    slow.node = (ProtobufCBinaryData){sizeof reader->peer->uuid, (uint8_t *)reader->peer->uuid};
+    message.slow = &list;
+    message.n_slow = 1;
+    (void)peer_session_send(replica->origin, RDT_PEER_REPLICAS, &message.base, NULL);
+}
+
 void replica_serve(struct replicas *replicas, struct serve *out)
 {
     struct replica *replica = replica_find(replicas, out->ref.node, out->ref.generation);
@@ -378,6 +416,9 @@ void replica_serve(struct replicas *replicas, struct serve *out)
     replica->refs++;
     out->replica = replica;
     list_append(&replica->pulls, &out->by_replica);
+    replica->beat.on_passed = on_beat;
+    if (replica->filling && deadline_left_ns(&replica->beat) < 0) /* Without memory for it, readers may leave early. */
+        (void)deadline_set(replicas->transfers->deadlines, &replica->beat, BEAT_NS);
     replicas->events->on_found(out, replica->object);
 }
 
@@ -454,6 +495,11 @@ void replicas_on_message(struct replicas *replicas, struct peer_session *session
         struct replica *replica = replica_find(replicas, session->peer->uuid, message->invalid[i]);
         if (replica)
             unlist(replica);
+    }
+    for (size_t i = 0; i < message->n_ask_again; i++) {
+        struct replica *replica = replica_find(replicas, session->peer->uuid, message->ask_again[i]);
+        if (replica && replica->filling)
+            replicas->events->on_ask_again(replica->filling);
     }
     if (message->n_invalid > 0)
         send_copies(session, NULL, 0, NULL, message->invalid, message->n_invalid);

@@ -27,6 +27,7 @@
 #ifndef DAEMON_REPLICA_H
 #define DAEMON_REPLICA_H
 
+#include "daemon/base/deadline.h"
 #include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/objects/object.h"
@@ -45,6 +46,7 @@ struct replica_events {
     void (*on_refused)(struct serve *pull, const struct rdt_error *err); /* the requester may not see the object */
     void (*on_arrived)(struct serve *pull);                              /* memory was allocated, or more bytes have arrived */
     void (*on_failed)(struct serve *pull, const struct rdt_error *err);  /* the replica will not be complete */
+    void (*on_ask_again)(struct transfer *filling);                      /* the owner's node has a better source */
     void (*on_unwanted)(struct transfer *filling);                       /* the last pull of an incomplete replica has ended */
 };
 
@@ -85,8 +87,9 @@ struct replica {
     const struct chunk_plan *plan; /* of `filling` */
     bool *arrived;                 /* [plan_n] */
     uint32_t plan_n;
-    struct list pulls;   /* struct serve.by_replica: pulls of other nodes */
-    struct list waiters; /* struct replica_waiter.link; with a waiter it is filled even if no fetch waits */
+    struct list pulls;    /* struct serve.by_replica: pulls of other nodes */
+    struct deadline beat; /* when those that wait for bytes are told that this node waits too */
+    struct list waiters;  /* struct replica_waiter.link; with a waiter it is filled even if no fetch waits */
 };
 
 void replicas_init(struct replicas *replicas, struct transfers *transfers, const struct replica_events *events);
@@ -136,6 +139,9 @@ bool replica_in_demand(const struct replica *replica);
 /* Answers a PULL that was redirected here; waits a little if the replica does not exist yet. */
 void replica_serve(struct replicas *replicas, struct serve *out);
 void replica_unserve(struct serve *out); /* the pull ends */
+
+/* A node that pulls the replica is slow: tells the owner's node. */
+void replica_reader_is_slow(const struct replica *replica, const struct peer_session *reader);
 
 /* Whether these bytes of the packed stream have arrived. */
 bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes);

@@ -26,27 +26,13 @@ static void replicated_object_forget(struct replicated_object *replicated)
     free(replicated);
 }
 
-/* ---- the source of each receiver ---- */
-
-static void set_source(struct replica_entry *entry, struct replica_entry *source, bool direct)
-{
-    bool was_direct = !entry->source && !entry->whole;
-
-    if (entry->source)
-        entry->source->children--;
-    entry->replicated->direct -= was_direct;
-    entry->source = source;
-    entry->whole = !source && !direct;
-    if (source)
-        source->children++;
-    entry->replicated->direct += direct;
-}
-
 static void replica_entry_free(struct replica_entry *entry)
 {
     struct replicated_object *replicated = entry->replicated;
 
     deadline_unset(replicated->directory->transfers->deadlines, &entry->over);
+    if (entry->place.fanout)
+        fanout_leave(&entry->place);
     list_remove(&entry->link);
     list_remove(&entry->by_node);
     free(entry);
@@ -54,37 +40,14 @@ static void replica_entry_free(struct replica_entry *entry)
         replicated_object_forget(replicated);
 }
 
-/* The entry's node serves no other node any more. */
-static void leave_sources(struct replica_entry *entry)
-{
-    struct replicated_object *replicated = entry->replicated;
-
-    list_for_each (node, &replicated->nodes) {
-        struct replica_entry *other = container_of(node, struct replica_entry, link);
-        if (other->source == entry)
-            set_source(other, NULL, true); /* The receiver will ask this node again. */
-    }
-    set_source(entry, NULL, false);
-}
-
-static void replica_entry_remove(struct replica_entry *entry)
-{
-    leave_sources(entry);
-    replica_entry_free(entry);
-}
-
 unsigned replica_entry_depth(const struct replica_entry *entry)
 {
-    unsigned depth = 0;
-
-    for (; entry->source; entry = entry->source)
-        depth++;
-    return depth;
+    return entry->place.depth;
 }
 
 void replica_entry_serve_here(struct replica_entry *entry)
 {
-    set_source(entry, NULL, true);
+    fanout_serve_here(&entry->place);
 }
 
 void replica_directory_fini(struct replica_directory *directory)
@@ -93,7 +56,7 @@ void replica_directory_fini(struct replica_directory *directory)
         struct peer_session *session = container_of(node, struct peer_session, link);
         replica_directory_link_up(session);
         while (!list_empty(&session->replica_entries))
-            replica_entry_remove(container_of(list_first(&session->replica_entries), struct replica_entry, by_node));
+            replica_entry_free(container_of(list_first(&session->replica_entries), struct replica_entry, by_node));
     }
     map_fini(&directory->by_generation);
 }
@@ -121,7 +84,8 @@ static struct replicated_object *replicated_object_get(struct replica_directory 
         return NULL;
     replicated->generation = object->generation;
     replicated->directory = directory;
-    replicated->bytes = object->bytes;
+    fanout_init(&replicated->fanout, object->bytes,
+                fanout_chunk_bytes(object->bytes, directory->transfers->options->chunk_bytes));
     list_init(&replicated->nodes);
     list_init(&replicated->lost);
     list_init(&replicated->waiters);
@@ -149,7 +113,7 @@ struct replica_entry *replica_entry_add(struct replica_directory *directory, str
     }
     entry->replicated = replicated;
     entry->session = session;
-    replicated->direct++;
+    fanout_join(&replicated->fanout, &entry->place, session->slow_until_ns > uv_hrtime());
     list_append(&replicated->nodes, &entry->link);
     list_append(&session->replica_entries, &entry->by_node);
     return entry;
@@ -170,37 +134,61 @@ static bool share_transport(struct peer_session *a, struct peer_session *b)
     return false;
 }
 
-struct peer_session *replica_entry_redirect(struct replica_entry *entry)
+static bool can_read(const struct fanout_place *reader, const struct fanout_place *source, void *arg)
 {
-    struct replicated_object *replicated = entry->replicated;
-    uint64_t chunk_bytes = replicated->directory->transfers->options->chunk_bytes;
-    /* The cost of receiving from this node; the new entry itself is already counted. */
-    uint64_t least = (uint64_t)(replicated->direct - 1) * replicated->bytes;
-    struct replica_entry *best = NULL;
+    struct peer_session *there = container_of(source, struct replica_entry, place)->session;
 
-    assert(!entry->source && entry->children == 0);
-    list_for_each (node, &replicated->nodes) {
-        struct replica_entry *other = container_of(node, struct replica_entry, link);
-        uint64_t cost;
-        if (other == entry || other->session->peer->state != PEER_UP || !other->session->peer->address[0] ||
-            !share_transport(other->session, entry->session))
-            continue;
-        cost = (uint64_t)other->children * replicated->bytes;
-        if (!other->whole)
-            cost += (uint64_t)(replica_entry_depth(other) + 1) * chunk_bytes;
-        if (cost < least) {
-            least = cost;
-            best = other;
-        }
-    }
-    if (!best)
+    (void)arg;
+    return there->peer->state == PEER_UP && there->peer->address[0] &&
+           share_transport(there, container_of(reader, struct replica_entry, place)->session);
+}
+
+struct peer_session *replica_entry_redirect(struct replica_entry *entry, const uint8_t *left)
+{
+    struct replica_directory *directory = entry->replicated->directory;
+    struct fanout_place *source = entry->place.source;
+
+    if (left && source && memcmp(container_of(source, struct replica_entry, place)->session->peer->uuid, left, 16) == 0)
+        fanout_left(source);
+    source = fanout_choose(&entry->place, can_read, NULL);
+    if (!source)
         return NULL;
-    set_source(entry, best, false);
-    replicated->directory->redirected++;
-    return best->session;
+    directory->redirected++;
+    directory->moved += left != NULL;
+    return container_of(source, struct replica_entry, place)->session;
 }
 
 /* ---- messages ---- */
+
+/* The reader will send PULL again, and then gets another source. */
+static void ask_again(struct fanout_place *place, void *arg)
+{
+    const struct replica_entry *entry = container_of(place, struct replica_entry, place);
+    uint64_t generation = entry->replicated->generation;
+    Rdt__Pb__Replicas message = RDT__PB__REPLICAS__INIT;
+
+    (void)arg;
+    message.ask_again = &generation;
+    message.n_ask_again = 1;
+    (void)peer_session_send(entry->session, RDT_PEER_REPLICAS, &message.base, NULL);
+}
+
+void replica_directory_reader_is_slow(struct replica_directory *directory, uint64_t generation, struct peer_session *reader,
+                                      const struct peer_session *source)
+{
+    struct replicated_object *replicated = map_get_u64(&directory->by_generation, generation);
+    struct replica_entry *entry = replicated ? find(replicated, reader) : NULL;
+    const struct fanout_place *from = entry ? entry->place.source : NULL;
+
+    if (!entry || entry->place.whole || entry->place.slow ||
+        (from ? container_of(from, struct replica_entry, place)->session : NULL) != source)
+        return; /* It has found another source meanwhile, or the report is not its source's. */
+    log_info("node %s takes bytes slowly: for %u s only slow nodes read from it", reader->peer->name,
+             (unsigned)(FANOUT_SLOW_NS / 1000000000));
+    directory->slow++;
+    reader->slow_until_ns = uv_hrtime() + FANOUT_SLOW_NS;
+    fanout_slow(&entry->place, ask_again, NULL);
+}
 
 static void send_copies(struct peer_session *session, uint64_t *valid, size_t n_valid, uint64_t *invalid, size_t n_invalid)
 {
@@ -226,8 +214,18 @@ static bool note_whole(struct replica_directory *directory, struct peer_session 
         return false;
     entry = replica_entry_add(directory, session, object, &is_new);
     if (entry)
-        set_source(entry, NULL, false);
+        fanout_set_whole(&entry->place);
     return entry;
+}
+
+static struct peer_session *session_of(const struct transfers *transfers, const ProtobufCBinaryData *uuid)
+{
+    list_for_each (node, &transfers->sessions) {
+        struct peer_session *session = container_of(node, struct peer_session, link);
+        if (uuid->len == 16 && memcmp(session->peer->uuid, uuid->data, 16) == 0)
+            return session;
+    }
+    return NULL;
 }
 
 void replica_directory_on_message(struct replica_directory *directory, struct peer_session *session,
@@ -241,7 +239,12 @@ void replica_directory_on_message(struct replica_directory *directory, struct pe
         struct replicated_object *replicated = map_get_u64(&directory->by_generation, generation);
         struct replica_entry *entry = replicated ? find(replicated, session) : NULL;
         if (entry)
-            replica_entry_remove(entry);
+            replica_entry_free(entry);
+    }
+    for (size_t i = 0; i < message->n_slow; i++) {
+        struct peer_session *reader = session_of(directory->transfers, &message->slow[i]->node);
+        if (reader)
+            replica_directory_reader_is_slow(directory, message->slow[i]->generation, reader, session);
     }
     for (size_t i = 0; lists && i < message->n_whole; i++) {
         if (note_whole(directory, session, message->whole[i]))
@@ -263,7 +266,7 @@ static void replica_entry_lose(struct replica_entry *entry, int64_t left_ns)
 {
     struct replicated_object *replicated = entry->replicated;
 
-    leave_sources(entry);
+    fanout_leave(&entry->place);
     list_remove(&entry->link);
     list_remove(&entry->by_node);
     list_append(&replicated->lost, &entry->link);
@@ -284,7 +287,7 @@ void replica_directory_link_down(struct peer_session *session)
         if (serves)
             replica_entry_lose(entry, (int64_t)(until_ns - now));
         else
-            replica_entry_remove(entry);
+            replica_entry_free(entry);
     }
 }
 

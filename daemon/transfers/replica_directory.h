@@ -16,11 +16,9 @@
  *                   |------ Copies.dropped; the link goes down and the node knows -------------------^
  *                   `------ the link goes down -------> LOST ------ time passes, or the link is up --'
  *
- * Fan-out: if several nodes want one large snapshot at the same time, a later one is redirected to a node
- * that has it or is receiving it, so that a chain or tree of nodes takes about as long as one node. Each gets
- * the place with the lowest cost: what is ahead of it there (other receivers, each of the whole object) plus
- * the chunks that the place is behind. A node that comes back from such a place is served from here. Only
- * nodes that are new to the object are redirected, so no node waits for itself.
+ * Fan-out: if several nodes want one large snapshot at the same time, a later one is redirected to a node that has it or is
+ * receiving it. fanout.h decides to which, for new readers and for those that come back because that node has ended,
+ * stood still or become slow.
  *
  * All calls are made in the loop thread. */
 #ifndef DAEMON_REPLICA_DIRECTORY_H
@@ -30,6 +28,7 @@
 #include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/objects/object.h"
+#include "daemon/transfers/fanout.h"
 #include "rdt_peer.pb-c.h"
 
 struct replica_directory;
@@ -40,11 +39,10 @@ struct transfers;
 struct replicated_object { /* an object of this node that has entries */
     uint64_t generation;
     struct replica_directory *directory;
-    uint64_t bytes;
+    struct fanout fanout;
     struct list nodes;   /* struct replica_entry.link */
     struct list lost;    /* struct replica_entry.link: entries that are LOST */
     struct list waiters; /* struct replica_directory_waiter.link; after the object has ended */
-    unsigned direct;     /* number of nodes that receive from this one */
     bool ended;
 };
 
@@ -53,11 +51,8 @@ struct replica_entry {
     struct list by_node; /* in session->replica_entries; LOST: in session->lost_entries */
     struct replicated_object *replicated;
     struct peer_session *session;
-    bool whole;
-    /* the entry that it receives from; NULL: it receives from this node, or no longer receives */
-    struct replica_entry *source;
-    unsigned children;    /* number of entries that receive from it */
-    struct deadline over; /* LOST */
+    struct fanout_place place; /* LOST: in no fan-out */
+    struct deadline over;      /* LOST */
 };
 
 struct replica_directory_waiter {
@@ -69,6 +64,8 @@ struct replica_directory {
     struct transfers *transfers;
     struct map by_generation; /* struct replicated_object */
     uint64_t redirected;      /* number of pulls that were redirected to a replica */
+    uint64_t moved;           /* number of pulls that came back from a replica and were redirected to another one */
+    uint64_t slow;            /* number of reports that a reader is slow */
 };
 
 void replica_directory_init(struct replica_directory *directory, struct transfers *transfers);
@@ -78,11 +75,16 @@ void replica_directory_fini(struct replica_directory *directory);
 struct replica_entry *replica_entry_add(struct replica_directory *directory, struct peer_session *session,
                                         const struct object *object, bool *is_new_p);
 
-/* The node that a new entry should pull from, noted in the entry; NULL: this one. */
-struct peer_session *replica_entry_redirect(struct replica_entry *entry);
+/* The node that the entry's node should pull from, noted in the entry; NULL: this one. `left` is the uuid of the node that it
+ * has come back from; NULL: it is new. */
+struct peer_session *replica_entry_redirect(struct replica_entry *entry, const uint8_t *left);
 
 /* The number of nodes between this entry's node and this one. */
 unsigned replica_entry_depth(const struct replica_entry *entry);
+
+/* The node that serves the object to this reader (NULL: this one) has found that the reader is slow. */
+void replica_directory_reader_is_slow(struct replica_directory *directory, uint64_t generation, struct peer_session *reader,
+                                      const struct peer_session *source);
 
 /* Notes that the entry's node receives from this one. */
 void replica_entry_serve_here(struct replica_entry *entry);

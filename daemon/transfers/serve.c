@@ -27,6 +27,7 @@ static const struct sm_state states[] = {
 
 /* The reader ends its transfer at its deadline and says what was missing. The owner ends its side later, so that the two do not
  * race for the sentence, and only if the reader has not said that it gave up. */
+#define USUAL_MIN_BYTES (UINT64_C(16) << 20)
 #define READER_LATE_NS INT64_C(2000000000)
 
 void serve_set_state(struct serve *out, enum serve_state state)
@@ -45,6 +46,18 @@ static void drop_expected(struct serve *out)
     out->expect_bytes = 0;
 }
 
+/* A send that is long enough shows how fast a reader can take bytes. */
+static void note_usual(const struct serve *out)
+{
+    struct transfers *transfers = out->transfers;
+    uint64_t took_ns = uv_hrtime() - out->record.began_ns, rate;
+
+    if (out->record.began_ns == 0 || out->replica || out->record.bytes_done < USUAL_MIN_BYTES || took_ns == 0)
+        return;
+    rate = (uint64_t)((double)out->record.bytes_done * 1e9 / (double)took_ns);
+    transfers->usual_rate = rate > transfers->usual_rate ? rate : transfers->usual_rate - transfers->usual_rate / 8 + rate / 8;
+}
+
 void serve_end(struct serve *out)
 {
     struct transfers *transfers = out->transfers;
@@ -52,6 +65,8 @@ void serve_end(struct serve *out)
     assert(out->n_ops == 0);
     if (out->connection)
         transfers->last_sent_ns = uv_hrtime();
+    if (out->sm.state == SERVE_SENDING)
+        note_usual(out);
     serve_set_state(out, SERVE_ENDED);
     record_finish(transfers, &out->record);
     deadline_unset(transfers->deadlines, &out->deadline);
@@ -253,6 +268,9 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
     out->meta_only = pull->meta_only;
     out->keep = pull->keep_replica;
     out->no_redirect = pull->no_redirect;
+    out->came_back = pull->left_node.len == sizeof out->left;
+    if (out->came_back)
+        memcpy(out->left, pull->left_node.data, sizeof out->left);
     out->inline_max_bytes = pull->inline_max_bytes < RDT_INLINE_MAX_BYTES ? pull->inline_max_bytes : RDT_INLINE_MAX_BYTES;
     out->credit = UINT32_MAX;
     out->deadline.on_passed = on_deadline;

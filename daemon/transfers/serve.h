@@ -19,6 +19,7 @@
 
 #include "daemon/objects/names.h"
 #include "daemon/objects/object_table.h"
+#include "daemon/transfers/fanout.h"
 #include "daemon/transfers/peer_transport.h"
 
 struct broadcast;
@@ -35,6 +36,9 @@ struct serve {
     Rdt__Pb__Slice *slice; /* owned; NULL: the whole object */
     bool meta_only;
     bool keep, no_redirect; /* what the reader asked for in PULL */
+    bool came_back;         /* it has left the node `left`, to which it was redirected, or was asked to ask again */
+    uint8_t left[16];
+    struct fanout_pace pace;
     uint64_t inline_max_bytes;
     /* the reader's timeout; TICKET: how long the reader may stay silent; ABORT: the grace time */
     struct deadline deadline;

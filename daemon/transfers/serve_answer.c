@@ -67,9 +67,9 @@ static void add_replica_entry(struct serve *out, const struct object *object, Rd
     meta->replica_noted = entry != NULL;
     if (!entry)
         return;
-    if (is_new && !out->no_redirect && least > 0 && out->stream_bytes >= least)
-        elsewhere = replica_entry_redirect(entry);
-    else if (out->no_redirect && !entry->whole)
+    if ((is_new || (out->came_back && !entry->place.whole)) && !out->no_redirect && least > 0 && out->stream_bytes >= least)
+        elsewhere = replica_entry_redirect(entry, out->came_back ? out->left : NULL);
+    else if (out->no_redirect && !entry->place.whole)
         replica_entry_serve_here(entry);
     if (!elsewhere)
         return;

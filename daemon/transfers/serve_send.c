@@ -12,11 +12,14 @@
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/replica.h"
+#include "daemon/transfers/replica_directory.h"
 #include "daemon/transfers/serve.h"
+#include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_order.h"
 #include "daemon/transfers/transfer_record.h"
 
 #define SMALL_COPY (256u << 10)
+#define SMALL_CHUNKS_MAX 4u
 
 static void prepare(struct serve *out);
 
@@ -290,6 +293,32 @@ static void op_free(struct chunk_op *op)
 static void send_in_order(struct serve *out);
 static void send_more(struct serve *out);
 
+/* Tells the owner's node, or this one, if the reader takes bytes more slowly than it could have them. */
+static void watch_pace(struct serve *out)
+{
+    struct transfers *transfers = out->transfers;
+    struct replica *replica = out->replica;
+    uint64_t have = out->stream_bytes, usual = 0, chunk_bytes = out->plan->chunks[0].bytes;
+    unsigned readers = 0;
+
+    if (!out->object->snapshot || out->ordered || out->staged || out->pace.told)
+        return;
+    if (replica && replica->filling)
+        have = replica->filling->record.bytes_done;
+    else
+        usual = transfers->usual_rate;
+    if (usual == 0 && (!replica || !replica->filling))
+        return; /* Nothing says how fast it could be. */
+    list_for_each (node, replica ? &replica->pulls : &transfers->serves)
+        readers++;
+    if (!fanout_pace_is_slow(&out->pace, uv_hrtime(), have, out->record.bytes_done, usual, readers, chunk_bytes))
+        return;
+    if (replica)
+        replica_reader_is_slow(replica, out->session);
+    else
+        replica_directory_reader_is_slow(&transfers->directory, out->object->generation, out->session, NULL);
+}
+
 static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char *msg)
 {
     struct serve *out = op->out;
@@ -322,6 +351,8 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
             send_in_order(out);
         } else if (out->staged) {
             send_more(out); /* The slot is free again. */
+        } else {
+            watch_pace(out);
         }
     }
     serve_pump(pt);
@@ -523,10 +554,23 @@ static void begin_late(struct serve *out)
 
 void serve_go_on(struct serve *out)
 {
-    if (out->awaits_memory && out->sm.state == SERVE_OFFERED)
+    if (out->awaits_memory && out->sm.state == SERVE_OFFERED) {
         begin_late(out);
-    else
-        send_more(out);
+        return;
+    }
+    if (out->sm.state == SERVE_SENDING && out->plan && !out->one_sided)
+        watch_pace(out);
+    send_more(out);
+}
+
+/* Chunks that are smaller than configured, as those of a fan-out, are posted in larger numbers, up to the same bytes. */
+static bool may_post(const struct peer_transport *pt)
+{
+    const struct options *options = pt->session->transfers->options;
+    const struct serve *out = container_of(list_first(&pt->sending), struct serve, in_turn);
+    uint64_t bytes = out->plan->chunks[out->next_chunk].bytes, many = options->chunk_bytes / (bytes ? bytes : 1);
+
+    return pt->sends_in_flight < options->chunks_in_flight * (many < 1 ? 1 : many > SMALL_CHUNKS_MAX ? SMALL_CHUNKS_MAX : many);
 }
 
 void serve_pump(struct peer_transport *pt)
@@ -534,8 +578,7 @@ void serve_pump(struct peer_transport *pt)
     if (pt->pumping) /* A chunk that fails at once calls this function again. */
         return;
     pt->pumping = true;
-    while (pt->sm.state == PT_CONNECTED && pt->sends_in_flight < pt->session->transfers->options->chunks_in_flight &&
-           !list_empty(&pt->sending)) {
+    while (pt->sm.state == PT_CONNECTED && !list_empty(&pt->sending) && may_post(pt)) {
         struct serve *out = container_of(list_first(&pt->sending), struct serve, in_turn);
         struct rdt_error err = {0};
 

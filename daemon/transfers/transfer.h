@@ -152,6 +152,7 @@ struct transfers {
     char decided_show[192], decided_cow[192]; /* its show_why_not and cow_why_not, */
     /* and the decision on it, which the same query gets again: a reference; NULL: none */
     struct path_decision *decision;
+    uint64_t usual_rate;   /* bytes/s at which readers lately took what this node sent; 0: not known */
     uint64_t last_sent_ns; /* when the last transfer to another node ended; 0: never */
     uint64_t bytes_in, bytes_out, bytes_local;
     struct transfer_path paths[TRANSFER_PATHS];

@@ -163,6 +163,8 @@ void transfer_in_ask(struct transfer *transfer)
     pull.keep_replica = transfer->pull.keeps && transfer->pull.peer == transfer->pull.origin;
     pull.no_redirect = transfer->pull.no_redirect;
     pull.from_replica = transfer->pull.peer != transfer->pull.origin;
+    if (transfer->pull.came_back && !pull.from_replica)
+        pull.left_node = (ProtobufCBinaryData){sizeof transfer->pull.left, transfer->pull.left};
     /* With another wish the bytes must not come in the answer. */
     if (transfer->wish.transport[0] == '\0' || strcasecmp(transfer->wish.transport, "inline") == 0)
         pull.inline_max_bytes = RDT_INLINE_MAX_BYTES;

@@ -276,7 +276,9 @@ void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullPark
 {
     struct transfer *transfer = find(session, parked->transfer);
 
-    if (!transfer || transfer->pull.answer.arrived)
+    if (transfer && transfer->pull.peer != transfer->pull.origin)
+        transfer_replica_moved(transfer);
+    if (!transfer || transfer->pull.answer.arrived || transfer->pull.peer != transfer->pull.origin)
         return;
     transfer->pull.awaits_put = true;
     reservation_leave(transfer); /* The other items need not wait for a put. */

@@ -169,11 +169,9 @@ void transfer_in_ask_start(struct transfer *transfer)
 
     start.transfer = transfer->id;
     start.transport = (char *)transfer->pull.connection->transport->name;
-    start.chunk_bytes = transfer->transfers->options->chunk_bytes;
+    start.chunk_bytes = transfer_chunk_bytes(transfer);
     start.epoch = transfer->pull.connection->epoch;
     start.one_sided = transfer->pull.one_sided;
-    if (transfer->pull.broadcast.chunk_bytes > 0)
-        start.chunk_bytes = transfer->pull.broadcast.chunk_bytes;
     if (transfer->pull.connection->group) {
         start.group =
             (ProtobufCBinaryData){sizeof transfer->pull.connection->group->token, transfer->pull.connection->group->token};

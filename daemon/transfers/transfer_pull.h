@@ -94,7 +94,9 @@ struct pull {
     struct deadline unwanted;    /* set when the last other node has stopped pulling that replica */
     bool no_redirect;            /* it has come back from another node's replica, or wants a certain path */
     struct deadline patience;    /* at another node's replica: how long that node may stay silent */
-    int64_t patience_ns;
+    bool came_back;              /* it has left the node `left`, and asks the owner's for another source */
+    uint8_t left[16];
+    unsigned n_redirects;            /* how often it has come back */
     struct broadcast_member *member; /* this node's part of a broadcast (transfer_broadcast_member.c); NULL: none */
     struct pull_broadcast broadcast; /* what the root's node said about it */
 
@@ -229,6 +231,7 @@ void transfer_in_connection_failed(struct peer_transport *pt); /* notes pt->brok
 /* transfer_plan cuts the stream into chunks and finds how many bytes must be staged (staging.need).
  * transfer_reserve_staging allocates them (RDT_AGAIN: on_ready is called later with the transfer);
  * transfer_take_staging takes them chunk by chunk. Freed with the transfer. */
+uint64_t transfer_chunk_bytes(const struct transfer *transfer); /* how the stream is cut */
 enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err);
 bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, struct region **region_p, uint64_t *offset_p);
 bool transfer_staging_is_small(const struct transfer *transfer);
@@ -298,7 +301,8 @@ void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullM
 /* The recover operation of pulls. true: the transfer had been redirected to a replica, and asks the owner's
  * node again. */
 bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_error *why);
-void transfer_replica_moved(struct transfer *transfer); /* a chunk has arrived */
+void transfer_replica_moved(struct transfer *transfer); /* a chunk has arrived, or the other node says that it waits for one */
+void transfer_replica_ask_again(struct transfer *transfer); /* the owner's node has a better source than the present one */
 void transfer_deliver_replica(struct transfer *transfer);
 
 /* The last other node has stopped pulling the replica that it fills: ends the transfer, unless a fetch of

@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 
 #include "daemon/base/log.h"
@@ -14,12 +15,12 @@
 #include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
-/* How long a node with a replica may take until the first chunk, and between two chunks. The further a node is from the owner's
- * node, the longer it may take, so that in a chain without progress the first node goes back to the owner, and then the chain
- * moves again. */
+/* How long a node with a replica may be silent: it sends a chunk, or says every 500 ms that it waits for one itself. So only the
+ * readers of the node that has stopped leave it, not those behind them. */
 #define PATIENCE_NS 2000000000ll
-#define PATIENCE_STEP_NS 500000000ll
-#define DEPTH_MAX 1000u
+
+/* How often a pull lets itself be redirected. */
+#define REDIRECTS_MAX 16u
 
 /* ---- replicas on this node ---- */
 
@@ -160,7 +161,7 @@ static void on_patience(struct deadline *deadline)
 void transfer_replica_moved(struct transfer *transfer)
 {
     if (transfer->pull.peer != transfer->pull.origin)
-        (void)deadline_set(transfer->transfers->deadlines, &transfer->pull.patience, transfer->pull.patience_ns);
+        (void)deadline_set(transfer->transfers->deadlines, &transfer->pull.patience, PATIENCE_NS);
 }
 
 static enum rdt_status read_redirect(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
@@ -177,7 +178,6 @@ static enum rdt_status follow_redirect(struct transfer *transfer, const Rdt__Pb_
     struct peer_session *session;
     struct peer *peer;
     enum rdt_status status = peers_find(transfers->peers, meta->redirect_node.data, meta->redirect_address, NULL, &peer, err);
-    uint32_t depth = meta->redirect_depth < DEPTH_MAX ? meta->redirect_depth : DEPTH_MAX;
 
     if (status != RDT_OK)
         return status;
@@ -186,9 +186,8 @@ static enum rdt_status follow_redirect(struct transfer *transfer, const Rdt__Pb_
     session = peer_session_get(transfers, peer);
     if (!session)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
-    transfer->pull.patience_ns = PATIENCE_NS + (int64_t)depth * PATIENCE_STEP_NS;
     transfer->pull.patience.on_passed = on_patience;
-    (void)deadline_set(transfers->deadlines, &transfer->pull.patience, transfer->pull.patience_ns);
+    (void)deadline_set(transfers->deadlines, &transfer->pull.patience, PATIENCE_NS);
     (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", peer->name);
     log_debug("xfer %llu is redirected to the replica on node %s", (unsigned long long)transfer->id, peer->name);
     transfer_in_pull_from(transfer, session);
@@ -206,7 +205,7 @@ void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullM
     if (use_if_listed(transfer, meta->replica_noted))
         return;
     reservation_leave(transfer); /* The other node may be silent. */
-    if (transfer->pull.replica || !replica_create(transfer, meta)) {
+    if (!transfer->pull.replica && !replica_create(transfer, meta)) {
         replica_decline(transfer->pull.origin, transfer->ref.generation);
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for a replica");
     } else {
@@ -221,6 +220,22 @@ void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullM
     transfer_in_pull_from(transfer, transfer->pull.origin);
 }
 
+/* Asks the owner's node again, under a new number: the bytes of the old one may still be under way. */
+static bool ask_owner_again(struct transfer *transfer)
+{
+    if (!transfer->pull.peer || !transfer->pull.origin)
+        return false;
+    transfer->pull.came_back = true;
+    memcpy(transfer->pull.left, transfer->pull.peer->peer->uuid, sizeof transfer->pull.left);
+    if (++transfer->pull.n_redirects > REDIRECTS_MAX)
+        transfer->pull.no_redirect = true;
+    if (!transfer_in_ask_anew(transfer))
+        return false;
+    deadline_unset(transfer->transfers->deadlines, &transfer->pull.patience);
+    (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", transfer->pull.origin->peer->name);
+    return true;
+}
+
 bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_error *why)
 {
     struct transfers *transfers = transfer->transfers;
@@ -230,11 +245,15 @@ bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_err
         return false;
     log_debug("xfer %llu comes back from the replica on node %s: %s", (unsigned long long)transfer->id, transfer->record.peer,
               why->msg);
-    transfer->pull.no_redirect = true;
-    deadline_unset(transfers->deadlines, &transfer->pull.patience);
-    transfer_in_send_abort(transfer);
-    transfer_in_leave_peer(transfer);
-    (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", transfer->pull.origin->peer->name);
-    transfer_in_go_back(transfer);
-    return true;
+    return ask_owner_again(transfer);
+}
+
+void transfer_replica_ask_again(struct transfer *transfer)
+{
+    if (transfer->sm.state != TRANSFER_MOVE || !transfer->pull.replica || transfer->pull.member || transfer->pull.one_sided ||
+        transfer->pull.failed != RDT_OK || transfer->pull.origin->peer->state != PEER_UP)
+        return;
+    log_debug("xfer %llu leaves node %s: the owner's node has a better source", (unsigned long long)transfer->id,
+              transfer->record.peer);
+    (void)ask_owner_again(transfer);
 }

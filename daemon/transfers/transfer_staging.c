@@ -5,6 +5,7 @@
  * it, so the region cache keeps it afterwards. */
 #include <stdlib.h>
 
+#include "daemon/transfers/fanout.h"
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/transfer_impl.h"
 
@@ -33,11 +34,21 @@ bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, st
     return transfer->pull.one_sided || !region_may_fault(*region_p);
 }
 
+uint64_t transfer_chunk_bytes(const struct transfer *transfer)
+{
+    const struct options *options = transfer->transfers->options;
+
+    if (transfer->pull.broadcast.chunk_bytes > 0)
+        return transfer->pull.broadcast.chunk_bytes;
+    if (transfer->pull.replica && !transfer->pull.one_sided && options->fanout_min_bytes > 0 &&
+        transfer->stream_bytes >= options->fanout_min_bytes) /* Other nodes may read each chunk as soon as it is here. */
+        return fanout_chunk_bytes(transfer->stream_bytes, options->chunk_bytes);
+    return options->chunk_bytes;
+}
+
 enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err)
 {
-    uint64_t chunk_bytes = transfer->pull.broadcast.chunk_bytes ? transfer->pull.broadcast.chunk_bytes
-                                                                : transfer->transfers->options->chunk_bytes,
-             offset;
+    uint64_t chunk_bytes = transfer_chunk_bytes(transfer), offset;
     struct region *region;
     enum rdt_status status;
 

@@ -18,6 +18,7 @@ static const struct replica_events replica_events = {.on_found = serve_answer,
                                                      .on_refused = serve_refuse,
                                                      .on_arrived = serve_go_on,
                                                      .on_failed = serve_fail,
+                                                     .on_ask_again = transfer_replica_ask_again,
                                                      .on_unwanted = transfer_replica_unwanted};
 static const struct order_events order_events = {
     .receive = transfer_in_receive, .waits = transfer_replica_moved, .send = serve_send_in_order, .fail_serve = serve_fail};

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See fanout.h. */
+#include "daemon/transfers/fanout.h"
+
+#include <assert.h>
+#include <stddef.h>
+
+/* A slow reader takes a part of its source's bandwidth only. */
+#define SLOW_SHARE 8u
+
+#define WINDOW_NS UINT64_C(100000000)
+#define WINDOW_CHUNKS 8u  /* that have come to the source in one window */
+#define BACKLOG_CHUNKS 6u /* more than the chunks under way: the reader lacks nothing */
+
+void fanout_init(struct fanout *fanout, uint64_t bytes, uint64_t chunk_bytes)
+{
+    *fanout = (struct fanout){.bytes = bytes, .chunk_bytes = chunk_bytes};
+    list_init(&fanout->places);
+    list_init(&fanout->direct);
+}
+
+uint64_t fanout_chunk_bytes(uint64_t bytes, uint64_t most)
+{
+    uint64_t chunk = bytes / FANOUT_CHUNKS;
+
+    if (chunk < FANOUT_CHUNK_MIN)
+        chunk = FANOUT_CHUNK_MIN;
+    chunk = (chunk + 4095) & ~UINT64_C(4095);
+    return chunk < most ? chunk : most;
+}
+
+/* ---- the tree ---- */
+
+static bool receives(const struct fanout_place *place)
+{
+    return !list_empty(&place->by_source);
+}
+
+/* Calls `visit` for the place and all places below it, each before its readers. The tree may be a chain of thousands, so
+ * this walks and does not call itself. */
+static void walk(struct fanout_place *top, void (*visit)(struct fanout_place *))
+{
+    struct fanout_place *place = top;
+
+    for (;;) {
+        visit(place);
+        if (!list_empty(&place->readers)) {
+            place = container_of(place->readers.next, struct fanout_place, by_source);
+            continue;
+        }
+        while (place != top && place->by_source.next == &place->source->readers)
+            place = place->source;
+        if (place == top)
+            return;
+        place = container_of(place->by_source.next, struct fanout_place, by_source);
+    }
+}
+
+static void find_depth(struct fanout_place *place)
+{
+    place->depth = place->source ? place->source->depth + 1 : 0;
+}
+
+static void enter(struct fanout_place *place, struct fanout_place *source)
+{
+    list_remove(&place->by_source);
+    place->source = source;
+    list_append(source ? &source->readers : &place->fanout->direct, &place->by_source);
+    walk(place, find_depth);
+}
+
+void fanout_join(struct fanout *fanout, struct fanout_place *place, bool slow)
+{
+    *place = (struct fanout_place){.fanout = fanout, .slow = slow};
+    list_init(&place->by_source);
+    list_init(&place->readers);
+    list_append(&fanout->places, &place->link);
+    enter(place, NULL);
+}
+
+static void release_readers(struct fanout_place *place)
+{
+    list_for_each_safe (node, &place->readers)
+        enter(container_of(node, struct fanout_place, by_source), NULL);
+}
+
+void fanout_leave(struct fanout_place *place)
+{
+    release_readers(place);
+    list_remove(&place->by_source);
+    list_remove(&place->link);
+    place->source = NULL;
+    place->fanout = NULL;
+}
+
+void fanout_set_whole(struct fanout_place *place)
+{
+    list_remove(&place->by_source);
+    place->source = NULL;
+    place->whole = true;
+    place->left = false;
+    walk(place, find_depth);
+}
+
+void fanout_serve_here(struct fanout_place *place)
+{
+    place->whole = false;
+    enter(place, NULL);
+}
+
+/* ---- choosing ---- */
+
+/* The bytes that a source sends to these readers, except to one. */
+static uint64_t load(const struct list *readers, const struct fanout *fanout, const struct fanout_place *except)
+{
+    uint64_t bytes = 0;
+
+    list_for_each (node, readers) {
+        const struct fanout_place *place = container_of(node, struct fanout_place, by_source);
+        if (place != except && !place->left)
+            bytes += place->slow ? fanout->bytes / SLOW_SHARE : fanout->bytes;
+    }
+    return bytes;
+}
+
+static void mark_below(struct fanout_place *place)
+{
+    place->below = true;
+}
+
+static void unmark_below(struct fanout_place *place)
+{
+    place->below = false;
+}
+
+struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read *can_read, void *arg)
+{
+    struct fanout *fanout = reader->fanout;
+    uint64_t least = load(&fanout->direct, fanout, reader);
+    struct fanout_place *best = NULL;
+
+    walk(reader, mark_below);
+    list_for_each (node, &fanout->places) {
+        struct fanout_place *other = container_of(node, struct fanout_place, link);
+        uint64_t cost;
+        if (other->below || other->left || (other->slow && !reader->slow) || (!other->whole && !receives(other)))
+            continue;
+        cost = load(&other->readers, fanout, reader);
+        if (!other->whole)
+            cost += (uint64_t)(other->depth + 1) * fanout->chunk_bytes;
+        if (cost < least && can_read(reader, other, arg)) {
+            least = cost;
+            best = other;
+        }
+    }
+    walk(reader, unmark_below);
+    enter(reader, best);
+    return best;
+}
+
+void fanout_left(struct fanout_place *source)
+{
+    source->left = !source->whole;
+}
+
+void fanout_slow(struct fanout_place *place, void (*ask_again)(struct fanout_place *place, void *arg), void *arg)
+{
+    place->slow = true;
+    list_for_each_safe (node, &place->readers) {
+        struct fanout_place *reader = container_of(node, struct fanout_place, by_source);
+        if (!reader->slow)
+            ask_again(reader, arg);
+    }
+    if (receives(place))
+        ask_again(place, arg);
+}
+
+/* ---- pace ---- */
+
+bool fanout_pace_is_slow(struct fanout_pace *pace, uint64_t now_ns, uint64_t have, uint64_t sent, uint64_t usual,
+                         unsigned readers, uint64_t chunk_bytes)
+{
+    uint64_t took_ns, could;
+
+    if (pace->told)
+        return false;
+    if (have < sent + BACKLOG_CHUNKS * chunk_bytes || pace->since_ns == 0) { /* The reader keeps up: it waits for the source. */
+        *pace = (struct fanout_pace){.since_ns = now_ns, .had = have, .sent = sent};
+        return false;
+    }
+    took_ns = now_ns - pace->since_ns;
+    could = usual > 0 ? (uint64_t)((double)usual * (double)took_ns / 1e9) : have - pace->had;
+    if (took_ns < WINDOW_NS || could < WINDOW_CHUNKS * chunk_bytes)
+        return false;
+    if ((sent - pace->sent) * 2 * (readers > 0 ? readers : 1) < could) {
+        pace->told = true;
+        return true;
+    }
+    *pace = (struct fanout_pace){.since_ns = now_ns, .had = have, .sent = sent};
+    return false;
+}

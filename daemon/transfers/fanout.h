@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Fan-out: which node each reader of a snapshot reads from. This file only decides. It knows no link, no message and no
+ * clock; the replica directory (replica_directory.c) and the simulation (tests/simulation/) ask it and act.
+ *
+ * Each node that wants a large snapshot has a place, and reads the whole of it from one source: the owner's node, or the
+ * node of another place, which passes on each chunk as soon as it has it. Nodes of equal speed so form one chain:
+ *
+ *     owner --> A --> B --> C --> D          the last node is done after bytes / bandwidth + 3 chunks / bandwidth
+ *
+ * A tree of nodes that each feed two others would halve the bandwidth of every reader below it, whereas one more node in the
+ * chain costs the time of one chunk. Chunks are therefore small beside the object (fanout_chunk_bytes).
+ *
+ *   - A new reader gets the source with the least cost: the bytes that the source sends to others already, and one chunk for
+ *     each node between it and the owner.
+ *   - A slow node is a leaf: only slow nodes read from it. Readers that it has are to ask again, and so is the node itself.
+ *     Its source finds out (fanout_pace), because only the source knows that it had bytes which the reader did not take. A
+ *     node behind a slow one takes bytes slowly too, but is not to blame.
+ *   - A reader whose source died, froze or became slow asks again and says how many bytes it has. It gets a source
+ *     anew, never one that reads from it, and goes on from there. The readers behind it notice nothing.
+ *
+ * So a node costs another one at most: its death the time until its reader notices it, its slowness the time until its
+ * source notices it, and both only once, because a node that was left is no source again (FANOUT_SLOW_NS). */
+#ifndef DAEMON_FANOUT_H
+#define DAEMON_FANOUT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/list.h"
+
+/* How long a node that was slow counts as slow: then it may show that it has recovered. */
+#define FANOUT_SLOW_NS UINT64_C(60000000000)
+
+/* A chain of FANOUT_CHUNKS / 8 nodes takes about 1.13 times as long as one node, if the chunks are not smaller than
+ * FANOUT_CHUNK_MIN: below it the work for each chunk costs more than the pipeline gains. */
+#define FANOUT_CHUNKS 8192u
+#define FANOUT_CHUNK_MIN (UINT64_C(256) << 10)
+
+struct fanout { /* of one object */
+    uint64_t bytes;
+    struct list places;   /* struct fanout_place.link, in order of arrival */
+    struct list direct;   /* struct fanout_place.by_source: places that read from the owner's node */
+    uint64_t chunk_bytes; /* of the pipeline */
+};
+
+struct fanout_place {            /* of one reader */
+    struct list link;            /* in fanout->places */
+    struct list by_source;       /* in source->readers or fanout->direct; unlinked: it receives nothing */
+    struct fanout *fanout;       /* NULL: not joined */
+    struct fanout_place *source; /* NULL: the owner's node, or none */
+    struct list readers;         /* struct fanout_place.by_source */
+    unsigned depth;              /* nodes between this one and the owner's */
+    bool whole;                  /* it has all bytes */
+    bool slow;                   /* only slow readers may read from it */
+    bool left;                   /* a reader has left it because it stood still: nobody reads from it until it is whole */
+    bool below;                  /* used during one call */
+};
+
+/* Whether the reader can read from the source now: their links and transports. */
+typedef bool fanout_can_read(const struct fanout_place *reader, const struct fanout_place *source, void *arg);
+
+void fanout_init(struct fanout *fanout, uint64_t bytes, uint64_t chunk_bytes);
+
+/* The chunks in which a snapshot of that size travels; `most` is the configured size. */
+uint64_t fanout_chunk_bytes(uint64_t bytes, uint64_t most);
+
+/* The place reads from the owner's node until fanout_choose says otherwise. */
+void fanout_join(struct fanout *fanout, struct fanout_place *place, bool slow);
+
+/* The place ends. Its readers are entered as readers of the owner's node; they will ask again when they notice. */
+void fanout_leave(struct fanout_place *place);
+
+void fanout_set_whole(struct fanout_place *place);
+void fanout_serve_here(struct fanout_place *place); /* it reads from the owner's node, whatever is best */
+
+/* Chooses the source of a reader, new or come back, and enters it. NULL: the owner's node. */
+struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read *can_read, void *arg);
+
+/* The reader has left its source, because the source stood still or ended. The source is no source until it is whole. */
+void fanout_left(struct fanout_place *source);
+
+/* The node of this place is slow, as its source says. Calls `ask_again` for each place that must have another source now. */
+void fanout_slow(struct fanout_place *place, void (*ask_again)(struct fanout_place *place, void *arg), void *arg);
+
+/* ---- how a source finds out that a reader is slow ---- */
+
+struct fanout_pace { /* all zero at the beginning of a pull */
+    uint64_t since_ns, had, sent;
+    bool told; /* the reader was found to be slow */
+};
+
+/* The source has `have` bytes of the stream and has sent `sent` of them. `usual` is what a reader could take, in bytes for
+ * each second; 0: as fast as bytes come to the source. `readers` is the number of readers that share the source. Returns
+ * true once, when the reader has taken less than half of its share over a window of time in which it lacked nothing. */
+bool fanout_pace_is_slow(struct fanout_pace *pace, uint64_t now_ns, uint64_t have, uint64_t sent, uint64_t usual,
+                         unsigned readers, uint64_t chunk_bytes);
+
+#endif

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* daemon/transfers/fanout: who reads from whom, and who is slow. */
+#include <criterion/criterion.h>
+
+#include "daemon/transfers/fanout.h"
+
+TestSuite(fanout_decides, .timeout = 60);
+
+#define MIB (UINT64_C(1) << 20)
+#define N 6
+
+static struct fanout fanout;
+static struct fanout_place places[N];
+static const struct fanout_place *unreachable;
+static const struct fanout_place *asked[N];
+static unsigned n_asked;
+
+static bool can_read(const struct fanout_place *reader, const struct fanout_place *source, void *arg)
+{
+    (void)reader, (void)arg;
+    return source != unreachable;
+}
+
+static void on_ask_again(struct fanout_place *place, void *arg)
+{
+    (void)arg;
+    asked[n_asked++] = place;
+}
+
+static struct fanout_place *join(unsigned i, bool slow)
+{
+    fanout_join(&fanout, &places[i], slow);
+    return fanout_choose(&places[i], can_read, NULL);
+}
+
+/* owner <- 0 <- 1 <- ... */
+static void begin(unsigned n)
+{
+    fanout_init(&fanout, 1000 * MIB, MIB);
+    for (unsigned i = 0; i < n; i++)
+        cr_assert_eq(join(i, false), i > 0 ? &places[i - 1] : NULL);
+}
+
+Test(fanout_decides, equal_nodes_form_a_chain)
+{
+    begin(N);
+    cr_assert_eq(places[N - 1].depth, N - 1);
+}
+
+Test(fanout_decides, idle_node_that_is_whole_serves_the_next)
+{
+    begin(3);
+    fanout_set_whole(&places[0]);
+    cr_assert_eq(places[1].depth, 1, "its readers still read from it");
+    fanout_set_whole(&places[1]);
+    cr_assert_eq(join(3, false), NULL, "the owner is idle");
+    cr_assert(join(4, false) == &places[0], "it is whole, and nobody reads from it");
+    cr_assert_eq(places[2].depth, 1);
+}
+
+Test(fanout_decides, small_object_is_not_sent_through_a_long_chain)
+{
+    fanout_init(&fanout, 2 * MIB, MIB);
+    cr_assert_eq(join(0, false), NULL);
+    cr_assert_eq(join(1, false), &places[0]);
+    cr_assert_eq(join(2, false), NULL, "two chunks behind the chain cost as much as the object twice");
+}
+
+Test(fanout_decides, reader_that_comes_back_gets_the_source_before_the_one_it_left)
+{
+    begin(5);
+    fanout_left(&places[2]);
+    cr_assert_eq(fanout_choose(&places[3], can_read, NULL), &places[1]);
+    cr_assert_eq(places[3].depth, 2);
+    cr_assert_eq(places[4].depth, 3, "those behind it came along");
+    cr_assert_eq(join(5, false), &places[4], "nobody reads from the node that was left");
+}
+
+Test(fanout_decides, reader_of_an_ended_node_never_reads_from_those_behind_it)
+{
+    begin(4);
+    unreachable = &places[0];
+    fanout_leave(&places[1]);
+    cr_assert_eq(fanout_choose(&places[2], can_read, NULL), NULL);
+    cr_assert_eq(places[3].depth, 1);
+}
+
+Test(fanout_decides, slow_node_becomes_a_leaf)
+{
+    begin(4);
+    fanout_slow(&places[1], on_ask_again, NULL);
+    cr_assert_eq(n_asked, 2);
+    cr_assert(asked[0] == &places[2] && asked[1] == &places[1]);
+    cr_assert_eq(fanout_choose(&places[2], can_read, NULL), &places[0]);
+    cr_assert_eq(fanout_choose(&places[1], can_read, NULL), &places[3], "it reads from the last one");
+    cr_assert_eq(join(4, false), &places[3], "a slow reader takes a part of the bandwidth only");
+    cr_assert_eq(join(5, true), &places[1], "slow nodes read from one another");
+}
+
+Test(fanout_decides, node_known_as_slow_is_a_leaf_from_the_beginning)
+{
+    fanout_init(&fanout, 1000 * MIB, MIB);
+    cr_assert_eq(join(0, true), NULL);
+    cr_assert_eq(join(1, false), NULL, "nobody fast reads from it");
+    cr_assert_eq(join(2, false), &places[1]);
+}
+
+Test(fanout_decides, whole_node_is_a_source_again)
+{
+    begin(3);
+    fanout_left(&places[0]);
+    cr_assert_eq(fanout_choose(&places[1], can_read, NULL), NULL);
+    fanout_set_whole(&places[0]);
+    cr_assert_eq(join(3, false), &places[0]);
+}
+
+Test(fanout_decides, chunks_are_small_beside_the_object)
+{
+    cr_assert_eq(fanout_chunk_bytes(100 * MIB, 4 * MIB), FANOUT_CHUNK_MIN);
+    cr_assert_eq(fanout_chunk_bytes(8192 * MIB, 4 * MIB), MIB);
+    cr_assert_eq(fanout_chunk_bytes(1024 * 1024 * MIB, 4 * MIB), 4 * MIB);
+    cr_assert_eq(fanout_chunk_bytes(100 * MIB, 65536), 65536);
+}
+
+/* In each step of 50 ms the source gets `in` MiB and the reader takes `out` MiB. */
+static bool slow(uint64_t in, uint64_t out, uint64_t usual, unsigned readers)
+{
+    struct fanout_pace pace = {0};
+    uint64_t have = in ? 0 : 1000 * MIB, sent = 0;
+
+    for (unsigned i = 1; i <= 20; i++) {
+        have += in * MIB;
+        sent += out * MIB;
+        if (fanout_pace_is_slow(&pace, i * UINT64_C(50000000), have, sent < have ? sent : have, usual, readers, MIB))
+            return true;
+    }
+    return false;
+}
+
+Test(fanout_decides, reader_that_takes_a_tenth_is_slow)
+{
+    cr_assert(slow(10, 1, 0, 1));
+    cr_assert_not(slow(10, 10, 0, 1), "it takes all");
+    cr_assert_not(slow(10, 6, 0, 1), "it takes more than half");
+    cr_assert_not(slow(1, 1, 0, 1), "it takes little because little comes");
+    cr_assert_not(slow(10, 4, 0, 2), "it has a fair share of two");
+    cr_assert(slow(0, 1, 200 * MIB, 1), "the source has all, and knows what readers usually take");
+    cr_assert_not(slow(0, 10, 200 * MIB, 1));
+}
+
+Test(fanout_decides, slow_reader_is_reported_once)
+{
+    struct fanout_pace pace = {0};
+    unsigned times = 0;
+
+    for (unsigned i = 1; i <= 100; i++)
+        times += fanout_pace_is_slow(&pace, i * UINT64_C(50000000), i * 10 * MIB, i * MIB, 0, 1, MIB);
+    cr_assert_eq(times, 1);
+}
