@@ -9,6 +9,7 @@
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
+#include "rdt_plan.h"
 #include "request.h"
 #include "session/clock.h"
 #include "session/connection.h"
@@ -386,4 +387,82 @@ enum rdt_status rdt_broadcast_start(rdt *conn, const struct rdt_ref *ref, const 
     if (!request)
         return RDT_NO_MEMORY;
     return start_wait(request, RDT_MSG_BROADCAST, &message.base, request_p, err);
+}
+
+/* ---- parts of a version ---- */
+
+static enum rdt_status fill_part(const rdt *conn, const struct rdt_ref *name, const struct rdt_ref *object,
+                                 const struct rdt_part_options *options, Rdt__Pb__Ref *wires, Rdt__Pb__PublishPart *message,
+                                 struct rdt_error *err)
+{
+    struct rdt_part_options own;
+    enum rdt_status status = call_check_ref(conn, name, err);
+
+    if (status == RDT_OK)
+        status = call_check_ref(conn, object, err);
+    if (status == RDT_OK)
+        status = options_copy(&own, sizeof own, options, err);
+    if (status == RDT_OK && !name->is_name)
+        status = rdt_error_set(err, RDT_INVALID, "a part is published under a name: make its ref with rdt_ref_from_name");
+    if (status == RDT_OK && object->is_name)
+        status = rdt_error_set(err, RDT_INVALID, "the part of a version is an object, not a name");
+    if (status == RDT_OK && (unsigned)own.visibility > RDT_VISIBLE_TO_ALL)
+        status = rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)own.visibility);
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(name, &wires[0]);
+    wire_ref_from(object, &wires[1]);
+    message->name = &wires[0];
+    message->object = &wires[1];
+    message->visibility = (Rdt__Pb__Visibility)own.visibility;
+    return RDT_OK;
+}
+
+enum rdt_status rdt_publish_part_start(rdt *conn, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
+                                       const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
+                                       rdt_request **request_p, struct rdt_error *err)
+{
+    Rdt__Pb__PublishPart message = RDT__PB__PUBLISH_PART__INIT;
+    Rdt__Pb__Ref wires[2];
+    rdt_request *request;
+    enum rdt_status status = fill_part(conn, name, object, options, wires, &message, err);
+
+    if (status != RDT_OK)
+        return status;
+    request = create_wait(conn, name, "part of", timeout_ns, err);
+    if (!request)
+        return RDT_NO_MEMORY;
+    request_make_part(request);
+    message.step = step;
+    message.rank = rank;
+    message.of = of;
+    message.timeout_ns = wire_timeout_ns(timeout_ns);
+    return start_wait(request, RDT_MSG_PUBLISH_PART, &message.base, request_p, err);
+}
+
+enum rdt_status rdt_part_version(const rdt_request *request, uint64_t *version_p, struct rdt_error *err)
+{
+    enum rdt_status status = rdt_request_status(request, err);
+
+    if (status == RDT_OK && !request->for_part)
+        status = rdt_error_set(err, RDT_INVALID, "the request is not of rdt_publish_part_start");
+    if (status == RDT_OK)
+        *version_p = request->version;
+    return status;
+}
+
+enum rdt_status rdt_publish_part(rdt *conn, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
+                                 const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
+                                 uint64_t *version_p, struct rdt_error *err)
+{
+    rdt_request *request = NULL;
+    uint64_t version;
+    enum rdt_status status = rdt_publish_part_start(conn, name, step, rank, of, object, options, timeout_ns, &request, err);
+
+    if (status == RDT_OK)
+        status = rdt_wait(conn, &request, 1, 1, RDT_FOREVER, NULL, NULL, err);
+    if (status == RDT_OK)
+        status = rdt_part_version(request, version_p ? version_p : &version, err);
+    rdt_request_destroy(request);
+    return status;
 }

@@ -41,7 +41,7 @@ static enum rdt_status arrive(rdt_request *request, const Rdt__Pb__FetchDone *do
         content = FETCHED_METADATA;
     else if (request->targets && request->targets->direct && !done->to_copy)
         content = FETCHED_IN_TARGETS;
-    status = fetched_create(request->conn, done, frame, content, &object, err);
+    status = fetched_create(request->conn, done, frame, content, request->sliced, &object, err);
     if (status != RDT_OK) {
         rdt_error_prefix(err, "fetch of %s", request->label);
         return status;
@@ -253,6 +253,7 @@ static enum rdt_status build_item(struct fetch *fetch, size_t i, const struct rd
     fetch->items[i] = item;
     status = create_request(fetch, i, ref, err);
     if (status == RDT_OK && options->slices && options->slices[i]) {
+        fetch->requests[i]->sliced = true;
         if (options->slice_counts)
             status = build_slice(&fetch->arena, options->slices[i], options->slice_counts[i], item, err);
         else

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "memory/mappers.h"
+#include "proto/boxes.h"
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
 
@@ -76,6 +77,9 @@ void fetched_destroy(rdt_object *object)
     release(object, false);
     targets_destroy(object->conn, object->targets);
     chain_remove(&object->link);
+    if (object->boxes)
+        rdt__pb__boxes__free_unpacked(object->boxes, NULL);
+    free(object->first_box_dim);
     free(object->metadata);
     free(object);
 }
@@ -110,12 +114,14 @@ static enum rdt_status fill_info(rdt_object *object, const Rdt__Pb__FetchDone *d
     info->mutable_shared = done->mutable_shared;
     info->version = done->version;
     info->writable = true; /* map_all clears it if a region is read-only */
-    if (done->metadata.len > 0) {
-        object->metadata = malloc(done->metadata.len);
+    if (done->box_bytes > done->metadata.len)
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd sent boxes that are longer than the metadata that they end");
+    object->metadata_bytes = done->metadata.len - done->box_bytes;
+    if (object->metadata_bytes > 0) {
+        object->metadata = malloc(object->metadata_bytes);
         if (!object->metadata)
-            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %zu bytes of metadata", done->metadata.len);
-        memcpy(object->metadata, done->metadata.data, done->metadata.len);
-        object->metadata_bytes = done->metadata.len;
+            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %zu bytes of metadata", object->metadata_bytes);
+        memcpy(object->metadata, done->metadata.data, object->metadata_bytes);
     }
     return wire_ref_to(done->ref, &info->ref, err);
 }
@@ -223,8 +229,28 @@ static enum rdt_status fill_tensors(rdt_object *object, const Rdt__Pb__FetchDone
     return status;
 }
 
+/* With the layout of the whole object. */
+static enum rdt_status read_boxes(rdt_object *object, const Rdt__Pb__FetchDone *done, struct rdt_error *err)
+{
+    const uint8_t *packed = done->metadata.data + object->metadata_bytes;
+    uint32_t at = 0;
+    enum rdt_status status = boxes_check(packed, done->box_bytes, object->layout, err);
+
+    if (status != RDT_OK)
+        return status;
+    object->boxes = rdt__pb__boxes__unpack(NULL, done->box_bytes, packed);
+    object->first_box_dim = malloc((object->layout->count + 1) * sizeof *object->first_box_dim);
+    if (!object->boxes || !object->first_box_dim)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the boxes of %u tensors", object->layout->count);
+    for (uint32_t i = 0; i < object->layout->count; i++) {
+        object->first_box_dim[i] = at;
+        at += object->boxes->key[i][0] ? object->layout->ndim[i] : 0;
+    }
+    return RDT_OK;
+}
+
 enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, enum fetched_content content,
-                               rdt_object **object_p, struct rdt_error *err)
+                               bool sliced, rdt_object **object_p, struct rdt_error *err)
 {
     rdt_object *object = calloc(1, sizeof *object);
     enum rdt_status status;
@@ -237,6 +263,8 @@ enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct
     status = fill_info(object, done, err);
     if (status == RDT_OK && content != FETCHED_IN_TARGETS)
         status = fill_tensors(object, done, frame, content, err);
+    if (status == RDT_OK && done->box_bytes > 0 && content != FETCHED_IN_TARGETS && !sliced)
+        status = read_boxes(object, done, err);
     if (status != RDT_OK) {
         fetched_destroy(object);
         return status;
@@ -295,6 +323,25 @@ enum rdt_status rdt_object_place(const rdt_object *object, size_t i, const char 
         *memory_p = mapping && mapping->mapper ? mapping->mapper->memory : "host";
     if (device_p)
         *device_p = mapping ? mapping->device : "";
+    return RDT_OK;
+}
+
+enum rdt_status rdt_object_shard(const rdt_object *object, size_t i, struct rdt_shard *shard_p, struct rdt_error *err)
+{
+    struct rdt_tensor tensor;
+    enum rdt_status status = rdt_object_tensor(object, i, &tensor, err);
+
+    if (status == RDT_OK && !shard_p)
+        status = rdt_error_set(err, RDT_INVALID, "shard_p is NULL");
+    if (status != RDT_OK)
+        return status;
+    *shard_p = (struct rdt_shard){0};
+    if (!object->boxes || !object->boxes->key[i][0])
+        return RDT_OK;
+    shard_p->key = object->boxes->key[i];
+    /* boxes_check has checked that the numbers fit int64_t */
+    shard_p->global_shape = (const int64_t *)object->boxes->global_shape + object->first_box_dim[i];
+    shard_p->start = (const int64_t *)object->boxes->start + object->first_box_dim[i];
     return RDT_OK;
 }
 

@@ -21,6 +21,8 @@ struct rdt_object {
     uint8_t *inline_data;
     uint8_t *metadata;
     size_t metadata_bytes;
+    Rdt__Pb__Boxes *boxes;   /* NULL: the tensors are no boxes of larger ones, or slices */
+    uint32_t *first_box_dim; /* with boxes: [layout->count] the index of a tensor's first dimension there */
     bool to_copy;            /* the daemon shares the object only for being copied into the targets */
     struct targets *targets; /* if not NULL, it owns layout and data */
 };
@@ -31,10 +33,10 @@ enum fetched_content {
     FETCHED_METADATA,   /* the layout without the tensors' bytes */
 };
 
-/* Creates the object from the daemon's event and the fds of its frame. Takes the hold on success only. Errors: PROTOCOL,
- * NO_MEMORY, SYSTEM, a mapper's. */
+/* Creates the object from the daemon's event and the fds of its frame. sliced: the tensors are slices of the object's. Takes
+ * the hold on success only. Errors: PROTOCOL, NO_MEMORY, SYSTEM, a mapper's. */
 enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *frame, enum fetched_content content,
-                               rdt_object **object_p, struct rdt_error *err);
+                               bool sliced, rdt_object **object_p, struct rdt_error *err);
 
 /* Maps one region of an answer, with one reference for the caller. *mapping_p is NULL for an empty region. Takes the
  * region's fd out of the frame. */

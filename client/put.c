@@ -36,6 +36,7 @@
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "session/clock.h"
+#include "shards.h"
 #include "tensor.h"
 
 #define ROOM_MARGIN_NS INT64_C(10000000) /* what room_ns leaves for the daemon's answer, at most */
@@ -49,7 +50,8 @@ struct put {
     const struct rdt_put_options *options;
     int64_t deadline_ns;
     struct layout *layout; /* an offset is an address until the tensor's place is known */
-    enum rdt_memory *how;  /* [count] */
+    struct shards_packed shards;
+    enum rdt_memory *how; /* [count] */
     Rdt__Pb__RegionUse *regions;
     uint32_t n_regions, room;
 
@@ -82,6 +84,7 @@ static void put_fini(struct put *put, bool done)
     }
     if (put->fd >= 0)
         (void)close(put->fd);
+    shards_packed_fini(&put->shards);
     free(put->inline_data);
     free(put->how);
     free(put->regions);
@@ -349,6 +352,9 @@ static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, st
     request.id.len = options->id ? options->id_bytes : 0;
     request.metadata.data = (uint8_t *)options->metadata;
     request.metadata.len = options->metadata_bytes;
+    if (put->shards.metadata)
+        request.metadata = (ProtobufCBinaryData){put->shards.metadata_bytes, put->shards.metadata};
+    request.box_bytes = put->shards.box_bytes;
     request.flags = options->flags;
     request.ttl_ns = options->ttl_ns;
     if (options->transport)
@@ -450,6 +456,10 @@ static enum rdt_status put_init(struct put *put, const struct rdt_tensor *tensor
 {
     enum rdt_status status = tensor_layout(tensors, count, &put->layout, err);
 
+    if (status != RDT_OK)
+        return status;
+    if (put->options->shards)
+        status = shards_pack(put->options, put->layout, &put->shards, err);
     if (status != RDT_OK)
         return status;
     put->how = malloc((count + 1) * sizeof *put->how);

@@ -250,6 +250,14 @@ enum rdt_status rdt_tensor_bytes(const struct rdt_tensor *tensor, size_t *bytes_
 
 enum rdt_visibility { RDT_VISIBLE_TO_OWNER = 0, RDT_VISIBLE_TO_TENANT = 1, RDT_VISIBLE_TO_ALL = 2 };
 
+/* Says that a tensor is a box of a larger one, such as a parameter of a model that several processes hold in shards. The box
+ * begins at `start` and has the tensor's own shape. */
+struct rdt_shard {
+    const char *key;             /* names the larger tensor: 1..256 bytes; NULL: the tensor is no part of a larger one */
+    const int64_t *global_shape; /* [ndim of the tensor] elements of the larger tensor; NULL: the tensor's own shape */
+    const int64_t *start;        /* [ndim of the tensor]; NULL: all 0 */
+};
+
 struct rdt_put_options {
     size_t struct_size;
     const void *id;       /* the caller's name for the object, unique for its uid and tenant; NULL: generated */
@@ -264,6 +272,9 @@ struct rdt_put_options {
     enum rdt_memory *how;           /* NULL, or [count]: receives how the memory of each tensor was taken */
     int64_t ttl_ns;                 /* for RDT_PUT_DETACHED; 0: ten minutes; LIMIT: above its
                                      * detached_ttl_max */
+    const struct rdt_shard
+        *shards; /* NULL, or [count]: what each tensor is a box of. INVALID: a box that ends outside its larger
+                                     * tensor. Readers see it by rdt_object_shard; rdt_plan.h needs it */
 };
 
 /* Makes an object of tensors [count] in one round trip; in two if bytes are copied into a region of the daemon's and no
@@ -457,6 +468,10 @@ size_t rdt_object_count(const rdt_object *object);
 enum rdt_status rdt_object_tensor(const rdt_object *object, size_t i, struct rdt_tensor *tensor_p, struct rdt_error *err);
 
 const void *rdt_object_metadata(const rdt_object *object, size_t *bytes_p); /* NULL with 0 bytes if there is none */
+
+/* Writes of which larger tensor tensor i is a box; the pointers are borrowed from the object, and none is NULL but key, if the
+ * tensor is no part of a larger one. Of a fetch with slices no tensor is. Errors: INVALID. */
+enum rdt_status rdt_object_shard(const rdt_object *object, size_t i, struct rdt_shard *shard_p, struct rdt_error *err);
 
 struct rdt_object_info {
     struct rdt_ref ref; /* with the true generation */

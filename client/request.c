@@ -183,6 +183,29 @@ void request_make_hold(rdt_request *request)
     request->pending.ops = &hold_ops;
 }
 
+/* on_frame of a publish of a part. */
+static void on_part(rdt *conn, struct pending *pending, struct frame *frame)
+{
+    rdt_request *request = container_of(pending, rdt_request, pending);
+    Rdt__Pb__PublishPartReply *reply =
+        frame->flags & FRAME_ERROR ? NULL : rdt__pb__publish_part_reply__unpack(NULL, frame->length, frame->payload);
+
+    if (reply) {
+        request->version = reply->version;
+        rdt__pb__publish_part_reply__free_unpacked(reply, NULL);
+    }
+    on_answer(conn, pending, frame);
+}
+
+static const struct pending_ops part_ops = {on_part, on_lost, on_wait_resumed};
+
+void request_make_part(rdt_request *request)
+{
+    request_make_wait(request, "part of");
+    request->for_part = true;
+    request->pending.ops = &part_ops;
+}
+
 rdt_request *request_create(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct targets *take_targets)
 {
     rdt_request *request = calloc(1, sizeof *request);

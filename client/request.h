@@ -37,11 +37,14 @@ struct rdt_request {
     bool wait;                       /* a wait, hold or broadcast, which a reply ends */
     bool for_hold;                   /* a hold */
     bool metadata_only;              /* a fetch of the object's metadata and layout */
+    bool sliced;                     /* a fetch of slices of the object's tensors */
     struct repeat *repeat;           /* its message, which its other requests share; NULL: it is not sent again */
     uint64_t sent_on;                /* number of the socket; 0: it has not been sent yet */
     bool repeated;                   /* it was sent to an earlier daemon too */
     bool holds;                      /* a hold that ended well, and neither cancelled nor destroyed since */
     struct rdt_ref held;             /* the ref of the held object */
+    bool for_part;                   /* a publish of a part */
+    uint64_t version;                /* that it became a part of, when it has ended well */
 
     enum request_state state;
     struct rdt_error err; /* ENDED: how; with status RDT_OK it ended well */
@@ -69,6 +72,8 @@ void request_make_hold(rdt_request *request);
 
 /* With the lock: handles HOLD_LOST. The hold ends with that error from then on, as a cancelled one is CANCELLED. */
 void request_on_hold_lost(rdt *conn, struct frame *frame);
+/* Makes a created request the publish of a part: its reply brings the version. */
+void request_make_part(rdt_request *request);
 
 /* Gives the request its id and its deadline. Unless the deadline is CLOCK_NEVER, conn->expiries must have room. */
 void request_start(rdt_request *request, int64_t deadline_ns);

@@ -270,6 +270,7 @@ static void init_rooms(struct daemon *daemon)
     list_init(&daemon->rpc.clients);
     list_init(&daemon->rpc.remote);
     list_init(&daemon->rpc.retakes);
+    shards_init(&daemon->rpc.shards, &daemon->rpc);
     map_init(&daemon->rpc.forwarded);
     conns_init(&daemon->conns, &daemon->rpc, daemon->open_files);
     daemon->listener.conns = &daemon->conns;

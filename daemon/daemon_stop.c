@@ -99,6 +99,7 @@ static void close_transfers(void *arg)
     object_notifies_end(&daemon->objects);
     detached_end_all(&daemon->objects);
     transit_end_all(&daemon->objects);
+    shards_clear(&daemon->rpc.shards); /* they hold objects, here and on other nodes */
     holds_clear(&daemon->rpc.holds);
     names_clear(&daemon->names); /* names hold objects, and the work pool, which frees their memory, still runs */
     transfers_close(&daemon->transfers, close_groups, daemon);

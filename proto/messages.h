@@ -50,7 +50,10 @@
       "the object was not stored")                                                                                             \
     X(50, READY, ready, empty, VERB_REPEATABLE, "")                                                                            \
     X(51, RESUME, resume, resume_reply, VERB_KEEPS_REQUEST, "")                                                                \
-    X(52, CLOSE, close, empty, VERB_REPEATABLE, "")
+    X(52, CLOSE, close, empty, VERB_REPEATABLE, "")                                                                            \
+    X(70, PUBLISH_PART, publish_part, publish_part_reply,                                                                      \
+      VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING, "the version was not complete")                      \
+    X(71, SHARDS, shards, shards_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")
 
 /* HELLO comes first on a connection and once; daemon/conn.c handles it, since it makes the client that other
  * requests belong to. */

@@ -387,6 +387,13 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
     return RDT_OK;
 }
 
+uint64_t names_next_version(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes)
+{
+    const struct name *name = find(names, owner, id, id_bytes);
+
+    return (name && name->version > 0 ? name->version : names->forgotten) + 1;
+}
+
 enum rdt_status names_publish(struct names *names, const struct name_publish *publish, uint64_t *version_p,
                               struct rdt_error *err)
 {

@@ -119,6 +119,9 @@ struct name_publish {
 enum rdt_status names_publish(struct names *names, const struct name_publish *publish, uint64_t *version_p,
                               struct rdt_error *err);
 
+/* The number that the next version of the owner's name will have. */
+uint64_t names_next_version(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes);
+
 /* Publishes again what an earlier daemon had published, under its version. The name is borrowed. */
 enum rdt_status names_restore(struct names *names, const struct name_publish *publish, uint64_t version, struct name **name_p,
                               struct rdt_error *err);

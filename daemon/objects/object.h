@@ -101,6 +101,7 @@ struct object {
     uint32_t piece; /* index in chunk */
     uint32_t n_regions;
     uint32_t metadata_bytes;
+    uint32_t box_bytes;  /* the last bytes of the metadata, which are a packed Rdt__Pb__Boxes; 0: there are none */
     uint32_t heap_bytes; /* charged to the account */
     uint32_t holds;      /* of the producer, clients, nodes, names and transfers */
     uint32_t pins;

@@ -149,6 +149,7 @@ static struct object *object_new(struct object_table *table, struct account *acc
     object->key_bytes = (uint8_t)key_bytes;
     object->id_bytes = (uint8_t)id_bytes;
     object->metadata_bytes = (uint32_t)metadata_bytes;
+    object->box_bytes = put ? put->box_bytes : 0;
     if (separate)
         memcpy(object->tail + key_bytes, &parts->separate, sizeof parts->separate);
     else if (metadata_bytes > 0)

@@ -61,6 +61,7 @@ struct object_put {
     size_t id_bytes;
     const uint8_t *metadata;
     size_t metadata_bytes;
+    uint32_t box_bytes;      /* the last bytes of the metadata are a packed Boxes, which the caller has checked */
     struct layout *layout;   /* taken on success */
     struct region **regions; /* [n_regions] borrowed */
     uint32_t n_regions;

@@ -224,6 +224,7 @@ static void write_object(struct recovery *recovery, struct object *object, uint6
     fill_owner(object, &record);
     record.id = (ProtobufCBinaryData){object->id_bytes, (uint8_t *)object_id(object)};
     record.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
+    record.box_bytes = object->box_bytes;
     record.tensors = &tensors;
     record.regions = regions;
     record.n_regions = object->n_regions;

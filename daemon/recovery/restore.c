@@ -9,6 +9,7 @@
 #include "daemon/base/text.h"
 #include "daemon/objects/transit.h"
 #include "daemon/recovery/recovery_impl.h"
+#include "proto/boxes.h"
 #include "rdt_journal.pb-c.h"
 #include "rdt_put_flags.h"
 
@@ -208,6 +209,10 @@ static enum rdt_status check_object(const struct object_put *put, struct rdt_err
     if (status == RDT_OK && spans[put->n_regions].hi > put->inline_bytes)
         status = rdt_error_set(err, RDT_INVALID, "tensor %u ends beyond the object's bytes", spans[put->n_regions].last);
     free(spans);
+    if (status == RDT_OK && put->box_bytes > put->metadata_bytes)
+        status = rdt_error_set(err, RDT_INVALID, "its record is wrong");
+    if (status == RDT_OK && put->box_bytes > 0)
+        status = boxes_check(put->metadata + put->metadata_bytes - put->box_bytes, put->box_bytes, put->layout, err);
     if (status == RDT_OK && (put->id_bytes > RDT_MAX_ID_BYTES || put->metadata_bytes > RDT_MAX_METADATA_BYTES ||
                              put->inline_bytes > SLAB_MAX_BYTES || (put->inline_bytes > 0 && put->n_regions > 0) ||
                              (unsigned)put->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL))
@@ -246,6 +251,7 @@ static void from_fields(struct recovery *recovery, const Rdt__Pb__JournalObject 
     put_p->id_bytes = record->id.len;
     put_p->metadata = record->metadata.data;
     put_p->metadata_bytes = record->metadata.len;
+    put_p->box_bytes = record->box_bytes;
     put_p->inline_data = record->inline_data.data;
     put_p->inline_bytes = record->inline_data.len;
     put_p->visibility = record->visibility;
@@ -267,6 +273,7 @@ static bool from_put(struct recovery *recovery, struct arena *arena, const Rdt__
     put_p->id_bytes = put->id.len;
     put_p->metadata = put->metadata.data;
     put_p->metadata_bytes = put->metadata.len;
+    put_p->box_bytes = put->box_bytes;
     put_p->inline_data = put->inline_data.data;
     put_p->inline_bytes = put->inline_data.len;
     put_p->visibility = put->visibility;

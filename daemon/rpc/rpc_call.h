@@ -20,6 +20,7 @@
 #include "daemon/objects/names.h"
 #include "daemon/peers/holds.h"
 #include "daemon/rpc/hotload.h"
+#include "daemon/rpc/shards.h"
 #include "daemon/transfers/transfer.h"
 #include "proto/verb.h"
 
@@ -55,6 +56,7 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     struct hotload *hotload;
     struct groups *groups;
     struct holds holds;
+    struct shards shards;
     struct owner_work *owner_work; /* closes descriptors that clients sent */
     struct peers *peers;           /* NULL: without key_file there is no link to other nodes */
     struct events events;          /* the rooms below emit events through it */

@@ -8,6 +8,7 @@
 #include "daemon/rpc/rpc_call.h"
 #include "daemon/rpc/rpc_read.h"
 #include "daemon/storage/storage.h"
+#include "proto/boxes.h"
 #include "rdt_put_flags.h"
 #include "wire_error.h"
 #include "wire_ref.h"
@@ -34,6 +35,11 @@ void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message)
     *digest = (struct put_digest){.status = RDT_OK};
     digest->status = layout_from_wire(message->tensors, &digest->layout, &digest->err);
     put.layout = digest->layout;
+    if (digest->status == RDT_OK && message->box_bytes > message->metadata.len)
+        digest->status = rdt_error_set(&digest->err, RDT_INVALID, "the boxes are longer than the metadata that they end");
+    if (digest->status == RDT_OK && message->box_bytes > 0)
+        digest->status = boxes_check(message->metadata.data + message->metadata.len - message->box_bytes, message->box_bytes,
+                                     digest->layout, &digest->err);
     if (digest->status == RDT_OK)
         digest->status = object_parts_init(&digest->parts, &put, &digest->err);
 }
@@ -279,6 +285,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .id_bytes = message->id.len,
                              .metadata = message->metadata.data,
                              .metadata_bytes = message->metadata.len,
+                             .box_bytes = message->box_bytes,
                              .regions = regions,
                              .n_regions = count_regions(message),
                              .inline_data = message->inline_data.data,

@@ -57,6 +57,8 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     if (rpc->peers)
         peers_certificate_expires(rpc->peers, &reply.certificate_expires_s, &reply.crl_expires_s);
     reply.keeper_up = kept.keeper_up;
+    reply.shard_versions = rpc->shards.n_complete;
+    reply.shard_failures = rpc->shards.n_failed;
     reply.kept_objects = kept.objects;
     reply.kept_names = kept.names;
     reply.kept_bytes = kept.bytes;
@@ -154,9 +156,10 @@ void object_view_fill(struct object_view *view, struct object *object)
     }
     info->ttl_left_ns = object->detached ? detached_left_ns(object) : -1;
     info->tensors = object_n_tensors(object);
-    info->metadata_bytes = object->metadata_bytes;
+    info->metadata_bytes = object->metadata_bytes - object->box_bytes;
     info->holds = object->holds;
     info->pins = object->pins;
+    info->boxed = object->box_bytes > 0;
     info->waiters = object_n_waiters(object);
     info->age_ns = (int64_t)(uv_hrtime() - object->since_ns);
 }

@@ -114,6 +114,7 @@ static bool adopt(struct replica *replica, const struct transfer *transfer)
                              .id_bytes = replica->ref.id_bytes,
                              .metadata = transfer->metadata,
                              .metadata_bytes = transfer->metadata_bytes,
+                             .box_bytes = transfer->box_bytes,
                              .visibility = replica->visibility,
                              .transport = "",
                              .snapshot = true};

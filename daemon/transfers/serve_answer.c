@@ -172,6 +172,7 @@ void serve_answer(struct serve *out, struct object *object)
     meta.ref = &ref;
     meta.version = out->version;
     meta.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
+    meta.box_bytes = object->box_bytes;
     meta.tensors = &tensors;
     meta.bytes = out->stream_bytes;
     meta.transport = (char *)object->transport;

@@ -94,6 +94,7 @@ struct transfer {
     uint64_t stream_bytes;
     const uint8_t *metadata; /* borrowed from the object, or pull.own_metadata */
     size_t metadata_bytes;
+    uint32_t box_bytes; /* as in struct object */
 
     /* Where it goes. */
     struct target *target; /* NULL: the daemon allocates memory */

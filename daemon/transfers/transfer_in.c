@@ -58,6 +58,7 @@ void transfer_in_free_metadata(struct transfer *transfer)
     transfer->pull.own_metadata = NULL;
     transfer->metadata = NULL;
     transfer->metadata_bytes = 0;
+    transfer->box_bytes = 0;
 }
 
 enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
@@ -87,7 +88,7 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
     if (status == RDT_OK && transfer->received && transfer->received->bytes != meta->bytes)
         status = rdt_error_set(err, RDT_PROTOCOL, "the object has %llu bytes now, and had %llu when it was first asked for",
                                (unsigned long long)meta->bytes, (unsigned long long)transfer->received->bytes);
-    if (status == RDT_OK && meta->metadata.len > RDT_MAX_METADATA_BYTES)
+    if (status == RDT_OK && (meta->metadata.len > RDT_MAX_METADATA_BYTES || meta->box_bytes > meta->metadata.len))
         status = rdt_error_set(err, RDT_PROTOCOL, "its metadata is too large");
     if (status != RDT_OK) {
         rdt_error_prefix(err, "node %s", transfer->record.peer);
@@ -95,6 +96,8 @@ enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__
     }
     if (take_metadata(transfer, &meta->metadata, err) != RDT_OK)
         return err->status;
+    if (!transfer->subpull.parent)
+        transfer->box_bytes = meta->box_bytes;
     memcpy(ref.node, transfer->pull.origin->peer->uuid, sizeof ref.node);
     transfer->ref = ref;
     if (meta->version != 0) /* Otherwise the transfer asks again by the ref that the name meant. */

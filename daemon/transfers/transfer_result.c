@@ -270,6 +270,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
         result_set_tensors(&result, layout, true, fetch->client);
         result.done.tensors = &result.tensors;
         result.done.metadata = (ProtobufCBinaryData){object->metadata_bytes, (uint8_t *)object_metadata(object)};
+        result.done.box_bytes = object->box_bytes;
         result.done.mutable_shared = notice;
         result.done.to_copy = how == PATH_COPY;
         notice = false;
@@ -373,6 +374,7 @@ void transfer_deliver_received(struct transfer *transfer)
         result_init(&result, transfer, &transfer->ref);
         result.done.tensors = &result.tensors;
         result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, (uint8_t *)transfer->metadata};
+        result.done.box_bytes = transfer->box_bytes;
         if (fill_received(&result, transfer, fetch->client, &hold, &err) == RDT_OK) {
             result_send(&result, fetch, hold);
         } else {
@@ -398,6 +400,7 @@ void transfer_deliver_meta(struct transfer *transfer)
             result.done.tensors = &result.tensors;
         }
         result.done.metadata = (ProtobufCBinaryData){transfer->metadata_bytes, (uint8_t *)transfer->metadata};
+        result.done.box_bytes = transfer->box_bytes;
         result_send(&result, fetch, NULL);
     }
 }
@@ -406,4 +409,5 @@ void transfer_use_metadata(struct transfer *transfer, const struct object *objec
 {
     transfer->metadata = object_metadata(object);
     transfer->metadata_bytes = object->metadata_bytes;
+    transfer->box_bytes = object->box_bytes;
 }

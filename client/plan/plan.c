@@ -1,0 +1,493 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans: which boxes of which parts a reader fetches, computed once for each layout, and run for each version.
+ *
+ *   rdt_plan_run    hold and read the manifest ──► another layout than last time: pieces_plan
+ *                   fetch: whole parts, or slices ──► all are on this node ──► copy, or cast, into the wants' memory
+ *
+ * A fetch brings shared mappings on the same node, and on another one either a replica of the part, which all readers of this
+ * node share, or a copy of slices. Casts read from there, so the published bytes cross the network and not the wider ones. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/options.h"
+#include "client/plan/cast.h"
+#include "client/plan/manifest.h"
+#include "client/plan/strided.h"
+#include "client/session/clock.h"
+#include "client/session/connection.h"
+#include "proto/wire_limits.h"
+
+struct want {
+    struct wanted box;
+    uint8_t *data;
+    int64_t *strides; /* [ndim] */
+    char *key;
+    uint64_t *dims; /* start and count */
+};
+
+/* One fetch: a whole part, or one slice of each of its tensors. */
+struct load {
+    uint32_t part;
+    bool whole;
+    size_t first, n;          /* of plan->order: the pieces that it brings */
+    struct rdt_slice *slices; /* [tensors of the part], unless whole */
+    int64_t *dims;            /* what the slices point to */
+};
+
+struct rdt_plan {
+    rdt *conn;
+    struct rdt_ref name;
+    struct rdt_plan_options options;
+    char transport[RDT_MAX_NAME_BYTES + 1];
+    size_t n_wants;
+    struct want *wants;
+
+    rdt_manifest *layout; /* of the version that the pieces were computed for, without a hold; NULL: there are none yet */
+    uint8_t *near_parts;  /* [parts]: whether each was on this node then */
+    struct pieces pieces;
+    size_t *order; /* [pieces.n]: indices of pieces, in the order of the loads */
+    size_t n_loads;
+    struct load *loads;
+};
+
+static enum rdt_status no_memory(struct rdt_error *err)
+{
+    return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a plan");
+}
+
+/* ---- wants ---- */
+
+static enum rdt_status check_want(const struct rdt_want *want, size_t i, struct rdt_error *err)
+{
+    uint64_t elems = 1;
+
+    if (!want->key || !want->key[0])
+        return rdt_error_set(err, RDT_INVALID, "want %zu has no key", i);
+    if (want->ndim > RDT_MAX_NDIM)
+        return rdt_error_set(err, RDT_INVALID, "want %zu (\"%s\") has %u dimensions, and the limit is %u", i, want->key,
+                             want->ndim, RDT_MAX_NDIM);
+    if (rdt_dtype_bytes(want->dtype) == 0)
+        return rdt_error_set(err, RDT_INVALID, "want %zu (\"%s\") has the unknown dtype %d", i, want->key, (int)want->dtype);
+    if (want->ndim > 0 && !want->count)
+        return rdt_error_set(err, RDT_INVALID, "count of want %zu (\"%s\") is NULL", i, want->key);
+    for (uint32_t d = 0; d < want->ndim; d++) {
+        if (want->count[d] < 0 || (want->start && want->start[d] < 0))
+            return rdt_error_set(err, RDT_INVALID, "want %zu (\"%s\") takes %lld elements from %lld on in dimension %u", i,
+                                 want->key, (long long)want->count[d], want->start ? (long long)want->start[d] : 0, d);
+        if (want->count[d] > 0 && elems > (uint64_t)INT64_MAX / 16 / (uint64_t)want->count[d])
+            return rdt_error_set(err, RDT_INVALID, "want %zu (\"%s\") has too many elements", i, want->key);
+        elems *= (uint64_t)want->count[d];
+    }
+    if (!want->data && elems > 0)
+        return rdt_error_set(err, RDT_INVALID, "data of want %zu (\"%s\") is NULL", i, want->key);
+    return RDT_OK;
+}
+
+static bool copy_want(struct want *to, const struct rdt_want *from)
+{
+    int64_t stride = 1;
+
+    to->key = strdup(from->key);
+    to->dims = calloc(2 * (size_t)from->ndim + 1, sizeof *to->dims);
+    to->strides = calloc(from->ndim + 1u, sizeof *to->strides);
+    if (!to->key || !to->dims || !to->strides)
+        return false;
+    for (uint32_t d = from->ndim; d-- > 0;) {
+        to->dims[d] = from->start ? (uint64_t)from->start[d] : 0;
+        to->dims[from->ndim + d] = (uint64_t)from->count[d];
+        to->strides[d] = from->strides ? from->strides[d] : stride;
+        stride *= from->count[d];
+    }
+    to->box = (struct wanted){to->key, from->dtype, from->ndim, to->dims, to->dims + from->ndim};
+    to->data = from->data;
+    return true;
+}
+
+enum rdt_status rdt_plan_create(rdt *conn, const struct rdt_ref *name, const struct rdt_want *wants, size_t count,
+                                const struct rdt_plan_options *options, rdt_plan **plan_p, struct rdt_error *err)
+{
+    struct rdt_plan_options own;
+    rdt_plan *plan;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK)
+        status = options_copy(&own, sizeof own, options, err);
+    if (status == RDT_OK && (!name || !name->is_name))
+        status = rdt_error_set(err, RDT_INVALID, "a plan reads versions of a name: make its ref with rdt_ref_from_name");
+    if (status == RDT_OK && ((unsigned)own.move > RDT_PLAN_SLICES || (count > 0 && !wants) || count > UINT32_MAX))
+        status = rdt_error_set(err, RDT_INVALID, "move %d is unknown, or the wants are NULL", (int)own.move);
+    if (status == RDT_OK)
+        status = options_check_text(own.transport, RDT_MAX_NAME_BYTES, "transport", err);
+    for (size_t i = 0; i < count && status == RDT_OK; i++)
+        status = check_want(&wants[i], i, err);
+    if (status != RDT_OK)
+        return status;
+    plan = calloc(1, sizeof *plan);
+    if (!plan)
+        return no_memory(err);
+    plan->conn = conn;
+    plan->name = *name;
+    plan->options = own;
+    if (own.transport)
+        memcpy(plan->transport, own.transport, strlen(own.transport) + 1);
+    plan->wants = calloc(count + 1, sizeof *plan->wants);
+    for (size_t i = 0; i < count && plan->wants; i++, plan->n_wants++)
+        if (!copy_want(&plan->wants[i], &wants[i]))
+            break;
+    if (!plan->wants || plan->n_wants < count) {
+        plan->n_wants = plan->wants ? count : 0; /* frees the half-copied one, too */
+        rdt_plan_destroy(plan);
+        return no_memory(err);
+    }
+    *plan_p = plan;
+    return RDT_OK;
+}
+
+static void forget_layout(rdt_plan *plan)
+{
+    pieces_fini(&plan->pieces);
+    for (size_t i = 0; i < plan->n_loads; i++) {
+        free(plan->loads[i].slices);
+        free(plan->loads[i].dims);
+    }
+    free(plan->loads);
+    free(plan->order);
+    free(plan->near_parts);
+    rdt_manifest_release(plan->layout);
+    plan->loads = NULL;
+    plan->order = NULL;
+    plan->near_parts = NULL;
+    plan->layout = NULL;
+    plan->n_loads = 0;
+}
+
+void rdt_plan_destroy(rdt_plan *plan)
+{
+    if (!plan)
+        return;
+    forget_layout(plan);
+    for (size_t i = 0; i < plan->n_wants; i++) {
+        free(plan->wants[i].key);
+        free(plan->wants[i].dims);
+        free(plan->wants[i].strides);
+    }
+    free(plan->wants);
+    free(plan);
+}
+
+/* ---- planning ---- */
+
+static uint64_t piece_bytes(const rdt_plan *plan, const rdt_manifest *manifest, const struct piece *piece)
+{
+    const struct layout *layout = manifest->parts[piece->part].layout;
+    uint64_t bytes = rdt_dtype_bytes((enum rdt_dtype)layout->dtype[piece->tensor]);
+
+    for (uint32_t d = 0; d < plan->wants[piece->want].box.ndim; d++)
+        bytes *= piece->count[d];
+    return bytes;
+}
+
+static bool is_near(const rdt_plan *plan, const struct rdt_ref *ref)
+{
+    struct rdt_node_info node;
+
+    connection_copy_node(plan->conn, &node);
+    return memcmp(ref->node, node.node, sizeof node.node) == 0;
+}
+
+static bool take_whole(const rdt_plan *plan, const rdt_manifest *manifest, uint32_t part, uint64_t wanted_bytes)
+{
+    if (plan->options.move == RDT_PLAN_WHOLE || is_near(plan, &manifest->parts[part].ref))
+        return true;
+    return plan->options.move == RDT_PLAN_AUTO && wanted_bytes >= manifest->parts[part].bytes / 2;
+}
+
+/* Fills in the slices of a load whose pieces are of different tensors. */
+static bool make_slices(const rdt_plan *plan, const rdt_manifest *manifest, struct load *load)
+{
+    const struct layout *layout = manifest->parts[load->part].layout;
+
+    load->slices = calloc(layout->count + 1u, sizeof *load->slices);
+    load->dims = calloc(2 * (size_t)layout->n_dims + 1, sizeof *load->dims);
+    if (!load->slices || !load->dims)
+        return false;
+    for (uint32_t t = 0; t < layout->count; t++) { /* nothing of the tensors that no piece is of */
+        load->slices[t].ndim = layout->ndim[t];
+        load->slices[t].start = load->dims + layout->first_dim[t];
+        load->slices[t].count = load->dims + layout->n_dims + layout->first_dim[t];
+    }
+    for (size_t i = load->first; i < load->first + load->n; i++) {
+        const struct piece *piece = &plan->pieces.list[plan->order[i]];
+        size_t at = layout->first_dim[piece->tensor];
+        for (uint32_t d = 0; d < layout->ndim[piece->tensor]; d++) {
+            load->dims[at + d] = (int64_t)piece->from[d];
+            load->dims[layout->n_dims + at + d] = (int64_t)piece->count[d];
+        }
+    }
+    return true;
+}
+
+static bool add_load(rdt_plan *plan, const rdt_manifest *manifest, uint32_t part, bool whole, size_t first, size_t n)
+{
+    struct load *loads = realloc(plan->loads, (plan->n_loads + 1) * sizeof *loads);
+
+    if (!loads)
+        return false;
+    plan->loads = loads;
+    loads[plan->n_loads] = (struct load){.part = part, .whole = whole, .first = first, .n = n};
+    return whole ? (plan->n_loads++, true) : make_slices(plan, manifest, &loads[plan->n_loads++]);
+}
+
+/* Orders pieces [from, to), which are of one part, into loads: one for a whole part, else as many as the tensor with most pieces
+ * has, since a fetch takes one slice of each tensor. */
+static bool plan_part(rdt_plan *plan, const rdt_manifest *manifest, size_t from, size_t to)
+{
+    const struct piece *list = plan->pieces.list;
+    uint64_t bytes = 0;
+    bool left = true;
+
+    for (size_t i = from; i < to; i++)
+        bytes += piece_bytes(plan, manifest, &list[i]);
+    if (take_whole(plan, manifest, list[from].part, bytes)) {
+        for (size_t i = from; i < to; i++)
+            plan->order[i] = i;
+        return add_load(plan, manifest, list[from].part, true, from, to - from);
+    }
+    for (size_t round = 0, at = from; left; round++) {
+        size_t first = at, same = 0;
+
+        left = false;
+        for (size_t i = from; i < to; i++) {
+            same = i > from && list[i].tensor == list[i - 1].tensor ? same + 1 : 0;
+            if (same == round)
+                plan->order[at++] = i;
+            left = left || same > round;
+        }
+        if (at > first && !add_load(plan, manifest, list[from].part, false, first, at - first))
+            return false;
+    }
+    return true;
+}
+
+static enum rdt_status make_plan(rdt_plan *plan, rdt_manifest *manifest, struct rdt_error *err)
+{
+    size_t n_sources, n_parts = manifest->message->n_parts;
+    struct source *sources = manifest_sources(manifest, &n_sources);
+    struct wanted *wants = malloc((plan->n_wants + 1) * sizeof *wants);
+    bool made = true;
+    enum rdt_status status = sources && wants ? RDT_OK : no_memory(err);
+
+    forget_layout(plan);
+    for (size_t i = 0; i < plan->n_wants && status == RDT_OK; i++)
+        wants[i] = plan->wants[i].box;
+    if (status == RDT_OK)
+        status = pieces_plan(sources, n_sources, wants, plan->n_wants, &plan->pieces, err);
+    free(sources);
+    free(wants);
+    if (status != RDT_OK)
+        return status;
+    plan->order = malloc((plan->pieces.n + 1) * sizeof *plan->order);
+    plan->near_parts = malloc(n_parts + 1);
+    made = plan->order && plan->near_parts;
+    for (size_t i = 0; made && i < n_parts; i++)
+        plan->near_parts[i] = is_near(plan, &manifest->parts[i].ref);
+    for (size_t i = 0, to; made && i < plan->pieces.n; i = to) {
+        for (to = i + 1; to < plan->pieces.n && plan->pieces.list[to].part == plan->pieces.list[i].part; to++)
+            continue;
+        made = plan_part(plan, manifest, i, to);
+    }
+    if (made)
+        return RDT_OK;
+    forget_layout(plan);
+    return no_memory(err);
+}
+
+/* A part that has moved to another node is fetched in another way, perhaps. */
+static bool is_planned(const rdt_plan *plan, const rdt_manifest *manifest)
+{
+    if (!plan->layout || !manifest_same_layout(plan->layout, manifest))
+        return false;
+    for (size_t i = 0; i < manifest->message->n_parts; i++)
+        if (plan->near_parts[i] != is_near(plan, &manifest->parts[i].ref))
+            return false;
+    return true;
+}
+
+/* ---- running ---- */
+
+static int64_t left_ns(int64_t deadline_ns)
+{
+    int64_t left = clock_remaining_ns(deadline_ns);
+
+    return left < 0 ? RDT_FOREVER : left == 0 ? 1 : left;
+}
+
+static enum rdt_status fetch_loads(const rdt_plan *plan, const rdt_manifest *manifest, int64_t deadline_ns,
+                                   rdt_object **objects, struct rdt_error *err)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref *refs = malloc((plan->n_loads + 1) * sizeof *refs);
+    const struct rdt_slice **slices = malloc((plan->n_loads + 1) * sizeof *slices);
+    size_t *counts = malloc((plan->n_loads + 1) * sizeof *counts);
+    enum rdt_status status = refs && slices && counts ? RDT_OK : no_memory(err);
+
+    for (size_t i = 0; i < plan->n_loads && status == RDT_OK; i++) {
+        const struct load *load = &plan->loads[i];
+        refs[i] = manifest->parts[load->part].ref;
+        slices[i] = load->whole ? NULL : load->slices;
+        counts[i] = load->whole ? 0 : manifest->parts[load->part].layout->count;
+    }
+    options.timeout_ns = left_ns(deadline_ns);
+    options.slices = slices;
+    options.slice_counts = counts;
+    options.memory = "host";
+    options.transport = plan->transport[0] ? plan->transport : NULL;
+    if (status == RDT_OK)
+        status = rdt_fetch(plan->conn, refs, plan->n_loads, &options, objects, err);
+    free(refs);
+    free(slices);
+    free(counts);
+    return status;
+}
+
+/* Checks that the object has the tensors that the manifest promised. */
+static enum rdt_status check_object(const rdt_manifest *manifest, const struct load *load, const rdt_object *object,
+                                    struct rdt_error *err)
+{
+    const struct layout *layout = manifest->parts[load->part].layout;
+    struct rdt_tensor tensor;
+
+    if (rdt_object_count(object) != layout->count)
+        return rdt_error_set(err, RDT_MISMATCH, "part %u has %zu tensors, and the manifest says %u", load->part,
+                             rdt_object_count(object), layout->count);
+    for (uint32_t t = 0; t < layout->count; t++) {
+        const int64_t *count = load->whole ? (const int64_t *)layout->shape + layout->first_dim[t] : load->slices[t].count;
+        enum rdt_status status = rdt_object_tensor(object, t, &tensor, err);
+
+        if (status != RDT_OK)
+            return status;
+        if ((uint32_t)tensor.dtype != layout->dtype[t] || tensor.ndim != layout->ndim[t] ||
+            memcmp(tensor.shape ? tensor.shape : count, count, tensor.ndim * sizeof *count) != 0)
+            return rdt_error_set(err, RDT_MISMATCH, "tensor %u of part %u is not what the manifest says", t, load->part);
+    }
+    return RDT_OK;
+}
+
+static void copy_piece(const rdt_plan *plan, const struct load *load, const struct piece *piece, const rdt_object *object)
+{
+    const struct want *want = &plan->wants[piece->want];
+    int64_t from_at = 0, to_at = 0;
+    struct rdt_tensor tensor;
+    struct strided from, to;
+
+    if (rdt_object_tensor(object, piece->tensor, &tensor, NULL) != RDT_OK || !tensor.data)
+        return; /* check_object has looked: it has no elements */
+    for (uint32_t d = 0; d < tensor.ndim; d++) {
+        from_at += load->whole ? (int64_t)piece->from[d] * tensor.strides[d] : 0;
+        to_at += (int64_t)piece->to[d] * want->strides[d];
+    }
+    from = (struct strided){tensor.dtype, (uint8_t *)tensor.data + from_at * (int64_t)rdt_dtype_bytes(tensor.dtype),
+                            tensor.strides};
+    to = (struct strided){want->box.dtype, want->data + to_at * (int64_t)rdt_dtype_bytes(want->box.dtype), want->strides};
+    strided_copy(tensor.ndim, piece->count, &from, &to);
+}
+
+static void copy_all(const rdt_plan *plan, rdt_object *const *objects, struct rdt_plan_run *run)
+{
+    for (size_t i = 0; i < plan->n_loads; i++) {
+        const struct load *load = &plan->loads[i];
+
+        for (size_t at = load->first; at < load->first + load->n; at++) {
+            const struct piece *piece = &plan->pieces.list[plan->order[at]];
+            uint64_t bytes = rdt_dtype_bytes(plan->wants[piece->want].box.dtype);
+
+            copy_piece(plan, load, piece, objects[i]);
+            for (uint32_t d = 0; d < plan->wants[piece->want].box.ndim; d++)
+                bytes *= piece->count[d];
+            run->bytes += bytes;
+        }
+    }
+}
+
+static uint64_t moved_from_others(const rdt_object *object)
+{
+    struct rdt_object_info info;
+
+    rdt_object_info(object, &info);
+    return strncmp(info.path, "local/", 6) == 0 ? 0 : info.bytes_moved;
+}
+
+static enum rdt_status run_version(rdt_plan *plan, const rdt_manifest *manifest, int64_t deadline_ns, struct rdt_plan_run *run,
+                                   struct rdt_error *err)
+{
+    rdt_object **objects = calloc(plan->n_loads + 1, sizeof(rdt_object *));
+    int64_t began_ns = clock_now_ns();
+    enum rdt_status status = objects ? fetch_loads(plan, manifest, deadline_ns, objects, err) : no_memory(err);
+    bool fetched = status == RDT_OK;
+
+    for (size_t i = 0; i < plan->n_loads && status == RDT_OK; i++) {
+        status = check_object(manifest, &plan->loads[i], objects[i], err);
+        if (!plan->near_parts[plan->loads[i].part])
+            run->bytes_moved += moved_from_others(objects[i]);
+    }
+    run->fetch_ns = clock_now_ns() - began_ns;
+    if (status == RDT_OK) {
+        began_ns = clock_now_ns();
+        copy_all(plan, objects, run);
+        run->copy_ns = clock_now_ns() - began_ns;
+    }
+    rdt_cork(plan->conn);
+    for (size_t i = 0; fetched && i < plan->n_loads; i++)
+        rdt_release(objects[i]);
+    rdt_uncork(plan->conn);
+    free(objects);
+    return status;
+}
+
+static size_t count_parts(const rdt_plan *plan)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < plan->n_loads; i++)
+        n += i == 0 || plan->loads[i].part != plan->loads[i - 1].part;
+    return n;
+}
+
+enum rdt_status rdt_plan_run(rdt_plan *plan, uint64_t after, int64_t timeout_ns, struct rdt_plan_run *run_p,
+                             struct rdt_error *err)
+{
+    struct rdt_plan_run run = {0};
+    int64_t deadline_ns = clock_deadline_ns(timeout_ns == 0 ? CLOCK_NO_WAIT_NS : timeout_ns), began_ns = clock_now_ns();
+    rdt_manifest *manifest = NULL;
+    enum rdt_status status;
+
+    if (!plan)
+        return rdt_error_set(err, RDT_INVALID, "plan is NULL");
+    plan->name.after = after;
+    status = rdt_manifest_fetch(plan->conn, &plan->name, timeout_ns, &manifest, err);
+    if (status != RDT_OK)
+        return status;
+    run.wait_ns = clock_now_ns() - began_ns;
+    run.version = manifest->message->version;
+    run.step = manifest->message->step;
+    if (!is_planned(plan, manifest)) {
+        run.planned = true;
+        status = make_plan(plan, manifest, err);
+    }
+    if (status == RDT_OK)
+        status = run_version(plan, manifest, deadline_ns, &run, err);
+    if (status != RDT_OK)
+        rdt_error_prefix(err, "version %llu of \"%s\"", (unsigned long long)run.version, plan->name.id);
+    run.parts = count_parts(plan);
+    run.pieces = plan->pieces.n;
+    if (run.planned && plan->order) { /* the sources' layout stays for a comparison, and its hold goes */
+        rdt_request_destroy(manifest->hold);
+        manifest->hold = NULL;
+        plan->layout = manifest;
+    } else {
+        rdt_manifest_release(manifest);
+    }
+    if (status == RDT_OK && run_p)
+        *run_p = run;
+    return status;
+}

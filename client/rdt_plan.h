@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sharded tensors: a version of a name that many processes publish in parts, and plans by which a reader takes any boxes of it.
+ *
+ *     trainer, rank r of n                                       sampler
+ *     rdt_put(c, shards.., &put, &ref, &err);  (put.shards)      rdt_ref_from_name("policy", 0, NULL, &name, &err);
+ *     rdt_publish_part(c, &name, step, r, n, &ref, ..);          rdt_plan_create(c, &name, wants, n, NULL, &plan, &err);
+ *                                                                for (uint64_t after = 0;; after = run.version)
+ *                                                                    rdt_plan_run(plan, after, RDT_FOREVER, &run, &err);
+ *
+ * The version becomes visible when all parts of its step are there and cover every tensor exactly once. Readers never see parts
+ * of two steps. The name lives on one node, that of its ref; the parts are ordinary objects, each on the node of its publisher,
+ * and are held as long as anybody holds the version, whatever becomes of their publishers. */
+#ifndef RDT_PLAN_H
+#define RDT_PLAN_H
+
+#include "rdt.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- publishing ---- */
+
+struct rdt_part_options {
+    size_t struct_size;
+    enum rdt_visibility visibility; /* who may fetch the version: not wider than the object's, and the same for all parts */
+};
+
+/* Publishes the object, which was put with shards, as the part of `rank` (below `of`) of the version `step` of a name, and
+ * returns when the version is complete; *version_p, may be NULL, is its number. name: of rdt_ref_from_name. The object is on this
+ * session's node, or on the name's; it should be a snapshot, and may be freed when the call has returned. Steps grow. Errors, of
+ * which all but those of this part alone end the version for all its publishers: INVALID (the step is not above that of the newest
+ * version; `rank` or `of`; boxes that overlap or are missing: the sentence names tensor, box and ranks), EXISTS (the rank has
+ * published this step), OWNER_DIED (another publisher ended, cancelled or timed out), FREED (a later step became complete first),
+ * TIMED_OUT (not all parts came), LIMIT (the manifest is longer than 4 MiB; too many incomplete steps), DENIED, PEER_LOST,
+ * RESTARTED. */
+enum rdt_status rdt_publish_part(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
+                                 const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
+                                 uint64_t *version_p, struct rdt_error *err);
+
+/* Starts rdt_publish_part and returns. The caller destroys *request_p; before it has ended, that withdraws the part, and the
+ * version fails. */
+enum rdt_status rdt_publish_part_start(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
+                                       const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
+                                       rdt_request **request_p, struct rdt_error *err);
+
+/* Writes the version's number. Errors: AGAIN (the request has not ended), INVALID (not of rdt_publish_part_start), how it failed. */
+enum rdt_status rdt_part_version(const rdt_request *request, uint64_t *version_p, struct rdt_error *err);
+
+/* ---- the manifest of a version ---- */
+
+typedef struct rdt_manifest rdt_manifest;
+
+struct rdt_manifest_info {
+    uint64_t version, step;
+    size_t parts;
+};
+
+struct rdt_box { /* a tensor of a part. The pointers are borrowed from the manifest */
+    const char *key;
+    enum rdt_dtype dtype;
+    uint32_t ndim;
+    const int64_t *global_shape, *start, *count; /* [ndim] */
+};
+
+/* Waits for a version of the name above name->after, and holds it with all its parts until rdt_manifest_release. Errors: those
+ * of a fetch; INVALID (the version is an ordinary object). */
+enum rdt_status rdt_manifest_fetch(rdt *rdt, const struct rdt_ref *name, int64_t timeout_ns, rdt_manifest **manifest_p,
+                                   struct rdt_error *err);
+void rdt_manifest_info(const rdt_manifest *manifest, struct rdt_manifest_info *info_p);
+
+/* Writes the ref of part i, which has *tensors_p tensors. INVALID: no such part. */
+enum rdt_status rdt_manifest_part(const rdt_manifest *manifest, size_t i, struct rdt_ref *ref_p, size_t *tensors_p,
+                                  struct rdt_error *err);
+enum rdt_status rdt_manifest_box(const rdt_manifest *manifest, size_t part, size_t tensor, struct rdt_box *box_p,
+                                 struct rdt_error *err);
+void rdt_manifest_release(rdt_manifest *manifest); /* may be NULL */
+
+/* ---- plans ---- */
+
+/* A box that the reader wants, and the host memory that receives it. */
+struct rdt_want {
+    const char *key;
+    uint32_t ndim;
+    const int64_t *start;   /* [ndim]; NULL: all 0 */
+    const int64_t *count;   /* [ndim] */
+    enum rdt_dtype dtype;   /* of the memory: the published one, or one that it can be cast to (rdt_can_cast) */
+    void *data;             /* address of the box's first element */
+    const int64_t *strides; /* [ndim] elements; NULL: row-major contiguous */
+};
+
+/* Whether elements can be cast on the way: f32, f16 and bf16 to each other and to f8_e4m3fn and f8_e5m2. They are rounded to the
+ * nearest, ties to even, as torch does: what is too large for f8_e4m3fn becomes NaN, for others infinity. Equal dtypes always can. */
+bool rdt_can_cast(enum rdt_dtype from, enum rdt_dtype to);
+
+/* Casts n elements, contiguous. The memory must not overlap. UNSUPPORTED: there is no such cast. */
+enum rdt_status rdt_cast(enum rdt_dtype from, const void *data, enum rdt_dtype to, void *data_p, size_t n,
+                         struct rdt_error *err);
+
+enum rdt_plan_move {
+    RDT_PLAN_AUTO = 0,  /* whole parts of this node, and of other nodes those of which at least half is wanted; else slices */
+    RDT_PLAN_WHOLE = 1, /* whole parts: a part that is a snapshot comes to this node once, however many processes read it */
+    RDT_PLAN_SLICES = 2 /* of other nodes only what this plan wants, even if others of this node want other slices */
+};
+
+struct rdt_plan_options {
+    size_t struct_size;
+    enum rdt_plan_move move;
+    const char *transport; /* fetch only by this transport; NULL: any */
+};
+
+typedef struct rdt_plan rdt_plan;
+
+/* Prepares to read the boxes `wants` [count] of versions of the name. The wants are copied; their memory must stay until
+ * rdt_plan_destroy. Asks the daemon nothing. Errors: INVALID names the want. */
+enum rdt_status rdt_plan_create(rdt *rdt, const struct rdt_ref *name, const struct rdt_want *wants, size_t count,
+                                const struct rdt_plan_options *options, rdt_plan **plan_p, struct rdt_error *err);
+
+struct rdt_plan_run {
+    uint64_t version, step;
+    bool planned;         /* the pieces were computed anew, because the layout of the version was a new one */
+    size_t parts, pieces; /* parts that were fetched from, and boxes that were copied */
+    uint64_t bytes;       /* written to the wants' memory */
+    uint64_t bytes_moved; /* that came from other nodes for this run */
+    int64_t wait_ns, fetch_ns, copy_ns;
+};
+
+/* Waits until timeout_ns for a version above `after`, and writes all wants from that one version; 0 for `after` takes the newest.
+ * All bytes are on this node before the first is written to the wants, so after an error of waiting or fetching the wants have what
+ * they had. One thread at a time. *run_p, may be NULL, receives what was done. Errors: TIMED_OUT, NOT_FOUND (the version has no
+ * such tensor), MISMATCH (another number of dimensions, or a box that ends outside the tensor), UNSUPPORTED (a cast that does not
+ * exist), those of a fetch. */
+enum rdt_status rdt_plan_run(rdt_plan *plan, uint64_t after, int64_t timeout_ns, struct rdt_plan_run *run_p,
+                             struct rdt_error *err);
+void rdt_plan_destroy(rdt_plan *plan); /* may be NULL */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

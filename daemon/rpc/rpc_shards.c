@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* PUBLISH_PART and SHARDS: versions of a name that consist of many objects (shards.h). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/rpc/rpc_call.h"
+#include "proto/boxes.h"
+#include "wire_ref.h"
+
+/* What the daemon of the object's node says of the object. */
+struct description {
+    Rdt__Pb__ManifestPart part;
+    Rdt__Pb__TensorList tensors;
+    Rdt__Pb__Ref wire;
+    struct rdt_ref ref;
+    struct layout *layout;
+    struct arena arena;
+};
+
+static enum rdt_status describe(struct description *description, const struct object *object, uint32_t rank,
+                                struct rdt_error *err)
+{
+    const uint8_t *boxes = object_metadata(object) + object->metadata_bytes - object->box_bytes;
+    const Rdt__Pb__Boxes *checked;
+    enum rdt_status status;
+
+    *description = (struct description){0};
+    arena_init(&description->arena, RDT_MAX_DECODED_BYTES);
+    rdt__pb__manifest_part__init(&description->part);
+    rdt__pb__tensor_list__init(&description->tensors);
+    object_ref(object, &description->ref);
+    if (object->box_bytes == 0)
+        return rdt_error_set(
+            err, RDT_INVALID,
+            "object \"%s\" cannot be a part of a version: its put did not say what its tensors are boxes of (shards)",
+            description->ref.id);
+    status = object_layout(object, NULL, &description->layout, err);
+    if (status == RDT_OK)
+        status = boxes_read(&description->arena, boxes, object->box_bytes, description->layout, &checked, err);
+    if (status != RDT_OK)
+        return status;
+    layout_to_wire(description->layout, false, NULL, &description->tensors);
+    description->tensors.n_strides = 0;
+    wire_ref_from(&description->ref, &description->wire);
+    description->part.ref = &description->wire;
+    description->part.rank = rank;
+    description->part.bytes = object->bytes;
+    description->part.tensors = &description->tensors;
+    description->part.boxes = (Rdt__Pb__Boxes *)(uintptr_t)checked;
+    return RDT_OK;
+}
+
+static void description_fini(struct description *description)
+{
+    free(description->layout);
+    arena_fini(&description->arena);
+}
+
+/* The live object of this node that the caller may publish for those readers. */
+static enum rdt_status find_object(const struct call *call, const struct rdt_ref *ref, Rdt__Pb__Visibility visibility,
+                                   struct object **object_p, struct rdt_error *err)
+{
+    enum rdt_status status = object_table_find(call->rpc->objects, ref, &call->account->owner, object_p, err);
+
+    if (status == RDT_AGAIN)
+        return object_table_not_put(ref, &call->account->owner, err);
+    if (status == RDT_OK && !call_may_see(call, &(*object_p)->account->owner))
+        status = rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user may publish it", ref->id,
+                               (*object_p)->account->owner.uid);
+    if (status == RDT_OK && (int)visibility > (*object_p)->visibility)
+        status = rdt_error_set(err, RDT_INVALID,
+                               "the version is for more readers than its part \"%s\": put it with that visibility", ref->id);
+    return status;
+}
+
+static enum rdt_status check(const struct call *call, const Rdt__Pb__PublishPart *message, const struct rdt_ref *name,
+                             struct rdt_error *err)
+{
+    if (!name->is_name)
+        return rdt_error_set(err, RDT_INVALID, "\"%s\" is the ref of an object, not of a name", name->id);
+    if ((unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
+        return rdt_error_set(err, RDT_INVALID, "unknown visibility %d", (int)message->visibility);
+    if (!name->any_owner && (name->uid != call->account->owner.uid || strcmp(name->tenant, call->account->owner.tenant) != 0))
+        return rdt_error_set(err, RDT_DENIED, "name \"%s\" belongs to uid %u: only that user may publish its parts", name->id,
+                             name->uid);
+    return RDT_OK;
+}
+
+/* The name is on another node: sends it what this node knows of the object. */
+static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *message, const struct rdt_ref *name,
+                               const struct rdt_ref *ref, struct rdt_error *err)
+{
+    Rdt__Pb__PublishPart filled = *message;
+    struct description description;
+    struct object *object;
+    enum rdt_status status;
+
+    if (call_is_remote(call, ref)) /* perhaps it is on the name's node, which then knows it */
+        return call_forward(call, name, &message->base, message->timeout_ns, err);
+    status = find_object(call, ref, message->visibility, &object, err);
+    if (status != RDT_OK)
+        return status;
+    status = describe(&description, object, message->rank, err);
+    if (status == RDT_OK) {
+        filled.part = &description.part;
+        filled.object = &description.wire;
+        status = call_forward(call, name, &filled.base, message->timeout_ns, err);
+    }
+    description_fini(&description);
+    return status;
+}
+
+enum rdt_status rpc_publish_part(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__PublishPart *message = request;
+    struct shard_part part = {.step = message->step,
+                              .rank = message->rank,
+                              .of = message->of,
+                              .visibility = message->visibility,
+                              .timeout_ns = message->timeout_ns,
+                              .part = message->part};
+    struct description description = {0};
+    enum rdt_status status = call_ref(message->name, &part.name, err);
+
+    if (status == RDT_OK)
+        status = check(call, message, &part.name, err);
+    if (status == RDT_OK)
+        status = call_object_ref(message->object, &part.object, err);
+    if (status != RDT_OK)
+        return status;
+    if (call_is_remote(call, &part.name))
+        return forward(call, message, &part.name, &part.object, err);
+    if (call->rpc->drained)
+        return rpc_refuse_drained(err);
+    if (node_is_here(call->rpc->node, part.object.node, part.object.address)) {
+        status = find_object(call, &part.object, message->visibility, &part.here, err);
+        if (status == RDT_OK)
+            status = describe(&description, part.here, message->rank, err);
+        part.part = &description.part;
+        part.object = description.ref;
+    } else if (call->client || !message->part || !message->part->tensors || part.object.generation == 0) {
+        status = rdt_error_set(
+            err, RDT_INVALID,
+            "object \"%s\" is on another node than its publisher and the name: publish it from a client there", part.object.id);
+    }
+    if (status == RDT_OK)
+        status = shards_add(&call->rpc->shards, call, &part, err);
+    description_fini(&description);
+    return status;
+}
+
+enum rdt_status rpc_shards(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Shards *message = request;
+    Rdt__Pb__ShardsReply reply;
+    Rdt__Pb__Manifest *manifest = NULL;
+    size_t magic = strlen(SHARDS_MAGIC);
+    struct object *object = NULL;
+    struct owner owner;
+    struct rdt_ref ref;
+    uint64_t version = 0;
+    enum rdt_status status = call_ref(message->name, &ref, err);
+
+    if (status == RDT_OK && !ref.is_name)
+        status = rdt_error_set(err, RDT_INVALID, "\"%s\" is the ref of an object, not of a name", ref.id);
+    if (status != RDT_OK)
+        return status;
+    if (call_is_remote(call, &ref))
+        return call_forward(call, &ref, &message->base, -1, err);
+    owner = owner_of_ref(&ref, &call->account->owner);
+    ref.after = 0;
+    (void)names_find(call->rpc->names, &ref, &call->account->owner, &object, &version, NULL);
+    rdt__pb__shards_reply__init(&reply);
+    if (call_may_see(call, &owner))
+        status = shards_view(&call->rpc->shards, &owner, &ref, &reply, err);
+    if (status == RDT_OK && object && object->metadata_bytes > magic &&
+        memcmp(object_metadata(object), SHARDS_MAGIC, magic) == 0)
+        manifest = rdt__pb__manifest__unpack(NULL, object->metadata_bytes - magic, object_metadata(object) + magic);
+    reply.manifest = manifest;
+    if (status == RDT_OK && object && !manifest)
+        status = rdt_error_set(err, RDT_INVALID, "version %llu of \"%s\" is one object, not many parts: see rdtctl stat",
+                               (unsigned long long)version, ref.id);
+    if (status == RDT_OK && !manifest && reply.n_pending == 0 && reply.failure[0] == '\0')
+        status = rdt_error_set(err, RDT_NOT_FOUND, "nobody has published a part of \"%s\", or uid %u may not see it", ref.id,
+                               call->account->owner.uid);
+    if (status == RDT_OK)
+        call_reply(call, &reply.base, NULL, 0);
+    shards_view_fini(&reply);
+    if (manifest)
+        rdt__pb__manifest__free_unpacked(manifest, NULL);
+    return status;
+}

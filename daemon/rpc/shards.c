@@ -1,0 +1,660 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/rpc/shards.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/objects/remote_hold.h"
+#include "daemon/rpc/rpc_call.h"
+#include "daemon/rpc/shard_cover.h"
+#include "proto/wire_limits.h"
+#include "wire_ref.h"
+
+#define MAX_RANKS 4096u
+#define MAX_FILLING 16u      /* versions of one name that are not complete */
+#define MAX_IDLE_NAMES 1024u /* names that are kept only to say why their last version failed */
+#define KEY_BYTES (4 + sizeof((struct owner *)0)->tenant + RDT_MAX_ID_BYTES)
+
+struct shard_name {
+    struct shards *shards;
+    struct list versions;    /* struct version.link, those that are not complete and those that still exist */
+    struct version *current; /* the last that became complete; NULL: its manifest is gone */
+    char failure[256];       /* "": none failed */
+    uint64_t failed_ns;
+    uint8_t key_bytes, id_bytes;
+    uint8_t key[KEY_BYTES]; /* as names.c has it: owner, then id */
+};
+
+struct part {
+    struct version *version;
+    uint32_t rank;
+    struct call *call; /* of its publisher, which waits; NULL: it was answered */
+    struct rdt_ref ref;
+    uint8_t *packed; /* ManifestPart */
+    size_t packed_bytes;
+    bool held;
+};
+
+enum version_state { VERSION_FILLING, VERSION_COMPLETE };
+
+struct version {
+    struct list link;
+    struct shard_name *name;
+    struct account *account; /* a reference */
+    enum version_state state;
+    uint64_t step, began_ns;
+    uint32_t of, n_parts, n_held;
+    Rdt__Pb__Visibility visibility;
+    struct part **parts; /* [of]; NULL: not there yet */
+    struct shard_cover cover;
+    struct client holder;          /* has the holds on the parts; nobody is connected to it */
+    struct object_waiter manifest; /* COMPLETE: waits for its end */
+    struct deadline settle;        /* after an answer about a hold: complete it, or fail it */
+    struct rdt_error why;          /* a hold failed */
+    uint64_t heap_bytes;
+};
+
+/* ---- names ---- */
+
+static size_t make_key(uint8_t *key, const struct owner *owner, const struct rdt_ref *name)
+{
+    size_t tenant = strlen(owner->tenant) + 1;
+
+    memcpy(key, &owner->uid, 4);
+    memcpy(key + 4, owner->tenant, tenant);
+    memcpy(key + 4 + tenant, name->id, name->id_bytes);
+    return 4 + tenant + name->id_bytes;
+}
+
+static const char *id_of(const struct shard_name *name)
+{
+    return (const char *)name->key + name->key_bytes - name->id_bytes;
+}
+
+void shards_init(struct shards *shards, struct rpc *rpc)
+{
+    *shards = (struct shards){.rpc = rpc};
+    map_init(&shards->names);
+}
+
+static struct shard_name *name_get(struct shards *shards, const struct owner *owner, const struct rdt_ref *ref)
+{
+    uint8_t key[KEY_BYTES];
+    size_t key_bytes = make_key(key, owner, ref);
+    struct shard_name *name = map_get(&shards->names, key, key_bytes);
+
+    if (name)
+        return name;
+    name = calloc(1, sizeof *name);
+    if (!name)
+        return NULL;
+    name->shards = shards;
+    list_init(&name->versions);
+    memcpy(name->key, key, key_bytes);
+    name->key_bytes = (uint8_t)key_bytes;
+    name->id_bytes = ref->id_bytes;
+    if (map_put(&shards->names, name->key, name->key_bytes, name))
+        return name;
+    free(name);
+    return NULL;
+}
+
+static void name_settle(struct shard_name *name)
+{
+    struct shards *shards = name->shards;
+
+    if (!list_empty(&name->versions) || (name->failure[0] && map_count(&shards->names) <= MAX_IDLE_NAMES))
+        return;
+    (void)map_remove(&shards->names, name->key, name->key_bytes);
+    free(name);
+}
+
+/* ---- the holder: a client that nobody is connected to ---- */
+
+static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
+                           const ProtobufCMessage *message, const int *take_fds, unsigned n_fds)
+{
+    struct version *version = container_of(client, struct version, holder);
+    struct part *part = request_id >= 1 && request_id <= version->of ? version->parts[request_id - 1] : NULL;
+
+    (void)take_fds;
+    (void)n_fds; /* an answer to HOLD has none */
+    if (type != RDT_MSG_HOLD || !(flags & FRAME_REPLY) || client->gone || !part)
+        return;
+    if (flags & FRAME_ERROR) {
+        const Rdt__Pb__ErrorReply *reply = (const Rdt__Pb__ErrorReply *)message;
+        (void)rdt_error_set(&version->why, (enum rdt_status)reply->status, "the part of rank %u cannot be held: %s", part->rank,
+                            reply->message);
+    } else if (!part->held) {
+        part->held = true;
+        version->n_held++;
+    }
+    /* not here: the call that brings the answer still uses the client */
+    (void)deadline_set(version->name->shards->rpc->deadlines, &version->settle, 0);
+}
+
+static size_t no_bytes(const struct client *client)
+{
+    (void)client;
+    return 0;
+}
+
+static uint64_t all_received(const struct client *client)
+{
+    (void)client;
+    return 0;
+}
+
+static void no_turn(struct client *client)
+{
+    (void)client;
+}
+
+static void holder_init(struct version *version)
+{
+    struct client *holder = &version->holder;
+
+    client_init(holder, 0);
+    holder->account = account_ref(version->account);
+    (void)snprintf(holder->name, sizeof holder->name, "step %llu of %.*s", (unsigned long long)version->step,
+                   version->name->id_bytes < 32 ? version->name->id_bytes : 32, id_of(version->name));
+    holder->send = on_hold_answer;
+    holder->queued_bytes = no_bytes;
+    holder->bytes_received = all_received;
+    holder->want_turn = no_turn;
+}
+
+static void holder_fini(struct version *version)
+{
+    version->holder.gone = true;
+    (void)calls_client_gone(version->name->shards->rpc, &version->holder, UINT64_MAX);
+    (void)client_fini(&version->holder, UINT64_MAX);
+    account_unref(version->holder.account);
+}
+
+/* Takes the hold on the part's object; the answer comes to on_hold_answer if the object is on another node. */
+static enum rdt_status hold_part(struct version *version, struct part *part, struct object *here, struct rdt_error *err)
+{
+    struct rpc *rpc = version->name->shards->rpc;
+    Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
+    struct remote_hold *hold;
+    struct call *call;
+    Rdt__Pb__Ref wire;
+    enum rdt_status status;
+
+    if (here) {
+        status = remote_hold_take(&version->holder, part->rank + 1, here, &hold, err);
+        part->held = status == RDT_OK;
+        version->n_held += part->held;
+        return status;
+    }
+    call = call_create(rpc, &version->holder, NULL, RDT_MSG_HOLD, part->rank + 1);
+    if (!call)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to hold the part of rank %u", part->rank);
+    wire_ref_from(&part->ref, &wire);
+    message.ref = &wire;
+    message.timeout_ns = 0;
+    status = call_forward(call, &part->ref, &message.base, (int64_t)rpc->options->connect_timeout_ns, err);
+    if (status != RDT_OK) {
+        call->request_id = 0; /* the error is the caller's, not an answer */
+        call_fail(call, err);
+    }
+    return status;
+}
+
+/* ---- versions ---- */
+
+static void settle(struct deadline *deadline);
+static void on_manifest_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why);
+
+static struct version *version_new(struct shard_name *name, const struct shard_part *part, struct account *account)
+{
+    struct version *version = calloc(1, sizeof *version);
+
+    if (version)
+        version->parts = calloc(part->of, sizeof(struct part *));
+    if (!version || !version->parts) {
+        free(version);
+        return NULL;
+    }
+    version->name = name;
+    version->account = account_ref(account);
+    version->step = part->step;
+    version->of = part->of;
+    version->visibility = part->visibility;
+    version->began_ns = uv_hrtime();
+    version->settle.on_passed = settle;
+    version->manifest.on_event = on_manifest_gone;
+    list_init(&version->manifest.link);
+    shard_cover_init(&version->cover);
+    holder_init(version);
+    list_append(&name->versions, &version->link);
+    return version;
+}
+
+/* All its calls have been answered. */
+static void version_free(struct version *version)
+{
+    struct shard_name *name = version->name;
+
+    if (name->current == version)
+        name->current = NULL;
+    list_remove(&version->link);
+    object_waiter_remove(&version->manifest);
+    deadline_unset(name->shards->rpc->deadlines, &version->settle);
+    holder_fini(version);
+    for (uint32_t i = 0; i < version->of; i++) {
+        if (version->parts[i])
+            free(version->parts[i]->packed);
+        free(version->parts[i]);
+    }
+    shard_cover_fini(&version->cover);
+    account_give(version->account, USAGE_HEAP, version->heap_bytes);
+    account_unref(version->account);
+    free(version->parts);
+    free(version);
+    name_settle(name);
+}
+
+static void answer_all(struct version *version, const struct rdt_error *err, uint64_t number)
+{
+    Rdt__Pb__PublishPartReply reply = RDT__PB__PUBLISH_PART_REPLY__INIT;
+
+    reply.version = number;
+    for (uint32_t i = 0; i < version->of; i++) {
+        struct part *part = version->parts[i];
+        struct call *call = part ? part->call : NULL;
+        if (!call)
+            continue;
+        part->call = NULL;
+        call->on_end = NULL;
+        if (err)
+            call_fail(call, err);
+        else
+            call_reply(call, &reply.base, NULL, 0);
+    }
+}
+
+/* Nothing of the version was visible. Its publishers are told. */
+static void version_fail(struct version *version, const struct rdt_error *why)
+{
+    struct shard_name *name = version->name;
+    struct rdt_error err;
+
+    (void)rdt_error_set(&err, why->status, "step %llu of \"%.*s\" is no version (%u of %u parts were there): %s",
+                        (unsigned long long)version->step, name->id_bytes, id_of(name), version->n_parts, version->of,
+                        why->msg);
+    log_warn("%s", err.msg);
+    text_copy(name->failure, sizeof name->failure, err.msg);
+    name->failed_ns = uv_hrtime();
+    name->shards->n_failed++;
+    answer_all(version, &err, 0);
+    version_free(version);
+}
+
+static void on_manifest_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
+{
+    (void)object;
+    (void)why;
+    version_free(container_of(waiter, struct version, manifest));
+}
+
+/* The publisher's session or link ended, its request was cancelled, or its time is over. */
+static void on_publisher_end(struct call *call)
+{
+    struct part *part = call->waiting;
+    struct rdt_error why;
+
+    part->call = NULL;
+    call->waiting = NULL;
+    (void)rdt_error_set(&why, RDT_OWNER_DIED, "the publisher of rank %u stopped waiting for the others, or ended", part->rank);
+    version_fail(part->version, &why);
+}
+
+static void explain(const struct call *call, struct rdt_error *err)
+{
+    (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time: not all ranks have published their parts", call->verb->unmet);
+}
+
+/* ---- the manifest ---- */
+
+static uint8_t *pack_manifest(const struct version *version, uint64_t number, size_t *bytes_p, struct rdt_error *err)
+{
+    Rdt__Pb__Manifest manifest = RDT__PB__MANIFEST__INIT;
+    size_t magic = strlen(SHARDS_MAGIC), bytes;
+    uint8_t *packed = NULL;
+
+    manifest.step = version->step;
+    manifest.version = number;
+    manifest.parts = calloc(version->of, sizeof *manifest.parts);
+    for (uint32_t i = 0; manifest.parts && i < version->of; i++) {
+        const struct part *part = version->parts[i];
+        manifest.parts[i] = rdt__pb__manifest_part__unpack(NULL, part->packed_bytes, part->packed);
+        if (!manifest.parts[i])
+            break;
+        manifest.n_parts++;
+    }
+    bytes = magic + protobuf_c_message_get_packed_size(&manifest.base);
+    if (manifest.n_parts < version->of)
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
+    else if (bytes > RDT_MAX_METADATA_BYTES)
+        (void)rdt_error_set(err, RDT_LIMIT,
+                            "its manifest has %zu bytes, more than the limit of %u: publish fewer or larger tensors", bytes,
+                            RDT_MAX_METADATA_BYTES);
+    else if (!(packed = malloc(bytes)))
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
+    if (packed) {
+        memcpy(packed, SHARDS_MAGIC, magic);
+        protobuf_c_message_pack(&manifest.base, packed + magic);
+        *bytes_p = bytes;
+    }
+    for (size_t i = 0; i < manifest.n_parts; i++)
+        rdt__pb__manifest_part__free_unpacked(manifest.parts[i], NULL);
+    free(manifest.parts);
+    return packed;
+}
+
+/* Puts the manifest and publishes it. */
+static enum rdt_status publish(struct version *version, uint64_t *number_p, struct rdt_error *err)
+{
+    struct shard_name *name = version->name;
+    struct rpc *rpc = name->shards->rpc;
+    struct name_publish next = {
+        .id = (const uint8_t *)id_of(name), .id_bytes = name->id_bytes, .visibility = version->visibility};
+    struct object_put put = {.account = version->account, .visibility = version->visibility, .transport = "", .snapshot = true};
+    uint64_t number = names_next_version(rpc->names, &version->account->owner, next.id, next.id_bytes);
+    uint8_t *metadata = pack_manifest(version, number, &put.metadata_bytes, err);
+    enum rdt_status status = metadata ? RDT_OK : err->status;
+
+    put.metadata = metadata;
+    if (status == RDT_OK && !(put.layout = layout_create(0, 0)))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
+    if (status == RDT_OK)
+        status = object_table_put(rpc->objects, &put, &next.object, err);
+    if (status != RDT_OK) {
+        free(put.layout);
+    } else {
+        status = names_publish(rpc->names, &next, number_p, err);
+        if (status == RDT_OK && !object_wait_freed(next.object, &version->manifest))
+            status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
+        if (status != RDT_OK)
+            object_free(next.object, true, OBJECT_END_FREED);
+        object_drop(next.object); /* the name has a hold of its own */
+    }
+    free(metadata);
+    return status;
+}
+
+/* ---- the fence ---- */
+
+static void overtake(struct version *version)
+{
+    struct rdt_error why;
+
+    list_for_each_safe (node, &version->name->versions) {
+        struct version *other = container_of(node, struct version, link);
+        if (other->state != VERSION_FILLING || other->step > version->step)
+            continue;
+        (void)rdt_error_set(&why, RDT_FREED, "step %llu is complete, and has overtaken it", (unsigned long long)version->step);
+        version_fail(other, &why);
+    }
+}
+
+static void complete(struct version *version)
+{
+    struct shard_name *name = version->name;
+    struct rdt_error err = {0};
+    uint64_t number = 0;
+    enum rdt_status status = shard_cover_check_whole(&version->cover, &err);
+
+    if (status == RDT_OK)
+        status = publish(version, &number, &err);
+    if (status != RDT_OK) {
+        version_fail(version, &err);
+        return;
+    }
+    version->state = VERSION_COMPLETE;
+    name->current = version;
+    name->shards->n_complete++;
+    log_debug("step %llu of \"%.*s\" is complete: version %llu, %u parts", (unsigned long long)version->step, name->id_bytes,
+              id_of(name), (unsigned long long)number, version->of);
+    answer_all(version, NULL, number);
+    overtake(version);
+}
+
+static void settle(struct deadline *deadline)
+{
+    struct version *version = container_of(deadline, struct version, settle);
+
+    if (version->state != VERSION_FILLING)
+        return;
+    if (version->why.status != RDT_OK) {
+        struct rdt_error why = version->why;
+        version_fail(version, &why);
+    } else if (version->n_held == version->of) {
+        complete(version);
+    }
+}
+
+/* ---- a part ---- */
+
+static struct version *find_step(const struct shard_name *name, uint64_t step)
+{
+    list_for_each (node, &name->versions) {
+        struct version *version = container_of(node, struct version, link);
+        if (version->step == step && version->state == VERSION_FILLING)
+            return version;
+    }
+    return NULL;
+}
+
+static unsigned n_filling(const struct shard_name *name)
+{
+    unsigned n = 0;
+
+    list_for_each (node, &name->versions)
+        n += container_of(node, struct version, link)->state == VERSION_FILLING;
+    return n;
+}
+
+/* The manifest is the name's newest version; otherwise the name was unpublished, or something else published under it. */
+static bool is_current(const struct version *version)
+{
+    return version && version->manifest.object && version->manifest.object->published;
+}
+
+static enum rdt_status check_part(const struct shard_name *name, const struct version *version, const struct shard_part *part,
+                                  struct rdt_error *err)
+{
+    unsigned long long step = part->step;
+
+    if (is_current(name->current) && part->step <= name->current->step)
+        return rdt_error_set(
+            err, RDT_INVALID,
+            "step %llu of \"%s\" cannot be published: step %llu is complete, and steps must grow (unpublish the name to "
+            "begin again)",
+            step, part->name.id, (unsigned long long)name->current->step);
+    if (!version && n_filling(name) >= MAX_FILLING)
+        return rdt_error_set(err, RDT_LIMIT, "%u steps of \"%s\" are incomplete already: complete or cancel them first",
+                             MAX_FILLING, part->name.id);
+    if (version && version->of != part->of)
+        return rdt_error_set(err, RDT_INVALID, "rank %u says that step %llu of \"%s\" has %u parts, but others say %u",
+                             part->rank, step, part->name.id, part->of, version->of);
+    if (version && version->visibility != part->visibility)
+        return rdt_error_set(err, RDT_INVALID, "the publishers of step %llu of \"%s\" ask for different visibilities", step,
+                             part->name.id);
+    if (version && version->parts[part->rank])
+        return rdt_error_set(err, RDT_EXISTS, "rank %u has published its part of step %llu of \"%s\" already", part->rank, step,
+                             part->name.id);
+    return RDT_OK;
+}
+
+/* Notes the boxes of the part. */
+static enum rdt_status cover_part(struct version *version, const struct shard_part *from, struct rdt_error *err)
+{
+    static const Rdt__Pb__Boxes none = RDT__PB__BOXES__INIT;
+    const Rdt__Pb__Boxes *boxes = from->part->boxes ? from->part->boxes : &none, *checked;
+    size_t bytes = protobuf_c_message_get_packed_size(&boxes->base);
+    struct layout *layout = NULL;
+    uint8_t *packed = malloc(bytes + 1);
+    struct arena arena;
+    enum rdt_status status = packed ? layout_from_wire(from->part->tensors, &layout, err)
+                                    : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of a part");
+
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    if (status == RDT_OK) { /* another node may have sent anything */
+        protobuf_c_message_pack(&boxes->base, packed);
+        status = boxes_read(&arena, packed, bytes, layout, &checked, err);
+    }
+    if (status == RDT_OK)
+        status = shard_cover_add(&version->cover, from->rank, layout, checked, err);
+    arena_fini(&arena);
+    free(layout);
+    free(packed);
+    return status;
+}
+
+static enum rdt_status part_new(struct version *version, const struct shard_part *from, struct part **part_p,
+                                struct rdt_error *err)
+{
+    struct part *part = calloc(1, sizeof *part);
+    size_t bytes = protobuf_c_message_get_packed_size(&from->part->base);
+    uint8_t *packed = malloc(bytes + 1);
+
+    if (!part || !packed) {
+        free(part);
+        free(packed);
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part");
+    }
+    if (account_take(version->account, USAGE_HEAP, bytes, err) != RDT_OK) {
+        free(part);
+        free(packed);
+        return RDT_LIMIT;
+    }
+    version->heap_bytes += bytes;
+    protobuf_c_message_pack(&from->part->base, packed);
+    *part = (struct part){.version = version, .rank = from->rank, .ref = from->object, .packed = packed, .packed_bytes = bytes};
+    version->parts[part->rank] = part;
+    version->n_parts++;
+    *part_p = part;
+    return RDT_OK;
+}
+
+enum rdt_status shards_add(struct shards *shards, struct call *call, const struct shard_part *from, struct rdt_error *err)
+{
+    struct shard_name *name;
+    struct version *version;
+    struct part *part = NULL;
+    enum rdt_status status;
+
+    if (from->of == 0 || from->of > MAX_RANKS || from->rank >= from->of)
+        return rdt_error_set(err, RDT_INVALID, "rank %u of %u: a version has 1 to %u parts, with ranks from 0", from->rank,
+                             from->of, MAX_RANKS);
+    name = name_get(shards, &call->account->owner, &from->name);
+    if (!name)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
+    version = find_step(name, from->step);
+    status = check_part(name, version, from, err);
+    if (status == RDT_OK && !version && !(version = version_new(name, from, call->account)))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
+    if (status == RDT_OK)
+        status = call_defer(call, from->timeout_ns, NULL, err);
+    if (status != RDT_OK) {
+        if (version && version->n_parts == 0)
+            version_free(version);
+        else if (!version)
+            name_settle(name);
+        return status;
+    }
+    call->explain = explain;
+    status = part_new(version, from, &part, err);
+    if (status == RDT_OK)
+        status = cover_part(version, from, err);
+    if (status == RDT_OK)
+        status = hold_part(version, part, from->here, err);
+    if (status != RDT_OK) { /* the caller fails the call; the others are told here */
+        struct rdt_error why = *err;
+        version_fail(version, &why);
+        return status;
+    }
+    part->call = call;
+    call->waiting = part;
+    call->on_end = on_publisher_end;
+    if (version->n_held == version->of && !deadline_set(shards->rpc->deadlines, &version->settle, 0))
+        complete(version);
+    return RDT_OK;
+}
+
+/* ---- views ---- */
+
+enum rdt_status shards_view(const struct shards *shards, const struct owner *owner, const struct rdt_ref *ref,
+                            Rdt__Pb__ShardsReply *reply, struct rdt_error *err)
+{
+    uint8_t key[KEY_BYTES];
+    size_t key_bytes = make_key(key, owner, ref);
+    const struct shard_name *name = map_get(&shards->names, key, key_bytes);
+    uint64_t now_ns = uv_hrtime();
+
+    rdt__pb__shards_reply__init(reply);
+    if (!name)
+        return RDT_OK;
+    reply->pending = calloc(n_filling(name) + 1u, sizeof *reply->pending);
+    reply->failure = strdup(name->failure);
+    reply->failure_age_ns = name->failure[0] ? (int64_t)(now_ns - name->failed_ns) : 0;
+    if (is_current(name->current))
+        reply->age_ns = (int64_t)(now_ns - name->current->began_ns);
+    if (!reply->pending || !reply->failure)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to list the versions of \"%s\"", ref->id);
+    list_for_each (node, &name->versions) {
+        const struct version *version = container_of(node, struct version, link);
+        Rdt__Pb__PendingVersion *row = version->state == VERSION_FILLING ? malloc(sizeof *row) : NULL;
+        if (!row)
+            continue;
+        rdt__pb__pending_version__init(row);
+        row->step = version->step;
+        row->of = version->of;
+        row->age_ns = (int64_t)(now_ns - version->began_ns);
+        row->ranks = calloc(version->of, sizeof *row->ranks);
+        for (uint32_t i = 0; row->ranks && i < version->of; i++)
+            if (version->parts[i])
+                row->ranks[row->n_ranks++] = i;
+        reply->pending[reply->n_pending++] = row;
+    }
+    return RDT_OK;
+}
+
+void shards_view_fini(Rdt__Pb__ShardsReply *reply)
+{
+    for (size_t i = 0; i < reply->n_pending; i++) {
+        free(reply->pending[i]->ranks);
+        free(reply->pending[i]);
+    }
+    free(reply->pending);
+    if (reply->failure != protobuf_c_empty_string)
+        free(reply->failure);
+}
+
+void shards_clear(struct shards *shards)
+{
+    struct rdt_error why;
+    struct shard_name *name;
+    size_t cursor = 0;
+
+    (void)rdt_error_set(&why, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+    while ((name = map_next(&shards->names, &cursor))) {
+        name->failure[0] = '\0';
+        if (list_empty(&name->versions))
+            name_settle(name);
+        else
+            list_for_each_safe (node, &name->versions) {
+                struct version *version = container_of(node, struct version, link);
+                answer_all(version, &why, 0);
+                version_free(version);
+            }
+    }
+    map_fini(&shards->names);
+}

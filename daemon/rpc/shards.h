@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Versions of names that consist of many objects, each published by another process, perhaps on another node.
+ *
+ *   the first part of a step          every part is there and held, and covers its tensors once
+ *   ────────────────────────► FILLING ───────────────────────────────────────────────────────► COMPLETE ──► gone with its
+ *                                │  a publisher ends, cancels or times out; boxes overlap                    manifest
+ *                                │  or are missing; a part is gone; a later step is complete
+ *                                └──► FAILED: all its publishers are told why; nothing of it was ever visible
+ *
+ * A complete version is the name's next version like any other: an object, the manifest, whose metadata lists the parts.
+ * Readers that fetch, hold or wait for it need no further rules. The parts are held as long as the manifest exists, those on
+ * other nodes by holds across nodes, which belong to a client without a connection (version->holder).
+ *
+ * A publisher's request waits until its version is complete, and is its lease: calls end with their clients and links.
+ *
+ * Everything here runs on the loop thread. */
+#ifndef DAEMON_SHARDS_H
+#define DAEMON_SHARDS_H
+
+#include "daemon/base/map.h"
+#include "daemon/objects/object.h"
+
+struct call;
+struct rpc;
+
+#define SHARDS_MAGIC "rdtshrd1" /* the first 8 bytes of the metadata of a manifest */
+
+struct shards {
+    struct rpc *rpc;
+    struct map names; /* owner and name -> struct shard_name */
+    uint64_t n_complete, n_failed;
+};
+
+void shards_init(struct shards *shards, struct rpc *rpc);
+
+/* For the end of the daemon, after all clients have ended. */
+void shards_clear(struct shards *shards);
+
+/* A part that has arrived at the daemon of its name. */
+struct shard_part {
+    struct rdt_ref name, object; /* with the object's generation and owner */
+    uint64_t step;
+    uint32_t rank, of;
+    Rdt__Pb__Visibility visibility;
+    int64_t timeout_ns;
+    struct object *here;               /* the object, if it is on this node; NULL: it is on another */
+    const Rdt__Pb__ManifestPart *part; /* copied */
+};
+
+/* Adds the part, and defers the call until the version is complete or has failed. Errors fail the call only, unless they are
+ * about boxes that can never become a version: then the whole version fails. */
+enum rdt_status shards_add(struct shards *shards, struct call *call, const struct shard_part *part, struct rdt_error *err);
+
+/* Fills in what is known of the name's versions: reply->manifest is not set. The caller frees it by shards_view_fini. */
+enum rdt_status shards_view(const struct shards *shards, const struct owner *owner, const struct rdt_ref *name,
+                            Rdt__Pb__ShardsReply *reply_p, struct rdt_error *err);
+void shards_view_fini(Rdt__Pb__ShardsReply *reply);
+
+#endif

@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Versions of many parts: trainers on two nodes, readers with plans on both, and everything that must not become a version. */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/rdt_info.h"
+#include "client/rdt_plan.h"
+#include "tests/support/cluster.h"
+
+TestSuite(shards, .timeout = 120);
+
+#define ROWS 64
+#define COLUMNS 96
+
+static struct cluster c;
+
+static const char *const told[] = {"is no version", "is down: ",      "is lost: ", "refused",
+                                   "not connected", "cannot connect", NULL};
+
+static void begin(unsigned nodes)
+{
+    cluster_start(&c, nodes, &(struct cluster_options){.stream = true, .no_ucx = true});
+}
+
+static rdt *on(unsigned node)
+{
+    rdt *conn = NULL;
+
+    node_connect(&c.node[node], &conn);
+    return conn;
+}
+
+static struct rdt_ref name_on(unsigned node, const char *name, uint64_t after)
+{
+    struct rdt_ref near = ref_on(&c.node[node], "any"), ref = {0};
+
+    must_ok(rdt_ref_from_name(name, after, &near, &ref, &err));
+    return ref;
+}
+
+static float element(uint64_t step, int64_t row, int64_t column)
+{
+    return (float)(1000000 * (int64_t)step + row * COLUMNS + column);
+}
+
+/* Puts the rows, or columns, of rank of `of` of the matrix "w" of that step, and a vector "bias" of the first rank. */
+static struct rdt_ref put_rank(rdt *conn, uint64_t step, uint32_t rank, uint32_t of, bool by_rows)
+{
+    int64_t rows = by_rows ? ROWS / of : ROWS, columns = by_rows ? COLUMNS : COLUMNS / of;
+    int64_t shape[2] = {rows, columns}, global[2] = {ROWS, COLUMNS}, one[1] = {COLUMNS};
+    int64_t start[2] = {by_rows ? rank * rows : 0, by_rows ? 0 : rank * columns}, zero[1] = {0};
+    float *w = malloc((size_t)(rows * columns) * sizeof *w), bias[COLUMNS];
+    struct rdt_tensor tensors[2] = {{.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = w},
+                                    {.dtype = RDT_F32, .ndim = 1, .shape = one, .data = bias}};
+    struct rdt_shard shards[2] = {{"w", global, start}, {"bias", one, zero}};
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t k = 0; k < columns; k++)
+            w[r * columns + k] = element(step, start[0] + r, start[1] + k);
+    for (int64_t k = 0; k < COLUMNS; k++)
+        bias[k] = element(step, -1, k);
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.shards = shards;
+    must_ok(rdt_put(conn, tensors, rank == 0 ? 2 : 1, &options, &ref, &err));
+    free(w);
+    return ref;
+}
+
+static rdt_request *start_part(rdt *conn, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
+                               const struct rdt_ref *object)
+{
+    rdt_request *request = NULL;
+
+    must_ok(rdt_publish_part_start(conn, name, step, rank, of, object, NULL, LONG, &request, &err));
+    return request;
+}
+
+/* Publishes a step in `of` parts, in turns from the connections, and frees the publishers' holds. */
+static uint64_t publish(rdt *const *conns, unsigned n, const struct rdt_ref *name, uint64_t step, uint32_t of, bool by_rows)
+{
+    rdt_request *requests[16];
+    struct rdt_ref refs[16];
+    uint64_t version = 0, other;
+
+    for (uint32_t rank = 0; rank < of; rank++) {
+        refs[rank] = put_rank(conns[rank % n], step, rank, of, by_rows);
+        requests[rank] = start_part(conns[rank % n], name, step, rank, of, &refs[rank]);
+    }
+    for (uint32_t rank = 0; rank < of; rank++) {
+        must_ok(rdt_wait(conns[rank % n], &requests[rank], 1, 1, LONG, NULL, NULL, &err));
+        must_ok(rdt_part_version(requests[rank], rank ? &other : &version, &err));
+        must(rank == 0 || other == version);
+        rdt_request_destroy(requests[rank]);
+        must_ok(rdt_free(conns[rank % n], &refs[rank], false, &err));
+    }
+    return version;
+}
+
+/* A reader of columns [first, first + columns) of "w", and of "bias". */
+struct view {
+    rdt_plan *plan;
+    int64_t first, columns;
+    float w[ROWS * COLUMNS], bias[COLUMNS];
+};
+
+static void view_open(struct view *view, rdt *conn, const struct rdt_ref *name, int64_t first, int64_t columns,
+                      enum rdt_plan_move move)
+{
+    int64_t start[2] = {0, first}, count[2] = {ROWS, columns}, one[1] = {COLUMNS};
+    struct rdt_want wants[2] = {{"w", 2, start, count, RDT_F32, view->w, NULL},
+                                {"bias", 1, NULL, one, RDT_F32, view->bias, NULL}};
+    struct rdt_plan_options options = RDT_INIT(options);
+
+    view->first = first;
+    view->columns = columns;
+    options.move = move;
+    must_ok(rdt_plan_create(conn, name, wants, 2, &options, &view->plan, &err));
+}
+
+static void view_check(const struct view *view, uint64_t step)
+{
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t k = 0; k < view->columns; k++)
+            must(view->w[r * view->columns + k] == element(step, r, view->first + k));
+    for (int64_t k = 0; k < COLUMNS; k++)
+        must(view->bias[k] == element(step, -1, k));
+}
+
+static uint64_t objects_on(unsigned node)
+{
+    struct node_status status;
+
+    node_status(&c.node[node], &status);
+    return status.objects;
+}
+
+Test(shards, parts_of_two_nodes_feed_readers_on_both)
+{
+    static struct view views[4];
+    struct rdt_ref name;
+    rdt *trainers[2], *readers[2];
+    struct rdt_plan_run run;
+
+    begin(2);
+    name = name_on(0, "policy", 0);
+    for (unsigned i = 0; i < 2; i++) {
+        trainers[i] = on(i);
+        readers[i] = on(i);
+    }
+    view_open(&views[0], readers[0], &name, 0, COLUMNS / 2, RDT_PLAN_AUTO);
+    view_open(&views[1], readers[1], &name, COLUMNS / 2, COLUMNS / 2, RDT_PLAN_AUTO);
+    view_open(&views[2], readers[1], &name, 5, 20, RDT_PLAN_SLICES);
+    view_open(&views[3], readers[1], &name, 5, 20, RDT_PLAN_WHOLE);
+    for (uint64_t step = 1, after = 0; step <= 6; step++) {
+        bool by_rows = step < 4;
+        uint64_t version = publish(trainers, 2, &name, step, step == 6 ? 4 : 8, by_rows);
+
+        must(version > after);
+        for (unsigned i = 0; i < 4; i++) {
+            must_ok(rdt_plan_run(views[i].plan, after, LONG, &run, &err));
+            must(run.version == version && run.step == step);
+            must_say(run.planned == (step == 1 || step == 4 || step == 6), "step %llu planned %d", (unsigned long long)step,
+                     run.planned);
+            must(run.bytes == (uint64_t)(ROWS * views[i].columns + COLUMNS) * sizeof(float));
+            view_check(&views[i], step);
+        }
+        after = version;
+    }
+    for (unsigned i = 0; i < 4; i++)
+        rdt_plan_destroy(views[i].plan);
+    must_ok(rdt_unpublish(trainers[1], &name, &err));
+    for (unsigned i = 0; i < 2; i++)
+        wait_until(LONG, objects_on(i) == 0); /* the parts have ended with the last version */
+    for (unsigned i = 0; i < 2; i++) {
+        rdt_close(trainers[i]);
+        rdt_close(readers[i]);
+    }
+    cluster_end(&c, told);
+}
+
+/* ---- what is no version ---- */
+
+Test(shards, overlapping_and_missing_boxes_are_refused)
+{
+    struct rdt_ref name, a, b;
+    rdt_request *requests[2];
+    rdt *conn, *far;
+
+    begin(2);
+    conn = on(0);
+    far = on(1);
+    name = name_on(0, "policy", 0);
+    a = put_rank(conn, 1, 0, 2, true);
+    b = put_rank(far, 1, 1, 4, true); /* rows [16:32) */
+    requests[0] = start_part(conn, &name, 1, 0, 2, &a);
+    must_refuse(RDT_INVALID, "tensor \"w\": the box [16:32, 0:96] of rank 1 overlaps the box [0:32, 0:96] of rank 0",
+                rdt_publish_part(far, &name, 1, 1, 2, &b, NULL, LONG, NULL, &err));
+    must_refuse(RDT_INVALID, "overlaps", rdt_wait(conn, requests, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(requests[0]);
+    b = put_rank(far, 1, 3, 4, true); /* rows [48:64) */
+    requests[0] = start_part(conn, &name, 1, 0, 2, &a);
+    must_refuse(RDT_INVALID, "tensor \"w\": no rank has published the box [32:48, 0:96]",
+                rdt_publish_part(far, &name, 1, 1, 2, &b, NULL, LONG, NULL, &err));
+    must_refuse(RDT_INVALID, "no rank has published", rdt_wait(conn, requests, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(requests[0]);
+    must_be(RDT_TIMED_OUT, rdt_wait_put(conn, &name, 0, &err)); /* nothing was ever visible */
+    /* and all is right afterwards */
+    must(publish((rdt *const[]){conn, far}, 2, &name, 1, 2, true) == 1);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    rdt_close(conn);
+    rdt_close(far);
+    cluster_end(&c, told);
+}
+
+Test(shards, bad_parts_are_refused_alone)
+{
+    struct rdt_ref name, a, plain;
+    rdt_request *first;
+    uint8_t byte[4] = {0};
+    struct rdt_tensor tensor = bytes_at(byte, 4);
+    rdt *conn;
+
+    begin(1);
+    conn = on(0);
+    name = name_on(0, "policy", 0);
+    a = put_rank(conn, 5, 0, 2, true);
+    plain = put_one(conn, &tensor, NULL);
+    first = start_part(conn, &name, 5, 0, 2, &a);
+    must_refuse(RDT_INVALID, "did not say what its tensors are boxes of",
+                rdt_publish_part(conn, &name, 5, 1, 2, &plain, NULL, LONG, NULL, &err));
+    must_refuse(RDT_INVALID, "rank 2 of 2", rdt_publish_part(conn, &name, 5, 2, 2, &a, NULL, LONG, NULL, &err));
+    must_refuse(RDT_INVALID, "has 3 parts, but others say 2",
+                rdt_publish_part(conn, &name, 5, 1, 3, &a, NULL, LONG, NULL, &err));
+    must_refuse(RDT_EXISTS, "rank 0 has published", rdt_publish_part(conn, &name, 5, 0, 2, &a, NULL, LONG, NULL, &err));
+    must_be(RDT_AGAIN, rdt_request_status(first, &err));
+    rdt_request_destroy(first);
+    must(publish(&conn, 1, &name, 5, 2, true) == 1);
+    must_refuse(RDT_INVALID, "step 5 is complete, and steps must grow",
+                rdt_publish_part(conn, &name, 5, 0, 2, &a, NULL, LONG, NULL, &err));
+    must_ok(rdt_unpublish(conn, &name, &err));
+    must(publish(&conn, 1, &name, 2, 2, true) == 2); /* a run from an earlier checkpoint */
+    must_ok(rdt_unpublish(conn, &name, &err));
+    rdt_close(conn);
+    cluster_end(&c, told);
+}
+
+static int publish_and_wait(struct actor *self, void *arg)
+{
+    struct rdt_ref name = name_on(0, "policy", 0), ref;
+    rdt *conn = on(1);
+    rdt_request *request;
+
+    (void)arg;
+    ref = put_rank(conn, 3, 1, 3, false);
+    request = start_part(conn, &name, 3, 1, 3, &ref);
+    actor_step(self);
+    (void)rdt_wait(conn, &request, 1, 1, RDT_FOREVER, NULL, NULL, NULL);
+    return 1;
+}
+
+Test(shards, a_killed_publisher_ends_the_version_and_the_old_one_stays)
+{
+    static struct view view;
+    struct rdt_plan_run run;
+    struct rdt_ref name, ref;
+    rdt_request *request;
+    struct actor actor;
+    rdt *conn;
+
+    begin(2);
+    actor_start(&actor, publish_and_wait, NULL);
+    actor_await(&actor);
+    conn = on(0);
+    name = name_on(0, "policy", 0);
+    must(publish(&conn, 1, &name, 2, 4, true) == 1);
+    view_open(&view, conn, &name, 0, COLUMNS, RDT_PLAN_AUTO);
+    ref = put_rank(conn, 3, 0, 3, false);
+    /* the actor's part may still be on its way; rank 0 joins the same step */
+    request = start_part(conn, &name, 3, 0, 3, &ref);
+    actor_kill(&actor, SIGKILL);
+    must_refuse(RDT_OWNER_DIED, "the publisher of rank 1", rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    must_ok(rdt_plan_run(view.plan, 0, LONG, &run, &err));
+    must(run.version == 1);
+    view_check(&view, 2);
+    rdt_plan_destroy(view.plan);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    must_ok(rdt_unpublish(conn, &name, &err));
+    for (unsigned i = 0; i < 2; i++)
+        wait_until(LONG, objects_on(i) == 0);
+    rdt_close(conn);
+    cluster_end(&c, told);
+}
+
+Test(shards, a_later_step_overtakes_and_a_reader_keeps_its_version)
+{
+    rdt_manifest *manifest = NULL;
+    struct rdt_manifest_info info;
+    struct rdt_ref name, ref, part;
+    rdt_request *slow;
+    struct rdt_box box;
+    size_t tensors;
+    rdt *conn, *far;
+
+    begin(2);
+    conn = on(0);
+    far = on(1);
+    name = name_on(1, "policy", 0);
+    ref = put_rank(conn, 1, 0, 2, true);
+    slow = start_part(conn, &name, 1, 0, 2, &ref);
+    must(publish((rdt *const[]){far, conn}, 2, &name, 2, 2, true) == 1);
+    must_refuse(RDT_FREED, "step 2 is complete, and has overtaken it", rdt_wait(conn, &slow, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(slow);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    must_ok(rdt_manifest_fetch(conn, &name, LONG, &manifest, &err));
+    rdt_manifest_info(manifest, &info);
+    must(info.version == 1 && info.step == 2 && info.parts == 2);
+    must_ok(rdt_manifest_part(manifest, 1, &part, &tensors, &err));
+    must_ok(rdt_manifest_box(manifest, 1, 0, &box, &err));
+    must(tensors == 1 && strcmp(box.key, "w") == 0 && box.start[0] == ROWS / 2 && box.count[1] == COLUMNS);
+    must(publish((rdt *const[]){far, conn}, 2, &name, 3, 2, true) == 2);
+    rdt_object *object = fetch_one(far, &part, RDT_FETCH_AUTO); /* of the old version, which the manifest holds */
+    must(*(float *)tensor_of(object, 0).data == element(2, ROWS / 2, 0));
+    rdt_release(object);
+    rdt_manifest_release(manifest);
+    wait_until(LONG, objects_on(0) == 1 && objects_on(1) == 2); /* the parts of step 3, and its manifest */
+    must_ok(rdt_unpublish(conn, &name, &err));
+    rdt_close(conn);
+    rdt_close(far);
+    cluster_end(&c, told);
+}
+
+Test(shards, tensors_keep_their_boxes_everywhere)
+{
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    struct rdt_shard shard;
+    rdt_object *object;
+    rdt *conn, *far;
+
+    begin(2);
+    conn = on(0);
+    far = on(1);
+    ref = put_rank(conn, 1, 0, 4, false);
+    for (unsigned i = 0; i < 4; i++) {
+        options.metadata_only = i & 1;
+        must_ok(rdt_fetch(i & 2 ? far : conn, &ref, 1, &options, &object, &err));
+        must_ok(rdt_object_shard(object, 0, &shard, &err));
+        must(strcmp(shard.key, "w") == 0 && shard.global_shape[1] == COLUMNS && shard.start[1] == 0);
+        must(!rdt_object_metadata(object, NULL));
+        rdt_release(object);
+    }
+    struct rdt_put_options put = RDT_INIT(put);
+    int64_t global[1] = {3}, start[1] = {1};
+    struct rdt_shard outside = {"v", global, start};
+    uint8_t bytes[4];
+    struct rdt_tensor tensor = bytes_at(bytes, 4);
+    put.shards = &outside;
+    must_refuse(RDT_INVALID, "tensor 0 is a box of \"v\" that ends outside it", rdt_put(conn, &tensor, 1, &put, &ref, &err));
+    rdt_close(conn);
+    rdt_close(far);
+    cluster_end(&c, told);
+}

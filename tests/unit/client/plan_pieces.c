@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans against a map of every element: random tensors cut into random boxes, random wants. And what a cover says of boxes that
+ * overlap or are missing. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/plan/pieces.h"
+#include "client/plan/strided.h"
+#include "proto/cover.h"
+#include "tests/support/tensors.h"
+
+#define ROUNDS 400
+#define MAX_BOXES 64
+
+static uint64_t seed = 7;
+
+static uint64_t below(uint64_t n)
+{
+    return next_random(&seed) % n;
+}
+
+struct boxes {
+    uint32_t ndim, n;
+    uint64_t shape[4], start[MAX_BOXES][4], count[MAX_BOXES][4];
+};
+
+/* Cuts the box at a random place, again and again. */
+static void cut(struct boxes *boxes, uint32_t rounds)
+{
+    boxes->n = 1;
+    memset(boxes->start[0], 0, sizeof boxes->start[0]);
+    memcpy(boxes->count[0], boxes->shape, sizeof boxes->shape);
+    for (uint32_t i = 0; i < rounds && boxes->n < MAX_BOXES && boxes->ndim > 0; i++) {
+        uint32_t which = (uint32_t)below(boxes->n), d = (uint32_t)below(boxes->ndim), next = boxes->n;
+        uint64_t at = boxes->count[which][d] > 1 ? 1 + below(boxes->count[which][d] - 1) : 0;
+
+        if (at == 0)
+            continue;
+        memcpy(boxes->start[next], boxes->start[which], sizeof boxes->start[next]);
+        memcpy(boxes->count[next], boxes->count[which], sizeof boxes->count[next]);
+        boxes->start[next][d] += at;
+        boxes->count[next][d] -= at;
+        boxes->count[which][d] = at;
+        boxes->n++;
+    }
+}
+
+static void make(struct boxes *boxes)
+{
+    boxes->ndim = (uint32_t)below(5);
+    for (uint32_t d = 0; d < 4; d++)
+        boxes->shape[d] = d < boxes->ndim ? 1 + below(7) : 1;
+    cut(boxes, 1 + (uint32_t)below(20));
+}
+
+/* The flat index of an element of a box in the tensor of that shape. */
+static uint64_t flat(uint32_t ndim, const uint64_t *shape, const uint64_t *start, const uint64_t *count, uint64_t i)
+{
+    uint64_t index = 0, scale = 1;
+
+    for (uint32_t d = ndim; d-- > 0;) {
+        index += (start[d] + i % count[d]) * scale;
+        i /= count[d];
+        scale *= shape[d];
+    }
+    return index;
+}
+
+static void row_major(uint32_t ndim, const uint64_t *count, int64_t *strides_p)
+{
+    int64_t stride = 1;
+
+    for (uint32_t d = ndim; d-- > 0;) {
+        strides_p[d] = stride;
+        stride *= (int64_t)count[d];
+    }
+}
+
+Test(plan_pieces, fill_wants_as_a_map_of_every_element_says)
+{
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        struct source sources[MAX_BOXES];
+        struct pieces pieces = {0};
+        struct boxes boxes;
+        uint32_t *data[MAX_BOXES], *target;
+        uint64_t start[4] = {0}, count[4], total;
+        int64_t to_strides[4];
+        struct wanted want;
+
+        make(&boxes);
+        for (uint32_t i = 0; i < boxes.n; i++) {
+            uint64_t n = box_elems(boxes.ndim, boxes.count[i]);
+            sources[i] = (struct source){.key = "w",
+                                         .part = i / 3,
+                                         .tensor = i % 3,
+                                         .dtype = RDT_U32,
+                                         .ndim = boxes.ndim,
+                                         .global_shape = boxes.shape,
+                                         .start = boxes.start[i],
+                                         .count = boxes.count[i]};
+            data[i] = malloc(n * sizeof *data[i]);
+            for (uint64_t e = 0; e < n; e++)
+                data[i][e] = (uint32_t)flat(boxes.ndim, boxes.shape, boxes.start[i], boxes.count[i], e) + 1;
+        }
+        for (uint32_t d = 0; d < boxes.ndim; d++) {
+            start[d] = below(boxes.shape[d]);
+            count[d] = 1 + below(boxes.shape[d] - start[d]);
+        }
+        want = (struct wanted){"w", RDT_U32, boxes.ndim, start, count};
+        must_ok(pieces_plan(sources, boxes.n, &want, 1, &pieces, &err));
+        total = box_elems(boxes.ndim, count);
+        target = calloc(total, sizeof *target);
+        row_major(boxes.ndim, count, to_strides);
+        for (size_t i = 0; i < pieces.n; i++) {
+            const struct piece *piece = &pieces.list[i];
+            int64_t strides[4], from_at = 0, to_at = 0;
+            struct strided from, to;
+
+            must(i == 0 || pieces.list[i - 1].part <= piece->part);
+            row_major(boxes.ndim, boxes.count[piece->source], strides);
+            for (uint32_t d = 0; d < boxes.ndim; d++) {
+                from_at += (int64_t)piece->from[d] * strides[d];
+                to_at += (int64_t)piece->to[d] * to_strides[d];
+            }
+            from = (struct strided){RDT_U32, (uint8_t *)(data[piece->source] + from_at), strides};
+            to = (struct strided){RDT_U32, (uint8_t *)(target + to_at), to_strides};
+            strided_copy(boxes.ndim, piece->count, &from, &to);
+        }
+        for (uint64_t e = 0; e < total; e++)
+            must(target[e] == flat(boxes.ndim, boxes.shape, start, count, e) + 1);
+        free(target);
+        for (uint32_t i = 0; i < boxes.n; i++)
+            free(data[i]);
+        pieces_fini(&pieces);
+    }
+}
+
+Test(plan_pieces, refuses_what_the_version_does_not_have)
+{
+    uint64_t shape[2] = {4, 6}, none[2] = {0, 0}, some[2] = {2, 6}, all[2] = {4, 6}, far[2] = {2, 5};
+    struct source source = {.key = "w", .dtype = RDT_I32, .ndim = 2, .global_shape = shape, .start = none, .count = some};
+    struct wanted want = {"w", RDT_I32, 2, none, all};
+    struct pieces pieces;
+
+    must_refuse(RDT_INVALID, "tensor \"w\": the parts of the version do not have all of it",
+                pieces_plan(&source, 1, &want, 1, &pieces, &err));
+    source.count = all;
+    want.start = far;
+    must_be(RDT_MISMATCH, pieces_plan(&source, 1, &want, 1, &pieces, &err));
+    want.start = none;
+    want.dtype = RDT_BF16;
+    must_refuse(RDT_UNSUPPORTED, "no cast from i32 to bf16", pieces_plan(&source, 1, &want, 1, &pieces, &err));
+    want = (struct wanted){"v", RDT_I32, 2, none, all};
+    must_be(RDT_NOT_FOUND, pieces_plan(&source, 1, &want, 1, &pieces, &err));
+    want = (struct wanted){"w", RDT_I32, 1, none, all};
+    must_be(RDT_MISMATCH, pieces_plan(&source, 1, &want, 1, &pieces, &err));
+}
+
+Test(plan_pieces, cover_knows_overlaps_and_holes)
+{
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        struct boxes boxes;
+        struct cover cover;
+        uint32_t left_out;
+
+        make(&boxes);
+        left_out = (uint32_t)below(boxes.n);
+        must_ok(cover_init(&cover, boxes.ndim, boxes.shape, &err));
+        for (uint32_t i = 0; i < boxes.n; i++) {
+            if (i == left_out)
+                continue;
+            must_ok(cover_add(&cover, boxes.start[i], boxes.count[i], &err));
+            must_be(RDT_EXISTS, cover_add(&cover, boxes.start[i], boxes.count[i], &err));
+        }
+        must(!cover_is_whole(&cover));
+        /* every hole lies in the box that was left out, and together they have its elements */
+        uint64_t elems = 0, both_start[4], both_count[4];
+        for (uint32_t i = 0; i < cover.n; i++) {
+            const uint64_t *hole = cover.holes + i * (2 * (size_t)boxes.ndim + (boxes.ndim == 0));
+            uint64_t n = box_elems(boxes.ndim, hole + boxes.ndim);
+            must(box_intersect(boxes.ndim, hole, hole + boxes.ndim, boxes.start[left_out], boxes.count[left_out], both_start,
+                               both_count));
+            must(box_elems(boxes.ndim, both_count) == n);
+            elems += n;
+        }
+        must(elems == box_elems(boxes.ndim, boxes.count[left_out]));
+        must_ok(cover_add(&cover, boxes.start[left_out], boxes.count[left_out], &err));
+        must(cover_is_whole(&cover));
+        cover_fini(&cover);
+    }
+}
+
+Test(plan_pieces, strided_copy_follows_any_strides)
+{
+    float from[24], expected[24];
+    uint16_t to[24];
+    uint64_t count[3] = {2, 3, 4};
+    int64_t from_strides[3] = {12, 1, 3}, to_strides[3] = {-12, 4, 1};
+    struct strided source = {RDT_F32, (uint8_t *)from, from_strides}, target = {RDT_BF16, (uint8_t *)(to + 12), to_strides};
+
+    for (int i = 0; i < 24; i++)
+        from[i] = (float)i;
+    strided_copy(3, count, &source, &target);
+    for (int a = 0; a < 2; a++)
+        for (int b = 0; b < 3; b++)
+            for (int c = 0; c < 4; c++)
+                expected[12 - 12 * a + 4 * b + c] = (float)(12 * a + b + 3 * c);
+    for (int i = 0; i < 24; i++) {
+        uint32_t bits = (uint32_t)to[i] << 16;
+        must(memcmp(&bits, &expected[i], sizeof bits) == 0);
+    }
+}
