@@ -16,7 +16,7 @@
  *   core         transfer                                                    -> transfer_kind: local, pull, members
  *   replicas     replica, replica_directory, fanout, coalescer               -> replica_events: pull, serve
  *   connections  transfer_group > peer_transport > peer_session              -> connection_events: pull, serve
- *   parts        transfer_record, transfer_destination, transfer_staging, reservation
+ *   parts        transfer_record, transfer_destination, transfer_staging, reservation > fanout
  *
  * `serve` is the owner's side of a pull, `pull` the reader's. The files of pull call each other in a circle
  * because the states of a pull do: an attempt that fails goes back from moving to asking. */
