@@ -13,8 +13,8 @@
  *    14  groups
  *    13  connect                     opens and closes a connection; sets its callbacks
  *    12  resume                      goes on with the session at the next daemon
- *    11  calls fetch memory_calls put shards  public calls
- *    10  device loans wait           memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
+ *    11  calls fetch memory_calls put  public calls
+ *    10  device loans shards wait    boxes and parts; memory on devices; regions loaned to puts; rdt_wait, rdt_dispatch
  *     9  alloc backends batch        regions of the session; plug-ins; the fds that one message's fetches share
  *        info metrics names          lists and counters; published names
  *        request watch               one fetch or wait; taking events
