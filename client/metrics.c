@@ -248,6 +248,39 @@ static void put_process(const struct text *text, const Rdt__Pb__MetricsReply *fr
           from->resident_bytes);
 }
 
+static void put_directory(const struct text *text, const Rdt__Pb__MetricsReply *from)
+{
+    static const struct {
+        const char *name, *suffix, *unit, *help;
+        enum type type;
+    } families[] = {
+        {"rdtd_directory_nodes", "", "", "Nodes in the last good list of a provider of the node table.", GAUGE},
+        {"rdtd_directory_failing", "", "", "1 while the provider cannot be read.", GAUGE},
+        {"rdtd_directory_age_seconds", "", "seconds", "How long ago the provider was last read.", GAUGE},
+        {"rdtd_directory_errors", "_total", "", "Readings of the provider that failed.", COUNTER},
+    };
+
+    for (size_t f = 0; from->n_providers > 0 && f < sizeof families / sizeof families[0]; f++) {
+        family(text, families[f].type, families[f].name, families[f].unit, families[f].help);
+        for (size_t i = 0; i < from->n_providers; i++) {
+            const Rdt__Pb__ProviderInfo *row = from->providers[i];
+            const double values[] = {row->nodes, row->error[0] != '\0', row->age_ns < 0 ? -1 : (double)row->age_ns / 1e9,
+                                     (double)row->errors};
+            sample(text, families[f].name, families[f].suffix, LABELS("source", row->source), values[f]);
+        }
+    }
+}
+
+static void put_lookups(const struct text *text, const Rdt__Pb__MetricsReply *from)
+{
+    family(text, COUNTER, "rdtd_name_lookups", "", "Look-ups of names whose node was not given, by outcome.");
+    number(text, "rdtd_name_lookups", "_total", LABELS("outcome", "found"), from->names_found);
+    number(text, "rdtd_name_lookups", "_total", LABELS("outcome", "missing"), from->names_missing);
+    number(text, "rdtd_name_lookups", "_total", LABELS("outcome", "remembered"), from->names_remembered);
+    counter(text, "rdtd_names_refused", "", "Names that this node could not publish because another node has them.",
+            from->names_refused);
+}
+
 /* ---- lists ---- */
 
 /* All rows of a list in one message, to be freed by rdt__pb__list_reply__free_unpacked: *pages_p[0] to [n-1]. */
@@ -443,6 +476,8 @@ static enum rdt_status write_text(const struct answers *answers, enum rdt_metric
     if (text.file) {
         put_status(&text, (const Rdt__Pb__StatusReply *)answers->status);
         put_process(&text, metrics);
+        put_directory(&text, metrics);
+        put_lookups(&text, metrics);
         put_requests(&text, metrics);
         put_transfers(&text, metrics);
         put_owners(&text, &answers->owners);

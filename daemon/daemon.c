@@ -33,6 +33,7 @@ static void fill_hello(void *arg, struct peer *peer, Rdt__Pb__LinkHello *hello)
     (void)peer; /* transports are offered when the link is up, since only then the node at its other end is known */
     hello->version = (char *)RDTD_VERSION;
     hello->tensor_runs = true;
+    hello->names = true;
     hello->keeps_sessions = daemon->recovery.journal != NULL;
 }
 
@@ -45,6 +46,7 @@ static void on_peer_up(void *arg, struct peer *peer, const Rdt__Pb__LinkHello *h
     transfers_peer_up(&daemon->transfers, peer);
     holds_peer_up(&daemon->rpc.holds, peer, boot_changed, hello->keeps_sessions);
     calls_peer_up(&daemon->rpc, peer);
+    directory_names_peer_up(&daemon->directory_names, peer);
 }
 
 static void on_peer_down(void *arg, struct peer *peer, bool was_up, const struct rdt_error *why)
@@ -84,6 +86,8 @@ static enum rdt_status on_peer_frame(void *arg, struct peer *peer, const struct 
 
     if (frame->type == RDT_PEER_CALL || frame->type == RDT_PEER_CALL_REPLY)
         return calls_peer_frame(&daemon->rpc, peer, frame, err);
+    if (frame->type == RDT_PEER_NAME)
+        return directory_names_frame(&daemon->directory_names, peer, frame, err);
     if (frame->type == RDT_PEER_HOLDS)
         return holds_peer_frame(&daemon->rpc.holds, peer, frame, err);
     if (groups_frame_is_ours(frame->type))
@@ -218,7 +222,8 @@ static void init_rooms(struct daemon *daemon)
                                            .regions = &daemon->regions,
                                            .objects = &daemon->objects,
                                            .names = &daemon->names,
-                                           .groups = &daemon->groups};
+                                           .groups = &daemon->groups,
+                                           .directory_names = &daemon->directory_names};
     transfers_init(&daemon->transfers);
     daemon->regions.evict = evict;
     daemon->regions.evict_arg = daemon;
@@ -238,6 +243,8 @@ static void init_rooms(struct daemon *daemon)
                                .transfers = &daemon->transfers,
                                .hotload = &daemon->hotload,
                                .groups = &daemon->groups,
+                               .directory = &daemon->directory,
+                               .directory_names = &daemon->directory_names,
                                .next_forward = 1,
                                .started_ns = uv_hrtime(),
                                .above = {.arg = daemon, .reload = daemon_reload},
@@ -332,6 +339,18 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
     if (status == RDT_OK && options_have_peers(daemon->options))
         status = peers_create(&daemon->loop, daemon->options, &daemon->node, &callbacks, &daemon->peers, err);
     daemon->transfers.peers = daemon->rpc.peers = daemon->peers;
+    daemon->directory = (struct directory){
+        .options = daemon->options, .peers = daemon->peers, .owner_work = daemon->owner_work, .deadlines = &daemon->deadlines};
+    daemon->directory_names = (struct directory_names){.options = daemon->options,
+                                                       .node = &daemon->node,
+                                                       .peers = daemon->peers,
+                                                       .names = &daemon->names,
+                                                       .deadlines = &daemon->deadlines,
+                                                       .arg = daemon,
+                                                       .check_requester = check_requester_for_group};
+    directory_names_start(&daemon->directory_names);
+    if (status == RDT_OK)
+        directory_start(&daemon->directory);
     if (status == RDT_OK)
         status = listener_start(&daemon->listener, &daemon->conns, err);
     if (status == RDT_OK) {

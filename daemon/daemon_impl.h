@@ -5,6 +5,8 @@
 
 #include "daemon/conn.h"
 #include "daemon/daemon.h"
+#include "daemon/directory/directory.h"
+#include "daemon/directory/directory_names.h"
 #include "daemon/listener.h"
 #include "daemon/recovery/recovery.h"
 #include "daemon/rpc/rpc.h"
@@ -30,6 +32,8 @@ struct daemon {
     struct transfers transfers;
     struct groups groups;
     struct peers *peers; /* NULL: without key_file there is no link to other nodes */
+    struct directory directory;
+    struct directory_names directory_names;
     struct hotload hotload;
     struct rpc rpc;
     struct conns conns;

@@ -79,6 +79,8 @@ static void close_peers(void *arg)
 {
     struct daemon *daemon = arg;
 
+    directory_close(&daemon->directory);
+    directory_names_close(&daemon->directory_names);
     if (daemon->peers)
         peers_close(daemon->peers, await_copies, daemon);
     else

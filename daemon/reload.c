@@ -121,6 +121,7 @@ enum rdt_status daemon_reload(void *arg, bool check, options_on_change on_change
         spread_limits(daemon);
         if (daemon->peers)
             peers_reload(daemon->peers, key);
+        directory_reload(&daemon->directory);
         log_info("the configuration was reloaded: %u changes took effect, %u are for the next start", reload.applied,
                  reload.left);
         sdnotify("READY=1");

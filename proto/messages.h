@@ -29,7 +29,7 @@
       "the memory was not released")                                                                                           \
     X(14, CANCEL_REQUEST, cancel_request, empty, 0, "")                                                                        \
     X(15, STAT, stat, object_info, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                       \
-    X(16, LIST, list, list_reply, VERB_REPEATABLE, "")                                                                         \
+    X(16, LIST, list, list_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                        \
     X(17, EXPLAIN, explain, list_reply, VERB_REPEATABLE, "")                                                                   \
     X(18, PUBLISH, publish, publish_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                               \
     X(19, UNPUBLISH, unpublish, empty, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                   \
@@ -53,7 +53,8 @@
     X(52, CLOSE, close, empty, VERB_REPEATABLE, "")                                                                            \
     X(70, PUBLISH_PART, publish_part, publish_part_reply,                                                                      \
       VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING, "the version was not complete")                      \
-    X(71, SHARDS, shards, shards_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")
+    X(71, SHARDS, shards, shards_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                    \
+    X(60, NODES, nodes, nodes_reply, VERB_REPEATABLE, "")
 
 /* HELLO comes first on a connection and once; daemon/conn.c handles it, since it makes the client that other
  * requests belong to. */
@@ -104,7 +105,8 @@ enum rdt_event_type {
     X(46, GROUP_ENDED, group_status)          \
     X(47, BROADCAST, group_broadcast)         \
     X(48, BROADCAST_RESULT, broadcast_result) \
-    X(50, PULL_CREDIT, pull_credit)
+    X(50, PULL_CREDIT, pull_credit)           \
+    X(60, NAME, name)
 
 enum rdt_peer_message {
 #define X(number, name, message) RDT_PEER_##name = (number),

@@ -37,7 +37,8 @@ enum rdt_status rdt_ref_from_id(const void *id, size_t id_bytes, struct rdt_ref 
 /* A ref for the versions that are published under a name (rdt_publish): every call that waits for an object
  * or fetches it takes the newest version above `after`, or waits for the next. `near` is any ref of the node
  * where the name is (of an object there, of another name), and gives its address and whose name it is; NULL:
- * the caller's own node and name space. A reader's loop:
+ * the caller's own name space, and the node that has the name: the caller's own, or any node of the node table (rdt-network(7),
+ * DIRECTORY). A reader's loop:
  *
  *     for (uint64_t version = 0;; version = info.version) {
  *         rdt_ref_from_name("weights", version, &near, &ref, &err);

@@ -67,6 +67,9 @@ struct ctl;
       "Sessions other than root's and the daemon's own user's see transfers of their own user only.")                   \
     X(transfers, "", "lists running transfers and those that ended last", NULL)                                         \
     X(names, "", "lists published names and their newest versions", NULL)                                               \
+    X(nodes, "", "lists the nodes of the cluster, who names them, and their links",                                     \
+      "SOURCE says where a node is known from: file and dns are the options nodes and nodes_dns, met is a node\n"       \
+      "that has connected or that a ref named, self is this one. LISTED is the age of that list.")                      \
     X(groups, "[create NAME MEMBER MEMBER ... | destroy NAME]", "lists, creates or destroys groups of actors",          \
       "Some transports move bytes within a group only. Without arguments the groups are listed. A MEMBER is\n"          \
       "CLIENT, the name with which an actor of this node connected, or CLIENT@NODE of another node (HOST:PORT,\n"       \

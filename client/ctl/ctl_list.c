@@ -145,6 +145,22 @@ static void add_name(struct ctl_table *table, const ProtobufCMessage *row)
         ctl_table_add(table, "%s", "");
 }
 
+static const struct ctl_column cluster_name_columns[] = {
+    {"NODE", false}, {"NAME", false}, {"VERSION", true}, {"OWNER", false},  {"VISIBLE TO", false},
+    {"BYTES", true}, {"WAITS", true}, {"AGE", true},     {"OBJECT", false}, {"ENDS", false},
+};
+
+static void add_cluster_name(struct ctl_table *table, const ProtobufCMessage *row)
+{
+    const Rdt__Pb__NameInfo *n = (const Rdt__Pb__NameInfo *)row;
+    char word[80];
+    struct rdt_ref ref;
+
+    ctl_table_add(table, "%s",
+                  *n->ref && rdt_ref_from_text(n->ref, &ref, NULL) == RDT_OK ? ctl_plain(ref.address, word, sizeof word) : "");
+    add_name(table, row);
+}
+
 static const struct ctl_column group_columns[] = {
     {"GROUP", false}, {"TRANSPORT", false}, {"STATE", false},    {"EPOCH", true},    {"RANKS", true},
     {"OWNER", false}, {"SINCE", true},      {"TRANSFERS", true}, {"MEMBERS", false}, {"WHY", false},
@@ -348,7 +364,55 @@ static enum rdt_status add_all(struct ctl *ctl, const struct view *view, Rdt__Pb
     return RDT_OK;
 }
 
-static int show(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request, uint64_t limit)
+static bool parse_uuid(const char *hex, uint8_t uuid_p[16])
+{
+    unsigned byte;
+
+    for (unsigned i = 0; i < 16; i++, uuid_p[i - 1] = (uint8_t)byte)
+        if (sscanf(hex + 2 * (size_t)i, "%2x", &byte) != 1)
+            return false;
+    return true;
+}
+
+/* The same of every node whose link is up; the others are named on stderr. */
+static enum rdt_status add_all_nodes(struct ctl *ctl, const struct view *view, const Rdt__Pb__List *request, uint64_t limit,
+                                     json_t *array, struct ctl_table *table, struct rdt_error *err)
+{
+    Rdt__Pb__Nodes question = RDT__PB__NODES__INIT;
+    ProtobufCMessage *reply;
+    const Rdt__Pb__NodesReply *nodes;
+    enum rdt_status status = ctl_call(ctl, RDT_MSG_NODES, &question.base, &reply, err);
+
+    if (status != RDT_OK)
+        return status;
+    nodes = (const Rdt__Pb__NodesReply *)reply;
+    for (size_t i = 0; i < nodes->n_nodes; i++) {
+        const Rdt__Pb__NodeInfo *node = nodes->nodes[i];
+        Rdt__Pb__List at = *request;
+        char word[80], why[200];
+        uint8_t uuid[16];
+
+        if (strlen(node->node) != 32 || !parse_uuid(node->node, uuid))
+            status = rdt_error_set(err, RDT_PEER_LOST, "it was not met yet");
+        else if (strcmp(node->state, "up") != 0 && strcmp(node->state, "here") != 0)
+            status = rdt_error_set(err, RDT_PEER_LOST, "%s", node->error);
+        else
+            at.node = (ProtobufCBinaryData){sizeof uuid, uuid};
+        if (at.node.len > 0)
+            status = add_all(ctl, view, &at, limit, array, table, err);
+        if (status == RDT_OK)
+            continue;
+        if (strcmp(node->state, "here") == 0)
+            break;
+        (void)fprintf(stderr, "rdtctl: names: node %s was not asked: %s\n", ctl_plain(node->name, word, sizeof word),
+                      ctl_plain(err->msg, why, sizeof why));
+        status = RDT_OK;
+    }
+    ctl_reply_free(reply);
+    return status;
+}
+
+static int show_of(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request, uint64_t limit, bool cluster)
 {
     json_t *array = ctl->json ? json_array() : NULL;
     struct ctl_table table;
@@ -358,7 +422,8 @@ static int show(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request
 
     ctl_table_init(&table, view->columns, view->n_columns);
     request->kind = view->kind;
-    status = add_all(ctl, view, request, limit, array, &table, &err);
+    status = cluster ? add_all_nodes(ctl, view, request, limit, array, &table, &err)
+                     : add_all(ctl, view, request, limit, array, &table, &err);
     if (status == RDT_OK && array)
         code = ctl_print_json(json_pack("{s:O}", view->field, array));
     else if (status == RDT_OK && !ctl_table_print(&table, view->nothing, stdout))
@@ -368,6 +433,11 @@ static int show(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request
     json_decref(array);
     ctl_table_fini(&table);
     return code;
+}
+
+static int show(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request, uint64_t limit)
+{
+    return show_of(ctl, view, request, limit, false);
 }
 
 /* Copies the word at `index` of "a|b|c" to word_p. */
@@ -410,12 +480,16 @@ int ctl_objects(struct ctl *ctl, int argc, char **argv)
 int ctl_names(struct ctl *ctl, int argc, char **argv)
 {
     static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_NAMES, "names", COLUMNS(name_columns), add_name, "no names"};
+    static const struct view cluster_view = {RDT__PB__LIST_KIND__LIST_KIND_NAMES, "names", COLUMNS(cluster_name_columns),
+                                             add_cluster_name, "no names"};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
     const char *prefix = "";
+    bool cluster = false;
     uint64_t limit = 0;
     const struct ctl_option options[] = {
+        {0, "cluster", CTL_FLAG, NULL, "the names of every node whose link is up", &cluster},
         {0, "prefix", CTL_TEXT, "TEXT", "only names that begin with TEXT", &prefix},
-        {0, "limit", CTL_NUMBER, "N", "at most N rows", &limit},
+        {0, "limit", CTL_NUMBER, "N", "at most N rows (of each node)", &limit},
         {0},
     };
     int code = ctl_parse(ctl, options, argc, argv, 0, 0, NULL, NULL);
@@ -423,7 +497,7 @@ int ctl_names(struct ctl *ctl, int argc, char **argv)
     if (code != CTL_GO)
         return code;
     request.id_prefix = (char *)prefix;
-    return show(ctl, &view, &request, limit);
+    return show_of(ctl, cluster ? &cluster_view : &view, &request, limit, cluster);
 }
 
 int ctl_transfers(struct ctl *ctl, int argc, char **argv)

@@ -72,6 +72,8 @@ struct options {
     char *listen;                         /* "": no peer link; "ADDR:PORT", port 0 is any */
     char *advertise;                      /* "host:port" put into refs; "" derived from listen */
     char *nodes;                          /* nodes file; "" none */
+    char *nodes_dns;                      /* "HOST:PORT" or "_SERVICE._tcp.NAME"; "" none */
+    char *names;                          /* "nodes"; or "local": names of other nodes need an address */
     char *key_file;                       /* pre-shared key of the peer link; "" none */
     char *peer_cert, *peer_key, *peer_ca; /* certificates of the peer link; "" none. Without these and a key: no peers */
     char *peer_crl;                       /* revoked certificates; "" none */
@@ -142,6 +144,9 @@ void options_help(FILE *out);
 /* Reads a nodes file: lines "NAME ADDRESS:PORT [UUID]", blank lines and '#' comments. INVALID names the line. The
  * caller frees the list. */
 enum rdt_status options_read_nodes(const char *path, struct node_entry **nodes_p, struct rdt_error *err);
+
+void options_free_nodes(struct node_entry *nodes); /* NULL: nothing */
+bool options_same_nodes(const struct node_entry *a, const struct node_entry *b);
 
 /* Splits "host:port"; an IPv6 address is in brackets. host_p has 65 bytes. INVALID. */
 enum rdt_status options_split_address(const char *text, char *host_p, uint16_t *port_p, struct rdt_error *err);

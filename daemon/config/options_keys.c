@@ -45,6 +45,30 @@ static enum rdt_status check_dial(const char *text, struct rdt_error *err)
     return rdt_error_set(err, RDT_INVALID, "expected any or listed");
 }
 
+static enum rdt_status check_nodes_dns(const char *text, struct rdt_error *err)
+{
+    char host[65];
+    uint16_t port;
+    enum rdt_status status;
+    if (text[0] == 0)
+        return RDT_OK;
+    if (text[0] == '_' && strlen(text) < 256 && strcspn(text, ": \t/,") == strlen(text) && strchr(text, '.'))
+        return RDT_OK;
+    status = options_split_address(text, host, &port, err);
+    if (status == RDT_OK && port == 0)
+        status = rdt_error_set(err, RDT_INVALID, "port 0 cannot be reached");
+    if (status != RDT_OK)
+        rdt_error_prefix(err, "expected HOST:PORT, or _SERVICE._tcp.NAME of SRV records");
+    return status;
+}
+
+static enum rdt_status check_names(const char *text, struct rdt_error *err)
+{
+    if (strcmp(text, "nodes") == 0 || strcmp(text, "local") == 0)
+        return RDT_OK;
+    return rdt_error_set(err, RDT_INVALID, "expected nodes or local");
+}
+
 static enum rdt_status check_log_level(const char *text, struct rdt_error *err)
 {
     enum log_level level;
@@ -245,9 +269,23 @@ const struct option_key option_keys[] = {
      .why = "Set it behind address translation, or where other nodes cannot resolve the host's name."},
     {ROW("network", "nodes", OPTION_STRING, nodes, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .is_path = true, .fallback = "",
      .value = "PATH",
-     .help = "A file that names the other nodes, a line for each: NAME ADDRESS:PORT [UUID]. If it is empty, nodes have no "
+     .help = "A file that names the other nodes, a line for each: NAME ADDRESS:PORT [UUID]. The daemon reads it again when it "
+             "has changed, and keeps what it read last while the file is missing or wrong. If it is empty, nodes have no "
              "names.",
-     .why = "Set it to write refs with node names, or to accept a node only with its known uuid."},
+     .why = "Set it to write refs with node names, to find published names on every node, or to accept a node only with its "
+            "known uuid."},
+    {ROW("network", "nodes_dns", OPTION_STRING, nodes_dns, 0, 255), .reload = RELOAD_ALWAYS, .check = check_nodes_dns,
+     .fallback = "", .value = "HOST:PORT",
+     .help = "The other nodes by DNS: every address of HOST, at PORT; or _SERVICE._tcp.NAME, the hosts and ports of these SRV "
+             "records. It is looked up every 5 seconds; while no name server answers, the nodes that it named last count.",
+     .why = "Set it where nodes come and go, as to a headless Service of Kubernetes."},
+    {ROW("network", "names", OPTION_STRING, names, 1, 8), .reload = RELOAD_ALWAYS, .check = check_names, .fallback = "nodes",
+     .value = "nodes|local",
+     .help = "Who knows where a published name is. nodes: the nodes of nodes and nodes_dns, if there are any; then a name is "
+             "found from all of them without an address, and belongs to one node at a time. local: nobody; a name of another "
+             "node needs its address.",
+     .why = "Set it to local where the nodes publish names of their own under the same words. It must be the same on all "
+            "nodes."},
     {ROW("network", "key_file", OPTION_STRING, key_file, 0, PATH_BYTES), .reload = RELOAD_OF_PEERS, .is_path = true,
      .fallback = "", .value = "PATH",
      .help = "The file with the pre-shared key of the peer link, which must be the same on all nodes. Without it and without "

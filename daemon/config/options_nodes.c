@@ -103,13 +103,23 @@ static enum rdt_status parse_line(char *line, const struct node_entry *before, s
     return RDT_OK;
 }
 
-static void free_nodes(struct node_entry *nodes)
+void options_free_nodes(struct node_entry *nodes)
 {
     while (nodes) {
         struct node_entry *next = nodes->next;
         free(nodes);
         nodes = next;
     }
+}
+
+bool options_same_nodes(const struct node_entry *a, const struct node_entry *b)
+{
+    while (a && b && strcmp(a->name, b->name) == 0 && strcmp(a->address, b->address) == 0 &&
+           memcmp(a->uuid, b->uuid, sizeof a->uuid) == 0) {
+        a = a->next;
+        b = b->next;
+    }
+    return !a && !b;
 }
 
 static enum rdt_status read_lines(FILE *file, struct node_entry **nodes_p, unsigned *line_p, struct rdt_error *err)
@@ -130,7 +140,7 @@ static enum rdt_status read_lines(FILE *file, struct node_entry **nodes_p, unsig
     if (status == RDT_OK && ferror(file))
         status = rdt_error_sys(err, errno, "cannot read on");
     if (status != RDT_OK) {
-        free_nodes(first);
+        options_free_nodes(first);
         return status;
     }
     *nodes_p = first;

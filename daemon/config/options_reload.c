@@ -39,16 +39,6 @@ static unsigned count_nodes(const struct node_entry *nodes)
     return n;
 }
 
-static bool same_nodes(const struct node_entry *a, const struct node_entry *b)
-{
-    while (a && b && strcmp(a->name, b->name) == 0 && strcmp(a->address, b->address) == 0 &&
-           memcmp(a->uuid, b->uuid, sizeof a->uuid) == 0) {
-        a = a->next;
-        b = b->next;
-    }
-    return !a && !b;
-}
-
 void options_compare(const struct options *now, const struct options *fresh, options_on_change on_change, void *arg)
 {
     bool peers_stay = options_have_peers(now) && options_have_peers(fresh);
@@ -59,7 +49,7 @@ void options_compare(const struct options *now, const struct options *fresh, opt
         if (strcmp(was, is) != 0)
             on_change(arg, key->section, key->name, was, is, reloads(key, peers_stay));
     }
-    if (strcmp(now->nodes, fresh->nodes) == 0 && !same_nodes(now->node_list, fresh->node_list)) {
+    if (strcmp(now->nodes, fresh->nodes) == 0 && !options_same_nodes(now->node_list, fresh->node_list)) {
         snprintf(before, sizeof before, "a file with %u nodes", count_nodes(now->node_list));
         snprintf(after, sizeof after, "a file with %u nodes", count_nodes(fresh->node_list));
         on_change(arg, "network", "nodes", before, after, true);

@@ -32,6 +32,7 @@ void names_init(struct names *names, struct accounts *accounts, struct deadlines
     list_init(&names->published);
     list_init(&names->remembered);
     list_init(&names->waking);
+    list_init(&names->observers);
     names->wake.on_passed = on_wake;
 }
 
@@ -184,8 +185,11 @@ static void set_object(struct name *name, struct object *object, struct name_car
     }
     if (name->names->lasting) /* after the new object, and before the end of the old one */
         name->names->lasting->on_name(name->names->lasting->arg, name);
-    if (name->names->on_change)
-        name->names->on_change(name->names->on_change_arg, name);
+    list_for_each (node, &name->names->observers) {
+        const struct names_observer *observer = container_of(node, struct names_observer, link);
+
+        observer->on_change(observer->arg, name);
+    }
     if (!old)
         return;
     if (list_empty(&old_carrier->names)) {
@@ -392,6 +396,16 @@ uint64_t names_next_version(const struct names *names, const struct owner *owner
     const struct name *name = find(names, owner, id, id_bytes);
 
     return (name && name->version > 0 ? name->version : names->forgotten) + 1;
+}
+
+void names_set_floor(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes, uint64_t version)
+{
+    struct name *name = find(names, owner, id, id_bytes);
+
+    if (name && name->version > 0 && name->version < version)
+        name->version = version;
+    else if ((!name || name->version == 0) && names->forgotten < version)
+        names->forgotten = version; /* new names start above it */
 }
 
 enum rdt_status names_publish(struct names *names, const struct name_publish *publish, uint64_t *version_p,

@@ -17,12 +17,20 @@
 #include "daemon/base/map.h"
 #include "daemon/objects/object_table.h"
 
+struct name;
+
+/* Somebody who hears when a name has a new version, has lost its object, or has ended. The caller's memory; it is in the list
+ * names->observers from list_append to list_remove, and does not change the list when it is called. */
+struct names_observer {
+    struct list link;
+    void (*on_change)(void *arg, struct name *name);
+    void *arg;
+};
+
 struct names {
     const struct events *events;   /* NULL: no client watches events */
     const struct lasting *lasting; /* NULL: nobody records names */
-    /* Called when a name has a new version, has lost its object, or has ended. NULL: nobody wants to know. */
-    void (*on_change)(void *arg, struct name *name);
-    void *on_change_arg;
+    struct list observers;         /* struct names_observer.link */
     struct accounts *accounts;
     struct deadlines *deadlines;
     struct map by_key;     /* owner and name -> struct name: published, awaited, or remembered */
@@ -125,6 +133,9 @@ uint64_t names_next_version(const struct names *names, const struct owner *owner
 /* Publishes again what an earlier daemon had published, under its version. The name is borrowed. */
 enum rdt_status names_restore(struct names *names, const struct name_publish *publish, uint64_t version, struct name **name_p,
                               struct rdt_error *err);
+
+/* The next version of the name will be above `version`, because another node has published so many. */
+void names_set_floor(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes, uint64_t version);
 
 /* Whether it outlasts this process: it is published, has an object, and is no lease of a session that ends before. */
 bool name_lasts(const struct name *name);

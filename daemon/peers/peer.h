@@ -54,6 +54,7 @@
 
 struct options;
 struct node;
+struct node_entry;
 struct peers;
 struct peer_session;
 struct holds_node;
@@ -86,6 +87,7 @@ struct peer {
     char last_error[192];         /* why it is not up: peer_why_away */
     bool last_error_secret;       /* it is about an address that only requests named */
     bool tensor_runs;             /* of the last link: the node understands lists of tensors in runs */
+    bool names;                   /* of the last link: the node knows where names are (RDT_PEER_NAME) */
     unsigned epoch;               /* number of links that came up */
     unsigned n_calls;             /* for rpc/rpc_remote.c: calls of that node that wait here for their answer */
     struct peer_session *session; /* for transfers/, which owns it: struct peer_session that survives links */
@@ -130,10 +132,16 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
  * Errors: INVALID, SYSTEM. */
 enum rdt_status peers_check(const struct options *options, struct rdt_error *err);
 
-/* A changed configuration: struct options has the new nodes already, and take_key is what links that begin from now on use
- * (NULL: key and certificates stay). Links that are up stay up, unless the certificate of the other end is no longer accepted. Nodes that are new, or have another address, are dialled; those that are
- * not listed any more are known as if they had connected by themselves. */
+/* The key or the certificates have changed: take_key is what links that begin from now on use (NULL: nothing has changed).
+ * Links that are up stay up, unless the certificate of the other end is no longer accepted. */
 void peers_reload(struct peers *peers, struct tls_context *take_key);
+
+/* The nodes that are listed from now on, which are copied; NULL: none. Those that are new, or have another address, are
+ * dialled; those that are not listed any more are known as if they had connected by themselves. */
+void peers_set_nodes(struct peers *peers, const struct node_entry *entries);
+
+/* Whether the entry is about the peer: it has its uuid or, if either is not known, its address. */
+bool peer_is_listed_as(const struct peer *peer, const struct node_entry *entry);
 
 /* Reads the key and the certificates of the configuration. The context is the caller's. Errors: as tls_context_create. */
 enum rdt_status peers_open_tls(const struct options *options, struct tls_context **context_p, struct rdt_error *err);
@@ -165,6 +173,8 @@ enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const ch
 void peers_hear_of(struct peers *peers, const uint8_t uuid[16], const char *address);
 
 struct list *peers_all(struct peers *peers);
+struct peer *peers_known(const struct peers *peers, const uint8_t uuid[16]); /* NULL: no such node is known */
+bool peer_is_listed(const struct peer *peer);                                /* in the node table */
 const char *peer_state_name(enum peer_state state);
 
 /* Writes "node n2 (7f3a...)" for use in sentences; text_p has 128 bytes. */

@@ -131,13 +131,32 @@ static struct peer *find(struct peers *peers, const struct node_entry *entry)
 
 void peers_reload(struct peers *peers, struct tls_context *take_key)
 {
-    const struct node_entry *entries = peers->options->node_list;
-
     if (take_key) {
         tls_context_destroy(peers->tls);
         peers->tls = peers->config.tls = take_key;
         end_refused_links(peers);
     }
+}
+
+struct peer *peers_known(const struct peers *peers, const uint8_t uuid[16])
+{
+    return map_get(&peers->by_uuid, uuid, 16);
+}
+
+bool peer_is_listed(const struct peer *peer)
+{
+    return peer->dial->listed;
+}
+
+bool peer_is_listed_as(const struct peer *peer, const struct node_entry *entry)
+{
+    return peer->dial->listed && is_about(entry, peer);
+}
+
+void peers_set_nodes(struct peers *peers, const struct node_entry *entries)
+{
+    if (!peers->tls || peers->closing)
+        return;
     list_for_each (node, &peers->all) {
         struct peer *peer = container_of(node, struct peer, link);
         if (peer->dial->listed && !entry_of(entries, peer))

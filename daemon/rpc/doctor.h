@@ -38,5 +38,7 @@ void doctor_orphans(struct doctor *doctor);
 void doctor_storage(struct doctor *doctor);
 void doctor_storage_room(struct doctor *doctor);
 void doctor_storage_files(struct doctor *doctor);
+/* doctor_directory.c */
+void doctor_directory(struct doctor *doctor);
 
 #endif

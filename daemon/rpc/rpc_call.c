@@ -41,6 +41,7 @@ struct call *call_create(struct rpc *rpc, struct client *client, struct peer *pe
     list_init(&call->wake.link);
     list_init(&call->object.link);
     list_init(&call->range.link);
+    list_init(&call->claim.link);
     return call;
 }
 
@@ -62,6 +63,8 @@ static void call_free(struct call *call)
     account_give(call->account, USAGE_HEAP, call->heap_bytes);
     object_waiter_remove(&call->object);
     name_waiter_remove(&call->named);
+    name_seeker_remove(&call->seeker);
+    claim_waiter_remove(&call->claim);
     list_remove(&call->range.link);
     region_unref(call->region);
     account_unref(call->account);

@@ -17,6 +17,8 @@
 #include "daemon/base/busy_poll.h"
 #include "daemon/base/events.h"
 #include "daemon/base/loop_meter.h"
+#include "daemon/directory/directory.h"
+#include "daemon/directory/directory_names.h"
 #include "daemon/objects/names.h"
 #include "daemon/peers/holds.h"
 #include "daemon/rpc/hotload.h"
@@ -55,6 +57,8 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     struct transfers *transfers;
     struct hotload *hotload;
     struct groups *groups;
+    struct directory *directory;
+    struct directory_names *directory_names;
     struct holds holds;
     struct shards shards;
     struct owner_work *owner_work; /* closes descriptors that clients sent */
@@ -109,6 +113,11 @@ struct call {
     /* what the call may wait for */
     struct object_waiter object;
     struct name_waiter named;
+    struct name_seeker seeker;
+    struct claim_waiter claim;
+    bool placed; /* where the name is has been found out; place_node is 0 if it is nowhere but here */
+    uint8_t place_node[16];
+    char place_address[65];
     struct region_waiter range;
     struct region *region;   /* whose range it waits for, a reference */
     void *waiting;           /* belongs to the handler, and on_end ends it */

@@ -411,6 +411,7 @@ static const struct {
     {"RDT070", "storage", doctor_storage},
     {"RDT071", "storage-room", doctor_storage_room},
     {"RDT072", "storage-files", doctor_storage_files},
+    {"RDT040", "directory", doctor_directory},
 };
 
 enum rdt_status rpc_doctor(struct call *call, const void *request, struct rdt_error *err)

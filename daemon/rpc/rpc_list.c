@@ -310,8 +310,18 @@ enum rdt_status rpc_list(struct call *call, const void *request, struct rdt_erro
     const Rdt__Pb__List *list = request;
     struct record_filter filter = {.client = list->client, .state = list->state};
     struct page page;
-    enum rdt_status status = page_init(&page, list->max, err);
+    struct rdt_ref at = {.id = "names", .id_bytes = 5, .any_owner = 1};
+    enum rdt_status status;
 
+    if ((!call->client || list->node.len > 0) && list->kind != RDT__PB__LIST_KIND__LIST_KIND_NAMES)
+        return rdt_error_set(err, RDT_DENIED, "another node lists published names only");
+    if (list->node.len == sizeof at.node)
+        memcpy(at.node, list->node.data, sizeof at.node);
+    else if (list->node.len > 0)
+        return rdt_error_set(err, RDT_INVALID, "the node has %zu bytes, not %zu", list->node.len, sizeof at.node);
+    if (call->client && call_is_remote(call, &at))
+        return call_forward(call, &at, &list->base, -1, err);
+    status = page_init(&page, list->max, err);
     if (status != RDT_OK)
         return status;
     if (list->kind != RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS && list->kind != RDT__PB__LIST_KIND__LIST_KIND_BACKENDS)

@@ -5,7 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "daemon/rpc/rpc_call.h"
+#include "daemon/rpc/rpc_nodes.h"
 
 static Rdt__Pb__Histogram *histogram(struct arena *arena, struct histogram *from)
 {
@@ -128,6 +128,13 @@ enum rdt_status rpc_metrics(struct call *call, const void *request, struct rdt_e
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metrics");
     reply.waited_for_room = rpc->objects->accounts->n_waited;
     reply.waiting_for_room = rpc->objects->accounts->n_waiting;
+    reply.providers = nodes_providers(rpc->directory, call->arena, &reply.n_providers);
+    if (!reply.providers)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metrics");
+    reply.names_found = rpc->directory_names->n_found;
+    reply.names_missing = rpc->directory_names->n_missing;
+    reply.names_remembered = rpc->directory_names->n_by_memory;
+    reply.names_refused = rpc->directory_names->n_refused;
     add_process(&reply);
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* PUBLISH and UNPUBLISH: names for objects of this node. */
-#include "daemon/rpc/rpc_call.h"
+#include "daemon/rpc/rpc_place.h"
 #include "proto/wire_limits.h"
 
 /* Checks that the caller may publish this object, and that the object is live. */
@@ -66,6 +66,13 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
         return object_table_not_put(&ref, &call->account->owner, err);
     if (status == RDT_OK)
         status = check_object(call, &ref, publish.object, err);
+    if (status == RDT_OK) {
+        call->claim.on_decided = call_on_claim;
+        status = directory_names_claim(call->rpc->directory_names, &publish.object->account->owner, publish.id,
+                                       publish.id_bytes, &call->claim, err);
+        if (status == RDT_AGAIN)
+            return call_wait_for_claim(call, err);
+    }
     if (status == RDT_OK)
         status = names_publish(call->rpc->names, &publish, &reply.version, err);
     if (status == RDT_OK)
@@ -83,6 +90,9 @@ enum rdt_status rpc_unpublish(struct call *call, const void *request, struct rdt
         return status;
     if (!ref.is_name)
         return rdt_error_set(err, RDT_INVALID, "\"%s\" is the ref of an object, not of a name", ref.id);
+    status = call_place_name(call, &ref, err);
+    if (status != RDT_OK)
+        return status == RDT_AGAIN ? RDT_OK : status;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, -1, err);
     status = names_unpublish(call->rpc->names, &ref, &call->account->owner, call->admin, err);

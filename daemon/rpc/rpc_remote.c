@@ -92,6 +92,10 @@ enum rdt_status call_forward(struct call *call, const struct rdt_ref *ref, const
         return status;
     if (call->to->state == PEER_BACKOFF)
         return peer_away(call->to, call->account, err);
+    free(call->packed); /* it may have been kept while the name was looked for */
+    account_give(call->account, USAGE_HEAP, call->heap_bytes);
+    call->packed = NULL;
+    call->heap_bytes = 0;
     call->packed_bytes = protobuf_c_message_get_packed_size(request);
     status = account_take(call->account, USAGE_HEAP, call->packed_bytes, err);
     if (status != RDT_OK)

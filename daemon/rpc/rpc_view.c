@@ -13,6 +13,7 @@
 #include "daemon/recovery/recovery.h"
 #include "daemon/rpc/rpc_holders.h"
 #include "daemon/storage/storage.h"
+#include "daemon/rpc/rpc_place.h"
 #include "wire_ref.h"
 
 enum rdt_status rpc_ping(struct call *call, const void *request, struct rdt_error *err)
@@ -233,8 +234,10 @@ enum rdt_status rpc_stat(struct call *call, const void *request, struct rdt_erro
     struct rdt_ref ref;
     enum rdt_status status = call_ref(message->ref, &ref, err);
 
+    if (status == RDT_OK)
+        status = call_place_name(call, &ref, err);
     if (status != RDT_OK)
-        return status;
+        return status == RDT_AGAIN ? RDT_OK : status;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, -1, err);
     if (ref.is_name)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/objects/transit.h"
+#include "daemon/rpc/rpc_place.h"
 #include "daemon/rpc/rpc_view.h"
 #include "wire_ref.h"
 
@@ -106,7 +107,12 @@ static void explain_wait(const struct call *call, struct rdt_error *err)
     const struct name *name = call->named.name;
     const struct object *object = call->object.object;
     const struct owner *owner = name ? &name->account->owner : object ? &object->account->owner : requester;
-    char missing[200], hidden[80] = "";
+    char missing[200] = "", hidden[80] = "", away[120] = "";
+
+    if (call->forward) {
+        (void)rdt_error_set(err, RDT_TIMED_OUT, "node %s has not answered in time: %s", call->to->name, call->verb->unmet);
+        return;
+    }
 
     if (!owner_equal(owner, requester))
         (void)snprintf(hidden, sizeof hidden, ", or uid %u does not show it to uid %u", owner->uid, requester->uid);
@@ -115,8 +121,10 @@ static void explain_wait(const struct call *call, struct rdt_error *err)
                            sizeof missing);
     else if (object)
         names_explain_object(call->rpc->names, owner, object_id(object), object->id_bytes, requester, missing, sizeof missing);
-    (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time%s%s",
-                        name ? "nobody has published such a version of the name" : call->verb->unmet, hidden, missing);
+    if (name && call->seeker.seek)
+        directory_names_explain(call->rpc->directory_names, owner, name_id(name), name->id_bytes, away, sizeof away);
+    (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time%s%s%s",
+                        name ? "nobody has published such a version of the name" : call->verb->unmet, hidden, missing, away);
 }
 
 static enum rdt_status defer(struct call *call, int64_t timeout_ns, struct rdt_error *err)
@@ -137,7 +145,9 @@ static enum rdt_status wait_name(struct call *call, const struct rdt_ref *ref, i
         return status;
     call->named.on_event = on_published;
     status = names_wait(call->rpc->names, ref, &call->account->owner, &call->named, err);
-    return status == RDT_OK ? defer(call, timeout_ns, err) : status;
+    if (status == RDT_OK)
+        status = defer(call, timeout_ns, err);
+    return status == RDT_OK ? call_seek_name(call, ref, err) : status;
 }
 
 /* Answers the call when the object, or the name, is there. `request` is forwarded if it belongs to another node. */
@@ -150,6 +160,7 @@ static enum rdt_status wait_live(struct call *call, const Rdt__Pb__Ref *wire, co
 
     if (status != RDT_OK)
         return status;
+    (void)call_place_known(call, &ref);
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, request, timeout_ns, err);
     if (ref.is_name)

@@ -422,8 +422,8 @@ enum rdt_status storage_start(struct storage *storage, uv_loop_t *loop, struct r
     storage->frozen = false;
     storage->regions->file_pool = storage->helper;
     storage->objects->stored_dir = storage->directory;
-    storage->names->on_change = storage_name_changed;
-    storage->names->on_change_arg = storage;
+    storage->observer = (struct names_observer){.on_change = storage_name_changed, .arg = storage};
+    list_append(&storage->names->observers, &storage->observer.link);
     return RDT_OK;
 }
 

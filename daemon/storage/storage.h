@@ -42,6 +42,7 @@ struct storage {
     struct names *names;
 
     /* The rest belongs to this room. */
+    struct names_observer observer;
     int dir;                     /* -1: nothing is stored */
     struct work_pool *writer;    /* writes objects */
     struct work_pool *helper;    /* everything that is quick: records, removals; and reads files ahead */

@@ -85,7 +85,7 @@ void storage_remove(struct storage *storage, const char *file, uint64_t bytes); 
 
 /* ---- storage_names.c ---- */
 
-/* Something has happened to a name (struct names.on_change). */
+/* Something has happened to a name (struct names_observer). */
 void storage_name_changed(void *arg, struct name *name);
 
 /* Adds a claim for each name that the object is published under, and that has no such record. false: no memory. */

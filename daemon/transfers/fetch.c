@@ -146,16 +146,18 @@ static void say_nobody_put_it(const struct fetch *fetch, char missing[480])
     const struct owner *requester = &fetch->client->account->owner;
     const struct transfers *transfers = fetch->transfer->transfers;
     struct owner owner = owner_of_ref(ref, requester);
-    char hint[200];
+    char hint[200], away[120] = "";
 
+    if (fetch->transfer->local.seeker.seek)
+        directory_names_explain(transfers->directory_names, &owner, (const uint8_t *)ref->id, ref->id_bytes, away, sizeof away);
     if (ref->is_name)
         names_explain_name(transfers->names, transfers->objects, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester,
                            hint, sizeof hint);
     else
         names_explain_object(transfers->names, &owner, (const uint8_t *)ref->id, ref->id_bytes, requester, hint, sizeof hint);
-    (void)snprintf(missing, 480, "%s%s%s",
+    (void)snprintf(missing, 480, "%s%s%s%s",
                    ref->is_name ? "nobody has published such a version of it" : "nobody has put an object with this id",
-                   owner_equal(&owner, requester) ? "" : ", or its owner does not show it to you", hint);
+                   owner_equal(&owner, requester) ? "" : ", or its owner does not show it to you", hint, away);
 }
 
 /* How far a transfer from another node had come. */
@@ -202,7 +204,7 @@ static void on_deadline(struct deadline *deadline)
     struct rdt_error err;
     char missing[480];
 
-    if (fetch->no_wait && transfer->sm.state != TRANSFER_PARKED) { /* what is there may come */
+    if (fetch->no_wait && (transfer->sm.state != TRANSFER_PARKED || transfer->local.seeker.seek)) { /* what is there may come */
         fetch->no_wait = false;
         if (deadline_set(transfer->transfers->deadlines, deadline, NO_WAIT_NS))
             return;
@@ -399,6 +401,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
         status = note_devices(client, message, err);
     if (status != RDT_OK)
         return status;
+    transfer_place(transfers, client, &ref);
     is_here = node_is_here(transfers->node, ref.node, ref.address);
     if (!twin && !is_here) {
         twin = find_joinable(transfers, client, message, item, &ref);
@@ -452,6 +455,8 @@ void transfer_go(struct transfer *transfer, struct reservation *reservation)
     transfer->reserve.message = reservation;
     transfer->kind->start(transfer);
     transfer = transfers_find(transfers, id);
-    if (transfer) /* The transfer waits for an event. The reservation serves the other items. */
-        transfer->reserve.message = NULL;
+    if (!transfer)
+        return;
+    transfer->reserve.message = NULL; /* The transfer waits for an event. The reservation serves the other items. */
+    transfer_seek(transfer);
 }

@@ -52,6 +52,7 @@
 
 #include "daemon/base/histogram.h"
 #include "daemon/base/trace.h"
+#include "daemon/directory/directory_names.h"
 #include "daemon/groups/group.h"
 #include "daemon/memory/placing.h"
 #include "daemon/objects/client.h"
@@ -133,6 +134,7 @@ struct transfers {
     struct names *names;
     struct peers *peers; /* NULL without a peer link */
     struct groups *groups;
+    struct directory_names *directory_names; /* where names are; NULL in tests: only here */
     uint64_t next_id;
     struct map by_id;                            /* id -> struct transfer of this node's clients, not ended */
     struct map coalesced_requests;               /* struct coalesced: requests that other fetches may join */

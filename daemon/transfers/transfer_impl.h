@@ -5,7 +5,7 @@
  * above only by a table: each transfer has the table of its kind (struct transfer_kind), and transfers_init
  * gives the other tables (-> table: the rows that it calls). check-layers compares this drawing with the objects.
  *
- *   room         transfers, transfer_peer, fetch
+ *   room         transfers, transfer_peer, fetch > transfer_seek
  *   members      transfer_broadcast_member
  *   pull         transfer_in, _ask, _way, _move, _replica, _subpull
  *   broadcast    transfer_broadcast, transfer_broadcast_move
@@ -63,6 +63,7 @@ struct fetch_wish {
 struct local_fetch {
     struct object_waiter waiter; /* PARKED: called when the object is put */
     struct name_waiter named;    /* PARKED: called when a newer version of the name is published */
+    struct name_seeker seeker;   /* PARKED: called when the name is found on another node */
     struct client_wake wake;     /* the wait has ended: the fetch goes on in its client's slice of the loop */
     struct object *woken;        /* the object that ended the wait; held until `wake` has run */
     struct object *object;       /* held and pinned during a copy */
@@ -126,6 +127,14 @@ struct fetch {
     bool merged;      /* it joined a transfer: `version` of the name is its own */
     uint64_t version;
 };
+
+/* ---- names whose node is open (transfer_seek.c) ---- */
+
+/* Writes the node of the name into the ref, if this node knows that it is another one. */
+void transfer_place(struct transfers *transfers, const struct client *client, struct rdt_ref *ref);
+
+/* PARKED, in other states nothing: looks for the name at its homes. May fail the transfer. */
+void transfer_seek(struct transfer *transfer);
 
 /* ---- kinds of transfers ---- */
 

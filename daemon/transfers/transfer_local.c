@@ -253,6 +253,7 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
 {
     struct transfer *transfer = container_of(waiter, struct transfer, local.named);
 
+    name_seeker_remove(&transfer->local.seeker);
     transfer_set_state(transfer, TRANSFER_NEW);
     transfer->version = version;
     if (!object) {
@@ -315,6 +316,7 @@ static void release(struct transfer *transfer)
 {
     object_waiter_remove(&transfer->local.waiter);
     name_waiter_remove(&transfer->local.named);
+    name_seeker_remove(&transfer->local.seeker);
     list_remove(&transfer->local.wake.link);
     if (transfer->local.woken)
         object_drop(transfer->local.woken);

@@ -145,7 +145,8 @@ class Ref(_rdt.Ref):
         """A Ref of the newest version above `after` of a published name. A fetch waits for such a version.
 
         near: any Ref of an object on the node that has the name. address: that node's "host:port" or its name
-        in the nodes file. Neither: this node."""
+        in the nodes file. Neither: the node that has the name, this one or any of the node table
+        (rdt-network(7), DIRECTORY)."""
         made = cls._from_name(name, after, near)
         return made.at(address) if address is not None else made
 

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* When each provider reads, and how the table is merged from their lists. */
+#include "daemon/directory/directory.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/directory/directory_impl.h"
+
+#define FILE_INTERVAL_NS INT64_C(1000000000)
+#define DNS_INTERVAL_NS INT64_C(5000000000)
+
+static const struct {
+    const char *name;
+    int64_t interval_ns;
+    enum rdt_status (*read)(struct directory_reading *, struct rdt_error *);
+} sources[DIRECTORY_SOURCES] = {
+    [DIRECTORY_FILE] = {"file", FILE_INTERVAL_NS, directory_read_file},
+    [DIRECTORY_DNS] = {"dns", DNS_INTERVAL_NS, directory_read_dns},
+};
+
+const char *directory_source_name(enum directory_source source)
+{
+    return source < DIRECTORY_SOURCES ? sources[source].name : "met";
+}
+
+static const char *argument_of(const struct directory_provider *provider)
+{
+    const struct options *options = provider->directory->options;
+
+    return provider->source == DIRECTORY_FILE ? options->nodes : options->nodes_dns;
+}
+
+/* ---- the table ---- */
+
+static struct node_entry *copy_of(const struct node_entry *from)
+{
+    struct node_entry *first = NULL, **last = &first;
+
+    for (; from && (*last = malloc(sizeof **last)); from = from->next, last = &(*last)->next) {
+        **last = *from;
+        (*last)->next = NULL;
+    }
+    return first;
+}
+
+static const struct node_entry *find_address(const struct node_entry *entry, const char *address)
+{
+    while (entry && strcmp(entry->address, address) != 0)
+        entry = entry->next;
+    return entry;
+}
+
+static void merge(struct directory *directory)
+{
+    struct node_entry *table = NULL, **last = &table;
+
+    for (unsigned i = 0; i < DIRECTORY_SOURCES; i++)
+        for (const struct node_entry *entry = directory->providers[i].nodes; entry; entry = entry->next) {
+            if (i > 0 && find_address(table, entry->address))
+                continue;
+            *last = malloc(sizeof **last);
+            if (!*last) {
+                log_error("no memory for the node table, which stays as it is");
+                options_free_nodes(table);
+                return;
+            }
+            **last = *entry;
+            (*last)->next = NULL;
+            last = &(*last)->next;
+        }
+    if (options_same_nodes(table, directory->table)) {
+        options_free_nodes(table);
+        return;
+    }
+    options_free_nodes(directory->table);
+    directory->table = table;
+    if (directory->peers)
+        peers_set_nodes(directory->peers, table);
+}
+
+enum directory_source directory_source_of(const struct directory *directory, const struct peer *peer)
+{
+    for (unsigned i = 0; i < DIRECTORY_SOURCES; i++)
+        for (const struct node_entry *entry = directory->providers[i].nodes; entry; entry = entry->next)
+            if (peer_is_listed_as(peer, entry))
+                return (enum directory_source)i;
+    return DIRECTORY_SOURCES;
+}
+
+/* ---- reading ---- */
+
+static void run_reading(struct work *work)
+{
+    struct directory_reading *reading = container_of(work, struct directory_reading, work);
+
+    reading->status = reading->read(reading, &reading->err);
+}
+
+static void reading_free(struct directory_reading *reading)
+{
+    options_free_nodes(reading->nodes);
+    free(reading->argument);
+    free(reading);
+}
+
+static void take(struct directory_provider *provider, struct directory_reading *reading)
+{
+    const char *name = sources[provider->source].name;
+
+    if (reading->status != RDT_OK) {
+        if (strncmp(provider->error, reading->err.msg, sizeof provider->error - 1) != 0)
+            log_warn("directory %s: %s; the nodes that it named last stay known", name, reading->err.msg);
+        provider->errors++;
+        text_copy(provider->error, sizeof provider->error, reading->err.msg);
+        return;
+    }
+    if (provider->error[0] != '\0')
+        log_info("directory %s: it can be read again", name);
+    provider->error[0] = '\0';
+    provider->confirmed_ns = uv_hrtime();
+    memcpy(provider->stamp, reading->stamp, sizeof provider->stamp);
+    if (reading->unchanged)
+        return;
+    options_free_nodes(provider->nodes);
+    provider->nodes = reading->nodes;
+    reading->nodes = NULL;
+    merge(provider->directory);
+}
+
+static void wait_for_next(struct directory_provider *provider)
+{
+    if (!deadline_set(provider->directory->deadlines, &provider->next, sources[provider->source].interval_ns))
+        log_error("directory %s: no memory for a timer: it is not read again", sources[provider->source].name);
+}
+
+static void on_read(struct work *work)
+{
+    struct directory_reading *reading = container_of(work, struct directory_reading, work);
+    struct directory_provider *provider = reading->provider;
+
+    if (provider) {
+        provider->reading = NULL;
+        take(provider, reading);
+        wait_for_next(provider);
+    }
+    reading_free(reading);
+}
+
+static void on_time(struct deadline *deadline)
+{
+    struct directory_provider *provider = container_of(deadline, struct directory_provider, next);
+    struct directory_reading *reading = calloc(1, sizeof *reading);
+
+    if (reading)
+        reading->argument = strdup(argument_of(provider));
+    if (!reading || !reading->argument) {
+        free(reading);
+        wait_for_next(provider);
+        return;
+    }
+    reading->work = (struct work){.run = run_reading, .done = on_read};
+    reading->provider = provider;
+    reading->read = sources[provider->source].read;
+    memcpy(reading->stamp, provider->stamp, sizeof reading->stamp);
+    provider->reading = reading;
+    owner_work_submit(provider->directory->owner_work, &reading->work, NULL, false);
+}
+
+/* Nothing that is being read counts any more. */
+static void stop(struct directory_provider *provider)
+{
+    deadline_unset(provider->directory->deadlines, &provider->next);
+    if (provider->reading)
+        provider->reading->provider = NULL;
+    provider->reading = NULL;
+}
+
+/* With these options. A source that the configuration no longer has names no node. */
+static void begin(struct directory_provider *provider)
+{
+    struct directory *directory = provider->directory;
+
+    stop(provider);
+    provider->active = directory->peers && argument_of(provider)[0] != '\0';
+    memset(provider->stamp, 0, sizeof provider->stamp);
+    if (provider->source == DIRECTORY_FILE) { /* the configuration has just read it */
+        options_free_nodes(provider->nodes);
+        provider->nodes = copy_of(directory->options->node_list);
+        provider->confirmed_ns = provider->active ? uv_hrtime() : 0;
+        provider->error[0] = '\0';
+    } else if (!provider->active) {
+        options_free_nodes(provider->nodes);
+        provider->nodes = NULL;
+        provider->confirmed_ns = 0;
+        provider->error[0] = '\0';
+    }
+    if (provider->active)
+        on_time(&provider->next);
+}
+
+void directory_start(struct directory *directory)
+{
+    for (unsigned i = 0; i < DIRECTORY_SOURCES; i++) {
+        directory->providers[i] = (struct directory_provider){
+            .directory = directory, .source = (enum directory_source)i, .next = {.on_passed = on_time}};
+        begin(&directory->providers[i]);
+    }
+    directory->table = copy_of(directory->options->node_list); /* which peers_create has dialled */
+}
+
+void directory_reload(struct directory *directory)
+{
+    for (unsigned i = 0; i < DIRECTORY_SOURCES; i++)
+        begin(&directory->providers[i]);
+    merge(directory);
+}
+
+void directory_close(struct directory *directory)
+{
+    for (unsigned i = 0; i < DIRECTORY_SOURCES && directory->providers[i].directory; i++) {
+        stop(&directory->providers[i]);
+        options_free_nodes(directory->providers[i].nodes);
+        directory->providers[i].nodes = NULL;
+    }
+    options_free_nodes(directory->table);
+    directory->table = NULL;
+}

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which nodes are the homes of a name, and the messages between nodes about names. */
+#include "daemon/directory/directory_names.h"
+
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/directory/names_impl.h"
+#include "proto/layout.h"
+#include "proto/wire_limits.h"
+
+#define TICK_NS INT64_C(1000000000)
+
+bool directory_names_active(const struct directory_names *all)
+{
+    return all->peers && strcmp(all->options->names, "nodes") == 0 &&
+           (all->options->nodes[0] != '\0' || all->options->nodes_dns[0] != '\0');
+}
+
+bool ref_is_unplaced(const struct rdt_ref *ref)
+{
+    static const uint8_t nobody[16];
+
+    return ref->is_name && ref->address[0] == '\0' && memcmp(ref->node, nobody, sizeof nobody) == 0;
+}
+
+void name_key_make(struct name_key *key_p, const struct owner *owner, const uint8_t *id, size_t id_bytes)
+{
+    size_t tenant = strlen(owner->tenant) + 1;
+
+    memset(key_p, 0, sizeof *key_p);
+    key_p->owner = *owner;
+    key_p->id_bytes = id_bytes;
+    memcpy(key_p->id, id, id_bytes);
+    memcpy(key_p->packed, &owner->uid, 4);
+    memcpy(key_p->packed + 4, owner->tenant, tenant);
+    memcpy(key_p->packed + 4 + tenant, id, id_bytes);
+    key_p->bytes = 4 + tenant + id_bytes;
+}
+
+/* ---- homes ---- */
+
+/* The finalizer of splitmix64. */
+static uint64_t mix(uint64_t x)
+{
+    x += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+/* FNV-1a, whose result is the same on every node. */
+static uint64_t hash_of(const struct name_key *key)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+    for (size_t i = 0; i < key->bytes; i++)
+        hash = (hash ^ key->packed[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+static uint64_t weight(uint64_t hash, const uint8_t uuid[16])
+{
+    for (unsigned i = 0; i < 16; i++)
+        hash = (hash ^ uuid[i]) * UINT64_C(0x100000001b3);
+    return mix(hash);
+}
+
+static void consider(struct name_homes *homes, uint64_t weights[NAMES_HOMES], struct peer *peer, uint64_t of)
+{
+    unsigned at = homes->n;
+
+    while (at > 0 && weights[at - 1] < of)
+        at--;
+    if (at == NAMES_HOMES)
+        return;
+    if (homes->n < NAMES_HOMES)
+        homes->n++;
+    for (unsigned i = homes->n - 1; i > at; i--) {
+        homes->peer[i] = homes->peer[i - 1];
+        weights[i] = weights[i - 1];
+    }
+    homes->peer[at] = peer;
+    weights[at] = of;
+}
+
+/* Of this node and the nodes of the table that were met at least once. */
+void names_homes_of(const struct directory_names *all, const struct name_key *key, struct name_homes *homes_p)
+{
+    uint64_t weights[NAMES_HOMES], hash = hash_of(key);
+
+    homes_p->n = 0;
+    consider(homes_p, weights, NULL, weight(hash, all->node->uuid));
+    if (all->peers)
+        list_for_each (node, peers_all(all->peers)) {
+            struct peer *peer = container_of(node, struct peer, link);
+            if (peer->names && peer_is_listed(peer))
+                consider(homes_p, weights, peer, weight(hash, peer->uuid));
+        }
+}
+
+/* ---- messages ---- */
+
+bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
+                const struct name_place *place)
+{
+    Rdt__Pb__Name message = RDT__PB__NAME__INIT;
+    Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
+
+    (void)all;
+    if (peer->state != PEER_UP || !peer->names)
+        return false;
+    owner.tenant = (char *)key->owner.tenant;
+    owner.uid = key->owner.uid;
+    message.act = act;
+    message.owner = &owner;
+    message.name = (ProtobufCBinaryData){key->id_bytes, (uint8_t *)key->id};
+    if (place) {
+        message.epoch = place->epoch;
+        message.version = place->version;
+        message.node = (ProtobufCBinaryData){16, (uint8_t *)place->node};
+        message.address = (char *)place->address;
+    }
+    return peer_send(peer, RDT_PEER_NAME, &message.base, NULL) == RDT_OK;
+}
+
+static void on_register(struct directory_names *all, struct peer *peer, const struct name_key *key, struct name_place *place)
+{
+    struct name_place known;
+    enum rdt_status status;
+
+    /* the node says where it is itself; without an address, others cannot reach it but by its own link */
+    memcpy(place->node, peer->uuid, sizeof place->node);
+    if (place->address[0] == '\0')
+        text_copy(place->address, sizeof place->address, peer->address);
+    status = names_home_register(all, peer, key, place, &known);
+    (void)names_send(all, peer, status == RDT_OK ? RDT__PB__NAME_ACT__NAME_ACT_GRANTED : RDT__PB__NAME_ACT__NAME_ACT_REFUSED,
+                     key, &known);
+}
+
+static void on_seek(struct directory_names *all, struct peer *peer, const struct name_key *key)
+{
+    struct name_place place;
+    bool found = names_home_seek(all, peer, key, &place) == RDT_OK;
+
+    (void)names_send(all, peer, found ? RDT__PB__NAME_ACT__NAME_ACT_FOUND : RDT__PB__NAME_ACT__NAME_ACT_MISSING, key,
+                     found ? &place : NULL);
+}
+
+static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__Name *message)
+{
+    struct name_place place = {.epoch = message->epoch, .version = message->version};
+    struct owner owner;
+    struct name_key key;
+
+    /* a node that may not act for an owner has no names of that owner */
+    if (!all->check_requester(all->arg, message->owner, &owner, NULL))
+        return;
+    name_key_make(&key, &owner, message->name.data, message->name.len);
+    if (message->node.len == sizeof place.node)
+        memcpy(place.node, message->node.data, sizeof place.node);
+    text_copy(place.address, sizeof place.address, message->address);
+    switch (message->act) {
+    case RDT__PB__NAME_ACT__NAME_ACT_REGISTER:
+        on_register(all, peer, &key, &place);
+        break;
+    case RDT__PB__NAME_ACT__NAME_ACT_END:
+        memcpy(place.node, peer->uuid, sizeof place.node);
+        names_home_end(all, &key, &place);
+        break;
+    case RDT__PB__NAME_ACT__NAME_ACT_GRANTED:
+    case RDT__PB__NAME_ACT__NAME_ACT_REFUSED:
+        names_claim_answer(all, peer, &key, &place, message->act == RDT__PB__NAME_ACT__NAME_ACT_GRANTED);
+        break;
+    case RDT__PB__NAME_ACT__NAME_ACT_SEEK:
+        on_seek(all, peer, &key);
+        break;
+    case RDT__PB__NAME_ACT__NAME_ACT_FOUND:
+        names_seek_found(all, &key, &place);
+        break;
+    case RDT__PB__NAME_ACT__NAME_ACT_MISSING:
+        names_seek_missing(all, peer, &key);
+        break;
+    default: /* of a later version */
+        break;
+    }
+}
+
+static enum rdt_status check(const Rdt__Pb__Name *message, struct rdt_error *err)
+{
+    if (message->name.len == 0 || message->name.len > RDT_MAX_ID_BYTES || !message->owner)
+        return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has no name or no owner");
+    if (strlen(message->address) > RDT_MAX_ADDRESS_BYTES || strlen(message->owner->tenant) > 32)
+        return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has a text that is too long");
+    return RDT_OK;
+}
+
+enum rdt_status directory_names_frame(struct directory_names *all, struct peer *peer, const struct frame *frame,
+                                      struct rdt_error *err)
+{
+    ProtobufCMessage *message;
+    struct arena arena;
+    enum rdt_status status;
+
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    status = arena_unpack(&arena, &rdt__pb__name__descriptor, frame->payload, frame->length, "Name", &message, err);
+    if (status == RDT_OK)
+        status = check((const Rdt__Pb__Name *)message, err);
+    if (status == RDT_OK)
+        take(all, peer, (const Rdt__Pb__Name *)message);
+    else
+        rdt_error_prefix(err, "node %s", peer->name);
+    arena_fini(&arena);
+    return status;
+}
+
+void directory_names_peer_up(struct directory_names *all, struct peer *peer)
+{
+    if (!peer->names || !directory_names_active(all))
+        return;
+    names_claims_peer_up(all, peer);
+    names_seeks_peer_up(all, peer);
+}
+
+/* ---- start and end ---- */
+
+static void on_tick(struct deadline *deadline)
+{
+    struct directory_names *all = container_of(deadline, struct directory_names, tick);
+
+    if (directory_names_active(all)) {
+        names_claims_tick(all);
+        names_seeks_tick(all);
+    }
+    (void)deadline_set(all->deadlines, &all->tick, TICK_NS);
+}
+
+static void on_change(void *arg, struct name *name)
+{
+    directory_names_changed(arg, name);
+}
+
+void directory_names_start(struct directory_names *all)
+{
+    map_init(&all->records);
+    map_init(&all->claims);
+    map_init(&all->seeks);
+    list_init(&all->claimed);
+    list_init(&all->dirty);
+    all->tick.on_passed = on_tick;
+    all->flush.on_passed = names_claims_flush;
+    if (!all->peers)
+        return;
+    list_for_each (node, &all->names->published)
+        directory_names_changed(all, container_of(node, struct name, link));
+    all->observer = (struct names_observer){.on_change = on_change, .arg = all};
+    list_append(&all->names->observers, &all->observer.link);
+    (void)deadline_set(all->deadlines, &all->tick, TICK_NS);
+}
+
+void directory_names_close(struct directory_names *all)
+{
+    if (!all->tick.on_passed) /* it was never started */
+        return;
+    if (all->observer.on_change)
+        list_remove(&all->observer.link);
+    deadline_unset(all->deadlines, &all->tick);
+    deadline_unset(all->deadlines, &all->flush);
+    names_claims_close(all);
+    names_seeks_close(all);
+    names_home_close(all);
+}

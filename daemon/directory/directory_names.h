@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names that are found from any node: where each name of the cluster is published.
+ *
+ * Every name has up to three homes: the nodes of the table that a rendezvous hash over uuid, owner and name puts first. The
+ * node where the name is published keeps the truth, and tells the homes; a home knows only {name, owner, epoch, version, node}.
+ * A reader's node asks the homes, then goes to that node, where the reader waits as for any name of another node.
+ *
+ *   publisher's node          home                        reader's node
+ *     | REGISTER ------------> |  nobody else has it        |
+ *     | <------------- GRANTED |  epoch, last version       |
+ *     |   or <-------- REFUSED |  who has it                |
+ *     |                        | <-------------------- SEEK |
+ *     |                        | FOUND -------------------> |  at once, or when the name is registered
+ *     |                        | MISSING -----------------> |  nobody has registered it yet
+ *     | REGISTER (each 10 s)-> |                            |
+ *     | END -----------------> |  keeps epoch and version   |
+ *
+ * A claim, this node's for a name that is published here:
+ *
+ *                    most homes that answer grant it
+ *      CLAIMING -----------------------------------------> HELD
+ *          |                                                |
+ *          |  most homes that answer refuse it              |  another node took it over while this one was away
+ *          +--------------------> LOST <--------------------+
+ *
+ * A home gives a name to who asks first. It gives it to another node only when the first has ended it, or has been away for
+ * NAMES_STALE_NS; the epoch then grows, and a node with a lower epoch is refused. If two nodes hold a name at different homes,
+ * because these could not talk, the one that most homes know wins, and of two equal ones the lower uuid.
+ *
+ * Promises: a publish waits for homes at most NAMES_CLAIM_NS, and only the first of a name. Homes that are away stop nothing:
+ * what they would have said is caught up by the next registration. A reader that finds no home uses what it found last.
+ *
+ * Refuses: to show who may read a name. The publisher's node decides that.
+ *
+ * Everything here runs on the loop thread. */
+#ifndef DAEMON_DIRECTORY_NAMES_H
+#define DAEMON_DIRECTORY_NAMES_H
+
+#include "daemon/base/node.h"
+#include "daemon/directory/directory.h"
+#include "daemon/objects/names.h"
+
+#define NAMES_HOMES 3u
+#define NAMES_STALE_NS UINT64_C(30000000000)
+#define NAMES_REGISTER_NS INT64_C(10000000000)
+#define NAMES_CLAIM_NS INT64_C(2000000000)
+#define NAMES_RECORDS_MAX 262144u /* that a home keeps; further names are found only by homes with room */
+
+struct directory_names {
+    const struct options *options;
+    const struct node *node;
+    struct peers *peers; /* NULL: no other node can be asked */
+    struct names *names;
+    struct deadlines *deadlines;
+    void *arg;
+    /* Whether the peer may act for this owner. */
+    bool (*check_requester)(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err);
+    struct map records, claims, seeks; /* owner and name -> struct name_record, name_claim, name_seek */
+    struct list claimed;               /* struct name_claim.link; the one that was registered longest ago is first */
+    struct list dirty;                 /* struct name_claim.by_dirty: their version has changed */
+    struct deadline tick, flush;
+    struct names_observer observer;
+    uint64_t n_found, n_missing, n_refused, n_by_memory; /* answers to readers, and names that another node has */
+};
+
+/* A publish that waits for the homes. Embedded; on_decided is called once, when the publish may be tried again. */
+struct claim_waiter {
+    struct list link;
+    void (*on_decided)(struct claim_waiter *waiter);
+};
+
+/* A reader that waits for the node of a name. Embedded. */
+struct name_seeker {
+    struct list link;
+    struct name_seek *seek; /* NULL: it does not wait */
+    /* Called once, and the seeker does not wait any more. */
+    void (*on_found)(struct name_seeker *seeker, const uint8_t node[16], const char *address);
+    /* All homes that answer know no such name. The seeker waits on. May be NULL. */
+    void (*on_missing)(struct name_seeker *seeker);
+};
+
+/* The fields up to check_requester must be set. Names that are published already are claimed. */
+void directory_names_start(struct directory_names *all);
+void directory_names_close(struct directory_names *all);
+
+/* Whether names are looked up at other nodes: the option names is nodes, and the node table is not empty. */
+bool directory_names_active(const struct directory_names *all);
+
+/* Before a publish. OK: this node may publish the name. AGAIN: the homes are being asked, and waiter->on_decided follows.
+ * EXISTS: another node has the name; err names it. NO_MEMORY. */
+enum rdt_status directory_names_claim(struct directory_names *all, const struct owner *owner, const uint8_t *id,
+                                      size_t id_bytes, struct claim_waiter *waiter, struct rdt_error *err);
+void claim_waiter_remove(struct claim_waiter *waiter); /* does nothing if it does not wait */
+
+/* A name has a new version, or has ended (struct names_observer). */
+void directory_names_changed(struct directory_names *all, const struct name *name);
+
+/* Where the name is, as far as this node knows without asking. AGAIN: ask by directory_names_seek. NOT_FOUND: there is nobody
+ * to ask. A name that is held here is NOT_FOUND, too. */
+enum rdt_status directory_names_find(struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                                     uint8_t node_p[16], char address_p[65]);
+
+/* Asks the homes, again and again until seeker->on_found. No callback comes inside the call. NO_MEMORY. */
+enum rdt_status directory_names_seek(struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                                     struct name_seeker *seeker, struct rdt_error *err);
+void name_seeker_remove(struct name_seeker *seeker); /* does nothing if it does not wait */
+
+/* Writes which homes of the name cannot be asked, as a clause "; the node n2 ... "; "" if all can. */
+void directory_names_explain(const struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                             char *text_p, size_t size);
+
+/* Whether a ref of a name leaves its node open. */
+bool ref_is_unplaced(const struct rdt_ref *ref);
+
+void directory_names_peer_up(struct directory_names *all, struct peer *peer);
+enum rdt_status directory_names_frame(struct directory_names *all, struct peer *peer, const struct frame *frame,
+                                      struct rdt_error *err);
+
+#endif

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The names that are published on this node: what their homes say, and when they are told again. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/text.h"
+#include "daemon/directory/names_impl.h"
+
+enum claim_state { CLAIM_CLAIMING, CLAIM_HELD, CLAIM_LOST };
+enum answer { ANSWER_AWAITED, ANSWER_GRANTED, ANSWER_REFUSED, ANSWER_AWAY };
+
+struct name_claim {
+    struct list link, by_dirty;
+    struct directory_names *all;
+    struct name_key key;
+    enum claim_state state;
+    uint64_t epoch;          /* that the homes gave; 0: none yet */
+    uint64_t version;        /* the newest one here; 0: nothing is published */
+    uint64_t told_ns;        /* when the homes were last told */
+    struct name_place other; /* LOST: who has it */
+    /* The present round of questions. */
+    bool asking;
+    unsigned n_homes;
+    uint8_t home[NAMES_HOMES][16];
+    enum answer answer[NAMES_HOMES];
+    uint64_t floor;           /* the highest version that a home knows */
+    struct list waiters;      /* struct claim_waiter */
+    struct deadline patience; /* CLAIMING: homes that have not answered by then are away */
+};
+
+static struct name_claim *find(const struct directory_names *all, const struct name_key *key)
+{
+    return map_get(&all->claims, key->packed, key->bytes);
+}
+
+bool names_claim_lost(const struct directory_names *all, const struct name_key *key, struct name_place *place_p)
+{
+    const struct name_claim *claim = find(all, key);
+
+    if (!claim || claim->state != CLAIM_LOST)
+        return false;
+    *place_p = claim->other;
+    return true;
+}
+
+bool names_claim_held(const struct directory_names *all, const struct name_key *key)
+{
+    const struct name_claim *claim = find(all, key);
+
+    return claim && claim->state == CLAIM_HELD && claim->version > 0;
+}
+
+static void claim_free(struct name_claim *claim)
+{
+    struct directory_names *all = claim->all;
+
+    deadline_unset(all->deadlines, &claim->patience);
+    list_remove(&claim->link);
+    list_remove(&claim->by_dirty);
+    map_remove(&all->claims, claim->key.packed, claim->key.bytes);
+    free(claim);
+}
+
+/* ---- the decision ---- */
+
+static void describe(const struct directory_names *all, const struct name_place *place, char text[128])
+{
+    const struct peer *peer = all->peers ? peers_known(all->peers, place->node) : NULL;
+    char hex[33];
+
+    if (peer) {
+        peer_describe(peer, text);
+        return;
+    }
+    node_hex(place->node, hex);
+    (void)snprintf(text, 128, "node %.8s at %s", hex, place->address);
+}
+
+static enum rdt_status refuse(const struct name_claim *claim, struct rdt_error *err)
+{
+    char who[128];
+
+    describe(claim->all, &claim->other, who);
+    return rdt_error_set(err, RDT_EXISTS,
+                         "name \"%.*s\" is published on %s (epoch %llu, version %llu): unpublish it there first, or publish "
+                         "under another name",
+                         (int)claim->key.id_bytes, (const char *)claim->key.id, who, (unsigned long long)claim->other.epoch,
+                         (unsigned long long)claim->other.version);
+}
+
+/* All homes have answered, or are away. */
+static void decide(struct name_claim *claim)
+{
+    struct directory_names *all = claim->all;
+    unsigned granted = 0, refused = 0;
+    struct list waiters;
+    bool lost, ties;
+    struct rdt_error err;
+
+    for (unsigned i = 0; i < claim->n_homes; i++) {
+        granted += claim->answer[i] == ANSWER_GRANTED;
+        refused += claim->answer[i] == ANSWER_REFUSED;
+    }
+    claim->asking = false;
+    deadline_unset(all->deadlines, &claim->patience);
+    ties = granted > 0 && granted == refused && memcmp(all->node->uuid, claim->other.node, 16) < 0;
+    lost = refused > 0 && refused >= granted && !ties;
+    if (!lost && refused > 0) /* the homes that know another node must give it up */
+        claim->epoch = (claim->epoch > claim->other.epoch ? claim->epoch : claim->other.epoch) + 1;
+    if (lost && claim->state != CLAIM_LOST) {
+        all->n_refused++;
+        (void)refuse(claim, &err);
+        if (claim->version > 0)
+            log_warn("%s", err.msg);
+    }
+    if (!lost)
+        names_set_floor(all->names, &claim->key.owner, claim->key.id, claim->key.id_bytes, claim->floor);
+    claim->state = lost ? CLAIM_LOST : CLAIM_HELD;
+    list_init(&waiters);
+    list_splice(&waiters, &claim->waiters);
+    while (!list_empty(&waiters)) {
+        struct claim_waiter *waiter = container_of(list_first(&waiters), struct claim_waiter, link);
+        list_remove(&waiter->link);
+        waiter->on_decided(waiter);
+    }
+}
+
+static bool is_complete(const struct name_claim *claim)
+{
+    for (unsigned i = 0; i < claim->n_homes; i++)
+        if (claim->answer[i] == ANSWER_AWAITED)
+            return false;
+    return true;
+}
+
+static void take_answer(struct name_claim *claim, unsigned i, const struct name_place *place, bool granted)
+{
+    claim->answer[i] = granted ? ANSWER_GRANTED : ANSWER_REFUSED;
+    if (granted && place->epoch > claim->epoch)
+        claim->epoch = place->epoch;
+    if (granted && place->version > claim->floor)
+        claim->floor = place->version;
+    if (!granted)
+        claim->other = *place;
+}
+
+static void on_patience(struct deadline *deadline)
+{
+    struct name_claim *claim = container_of(deadline, struct name_claim, patience);
+
+    for (unsigned i = 0; i < claim->n_homes; i++)
+        if (claim->answer[i] == ANSWER_AWAITED)
+            claim->answer[i] = ANSWER_AWAY;
+    decide(claim);
+}
+
+void names_claim_answer(struct directory_names *all, struct peer *from, const struct name_key *key,
+                        const struct name_place *place, bool granted)
+{
+    struct name_claim *claim = find(all, key);
+
+    if (!claim || !claim->asking)
+        return;
+    for (unsigned i = 0; i < claim->n_homes; i++)
+        if (memcmp(claim->home[i], from->uuid, 16) == 0 && claim->answer[i] == ANSWER_AWAITED)
+            take_answer(claim, i, place, granted);
+    if (is_complete(claim))
+        decide(claim);
+}
+
+/* ---- asking ---- */
+
+static void place_here(const struct name_claim *claim, struct name_place *place_p)
+{
+    *place_p = (struct name_place){.epoch = claim->epoch, .version = claim->version};
+    memcpy(place_p->node, claim->all->node->uuid, 16);
+    text_copy(place_p->address, sizeof place_p->address, claim->all->node->address);
+}
+
+/* Tells all homes, and asks whether this node has the name. A LOST claim asks as if it were new. */
+static void ask(struct name_claim *claim)
+{
+    struct directory_names *all = claim->all;
+    struct name_place place, known;
+    struct name_homes homes;
+
+    if (claim->state == CLAIM_LOST)
+        claim->epoch = 0;
+    names_homes_of(all, &claim->key, &homes);
+    place_here(claim, &place);
+    claim->n_homes = homes.n;
+    claim->asking = true;
+    claim->told_ns = uv_hrtime();
+    list_remove(&claim->link);
+    list_append(&all->claimed, &claim->link);
+    list_remove(&claim->by_dirty);
+    for (unsigned i = 0; i < homes.n; i++) {
+        memcpy(claim->home[i], homes.peer[i] ? homes.peer[i]->uuid : all->node->uuid, 16);
+        claim->answer[i] = ANSWER_AWAITED;
+        if (!homes.peer[i])
+            take_answer(claim, i, &known, names_home_register(all, NULL, &claim->key, &place, &known) == RDT_OK);
+        else if (!names_send(all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_REGISTER, &claim->key, &place))
+            claim->answer[i] = ANSWER_AWAY;
+    }
+    if (is_complete(claim) || !deadline_set(all->deadlines, &claim->patience, NAMES_CLAIM_NS))
+        decide(claim);
+}
+
+static struct name_claim *claim_new(struct directory_names *all, const struct name_key *key)
+{
+    struct name_claim *claim = calloc(1, sizeof *claim);
+
+    if (!claim)
+        return NULL;
+    claim->all = all;
+    claim->key = *key;
+    list_init(&claim->link);
+    list_init(&claim->by_dirty);
+    list_init(&claim->waiters);
+    claim->patience.on_passed = on_patience;
+    if (!map_put(&all->claims, claim->key.packed, claim->key.bytes, claim)) {
+        free(claim);
+        return NULL;
+    }
+    list_append(&all->claimed, &claim->link);
+    return claim;
+}
+
+enum rdt_status directory_names_claim(struct directory_names *all, const struct owner *owner, const uint8_t *id,
+                                      size_t id_bytes, struct claim_waiter *waiter, struct rdt_error *err)
+{
+    struct name_claim *claim;
+    struct name_key key;
+
+    if (!directory_names_active(all))
+        return RDT_OK;
+    name_key_make(&key, owner, id, id_bytes);
+    claim = find(all, &key);
+    if (!claim && !(claim = claim_new(all, &key)))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
+    if (claim->state == CLAIM_HELD)
+        return RDT_OK;
+    if (claim->told_ns == 0 ||
+        (claim->state == CLAIM_LOST && !claim->asking && uv_hrtime() - claim->told_ns > UINT64_C(100000000)))
+        ask(claim);
+    if (claim->state == CLAIM_HELD)
+        return RDT_OK;
+    if (claim->state == CLAIM_LOST && !claim->asking)
+        return refuse(claim, err);
+    list_append(&claim->waiters, &waiter->link);
+    return RDT_AGAIN;
+}
+
+void claim_waiter_remove(struct claim_waiter *waiter)
+{
+    list_remove(&waiter->link);
+}
+
+/* ---- changes ---- */
+
+void directory_names_changed(struct directory_names *all, const struct name *name)
+{
+    struct name_key key;
+    struct name_claim *claim;
+
+    if (!directory_names_active(all))
+        return;
+    name_key_make(&key, &name->account->owner, name_id(name), name->id_bytes);
+    claim = find(all, &key);
+    if (!claim && name->published) { /* an earlier daemon had published it */
+        claim = claim_new(all, &key);
+        if (claim)
+            claim->state = CLAIM_HELD;
+    }
+    if (!claim)
+        return;
+    claim->version = name->version;
+    if (name->published) {
+        if (list_empty(&claim->by_dirty))
+            list_append(&all->dirty, &claim->by_dirty);
+        if (deadline_left_ns(&all->flush) < 0)
+            (void)deadline_set(all->deadlines, &all->flush, INT64_C(2000000));
+        return;
+    }
+    if (claim->state != CLAIM_LOST) {
+        struct name_place place;
+        struct name_homes homes;
+        place_here(claim, &place);
+        names_homes_of(all, &key, &homes);
+        for (unsigned i = 0; i < homes.n; i++) {
+            if (!homes.peer[i])
+                names_home_end(all, &key, &place);
+            else
+                (void)names_send(all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_END, &key, &place);
+        }
+    }
+    if (list_empty(&claim->waiters))
+        claim_free(claim);
+}
+
+void names_claims_flush(struct deadline *deadline)
+{
+    struct directory_names *all = container_of(deadline, struct directory_names, flush);
+
+    while (!list_empty(&all->dirty))
+        ask(container_of(list_first(&all->dirty), struct name_claim, by_dirty)); /* takes it out */
+}
+
+void names_claims_tick(struct directory_names *all)
+{
+    uint64_t now = uv_hrtime();
+
+    for (unsigned n = 0; n < 1024 && !list_empty(&all->claimed); n++) {
+        struct name_claim *claim = container_of(list_first(&all->claimed), struct name_claim, link);
+        if (now - claim->told_ns < (uint64_t)NAMES_REGISTER_NS)
+            return;
+        if (claim->version == 0 && claim->told_ns > 0 && list_empty(&claim->waiters))
+            claim_free(claim); /* it was claimed, and never published */
+        else
+            ask(claim);
+    }
+}
+
+/* Those of which the node may be a home are told again: all, because the table may have changed. */
+void names_claims_peer_up(struct directory_names *all, const struct peer *peer)
+{
+    (void)peer;
+    list_for_each (node, &all->claimed) {
+        struct name_claim *claim = container_of(node, struct name_claim, link);
+        if (claim->version > 0 && list_empty(&claim->by_dirty))
+            list_append(&all->dirty, &claim->by_dirty);
+    }
+    if (!list_empty(&all->dirty) && deadline_left_ns(&all->flush) < 0)
+        (void)deadline_set(all->deadlines, &all->flush, INT64_C(2000000));
+}
+
+void names_claims_close(struct directory_names *all)
+{
+    while (!list_empty(&all->claimed)) {
+        struct name_claim *claim = container_of(list_first(&all->claimed), struct name_claim, link);
+        list_for_each_safe (node, &claim->waiters)
+            list_remove(node);
+        claim_free(claim);
+    }
+    map_fini(&all->claims);
+}

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* This node as a home: who has registered which name, and which nodes wait for one. */
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/directory/names_impl.h"
+
+#define SEEKERS_MAX 4096u
+#define SEEKER_NS UINT64_C(15000000000) /* a node that waits asks again every 5 s */
+
+struct seeker {
+    uint8_t node[16];
+    uint64_t until_ns;
+};
+
+struct name_record {
+    struct name_key key;
+    struct name_place place; /* of the last node that had it */
+    bool held;               /* false: nobody has it; epoch and version are remembered */
+    uint64_t heard_ns;
+    struct seeker *seekers; /* [n_seekers] */
+    unsigned n_seekers;
+};
+
+static struct name_record *record_get(struct directory_names *all, const struct name_key *key)
+{
+    struct name_record *record = map_get(&all->records, key->packed, key->bytes);
+
+    if (record || map_count(&all->records) >= NAMES_RECORDS_MAX)
+        return record;
+    record = calloc(1, sizeof *record);
+    if (!record)
+        return NULL;
+    record->key = *key;
+    if (!map_put(&all->records, record->key.packed, record->key.bytes, record)) {
+        free(record);
+        return NULL;
+    }
+    return record;
+}
+
+/* Whether the node that has the name has not been heard of for so long that another one may have it. */
+static bool is_stale(const struct directory_names *all, const struct name_record *record)
+{
+    const struct peer *peer = all->peers ? peers_known(all->peers, record->place.node) : NULL;
+
+    return uv_hrtime() - record->heard_ns > NAMES_STALE_NS && !(peer && peer->state == PEER_UP);
+}
+
+static void tell_seekers(struct directory_names *all, struct name_record *record)
+{
+    uint64_t now = uv_hrtime();
+
+    for (unsigned i = 0; i < record->n_seekers; i++) {
+        struct peer *peer = peers_known(all->peers, record->seekers[i].node);
+        if (peer && record->seekers[i].until_ns > now)
+            (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_FOUND, &record->key, &record->place);
+    }
+    free(record->seekers);
+    record->seekers = NULL;
+    record->n_seekers = 0;
+}
+
+enum rdt_status names_home_register(struct directory_names *all, struct peer *from, const struct name_key *key,
+                                    const struct name_place *claim, struct name_place *place_p)
+{
+    const uint8_t *node = from ? from->uuid : all->node->uuid;
+    struct name_record *record = record_get(all, key);
+    bool same;
+
+    if (!record) { /* no room: this home says nothing against it */
+        *place_p = *claim;
+        return RDT_OK;
+    }
+    same = memcmp(record->place.node, node, sizeof record->place.node) == 0;
+    if (record->held && !same && claim->epoch <= record->place.epoch && !(claim->epoch == 0 && is_stale(all, record))) {
+        *place_p = record->place;
+        return RDT_EXISTS;
+    }
+    if (!record->held && !same && claim->epoch > 0 && claim->epoch < record->place.epoch) {
+        *place_p = record->place; /* it lost the name, and the node that had it since has ended it */
+        return RDT_EXISTS;
+    }
+    if (claim->epoch > record->place.epoch)
+        record->place.epoch = claim->epoch;
+    else if (!same || record->place.epoch == 0)
+        record->place.epoch++;
+    if (claim->version > record->place.version)
+        record->place.version = claim->version;
+    memcpy(record->place.node, node, sizeof record->place.node);
+    memcpy(record->place.address, claim->address, sizeof record->place.address);
+    record->held = true;
+    record->heard_ns = uv_hrtime();
+    *place_p = record->place;
+    if (claim->version > 0) { /* a claim alone has nothing to read yet */
+        if (all->peers)
+            tell_seekers(all, record);
+        if (from)
+            names_seek_found(all, key, &record->place);
+    }
+    return RDT_OK;
+}
+
+void names_home_end(struct directory_names *all, const struct name_key *key, const struct name_place *claim)
+{
+    struct name_record *record = map_get(&all->records, key->packed, key->bytes);
+
+    if (!record || memcmp(record->place.node, claim->node, sizeof claim->node) != 0)
+        return;
+    if (claim->version > record->place.version)
+        record->place.version = claim->version;
+    record->held = false;
+}
+
+static void note_seeker(struct name_record *record, const struct peer *from)
+{
+    uint64_t now = uv_hrtime();
+    struct seeker *grown;
+    unsigned free_at = record->n_seekers;
+
+    for (unsigned i = 0; i < record->n_seekers; i++) {
+        if (memcmp(record->seekers[i].node, from->uuid, 16) == 0) {
+            record->seekers[i].until_ns = now + SEEKER_NS;
+            return;
+        }
+        if (record->seekers[i].until_ns < now)
+            free_at = i;
+    }
+    if (free_at == record->n_seekers) {
+        grown = record->n_seekers < SEEKERS_MAX ? realloc(record->seekers, (record->n_seekers + 1) * sizeof *grown) : NULL;
+        if (!grown)
+            return; /* the node asks again */
+        record->seekers = grown;
+        record->n_seekers++;
+    }
+    memcpy(record->seekers[free_at].node, from->uuid, 16);
+    record->seekers[free_at].until_ns = now + SEEKER_NS;
+}
+
+enum rdt_status names_home_seek(struct directory_names *all, struct peer *from, const struct name_key *key,
+                                struct name_place *place_p)
+{
+    struct name_record *record = from ? record_get(all, key) : map_get(&all->records, key->packed, key->bytes);
+
+    if (record && record->held && record->place.version > 0) {
+        *place_p = record->place;
+        return RDT_OK;
+    }
+    if (record && from)
+        note_seeker(record, from);
+    return RDT_AGAIN;
+}
+
+void names_home_close(struct directory_names *all)
+{
+    struct name_record *record;
+    size_t cursor = 0;
+
+    while ((record = map_next(&all->records, &cursor))) {
+        free(record->seekers);
+        free(record);
+    }
+    map_fini(&all->records);
+}

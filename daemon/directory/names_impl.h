@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files about names share. Private to the room. */
+#ifndef DAEMON_NAMES_IMPL_H
+#define DAEMON_NAMES_IMPL_H
+
+#include "daemon/directory/directory_names.h"
+
+/* Owner and name as a key of a map. */
+struct name_key {
+    struct owner owner;
+    uint8_t id[128];
+    size_t id_bytes;
+    uint8_t packed[4 + sizeof((struct owner *)0)->tenant + 128];
+    size_t bytes;
+};
+void name_key_make(struct name_key *key_p, const struct owner *owner, const uint8_t *id, size_t id_bytes);
+
+struct name_homes {
+    unsigned n;
+    struct peer *peer[NAMES_HOMES]; /* NULL: this node itself */
+};
+void names_homes_of(const struct directory_names *all, const struct name_key *key, struct name_homes *homes_p);
+
+struct name_place { /* who has a name */
+    uint64_t epoch, version;
+    uint8_t node[16];
+    char address[65];
+};
+
+/* Sends a message about the name. false: the link is not up. */
+bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
+                const struct name_place *place);
+
+/* ---- names_home.c: this node as a home ---- */
+
+/* A registration. OK: granted; EXISTS: refused. *place_p is what this home knows now. from NULL: this node. */
+enum rdt_status names_home_register(struct directory_names *all, struct peer *from, const struct name_key *key,
+                                    const struct name_place *claim, struct name_place *place_p);
+void names_home_end(struct directory_names *all, const struct name_key *key, const struct name_place *claim);
+
+/* from NULL: a reader of this node, whom nothing is sent. AGAIN: nobody has registered the name. */
+enum rdt_status names_home_seek(struct directory_names *all, struct peer *from, const struct name_key *key,
+                                struct name_place *place_p);
+void names_home_close(struct directory_names *all);
+
+/* ---- names_claim.c: the names that are published here ---- */
+
+void names_claim_answer(struct directory_names *all, struct peer *from, const struct name_key *key,
+                        const struct name_place *place, bool granted);
+
+/* Whether another node has taken the name over. */
+bool names_claim_lost(const struct directory_names *all, const struct name_key *key, struct name_place *place_p);
+bool names_claim_held(const struct directory_names *all, const struct name_key *key);
+void names_claims_flush(struct deadline *deadline);
+void names_claims_tick(struct directory_names *all);
+void names_claims_peer_up(struct directory_names *all, const struct peer *peer);
+void names_claims_close(struct directory_names *all);
+
+/* ---- names_seek.c: readers of this node ---- */
+
+void names_seek_found(struct directory_names *all, const struct name_key *key, const struct name_place *place);
+void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key);
+void names_seeks_tick(struct directory_names *all);
+void names_seeks_peer_up(struct directory_names *all, struct peer *peer);
+void names_seeks_close(struct directory_names *all);
+
+#endif

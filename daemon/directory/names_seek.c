@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Readers of this node that look for a name, and what was found last. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/text.h"
+#include "daemon/directory/names_impl.h"
+
+#define ASK_AGAIN_NS UINT64_C(5000000000)
+#define MEMORY_MAX 65536u /* names whose place is remembered for when no home answers */
+
+struct name_seek {
+    struct directory_names *all;
+    struct name_key key;
+    struct list seekers;     /* struct name_seeker; empty: only `place` is of use */
+    struct name_place place; /* where it was found last; epoch 0: nowhere */
+    uint64_t asked_ns;
+    bool busy; /* its seekers are being told, so it must not be freed */
+    unsigned n_missing;
+    uint8_t missing[NAMES_HOMES][16]; /* homes that do not know it, since asked_ns */
+};
+
+static struct name_seek *seek_get(struct directory_names *all, const struct name_key *key)
+{
+    struct name_seek *seek = map_get(&all->seeks, key->packed, key->bytes);
+
+    if (seek || !(seek = calloc(1, sizeof *seek)))
+        return seek;
+    seek->all = all;
+    seek->key = *key;
+    list_init(&seek->seekers);
+    if (!map_put(&all->seeks, seek->key.packed, seek->key.bytes, seek)) {
+        free(seek);
+        return NULL;
+    }
+    return seek;
+}
+
+static void settle(struct name_seek *seek)
+{
+    if (seek->busy || !list_empty(&seek->seekers) || (seek->place.epoch > 0 && map_count(&seek->all->seeks) < MEMORY_MAX))
+        return;
+    map_remove(&seek->all->seeks, seek->key.packed, seek->key.bytes);
+    free(seek);
+}
+
+static bool can_ask(const struct name_homes *homes)
+{
+    for (unsigned i = 0; i < homes->n; i++)
+        if (homes->peer[i] && homes->peer[i]->state == PEER_UP)
+            return true;
+    return false;
+}
+
+static bool is_here(const struct directory_names *all, const struct name_place *place)
+{
+    return memcmp(place->node, all->node->uuid, sizeof place->node) == 0;
+}
+
+enum rdt_status directory_names_find(struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                                     uint8_t node_p[16], char address_p[65])
+{
+    const struct name_seek *seek;
+    struct name_place place = {0};
+    struct name_homes homes;
+    struct name_key key;
+    bool found;
+
+    if (!directory_names_active(all))
+        return RDT_NOT_FOUND;
+    name_key_make(&key, owner, id, id_bytes);
+    if (names_claim_held(all, &key))
+        return RDT_NOT_FOUND;
+    found = names_claim_lost(all, &key, &place) || names_home_seek(all, NULL, &key, &place) == RDT_OK;
+    if (found && is_here(all, &place)) /* this daemon has restarted without the name */
+        found = false;
+    names_homes_of(all, &key, &homes);
+    if (!found && can_ask(&homes))
+        return RDT_AGAIN;
+    seek = found ? NULL : map_get(&all->seeks, key.packed, key.bytes);
+    if (seek && seek->place.epoch > 0) {
+        place = seek->place;
+        found = true;
+        all->n_by_memory++;
+    }
+    if (!found)
+        return RDT_NOT_FOUND;
+    all->n_found++;
+    memcpy(node_p, place.node, 16);
+    text_copy(address_p, 65, place.address);
+    return RDT_OK;
+}
+
+static void ask(struct name_seek *seek)
+{
+    struct name_homes homes;
+
+    names_homes_of(seek->all, &seek->key, &homes);
+    seek->asked_ns = uv_hrtime();
+    seek->n_missing = 0;
+    for (unsigned i = 0; i < homes.n; i++)
+        if (homes.peer[i])
+            (void)names_send(seek->all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL);
+}
+
+enum rdt_status directory_names_seek(struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                                     struct name_seeker *seeker, struct rdt_error *err)
+{
+    struct name_seek *seek;
+    struct name_key key;
+
+    name_key_make(&key, owner, id, id_bytes);
+    seek = seek_get(all, &key);
+    if (!seek)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to look for a name");
+    seeker->seek = seek;
+    list_append(&seek->seekers, &seeker->link);
+    ask(seek);
+    return RDT_OK;
+}
+
+void name_seeker_remove(struct name_seeker *seeker)
+{
+    struct name_seek *seek = seeker->seek;
+
+    if (!seek)
+        return;
+    seeker->seek = NULL;
+    list_remove(&seeker->link);
+    settle(seek);
+}
+
+void names_seek_found(struct directory_names *all, const struct name_key *key, const struct name_place *place)
+{
+    struct name_seek *seek = map_get(&all->seeks, key->packed, key->bytes);
+    struct list seekers;
+
+    if (!seek || is_here(all, place))
+        return;
+    seek->place = *place;
+    list_init(&seekers);
+    list_splice(&seekers, &seek->seekers);
+    list_for_each (node, &seekers)
+        container_of(node, struct name_seeker, link)->seek = NULL;
+    settle(seek);
+    while (!list_empty(&seekers)) {
+        struct name_seeker *seeker = container_of(list_first(&seekers), struct name_seeker, link);
+        list_remove(&seeker->link);
+        all->n_found++;
+        seeker->on_found(seeker, place->node, place->address);
+    }
+}
+
+/* Tells those who do not wait, when every home that can be asked has said so. */
+void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key)
+{
+    struct name_seek *seek = map_get(&all->seeks, key->packed, key->bytes);
+    struct name_homes homes;
+
+    if (!seek || seek->n_missing == NAMES_HOMES)
+        return;
+    memcpy(seek->missing[seek->n_missing++], from->uuid, 16);
+    names_homes_of(all, key, &homes);
+    for (unsigned i = 0; i < homes.n; i++) {
+        bool said = !homes.peer[i] || homes.peer[i]->state != PEER_UP;
+        for (unsigned k = 0; k < seek->n_missing; k++)
+            said |= homes.peer[i] && memcmp(seek->missing[k], homes.peer[i]->uuid, 16) == 0;
+        if (!said)
+            return;
+    }
+    all->n_missing++;
+    seek->busy = true;
+    list_for_each_safe (node, &seek->seekers) {
+        struct name_seeker *seeker = container_of(node, struct name_seeker, link);
+        if (seeker->on_missing) /* which may remove it */
+            seeker->on_missing(seeker);
+    }
+    seek->busy = false;
+    settle(seek);
+}
+
+void names_seeks_tick(struct directory_names *all)
+{
+    uint64_t now = uv_hrtime();
+    struct name_seek *seek;
+    size_t cursor = 0;
+
+    while ((seek = map_next(&all->seeks, &cursor)))
+        if (!list_empty(&seek->seekers) && now - seek->asked_ns > ASK_AGAIN_NS)
+            ask(seek);
+}
+
+void names_seeks_peer_up(struct directory_names *all, struct peer *peer)
+{
+    struct name_seek *seek;
+    size_t cursor = 0;
+
+    while ((seek = map_next(&all->seeks, &cursor)))
+        if (!list_empty(&seek->seekers))
+            (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL);
+}
+
+void directory_names_explain(const struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                             char *text_p, size_t size)
+{
+    struct name_homes homes;
+    struct name_key key;
+    unsigned away = 0;
+    const char *first = "";
+
+    text_p[0] = '\0';
+    if (!directory_names_active(all))
+        return;
+    name_key_make(&key, owner, id, id_bytes);
+    names_homes_of(all, &key, &homes);
+    for (unsigned i = 0; i < homes.n; i++)
+        if (homes.peer[i] && homes.peer[i]->state != PEER_UP && away++ == 0)
+            first = homes.peer[i]->name;
+    if (away > 0)
+        (void)snprintf(text_p, size, "; %u of the %u nodes that would know the name cannot be asked (%.40s)", away, homes.n,
+                       first);
+}
+
+void names_seeks_close(struct directory_names *all)
+{
+    struct name_seek *seek;
+    size_t cursor = 0;
+
+    while ((seek = map_next(&all->seeks, &cursor))) {
+        list_for_each_safe (node, &seek->seekers) {
+            container_of(node, struct name_seeker, link)->seek = NULL;
+            list_remove(node);
+        }
+        free(seek);
+    }
+    map_fini(&all->seeks);
+}

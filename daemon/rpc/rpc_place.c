@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/rpc/rpc_place.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/text.h"
+
+enum rdt_status call_keep(struct call *call, struct rdt_error *err)
+{
+    enum rdt_status status = call->packed ? RDT_OK : account_take(call->account, USAGE_HEAP, call->payload_bytes, err);
+
+    if (call->packed || status != RDT_OK)
+        return status;
+    call->heap_bytes = call->payload_bytes;
+    call->packed = malloc(call->payload_bytes ? call->payload_bytes : 1);
+    if (!call->packed)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to keep a request");
+    memcpy(call->packed, call->payload, call->payload_bytes);
+    call->packed_bytes = call->payload_bytes;
+    call->frame = NULL;
+    return RDT_OK;
+}
+
+static void dispatch_again(struct call *call)
+{
+    call->rpc->dispatch(call, call->packed, call->packed_bytes);
+}
+
+static void on_found(struct name_seeker *seeker, const uint8_t node[16], const char *address)
+{
+    struct call *call = container_of(seeker, struct call, seeker);
+
+    name_waiter_remove(&call->named);
+    call->placed = true;
+    memcpy(call->place_node, node, sizeof call->place_node);
+    text_copy(call->place_address, sizeof call->place_address, address);
+    dispatch_again(call);
+}
+
+/* It is answered as if the name were only looked for here. */
+static void on_missing(struct name_seeker *seeker)
+{
+    struct call *call = container_of(seeker, struct call, seeker);
+
+    name_seeker_remove(seeker);
+    call->placed = true;
+    dispatch_again(call);
+}
+
+bool call_place_known(struct call *call, struct rdt_ref *ref)
+{
+    struct owner owner = owner_of_ref(ref, &call->account->owner);
+
+    if (!call->client || !ref_is_unplaced(ref))
+        return false;
+    if (call->placed) {
+        memcpy(ref->node, call->place_node, sizeof ref->node);
+        text_copy(ref->address, sizeof ref->address, call->place_address);
+        return true;
+    }
+    return directory_names_find(call->rpc->directory_names, &owner, (const uint8_t *)ref->id, ref->id_bytes, ref->node,
+                                ref->address) == RDT_OK;
+}
+
+static enum rdt_status seek(struct call *call, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    struct owner owner = owner_of_ref(ref, &call->account->owner);
+
+    call->seeker.on_found = on_found;
+    return directory_names_seek(call->rpc->directory_names, &owner, (const uint8_t *)ref->id, ref->id_bytes, &call->seeker,
+                                err);
+}
+
+enum rdt_status call_place_name(struct call *call, struct rdt_ref *ref, struct rdt_error *err)
+{
+    struct owner owner = owner_of_ref(ref, &call->account->owner);
+    enum rdt_status status;
+
+    if (!call->client || !ref_is_unplaced(ref) || call_place_known(call, ref) ||
+        directory_names_find(call->rpc->directory_names, &owner, (const uint8_t *)ref->id, ref->id_bytes, ref->node,
+                             ref->address) != RDT_AGAIN)
+        return RDT_OK;
+    status = call_keep(call, err);
+    if (status == RDT_OK)
+        status = call_defer(call, (int64_t)call->rpc->options->connect_timeout_ns, NULL, err);
+    if (status != RDT_OK)
+        return status;
+    free(call->why);
+    call->why = strdup("the nodes that would know the name have not answered");
+    call->seeker.on_missing = on_missing;
+    status = seek(call, ref, err);
+    return status == RDT_OK ? RDT_AGAIN : status;
+}
+
+enum rdt_status call_seek_name(struct call *call, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    if (!call->client || call->placed || !ref_is_unplaced(ref) || !directory_names_active(call->rpc->directory_names))
+        return RDT_OK;
+    status = call_keep(call, err);
+    return status == RDT_OK ? seek(call, ref, err) : status;
+}
+
+enum rdt_status call_wait_for_claim(struct call *call, struct rdt_error *err)
+{
+    enum rdt_status status = call_keep(call, err);
+
+    if (status == RDT_OK)
+        status = call_defer(call, 2 * NAMES_CLAIM_NS, NULL, err);
+    if (status != RDT_OK)
+        return status;
+    free(call->why);
+    call->why = strdup("the nodes that would know the name have not answered");
+    return RDT_OK;
+}
+
+void call_on_claim(struct claim_waiter *waiter)
+{
+    dispatch_again(container_of(waiter, struct call, claim));
+}
