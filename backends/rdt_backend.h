@@ -519,6 +519,10 @@ struct rdt_transport_ops {
     /* since 1.3: as cancel, for one rank's operation of a broadcast. Before the root has posted, the
      * operation must end at once. Whenever the call comes, the other ranks still receive their bytes. Loop thread. */
     void (*cancel_broadcast)(void *group, struct rdt_op *op);
+
+    /* since 1.6: asked after moves was false for one of memory_kinds. Returns why, as one sentence for people that names the
+     * remedy; valid until close. NULL: there is nothing to say. Opening thread. */
+    const char *(*why_not_moved)(void *transport, const char *memory_kind);
 };
 
 /* ---- the backend ---- */

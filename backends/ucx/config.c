@@ -4,6 +4,7 @@
  * A UCX_* variable of the environment overrides what is set here, because somebody who knows this machine has set it.
  */
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "backends/common/address.h"
 #include "backends/common/configured.h"
@@ -83,6 +85,46 @@ static enum rdt_status config_copy(const struct rdt_host *host, const char *key,
     return RDT_OK;
 }
 
+bool ucx_has_cuda_module(void)
+{
+    const char *folder = getenv("UCX_MODULE_DIR");
+    char path[1024];
+    Dl_info info;
+    union {
+        void (*function)(unsigned *, unsigned *, unsigned *);
+        void *address;
+    } of_ucx = {ucp_get_version};
+
+    if (folder)
+        (void)snprintf(path, sizeof path, "%s/libuct_cuda.so", folder);
+    else if (dladdr(of_ucx.address, &info) && info.dli_fname && strrchr(info.dli_fname, '/'))
+        (void)snprintf(path, sizeof path, "%.*s/ucx/libuct_cuda.so", (int)(strrchr(info.dli_fname, '/') - info.dli_fname),
+                       info.dli_fname);
+    else
+        return false;
+    if (access(path, R_OK) == 0)
+        return true;
+    (void)strncat(path, ".0", sizeof path - strlen(path) - 1);
+    return access(path, R_OK) == 0;
+}
+
+/* The module for CUDA is of no use without a driver, and UCX warns of transports in its list that it lacks. */
+static void add_cuda(struct settings *settings)
+{
+    struct ucx_memory memory = {.module = ucx_has_cuda_module()};
+    char tls[sizeof settings->tls + 24];
+    unsigned release;
+    void *driver = memory.module ? dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) : NULL;
+
+    if (!driver)
+        return;
+    (void)dlclose(driver);
+    ucp_get_version(&memory.major, &memory.minor, &release);
+    ucx_add_cuda(&memory, settings->tls, tls, sizeof tls);
+    if (strlen(tls) < sizeof settings->tls)
+        (void)strcpy(settings->tls, tls);
+}
+
 static bool tls_has_tcp(const struct settings *settings)
 {
     const char *tls = getenv("UCX_TLS");
@@ -152,6 +194,8 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
     status = configured_peers(host, err);
     if (status == RDT_OK)
         status = config_copy(host, "tls", settings.tls, sizeof settings.tls, err);
+    if (status == RDT_OK)
+        add_cuda(&settings);
     if (status == RDT_OK)
         status = config_copy(host, "interfaces", settings.interfaces, sizeof settings.interfaces, err);
     if (status == RDT_OK)

@@ -20,6 +20,7 @@ static void query_memory(struct engine *engine)
     unsigned release;
 
     ucp_get_version(&engine->memory.major, &engine->memory.minor, &release);
+    engine->memory.module = ucx_has_cuda_module();
     if (ucp_context_query(engine->context, &attr) == UCS_OK)
         engine->memory.types = attr.memory_types;
 }

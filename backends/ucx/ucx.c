@@ -224,6 +224,15 @@ static bool moves(void *transport, const char *memory_kind)
     return ucx_moves(&reading_engine(transport)->memory, memory_kind);
 }
 
+static const char *why_not_moved(void *arg, const char *memory_kind)
+{
+    struct transport *transport = arg;
+
+    (void)memory_kind; /* "cuda": host memory is moved always */
+    ucx_why_not(&reading_engine(transport)->memory, transport->why_not_cuda, sizeof transport->why_not_cuda);
+    return transport->why_not_cuda;
+}
+
 static void unregister_memory(void *transport, void *registration)
 {
     read_unregister(reading_engine(transport), registration);
@@ -277,6 +286,7 @@ static const struct rdt_transport_ops transport_ops = {
     .cancel = cancel,
     .describe = describe,
     .moves = moves,
+    .why_not_moved = why_not_moved,
     .reads = reads, /* false over TCP, where UCX registers nothing and never reads */
 };
 

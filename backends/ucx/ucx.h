@@ -222,6 +222,7 @@ struct transport {
     struct rdt_host host;
     struct settings settings;
     char version[64];
+    char why_not_cuda[160];
     unsigned n;
     struct engine *engines[MAX_ENGINES];
 };
@@ -253,6 +254,9 @@ enum rdt_status peer_describe(const struct peer *peer, char *text_p, size_t size
 enum rdt_status peer_post(struct peer *peer, struct rdt_op *op, enum op_kind kind, struct rdt_error *err);
 void peer_cancel(const struct peer *peer, struct rdt_op *op);
 struct rdt_host peer_host(const struct rdt_host *host); /* returns the table that engines get instead of the core's */
+
+/* Returns whether the module "cuda" lies beside the UCX that is loaded, or in UCX_MODULE_DIR. */
+bool ucx_has_cuda_module(void);
 
 /* config.c: only inside open. UNSUPPORTED: the network is not trusted, or there are no peers or no address, or UCX finds no
  * transport. INVALID: a value is malformed. */

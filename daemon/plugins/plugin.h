@@ -88,6 +88,7 @@ struct transport {
     const char *version; /* of the vendor's library; "" if unknown */
     bool available;      /* false: open failed, and why_not says why */
     char why_not[192];
+    char not_moved[256];             /* the kinds of memory that it could move, but does not here, and why; "": none */
     uint64_t ops_active, bytes_done; /* counted by plugin_op_* */
     bool opened;                     /* open succeeded, and close has not been called */
     bool unloading;                  /* it is being unloaded: nothing new may use it */

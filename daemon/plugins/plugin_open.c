@@ -122,6 +122,16 @@ static enum rdt_status open_memory(struct plugin *plugin, struct memory_kind *ki
     return status;
 }
 
+static void note_not_moved(struct transport *transport, const char *kind)
+{
+    const char *why = transport->ops.why_not_moved ? transport->ops.why_not_moved(transport->instance, kind) : NULL;
+    size_t used = strlen(transport->not_moved);
+
+    if (why)
+        (void)snprintf(transport->not_moved + used, sizeof transport->not_moved - used, "%s%s memory is not moved: %s",
+                       used ? "; " : "", kind, why);
+}
+
 /* With the vendor's library that was found, a transport may move fewer kinds than its table lists. */
 static void ask_memory_kinds(struct transport *transport)
 {
@@ -131,6 +141,8 @@ static void ask_memory_kinds(struct transport *transport)
     for (size_t i = 0; kinds[i]; i++)
         if (transport->ops.moves(transport->instance, kinds[i]))
             kinds[n++] = kinds[i];
+        else
+            note_not_moved(transport, kinds[i]);
     kinds[n] = NULL;
 }
 

@@ -226,6 +226,8 @@ Rdt__Pb__BackendInfo *row_transport(struct arena *arena, const struct transport 
     if (!info)
         return NULL;
     info->version = (char *)transport->version;
+    if (transport->available)
+        info->why_not = (char *)transport->not_moved;
     info->sided = (char *)transport_sides(transport);
     info->can_abort = transport->ops.cancel != NULL;
     info->ops_active = transport->ops_active;

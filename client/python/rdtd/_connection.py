@@ -305,8 +305,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls):
         others as numpy if numpy is installed); "numpy"; "torch"; "tensor": rdtd.Tensor, which needs neither;
         "list": the tensors without the structure.
         into: targets that receive the bytes: a tensor, or dicts, lists and tuples of tensors (for a list of
-        refs: a list of these), contiguous and with the dtypes and shapes of the object's tensors. Targets in
-        dicts are matched by key, those in lists and tuples by index. So `into` needs the structure of the
+        refs: a list of these), contiguous and with the dtypes and shapes of the object's tensors. Some may lie
+        on GPUs and others in host memory. Targets in dicts are matched by key, those in lists and tuples by index. So `into` needs the structure of the
         object, except for parts without tensors. With as_="list", into is a list of targets in the order of
         the tensors. The result is `into`. slices: a list with, for each tensor of the object, None or, for
         example, numpy.s_[0:10, 5:6] (for a list of refs: a list of such lists): fetches only that box of the

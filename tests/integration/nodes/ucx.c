@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tests/integration/nodes/nodes_fixture.h"
+#include "tests/support/gpu.h"
 #include "tests/support/program.h"
 
 TestSuite(ucx, .timeout = 100);
@@ -160,6 +161,8 @@ Test(ucx, memory_of_the_machine_is_read_one_sided)
     owner = node_client(&c.node[0], "owner");
     reader = node_client(&c.node[1], "reader");
     expect_ctl(0, "one and two", "backends", NULL);
+    if (!gpu_is_real())
+        expect_ctl(0, "cuda memory is not moved: UCX ", "backends", NULL);
     for (size_t bytes = KIB; bytes <= 64 * MIB; bytes *= 4) {
         struct rdt_ref ref = put_pattern(owner, NULL, bytes + 1, (uint32_t)bytes);
 
