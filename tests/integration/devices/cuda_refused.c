@@ -9,6 +9,13 @@
 CUDA_SUITE(cuda_refused)
 
 #ifndef RDT_WITHOUT_CUDA
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/support/actor.h"
+
 static void begin_fake(const char *fakes)
 {
     if (gpu_is_real())
@@ -168,5 +175,140 @@ Test(cuda_refused, query_that_fails_is_an_error)
     must(ordinal == -1);
     gpu_free_chunks(addr, 4 * MIB, 1);
     end();
+}
+
+/* ---- another PID namespace ---- */
+
+struct answer {
+    enum rdt_cuda_how how; /* 0: there are no namespaces here */
+    struct rdt_ref ref;
+};
+
+/* The first process of a PID namespace: puts memory of cudaMalloc, and ends when the pipe is closed. */
+static void put_as_first_process(const char *socket, int answer_fd, int end_fd)
+{
+    struct rdt_cuda_put_options put = RDT_INIT(put);
+    struct rdt_connect_options options = RDT_INIT(options);
+    struct answer answer = {0};
+    struct rdt_tensor one;
+    const char *why;
+    rdt_cuda *gpu;
+    rdt *conn;
+    char end;
+
+    (void)fake_gpu_load();
+    must_say(gpu_there(&why), "%s", why);
+    options.socket = socket;
+    must_ok(rdt_connect(&options, &conn, &err));
+    must_ok(rdt_cuda_open(conn, &gpu, &err));
+    gpu_use(0);
+    one = bytes_at(gpu_alloc_whole(BYTES), BYTES);
+    gpu_fill(one.data, BYTES, 6);
+    put.how = &answer.how;
+    must_ok(rdt_cuda_put(gpu, &one, 1, &put, &answer.ref, &err));
+    must(write(answer_fd, &answer, sizeof answer) == sizeof answer);
+    must(read(end_fd, &end, 1) == 0);
+    rdt_cuda_close(gpu);
+    rdt_close(conn);
+}
+
+static int in_another_namespace(struct actor *self, void *arg)
+{
+    struct answer answer = {0};
+    int answers[2], ends[2];
+    char socket[200];
+    pid_t child;
+
+    actor_recv(self, socket, sizeof socket);
+    must(pipe2(answers, O_CLOEXEC) == 0 && pipe2(ends, O_CLOEXEC) == 0);
+    if (unshare(CLONE_NEWPID) == 0) {
+        child = fork();
+        must(child >= 0);
+        if (child == 0) {
+            (void)close(ends[1]);
+            put_as_first_process(socket, answers[1], ends[0]);
+            _exit(0);
+        }
+        (void)close(answers[1]);
+        must(read(answers[0], &answer, sizeof answer) == sizeof answer);
+    }
+    actor_send(self, &answer, sizeof answer);
+    actor_recv(self, arg, 1);
+    (void)close(ends[1]);
+    while (wait(NULL) > 0)
+        ;
+    return 0;
+}
+
+/* The driver knows processes by numbers that mean another process in another PID namespace, and returns INVALID_CONTEXT. */
+Test(cuda_refused, handle_of_another_pid_namespace_is_a_copy)
+{
+    static char byte;
+    struct answer answer;
+    struct actor actor;
+    char socket[200];
+
+    actor_start(&actor, in_another_namespace, &byte);
+    begin_fake("FAKE_CUDA_IPC_SAME_PID_NS=1");
+    (void)snprintf(socket, sizeof socket, "%s", node.socket);
+    actor_send(&actor, socket, sizeof socket);
+    actor_recv(&actor, &answer, sizeof answer);
+    if (answer.how != 0) {
+        must_say(answer.how == RDT_CUDA_COPIED, "taken as %d", (int)answer.how);
+        expect(b, &answer.ref, NULL, NULL, 6, "local/share");
+    }
+    actor_send(&actor, &byte, 1);
+    actor_wait(&actor);
+    end();
+    if (answer.how == 0)
+        cr_skip_test("no PID namespace can be created here");
+}
+
+/* ---- a GPU that has failed ---- */
+
+static void break_daemons_gpus(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+
+    must(fd >= 0);
+    (void)close(fd);
+}
+
+/* After an access to a wrong address every call of the driver fails for ever. Requests for GPU memory then fail and say so; the daemon
+ * goes on to serve host memory, and gives back what it had on the GPU. */
+Test(cuda_refused, failed_gpu_fails_its_requests_only)
+{
+    static char fakes[300];
+    const char *path = fakes + strlen("FAKE_CUDA_BREAK=");
+    struct rdt_ref ref, host;
+    rdt_object *object;
+    void *addr, *other;
+    uint8_t *bytes;
+
+    (void)snprintf(fakes, sizeof fakes, "FAKE_CUDA_BREAK=%s/broken-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp",
+                   (int)getpid());
+    begin_fake(fakes);
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
+    gpu_fill(addr, BYTES, 7);
+    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    expect(b, &ref, "host", NULL, 7, "local/copy");
+    break_daemons_gpus(path);
+    for (unsigned i = 0; i < 2; i++)
+        must_refuse(RDT_SYSTEM, "FAKE_CUDA_ERROR_700", fetch_to(b, &ref, "host", NULL, &object, &err));
+    must_refuse(RDT_SYSTEM, "FAKE_CUDA_ERROR_700", rdt_cuda_alloc(gpu_a, gpu_uuid(0), 8 * BYTES, &other, &err));
+    expect(b, &ref, NULL, NULL, 7, "local/share"); /* the reader's own GPU works */
+    bytes = malloc(BYTES);
+    must(bytes);
+    fill_pattern(bytes, BYTES, 8);
+    host = put_at(bytes, BYTES, RDT_CUDA_HOST);
+    must_ok(fetch_to(b, &host, NULL, NULL, &object, &err));
+    must(holds_pattern(tensor_of(object, 0).data, BYTES, 8));
+    rdt_release(object);
+    let_go(&host);
+    free(bytes);
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    end();
+    (void)unlink(path);
 }
 #endif
