@@ -43,9 +43,9 @@ struct snapshot {
 
 bool snapshot_may_take_over(const struct region *region)
 {
-    /* a region in huge pages may have pages that are missing */
+    /* a region in huge pages may have pages that are missing; memory that somebody has pinned cannot be sealed */
     return region->origin == REGION_ALLOCATED && region->refs == 1 && region->pins == 0 && region->n_registrations == 0 &&
-           list_empty(&region->uses) && region->kind->ops.seal && region->block.page_bytes == 0;
+           !region->pinned.kind && list_empty(&region->uses) && region->kind->ops.seal && region->block.page_bytes == 0;
 }
 
 static void snapshot_free(struct snapshot *snapshot)
