@@ -8,9 +8,10 @@
 /* A slow reader takes a part of its source's bandwidth only. */
 #define SLOW_SHARE 8u
 
-#define WINDOW_NS UINT64_C(100000000)
-#define WINDOW_CHUNKS 8u  /* that have come to the source in one window */
-#define BACKLOG_CHUNKS 6u /* more than the chunks under way: the reader lacks nothing */
+#define WINDOW_NS UINT64_C(500000000)
+#define WINDOW_CHUNKS 32u  /* that have come to the source in one window */
+#define BACKLOG_CHUNKS 24u /* more than the chunks under way: the reader lacks nothing */
+#define SLOW_RATIO 3u      /* a healthy reader on a busy machine may fall to half of its share for a while */
 
 void fanout_init(struct fanout *fanout, uint64_t bytes, uint64_t chunk_bytes)
 {
@@ -192,7 +193,7 @@ bool fanout_pace_is_slow(struct fanout_pace *pace, uint64_t now_ns, uint64_t hav
     could = usual > 0 ? (uint64_t)((double)usual * (double)took_ns / 1e9) : have - pace->had;
     if (took_ns < WINDOW_NS || could < WINDOW_CHUNKS * chunk_bytes)
         return false;
-    if ((sent - pace->sent) * 2 * (readers > 0 ? readers : 1) < could) {
+    if ((sent - pace->sent) * SLOW_RATIO * (readers > 0 ? readers : 1) < could) {
         pace->told = true;
         return true;
     }

@@ -91,7 +91,7 @@ struct fanout_pace { /* all zero at the beginning of a pull */
 
 /* The source has `have` bytes of the stream and has sent `sent` of them. `usual` is what a reader could take, in bytes for
  * each second; 0: as fast as bytes come to the source. `readers` is the number of readers that share the source. Returns
- * true once, when the reader has taken less than half of its share over a window of time in which it lacked nothing. */
+ * true once, when the reader has taken less than a third of its share over a window of time in which it lacked nothing. */
 bool fanout_pace_is_slow(struct fanout_pace *pace, uint64_t now_ns, uint64_t have, uint64_t sent, uint64_t usual,
                          unsigned readers, uint64_t chunk_bytes);
 

@@ -14,7 +14,7 @@
  *   order        transfer_order                                              -> order_events: pull, serve
  *   result       transfer_result
  *   core         transfer                                                    -> transfer_kind: local, pull, members
- *   replicas     replica, replica_directory, fanout, coalescer               -> replica_events: pull, serve
+ *   replicas     replica, replica_directory, coalescer                       -> replica_events: pull, serve
  *   connections  transfer_group > peer_transport > peer_session              -> connection_events: pull, serve
  *   parts        transfer_record, transfer_destination, transfer_staging, reservation > fanout
  *
