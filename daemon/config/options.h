@@ -93,7 +93,7 @@ struct options {
     uint64_t quiesce_grace_ns;   /* 2s: after an abort, before the connection is torn down */
     uint64_t stall_timeout_ns;   /* 30s without progress fails a transfer */
     uint64_t replicas_max_bytes; /* 4 GiB of replicas of other nodes' snapshots; 0: none */
-    uint64_t fanout_min_bytes;   /* 4 MiB: larger snapshots are also fetched from nodes with a replica; 0: never */
+    uint64_t fanout_min_bytes;   /* 4 MiB: larger snapshots, or as much to send, are also fetched from replicas; 0: never */
 
     struct options_extra *extras;
     struct node_entry *node_list;     /* from the nodes file */

@@ -369,8 +369,9 @@ const struct option_key option_keys[] = {
              "give way to every other use of memory. 0 means that none stays.",
      .why = "Raise it on a node whose readers share large snapshots."},
     {ROW("transfer", "fanout_min", OPTION_BYTES, fanout_min_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS, .fallback = "4MiB",
-     .help = "Snapshots of at least this size are also fetched from nodes that already have a replica, if several nodes want "
-             "them. 0 means that all readers fetch from the owner.",
+     .help =
+         "Snapshots of at least this size are also fetched from nodes that have or receive a replica, if several nodes want "
+         "them; smaller ones as soon as the owner has that much to send. 0 means that all readers fetch from the owner.",
      .why = "Raise it if the owner's network is faster than its readers'."},
 };
 #undef LIMIT_ROW

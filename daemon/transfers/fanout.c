@@ -149,7 +149,7 @@ struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read 
         cost = load(&other->readers, fanout, reader);
         if (!other->whole)
             cost += (uint64_t)(other->depth + 1) * fanout->chunk_bytes;
-        if (cost < least && can_read(reader, other, arg)) {
+        if ((cost < least || (cost == least && !best && reader->spares_owner)) && can_read(reader, other, arg)) {
             least = cost;
             best = other;
         }

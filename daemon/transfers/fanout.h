@@ -53,6 +53,7 @@ struct fanout_place {            /* of one reader */
     bool whole;                  /* it has all bytes */
     bool slow;                   /* only slow readers may read from it */
     bool left;                   /* a reader has left it because it stood still: nobody reads from it until it is whole */
+    bool spares_owner;           /* it has come back: the owner has sent those bytes before, and another node is as good */
     bool below;                  /* used during one call */
 };
 

@@ -150,6 +150,7 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry, const u
 
     if (left && source && memcmp(container_of(source, struct replica_entry, place)->session->peer->uuid, left, 16) == 0)
         fanout_left(source);
+    entry->place.spares_owner = left != NULL;
     source = fanout_choose(&entry->place, can_read, NULL);
     if (!source)
         return NULL;

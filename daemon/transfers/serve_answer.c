@@ -52,12 +52,30 @@ static enum rdt_status gather_inline(struct serve *out, Rdt__Pb__PullMeta *meta,
     return RDT_OK;
 }
 
+/* Whether another node should rather serve the object: it is large, or this node has much to send already. */
+static bool should_redirect(const struct serve *out)
+{
+    const struct transfers *transfers = out->transfers;
+    uint64_t least = transfers->options->fanout_min_bytes, ahead = out->stream_bytes;
+
+    if (least == 0 || out->no_redirect)
+        return false;
+    if (out->stream_bytes < FANOUT_CHUNK_MIN)
+        return ahead >= least;
+    list_for_each (node, &transfers->serves) {
+        const struct serve *other = container_of(node, struct serve, record.link);
+        if (ahead >= least)
+            return true;
+        ahead += other == out ? 0 : other->stream_bytes;
+    }
+    return ahead >= least;
+}
+
 /* The reader will keep a replica: adds an entry for its node to the directory. The answer may redirect the
  * reader to another node's replica. */
 static void add_replica_entry(struct serve *out, const struct object *object, Rdt__Pb__PullMeta *meta)
 {
     struct transfers *transfers = out->transfers;
-    uint64_t least = transfers->options->fanout_min_bytes;
     struct peer_session *elsewhere = NULL;
     struct replica_entry *entry = NULL;
     bool is_new;
@@ -67,7 +85,7 @@ static void add_replica_entry(struct serve *out, const struct object *object, Rd
     meta->replica_noted = entry != NULL;
     if (!entry)
         return;
-    if ((is_new || (out->came_back && !entry->place.whole)) && !out->no_redirect && least > 0 && out->stream_bytes >= least)
+    if ((is_new || (out->came_back && !entry->place.whole)) && should_redirect(out))
         elsewhere = replica_entry_redirect(entry, out->came_back ? out->left : NULL);
     else if (out->no_redirect && !entry->place.whole)
         replica_entry_serve_here(entry);

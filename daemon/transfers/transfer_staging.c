@@ -40,8 +40,8 @@ uint64_t transfer_chunk_bytes(const struct transfer *transfer)
 
     if (transfer->pull.broadcast.chunk_bytes > 0)
         return transfer->pull.broadcast.chunk_bytes;
-    if (transfer->pull.replica && !transfer->pull.one_sided && options->fanout_min_bytes > 0 &&
-        transfer->stream_bytes >= options->fanout_min_bytes) /* Other nodes may read each chunk as soon as it is here. */
+    if (transfer->pull.replica && !transfer->pull.one_sided &&
+        options->fanout_min_bytes > 0) /* Other nodes may read each chunk as soon as it is here. */
         return fanout_chunk_bytes(transfer->stream_bytes, options->chunk_bytes);
     return options->chunk_bytes;
 }

@@ -88,6 +88,7 @@ static void ask_at(struct flow *flow, double at)
 {
     if (flow->done || flow->node->dead || (flow->asks_at > 0 && flow->asks_at <= at))
         return;
+    flow->place.spares_owner = true;
     flow->wasted += flow->bytes - (double)(uint64_t)(flow->bytes / chunk) * chunk;
     flow->bytes -= flow->bytes - (double)(uint64_t)(flow->bytes / chunk) * chunk;
     flow->source = NULL;

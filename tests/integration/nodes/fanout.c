@@ -31,6 +31,21 @@ static void set_delay(int64_t ns)
         cluster_faults(&c, i, line);
 }
 
+static struct rdt_ref put_snapshot_pattern(size_t bytes)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    uint8_t *memory = alloc_memory(owner, bytes);
+    struct rdt_tensor tensor = VECTOR(RDT_U8, bytes, memory);
+    struct rdt_ref put;
+
+    fill_pattern(memory, bytes, 7);
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.timeout_ns = LONG;
+    must_ok(rdt_put(owner, &tensor, 1, &options, &put, &err));
+    must_ok(rdt_dealloc(owner, memory, &err));
+    return put;
+}
+
 /* Chunks of 64 KiB, which take so long that nothing has arrived when the row stands. */
 static void begin_sided(const char *sided)
 {
@@ -42,22 +57,13 @@ static void begin_sided(const char *sided)
                            "--fanout-min=1MiB",
                            "--peer-timeout=30s", /* the frozen one's link stays */
                            NULL};
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_tensor tensor;
-    uint8_t *memory;
 
     (void)snprintf(set, sizeof set, "--set=loopback.sided=%s", sided);
     cluster_start(&c, 1 + READERS, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
     owner = node_client(&c.node[0], "owner");
     for (unsigned i = 0; i < READERS; i++)
         readers[i] = node_client(&c.node[1 + i], "reader");
-    memory = alloc_memory(owner, BYTES);
-    fill_pattern(memory, BYTES, 7);
-    tensor = VECTOR(RDT_U8, BYTES, memory);
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.timeout_ns = LONG;
-    must_ok(rdt_put(owner, &tensor, 1, &options, &ref, &err));
-    must_ok(rdt_dealloc(owner, memory, &err));
+    ref = put_snapshot_pattern(BYTES);
     set_delay(patience(50 * MSEC));
 }
 
@@ -82,18 +88,23 @@ static void start_row(void)
     }
 }
 
-static void must_arrive(unsigned i)
+static void must_arrive_at(rdt *reader, rdt_request **request)
 {
     struct rdt_tensor tensor;
     rdt_object *object;
 
     set_delay(10 * MSEC); /* what the test does in the middle is done */
-    must_ok(rdt_wait(readers[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
-    must_ok(rdt_request_take_object(requests[i], &object, &err));
+    must_ok(rdt_wait(reader, request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(*request, &object, &err));
     tensor = tensor_of(object, 0);
     must(holds_pattern(tensor.data, BYTES, 7));
     rdt_release(object);
-    rdt_request_destroy(requests[i]);
+    rdt_request_destroy(*request);
+}
+
+static void must_arrive(unsigned i)
+{
+    must_arrive_at(readers[i], &requests[i]);
 }
 
 static struct node_status status_of(unsigned i)
@@ -178,6 +189,54 @@ Test(fanout, frozen_relay_is_left)
     node_thaw(&c.node[1]);
     must_arrive(0);
     end();
+}
+
+/* 0 <- 1 <- 2 <- 3 <- 4 <- 5: node 2 is killed and node 4 frozen in the middle of it. The readers behind them go on from the bytes
+ * that they have, at the node before the one that is gone: no byte travels twice but those under way. */
+Test(fanout, killed_and_frozen_in_a_row_cost_nobody_else)
+{
+    const char *flags[] = {"--chunk=64KiB",
+                           "--chunks-in-flight=2",
+                           "--quiesce-grace=300ms",
+                           "--set=loopback.sided=two",
+                           "--peer-timeout=30s",
+                           "--fanout-min=1MiB",
+                           NULL};
+    enum { ROW = 5 };
+    rdt *row[ROW];
+    rdt_request *row_requests[ROW];
+    uint64_t sent = 0;
+
+    cluster_start(&c, 1 + ROW, &(struct cluster_options){.loopback = true, .no_ucx = true, .flags = flags});
+    owner = node_client(&c.node[0], "owner");
+    ref = put_snapshot_pattern(BYTES);
+    set_delay(patience(50 * MSEC));
+    for (unsigned i = 0; i < ROW; i++) {
+        row[i] = node_client(&c.node[1 + i], "reader");
+        row_requests[i] = start_one(row[i], &ref, LONG);
+        wait_until(10 * SEC, moving(1 + i, "in", 128 * KIB));
+    }
+    rdt_close(row[1]);
+    node_kill(&c.node[2], SIGKILL);
+    node_freeze(&c.node[4]);
+    for (unsigned i = 0; i < ROW; i++)
+        if (i != 1 && i != 3)
+            must_arrive_at(row[i], &row_requests[i]);
+    for (unsigned i = 0; i < c.n; i++)
+        if (i != 2 && i != 4)
+            sent += status_of(i).bytes_out;
+    must_say(status_of(0).bytes_out <= 2 * BYTES, "%llu bytes left the owner", (unsigned long long)status_of(0).bytes_out);
+    must_say(sent <= (ROW + 1) * BYTES, "%llu bytes were sent to %u nodes", (unsigned long long)sent, ROW);
+    must(status_of(0).redirected >= ROW - 1 + 1); /* the row, and those that came back */
+    node_thaw(&c.node[4]);
+    must_arrive_at(row[3], &row_requests[3]);
+    must_ok(rdt_free(owner, &ref, true, &err));
+    for (unsigned i = 0; i < ROW; i++)
+        if (i != 1)
+            rdt_close(row[i]);
+    rdt_close(owner);
+    cluster_restart(&c, 2);
+    cluster_end(&c, meant);
 }
 
 /* The one in the middle wants it no more; those behind it do. */

@@ -114,6 +114,15 @@ Test(fanout_decides, whole_node_is_a_source_again)
     cr_assert_eq(join(3, false), &places[0]);
 }
 
+Test(fanout_decides, reader_that_comes_back_spares_an_idle_owner)
+{
+    begin(3);
+    fanout_set_whole(&places[0]);
+    fanout_left(&places[1]);
+    places[2].spares_owner = true;
+    cr_assert_eq(fanout_choose(&places[2], can_read, NULL), &places[0]);
+}
+
 Test(fanout_decides, chunks_are_small_beside_the_object)
 {
     cr_assert_eq(fanout_chunk_bytes(100 * MIB, 4 * MIB), FANOUT_CHUNK_MIN);
