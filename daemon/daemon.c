@@ -253,6 +253,7 @@ static void init_rooms(struct daemon *daemon)
     watches_init(&daemon->rpc);
     readings_init(&daemon->rpc);
     daemon->groups = (struct groups){.events = &daemon->rpc.events,
+                                     .recovery = &daemon->recovery,
                                      .accounts = &daemon->accounts,
                                      .options = options,
                                      .node = &daemon->node,
@@ -355,6 +356,7 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
         status = listener_start(&daemon->listener, &daemon->conns, err);
     if (status == RDT_OK) {
         holds_restore(&daemon->rpc.holds, daemon->peers, daemon->options->restart_grace_ns);
+        groups_restore(&daemon->groups);
         retakes_start(&daemon->rpc);
         conn_sessions_wait(&daemon->conns);
     }

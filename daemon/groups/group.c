@@ -114,6 +114,7 @@ void group_set_state(struct group *group, enum group_state state)
                group->name, group->transport->name, group->epoch, group->n_members, group->n_ranks);
         group->why[0] = '\0';
         group->formed = true;
+        group_keep(group);
         change(group, GROUP_OPENED);
     }
     event(group->groups->events, RDT__PB__LIST_KIND__LIST_KIND_GROUPS,
@@ -464,6 +465,7 @@ void group_begin_end(struct group *group)
     bool closing = group->sm.state == GROUP_CLOSING;
 
     deadline_unset(group->groups->deadlines, &group->deadline);
+    group_unkeep(group);
     group_set_state(group, GROUP_ENDING);
     if (!closing)
         close_ranks(group);

@@ -32,9 +32,10 @@
  *  ended here and on every node that can be reached, it is freed.
  *
  * Without its coordinator a group is DOWN on all nodes, and `why` says so. It comes back with the link to
- * that node, unless another group has taken its name. If the coordinator has restarted, the group stays DOWN
- * until it is destroyed or another group takes its name; if the group was never formed, or the coordinator
- * has ended it meanwhile, it ends.
+ * that node, unless another group has taken its name. If the coordinator has restarted, and had no keeper, the group
+ * stays DOWN until it is destroyed or another group takes its name; if the group was never formed, or the coordinator
+ * has ended it meanwhile, it ends. With a keeper the next daemon of that node has the group, DOWN, and forms it again under
+ * a higher epoch when its nodes are there.
  *
  * Everything here runs on the loop thread.
  */
@@ -63,6 +64,7 @@ enum group_change {
 };
 
 struct group;
+struct recovery;
 
 struct groups_callbacks {
     void *arg;
@@ -83,6 +85,7 @@ struct groups {
     struct plugins *plugins;
     struct deadlines *deadlines;
     struct accounts *accounts;
+    struct recovery *recovery; /* NULL: no group outlasts this daemon */
     struct groups_callbacks callbacks;
     struct list all; /* struct group.link, by number */
     unsigned n;
@@ -135,6 +138,8 @@ struct group {
     uint32_t epoch;
     char why[256];            /* why it is not READY */
     struct peer *coordinator; /* NULL: this node */
+    void *record;             /* of recovery; NULL: it has none */
+    bool restored;            /* of an earlier daemon, and the peers of its members have not all been found yet */
     struct group_member *members;
     uint32_t n_members;
     struct group_rank *ranks; /* [n_ranks]; NULL until the nodes of all members are known */
@@ -157,6 +162,9 @@ struct group {
 };
 
 void groups_init(struct groups *groups);
+
+/* For the start: takes over the groups that an earlier daemon coordinated (recovery->groups). */
+void groups_restore(struct groups *groups);
 
 /* Ends every group on this node without telling the other nodes. Calls on_closed, possibly at once, when no
  * plug-in has a group open any more. */

@@ -227,6 +227,10 @@ void group_begin(struct group *group)
 
     if (group->sm.state == GROUP_DOWN) {
         /* Dials the missing nodes. A link that comes up, or this deadline, leads here again. */
+        if (!group_find_peers(group)) {
+            group_set_deadline(group, RETRY_NS);
+            return;
+        }
         if (group_missing(group)) {
             for (uint32_t i = 0; i < group->n_members; i++) {
                 struct peer *peer = group->members[i].peer;
@@ -241,6 +245,7 @@ void group_begin(struct group *group)
         group_set_state(group, GROUP_FORMING);
     }
     group->epoch++;
+    group_keep_epoch(group);
     group->suspicion.status = RDT_OK;
     group->proposed = false;
     group_set_deadline(group, group_patience_ns(group));

@@ -62,6 +62,13 @@ enum rdt_status group_take_offers(struct group *group, const struct peer *from, 
                                   struct rdt_error *err); /* from NULL: offers of any node */
 void group_connect_here(struct group *group);
 
+/* ---- group_keep.c: what outlasts the coordinator's daemon ---- */
+
+void group_keep(struct group *group);       /* it is formed: records it, if this node coordinates it */
+void group_keep_epoch(struct group *group); /* before the epoch is proposed */
+void group_unkeep(struct group *group);     /* it ends */
+bool group_find_peers(struct group *group); /* of a restored group; false: not of all members */
+
 /* ---- group_join.c: the other nodes ---- */
 
 void group_form_here(struct group *group, uint32_t epoch);

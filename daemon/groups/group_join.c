@@ -113,6 +113,7 @@ enum rdt_status group_on_propose(struct groups *groups, struct peer *peer, const
     if (group->sm.state == GROUP_ENDING || message->epoch <= group->epoch)
         return RDT_OK;
     group->next_epoch = message->epoch;
+    group->orphan = false; /* the coordinator's next daemon knows it */
     if (group->sm.state == GROUP_DOWN)
         group_went_down(group);
     else if (group->sm.state != GROUP_CLOSING)

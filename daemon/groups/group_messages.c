@@ -434,7 +434,7 @@ void groups_peer_up(struct groups *groups, struct peer *peer, bool boot_changed)
             /* The coordinator may have ended the group while the link was down; if so, it answers that. */
             group_send_word_all(group, RDT_PEER_GROUP_FAILED, RDT_PEER_LOST, "the link was down", false);
         }
-        if (group->coordinator || !has_node(group, peer))
+        if (group->coordinator || !(has_node(group, peer) || group->restored))
             continue;
         if (group->sm.state == GROUP_FORMING && group->epoch > 0) {
             group_propose(group);

@@ -188,6 +188,7 @@ enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool 
     map_init(&recovery->filling);
     list_init(&recovery->far_holds);
     list_init(&recovery->node_holds);
+    list_init(&recovery->groups);
     map_init(&recovery->kept_regions);
     recovery->link.fd = -1;
     if (recovery->keeper[0] == '\0')
@@ -239,8 +240,10 @@ void recovery_freeze(struct recovery *recovery)
 }
 
 /* The start has ended before anybody took them. */
-static void drop_node_holds(struct recovery *recovery)
+static void drop_restored(struct recovery *recovery)
 {
+    while (recovery->groups.next && !list_empty(&recovery->groups))
+        recovery_free_group(container_of(list_first(&recovery->groups), struct kept_group, link));
     while (recovery->node_holds.next && !list_empty(&recovery->node_holds))
         recovery_free_node_hold(container_of(list_first(&recovery->node_holds), struct node_hold_record, link));
 }
@@ -249,7 +252,7 @@ void recovery_close(struct recovery *recovery)
 {
     if (recovery->journal)
         recovery_freeze(recovery);
-    drop_node_holds(recovery);
+    drop_restored(recovery);
     if (!recovery->journal)
         return;
     keeper_link_close(&recovery->link);

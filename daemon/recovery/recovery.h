@@ -42,6 +42,7 @@
 #include "daemon/objects/object_table.h"
 #include "daemon/plugins/plugin.h"
 #include "daemon/recovery/keeper_link.h"
+#include "rdt_journal.pb-c.h"
 
 #define RECOVERY_ATTEMPTS 5u /* starts in a row that did not survive the reading of the journal */
 
@@ -89,6 +90,14 @@ struct node_hold_record {
     void *record;
 };
 
+/* A group that an earlier daemon coordinated. Whoever takes it over frees it by recovery_free_group. */
+struct kept_group {
+    struct list link; /* in recovery->groups */
+    Rdt__Pb__JournalGroup *group;
+    uint32_t epoch;
+    void *record;
+};
+
 struct recovery {
     const char *keeper; /* the keeper's socket; "": nothing is kept */
     struct node *node;
@@ -110,6 +119,7 @@ struct recovery {
     struct map kept_regions; /* id -> struct region, with a record */
     struct list far_holds;   /* struct far_record.link */
     struct list node_holds;  /* struct node_hold_record.link */
+    struct list groups;      /* struct kept_group.link */
     struct map filling;      /* generation -> request id of the put of a snapshot that is being copied, and has no record */
     uint64_t kept_bytes;     /* of those regions */
     uint64_t n_objects, n_names, n_sessions, n_holds; /* with a record */
@@ -138,6 +148,12 @@ void recovery_end_node_hold(struct recovery *recovery, void *record); /* record 
 
 /* Removes it from the list, gives back what it has, and frees it. Its record stays. */
 void recovery_free_node_hold(struct node_hold_record *hold);
+
+/* Records a group. Its epoch is changed by recovery_set_epoch, before anybody is told of the new one. record NULL: does nothing. */
+void *recovery_keep_group(struct recovery *recovery, const Rdt__Pb__JournalGroup *group, uint64_t number, uint32_t epoch);
+void recovery_set_epoch(struct recovery *recovery, void *record, uint32_t epoch);
+void recovery_end_group(struct recovery *recovery, void *record);
+void recovery_free_group(struct kept_group *group); /* its record stays */
 
 /* The daemon will end: sessions that outlast it leave what it cannot answer any more to the next one. */
 void recovery_drain(struct recovery *recovery);

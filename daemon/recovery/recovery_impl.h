@@ -14,7 +14,8 @@ enum record_kind {
     RECORD_SESSION,
     RECORD_HOLD,
     RECORD_REMOTE_HOLD,
-    RECORD_NODE_HOLD
+    RECORD_NODE_HOLD,
+    RECORD_GROUP
 };
 
 /* The numbers of a record of an object, of a region, and the first of a name's, and an object's flags: rdt_journal.proto. */
@@ -82,6 +83,8 @@ bool restore_session(struct restoring *restoring, struct journal_slot *slot, str
 bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
 bool restore_remote_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
 bool restore_node_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err); /* node_holds.c */
+
+bool restore_group(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err); /* kept_groups.c */
 
 /* NULL: err says why. */
 struct account *restore_account(struct recovery *recovery, uint32_t uid, const char *tenant, struct rdt_error *err);

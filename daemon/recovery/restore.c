@@ -483,6 +483,8 @@ static enum rdt_status restore_kinds(struct restoring *restoring, struct rdt_err
         status = restore_all(restoring, RECORD_REMOTE_HOLD, "hold without data", restore_remote_hold, err);
     if (status == RDT_OK)
         status = restore_all(restoring, RECORD_NODE_HOLD, "hold of another node", restore_node_hold, err);
+    if (status == RDT_OK)
+        status = restore_all(restoring, RECORD_GROUP, "group", restore_group, err);
     return status;
 }
 

@@ -46,10 +46,11 @@ static void make_flags(struct cluster *cluster, unsigned i)
 static void start_node(struct cluster *cluster, unsigned i, bool again)
 {
     const struct cluster_options *options = &cluster->options;
-    char name[8], state_dir[sizeof cluster->node[i].state_dir];
+    char name[8], state_dir[sizeof cluster->node[i].state_dir], socket[sizeof cluster->node[i].socket];
 
     (void)snprintf(name, sizeof name, "n%u", i);
     (void)snprintf(state_dir, sizeof state_dir, "%s", cluster->node[i].state_dir);
+    (void)snprintf(socket, sizeof socket, "%s", cluster->node[i].socket);
     node_start(&cluster->node[i], &(struct node_options){.name = name,
                                                          .netns = options->cables ? cluster->net.ns[i] : 0,
                                                          .listen = cluster->listen[i],
@@ -59,6 +60,7 @@ static void start_node(struct cluster *cluster, unsigned i, bool again)
                                                          .flags = (const char *const *)cluster->flags[i],
                                                          .env = options->env_of[i],
                                                          .state_dir = state_dir[0] ? state_dir : NULL,
+                                                         .socket = again && options->same_socket ? socket : NULL,
                                                          .awaited = again});
 }
 

@@ -21,6 +21,7 @@ struct cluster_options {
     bool grouped;                             /* tests/rdt_grouped.so is, and has the same faults */
     bool no_ucx;                              /* trusted_network = no */
     bool stream;                              /* the transport of that name is on: bytes that ucx does not move go by it */
+    bool same_socket;                         /* a restarted node has the socket that it had, so sessions may go on */
     bool no_meeting;                          /* the nodes connect only when the test makes them */
     const char *const *flags;                 /* of all nodes, NULL at the end */
     const char *const *flags_of[CLUSTER_MAX]; /* further ones of one */
