@@ -304,3 +304,50 @@ Test(recovery_sessions, process_that_lives_keeps_its_session_waiting)
     raw_close(&raw);
     end();
 }
+
+/* The daemon is away for longer than restart_grace: its client's next call says so. The session's process lives, so the next
+ * daemon waits for it, and has the memory back when the process ends. */
+static int stay_too_long(struct actor *self, void *arg)
+{
+    rdt *conn = node_client(&node, "late");
+
+    (void)arg;
+    (void)put_one(conn, &VECTOR(RDT_U8, 3, "abc"), "late");
+    (void)alloc_memory(conn, MIB);
+    actor_step(self);
+    actor_await(self); /* the daemon is gone */
+    must_refuse(RDT_RESTARTED, "no daemon went on with this session", rdt_ping(conn, LONG, &err));
+    must_be(RDT_RESTARTED, rdt_ping(conn, LONG, &err));
+    actor_step(self);
+    actor_await(self); /* the next daemon is there */
+    must_be(RDT_RESTARTED, rdt_ping(conn, LONG, &err));
+    return 0;
+}
+
+Test(recovery_sessions, client_away_for_longer_than_restart_grace_gets_restarted_and_its_memory_comes_back)
+{
+    static const char *flags[3];
+    struct node_status status;
+    char flag[200], state[160];
+    struct actor actor;
+
+    keeper_start(&keeper);
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    flags[0] = flag;
+    flags[1] = "--restart-grace=300ms";
+    node_start(&node, &(struct node_options){.flags = flags});
+    memcpy(state, node.state_dir, sizeof state);
+    actor_start(&actor, stay_too_long, NULL);
+    actor_await(&actor);
+    node_kill(&node, SIGKILL);
+    actor_step(&actor);
+    actor_await(&actor);
+    node_start(&node, &(struct node_options){.flags = flags, .state_dir = state});
+    node_status(&node, &status);
+    cr_assert_eq(status.objects, 1u);
+    actor_step(&actor);
+    actor_wait(&actor);
+    wait_until(LONG, (node_status(&node, &status), status.objects == 0 && status.regions == 0 && status.memory_bytes == 0));
+    node_expect_idle(&node);
+    end();
+}
