@@ -9,7 +9,7 @@ import threading
 
 import rdtd
 
-from nodes import LONG, Node, main, raises
+from nodes import LONG, Node, main, raises, until
 
 try:
     import numpy as np
@@ -94,6 +94,13 @@ def test_versions_go_on_when_the_own_daemon_restarts():
             next(c.versions("weights", reconnect=True))
 
 
+def is_known(c, name):
+    try:
+        return bool(c.stat(name))
+    except rdtd.PeerLost:
+        return False
+
+
 def test_versions_go_on_when_the_publishers_node_restarts():
     with Node(listen=True, keeps_identity=True) as a, Node(listen=True) as b, rdtd.connect(b.socket) as c:
         with rdtd.connect(a.socket) as trainer:
@@ -111,6 +118,7 @@ def test_versions_go_on_when_the_publishers_node_restarts():
         a.start()
         with rdtd.connect(a.socket) as trainer:
             trainer.publish("weights", np.arange(5))
+            until(lambda: is_known(c, name), "the nodes have met again, and the iteration has noticed nothing")
             number, value = next(follow)
             assert number == 1 and len(value) == 5
             waiting = threading.Thread(target=lambda: next(follow))

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any, AsyncIterator, Iterator, Optional
 
 from . import _rdt
-from ._errors import (Disconnected, NotFound, OwnerDied, PeerLost, Restarted, ShuttingDown, SystemFailed,
-                      TimedOut)
+from ._errors import (Disconnected, Freed, NotFound, OwnerDied, PeerLost, Restarted, ShuttingDown,
+                      SystemFailed, TimedOut)
 from ._requests import Fetched, Ref, Request
 
 if TYPE_CHECKING:
@@ -67,13 +67,16 @@ class Versions(Iterator[tuple[int, Any]], AsyncIterator[tuple[int, Any]]):
     def __next__(self) -> tuple[int, Any]:
         attempt = _Attempt(self, self._options.get("timeout"))
         while True:
+            if not attempt.renew():
+                time.sleep(attempt.pause())
+                continue
             try:
                 return self._got(self._next(attempt.left()).fetched())
             except TimedOut as error:
                 raise error from attempt.failure
             except attempt.errors as error:
-                time.sleep(attempt.pause(error))
-                attempt.renew()
+                attempt.failed(error)
+                time.sleep(attempt.pause())
 
     def __aiter__(self) -> Versions:
         return self
@@ -81,13 +84,16 @@ class Versions(Iterator[tuple[int, Any]], AsyncIterator[tuple[int, Any]]):
     async def __anext__(self) -> tuple[int, Any]:
         attempt = _Attempt(self, self._options.get("timeout"))
         while True:
+            if not await asyncio.get_running_loop().run_in_executor(None, attempt.renew):
+                await asyncio.sleep(attempt.pause())
+                continue
             try:
                 return self._got(await self._next(attempt.left()).fetched_async())
             except TimedOut as error:
                 raise error from attempt.failure
             except attempt.errors as error:
-                await asyncio.sleep(attempt.pause(error))
-                await asyncio.get_running_loop().run_in_executor(None, attempt.renew)
+                attempt.failed(error)
+                await asyncio.sleep(attempt.pause())
 
 
 class _Attempt:
@@ -103,27 +109,47 @@ class _Attempt:
     def left(self) -> Optional[float]:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
-    def pause(self, error: Exception) -> float:
-        """How long to wait before the next attempt. Raises the error if no time is left, or if the program
+    def failed(self, error: Exception) -> None:
+        self.failure = error
+
+    def pause(self) -> float:
+        """How long to wait before the next attempt. Raises the last error if no time is left, or if the program
         closed its connection."""
         left = self.left()
-        if self._versions._given.closed or (left is not None and left <= 0):
-            raise error
-        self.failure = error
+        if self.failure and (self._versions._given.closed or (left is not None and left <= 0)):
+            raise self.failure
         self._pause = min(2 * self._pause, 2.0)
         return self._pause if left is None else min(self._pause, left)
 
-    def renew(self) -> None:
-        """Connects anew if the connection is lost, and finds out from where the versions are counted now.
-        Never fails."""
+    def renew(self) -> bool:
+        """Before each attempt: connects anew if the connection is lost, and finds out from where the versions are
+        counted now. The publisher's node may have restarted since the last version came, without any error here, and
+        then counts from 1. False: that cannot be found out yet."""
         versions = self._versions
+        if not self.errors or versions._given.closed or (versions._last is None and self.failure is None):
+            return True
         try:
             if not versions._connection._is_alive():
                 versions._connection = versions._connection._reopened()
-            newest = versions._connection.stat(versions._newer_than(0))
-            if newest["ref"] != versions._last:
+            if self._is_other():
                 versions.after = 0
+        except (*self.errors, SystemFailed, TimedOut) as error:
+            self.failed(error)
+            return False
+        return True
+
+    def _is_other(self) -> bool:
+        """Whether the numbers are not those of the version that came last: then the newest version is new."""
+        versions = self._versions
+        try:
+            return bool(versions._connection.stat(versions._newer_than(0))["ref"] != versions._last)
         except NotFound:
-            versions.after = 0  # whatever comes next is new
-        except (*self.errors, SystemFailed, TimedOut):
-            pass  # the next attempt says what is wrong
+            if self.failure is not None:
+                return True  # whatever comes next is new
+        try:
+            versions._connection.stat(versions._newer_than(versions.after))
+        except NotFound:
+            return True  # nobody there knows the name
+        except (Freed, OwnerDied):
+            pass  # it has ended, as the fetch will say
+        return False
