@@ -90,7 +90,7 @@ struct rdt_want {
 };
 
 /* Whether elements can be cast on the way: f32, f16 and bf16 to each other and to f8_e4m3fn and f8_e5m2. They are rounded to the
- * nearest, ties to even, as torch does: what is too large for f8_e4m3fn becomes NaN, for others infinity. Equal dtypes always can. */
+ * nearest, ties to even: what is too large becomes the largest number of f8_e4m3fn, which has no infinity, and infinity else. Equal dtypes always can. */
 bool rdt_can_cast(enum rdt_dtype from, enum rdt_dtype to);
 
 /* Casts n elements, contiguous. The memory must not overlap. UNSUPPORTED: there is no such cast. */

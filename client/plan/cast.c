@@ -67,7 +67,8 @@ ALWAYS uint8_t to_e4m3fn(float value)
     small = bits_of(float_of(bits) + float_of(mask)) - mask;
     normal = (bits + ((uint32_t)(7 - 127) << 23) + 0x7ffff + ((bits >> 20) & 1)) >> 20;
     result = bits < (UINT32_C(121) << 23) ? small : normal;
-    result = bits >= (UINT32_C(1087) << 20) ? 0x7f : result;
+    result = result > 0x7e ? 0x7e : result; /* 448, the largest number; there is no infinity */
+    result = bits > 0x7f800000 ? 0x7f : result;
     return (uint8_t)(result | sign >> 24);
 }
 

@@ -31,11 +31,13 @@ from ._groups import Group, Member
 from ._arrays import BY_OTHER_NAME, MORE_NAMES, NUMBERS
 from ._requests import Fetched, Ref, Request, forked
 from ._rdt import Tensor
+from ._shards import Box, Manifest, Part, Plan, PlanRun, Shard
 from ._versions import Published, Versions
 
 __version__ = _rdt.VERSION
 __all__ = ["connect", "default", "put", "get", "fetch", "torch_pool", "Connection", "Ref", "Request",
-           "Fetched", "Tensor", "Versions", "Published", "DeltaPublisher", "DeltaFollower", "Member", "Group", *_error_names]
+           "Fetched", "Tensor", "Versions", "Published", "DeltaPublisher", "DeltaFollower", "Member", "Group", "Box",
+           "Shard", "Part", "Manifest", "Plan", "PlanRun", *_error_names]
 
 _rdt.setup(BY_STATUS, Error, Ref, Request, {other: NUMBERS[text] for other, text in BY_OTHER_NAME.items()
                                             if text in MORE_NAMES})

@@ -20,6 +20,7 @@ from ._groups import GroupCalls
 from ._info import InfoCalls
 from ._memory import As, MemoryCalls
 from ._requests import HOLD, MODES, TAKE_OVER, Fetched, FetchInto, Held, How, Ref, Request, Steps, is_open
+from ._shards import PartCalls
 from ._structure import Layout, bare, encode, encode_nested, flatten, refused
 from ._versions import Published, Versions
 
@@ -57,7 +58,7 @@ def _number_of(listed: Sequence[Any], how_many: Any) -> int:
     return len(listed) if number == -1 else number
 
 
-class Connection(GroupCalls, InfoCalls, MemoryCalls):
+class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls):
     """A session with the rdtd of this node. The session is the lease of everything it put and holds.
 
     socket: path of the daemon's socket; None: $RDT_SOCKET, else /run/rdtd/rdtd.sock. name: shown by rdtctl;

@@ -4,7 +4,7 @@
  *
  *   conn.c      Conn: a connection, who may still use it, and when the session really ends
  *   calls.c     Conn's calls with one answer (publish, waits);  groups.c: its calls about groups;  info.c: those that describe
- *   transfer.c  Conn's put and fetch
+ *   transfer.c  Conn's put and fetch;  shards.c: its calls about versions of many parts, and Plan
  *   ref.c       Ref: the name of an object, and the hold on that object if the Ref has one
  *   request.c   Request and Object: what a call started, and what a fetch brought
  *   tensor.c    Tensor and Memory: the daemon's memory as numpy, torch and the buffer protocol see it;  dlpack.c: DLPack
@@ -122,7 +122,7 @@ struct tensor {
 };
 struct used_streams *tensor_streams(struct tensor *tensor);
 
-extern PyTypeObject conn_type, ref_type, request_type, object_type, memory_type, tensor_type;
+extern PyTypeObject conn_type, ref_type, request_type, object_type, memory_type, tensor_type, plan_type;
 
 /* Set by the Python side (see module.c); NULL until then. */
 extern PyObject *made_ref_type, *made_request_type;
@@ -358,5 +358,10 @@ PyObject *conn_names(PyObject *self, PyObject *args);
 PyObject *conn_nodes(PyObject *self, PyObject *ignored);
 PyObject *conn_status(PyObject *self, PyObject *ignored);
 PyObject *conn_broadcast(PyObject *self, PyObject *args);
+PyObject *conn_put_part(PyObject *self, PyObject *args);
+PyObject *conn_publish_part(PyObject *self, PyObject *args);
+PyObject *conn_part_version(PyObject *self, PyObject *request);
+PyObject *conn_manifest(PyObject *self, PyObject *args);
+PyObject *conn_plan(PyObject *self, PyObject *args);
 
 #endif

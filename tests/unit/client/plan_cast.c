@@ -51,8 +51,8 @@ static uint32_t nearest(const struct format *format, double value)
     step = value_of(format, largest) - value_of(format, largest - 1);
     step = value_of(format, largest) + step / 2; /* a tie goes to the even pattern, which may be the one above: no number */
     if (size > step || (size == step && largest % 2 == 1))
-        return sign | (largest + 1);
-    while (low < high) { /* the largest pattern whose value is at most `size` */
+        return sign | (format->finite_only ? largest : largest + 1); /* or infinity */
+    while (low < high) {                                             /* the largest pattern whose value is at most `size` */
         uint32_t middle = low + (high - low + 1) / 2;
         if (value_of(format, middle) <= size)
             low = middle;

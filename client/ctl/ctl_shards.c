@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rdtctl shards: which box of which tensor each part of a version has, and what later versions still lack. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ctl.h"
+#include "ctl_commands.h"
+#include "ctl_json.h"
+#include "ctl_table.h"
+#include "proto/boxes.h"
+#include "proto/cover.h"
+#include "rdt.pb-c.h"
+#include "wire_ref.h"
+
+static const char *where(const Rdt__Pb__Ref *ref, char *text, size_t size)
+{
+    struct rdt_ref value;
+    char hex[33] = "";
+
+    if (wire_ref_to(ref, &value, NULL) != RDT_OK)
+        return "?";
+    for (int i = 0; i < 16; i++)
+        (void)snprintf(hex + 2 * i, 3, "%02x", value.node[i]);
+    (void)snprintf(text, size, "%s", value.address[0] ? value.address : hex);
+    return text;
+}
+
+/* One row for each tensor of the part. */
+static void add_part(struct ctl_table *table, const Rdt__Pb__ManifestPart *part, const struct layout *layout)
+{
+    char node[80], plain[80], key[200], box[BOX_TEXT_BYTES], whole[BOX_TEXT_BYTES], size[CTL_HUMAN_BYTES];
+    uint64_t zero[32] = {0};
+    size_t at = 0;
+
+    for (uint32_t i = 0; i < layout->count; i++) {
+        const uint64_t *shape = layout->shape + layout->first_dim[i];
+
+        box_text(layout->ndim[i], part->boxes->start + at, shape, box);
+        box_text(layout->ndim[i], zero, part->boxes->global_shape + at, whole);
+        ctl_table_add(table, "%u", part->rank);
+        ctl_table_add(table, "%s", ctl_plain(where(part->ref, node, sizeof node), plain, sizeof plain));
+        ctl_table_add(table, "%s", ctl_plain(part->boxes->key[i], key, sizeof key));
+        ctl_table_add(table, "%s", rdt_dtype_name((enum rdt_dtype)layout->dtype[i]));
+        ctl_table_add(table, "%s", box);
+        ctl_table_add(table, "%s", whole);
+        ctl_table_add(table, "%s", ctl_human_bytes(layout_bytes(layout, i), size));
+        at += layout->ndim[i];
+    }
+}
+
+static bool print_manifest(const Rdt__Pb__ShardsReply *reply)
+{
+    static const struct ctl_column columns[] = {{"RANK", true}, {"NODE", false}, {"TENSOR", false}, {"DTYPE", false},
+                                                {"BOX", false}, {"OF", false},   {"BYTES", true}};
+    const Rdt__Pb__Manifest *manifest = reply->manifest;
+    char age[CTL_HUMAN_BYTES];
+    struct ctl_table table;
+    bool printed;
+
+    printf("version %" PRIu64 ", step %" PRIu64 ": complete, %zu parts, %s old\n", manifest->version, manifest->step,
+           manifest->n_parts, ctl_human_duration(reply->age_ns, age));
+    ctl_table_init(&table, columns, sizeof columns / sizeof columns[0]);
+    for (size_t i = 0; i < manifest->n_parts; i++) {
+        const Rdt__Pb__ManifestPart *part = manifest->parts[i];
+        struct layout *layout = NULL;
+        struct rdt_error err;
+        size_t bytes = part->boxes ? protobuf_c_message_get_packed_size(&part->boxes->base) : 0;
+        uint8_t *packed = malloc(bytes + 1);
+
+        if (packed && part->ref && part->boxes && layout_from_wire(part->tensors, &layout, &err) == RDT_OK) {
+            protobuf_c_message_pack(&part->boxes->base, packed);
+            if (boxes_check(packed, bytes, layout, &err) == RDT_OK)
+                add_part(&table, part, layout);
+        }
+        free(layout);
+        free(packed);
+    }
+    printed = ctl_table_print(&table, "no tensors", stdout);
+    ctl_table_fini(&table);
+    return printed;
+}
+
+/* Names the ranks that have not published yet, at most a few. */
+static void print_pending(const Rdt__Pb__PendingVersion *pending)
+{
+    char age[CTL_HUMAN_BYTES];
+    size_t at = 0, named = 0;
+
+    printf("step %" PRIu64 ": %zu of %u parts for %s; missing:", pending->step, pending->n_ranks, pending->of,
+           ctl_human_duration(pending->age_ns, age));
+    for (uint32_t rank = 0; rank < pending->of; rank++) {
+        if (at < pending->n_ranks && pending->ranks[at] == rank) {
+            at++;
+            continue;
+        }
+        if (named++ < 16)
+            printf(" %u", rank);
+    }
+    printf("%s\n", named > 16 ? " ..." : named == 0 ? " none, the parts are being held" : "");
+}
+
+int ctl_shards(struct ctl *ctl, int argc, char **argv)
+{
+    struct ctl_name name = CTL_NAME_INIT;
+    const struct ctl_option options[] = {
+        {0, "node", CTL_TEXT, "ADDRESS", "the name's node: HOST:PORT or a name in the nodes file (this node)", &name.node},
+        {0, "owner", CTL_TEXT, "USER", "the name's owner: a login name or a uid (the caller)", &name.owner},
+        {0},
+    };
+    Rdt__Pb__Shards request = RDT__PB__SHARDS__INIT;
+    const Rdt__Pb__ShardsReply *reply;
+    ProtobufCMessage *message = NULL;
+    struct rdt_error err = {0};
+    char **operands, age[CTL_HUMAN_BYTES];
+    struct rdt_ref ref;
+    Rdt__Pb__Ref wire;
+    bool printed = true;
+    int code = ctl_parse(ctl, options, argc, argv, 1, 1, &operands, NULL);
+
+    if (code != CTL_GO)
+        return code;
+    if (strncmp(operands[0], "rdt:", 4) != 0)
+        name.name = operands[0];
+    code = ctl_ref_or_name(ctl, name.name ? NULL : operands[0], &name, &ref);
+    if (code != CTL_GO)
+        return code;
+    wire_ref_from(&ref, &wire);
+    request.name = &wire;
+    if (ctl_call(ctl, RDT_MSG_SHARDS, &request.base, &message, &err))
+        return ctl_fail(ctl, &err);
+    reply = (const Rdt__Pb__ShardsReply *)message;
+    if (ctl->json) {
+        code = ctl_print_json(ctl_json(message));
+        ctl_reply_free(message);
+        return code;
+    }
+    if (reply->manifest)
+        printed = print_manifest(reply);
+    else
+        printf("no complete version\n");
+    for (size_t i = 0; i < reply->n_pending; i++)
+        print_pending(reply->pending[i]);
+    if (reply->failure[0]) {
+        printf("last failure, %s ago: ", ctl_human_duration(reply->failure_age_ns, age));
+        ctl_print_plain(reply->failure, stdout);
+        putchar('\n');
+    }
+    ctl_reply_free(message);
+    if (printed)
+        return CTL_OK;
+    (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the list");
+    return ctl_fail(ctl, &err);
+}

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connection's calls about versions that consist of many parts: publishing a part, and plans that read any boxes."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Mapping, NamedTuple, Optional, Sequence, Union
+
+from . import _rdt
+from ._requests import Ref, Request
+
+if TYPE_CHECKING:
+    from ._rdt import Plan as _Plan
+
+_VISIBILITY = {"owner": 0, "tenant": 1, "all": 2}
+_MOVES = {"auto": 0, "whole": 1, "slices": 2}
+
+
+class Box(NamedTuple):
+    """A tensor that is the box [start, start + its shape) of a larger one. global_shape None: it is the whole
+    tensor; start None: it begins at 0 in every dimension."""
+
+    tensor: Any
+    global_shape: Optional[Sequence[int]] = None
+    start: Optional[Sequence[int]] = None
+
+
+class Shard(NamedTuple):
+    """A tensor of a part in a Manifest."""
+
+    key: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class Part(NamedTuple):
+    ref: Ref
+    shards: list[Shard]
+
+
+class Manifest(NamedTuple):
+    """What a version consists of."""
+
+    version: int
+    step: int
+    parts: list[Part]
+
+
+class PlanRun(NamedTuple):
+    """What `Plan.run` did. planned: the pieces were computed anew. bytes: written to the targets. bytes_moved:
+    came from other nodes for this run."""
+
+    version: int
+    step: int
+    planned: bool
+    parts: int
+    pieces: int
+    bytes: int
+    bytes_moved: int
+    wait_s: float
+    fetch_s: float
+    copy_s: float
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(int(n) for n in tensor.shape)
+
+
+class Plan:
+    """Reads the same boxes of version after version: see Connection.plan."""
+
+    def __init__(self, connection: PartCalls, name: Ref, plan: _Plan) -> None:
+        self._connection = connection
+        self._name = name
+        self._plan = plan
+        self.version = 0  # that was read last
+
+    def run(self, after: Optional[int] = None, *, timeout: Optional[float] = None) -> PlanRun:
+        """Waits for a version above `after` (None: the one that was read last) and writes its boxes into the
+        targets, all from that one version. After an error of waiting or fetching the targets have what they
+        had. One thread at a time. Errors: TimedOut, NotFound (no such tensor), Mismatch, Unsupported (a cast
+        that does not exist), and those of a fetch."""
+        newer = Ref.from_name(self._name.id.decode(), self.version if after is None else after, near=self._name)
+        self._connection._start(0, newer, 0, 0, timeout).result()  # Ctrl-C ends this wait
+        run = PlanRun(**self._plan.run(newer.after, timeout))
+        self.version = run.version
+        return run
+
+
+class PartCalls(_rdt.Conn):
+    def put_part(self, boxes: Mapping[str, Union[Box, tuple[Any, ...], Any]], *,
+                 visible: Literal["owner", "tenant", "all"] = "owner", timeout: Optional[float] = None) -> Ref:
+        """Puts a snapshot of tensors in host memory that are boxes of larger tensors, each under the larger
+        tensor's key. A value is a Box, or a tensor that is whole. Errors as `put`."""
+        listed = {key: value if isinstance(value, Box) else Box(value) for key, value in boxes.items()}
+        shapes = [_shape(box.tensor) if box.global_shape is None else tuple(int(n) for n in box.global_shape)
+                  for box in listed.values()]
+        starts = [(0,) * len(shape) if box.start is None else tuple(int(n) for n in box.start)
+                  for box, shape in zip(listed.values(), shapes)]
+        return self._put_part([box.tensor for box in listed.values()], list(listed), shapes, starts,
+                              _VISIBILITY[visible], timeout)
+
+    def start_part(self, name: Union[str, Ref], step: int, rank: int, of: int, part: _rdt.Ref, *,
+                   visible: Literal["owner", "tenant", "all"] = "owner",
+                   timeout: Optional[float] = None) -> Request:
+        """Starts `publish_part` for a Ref of `put_part` and returns the Request. Cancelling or deleting it
+        before it has ended withdraws the part, and the version fails for all its publishers."""
+        at = name if isinstance(name, Ref) else Ref.from_name(name)
+        return self._publish_part(at, step, rank, of, part, _VISIBILITY[visible], timeout)
+
+    def publish_part(self, name: Union[str, Ref], step: int, rank: int, of: int,
+                     part: Union[_rdt.Ref, Mapping[str, Any]], *,
+                     visible: Literal["owner", "tenant", "all"] = "owner",
+                     timeout: Optional[float] = None) -> int:
+        """Publishes a Ref of `put_part`, or boxes, which are put first, as the part of `rank` (below `of`) of
+        the version `step` of a name. Returns the version's number when all parts are there and cover every
+        tensor once: only then can anybody see the version. Steps grow. name: a string, for a name of this node,
+        or a Ref of it. Errors: Invalid (names the tensor and the box), Exists, OwnerDied (another publisher
+        ended or gave up), Freed (a later step became complete first), TimedOut, LimitReached."""
+        if isinstance(part, _rdt.Ref):
+            request = self.start_part(name, step, rank, of, part, visible=visible, timeout=timeout)
+            request.result()
+            return self._part_version(request)
+        with self.put_part(part, visible=visible) as ref:
+            return self.publish_part(name, step, rank, of, ref, visible=visible, timeout=timeout)
+
+    def manifest(self, name: Union[str, Ref], *, timeout: Optional[float] = None) -> Manifest:
+        """Returns what the newest version of a name consists of; waits for the first one. Errors: Invalid (the
+        version is an ordinary object), TimedOut."""
+        at = name if isinstance(name, Ref) else Ref.from_name(name)
+        version, step, parts = self._manifest(at, timeout)
+        return Manifest(version, step, [Part(ref, [Shard(*row) for row in rows]) for ref, rows in parts])
+
+    def plan(self, name: Union[str, Ref], targets: Mapping[str, Union[Box, Any]], *,
+             move: Literal["auto", "whole", "slices"] = "auto") -> Plan:
+        """Prepares to read boxes of the versions of a name. targets: by the key of the larger tensor, the
+        writable tensor in host memory that receives the whole tensor, or a Box of it (global_shape is not
+        used). Another dtype than the published one is a cast on the way: f32, f16 and bf16 to each other, to
+        f8_e4m3fn and f8_e5m2. Strides are the target's. The targets are borrowed as long as the Plan lives.
+        move: "whole": parts of other nodes come whole, once for all processes of this node; "slices": only what
+        this plan wants; "auto": whole if it is at least half."""
+        at = name if isinstance(name, Ref) else Ref.from_name(name)
+        boxes = [value if isinstance(value, Box) else Box(value) for value in targets.values()]
+        starts = [(0,) * len(_shape(box.tensor)) if box.start is None else tuple(int(n) for n in box.start)
+                  for box in boxes]
+        return Plan(self, at, self._plan(at, [box.tensor for box in boxes], list(targets), starts, _MOVES[move]))

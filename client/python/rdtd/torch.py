@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of torch models by name, from and into any sharding.
+
+    rdtd.torch.publish(model, "policy")     # every rank of the trainer
+    rdtd.torch.update(model, "policy")      # every sampler, whatever its own sharding
+
+A parameter that is a DTensor (tensor parallel, FSDP2) says itself which box of the whole tensor its rank has. For
+Megatron-style layers, whose parameters are plain tensors, `layout` says it: a mapping, or a function of name and
+tensor, to (dim, rank, size), where `size` ranks each have an equal piece along `dim`. Every other plain tensor is
+whole and equal on all ranks, and rank 0 publishes it; (0, 0, 1) says that this rank publishes it, as a pipeline stage
+does. Tensors on GPUs are copied through host memory."""
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Union
+
+import torch
+
+import rdtd
+
+from ._arrays import torch as load_torch
+from ._requests import Ref
+from ._shards import Box, Plan, PlanRun
+
+Split = tuple[int, int, int]
+Layout = Union[Mapping[str, Split], Callable[[str, torch.Tensor], Optional[Split]], None]
+
+__all__ = ["publish", "update", "plan", "boxes", "ModelPlan"]
+
+
+class _Local(NamedTuple):
+    key: str
+    tensor: torch.Tensor  # this rank's memory
+    global_shape: tuple[int, ...]
+    start: tuple[int, ...]
+    mine: bool  # no lower rank has the same box
+
+
+def _state(model: Any) -> Mapping[str, Any]:
+    state = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _of_dtensor(key: str, value: Any) -> _Local:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = value.device_mesh, value.placements
+    for placement in placements:
+        if placement.is_partial():
+            raise ValueError(f"tensor {key!r} is a partial sum ({placement}): redistribute it to Shard or Replicate")
+    local = value.to_local()
+    shape, start = compute_local_shape_and_global_offset(value.shape, mesh, placements)
+    if tuple(local.shape) != tuple(shape):
+        raise ValueError(f"tensor {key!r}: this rank has {tuple(local.shape)} of it, and its placements "
+                         f"{placements} say {tuple(shape)}")
+    at = mesh.get_coordinate()
+    if at is None:  # this rank is outside the mesh
+        return _Local(key, local, tuple(value.shape), (0,) * value.dim(), False)
+    mine = all(not isinstance(placement, Replicate) or at[i] == 0 for i, placement in enumerate(placements))
+    return _Local(key, local, tuple(value.shape), tuple(start), mine)
+
+
+def _of_split(key: str, value: torch.Tensor, split: Split) -> _Local:
+    dim, rank, size = split
+    if not -value.dim() <= dim < max(value.dim(), 1) or not 0 <= rank < size:
+        raise ValueError(f"the layout of tensor {key!r} is (dim {dim}, rank {rank}, size {size}), which cannot be for "
+                         f"{value.dim()} dimensions")
+    shape, start = list(value.shape), [0] * value.dim()
+    if value.dim() > 0:
+        start[dim] = rank * shape[dim]
+        shape[dim] *= size
+    return _Local(key, value, tuple(shape), tuple(start), True)
+
+
+def _locals(model: Any, layout: Layout, rank: int) -> Iterator[_Local]:
+    for key, value in _state(model).items():
+        split = layout(key, value) if callable(layout) else (layout or {}).get(key)
+        if hasattr(value, "placements") and hasattr(value, "to_local"):
+            yield _of_dtensor(key, value.detach())
+        elif split is not None:
+            yield _of_split(key, value.detach(), split)
+        else:
+            yield _Local(key, value.detach(), tuple(value.shape), (0,) * value.dim(), rank == 0)
+
+
+def _ranks(rank: Optional[int], world_size: Optional[int]) -> tuple[int, int]:
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return rank or 0, world_size or 1
+
+
+def boxes(model: Any, *, layout: Layout = None, rank: Optional[int] = None) -> dict[str, Box]:
+    """The boxes that this rank publishes of a model or state dict: those that no lower rank has."""
+    rank, _ = _ranks(rank, None if rank is None else rank + 1)
+    return {local.key: Box(local.tensor.cpu(), local.global_shape, local.start)
+            for local in _locals(model, layout, rank) if local.mine}
+
+
+_steps: dict[tuple[int, str], int] = {}
+
+
+def _next_step(connection: rdtd.Connection, name: Ref) -> int:
+    """All ranks begin above the newest version, which stays the newest until all of them have published."""
+    key = (connection._session, str(name))
+    if key not in _steps:
+        try:
+            _steps[key] = connection.manifest(name, timeout=0).step
+        except (rdtd.TimedOut, rdtd.Invalid, rdtd.Freed, rdtd.NotFound):
+            _steps[key] = 0
+    _steps[key] += 1
+    return _steps[key]
+
+
+def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, layout: Layout = None,
+            rank: Optional[int] = None, world_size: Optional[int] = None, visible: Any = "owner",
+            timeout: Optional[float] = None, connection: Optional[rdtd.Connection] = None) -> int:
+    """Publishes a model, or a state dict, as the next version of a name; every rank calls it. Returns the version
+    when all ranks have published; the tensors were copied, and may be changed. name: a string, for a name of this
+    node, or a Ref with its node's address. step: a number that grows from version to version and is the same on all
+    ranks; None: counted. rank, world_size: of this publisher; None: torch.distributed's, or 0 of 1. Errors: ValueError
+    (a partial DTensor), and those of Connection.publish_part."""
+    load_torch()
+    connection = connection or rdtd.default()
+    rank, world_size = _ranks(rank, world_size)
+    at = name if isinstance(name, Ref) else Ref.from_name(name)
+    number = _next_step(connection, at) if step is None else step
+    return connection.publish_part(at, number, rank, world_size, boxes(model, layout=layout, rank=rank),
+                                   visible=visible, timeout=timeout)
+
+
+class ModelPlan:
+    """Reads version after version of a name into a model: see `plan`."""
+
+    def __init__(self, connection: rdtd.Connection, name: Union[str, Ref], locals_: list[_Local], move: Any) -> None:
+        at = name if isinstance(name, Ref) else Ref.from_name(name)
+        targets: dict[str, Box] = {}
+        self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for local in locals_:
+            target = local.tensor
+            if target.device.type != "cpu":
+                target = torch.empty(local.tensor.shape, dtype=local.tensor.dtype, device="cpu")
+                self._staged.append((local.tensor, target))
+            targets[local.key] = Box(target, local.global_shape, local.start)
+        self._plan: Plan = connection.plan(at, targets, move=move)
+
+    @property
+    def version(self) -> int:
+        """The version that was read last; 0: none."""
+        return self._plan.version
+
+    def update(self, after: Optional[int] = None, *, timeout: Optional[float] = None) -> PlanRun:
+        """Waits for a version above `after` (None: the one that was read last) and writes it into the model."""
+        run = self._plan.run(after, timeout=timeout)
+        with torch.no_grad():
+            for target, staged in self._staged:
+                target.copy_(staged)
+        return run
+
+
+def plan(model: Any, name: Union[str, Ref], *, layout: Layout = None, move: Any = "auto",
+         connection: Optional[rdtd.Connection] = None) -> ModelPlan:
+    """Prepares `update` for a model or state dict, whose tensors stay where they are. A parameter of another dtype than
+    the published one is cast (Connection.plan)."""
+    load_torch()
+    return ModelPlan(connection or rdtd.default(), name, list(_locals(model, layout, 0)), move)
+
+
+_plans: dict[tuple[Any, ...], ModelPlan] = {}
+_MOST_PLANS = 16
+
+
+def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, layout: Layout = None,
+           timeout: Optional[float] = None, move: Any = "auto",
+           connection: Optional[rdtd.Connection] = None) -> int:
+    """Waits for a version of the name above `after` (None: the one that this model got last) and writes this rank's
+    boxes of it into the model's own memory, all from one version. Returns the version. The plan is made in the first
+    call, and again when the model's tensors have moved."""
+    load_torch()
+    connection = connection or rdtd.default()
+    locals_ = list(_locals(model, layout, 0))
+    key = (connection._session, str(name), move, tuple((l.key, l.tensor.data_ptr(), l.tensor.dtype, tuple(l.tensor.shape),
+                                                       l.start) for l in locals_))
+    if key not in _plans:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.pop(next(iter(_plans)))
+        _plans[key] = ModelPlan(connection, name, locals_, move)
+    return _plans[key].update(after, timeout=timeout).version

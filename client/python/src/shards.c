@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Versions of many parts: Conn's puts and publishes of parts, manifests, and plans. */
+#include <rdt_plan.h>
+#include <string.h>
+
+#include "rdtpy.h"
+
+struct plan {
+    PyObject_HEAD struct conn *conn;
+    rdt_plan *plan;
+    struct borrowed_set *targets;
+};
+
+/* Reads a tuple of `ndim` numbers. Returns false with an exception set. */
+static bool numbers_from(PyObject *list, Py_ssize_t i, Py_ssize_t ndim, int64_t *to)
+{
+    PyObject *tuple = PyList_GET_ITEM(list, i);
+
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != ndim) {
+        PyErr_Format(PyExc_ValueError, "tensor %zd has %zd dimensions, and its box needs a tuple of as many numbers", i, ndim);
+        return false;
+    }
+    return dims_from_tuple(tuple, to, ndim);
+}
+
+static bool are_lists(size_t count, PyObject *const *lists, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        if (!PyList_Check(lists[i]) || (size_t)PyList_GET_SIZE(lists[i]) != count) {
+            PyErr_SetString(PyExc_ValueError, "keys, shapes and starts are lists as long as that of the tensors");
+            return false;
+        }
+    }
+    return true;
+}
+
+/* _put_part(tensors, keys, global shapes, starts, visibility, timeout): puts a snapshot of tensors in host memory that are boxes of
+ * larger ones. */
+PyObject *conn_put_part(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_put_options options = RDT_INIT(options);
+    PyObject *tensors, *lists[3], *timeout, *made = NULL;
+    struct borrowed_set *set = NULL;
+    struct rdt_shard *shards = NULL;
+    int64_t *dims = NULL, *at;
+    size_t n_dims = 0;
+    struct rdt_ref value;
+    struct rdt_error err;
+    enum rdt_status status;
+    int visibility;
+
+    if (!PyArg_ParseTuple(args, "OOOOiO:_put_part", &tensors, &lists[0], &lists[1], &lists[2], &visibility, &timeout) ||
+        !timeout_from(timeout, 0, &options.timeout_ns))
+        return NULL;
+    set = borrowed_set_from(tensors, false, Py_None, "part:");
+    if (!set || !are_lists(set->count, lists, 3))
+        goto end;
+    if (set->on_gpus > 0) {
+        PyErr_SetString(PyExc_ValueError, "the tensors of a part must be in host memory");
+        goto end;
+    }
+    for (size_t i = 0; i < set->count; i++)
+        n_dims += set->tensors[i].ndim;
+    shards = PyMem_Calloc(set->count + 1, sizeof *shards);
+    at = dims = PyMem_Calloc(2 * n_dims + 1, sizeof *dims);
+    if (!shards || !dims) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    for (size_t i = 0; i < set->count; i++, at += 2 * set->tensors[i - 1].ndim) {
+        Py_ssize_t ndim = (Py_ssize_t)set->tensors[i].ndim;
+
+        shards[i].key = PyUnicode_AsUTF8(PyList_GET_ITEM(lists[0], (Py_ssize_t)i));
+        if (!shards[i].key || !numbers_from(lists[1], (Py_ssize_t)i, ndim, at) ||
+            !numbers_from(lists[2], (Py_ssize_t)i, ndim, at + ndim))
+            goto end;
+        shards[i].global_shape = at;
+        shards[i].start = at + ndim;
+    }
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.visibility = (enum rdt_visibility)visibility;
+    options.shards = shards;
+    if (!conn_enter(conn))
+        goto end;
+    Py_BEGIN_ALLOW_THREADS status = rdt_put(conn->rdt, set->tensors, set->count, &options, &value, &err);
+    Py_END_ALLOW_THREADS if (status != RDT_OK)
+    {
+        raise_error(&err);
+    }
+    else
+    {
+        made = ref_new(&value, conn->closed ? NULL : conn);
+        if (!made)
+            (void)rdt_drop(conn->rdt, &value, NULL);
+    }
+    conn_leave(conn);
+end:
+    PyMem_Free(shards);
+    PyMem_Free(dims);
+    borrowed_set_free(set);
+    return made;
+}
+
+/* _publish_part(name ref, step, rank, of, object ref, visibility, timeout): starts it and returns its Request. */
+PyObject *conn_publish_part(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_part_options options = RDT_INIT(options);
+    struct ref *name, *object;
+    unsigned long long step;
+    unsigned rank, of;
+    PyObject *timeout, *made = NULL;
+    rdt_request *request;
+    struct rdt_error err;
+    enum rdt_status status;
+    int64_t timeout_ns;
+    int visibility;
+
+    if (!PyArg_ParseTuple(args, "O!KIIO!iO:_publish_part", &ref_type, &name, &step, &rank, &of, &ref_type, &object, &visibility,
+                          &timeout) ||
+        !timeout_from(timeout, -1, &timeout_ns) || !conn_enter(conn))
+        return NULL;
+    options.visibility = (enum rdt_visibility)visibility;
+    Py_BEGIN_ALLOW_THREADS status =
+        rdt_publish_part_start(conn->rdt, &name->ref, step, rank, of, &object->ref, &options, timeout_ns, &request, &err);
+    Py_END_ALLOW_THREADS if (status == RDT_OK) made = request_new(conn, request);
+    else(void) raise_error(&err);
+    if (made && conn->closed)
+        rdt_cancel(request);
+    conn_leave(conn);
+    return made;
+}
+
+/* _part_version(request): of _publish_part, when it has ended well. */
+PyObject *conn_part_version(PyObject *self, PyObject *request)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_error err;
+    uint64_t version;
+
+    if (!PyObject_TypeCheck(request, &request_type) || !((struct request *)request)->request) {
+        PyErr_SetString(PyExc_TypeError, "expected a Request of this connection");
+        return NULL;
+    }
+    (void)conn;
+    if (rdt_part_version(((struct request *)request)->request, &version, &err) != RDT_OK)
+        return raise_error(&err);
+    return PyLong_FromUnsignedLongLong(version);
+}
+
+static PyObject *tuple_of(const int64_t *numbers, uint32_t n)
+{
+    PyObject *tuple = PyTuple_New((Py_ssize_t)n);
+
+    for (uint32_t i = 0; tuple && i < n; i++) {
+        PyObject *number = PyLong_FromLongLong(numbers[i]);
+
+        if (!number) {
+            Py_DECREF(tuple);
+            return NULL;
+        }
+        PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, number);
+    }
+    return tuple;
+}
+
+static PyObject *boxes_of(const rdt_manifest *manifest, size_t part, size_t n)
+{
+    PyObject *list = PyList_New(0);
+
+    for (size_t i = 0; list && i < n; i++) {
+        struct rdt_box box = {0};
+        PyObject *row = NULL;
+
+        if (rdt_manifest_box(manifest, part, i, &box, NULL) == RDT_OK)
+            row = Py_BuildValue("(ssNNN)", box.key, rdt_dtype_name(box.dtype), tuple_of(box.global_shape, box.ndim),
+                                tuple_of(box.start, box.ndim), tuple_of(box.count, box.ndim));
+        if (!row || PyList_Append(list, row) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+/* _manifest(name ref, timeout): (version, step, [(Ref, [(key, dtype, global shape, start, shape)])]) */
+PyObject *conn_manifest(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_manifest_info info;
+    rdt_manifest *manifest;
+    struct ref *name;
+    PyObject *timeout, *parts;
+    struct rdt_error err;
+    enum rdt_status status;
+    int64_t timeout_ns;
+
+    if (!PyArg_ParseTuple(args, "O!O:_manifest", &ref_type, &name, &timeout) || !timeout_from(timeout, -1, &timeout_ns) ||
+        !conn_enter(conn))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS status = rdt_manifest_fetch(conn->rdt, &name->ref, timeout_ns, &manifest, &err);
+    Py_END_ALLOW_THREADS if (status != RDT_OK)
+    {
+        conn_leave(conn);
+        return raise_error(&err);
+    }
+    rdt_manifest_info(manifest, &info);
+    parts = PyList_New(0);
+    for (size_t i = 0; parts && i < info.parts; i++) {
+        struct rdt_ref ref;
+        size_t n = 0;
+        PyObject *row = NULL;
+
+        if (rdt_manifest_part(manifest, i, &ref, &n, NULL) == RDT_OK)
+            row = Py_BuildValue("(NN)", ref_new(&ref, NULL), boxes_of(manifest, i, n));
+        if (!row || PyList_Append(parts, row) < 0)
+            Py_CLEAR(parts);
+        Py_XDECREF(row);
+    }
+    Py_BEGIN_ALLOW_THREADS rdt_manifest_release(manifest);
+    Py_END_ALLOW_THREADS conn_leave(conn);
+    return parts ? Py_BuildValue("(KKN)", (unsigned long long)info.version, (unsigned long long)info.step, parts) : NULL;
+}
+
+/* _plan(name ref, targets, keys, starts, move): see Connection.plan. */
+PyObject *conn_plan(PyObject *self, PyObject *args)
+{
+    struct conn *conn = (struct conn *)self;
+    struct rdt_plan_options options = RDT_INIT(options);
+    PyObject *targets, *lists[2];
+    struct rdt_want *wants = NULL;
+    int64_t *dims = NULL, *at;
+    size_t n_dims = 0;
+    struct plan *plan = NULL;
+    struct borrowed_set *set;
+    struct ref *name;
+    struct rdt_error err;
+    enum rdt_status status;
+    int move;
+
+    if (!PyArg_ParseTuple(args, "O!OOOi:_plan", &ref_type, &name, &targets, &lists[0], &lists[1], &move))
+        return NULL;
+    set = borrowed_set_from(targets, true, Py_None, "plan:");
+    if (!set || !are_lists(set->count, lists, 2))
+        goto end;
+    if (set->on_gpus > 0) {
+        PyErr_SetString(PyExc_ValueError, "a plan writes to host memory");
+        goto end;
+    }
+    for (size_t i = 0; i < set->count; i++)
+        n_dims += set->tensors[i].ndim;
+    wants = PyMem_Calloc(set->count + 1, sizeof *wants);
+    at = dims = PyMem_Calloc(n_dims + 1, sizeof *dims);
+    if (!wants || !dims) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    for (size_t i = 0; i < set->count; at += set->tensors[i++].ndim) {
+        const struct rdt_tensor *tensor = &set->tensors[i];
+
+        wants[i] = (struct rdt_want){.key = PyUnicode_AsUTF8(PyList_GET_ITEM(lists[0], (Py_ssize_t)i)),
+                                     .ndim = tensor->ndim,
+                                     .start = at,
+                                     .count = tensor->shape,
+                                     .dtype = tensor->dtype,
+                                     .data = tensor->data,
+                                     .strides = tensor->strides};
+        if (!wants[i].key || !numbers_from(lists[1], (Py_ssize_t)i, (Py_ssize_t)tensor->ndim, at))
+            goto end;
+    }
+    plan = PyObject_New(struct plan, &plan_type);
+    if (!plan)
+        goto end;
+    plan->conn = NULL;
+    plan->plan = NULL;
+    plan->targets = NULL;
+    if (!conn_enter(conn)) {
+        Py_CLEAR(plan);
+        goto end;
+    }
+    options.move = (enum rdt_plan_move)move;
+    status = rdt_plan_create(conn->rdt, &name->ref, wants, set->count, &options, &plan->plan, &err);
+    conn_leave(conn);
+    if (status != RDT_OK) {
+        plan->plan = NULL;
+        Py_CLEAR(plan);
+        raise_error(&err);
+        goto end;
+    }
+    Py_INCREF(conn);
+    plan->conn = conn;
+    plan->targets = set;
+    set = NULL;
+end:
+    PyMem_Free(wants);
+    PyMem_Free(dims);
+    borrowed_set_free(set);
+    return (PyObject *)plan;
+}
+
+/* run(after, timeout): a dict */
+static PyObject *plan_run(PyObject *self, PyObject *args)
+{
+    struct plan *plan = (struct plan *)self;
+    struct rdt_plan_run run;
+    unsigned long long after;
+    struct rdt_error err;
+    enum rdt_status status;
+    PyObject *timeout;
+    int64_t timeout_ns;
+
+    if (!PyArg_ParseTuple(args, "KO:run", &after, &timeout) || !timeout_from(timeout, -1, &timeout_ns) ||
+        !conn_enter(plan->conn))
+        return NULL;
+    CONN_CALL(plan->conn, status = rdt_plan_run(plan->plan, after, timeout_ns, &run, &err));
+    if (status != RDT_OK)
+        return raise_error(&err);
+    return Py_BuildValue("{s:K,s:K,s:O,s:n,s:n,s:K,s:K,s:d,s:d,s:d}", "version", (unsigned long long)run.version, "step",
+                         (unsigned long long)run.step, "planned", run.planned ? Py_True : Py_False, "parts",
+                         (Py_ssize_t)run.parts, "pieces", (Py_ssize_t)run.pieces, "bytes", (unsigned long long)run.bytes,
+                         "bytes_moved", (unsigned long long)run.bytes_moved, "wait_s", (double)run.wait_ns / 1e9, "fetch_s",
+                         (double)run.fetch_ns / 1e9, "copy_s", (double)run.copy_ns / 1e9);
+}
+
+static void plan_dealloc(PyObject *self)
+{
+    struct plan *plan = (struct plan *)self;
+
+    rdt_plan_destroy(plan->plan); /* uses no connection */
+    borrowed_set_free(plan->targets);
+    Py_XDECREF(plan->conn);
+    PyObject_Free(self);
+}
+
+static PyMethodDef plan_methods[] = {
+    {"run", plan_run, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject plan_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "rdtd._rdt.Plan",
+    .tp_basicsize = sizeof(struct plan),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_dealloc = plan_dealloc,
+    .tp_methods = plan_methods,
+};

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of many parts from Python, with numpy arrays and between two nodes. shards_torch.py uses torch."""
+from __future__ import annotations
+
+import rdtd
+from nodes import LONG, Node, Skipped, main, raises, until
+
+try:
+    import numpy
+except ImportError:
+    numpy = None  # type: ignore[assignment]
+
+
+def test_parts_and_plans() -> None:
+    if numpy is None:
+        raise Skipped("numpy is not installed")
+    w = numpy.arange(64 * 96, dtype="f4").reshape(64, 96)
+    with Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as trainer, \
+            rdtd.connect(b.socket) as other, rdtd.connect(b.socket) as reader:
+        home = rdtd.Ref.from_name("policy", address=trainer.node["address"])
+        for step in (1, 2):
+            value = w * step
+            first = trainer.put_part({"w": rdtd.Box(value[:32], (64, 96)), "bias": value[0].copy()})
+            request = trainer.start_part(home, step, 0, 2, first, timeout=LONG)
+            version = other.publish_part(home, step, 1, 2, {"w": rdtd.Box(value[32:], (64, 96), (32, 0))}, timeout=LONG)
+            request.result()
+            assert version == step
+            manifest = reader.manifest(home, timeout=LONG)
+            assert (manifest.version, manifest.step, len(manifest.parts)) == (version, step, 2)
+            assert manifest.parts[1].shards == [rdtd.Shard("w", "f32", (64, 96), (32, 0), (32, 96))]
+            columns, bias = numpy.zeros((64, 10), "f4"), numpy.zeros(96, "f2")
+            plan = reader.plan(home, {"w": rdtd.Box(columns, start=(0, 7)), "bias": bias})
+            ran = plan.run(timeout=LONG)
+            assert ran.version == version and ran.planned and ran.bytes == columns.nbytes + bias.nbytes
+            assert (columns == value[:, 7:17]).all() and (bias == value[0].astype("f2")).all()
+            with raises(rdtd.TimedOut):
+                plan.run(timeout=0.05)
+        said = b.ctl("shards", "policy", "--node", trainer.node["address"])
+        assert "version 2, step 2: complete, 2 parts" in said and "[32:64, 0:96]" in said, said
+        waiting = trainer.start_part(home, 9, 1, 3, first, timeout=LONG)
+        until(lambda: "step 9: 1 of 3 parts" in a.ctl("shards", "policy"), "the step is listed")
+        assert "missing: 0 2" in a.ctl("shards", "policy")
+        waiting.cancel()
+        until(lambda: "last failure" in a.ctl("shards", "policy"), "the failure is listed")
+        assert "stopped waiting" in a.ctl("shards", "policy", "--json")
+        with raises(rdtd.Invalid, 'tensor "w": no rank has published the box [32:64, 0:96]'):
+            trainer.publish_part(home, 3, 0, 1, {"w": rdtd.Box(w[:32], (64, 96))}, timeout=LONG)
+        with raises(rdtd.NotFound, 'no tensor "v"'):
+            reader.plan(home, {"v": numpy.zeros(3, "f4")}).run(timeout=LONG)
+        with raises(rdtd.Unsupported, "no cast"):
+            reader.plan(home, {"bias": numpy.zeros(96, "i4")}).run(timeout=LONG)
+        with raises(ValueError):
+            reader.plan(home, {"bias": rdtd.Box(bias, start=(0, 0))})
+        trainer.unpublish(home)
+        del request, plan, first, waiting
+
+
+if __name__ == "__main__":
+    main(globals())
