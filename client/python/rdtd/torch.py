@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Union
 
-import torch
+import torch  # type: ignore[import]
 
 import rdtd
 
@@ -41,8 +41,9 @@ def _state(model: Any) -> Mapping[str, Any]:
 
 
 def _of_dtensor(key: str, value: Any) -> _Local:
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed.tensor import Replicate  # type: ignore[import]
+    from torch.distributed.tensor._utils import (  # type: ignore[import]
+        compute_local_shape_and_global_offset)
 
     mesh, placements = value.device_mesh, value.placements
     for placement in placements:
