@@ -401,7 +401,9 @@ static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_stat
     status->stored_names = from->stored_names;
     status->stored_bytes = from->stored_bytes;
     status->stores_done = from->stores_done;
+    status->stores_bytes = from->stores_bytes;
     status->stores_failed = from->stores_failed;
+    (void)snprintf(status->storage_dir, sizeof status->storage_dir, "%s", from->storage_dir);
     status->storage_restored = from->storage_restored;
     status->storage_bad_files = from->storage_bad_files;
     status->spilled_objects = from->spilled_objects;

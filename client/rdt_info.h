@@ -189,10 +189,12 @@ struct rdt_daemon_status {
     int64_t crl_expires_s;         /* the same of its list of revoked certificates */
     /* What is in the storage directory (rdt_store): objects, names, and bytes of the files of objects. */
     uint64_t stored_objects, stored_names, stored_bytes;
-    uint64_t stores_done, stores_failed; /* since the start: objects that were stored; objects and versions that could not be */
-    uint64_t storage_restored;           /* objects that the daemon found there when it started */
-    uint64_t storage_bad_files;          /* files that it found there and could not use */
+    uint64_t stores_done, stores_bytes;      /* objects that were stored since the start, and the bytes written for them */
+    uint64_t stores_failed;                  /* objects and versions of names that could not be stored since the start */
+    uint64_t storage_restored;               /* objects that the daemon found there when it started */
+    uint64_t storage_bad_files;              /* files that it found there and could not use */
     uint64_t spilled_objects, spilled_bytes; /* stored objects whose memory was given up for their files, since the start */
+    char storage_dir[1024];                  /* "": nothing is stored; a longer path is cut off */
 };
 
 /* Writes the daemon's state, as many of the members as status_p->struct_size has room for. */

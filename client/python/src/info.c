@@ -306,16 +306,17 @@ static PyObject *status_dict(const struct rdt_daemon_status *s)
         {"stored_names", s->stored_names},
         {"stored_bytes", s->stored_bytes},
         {"stores_done", s->stores_done},
+        {"stores_bytes", s->stores_bytes},
         {"stores_failed", s->stores_failed},
         {"storage_restored", s->storage_restored},
         {"storage_bad_files", s->storage_bad_files},
         {"spilled_objects", s->spilled_objects},
         {"spilled_bytes", s->spilled_bytes},
     };
-    PyObject *dict =
-        Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N,s:O}", "version", s->version, "node", s->node, "boot_id",
-                      s->boot_id, "state", s->state, "address", s->address, "socket", s->socket, "pid", (int)s->pid, "uptime",
-                      seconds(s->uptime_ns), "backends", words(s->backends), "keeper_up", s->keeper_up ? Py_True : Py_False);
+    PyObject *dict = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N,s:O,s:s}", "version", s->version, "node", s->node,
+                                   "boot_id", s->boot_id, "state", s->state, "address", s->address, "socket", s->socket, "pid",
+                                   (int)s->pid, "uptime", seconds(s->uptime_ns), "backends", words(s->backends), "keeper_up",
+                                   s->keeper_up ? Py_True : Py_False, "storage_dir", s->storage_dir);
 
     if (dict && !set_counts(dict, counts, sizeof counts / sizeof *counts))
         Py_CLEAR(dict);
