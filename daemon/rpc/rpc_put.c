@@ -133,9 +133,11 @@ static void begin_to_store(struct call *call, struct object *object)
 {
     struct rdt_error why;
 
-    if (storage_store(call->rpc->storage, object, &why) != RDT_OK)
-        log_warn("obj %016llx of uid %u is not stored: %s", (unsigned long long)object->generation, object->account->owner.uid,
-                 why.msg);
+    if (storage_store(call->rpc->storage, object, &why) == RDT_OK)
+        return;
+    call->rpc->storage->n_failed++;
+    log_debug("obj %016llx of uid %u is not stored: %s", (unsigned long long)object->generation, object->account->owner.uid,
+              why.msg);
 }
 
 static void answer(struct call *call, struct object *object)

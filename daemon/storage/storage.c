@@ -236,8 +236,8 @@ static void store_failed(struct stored *stored, struct store_work *store)
     } else {
         rdt_error_prefix(&err, "storing object \"%.*s\" in %s/%016" PRIx64 ".safetensors", (int)store->facts.id_bytes,
                          (const char *)store->facts.id, storage->directory, stored->generation);
-        log_warn("%s; the object stays in memory", err.msg);
-        storage->n_failed++;
+        if (++storage->n_failed <= STORAGE_MAX_WARNED)
+            log_warn("%s; the object stays in memory", err.msg);
     }
     give_up(stored, &err);
 }

@@ -127,7 +127,8 @@ static void done_write(struct record_work *record)
         storage->n_failed++;
         rdt_error_prefix(&record->err, "storing version %" PRIu64 " of a name in %s/%s", claim->version, storage->directory,
                          name->file);
-        log_warn("%s; it is published, but not stored", record->err.msg);
+        if (storage->n_failed <= STORAGE_MAX_WARNED)
+            log_warn("%s; it is published, but not stored", record->err.msg);
         name->asked = name->version;
         stored_fail_waiters(stored, &record->err);
     }
