@@ -397,7 +397,7 @@ Test(storage_files, other_users_see_what_they_saw_before)
 Test(storage_files, other_node_fetches_what_was_restored)
 {
     static struct cluster cluster;
-    struct cluster_options options = {.no_meeting = true};
+    struct cluster_options options = {.no_meeting = true, .stream = true};
     struct rdt_ref name;
     char flag[200];
     const char *flags[] = {flag, NULL};
