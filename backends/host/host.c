@@ -402,7 +402,8 @@ static enum rdt_status restore_file(int take_fd, uint64_t offset, uint64_t bytes
     if (flags < 0 || fstat(take_fd, &st))
         return rdt_error_sys(err, errno, "examining a file of stored tensors");
     if (!S_ISREG(st.st_mode) || (flags & O_ACCMODE) != O_RDONLY || (flags & O_PATH))
-        return rdt_error_set(err, RDT_INVALID, "the descriptor of stored tensors is no regular file that was opened for reading");
+        return rdt_error_set(err, RDT_INVALID,
+                             "the descriptor of stored tensors is no regular file that was opened for reading");
     if (bytes == 0 || offset % values.page_bytes || (uint64_t)st.st_size < offset || (uint64_t)st.st_size - offset < bytes)
         return rdt_error_set(err, RDT_INVALID, "the file of stored tensors has %llu bytes, fewer than %llu at offset %llu",
                              (unsigned long long)st.st_size, (unsigned long long)bytes, (unsigned long long)offset);

@@ -419,7 +419,8 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
         return status;
     if (!kind->ops.restore)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot restore memory", kind->name);
-    if (image->id < regions->next_id || (image->origin > REGION_SNAPSHOT && image->origin != REGION_FILE) || image->bytes == 0 || image->room < image->bytes)
+    if (image->id < regions->next_id || (image->origin > REGION_SNAPSHOT && image->origin != REGION_FILE) ||
+        image->bytes == 0 || image->room < image->bytes)
         return rdt_error_set(err, RDT_INVALID, "the record of region %llu is wrong", (unsigned long long)image->id);
     regions->next_id = image->id;
     status = region_new(regions, kind, NULL, image->bytes, image->origin, account, image->client, 1, &region, err);

@@ -227,7 +227,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     if (region->filled_bytes > 0 && !region_orphans_watch(regions->orphans, region, region->filled_bytes, true))
         regions_uncharge(regions, region->filled_bytes);
     if (was_exported && !discards && region_orphans_watch(regions->orphans, region, region->room, !victims) && !victims)
-        filled->bytes = 0;                /* region_orphans.c takes the charge off when no process has the memory */
+        filled->bytes = 0; /* region_orphans.c takes the charge off when no process has the memory */
     if ((region->origin == REGION_IMPORTED || written) && block) { /* a client can make it slow to close memory that it sent */
         block->slowed_by = account_ref(region->account);
         block->room = block->bytes;

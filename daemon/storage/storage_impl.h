@@ -10,7 +10,7 @@
 #include "daemon/storage/storage_file.h"
 
 #define STORAGE_MAX_WARNED 100u /* failures are logged up to this many; all are counted, and told to whoever waits */
-#define LANE_FILES 1u /* records and removals, in the order of their submission */
+#define LANE_FILES 1u           /* records and removals, in the order of their submission */
 
 enum stored_state { STORED_QUEUED, STORED_WRITING, STORED_DURABLE };
 
