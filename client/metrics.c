@@ -260,7 +260,7 @@ static void put_directory(const struct text *text, const Rdt__Pb__MetricsReply *
         {"rdtd_directory_errors", "_total", "", "Readings of the provider that failed.", COUNTER},
     };
 
-    for (size_t f = 0; from->n_providers > 0 && f < sizeof families / sizeof families[0]; f++) {
+    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         family(text, families[f].type, families[f].name, families[f].unit, families[f].help);
         for (size_t i = 0; i < from->n_providers; i++) {
             const Rdt__Pb__ProviderInfo *row = from->providers[i];

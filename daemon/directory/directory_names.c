@@ -11,6 +11,7 @@
 #include "proto/wire_limits.h"
 
 #define TICK_NS INT64_C(1000000000)
+#define NUMBER_MAX (UINT64_C(1) << 62) /* of versions and epochs: they only grow, and must never wrap */
 
 bool directory_names_active(const struct directory_names *all)
 {
@@ -193,6 +194,8 @@ static enum rdt_status check(const Rdt__Pb__Name *message, struct rdt_error *err
         return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has no name or no owner");
     if (strlen(message->address) > RDT_MAX_ADDRESS_BYTES || strlen(message->owner->tenant) > 32)
         return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has a text that is too long");
+    if (message->version > NUMBER_MAX || message->epoch > NUMBER_MAX)
+        return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has an impossible version or epoch");
     return RDT_OK;
 }
 

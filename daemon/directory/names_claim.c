@@ -259,6 +259,25 @@ void claim_waiter_remove(struct claim_waiter *waiter)
 
 /* ---- changes ---- */
 
+/* Other nodes may have the name. */
+static void tell_end(const struct name_claim *claim)
+{
+    struct directory_names *all = claim->all;
+    struct name_place place;
+    struct name_homes homes;
+
+    if (claim->state == CLAIM_LOST)
+        return;
+    place_here(claim, &place);
+    names_homes_of(all, &claim->key, &homes);
+    for (unsigned i = 0; i < homes.n; i++) {
+        if (!homes.peer[i])
+            names_home_end(all, &claim->key, &place);
+        else
+            (void)names_send(all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_END, &claim->key, &place);
+    }
+}
+
 void directory_names_changed(struct directory_names *all, const struct name *name)
 {
     struct name_key key;
@@ -283,18 +302,8 @@ void directory_names_changed(struct directory_names *all, const struct name *nam
             (void)deadline_set(all->deadlines, &all->flush, INT64_C(2000000));
         return;
     }
-    if (claim->state != CLAIM_LOST) {
-        struct name_place place;
-        struct name_homes homes;
-        place_here(claim, &place);
-        names_homes_of(all, &key, &homes);
-        for (unsigned i = 0; i < homes.n; i++) {
-            if (!homes.peer[i])
-                names_home_end(all, &key, &place);
-            else
-                (void)names_send(all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_END, &key, &place);
-        }
-    }
+    tell_end(claim);
+    claim->version = 0;
     if (list_empty(&claim->waiters))
         claim_free(claim);
 }
@@ -315,10 +324,12 @@ void names_claims_tick(struct directory_names *all)
         struct name_claim *claim = container_of(list_first(&all->claimed), struct name_claim, link);
         if (now - claim->told_ns < (uint64_t)NAMES_REGISTER_NS)
             return;
-        if (claim->version == 0 && claim->told_ns > 0 && list_empty(&claim->waiters))
-            claim_free(claim); /* it was claimed, and never published */
-        else
+        if (claim->version == 0 && claim->told_ns > 0 && list_empty(&claim->waiters)) {
+            tell_end(claim); /* it was claimed, and never published */
+            claim_free(claim);
+        } else {
             ask(claim);
+        }
     }
 }
 

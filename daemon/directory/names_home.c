@@ -39,12 +39,16 @@ static struct name_record *record_get(struct directory_names *all, const struct 
     return record;
 }
 
-/* Whether the node that has the name has not been heard of for so long that another one may have it. */
+/* Whether the node that has the name has not been heard of for so long that another one may have it: it has been away, or it has
+ * come back without the name. */
 static bool is_stale(const struct directory_names *all, const struct name_record *record)
 {
     const struct peer *peer = all->peers ? peers_known(all->peers, record->place.node) : NULL;
+    uint64_t now = uv_hrtime();
 
-    return uv_hrtime() - record->heard_ns > NAMES_STALE_NS && !(peer && peer->state == PEER_UP);
+    if (now - record->heard_ns <= NAMES_STALE_NS)
+        return false;
+    return !peer || peer->state != PEER_UP || (peer->since_ns > record->heard_ns && now - peer->since_ns > NAMES_STALE_NS);
 }
 
 static void tell_seekers(struct directory_names *all, struct name_record *record)

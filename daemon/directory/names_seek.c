@@ -123,11 +123,12 @@ void name_seeker_remove(struct name_seeker *seeker)
 {
     struct name_seek *seek = seeker->seek;
 
-    if (!seek)
+    if (!seeker->link.next)
         return;
-    seeker->seek = NULL;
     list_remove(&seeker->link);
-    settle(seek);
+    seeker->seek = NULL;
+    if (seek)
+        settle(seek);
 }
 
 void names_seek_found(struct directory_names *all, const struct name_key *key, const struct name_place *place)

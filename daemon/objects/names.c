@@ -370,7 +370,9 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
     }
     if (name->version == 0)
         name->version = names->forgotten;
-    name->version = version > 0 ? version : name->version + 1;
+    if (version == 0)
+        version = (name->version > name->floor ? name->version : name->floor) + 1;
+    name->version = version;
     *version_p = name->version;
     set_lease(name, publish->lease, publish->ttl_ns);
     name->session = publish->session;
@@ -402,8 +404,8 @@ void names_set_floor(struct names *names, const struct owner *owner, const uint8
 {
     struct name *name = find(names, owner, id, id_bytes);
 
-    if (name && name->version > 0 && name->version < version)
-        name->version = version;
+    if (name && name->version > 0)
+        name->floor = version;
     else if ((!name || name->version == 0) && names->forgotten < version)
         names->forgotten = version; /* new names start above it */
 }

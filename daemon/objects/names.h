@@ -64,6 +64,7 @@ struct name {
     struct account *account; /* of its owner; one reference */
     uint64_t number;
     uint64_t version;  /* the newest one; 0: none was published yet */
+    uint64_t floor;    /* the next one is above it, too; 0: see names_set_floor */
     uint64_t since_ns; /* when that version was published */
     /* The object of that version, with a hold. NULL: it was freed by force, or the name is not published. */
     struct object *object;
