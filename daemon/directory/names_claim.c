@@ -89,6 +89,17 @@ static enum rdt_status refuse(const struct name_claim *claim, struct rdt_error *
                          (unsigned long long)claim->other.version);
 }
 
+/* The homes are told again soon. */
+static void tell_again(struct name_claim *claim, int64_t delay_ns)
+{
+    struct directory_names *all = claim->all;
+
+    if (list_empty(&claim->by_dirty))
+        list_append(&all->dirty, &claim->by_dirty);
+    if (deadline_left_ns(&all->flush) < 0)
+        (void)deadline_set(all->deadlines, &all->flush, delay_ns);
+}
+
 /* All homes have answered, or are away. */
 static void decide(struct name_claim *claim)
 {
@@ -106,8 +117,10 @@ static void decide(struct name_claim *claim)
     deadline_unset(all->deadlines, &claim->patience);
     ties = granted > 0 && granted == refused && memcmp(all->node->uuid, claim->other.node, 16) < 0;
     lost = refused > 0 && refused >= granted && !ties;
-    if (!lost && refused > 0) /* the homes that know another node must give it up */
+    if (!lost && refused > 0) { /* the homes that know another node must give it up */
         claim->epoch = (claim->epoch > claim->other.epoch ? claim->epoch : claim->other.epoch) + 1;
+        tell_again(claim, INT64_C(100000000));
+    }
     if (lost && claim->state != CLAIM_LOST) {
         all->n_refused++;
         (void)refuse(claim, &err);
@@ -296,10 +309,7 @@ void directory_names_changed(struct directory_names *all, const struct name *nam
         return;
     claim->version = name->version;
     if (name->published) {
-        if (list_empty(&claim->by_dirty))
-            list_append(&all->dirty, &claim->by_dirty);
-        if (deadline_left_ns(&all->flush) < 0)
-            (void)deadline_set(all->deadlines, &all->flush, INT64_C(2000000));
+        tell_again(claim, INT64_C(2000000));
         return;
     }
     tell_end(claim);

@@ -187,6 +187,26 @@ named b && named c || bad "nodes are forgotten without a name server: $(ctl d no
 ctl d metrics | says '^rdtd_directory_errors_total{source="dns"} [1-9]' || bad "no metric of the failed look-ups"
 has d weights v4.npy || bad "a name is lost with the name server"
 
-for node in a b c d; do stop $node; done
+# ---- two nodes that could not talk have published one name ----
+
+address[e]=127.0.0.6:7411 address[f]=127.0.0.7:7411
+printf 'e %s\nf %s\n' "${address[e]}" "${address[f]}" >pair
+start e "nodes = $dir/pair"
+publish e v1.npy both >/dev/null || bad "e cannot publish alone"
+kill -STOP "${pid[e]}"
+start f "nodes = $dir/pair"
+publish f v2.npy both >/dev/null || bad "f cannot publish alone"
+kill -CONT "${pid[e]}"
+until_true link e f file up
+winner=e loser=f file=v1.npy
+[[ $(ctl e status --json | grep '"node"') < $(ctl f status --json | grep '"node"') ]] || winner=f loser=e file=v2.npy
+until_true has $loser both $file
+has $winner both $file || bad "the two nodes do not agree on a name"
+if publish $loser v3.npy both 2>why; then bad "the loser publishes on"; fi
+grep -q "EXISTS: .*on node $winner" why || bad "$(cat why)"
+publish $winner v3.npy both >/dev/null || bad "the winner cannot publish"
+has $loser both v3.npy --after 1 || bad "the loser does not find the winner's next version"
+
+for node in a b c d e f; do stop $node; done
 grep -l 'AddressSanitizer\|runtime error' ./*/log && bad "a sanitizer has found something"
 ((failures == 0))
