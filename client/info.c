@@ -373,6 +373,8 @@ static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_stat
     status->fetches_joined = from->fetches_joined;
     status->fetches_from_replicas = from->fetches_from_replicas;
     status->redirected = from->redirected;
+    status->redirected_again = from->redirected_again;
+    status->slow_readers = from->slow_readers;
     status->fell_back = from->fell_back;
     (void)snprintf(status->node, sizeof status->node, "%s", from->node);
     (void)snprintf(status->boot_id, sizeof status->boot_id, "%s", from->boot_id);

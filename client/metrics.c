@@ -183,6 +183,10 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
     counter(text, "rdtd_fetches_from_replicas", "", "Fetches that a replica on this node answered.",
             from->fetches_from_replicas);
     counter(text, "rdtd_pulls_redirected", "", "Pulls of other nodes that were sent to a replica elsewhere.", from->redirected);
+    counter(text, "rdtd_pulls_redirected_again", "", "Of these, pulls that had come back from another replica.",
+            from->redirected_again);
+    counter(text, "rdtd_slow_readers", "", "Reports that a node which reads a snapshot of this one is slow.",
+            from->slow_readers);
 }
 
 /* ---- what METRICS says ---- */

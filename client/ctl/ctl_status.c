@@ -56,8 +56,8 @@ static void print(const Rdt__Pb__StatusReply *s)
            s->fetches_joined, s->fetches_from_replicas, s->fell_back);
     printf("busy polls %" PRIu64 ", of which %" PRIu64 " found no message\n", s->busy_polls, s->busy_polls_missed);
     printf("replicas   %s in %" PRIu64 " replicas of other nodes' snapshots; %" PRIu64
-           " pulls were redirected to other replicas\n",
-           ctl_human_bytes(s->replica_bytes, a), s->replicas, s->redirected);
+           " pulls were redirected to other replicas, %" PRIu64 " of them again; %" PRIu64 " reports of slow readers\n",
+           ctl_human_bytes(s->replica_bytes, a), s->replicas, s->redirected, s->redirected_again, s->slow_readers);
     printf("bytes      %s in, %s out, %s within the node\n", ctl_human_bytes(s->bytes_in, a), ctl_human_bytes(s->bytes_out, b),
            ctl_human_bytes(s->bytes_local, c));
     printf("backends  ");

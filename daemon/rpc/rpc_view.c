@@ -105,6 +105,8 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.storage_bad_files = rpc->storage->n_bad;
     reply.spilled_objects = rpc->storage->n_spilled;
     reply.spilled_bytes = rpc->storage->spilled_bytes;
+    reply.redirected_again = transfers.redirected_again;
+    reply.slow_readers = transfers.slow_readers;
     reply.socket = rpc->options->socket;
     list_for_each (node, plugins_memory_kinds(rpc->plugins))
         n += container_of(node, struct memory_kind, link)->available;

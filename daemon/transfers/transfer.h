@@ -198,6 +198,8 @@ struct transfers_stats {
     uint64_t replicas, replica_bytes; /* of other nodes' snapshots on this node, now */
     uint64_t replica_fetches;         /* fetches that such a replica answered */
     uint64_t redirected;              /* pulls of other nodes that were sent to a replica elsewhere */
+    uint64_t redirected_again;        /* of these, pulls that had come back from another replica */
+    uint64_t slow_readers;            /* reports that a node which reads a snapshot of this one is slow */
 };
 void transfers_stats(const struct transfers *transfers, struct transfers_stats *stats_p);
 

@@ -88,7 +88,9 @@ void transfers_stats(const struct transfers *transfers, struct transfers_stats *
                                         .replicas = map_count(&transfers->replicas.by_origin),
                                         .replica_bytes = transfers->replicas.bytes,
                                         .replica_fetches = transfers->replicas.served,
-                                        .redirected = transfers->directory.redirected};
+                                        .redirected = transfers->directory.redirected,
+                                        .redirected_again = transfers->directory.moved,
+                                        .slow_readers = transfers->directory.slow};
     for (unsigned i = 0; i < TRANSFER_PATHS; i++)
         for (unsigned outcome = 0; outcome < TRANSFER_OUTCOMES; outcome++)
             stats_p->ended[outcome] += transfers->paths[i].ended[outcome];

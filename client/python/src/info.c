@@ -287,6 +287,8 @@ static PyObject *status_dict(const struct rdt_daemon_status *s)
         {"fetches_joined", s->fetches_joined},
         {"fetches_from_replicas", s->fetches_from_replicas},
         {"redirected", s->redirected},
+        {"redirected_again", s->redirected_again},
+        {"slow_readers", s->slow_readers},
         {"fell_back", s->fell_back},
         {"busy_polls", s->busy_polls},
         {"busy_polls_missed", s->busy_polls_missed},
