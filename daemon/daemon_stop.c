@@ -104,7 +104,7 @@ static void close_transfers(void *arg)
     shards_clear(&daemon->rpc.shards); /* they hold objects, here and on other nodes */
     holds_clear(&daemon->rpc.holds);
     if (daemon->options->keeper[0] != '\0') /* the next daemon has the names again: other nodes must not take them */
-        daemon->names.on_change = NULL;
+        directory_names_mute(&daemon->directory_names);
     names_clear(&daemon->names); /* names hold objects, and the work pool, which frees their memory, still runs */
     transfers_close(&daemon->transfers, close_groups, daemon);
 }

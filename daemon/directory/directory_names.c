@@ -262,12 +262,17 @@ void directory_names_start(struct directory_names *all)
     (void)deadline_set(all->deadlines, &all->tick, TICK_NS);
 }
 
+void directory_names_mute(struct directory_names *all)
+{
+    if (all->observer.on_change) /* NULL: no other node can be asked */
+        list_remove(&all->observer.link);
+}
+
 void directory_names_close(struct directory_names *all)
 {
     if (!all->tick.on_passed) /* it was never started */
         return;
-    if (all->observer.on_change)
-        list_remove(&all->observer.link);
+    directory_names_mute(all);
     deadline_unset(all->deadlines, &all->tick);
     deadline_unset(all->deadlines, &all->flush);
     names_claims_close(all);

@@ -83,6 +83,9 @@ struct name_seeker {
 void directory_names_start(struct directory_names *all);
 void directory_names_close(struct directory_names *all);
 
+/* From now on other nodes do not hear what happens to names of this one. */
+void directory_names_mute(struct directory_names *all);
+
 /* Whether names are looked up at other nodes: the option names is nodes, and the node table is not empty. */
 bool directory_names_active(const struct directory_names *all);
 
