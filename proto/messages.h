@@ -46,15 +46,15 @@
     X(42, LOG_LEVEL, log_level, log_level_reply, VERB_ADMIN, "")                                                               \
     X(43, RELOAD, reload, reload_reply, VERB_ADMIN | VERB_NOT_DRAINING, "")                                                    \
     X(44, DRAIN, drain, empty, VERB_ADMIN, "")                                                                                 \
-    X(90, STORE, store, store_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING | VERB_REPEATABLE,     \
-      "the object was not stored")                                                                                             \
     X(50, READY, ready, empty, VERB_REPEATABLE, "")                                                                            \
     X(51, RESUME, resume, resume_reply, VERB_KEEPS_REQUEST, "")                                                                \
     X(52, CLOSE, close, empty, VERB_REPEATABLE, "")                                                                            \
-    X(70, PUBLISH_PART, publish_part, publish_part_reply,                                                                      \
-      VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING, "the version was not complete")                      \
-    X(71, SHARDS, shards, shards_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                    \
-    X(60, NODES, nodes, nodes_reply, VERB_REPEATABLE, "")
+    X(60, NODES, nodes, nodes_reply, VERB_REPEATABLE, "")                                                                      \
+    X(70, PUBLISH_PART, publish_part, publish_part_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING,  \
+      "the version was not complete")                                                                                          \
+    X(71, SHARDS, shards, shards_reply, VERB_FOR_PEERS | VERB_REPEATABLE, "")                                                  \
+    X(90, STORE, store, store_reply, VERB_WAITS | VERB_CANCELLABLE | VERB_FOR_PEERS | VERB_NOT_DRAINING | VERB_REPEATABLE,     \
+      "the object was not stored")
 
 /* HELLO comes first on a connection and once; daemon/conn.c handles it, since it makes the client that other
  * requests belong to. */

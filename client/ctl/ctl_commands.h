@@ -71,7 +71,7 @@ struct ctl;
       "SOURCE says where a node is known from: file and dns are the options nodes and nodes_dns, met is a node\n"       \
       "that has connected or that a ref named, self is this one. LISTED is the age of that list.")                      \
     X(shards, "NAME|REF", "lists which part of a version has which box of which tensor, and what is missing",           \
-      "For names whose versions consist of many objects (rdt_publish_part). Shows the newest complete version,\n"        \
+      "For names whose versions consist of many objects (rdt_publish_part). Shows the newest complete version,\n"       \
       "the steps that are not complete with the ranks that they lack, and why the last one failed.")                    \
     X(groups, "[create NAME MEMBER MEMBER ... | destroy NAME]", "lists, creates or destroys groups of actors",          \
       "Some transports move bytes within a group only. Without arguments the groups are listed. A MEMBER is\n"          \
