@@ -171,8 +171,6 @@ struct rdt_daemon_status {
     uint64_t fetches_joined;                           /* fetches that joined a transfer under way */
     uint64_t fetches_from_replicas;                    /* fetches that a replica on this node answered */
     uint64_t redirected;                               /* pulls of other nodes that were redirected to a replica */
-    uint64_t redirected_again;                         /* of these, pulls that had come back from another replica */
-    uint64_t slow_readers;                             /* reports that a node which reads a snapshot of this one is slow */
     uint64_t fell_back;                                /* transfers that took a slower transport than both nodes have */
     char node[33], boot_id[33];                        /* in hex, as in struct rdt_node_row */
     char backends[512];                                /* the names of the loaded backends, with blanks between them */
@@ -197,6 +195,8 @@ struct rdt_daemon_status {
     uint64_t storage_bad_files;              /* files that it found there and could not use */
     uint64_t spilled_objects, spilled_bytes; /* stored objects whose memory was given up for their files, since the start */
     char storage_dir[1024];                  /* "": nothing is stored; a longer path is cut off */
+    uint64_t redirected_again;               /* of `redirected`, pulls that had come back from another replica */
+    uint64_t slow_readers;                   /* reports that a node which reads a snapshot of this one is slow */
 };
 
 /* Writes the daemon's state, as many of the members as status_p->struct_size has room for. */
