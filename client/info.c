@@ -410,6 +410,8 @@ static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_stat
     status->storage_bad_files = from->storage_bad_files;
     status->spilled_objects = from->spilled_objects;
     status->spilled_bytes = from->spilled_bytes;
+    status->shard_versions = from->shard_versions;
+    status->shard_failures = from->shard_failures;
 }
 
 enum rdt_status rdt_daemon_status(rdt *conn, struct rdt_daemon_status *status_p, struct rdt_error *err)

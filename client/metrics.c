@@ -170,6 +170,8 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
     counter(text, "rdtd_spilled_objects", "", "Stored objects whose memory was given up for their files.",
             from->spilled_objects);
     counter(text, "rdtd_spilled_bytes", "", "The memory that these objects had.", from->spilled_bytes);
+    counter(text, "rdtd_shard_versions", "", "Versions of many parts that became complete.", from->shard_versions);
+    counter(text, "rdtd_shard_failures", "", "Versions of many parts that did not become complete.", from->shard_failures);
     counter(text, "rdtd_memory_pool_hits", "", "Allocations that the free pool served.", from->pool_hits);
     counter(text, "rdtd_memory_pool_misses", "", "Allocations that the free pool could not serve.", from->pool_misses);
     counter(text, "rdtd_memory_cache_hits", "", "Allocations that the region cache served.", from->cache_hits);

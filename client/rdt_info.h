@@ -196,6 +196,7 @@ struct rdt_daemon_status {
     uint64_t spilled_objects, spilled_bytes; /* stored objects whose memory was given up for their files, since the start */
     char storage_dir[1024];                  /* "": nothing is stored; a longer path is cut off */
     uint64_t redirected_again;               /* of `redirected`, pulls that had come back from another replica */
+    uint64_t shard_versions, shard_failures; /* versions of many parts that became complete here, and that did not */
     uint64_t slow_readers;                   /* reports that a node which reads a snapshot of this one is slow */
 };
 

@@ -408,10 +408,10 @@ static const struct {
     {"RDT030", "keeper", check_keeper},
     {"RDT031", "journal", check_journal},
     {"RDT032", "transfers", check_transfers},
+    {"RDT040", "directory", doctor_directory},
     {"RDT070", "storage", doctor_storage},
     {"RDT071", "storage-room", doctor_storage_room},
     {"RDT072", "storage-files", doctor_storage_files},
-    {"RDT040", "directory", doctor_directory},
 };
 
 enum rdt_status rpc_doctor(struct call *call, const void *request, struct rdt_error *err)
