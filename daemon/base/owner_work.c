@@ -308,6 +308,9 @@ static void collect(struct owner_work *pool)
         pool->on_ended_some(pool->watch_arg);
 }
 
+/* A pool that a blocked thread still used when the daemon ended. It ends with the process; a leak checker finds it here. */
+static struct owner_work *volatile used_to_the_end;
+
 static void on_all_closed(struct wake *wake)
 {
     struct owner_work *pool = container_of(wake, struct owner_work, wake);
@@ -324,10 +327,12 @@ static void on_all_closed(struct wake *wake)
     pthread_mutex_lock(&pool->mutex);
     last = pool->n_threads == 0;
     pthread_mutex_unlock(&pool->mutex);
-    if (last) { /* otherwise a blocked thread still uses it, and ends with the process */
+    if (last) {
         pthread_mutex_destroy(&pool->mutex);
         pthread_cond_destroy(&pool->more);
         free(pool);
+    } else {
+        used_to_the_end = pool;
     }
     if (on_closed)
         on_closed(arg);
