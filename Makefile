@@ -80,7 +80,7 @@ obj  = $(patsubst %.c,$(B)/obj/%.o,$(1))
 srcs = $(foreach d,$(1),$(wildcard $(d)/*.c))
 
 PROTO_O   := $(call obj,$(call srcs,proto)) $(GEN_O)
-CTL_C      = $(filter-out $(if $(NCURSES),,%/ctl_top.c),$(call srcs,client/ctl client/ctl/perf client/ctl/timeline))
+CTL_C      = $(filter-out $(if $(NCURSES),,%/ctl_top.c),$(call srcs,client/ctl client/ctl/files client/ctl/perf client/ctl/timeline))
 CLIENT_O  := $(call obj,$(call srcs,client client/session client/memory client/plan))
 DAEMON_O  := $(call obj,$(filter-out daemon/main.c daemon/keeper.c,$(call srcs,daemon daemon/*)))
 SUPPORT_O := $(call obj,$(call srcs,tests/support tests/support/fakes))

@@ -12,12 +12,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "client/ctl/files/ctl_npy.h"
+#include "client/ctl/files/ctl_safetensors.h"
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
-#include "ctl_npy.h"
 #include "ctl_progress.h"
-#include "ctl_safetensors.h"
 #include "ctl_table.h"
 #include "rdt.pb-c.h"
 

@@ -12,13 +12,13 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "client/ctl/files/ctl_npy.h"
+#include "client/ctl/files/ctl_safetensors.h"
 #include "client/put.h"
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_json.h"
-#include "ctl_npy.h"
 #include "ctl_progress.h"
-#include "ctl_safetensors.h"
 #include "ctl_table.h"
 #include "wire_limits.h"
 

@@ -5,7 +5,7 @@
  *   | bytes of data 3 | everything in front of them |
  */
 #include "../../client/ctl/ctl_bytes.c"
-#include "../../client/ctl/ctl_npy.c"
+#include "../../client/ctl/files/ctl_npy.c"
 #include "tests/fuzz/harness/fuzz.h"
 
 static void check(const struct npy *npy, uint64_t file_bytes)

@@ -5,9 +5,9 @@
  *   | bytes of data 3 | header |
  */
 #include "../../client/ctl/ctl_bytes.c"
-#include "../../client/ctl/ctl_safetensors.c"
+#include "../../client/ctl/files/ctl_safetensors.c"
 #undef SHOWN
-#include "../../client/ctl/ctl_safetensors_write.c"
+#include "../../client/ctl/files/ctl_safetensors_write.c"
 #include "tests/fuzz/harness/fuzz.h"
 
 static void check(const struct safetensors *file)

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "../../../client/ctl/ctl_bytes.c"
-#include "../../../client/ctl/ctl_npy.c"
+#include "../../../client/ctl/files/ctl_npy.c"
 
 /* Magic, version, length and this text; returns how many bytes. */
 static size_t front(uint8_t *file_p, unsigned major, const char *text)

@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "../../../client/ctl/ctl_bytes.c"
-#include "../../../client/ctl/ctl_safetensors.c"
-#include "../../../client/ctl/ctl_safetensors_write.c"
+#include "../../../client/ctl/files/ctl_safetensors.c"
+#include "../../../client/ctl/files/ctl_safetensors_write.c"
 
 static int file_of(const void *bytes, size_t n)
 {

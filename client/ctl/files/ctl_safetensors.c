@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads safetensors files. One rule of the format makes checking easy: the tensors, sorted by their offsets, must cover the
  * data section exactly. So there are no holes, no overlaps, and no bytes outside the tensors. */
-#include "ctl_safetensors.h"
+#include "client/ctl/files/ctl_safetensors.h"
 
 #include <errno.h>
 #include <inttypes.h>

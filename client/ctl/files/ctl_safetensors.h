@@ -9,8 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "client/ctl/ctl_bytes.h"
 #include "client/rdt.h"
-#include "ctl_bytes.h"
 
 #define SAFETENSORS_MAX_HEADER_BYTES 100000000u /* the format's own bound */
 #define SAFETENSORS_LENGTH_BYTES 8u             /* in front of the header */

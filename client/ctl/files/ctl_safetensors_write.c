@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ctl_safetensors.h"
+#include "client/ctl/files/ctl_safetensors.h"
 
 #define SHOWN 80 /* bytes of a name in a message */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads and writes the headers of npy files. */
-#include "ctl_npy.h"
+#include "client/ctl/files/ctl_npy.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "ctl_bytes.h"
+#include "client/ctl/ctl_bytes.h"
 
 #define ALIGN_BYTES 64u  /* numpy begins the data at a multiple of it */
 #define PREAMBLE_MAX 12u /* magic, version and length of the header */
