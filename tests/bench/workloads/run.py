@@ -84,7 +84,10 @@ def versions():
             found[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
             found[library] = None
-    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    try:
+        commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:  # there is no git here
+        commit = ""
     return {"rdtd": commit or "?", **found}
 
 
