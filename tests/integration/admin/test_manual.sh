@@ -33,7 +33,8 @@ if command -v scdoc >/dev/null && command -v mandoc >/dev/null; then
   done
   # What a reader sees of a program is the program.
   for page in "${pages[@]}"; do
-    mandoc -T utf8 -O width=300 "$RDT_BUILD_DIR/man/$(basename "$page" .scd)" | col -bx | sed -E 's/^ +//' >"$dir/seen"
+    mandoc -T utf8 -O width=300 "$RDT_BUILD_DIR/man/$(basename "$page" .scd)" |
+      LC_ALL=C.UTF-8 sed -E 's/.\x08//g' | expand | sed -E 's/^ +//' >"$dir/seen"
     while IFS= read -r line; do
       grep -qxF -- "$line" "$dir/seen" || bad "$page shows a line of a program otherwise: $line"
     done < <(awk '/^```/ {code = !code; next} code && NF {print}' "$page" | expand | sed -E 's/^ +//')

@@ -157,6 +157,7 @@ cd "$(dirname "$0")/../../.."
 [[ $(id -u) == 0 ]] || { echo "booting a container needs root"; exit 77; }
 command -v systemd-nspawn >/dev/null || { echo "systemd-nspawn (Debian: systemd-container) is not installed"; exit 77; }
 if [[ ${1:-} != --namespace ]]; then
+  unshare --mount --propagation private true 2>/dev/null || { echo "mounts cannot be private here, as in a chroot"; exit 77; }
   exec unshare --mount --propagation private "$0" --namespace
 fi
 
