@@ -43,14 +43,13 @@ if ! "$python" -c 'import pty; pty.openpty()' 2>/dev/null; then
 fi
 # A pseudo-terminal: the screen appears, a key changes the order, q ends it with status 0 and gives the terminal back.
 cat >"$dir/screen.py" <<'P'
-import os, pty, select, sys, time
+import fcntl, os, pty, select, struct, sys, termios, time
 rdtctl, socket = sys.argv[1:]
 pid, fd = pty.fork()
 if pid == 0:
     os.environ["TERM"] = "xterm"
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))  # before the first drawing
     os.execv(rdtctl, [rdtctl, "--socket", socket, "top", "--interval", "100ms"])
-import fcntl, struct, termios
-fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
 seen = b""
 def until(what):
     global seen
