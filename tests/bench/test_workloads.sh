@@ -9,6 +9,7 @@ cd "$(dirname "$0")/../.." || exit 1
 compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so" >/dev/null || { echo "the Python package was not built (python3-dev)"; exit 77; }
 python=${PYTHON:-/usr/bin/python3}
 "$python" -c 'import numpy' 2>/dev/null || { echo "$python has no numpy"; exit 77; }
+unshare -nm true 2>/dev/null || { echo "no namespaces of network and mounts here: they need root, and not in a chroot"; exit 77; }
 QUICK=1 "$python" tests/bench/workloads/run.py >"$TMPDIR/out" 2>"$TMPDIR/err" || { cat "$TMPDIR/out" "$TMPDIR/err"; exit 1; }
 for row in 'weights' 'batches/s' 'a dict of 10000 tensors: read p50' 'queue: stalled'; do
   grep -q "$row" "$TMPDIR/out" || { echo "there is no row of: $row"; cat "$TMPDIR/out"; exit 1; }
