@@ -4,6 +4,9 @@
 
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/directory/names_impl.h"
@@ -42,30 +45,15 @@ void name_key_make(struct name_key *key_p, const struct owner *owner, const uint
 
 /* ---- homes ---- */
 
-/* The finalizer of splitmix64. */
-static uint64_t mix(uint64_t x)
-{
-    x += UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
-}
-
-/* FNV-1a, whose result is the same on every node. */
+/* The result is the same on every node. */
 static uint64_t hash_of(const struct name_key *key)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-
-    for (size_t i = 0; i < key->bytes; i++)
-        hash = (hash ^ key->packed[i]) * UINT64_C(0x100000001b3);
-    return hash;
+    return XXH3_64bits(key->packed, key->bytes);
 }
 
 static uint64_t weight(uint64_t hash, const uint8_t uuid[16])
 {
-    for (unsigned i = 0; i < 16; i++)
-        hash = (hash ^ uuid[i]) * UINT64_C(0x100000001b3);
-    return mix(hash);
+    return XXH3_64bits_withSeed(uuid, 16, hash);
 }
 
 static void consider(struct name_homes *homes, uint64_t weights[NAMES_HOMES], struct peer *peer, uint64_t of)
