@@ -82,7 +82,7 @@ srcs = $(foreach d,$(1),$(wildcard $(d)/*.c))
 PROTO_O   := $(call obj,$(call srcs,proto)) $(GEN_O)
 CTL_C      = $(filter-out $(if $(NCURSES),,%/ctl_top.c),$(call srcs,client/ctl client/ctl/files client/ctl/perf client/ctl/timeline))
 CLIENT_O  := $(call obj,$(call srcs,client client/session client/memory client/plan))
-DAEMON_O  := $(call obj,$(filter-out daemon/main.c daemon/keeper.c,$(call srcs,daemon daemon/*)))
+DAEMON_O  := $(call obj,$(filter-out daemon/main.c daemon/keeper.c,$(call srcs,daemon daemon/* daemon/*/*)))
 SUPPORT_O := $(call obj,$(call srcs,tests/support tests/support/fakes))
 PLUGIN_O  := $(call obj,$(wildcard proto/rdt_status.c proto/rdt_dtype.c)) # what a plug-in carries of proto/
 LISTEN_O  := $(call obj,backends/common/address.c backends/common/configured.c) # and those that listen
@@ -626,7 +626,7 @@ TIDY := $(subst $(empty) ,,-*,clang-analyzer-*,-clang-analyzer-security.insecure
                             -bugprone-easily-swappable-parameters,-bugprone-reserved-identifier,performance-*)
 tidy: $(GEN_H)
 	@.ci/deps clang-tidy
-	@clang-tidy --quiet --checks='$(TIDY)' $(call srcs,proto client client/session client/memory client/plan client/ctl daemon daemon/* backends/common $(BACKENDS:%=backends/%)) \
+	@clang-tidy --quiet --checks='$(TIDY)' $(call srcs,proto client client/session client/memory client/plan client/ctl daemon daemon/* daemon/*/* backends/common $(BACKENDS:%=backends/%)) \
 	    -- -std=c11 $(CPPFLAGS_ALL) $(ALL_CFLAGS) $(UCX_CFLAGS) $(CUDA_CFLAGS)
 
 # ---- a container image ----

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl doctor: checks the installation. The checks of the way to the daemon, and of what is the same for all processes of
- * this machine, are made here; the others are the daemon's (daemon/rpc/rpc_doctor.c), and are shown as it sends them. */
+ * this machine, are made here; the others are the daemon's (daemon/rpc/doctor/rpc_doctor.c), and are shown as it sends them. */
 #include <errno.h>
 #include <inttypes.h>
 #include <libgen.h>

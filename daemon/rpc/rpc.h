@@ -2,7 +2,8 @@
 /* The room rpc: answers the requests of clients, and those that other nodes forward for their clients.
  *
  * It owns: one call for each request (rpc_call.h), the handlers (rpc_<request>.c, several related ones in a file),
- * large requests that the work pool decodes (rpc_read.h), watches (rpc_watch.h) and backend hot-load (hotload.h).
+ * large requests that the work pool decodes (rpc_read.h), watches (rpc_watch.h), backend hot-load (hotload.h), versions of many
+ * parts (shards/shards.h) and the daemon's checks of rdtctl doctor (doctor/doctor.h).
  * It promises: every request with an id is answered exactly once, unless its client has gone; a handler that
  * cannot answer at once defers its call and never blocks; a malformed request is answered before the connection
  * closes. It refuses: to interpret bytes of tensors, to keep state that belongs to a lower room, and requests that

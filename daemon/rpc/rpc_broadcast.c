@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "daemon/rpc/rpc_call.h"
-#include "daemon/transfers/transfer_broadcast.h"
+#include "daemon/transfers/broadcast/transfer_broadcast.h"
 
 static void on_done(void *arg, const struct rdt_error *err)
 {

@@ -22,7 +22,7 @@
 #include "daemon/objects/names.h"
 #include "daemon/peers/holds.h"
 #include "daemon/rpc/hotload.h"
-#include "daemon/rpc/shards.h"
+#include "daemon/rpc/shards/shards.h"
 #include "daemon/transfers/transfer.h"
 #include "proto/verb.h"
 

@@ -12,8 +12,8 @@
 #include "daemon/objects/detached.h"
 #include "daemon/recovery/recovery.h"
 #include "daemon/rpc/rpc_holders.h"
-#include "daemon/storage/storage.h"
 #include "daemon/rpc/rpc_place.h"
+#include "daemon/storage/storage.h"
 #include "wire_ref.h"
 
 enum rdt_status rpc_ping(struct call *call, const void *request, struct rdt_error *err)

@@ -9,7 +9,7 @@
 #include "daemon/base/log.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
-#include "daemon/transfers/serve.h"
+#include "daemon/transfers/serve/serve.h"
 
 #define RETRY_MIN_NS 50000000ll
 #define RETRY_MAX_NS 5000000000ll

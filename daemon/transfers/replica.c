@@ -6,7 +6,7 @@
 #include "daemon/base/log.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/replica.h"
-#include "daemon/transfers/serve.h"
+#include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
 
 /* How long a pull waits for the answer that creates the replica. */

@@ -7,7 +7,7 @@
 
 #include "daemon/base/text.h"
 #include "daemon/transfers/peer_transport.h"
-#include "daemon/transfers/serve.h"
+#include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
 
 static const struct sm_state states[] = {

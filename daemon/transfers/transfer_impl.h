@@ -4,6 +4,7 @@
  * The files, from the top down. A file calls files of its own row and of the rows below. It reaches the rows
  * above only by a table: each transfer has the table of its kind (struct transfer_kind), and transfers_init
  * gives the other tables (-> table: the rows that it calls). check-layers compares this drawing with the objects.
+ * The files of pull, serve and broadcast, members included, lie in folders of these names.
  *
  *   room         transfers, transfer_peer, fetch > transfer_seek
  *   members      transfer_broadcast_member
@@ -23,9 +24,9 @@
 #ifndef DAEMON_TRANSFER_IMPL_H
 #define DAEMON_TRANSFER_IMPL_H
 
+#include "daemon/transfers/pull/transfer_pull.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer.h"
-#include "daemon/transfers/transfer_pull.h"
 
 struct local_copy;
 

@@ -11,7 +11,7 @@
 
 #include "daemon/base/text.h"
 #include "daemon/transfers/peer_session.h"
-#include "daemon/transfers/serve.h"
+#include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_order.h"
 #include "daemon/transports/ticket.h"

@@ -3,12 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/transfers/broadcast/transfer_broadcast.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/replica_directory.h"
-#include "daemon/transfers/serve.h"
-#include "daemon/transfers/transfer_broadcast.h"
+#include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_order.h"
 #include "daemon/transfers/transfer_record.h"

@@ -10,7 +10,7 @@ failures=0
 
 sound() {
   rm -rf "$tmp/tree"
-  mkdir -p "$tmp"/tree/{proto,client/{ctl,cuda,session},daemon/{base,plugins,objects,transfers,rpc},backends/{common,host,ucx},tests/loopback,build/{backends,obj/{client/{cuda,session},daemon/{base,objects,rpc,transfers}}}}
+  mkdir -p "$tmp"/tree/{proto,client/{ctl,cuda,session},daemon/{base,plugins,objects,transfers/serve,rpc},backends/{common,host,ucx},tests/loopback,build/{backends,obj/{client/{cuda,session},daemon/{base,objects,rpc,transfers/serve}}}}
   cd "$tmp/tree"
   echo '#include <stdint.h>' >proto/rdt_status.h
   printf '%s\n' '#include "rdt_status.h"' '/* calls rdt_absent(1) */' 'void *rdt_connect(const char *socket);' >client/rdt.h
@@ -21,9 +21,9 @@ sound() {
   touch client/session/memory.c client/cuda/{map,pool}.c
   printf '%s\n' '/* Order of the files.' ' *' ' *     2  pool    allocates' ' *     1  map     maps' ' */' >client/cuda/gpu.h
   printf '#include %s\n' '<jansson.h>' '"client/rdt.h"' >client/ctl/rdtctl.c
-  touch daemon/{base/list,objects/object,plugins/plugin,transfers/transfer,transfers/transfer_impl,rpc/rpc}.h backends/{common/ring,ucx/own}.h backends/host/host.c
+  touch daemon/{base/list,objects/object,plugins/plugin,transfers/transfer,transfers/transfer_impl,transfers/serve/serve,rpc/rpc}.h backends/{common/ring,ucx/own}.h backends/host/host.c
   printf '%s\n' '/* Order.' ' *' ' *   pull    serve_pull > serve    -> events: pull' ' *   core    transfer, _record' ' */' >daemon/transfers/transfer_impl.h
-  touch daemon/daemon.c daemon/{base/list,objects/object,transfers/serve,transfers/transfer_record}.c
+  touch daemon/daemon.c daemon/{base/list,objects/object,transfers/serve/serve,transfers/transfer_record}.c
   printf '#include %s\n' '"daemon/transfers/transfer.h"' '"rpc.h"' '"backends/rdt_backend.h"' '<uv.h>' '<sys/socket.h>' >daemon/rpc/rpc_put.c
   printf '#include %s\n' '"rdt_backend.h"' '"own.h"' '<ucp/api/ucp.h>' >backends/ucx/ucx.c
   cd build
@@ -93,6 +93,8 @@ plant daemon/objects/object.h '"daemon/transfers/transfer.h"' 'daemon/objects/ob
 plant daemon/plugins/plugin.h '"../objects/object.h"' 'daemon/plugins/plugin.h: may not include daemon/objects/object.h: the room objects is above plugins'
 plant daemon/base/list.h '"daemon/plugins/plugin.h"' 'daemon/base/list.h: may not include daemon/plugins/plugin.h: the room plugins is above base'
 plant daemon/rpc/rpc_put.c '"daemon/transfers/transfer_impl.h"' 'daemon/rpc/rpc_put.c: may not include daemon/transfers/transfer_impl.h, a private header of the room transfers'
+plant daemon/transfers/serve/serve.c '"daemon/rpc/rpc.h"' 'daemon/transfers/serve/serve.c: may not include daemon/rpc/rpc.h: the room rpc is above transfers'
+plant daemon/rpc/rpc_put.c '"daemon/transfers/serve/serve.h"' 'daemon/rpc/rpc_put.c: may not include daemon/transfers/serve/serve.h, a private header of the room transfers'
 sound
 mkdir ../daemon/attic
 echo '#include "daemon/base/list.h"' >../daemon/attic/old.c
@@ -139,6 +141,9 @@ sound
 object objects/object 'int rpc_put(void); int object_find(void); int object_find(void) { return rpc_put(); }'
 sees 'daemon/objects/object.c: uses rpc_put of daemon/rpc/rpc_put.c: the room rpc is above objects'
 sound
+object transfers/serve/serve 'int rpc_put(void); int serve_end(void); int serve_end(void) { return rpc_put(); }'
+sees 'daemon/transfers/serve/serve.c: uses rpc_put of daemon/rpc/rpc_put.c: the room rpc is above transfers'
+sound
 rm -r obj
 sees 'no objects, so the symbols between rooms were not checked'
 sound
@@ -154,12 +159,12 @@ object client/cuda/map 'int pool_keeps(void); int map(void); int map(void) { ret
 object client/cuda/pool 'int pool_keeps(void); int pool_keeps(void) { return 0; }'
 sees 'client/cuda/map.c: uses pool_keeps of client/cuda/pool.c, which client/cuda/gpu.h does not draw below it'
 sound
-object transfers/serve 'int transfer_end(void); int serve_end(void); int serve_end(void) { return transfer_end(); }'
+object transfers/serve/serve 'int transfer_end(void); int serve_end(void); int serve_end(void) { return transfer_end(); }'
 object transfers/transfer_record 'int serve_end(void); int transfer_end(void); int transfer_end(void) { return serve_end(); }'
-sees 'daemon/transfers/transfer_record.c: uses serve_end of serve.c, which transfer_impl.h draws above it; call upward by a table'
+sees 'daemon/transfers/transfer_record.c: uses serve_end of daemon/transfers/serve/serve.c, which transfer_impl.h draws above it; call upward by a table'
 sound
-touch "$tmp/tree/daemon/transfers/stray.c"
-object transfers/stray 'int stray(void); int stray(void) { return 0; }'
-sees 'daemon/transfers/stray.c: is not in the drawing of transfer_impl.h'
+touch "$tmp/tree/daemon/transfers/serve/stray.c"
+object transfers/serve/stray 'int stray(void); int stray(void) { return 0; }'
+sees 'daemon/transfers/serve/stray.c: is not in the drawing of transfer_impl.h'
 
 ((failures == 0))

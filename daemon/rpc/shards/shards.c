@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/rpc/shards.h"
+#include "daemon/rpc/shards/shards.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "daemon/base/text.h"
 #include "daemon/objects/remote_hold.h"
 #include "daemon/rpc/rpc_call.h"
-#include "daemon/rpc/shard_cover.h"
+#include "daemon/rpc/shards/shard_cover.h"
 #include "proto/wire_limits.h"
 #include "wire_ref.h"
 

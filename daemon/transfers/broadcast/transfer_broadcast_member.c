@@ -16,9 +16,9 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
+#include "daemon/transfers/broadcast/transfer_broadcast.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/replica.h"
-#include "daemon/transfers/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
 #include "wire_error.h"

@@ -1,6 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The checks of `rdtctl doctor` that only the daemon can make. A check is a row of the table in rpc_doctor.c; it looks at the
- * daemon as it is now, changes nothing, and states one finding or several, each with what to do about it. */
+ * daemon as it is now, changes nothing, and states one finding or several, each with what to do about it.
+ *
+ *   rpc_doctor.c         the request, the table of checks, and those of the daemon's own rooms
+ *   doctor.c             findings
+ *   doctor_machine.c     checks of what the kernel and this machine allow
+ *   doctor_storage.c     checks of stored objects
+ *   doctor_directory.c   a check of the node table
+ */
 #ifndef DAEMON_DOCTOR_H
 #define DAEMON_DOCTOR_H
 

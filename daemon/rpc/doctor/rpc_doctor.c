@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "daemon/recovery/recovery.h"
-#include "daemon/rpc/doctor.h"
+#include "daemon/rpc/doctor/doctor.h"
 
 #define EXPIRES_SOON_DAYS 7
 #define NEAR_PERCENT 90u              /* of a limit: from here on the check warns */

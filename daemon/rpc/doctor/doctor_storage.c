@@ -8,7 +8,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "daemon/rpc/doctor.h"
+#include "daemon/rpc/doctor/doctor.h"
 #include "daemon/storage/storage.h"
 
 #define LITTLE_PERCENT 5u /* of the file system that is free */

@@ -7,7 +7,7 @@
 
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/replica.h"
-#include "daemon/transfers/serve.h"
+#include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The findings of the checks of DOCTOR. */
-#include "daemon/rpc/doctor.h"
+#include "daemon/rpc/doctor/doctor.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/rpc/shard_cover.h"
+#include "daemon/rpc/shards/shard_cover.h"
 
 #include <stdlib.h>
 #include <string.h>

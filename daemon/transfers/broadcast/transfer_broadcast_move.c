@@ -3,8 +3,8 @@
  * posts the chunks, a few at a time. */
 #include <stdlib.h>
 
-#include "daemon/transfers/serve.h"
-#include "daemon/transfers/transfer_broadcast_impl.h"
+#include "daemon/transfers/broadcast/transfer_broadcast_impl.h"
+#include "daemon/transfers/serve/serve.h"
 
 struct broadcast_op {
     struct plugin_op base;

@@ -3,7 +3,7 @@
 #ifndef DAEMON_TRANSFER_BROADCAST_IMPL_H
 #define DAEMON_TRANSFER_BROADCAST_IMPL_H
 
-#include "daemon/transfers/transfer_broadcast.h"
+#include "daemon/transfers/broadcast/transfer_broadcast.h"
 #include "daemon/transfers/transfer_impl.h"
 
 enum broadcast_state { BROADCAST_WAITING, BROADCAST_ASKED, BROADCAST_MOVING, BROADCAST_OVER };

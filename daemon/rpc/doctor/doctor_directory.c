@@ -2,7 +2,7 @@
 /* The doctor's look at the node table. */
 #include <inttypes.h>
 
-#include "daemon/rpc/doctor.h"
+#include "daemon/rpc/doctor/doctor.h"
 
 void doctor_directory(struct doctor *doctor)
 {

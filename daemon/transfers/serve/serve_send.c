@@ -13,7 +13,7 @@
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/replica_directory.h"
-#include "daemon/transfers/serve.h"
+#include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_order.h"
 #include "daemon/transfers/transfer_record.h"

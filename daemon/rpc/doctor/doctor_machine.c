@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/base/memory_room.h"
-#include "daemon/rpc/doctor.h"
+#include "daemon/rpc/doctor/doctor.h"
 
 #define FEW_ORPHANS 1024u
 

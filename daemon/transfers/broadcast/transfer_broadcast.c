@@ -7,11 +7,11 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
+#include "daemon/transfers/broadcast/transfer_broadcast.h"
+#include "daemon/transfers/broadcast/transfer_broadcast_impl.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/replica_directory.h"
-#include "daemon/transfers/serve.h"
-#include "daemon/transfers/transfer_broadcast.h"
-#include "daemon/transfers/transfer_broadcast_impl.h"
+#include "daemon/transfers/serve/serve.h"
 #include "wire_error.h"
 #include "wire_ref.h"
 
