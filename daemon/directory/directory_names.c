@@ -31,16 +31,11 @@ bool ref_is_unplaced(const struct rdt_ref *ref)
 
 void name_key_make(struct name_key *key_p, const struct owner *owner, const uint8_t *id, size_t id_bytes)
 {
-    size_t tenant = strlen(owner->tenant) + 1;
-
     memset(key_p, 0, sizeof *key_p);
     key_p->owner = *owner;
     key_p->id_bytes = id_bytes;
     memcpy(key_p->id, id, id_bytes);
-    memcpy(key_p->packed, &owner->uid, 4);
-    memcpy(key_p->packed + 4, owner->tenant, tenant);
-    memcpy(key_p->packed + 4 + tenant, id, id_bytes);
-    key_p->bytes = 4 + tenant + id_bytes;
+    key_p->bytes = owner_key(key_p->packed, owner, id, id_bytes);
 }
 
 /* ---- homes ---- */

@@ -10,7 +10,7 @@ struct name_key {
     struct owner owner;
     uint8_t id[128];
     size_t id_bytes;
-    uint8_t packed[4 + sizeof((struct owner *)0)->tenant + 128];
+    uint8_t packed[OWNER_KEY_MAX_BYTES];
     size_t bytes;
 };
 void name_key_make(struct name_key *key_p, const struct owner *owner, const uint8_t *id, size_t id_bytes);

@@ -36,22 +36,12 @@ void names_init(struct names *names, struct accounts *accounts, struct deadlines
     names->wake.on_passed = on_wake;
 }
 
-size_t name_key(uint8_t key[NAME_KEY_MAX_BYTES], const struct owner *owner, const uint8_t *id, size_t id_bytes)
-{
-    size_t tenant = strlen(owner->tenant) + 1;
-
-    memcpy(key, &owner->uid, 4);
-    memcpy(key + 4, owner->tenant, tenant);
-    memcpy(key + 4 + tenant, id, id_bytes);
-    return 4 + tenant + id_bytes;
-}
-
 static void end(struct name *name, enum name_end why);
 
 static struct name *find(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes)
 {
-    uint8_t key[NAME_KEY_MAX_BYTES];
-    size_t key_bytes = name_key(key, owner, id, id_bytes);
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    size_t key_bytes = owner_key(key, owner, id, id_bytes);
     struct name *name = map_get(&names->by_key, key, key_bytes);
 
     if (name && name->publisher &&
@@ -70,8 +60,8 @@ static void on_expired(struct deadline *deadline)
 static enum rdt_status name_new(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
                                 struct name **name_p, struct rdt_error *err)
 {
-    uint8_t key[NAME_KEY_MAX_BYTES];
-    size_t key_bytes = name_key(key, owner, id, id_bytes);
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    size_t key_bytes = owner_key(key, owner, id, id_bytes);
     struct name *name;
 
     if (map_count(&names->by_key) - names->n_remembered >= names->max_names)

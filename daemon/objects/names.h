@@ -33,7 +33,7 @@ struct names {
     struct list observers;         /* struct names_observer.link */
     struct accounts *accounts;
     struct deadlines *deadlines;
-    struct map by_key;     /* owner and name -> struct name: published, awaited, or remembered */
+    struct map by_key;     /* owner_key -> struct name: published, awaited, or remembered */
     struct map by_object;  /* generation of an object -> struct name_carrier: the names that hold it */
     struct list published; /* struct name.link, ordered by number */
     /* struct name.link: unpublished names, whose versions are remembered; the oldest first */
@@ -52,11 +52,6 @@ struct name_carrier;
 
 /* Why nothing is published under a name any more. */
 enum name_end { NAME_UNPUBLISHED, NAME_PUBLISHER_GONE, NAME_EXPIRED };
-
-#define NAME_KEY_MAX_BYTES (4u + sizeof((struct owner *)0)->tenant + 128u)
-
-/* The key of a name in by_key, of owner and name; returns its length. */
-size_t name_key(uint8_t key_p[NAME_KEY_MAX_BYTES], const struct owner *owner, const uint8_t *id, size_t id_bytes);
 
 struct name {
     struct list link; /* in names->published or names->remembered; in neither while the name is only awaited */
@@ -84,7 +79,7 @@ struct name {
     enum name_end end;              /* valid if the name was published and is not any more */
     bool published;
     bool busy;         /* its waiters are being notified, so it must not be freed */
-    uint8_t key_bytes; /* of owner and name, which are the key in by_key */
+    uint8_t key_bytes; /* the owner_key, which is the key in by_key */
     uint8_t id_bytes;  /* of the name, which is the end of the key */
     uint8_t key[];
 };

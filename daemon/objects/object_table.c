@@ -13,7 +13,6 @@
 #include "daemon/objects/detached.h"
 #include "daemon/objects/object_parts.h"
 
-#define KEY_MAX_BYTES (4u + sizeof((struct owner *)0)->tenant + 128u)
 #define GENERATION_BITS 40u /* those that count within one start of the daemon */
 
 void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
@@ -80,17 +79,6 @@ void object_table_fini(struct object_table *table)
     map_fini(&table->detached);
     map_fini(&table->transit);
     index_fini(&table->by_generation);
-}
-
-static size_t make_key(uint8_t *key, const struct owner *owner, const uint8_t *id, size_t id_bytes)
-{
-    size_t tenant = strlen(owner->tenant) + 1;
-
-    memcpy(key, &owner->uid, 4);
-    memcpy(key + 4, owner->tenant, tenant);
-    if (id_bytes > 0)
-        memcpy(key + 4 + tenant, id, id_bytes);
-    return 4 + tenant + id_bytes;
 }
 
 /* Whether the client that put the object has ended. What it held is released over many turns, but nobody may see its objects
@@ -332,7 +320,7 @@ static uint32_t heap_bytes(const struct object_put *put, size_t key_bytes)
 static enum rdt_status put_parts(struct object_table *table, const struct object_put *put, struct object_parts *parts,
                                  struct object **object_p, struct rdt_error *err)
 {
-    uint8_t key[KEY_MAX_BYTES];
+    uint8_t key[OWNER_KEY_MAX_BYTES];
     char generated[33];
     const uint8_t *id = put->id;
     size_t id_bytes = put->id_bytes, key_bytes;
@@ -351,7 +339,7 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         id_bytes = (size_t)snprintf(generated, sizeof generated, "o-%llx", (unsigned long long)generation);
         id = (const uint8_t *)generated;
     }
-    key_bytes = make_key(key, &put->account->owner, id, id_bytes);
+    key_bytes = owner_key(key, &put->account->owner, id, id_bytes);
     awaited = get_by_key(table, key, key_bytes);
     if (awaited && awaited->state != OBJECT_AWAITED)
         return rdt_error_set(err, RDT_EXISTS,
@@ -472,8 +460,8 @@ void object_table_withdraw(struct object *object, const struct rdt_error *why)
 enum rdt_status object_table_adopt(struct object_table *table, const struct object_put *put, struct object **object_p,
                                    struct rdt_error *err)
 {
-    uint8_t key[KEY_MAX_BYTES];
-    size_t key_bytes = make_key(key, &put->account->owner, put->id, put->id_bytes);
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    size_t key_bytes = owner_key(key, &put->account->owner, put->id, put->id_bytes);
     struct object *object = object_new(table, put->account, key, key_bytes, put->id_bytes, put, NULL);
 
     if (!object)
@@ -519,7 +507,7 @@ enum rdt_status object_table_find_any(struct object_table *table, const struct r
                                       bool sees_all, struct object **object_p, struct rdt_error *err)
 {
     struct owner owner = owner_of_ref(ref, requester);
-    uint8_t key[KEY_MAX_BYTES];
+    uint8_t key[OWNER_KEY_MAX_BYTES];
     struct object *object;
 
     if (ref->id_bytes == 0 || ref->id_bytes > 128)
@@ -537,7 +525,7 @@ enum rdt_status object_table_find_any(struct object_table *table, const struct r
         *object_p = object;
         return RDT_OK;
     }
-    object = get_by_key(table, key, make_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes));
+    object = get_by_key(table, key, owner_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes));
     if (object && object->state != OBJECT_AWAITED && !sees_all && !object_visible_to(object, requester))
         object = NULL;
     *object_p = object;
@@ -564,8 +552,8 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
                                   struct object_waiter *waiter, struct rdt_error *err)
 {
     struct owner owner = owner_of_ref(ref, requester);
-    uint8_t key[KEY_MAX_BYTES];
-    size_t key_bytes = make_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes);
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    size_t key_bytes = owner_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes);
     struct object *object;
 
     object = ref->generation != 0 ? get_by_generation(table, ref->generation) : get_by_key(table, key, key_bytes);

@@ -273,7 +273,7 @@ static enum rdt_status restore_record(struct storage *storage, const char *file,
                                       struct rdt_error *err)
 {
     struct stored *stored = stored_get(storage, record->generation);
-    uint8_t key[NAME_KEY_MAX_BYTES];
+    uint8_t key[OWNER_KEY_MAX_BYTES];
     char expected[STORAGE_FILE_NAME_BYTES];
     struct owner owner = {.uid = record->uid};
     struct name_publish publish = {
@@ -282,7 +282,7 @@ static enum rdt_status restore_record(struct storage *storage, const char *file,
     enum rdt_status status = RDT_OK;
 
     text_copy(owner.tenant, sizeof owner.tenant, record->tenant);
-    storage_name_file(key, name_key(key, &owner, record->id.data, record->id.len), expected);
+    storage_name_file(key, owner_key(key, &owner, record->id.data, record->id.len), expected);
     if (strcmp(file, expected) != 0)
         return rdt_error_set(err, RDT_INVALID, "it is the record of another name");
     if (!stored || !stored->object)

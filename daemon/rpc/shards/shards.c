@@ -17,7 +17,6 @@
 #define MAX_RANKS 4096u
 #define MAX_FILLING 16u      /* versions of one name that are not complete */
 #define MAX_IDLE_NAMES 1024u /* names that are kept only to say why their last version failed */
-#define KEY_BYTES (4 + sizeof((struct owner *)0)->tenant + RDT_MAX_ID_BYTES)
 
 struct shard_name {
     struct shards *shards;
@@ -26,7 +25,7 @@ struct shard_name {
     char failure[256];       /* "": none failed */
     uint64_t failed_ns;
     uint8_t key_bytes, id_bytes;
-    uint8_t key[KEY_BYTES]; /* as names.c has it: owner, then id */
+    uint8_t key[OWNER_KEY_MAX_BYTES];
 };
 
 struct part {
@@ -60,16 +59,6 @@ struct version {
 
 /* ---- names ---- */
 
-static size_t make_key(uint8_t *key, const struct owner *owner, const struct rdt_ref *name)
-{
-    size_t tenant = strlen(owner->tenant) + 1;
-
-    memcpy(key, &owner->uid, 4);
-    memcpy(key + 4, owner->tenant, tenant);
-    memcpy(key + 4 + tenant, name->id, name->id_bytes);
-    return 4 + tenant + name->id_bytes;
-}
-
 static const char *id_of(const struct shard_name *name)
 {
     return (const char *)name->key + name->key_bytes - name->id_bytes;
@@ -83,8 +72,8 @@ void shards_init(struct shards *shards, struct rpc *rpc)
 
 static struct shard_name *name_get(struct shards *shards, const struct owner *owner, const struct rdt_ref *ref)
 {
-    uint8_t key[KEY_BYTES];
-    size_t key_bytes = make_key(key, owner, ref);
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    size_t key_bytes = owner_key(key, owner, (const uint8_t *)ref->id, ref->id_bytes);
     struct shard_name *name = map_get(&shards->names, key, key_bytes);
 
     if (name)
@@ -594,8 +583,8 @@ enum rdt_status shards_add(struct shards *shards, struct call *call, const struc
 enum rdt_status shards_view(const struct shards *shards, const struct owner *owner, const struct rdt_ref *ref,
                             Rdt__Pb__ShardsReply *reply, struct rdt_error *err)
 {
-    uint8_t key[KEY_BYTES];
-    size_t key_bytes = make_key(key, owner, ref);
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    size_t key_bytes = owner_key(key, owner, (const uint8_t *)ref->id, ref->id_bytes);
     const struct shard_name *name = map_get(&shards->names, key, key_bytes);
     uint64_t now_ns = uv_hrtime();
 
