@@ -1,68 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/rpc/shards/shards.h"
-
-#include <stdio.h>
+/* Names and their versions: parts are added to a version until it is complete, or fails. */
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
-#include "daemon/objects/remote_hold.h"
-#include "daemon/rpc/rpc_call.h"
-#include "daemon/rpc/shards/shard_cover.h"
+#include "daemon/rpc/shards/shards_impl.h"
 #include "proto/wire_limits.h"
-#include "wire_ref.h"
 
 #define MAX_RANKS 4096u
 #define MAX_FILLING 16u      /* versions of one name that are not complete */
 #define MAX_IDLE_NAMES 1024u /* names that are kept only to say why their last version failed */
 
-struct shard_name {
-    struct shards *shards;
-    struct list versions;    /* struct version.link, those that are not complete and those that still exist */
-    struct version *current; /* the last that became complete; NULL: its manifest is gone */
-    char failure[256];       /* "": none failed */
-    uint64_t failed_ns;
-    uint8_t key_bytes, id_bytes;
-    uint8_t key[OWNER_KEY_MAX_BYTES];
-};
-
-struct part {
-    struct version *version;
-    uint32_t rank;
-    struct call *call; /* of its publisher, which waits; NULL: it was answered */
-    struct rdt_ref ref;
-    uint8_t *packed; /* ManifestPart */
-    size_t packed_bytes;
-    bool held;
-};
-
-enum version_state { VERSION_FILLING, VERSION_COMPLETE };
-
-struct version {
-    struct list link;
-    struct shard_name *name;
-    struct account *account; /* a reference */
-    enum version_state state;
-    uint64_t step, began_ns;
-    uint32_t of, n_parts, n_held;
-    Rdt__Pb__Visibility visibility;
-    struct part **parts; /* [of]; NULL: not there yet */
-    struct shard_cover cover;
-    struct client holder;          /* has the holds on the parts; nobody is connected to it */
-    struct object_waiter manifest; /* COMPLETE: waits for its end */
-    struct deadline settle;        /* after an answer about a hold: complete it, or fail it */
-    struct rdt_error why;          /* a hold failed */
-    uint64_t heap_bytes;
-};
-
 /* ---- names ---- */
-
-static const char *id_of(const struct shard_name *name)
-{
-    return (const char *)name->key + name->key_bytes - name->id_bytes;
-}
 
 void shards_init(struct shards *shards, struct rpc *rpc)
 {
@@ -70,11 +21,16 @@ void shards_init(struct shards *shards, struct rpc *rpc)
     map_init(&shards->names);
 }
 
-static struct shard_name *name_get(struct shards *shards, const struct owner *owner, const struct rdt_ref *ref)
+struct shard_name *shard_name_find(const struct shards *shards, const struct owner *owner, const struct rdt_ref *ref)
 {
     uint8_t key[OWNER_KEY_MAX_BYTES];
-    size_t key_bytes = owner_key(key, owner, (const uint8_t *)ref->id, ref->id_bytes);
-    struct shard_name *name = map_get(&shards->names, key, key_bytes);
+
+    return map_get(&shards->names, key, owner_key(key, owner, (const uint8_t *)ref->id, ref->id_bytes));
+}
+
+static struct shard_name *name_get(struct shards *shards, const struct owner *owner, const struct rdt_ref *ref)
+{
+    struct shard_name *name = shard_name_find(shards, owner, ref);
 
     if (name)
         return name;
@@ -83,13 +39,21 @@ static struct shard_name *name_get(struct shards *shards, const struct owner *ow
         return NULL;
     name->shards = shards;
     list_init(&name->versions);
-    memcpy(name->key, key, key_bytes);
-    name->key_bytes = (uint8_t)key_bytes;
+    name->key_bytes = (uint8_t)owner_key(name->key, owner, (const uint8_t *)ref->id, ref->id_bytes);
     name->id_bytes = ref->id_bytes;
     if (map_put(&shards->names, name->key, name->key_bytes, name))
         return name;
     free(name);
     return NULL;
+}
+
+unsigned shard_name_n_filling(const struct shard_name *name)
+{
+    unsigned n = 0;
+
+    list_for_each (node, &name->versions)
+        n += container_of(node, struct version, link)->state == VERSION_FILLING;
+    return n;
 }
 
 static void name_settle(struct shard_name *name)
@@ -100,99 +64,6 @@ static void name_settle(struct shard_name *name)
         return;
     (void)map_remove(&shards->names, name->key, name->key_bytes);
     free(name);
-}
-
-/* ---- the holder: a client that nobody is connected to ---- */
-
-static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
-                           const ProtobufCMessage *message, const int *take_fds, unsigned n_fds)
-{
-    struct version *version = container_of(client, struct version, holder);
-    struct part *part = request_id >= 1 && request_id <= version->of ? version->parts[request_id - 1] : NULL;
-
-    (void)take_fds;
-    (void)n_fds; /* an answer to HOLD has none */
-    if (type != RDT_MSG_HOLD || !(flags & FRAME_REPLY) || client->gone || !part)
-        return;
-    if (flags & FRAME_ERROR) {
-        const Rdt__Pb__ErrorReply *reply = (const Rdt__Pb__ErrorReply *)message;
-        (void)rdt_error_set(&version->why, (enum rdt_status)reply->status, "the part of rank %u cannot be held: %s", part->rank,
-                            reply->message);
-    } else if (!part->held) {
-        part->held = true;
-        version->n_held++;
-    }
-    /* not here: the call that brings the answer still uses the client */
-    (void)deadline_set(version->name->shards->rpc->deadlines, &version->settle, 0);
-}
-
-static size_t no_bytes(const struct client *client)
-{
-    (void)client;
-    return 0;
-}
-
-static uint64_t all_received(const struct client *client)
-{
-    (void)client;
-    return 0;
-}
-
-static void no_turn(struct client *client)
-{
-    (void)client;
-}
-
-static void holder_init(struct version *version)
-{
-    struct client *holder = &version->holder;
-
-    client_init(holder, 0);
-    holder->account = account_ref(version->account);
-    (void)snprintf(holder->name, sizeof holder->name, "step %llu of %.*s", (unsigned long long)version->step,
-                   version->name->id_bytes < 32 ? version->name->id_bytes : 32, id_of(version->name));
-    holder->send = on_hold_answer;
-    holder->queued_bytes = no_bytes;
-    holder->bytes_received = all_received;
-    holder->want_turn = no_turn;
-}
-
-static void holder_fini(struct version *version)
-{
-    version->holder.gone = true;
-    (void)calls_client_gone(version->name->shards->rpc, &version->holder, UINT64_MAX);
-    (void)client_fini(&version->holder, UINT64_MAX);
-    account_unref(version->holder.account);
-}
-
-/* Takes the hold on the part's object; the answer comes to on_hold_answer if the object is on another node. */
-static enum rdt_status hold_part(struct version *version, struct part *part, struct object *here, struct rdt_error *err)
-{
-    struct rpc *rpc = version->name->shards->rpc;
-    Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
-    struct remote_hold *hold;
-    struct call *call;
-    Rdt__Pb__Ref wire;
-    enum rdt_status status;
-
-    if (here) {
-        status = remote_hold_take(&version->holder, part->rank + 1, here, &hold, err);
-        part->held = status == RDT_OK;
-        version->n_held += part->held;
-        return status;
-    }
-    call = call_create(rpc, &version->holder, NULL, RDT_MSG_HOLD, part->rank + 1);
-    if (!call)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to hold the part of rank %u", part->rank);
-    wire_ref_from(&part->ref, &wire);
-    message.ref = &wire;
-    message.timeout_ns = 0;
-    status = call_forward(call, &part->ref, &message.base, (int64_t)rpc->options->connect_timeout_ns, err);
-    if (status != RDT_OK) {
-        call->request_id = 0; /* the error is the caller's, not an answer */
-        call_fail(call, err);
-    }
-    return status;
 }
 
 /* ---- versions ---- */
@@ -220,7 +91,7 @@ static struct version *version_new(struct shard_name *name, const struct shard_p
     version->manifest.on_event = on_manifest_gone;
     list_init(&version->manifest.link);
     shard_cover_init(&version->cover);
-    holder_init(version);
+    version_holder_init(version);
     list_append(&name->versions, &version->link);
     return version;
 }
@@ -235,7 +106,7 @@ static void version_free(struct version *version)
     list_remove(&version->link);
     object_waiter_remove(&version->manifest);
     deadline_unset(name->shards->rpc->deadlines, &version->settle);
-    holder_fini(version);
+    version_holder_fini(version);
     for (uint32_t i = 0; i < version->of; i++) {
         if (version->parts[i])
             free(version->parts[i]->packed);
@@ -275,7 +146,7 @@ static void version_fail(struct version *version, const struct rdt_error *why)
     struct rdt_error err;
 
     (void)rdt_error_set(&err, why->status, "step %llu of \"%.*s\" is no version (%u of %u parts were there): %s",
-                        (unsigned long long)version->step, name->id_bytes, id_of(name), version->n_parts, version->of,
+                        (unsigned long long)version->step, name->id_bytes, shard_name_id(name), version->n_parts, version->of,
                         why->msg);
     log_warn("%s", err.msg);
     text_copy(name->failure, sizeof name->failure, err.msg);
@@ -309,75 +180,6 @@ static void explain(const struct call *call, struct rdt_error *err)
     (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time: not all ranks have published their parts", call->verb->unmet);
 }
 
-/* ---- the manifest ---- */
-
-static uint8_t *pack_manifest(const struct version *version, uint64_t number, size_t *bytes_p, struct rdt_error *err)
-{
-    Rdt__Pb__Manifest manifest = RDT__PB__MANIFEST__INIT;
-    size_t magic = strlen(SHARDS_MAGIC), bytes;
-    uint8_t *packed = NULL;
-
-    manifest.step = version->step;
-    manifest.version = number;
-    manifest.parts = calloc(version->of, sizeof *manifest.parts);
-    for (uint32_t i = 0; manifest.parts && i < version->of; i++) {
-        const struct part *part = version->parts[i];
-        manifest.parts[i] = rdt__pb__manifest_part__unpack(NULL, part->packed_bytes, part->packed);
-        if (!manifest.parts[i])
-            break;
-        manifest.n_parts++;
-    }
-    bytes = magic + protobuf_c_message_get_packed_size(&manifest.base);
-    if (manifest.n_parts < version->of)
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
-    else if (bytes > RDT_MAX_METADATA_BYTES)
-        (void)rdt_error_set(err, RDT_LIMIT,
-                            "its manifest has %zu bytes, more than the limit of %u: publish fewer or larger tensors", bytes,
-                            RDT_MAX_METADATA_BYTES);
-    else if (!(packed = malloc(bytes)))
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
-    if (packed) {
-        memcpy(packed, SHARDS_MAGIC, magic);
-        protobuf_c_message_pack(&manifest.base, packed + magic);
-        *bytes_p = bytes;
-    }
-    for (size_t i = 0; i < manifest.n_parts; i++)
-        rdt__pb__manifest_part__free_unpacked(manifest.parts[i], NULL);
-    free(manifest.parts);
-    return packed;
-}
-
-/* Puts the manifest and publishes it. */
-static enum rdt_status publish(struct version *version, uint64_t *number_p, struct rdt_error *err)
-{
-    struct shard_name *name = version->name;
-    struct rpc *rpc = name->shards->rpc;
-    struct name_publish next = {
-        .id = (const uint8_t *)id_of(name), .id_bytes = name->id_bytes, .visibility = version->visibility};
-    struct object_put put = {.account = version->account, .visibility = version->visibility, .transport = "", .snapshot = true};
-    uint64_t number = names_next_version(rpc->names, &version->account->owner, next.id, next.id_bytes);
-    uint8_t *metadata = pack_manifest(version, number, &put.metadata_bytes, err);
-    enum rdt_status status = metadata ? RDT_OK : err->status;
-
-    put.metadata = metadata;
-    if (status == RDT_OK && !(put.layout = layout_create(0, 0)))
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
-    if (status == RDT_OK)
-        status = object_table_put(rpc->objects, &put, &next.object, err);
-    if (status != RDT_OK) {
-        free(put.layout);
-    } else {
-        status = names_publish(rpc->names, &next, number_p, err);
-        if (status == RDT_OK && !object_wait_freed(next.object, &version->manifest))
-            status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
-        if (status != RDT_OK)
-            object_free(next.object, true, OBJECT_END_FREED);
-        object_drop(next.object); /* the name has a hold of its own */
-    }
-    free(metadata);
-    return status;
-}
-
 /* ---- the fence ---- */
 
 static void overtake(struct version *version)
@@ -401,7 +203,7 @@ static void complete(struct version *version)
     enum rdt_status status = shard_cover_check_whole(&version->cover, &err);
 
     if (status == RDT_OK)
-        status = publish(version, &number, &err);
+        status = version_publish(version, &number, &err);
     if (status != RDT_OK) {
         version_fail(version, &err);
         return;
@@ -410,7 +212,7 @@ static void complete(struct version *version)
     name->current = version;
     name->shards->n_complete++;
     log_debug("step %llu of \"%.*s\" is complete: version %llu, %u parts", (unsigned long long)version->step, name->id_bytes,
-              id_of(name), (unsigned long long)number, version->of);
+              shard_name_id(name), (unsigned long long)number, version->of);
     answer_all(version, NULL, number);
     overtake(version);
 }
@@ -441,17 +243,7 @@ static struct version *find_step(const struct shard_name *name, uint64_t step)
     return NULL;
 }
 
-static unsigned n_filling(const struct shard_name *name)
-{
-    unsigned n = 0;
-
-    list_for_each (node, &name->versions)
-        n += container_of(node, struct version, link)->state == VERSION_FILLING;
-    return n;
-}
-
-/* The manifest is the name's newest version; otherwise the name was unpublished, or something else published under it. */
-static bool is_current(const struct version *version)
+bool version_is_current(const struct version *version)
 {
     return version && version->manifest.object && version->manifest.object->published;
 }
@@ -461,13 +253,13 @@ static enum rdt_status check_part(const struct shard_name *name, const struct ve
 {
     unsigned long long step = part->step;
 
-    if (is_current(name->current) && part->step <= name->current->step)
+    if (version_is_current(name->current) && part->step <= name->current->step)
         return rdt_error_set(
             err, RDT_INVALID,
             "step %llu of \"%s\" cannot be published: step %llu is complete, and steps must grow (unpublish the name to "
             "begin again)",
             step, part->name.id, (unsigned long long)name->current->step);
-    if (!version && n_filling(name) >= MAX_FILLING)
+    if (!version && shard_name_n_filling(name) >= MAX_FILLING)
         return rdt_error_set(err, RDT_LIMIT, "%u steps of \"%s\" are incomplete already: complete or cancel them first",
                              MAX_FILLING, part->name.id);
     if (version && version->of != part->of)
@@ -564,7 +356,7 @@ enum rdt_status shards_add(struct shards *shards, struct call *call, const struc
     if (status == RDT_OK)
         status = cover_part(version, from, err);
     if (status == RDT_OK)
-        status = hold_part(version, part, from->here, err);
+        status = version_hold_part(version, part, from->here, err);
     if (status != RDT_OK) { /* the caller fails the call; the others are told here */
         struct rdt_error why = *err;
         version_fail(version, &why);
@@ -576,55 +368,6 @@ enum rdt_status shards_add(struct shards *shards, struct call *call, const struc
     if (version->n_held == version->of && !deadline_set(shards->rpc->deadlines, &version->settle, 0))
         complete(version);
     return RDT_OK;
-}
-
-/* ---- views ---- */
-
-enum rdt_status shards_view(const struct shards *shards, const struct owner *owner, const struct rdt_ref *ref,
-                            Rdt__Pb__ShardsReply *reply, struct rdt_error *err)
-{
-    uint8_t key[OWNER_KEY_MAX_BYTES];
-    size_t key_bytes = owner_key(key, owner, (const uint8_t *)ref->id, ref->id_bytes);
-    const struct shard_name *name = map_get(&shards->names, key, key_bytes);
-    uint64_t now_ns = uv_hrtime();
-
-    rdt__pb__shards_reply__init(reply);
-    if (!name)
-        return RDT_OK;
-    reply->pending = calloc(n_filling(name) + 1u, sizeof *reply->pending);
-    reply->failure = strdup(name->failure);
-    reply->failure_age_ns = name->failure[0] ? (int64_t)(now_ns - name->failed_ns) : 0;
-    if (is_current(name->current))
-        reply->age_ns = (int64_t)(now_ns - name->current->began_ns);
-    if (!reply->pending || !reply->failure)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to list the versions of \"%s\"", ref->id);
-    list_for_each (node, &name->versions) {
-        const struct version *version = container_of(node, struct version, link);
-        Rdt__Pb__PendingVersion *row = version->state == VERSION_FILLING ? malloc(sizeof *row) : NULL;
-        if (!row)
-            continue;
-        rdt__pb__pending_version__init(row);
-        row->step = version->step;
-        row->of = version->of;
-        row->age_ns = (int64_t)(now_ns - version->began_ns);
-        row->ranks = calloc(version->of, sizeof *row->ranks);
-        for (uint32_t i = 0; row->ranks && i < version->of; i++)
-            if (version->parts[i])
-                row->ranks[row->n_ranks++] = i;
-        reply->pending[reply->n_pending++] = row;
-    }
-    return RDT_OK;
-}
-
-void shards_view_fini(Rdt__Pb__ShardsReply *reply)
-{
-    for (size_t i = 0; i < reply->n_pending; i++) {
-        free(reply->pending[i]->ranks);
-        free(reply->pending[i]);
-    }
-    free(reply->pending);
-    if (reply->failure != protobuf_c_empty_string)
-        free(reply->failure);
 }
 
 void shards_clear(struct shards *shards)

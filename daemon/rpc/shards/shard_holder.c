@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The holds on the parts of a version. A client that nobody is connected to has them (version->holder), so that holds on other
+ * nodes are taken and released like those of any client. */
+#include <stdio.h>
+
+#include "daemon/objects/remote_hold.h"
+#include "daemon/rpc/shards/shards_impl.h"
+#include "wire_ref.h"
+
+static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
+                           const ProtobufCMessage *message, const int *take_fds, unsigned n_fds)
+{
+    struct version *version = container_of(client, struct version, holder);
+    struct part *part = request_id >= 1 && request_id <= version->of ? version->parts[request_id - 1] : NULL;
+
+    (void)take_fds;
+    (void)n_fds; /* an answer to HOLD has none */
+    if (type != RDT_MSG_HOLD || !(flags & FRAME_REPLY) || client->gone || !part)
+        return;
+    if (flags & FRAME_ERROR) {
+        const Rdt__Pb__ErrorReply *reply = (const Rdt__Pb__ErrorReply *)message;
+        (void)rdt_error_set(&version->why, (enum rdt_status)reply->status, "the part of rank %u cannot be held: %s", part->rank,
+                            reply->message);
+    } else if (!part->held) {
+        part->held = true;
+        version->n_held++;
+    }
+    /* not here: the call that brings the answer still uses the client */
+    (void)deadline_set(version->name->shards->rpc->deadlines, &version->settle, 0);
+}
+
+static size_t no_bytes(const struct client *client)
+{
+    (void)client;
+    return 0;
+}
+
+static uint64_t all_received(const struct client *client)
+{
+    (void)client;
+    return 0;
+}
+
+static void no_turn(struct client *client)
+{
+    (void)client;
+}
+
+void version_holder_init(struct version *version)
+{
+    struct client *holder = &version->holder;
+
+    client_init(holder, 0);
+    holder->account = account_ref(version->account);
+    (void)snprintf(holder->name, sizeof holder->name, "step %llu of %.*s", (unsigned long long)version->step,
+                   version->name->id_bytes < 32 ? version->name->id_bytes : 32, shard_name_id(version->name));
+    holder->send = on_hold_answer;
+    holder->queued_bytes = no_bytes;
+    holder->bytes_received = all_received;
+    holder->want_turn = no_turn;
+}
+
+void version_holder_fini(struct version *version)
+{
+    version->holder.gone = true;
+    (void)calls_client_gone(version->name->shards->rpc, &version->holder, UINT64_MAX);
+    (void)client_fini(&version->holder, UINT64_MAX);
+    account_unref(version->holder.account);
+}
+
+enum rdt_status version_hold_part(struct version *version, struct part *part, struct object *here, struct rdt_error *err)
+{
+    struct rpc *rpc = version->name->shards->rpc;
+    Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
+    struct remote_hold *hold;
+    struct call *call;
+    Rdt__Pb__Ref wire;
+    enum rdt_status status;
+
+    if (here) {
+        status = remote_hold_take(&version->holder, part->rank + 1, here, &hold, err);
+        part->held = status == RDT_OK;
+        version->n_held += part->held;
+        return status;
+    }
+    call = call_create(rpc, &version->holder, NULL, RDT_MSG_HOLD, part->rank + 1);
+    if (!call)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to hold the part of rank %u", part->rank);
+    wire_ref_from(&part->ref, &wire);
+    message.ref = &wire;
+    message.timeout_ns = 0;
+    status = call_forward(call, &part->ref, &message.base, (int64_t)rpc->options->connect_timeout_ns, err);
+    if (status != RDT_OK) {
+        call->request_id = 0; /* the error is the caller's, not an answer */
+        call_fail(call, err);
+    }
+    return status;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is known of the versions of a name, for the reply of SHARDS. */
+#include <stdlib.h>
+#include <string.h>
+#include <uv.h>
+
+#include "daemon/rpc/shards/shards_impl.h"
+
+enum rdt_status shards_view(const struct shards *shards, const struct owner *owner, const struct rdt_ref *ref,
+                            Rdt__Pb__ShardsReply *reply, struct rdt_error *err)
+{
+    const struct shard_name *name = shard_name_find(shards, owner, ref);
+    uint64_t now_ns = uv_hrtime();
+
+    rdt__pb__shards_reply__init(reply);
+    if (!name)
+        return RDT_OK;
+    reply->pending = calloc(shard_name_n_filling(name) + 1u, sizeof *reply->pending);
+    reply->failure = strdup(name->failure);
+    reply->failure_age_ns = name->failure[0] ? (int64_t)(now_ns - name->failed_ns) : 0;
+    if (version_is_current(name->current))
+        reply->age_ns = (int64_t)(now_ns - name->current->began_ns);
+    if (!reply->pending || !reply->failure)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to list the versions of \"%s\"", ref->id);
+    list_for_each (node, &name->versions) {
+        const struct version *version = container_of(node, struct version, link);
+        Rdt__Pb__PendingVersion *row = version->state == VERSION_FILLING ? malloc(sizeof *row) : NULL;
+        if (!row)
+            continue;
+        rdt__pb__pending_version__init(row);
+        row->step = version->step;
+        row->of = version->of;
+        row->age_ns = (int64_t)(now_ns - version->began_ns);
+        row->ranks = calloc(version->of, sizeof *row->ranks);
+        for (uint32_t i = 0; row->ranks && i < version->of; i++)
+            if (version->parts[i])
+                row->ranks[row->n_ranks++] = i;
+        reply->pending[reply->n_pending++] = row;
+    }
+    return RDT_OK;
+}
+
+void shards_view_fini(Rdt__Pb__ShardsReply *reply)
+{
+    for (size_t i = 0; i < reply->n_pending; i++) {
+        free(reply->pending[i]->ranks);
+        free(reply->pending[i]);
+    }
+    free(reply->pending);
+    if (reply->failure != protobuf_c_empty_string)
+        free(reply->failure);
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Private to the files of shards: names, their versions and the parts of these.
+ *
+ *   rpc_shards.c       the requests
+ *   shards.c           names and versions: from the first part of a step to its end
+ *   shard_holder.c     the holds on the parts
+ *   shard_cover.c      whether the parts cover every tensor once
+ *   shard_manifest.c   writes and publishes the manifest of a complete version
+ *   shard_view.c       the reply of SHARDS
+ */
+#ifndef DAEMON_SHARDS_IMPL_H
+#define DAEMON_SHARDS_IMPL_H
+
+#include "daemon/rpc/rpc_call.h"
+#include "daemon/rpc/shards/shard_cover.h"
+#include "daemon/rpc/shards/shards.h"
+
+struct shard_name {
+    struct shards *shards;
+    struct list versions;    /* struct version.link, those that are not complete and those that still exist */
+    struct version *current; /* the last that became complete; NULL: its manifest is gone */
+    char failure[256];       /* "": none failed */
+    uint64_t failed_ns;
+    uint8_t key_bytes, id_bytes;
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+};
+
+struct part {
+    struct version *version;
+    uint32_t rank;
+    struct call *call; /* of its publisher, which waits; NULL: it was answered */
+    struct rdt_ref ref;
+    uint8_t *packed; /* ManifestPart */
+    size_t packed_bytes;
+    bool held;
+};
+
+enum version_state { VERSION_FILLING, VERSION_COMPLETE };
+
+struct version {
+    struct list link;
+    struct shard_name *name;
+    struct account *account; /* a reference */
+    enum version_state state;
+    uint64_t step, began_ns;
+    uint32_t of, n_parts, n_held;
+    Rdt__Pb__Visibility visibility;
+    struct part **parts; /* [of]; NULL: not there yet */
+    struct shard_cover cover;
+    struct client holder;          /* has the holds on the parts; nobody is connected to it */
+    struct object_waiter manifest; /* COMPLETE: waits for its end */
+    struct deadline settle;        /* after an answer about a hold: complete it, or fail it */
+    struct rdt_error why;          /* a hold failed */
+    uint64_t heap_bytes;
+};
+
+static inline const char *shard_name_id(const struct shard_name *name)
+{
+    return (const char *)name->key + name->key_bytes - name->id_bytes;
+}
+
+/* NULL: nothing is known of the name. */
+struct shard_name *shard_name_find(const struct shards *shards, const struct owner *owner, const struct rdt_ref *ref);
+
+/* How many of its versions are FILLING. */
+unsigned shard_name_n_filling(const struct shard_name *name);
+
+/* Whether the manifest of the version, which may be NULL, is the name's newest version. If not, the name was unpublished, or
+ * something else was published under it. */
+bool version_is_current(const struct version *version);
+
+/* ---- shard_holder.c ---- */
+
+void version_holder_init(struct version *version);
+void version_holder_fini(struct version *version);
+
+/* Takes the hold on the part's object. `here` is the object if it is on this node. If it is on another node (NULL), the answer
+ * comes later and sets version->settle. */
+enum rdt_status version_hold_part(struct version *version, struct part *part, struct object *here, struct rdt_error *err);
+
+/* ---- shard_manifest.c ---- */
+
+/* Puts the manifest and publishes it as the name's next version, *number_p. version->manifest waits for its end. */
+enum rdt_status version_publish(struct version *version, uint64_t *number_p, struct rdt_error *err);
+
+#endif
