@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Puts objects: checks the id, charges the owner, stores the tensors and enters the object into the table. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/objects/client.h"
+#include "daemon/objects/detached.h"
+#include "daemon/objects/object_table_impl.h"
+
+/* Moves all bytes to the arena, packed. From then on the shapes describe them. */
+static enum rdt_status copy_packed(struct object *object, const struct object_put *put, const struct object_parts *parts,
+                                   struct rdt_error *err)
+{
+    struct slab_piece piece;
+    enum rdt_status status;
+
+    if (parts->packed_bytes == 0)
+        return RDT_OK;
+    status = slab_alloc(object->table->slabs, parts->packed_bytes, &piece, err);
+    if (status == RDT_NO_MEMORY) /* the arena is charged to the daemon's own account, which waits for nothing */
+        account_node_is_full(put->account, USAGE_BYTES, NULL);
+    if (status != RDT_OK)
+        return status;
+    object->chunk = piece.chunk;
+    object->piece = piece.index;
+    memcpy(slab_addr(piece), parts->packed, parts->packed_bytes);
+    return RDT_OK;
+}
+
+/* When other tensors lie in regions, the bytes of the message get a region, too, so that the whole object
+ * can be shared. */
+static enum rdt_status copy_to_region(struct object *object, const struct object_put *put, struct region **region_p,
+                                      struct rdt_error *err)
+{
+    const struct slabs *slabs = object->table->slabs;
+    uint8_t *addr;
+    enum rdt_status status =
+        region_alloc_now(slabs->regions, slabs->kind, put->inline_bytes, REGION_ALLOCATED, put->account, region_p, err);
+
+    if (status != RDT_OK)
+        return status;
+    addr = region_addr(*region_p, err);
+    if (!addr) {
+        region_unref(*region_p);
+        return err ? err->status : RDT_SYSTEM;
+    }
+    memcpy(addr, put->inline_data, put->inline_bytes);
+    return RDT_OK;
+}
+
+static enum rdt_status set_tensors(struct object *object, const struct object_put *put, const struct object_parts *parts,
+                                   struct rdt_error *err)
+{
+    struct region *copy = NULL;
+    enum rdt_status status = RDT_OK;
+
+    object->bytes = parts->bytes;
+    if (put->n_regions == 0)
+        return copy_packed(object, put, parts, err);
+    object->uses = calloc(put->n_regions + 1u, sizeof *object->uses);
+    if (!object->uses)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    if (put->inline_bytes > 0)
+        status = copy_to_region(object, put, &copy, err);
+    if (status != RDT_OK)
+        return status;
+    object->layout = put->layout;
+    object->n_regions = put->n_regions + (copy != NULL);
+    for (uint32_t i = 0; i < object->n_regions; i++) {
+        /* copy_to_region has already taken the reference to the copy */
+        struct region *region = i < put->n_regions ? region_ref(put->regions[i]) : copy;
+        object->uses[i].region = region;
+        object->uses[i].object = object;
+    }
+    region_uses_add(object->uses, object->n_regions, object->layout, parts->spans);
+    return RDT_OK;
+}
+
+static uint32_t heap_bytes(const struct object_put *put, size_t key_bytes)
+{
+    return (uint32_t)(sizeof(struct object) + key_bytes + put->metadata_bytes + sizeof *put->layout +
+                      put->n_regions * sizeof(struct region_use) + 24 * put->layout->count + 16 * put->layout->n_dims);
+}
+
+static enum rdt_status put_parts(struct object_table *table, const struct object_put *put, struct object_parts *parts,
+                                 struct object **object_p, struct rdt_error *err)
+{
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    char generated[33];
+    const uint8_t *id = put->id;
+    size_t id_bytes = put->id_bytes, key_bytes;
+    struct object *awaited, *object;
+    uint64_t want[USAGE_COUNT];
+    uint64_t generation = put->generation ? put->generation : table->next_generation;
+    enum rdt_status status;
+    bool filling;
+
+    if (table->by_generation.used >= table->max_objects && !put->generation) {
+        account_node_is_full(put->account, USAGE_OBJECTS, NULL);
+        return rdt_error_set(err, RDT_LIMIT, "this daemon holds max_objects of %llu already: free some, or raise it",
+                             (unsigned long long)table->max_objects);
+    }
+    if (id_bytes == 0) {
+        id_bytes = (size_t)snprintf(generated, sizeof generated, "o-%llx", (unsigned long long)generation);
+        id = (const uint8_t *)generated;
+    }
+    key_bytes = owner_key(key, &put->account->owner, id, id_bytes);
+    awaited = object_table_by_key(table, key, key_bytes);
+    if (awaited && awaited->state != OBJECT_AWAITED)
+        return rdt_error_set(err, RDT_EXISTS,
+                             "object \"%.*s\" exists already: free it first, or put under another id (an object with "
+                             "an id of your own stays when its Ref is dropped)",
+                             (int)id_bytes, (const char *)id);
+    object = object_new(table, put->account, key, key_bytes, id_bytes, put, parts);
+    if (!object)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    object->heap_bytes = heap_bytes(put, key_bytes);
+    object_charges(object, want);
+    status = account_take_all(put->account, want, err);
+    if (status != RDT_OK) {
+        object_discard(object);
+        return status;
+    }
+    status = set_tensors(object, put, parts, err);
+    if (status == RDT_OK && object->chunk) {
+        status = account_take(put->account, USAGE_BYTES, slab_bytes(object_piece(object)), err);
+        want[USAGE_BYTES] = status == RDT_OK ? slab_bytes(object_piece(object)) : 0;
+    }
+    if (status == RDT_OK && put->ttl_ns > 0 && !detached_add(table, generation, put->ttl_ns))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    if (status == RDT_OK && !index_put(&table->by_generation, generation, object))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    if (status == RDT_OK && awaited && !object_users_get(object)) {
+        index_remove(&table->by_generation, generation);
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    }
+    if (status == RDT_OK && awaited) {
+        map_replace(&table->by_name, object->tail, key_bytes, object);
+    } else if (status == RDT_OK && !map_put(&table->by_name, object->tail, key_bytes, object)) {
+        index_remove(&table->by_generation, generation);
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    }
+    if (status != RDT_OK) {
+        detached_remove(table, generation);
+        account_undo(put->account, want);
+        object_discard(object);
+        return status;
+    }
+    object->separate = parts->separate;
+    parts->separate = NULL;
+    object->named = true;
+    object->detached = put->ttl_ns > 0;
+    object->generation = generation;
+    table->next_generation += !put->generation;
+    object->visibility = (uint8_t)put->visibility;
+    object->transport = put->transport;
+    object->producer = put->producer;
+    object->producer_id = put->producer ? put->producer->id : 0;
+    object->holds = 1;
+    if (put->producer) {
+        list_append(&put->producer->objects, &object->by_producer);
+        put->producer->n_objects++;
+    }
+    object->snapshot = put->snapshot;
+    object->loaned = put->loaned;
+    object->pending = put->pending;
+    /* bytes in the arena never change, so such a snapshot needs no copy */
+    filling = put->pending || (put->snapshot && object->layout && !put->sealed);
+    if (table->lasting && put->producer && put->producer->lasting)
+        table->lasting->on_put(table->lasting->arg, object, put);
+    object_set_state(object, filling ? OBJECT_FILLING : OBJECT_LIVE);
+    *object_p = object;
+    if (!object->layout)
+        work_free(table->slabs->regions->pool, put->layout, layout_heap_bytes(put->layout));
+    if (awaited) {
+        object_take_over_waiters(object, awaited);
+        if (!filling)
+            object_notify_waiters(object, NULL);
+    }
+    return RDT_OK;
+}
+
+enum rdt_status object_table_put(struct object_table *table, const struct object_put *put, struct object **object_p,
+                                 struct rdt_error *err)
+{
+    struct object_parts own;
+    enum rdt_status status;
+
+    if (put->parts)
+        return put_parts(table, put, put->parts, object_p, err);
+    status = object_parts_init(&own, put, err);
+    if (status != RDT_OK)
+        return status;
+    status = put_parts(table, put, &own, object_p, err);
+    object_parts_fini(&own);
+    return status;
+}
+
+enum rdt_status object_table_adopt(struct object_table *table, const struct object_put *put, struct object **object_p,
+                                   struct rdt_error *err)
+{
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    size_t key_bytes = owner_key(key, &put->account->owner, put->id, put->id_bytes);
+    struct object *object = object_new(table, put->account, key, key_bytes, put->id_bytes, put, NULL);
+
+    if (!object)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a copy");
+    object->layout = put->layout;
+    object->bytes = layout_total_bytes(put->layout);
+    object->visibility = (uint8_t)put->visibility;
+    object->transport = put->transport;
+    object->snapshot = put->snapshot;
+    object->adopted = true;
+    object->holds = 1;
+    object_set_state(object, OBJECT_LIVE);
+    *object_p = object;
+    return RDT_OK;
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the object table share: object_table.c (finding and forgetting objects), object_put.c (putting them) and
+ * object_wait.c (waiting for them). */
+#ifndef DAEMON_OBJECT_TABLE_IMPL_H
+#define DAEMON_OBJECT_TABLE_IMPL_H
+
+#include "daemon/objects/object_parts.h"
+#include "daemon/objects/object_table.h"
+
+/* Creates an object, which is in no table yet. put NULL: an awaited entry. parts NULL: the object stores no shapes. */
+struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
+                          size_t id_bytes, const struct object_put *put, struct object_parts *parts);
+
+/* Frees an object that is in no table and that nobody refers to. */
+void object_discard(struct object *object);
+
+/* NULL: there is none. These end an object whose producer has ended, if nobody else holds it, before anybody finds it. */
+struct object *object_table_by_generation(struct object_table *table, uint64_t generation);
+struct object *object_table_by_key(struct object_table *table, const uint8_t *key, size_t key_bytes);
+
+/* The object has replaced the awaited entry in the table. Waiters that may see the object wait for it now; the others keep
+ * waiting in the entry, which stays beside the object. The object has users. */
+void object_take_over_waiters(struct object *object, struct object *awaited);
+
+#endif

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Waiters for objects: those for an id that nobody has put, which wait in an AWAITED entry; those to whom the object of the id
+ * is hidden, whose entry lies beside it; and those for the end of an object. object_notify.c notifies them. */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "daemon/objects/object_table_impl.h"
+
+static void waiter_move(struct object_waiter *waiter, struct object *to)
+{
+    list_remove(&waiter->link);
+    waiter->object->users->n_waiters--;
+    waiter->object = to;
+    list_append(&to->users->waiters, &waiter->link);
+    to->users->n_waiters++;
+}
+
+/* Both objects have users. all: also waiters that may not see the object. */
+static void waiters_move(struct object *from, struct object *to, bool all)
+{
+    list_for_each_safe (node, &from->users->waiters) {
+        struct object_waiter *waiter = container_of(node, struct object_waiter, link);
+        if (all || object_visible_to(to, waiter->requester))
+            waiter_move(waiter, to);
+    }
+}
+
+void object_take_over_waiters(struct object *object, struct object *awaited)
+{
+    waiters_move(awaited, object, false);
+    object_users_settle(awaited);
+    awaited->named = false;
+    if (awaited->users)
+        object->users->hidden_entry = awaited;
+    else
+        object_discard(awaited);
+    object_users_settle(object);
+}
+
+/* The entry for waiters that may not see the object; created if there is none. NULL: out of memory. */
+static struct object *hidden_entry_get(struct object *object)
+{
+    struct object_users *users = object_users_get(object);
+    struct object *hidden_entry;
+
+    if (!users || users->hidden_entry)
+        return users ? users->hidden_entry : NULL;
+    hidden_entry = object_new(object->table, object->account, object->tail, object->key_bytes, object->id_bytes, NULL, NULL);
+    if (hidden_entry && object_users_get(hidden_entry))
+        return users->hidden_entry = hidden_entry;
+    if (hidden_entry)
+        object_discard(hidden_entry);
+    object_users_settle(object);
+    return NULL;
+}
+
+void object_table_withdraw(struct object *object, const struct rdt_error *why)
+{
+    struct object *hidden_entry = object_n_waiters(object) > 0 ? hidden_entry_get(object) : NULL;
+
+    if (hidden_entry) /* object_fail puts the entry in the object's place */
+        waiters_move(object, hidden_entry, true);
+    object_fail(object, why);
+}
+
+enum rdt_status object_table_wait(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
+                                  struct object_waiter *waiter, struct rdt_error *err)
+{
+    struct owner owner = owner_of_ref(ref, requester);
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    size_t key_bytes = owner_key(key, &owner, (const uint8_t *)ref->id, ref->id_bytes);
+    struct object *object;
+
+    object =
+        ref->generation != 0 ? object_table_by_generation(table, ref->generation) : object_table_by_key(table, key, key_bytes);
+    if (object && object->state != OBJECT_AWAITED && !object_visible_to(object, requester)) {
+        object = hidden_entry_get(object);
+        if (!object)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
+    }
+    assert(!object || object->state == OBJECT_AWAITED || object->state == OBJECT_FILLING);
+    if (object && !object_users_get(object))
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
+    if (!object) {
+        struct account *account;
+        if (map_count(&table->by_name) >= table->max_objects)
+            return rdt_error_set(err, RDT_LIMIT,
+                                 "this daemon already holds max_objects of %llu, including those that are waited for",
+                                 (unsigned long long)table->max_objects);
+        account = account_get(table->accounts, &owner);
+        object = account ? object_new(table, account, key, key_bytes, ref->id_bytes, NULL, NULL) : NULL;
+        account_unref(account);
+        if (!object || !object_users_get(object) || !map_put(&table->by_name, object->tail, key_bytes, object)) {
+            if (object) {
+                free(object->users);
+                object_discard(object);
+            }
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for \"%s\"", ref->id);
+        }
+        object->named = true;
+        event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "awaited", object);
+    }
+    waiter->object = object;
+    waiter->requester = requester;
+    list_append(&object->users->waiters, &waiter->link);
+    object->users->n_waiters++;
+    return RDT_OK;
+}
+
+bool object_wait_freed(struct object *object, struct object_waiter *waiter)
+{
+    struct object_users *users = object_users_get(object);
+
+    if (!users)
+        return false;
+    waiter->object = object;
+    list_append(&users->freed_waiters, &waiter->link);
+    users->n_waiters++;
+    return true;
+}
+
+void object_waiter_remove(struct object_waiter *waiter)
+{
+    struct object *object = waiter->object;
+
+    if (!object)
+        return;
+    list_remove(&waiter->link);
+    waiter->object = NULL;
+    object->users->n_waiters--;
+    object_users_settle(object);
+    if (object->state == OBJECT_AWAITED && !object->users) {
+        struct object *front = object->named ? NULL : map_get(&object->table->by_name, object->tail, object->key_bytes);
+        if (front) {
+            front->users->hidden_entry = NULL;
+            object_users_settle(front);
+        }
+        object_set_state(object, OBJECT_GONE);
+        object_table_forget(object->table, object);
+        object_discard(object);
+    }
+}
