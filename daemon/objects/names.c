@@ -1,28 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/objects/names.h"
 
-#include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/text.h"
 #include "daemon/objects/client.h"
+#include "daemon/objects/names_impl.h"
 
 #define REMEMBERED_MAX 4096u /* unpublished names whose versions are remembered one by one */
-/* Thousands may wait for one name. The others are notified later, so that the loop is not blocked. */
-#define NOTIFIED_AT_ONCE 64u
-/* until the next ones; not 0, because libuv would run such a timer in the same iteration */
-#define NOTIFY_INTERVAL_NS 1000000
-
-struct name_carrier { /* an object that at least one name holds */
+struct name_carrier {        /* an object that at least one name holds */
     uint64_t generation;
     struct list names; /* struct name.by_carrier */
 };
-
-static void on_wake(struct deadline *deadline);
 
 void names_init(struct names *names, struct accounts *accounts, struct deadlines *deadlines, uint64_t max_names)
 {
@@ -33,12 +24,12 @@ void names_init(struct names *names, struct accounts *accounts, struct deadlines
     list_init(&names->remembered);
     list_init(&names->waking);
     list_init(&names->observers);
-    names->wake.on_passed = on_wake;
+    names->wake.on_passed = names_on_wake;
 }
 
 static void end(struct name *name, enum name_end why);
 
-static struct name *find(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes)
+struct name *name_find(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes)
 {
     uint8_t key[OWNER_KEY_MAX_BYTES];
     size_t key_bytes = owner_key(key, owner, id, id_bytes);
@@ -57,8 +48,8 @@ static void on_expired(struct deadline *deadline)
     end(container_of(deadline, struct name, expiry), NAME_EXPIRED);
 }
 
-static enum rdt_status name_new(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
-                                struct name **name_p, struct rdt_error *err)
+enum rdt_status name_new(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                         struct name **name_p, struct rdt_error *err)
 {
     uint8_t key[OWNER_KEY_MAX_BYTES];
     size_t key_bytes = owner_key(key, owner, id, id_bytes);
@@ -99,8 +90,7 @@ static void name_free(struct name *name)
     free(name);
 }
 
-/* Frees a name that is not published and that nobody waits for, or remembers it for its version. */
-static void settle(struct name *name)
+void name_settle(struct name *name)
 {
     struct names *names = name->names;
 
@@ -121,8 +111,7 @@ static void settle(struct name *name)
     }
 }
 
-/* The name is published or awaited again. */
-static void take_from_remembered(struct name *name)
+void name_recall(struct name *name)
 {
     if (name->published || list_empty(&name->link))
         return;
@@ -220,78 +209,6 @@ void names_object_freed(struct names *names, const struct object *object)
     }
 }
 
-/* ---- notifying waiters ---- */
-
-static void notify(struct name_waiter *waiter, struct object *object, uint64_t version, const struct rdt_error *err)
-{
-    list_remove(&waiter->link);
-    waiter->name->n_waiters--;
-    waiter->name = NULL;
-    waiter->on_event(waiter, object, version, err);
-}
-
-static void notify_due(struct name *name)
-{
-    struct names *names = name->names;
-
-    name->busy = true;
-    list_remove(&name->by_waking);
-    for (unsigned n = 0; n < NOTIFIED_AT_ONCE && !list_empty(&name->due) && name->object; n++) {
-        struct name_waiter *waiter = container_of(list_first(&name->due), struct name_waiter, link);
-        notify(waiter, name->object, name->version, NULL);
-    }
-    name->busy = false;
-    if (!list_empty(&name->due)) {
-        list_append(&names->waking, &name->by_waking);
-        /* A timer that is set keeps its time, so that publishing again and again does not postpone the
-         * notification. */
-        if (deadline_left_ns(&names->wake) < 0 && !deadline_set(names->deadlines, &names->wake, NOTIFY_INTERVAL_NS))
-            log_error("out of memory: clients that wait for a name will only get its next version");
-    }
-    settle(name);
-}
-
-static void on_wake(struct deadline *deadline)
-{
-    struct names *names = container_of(deadline, struct names, wake);
-    struct list now;
-
-    list_init(&now);
-    while (!list_empty(&names->waking)) {
-        struct list *node = list_first(&names->waking);
-        list_remove(node);
-        list_append(&now, node);
-    }
-    while (!list_empty(&now))
-        notify_due(container_of(list_first(&now), struct name, by_waking));
-}
-
-/* Fails every waiter, those in `due` included. all: even those who may not see the name. */
-static void fail_waiters(struct name *name, bool all, const struct rdt_error *err)
-{
-    struct list hidden;
-
-    list_init(&hidden);
-    list_remove(&name->by_waking);
-    name->busy = true;
-    for (;;) {
-        struct list *node = list_first(&name->due);
-        if (!node)
-            node = list_first(&name->waiters);
-        if (!node)
-            break;
-        if (all || name_visible_to(name, container_of(node, struct name_waiter, link)->requester)) {
-            notify(container_of(node, struct name_waiter, link), NULL, 0, err);
-        } else {
-            list_remove(node);
-            list_append(&hidden, node);
-        }
-    }
-    list_splice(&name->waiters, &hidden);
-    name->busy = false;
-    settle(name);
-}
-
 /* ---- publishing ---- */
 
 static const char *const visibilities[] = {"its owner", "its owner's tenant", "everybody"};
@@ -332,7 +249,7 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
                                        uint64_t *version_p, struct rdt_error *err)
 {
     struct object *object = publish->object;
-    struct name *name = find(names, &object->account->owner, publish->id, publish->id_bytes);
+    struct name *name = name_find(names, &object->account->owner, publish->id, publish->id_bytes);
     struct name_carrier *carrier;
     enum rdt_status status = check_visibility(name, object, publish->visibility, err);
 
@@ -347,11 +264,11 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
         (!carrier || (publish->ttl_ns > 0 && !deadline_set(names->deadlines, &name->expiry, publish->ttl_ns))))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to publish an object");
     if (status != RDT_OK) {
-        settle(name);
+        name_settle(name);
         return status;
     }
     if (!name->published) {
-        take_from_remembered(name);
+        name_recall(name);
         name->published = true;
         account_add(name->account, USAGE_NAMES, 1);
         name->visibility = publish->visibility;
@@ -372,27 +289,20 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
               (unsigned long long)name->version, (int)publish->id_bytes, (const char *)publish->id);
     set_object(name, object, carrier);
     event(names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "published", name);
-    list_for_each_safe (node, &name->waiters) {
-        const struct name_waiter *waiter = container_of(node, struct name_waiter, link);
-        if (waiter->after >= name->version || !name_visible_to(name, waiter->requester))
-            continue;
-        list_remove(node);
-        list_append(&name->due, node);
-    }
-    notify_due(name);
+    name_notify(name);
     return RDT_OK;
 }
 
 uint64_t names_next_version(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes)
 {
-    const struct name *name = find(names, owner, id, id_bytes);
+    const struct name *name = name_find(names, owner, id, id_bytes);
 
     return (name && name->version > 0 ? name->version : names->forgotten) + 1;
 }
 
 void names_set_floor(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes, uint64_t version)
 {
-    struct name *name = find(names, owner, id, id_bytes);
+    struct name *name = name_find(names, owner, id, id_bytes);
 
     if (name && name->version > 0)
         name->floor = version;
@@ -413,7 +323,7 @@ enum rdt_status names_restore(struct names *names, const struct name_publish *pu
     enum rdt_status status = publish_version(names, publish, version, &restored, err);
 
     if (status == RDT_OK)
-        *name_p = find(names, &publish->object->account->owner, publish->id, publish->id_bytes);
+        *name_p = name_find(names, &publish->object->account->owner, publish->id, publish->id_bytes);
     return status;
 }
 
@@ -426,7 +336,7 @@ static void withdraw(struct name *name, const struct rdt_error *why)
     name->busy = true;
     event(name->names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "unpublished", name);
     set_object(name, NULL, NULL);
-    fail_waiters(name, false, why);
+    name_fail_waiters(name, false, why);
 }
 
 /* Writes why a name that was published has ended. */
@@ -471,19 +381,18 @@ bool names_client_gone(struct client *client, uint64_t until_ns)
     return true;
 }
 
-/* The owner of the name is the one in the ref, if there is one, as with objects. */
-static struct name *find_ref(const struct names *names, const struct rdt_ref *ref, const struct owner *requester,
-                             struct owner *owner_p)
+struct name *name_find_ref(const struct names *names, const struct rdt_ref *ref, const struct owner *requester,
+                           struct owner *owner_p)
 {
     *owner_p = owner_of_ref(ref, requester);
-    return find(names, owner_p, (const uint8_t *)ref->id, ref->id_bytes);
+    return name_find(names, owner_p, (const uint8_t *)ref->id, ref->id_bytes);
 }
 
 enum rdt_status names_unpublish(struct names *names, const struct rdt_ref *ref, const struct owner *requester, bool admin,
                                 struct rdt_error *err)
 {
     struct owner owner;
-    struct name *name = find_ref(names, ref, requester, &owner);
+    struct name *name = name_find_ref(names, ref, requester, &owner);
 
     if (!admin && !owner_equal(&owner, requester))
         return rdt_error_set(err, RDT_DENIED, "name \"%s\" belongs to uid %u: only that user or root may unpublish it", ref->id,
@@ -494,13 +403,13 @@ enum rdt_status names_unpublish(struct names *names, const struct rdt_ref *ref, 
     return RDT_OK;
 }
 
-/* ---- finding and waiting ---- */
+/* ---- finding ---- */
 
 enum rdt_status names_find(struct names *names, const struct rdt_ref *ref, const struct owner *requester,
                            struct object **object_p, uint64_t *version_p, struct rdt_error *err)
 {
     struct owner owner;
-    struct name *name = find_ref(names, ref, requester, &owner);
+    struct name *name = name_find_ref(names, ref, requester, &owner);
 
     if (!name || !name_visible_to(name, requester) || (!name->published && ref->after == 0))
         return RDT_AGAIN;
@@ -511,88 +420,6 @@ enum rdt_status names_find(struct names *names, const struct rdt_ref *ref, const
     *object_p = name->object;
     *version_p = name->version;
     return RDT_OK;
-}
-
-enum rdt_status names_wait(struct names *names, const struct rdt_ref *ref, const struct owner *requester,
-                           struct name_waiter *waiter, struct rdt_error *err)
-{
-    struct owner owner;
-    struct name *name = find_ref(names, ref, requester, &owner);
-
-    if (!name) {
-        enum rdt_status status = name_new(names, &owner, (const uint8_t *)ref->id, ref->id_bytes, &name, err);
-        if (status != RDT_OK)
-            return status;
-    }
-    take_from_remembered(name);
-    waiter->name = name;
-    waiter->requester = requester;
-    waiter->after = ref->after;
-    list_append(&name->waiters, &waiter->link);
-    name->n_waiters++;
-    return RDT_OK;
-}
-
-void name_waiter_remove(struct name_waiter *waiter)
-{
-    struct name *name = waiter->name;
-
-    if (!name)
-        return;
-    list_remove(&waiter->link);
-    waiter->name = NULL;
-    name->n_waiters--;
-    if (list_empty(&name->due))
-        list_remove(&name->by_waking);
-    settle(name);
-}
-
-/* ---- explaining ---- */
-
-#define EXPLAIN_MAX 256 /* the most names that are compared, because many waits may time out together */
-
-void names_explain_object(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
-                          const struct owner *requester, char *text, size_t size)
-{
-    const struct name *name = find(names, owner, id, id_bytes);
-
-    text[0] = '\0';
-    if (name && name->published && name_visible_to(name, requester))
-        (void)snprintf(text, size, "; there is a name \"%.*s\", which is fetched as a name (rdtctl --name, Ref.from_name)",
-                       (int)id_bytes, (const char *)id);
-}
-
-void names_explain_name(struct names *names, struct object_table *objects, const struct owner *owner, const uint8_t *id,
-                        size_t id_bytes, const struct owner *requester, char *text, size_t size)
-{
-    const struct name *name = find(names, owner, id, id_bytes);
-    struct rdt_ref ref = {.uid = owner->uid, .id_bytes = (uint8_t)id_bytes};
-    struct object *object;
-    unsigned compared = 0;
-
-    text[0] = '\0';
-    memcpy(ref.id, id, id_bytes);
-    text_copy(ref.tenant, sizeof ref.tenant, owner->tenant);
-    if (!(name && name->published) && object_table_find_any(objects, &ref, requester, false, &object, NULL) == RDT_OK) {
-        (void)snprintf(text, size, "; there is an object \"%s\", which is fetched by its id, not as a name", ref.id);
-        return;
-    }
-    if (!owner_equal(owner, requester))
-        return;
-    list_for_each (node, &names->published) {
-        uint32_t uid;
-        name = container_of(node, struct name, link);
-        if (++compared > EXPLAIN_MAX)
-            return;
-        if (name->id_bytes != id_bytes || memcmp(name_id(name), id, id_bytes) != 0 ||
-            owner_equal(&name->account->owner, requester) || !name_visible_to(name, requester))
-            continue;
-        uid = name->account->owner.uid;
-        (void)snprintf(text, size,
-                       "; uid %u has published version %llu of such a name: say whose it is (rdtctl --owner %u, owner=%u)", uid,
-                       (unsigned long long)name->version, uid, uid);
-        return;
-    }
 }
 
 /* ---- the end ---- */
@@ -608,7 +435,7 @@ void names_clear(struct names *names)
         withdraw(container_of(list_first(&names->published), struct name, link), &err);
     while ((name = map_next(&names->by_key, &cursor)))
         if (name->n_waiters > 0)
-            fail_waiters(name, true, &err); /* may free this entry, which map_next allows */
+            name_fail_waiters(name, true, &err); /* may free this entry, which map_next allows */
     deadline_unset(names->deadlines, &names->wake);
 }
 

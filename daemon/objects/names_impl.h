@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of names share: names.c (names and versions), names_wait.c (waiters) and
+ * names_explain.c (why a wait was in vain). */
+#ifndef DAEMON_OBJECTS_NAMES_IMPL_H
+#define DAEMON_OBJECTS_NAMES_IMPL_H
+
+#include "daemon/objects/names.h"
+
+/* NULL: there is none. Ends a name first whose lease belongs to a client that has ended. */
+struct name *name_find(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes);
+
+/* The owner of the name, *owner_p, is the one in the ref, if there is one, as with objects. */
+struct name *name_find_ref(const struct names *names, const struct rdt_ref *ref, const struct owner *requester,
+                           struct owner *owner_p);
+
+/* Creates a name that is not published. Errors: LIMIT, NO_MEMORY. */
+enum rdt_status name_new(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+                         struct name **name_p, struct rdt_error *err);
+
+/* Frees a name that is not published and that nobody waits for, or remembers it for its version. */
+void name_settle(struct name *name);
+
+/* A remembered name is published or awaited again. */
+void name_recall(struct name *name);
+
+/* ---- names_wait.c ---- */
+
+/* The name has a new version. Notifies the first of those who wait for it and may see it; the others are notified in turns of
+ * the loop, so that it is not blocked. The name may be gone afterwards. */
+void name_notify(struct name *name);
+void names_on_wake(struct deadline *deadline); /* of names->wake */
+
+/* Fails every waiter, those who are to be notified included. all: even those who may not see the name. */
+void name_fail_waiters(struct name *name, bool all, const struct rdt_error *err);
+
+#endif
