@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from functools import partial
 from os import PathLike
 from typing import Any, ContextManager, Iterable, Literal, Optional, Sequence, Union, overload
 
 from . import _rdt
-from ._aio import AGAIN, Hub
+from ._aio import AGAIN
 from ._arrays import box, kind_of, stream_number, torch_uses_gpus
 from ._daemon import SYSTEM_SOCKET
 from ._errors import Error
@@ -19,10 +18,11 @@ from ._gpu import TorchPools
 from ._groups import GroupCalls
 from ._info import InfoCalls
 from ._memory import As, MemoryCalls
-from ._requests import HOLD, MODES, TAKE_OVER, Fetched, FetchInto, Held, How, Ref, Request, Steps, is_open
+from ._requests import MODES, Fetched, FetchInto, How, Ref, Request, Steps, is_open
 from ._shards import PartCalls
 from ._structure import Layout, bare, encode, encode_nested, flatten, refused
 from ._versions import Published, Versions
+from ._waits import WaitCalls
 
 Visible = Literal["owner", "tenant", "all"]
 Mode = Literal["auto", "share", "copy", "cow"]
@@ -30,7 +30,6 @@ Mode = Literal["auto", "share", "copy", "cow"]
 _VISIBILITY = {"owner": 0, "tenant": 1, "all": 2}
 _SNAPSHOT, _DETACHED, _MAY_SHARE = 1, 2, 0x20000  # the last one is transfer.c's
 AUTO, COW = MODES["auto"], MODES["cow"]
-_PUT, _FREED, _FREED_RANGE = 0, 1, 2
 _SIMPLE = frozenset(("mode", "as_"))  # get handles these options without a Request
 
 
@@ -45,20 +44,7 @@ def _is_structure(into: Any) -> bool:
     return into is not None and not kind_of(into)
 
 
-def _steps_of(requests: Sequence[Request]) -> int:
-    return sum([len(request._how.steps.earlier) for request in requests if isinstance(request, FetchInto)])
-
-
-def _number_of(listed: Sequence[Any], how_many: Any) -> int:
-    number = how_many
-    if isinstance(how_many, str):
-        number = {"all": len(listed), "any": min(1, len(listed))}.get(how_many)
-    if not isinstance(number, int) or number < -1 or number > len(listed):
-        raise ValueError(f"how_many must be \"all\", \"any\" or 0 to {len(listed)}, not {how_many!r}")
-    return len(listed) if number == -1 else number
-
-
-class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls):
+class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     """A session with the rdtd of this node. The session is the lease of everything it put and holds.
 
     socket: path of the daemon's socket; None: $RDT_SOCKET, else /run/rdtd/rdtd.sock. name: shown by rdtctl;
@@ -71,11 +57,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls):
     Errors: Disconnected (no daemon serves the socket), Denied, LimitReached (too many clients),
     ProtocolBroken, TimedOut."""
 
-    _hub_lock = threading.Lock()
-
     def __init__(self, socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,
                  timeout: Optional[float] = None) -> None:
-        self._own_hub: Optional[Hub] = None
         self._own_pools: Optional[TorchPools] = None
         self._kept_live: list[tuple[Request, Any]] = []
         info = self._node()
@@ -109,13 +92,6 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls):
         super().close()
         if self._own_hub:
             self._own_hub.closed()
-
-    def _hub(self) -> Hub:
-        if self._own_hub is None:
-            with self._hub_lock:
-                if self._own_hub is None:
-                    self._own_hub = Hub(self)
-        return self._own_hub
 
     def _is_alive(self) -> bool:
         try:
@@ -433,117 +409,6 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls):
         """Like `get` for one ref, but returns a Fetched, which also has the path, the version and the bytes
         moved."""
         return self.fetch(ref, **options).fetched()
-
-    # ---- holding ----
-
-    def when_held(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Request:
-        """A Request whose result is a Ref that holds the object, with its generation. For an id that has not
-        been put yet, or a name without a version above `after`, the request waits."""
-        request = self._start(HOLD, ref, 0, 0, timeout)
-        request._how = Held(ref._hint, ref)
-        return request
-
-    def hold(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Ref:
-        """Takes a hold and waits for it. Returns a Ref that holds the object while the Ref exists (`with
-        c.hold(ref) as held:`), on this node or another, whatever the producer does. No bytes are moved.
-
-        Errors: Freed, OwnerDied, NotFound, Denied, LimitReached, PeerLost, TimedOut."""
-        held: Ref = self.when_held(ref, timeout=timeout).result()
-        return held
-
-    def _hold_too(self, ref: Any) -> None:
-        ref._hold = self._start(TAKE_OVER, ref, 0, 0, None)
-        ref._wanting = False
-
-    # ---- waiting ----
-
-    def wait(self, requests: Sequence[Request], how_many: Union[int, Literal["all", "any"]] = "all",
-             timeout: Optional[float] = None) -> tuple[list[Request], list[Request]]:
-        """Waits until `how_many` of the requests have ended or `timeout` seconds have passed (None: no limit;
-        0: polls).
-
-        Returns (ended requests, running requests). A timeout cancels nothing. If a request has failed or
-        fails meanwhile, its error is raised at once."""
-        listed = list(requests)
-        ended = self._wait_for(listed, _number_of(listed, how_many), timeout)
-        return [r for r, yes in zip(listed, ended) if yes], [r for r, yes in zip(listed, ended) if not yes]
-
-    def _wait_for(self, requests: list[Request], number: int, timeout: Optional[float]) -> list[bool]:
-        """_wait, also for requests of more than one step."""
-        if not any([isinstance(request, FetchInto) for request in requests]):
-            return self._wait(requests, number, timeout)
-        end = None if timeout is None else time.monotonic() + timeout
-        left = timeout
-        while True:
-            failure = None
-            before = _steps_of(requests)
-            try:
-                self._wait(requests, number, left)
-            except Error as error:
-                failure = error
-            ended = [request._state() != AGAIN for request in requests]  # starts second steps
-            for request, yes in zip(requests, ended):
-                if yes:
-                    request._check()
-            if failure is not None and _steps_of(requests) == before:
-                raise failure
-            if sum(ended) >= number or left == 0:
-                return ended
-            left = None if end is None else max(0.0, end - time.monotonic())
-
-    async def wait_async(self, requests: Sequence[Request],
-                         how_many: Union[int, Literal["all", "any"]] = "all",
-                         timeout: Optional[float] = None) -> tuple[list[Request], list[Request]]:
-        """Like `wait`, for event loops. If the waiting task is cancelled, the requests go on."""
-        listed = list(requests)
-        wanted = _number_of(listed, how_many)
-        self.dispatch()
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
-        waiting = {loop.create_task(self._hub().ended(r, cancels=False)) for r in listed
-                   if r._state() == AGAIN}
-        try:
-            while True:
-                ended = [r._state() != AGAIN for r in listed]
-                for request, yes in zip(listed, ended):
-                    if yes:
-                        request._check()
-                left = None if deadline is None else max(0.0, deadline - loop.time())
-                if sum(ended) >= wanted or left == 0:
-                    return ([r for r, yes in zip(listed, ended) if yes],
-                            [r for r, yes in zip(listed, ended) if not yes])
-                _, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
-
-    def when_put(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> Request:
-        """A Request that ends when the object has been put, or the name has a version above `after`."""
-        return self._start(_PUT, ref, 0, 0, timeout)
-
-    def when_freed(self, what: Any, *, timeout: Optional[float] = None) -> Request:
-        """A Request that ends when the object has no hold and no transfer left on any node. Its memory may
-        then be written again.
-
-        what: a Ref; or an array from `empty` or a view of it, which means every object that overlaps it. The
-        producer's hold counts, and so does the hold of every Ref, `what` included: free them first. If the
-        object has already ended, the request ends at once.
-        Errors: Invalid (an array in memory that is not from `empty`)."""
-        if isinstance(what, _rdt.Ref):
-            return self._start(_FREED, what, 0, 0, timeout)
-        address, count = self._span(what)
-        if count == 0:
-            raise ValueError("the array has no elements, so no object overlaps it")
-        return self._start(_FREED_RANGE, None, address, count, timeout)
-
-    def wait_put(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> None:
-        """Waits for `when_put`. Errors: TimedOut, Freed (the name was unpublished)."""
-        self.when_put(ref, timeout=timeout).result()
-
-    def wait_freed(self, what: Any, *, timeout: Optional[float] = None) -> None:
-        """Waits for `when_freed`. Errors: TimedOut (the message names who holds the object, or for an array one
-        object that overlaps it and its holders, as far as this user may see: `stat`)."""
-        self.when_freed(what, timeout=timeout).result()
 
     # ---- published names ----
 
