@@ -335,7 +335,7 @@ enum rdt_status peers_check(const struct options *options, struct rdt_error *err
         return status;
     snprintf(listen, sizeof listen, strchr(host, ':') ? "[%s]:0" : "%s:0", host);
     any_port.listen = listen;
-    status = peer_meet_bind(&any_port, address, hello_address, &fd, err);
+    status = peer_listen_bind(&any_port, address, hello_address, &fd, err);
     if (status == RDT_OK)
         (void)close(fd);
     else if (err && err->sys_errno != 0)
@@ -359,7 +359,7 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
     else if (options->listen[0])
         log_warn("there is no peer link: listen is set, but neither key_file nor peer_cert is");
     if (status == RDT_OK && peers->tls && options->listen[0])
-        status = peer_meet_bind(options, node->address, peers->hello_address, &listen_fd, err);
+        status = peer_listen_bind(options, node->address, peers->hello_address, &listen_fd, err);
     if (status != RDT_OK) {
         if (peers)
             tls_context_destroy(peers->tls);
@@ -395,7 +395,7 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
     peers->listener.data = peers;
     peers->n_open = 1;
     if (listen_fd >= 0)
-        peer_meet_listen(peers, listen_fd);
+        peer_listen(peers, listen_fd);
     for (const struct node_entry *entry = peers->tls ? options->node_list : NULL; entry; entry = entry->next)
         peer_add_listed(peers, entry);
     *peers_p = peers;

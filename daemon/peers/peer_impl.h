@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What peer.c (states and back-off), peer_table.c (identities) and peer_meet.c (listening, hellos, which
- * of two connections stays) share. Private to them. */
+/* What peer.c (states and back-off), peer_table.c (identities), peer_meet.c (hellos, which of two connections stays) and
+ * peer_listen.c (listening) share. Private to them. */
 #ifndef DAEMON_PEER_IMPL_H
 #define DAEMON_PEER_IMPL_H
 
@@ -134,15 +134,20 @@ void peers_handle_closed(struct peers *peers);
 
 extern const struct peer_link_events peer_meet_events;
 
-/* Creates a socket that listens at options->listen, and writes this node's address as refs and as its
- * hello have it, 65 bytes each. Errors: INVALID, SYSTEM. */
-enum rdt_status peer_meet_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p,
-                               struct rdt_error *err);
-
-/* Starts to accept connections. Takes the fd. */
-void peer_meet_listen(struct peers *peers, int take_fd);
-
 /* Takes the link out of the lists and closes it. */
 void peer_meet_drop(struct peers *peers, struct peer_link *link, const char *reason);
+
+/* Warns, but rarely, of a connection of which it is not known which node it is from. */
+void peers_warn_of_stranger(struct peers *peers, const char *remote, const char *text);
+
+/* ---- peer_listen.c ---- */
+
+/* Creates a socket that listens at options->listen, and writes this node's address as refs and as its
+ * hello have it, 65 bytes each. Errors: INVALID, SYSTEM. */
+enum rdt_status peer_listen_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p,
+                                 struct rdt_error *err);
+
+/* Starts to accept connections. Takes the fd. */
+void peer_listen(struct peers *peers, int take_fd);
 
 #endif
