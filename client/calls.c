@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls that consist of one request and one reply: ping, free, waits, holds and broadcasts. */
+/* Calls that consist of one message, and of its reply if it has one: ping, free, the ends of pending puts, waits, holds and
+ * broadcasts. */
 #include <stdio.h>
 #include <string.h>
 
@@ -83,6 +84,39 @@ enum rdt_status rdt_store(rdt *conn, const struct rdt_ref *ref, int64_t timeout_
     if (status == RDT_OK)
         protobuf_c_message_free_unpacked(reply, NULL);
     return status;
+}
+
+/* ---- pending puts ---- */
+
+static enum rdt_status send_ready(rdt *conn, const struct rdt_ref *ref, enum rdt_status how, const char *sentence,
+                                  struct rdt_error *err)
+{
+    Rdt__Pb__Ready request = RDT__PB__READY__INIT;
+    Rdt__Pb__Ref message;
+    enum rdt_status status = connection_check(conn, err);
+
+    if (status == RDT_OK && (!ref || ref->is_name || ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES))
+        status = rdt_error_set(err, RDT_INVALID, "this is not the ref of an object that was put on this node");
+    if (status != RDT_OK)
+        return status;
+    wire_ref_from(ref, &message);
+    request.ref = &message;
+    request.status = how;
+    request.message = (char *)(sentence ? sentence : "");
+    connection_lock(conn);
+    status = note_send(conn, RDT_MSG_READY, &request.base, false, err);
+    connection_unlock(conn);
+    return status;
+}
+
+enum rdt_status rdt_ready(rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    return send_ready(conn, ref, RDT_OK, NULL, err);
+}
+
+enum rdt_status rdt_fail(rdt *conn, const struct rdt_ref *ref, enum rdt_status why, const char *sentence, struct rdt_error *err)
+{
+    return send_ready(conn, ref, why == RDT_OK ? RDT_OWNER_DIED : why, sentence, err);
 }
 
 /* ---- waiting ---- */

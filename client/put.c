@@ -30,7 +30,6 @@
 #include "memory/alloc.h"
 #include "memory/loans.h"
 #include "memory/sealed_memfd.h"
-#include "note.h"
 #include "options.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
@@ -567,37 +566,4 @@ enum rdt_status put_snapshot_of(rdt *conn, void *take_addr, const struct rdt_ten
     }
     put_fini(&put, status == RDT_OK);
     return status;
-}
-
-/* ---- pending puts ---- */
-
-static enum rdt_status send_ready(rdt *conn, const struct rdt_ref *ref, enum rdt_status how, const char *sentence,
-                                  struct rdt_error *err)
-{
-    Rdt__Pb__Ready request = RDT__PB__READY__INIT;
-    Rdt__Pb__Ref message;
-    enum rdt_status status = connection_check(conn, err);
-
-    if (status == RDT_OK && (!ref || ref->is_name || ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES))
-        status = rdt_error_set(err, RDT_INVALID, "this is not the ref of an object that was put on this node");
-    if (status != RDT_OK)
-        return status;
-    wire_ref_from(ref, &message);
-    request.ref = &message;
-    request.status = how;
-    request.message = (char *)(sentence ? sentence : "");
-    connection_lock(conn);
-    status = note_send(conn, RDT_MSG_READY, &request.base, false, err);
-    connection_unlock(conn);
-    return status;
-}
-
-enum rdt_status rdt_ready(rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
-{
-    return send_ready(conn, ref, RDT_OK, NULL, err);
-}
-
-enum rdt_status rdt_fail(rdt *conn, const struct rdt_ref *ref, enum rdt_status why, const char *sentence, struct rdt_error *err)
-{
-    return send_ready(conn, ref, why == RDT_OK ? RDT_OWNER_DIED : why, sentence, err);
 }

@@ -6,9 +6,9 @@
 
 #include "alloc.h"
 #include "client/call.h"
-#include "client/device.h"
 #include "client/options.h"
 #include "client/session/clock.h"
+#include "device.h"
 #include "rdt.pb-c.h"
 
 /* ---- memory of the daemon ---- */

@@ -4,11 +4,11 @@
 
 #include <stdio.h>
 
-#include "call.h"
-#include "memory/alloc.h"
-#include "memory/mappers.h"
-#include "options.h"
-#include "session/clock.h"
+#include "client/call.h"
+#include "client/memory/alloc.h"
+#include "client/memory/mappers.h"
+#include "client/options.h"
+#include "client/session/clock.h"
 
 #define MAX_CHUNKS 65536u
 

@@ -3,7 +3,7 @@
 #ifndef CLIENT_DEVICE_H
 #define CLIENT_DEVICE_H
 
-#include "session/connection.h"
+#include "client/session/connection.h"
 
 /* As alloc_region, on the device that the options name. UNSUPPORTED: this process has no mapper for the kind. */
 enum rdt_status device_alloc(rdt *conn, size_t bytes, const struct rdt_alloc_options *options, int64_t deadline_ns,
