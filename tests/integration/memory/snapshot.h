@@ -63,4 +63,17 @@ static inline uint64_t memory_now(void)
     return status.memory_bytes;
 }
 
+/* Fetches the object, which must have the pattern, and overwrites the bytes if they are the reader's own. */
+static inline void must_be_pattern(rdt *reader, const struct rdt_ref *ref, enum rdt_fetch_mode mode, size_t bytes,
+                                   uint32_t seed)
+{
+    rdt_object *object = fetch_one(reader, ref, mode);
+    struct rdt_tensor tensor = tensor_of(object, 0);
+
+    must(elements_of(&tensor) == (int64_t)bytes && holds_pattern(tensor.data, bytes, seed));
+    if (mode == RDT_FETCH_COW || mode == RDT_FETCH_COPY)
+        memset(tensor.data, 0xee, bytes); /* its own */
+    rdt_release(object);
+}
+
 #endif
