@@ -326,13 +326,6 @@ enum rdt_status region_import(struct regions *regions, const char *kind_name, co
     return RDT_OK;
 }
 
-struct region *region_find(const struct regions *regions, uint64_t id, uint64_t generation)
-{
-    struct region *region = index_get(&regions->by_id, id);
-
-    return region && region->generation == generation ? region : NULL;
-}
-
 struct region *region_ref(struct region *region)
 {
     region->refs++;

@@ -319,9 +319,6 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
 
 /* ---- the life of a region ---- */
 
-/* Borrowed. NULL: there is no such region, or it has another generation. */
-struct region *region_find(const struct regions *regions, uint64_t id, uint64_t generation);
-
 /* Moves it to another state of the drawing; does nothing if it is in that state. Aborts if the drawing has no such move. */
 void region_set_state(struct region *region, enum region_state state);
 

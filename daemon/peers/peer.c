@@ -283,11 +283,6 @@ void peer_probe(struct peer *peer)
         peer_link_probe(peer->link_up);
 }
 
-size_t peer_queued_bytes(const struct peer *peer)
-{
-    return peer->link_up ? peer_link_queued_bytes(peer->link_up) : 0;
-}
-
 /* ---- start and end ---- */
 
 void peer_add_listed(struct peers *peers, const struct node_entry *entry)

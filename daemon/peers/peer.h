@@ -196,7 +196,4 @@ enum rdt_status peer_send(struct peer *peer, enum rdt_peer_message type, const P
 /* Pings the node to check that it is reachable: on_answer follows, or on_down. */
 void peer_probe(struct peer *peer);
 
-/* Returns how many bytes are queued and not yet written. Senders of much data wait while this is large. */
-size_t peer_queued_bytes(const struct peer *peer);
-
 #endif

@@ -45,7 +45,7 @@ struct journal {
     uint8_t *base; /* mapped: [FILE_BYTES] */
     uint64_t
         free_slots[CLASSES]; /* the offset of the first free slot of each class, which has the next one in `key`; 0: none */
-    uint64_t used_bytes, damaged;
+    uint64_t damaged;
 };
 
 static struct header *header(const struct journal *journal)
@@ -214,11 +214,8 @@ static void find_slots(struct journal *journal, uint64_t at, const struct extent
 
     for (uint64_t i = slots_in(extent); i-- > 0;) {
         uint64_t offset = at + EXTENT_HEADER_BYTES + i * extent->slot_bytes;
-        if (is_whole(journal, slot_at(journal, offset), extent->slot_bytes)) {
-            journal->used_bytes += extent->slot_bytes;
-            continue;
-        }
-        push_free(journal, offset, class);
+        if (!is_whole(journal, slot_at(journal, offset), extent->slot_bytes))
+            push_free(journal, offset, class);
     }
 }
 
@@ -298,26 +295,12 @@ void journal_commit(struct journal *journal, struct journal_slot *slot, uint32_t
     unsigned class = class_of(sizeof *slot + slot->bytes);
 
     journal->free_slots[class] = slot->key; /* until now the slot was the first free one */
-    journal->used_bytes += (uint64_t)MIN_SLOT_BYTES << class;
     slot->kind = kind;
     slot->key = key;
     slot->flags = flags;
     memcpy(slot->numbers, numbers, sizeof slot->numbers);
     slot->checksum = checksum(slot);
     set_commit(slot, COMMITTED);
-}
-
-struct journal_slot *journal_add(struct journal *journal, uint32_t kind, uint64_t key, const void *payload, size_t bytes,
-                                 const uint64_t *numbers)
-{
-    struct journal_slot *slot = journal_begin(journal, bytes);
-
-    if (!slot)
-        return NULL;
-    if (bytes > 0)
-        memcpy(slot->payload, payload, bytes);
-    journal_commit(journal, slot, kind, key, 0, numbers);
-    return slot;
 }
 
 void journal_remove(struct journal *journal, struct journal_slot *slot)
@@ -327,7 +310,6 @@ void journal_remove(struct journal *journal, struct journal_slot *slot)
     uint64_t first = (offset + PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES, last = (offset + slot_bytes) / PAGE_BYTES * PAGE_BYTES;
 
     push_free(journal, offset, class);
-    journal->used_bytes -= slot_bytes;
     if (slot_bytes >= LARGE_BYTES)
         (void)madvise(journal->base + first, last - first, MADV_REMOVE);
 }
@@ -380,11 +362,6 @@ struct journal_state *journal_state(struct journal *journal)
 uint64_t journal_damaged(const struct journal *journal)
 {
     return journal->damaged;
-}
-
-uint64_t journal_used_bytes(const struct journal *journal)
-{
-    return journal->used_bytes;
 }
 
 uint64_t journal_file_bytes(const struct journal *journal)

@@ -70,10 +70,6 @@ struct journal_state *journal_state(struct journal *journal);
 struct journal_slot *journal_begin(struct journal *journal, size_t bytes);
 void journal_commit(struct journal *journal, struct journal_slot *slot, uint32_t kind, uint64_t key, uint32_t flags,
                     const uint64_t *numbers);
-
-/* The same in one step, with a copy of the payload. */
-struct journal_slot *journal_add(struct journal *journal, uint32_t kind, uint64_t key, const void *payload, size_t bytes,
-                                 const uint64_t *numbers);
 void journal_remove(struct journal *journal, struct journal_slot *slot);
 void journal_set_number(struct journal_slot *slot, unsigned i, uint64_t number);
 void journal_set_flags(struct journal_slot *slot, uint32_t flags);
@@ -83,8 +79,7 @@ void journal_set_flags(struct journal_slot *slot, uint32_t flags);
 struct journal_slot *journal_next(struct journal *journal, uint64_t *cursor);
 uint64_t journal_damaged(const struct journal *journal);
 
-/* The bytes of its records, and of the file that has been used. */
-uint64_t journal_used_bytes(const struct journal *journal);
+/* The bytes of the file that have been used. */
 uint64_t journal_file_bytes(const struct journal *journal);
 
 #endif

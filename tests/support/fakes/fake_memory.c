@@ -179,3 +179,10 @@ struct region *fake_region(uint64_t bytes, uint64_t client)
     cr_assert_not_null(region, "%s", err.msg);
     return region;
 }
+
+struct region *fake_find(uint64_t id, uint64_t generation)
+{
+    struct region *region = index_get(&fake.regions.by_id, id);
+
+    return region && region->generation == generation ? region : NULL;
+}

@@ -31,4 +31,7 @@ void fake_run(void);
 /* A region of this client and of uid 1000, made at once or by turning the loop; the caller's is the only reference. */
 struct region *fake_region(uint64_t bytes, uint64_t client);
 
+/* Borrowed. NULL: there is no such region, or it has another generation. */
+struct region *fake_find(uint64_t id, uint64_t generation);
+
 #endif

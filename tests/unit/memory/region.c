@@ -56,7 +56,7 @@ Test(region, memory_counts_until_its_pages_are_free)
     uint64_t id = region->id;
 
     region_unref(region);
-    cr_assert_null(region_find(&fake.regions, id, 0));
+    cr_assert_null(fake_find(id, 0));
     cr_assert_eq(fake.regions.bytes, 64u << 20);
     cr_assert_eq(fake.regions.n_freeing, 1u);
     fake_run();
@@ -73,8 +73,8 @@ Test(region, ids_are_never_used_again)
     fake_run();
     second = take(4096);
     cr_assert(second->id != id || second->generation != generation);
-    cr_assert_null(region_find(&fake.regions, id, generation));
-    cr_assert_eq(region_find(&fake.regions, second->id, second->generation), second);
+    cr_assert_null(fake_find(id, generation));
+    cr_assert_eq(fake_find(second->id, second->generation), second);
     region_unref(second);
     fake_run();
 }

@@ -87,7 +87,7 @@ Test(region_cache, cached_region_serves_its_client_only)
     id = cache_region(SIZE, 1);
     cr_assert_eq(fake.regions.cached_bytes, SIZE);
     cr_assert_eq(regions_used_bytes(&fake.regions), 0u);
-    cr_assert_null(region_find(&fake.regions, id, 1));
+    cr_assert_null(fake_find(id, 1));
     cr_assert_null(region_cache_take(&b, SIZE, REGION_RECEIVED));
     cr_assert_null(region_cache_take(&a, SIZE + 1, REGION_RECEIVED), "too small");
     cr_assert_null(region_cache_take(&a, SIZE / 2 - 1, REGION_RECEIVED), "far too large");
@@ -95,8 +95,8 @@ Test(region_cache, cached_region_serves_its_client_only)
     cr_assert(region && region->id == id && region->bytes == SIZE - 100);
     generation = region->generation;
     cr_assert_gt(generation, 1u);
-    cr_assert_null(region_find(&fake.regions, id, 1));
-    cr_assert_eq(region_find(&fake.regions, id, generation), region);
+    cr_assert_null(fake_find(id, 1));
+    cr_assert_eq(fake_find(id, generation), region);
     cr_assert_eq(region_export_to(region, 2, false, &fd, NULL), RDT_INTERNAL, "no other client gets it");
     cr_assert_eq(region_export_to(region, 0, false, &fd, NULL), RDT_INTERNAL);
     drop(region); /* its fetch failed, so it is cached again */
@@ -214,12 +214,12 @@ Test(region_cache, loaned_region_returns_and_is_used_again_under_its_id)
         cr_assert_eq(region->state, REGION_RETURNED);
         cr_assert_eq(fake.regions.cached_bytes, SIZE);
         cr_assert_eq(account.used[USAGE_BYTES], 0u);
-        cr_assert_null(region_find(&fake.regions, region->id, region->generation));
+        cr_assert_null(fake_find(region->id, region->generation));
         cr_assert_null(region_cache_take(&cache, SIZE, REGION_RECEIVED), "a returned region is used again by its id only");
         cr_assert_eq(region_cache_resume(&cache, region, NULL), RDT_OK);
         cr_assert_eq(fake.regions.cached_bytes, 0u);
         cr_assert_eq(account.used[USAGE_BYTES], SIZE);
-        cr_assert_eq(region_find(&fake.regions, region->id, region->generation), region);
+        cr_assert_eq(fake_find(region->id, region->generation), region);
     }
     drop(region); /* its client releases it while it is in use */
     fake_run();

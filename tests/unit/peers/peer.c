@@ -345,13 +345,13 @@ Test(peer, messages_arrive_whole_and_in_order)
         cr_assert_eq(world_send(a, i + 1, sizes[i], NULL), RDT_OK);
         total += sizes[i];
     }
-    cr_assert_gt(peer_queued_bytes(a->peer), total);
+    cr_assert_gt(peer_link_queued_bytes(a->peer->link_up), total);
     for (unsigned i = 0; i < 1000; i++)
         cr_assert_eq(world_send(b, i + 1, i, NULL), RDT_OK);
     world_until(&world, b->n_frames == sizeof sizes / sizeof sizes[0] && a->n_frames == 1000);
     cr_assert(a->in_order && b->in_order);
     cr_assert_eq(b->frame_bytes, total);
-    world_until(&world, peer_queued_bytes(a->peer) < 1000);
+    world_until(&world, peer_link_queued_bytes(a->peer->link_up) < 1000);
     cr_assert_eq(a->n_down + b->n_down, 0);
 }
 
