@@ -2,8 +2,12 @@
 /* Releases on a corked connection. They are sent when the connection is uncorked, makes another request, waits or is
  * closed, or when many have gathered; until then the daemon keeps the objects. */
 #include <criterion/criterion.h>
+#include <linux/sockios.h>
 #include <pthread.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 
+#include "client/session/connection.h"
 #include "tests/support/rdtd.h"
 #include "tests/support/tensors.h"
 
@@ -200,9 +204,19 @@ Test(batched_release, wait_sends_the_releases_whichever_thread_reads)
     end();
 }
 
-static void *thaw_soon(void *ignored)
+static bool reader_is_full(void)
 {
-    nanosleep(&(struct timespec){.tv_nsec = 20 * MSEC}, NULL); /* meanwhile the socket fills */
+    int queued, room;
+    socklen_t bytes = sizeof room;
+
+    return ioctl(reader->sock, SIOCOUTQ, &queued) == 0 && getsockopt(reader->sock, SOL_SOCKET, SO_SNDBUF, &room, &bytes) == 0 &&
+           queued >= room;
+}
+
+static void *thaw_when_full(void *ignored)
+{
+    for (unsigned round = 0; !reader_is_full();)
+        wait_pause(&round);
     node_thaw(&node);
     return ignored;
 }
@@ -216,7 +230,7 @@ Test(batched_release, full_socket_delays_releases_but_no_other_call_is_needed)
     hold(requests, 1000);
     cr_assert_eq(holds(), 1001);
     node_freeze(&node);
-    cr_assert_eq(pthread_create(&thaws, NULL, thaw_soon, NULL), 0);
+    cr_assert_eq(pthread_create(&thaws, NULL, thaw_when_full, NULL), 0);
     drop(requests, 1000);
     (void)pthread_join(thaws, NULL);
     wait_until(LONG, holds() == 1);

@@ -292,6 +292,21 @@ Test(storage, two_daemons_cannot_have_one_directory)
 
 /* ---- killed while it writes ---- */
 
+static size_t file_bytes(const struct rdt_ref *object, const char *suffix)
+{
+    char path[240];
+    struct stat file;
+
+    (void)snprintf(path, sizeof path, "%s/%016llx.safetensors%s", store, (unsigned long long)object->generation, suffix);
+    return stat(path, &file) == 0 ? (size_t)file.st_size : 0;
+}
+
+/* Points 0 to 5: so many fifths of the object are written, at least; 6: its file is whole. */
+static bool is_written(const struct rdt_ref *object, size_t bytes, unsigned point)
+{
+    return file_bytes(object, "") > 0 || (point < 6 && file_bytes(object, ".tmp") >= bytes * point / 5);
+}
+
 /* The daemon is killed at points that move through the writing of the second version. The name then has the first or the second
  * one, whole; and the second one if the client was told that it is stored. */
 Test(storage, killed_daemon_leaves_a_whole_version_or_the_one_before)
@@ -315,7 +330,7 @@ Test(storage, killed_daemon_leaves_a_whole_version_or_the_one_before)
         if (told)
             must_ok(rdt_store(conn, &name, LONG, NULL, 0, &err));
         else
-            (void)usleep(round * 1000);
+            wait_until(LONG, is_written(&ref, bytes, round % 8));
         again(SIGKILL);
         rdt_close(conn);
         conn = node_client(&node, "sampler");

@@ -395,10 +395,13 @@ Test(limits, accept_without_fds_waits_and_does_not_spin)
     enum { N = 40 };
     const char *declared[] = {"cannot accept", NULL};
     struct rlimit few, old;
+    struct rdt_ref never = ref_named("never");
     struct raw raws[N];
     uint64_t before;
+    rdt *client;
 
     node_start(&node, NULL);
+    client = node_client(&node, "waits");
     cr_assert_eq(prlimit(node.pid, RLIMIT_NOFILE, NULL, &old), 0);
     few = old;
     few.rlim_cur = fds_of(node.pid) + 21;
@@ -407,13 +410,14 @@ Test(limits, accept_without_fds_waits_and_does_not_spin)
         raw_connect(&raws[i], node.socket);
     wait_until(LONG, node_log_has(&node, "cannot accept"));
     before = cpu_ms(node.pid);
-    usleep(500000); /* time in which it could spin: nothing is waited for */
+    must_be(RDT_TIMED_OUT, rdt_wait_put(client, &never, 500 * MSEC, &err)); /* the daemon has nothing else to do meanwhile */
     cr_assert_leq(cpu_ms(node.pid) - before, 100, "it spins");
     for (unsigned i = 0; i < N / 2 + 5; i++)
         raw_close(&raws[i]);
     raw_hello(&raws[N / 2 + 5]);
     for (unsigned i = N / 2 + 5; i < N; i++)
         raw_close(&raws[i]);
+    rdt_close(client);
     cr_assert_eq(prlimit(node.pid, RLIMIT_NOFILE, &old, NULL), 0);
     node_end(&node, declared);
 }
