@@ -2,15 +2,9 @@
 /* See nccl.h. In each round the thread of a GPU closes groups, connects groups, hands the next operations to NCCL, and ends
  * operations that have finished. It never waits inside NCCL or the driver; ncclCommAbort, which does, has threads of its own.
  *
- * Consecutive operations in the queue of the same transfer and direction are handed to NCCL in one group call. A group call
- * must not span transfers: it ends as a whole, and the counterpart of the next transfer may not be posted before this one has
- * ended.
- *
  * NCCL has no time-outs, and notices a dead peer late or never. The core has the deadlines: it closes the group, and
  * ncclCommAbort ends the kernels; an operation ends only when the event behind its kernel has occurred.
  */
-#include "backends/nccl/nccl.h"
-
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,63 +12,15 @@
 #include <string.h>
 #include <time.h>
 
-#define MAX_BATCH_OPS 64u /* in one group call */
-#define MAX_BATCHES 4u    /* in the stream at a time */
+#include "backends/nccl/lane.h"
+
 #define POLL_MIN_NS 20000
 #define POLL_MAX_NS 2000000
 #define WHY_BYTES 320
 
-struct batch { /* the operations of one group call */
-    struct ring ring;
-    struct party *party;
-    CUevent event;
-    bool enqueued;        /* NCCL has put it into the stream, and the event is recorded behind it */
-    struct rdt_op *first; /* linked by priv[0] */
-};
-
-struct lane {
-    struct ring ring; /* in nccl->lanes */
-    struct nccl *nccl;
-    struct cuda_gpu *gpu;
-    pthread_t thread;
-    pthread_mutex_t mutex;
-    pthread_cond_t more;
-    /* The mutex protects: */
-    struct rdt_op *first, **last; /* posted operations that have not begun, in order, linked by priv[0] */
-    struct ring parties;
-    bool changed, end; /* the loop thread has changed something; the thread is to end */
-    /* The thread only: */
-    CUstream stream;
-    bool entered;
-    struct ring batches; /* in the order of the stream; only the last one may not be enqueued yet */
-    unsigned n_batches;
-};
-
-/* op->priv: the next operation of the list, the side, and whether it is a send */
-static struct rdt_op **next_of(struct rdt_op *op)
-{
-    return (struct rdt_op **)&op->priv[0];
-}
-
-static struct side *side_of(const struct rdt_op *op)
-{
-    return op->priv[1];
-}
-
-static bool is_send(const struct rdt_op *op)
-{
-    return op->priv[2];
-}
-
-static const struct nccl_api *api_of(const struct lane *lane)
-{
-    return lane->nccl->api;
-}
-
 /* ---- failing ---- */
 
-/* Reports the failure of a group: once, and not while it closes. The caller does not hold the mutex. */
-static void fail(struct lane *lane, struct party *party, const char *why)
+void lane_fail(struct lane *lane, struct party *party, const char *why)
 {
     bool report;
 
@@ -86,7 +32,7 @@ static void fail(struct lane *lane, struct party *party, const char *why)
         lane->nccl->host.group_failed(party->ctx, RDT_TRANSPORT, why);
 }
 
-static void fail_nccl(struct lane *lane, struct party *party, const char *what, int error)
+void lane_fail_nccl(struct lane *lane, struct party *party, const char *what, int error)
 {
     const char *last = api_of(lane)->ncclGetLastError(party->comm);
     char why[WHY_BYTES];
@@ -96,24 +42,15 @@ static void fail_nccl(struct lane *lane, struct party *party, const char *what, 
     for (char *at = why; *at; at++)
         if ((unsigned char)*at < ' ')
             *at = ' ';
-    fail(lane, party, why);
+    lane_fail(lane, party, why);
 }
 
-static void fail_cuda(struct lane *lane, struct party *party, const char *what, CUresult result)
+void lane_fail_cuda(struct lane *lane, struct party *party, const char *what, CUresult result)
 {
     struct rdt_error err;
 
     (void)cuda_failed(lane->nccl->driver, result, &err, what);
-    fail(lane, party, err.msg);
-}
-
-static void end_ops(struct lane *lane, struct rdt_op *first, enum rdt_status status)
-{
-    while (first) {
-        struct rdt_op *op = first;
-        first = *next_of(op);
-        lane->nccl->host.op_done(op, status, NULL);
-    }
+    lane_fail(lane, party, err.msg);
 }
 
 /* ---- connecting ---- */
@@ -127,12 +64,12 @@ static bool enter(struct lane *lane, struct party *party)
     if (lane->entered)
         return true;
     if (cuda_gpu_enter(driver, lane->gpu, &err) != RDT_OK) {
-        fail(lane, party, err.msg);
+        lane_fail(lane, party, err.msg);
         return false;
     }
     result = driver->cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING);
     if (result != CUDA_SUCCESS) {
-        fail_cuda(lane, party, "creating a stream for NCCL", result);
+        lane_fail_cuda(lane, party, "creating a stream for NCCL", result);
         cuda_gpu_leave(driver, lane->gpu);
         return false;
     }
@@ -152,18 +89,17 @@ static void begin_connecting(struct lane *lane, struct party *party)
     (void)pthread_mutex_unlock(&lane->mutex);
     error = api_of(lane)->ncclCommInitRankConfig(&party->comm, (int)party->size, party->id, (int)party->rank, &config);
     if (error != NCCL_SUCCESS && error != NCCL_IN_PROGRESS)
-        fail_nccl(lane, party, "ncclCommInitRankConfig", error);
+        lane_fail_nccl(lane, party, "ncclCommInitRankConfig", error);
 }
 
-/* Returns the state of the communicator: SUCCESS, IN_PROGRESS, or an error, which has been reported to the core. */
-static int query_comm(struct lane *lane, struct party *party, const char *what)
+int lane_query_comm(struct lane *lane, struct party *party, const char *what)
 {
     int state = NCCL_SUCCESS, error = api_of(lane)->ncclCommGetAsyncError(party->comm, &state);
 
     if (error == NCCL_SUCCESS)
         error = state;
     if (error != NCCL_SUCCESS && error != NCCL_IN_PROGRESS)
-        fail_nccl(lane, party, what, error);
+        lane_fail_nccl(lane, party, what, error);
     return error;
 }
 
@@ -171,7 +107,7 @@ static void continue_connecting(struct lane *lane, struct party *party)
 {
     bool report;
 
-    if (query_comm(lane, party, "connecting") != NCCL_SUCCESS)
+    if (lane_query_comm(lane, party, "connecting") != NCCL_SUCCESS)
         return;
     bootstrap_close(party->bootstrap_fd, false);
     party->bootstrap_fd = -1;
@@ -183,151 +119,7 @@ static void continue_connecting(struct lane *lane, struct party *party)
         lane->nccl->host.group_ready(party->ctx);
 }
 
-/* ---- batches ---- */
-
-static void batch_free(struct lane *lane, struct batch *batch)
-{
-    ring_remove(&batch->ring);
-    lane->n_batches--;
-    batch->party->n_batches--;
-    if (batch->event)
-        (void)lane->nccl->driver->cuEventDestroy(batch->event);
-    free(batch);
-}
-
-/* Takes the next operations for one group call. NULL: there is none, or its group is not READY. The caller holds the mutex. */
-static struct rdt_op *take_batch(struct lane *lane, struct party **party_p)
-{
-    struct rdt_op *first = lane->first, *last = first;
-    unsigned n = 1;
-
-    if (!first || side_of(first)->party->state != PARTY_READY || side_of(first)->party->closing)
-        return NULL;
-    for (struct rdt_op *next; n < MAX_BATCH_OPS && (next = *next_of(last)) != NULL; n++, last = next)
-        if (side_of(next) != side_of(first) || next->transfer != first->transfer || is_send(next) != is_send(first))
-            break;
-    *party_p = side_of(first)->party;
-    lane->first = *next_of(last);
-    if (!lane->first)
-        lane->last = &lane->first;
-    *next_of(last) = NULL;
-    return first;
-}
-
-/* Records the batch's event behind its operations in the stream. */
-static void record(struct lane *lane, struct batch *batch)
-{
-    CUresult result = lane->nccl->driver->cuEventRecord(batch->event, lane->stream);
-
-    batch->enqueued = true;
-    if (result != CUDA_SUCCESS)
-        fail_cuda(lane, batch->party, "recording an event behind NCCL's operations", result);
-}
-
-static void launch(struct lane *lane, struct party *party, struct rdt_op *first)
-{
-    const struct nccl_api *api = api_of(lane);
-    struct batch *batch = calloc(1, sizeof *batch);
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    int error = NCCL_SUCCESS, ended;
-
-    if (batch)
-        result = lane->nccl->driver->cuEventCreate(&batch->event, CU_EVENT_DISABLE_TIMING);
-    if (result != CUDA_SUCCESS) {
-        free(batch);
-        fail_cuda(lane, party, "creating an event for NCCL's operations", result);
-        end_ops(lane, first, RDT_TRANSPORT);
-        return;
-    }
-    batch->party = party;
-    batch->first = first;
-    ring_init(&batch->ring);
-    ring_append(&lane->batches, &batch->ring);
-    lane->n_batches++;
-    party->n_batches++;
-    error = api->ncclGroupStart();
-    for (struct rdt_op *op = first; op && (error == NCCL_SUCCESS || error == NCCL_IN_PROGRESS); op = *next_of(op)) {
-        int peer = (int)side_of(op)->rank;
-        if (is_send(op))
-            error = api->ncclSend(op->piece.addr, op->piece.bytes, NCCL_BYTES, peer, party->comm, lane->stream);
-        else
-            error = api->ncclRecv(op->piece.addr, op->piece.bytes, NCCL_BYTES, peer, party->comm, lane->stream);
-    }
-    ended = api->ncclGroupEnd();
-    if (error == NCCL_SUCCESS || error == NCCL_IN_PROGRESS)
-        error = ended;
-    if (error == NCCL_SUCCESS)
-        record(lane, batch);
-    else if (error != NCCL_IN_PROGRESS)
-        fail_nccl(lane, party, is_send(first) ? "sending" : "receiving", error); /* the abort ends its operations */
-}
-
-static bool is_launching(const struct lane *lane)
-{
-    const struct batch *last = ring_empty(&lane->batches) ? NULL : container_of(lane->batches.prev, struct batch, ring);
-
-    return last && !last->enqueued;
-}
-
-/* Records the event of the last batch as soon as NCCL has put the batch into the stream; until then no other batch may be
- * launched. */
-static void finish_launching(struct lane *lane)
-{
-    struct batch *batch;
-
-    if (!is_launching(lane))
-        return;
-    batch = container_of(lane->batches.prev, struct batch, ring);
-    if (batch->party->state != PARTY_FAILED && !batch->party->aborting &&
-        query_comm(lane, batch->party, "starting operations") == NCCL_SUCCESS)
-        record(lane, batch);
-}
-
-/* Ends the batches whose events have occurred. True: there was one. */
-static bool reap(struct lane *lane)
-{
-    bool any = false;
-
-    for (struct ring *at = lane->batches.next, *next; at != &lane->batches; at = next) {
-        struct batch *batch = container_of(at, struct batch, ring);
-        CUresult result;
-        next = at->next;
-        if (!batch->enqueued)
-            break;
-        result = lane->nccl->driver->cuEventQuery(batch->event);
-        if (result == CUDA_ERROR_NOT_READY)
-            break; /* nor have those behind it */
-        if (result != CUDA_SUCCESS)
-            fail_cuda(lane, batch->party, "waiting for NCCL's operations", result);
-        /* What a communicator has done that failed or is being aborted is unknown, so its operations end after its abort. */
-        if ((batch->party->state == PARTY_FAILED || batch->party->aborting) && !batch->party->aborted)
-            continue;
-        end_ops(lane, batch->first, batch->party->aborted || result != CUDA_SUCCESS ? RDT_CANCELLED : RDT_OK);
-        batch_free(lane, batch);
-        any = true;
-    }
-    return any;
-}
-
 /* ---- closing ---- */
-
-static struct rdt_op *take_ops_of(struct lane *lane, const struct party *party)
-{
-    struct rdt_op *ops = NULL, **at = &lane->first;
-
-    while (*at) {
-        struct rdt_op *op = *at;
-        if (side_of(op)->party != party) {
-            at = next_of(op);
-            continue;
-        }
-        *at = *next_of(op);
-        *next_of(op) = ops;
-        ops = op;
-    }
-    lane->last = at;
-    return ops;
-}
 
 static void *run_abort(void *arg)
 {
@@ -356,8 +148,6 @@ static void begin_abort(struct party *party)
  * caller does not hold the mutex. */
 static bool continue_closing(struct lane *lane, struct party *party)
 {
-    struct rdt_op *ops;
-
     if (!party->aborting)
         begin_abort(party);
     if (!party->aborted) {
@@ -367,16 +157,7 @@ static bool continue_closing(struct lane *lane, struct party *party)
             (void)pthread_join(party->aborter, NULL);
         party->comm = NULL;
         party->aborted = true;
-        for (struct ring *at = lane->batches.next; at != &lane->batches; at = at->next) {
-            struct batch *batch = container_of(at, struct batch, ring);
-            if (batch->party == party && !batch->enqueued)
-                record(lane, batch); /* NCCL may have put a part of it into the stream */
-        }
-        (void)pthread_mutex_lock(&lane->mutex);
-        ops = take_ops_of(lane, party);
-        (void)pthread_mutex_unlock(&lane->mutex);
-        end_ops(lane, ops, RDT_CANCELLED);
-        (void)reap(lane);
+        batches_abort(lane, party);
     }
     if (party->n_batches > 0)
         return false;
@@ -410,7 +191,7 @@ static bool step(struct lane *lane, struct party *party, bool *waits_p)
     else if (state == PARTY_CONNECTING)
         continue_connecting(lane, party);
     else if (state == PARTY_READY && party->n_batches > 0)
-        (void)query_comm(lane, party, "moving bytes");
+        (void)lane_query_comm(lane, party, "moving bytes");
     *waits_p |= state == PARTY_WANTED || state == PARTY_CONNECTING;
     return false;
 }
@@ -432,21 +213,6 @@ static void step_all(struct lane *lane, bool *waits_p)
     (void)pthread_mutex_unlock(&lane->mutex);
 }
 
-static bool launch_next(struct lane *lane)
-{
-    struct party *party = NULL;
-    struct rdt_op *first;
-
-    if (is_launching(lane) || lane->n_batches >= MAX_BATCHES)
-        return false;
-    (void)pthread_mutex_lock(&lane->mutex);
-    first = take_batch(lane, &party);
-    (void)pthread_mutex_unlock(&lane->mutex);
-    if (first)
-        launch(lane, party, first);
-    return first;
-}
-
 static void *run(void *arg)
 {
     struct lane *lane = arg;
@@ -455,9 +221,9 @@ static void *run(void *arg)
     for (;;) {
         bool waits = false, moved;
         step_all(lane, &waits);
-        finish_launching(lane);
-        moved = launch_next(lane);
-        moved |= reap(lane);
+        batches_finish_launching(lane);
+        moved = batches_launch_next(lane);
+        moved |= batches_reap(lane);
         poll_ns = moved ? POLL_MIN_NS : poll_ns + poll_ns / 2;
         if (poll_ns > POLL_MAX_NS)
             poll_ns = POLL_MAX_NS;

@@ -2,7 +2,8 @@
 /* The transport "nccl": CUDA memory between the ranks of a group. What its files share.
  *
  *   nccl.c        the table of operations, and the groups as the core sees them; loop thread
- *   lane.c        one GPU's thread, which makes all calls to NCCL and the driver for that GPU
+ *   lane.c        one GPU's thread, which makes all calls to NCCL and the driver for that GPU; its groups
+ *   batch.c       the operations of that thread
  *   bootstrap.c   NCCL's socket to which the ranks of a group first connect
  *
  * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: it creates, posts and polls. Each abort
