@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights as deltas: a publisher at one daemon, followers at it and at another."""
 import sys
+from contextlib import contextmanager
 
 import rdtd
 
@@ -40,6 +41,18 @@ def assert_same(one, other):
         np.testing.assert_array_equal(value, other[key], key)
 
 
+@contextmanager
+def followed():
+    """A connection, weights, their publisher, and a follower that has the first version."""
+    with Node() as node, rdtd.connect(node.socket) as c:
+        now = weights()
+        publisher = rdtd.DeltaPublisher(c, "policy")
+        publisher.publish(now)
+        follower = rdtd.DeltaFollower(c, "policy", empty_like(now))
+        follower.update(LONG)
+        yield c, now, publisher, follower
+
+
 def test_a_follower_on_another_node_fetches_deltas():
     with Node(listen=True) as near, Node(listen=True) as far, rdtd.connect(near.socket) as c, rdtd.connect(far.socket) as other:
         now = weights()
@@ -68,12 +81,7 @@ def test_a_follower_on_another_node_fetches_deltas():
 
 
 def test_a_missed_version_is_fetched_whole():
-    with Node() as node, rdtd.connect(node.socket) as c:
-        now = weights()
-        publisher = rdtd.DeltaPublisher(c, "policy")
-        publisher.publish(now)
-        follower = rdtd.DeltaFollower(c, "policy", empty_like(now))
-        follower.update(LONG)
+    with followed() as (c, now, publisher, follower):
         for _ in range(2):
             step(now)
             publisher.publish(now)
@@ -87,13 +95,8 @@ def test_a_missed_version_is_fetched_whole():
 
 
 def test_tensors_that_somebody_wrote_are_fetched_whole():
-    with Node() as node, rdtd.connect(node.socket) as c:
-        now = weights()
-        publisher = rdtd.DeltaPublisher(c, "policy")
-        publisher.publish(now)
-        mine = empty_like(now)
-        follower = rdtd.DeltaFollower(c, "policy", mine)
-        follower.update(LONG)
+    with followed() as (c, now, publisher, follower):
+        mine = follower._tensors
         mine["large"][5] += 1
         step(now, 10**9)
         publisher.publish(now)
@@ -103,12 +106,7 @@ def test_tensors_that_somebody_wrote_are_fetched_whole():
 
 
 def test_a_step_that_changes_all_has_no_delta():
-    with Node() as node, rdtd.connect(node.socket) as c:
-        now = weights()
-        publisher = rdtd.DeltaPublisher(c, "policy")
-        publisher.publish(now)
-        follower = rdtd.DeltaFollower(c, "policy", empty_like(now))
-        follower.update(LONG)
+    with followed() as (c, now, publisher, follower):
         step(now, 1)
         publisher.publish(now)
         assert publisher.delta_bytes is None

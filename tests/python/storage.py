@@ -1,79 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
 """stored=True, and what a later daemon, and the safetensors library, make of the files."""
 import os
-import signal
-import subprocess
+import sys
 import tempfile
-import time
-
-import numpy as np
 
 import rdtd
 
-build, folder = os.environ["RDT_BUILD_DIR"], tempfile.mkdtemp(prefix="rdt-storage.")
-socket, store = f"{folder}/s", f"{folder}/store"
-
-
-def start() -> subprocess.Popen:
-    log = open(f"{folder}/log", "ab")
-    daemon = subprocess.Popen([f"{build}/rdtd", "--config=", f"--socket={socket}", f"--state-dir={folder}/state",
-                               f"--storage-dir={store}", f"--backend-dir={build}/backends"], stderr=log)
-    for _ in range(400):
-        try:
-            rdtd.Connection(socket).close()
-            return daemon
-        except rdtd.Disconnected:
-            time.sleep(0.05)
-    raise SystemExit("the daemon does not answer")
-
-
-def end(daemon: subprocess.Popen, number: int) -> None:
-    daemon.send_signal(number)
-    daemon.wait()
-
-
-daemon = start()
-weights = {"w": np.arange(1 << 18, dtype=np.float32).reshape(512, 512), "b": np.arange(5, dtype=np.int8), "step": 7}
-with rdtd.Connection(socket) as c:
-    version = c.publish("weights", weights, stored=True)
-    assert version == 1, version
-    ref = c.put(weights["b"], id="detached", detached=True, stored=True)
-    path = c.store(c.name("weights"))
-    assert path.startswith(store) and path.endswith(".safetensors"), path
-    status = c.status()
-    assert status["stored_objects"] == 2 and status["stored_names"] == 1, status
-    live = c.put(np.zeros(3))
-    try:
-        c.store(live)
-        raise SystemExit("a live object was stored")
-    except rdtd.Invalid as error:
-        assert "snapshot" in str(error), error
-    try:
-        c.publish("lease", weights, lease=True, stored=True)
-        raise SystemExit("a lease was stored")
-    except ValueError:
-        pass
-end(daemon, signal.SIGKILL)
+from nodes import Node, Skipped, main, raises
 
 try:
-    from safetensors.numpy import load_file
-    tensors = load_file(path)
-    assert len(tensors) == 2, tensors.keys()
-    shapes = {value.shape: value for value in tensors.values()}
-    assert np.array_equal(shapes[(512, 512)], weights["w"]) and np.array_equal(shapes[(5,)], weights["b"])
-    print("the safetensors library reads the file")
+    import numpy as np
 except ImportError:
-    print("skipped: the library safetensors is not installed, so it does not read the file")
+    print("no numpy here")
+    sys.exit(77)
 
-daemon = start()
-with rdtd.Connection(socket) as c:
-    got = c.get(c.name("weights"))
-    assert np.array_equal(got["w"], weights["w"]) and np.array_equal(got["b"], weights["b"]) and got["step"] == 7
-    assert np.array_equal(c.get(ref), weights["b"])
-    assert c.status()["storage_restored"] == 2
-    assert c.publish("weights", {"w": np.zeros(4)}, stored=True) == 2
-    del got
-    c.unpublish("weights")
-    c.free(ref, force=True)
-assert os.listdir(store) == [], os.listdir(store)
-end(daemon, signal.SIGTERM)
+WEIGHTS = {"w": np.arange(1 << 18, dtype=np.float32).reshape(512, 512), "b": np.arange(5, dtype=np.int8), "step": 7}
+
+
+def test_stored_objects_survive_a_killed_daemon():
+    store = tempfile.mkdtemp(prefix="store")
+    with Node("--storage-dir", store, keeps_identity=True) as node:
+        with rdtd.connect(node.socket) as c:
+            version = c.publish("weights", WEIGHTS, stored=True)
+            assert version == 1, version
+            ref = c.put(WEIGHTS["b"], id="detached", detached=True, stored=True)
+            path = c.store(c.name("weights"))
+            assert path.startswith(store) and path.endswith(".safetensors"), path
+            status = c.status()
+            assert status["stored_objects"] == 2 and status["stored_names"] == 1, status
+        node.kill()
+        node.start()
+        with rdtd.connect(node.socket) as c:
+            got = c.get(c.name("weights"))
+            assert np.array_equal(got["w"], WEIGHTS["w"]) and np.array_equal(got["b"], WEIGHTS["b"]) and got["step"] == 7
+            assert np.array_equal(c.get(ref), WEIGHTS["b"])
+            assert c.status()["storage_restored"] == 2
+            assert c.publish("weights", {"w": np.zeros(4)}, stored=True) == 2
+            del got
+            c.unpublish("weights")
+            c.free(ref, force=True)
+        assert os.listdir(store) == [], os.listdir(store)
+
+
+def test_what_cannot_be_stored_is_refused():
+    with Node("--storage-dir", tempfile.mkdtemp(prefix="store")) as node, rdtd.connect(node.socket) as c:
+        live = c.put(np.zeros(3))
+        with raises(rdtd.Invalid, "snapshot"):
+            c.store(live)
+        with raises(ValueError, "lease"):
+            c.publish("lease", WEIGHTS, lease=True, stored=True)
+
+
+def test_the_safetensors_library_reads_the_file():
+    try:
+        from safetensors.numpy import load_file
+    except ImportError:
+        raise Skipped("the library safetensors is not installed") from None
+    with Node("--storage-dir", tempfile.mkdtemp(prefix="store")) as node, rdtd.connect(node.socket) as c:
+        c.publish("weights", WEIGHTS, stored=True)
+        tensors = load_file(c.store(c.name("weights")))
+        shapes = {value.shape: value for value in tensors.values()}
+        assert len(tensors) == 2, tensors.keys()
+        assert np.array_equal(shapes[(512, 512)], WEIGHTS["w"]) and np.array_equal(shapes[(5,)], WEIGHTS["b"])
+        c.unpublish("weights")
+
+
+main(globals())

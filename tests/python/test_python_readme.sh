@@ -5,6 +5,7 @@
 # variant: release
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
+. tests/support/daemon.sh
 compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so" >/dev/null ||
   { echo "the Python package was not built (python3-dev)"; exit 77; }
 python=${PYTHON:-/usr/bin/python3}
@@ -20,14 +21,7 @@ awk '/^<!-- python -->$/ {marked = 1; next}
 [[ -s $dir/first.py ]] || { echo "README.md holds no Python after the line <!-- python -->"; exit 1; }
 sed -n 's/^ *print(.*# //p' "$dir/first.py" >"$dir/wanted"
 [[ $(wc -l <"$dir/wanted") == 2 ]] || { echo "the README's program does not say what it prints"; exit 1; }
-"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" \
-  2>&1 &
-daemon=$!
-for ((i = 0; i < 400; i++)); do
-  "$RDT_BUILD_DIR/rdtctl" ping -q --timeout 2s 2>/dev/null && break
-  kill -0 "$daemon" 2>/dev/null || { cat "$dir/log"; exit 1; }
-  sleep 0.05
-done
+serve "$RDT_SOCKET" "$dir/log" --state-dir ''
 check() { # PYTHONPATH
   (cd "$dir" && PYTHONPATH=$1 timeout 60 "$python" first.py) >"$dir/out" 2>&1 || { cat "$dir/out"; return 1; }
   diff -u "$dir/wanted" "$dir/out"

@@ -6,6 +6,7 @@
 # seconds: 900
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
+. tests/support/daemon.sh
 extension=$(compgen -G "$RDT_BUILD_DIR/python/rdtd/_rdt*.so") ||
   { echo "the Python package was not built (python3-dev)"; exit 77; }
 python=${RDT_RAY_PYTHON:-${PYTHON:-/usr/bin/python3}}
@@ -34,13 +35,7 @@ awk '/^<!-- ray -->$/ {marked = 1; next}
      /^```/ {if (inside) exit}
      inside' README.md >"$dir/first.py"
 [[ -s $dir/first.py ]] || { echo "README.md holds no Python after the line <!-- ray -->"; exit 1; }
-"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" \
-  2>&1 &
-daemon=$!
-for ((i = 0; i < 400; i++)); do
-  [[ -S $RDT_SOCKET ]] && break
-  sleep 0.05
-done
+serve "$RDT_SOCKET" "$dir/log" --state-dir ''
 for program in "$dir/first.py" tests/examples/ray_weights.py; do
   timeout 80 "$python" "$program" >>"$dir/all" 2>"$dir/err" || { cat "$dir/all" "$dir/err"; exit 1; }
 done

@@ -9,6 +9,9 @@
 #   text WHY     is no program, or cannot run here
 #   (others)     belong to other tests
 
+# shellcheck source=/dev/null
+. "${BASH_SOURCE%/*}/daemon.sh"
+
 # blocks FILE DIR: writes the blocks to DIR/LINE, each with its kind in DIR/LINE.kind; prints the lines of blocks without a
 # kind.
 blocks() {
@@ -27,15 +30,7 @@ blocks() {
 start_daemon() {
   export RDT_SOCKET=$1/s RDTD_BACKEND_DIR=$RDT_BUILD_DIR/backends PATH=$RDT_BUILD_DIR:$PATH LD_LIBRARY_PATH=$RDT_BUILD_DIR
   export PYTHONPATH=$RDT_BUILD_DIR/python PYTHONDONTWRITEBYTECODE=1
-  rdtd --config= --socket "$RDT_SOCKET" --state-dir '' </dev/null >"$1/log" 2>&1 &
-  daemon=$!
-  for ((i = 0; i < 400; i++)); do
-    rdtctl ping -q --timeout 2s 2>/dev/null && return
-    kill -0 "$daemon" 2>/dev/null || break
-    sleep 0.05
-  done
-  cat "$1/log"
-  return 1
+  serve "$RDT_SOCKET" "$1/log" --state-dir ''
 }
 
 # run_block FILE KIND SOURCE_TREE: in an empty current folder; 77: nothing here could run it.

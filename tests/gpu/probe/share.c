@@ -22,6 +22,38 @@ static const char *seen(CUdeviceptr address)
     return result != CUDA_SUCCESS ? name_of(result) : value == VALUE ? "right" : "WRONG";
 }
 
+/* Gives the importer what it imports, and waits until it has. False after a row. */
+static bool hand_over(struct other *importer, const void *what, size_t bytes, int fd)
+{
+    char text;
+
+    if (give(importer->link, what, bytes, fd) && take(importer->link, &text, 1, NULL))
+        return true;
+    say(asked, "the importer has given no more answers");
+    return false;
+}
+
+/* Starts the exporter, which starts an importer of its own, and kills it when the importer has the memory. The importer then
+ * says what it still sees. */
+static void ask_with_kill(const char *question, void (*begin)(int link))
+{
+    struct other exporter;
+    int importer = -1;
+    char text = 0;
+
+    asked = question;
+    again = true;
+    if (!other_start(&exporter, asked, &(struct other_options){0}, begin))
+        return;
+    if (!take(exporter.link, &text, 1, &importer)) {
+        say(asked, "the exporter has given no more answers");
+        return;
+    }
+    other_kill(&exporter);
+    (void)give(importer, &text, 1, -1);
+    (void)take(importer, &text, 1, NULL); /* until it ends */
+}
+
 /* ---- VMM ---- */
 
 static CUresult export(CUmemGenericAllocationHandle handle, int *fd_p)
@@ -79,11 +111,7 @@ static bool share_chunk(struct other *importer, int gpu)
         !went_well(asked, "map", chunk_map(&chunk, gpu)) || !went_well(asked, "export", export(chunk.handle, &fd)) ||
         !went_well(asked, "fill", fill(chunk.address, VALUE, chunk.bytes)))
         return false;
-    if (!give(importer->link, &text, 1, fd) || !take(importer->link, &text, 1, NULL)) {
-        say(asked, "the importer has given no more answers");
-        return false;
-    }
-    return true;
+    return hand_over(importer, &text, 1, fd);
 }
 
 static void ask_vmm(const char *question, const struct other_options *options, int gpu)
@@ -108,21 +136,7 @@ static void vmm_exporter(int link)
 
 static void ask_import(void)
 {
-    struct other exporter;
-    int importer = -1;
-    char text;
-
-    asked = "VMM: import by another process";
-    again = true;
-    if (!other_start(&exporter, asked, &(struct other_options){0}, vmm_exporter))
-        return;
-    if (!take(exporter.link, &text, 1, &importer)) {
-        say(asked, "the exporter has given no more answers");
-        return;
-    }
-    other_kill(&exporter);
-    (void)give(importer, &text, 1, -1);
-    (void)take(importer, &text, 1, NULL); /* until it ends */
+    ask_with_kill("VMM: import by another process", vmm_exporter);
 }
 
 /* How many GPUs there are, without a call of the driver in this process. */
@@ -213,7 +227,6 @@ static bool share_legacy(struct other *importer)
     CUdeviceptr first = 0, second = 0, base = 0;
     struct parcel parcel = {0};
     size_t bytes = 0;
-    char text;
 
     if (!driver_open(asked, 0) || !went_well(asked, "cuMemAlloc", CU(cuMemAlloc, &first, 64 << 10)) ||
         !went_well(asked, "cuMemAlloc", CU(cuMemAlloc, &second, 64 << 10)) ||
@@ -229,11 +242,7 @@ static bool share_legacy(struct other *importer)
         say("legacy: handles of two blocks of 64 KiB", "%s",
             memcmp(&parcel.handle, &parcel.second, sizeof parcel.handle) == 0 ? "equal" : "differ");
     }
-    if (!give(importer->link, &parcel, sizeof parcel, -1) || !take(importer->link, &text, 1, NULL)) {
-        say(asked, "the importer has given no more answers");
-        return false;
-    }
-    return true;
+    return hand_over(importer, &parcel, sizeof parcel, -1);
 }
 
 static void ask_legacy_with(const char *question, const struct other_options *options)
@@ -257,21 +266,7 @@ static void legacy_exporter(int link)
 
 static void ask_legacy(void)
 {
-    struct other exporter;
-    int importer = -1;
-    char text;
-
-    asked = "legacy: open by another process";
-    again = true;
-    if (!other_start(&exporter, asked, &(struct other_options){0}, legacy_exporter))
-        return;
-    if (!take(exporter.link, &text, 1, &importer)) {
-        say(asked, "the exporter has given no more answers");
-        return;
-    }
-    other_kill(&exporter);
-    (void)give(importer, &text, 1, -1);
-    (void)take(importer, &text, 1, NULL);
+    ask_with_kill("legacy: open by another process", legacy_exporter);
 }
 
 static void ask_legacy_uid(void)

@@ -4,25 +4,18 @@
 # tells how severe they are. It finds nothing in a correct installation. rdtctl(1) lists every id.
 set -uo pipefail
 cd "$(dirname "$0")/../../.." || exit 1
+. tests/support/daemon.sh
 dir=$(mktemp -d)
 pids=()
 # shellcheck disable=SC2317
 cleanup() { { kill -CONT "${pids[@]}"; kill "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"; }
 trap cleanup EXIT
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 ctl() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" "$@"; }
 
 # start FLAG...: a daemon at $dir/s, the last of $pids
 start() {
-  "$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s" --state-dir "$dir/state" --backend-dir "$RDT_BUILD_DIR/backends" "$@" 2>>"$dir/log" &
-  pids+=($!)
-  for ((i = 0; i < 400; i++)); do
-    ctl ping -q --timeout 1s 2>/dev/null && return
-    sleep 0.05
-  done
-  echo "the daemon does not start: $(cat "$dir/log")"
-  exit 1
+  serve "$dir/s" "$dir/log" --state-dir "$dir/state" "$@"
+  pids+=("$daemon")
 }
 stop() { kill "${pids[-1]}"; wait "${pids[-1]}" || bad "the daemon ended with $?"; unset 'pids[-1]'; }
 
@@ -93,11 +86,10 @@ stop
 
 # ---- limits ----
 
-(ulimit -n 600 &&
-  exec "$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" \
-  --owner-max-objects 4 2>>"$dir/log") &
-pids+=($!)
-for ((i = 0; i < 400; i++)); do ctl ping -q --timeout 1s 2>/dev/null && break || sleep 0.05; done
+in_daemon=(prlimit --nofile=600)
+serve "$dir/s" "$dir/log" --state-dir '' --owner-max-objects 4
+in_daemon=()
+pids+=("$daemon")
 expect warn RDT010 'may open 600 files, but max_clients'
 expect ok RDT016 'Nobody'
 printf '\002\000\000\000\000\000\000\000{}' >"$dir/empty.safetensors"
@@ -156,9 +148,9 @@ if [[ -f $RDT_BUILD_DIR/tests/rdt_loopback.so ]]; then
   start --key-file "$dir/key" --listen 127.0.0.1:0 --backend "$RDT_BUILD_DIR/tests/rdt_loopback.so"
   address=$(ctl status --json | sed -n 's/^ *"address": "\(.*\)",/\1/p')
   echo "near $address" >"$dir/nodes2"
-  "$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s2" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" --key-file "$dir/key" \
-    --nodes "$dir/nodes2" --backend "$RDT_BUILD_DIR/tests/rdt_loopback.so" --set loopback.version=2.0 2>>"$dir/log" &
-  pids=($! "${pids[@]}")
+  serve "$dir/s2" "$dir/log" --state-dir '' --key-file "$dir/key" --nodes "$dir/nodes2" \
+    --backend "$RDT_BUILD_DIR/tests/rdt_loopback.so" --set loopback.version=2.0
+  pids=("$daemon" "${pids[@]}")
   for ((i = 0; i < 400; i++)); do # until the offers have come
     ctl doctor --json >"$dir/json"
     [[ $(field RDT027 status) == warn ]] && break || sleep 0.05

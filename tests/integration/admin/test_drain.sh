@@ -3,15 +3,12 @@
 # rdtctl drain refuses new objects and names, lets fetches go on, and returns when a stop would lose nothing: when the last object
 # that no keeper has ends. Its time-out says what is left; --undo ends it; other users are refused.
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 dir=$(mktemp -d)
 trap '{ kill "$daemon" $(jobs -p); wait; } 2>/dev/null; rm -rf "$dir"' EXIT
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 ctl() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" "$@"; }
 
-"$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" 2>"$dir/log" &
-daemon=$!
-for ((i = 0; i < 400; i++)); do ctl ping -q --timeout 1s 2>/dev/null && break || sleep 0.05; done
+serve "$dir/s" "$dir/log" --state-dir ''
 printf '\002\000\000\000\000\000\000\000{}' >"$dir/empty.safetensors"
 
 ctl put -q --detached --id it "$dir/empty.safetensors" >/dev/null || bad "no put"

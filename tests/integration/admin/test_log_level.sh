@@ -3,15 +3,12 @@
 # rdtctl log-level shows and changes the log level of a running daemon, and the log says who changed it. Other users and
 # unknown levels are refused.
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 dir=$(mktemp -d)
 trap '{ kill "$daemon"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 ctl() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" "$@"; }
 
-"$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" 2>"$dir/log" &
-daemon=$!
-for ((i = 0; i < 400; i++)); do ctl ping -q --timeout 1s 2>/dev/null && break || sleep 0.05; done
+serve "$dir/s" "$dir/log" --state-dir ''
 
 [[ $(ctl log-level) == 'the log level is info' ]] || bad "$(ctl log-level)"
 grep -q 'PING' "$dir/log" && bad "messages are logged at info: $(cat "$dir/log")"

@@ -10,18 +10,6 @@ cd "$(dirname "$0")/../../.." || exit 1
 dir=$(mktemp -d)
 pids=()
 trap '{ kill -CONT "$daemon"; kill "${pids[@]}" "$daemon"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
-
-until_true() { # SECONDS COMMAND ...
-  local deadline=$((SECONDS + $1))
-  shift
-  until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || { bad "not true in time: $*"; return 1; }
-    sleep 0.05
-  done
-}
-
 free_port() { "${PYTHON:-/usr/bin/python3}" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 
 # value METRIC: its value, as rdtctl prints it; METRIC with its labels.
@@ -86,7 +74,7 @@ while data := s.recv(65536):
 PY
 }
 rdtd-exporter --listen "unix:$dir/http" & pids+=($!)
-until_true 20 test -S "$dir/http"
+until_true test -S "$dir/http"
 get "$dir/http" >"$dir/text"
 grep -q '^HTTP/1.1 200' "$dir/text" && grep -q 'text/plain; version=0.0.4' "$dir/text" || bad "GET: $(head -5 "$dir/text")"
 get "$dir/http" 'Accept: application/openmetrics-text;version=1.0.0' >"$dir/text"
@@ -131,7 +119,7 @@ if command -v promtool prometheus >/dev/null; then
     >"$dir/prometheus.log" 2>&1 & pids+=($!)
   for query in 'rdtd_transfer_bytes_total{path="local/share"} == 1000000' 'up{job="rdtd"} == 1' \
     'histogram_quantile(0.5, rdtd_request_duration_seconds_bucket{verb="PING"}) > 0'; do
-    until_true 60 sh -c "promtool query instant http://127.0.0.1:$web '$query' | grep -q ." || tail -n 5 "$dir/prometheus.log"
+    until_true sh -c "promtool query instant http://127.0.0.1:$web '$query' | grep -q ." || tail -n 5 "$dir/prometheus.log"
   done
 else
   echo "promtool was not found and could not be downloaded: only the text was checked"

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # rdtctl and files, on one daemon: put and fetch, waiting, freeing, and what the lists show.
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 rdtctl=$RDT_BUILD_DIR/rdtctl
 dir=$(mktemp -d)
 export RDT_SOCKET=$dir/s
 pids=()
 trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 
 # status WANTED COMMAND ...: runs it, keeps its output in $dir/out and $dir/err.
 status() {
@@ -20,20 +19,11 @@ status() {
   bad "$*: status $got, expected $want: $(cat "$dir/out" "$dir/err")"
 }
 says() { grep -qE -- "$1" "$dir/out" "$dir/err" || bad "'$1' is not in: $(cat "$dir/out" "$dir/err")"; }
-until_deadline() { # SECONDS COMMAND ...
-  local deadline=$((SECONDS + $1))
-  shift
-  until "$@"; do
-    ((SECONDS < deadline)) || return 1
-    sleep 0.02
-  done
-}
 awaited() { "$rdtctl" stat "$1" 2>/dev/null | grep -q '^state  *awaited'; }
 is_empty() { "$rdtctl" objects --json | grep -q '"objects": \[\]'; }
 
-"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
-pids+=($!)
-until_deadline 20 "$rdtctl" ping -q --timeout 2s 2>/dev/null || { cat "$dir/log"; exit 1; }
+serve "$RDT_SOCKET" "$dir/log" --state-dir "$dir"
+pids+=("$daemon")
 
 # Offsets at odd places, an empty tensor, a scalar, two that are not in the order of the header, spaces behind the header.
 header='{"__metadata__":{"k":"v"},"z":{"dtype":"F32","shape":[2,2],"data_offsets":[3,19]},'
@@ -51,7 +41,7 @@ put() { # ARGUMENTS ...: sets ref and actor
 }
 ends_with() { # STATUS: the actor
   local got
-  until_deadline 20 eval '! kill -0 "$actor" 2>/dev/null' || { bad 'the actor does not end'; return; }
+  until_true eval '! kill -0 "$actor" 2>/dev/null' || { bad 'the actor does not end'; return; }
   wait "$actor"
   got=$?
   [[ $got == "$1" ]] || bad "the actor ended with status $got, expected $1: $(cat "$dir/actor")"
@@ -129,7 +119,7 @@ status 1 "$rdtctl" fetch "$ref" -o "$dir/never" --timeout 5s
 says 'FREED|NOT_FOUND'
 kill -TERM "$actor"
 ends_with 0
-until_deadline 10 is_empty || bad 'the object outlived its actor'
+until_true is_empty || bad 'the object outlived its actor'
 
 put --id short --for 50ms
 ends_with 0
@@ -139,17 +129,17 @@ ends_with 0
 "$rdtctl" fetch later -o "$dir/later" --timeout 30s >"$dir/fetched" 2>&1 &
 fetcher=$!
 pids+=("$fetcher")
-until_deadline 10 awaited later || bad 'nobody waits for the object'
+until_true awaited later || bad 'nobody waits for the object'
 put --id later
-until_deadline 20 eval '! kill -0 "$fetcher" 2>/dev/null' || bad 'the fetch does not end'
+until_true eval '! kill -0 "$fetcher" 2>/dev/null' || bad 'the fetch does not end'
 wait "$fetcher" || bad "the fetch that waited: $(cat "$dir/fetched")"
 cmp "$dir/in.safetensors" "$dir/later" || bad 'the fetch that waited changed the file'
 
 "$rdtctl" fetch never -o "$dir/never" >"$dir/fetched" 2>&1 &
 fetcher=$!
 pids+=("$fetcher")
-until_deadline 10 awaited never || bad 'nobody waits for the object'
-until_deadline 10 grep -q '^never: waiting until it is put$' "$dir/fetched" || bad 'a log does not hear what is waited for'
+until_true awaited never || bad 'nobody waits for the object'
+until_true grep -q '^never: waiting until it is put$' "$dir/fetched" || bad 'a log does not hear what is waited for'
 kill -INT "$fetcher"
 kill -TERM "$fetcher"
 wait "$fetcher"
@@ -190,11 +180,9 @@ status 3 "$rdtctl" status
 
 # ---- a snapshot takes its size once, not twice ----
 
-"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" --memory-limit 24MiB \
-  </dev/null >"$dir/log" 2>&1 &
-small=$!
+serve "$RDT_SOCKET" "$dir/log" --state-dir "$dir" --memory-limit 24MiB
+small=$daemon
 pids+=("$small")
-until_deadline 20 "$rdtctl" ping -q --timeout 2s 2>/dev/null || { cat "$dir/log"; exit 1; }
 header='{"a":{"dtype":"U8","shape":[16777216],"data_offsets":[0,16777216]}}'
 printf -v length '\\x%02x' "${#header}"
 { printf '%b%s' "$length\0\0\0\0\0\0\0" "$header"; head -c 16777216 /dev/urandom; } >"$dir/large"

@@ -4,22 +4,15 @@
 # can be put afterwards. (unit/client/safetensors and unit/client/npy test the headers themselves.) Ids and names that
 # contain control sequences of terminals are printed as plain text.
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 rdtctl=$RDT_BUILD_DIR/rdtctl
 dir=$(mktemp -d)
 export RDT_SOCKET=$dir/s
 pids=()
 trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 
-"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" --memory-limit 64MiB \
-  </dev/null >"$dir/log" 2>&1 &
-pids+=($!)
-deadline=$((SECONDS + 20))
-until "$rdtctl" ping -q --timeout 2s 2>/dev/null; do
-  ((SECONDS < deadline)) || { cat "$dir/log"; exit 1; }
-  sleep 0.02
-done
+serve "$RDT_SOCKET" "$dir/log" --state-dir "$dir" --memory-limit 64MiB
+pids+=("$daemon")
 
 # file NAME HEADER_FILE [DATA_BYTES]: a safetensors file with the header's true length and so many zeros
 file() {

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # rdtctl and published names: it publishes files as versions, fetches versions into files, and waits for the next version.
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 rdtctl=$RDT_BUILD_DIR/rdtctl
 dir=$(mktemp -d)
 export RDT_SOCKET=$dir/s
 pids=()
 trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 
 # status WANTED COMMAND ...: runs it, keeps its output in $dir/out and $dir/err.
 status() {
@@ -20,14 +19,6 @@ status() {
   bad "$*: status $got, expected $want: $(cat "$dir/out" "$dir/err")"
 }
 says() { grep -qE -- "$1" "$dir/out" "$dir/err" || bad "'$1' is not in: $(cat "$dir/out" "$dir/err")"; }
-until_deadline() { # SECONDS COMMAND ...
-  local deadline=$((SECONDS + $1))
-  shift
-  until "$@"; do
-    ((SECONDS < deadline)) || return 1
-    sleep 0.02
-  done
-}
 ended() { ! kill -0 "$1" 2>/dev/null; }
 waited_for() { "$rdtctl" names --json --prefix "$1" | grep -q '"waiters": 1'; }
 file() { # NAME BYTES_OF_4
@@ -36,9 +27,8 @@ file() { # NAME BYTES_OF_4
   printf '%b%s%s' "$length\0\0\0\0\0\0\0" "$header" "$2" >"$dir/$1.safetensors"
 }
 
-"$RDT_BUILD_DIR/rdtd" --config= --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
-pids+=($!)
-until_deadline 20 "$rdtctl" ping -q --timeout 2s 2>/dev/null || { cat "$dir/log"; exit 1; }
+serve "$RDT_SOCKET" "$dir/log" --state-dir "$dir"
+pids+=("$daemon")
 for i in 1 2 3; do file "v$i" "abc$i"; done
 
 # ---- a file is a version ----
@@ -68,10 +58,10 @@ says '^weights has been put'
 "$rdtctl" fetch --name weights --after 1 -o "$dir/next.st" --timeout 30s >"$dir/fetched" 2>&1 &
 fetcher=$!
 pids+=("$fetcher")
-until_deadline 20 waited_for weights || bad 'nobody waits for the next version'
+until_true waited_for weights || bad 'nobody waits for the next version'
 status 0 "$rdtctl" put "$dir/v2.safetensors" --publish weights --json -q
 says '"version": 2'
-until_deadline 20 ended "$fetcher" || bad 'the fetch does not end'
+until_true ended "$fetcher" || bad 'the fetch does not end'
 wait "$fetcher" || bad "the fetch that waited: $(cat "$dir/fetched")"
 cmp "$dir/v2.safetensors" "$dir/next.st" || bad 'version 2 came changed'
 status 0 "$rdtctl" objects --json
@@ -106,7 +96,7 @@ says '^mine .* in [0-9.]+ s'
 status 0 "$rdtctl" stat --name mine --owner "$(id -un)"
 status 0 "$rdtctl" fetch --name mine --owner "$(id -u)" -o "$dir/out.st" --timeout 20s
 status 0 "$rdtctl" publish mine o --ttl 100ms
-until_deadline 20 sh -c "! '$rdtctl' names --prefix mine | grep -q '^mine'" || bad 'the name does not end with its time to live'
+until_true sh -c "! '$rdtctl' names --prefix mine | grep -q '^mine'" || bad 'the name does not end with its time to live'
 status 1 "$rdtctl" wait --name mine --after 2
 says 'FREED: .*time to live'
 status 2 "$rdtctl" wait --name mine --owner 'no such user'
@@ -127,10 +117,10 @@ says 'rdtctl: free: INVALID: .*is a name'
 "$rdtctl" wait --name weights --after 3 >"$dir/waited" 2>&1 &
 waiter=$!
 pids+=("$waiter")
-until_deadline 20 waited_for weights || bad 'nobody waits for the next version'
+until_true waited_for weights || bad 'nobody waits for the next version'
 status 0 "$rdtctl" unpublish "$ref"
 says '^weights is unpublished$'
-until_deadline 20 ended "$waiter" || bad 'the wait does not end'
+until_true ended "$waiter" || bad 'the wait does not end'
 wait "$waiter" && bad 'the wait for an unpublished name ended well'
 grep -q 'FREED: .*after version 3' "$dir/waited" || bad "the wait says $(cat "$dir/waited")"
 status 0 "$rdtctl" unpublish other --json

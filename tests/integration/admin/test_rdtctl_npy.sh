@@ -3,13 +3,12 @@
 # rdtctl and npy files, written by hand and, if it is installed, by numpy: put and fetch, conversion between formats, and
 # refusals.
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 rdtctl=$RDT_BUILD_DIR/rdtctl
 dir=$(mktemp -d)
 export RDT_SOCKET=$dir/s
 pids=()
 trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 
 # status WANTED COMMAND ...: runs it, keeps its output in $dir/out.
 status() {
@@ -21,13 +20,8 @@ status() {
 }
 says() { grep -qF -- "$1" "$dir/out" || bad "'$1' is not in: $(cat "$dir/out")"; }
 
-"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
-pids+=($!)
-deadline=$((SECONDS + 20))
-until "$rdtctl" ping -q --timeout 2s 2>/dev/null; do
-  ((SECONDS < deadline)) || { cat "$dir/log"; exit 1; }
-  sleep 0.02
-done
+serve "$RDT_SOCKET" "$dir/log" --state-dir "$dir"
+pids+=("$daemon")
 
 # npy FILE DICTIONARY DATA: version 1.0, without the padding that numpy adds
 npy() {

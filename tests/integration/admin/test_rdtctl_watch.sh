@@ -2,25 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # rdtctl watch prints one line for each event, as text and as JSON, and ends in each of the documented ways.
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 rdtctl=$RDT_BUILD_DIR/rdtctl
 dir=$(mktemp -d)
 export RDT_SOCKET=$dir/s
 pids=()
 trap '{ kill -KILL "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
-until_deadline() { # SECONDS COMMAND ...
-  local deadline=$((SECONDS + $1))
-  shift
-  until "$@"; do
-    ((SECONDS < deadline)) || return 1
-    sleep 0.02
-  done
-}
 has() { grep -qsE -- "$2" "$dir/$1"; }
 ends_with() { # STATUS: the watcher
   local got
-  until_deadline 20 eval '! kill -0 "$watcher" 2>/dev/null' || { bad 'the watcher does not end'; return; }
+  until_true eval '! kill -0 "$watcher" 2>/dev/null' || { bad 'the watcher does not end'; return; }
   wait "$watcher"
   got=$?
   [[ $got == "$1" ]] || bad "the watcher ended with status $got, expected $1: $(cat "$dir/events" "$dir/err")"
@@ -30,19 +21,18 @@ watch() { # ARGUMENTS ...: sets watcher
   "$rdtctl" watch "$@" >"$dir/events" 2>"$dir/err" &
   watcher=$!
   pids+=("$watcher")
-  until_deadline 20 has err '^watching$' || bad "watch $*: $(cat "$dir/err")"
+  until_true has err '^watching$' || bad "watch $*: $(cat "$dir/err")"
 }
 
-"$RDT_BUILD_DIR/rdtd" --socket "$RDT_SOCKET" --state-dir "$dir" --backend-dir "$RDT_BUILD_DIR/backends" </dev/null >"$dir/log" 2>&1 &
-pids+=($!)
-until_deadline 20 "$rdtctl" ping -q --timeout 2s 2>/dev/null || { cat "$dir/log"; exit 1; }
+serve "$RDT_SOCKET" "$dir/log" --state-dir "$dir"
+pids+=("$daemon")
 header='{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
 printf -v length '\\x%02x' ${#header}
 printf '%b%s%s' "$length\0\0\0\0\0\0\0" "$header" abcd >"$dir/in.safetensors"
 
 watch --timeout 1m
 "$rdtctl" put -q "$dir/in.safetensors" --id o --publish weights >"$dir/ref"
-until_deadline 20 has events 'object freed o: live' || bad "no object: $(cat "$dir/events")"
+until_true has events 'object freed o: live' || bad "no object: $(cat "$dir/events")"
 has events '^[0-9:]{8}\.[0-9]{3} client connected [0-9]+: rdtctl, pid' || bad 'no client'
 has events 'region new [0-9]+: ' || bad 'no region'
 has events 'object put o: live, 4 B, held [0-9]+, uid' || bad 'no put'
@@ -60,7 +50,7 @@ has events 'name unpublished weights: version 1' || bad "watch names says $(cat 
 watcher=$!
 pids+=("$watcher")
 fetched() { "$rdtctl" wait nobody --timeout 50ms 2>/dev/null; ! kill -0 "$watcher" 2>/dev/null; } # awaited, and no more; again
-until_deadline 20 fetched || bad "no JSON: $(cat "$dir/events")"
+until_true fetched || bad "no JSON: $(cat "$dir/events")"
 ends_with 0
 has events '^\{"sequence":[12],"lost":0,"what":"awaited","kind":"objects","object":\{.*"state":"awaited".*\}\}$' ||
   bad "the JSON is $(cat "$dir/events")"
@@ -69,7 +59,7 @@ has events '^\{"sequence":[12],"lost":0,"what":"awaited","kind":"objects","objec
 watcher=$!
 pids+=("$watcher")
 pinged() { "$rdtctl" ping -q; ! kill -0 "$watcher" 2>/dev/null; }
-until_deadline 20 pinged || bad "no JSON: $(cat "$dir/events")"
+until_true pinged || bad "no JSON: $(cat "$dir/events")"
 ends_with 0
 has events '^\{"sequence":1,"lost":0,"what":"[a-z]+","kind":"clients","client":\{' || bad "the JSON is $(cat "$dir/events")"
 

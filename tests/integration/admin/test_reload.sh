@@ -3,27 +3,17 @@
 # rdtctl reload and SIGHUP change limits, the log level, the nodes and the key of a running daemon. Keys that cannot change
 # are named, and a configuration with an error changes nothing. Links stay up when the key changes.
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 dir=$(mktemp -d)
 declare -A pid
 # shellcheck disable=SC2317
 cleanup() { { kill "${pid[@]}" $(jobs -p); wait; } 2>/dev/null; rm -rf "$dir"; }
 trap cleanup EXIT
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 ctl() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/$1/s" "${@:2}"; }
-until_true() { # COMMAND ...
-  local deadline=$((SECONDS + 60))
-  until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || { bad "not true in time: $*"; return 1; }
-    sleep 0.05
-  done
-}
 # start NODE: with $dir/NODE/conf and $dir/NODE/key
 start() {
-  "$RDT_BUILD_DIR/rdtd" --config "$dir/$1/conf" --socket "$dir/$1/s" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" \
-    2>>"$dir/$1/log" &
-  pid[$1]=$!
-  until_true ctl "$1" ping -q --timeout 1s || cat "$dir/$1/log"
+  serve "$dir/$1/s" "$dir/$1/log" --config "$dir/$1/conf" --state-dir ''
+  pid[$1]=$daemon
 }
 stop() { kill "${pid[$1]}"; wait "${pid[$1]}" || bad "$1 ended with $?"; unset "pid[$1]"; }
 says() { grep -qF -- "$2" "$1" || bad "$1 does not say '$2': $(cat "$1")"; }

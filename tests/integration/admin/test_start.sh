@@ -3,32 +3,28 @@
 # How a daemon starts and what it logs: its version first, one line for each client at level debug, and none at info. It
 # also starts in a user namespace, as in a container without privileges.
 set -euo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 dir=$(mktemp -d)
 pids=()
 # shellcheck disable=SC2317
 cleanup() { { kill "${pids[@]}"; wait; } 2>/dev/null || true; rm -rf "$dir"; }
 trap cleanup EXIT
 fail() { echo "$*"; exit 1; }
-serve() { # COMMAND-PREFIX... --, then flags: starts a daemon at $dir/s and waits for it
-  rm -f "$dir/s"
-  "$@" --config= --socket "$dir/s" --backend-dir "$RDT_BUILD_DIR/backends" 2>"$dir/log" &
-  pids+=($!)
-  for ((i = 0; i < 400; i++)); do
-    "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" ping -q --timeout 1s 2>/dev/null && return
-    sleep 0.05
-  done
-  fail "the daemon does not start: $(cat "$dir/log")"
+start() { # FLAG ...: a daemon at $dir/s
+  rm -f "$dir"/{s,log}
+  serve "$dir/s" "$dir/log" "$@"
+  pids+=("$daemon")
 }
 stop() { kill "${pids[-1]}"; wait "${pids[-1]}" || fail "it ends with $?: $(cat "$dir/log")"; unset 'pids[-1]'; }
 
-serve "$RDT_BUILD_DIR/rdtd" --state-dir "$dir/state"
+start --state-dir "$dir/state"
 version=$("$RDT_BUILD_DIR/rdtd" --version)
 grep -qF "info: $version: node " "$dir/log" || fail "the log does not begin with \"$version\": $(cat "$dir/log")"
 for ((i = 0; i < 5; i++)); do "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" status >/dev/null; done
 ! grep -q 'client ' "$dir/log" || fail "clients are logged at info: $(cat "$dir/log")"
 stop
 
-serve "$RDT_BUILD_DIR/rdtd" --state-dir "$dir/state" --log-level debug
+start --state-dir "$dir/state" --log-level debug
 for ((i = 0; i < 5; i++)); do "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" status >/dev/null; done
 stop
 lines=$(grep -c 'client [0-9]* (rdtctl, pid' "$dir/log") || true
@@ -42,7 +38,8 @@ fi
 head='{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
 printf -v length '\\x%02x' ${#head}
 printf '%b%s%s' "$length\0\0\0\0\0\0\0" "$head" abcd >"$dir/in.safetensors"
-serve unshare --user --map-root-user --mount --ipc --net "$RDT_BUILD_DIR/rdtd" --state-dir "$dir/inner"
+in_daemon=(unshare --user --map-root-user --mount --ipc --net)
+start --state-dir "$dir/inner"
 "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" put -q "$dir/in.safetensors" --id x --detached >/dev/null ||
   fail "no put into a daemon in a user namespace: $(cat "$dir/log")"
 "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" fetch -q x -o "$dir/out.safetensors"

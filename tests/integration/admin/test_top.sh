@@ -2,17 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # rdtctl top: a table once where the output is no terminal, and on a terminal a screen that keys sort and end.
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 "$RDT_BUILD_DIR/rdtctl" help | grep -q '^  top ' || { echo "SKIP: rdtctl was built without ncurses"; exit 77; }
 dir=$(mktemp -d)
 trap '{ kill "$daemon" "$asks"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 ctl() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" "$@"; }
 python=${PYTHON:-/usr/bin/python3}
 
-"$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/s" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" 2>"$dir/log" &
-daemon=$!
-for ((i = 0; i < 400; i++)); do ctl ping -q --timeout 1s 2>/dev/null && break || sleep 0.05; done
+serve "$dir/s" "$dir/log" --state-dir ''
 "$python" -c 'import struct, sys
 h = b"{\"w\":{\"dtype\":\"U8\",\"shape\":[1000000],\"data_offsets\":[0,1000000]}}"
 open(sys.argv[1], "wb").write(struct.pack("<Q", len(h)) + h + bytes(1000000))' "$dir/w.safetensors"

@@ -6,6 +6,7 @@
 # without a failed transfer, ends the link of a revoked node, and takes nodes from the key to certificates one by one.
 # seconds: 200
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 command -v openssl >/dev/null || { echo "openssl is not installed"; exit 77; }
 dir=$(mktemp -d)
 declare -A pid
@@ -13,16 +14,7 @@ declare -A pid
 cleanup() { { kill -CONT "${pid[@]}"; kill "${pid[@]}" $(jobs -p); wait; } 2>/dev/null; rm -rf "$dir"; }
 trap cleanup EXIT
 cd "$dir" || exit 1
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 ctl() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/$1/s" "${@:2}"; }
-until_true() { # COMMAND ...
-  local deadline=$((SECONDS + 60))
-  until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || { bad "not true in time: $*"; return 1; }
-    sleep 0.05
-  done
-}
 
 # ---- an authority ----
 
@@ -82,10 +74,8 @@ start() {
   mkdir -p "$1"
   printf '[network]\nlisten = %s\n' "$(address "$2")" >"$1/conf"
   printf '%s\n' "${@:3}" >>"$1/conf"
-  "$RDT_BUILD_DIR/rdtd" --config "$1/conf" --socket "$dir/$1/s" --state-dir "$dir/$1" --backend-dir "$RDT_BUILD_DIR/backends" \
-    2>>"$1/log" &
-  pid[$1]=$!
-  until_true ctl "$1" ping -q --timeout 1s || cat "$1/log"
+  serve "$dir/$1/s" "$1/log" --config "$1/conf" --state-dir "$dir/$1"
+  pid[$1]=$daemon
 }
 stop() { kill "${pid[$1]}"; wait "${pid[$1]}" || bad "$1 ended with $?"; unset "pid[$1]"; }
 certs() { printf '%s\n' "peer_cert = $dir/$1.pem" "peer_key = $dir/$1.key" "peer_ca = $dir/${2:-ca}/ca.pem"; }

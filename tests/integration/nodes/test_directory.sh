@@ -6,6 +6,7 @@
 # the node of a name is killed.
 # seconds: 240
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 if [[ -z ${RDT_INSIDE:-} ]]; then
   [[ $(id -u) == 0 ]] && unshare -n -m true 2>/dev/null || { echo "no rights for namespaces"; exit 77; }
   command -v dnsmasq >/dev/null || { echo "dnsmasq is not installed"; exit 77; }
@@ -20,17 +21,8 @@ trap cleanup EXIT
 cd "$dir" || exit 1
 echo 'nameserver 127.0.0.53' >resolv.conf
 mount --make-rprivate / && mount --bind resolv.conf "$(realpath /etc/resolv.conf)" || { echo "resolv.conf cannot be replaced"; exit 77; }
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 ctl() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/$1/s" "${@:2}"; }
 says() { grep "$@" >/dev/null; } # reads all of its input, so that the writer is not killed by a closed pipe
-until_true() { # COMMAND ...
-  local deadline=$((SECONDS + 60))
-  until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || { bad "not true in time: $*"; return 1; }
-    sleep 0.05
-  done
-}
 head -c 32 /dev/urandom | base64 >key
 chmod 600 key
 
@@ -40,10 +32,8 @@ start() {
   mkdir -p "$1"
   printf '[network]\nlisten = %s\nkey_file = %s\nbackoff_max = 500ms\npeer_timeout = 2s\n' "${address[$1]}" "$dir/key" >"$1/conf"
   printf '%s\n' "${@:2}" >>"$1/conf"
-  "$RDT_BUILD_DIR/rdtd" --config "$1/conf" --socket "$dir/$1/s" --state-dir "$dir/$1" --backend-dir "$RDT_BUILD_DIR/backends" \
-    2>>"$1/log" &
-  pid[$1]=$!
-  until_true ctl "$1" ping -q --timeout 1s || cat "$1/log"
+  serve "$dir/$1/s" "$1/log" --config "$1/conf" --state-dir "$dir/$1"
+  pid[$1]=$daemon
 }
 stop() { kill "${pid[$1]}"; wait "${pid[$1]}" || bad "$1 ended with $?"; unset "pid[$1]"; }
 # link NODE OTHER SOURCE STATE: whether NODE lists OTHER so

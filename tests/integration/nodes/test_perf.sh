@@ -3,27 +3,18 @@
 # rdtctl perf measures each path between two nodes beside a plain socket, names the reason of those that it cannot measure, frees
 # what it has put, and refuses ends that are no rdtctl perf.
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 dir=$(mktemp -d)
 declare -A pid
 # shellcheck disable=SC2317
 cleanup() { { kill "${pid[@]}"; wait; } 2>/dev/null; rm -rf "$dir"; }
 trap cleanup EXIT
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 ctl() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/$1" "${@:2}"; }
-until_true() { # COMMAND ...
-  local deadline=$((SECONDS + 60))
-  until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || { bad "not true in time: $*"; return 1; }
-    sleep 0.05
-  done
-}
 (umask 077; head -c 32 /dev/urandom | base64 >"$dir/key")
 for node in a b; do
-  "$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/$node" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" \
-    --trusted-network yes --interfaces lo --listen 127.0.0.1:0 --key-file "$dir/key" 2>"$dir/$node.log" &
-  pid[$node]=$!
-  until_true ctl "$node" ping -q --timeout 1s || cat "$dir/$node.log"
+  serve "$dir/$node" "$dir/$node.log" --state-dir '' --trusted-network yes --interfaces lo --listen 127.0.0.1:0 \
+    --key-file "$dir/key"
+  pid[$node]=$daemon
 done
 port=$((20000 + RANDOM % 10000))
 "$RDT_BUILD_DIR/rdtctl" --socket "$dir/a" perf --serve "127.0.0.1:$port" 2>"$dir/serve.log" &

@@ -3,11 +3,10 @@
 # rdtctl trace writes the stages of transfers in three formats, and merges the files of two nodes: in the merged file the owner's
 # side of a fetch lies within the reader's, and both have the flow of the object.
 set -uo pipefail
+. "$(dirname "$0")/../../support/daemon.sh"
 dir=$(mktemp -d)
 trap '{ kill "${pids[@]}"; wait; } 2>/dev/null; rm -rf "$dir"' EXIT
 pids=()
-failures=0
-bad() { echo "FAILED: $*"; failures=$((failures + 1)); }
 ctl() { "$RDT_BUILD_DIR/rdtctl" --socket "$dir/$1.s" "${@:2}"; }
 says() { grep -qF -- "$2" "$1" || bad "$1 does not say '$2': $(cat "$1")"; }
 python=${PYTHON:-/usr/bin/python3}
@@ -15,11 +14,9 @@ python=${PYTHON:-/usr/bin/python3}
 umask 077
 echo "a key of two nodes, long enough" >"$dir/key"
 for node in a b; do
-  "$RDT_BUILD_DIR/rdtd" --config= --socket "$dir/$node.s" --state-dir '' --backend-dir "$RDT_BUILD_DIR/backends" --key-file "$dir/key" \
-    --listen 127.0.0.1:0 2>"$dir/$node.log" &
-  pids+=($!)
+  serve "$dir/$node.s" "$dir/$node.log" --state-dir '' --key-file "$dir/key" --listen 127.0.0.1:0
+  pids+=("$daemon")
 done
-for node in a b; do for ((i = 0; i < 400; i++)); do ctl $node ping -q --timeout 1s 2>/dev/null && break || sleep 0.05; done; done
 "$python" -c 'import struct, sys
 h = b"{\"w\":{\"dtype\":\"U8\",\"shape\":[4000000],\"data_offsets\":[0,4000000]}}"
 open(sys.argv[1], "wb").write(struct.pack("<Q", len(h)) + h + bytes(4000000))' "$dir/w.safetensors"
