@@ -97,6 +97,7 @@ struct peer_link {
     struct tls tls;
     struct frame_reader reader;
     bool more; /* frames remain for the next iteration, and nothing is read meanwhile */
+    bool read_stopped;
     struct frame_writer writer;
     uint8_t *out; /* ciphertext being written */
     size_t out_size, out_bytes;

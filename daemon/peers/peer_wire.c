@@ -239,9 +239,11 @@ static void take_received(struct peer_link *link)
     if (status != RDT_OK) {
         peer_link_refuse(link, &why);
     } else if (link->more) {
+        link->read_stopped = true;
         (void)uv_read_stop((uv_stream_t *)&link->tcp);
         (void)uv_idle_start(&link->turn, peer_link_on_turn);
-    } else {
+    } else if (link->read_stopped) { /* uv_read_start costs two system calls even on a stream that is being read */
+        link->read_stopped = false;
         (void)uv_read_start((uv_stream_t *)&link->tcp, on_alloc, on_read);
     }
 }
@@ -274,6 +276,8 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
         if (peer_link_state(link) == LINK_MEETING || peer_link_state(link) == LINK_UP)
             take_received(link);
         peer_wire_pump(link);
+        if (!link->more && !link->failed && !link->writer.queued_frames)
+            uv_idle_stop(&link->turn); /* what was answered has been sent: no turn is needed for it */
         return;
     }
     if (peer_link_state(link) == LINK_SECURING)
