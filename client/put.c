@@ -473,11 +473,16 @@ static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, siz
                                 const struct rdt_put_options *options, int64_t deadline_ns, bool fresh, struct rdt_ref *ref_p,
                                 struct rdt_error *err)
 {
+    struct rdt_put_options as_snapshot = *options;
     struct put put = {.conn = conn, .options = options, .deadline_ns = deadline_ns, .fd = -1};
     enum rdt_status status = put_init(&put, tensors, count, err);
     bool refused = false, sealed = false;
 
     if (status == RDT_OK) {
+        if (options->flags & RDT_PUT_IMMUTABLE && put.n_regions == 0) { /* copies only, which nobody writes */
+            as_snapshot.flags |= RDT_PUT_SNAPSHOT;
+            put.options = &as_snapshot;
+        }
         put.way = choose(&put);
         sealed = put.way == SEALED;
         status = sealed ? put_sealed(&put, tensors, &refused, ref_p, err) : RDT_AGAIN;

@@ -20,8 +20,12 @@ enum rdt_put_flags {
     /* Of a SNAPSHOT: the daemon begins to store the object in its storage_dir when the put returns; rdt_store waits until that is
      * done, and says if it failed. UNSUPPORTED: the daemon stores nothing. */
     RDT_PUT_STORED = 8,
+    /* The caller promises that nobody writes the tensors while the object exists: not before rdt_wait_freed. Nothing is copied,
+     * and other nodes handle the object as a snapshot: they keep replicas of it and pass it on to each other. If the promise
+     * is broken, readers may see bytes of several writes. SNAPSHOT overrides it. */
+    RDT_PUT_IMMUTABLE = 16,
 };
 
-#define RDT_PUT_FLAGS_ALL (RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING | RDT_PUT_STORED)
+#define RDT_PUT_FLAGS_ALL (RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED | RDT_PUT_PENDING | RDT_PUT_STORED | RDT_PUT_IMMUTABLE)
 
 #endif

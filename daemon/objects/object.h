@@ -117,7 +117,8 @@ struct object {
     bool in_transit : 1;   /* a ref of it is on its way to another process (transit.h) */
     bool published : 1;    /* at least one name holds it */
     bool adopted : 1;      /* a replica of another node's object: in no table, and charged to nobody */
-    bool snapshot : 1;     /* it never changes: its regions are sealed and contain nothing else */
+    bool snapshot : 1;     /* it never changes: its regions are sealed and contain nothing else, unless it is immutable */
+    bool immutable : 1;    /* a snapshot without a copy: its producer promises not to change its memory while the object lives */
     bool loaned : 1;       /* its regions are loaned: the producer promises not to change them while the object lives */
     bool pending : 1;      /* FILLING: its bytes have not been written yet */
     bool separate : 1;     /* behind the key there is only a pointer to metadata and shapes */

@@ -162,6 +162,7 @@ static enum rdt_status put_parts(struct object_table *table, const struct object
         put->producer->n_objects++;
     }
     object->snapshot = put->snapshot;
+    object->immutable = put->immutable;
     object->loaned = put->loaned;
     object->pending = put->pending;
     /* bytes in the arena never change, so such a snapshot needs no copy */

@@ -76,7 +76,8 @@ struct object_put {
     uint64_t generation; /* of an object that an earlier daemon had; 0: the next one */
     bool pending;        /* the object is FILLING until object_ready, or until it becomes a snapshot */
     bool snapshot;       /* the object is FILLING, over the memory that is copied, until object_fill or object_fail */
-    bool sealed;         /* a snapshot whose regions nobody can write any more: it is live at once */
+    bool sealed;         /* a snapshot whose regions nobody writes any more: it is live at once */
+    bool immutable;      /* see object->immutable; implies snapshot and, unless it is pending, sealed */
     bool loaned;         /* see object->loaned */
     /* The request of a client whose session lasts, for a record of it: its id and its packed message; NULL: there is none. */
     uint64_t request_id;

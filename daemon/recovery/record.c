@@ -231,6 +231,7 @@ static void write_object(struct recovery *recovery, struct object *object, uint6
     record.visibility = (Rdt__Pb__Visibility)object->visibility;
     record.transport = (char *)object->transport;
     record.snapshot = object->snapshot;
+    record.immutable = object->immutable;
     record.request = (uintptr_t)map_get_u64(&recovery->filling, object->generation);
     commit_object(recovery, object, &record);
     free(layout);
@@ -336,7 +337,8 @@ static void on_object(void *arg, struct object *object)
     if (object->state == OBJECT_GONE) {
         if (slot)
             forget_object(recovery, object);
-    } else if (slot && slot->flags & OBJECT_IS_PENDING && object->state == OBJECT_LIVE && object->snapshot && object->layout) {
+    } else if (slot && slot->flags & OBJECT_IS_PENDING && object->state == OBJECT_LIVE && object->snapshot &&
+               !object->immutable && object->layout) {
         write_again(recovery, object);
     } else if (slot) {
         object_numbers(object, numbers);

@@ -257,6 +257,7 @@ static void from_fields(struct recovery *recovery, const Rdt__Pb__JournalObject 
     put_p->visibility = record->visibility;
     put_p->transport = transport_name(recovery, record->transport);
     put_p->snapshot = record->snapshot;
+    put_p->immutable = record->immutable;
     *more_p = (struct object_record){.tensors = record->tensors};
 }
 
@@ -278,7 +279,8 @@ static bool from_put(struct recovery *recovery, struct arena *arena, const Rdt__
     put_p->inline_bytes = put->inline_data.len;
     put_p->visibility = put->visibility;
     put_p->transport = transport_name(recovery, put->transport);
-    put_p->snapshot = put->flags & RDT_PUT_SNAPSHOT;
+    put_p->snapshot = put->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE);
+    put_p->immutable = put_p->snapshot && !(put->flags & RDT_PUT_SNAPSHOT);
     put_p->loaned = put->n_loaned > 0 && put->n_loaned == put->n_regions;
     *more_p = (struct object_record){.tensors = put->tensors, .loaned = put->loaned, .n_loaned = put->n_loaned};
     return true;

@@ -249,6 +249,11 @@ static enum rdt_status check_ttl(const struct call *call, const Rdt__Pb__Put *me
     return RDT_OK;
 }
 
+static bool is_immutable(const Rdt__Pb__Put *message)
+{
+    return (message->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE)) == RDT_PUT_IMMUTABLE;
+}
+
 static enum rdt_status check_stored(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
 {
     if (!(message->flags & RDT_PUT_STORED))
@@ -298,8 +303,10 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .pending = message->flags & RDT_PUT_PENDING,
                              .layout = digest->layout,
                              .parts = &digest->parts,
-                             .snapshot = message->flags & RDT_PUT_SNAPSHOT,
-                             .sealed = message->sealed_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0,
+                             .snapshot = message->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE),
+                             .immutable = is_immutable(message),
+                             .sealed = is_immutable(message) || (message->sealed_bytes > 0 && message->n_regions == 0 &&
+                                                                 message->timeout_ns <= 0),
                              .loaned = message->n_loaned > 0 && message->n_loaned == message->n_regions,
                              .request_id = call->request_id,
                              .message = call->payload,
@@ -443,7 +450,7 @@ enum rdt_status rpc_ready(struct call *call, const void *request, struct rdt_err
     if (message->status != RDT_OK) {
         (void)wire_error(message->status, 0, message->message[0] ? message->message : "its producer could not write it", &why);
         object_fail(object, &why);
-    } else if (object->snapshot && object->layout) {
+    } else if (object->snapshot && !object->immutable && object->layout) {
         (void)snapshot_start(call->rpc->regions, object, NULL, NULL, on_late_snapshot, NULL, &snapshot, &why);
     } else {
         object_ready(object);

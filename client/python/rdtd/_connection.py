@@ -28,7 +28,7 @@ Visible = Literal["owner", "tenant", "all"]
 Mode = Literal["auto", "share", "copy", "cow"]
 
 _VISIBILITY = {"owner": 0, "tenant": 1, "all": 2}
-_SNAPSHOT, _DETACHED, _MAY_SHARE = 1, 2, 0x20000  # the last one is transfer.c's
+_SNAPSHOT, _DETACHED, _IMMUTABLE, _MAY_SHARE = 1, 2, 16, 0x20000  # the last one is transfer.c's
 AUTO, COW = MODES["auto"], MODES["cow"]
 _SIMPLE = frozenset(("mode", "as_"))  # get handles these options without a Request
 
@@ -152,7 +152,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
             timeout: Optional[float] = None,
             allow_pickle: bool = True, stream: Any = None, grace: Optional[float] = None,
-            copy: bool = True) -> Ref:
+            copy: bool = True, immutable: bool = False) -> Ref:
         """Puts a tensor, or a structure (dicts, lists, tuples, dataclasses, ...) that contains tensors, as
         one object. Returns the Ref that holds it.
 
@@ -170,6 +170,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         now, and the object never changes.
         detached: the object outlives this connection by ttl seconds (None: ten minutes), and the Ref has no
         hold.
+        immutable: a promise that nobody writes the tensors while the object exists, so not before `wait_freed`.
+        Memory from `empty` is not copied then, and other nodes handle the object as a snapshot: their
+        readers fetch it once for each node, and many nodes pass it on to each other.
         stored: the object is a snapshot that the daemon stores in its storage_dir before put returns, as `store`
         does. If it cannot be stored, put raises the error and there is no object. After a restart of the
         daemon the object is there again if it is detached or published.
@@ -190,6 +193,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         if grace is not None and not grace >= 0:
             raise ValueError(f"grace must be None or a number of seconds that is not negative, not {grace}")
         flags = (_SNAPSHOT if snapshot else 0) | (_DETACHED if detached else 0) | (0 if copy else _MAY_SHARE)
+        flags |= _IMMUTABLE if immutable else 0
         snapshot = snapshot or stored
         flags |= _SNAPSHOT if stored else 0
         if detached and not copy:
@@ -426,7 +430,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         Each publish decides that anew. stored: returns when this version, or a newer one, is on the daemon's disk
         (see `store`), so that the name has it after a reboot; the version before is then removed from there. If
         that fails, the version is published nevertheless, and the error is raised. what: a Ref, or a value, which is put first (options as in `put`, with
-        snapshot=True by default).
+        snapshot=True by default unless immutable=True).
         Errors: Invalid, NotFound, Freed, Denied, LimitReached, Unsupported, PeerLost."""
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl must be a number of seconds above 0, or None, not {ttl!r}")
@@ -434,7 +438,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             if options:
                 raise TypeError(f"the object was put already, so {', '.join(options)} cannot be applied")
             return self._publish_ref(name, what, visible, lease, ttl, stored)
-        options.setdefault("snapshot", True)
+        options.setdefault("snapshot", not options.get("immutable"))
         with self.put(what, visible=visible, **options) as ref:
             return self._publish_ref(name, ref, visible, lease, ttl, stored)
 

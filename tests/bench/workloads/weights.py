@@ -134,8 +134,8 @@ def figures(case, handed, whole, trainers, before):
 
 # ---- rdtd ----
 
-class LiveTrainer(Trainer):
-    """Two copies of the weights in the daemon's memory, written in turn: nothing is copied."""
+class InPlaceTrainer(Trainer):
+    """Two copies of the weights in the daemon's memory, written in turn and put as immutable: nothing is copied."""
 
     def __init__(self, socket, size, dtype):
         import rdtd
@@ -148,8 +148,7 @@ class LiveTrainer(Trainer):
         write(self.weights, step)
 
     def publish(self, step):
-        with self.c.put(self.weights) as ref:
-            self.ref = self.c.publish("weights", ref).ref
+        self.c.publish("weights", self.weights, immutable=True)
 
     def free(self, steps):
         for step in range(FREE, FREE + steps):
@@ -167,7 +166,7 @@ class SnapshotTrainer(Trainer):
     def publish(self, step):
         self.c.publish("weights", self.weights)
 
-    free = LiveTrainer.free
+    free = InPlaceTrainer.free
 
 
 class RdtdSampler(Sampler):
@@ -507,7 +506,7 @@ def on_three_nodes(function):
 def sides():
     two, one = "two copies in daemon memory, written in turn", "a snapshot of ordinary memory each step"
     return [
-        Side("rdtd, live", on_one_node(by_rdtd(LiveTrainer, "share"), 3), two),
+        Side("rdtd, in place", on_one_node(by_rdtd(InPlaceTrainer, "share"), 3), two),
         Side("rdtd, snapshots", on_one_node(by_rdtd(SnapshotTrainer, None), 4), one),
         Side("torch.multiprocessing", on_one_node(by_torch_multiprocessing, 2), "two copies in shared memory, written in turn; file_descriptor"),
         Side("gloo broadcast", on_one_node(by_gloo, 5), "asynchronous, all tensors at once, lo"),
@@ -516,7 +515,7 @@ def sides():
         Side("Ray object store", on_one_node(by_ray("store"), 4), "ray.put; RAY_ENABLE_ZERO_COPY_TORCH_TENSORS=1"),
         Side("Ray RDT over nixl", on_one_node(by_ray("nixl"), 5), "tensor_transport='nixl'"),
         Side("Ray RDT over rdtd", on_one_node(by_ray("rdtd"), 3), "tensor_transport='rdtd'"),
-        Side("rdtd, live, nodes", on_three_nodes(by_rdtd(LiveTrainer, None)), two + "; trusted_network = yes"),
+        Side("rdtd, in place, nodes", on_three_nodes(by_rdtd(InPlaceTrainer, None)), two + "; trusted_network = yes"),
         Side("rdtd, snapshots, nodes", on_three_nodes(by_rdtd(SnapshotTrainer, None)), one + "; trusted_network = yes"),
         Side("gloo broadcast, nodes", on_three_nodes(by_gloo), "asynchronous, all tensors at once"),
         Side("nixl READ, nodes", on_three_nodes(by_nixl), "each sampler reads; UCX over TCP, segments of 256k, a progress thread at the trainer"),

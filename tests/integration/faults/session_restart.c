@@ -179,6 +179,40 @@ Test(session_restart, memory_objects_and_holds_stay_where_they_are)
     end_all();
 }
 
+Test(session_restart, immutable_objects_stay_immutable)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref, pending;
+    rdt_object *object;
+    char *memory;
+
+    begin_with_clients();
+    memory = alloc_memory(conn, MIB);
+    fill_pattern(memory, MIB, 1);
+    options.flags = RDT_PUT_IMMUTABLE;
+    must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, memory), 1, &options, &ref, &err));
+    options.flags |= RDT_PUT_PENDING;
+    must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, memory), 1, &options, &pending, &err));
+    for (unsigned round = 0; round < 2; round++) {
+        again(SIGKILL);
+        object = fetch_one(other, &ref, RDT_FETCH_COW); /* refused for a live object */
+        must(holds_pattern(tensor_of(object, 0).data, MIB, 1));
+        rdt_release(object);
+        must_ok(rdt_ping(conn, LONG, &err));
+        if (round == 0)
+            must_ok(rdt_ready(conn, &pending, &err));
+        object = fetch_one(other, &pending, RDT_FETCH_SHARE);
+        memory[5] ^= 1;
+        cr_assert_eq(((const char *)tensor_of(object, 0).data)[5], memory[5], "it was copied");
+        memory[5] ^= 1;
+        rdt_release(object);
+    }
+    must_ok(rdt_free(conn, &ref, false, &err));
+    must_ok(rdt_free(conn, &pending, false, &err));
+    must_ok(rdt_dealloc(conn, memory, &err));
+    end_all();
+}
+
 Test(session_restart, what_was_given_back_while_the_daemon_was_away_is_gone)
 {
     struct rdt_ref ref;
