@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Crash: a reader or a writer is killed by SIGKILL, in turns, 100 times, in the middle of its work; with Ray, whose actors take a second to
-start, 10 times. The work is that of the other workloads, in small.
+"""Crash: a reader or a writer is killed by SIGKILL, in turns, 100 times, in the middle of its work; 10 times where a pair takes a second to
+start (Ray, gloo, NIXL, DataLoader). The work is that of the other workloads, in small.
 
     stalled     survivors that did not notice within five seconds
     bystander, ms   the longest single put and get, or hand-over, of two processes that work on beside, while others die
@@ -19,7 +19,7 @@ import traceback
 
 from harness import CannotRun, Side, memory_available, now, shm_left
 
-KILLS, RAY_KILLS, PATIENCE = 100, 10, 5
+KILLS, SLOW_KILLS, PATIENCE = 100, 10, 5
 ELEMENTS = 1 << 18  # of f32: 1 MiB
 
 
@@ -38,7 +38,7 @@ class Pairs:
             time.sleep(random.Random(number).uniform(0, 0.01))
             killed, survivor = pids if number % 2 else pids[::-1]
             os.kill(killed, signal.SIGKILL)
-            os.waitpid(killed, 0)
+            self.reap(killed)
             stalled += not self.ends(survivor)
             ours.close()
         return stalled
@@ -74,14 +74,22 @@ class Pairs:
         except EOFError:
             raise RuntimeError("a pair ended before anybody killed it") from None
 
+    @staticmethod
+    def reap(pid):
+        os.waitpid(pid, 0)
+
+    @staticmethod
+    def is_gone(pid):
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+
     def ends(self, pid):
         deadline = now() + PATIENCE
         while now() < deadline:
-            if os.waitpid(pid, os.WNOHANG)[0]:
+            if self.is_gone(pid):
                 return True
             time.sleep(0.001)
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        self.reap(pid)
         return False
 
     def bystand(self):
@@ -208,8 +216,161 @@ class NamedPairs(Pairs):
             end.send_bytes(b"y")
 
 
-def killing(bench, pairs, case, daemons=()):
-    times = 6 if bench.quick else bench.size(KILLS, 10)
+class FilePairs(Pairs):
+    """safetensors files in /dev/shm, as the weights are handed over."""
+
+    def __init__(self):
+        import safetensors.torch  # noqa: F401
+        import torch
+        torch.set_num_threads(1)
+
+    def writer(self, end, started):
+        from safetensors.torch import save_file
+        import torch
+        path = f"/dev/shm/weights.{os.getpid()}"
+        while True:
+            save_file({"w": torch.ones(ELEMENTS)}, path + ".new")
+            os.rename(path + ".new", path)
+            end.send(path)
+            end.recv_bytes()
+            os.unlink(path)
+
+    def reader(self, end, started):
+        from safetensors.torch import load_file
+        while True:
+            value = load_file(end.recv())
+            del value
+            started.send(True)
+            end.send_bytes(b"y")
+
+
+class GlooPairs(Pairs):
+    """A broadcast of the weights, again and again."""
+
+    expected = (RuntimeError,)
+
+    def __init__(self, folder):
+        import torch.distributed  # noqa: F401
+        torch.set_num_threads(1)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        self.folder, self.number = folder, 0
+
+    def pair(self):
+        self.number += 1
+        return super().pair()
+
+    def broadcast(self, rank):
+        import torch.distributed
+        torch.distributed.init_process_group("gloo", init_method=f"file://{self.folder}/group.{self.number}", rank=rank, world_size=2)
+        weights = torch.ones(ELEMENTS)
+        while True:
+            torch.distributed.broadcast(weights, 0)
+            yield
+
+    def writer(self, end, started):
+        for _ in self.broadcast(0):
+            end.recv_bytes()
+
+    def reader(self, end, started):
+        for _ in self.broadcast(1):
+            started.send(True)
+            end.send_bytes(b"y")
+
+
+class NixlPairs(Pairs):
+    """READ of a block, again and again; the reader knows nothing of the writer but what NIXL tells it."""
+
+    expected = (RuntimeError,)
+
+    def __init__(self):
+        import nixl._api  # noqa: F401
+        os.environ.update(UCX_TLS="tcp", UCX_NET_DEVICES="lo")
+
+    @staticmethod
+    def agent(name):
+        from blocks import nixl_agent
+        agent, memory = nixl_agent(name, progress=name == "owner"), fresh()
+        agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+        return agent, memory, agent.get_xfer_descs([(memory.ctypes.data, memory.nbytes, 0)], "DRAM")
+
+    def writer(self, end, started):
+        agent, memory, blocks = self.agent("owner")
+        end.send((agent.get_agent_metadata(), agent.get_serialized_descs(blocks)))
+        while True:
+            end.recv_bytes()
+
+    def reader(self, end, started):
+        from blocks import nixl_wait
+        import nixl._bindings
+        agent, memory, blocks = self.agent("reader")
+        metadata, theirs = end.recv()
+        agent.add_remote_agent(metadata)
+        handle = agent.initialize_xfer("READ", blocks, agent.deserialize_descs(theirs), "owner")
+        try:
+            while True:
+                nixl_wait(agent, handle)
+                started.send(True)
+        except (nixl._bindings.nixlRemoteDisconnectError, nixl._bindings.nixlBackendError) as error:
+            raise RuntimeError from error
+
+
+class DataLoaderPairs(Pairs):
+    """A trainer and the worker of its DataLoader, which is its child."""
+
+    def __init__(self):
+        import torch.utils.data  # noqa: F401
+        torch.set_num_threads(1)
+
+    def pair(self):
+        from multiprocessing import Pipe
+        ours, started = Pipe()
+        trainer = os.fork()
+        if not trainer:
+            ours.close()
+            try:
+                self.train(started)
+            finally:  # with whatever DataLoader raises, in this code or in that which handles it
+                os._exit(0)
+        started.close()
+        if not ours.poll(20):
+            raise TimeoutError("a trainer did not start")
+        return ours, [ours.recv(), trainer]
+
+    @staticmethod
+    def train(started):
+        import torch.utils.data
+
+        class Batches(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                while True:
+                    yield {f"feature.{i}": torch.ones(ELEMENTS // 8) for i in range(8)}
+
+        batches = iter(torch.utils.data.DataLoader(Batches(), batch_size=None, num_workers=1, multiprocessing_context="fork"))
+        started.send(batches._workers[0].pid)
+        for _ in batches:
+            started.send(True)
+
+    @staticmethod
+    def reap(pid):
+        while not DataLoaderPairs.is_gone(pid):
+            time.sleep(0.001)
+
+    @staticmethod
+    def is_gone(pid):
+        """A worker is the child of somebody else, who may not have reaped it yet."""
+        try:
+            return os.waitpid(pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            pass
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+
+
+def killing(bench, pairs, case, daemons=(), most=KILLS):
+    times = 6 if bench.quick else bench.size(most, 10)
     before = shm_left()
     pairs.call("bystand")
     stalled = pairs.call("kill", times, seconds=600)
@@ -245,8 +406,12 @@ def by_rdtd_between_nodes(bench):
     return killing(bench, bench.actor(RdtdPairs, daemons[0].socket, daemons[1].socket), "blocks, two nodes", daemons)
 
 
-def by_pairs(cls, *args):
-    return lambda bench: killing(bench, bench.actor(cls, *args), "queue")
+def by_pairs(cls, *args, case="queue", most=KILLS):
+    return lambda bench: killing(bench, bench.actor(cls, *args), case, most=most)
+
+
+def by_gloo(bench):
+    return killing(bench, bench.actor(GlooPairs, bench.dir), "weights", most=SLOW_KILLS)
 
 
 # ---- Ray ----
@@ -275,7 +440,7 @@ def by_ray(transport):
         before, stalled, longest = shm_left(), 0, 0.0
         Actors = with_transport(ray, RayActor, "make", transport)
         bystanders = [Actors.remote() for _ in range(2)]
-        for number in range(2 if bench.quick else RAY_KILLS):
+        for number in range(2 if bench.quick else SLOW_KILLS):
             writer, reader = Actors.remote(), Actors.remote()
             pids = ray.get([writer.pid.remote(), reader.pid.remote()], timeout=60)
             ray.get(reader.use.remote(writer.make.remote()), timeout=60)
@@ -311,6 +476,10 @@ def sides():
         Side("torch.multiprocessing, file_descriptor", by_pairs(TorchPairs, "file_descriptor")),
         Side("torch.multiprocessing, file_system", by_pairs(TorchPairs, "file_system")),
         Side("shared_memory by name", by_pairs(NamedPairs), "the reader unlinks"),
+        Side("safetensors in /dev/shm", by_pairs(FilePairs, case="weights"), "save_file, rename, load_file"),
+        Side("gloo broadcast", by_gloo, "two processes, 10 kills"),
+        Side("nixl READ", by_pairs(NixlPairs, case="blocks, two nodes", most=SLOW_KILLS), "UCX over TCP on lo, 10 kills"),
+        Side("torch DataLoader", by_pairs(DataLoaderPairs, case="loader", most=SLOW_KILLS), "one worker, file_descriptor, 10 kills"),
         Side("rdtd, Ray RDT", by_ray("rdtd"), "tensor_transport='rdtd', 10 kills"),
         Side("Ray object store", by_ray("store"), "10 kills"),
         Side("Ray RDT over nixl", by_ray("nixl"), "10 kills"),
