@@ -162,16 +162,20 @@ bool calls_name_peer(const struct rpc *rpc, const struct peer *peer)
 void calls_peer_down(struct rpc *rpc, struct peer *peer, const struct rdt_error *why)
 {
     struct call *call;
+    struct list dropped;
     size_t cursor = 0;
 
     while ((call = map_next(&rpc->forwarded, &cursor)))
         if (call->to == peer)
             call_fail(call, why);
-    list_for_each_safe (remote_node, &rpc->remote) {
-        call = container_of(remote_node, struct call, link);
-        if (call->peer == peer)
-            call_drop(call);
-    }
+    list_init(&dropped);
+    list_for_each_safe (node, &rpc->remote)
+        if (container_of(node, struct call, link)->peer == peer) {
+            list_remove(node);
+            list_append(&dropped, node);
+        }
+    while (!list_empty(&dropped)) /* the end of one may end others: publishers of one version */
+        call_drop(container_of(list_first(&dropped), struct call, link));
 }
 
 /* The other node has taken the hold of a client's HOLD call. */

@@ -378,15 +378,17 @@ void shards_clear(struct shards *shards)
 
     (void)rdt_error_set(&why, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     while ((name = map_next(&shards->names, &cursor))) {
+        bool last = list_empty(&name->versions);
+
         name->failure[0] = '\0';
-        if (list_empty(&name->versions))
+        if (last)
             name_settle(name);
-        else
-            list_for_each_safe (node, &name->versions) {
-                struct version *version = container_of(node, struct version, link);
-                answer_all(version, &why, 0);
-                version_free(version);
-            }
+        while (!last) { /* the last version takes the name with it */
+            struct version *version = container_of(list_first(&name->versions), struct version, link);
+            last = version->link.next == &name->versions;
+            answer_all(version, &why, 0);
+            version_free(version);
+        }
     }
     map_fini(&shards->names);
 }

@@ -296,6 +296,40 @@ Test(shards, a_killed_publisher_ends_the_version_and_the_old_one_stays)
     cluster_end(&c, told);
 }
 
+/* All calls of that node end together, and each of them would end the version. */
+Test(shards, a_lost_node_with_two_publishers_ends_the_version_once)
+{
+    struct rdt_ref name, parts[2], ref;
+    rdt_request *near, *requests[2];
+    rdt *conn, *far[2];
+
+    begin(2);
+    conn = on(0);
+    name = name_on(0, "policy", 0);
+    for (uint32_t i = 0; i < 2; i++) {
+        far[i] = on(1);
+        parts[i] = put_rank(far[i], 1, i + 1, 4, false);
+        requests[i] = start_part(far[i], &name, 1, i + 1, 4, &parts[i]);
+    }
+    ref = put_rank(conn, 1, 0, 4, false);
+    near = start_part(conn, &name, 1, 0, 4, &ref);
+    for (unsigned i = 0; i < 2; i++) /* the first may overtake the parts before the link is up; the second comes after them */
+        must_be(RDT_TIMED_OUT, rdt_wait_put(far[0], &name, 0, &err));
+    node_kill(&c.node[1], SIGKILL);
+    must_refuse(RDT_OWNER_DIED, "the publisher of rank ", rdt_wait(conn, &near, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(near);
+    for (unsigned i = 0; i < 2; i++) {
+        rdt_request_destroy(requests[i]);
+        rdt_close(far[i]);
+    }
+    must(publish(&conn, 1, &name, 2, 2, true) == 1);
+    rdt_close(conn);
+    node_stop(&c.node[0]); /* while the version exists */
+    cluster_restart(&c, 0);
+    cluster_restart(&c, 1);
+    cluster_end(&c, told);
+}
+
 Test(shards, a_later_step_overtakes_and_a_reader_keeps_its_version)
 {
     rdt_manifest *manifest = NULL;
