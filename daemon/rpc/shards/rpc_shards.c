@@ -5,6 +5,7 @@
 
 #include "daemon/rpc/rpc_call.h"
 #include "proto/boxes.h"
+#include "proto/wire_limits.h"
 #include "wire_ref.h"
 
 /* What the daemon of the object's node says of the object. */
@@ -153,7 +154,8 @@ enum rdt_status rpc_shards(struct call *call, const void *request, struct rdt_er
 {
     const Rdt__Pb__Shards *message = request;
     Rdt__Pb__ShardsReply reply;
-    Rdt__Pb__Manifest *manifest = NULL;
+    ProtobufCMessage *manifest = NULL;
+    struct arena arena;
     size_t magic = strlen(SHARDS_MAGIC);
     struct object *object = NULL;
     struct owner owner;
@@ -173,10 +175,14 @@ enum rdt_status rpc_shards(struct call *call, const void *request, struct rdt_er
     rdt__pb__shards_reply__init(&reply);
     if (call_may_see(call, &owner))
         status = shards_view(&call->rpc->shards, &owner, &ref, &reply, err);
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
     if (status == RDT_OK && object && object->metadata_bytes > magic &&
-        memcmp(object_metadata(object), SHARDS_MAGIC, magic) == 0)
-        manifest = rdt__pb__manifest__unpack(NULL, object->metadata_bytes - magic, object_metadata(object) + magic);
-    reply.manifest = manifest;
+        memcmp(object_metadata(object), SHARDS_MAGIC, magic) == 0) /* the rest may be anything, too */
+        status = arena_unpack(&arena, &rdt__pb__manifest__descriptor, object_metadata(object) + magic,
+                              object->metadata_bytes - magic, "the manifest", &manifest, err);
+    if (status == RDT_PROTOCOL) /* it is somebody's metadata */
+        status = RDT_OK;
+    reply.manifest = (Rdt__Pb__Manifest *)manifest;
     if (status == RDT_OK && object && !manifest)
         status = rdt_error_set(err, RDT_INVALID, "version %llu of \"%s\" is one object, not many parts: see rdtctl stat",
                                (unsigned long long)version, ref.id);
@@ -186,7 +192,6 @@ enum rdt_status rpc_shards(struct call *call, const void *request, struct rdt_er
     if (status == RDT_OK)
         call_reply(call, &reply.base, NULL, 0);
     shards_view_fini(&reply);
-    if (manifest)
-        rdt__pb__manifest__free_unpacked(manifest, NULL);
+    arena_fini(&arena);
     return status;
 }

@@ -6,6 +6,10 @@
 
 #include "proto/cover.h"
 
+/* Numbers that may be compared for one part: some tens of milliseconds. Enough for a box of each of 4096 tensors that are missing
+ * in 2000 pieces. */
+#define MAX_COMPARED (UINT64_C(32) << 20)
+
 struct shard_tensor {
     struct cover cover;
     uint32_t dtype, ndim, first_rank;
@@ -66,12 +70,13 @@ static enum rdt_status tensor_new(struct shard_cover *cover, const char *key, ui
         return no_memory(key, err);
     }
     memcpy(tensor->shape, shape, ndim * sizeof *shape);
+    cover->bytes += sizeof *tensor + key_bytes + 3u * ndim * sizeof *shape;
     *tensor_p = tensor;
     return RDT_OK;
 }
 
-static enum rdt_status note_box(struct shard_tensor *tensor, uint32_t rank, const uint64_t *start, const uint64_t *count,
-                                struct rdt_error *err)
+static enum rdt_status note_box(struct shard_cover *cover, struct shard_tensor *tensor, uint32_t rank, const uint64_t *start,
+                                const uint64_t *count, struct rdt_error *err)
 {
     size_t one = 2 * (size_t)tensor->ndim;
 
@@ -87,6 +92,7 @@ static enum rdt_status note_box(struct shard_tensor *tensor, uint32_t rank, cons
         if (!boxes)
             return no_memory(tensor->key, err);
         tensor->boxes = boxes;
+        cover->bytes += (room - tensor->room) * (sizeof *ranks + one * sizeof *boxes);
         tensor->room = room;
     }
     tensor->ranks[tensor->n] = rank;
@@ -120,7 +126,8 @@ static enum rdt_status overlap(const struct shard_tensor *tensor, uint32_t rank,
 }
 
 static enum rdt_status add_box(struct shard_cover *cover, uint32_t rank, const char *key, uint32_t dtype, uint32_t ndim,
-                               const uint64_t *shape, const uint64_t *start, const uint64_t *count, struct rdt_error *err)
+                               const uint64_t *shape, const uint64_t *start, const uint64_t *count, uint64_t *compared,
+                               struct rdt_error *err)
 {
     struct shard_tensor *tensor = map_get(&cover->tensors, key, strlen(key));
     enum rdt_status status = RDT_OK;
@@ -136,16 +143,22 @@ static enum rdt_status add_box(struct shard_cover *cover, uint32_t rank, const c
     if (tensor->ndim != ndim || memcmp(tensor->shape, shape, ndim * sizeof *shape) != 0)
         return rdt_error_set(err, RDT_INVALID, "the global shape of tensor \"%s\" differs between rank %u and rank %u", key,
                              tensor->first_rank, rank);
+    *compared += (uint64_t)(tensor->cover.n + 1) * (ndim + 1);
+    if (*compared > MAX_COMPARED)
+        return rdt_error_set(
+            err, RDT_LIMIT,
+            "tensor \"%s\": the boxes of the part of rank %u are too many, or too scattered: publish larger ones", key, rank);
     status = cover_add(&tensor->cover, start, count, err);
     if (status == RDT_EXISTS)
         return overlap(tensor, rank, start, count, err);
-    return status == RDT_OK ? note_box(tensor, rank, start, count, err) : status;
+    return status == RDT_OK ? note_box(cover, tensor, rank, start, count, err) : status;
 }
 
 enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const struct layout *layout,
                                 const Rdt__Pb__Boxes *boxes, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
+    uint64_t compared = 0;
     size_t at = 0;
 
     for (uint32_t i = 0; i < layout->count && status == RDT_OK; i++) {
@@ -153,7 +166,7 @@ enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const 
             return rdt_error_set(err, RDT_INVALID,
                                  "tensor %u of the part of rank %u is no box of a larger tensor: it has no key", i, rank);
         status = add_box(cover, rank, boxes->key[i], layout->dtype[i], layout->ndim[i], boxes->global_shape + at,
-                         boxes->start + at, layout->shape + layout->first_dim[i], err);
+                         boxes->start + at, layout->shape + layout->first_dim[i], &compared, err);
         at += layout->ndim[i];
     }
     return status;

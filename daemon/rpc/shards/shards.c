@@ -280,6 +280,7 @@ static enum rdt_status cover_part(struct version *version, const struct shard_pa
     static const Rdt__Pb__Boxes none = RDT__PB__BOXES__INIT;
     const Rdt__Pb__Boxes *boxes = from->part->boxes ? from->part->boxes : &none, *checked;
     size_t bytes = protobuf_c_message_get_packed_size(&boxes->base);
+    uint64_t before = version->cover.bytes;
     struct layout *layout = NULL;
     uint8_t *packed = malloc(bytes + 1);
     struct arena arena;
@@ -293,6 +294,10 @@ static enum rdt_status cover_part(struct version *version, const struct shard_pa
     }
     if (status == RDT_OK)
         status = shard_cover_add(&version->cover, from->rank, layout, checked, err);
+    if (status == RDT_OK)
+        status = account_take(version->account, USAGE_HEAP, version->cover.bytes - before, err);
+    if (status == RDT_OK)
+        version->heap_bytes += version->cover.bytes - before;
     arena_fini(&arena);
     free(layout);
     free(packed);

@@ -7,7 +7,11 @@
 
 #include "client/rdt_info.h"
 #include "client/rdt_plan.h"
+#include "proto/messages.h"
+#include "proto/wire_ref.h"
+#include "rdt.pb-c.h"
 #include "tests/support/cluster.h"
+#include "tests/support/raw.h"
 
 TestSuite(shards, .timeout = 120);
 
@@ -214,6 +218,69 @@ Test(shards, overlapping_and_missing_boxes_are_refused)
     rdt_close(conn);
     rdt_close(far);
     cluster_end(&c, told);
+}
+
+static enum rdt_status ask_shards(const struct rdt_ref *name, char text_p[256])
+{
+    Rdt__Pb__Shards request = RDT__PB__SHARDS__INIT;
+    enum rdt_status status;
+    struct raw raw;
+    Rdt__Pb__Ref wire;
+
+    wire_ref_from(name, &wire);
+    request.name = &wire;
+    raw_connect(&raw, c.node[0].socket);
+    raw_hello(&raw);
+    (void)raw_send(&raw, RDT_MSG_SHARDS, &request.base, NULL, 0);
+    status = raw_error(&raw, text_p);
+    raw_close(&raw);
+    return status;
+}
+
+/* The daemon must not stand still over boxes, or over metadata that looks like a manifest. */
+Test(shards, costly_parts_and_manifests_are_refused)
+{
+    enum { BOXES = 60000, METADATA = 4 << 20 };
+    static struct rdt_tensor tensors[BOXES];
+    static struct rdt_shard shards[BOXES];
+    static int64_t starts[BOXES];
+    static char metadata[METADATA] = "rdtshrd1";
+    static const char *const say[] = {"is no version", NULL};
+    int64_t one[1] = {1}, global[1] = {2 * BOXES};
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref name, ref;
+    uint8_t byte = 0;
+    char text[256];
+    rdt *conn;
+
+    begin(1);
+    conn = on(0);
+    name = name_on(0, "policy", 0);
+    for (size_t i = 0; i < BOXES; i++) {
+        starts[i] = (int64_t)(2 * i); /* a hole beside each */
+        tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = one, .data = &byte};
+        shards[i] = (struct rdt_shard){"w", global, &starts[i]};
+    }
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.shards = shards;
+    must_ok(rdt_put(conn, tensors, BOXES, &options, &ref, &err));
+    must_refuse(RDT_LIMIT, "tensor \"w\": the boxes of the part of rank 0 are too many, or too scattered",
+                rdt_publish_part(conn, &name, 1, 0, 1, &ref, NULL, LONG, NULL, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    for (size_t i = 8; i < METADATA; i++)
+        metadata[i] = i & 1 ? 0 : 0x1a; /* two million empty parts */
+    options = (struct rdt_put_options)RDT_INIT(options);
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.metadata = metadata;
+    options.metadata_bytes = METADATA;
+    must_ok(rdt_put(conn, NULL, 0, &options, &ref, &err));
+    must_ok(rdt_publish(conn, "false", &ref, NULL, NULL, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    name = name_on(0, "false", 0);
+    must_say(ask_shards(&name, text) == RDT_LIMIT, "%s", text);
+    must_ok(rdt_unpublish(conn, &name, &err));
+    rdt_close(conn);
+    cluster_end(&c, say);
 }
 
 Test(shards, bad_parts_are_refused_alone)
