@@ -14,7 +14,6 @@
 #include "proto/wire_limits.h"
 
 #define TICK_NS INT64_C(1000000000)
-#define NUMBER_MAX (UINT64_C(1) << 62) /* of versions and epochs: they only grow, and must never wrap */
 
 bool directory_names_active(const struct directory_names *all)
 {
@@ -177,7 +176,7 @@ static enum rdt_status check(const Rdt__Pb__Name *message, struct rdt_error *err
         return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has no name or no owner");
     if (strlen(message->address) > RDT_MAX_ADDRESS_BYTES || strlen(message->owner->tenant) > 32)
         return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has a text that is too long");
-    if (message->version > NUMBER_MAX || message->epoch > NUMBER_MAX)
+    if (message->version > NAMES_NUMBER_MAX || message->epoch > NAMES_NUMBER_MAX)
         return rdt_error_set(err, RDT_PROTOCOL, "a message about a name has an impossible version or epoch");
     return RDT_OK;
 }
@@ -232,6 +231,7 @@ void directory_names_start(struct directory_names *all)
     map_init(&all->records);
     map_init(&all->claims);
     map_init(&all->seeks);
+    list_init(&all->idle);
     list_init(&all->claimed);
     list_init(&all->dirty);
     all->tick.on_passed = on_tick;

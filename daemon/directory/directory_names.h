@@ -44,7 +44,8 @@
 #define NAMES_STALE_NS UINT64_C(30000000000)
 #define NAMES_REGISTER_NS INT64_C(10000000000)
 #define NAMES_CLAIM_NS INT64_C(2000000000)
-#define NAMES_RECORDS_MAX 262144u /* that a home keeps; further names are found only by homes with room */
+/* that a home keeps; the names that nobody has give way to others, and further names are found only by homes with room */
+#define NAMES_RECORDS_MAX 262144u
 
 struct directory_names {
     const struct options *options;
@@ -56,6 +57,7 @@ struct directory_names {
     /* Whether the peer may act for this owner. */
     bool (*check_requester)(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err);
     struct map records, claims, seeks; /* owner and name -> struct name_record, name_claim, name_seek */
+    struct list idle;                  /* struct name_record.idle; the one that nobody has had for longest is first */
     struct list claimed;               /* struct name_claim.link; the one that was registered longest ago is first */
     struct list dirty;                 /* struct name_claim.by_dirty: their version has changed */
     struct deadline tick, flush;

@@ -118,7 +118,7 @@ static void decide(struct name_claim *claim)
     ties = granted > 0 && granted == refused && memcmp(all->node->uuid, claim->other.node, 16) < 0;
     lost = refused > 0 && refused >= granted && !ties;
     if (!lost && refused > 0) { /* the homes that know another node must give it up */
-        claim->epoch = (claim->epoch > claim->other.epoch ? claim->epoch : claim->other.epoch) + 1;
+        claim->epoch = name_number_after(claim->epoch > claim->other.epoch ? claim->epoch : claim->other.epoch);
         tell_again(claim, INT64_C(100000000));
     }
     if (lost && claim->state != CLAIM_LOST) {
@@ -186,7 +186,9 @@ void names_claim_answer(struct directory_names *all, struct peer *from, const st
 
 static void place_here(const struct name_claim *claim, struct name_place *place_p)
 {
-    *place_p = (struct name_place){.epoch = claim->epoch, .version = claim->version};
+    uint64_t version = claim->version < NAMES_NUMBER_MAX ? claim->version : NAMES_NUMBER_MAX;
+
+    *place_p = (struct name_place){.epoch = claim->epoch, .version = version};
     memcpy(place_p->node, claim->all->node->uuid, 16);
     text_copy(place_p->address, sizeof place_p->address, claim->all->node->address);
 }

@@ -15,6 +15,7 @@ struct seeker {
 
 struct name_record {
     struct name_key key;
+    struct list idle;        /* in all->idle while nobody has the name */
     struct name_place place; /* of the last node that had it */
     bool held;               /* false: nobody has it; epoch and version are remembered */
     uint64_t heard_ns;
@@ -22,12 +23,25 @@ struct name_record {
     unsigned n_seekers;
 };
 
+static void record_free(struct directory_names *all, struct name_record *record)
+{
+    (void)map_remove(&all->records, record->key.packed, record->key.bytes);
+    list_remove(&record->idle);
+    free(record->seekers);
+    free(record);
+}
+
+/* A name that nobody has gives way to a new one: anyone may look for names that never come, and publish for a moment. */
 static struct name_record *record_get(struct directory_names *all, const struct name_key *key)
 {
     struct name_record *record = map_get(&all->records, key->packed, key->bytes);
 
-    if (record || map_count(&all->records) >= NAMES_RECORDS_MAX)
+    if (record)
         return record;
+    if (map_count(&all->records) >= NAMES_RECORDS_MAX && !list_empty(&all->idle))
+        record_free(all, container_of(list_first(&all->idle), struct name_record, idle));
+    if (map_count(&all->records) >= NAMES_RECORDS_MAX)
+        return NULL;
     record = calloc(1, sizeof *record);
     if (!record)
         return NULL;
@@ -36,6 +50,7 @@ static struct name_record *record_get(struct directory_names *all, const struct 
         free(record);
         return NULL;
     }
+    list_append(&all->idle, &record->idle);
     return record;
 }
 
@@ -88,12 +103,13 @@ enum rdt_status names_home_register(struct directory_names *all, struct peer *fr
     if (claim->epoch > record->place.epoch)
         record->place.epoch = claim->epoch;
     else if (!same || record->place.epoch == 0)
-        record->place.epoch++;
+        record->place.epoch = name_number_after(record->place.epoch);
     if (claim->version > record->place.version)
         record->place.version = claim->version;
     memcpy(record->place.node, node, sizeof record->place.node);
     memcpy(record->place.address, claim->address, sizeof record->place.address);
     record->held = true;
+    list_remove(&record->idle);
     record->heard_ns = uv_hrtime();
     *place_p = record->place;
     if (claim->version > 0) { /* a claim alone has nothing to read yet */
@@ -114,6 +130,8 @@ void names_home_end(struct directory_names *all, const struct name_key *key, con
     if (claim->version > record->place.version)
         record->place.version = claim->version;
     record->held = false;
+    list_remove(&record->idle);
+    list_append(&all->idle, &record->idle);
 }
 
 static void note_seeker(struct name_record *record, const struct peer *from)
@@ -160,9 +178,7 @@ void names_home_close(struct directory_names *all)
     struct name_record *record;
     size_t cursor = 0;
 
-    while ((record = map_next(&all->records, &cursor))) {
-        free(record->seekers);
-        free(record);
-    }
+    while ((record = map_next(&all->records, &cursor)))
+        record_free(all, record);
     map_fini(&all->records);
 }

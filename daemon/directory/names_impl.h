@@ -5,6 +5,14 @@
 
 #include "daemon/directory/directory_names.h"
 
+#define NAMES_NUMBER_MAX (UINT64_C(1) << 62) /* of versions and epochs in messages: they only grow, and must never wrap */
+
+/* The next epoch. Another node chose the present one, so it may be the last. */
+static inline uint64_t name_number_after(uint64_t number)
+{
+    return number < NAMES_NUMBER_MAX ? number + 1 : NAMES_NUMBER_MAX;
+}
+
 /* Owner and name as a key of a map. */
 struct name_key {
     struct owner owner;

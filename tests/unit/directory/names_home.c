@@ -20,6 +20,7 @@ static void begin(void)
     map_init(&all.records);
     map_init(&all.claims);
     map_init(&all.seeks);
+    list_init(&all.idle);
     name_key_make(&key, &owner, (const uint8_t *)"weights", 7);
 }
 
@@ -100,4 +101,32 @@ Test(names_home, names_of_two_owners_are_two_names, .init = begin, .fini = end)
     cr_assert_eq(ask(&a, 0, 1, &known), RDT_OK);
     name_key_make(&key, &other, (const uint8_t *)"weights", 7);
     cr_assert_eq(ask(&b, 0, 1, &known), RDT_OK);
+}
+
+Test(names_home, names_that_nobody_has_give_way, .init = begin, .fini = end)
+{
+    static const struct owner owner = {.uid = 1000};
+    struct name_key wanted = key;
+    struct name_place known;
+
+    cr_assert_eq(ask(&a, 0, 1, &known), RDT_OK);
+    for (uint32_t i = 0; i < NAMES_RECORDS_MAX; i++) { /* a reader that looks for names that never come */
+        name_key_make(&key, &owner, (const uint8_t *)&i, sizeof i);
+        cr_assert_eq(names_home_seek(&all, &b, &key, &known), RDT_AGAIN);
+    }
+    cr_assert_eq(map_count(&all.records), NAMES_RECORDS_MAX);
+    name_key_make(&key, &owner, (const uint8_t *)"new", 3);
+    cr_assert_eq(ask(&b, 0, 1, &known), RDT_OK);
+    cr_assert_eq(names_home_seek(&all, &a, &key, &known), RDT_OK, "there was no room for a name that somebody has");
+    cr_assert_eq(names_home_seek(&all, &a, &wanted, &known), RDT_OK, "a name that somebody has gave way");
+}
+
+Test(names_home, an_epoch_that_another_node_made_up_does_not_wrap, .init = begin, .fini = end)
+{
+    struct name_place known;
+
+    cr_assert_eq(ask(&a, NAMES_NUMBER_MAX, 1, &known), RDT_OK);
+    ends(&a, 1);
+    cr_assert_eq(ask(&b, 0, 1, &known), RDT_OK);
+    cr_assert_leq(known.epoch, NAMES_NUMBER_MAX, "other nodes refuse a message with such an epoch");
 }
