@@ -245,6 +245,13 @@ bool name_lasts(const struct name *name)
 }
 
 /* version 0: the next one */
+static uint64_t next_version(const struct names *names, const struct name *name)
+{
+    uint64_t last = name && name->version > 0 ? name->version : names->forgotten;
+
+    return (name && name->floor > last ? name->floor : last) + 1;
+}
+
 static enum rdt_status publish_version(struct names *names, const struct name_publish *publish, uint64_t version,
                                        uint64_t *version_p, struct rdt_error *err)
 {
@@ -275,11 +282,7 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
         name->number = names->next_number++;
         list_append(&names->published, &name->link);
     }
-    if (name->version == 0)
-        name->version = names->forgotten;
-    if (version == 0)
-        version = (name->version > name->floor ? name->version : name->floor) + 1;
-    name->version = version;
+    name->version = version > 0 ? version : next_version(names, name);
     *version_p = name->version;
     set_lease(name, publish->lease, publish->ttl_ns);
     name->session = publish->session;
@@ -295,9 +298,7 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
 
 uint64_t names_next_version(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes)
 {
-    const struct name *name = name_find(names, owner, id, id_bytes);
-
-    return (name && name->version > 0 ? name->version : names->forgotten) + 1;
+    return next_version(names, name_find(names, owner, id, id_bytes));
 }
 
 void names_set_floor(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes, uint64_t version)

@@ -356,6 +356,18 @@ Test(names, forgotten_names_do_not_begin_anew)
     cr_assert_gt(publish("n0"), 1u);
 }
 
+Test(names, next_version_is_the_one_that_a_publish_gives)
+{
+    cr_assert_eq(publish("w"), 1u);
+    names_set_floor(&names, &me, (const uint8_t *)"w", 1, 40); /* another node has published so many */
+    cr_assert_eq(names_next_version(&names, &me, (const uint8_t *)"w", 1), 41u);
+    cr_assert_eq(publish("w"), 41u);
+    cr_assert_eq(names_next_version(&names, &me, (const uint8_t *)"w", 1), 42u);
+    cr_assert_eq(names_next_version(&names, &me, (const uint8_t *)"v", 1), publish("v"));
+    cr_assert_eq(unpublish("w"), RDT_OK);
+    cr_assert_eq(unpublish("v"), RDT_OK);
+}
+
 Test(names, too_many_awaited_names_are_refused)
 {
     static struct waiting waiting[50];
