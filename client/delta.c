@@ -168,16 +168,20 @@ static bool gaps_fit(const struct header *header, struct reader gaps)
     return gaps.at == gaps.end;
 }
 
-static void apply(uint8_t *target, const struct header *header, struct reader gaps, const uint8_t *values)
+/* False if the gaps leave the tensor: the delta lies in memory that its publisher can write, and has changed since gaps_fit. */
+static bool apply(uint8_t *target, const struct header *header, struct reader gaps, const uint8_t *values)
 {
     size_t elem_bytes = header->elem_bytes;
     uint64_t next = 0, gap = 0;
 
-    for (uint64_t i = 0; i < header->changed && read_gap(&gaps, &gap); i++) {
+    for (uint64_t i = 0; i < header->changed; i++) {
+        if (!read_gap(&gaps, &gap) || gap >= header->elems - next)
+            return false;
         next += gap;
         memcpy(target + next * elem_bytes, values + i * elem_bytes, elem_bytes);
         next++;
     }
+    return true;
 }
 
 enum rdt_status rdt_delta_apply(void *target, size_t elems, size_t elem_bytes, const void *delta, size_t delta_bytes,
@@ -206,7 +210,8 @@ enum rdt_status rdt_delta_apply(void *target, size_t elems, size_t elem_bytes, c
     gaps = (struct reader){bytes + sizeof header, bytes + sizeof header + header.gap_bytes};
     if (!gaps_fit(&header, gaps))
         return rdt_error_set(err, RDT_INVALID, "the delta names elements that the tensor does not have");
-    apply(target, &header, gaps, bytes + values_at(header.gap_bytes));
+    if (!apply(target, &header, gaps, bytes + values_at(header.gap_bytes)))
+        return rdt_error_set(err, RDT_MISMATCH, "the delta has changed while it was applied");
     if (XXH3_64bits(target, elems * elem_bytes) != header.hash)
         return rdt_error_set(err, RDT_MISMATCH, "the tensor did not hold the version that the delta begins with");
     return RDT_OK;

@@ -150,6 +150,27 @@ Test(client_delta, a_torn_delta_changes_nothing)
     versions_free(&v);
 }
 
+/* A delta in memory that its publisher goes on writing. Here the tensor is that memory, so the first change makes the second
+ * gap a long one. */
+Test(client_delta, a_delta_that_changes_meanwhile_stays_within_the_tensor)
+{
+    struct versions v = versions_make(8, 1, 0);
+    uint8_t memory[512] = {0}, *tensor = memory + 48, *gaps = tensor;
+
+    v.next[1] = v.base[1] ^ 1;
+    v.next[2] = v.base[2] ^ 1;
+    cr_assert_eq(encode(&v), RDT_OK);
+    cr_assert_eq(v.used, 58, "48 bytes of header, 2 gaps and 6 bytes to align them, 2 values");
+    memcpy(memory, v.delta, v.used);
+    cr_assert(gaps[0] == 1 && gaps[1] == 0);
+    memory[56] = 250;
+    memory[57] = 0x5a;
+    cr_assert_eq(rdt_delta_apply(tensor, v.elems, 1, memory, v.used, &err), RDT_MISMATCH);
+    for (size_t i = 58; i < sizeof memory; i++)
+        cr_assert_eq(memory[i], 0, "it wrote byte %zu", i);
+    versions_free(&v);
+}
+
 Test(client_delta, a_forged_delta_stays_within_the_tensor)
 {
     struct versions v = versions_make(3000, 2, 9);
