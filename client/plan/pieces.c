@@ -104,12 +104,15 @@ static enum rdt_status plan_want(struct pieces *pieces, uint32_t index, const st
 
     if (at == n)
         return rdt_error_set(err, RDT_NOT_FOUND, "the version has no tensor \"%s\"", want->key);
-    status = check_want(want, sorted[at], err);
+    status = check_want(want, sorted[at], err); /* before the dimensions are used */
     if (status == RDT_OK)
         status = cover_init(&cover, want->ndim, want->count, err);
     for (; status == RDT_OK && at < n && strcmp(sorted[at]->key, want->key) == 0; at++) {
         const struct source *source = sorted[at];
 
+        status = check_want(want, source, err); /* each of them: a manifest may be anybody's metadata */
+        if (status != RDT_OK)
+            break;
         if (!box_intersect(want->ndim, source->start, source->count, want->start, want->count, start, count))
             continue;
         status = add(pieces, index, want, (uint32_t)(source - sources), source, start, count, err);

@@ -157,6 +157,29 @@ Test(plan_pieces, refuses_what_the_version_does_not_have)
     must_be(RDT_MISMATCH, pieces_plan(&source, 1, &want, 1, &pieces, &err));
 }
 
+/* A daemon makes no such manifest, but anybody may publish bytes that look like one. */
+Test(plan_pieces, refuses_parts_that_differ_in_kind)
+{
+    uint64_t shape[2] = {4, 6}, none[2] = {0, 0}, upper[2] = {2, 6}, all[2] = {4, 6}, lower[2] = {2, 0}, *one = malloc(8);
+    struct source sources[2] = {
+        {.key = "w", .dtype = RDT_F32, .ndim = 2, .global_shape = shape, .start = none, .count = upper},
+        {.key = "w", .part = 1, .dtype = RDT_I32, .ndim = 2, .global_shape = shape, .start = lower, .count = upper}};
+    struct wanted want = {"w", RDT_BF16, 2, none, all};
+    struct pieces pieces;
+
+    must_refuse(RDT_UNSUPPORTED, "no cast from i32 to bf16", pieces_plan(sources, 2, &want, 1, &pieces, &err));
+    *one = 2;
+    sources[1] = (struct source){.key = "w",
+                                 .part = 1,
+                                 .dtype = RDT_F32,
+                                 .ndim = 1,
+                                 .global_shape = one,
+                                 .start = one,
+                                 .count = one}; /* a sanitizer sees a read past its end */
+    must_refuse(RDT_MISMATCH, "has 1 dimensions, but 2 are wanted", pieces_plan(sources, 2, &want, 1, &pieces, &err));
+    free(one);
+}
+
 Test(plan_pieces, cover_knows_overlaps_and_holes)
 {
     for (unsigned round = 0; round < ROUNDS; round++) {
