@@ -2,6 +2,8 @@
 """Versions of many parts from Python, with numpy arrays and between two nodes. shards_torch.py uses torch."""
 from __future__ import annotations
 
+import threading
+
 import rdtd
 from nodes import LONG, Node, Skipped, main, raises, until
 
@@ -53,6 +55,38 @@ def test_parts_and_plans() -> None:
             reader.plan(home, {"bias": rdtd.Box(bias, start=(0, 0))})
         trainer.unpublish(home)
         del request, plan, first, waiting
+
+
+def test_a_plan_runs_in_one_thread_at_a_time() -> None:
+    if numpy is None:
+        raise Skipped("numpy is not installed")
+    with Node(listen=True) as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as trainer:
+        w = numpy.arange(12, dtype="f4")
+        assert trainer.publish_part("policy", 1, 0, 1, {"w": w}, timeout=LONG) == 1
+        plan = c.plan("policy", {"w": numpy.zeros(12, "f4")})._plan
+        ran = []
+
+        def wait_for_the_second() -> None:
+            while not ran:
+                try:
+                    ran.append(plan.run(1, LONG)["version"])
+                except RuntimeError:  # the other thread was quicker
+                    pass
+
+        def is_refused() -> bool:
+            try:
+                plan.run(0, LONG)
+                return False
+            except RuntimeError as error:
+                return "another thread" in str(error)
+
+        thread = threading.Thread(target=wait_for_the_second)
+        thread.start()
+        until(is_refused, "the thread runs the plan")
+        assert trainer.publish_part("policy", 2, 0, 1, {"w": w}, timeout=LONG) == 2
+        thread.join(LONG)
+        assert ran == [2]
+        trainer.unpublish("policy")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """Connection's calls about versions that consist of many parts: publishing a part, and plans that read any boxes."""
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Literal, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _rdt
@@ -81,8 +82,9 @@ class Plan:
         had. One thread at a time. Errors: TimedOut, NotFound (no such tensor), Mismatch, Unsupported (a cast
         that does not exist), and those of a fetch."""
         newer = Ref.from_name(self._name.id.decode(), self.version if after is None else after, near=self._name)
+        end = None if timeout is None else time.monotonic() + timeout
         self._connection._start(0, newer, 0, 0, timeout).result()  # Ctrl-C ends this wait
-        run = PlanRun(**self._plan.run(newer.after, timeout))
+        run = PlanRun(**self._plan.run(newer.after, None if end is None else max(0.0, end - time.monotonic())))
         self.version = run.version
         return run
 

@@ -9,6 +9,7 @@ struct plan {
     PyObject_HEAD struct conn *conn;
     rdt_plan *plan;
     struct borrowed_set *targets;
+    bool runs; /* in some thread; under the GIL */
 };
 
 /* Reads a tuple of `ndim` numbers. Returns false with an exception set. */
@@ -274,6 +275,7 @@ PyObject *conn_plan(PyObject *self, PyObject *args)
     plan->conn = NULL;
     plan->plan = NULL;
     plan->targets = NULL;
+    plan->runs = false;
     if (!conn_enter(conn)) {
         Py_CLEAR(plan);
         goto end;
@@ -309,10 +311,17 @@ static PyObject *plan_run(PyObject *self, PyObject *args)
     PyObject *timeout;
     int64_t timeout_ns;
 
-    if (!PyArg_ParseTuple(args, "KO:run", &after, &timeout) || !timeout_from(timeout, -1, &timeout_ns) ||
-        !conn_enter(plan->conn))
+    if (!PyArg_ParseTuple(args, "KO:run", &after, &timeout) || !timeout_from(timeout, -1, &timeout_ns))
         return NULL;
+    if (plan->runs) {
+        PyErr_SetString(PyExc_RuntimeError, "the plan is being run by another thread: make a plan for each");
+        return NULL;
+    }
+    if (!conn_enter(plan->conn))
+        return NULL;
+    plan->runs = true;
     CONN_CALL(plan->conn, status = rdt_plan_run(plan->plan, after, timeout_ns, &run, &err));
+    plan->runs = false;
     if (status != RDT_OK)
         return raise_error(&err);
     return Py_BuildValue("{s:K,s:K,s:O,s:n,s:n,s:K,s:K,s:d,s:d,s:d}", "version", (unsigned long long)run.version, "step",
