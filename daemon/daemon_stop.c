@@ -22,13 +22,23 @@
 
 /* ---- the rooms close ---- */
 
+/* libuv restores the default action, which would kill a process that is about to exit with 0. */
+static void close_signal(uv_signal_t *handle)
+{
+    int number = handle->signum;
+
+    uv_close((uv_handle_t *)handle, NULL);
+    if (number > 0)
+        (void)signal(number, SIG_IGN);
+}
+
 static void close_loop_handles(void *arg)
 {
     struct daemon *daemon = arg;
 
-    uv_close((uv_handle_t *)&daemon->sigterm, NULL);
-    uv_close((uv_handle_t *)&daemon->sigint, NULL);
-    uv_close((uv_handle_t *)&daemon->sighup, NULL);
+    close_signal(&daemon->sigterm);
+    close_signal(&daemon->sigint);
+    close_signal(&daemon->sighup);
     if (daemon->has_watchdog)
         uv_close((uv_handle_t *)&daemon->watchdog, NULL);
     deadlines_close(&daemon->deadlines, NULL);
@@ -137,6 +147,7 @@ void daemon_close(struct daemon *daemon)
         return;
     daemon->stopping = true;
     conns_stop(&daemon->conns); /* first: what is answered after the next line would not be recorded */
+    daemon->regions.ending = true;
     storage_freeze(&daemon->storage);
     recovery_close(&daemon->recovery); /* what is closed below does not end for the next daemon */
     daemon->close_limit.on_passed = on_close_timeout;
@@ -219,6 +230,8 @@ static void on_signal(uv_signal_t *handle, int number)
 {
     struct daemon *daemon = handle->data;
 
+    if (daemon->stopping)
+        return;
     if (daemon->rpc.draining) {
         log_info("%s again: the daemon ends without waiting for transfers", strsignal(number));
         daemon_close(daemon);

@@ -101,6 +101,7 @@ struct regions {
     struct list *evicted; /* struct pool_block: set during evict, to collect the memory of the regions that it releases */
     struct work_pool *file_pool;    /* reads files ahead (region_file.h); NULL: nothing does */
     _Atomic bool files_closed;      /* file_pool is being closed */
+    _Atomic bool ending;            /* the daemon ends: allocations that have not begun are refused */
     struct region_orphans *orphans; /* memory that processes keep after its region's end; NULL: it is not counted */
 };
 

@@ -50,6 +50,10 @@ static void run_alloc(struct work *work)
     struct region *region = page->region;
 
     region_free_victims(&page->victims);
+    if (region->regions->ending) { /* a thousand of them would keep the daemon from ending in time */
+        page->status = rdt_error_set(&page->err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
+        return;
+    }
     page->status = alloc_block(region, true, &page->err);
     if (page->status != RDT_OK || region->origin < REGION_RECEIVED)
         return;

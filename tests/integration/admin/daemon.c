@@ -8,9 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/support/program.h"
@@ -198,6 +200,56 @@ Test(daemon, second_signal_hurries)
     }
     rdt_close(conn);
     node_check_log(&node, NULL);
+}
+
+static size_t peak_bytes_of_children(void)
+{
+    struct rusage usage;
+
+    must(getrusage(RUSAGE_CHILDREN, &usage) == 0);
+    return (size_t)usage.ru_maxrss * 1024;
+}
+
+Test(daemon, second_signal_begins_no_allocation)
+{
+    const char *flags[] = {"--worker-threads=1", NULL};
+    rdt_request *requests[12];
+    struct rdt_ref ref;
+    rdt *conn;
+
+    node_start(&node, &(struct node_options){.flags = flags});
+    conn = node_client(&node, "test");
+    ref = put_big(conn, 64 * MIB);
+    start_copies(conn, &ref, requests, 12);
+    must(kill(node.pid, SIGTERM) == 0);
+    node_await_notify(&node, "STOPPING=1");
+    must(kill(node.pid, SIGTERM) == 0);
+    cr_assert_eq(node_result(&node), 0);
+    cr_assert_lt(peak_bytes_of_children(), 6 * 64 * MIB, "the daemon had %zu bytes", peak_bytes_of_children());
+    for (unsigned i = 0; i < 12; i++)
+        rdt_request_destroy(requests[i]);
+    rdt_close(conn);
+    node_check_log(&node, NULL);
+}
+
+Test(daemon, signals_do_not_kill_it_while_it_ends)
+{
+    static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
+    static const char *const said[] = {"does not reload its configuration", NULL};
+    siginfo_t info = {0};
+    rdt *conn;
+
+    node_start(&node, NULL);
+    conn = node_client(&node, "test");
+    (void)put_big(conn, 64 * MIB);
+    rdt_close(conn);
+    must(kill(node.pid, SIGTERM) == 0);
+    for (unsigned i = 0; info.si_pid == 0; i++) { /* until it has ended; node_result waits for that, too */
+        must(kill(node.pid, signals[i % 3]) == 0);
+        must(waitid(P_PID, (id_t)node.pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0);
+    }
+    cr_assert_eq(node_result(&node), 0);
+    node_check_log(&node, said);
 }
 
 /* No put can arrive any more, so the daemon does not wait for those who wait for a put. */
