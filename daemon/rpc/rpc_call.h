@@ -16,6 +16,7 @@
 
 #include "daemon/base/busy_poll.h"
 #include "daemon/base/events.h"
+#include "daemon/base/log.h"
 #include "daemon/base/loop_meter.h"
 #include "daemon/directory/directory.h"
 #include "daemon/directory/directory_names.h"
@@ -73,6 +74,7 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     struct list retakes; /* struct far_record.link: holds that no node has been asked for, or that wait to be asked again */
     struct deadline retake;
     uint64_t retake_until_ns;
+    struct log_rare lost_holds;
     unsigned n_clients;
     unsigned n_waiting, n_resumed; /* sessions of an earlier daemon: their clients have not come back yet; they have */
     struct busy_poll busy_poll;    /* conn.c reports messages to it */

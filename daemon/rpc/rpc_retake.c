@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Takes again what restored sessions hold on objects of other nodes, which those nodes keep for hold_grace. A node that does
  * not answer is asked again until restart_grace has passed. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
@@ -8,7 +9,8 @@
 #include "daemon/rpc/rpc_call.h"
 #include "wire_ref.h"
 
-#define BATCH 256u          /* holds asked for in one turn of the loop */
+#define BATCH 256u /* holds asked for in one turn of the loop */
+#define LOST_LINES_NS UINT64_C(1000000000)
 #define PAUSE_NS 50000000ll /* before the next ones, if no node could be asked */
 
 /* The client has ended its hold, or the hold is taken or lost. */
@@ -27,10 +29,15 @@ static struct far_record *record_of(const struct client *client, uint64_t reques
     return hold && hold->far && hold->release_far == forget ? hold->far : NULL;
 }
 
-static void lose(struct client *client, uint64_t request_id, const struct rdt_error *why)
+/* A node that does not come back can have thousands of them. */
+static void lose(struct rpc *rpc, struct client *client, uint64_t request_id, const struct rdt_error *why)
 {
-    log_warn("client %llu: its hold %llu on an object of another node could not be taken again after the restart: %s",
-             (unsigned long long)client->id, (unsigned long long)request_id, why->msg);
+    char who[128];
+
+    (void)snprintf(who, sizeof who,
+                   "client %llu: its hold %llu on an object of another node could not be taken again after the restart",
+                   (unsigned long long)client->id, (unsigned long long)request_id);
+    log_warn_rarely(&rpc->lost_holds, who, why->msg);
     remote_hold_lose(remote_hold_find(client, request_id), why);
 }
 
@@ -90,6 +97,7 @@ void retakes_start(struct rpc *rpc)
     struct list *records = &rpc->recovery->far_holds;
 
     rpc->retake.on_passed = on_turn;
+    rpc->lost_holds.every_ns = LOST_LINES_NS;
     rpc->retake_until_ns = uv_hrtime() + rpc->options->restart_grace_ns;
     while (rpc->recovery->journal && !list_empty(records)) {
         struct far_record *record = container_of(list_first(records), struct far_record, link);
@@ -137,7 +145,7 @@ void retake_failed(struct call *call, const struct rdt_error *err)
     if (!record || call->client->gone)
         return;
     if (!may_still_succeed(err->status) || uv_hrtime() >= rpc->retake_until_ns) {
-        lose(call->client, call->retakes, err);
+        lose(rpc, call->client, call->retakes, err);
         return;
     }
     list_append(&rpc->retakes, &record->link);

@@ -12,12 +12,13 @@
 #define MAX_RANKS 4096u
 #define MAX_FILLING 16u      /* versions of one name that are not complete */
 #define MAX_IDLE_NAMES 1024u /* names that are kept only to say why their last version failed */
+#define FAILURE_LINES_NS UINT64_C(1000000000)
 
 /* ---- names ---- */
 
 void shards_init(struct shards *shards, struct rpc *rpc)
 {
-    *shards = (struct shards){.rpc = rpc};
+    *shards = (struct shards){.rpc = rpc, .failures.every_ns = FAILURE_LINES_NS};
     map_init(&shards->names);
 }
 
@@ -148,7 +149,7 @@ static void version_fail(struct version *version, const struct rdt_error *why)
     (void)rdt_error_set(&err, why->status, "step %llu of \"%.*s\" is no version (%u of %u parts were there): %s",
                         (unsigned long long)version->step, name->id_bytes, shard_name_id(name), version->n_parts, version->of,
                         why->msg);
-    log_warn("%s", err.msg);
+    log_warn_rarely(&name->shards->failures, "versions of many parts", err.msg);
     text_copy(name->failure, sizeof name->failure, err.msg);
     name->failed_ns = uv_hrtime();
     name->shards->n_failed++;

@@ -17,6 +17,7 @@
 #ifndef DAEMON_SHARDS_H
 #define DAEMON_SHARDS_H
 
+#include "daemon/base/log.h"
 #include "daemon/base/map.h"
 #include "daemon/objects/object.h"
 
@@ -29,6 +30,7 @@ struct shards {
     struct rpc *rpc;
     struct map names; /* owner and name -> struct shard_name */
     uint64_t n_complete, n_failed;
+    struct log_rare failures; /* publishers can fail as often as they like */
 };
 
 void shards_init(struct shards *shards, struct rpc *rpc);

@@ -315,6 +315,25 @@ Test(shards, bad_parts_are_refused_alone)
     cluster_end(&c, told);
 }
 
+Test(shards, failures_do_not_flood_the_log)
+{
+    struct rdt_ref name, part;
+    rdt *conn;
+
+    begin(1);
+    conn = on(0);
+    name = name_on(0, "policy", 0);
+    part = put_rank(conn, 1, 0, 4, true);
+    for (uint64_t step = 1; step <= 300; step++)
+        must_refuse(RDT_INVALID, "no rank has published",
+                    rdt_publish_part(conn, &name, step, 0, 1, &part, NULL, LONG, NULL, &err));
+    must(node_log_has(&c.node[0], "step 1 of \"policy\" is no version"));
+    must_say(node_log_count(&c.node[0], "is no version") < 150, "%u lines", node_log_count(&c.node[0], "is no version"));
+    must_ok(rdt_free(conn, &part, false, &err));
+    rdt_close(conn);
+    cluster_end(&c, told);
+}
+
 static int publish_and_wait(struct actor *self, void *arg)
 {
     struct rdt_ref name = name_on(0, "policy", 0), ref;
