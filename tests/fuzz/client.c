@@ -67,8 +67,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         bytes_said = n;
         if (larger)
             large = enlarge(at, &bytes_said, larger);
-        fuzz_client_say(&clients[who], what & 0x3f, how & 0x40 ? FRAME_EVENT : 0, larger ? large : at, bytes_said, how & 0x3f,
-                        what & 0x40);
+        fuzz_client_say(&clients[who], fuzz_request_type(what & 0x3f), how & 0x40 ? FRAME_EVENT : 0, larger ? large : at,
+                        bytes_said, how & 0x3f, what & 0x40);
         free(large);
         at += n;
     }

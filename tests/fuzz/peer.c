@@ -45,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         if (n > (size_t)(end - at))
             n = (size_t)(end - at);
         if (what & 0x80) {
-            say_as_client(&client, what & 0x3f, at, n, how & 0x3f);
+            say_as_client(&client, fuzz_request_type(what & 0x3f), at, n, how & 0x3f);
             rogue_peer_listen(&peer, 1); /* what the daemon now asks of us */
         } else {
             rogue_peer_say(&peer, what & 0x3f, how & 0x3f, at, n, what & 0x40);

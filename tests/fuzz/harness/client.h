@@ -24,6 +24,9 @@ struct fuzz_client {
     unsigned n_regions, n_holds;
 };
 
+/* The request's type number for six bits of an input: some numbers that no request has stand for the types above. */
+uint16_t fuzz_request_type(unsigned bits);
+
 void fuzz_client_open(struct fuzz_client *client); /* says hello too */
 void fuzz_client_close(struct fuzz_client *client);
 
