@@ -8,6 +8,33 @@
 
 static const char *const finding_names[] = {"ok", "warn", "fail", "skip"};
 
+/* How bad a finding is, for the exit status of rdtctl. */
+static int severity(enum finding finding)
+{
+    static const int severities[] = {[FINDING_OK] = 0, [FINDING_SKIP] = 1, [FINDING_WARN] = 2, [FINDING_FAIL] = 3};
+
+    return severities[finding];
+}
+
+void doctor_begin_check(struct doctor *doctor, const char *id, const char *name)
+{
+    doctor->id = id;
+    doctor->name = name;
+    doctor->shown = doctor->left_out = 0;
+    doctor->worst_left_out = FINDING_OK;
+}
+
+void doctor_finish_check(struct doctor *doctor)
+{
+    unsigned left_out = doctor->left_out;
+
+    if (left_out == 0)
+        return;
+    doctor->shown--; /* the row below is beyond the limit */
+    doctor_find(doctor, doctor->worst_left_out, "Deal with the findings above, then run the doctor again.",
+                "This check has %u more findings, which are not shown.", left_out);
+}
+
 void doctor_find(struct doctor *doctor, enum finding finding, const char *remedy, const char *fmt, ...)
 {
     Rdt__Pb__Check *check = arena_alloc(doctor->arena, sizeof *check);
@@ -15,6 +42,12 @@ void doctor_find(struct doctor *doctor, enum finding finding, const char *remedy
     const char *texts[2] = {text, remedy};
     va_list args;
 
+    if (doctor->shown >= DOCTOR_ROWS_OF_A_CHECK) {
+        doctor->left_out++;
+        if (severity(finding) > severity(doctor->worst_left_out))
+            doctor->worst_left_out = finding;
+        return;
+    }
     va_start(args, fmt);
     (void)vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
@@ -33,6 +66,6 @@ void doctor_find(struct doctor *doctor, enum finding finding, const char *remedy
     check->status = (char *)finding_names[finding];
     check->sentence = copies[0];
     check->remedy = copies[1];
-    if (doctor->n < DOCTOR_ROWS)
-        doctor->rows[doctor->n++] = check;
+    doctor->rows[doctor->n++] = check;
+    doctor->shown++;
 }

@@ -14,7 +14,9 @@
 #include "daemon/rpc/rpc_call.h"
 #include "proto/layout.h"
 
-#define DOCTOR_ROWS 256u /* of one answer; further findings are left out */
+#define DOCTOR_CHECKS 40u          /* at most in the table */
+#define DOCTOR_ROWS_OF_A_CHECK 32u /* doctor_finish_check counts the findings beyond these */
+#define DOCTOR_ROWS (DOCTOR_CHECKS * (DOCTOR_ROWS_OF_A_CHECK + 1))
 
 enum finding { FINDING_OK, FINDING_WARN, FINDING_FAIL, FINDING_SKIP };
 
@@ -23,6 +25,9 @@ struct doctor {
     const struct rpc *rpc;
     struct arena *arena;
     const char *id, *name; /* of the check that runs */
+    unsigned shown;        /* findings of that check in rows */
+    unsigned left_out;     /* findings of that check beyond DOCTOR_ROWS_OF_A_CHECK, and the worst of them */
+    enum finding worst_left_out;
     Rdt__Pb__Check *rows[DOCTOR_ROWS];
     size_t n;
     bool failed; /* no memory for a finding */
@@ -32,6 +37,10 @@ struct doctor {
  * to do. Both are copied. */
 void doctor_find(struct doctor *doctor, enum finding finding, const char *remedy, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+
+/* A check begins, and ends. At its end one more row says how many of its findings are not among the rows. */
+void doctor_begin_check(struct doctor *doctor, const char *id, const char *name);
+void doctor_finish_check(struct doctor *doctor);
 
 /* doctor_machine.c: what the kernel and the configuration of this machine allow the daemon. */
 void doctor_open_files(struct doctor *doctor);

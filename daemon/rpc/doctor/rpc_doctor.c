@@ -192,7 +192,7 @@ static void check_peers(struct doctor *doctor)
         list_for_each (node, peers_all(doctor->rpc->peers))
             check_peer(doctor, container_of(node, struct peer, link), &up);
     if (doctor->n == before)
-        doctor_find(doctor, FINDING_OK, "", "No node is out of reach; %u are connected.", up);
+        doctor_find(doctor, FINDING_OK, "", "No node is out of reach; %u %s connected.", up, up == 1 ? "is" : "are");
 }
 
 static void check_peer_versions(struct doctor *doctor)
@@ -414,6 +414,8 @@ static const struct {
     {"RDT072", "storage-files", doctor_storage_files},
 };
 
+_Static_assert(sizeof checks / sizeof checks[0] <= DOCTOR_CHECKS, "raise DOCTOR_CHECKS");
+
 enum rdt_status rpc_doctor(struct call *call, const void *request, struct rdt_error *err)
 {
     struct doctor *doctor = arena_alloc(call->arena, sizeof *doctor);
@@ -428,9 +430,9 @@ enum rdt_status rpc_doctor(struct call *call, const void *request, struct rdt_er
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
     *doctor = (struct doctor){.call = call, .rpc = call->rpc, .arena = call->arena};
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
-        doctor->id = checks[i].id;
-        doctor->name = checks[i].name;
+        doctor_begin_check(doctor, checks[i].id, checks[i].name);
         checks[i].check(doctor);
+        doctor_finish_check(doctor);
     }
     if (doctor->failed)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
