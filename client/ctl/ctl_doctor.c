@@ -53,11 +53,11 @@ static void add(struct report *report, const char *id, const char *name, int sta
     if (report->ctl->quiet && status == OK)
         return;
     printf("%-5s %s ", status_names[status], ctl_plain(id, text, sizeof text));
-    printf("%-14s ", ctl_plain(name, text, sizeof text));
+    printf("%-16s ", ctl_plain(name, text, sizeof text));
     ctl_print_plain(sentence, stdout);
     putchar('\n');
     if (remedy[0]) {
-        printf("%28s", "");
+        printf("%30s", "");
         ctl_print_plain(remedy, stdout);
         putchar('\n');
     }
@@ -230,7 +230,8 @@ static int finish(struct report *report)
         return printed == CTL_OK ? code : 3;
     }
     if (!report->ctl->quiet)
-        printf("\n%u ok, %u warnings, %u failures, %u not checked\n", n[OK], n[WARN], n[FAIL], n[SKIP]);
+        printf("\n%u ok, %u warning%s, %u failure%s, %u not checked\n", n[OK], n[WARN], n[WARN] == 1 ? "" : "s", n[FAIL],
+               n[FAIL] == 1 ? "" : "s", n[SKIP]);
     return code;
 }
 

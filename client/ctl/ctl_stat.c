@@ -40,7 +40,8 @@ static void print(const Rdt__Pb__ObjectInfo *o)
         ctl_print_plain(o->stored_dir, stdout);
         printf("/%s\n", ctl_plain(o->stored_file, word, sizeof word));
     }
-    printf("kept by     %" PRIu32 " holds, %" PRIu32 " pins; %" PRIu32 " waiting for it\n", o->holds, o->pins, o->waiters);
+    printf("held by     %" PRIu32 " hold%s and %" PRIu32 " pin%s of transfers; %" PRIu32 " request%s for it\n", o->holds,
+           o->holds == 1 ? "" : "s", o->pins, o->pins == 1 ? "" : "s", o->waiters, o->waiters == 1 ? " waits" : "s wait");
     for (size_t i = 0; i < o->n_holders; i++) {
         printf("%s", i ? "            " : "because     ");
         ctl_print_plain(o->holders[i]->sentence, stdout);

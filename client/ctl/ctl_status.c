@@ -22,8 +22,8 @@ static void print(const Rdt__Pb__StatusReply *s)
     printf("socket     %s\n", ctl_plain(s->socket, text, sizeof text));
     printf("clients    %" PRIu32 "\n", s->clients);
     printf("objects    %" PRIu64 "\n", s->objects);
-    printf("memory     %s of %s in %" PRIu64 " regions\n", ctl_human_bytes(s->memory_bytes, a),
-           ctl_human_bytes(s->memory_limit_bytes, b), s->regions);
+    printf("memory     %s of %s in %" PRIu64 " region%s\n", ctl_human_bytes(s->memory_bytes, a),
+           ctl_human_bytes(s->memory_limit_bytes, b), s->regions, s->regions == 1 ? "" : "s");
     printf("free pool  %s shared (reused %" PRIu64 " of %" PRIu64 " times), %s per client (reused %" PRIu64 " times)\n",
            ctl_human_bytes(s->pool_bytes, a), s->pool_hits, s->pool_hits + s->pool_misses, ctl_human_bytes(s->cached_bytes, b),
            s->cache_hits);
@@ -32,12 +32,12 @@ static void print(const Rdt__Pb__StatusReply *s)
                ctl_human_bytes(s->orphaned_bytes, a));
     if (s->keeper_up || s->kept_objects || s->kept_sessions)
         printf("keeper     %s: %" PRIu64 " objects (%s of memory), %" PRIu64 " names and %" PRIu64
-               " sessions survive a restart; %" PRIu64 " objects were restored at the start, %" PRIu64
+               " sessions would survive a restart; %" PRIu64 " objects were restored at the start, %" PRIu64
                " are not kept or were lost\n",
                s->keeper_up ? "up" : "DOWN", s->kept_objects, ctl_human_bytes(s->kept_bytes, a), s->kept_names,
                s->kept_sessions, s->restored_objects, s->unkept_objects);
     else
-        printf("keeper     none: no session or object survives a restart (see rdtd-keeper(8))\n");
+        printf("keeper     none: sessions, and objects that are not stored, end with the daemon (see rdtd-keeper(8))\n");
     if (*s->storage_dir)
         printf("storage    %" PRIu64 " objects (%s) and %" PRIu64 " names in %s; %" PRIu64
                " objects were restored at the start, %" PRIu64 " could not be stored, %" PRIu64 " bad files\n",
@@ -55,9 +55,10 @@ static void print(const Rdt__Pb__StatusReply *s)
            " by a slower transport than usual\n",
            s->fetches_joined, s->fetches_from_replicas, s->fell_back);
     printf("busy polls %" PRIu64 ", of which %" PRIu64 " found no message\n", s->busy_polls, s->busy_polls_missed);
-    printf("replicas   %s in %" PRIu64 " replicas of other nodes' snapshots; %" PRIu64
-           " pulls were redirected to other replicas, %" PRIu64 " of them again; %" PRIu64 " reports of slow readers\n",
-           ctl_human_bytes(s->replica_bytes, a), s->replicas, s->redirected, s->redirected_again, s->slow_readers);
+    printf("replicas   %" PRIu64 " of other nodes' snapshots (%s)\n", s->replicas, ctl_human_bytes(s->replica_bytes, a));
+    printf("fan-out    %" PRIu64 " pulls of readers sent to a replica, %" PRIu64 " of them more than once; %" PRIu64
+           " reports of slow readers\n",
+           s->redirected, s->redirected_again, s->slow_readers);
     printf("bytes      %s in, %s out, %s within the node\n", ctl_human_bytes(s->bytes_in, a), ctl_human_bytes(s->bytes_out, b),
            ctl_human_bytes(s->bytes_local, c));
     printf("backends  ");

@@ -280,9 +280,9 @@ static bool print(struct sample *sample, enum order order, const char *keys, FIL
     char used[CTL_HUMAN_BYTES], limit[CTL_HUMAN_BYTES];
     bool printed = true;
 
-    fprintf(out, "rdtd %s, %s: %zu clients, %" PRIu64 " objects, %s of %s%s\n", sample->version, sample->state,
-            sample->n[CLIENTS], sample->objects, ctl_human_bytes(sample->memory_bytes, used),
-            ctl_human_bytes(sample->limit_bytes, limit), keys);
+    fprintf(out, "rdtd %s, %s: %zu client%s, %" PRIu64 " object%s, %s of %s%s\n", sample->version, sample->state,
+            sample->n[CLIENTS], sample->n[CLIENTS] == 1 ? "" : "s", sample->objects, sample->objects == 1 ? "" : "s",
+            ctl_human_bytes(sample->memory_bytes, used), ctl_human_bytes(sample->limit_bytes, limit), keys);
     for (int part = 0; part < PARTS; part++) {
         if (sample->n[part])
             qsort_r(sample->items[part], sample->n[part], sizeof(struct item), compare, &order);

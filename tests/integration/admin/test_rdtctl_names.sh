@@ -47,7 +47,7 @@ cmp "$dir/v1.safetensors" "$dir/out.st" || bad 'version 1 came back changed'
 status 0 "$rdtctl" fetch "$ref" -o "$dir/out.st" --timeout 20s --json
 says '"version": 1'
 status 0 "$rdtctl" stat --name weights
-says '^kept by +1 holds'
+says '^held by +1 hold and 0 pins of transfers; 0 requests wait for it'
 says 'it is published as "weights"'
 status 4 "$rdtctl" wait --name weights --after 1 --timeout 50ms
 status 0 "$rdtctl" wait --name weights --timeout 5s
