@@ -36,7 +36,7 @@ named_commands README.md || failed=1
 named_tests README.md || failed=1
 config=$(rdtd --config= --dump-config)
 for key in $(grep -oE '`[a-z]+(_[a-z]+)+`' README.md | tr -d '`' | sort -u); do
-  [[ $key == shared_memory ]] || grep -q "^$key = " <<<"$config" || bad "README.md names the key $key, which does not exist"
+  [[ $key == shared_memory ]] || grep -qE "^$key =( |\$)" <<<"$config" || bad "README.md names the key $key, which does not exist"
 done
 [[ $(sed -n 's/.*| version | \([0-9.]*\),.*/\1/p' README.md) == "$(rdtd --version | cut -d' ' -f2)" ]] ||
   bad "README.md has another version than rdtd"
