@@ -19,18 +19,18 @@
  *       negative        waits without end (RDT_FOREVER)         the same
  *
  *   The daemon ends a request when its time is over, and says what was missing. If the daemon is stopped, the call ends
- *   without it, at most 50 ms later. What does not wait has 200 ms for what can be done at once: for the daemon's answer,
- *   and for the bytes of an object that is there. A call that takes no time-out ends within a minute (TIMED_OUT).
+ *   without it, at most 50 ms later. A call that does not wait still gives the daemon 200 ms to answer, and to deliver the
+ *   bytes of an object that is there. A call that takes no time-out ends within a minute (TIMED_OUT).
  * - Thread-safe: any call may be made from any thread on one connection, except that a request, an object or a memory range
  *   must not be destroyed while another thread still uses it. No thread is started; callers that wait drive the socket.
  * - After a fork the child's copy of a connection, and of everything made from it, answers RDT_FORKED; the child may unmap by
- *   rdt_close, connects anew, and never disturbs the parent. What the parent releases or gives back is let go of for the child
- *   too: its bytes may change or go. Anything else is the child's to look at, even when the parent has ended.
+ *   rdt_close, connects anew, and never disturbs the parent. When the parent releases memory or gives it back, its bytes may
+ *   change or vanish for the child, too. The child may read all other memory, even when the parent has ended.
  * - Options structs begin with struct_size: set it by RDT_INIT, e.g. struct rdt_put_options o = RDT_INIT(o).
  * - A daemon with a keeper may be killed and started again: the session goes on at the next one, and calls only take longer.
  *   Whoever waits, or dispatches, finds the next daemon; rdt-concepts(7) lists the few requests that end with RDT_RESTARTED.
- * - Any call on a lost connection answers RDT_DISCONNECTED, or RDT_RESTARTED if the daemon restarted without the session. Memory
- *   that is mapped stays mapped until it is released.
+ * - Any call on a lost connection answers RDT_DISCONNECTED, or RDT_RESTARTED if the daemon restarted without the session.
+ *   Mapped memory stays mapped until it is released.
  */
 #ifndef RDT_H
 #define RDT_H
@@ -86,8 +86,8 @@ struct rdt_connect_options {
 
 /* Connects to the daemon and begins a session. *rdt_p is the caller's, for rdt_close. options may be NULL. Errors: SYSTEM
  * (there is no socket, or it may not be opened; the sentence says what to do), DENIED, LIMIT (too many clients), PROTOCOL
- * (no common version), TIMED_OUT, DISCONNECTED (there is no daemon; if one was killed and has left its socket, the call waits up
- * to 2 s for the next). */
+ * (no common version), TIMED_OUT, DISCONNECTED (there is no daemon; if one was killed and has left its socket, the call waits
+ * up to 2 s for the next). */
 enum rdt_status rdt_connect(const struct rdt_connect_options *options, rdt **rdt_p, struct rdt_error *err);
 
 /* Ends the session: cancels its requests, unmaps all memory that came from it, and drops its holds. Objects that it put
@@ -215,14 +215,14 @@ struct rdt_put_options {
 enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count, const struct rdt_put_options *options,
                         struct rdt_ref *ref_p, struct rdt_error *err);
 
-/* Stores an object, or the newest version of a name, in the storage_dir of its daemon, so that it outlasts the daemon and a reboot
- * of its node: begins that unless RDT_PUT_STORED has, and waits until it is on the disk with all names that the object is
- * published under. What is restored later is what outlasts sessions: published names without a lease and their objects, and
- * DETACHED objects, whose ttl_ns begins again. An object that ends takes its file with it. timeout_ns: of the wait; a TIMED_OUT does
- * not end the writing. file_p [file_bytes], may be NULL, receives the file's path on that node. Errors: UNSUPPORTED (the daemon
- * stores nothing; memory on a device), INVALID (the object is not a snapshot), LIMIT (storage_max), SYSTEM (the disk is full or
- * failed; the sentence names the file, the object stays in memory, and a later call tries again), FREED, DENIED (another owner's),
- * NOT_FOUND, TIMED_OUT, PEER_LOST. */
+/* Stores an object, or the newest version of a name, in the storage_dir of its daemon, so that it survives the daemon and a
+ * reboot of its node. Starts to write unless RDT_PUT_STORED has done so, and waits until the object is on the disk with all
+ * names that it is published under. The next daemon restores the objects that outlast sessions: those of published names
+ * without a lease, and DETACHED objects, whose ttl_ns begins again. When an object ends, its file is removed. timeout_ns limits
+ * the wait; a TIMED_OUT does not end the writing. file_p [file_bytes], may be NULL, receives the file's path on that node.
+ * Errors: UNSUPPORTED (the daemon stores nothing; memory on a device), INVALID (the object is not a snapshot), LIMIT
+ * (storage_max), SYSTEM (the disk is full or failed; the sentence names the file, the object stays in memory, and a later call
+ * tries again), FREED, DENIED (another owner's), NOT_FOUND, TIMED_OUT, PEER_LOST. */
 enum rdt_status rdt_store(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, char *file_p, size_t file_bytes,
                           struct rdt_error *err);
 
@@ -250,12 +250,12 @@ enum rdt_status rdt_drop(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *
 /* ---- holds ----
  * A ref names an object and does not keep it. A process that was handed a ref and will fetch it later takes a hold: like
  * a fetch, but without moving a byte, it keeps the object, on this node or another, until it lets go. Meanwhile the
- * producer may free the object, close its session or be killed; the daemon's memory that the object lies in stays (of
- * IMPORTED memory, if it was a memfd). rdt_free with force ends the hold too: a later fetch is FREED.
+ * producer may free the object, close its session or be killed; the object's memory stays, also IMPORTED memory if it was a
+ * memfd. rdt_free with force ends the hold too: a later fetch is FREED.
  *
- * To hand a ref on without a moment in which nobody holds, keep the own hold until the receiver says that its rdt_hold
- * has returned, call rdt_hand_on before the ref is sent, or put the object with RDT_PUT_DETACHED and a ttl_ns that is
- * longer than the way.
+ * When you hand a ref on, somebody must hold the object all the time: keep your own hold until the receiver says that its
+ * rdt_hold has returned, or call rdt_hand_on before you send the ref, or put the object with RDT_PUT_DETACHED and a ttl_ns
+ * that lasts until the ref has arrived.
  *
  * The daemon of the object's node keeps a hold for a session of another node. The hold survives the loss of the link
  * between the daemons for hold_grace of that node, and a restart of either daemon for restart_grace, if that daemon has a
@@ -442,7 +442,7 @@ struct rdt_publish_options {
     enum rdt_visibility visibility; /* who may fetch by the name: not wider than the object's, and the same in each
                                * publish of a name */
     struct rdt_ref *name_ref; /* NULL, or receives a ref of the name for any node, any user and any version (`after` is 0) */
-    bool lease;               /* the name ends with this session: who waits for a later version gets OWNER_DIED */
+    bool lease;               /* the name ends with this session: waits for a later version get OWNER_DIED */
     int64_t ttl_ns;           /* the name ends when nothing is published under it for so long: FREED; 0: it does not */
 };
 

@@ -3,9 +3,9 @@
  *
  * Some transports (gloo) move bytes only within a group: an ordered set of actors on several nodes whose daemons are
  * connected with one another. A group belongs to its owner (uid and tenant), not to the session that created it: any
- * member may use it, and it stays until it is destroyed or the daemon that created it ends. An actor may be in several.
- * When one of its nodes is lost or the transport fails, the group forms anew by itself under the next epoch; only the
- * transfers that were in it fail, with TRANSPORT.
+ * member may use it, and it stays until it is destroyed, or until the daemon that created it ends without a keeper. An actor
+ * may be in several. When one of its nodes is lost or the transport fails, the group forms anew by itself under the next epoch;
+ * only the transfers that were in it fail, with TRANSPORT.
  */
 #ifndef RDT_GROUPS_H
 #define RDT_GROUPS_H

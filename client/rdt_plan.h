@@ -27,24 +27,25 @@ struct rdt_part_options {
 };
 
 /* Publishes the object, which was put with shards, as the part of `rank` (below `of`) of the version `step` of a name, and
- * returns when the version is complete; *version_p, may be NULL, is its number. name: of rdt_ref_from_name. The object is on this
- * session's node, or on the name's; it should be a snapshot, and may be freed when the call has returned. Steps grow. Errors, of
- * which all but those of this part alone end the version for all its publishers: INVALID (the step is not above that of the newest
- * version; `rank` or `of`; boxes that overlap or are missing: the sentence names tensor, box and ranks), EXISTS (the rank has
- * published this step), OWNER_DIED (another publisher ended, cancelled or timed out), FREED (a later step became complete first),
- * TIMED_OUT (not all parts came), LIMIT (the manifest is longer than 4 MiB; too many incomplete steps), DENIED, PEER_LOST,
- * RESTARTED. */
+ * returns when the version is complete; *version_p, may be NULL, is its number. name: of rdt_ref_from_name. The object is on
+ * this session's node, or on the name's; it should be a snapshot, and may be freed when the call has returned. Steps grow.
+ * Errors, of which all but those of this part alone end the version for all its publishers: INVALID (the step is not above that
+ * of the newest version; `rank` or `of`; boxes that overlap or are missing: the sentence names tensor, box and ranks), EXISTS
+ * (the rank has published this step), OWNER_DIED (another publisher ended, cancelled or timed out), FREED (a later step became
+ * complete first), TIMED_OUT (not all parts came), LIMIT (the manifest is longer than 4 MiB; too many incomplete steps),
+ * DENIED, PEER_LOST, RESTARTED. */
 enum rdt_status rdt_publish_part(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
                                  const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
                                  uint64_t *version_p, struct rdt_error *err);
 
-/* Starts rdt_publish_part and returns. The caller destroys *request_p; before it has ended, that withdraws the part, and the
- * version fails. */
+/* Starts rdt_publish_part and returns. The caller destroys *request_p. If the request has not ended by then, the part is
+ * withdrawn, and the version fails. */
 enum rdt_status rdt_publish_part_start(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
                                        const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
                                        rdt_request **request_p, struct rdt_error *err);
 
-/* Writes the version's number. Errors: AGAIN (the request has not ended), INVALID (not of rdt_publish_part_start), how it failed. */
+/* Writes the version's number. Errors: AGAIN (the request has not ended), INVALID (not of rdt_publish_part_start), how it
+ * failed. */
 enum rdt_status rdt_part_version(const rdt_request *request, uint64_t *version_p, struct rdt_error *err);
 
 /* ---- the manifest of a version ---- */
@@ -89,8 +90,9 @@ struct rdt_want {
     const int64_t *strides; /* [ndim] elements; NULL: row-major contiguous */
 };
 
-/* Whether elements can be cast on the way: f32, f16 and bf16 to each other and to f8_e4m3fn and f8_e5m2. They are rounded to the
- * nearest, ties to even: what is too large becomes the largest number of f8_e4m3fn, which has no infinity, and infinity else. Equal dtypes always can. */
+/* Whether elements can be cast on the way: f32, f16 and bf16 to each other and to f8_e4m3fn and f8_e5m2. They are rounded to
+ * the nearest, ties to even. A number that is too large becomes infinity, or the largest number of f8_e4m3fn, which has no
+ * infinity. Equal dtypes can always be cast. */
 bool rdt_can_cast(enum rdt_dtype from, enum rdt_dtype to);
 
 /* Casts n elements, contiguous. The memory must not overlap. UNSUPPORTED: there is no such cast. */
@@ -125,11 +127,11 @@ struct rdt_plan_run {
     int64_t wait_ns, fetch_ns, copy_ns;
 };
 
-/* Waits until timeout_ns for a version above `after`, and writes all wants from that one version; 0 for `after` takes the newest.
- * All bytes are on this node before the first is written to the wants, so after an error of waiting or fetching the wants have what
- * they had. One thread at a time. *run_p, may be NULL, receives what was done. Errors: TIMED_OUT, NOT_FOUND (the version has no
- * such tensor), MISMATCH (another number of dimensions, or a box that ends outside the tensor), UNSUPPORTED (a cast that does not
- * exist), those of a fetch. */
+/* Waits until timeout_ns for a version above `after`, and writes all wants from that one version; 0 for `after` takes the
+ * newest. All bytes are on this node before the first is written to the wants, so after an error of waiting or fetching the
+ * wants have what they had. One thread at a time. *run_p, may be NULL, receives what was done. Errors: TIMED_OUT, NOT_FOUND
+ * (the version has no such tensor), MISMATCH (another number of dimensions, or a box that ends outside the tensor), UNSUPPORTED
+ * (a cast that does not exist), those of a fetch. */
 enum rdt_status rdt_plan_run(rdt_plan *plan, uint64_t after, int64_t timeout_ns, struct rdt_plan_run *run_p,
                              struct rdt_error *err);
 void rdt_plan_destroy(rdt_plan *plan); /* may be NULL */

@@ -58,7 +58,7 @@ static int64_t *time_of(ProtobufCMessage *message)
     return field && field->type == PROTOBUF_C_TYPE_SINT64 ? (int64_t *)(void *)((uint8_t *)message + field->offset) : NULL;
 }
 
-/* 0 and -1 mean something else than a time, and stay. What is over gets the shortest time, in which the daemon answers. */
+/* 0 and -1 are not times, and stay. A time that is over becomes the shortest one, so that the daemon answers. */
 static void shorten(ProtobufCMessage *message, int64_t start_ns)
 {
     int64_t *timeout_ns = time_of(message), passed_ns = clock_now_ns() - start_ns;

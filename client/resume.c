@@ -115,8 +115,8 @@ static bool has_remote_hold(const rdt *conn, uint64_t id)
     return false;
 }
 
-/* What was given back while RESUME was on its way is not missed. Neither are regions of puts without an answer, which may belong
- * to their objects, and loans whose objects have ended. */
+/* What was given back while RESUME was on its way is not missed. Neither are regions of puts without an answer, which may
+ * belong to their objects, and loans whose objects have ended. */
 static bool misses_nothing(rdt *conn, const Rdt__Pb__ResumeReply *reply)
 {
     for (size_t i = 0; i < reply->n_holds; i++)
@@ -196,7 +196,7 @@ static void send_resume(rdt *conn)
         lose(conn, "this process could not say what it has", &err);
 }
 
-/* ---- the road back ---- */
+/* ---- the way back to the session ---- */
 
 static void on_welcome(rdt *conn, const Rdt__Pb__HelloReply *reply)
 {

@@ -211,7 +211,7 @@ static bool make_slices(const rdt_plan *plan, const rdt_manifest *manifest, stru
     load->dims = calloc(2 * (size_t)layout->n_dims + 1, sizeof *load->dims);
     if (!load->slices || !load->dims)
         return false;
-    for (uint32_t t = 0; t < layout->count; t++) { /* nothing of the tensors that no piece is of */
+    for (uint32_t t = 0; t < layout->count; t++) { /* tensors of which no piece is wanted: nothing */
         load->slices[t].ndim = layout->ndim[t];
         load->slices[t].start = load->dims + layout->first_dim[t];
         load->slices[t].count = load->dims + layout->n_dims + layout->first_dim[t];
@@ -238,8 +238,8 @@ static bool add_load(rdt_plan *plan, const rdt_manifest *manifest, uint32_t part
     return whole ? (plan->n_loads++, true) : make_slices(plan, manifest, &loads[plan->n_loads++]);
 }
 
-/* Orders pieces [from, to), which are of one part, into loads: one for a whole part, else as many as the tensor with most pieces
- * has, since a fetch takes one slice of each tensor. */
+/* Orders pieces [from, to), which are of one part, into loads: one for a whole part, else as many as the tensor with most
+ * pieces has, since a fetch takes one slice of each tensor. */
 static bool plan_part(rdt_plan *plan, const rdt_manifest *manifest, size_t from, size_t to)
 {
     const struct piece *list = plan->pieces.list;
@@ -302,7 +302,7 @@ static enum rdt_status make_plan(rdt_plan *plan, rdt_manifest *manifest, struct 
     return no_memory(err);
 }
 
-/* A part that has moved to another node is fetched in another way, perhaps. */
+/* A part that has moved to another node may have to be fetched in another way. */
 static bool is_planned(const rdt_plan *plan, const rdt_manifest *manifest)
 {
     if (!plan->layout || !manifest_same_layout(plan->layout, manifest))
@@ -381,7 +381,7 @@ static void copy_piece(const rdt_plan *plan, const struct load *load, const stru
     struct strided from, to;
 
     if (rdt_object_tensor(object, piece->tensor, &tensor, NULL) != RDT_OK || !tensor.data)
-        return; /* check_object has looked: it has no elements */
+        return; /* it has no elements, as check_object has found */
     for (uint32_t d = 0; d < tensor.ndim; d++) {
         from_at += load->whole ? (int64_t)piece->from[d] * tensor.strides[d] : 0;
         to_at += (int64_t)piece->to[d] * want->strides[d];
@@ -480,7 +480,7 @@ enum rdt_status rdt_plan_run(rdt_plan *plan, uint64_t after, int64_t timeout_ns,
         rdt_error_prefix(err, "version %llu of \"%s\"", (unsigned long long)run.version, plan->name.id);
     run.parts = count_parts(plan);
     run.pieces = plan->pieces.n;
-    if (run.planned && plan->order) { /* the sources' layout stays for a comparison, and its hold goes */
+    if (run.planned && plan->order) { /* the layout of the sources is kept for a comparison; the hold is dropped */
         rdt_request_destroy(manifest->hold);
         manifest->hold = NULL;
         plan->layout = manifest;

@@ -24,8 +24,9 @@ struct object_table {
      * start never matches. */
     uint64_t next_generation;
     uint64_t first_generation;
-    uint64_t
-        oldest_generation; /* of the first daemon that this one continues: what it issued from there on has ended if it is not here */
+    /* The first generation of the first daemon whose objects this one restored. An object with a generation from there on that
+     * is not in the table has ended. */
+    uint64_t oldest_generation;
     uint64_t max_objects;
     struct map detached;  /* generation -> struct detached */
     struct map transit;   /* generation -> struct transit */
@@ -92,8 +93,8 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
  * that it continued with `oldest`. Objects with generations from `least` on can be put again. */
 void object_table_continue(struct object_table *table, uint64_t oldest, uint64_t earlier, uint64_t least);
 
-/* An object of an earlier daemon will be put that has this generation. No new object gets it. Call it in ascending order. false:
- * this daemon may have given it to an object already, or there is no memory. */
+/* An object of an earlier daemon will be put that has this generation. No new object gets it. Call it in ascending order.
+ * false: this daemon may have given it to an object already, or there is no memory. */
 bool object_table_reserve(struct object_table *table, uint64_t generation);
 
 /* Withdraws the put of a filling object that was refused before the client had an answer. Waiters for the

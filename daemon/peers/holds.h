@@ -59,7 +59,7 @@ struct node_hold { /* a hold that another node has on an object of this node */
 void holds_init(struct holds *holds, struct deadlines *deadlines, struct recovery *recovery, uint64_t grace_ns);
 
 /* For the start: takes over the holds that other nodes had here (recovery->node_holds), dials those nodes, and keeps the holds
- * until each node's link is up, for at most restart_grace_ns. peers NULL: there is no link to other nodes, and the holds end. */
+ * until each node's link is up, for at most restart_grace_ns. peers NULL: this node has no links, and the holds end. */
 void holds_restore(struct holds *holds, struct peers *peers, uint64_t restart_grace_ns);
 
 /* Drops every hold. From now on none is taken, and no node is notified. All clients must have ended. */

@@ -255,7 +255,7 @@ static enum rdt_status malformed(const char *what, struct rdt_error *err)
     return rdt_error_set(err, RDT_PROTOCOL, "a %s that cannot be decoded", what);
 }
 
-/* The answer was sent about half a round trip after the ping. Clocks drift apart, so an old estimate gives way to any new one. */
+/* The answer was sent about half a round trip after the ping. Clocks drift apart, so any new estimate replaces an old one. */
 static void note_clock(struct peer *peer, uint64_t sent_ns, uint64_t its_clock_ns)
 {
     uint64_t now_ns = sent_ns + peer->rtt_ns;

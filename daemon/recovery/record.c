@@ -307,7 +307,7 @@ static void forget_object(struct recovery *recovery, struct object *object)
     recovery->n_objects--;
 }
 
-/* The object has other regions than its record: a pending one whose bytes were copied into a snapshot, or one that has moved. */
+/* The object has other regions than its record: its bytes were copied into a snapshot while it was pending, or it has moved. */
 static void write_again(struct recovery *recovery, struct object *object)
 {
     struct journal_slot *old = object->record;

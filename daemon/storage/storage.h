@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The room of storage: objects and names that outlast the node's memory, as files of the directory storage_dir.
+/* The room of storage: objects and names that survive a reboot, as files of the directory storage_dir.
  *
- * Owns: the directory, whose files nobody else may write (storage_file.h says how they look); what is written and removed there,
- * by threads of its own, so that a slow disk delays nobody else; and what an earlier daemon left there.
+ * Owns: the directory, whose files nobody else may write (storage_file.h has their format), and the threads that write and
+ * remove files there, so that a slow disk delays nobody else. At the start it restores the files of an earlier daemon.
  *
  * Shows: this header.
  *
- * Refuses: to know clients, requests and peers; memory on devices; objects that may change. Storing an object changes neither who
- * holds it nor how long it lives: when it ends, its file is removed. What a later daemon restores is what would outlast its
- * client anyway: detached objects, whose time to live begins again, and published names without a lease, with their objects.
+ * Refuses: to know clients, requests and peers; memory on devices; objects that may change. Storing an object changes neither
+ * who holds it nor how long it lives: when it ends, its file is removed. A later daemon restores only objects that outlive
+ * their client anyway: detached objects, whose time to live begins again, and those of published names without a lease.
  *
  *   storage_store ──► QUEUED ──► WRITING ──► DURABLE ──► (the object ends, and no record of a name refers to it) removed
  *                       │           │  no space, a fault of the disk: its waiters are told; the object stays in memory
  *                       ▼           ▼
- *                       the object ends: nothing stays
+ *                       the object ends: no file is left
  *
  *   an object     a temporary file, fsync, rename, fsync of the directory: the file is there whole, or it is not there
- *   a version     its object is DURABLE ──► the record of the name is replaced in the same way ──► the object of the version before
- *                 is removed, unless something else keeps it
+ *   a version     its object is DURABLE ──► the record of the name is replaced in the same way ──► the file of the version
+ *                 before is removed, unless something else refers to it
  *
- * One object is written at a time. While it is written it is held, so that a name that gets versions faster than the disk takes
- * them has some of them stored nevertheless; versions that wait in the queue end with their objects.
+ * One object is written at a time, and held meanwhile. So some versions of a name are stored even if they are published faster
+ * than the disk can write them. A version that waits in the queue is skipped if its object ends.
  *
  * Everything here runs on the loop thread, except the work that storage_write.c hands to the threads. */
 #ifndef DAEMON_STORAGE_H
@@ -61,27 +61,27 @@ struct storage {
     uint64_t n_spilled, spilled_bytes; /* objects whose memory was given up for their files, since the start */
 };
 
-/* Opens the directory, creating it if it is not there, and makes again what an earlier daemon stored; after recovery_start, and
- * before anything is put or published. Reads the headers of all files, and no tensor. A file that is no valid one is left alone,
- * with a line in the log. Errors, which end the start: INVALID (whose the directory is, or its mode), BUSY (another daemon has
- * it), SYSTEM, NO_MEMORY. Does nothing if `directory` is "". */
+/* Opens the directory, creating it if it does not exist, and restores what an earlier daemon stored; after recovery_start, and
+ * before anything is put or published. Reads the headers of all files, and no tensor. A file that is no valid one is left
+ * alone, with a line in the log. Errors, which end the start: INVALID (whose the directory is, or its mode), BUSY (another
+ * daemon has it), SYSTEM, NO_MEMORY. Does nothing if `directory` is "". */
 enum rdt_status storage_start(struct storage *storage, uv_loop_t *loop, struct rdt_error *err);
 
-/* The daemon ends: what is closed from now on stays for the next one. What is being written is given up. */
+/* The daemon ends: objects and names that end from now on keep their files for the next daemon. Writing stops. */
 void storage_freeze(struct storage *storage);
 
 /* Ends the threads, then calls on_closed. The tables must still be there. */
 void storage_close(struct storage *storage, void (*on_closed)(void *arg), void *arg);
 void storage_fini(struct storage *storage);
 
-/* Begins to store the object and the names that it is published under, unless that is so already. UNSUPPORTED: nothing is stored
- * here, or the object lies on a device; INVALID: it is not live, or may change; LIMIT: storage_max; NO_MEMORY. */
+/* Begins to store the object and the names that it is published under, unless that is so already. UNSUPPORTED: nothing is
+ * stored here, or the object lies on a device; INVALID: it is not live, or may change; LIMIT: storage_max; NO_MEMORY. */
 enum rdt_status storage_store(struct storage *storage, struct object *object, struct rdt_error *err);
 
 struct storage_waiter {
     struct list link;
-    /* Is called once, after its removal. err NULL: object and names are durable. Otherwise why not: SYSTEM (the disk; the sentence
-     * names the file), LIMIT, FREED (the object ended first), SHUTTING_DOWN. */
+    /* Is called once, after its removal. err NULL: object and names are durable. Otherwise why not: SYSTEM (the disk; the
+     * sentence names the file), LIMIT, FREED (the object ended first), SHUTTING_DOWN. */
     void (*on_done)(struct storage_waiter *, const struct rdt_error *err);
 };
 
@@ -91,8 +91,8 @@ bool storage_wait(struct storage *storage, const struct object *object, struct s
 /* An object of this node can no longer be fetched (object_table.on_ended). */
 void storage_object_ended(struct storage *storage, const struct object *object);
 
-/* Gives up the memory of stored objects that nobody uses, which then lie in their files: at least `bytes`, if there are as many.
- * Returns how many. */
+/* Gives up the memory of stored objects that nobody uses, which then lie in their files: at least `bytes`, if there are as
+ * many. Returns how many. */
 uint64_t storage_spill(struct storage *storage, uint64_t bytes);
 
 /* Calls on_done when the files whose removal has begun are gone; the answer to a free or an unpublish waits for this, because a

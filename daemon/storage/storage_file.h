@@ -44,8 +44,8 @@ struct stored_facts {
     int64_t ttl_ns;
 };
 
-/* Makes the layout that of the same tensors in the file, in one region: row-major, offsets from the beginning of the data. order
- * [count] receives the tensors in the order of their bytes. Returns the bytes of the data. */
+/* Makes the layout that of the same tensors in the file, in one region: row-major, offsets from the beginning of the data.
+ * order [count] receives the tensors in the order of their bytes. Returns the bytes of the data. */
 uint64_t storage_place_tensors(struct layout *layout, uint32_t *order);
 
 /* How an object is written. */
@@ -56,8 +56,8 @@ struct stored_plan {
     uint32_t *order; /* [count]: the tensors in the order of their bytes in the file */
 };
 
-/* Plans the file of an object whose tensors are those of the layout. NO_MEMORY; LIMIT (the header is too large). The caller calls
- * stored_plan_fini. */
+/* Plans the file of an object whose tensors are those of the layout. NO_MEMORY; LIMIT (the header is too large). The caller
+ * calls stored_plan_fini. */
 enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored_facts *facts, const struct layout *layout,
                                  struct rdt_error *err);
 void stored_plan_fini(struct stored_plan *plan);
@@ -75,7 +75,8 @@ struct stored_file {
 enum rdt_status stored_file_parse(const uint8_t *header, uint64_t header_bytes, uint64_t file_bytes, struct stored_file *file_p,
                                   struct rdt_error *err);
 
-/* The same for an open file, which must be a regular one that belongs to this process's user and that nobody can write. SYSTEM. */
+/* The same for an open file. It must be a regular file that belongs to this process's user and that nobody can write. Also
+ * returns SYSTEM. */
 enum rdt_status stored_file_read(int fd, struct stored_file *file_p, struct rdt_error *err);
 void stored_file_fini(struct stored_file *file);
 

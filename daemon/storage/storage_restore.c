@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading: makes again what an earlier daemon stored. A file that cannot be used is left where it is, with a line in the log that
- * names it, and costs nothing else. */
+/* Restores what an earlier daemon stored. A file that cannot be used stays where it is; a line in the log names it, and the
+ * other files are restored. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -319,7 +319,8 @@ static void restore_names(struct restoring *restoring)
 
 /* ---- all of it ---- */
 
-/* Takes away the holds of restore_object. What nobody else holds lost its producer with the earlier daemon, and its file goes. */
+/* Drops the holds that restore_object took. An object that nobody else holds ends, because its producer ended with the earlier
+ * daemon, and its file is removed. */
 static void end_restoring(struct restoring *restoring)
 {
     struct storage *storage = restoring->storage;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Giving up the memory of stored objects for their files, when the memory is wanted. Only objects that nobody reads, maps or moves
- * are moved: then nothing refers to their memory but they. */
+/* Giving up the memory of stored objects for their files, when the memory is wanted. Only objects that nobody reads, maps or
+ * transfers are moved, because nothing but the object refers to their memory. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static uint32_t count_list(const struct list *list)
     return n;
 }
 
-/* The holds that use no memory: those of the producer, of names, and of who may fetch it yet. */
+/* The number of holds that use no memory: those of the producer, of names, and of clients and nodes without its bytes. */
 static uint32_t idle_holds(const struct storage *storage, const struct object *object)
 {
     struct list *cursor = NULL;

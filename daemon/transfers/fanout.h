@@ -3,7 +3,7 @@
  * clock; the replica directory (replica_directory.c) and the simulation (tests/simulation/) ask it and act.
  *
  * Each node that wants a large snapshot has a place, and reads the whole of it from one source: the owner's node, or the
- * node of another place, which passes on each chunk as soon as it has it. Nodes of equal speed so form one chain:
+ * node of another place, which passes on each chunk as soon as it has it. Thus nodes of equal speed form one chain:
  *
  *     owner --> A --> B --> C --> D          the last node is done after bytes / bandwidth + 3 chunks / bandwidth
  *
@@ -18,8 +18,8 @@
  *   - A reader whose source died, froze or became slow asks again and says how many bytes it has. It gets a source
  *     anew, never one that reads from it, and goes on from there. The readers behind it notice nothing.
  *
- * So a node costs another one at most: its death the time until its reader notices it, its slowness the time until its
- * source notices it, and both only once, because a node that was left is no source again (FANOUT_SLOW_NS). */
+ * So the death of a node costs its reader at most the time until the reader notices, and the slowness of a node costs its
+ * readers the time until its source notices. Either happens once, because such a node is no source again (FANOUT_SLOW_NS). */
 #ifndef DAEMON_FANOUT_H
 #define DAEMON_FANOUT_H
 
