@@ -17,8 +17,8 @@ enum rdt_put_flags {
      * memory before. rdt_fail, or the end of this session, fails them. All tensors must be in memory that the
      * daemon knows. With SNAPSHOT the copy is made at rdt_ready. */
     RDT_PUT_PENDING = 4,
-    /* Of a SNAPSHOT: the daemon begins to store the object in its storage_dir when the put returns; rdt_store waits until that is
-     * done, and says if it failed. UNSUPPORTED: the daemon stores nothing. */
+    /* Of a SNAPSHOT: the daemon begins to store the object in its storage_dir when the put returns; rdt_store waits until that
+     * is done, and says if it failed. UNSUPPORTED: the daemon stores nothing. */
     RDT_PUT_STORED = 8,
     /* The caller promises that nobody writes the tensors while the object exists: not before rdt_wait_freed. Nothing is copied,
      * and other nodes handle the object as a snapshot: they keep replicas of it and pass it on to each other. If the promise

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of the memory kind "cuda". See cuda.h.
  *
- * copy_start only chooses the lane (lane.c), whose thread calls the driver. Copies that hold up their thread have lanes of their
- * own:
+ * copy_start only chooses the lane (lane.c), whose thread calls the driver. Copies that hold up their thread have lanes of
+ * their own:
  *
- *   - copies from and to host memory that is not pinned, which the driver carries out inside the call: one lane for each direction;
+ *   - copies from and to host memory that is not pinned, which the driver carries out inside the call: one lane for each
+ *     direction;
  *   - copies between GPUs, which may need mappings first.
  */
 #include "backends/cuda/cuda.h"

@@ -8,7 +8,8 @@
  *   copy.c     copies, and which lane and stream they take
  *
  * Opening the kind allocates no GPU memory. The first allocation or import on a GPU retains its primary context until the
- * kind is closed, or nobody has used it for `pool_idle`; no other context is created. A client's memory stays open only as long as its blocks.
+ * kind is closed, or nobody has used it for `pool_idle`; no other context is created. A client's memory stays open only as long
+ * as its blocks.
  */
 #ifndef CUDA_H_RDT
 #define CUDA_H_RDT

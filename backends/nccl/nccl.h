@@ -6,11 +6,11 @@
  *   batch.c       the operations of that thread
  *   bootstrap.c   NCCL's socket to which the ranks of a group first connect
  *
- * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: it creates, posts and polls. Each abort
- * has a thread of its own: it waits for all that runs on the GPU, so also for communicators that nobody has aborted yet.
- * All groups of one GPU share that thread, one stream and one queue, in the order in which the core posts, because NCCL
- * demands that operations on one device run in one order over all of its communicators. The daemon's queue tickets (ticket.h)
- * make that order the same on all nodes.
+ * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: it creates, posts and polls. Each
+ * abort has a thread of its own: it waits for all that runs on the GPU, so also for communicators that nobody has aborted yet.
+ * All groups of one GPU share that thread, one stream and one queue, in the order in which the core posts, because NCCL demands
+ * that operations on one device run in one order over all of its communicators. The daemon's queue tickets (ticket.h) make that
+ * order the same on all nodes.
  */
 #ifndef NCCL_H
 #define NCCL_H

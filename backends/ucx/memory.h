@@ -15,8 +15,8 @@ struct ucx_memory {
     bool module;           /* its module for CUDA is installed */
 };
 
-/* Appends the transports of the module for CUDA to a list of UCX's transports, where the module is there, the version serves, and
- * the list neither names them already nor excludes others (^). text_p has `size` bytes. */
+/* Appends the transports of the module for CUDA to a list of UCX's transports, where the module is there, the version serves,
+ * and the list neither names them already nor excludes others (^). text_p has `size` bytes. */
 void ucx_add_cuda(const struct ucx_memory *memory, const char *tls, char *text_p, size_t size);
 
 /* Says why the transport does not move "cuda", which ucx_moves says, and what to do about it. text_p has `size` bytes. */

@@ -134,7 +134,8 @@ struct ctl_name {                    /* options that give a name in place of a R
 /* clang-format off */
 #define CTL_NAME_OPTIONS(ctl_name, help) \
     {0, "name", CTL_TEXT, "NAME", help, &(ctl_name).name}, \
-    {0, "node", CTL_TEXT, "ADDRESS", "the name's node: HOST:PORT or a name in the nodes file (the one that has it)", &(ctl_name).node}, \
+    {0, "node", CTL_TEXT, "ADDRESS", "the name's node: HOST:PORT or a name in the nodes file (the one that has it)", \
+     &(ctl_name).node}, \
     {0, "owner", CTL_TEXT, "USER", "the name's owner: a login name or a uid (the caller)", &(ctl_name).owner}
 #define CTL_AFTER_OPTION(ctl_name) \
     {0, "after", CTL_NUMBER, "N", "with --name: wait for a version above N (0)", &(ctl_name).after}

@@ -38,8 +38,9 @@ enum rdt_status rdt_cuda_open(rdt *rdt, rdt_cuda **cuda_p, struct rdt_error *err
  * its waiters get OWNER_DIED when the session ends. NULL is fine. */
 void rdt_cuda_close(rdt_cuda *cuda);
 
-/* Allocates zeroed memory of the daemon on that GPU and maps it; device NULL: the only GPU of this process or of the daemon. A put takes tensors
- * in it without a copy. rdt_dealloc ends it. Errors: UNSUPPORTED (the daemon has no such GPU), INVALID, NO_MEMORY, LIMIT. */
+/* Allocates zeroed memory of the daemon on that GPU and maps it; device NULL: the only GPU of this process or of the daemon. A
+ * put takes tensors in it without a copy. rdt_dealloc ends it. Errors: UNSUPPORTED (the daemon has no such GPU), INVALID,
+ * NO_MEMORY, LIMIT. */
 enum rdt_status rdt_cuda_alloc(rdt_cuda *cuda, const char *device, size_t bytes, void **addr_p, struct rdt_error *err);
 
 enum rdt_cuda_how {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* See gpu.h. All tensors of a put that must be copied on one GPU go into one room there: one request to the daemon, one block of
- * GPU memory, and one wait. Each begins at a multiple of 512 bytes, as cudaMalloc's memory does.
+/* See gpu.h. All tensors of a put that must be copied on one GPU go into one room there: one request to the daemon, one block
+ * of GPU memory, and one wait. Each begins at a multiple of 512 bytes, as cudaMalloc's memory does.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Casts between float formats, without branches in the loops so that compilers vectorise them. Rounding is to nearest, ties to
- * even. Each loop is compiled twice: for any processor, and for AVX2, which the first call looks for. The f16 conversions follow
- * M. Dukhan's FP16, the f8 ones c10/util/Float8_*.h of PyTorch. */
+ * even. Each loop is compiled twice: for any processor, and for AVX2, which the first call looks for. The f16 conversions
+ * follow M. Dukhan's FP16, the f8 ones c10/util/Float8_*.h of PyTorch. */
 #include "client/plan/cast.h"
 
 #include <stdint.h>

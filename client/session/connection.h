@@ -63,8 +63,8 @@
  *
  * What is kept of a request until it is answered: of a call that blocks, nothing but the caller's own message and fds, because
  * they are there until it returns (struct waiting); of a fetch, a wait, a hold, and a request that nobody waits for, the packed
- * message (struct repeat, struct note). All of it is under `lock`. connection_up sends again what has no answer, in the order of
- * the ids. Releases and cancels need no repetition: RESUME lists what this process still has, and the daemon ends the rest.
+ * message (struct repeat, struct note). All of it is under `lock`. connection_up sends again what has no answer, in the order
+ * of the ids. Releases and cancels need no repetition: RESUME lists what this process still has, and the daemon ends the rest.
  *
  * Everything below is under `lock` unless its comment says otherwise.
  */

@@ -72,8 +72,8 @@ static enum rdt_status push(struct frame_writer *writer, uint16_t type, uint64_t
     return status == RDT_OK ? RDT_OK : rdt_error_set(err, status, "there is no memory for a request of %zu bytes", bytes);
 }
 
-/* Makes room for a message of so many bytes in the queue. *payload_p is NULL with RDT_OK: the message is not sent now. Takes the
- * fds on success only. */
+/* Makes room for a message of so many bytes in the queue. *payload_p is NULL with RDT_OK: the message is not sent now. Takes
+ * the fds on success only. */
 static enum rdt_status reserve(rdt *conn, uint16_t type, uint64_t id, size_t bytes, const int *take_fds, unsigned n_fds,
                                bool urgent, uint8_t **payload_p, struct rdt_error *err)
 {

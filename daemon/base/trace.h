@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A ring of records that is always on: when which transfer entered which stage. The newest records replace the oldest. Noting one
- * costs a look at the clock and a copy of two cache lines, without allocation; everything else is done by whoever reads the ring. */
+/* A ring of records that is always on: when which transfer entered which stage. The newest records replace the oldest. Noting
+ * one costs a look at the clock and a copy of two cache lines, without allocation; everything else is done by whoever reads the
+ * ring. */
 #ifndef DAEMON_TRACE_H
 #define DAEMON_TRACE_H
 

@@ -54,8 +54,8 @@ static struct name_record *record_get(struct directory_names *all, const struct 
     return record;
 }
 
-/* Whether the node that has the name has not been heard of for so long that another one may have it: it has been away, or it has
- * come back without the name. */
+/* Whether the node that has the name has not been heard of for so long that another one may have it: it has been away, or it
+ * has come back without the name. */
 static bool is_stale(const struct directory_names *all, const struct name_record *record)
 {
     const struct peer *peer = all->peers ? peers_known(all->peers, record->place.node) : NULL;

@@ -260,8 +260,9 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
 
 /* ---- host memory that is pinned for devices (region_pinned.c) ---- */
 
-/* Pins a host region for a kind with devices, if its plug-in can, for as long as the memory exists, also in the pool. RDT_AGAIN:
- * on_ready follows, pinned or not; NULL: nobody waits. Blocks that the pool allocates ahead are pinned from then on. NO_MEMORY. */
+/* Pins a host region for a kind with devices, if its plug-in can, for as long as the memory exists, also in the pool.
+ * RDT_AGAIN: on_ready follows, pinned or not; NULL: nobody waits. Blocks that the pool allocates ahead are pinned from then on.
+ * NO_MEMORY. */
 enum rdt_status region_pin_for(struct region *region, struct memory_kind *kind, region_ready on_ready, void *arg,
                                struct rdt_error *err);
 
@@ -270,7 +271,8 @@ void region_note_device_copy(struct region *region, struct memory_kind *kind);
 
 bool region_is_pinned_for(const struct region *region, const struct memory_kind *kind);
 
-/* The kind is being unloaded: unpins all memory, on the work pool. *cursor is 0 at first. Returns false if it must be called again. */
+/* The kind is being unloaded: unpins all memory, on the work pool. *cursor is 0 at first. Returns false if it must be called
+ * again. */
 bool regions_forget_pins(struct regions *regions, const struct memory_kind *kind, uint64_t *cursor);
 
 /* ---- device memory ----

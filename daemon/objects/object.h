@@ -221,8 +221,8 @@ static inline bool object_has_producer_hold(const struct object *object)
 enum rdt_status object_fill(struct object *object, struct layout *take_layout, struct region **regions, uint32_t n_regions,
                             struct rdt_error *err);
 
-/* Moves a live object, whose memory nothing uses, to other memory that has the same bytes and lies in one region, which is borrowed.
- * Takes the layout on success. Error: NO_MEMORY. */
+/* Moves a live object, whose memory nothing uses, to other memory that has the same bytes and lies in one region, which is
+ * borrowed. Takes the layout on success. Error: NO_MEMORY. */
 enum rdt_status object_move(struct object *object, struct layout *take_layout, struct region *region, struct rdt_error *err);
 
 /* Makes a pending object live: the bytes have been written to where its layout says. Notifies its waiters

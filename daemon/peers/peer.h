@@ -75,8 +75,8 @@ struct peer {
     uint64_t since_ns;    /* uv_hrtime() of the last change of state */
     uint64_t retry_at_ns; /* BACKOFF: when the next dial is due */
     uint64_t rtt_ns;      /* of the last ping */
-    /* Its monotonic clock minus this node's, by the pong that came fastest of late, and the round trip of that, which bounds the
-     * error; clock_rtt_ns is 0 if it is not known. */
+    /* Its monotonic clock minus this node's, by the pong that came fastest of late, and the round trip of that, which bounds
+     * the error; clock_rtt_ns is 0 if it is not known. */
     int64_t clock_offset_ns;
     uint64_t clock_rtt_ns, clock_ns; /* clock_ns: when that was */
     /* when the last ping that it answered was sent; 0: it has answered none on this link */

@@ -149,7 +149,8 @@ void recovery_end_node_hold(struct recovery *recovery, void *record); /* record 
 /* Removes it from the list, gives back what it has, and frees it. Its record stays. */
 void recovery_free_node_hold(struct node_hold_record *hold);
 
-/* Records a group. Its epoch is changed by recovery_set_epoch, before anybody is told of the new one. record NULL: does nothing. */
+/* Records a group. Its epoch is changed by recovery_set_epoch, before anybody is told of the new one. record NULL: does
+ * nothing. */
 void *recovery_keep_group(struct recovery *recovery, const Rdt__Pb__JournalGroup *group, uint64_t number, uint32_t epoch);
 void recovery_set_epoch(struct recovery *recovery, void *record, uint32_t epoch);
 void recovery_end_group(struct recovery *recovery, void *record);

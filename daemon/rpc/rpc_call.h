@@ -221,7 +221,8 @@ bool call_may_see(const struct call *call, const struct owner *owner);
 RDT_REQUEST_MAP(X)
 #undef X
 
-/* rpc_store.c: answers a request that has ended something, with nothing, when files of what has ended are removed (daemon/storage). */
+/* rpc_store.c: answers a request that has ended something, with nothing, when files of what has ended are removed
+ * (daemon/storage). */
 void call_reply_removed(struct call *call);
 
 /* rpc_manage.c: refuses a new object with BUSY, because the node is drained. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RESUME and CLOSE. RESUME: a session that outlasted an earlier daemon says what it still has. Whatever else the daemon has of it was released
- * by a request, or given by an answer, that was lost with the old connection: it ends here. The client may have a hundred
- * thousand holds, so this takes several turns. CLOSE: the session ends with its connection, whatever becomes of the daemon. */
+/* RESUME and CLOSE. RESUME: a session that outlasted an earlier daemon says what it still has. Whatever else the daemon has of
+ * it was released by a request, or given by an answer, that was lost with the old connection: it ends here. The client may have
+ * a hundred thousand holds, so this takes several turns. CLOSE: the session ends with its connection, whatever becomes of the
+ * daemon. */
 #include <stdlib.h>
 
 #include "daemon/memory/region_cache.h"

@@ -27,8 +27,8 @@ void record_lanes(struct transfer_record *record, const struct plugin_conn *conn
 /* Notes why the transfer will not be done. Only the first reason counts. */
 void record_fail(struct transfer_record *record, const struct rdt_error *err);
 
-/* Notes in the trace that the transfer has entered record->state, now, or at a time (uv_hrtime) that the caller has read already,
- * because reading it costs more than the rest. */
+/* Notes in the trace that the transfer has entered record->state, now, or at a time (uv_hrtime) that the caller has read
+ * already, because reading it costs more than the rest. */
 void record_stage(struct transfers *transfers, const struct transfer_record *record);
 void record_stage_at(struct transfers *transfers, const struct transfer_record *record, uint64_t at_ns);
 

@@ -54,8 +54,9 @@ Test(frozen, headers_of_version_1_were_not_edited)
     expect_hash("tests/abi/v1/rdt_status.h", "e0bad59a1154bf4f975a0bfe1a233ce357a3c0a64b6f2b2c8f80014a3350cd91");
 }
 
-/* Of all things that a plug-in of version 1 was compiled with the place and the size are what they were. Tables and what the core alone
- * allocates may have grown behind; what lies in arrays or inside others may not, which shows in the offsets, and for this one here. */
+/* Of all things that a plug-in of version 1 was compiled with the place and the size are what they were. Tables and what the
+ * core alone allocates may have grown behind; what lies in arrays or inside others may not, which shows in the offsets, and for
+ * this one here. */
 Test(frozen, layout_is_kept)
 {
     must(n_frozen_things == n_live_things);

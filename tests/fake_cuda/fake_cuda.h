@@ -9,12 +9,12 @@
  *     process; VMM memory has no legacy handle;
  *   - a copy that leaves its allocation, or its mapped chunks, fails with INVALID_VALUE;
  *   - streams are threads: queued work runs later and in order, and each stream has its own pace;
- *   - while a stream is captured into a graph, calls that wait, allocate or map fail and spoil the capture, unless the thread has
- *     exchanged its capture mode; cuCtxSynchronize always does;
+ *   - while a stream is captured into a graph, calls that wait, allocate or map fail and spoil the capture, unless the thread
+ *     has exchanged its capture mode; cuCtxSynchronize always does;
  *   - attributes that the driver writes as int are written as four bytes;
  *   - the legacy default stream and the blocking streams of a GPU wait for one another;
- *   - host memory is registered for one GPU unless the flags say PORTABLE, unknown flags are refused, and memory that is mapped for
- *     reading only needs the flag READ_ONLY.
+ *   - host memory is registered for one GPU unless the flags say PORTABLE, unknown flags are refused, and memory that is mapped
+ *     for reading only needs the flag READ_ONLY.
  *
  * What a driver does only on some machines is switched on one by one, or all together by FAKE_CUDA_UNKIND; in that case 0
  * switches one off again:
@@ -27,7 +27,8 @@
  *   FAKE_CUDA_POINTER_CONTEXT     queries about addresses fail with INVALID_CONTEXT on a thread without a context
  *   FAKE_CUDA_IPC_SAME_PID_NS     a legacy handle cannot be opened in another PID namespace
  *   FAKE_CUDA_SLOW_INIT           cuInit takes 200 ms and 20 descriptors, and a GPU's context 100 ms and 10
- *   FAKE_CUDA_FREE_WAITS          cuMemFree, cuIpcCloseMemHandle, cuMemHostUnregister and cuMemUnmap wait for all work of the GPU
+ *   FAKE_CUDA_FREE_WAITS          cuMemFree, cuIpcCloseMemHandle, cuMemHostUnregister and cuMemUnmap wait for all work of the
+ *                                 GPU
  *   FAKE_CUDA_SLOW_CALLBACKS      a stream stands still for 2 ms before it calls a host function
  *   FAKE_CUDA_SLOW_REGISTER       cuMemHostRegister takes 1 ms, and 1 ms more for each 16 MiB
  *   FAKE_CUDA_REGISTER_REFUSED    every third cuMemHostRegister fails with OUT_OF_MEMORY
@@ -43,13 +44,13 @@
  *   FAKE_CUDA_INIT_TIMES          if set, the result of as many calls; later ones succeed
  *   FAKE_CUDA_MIG                 if set, the GPUs are parts of GPUs (MIG), by their names
  *   FAKE_CUDA_NO_PEER             if set, the GPUs have no peer access
- *   FAKE_CUDA_STAGED              a file that gets a byte for each copy that goes through host memory because a GPU may not reach
- *                                 the other's memory
+ *   FAKE_CUDA_STAGED              a file that gets a byte for each copy that goes through host memory because a GPU may not
+ *                                 reach the other's memory
  *   FAKE_CUDA_NO_VMM              if set, the GPUs have no virtual memory management
  *   FAKE_CUDA_COPY_US (0)         duration of each copy, at least
  *   FAKE_CUDA_POINTER_FAILS (0)   result of queries about addresses, as of a context that has failed
- *   FAKE_CUDA_BREAK               a file; once it exists, all contexts of the process have failed for ever, as after an access to a
- *                                 wrong address: queued work is not done, and calls return ILLEGAL_ADDRESS
+ *   FAKE_CUDA_BREAK               a file; once it exists, all contexts of the process have failed for ever, as after an access
+ *                                 to a wrong address: queued work is not done, and calls return ILLEGAL_ADDRESS
  *   FAKE_CUDA_TRACE               a file that gets a line for each call: process, thread, name of the function
  *   FAKE_CUDA_CONTEXT_MIB (256)   memory that a context takes, beside FAKE_CUDA_MIB
  *   FAKE_CUDA_EVENTS_AT_ONCE      if set, events have occurred before the work in front of them is done, which no driver does;

@@ -7,8 +7,8 @@
  *
  * Environment: FAKE_NCCL_VERSION (22809); FAKE_NCCL_HANG (set: communicators never become ready);
  * FAKE_NCCL_REFUSES (set: communicators of several ranks fail, as NCCL does when two ranks are on one GPU);
- * FAKE_NCCL_ABORT_WAITS (a switch of FAKE_CUDA_UNKIND: ncclCommAbort returns when nothing runs on the GPU of what was there when
- * it was called, as cudaFree does, so it waits for the other communicators of the GPU).
+ * FAKE_NCCL_ABORT_WAITS (a switch of FAKE_CUDA_UNKIND: ncclCommAbort returns when nothing runs on the GPU of what was there
+ * when it was called, as cudaFree does, so it waits for the other communicators of the GPU).
  */
 #include <errno.h>
 #include <fcntl.h>

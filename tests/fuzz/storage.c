@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files of storage_dir. With the first byte even, the rest is what stands behind the length in the file of an object; odd: it is
- * what the file says of its object, under a right checksum.
+/* The files of storage_dir. With the first byte even, the rest is what stands behind the length in the file of an object; odd:
+ * it is what the file says of its object, under a right checksum.
  *
  *   | kind 1 | bytes of the file 4 | header or facts |
  *
- * An accepted file has all its tensors in its data, and what is written of the same tensors is accepted again. The same bytes are
- * read as a record of a name, too.
+ * An accepted file has all its tensors in its data, and what is written of the same tensors is accepted again. The same bytes
+ * are read as a record of a name, too.
  */
 #include <openssl/evp.h>
 #include <string.h>

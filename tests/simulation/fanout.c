@@ -2,7 +2,8 @@
 /* A simulation of fan-out: simulated nodes read one version from one simulated owner, and the daemon's own code
  * (daemon/transfers/fanout.h) decides who reads from whom and who is slow. No daemon runs, and no byte moves.
  *
- *     fanout [-n NODES] [-k OBJECTS] [-s BYTES] [-b BYTES_PER_SECOND] [-l LOSS] [-w SLOW] [-r] [-d DEATHS] [-z FROZEN] [-a LATE] [-x SEED]
+ *     fanout [-n NODES] [-k OBJECTS] [-s BYTES] [-b BYTES_PER_SECOND] [-l LOSS] [-w SLOW] [-r]
+ *            [-d DEATHS] [-z FROZEN] [-a LATE] [-x SEED]
  *
  * Time passes in steps of half a chunk. In each step a node shares its upward bandwidth among the nodes that it sends to, and
  * its downward bandwidth among those that send to it; a reader that cannot take its share leaves it to the others. A node
@@ -10,7 +11,8 @@
  *
  *   LOSS    one of LOSS chunks is delayed by LOSS_NS, as by a lost packet that TCP notices late
  *   SLOW    one of SLOW nodes has a tenth of the bandwidth, both ways; with -r the owner knows them from an earlier version
- *   DEATHS  so many nodes die in the middle; their readers notice after KILL_NS; FROZEN: so many freeze, noticed after FREEZE_NS
+ *   DEATHS  so many nodes die in the middle; their readers notice after KILL_NS
+ *   FROZEN  so many nodes freeze in the middle; their readers notice after FREEZE_NS
  *   LATE    one of LATE nodes comes late, up to half of the time that one reader needs
  *
  * Prints one line: time of the last healthy node over size / bandwidth; the same of the middle one; bytes that the owner sent

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A time line of transfers on one node or several: events in order of time, each of which begins a stage of a transfer or ends the
- * transfer. It comes from a daemon (ctl_trace.c) or from a file that chrome.c has written, and goes to one of three formats. */
+/* A time line of transfers on one node or several: events in order of time, each of which begins a stage of a transfer or ends
+ * the transfer. It comes from a daemon (ctl_trace.c) or from a file that chrome.c has written, and goes to one of three
+ * formats. */
 #ifndef CLIENT_CTL_TIMELINE_H
 #define CLIENT_CTL_TIMELINE_H
 
@@ -54,7 +55,8 @@ void timeline_finish(struct timeline *timeline);
 /* Whether the event's stage is how a transfer ended. */
 bool timeline_is_end(const char *stage);
 
-/* Adds nodes and events of `other` in the time of this time line's first node. INVALID: no file says how their clocks differ. */
+/* Adds the nodes and events of `other`, in the time of this time line's first node. INVALID: no file says how their clocks
+ * differ. */
 enum rdt_status timeline_merge(struct timeline *timeline, const struct timeline *other, struct rdt_error *err);
 
 /* Reads a file that timeline_write_chrome has written. INVALID, SYSTEM. */

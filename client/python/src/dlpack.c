@@ -93,8 +93,8 @@ static void add_stream(struct used_streams *used, void *stream)
 }
 
 /* The consumer's stream does not have to wait: a fetch has completed, and new memory is zeroed, before Python sees the
- * Tensor. Writes through other views are ordered by their own streams, as with any tensor. The stream is noted, because it may still
- * read the tensor when Python drops it. */
+ * Tensor. Writes through other views are ordered by their own streams, as with any tensor. The stream is noted, because it may
+ * still read the tensor when Python drops it. */
 static bool take_stream(struct tensor *tensor, PyObject *stream)
 {
     long long number;

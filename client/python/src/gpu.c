@@ -248,8 +248,8 @@ static bool needs_room(struct conn *conn, const struct borrowed_set *set, size_t
            !(rdt_known(conn->rdt, set->tensors[i].data, *bytes_p, &known, NULL, NULL, NULL) == RDT_OK && known);
 }
 
-/* The daemon writes all targets of a fetch or none. If some are on GPUs, it writes them all, so it writes memory of its own in place
- * of those in host memory that it does not know. */
+/* The daemon writes all targets of a fetch or none. If some are on GPUs, it writes them all, so it writes memory of its own in
+ * place of those in host memory that it does not know. */
 static enum rdt_status land_in_host_memory(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
     size_t bytes, all = 0, at = 0;

@@ -253,8 +253,8 @@ bool stream_from(PyObject *number, void **stream_p);
 bool gpu_open(struct conn *conn);
 void gpu_close(struct conn *conn); /* called before rdt_close, without the GIL */
 
-/* Reads the place (memory or None, uuid or None, and whether tensors in host memory stay there) into options. Returns false with
- * an exception set. */
+/* Reads the place (memory or None, uuid or None, and whether tensors in host memory stay there) into options. Returns false
+ * with an exception set. */
 bool gpu_place(PyObject *place, const char **memory_p, const char **device_p, bool *host_stays_p);
 /* Returns the GPU's ordinal; HOST also for a GPU that this process does not see. */
 int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid);

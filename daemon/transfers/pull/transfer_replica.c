@@ -15,8 +15,8 @@
 #include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
-/* How long a node with a replica may be silent: it sends a chunk, or says every 500 ms that it waits for one itself. So only the
- * readers of the node that has stopped leave it, not those behind them. */
+/* How long a node with a replica may be silent: it sends a chunk, or says every 500 ms that it waits for one itself. So only
+ * the readers of the node that has stopped leave it, not those behind them. */
 #define PATIENCE_NS 2000000000ll
 
 /* How often a pull lets itself be redirected. */

@@ -140,8 +140,8 @@ static void fetch_large(const struct rdt_ref *ref)
     rdt_release(object);
 }
 
-/* Pinning takes longer than one unpinned copy, so host memory is pinned when devices have used it twice, and stays so in the cache
- * of its client. */
+/* Pinning takes longer than one unpinned copy, so host memory is pinned when devices have used it twice, and stays so in the
+ * cache of its client. */
 Test(cuda_counts, memory_that_is_copied_to_again_is_pinned_once)
 {
     struct rdt_ref ref;

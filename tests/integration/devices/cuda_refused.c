@@ -274,8 +274,8 @@ static void break_daemons_gpus(const char *path)
     (void)close(fd);
 }
 
-/* After an access to a wrong address every call of the driver fails for ever. Requests for GPU memory then fail and say so; the daemon
- * goes on to serve host memory, and gives back what it had on the GPU. */
+/* After an access to a wrong address every call of the driver fails for ever. Requests for GPU memory then fail and say so; the
+ * daemon goes on to serve host memory, and gives back what it had on the GPU. */
 Test(cuda_refused, failed_gpu_fails_its_requests_only)
 {
     static char fakes[300];

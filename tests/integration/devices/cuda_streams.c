@@ -11,8 +11,8 @@ CUDA_SUITE(cuda_streams)
 #ifndef RDT_WITHOUT_CUDA
 #include <stdatomic.h>
 
-/* The stream stands still until the reader has fetched. With `ordered` false the event of the fake driver occurs at once, before
- * the work has finished, and the reader must see the old bytes: this shows that the test can fail. */
+/* The stream stands still until the reader has fetched. With `ordered` false the event of the fake driver occurs at once,
+ * before the work has finished, and the reader must see the old bytes: this shows that the test can fail. */
 static void expect_order(bool copied, bool ordered)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);

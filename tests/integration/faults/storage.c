@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A daemon with storage_dir is killed, and nothing but its directory is left: what was stored is served by the next daemon, with
- * the same ids, names, versions and bytes. A daemon that is killed while it writes leaves a whole object or none. */
+/* A daemon with storage_dir is killed, and nothing but its directory is left: what was stored is served by the next daemon,
+ * with the same ids, names, versions and bytes. A daemon that is killed while it writes leaves a whole object or none. */
 #include "tests/integration/faults/storage.h"
 
 #include "tests/support/keeper.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files in storage_dir that are damaged, forged or somebody else's, a disk that is full, a file that is cut off while it is served,
- * other users, and other nodes. */
+/* Files in storage_dir that are damaged, forged or somebody else's, a disk that is full, a file that is cut off while it is
+ * served, other users, and other nodes. */
 #include "tests/integration/faults/storage.h"
 
 #include <errno.h>

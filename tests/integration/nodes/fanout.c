@@ -191,8 +191,8 @@ Test(fanout, frozen_relay_is_left)
     end();
 }
 
-/* 0 <- 1 <- 2 <- 3 <- 4 <- 5: node 2 is killed and node 4 frozen in the middle of it. The readers behind them go on from the bytes
- * that they have, at the node before the one that is gone: no byte travels twice but those under way. */
+/* 0 <- 1 <- 2 <- 3 <- 4 <- 5: node 2 is killed and node 4 frozen in the middle of it. The readers behind them go on from the
+ * bytes that they have, at the node before the one that is gone: no byte travels twice but those under way. */
 Test(fanout, killed_and_frozen_in_a_row_cost_nobody_else)
 {
     const char *flags[] = {"--chunk=64KiB",

@@ -19,8 +19,8 @@ void fake_nccl_load(void);
 /* Whether that switch of fake_cuda.h is on in this process's environment, which the daemons of a test inherit. */
 bool fake_gpu_is_unkind(const char *name);
 
-/* Counts the calls of the driver since fake_gpu_trace_clear: by that process, and by that thread of it (0: any), of that function
- * without its version (NULL: any). FAKE_CUDA_TRACE names the file, for this process and the daemons that it starts. */
+/* Counts the calls of the driver since fake_gpu_trace_clear: by that process, and by that thread of it (0: any), of that
+ * function without its version (NULL: any). FAKE_CUDA_TRACE names the file, for this process and the daemons that it starts. */
 unsigned fake_gpu_calls(int pid, int thread, const char *function);
 void fake_gpu_trace_clear(void);
 
