@@ -67,6 +67,7 @@
  *
  *     load:            open, devices
  *     ALLOC:           alloc, map (warm)   ->  export_block for the processes of its owner, in constant time
+ *     destination:     alloc_unzeroed, map (warm), zero_part ..., copy_start ... copy_done   ->  export_block
  *     IMPORT:          import, map (warm)
  *     put, fetch:      copy_start ... copy_done      device to device, device to host, or host to device
  *     between nodes:   register_memory by a transport that moves the kind; otherwise through host memory that
@@ -345,6 +346,15 @@ struct rdt_memory_ops {
      * objects in them end with the daemon. Loop thread. */
     enum rdt_status (*restore)(void *memory, enum rdt_restore from, int take_fd, uint64_t offset, uint64_t bytes,
                                struct rdt_block *block_p, struct rdt_error *err);
+
+    /* since 1.7: as alloc, but the block may show bytes that others left in the memory. The core uses it for memory that it
+     * writes before any other process can map it, and clears by zero_part what it does not write. NULL: it calls alloc. Only
+     * for a kind with devices. Pool threads. */
+    enum rdt_status (*alloc_unzeroed)(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
+                                      struct rdt_error *err);
+
+    /* since 1.7: as zero, for `bytes` bytes of the block from `offset` on. A kind with alloc_unzeroed has it. Pool threads. */
+    enum rdt_status (*zero_part)(void *memory, struct rdt_block *block, uint64_t offset, uint64_t bytes, struct rdt_error *err);
 };
 
 /* ---- transports ---- */

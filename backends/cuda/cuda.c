@@ -406,6 +406,8 @@ static const struct rdt_memory_ops memory_ops = {
     .pin = pin,
     .unpin = unpin,
     .describe_copy = describe_copy,
+    .alloc_unzeroed = cuda_alloc_unzeroed,
+    .zero_part = cuda_zero_part,
 };
 
 static const struct rdt_backend backend = {

@@ -107,6 +107,8 @@ CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, unsigned turn, C
 
 /* memory.c: operations of struct rdt_memory_ops */
 enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
+enum rdt_status cuda_alloc_unzeroed(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
+                                    struct rdt_error *err);
 enum rdt_status cuda_import(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
                             struct rdt_error *err);
 void cuda_free(void *memory, struct rdt_block *block);
@@ -114,6 +116,7 @@ enum rdt_status cuda_map(void *memory, struct rdt_block *block, bool warm, struc
 enum rdt_status cuda_export(void *memory, const struct rdt_block *block, struct rdt_export *export_p, struct rdt_error *err);
 uint64_t cuda_round(void *memory, uint64_t bytes);
 enum rdt_status cuda_zero(void *memory, struct rdt_block *block, struct rdt_error *err);
+enum rdt_status cuda_zero_part(void *memory, struct rdt_block *block, uint64_t offset, uint64_t bytes, struct rdt_error *err);
 
 /* copy.c: an operation of struct rdt_memory_ops */
 enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err);

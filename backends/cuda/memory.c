@@ -169,7 +169,8 @@ static enum rdt_status clear(struct cuda_card *card, CUdeviceptr at, uint64_t by
     return result == CUDA_SUCCESS ? RDT_OK : failed(card, result, err, "clearing GPU memory");
 }
 
-enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
+static enum rdt_status alloc(struct cuda *memory, const char *device, uint64_t bytes, bool zeroed, struct rdt_block *block_p,
+                             struct rdt_error *err)
 {
     struct cuda_card *card = cuda_card_of(memory, device, err);
     uint64_t rounded = card ? round_up(bytes, card->granule) : 0;
@@ -184,14 +185,27 @@ enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, str
     if (!block)
         return status;
     status = card->vmm ? alloc_chunk(block, rounded, err) : alloc_legacy(block, rounded, err);
-    if (status == RDT_OK)
+    if (status == RDT_OK && zeroed)
         status = clear(card, block->base, rounded, err); /* the driver does not promise zeroed memory */
+    else if (status == RDT_OK && bytes < rounded)        /* what is exported has whole granules */
+        status = clear(card, block->base + bytes, rounded - bytes, err);
     if (status != RDT_OK) {
         block_free(block);
         return status;
     }
     block_fill(block, bytes, block_p);
     return RDT_OK;
+}
+
+enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err)
+{
+    return alloc(memory, device, bytes, true, block_p, err);
+}
+
+enum rdt_status cuda_alloc_unzeroed(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
+                                    struct rdt_error *err)
+{
+    return alloc(memory, device, bytes, false, block_p, err);
 }
 
 /* ---- importing ---- */
@@ -307,11 +321,16 @@ enum rdt_status cuda_export(void *memory, const struct rdt_block *block, struct 
     return RDT_OK;
 }
 
-enum rdt_status cuda_zero(void *memory, struct rdt_block *block, struct rdt_error *err)
+enum rdt_status cuda_zero_part(void *memory, struct rdt_block *block, uint64_t offset, uint64_t bytes, struct rdt_error *err)
 {
     const struct cuda_block *priv = block->priv;
     enum rdt_status status = cuda_enter(priv->card, err);
 
     (void)memory;
-    return status == RDT_OK ? clear(priv->card, priv->base + priv->offset, block->bytes, err) : status;
+    return status == RDT_OK ? clear(priv->card, priv->base + priv->offset + offset, bytes, err) : status;
+}
+
+enum rdt_status cuda_zero(void *memory, struct rdt_block *block, struct rdt_error *err)
+{
+    return cuda_zero_part(memory, block, 0, block->bytes, err);
 }

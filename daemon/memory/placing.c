@@ -18,6 +18,7 @@ static uint32_t place_of(struct placing *placing, struct memory_device *device)
     if (i == placing->n && i < PLACING_MAX) {
         placing->at[i].device = device;
         placing->at[i].bytes = 0;
+        placing->at[i].gaps.n = 0;
         placing->n++;
     }
     return i;
@@ -31,6 +32,7 @@ bool placing_add(struct placing *placing, struct memory_device *device, uint64_t
         return false;
     *region_p = place;
     *offset_p = align_up(placing->at[place].bytes);
+    gaps_add(&placing->at[place].gaps, placing->at[place].bytes, *offset_p);
     placing->at[place].bytes = *offset_p + bytes;
     return true;
 }

@@ -3,6 +3,7 @@
 #ifndef DAEMON_PLACING_H
 #define DAEMON_PLACING_H
 
+#include "daemon/memory/gaps.h"
 #include "daemon/plugins/plugin.h"
 #include "proto/layout.h"
 
@@ -13,6 +14,7 @@ struct placing {
     struct {
         struct memory_device *device; /* NULL: host memory */
         uint64_t bytes;               /* the size of its region */
+        struct gaps gaps;             /* between its tensors */
     } at[PLACING_MAX];
 };
 

@@ -58,6 +58,7 @@
 #include "daemon/base/owner_work.h"
 #include "daemon/base/work.h"
 #include "daemon/memory/device_pool.h"
+#include "daemon/memory/gaps.h"
 #include "daemon/memory/pool.h"
 #include "daemon/plugins/plugin.h"
 #include "proto/layout.h"
@@ -157,6 +158,7 @@ struct region {
     uint8_t exposure;      /* enum region_exposure */
     uint64_t exported_to;  /* the first client that had a descriptor of it; 0: none */
     bool writable_outside; /* another process has a writable descriptor of it, which may outlive a seal */
+    bool unwritten;        /* it shows bytes of others until region_written: it is neither exported nor pooled */
     bool sealed;           /* no new descriptor or mapping can write it */
     bool abandoned;        /* a client ended without releasing it. It may have it mapped: its pages must not be removed */
     bool read_ahead;       /* of FILE: its bytes are being read from the disk, or have been */
@@ -221,6 +223,14 @@ void regions_watch(struct regions *regions);
 enum rdt_status region_alloc(struct regions *regions, const char *kind, const char *device, uint64_t bytes,
                              enum region_origin origin, struct account *account, uint64_t client, struct region **region_p,
                              region_ready on_ready, void *arg, struct rdt_error *err);
+
+/* region_alloc for device memory that the daemon writes before any client gets it, all but the gaps: only these are cleared.
+ * The memory is exported to nobody, and pooled for nobody, until region_written says that all of it is written. */
+enum rdt_status region_alloc_to_write(struct regions *regions, struct memory_device *device, uint64_t bytes,
+                                      const struct gaps *gaps, enum region_origin origin, struct account *account,
+                                      uint64_t client, struct region **region_p, region_ready on_ready, void *arg,
+                                      struct rdt_error *err);
+void region_written(struct region *region);
 
 /* Allocates a little host memory in the loop: region_alloc without on_ready, for no client. */
 enum rdt_status region_alloc_now(struct regions *regions, const char *kind, uint64_t bytes, enum region_origin origin,

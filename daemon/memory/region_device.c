@@ -15,8 +15,10 @@ struct device_work {
     void *arg;
     struct rdt_import *import; /* NULL: an allocation */
     bool reused;               /* its memory is a block of the pool, which must be zeroed */
-    struct list victims;       /* struct pool_block: freed first, because they make room */
-    struct list link;          /* in device->memory.awaiting */
+    bool to_write;             /* only the gaps are cleared */
+    struct gaps gaps;
+    struct list victims; /* struct pool_block: freed first, because they make room */
+    struct list link;    /* in device->memory.awaiting */
     enum rdt_status status;
     struct rdt_error err;
 };
@@ -80,6 +82,22 @@ static enum rdt_status take_room(struct region *region, struct list *victims, st
 
 /* ---- creating on other threads ---- */
 
+/* Clears what the daemon will not write: the gaps between tensors and the end. */
+static enum rdt_status clear_gaps(struct device_work *creation)
+{
+    struct region *region = creation->region;
+    const struct rdt_memory_ops *ops = &region->kind->ops;
+    enum rdt_status status = RDT_OK;
+
+    for (unsigned i = 0; i < creation->gaps.n && status == RDT_OK; i++)
+        status = ops->zero_part(region->kind->instance, &region->block, creation->gaps.at[i].from,
+                                creation->gaps.at[i].to - creation->gaps.at[i].from, &creation->err);
+    if (status == RDT_OK && region->bytes < region->room)
+        status =
+            ops->zero_part(region->kind->instance, &region->block, region->bytes, region->room - region->bytes, &creation->err);
+    return status;
+}
+
 static enum rdt_status create(struct device_work *creation)
 {
     struct region *region = creation->region;
@@ -88,15 +106,18 @@ static enum rdt_status create(struct device_work *creation)
     enum rdt_status status;
 
     if (creation->reused)
-        return ops->zero(instance, &region->block, &creation->err);
+        return creation->to_write ? clear_gaps(creation) : ops->zero(instance, &region->block, &creation->err);
     region_free_victims(&creation->victims);
     if (creation->import)
         status = ops->import(instance, region->device->uuid, creation->import, &region->block, &creation->err);
     else
-        status = ops->alloc(instance, region->device->uuid, region->room, &region->block, &creation->err);
+        status = (creation->to_write ? ops->alloc_unzeroed : ops->alloc)(instance, region->device->uuid, region->room,
+                                                                         &region->block, &creation->err);
     if (status != RDT_OK)
         return status;
     status = ops->map(instance, &region->block, true, &creation->err);
+    if (status == RDT_OK && creation->to_write)
+        status = clear_gaps(creation);
     if (status != RDT_OK)
         ops->free(instance, &region->block);
     return status;
@@ -267,18 +288,28 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
                                     struct region **region_p, region_ready on_ready, void *arg, struct rdt_error *err)
 {
     struct memory_device *device;
+    enum rdt_status status = find_device(kind, device_name, &device, err);
+
+    return status == RDT_OK
+               ? region_alloc_to_write(regions, device, bytes, NULL, origin, account, client, region_p, on_ready, arg, err)
+               : status;
+}
+
+enum rdt_status region_alloc_to_write(struct regions *regions, struct memory_device *device, uint64_t bytes,
+                                      const struct gaps *gaps, enum region_origin origin, struct account *account,
+                                      uint64_t client, struct region **region_p, region_ready on_ready, void *arg,
+                                      struct rdt_error *err)
+{
     struct device_work *creation;
     struct pool_block *pooled;
     struct region *region;
-    enum rdt_status status = find_device(kind, device_name, &device, err);
+    enum rdt_status status;
 
-    if (status != RDT_OK)
-        return status;
     if (!on_ready)
-        return rdt_error_set(err, RDT_INTERNAL, "%s memory cannot be allocated in the loop", kind->name);
+        return rdt_error_set(err, RDT_INTERNAL, "%s memory cannot be allocated in the loop", device->kind->name);
     if (bytes > device->memory.limit_bytes) /* so that no sum with it overflows */
         return no_room(device, bytes, err);
-    status = region_new(regions, kind, device, bytes, origin, account, client, 1, &region, err);
+    status = region_new(regions, device->kind, device, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;
     creation = work_new(on_ready, arg, err);
@@ -293,6 +324,9 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
         return RDT_OK;
     }
     creation->reused = pooled;
+    creation->to_write = region->unwritten = gaps && device->kind->ops.alloc_unzeroed;
+    if (gaps)
+        creation->gaps = *gaps;
     status = pooled ? RDT_OK : take_room(region, &creation->victims, err);
     if (status == RDT_OK)
         return start(creation, region);
@@ -301,6 +335,11 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
     region_cancel(region);
     free(creation);
     return status;
+}
+
+void region_written(struct region *region)
+{
+    region->unwritten = false;
 }
 
 /* ---- importing ---- */

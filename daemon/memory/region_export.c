@@ -62,9 +62,13 @@ void region_expose(struct region *region, uint64_t client)
     }
 }
 
-/* Memory that a client had before it was reused is exported to no other client. */
+/* Memory that a client had before it was reused is exported to no other client, and memory that shows bytes of others to
+ * none. */
 static enum rdt_status check_reach(const struct region *region, uint64_t client, struct rdt_error *err)
 {
+    if (region->unwritten)
+        return rdt_error_set(err, RDT_INTERNAL, "region %llu has not been written yet, and may go to no client",
+                             (unsigned long long)region->id);
     if (region->exposure != REGION_BOUND || region->exported_to == client)
         return RDT_OK;
     return rdt_error_set(err, RDT_INTERNAL, "region %llu has memory that client %llu had before, and may go to no other client",

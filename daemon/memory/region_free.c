@@ -206,7 +206,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     bool host = region_is_host(region), imported = !region_is_charged(region); /* or a file */
     bool was_exported = !imported && host && region->exposure >= REGION_EXPOSED;
     bool kept = stays_for_later(region);
-    bool for_anyone = !imported && region->exposure == REGION_UNEXPOSED && !region->sealed && !kept;
+    bool for_anyone = !imported && region->exposure == REGION_UNEXPOSED && !region->sealed && !kept && !region->unwritten;
     /* A client that had this memory mapped may have put it under another name, as an import. So device memory is not
      * reused while anything is imported on its device. */
     bool for_client = !host && !imported && region->device->memory.imported_bytes == 0 && !region->abandoned &&

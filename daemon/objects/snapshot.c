@@ -192,9 +192,14 @@ static enum rdt_status reserve(struct snapshot *snapshot, struct rdt_error *err)
 
     while (status == RDT_OK && snapshot->n_fresh < snapshot->placing.n) {
         struct memory_device *device = snapshot->placing.at[snapshot->n_fresh].device;
-        status = region_alloc(snapshot->table, device ? device->kind->name : "host", device ? device->uuid : "",
-                              snapshot->placing.at[snapshot->n_fresh].bytes, REGION_SNAPSHOT, snapshot->object->account, 0,
-                              &snapshot->fresh[snapshot->n_fresh], on_reserved, snapshot, err);
+        uint64_t bytes = snapshot->placing.at[snapshot->n_fresh].bytes;
+        struct region **fresh = &snapshot->fresh[snapshot->n_fresh];
+        if (device)
+            status = region_alloc_to_write(snapshot->table, device, bytes, &snapshot->placing.at[snapshot->n_fresh].gaps,
+                                           REGION_SNAPSHOT, snapshot->object->account, 0, fresh, on_reserved, snapshot, err);
+        else
+            status = region_alloc(snapshot->table, "host", "", bytes, REGION_SNAPSHOT, snapshot->object->account, 0, fresh,
+                                  on_reserved, snapshot, err);
         snapshot->n_fresh += status == RDT_OK;
     }
     if (status == RDT_OK && snapshot->n_fresh > 0 && !snapshot->copying) {
@@ -379,6 +384,8 @@ static enum rdt_status finish(struct snapshot *snapshot, enum rdt_status status,
 
     if (snapshot->copying)
         object_unpin(object);
+    for (uint32_t i = 0; i < snapshot->n_fresh && status == RDT_OK; i++)
+        region_written(snapshot->fresh[i]);
     if (status == RDT_OK)
         status = object_fill(object, snapshot->layout, snapshot->regions, snapshot->n_taken + snapshot->n_fresh, err);
     if (status == RDT_OK)

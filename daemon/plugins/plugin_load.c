@@ -62,6 +62,7 @@ static enum rdt_status copy_memory(struct plugin *plugin, struct rdt_error *err)
         {"export_block", ops->export_block || !devices},
         {"copy_start", ops->copy_start || !devices},
         {"zero", ops->zero || !devices},
+        {"zero_part", ops->zero_part || !ops->alloc_unzeroed},
         {"unpin", ops->unpin || !ops->pin},
     };
     enum rdt_status status = check_name("memory kind", ops->name, err);

@@ -245,9 +245,12 @@ enum rdt_status destination_reserve(struct transfer *transfer, region_ready on_r
         uint64_t bytes = destination->placing.at[destination->n_ready].bytes;
         struct region *region = own && !device ? region_cache_take(&transfer->client->cache, bytes, REGION_RECEIVED) : NULL;
 
-        if (!region)
-            status = region_alloc(transfer->transfers->regions, device ? device->kind->name : "host",
-                                  device ? device->uuid : "", bytes, REGION_RECEIVED, transfer->account,
+        if (device)
+            status = region_alloc_to_write(transfer->transfers->regions, device, bytes,
+                                           &destination->placing.at[destination->n_ready].gaps, REGION_RECEIVED,
+                                           transfer->account, own ? transfer->client->id : 0, &region, on_ready, transfer, err);
+        else if (!region)
+            status = region_alloc(transfer->transfers->regions, "host", "", bytes, REGION_RECEIVED, transfer->account,
                                   own ? transfer->client->id : 0, &region, on_ready, transfer, err);
         if (status == RDT_OK)
             destination_take(transfer, region);

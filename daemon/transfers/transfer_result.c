@@ -328,6 +328,7 @@ static enum rdt_status fill_devices(struct result *result, struct transfer *tran
     for (uint32_t i = 0; i < target->n && status == RDT_OK; i++) {
         struct region *region = target->uses[i].region;
         enum share how = region_is_host(region) ? share_of(transfer) : SHARE_WRITE;
+        region_written(region);
         if (how != SHARE_WRITE)
             (void)region_seal(region, NULL);
         status = result_add_region(result, region, client->id, how, true, err);

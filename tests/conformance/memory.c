@@ -136,6 +136,28 @@ MEMORY_CHECK(allocations_of_all_sizes_are_zeroed)
     }
 }
 
+MEMORY_CHECK(part_of_a_block_is_zeroed_alone)
+{
+    struct rdt_block block = {.fd = -1};
+    uint8_t *bytes = malloc(MIB), *out;
+
+    if (!HAS_OP(ops, alloc_unzeroed))
+        check_skip("it has no alloc_unzeroed");
+    must(HAS_OP(ops, zero_part), "it has alloc_unzeroed, and lacks zero_part");
+    must_not_null(bytes);
+    memset(bytes, 0x5a, MIB);
+    must_eq(ops->alloc_unzeroed(memory, device, MIB, &block, &err), RDT_OK, "allocating memory: %s", err.msg);
+    must_eq(ops->map(memory, &block, true, &err), RDT_OK, "mapping it: %s", err.msg);
+    copy_in(&block, 0, bytes, MIB);
+    must_eq(ops->zero_part(memory, &block, 4099, 63, &err), RDT_OK, "clearing a part: %s", err.msg);
+    memset(bytes + 4099, 0, 63);
+    out = copied_out(&block, MIB);
+    must(memcmp(out, bytes, MIB) == 0, "more or less than the part was cleared");
+    free(out);
+    free(bytes);
+    ops->free(memory, &block);
+}
+
 MEMORY_CHECK(memory_that_was_used_comes_back_zeroed)
 {
     struct rdt_block block;

@@ -33,6 +33,7 @@
  *   FAKE_CUDA_SLOW_REGISTER       cuMemHostRegister takes 1 ms, and 1 ms more for each 16 MiB
  *   FAKE_CUDA_REGISTER_REFUSED    every third cuMemHostRegister fails with OUT_OF_MEMORY
  *   FAKE_CUDA_UNPINNED_BLOCKS     an asynchronous copy from or to host memory that is not registered returns when it has ended
+ *   FAKE_CUDA_DIRTY               new memory is not zero, but shows bytes of others
  *
  * Environment variables, with their defaults:
  *

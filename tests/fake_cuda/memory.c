@@ -12,6 +12,16 @@ struct range *fake_ranges;
 
 /* ---- chunks; the mutex is held ---- */
 
+static void make_dirty(const struct chunk *chunk)
+{
+    char *bytes = mmap(NULL, chunk->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, chunk->fd, 0);
+
+    if (bytes == MAP_FAILED)
+        abort();
+    memset(bytes, 0x5a, chunk->bytes);
+    (void)munmap(bytes, chunk->bytes);
+}
+
 struct chunk *fake_chunk_new(CUdevice device, size_t bytes, int fd, bool legacy)
 {
     struct chunk *chunk = calloc(1, sizeof *chunk);
@@ -30,6 +40,8 @@ struct chunk *fake_chunk_new(CUdevice device, size_t bytes, int fd, bool legacy)
             return NULL;
         }
         fake_gpu[device].used += bytes;
+        if (fake_unkind("FAKE_CUDA_DIRTY"))
+            make_dirty(chunk);
     }
     return chunk;
 }

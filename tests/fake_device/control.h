@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #define FAKE_DEVICES 4
+#define FAKE_DIRT 0x5a /* what others left in memory that is allocated unzeroed */
 
 struct fake_control {
     /* set by tests */
@@ -26,6 +27,7 @@ struct fake_control {
     _Atomic uint32_t blocks, imports, handles; /* that exist now; handles: opened, each once */
     _Atomic uint32_t importing;                /* now */
     _Atomic uint64_t made, zeroed;             /* allocations; blocks that were cleared later */
+    _Atomic uint64_t dirty, cleared_bytes;     /* of them allocated with FAKE_DIRT in all bytes; bytes cleared in parts */
     _Atomic uint64_t started, done;            /* copies */
     _Atomic uint64_t pinned;                   /* bytes of host memory, now */
     _Atomic uint32_t pin_calls;                /* so far */

@@ -311,6 +311,40 @@ static enum rdt_status fake_map(void *memory, struct rdt_block *block_p, bool wa
     return RDT_OK;
 }
 
+/* ---- memory that shows bytes of others ---- */
+
+static enum rdt_status fake_alloc_unzeroed(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
+                                           struct rdt_error *err)
+{
+    enum rdt_status status = fake_alloc(memory, device, bytes, block_p, err);
+    struct fake_block *block = status == RDT_OK ? block_p->priv : NULL;
+    uint8_t dirt[4096];
+
+    memset(dirt, FAKE_DIRT, sizeof dirt);
+    for (uint32_t i = 0; block && i < block->n_fds; i++)
+        for (uint64_t at = 0; at < block->chunk_bytes[i]; at += sizeof dirt) {
+            uint64_t left = block->chunk_bytes[i] - at;
+            if (pwrite(block->fds[i], dirt, left < sizeof dirt ? left : sizeof dirt, (off_t)at) < 0)
+                abort();
+        }
+    if (block)
+        atomic_fetch_add(&fake.control->dirty, 1);
+    return status;
+}
+
+static enum rdt_status fake_zero_part(void *memory, struct rdt_block *block_p, uint64_t offset, uint64_t bytes,
+                                      struct rdt_error *err)
+{
+    struct fake_block *block = block_p->priv;
+
+    (void)memory;
+    if (take(&fake.control->fail_zeros))
+        return rdt_error_set(err, RDT_SYSTEM, "it cannot be cleared, as the test wants it");
+    atomic_fetch_add(&fake.control->cleared_bytes, bytes);
+    memset(block->real + block->offset + offset, 0, bytes);
+    return RDT_OK;
+}
+
 /* The counts go last: who waits for them finds the memory gone. */
 static void fake_free(void *memory, struct rdt_block *block_p)
 {
@@ -562,6 +596,8 @@ static const struct rdt_memory_ops memory_ops = {
     .zero = fake_zero,
     .pin = fake_pin,
     .unpin = fake_unpin,
+    .alloc_unzeroed = fake_alloc_unzeroed,
+    .zero_part = fake_zero_part,
 };
 
 static const struct rdt_backend backend = {

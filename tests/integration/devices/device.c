@@ -186,6 +186,60 @@ static int read_handle(struct actor *self, void *arg)
     return 0;
 }
 
+static size_t dirty_bytes(const uint8_t *bytes, size_t n)
+{
+    size_t dirty = 0;
+
+    for (size_t i = 0; i < n; i++)
+        dirty += bytes[i] == FAKE_DIRT;
+    return dirty;
+}
+
+/* Fetches two tensors with a gap between them, and looks at all memory that the reader has mapped. */
+static void expect_clean(const struct rdt_ref *ref, const char *memory)
+{
+    rdt_object *object;
+    const uint8_t *first;
+
+    must_ok(fetch_to(b, ref, memory, memory ? "FAKE-1" : NULL, &object, &err));
+    first = tensor_of(object, 0).data;
+    must(holds_pattern(first, 100, 3) && holds_pattern(tensor_of(object, 1).data, 1000, 4));
+    must((const uint8_t *)tensor_of(object, 1).data == first + 128);
+    must(dirty_bytes(first + 100, 28) == 0);
+    must(dirty_bytes(first + 1128, 64 * KIB - 1128) == 0);
+    rdt_release(object);
+}
+
+/* What the daemon writes whole is not cleared first, and nobody sees what others left in the gaps or behind the end. */
+Test(device, memory_that_is_written_whole_is_not_cleared_and_shows_no_bytes_of_others)
+{
+    uint8_t *host = malloc(64 * KIB);
+    struct rdt_tensor two[2];
+    struct rdt_ref ref, snapshot;
+    void *addr;
+
+    must(host);
+    two[0] = bytes_at(host, 100);
+    two[1] = bytes_at(host + 200, 1000);
+    fill_pattern(host, 100, 3);
+    fill_pattern(host + 200, 1000, 4);
+    begin();
+    ref = put_tensors(a, two, 2, 0);
+    expect_clean(&ref, "fake");
+    must(atomic_load(&gpu.control->dirty) == 1 && atomic_load(&gpu.control->made) == 1);
+    must(atomic_load(&gpu.control->cleared_bytes) == 28 + 64 * KIB - 1128);
+
+    addr = fake_device_alloc(a, "FAKE-0", 64 * KIB);
+    memcpy(addr, host, 64 * KIB);
+    two[0].data = addr;
+    two[1].data = (char *)addr + 200;
+    snapshot = put_tensors(a, two, 2, RDT_PUT_SNAPSHOT);
+    must(atomic_load(&gpu.control->dirty) == 2);
+    expect_clean(&snapshot, NULL);
+    free(host);
+    end(NULL);
+}
+
 Test(device, legacy_handle_is_opened_once)
 {
     struct fake_memory_own own;

@@ -62,6 +62,33 @@ static void snapshot_and_free(rdt *conn, void *addr, size_t bytes)
     must_ok(rdt_free(conn, &ref, false, &err));
 }
 
+/* A fetch that fails has not written its memory, which shows bytes of others: nobody gets it. */
+Test(device_cache, memory_of_a_failed_fetch_is_not_pooled)
+{
+    struct rdt_alloc_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    rdt_object *object;
+    uint8_t *bytes;
+    void *source, *addr;
+
+    begin_caching(NULL);
+    ref = put_on(a, "FAKE-0", 1000, 3, &source);
+    atomic_store(&gpu.control->fail_copies, 1);
+    must_be(RDT_SYSTEM, fetch_to(a, &ref, "fake", "FAKE-1", &object, &err));
+    must(atomic_load(&gpu.control->dirty) == 1);
+    options.memory = "fake";
+    options.device = "FAKE-1";
+    options.written_whole = true;
+    must_ok(rdt_alloc_with(a, 64 * KIB, &options, &addr, &err));
+    bytes = addr;
+    for (size_t i = 0; i < 1000; i++)
+        must(bytes[i] != FAKE_DIRT);
+    must_ok(rdt_dealloc(a, addr, &err));
+    must_ok(rdt_dealloc(a, source, &err));
+    must_ok(rdt_free(a, &ref, false, &err));
+    end_caching();
+}
+
 Test(device_cache, unexported_memory_serves_any_client_and_is_zeroed)
 {
     uint8_t *from, *got;
