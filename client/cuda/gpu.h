@@ -9,6 +9,7 @@
  *     5  rooms                   copies of the tensors of a put
  *     4  memory                  rdt_cuda_alloc and rdt_cuda_offer
  *     3  map names offers        the rdt_mapper for librdt; GPUs and streams; memory offered while puts run
+ *     3  places                  in which allocations the tensors of a put lie
  *     2  export streams          memory of this process, described so that the daemon can map it; what follows the work in a
  *                                stream
  *     1  gpu retained            contexts; addresses that stay reserved
@@ -136,18 +137,13 @@ struct address_range { /* [from, to); 0, 0: none */
 
 struct offer_request {
     struct address_range tensor; /* its bytes */
-    struct address_range chunks; /* what to offer, if it is more than the chunks of the tensor itself; none: those */
+    struct address_range chunks; /* what to offer: the allocation or the chunks that hold it; none: the driver does not know */
     bool copy;                   /* offer nothing: use only memory that the caller has made known */
     int64_t deadline_ns;         /* of the put */
 };
 
 void offers_init(struct offers *offers);
 void offers_fini(struct offers *offers);
-
-/* Finds the allocation, or the chunks, that hold the bytes. *chunks_p stays as it is if the driver does not know them: then
- * the offer fails with a sentence that says why. */
-enum rdt_status offers_find_chunks(rdt_cuda *cuda, struct cuda_gpu *gpu, struct address_range bytes,
-                                   struct address_range *chunks_p, struct rdt_error *err);
 
 /* Replaces ranges that overlap by their union. */
 enum rdt_status offers_join_ranges(struct address_range *ranges, size_t n, struct rdt_error *err);
@@ -162,6 +158,37 @@ void offers_release(struct offers *offers, rdt_cuda *cuda, struct offer *offer);
  * *bytes_p). UNSUPPORTED: it cannot be exported. timeout_ns as in rdt_shared. The GPU is entered. */
 enum rdt_status offers_import(rdt_cuda *cuda, struct cuda_gpu *gpu, void *addr, size_t bytes, int64_t timeout_ns, void **base_p,
                               size_t *bytes_p, enum rdt_cuda_how *how_p, struct rdt_error *err);
+
+/* ---- places.c: in which allocations the tensors of one put lie ---- */
+
+struct allocation {
+    struct address_range range;
+    struct cuda_gpu *gpu;
+    bool offered; /* a tensor in it is a user of an offer */
+    bool refused; /* it cannot be exported, or the daemon cannot map it: its tensors are copied */
+};
+
+struct places { /* all but the driver is 0 at first */
+    struct cuda_driver *driver;
+    struct allocation *all; /* [n] that the driver was asked about, in order of addresses */
+    size_t n, room;
+    struct cuda_gpu *gpu; /* that is entered; NULL: none is */
+    struct entered entered;
+};
+
+/* Finds the GPU in whose memory the bytes begin; *gpu_p NULL: they lie in host memory. *chunks_p: the allocation, or the
+ * chunks, that hold the bytes; it stays as it is if the driver does not know them: then an offer fails with a sentence that
+ * says why. May enter the GPU. Errors as of gpu_find. */
+enum rdt_status places_find(struct places *places, struct address_range bytes, struct cuda_gpu **gpu_p,
+                            struct address_range *chunks_p, struct rdt_error *err);
+
+/* The allocation at the address if the driver was asked about it and knows it, or NULL. Valid until the next places_find. */
+struct allocation *places_at(struct places *places, uintptr_t at);
+
+/* Enters the GPU unless it is entered already, and leaves what is entered. */
+enum rdt_status places_enter(struct places *places, struct cuda_gpu *gpu, struct rdt_error *err);
+void places_leave(struct places *places);
+void places_fini(struct places *places);
 
 /* ---- memory.c ---- */
 

@@ -41,26 +41,6 @@ void offers_fini(struct offers *offers)
 
 /* ---- tensors that share chunks ---- */
 
-enum rdt_status offers_find_chunks(rdt_cuda *cuda, struct cuda_gpu *gpu, struct address_range bytes,
-                                   struct address_range *chunks_p, struct rdt_error *err)
-{
-    struct entered entered;
-    CUdeviceptr first, last;
-    size_t first_bytes, last_bytes;
-    CUresult result;
-    enum rdt_status status = gpu_enter(cuda->driver, gpu, &entered, err);
-
-    if (status != RDT_OK)
-        return status;
-    result = cuda->driver->cuMemGetAddressRange(&first, &first_bytes, (CUdeviceptr)bytes.from);
-    if (result == CUDA_SUCCESS)
-        result = cuda->driver->cuMemGetAddressRange(&last, &last_bytes, (CUdeviceptr)bytes.to - 1);
-    gpu_leave(cuda->driver, &entered);
-    if (result == CUDA_SUCCESS)
-        *chunks_p = (struct address_range){(uintptr_t)first, (uintptr_t)(last + last_bytes)};
-    return RDT_OK;
-}
-
 static int by_start(const void *a, const void *b)
 {
     const struct address_range *x = *(struct address_range *const *)a, *y = *(struct address_range *const *)b;
@@ -232,14 +212,10 @@ enum rdt_status offers_acquire(struct offers *offers, rdt_cuda *cuda, struct cud
                                struct offer **offer_p, enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
     struct address_range chunks = request->chunks.to != 0 ? request->chunks : request->tensor;
-    enum rdt_status status = RDT_OK;
+    enum rdt_status status;
 
     *offer_p = NULL;
     *how_p = RDT_CUDA_KNOWN;
-    if (request->chunks.to == 0 && !request->copy)
-        status = offers_find_chunks(cuda, gpu, request->tensor, &chunks, err);
-    if (status != RDT_OK)
-        return status;
     (void)pthread_mutex_lock(&offers->mutex);
     status = find_or_add(offers, cuda, request, chunks, offer_p, err);
     if (status == RDT_OK && *offer_p && (*offer_p)->pending)

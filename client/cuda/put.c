@@ -9,18 +9,27 @@
 
 #include "client/cuda/gpu.h"
 
-#define MAX_OFFERS 1024u /* of one put: further tensors are copied, because an object has at most 4096 ranges of memory */
+#define MAX_OFFERED \
+    1024u /* ranges of one put: tensors in others are copied, because an object has at most 4096 ranges of memory */
+
+struct place { /* of a tensor */
+    struct address_range extent;
+    struct cuda_gpu *gpu; /* NULL: it is in host memory, or has no elements */
+};
 
 struct put_call {
     struct handle *handle;
     const struct rdt_cuda_put_options *options;
     int64_t deadline_ns;
     size_t count;
-    struct rdt_tensor *tensors;   /* [count] a copy; data of a copied tensor points to the copy */
-    struct cuda_gpu *gpu;         /* of the first tensor that is on one; NULL: none is */
-    struct address_range *chunks; /* [count] of tensors on GPUs that the daemon does not know */
-    struct offer **offers;        /* [n_offers] released when the put is over */
+    struct rdt_tensor *tensors; /* [count] a copy; data of a copied tensor points to the copy */
+    struct cuda_gpu *gpu;       /* of the first tensor that is on one; NULL: none is */
+    struct places places;
+    struct place *at;             /* [count] */
+    struct address_range *chunks; /* [count] of tensors on GPUs: the allocations that hold them */
+    struct offer **offers;        /* [n_offers] one for each tensor, released when the put is over */
     size_t n_offers;
+    unsigned n_offered; /* about as many ranges of memory */
     struct rooms rooms;
 };
 
@@ -66,52 +75,91 @@ static int64_t remaining_ns(const struct put_call *call)
 
 /* ---- taking tensors ---- */
 
+/* Notes that a tensor uses the offer. Tensors in one allocation use the same one. */
+static void add_offer(struct put_call *call, struct offer *offer, struct allocation *allocation)
+{
+    bool counted = (allocation && allocation->offered) || (call->n_offers > 0 && call->offers[call->n_offers - 1] == offer);
+
+    call->offers[call->n_offers++] = offer;
+    call->n_offered += !counted;
+    if (allocation)
+        allocation->offered = true;
+}
+
 static enum rdt_status take_on_gpu(struct put_call *call, struct cuda_gpu *gpu, size_t i, struct address_range extent,
                                    enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
     rdt_cuda *cuda = &call->handle->cuda;
-    bool copy = call->options->copy || call->n_offers >= MAX_OFFERS;
+    struct allocation *allocation = places_at(&call->places, extent.from);
+    bool full = call->n_offered >= MAX_OFFERED && !(allocation && allocation->offered);
+    bool copy = call->options->copy || full || (allocation && allocation->refused);
     struct offer_request request = {extent, call->chunks[i], copy, call->deadline_ns};
     struct offer *offer;
-    struct entered entered;
-    enum rdt_status status = gpu_enter(cuda->driver, gpu, &entered, err);
+    enum rdt_status status = places_enter(&call->places, gpu, err);
 
     if (status != RDT_OK)
         return status;
     status = offers_acquire(&call->handle->offers, cuda, gpu, &request, &offer, how_p, err);
     if (status == RDT_OK && offer) {
-        call->offers[call->n_offers++] = offer;
+        add_offer(call, offer, allocation);
     } else if (status == RDT_UNSUPPORTED) {
         *how_p = RDT_CUDA_COPIED;
+        if (allocation)
+            allocation->refused = true;
         call->rooms.copied[i] = (struct copied){gpu, extent};
         status = RDT_OK;
     }
-    gpu_leave(cuda->driver, &entered);
     return status;
+}
+
+/* Host memory that the daemon knows needs no GPU; of all other memory the driver is asked. */
+static enum rdt_status find_place(struct put_call *call, size_t i, struct rdt_error *err)
+{
+    rdt_cuda *cuda = &call->handle->cuda;
+    struct place *place = &call->at[i];
+    bool known = false;
+    const char *memory = "host";
+    enum rdt_status status = find_extent(&call->tensors[i], i, &place->extent, err);
+
+    if (status != RDT_OK || place->extent.from == place->extent.to)
+        return status;
+    if (rdt_known(cuda->conn, (void *)place->extent.from, place->extent.to - place->extent.from, &known, &memory, NULL, NULL) ==
+            RDT_OK &&
+        known && strcmp(memory, "host") == 0)
+        return RDT_OK;
+    status = places_find(&call->places, place->extent, &place->gpu, &call->chunks[i], err);
+    if (status != RDT_OK)
+        rdt_error_prefix(err, "tensor %zu", i);
+    if (place->gpu && !call->gpu)
+        call->gpu = place->gpu;
+    return status;
+}
+
+/* Finds where all tensors lie, and which share chunks. Must come before the first offer, because those are offered together. */
+static enum rdt_status find_places(struct put_call *call, struct rdt_error *err)
+{
+    enum rdt_status status = RDT_OK;
+
+    for (size_t i = 0; status == RDT_OK && i < call->count; i++)
+        status = find_place(call, i, err);
+    return status == RDT_OK ? offers_join_ranges(call->chunks, call->count, err) : status;
 }
 
 static enum rdt_status take_tensor(struct put_call *call, size_t i, enum rdt_cuda_how *how_p, struct rdt_error *err)
 {
-    rdt_cuda *cuda = &call->handle->cuda;
+    const struct place *place = &call->at[i];
     bool known = false;
-    const char *memory = "host";
-    struct cuda_gpu *gpu = NULL;
-    struct address_range extent = {0, 0};
-    enum rdt_status status = find_extent(&call->tensors[i], i, &extent, err);
+    enum rdt_status status = RDT_OK;
 
     *how_p = RDT_CUDA_HOST;
-    if (status != RDT_OK || extent.from == extent.to)
-        return status;
-    status = rdt_known(cuda->conn, (void *)extent.from, extent.to - extent.from, &known, &memory, NULL, err);
-    if (status == RDT_INVALID || !known || strcmp(memory, "host") != 0) {
-        enum rdt_status found = gpu_find(cuda->driver, (void *)extent.from, &gpu, err);
-        status = found != RDT_OK ? found : status;
-    }
-    if (gpu && !call->gpu)
-        call->gpu = gpu;
-    if (gpu) /* also when the daemon knows only a part of it, or knows it by another put */
-        status = take_on_gpu(call, gpu, i, extent, how_p, err);
-    else if (status == RDT_OK && !known && call->options->has_stream)
+    if (place->extent.from == place->extent.to)
+        return RDT_OK;
+    if (place->gpu) /* also when the daemon knows only a part of it, or knows it by another put */
+        status = take_on_gpu(call, place->gpu, i, place->extent, how_p, err);
+    else
+        status = rdt_known(call->handle->cuda.conn, (void *)place->extent.from, place->extent.to - place->extent.from, &known,
+                           NULL, NULL, err);
+    if (status == RDT_OK && !place->gpu && !known && call->options->has_stream)
         status = rdt_error_set(err, RDT_INVALID,
                                "it lies in host memory that rdtd does not know, which no stream can write after the put");
     if (status != RDT_OK)
@@ -119,31 +167,10 @@ static enum rdt_status take_tensor(struct put_call *call, size_t i, enum rdt_cud
     return status;
 }
 
-/* Finds which tensors share chunks. Must come before the first offer, because those are offered together. */
-static enum rdt_status find_chunks(struct put_call *call, struct rdt_error *err)
-{
-    rdt_cuda *cuda = &call->handle->cuda;
-    enum rdt_status status = RDT_OK;
-
-    for (size_t i = 0; status == RDT_OK && i < call->count; i++) {
-        struct address_range extent;
-        bool known = true;
-        struct cuda_gpu *gpu;
-        status = find_extent(&call->tensors[i], i, &extent, err);
-        if (status != RDT_OK || extent.from == extent.to ||
-            rdt_known(cuda->conn, (void *)extent.from, extent.to - extent.from, &known, NULL, NULL, NULL) != RDT_OK || known)
-            continue;
-        status = gpu_find(cuda->driver, (void *)extent.from, &gpu, err);
-        if (gpu)
-            status = offers_find_chunks(cuda, gpu, extent, &call->chunks[i], err);
-    }
-    return status == RDT_OK ? offers_join_ranges(call->chunks, call->count, err) : status;
-}
-
 static enum rdt_status take_tensors(struct put_call *call, struct rdt_error *err)
 {
     const CUstream stream = call->options->stream;
-    enum rdt_status status = call->count > 1 && !call->options->copy ? find_chunks(call, err) : RDT_OK;
+    enum rdt_status status = find_places(call, err);
 
     for (size_t i = 0; status == RDT_OK && i < call->count; i++) {
         enum rdt_cuda_how how;
@@ -151,6 +178,7 @@ static enum rdt_status take_tensors(struct put_call *call, struct rdt_error *err
         if (call->options->how)
             call->options->how[i] = how;
     }
+    places_leave(&call->places);
     if (status == RDT_OK)
         status = rooms_copy(&call->rooms, call->tensors, call->options->has_stream ? &stream : NULL, call->deadline_ns, err);
     return status;
@@ -234,10 +262,12 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     put.struct_size = sizeof put;
     call.deadline_ns = clock_deadline_ns(put.timeout_ns > 0 ? put.timeout_ns : RDT_FOREVER);
     call.tensors = calloc(count + 1, sizeof *call.tensors);
+    call.places.driver = cuda->driver;
+    call.at = calloc(count + 1, sizeof *call.at);
     call.chunks = calloc(count + 1, sizeof *call.chunks);
     call.offers = calloc(count + 1, sizeof(struct offer *));
     status = rooms_init(&call.rooms, call.handle, count, err);
-    if (status == RDT_OK && (!call.tensors || !call.chunks || !call.offers))
+    if (status == RDT_OK && (!call.tensors || !call.at || !call.chunks || !call.offers))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to put %zu tensors", count);
     if (status == RDT_OK) {
         for (size_t i = 0; i < count; i++)
@@ -247,7 +277,9 @@ enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, s
     if (put.timeout_ns > 0)
         put.timeout_ns = remaining_ns(&call);
     status = put_taken(&call, status, &put, ref_p, err);
+    places_fini(&call.places);
     free(call.tensors);
+    free(call.at);
     free(call.chunks);
     free(call.offers);
     rooms_fini(&call.rooms);

@@ -117,13 +117,35 @@ static enum rdt_status await_rooms(struct rooms *rooms, int64_t deadline_ns, str
 
 /* ---- copying ---- */
 
+/* Tensors that lie one behind the other at both ends, which one copy takes. */
+struct run {
+    size_t first; /* tensor */
+    uintptr_t from;
+    size_t at, bytes; /* in the room */
+};
+
+static enum rdt_status copy_run(struct rooms *rooms, const struct run *run, CUdeviceptr room, CUstream stream,
+                                struct rdt_error *err)
+{
+    struct cuda_driver *driver = rooms->handle->cuda.driver;
+    CUresult result = run->bytes > 0 ? driver->cuMemcpyAsync(room + run->at, run->from, run->bytes, stream) : CUDA_SUCCESS;
+    enum rdt_status status;
+
+    if (result == CUDA_SUCCESS)
+        return RDT_OK;
+    status = cuda_gpu_failed(driver, rooms->copied[run->first].gpu, result, err, COPYING);
+    rdt_error_prefix(err, "tensor %zu", run->first);
+    return status;
+}
+
 static enum rdt_status copy_on(struct rooms *rooms, struct cuda_gpu *gpu, struct rdt_tensor *tensors, CUstream stream,
                                int64_t deadline_ns, struct rdt_error *err)
 {
-    struct cuda_driver *driver = rooms->handle->cuda.driver;
     int64_t left_ns = clock_remaining_ns(deadline_ns);
     size_t bytes = 0, at = 0;
+    struct run run = {0};
     enum rdt_status status;
+    CUdeviceptr room;
     void *buffer;
 
     for (size_t i = 0; i < rooms->count; i++)
@@ -131,24 +153,22 @@ static enum rdt_status copy_on(struct rooms *rooms, struct cuda_gpu *gpu, struct
     status = gpu_memory_alloc(&rooms->handle->cuda, gpu->uuid, bytes, left_ns != 0 ? left_ns : 1, true, &buffer, err);
     if (status != RDT_OK)
         return status;
+    room = (CUdeviceptr)(uintptr_t)buffer;
     rooms->gpus[rooms->n_buffers] = gpu;
     rooms->buffers[rooms->n_buffers++] = buffer;
-    for (size_t i = 0; i < rooms->count; i++) {
+    for (size_t i = 0; i < rooms->count && status == RDT_OK; i++) {
         const struct copied *copied = &rooms->copied[i];
-        CUresult result;
         if (copied->gpu != gpu)
             continue;
-        result = driver->cuMemcpyAsync((CUdeviceptr)(uintptr_t)buffer + at, (CUdeviceptr)copied->extent.from,
-                                       copied->extent.to - copied->extent.from, stream);
-        if (result != CUDA_SUCCESS) {
-            status = cuda_gpu_failed(driver, gpu, result, err, COPYING);
-            rdt_error_prefix(err, "tensor %zu", i);
-            return status;
+        if (copied->extent.from != run.from + run.bytes || at != run.at + run.bytes) {
+            status = copy_run(rooms, &run, room, stream, err);
+            run = (struct run){i, copied->extent.from, at, 0};
         }
+        run.bytes += copied->extent.to - copied->extent.from;
         tensors[i].data = (char *)buffer + at + ((uintptr_t)tensors[i].data - copied->extent.from);
         at += rounded(copied);
     }
-    return RDT_OK;
+    return status == RDT_OK ? copy_run(rooms, &run, room, stream, err) : status;
 }
 
 static bool has_room(const struct rooms *rooms, const struct cuda_gpu *gpu)

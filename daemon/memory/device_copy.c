@@ -78,8 +78,24 @@ struct filling {
     uint8_t *to;
 };
 
+/* Tensors that lie one behind the other at both ends are one piece, and so one call of the device's driver. */
+static bool extend_last(struct batch *batch, const uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+    struct rdt_copy_piece *last = batch->base.copy.n_pieces > 0 ? &batch->pieces[batch->base.copy.n_pieces - 1] : NULL;
+
+    if (!last || last->rows != 1 || (uint8_t *)last->to + last->bytes != to ||
+        (const uint8_t *)last->from + last->bytes != from)
+        return false;
+    last->bytes += bytes;
+    last->to_step = last->from_step = last->bytes;
+    batch->bytes += bytes;
+    return true;
+}
+
 static bool add_piece(struct batch *batch, uint8_t *to, const uint8_t *from, uint64_t bytes, uint64_t rows, uint64_t from_step)
 {
+    if (rows == 1 && extend_last(batch, to, from, bytes))
+        return true;
     if (batch->base.copy.n_pieces == DEVICE_COPY_BATCH_PIECES)
         return false;
     batch->pieces[batch->base.copy.n_pieces++] =

@@ -34,7 +34,7 @@ static void end_of_count(void)
 #define EACH ((size_t)1000)
 #define STEP ((size_t)1024)
 
-static struct rdt_ref put_many(char *memory, enum rdt_cuda_how expected)
+static struct rdt_ref put_each(char *memory, size_t each, enum rdt_cuda_how expected)
 {
     struct rdt_cuda_put_options options = RDT_INIT(options);
     struct rdt_tensor *tensors = calloc(MANY, sizeof *tensors);
@@ -43,11 +43,12 @@ static struct rdt_ref put_many(char *memory, enum rdt_cuda_how expected)
 
     must(tensors && how);
     for (unsigned i = 0; i < MANY; i++)
-        tensors[i] = bytes_at(memory + i * STEP, EACH);
+        tensors[i] = bytes_at(memory + i * STEP, each);
     options.how = how;
     must_ok(rdt_cuda_put(gpu_a, tensors, MANY, &options, &ref, &err));
     for (unsigned i = 0; i < MANY; i++)
-        must(how[i] == expected);
+        must_say(how[i] == (i == 0 || expected == RDT_CUDA_COPIED ? expected : RDT_CUDA_KNOWN), "tensor %u is taken as %d", i,
+                 (int)how[i]);
     free(tensors);
     free(how);
     return ref;
@@ -64,6 +65,14 @@ static void expect_many(const struct rdt_ref *ref)
     rdt_release(object);
 }
 
+/* The driver is asked about each allocation, and not about each of its tensors. */
+static void expect_few_calls(unsigned most)
+{
+    unsigned calls = fake_gpu_calls(getpid(), 0, NULL);
+
+    must_say(calls <= most, "%u calls of the driver for a put of %u tensors", calls, MANY);
+}
+
 /* Memory that cannot be exported: all tensors are copied into one range, with one wait; the next put finds that range in the
  * pool, and nobody clears what is about to be written. */
 Test(cuda_counts, put_of_many_tensors_takes_one_range)
@@ -77,16 +86,63 @@ Test(cuda_counts, put_of_many_tensors_takes_one_range)
         gpu_fill(memory + i * STEP, EACH, i);
     for (unsigned round = 0; round < 2; round++) {
         fake_gpu_trace_clear();
-        ref = put_many(memory, RDT_CUDA_COPIED);
+        ref = put_each(memory, EACH, RDT_CUDA_COPIED);
         must(fake_gpu_calls(node.pid, 0, "cuMemCreate") == (round == 0));
         must(fake_gpu_calls(node.pid, 0, "cuMemsetD8Async") == (round == 0));
         must(fake_gpu_calls(getpid(), 0, "cuMemMap") == 1);
         must(fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == MANY);
         must(fake_gpu_calls(getpid(), 0, "cuStreamSynchronize") == 1);
+        expect_few_calls(MANY + 40);
         expect_many(&ref);
         let_go(&ref);
         must_ok(rdt_wait_freed(a, &ref, LONG, &err));
     }
+    gpu_free_chunks(memory, 6 * MIB, 1);
+    end_of_count();
+}
+
+Test(cuda_counts, put_of_many_tensors_asks_once_about_their_allocation)
+{
+    struct rdt_ref ref;
+    char *memory;
+
+    begin_to_count();
+    memory = gpu_alloc_chunks(6 * MIB, 1, true);
+    for (unsigned i = 0; i < MANY; i += 833)
+        gpu_fill(memory + i * STEP, EACH, i);
+    fake_gpu_trace_clear();
+    ref = put_each(memory, EACH, RDT_CUDA_CHUNKS);
+    must(fake_gpu_calls(getpid(), 0, "cuPointerGetAttribute") <= 4);
+    must(fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == 0);
+    expect_few_calls(40);
+    expect_many(&ref);
+    let_go(&ref);
+    must_ok(rdt_wait_freed(a, &ref, LONG, &err));
+    gpu_free_chunks(memory, 6 * MIB, 1);
+    end_of_count();
+}
+
+/* Tensors that follow one another without a gap, as an allocator places them: one copy at either side. */
+Test(cuda_counts, tensors_without_gaps_are_copied_together)
+{
+    struct rdt_ref ref;
+    rdt_object *object;
+    char *memory;
+
+    begin_to_count();
+    memory = gpu_alloc_chunks(6 * MIB, 1, false);
+    gpu_fill(memory, MANY * STEP, 50);
+    fake_gpu_trace_clear();
+    ref = put_each(memory, STEP, RDT_CUDA_COPIED);
+    must(fake_gpu_calls(getpid(), 0, "cuMemcpyAsync") == 1);
+    expect_few_calls(40);
+    fake_gpu_trace_clear();
+    must_ok(fetch_to(b, &ref, "cuda", gpu_uuid(1), &object, &err));
+    must(fake_gpu_calls(node.pid, 0, "cuMemcpyPeerAsync") == 1);
+    must(gpu_holds(tensor_of(object, 0).data, MANY * STEP, 50));
+    rdt_release(object);
+    let_go(&ref);
+    must_ok(rdt_wait_freed(a, &ref, LONG, &err));
     gpu_free_chunks(memory, 6 * MIB, 1);
     end_of_count();
 }
