@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The memory kind "cuda": memory of NVIDIA's GPUs. What its files share.
  *
- *   cuda.c     the table, the GPUs, pinned host memory
+ *   cuda.c     the table, the GPUs
+ *   context.c  the contexts: retained, left, failed
+ *   pins.c     pinned host memory
  *   memory.c   blocks: allocated by the driver's virtual memory management (VMM), or imported
  *   overhead.c how much device memory a context takes
  *   lane.c     threads of a GPU that queue copies and notice their ends
@@ -53,11 +55,13 @@ struct cuda_card { /* a GPU as this kind uses it */
     struct cuda_gpu *gpu;
     bool vmm, rdma;                      /* the GPU supports VMM; GPUDirect RDMA works with such memory */
     pthread_mutex_t opening;             /* held while its context is created and measured, or left; protects the next two */
-    unsigned users;                      /* blocks and pins, which need the context */
+    unsigned users;                      /* blocks, and calls that pin, which need the context */
     int64_t idle_since_ns;               /* if there are none */
     _Atomic uint64_t overhead_bytes;     /* device memory that the context takes; USAGE_UNKNOWN: it cannot be determined */
     size_t granule;                      /* VMM allocates multiples of it */
-    pthread_mutex_t mutex;               /* protects the next field */
+    _Atomic bool failed;                 /* every call in its context fails */
+    char why_not[160];                   /* a sentence; written before `failed` is set */
+    pthread_mutex_t mutex;               /* protects the text and the next field */
     CUstream stream[N_WAYS][CUDA_TURNS]; /* created on first use */
     _Atomic uint64_t asked, reached;     /* bit i: this GPU has asked for, and got, access to memory of GPU i */
     struct cuda_lane lanes[N_LANES];
@@ -73,6 +77,8 @@ struct cuda {
     pthread_mutex_t watch; /* protects the fields below */
     pthread_cond_t more;
     bool watching, end, any_idle;
+    pthread_mutex_t pins_mutex; /* protects the next field; may be taken after a card's `opening` */
+    struct cuda_pin *pins;
 };
 
 struct cuda_block { /* block->priv */
@@ -94,9 +100,18 @@ struct cuda_block { /* block->priv */
 /* Finds the GPU with that uuid. NULL: NOT_FOUND, in err. */
 struct cuda_card *cuda_card_of(struct cuda *cuda, const char *uuid, struct rdt_error *err);
 
+/* ---- context.c ---- */
+
+void cuda_contexts_watch(struct cuda *cuda); /* from now on contexts may be used, and are left */
+void cuda_contexts_end(struct cuda *cuda);   /* leaves them all, and ends the lanes. No copy is under way */
+
+/* Notes whether the result means that the GPU's context has failed. */
+void cuda_note(struct cuda_card *card, CUresult result);
+
 /* Counts a user of the GPU's context, which is not left as long as there is one; cuda_enter may be called meanwhile. */
 void cuda_use(struct cuda_card *card);
 void cuda_unuse(struct cuda_card *card);
+bool cuda_use_if_open(struct cuda_card *card); /* false: the context is not retained, and no user was counted */
 
 /* Makes the GPU's primary context current in this thread. The first call for a GPU retains the context and measures how
  * much memory it takes. */
@@ -104,6 +119,16 @@ enum rdt_status cuda_enter(struct cuda_card *card, struct rdt_error *err);
 
 /* Returns one of the GPU's streams for such copies, and creates it on first use. The GPU's context is current in the thread. */
 CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, unsigned turn, CUresult *result_p);
+
+/* ---- pins.c ---- */
+
+enum rdt_status cuda_pin(void *memory, void *addr, uint64_t bytes, void **pin_p, struct rdt_error *err); /* operations of */
+void cuda_unpin(void *memory, void *pin);      /* struct rdt_memory_ops */
+unsigned cuda_pins_of(struct cuda_card *card); /* how many were made through its context */
+
+/* Ends the pins of the card until cuda_pins_restore of any card, whose context is current then. The caller holds card->opening. */
+void cuda_pins_lapse(struct cuda_card *card);
+void cuda_pins_restore(struct cuda_card *card);
 
 /* memory.c: operations of struct rdt_memory_ops */
 enum rdt_status cuda_alloc(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);

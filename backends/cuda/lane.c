@@ -36,6 +36,7 @@ static void report(struct cuda_lane *lane, struct rdt_memory_copy *copy, CUresul
 {
     struct rdt_error err = {.msg = ""};
 
+    cuda_note(lane->card, result);
     if (result != CUDA_SUCCESS)
         (void)cuda_failed(driver_of(lane), result, &err, "copying");
     lane->card->cuda->host.copy_done(copy, result == CUDA_SUCCESS ? RDT_OK : RDT_SYSTEM, err.msg);

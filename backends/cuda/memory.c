@@ -81,7 +81,7 @@ static void block_free(struct cuda_block *block)
     struct cuda_driver *driver = driver_of(block->card);
     struct cuda_card *card = block->card;
 
-    if (cuda_enter(block->card, NULL) == RDT_OK) {
+    if (cuda_gpu_enter(driver, card->gpu, NULL) == RDT_OK) { /* also in a context that has failed: some of it may succeed */
         if (block->opened)
             cuda_handle_close(&block->card->cuda->handles, driver, block->opened);
         if (block->allocated)
@@ -110,6 +110,7 @@ static void block_fill(struct cuda_block *block, uint64_t bytes, struct rdt_bloc
 
 static enum rdt_status failed(struct cuda_card *card, CUresult result, struct rdt_error *err, const char *what)
 {
+    cuda_note(card, result);
     return cuda_gpu_failed(driver_of(card), card->gpu, result, err, what);
 }
 

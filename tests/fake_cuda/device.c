@@ -60,14 +60,27 @@ void fake_call(const char *name)
         abort();
 }
 
+static atomic_bool broken;
+
+static bool is_there(const char *path)
+{
+    return path && path[0] && access(path, F_OK) == 0;
+}
+
 CUresult fake_broken(void)
 {
-    static atomic_bool broken;
-    const char *path = getenv("FAKE_CUDA_BREAK");
-
-    if (path && path[0] && !broken && access(path, F_OK) == 0)
+    if (!broken && is_there(getenv("FAKE_CUDA_BREAK")))
         broken = true;
     return broken ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+}
+
+/* The last context is gone. The mutex is held. */
+static void heal(void)
+{
+    for (int i = 0; i < fake_gpus; i++)
+        if (fake_gpu[i].retained > 0)
+            return;
+    broken = is_there(getenv("FAKE_CUDA_BREAK"));
 }
 
 /* They are recognised by their name (fds_of in tests/support). */
@@ -314,6 +327,7 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device)
             fake_gpu[device].peers = 0;
             for (int i = 0; i < fake_gpus; i++)
                 fake_gpu[i].peers &= ~(1u << device);
+            heal();
         }
         result = CUDA_SUCCESS;
     }

@@ -68,6 +68,44 @@ Test(cuda_life, context_that_nobody_uses_is_left_and_comes_back)
     end();
 }
 
+/* Pinned host memory that its client keeps does not keep a context; when a GPU is used again, it is pinned again. */
+Test(cuda_life, context_is_left_although_host_memory_is_pinned)
+{
+    static char path[300];
+    struct rdt_ref ref;
+    rdt_object *object, *again;
+    unsigned pinned;
+    void *addr;
+
+    if (gpu_is_real())
+        cr_skip_test("a real driver does not count its calls");
+    (void)snprintf(path, sizeof path, "%s/calls-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (int)getpid());
+    must(setenv("FAKE_CUDA_TRACE", path, 1) == 0);
+    begin_with("FAKE_CUDA_REGISTER_REFUSED=0", (const char *const[]){"--pool-idle=500ms", NULL});
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
+    gpu_fill(addr, BYTES, 60);
+    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    must_ok(fetch_to(b, &ref, "host", NULL, &object, &err));
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    ref = put_at(tensor_of(object, 0).data, BYTES, RDT_CUDA_HOST); /* the memory is copied from, now and again */
+    for (unsigned i = 0; i < 3; i++)
+        expect(a, &ref, "cuda", gpu_uuid(0), 60, "local/copy");
+    wait_until(20 * SEC, fake_gpu_calls(node.pid, 0, "cuMemHostRegister") == 1);
+    wait_until(20 * SEC, !device(0).opened);
+    must(fake_gpu_calls(node.pid, 0, "cuMemHostUnregister") == 1);
+    must_ok(fetch_to(a, &ref, "cuda", gpu_uuid(gpu_count() - 1), &again, &err));
+    must(gpu_holds(tensor_of(again, 0).data, BYTES, 60));
+    pinned = fake_gpu_calls(node.pid, 0, "cuMemHostRegister");
+    must_say(pinned == 2, "pinned %u times", pinned);
+    rdt_release(again);
+    rdt_release(object);
+    let_go(&ref);
+    wait_until(20 * SEC, fake_gpu_calls(node.pid, 0, "cuMemHostUnregister") == 2);
+    end();
+    (void)unlink(path);
+}
+
 static int mortal(struct actor *self, void *arg)
 {
     struct rdt_tensor one;

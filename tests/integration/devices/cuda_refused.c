@@ -274,9 +274,20 @@ static void break_daemons_gpus(const char *path)
     (void)close(fd);
 }
 
-/* After an access to a wrong address every call of the driver fails for ever. Requests for GPU memory then fail and say so; the
- * daemon goes on to serve host memory, and gives back what it had on the GPU. */
-Test(cuda_refused, failed_gpu_fails_its_requests_only)
+static void expect_doctor(const char *text, bool there)
+{
+    struct program program = {0};
+
+    program_run(&program, (const char *const[]){"rdtctl", "--socket", node.socket, "doctor", NULL}, NULL);
+    must_say(!strstr(program.out, text) == !there, "doctor: %s%s", program.out, program.err);
+    program_free(&program);
+}
+
+#define FAILED "cannot be used: its context has failed (FAKE_CUDA_ERROR_700"
+
+/* After an access to a wrong address every call in the context fails for ever. Requests for GPU memory then fail and say so,
+ * and doctor does; the daemon goes on to serve host memory, and gives back what it had on the GPU. Then it tries a new context. */
+Test(cuda_refused, failed_gpu_fails_its_requests_only_until_a_new_context_works)
 {
     static char fakes[300];
     const char *path = fakes + strlen("FAKE_CUDA_BREAK=");
@@ -292,10 +303,12 @@ Test(cuda_refused, failed_gpu_fails_its_requests_only)
     gpu_fill(addr, BYTES, 7);
     ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
     expect(b, &ref, "host", NULL, 7, "local/copy");
+    expect_doctor(FAILED, false);
     break_daemons_gpus(path);
-    for (unsigned i = 0; i < 2; i++)
-        must_refuse(RDT_SYSTEM, "FAKE_CUDA_ERROR_700", fetch_to(b, &ref, "host", NULL, &object, &err));
-    must_refuse(RDT_SYSTEM, "FAKE_CUDA_ERROR_700", rdt_cuda_alloc(gpu_a, gpu_uuid(0), 8 * BYTES, &other, &err));
+    must_refuse(RDT_SYSTEM, "FAKE_CUDA_ERROR_700", fetch_to(b, &ref, "host", NULL, &object, &err));
+    must_refuse(RDT_SYSTEM, FAILED, fetch_to(b, &ref, "host", NULL, &object, &err));
+    must_refuse(RDT_UNSUPPORTED, FAILED, rdt_cuda_alloc(gpu_a, gpu_uuid(0), 8 * BYTES, &other, &err));
+    expect_doctor(FAILED, true);
     expect(b, &ref, NULL, NULL, 7, "local/share"); /* the reader's own GPU works */
     bytes = malloc(BYTES);
     must(bytes);
@@ -308,7 +321,16 @@ Test(cuda_refused, failed_gpu_fails_its_requests_only)
     free(bytes);
     must_ok(rdt_dealloc(a, addr, &err));
     let_go(&ref);
-    end();
+    wait_until(20 * SEC, !device(0).opened);
+    must_refuse(RDT_UNSUPPORTED, FAILED, rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err)); /* a new context fails, too */
     (void)unlink(path);
+    wait_until(20 * SEC, rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, NULL) == RDT_OK);
+    expect_doctor(FAILED, false);
+    gpu_fill(addr, BYTES, 9);
+    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    expect(b, &ref, "host", NULL, 9, "local/copy");
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    end_with((const char *const[]){FAILED + strlen("cannot be used: "), NULL});
 }
 #endif
