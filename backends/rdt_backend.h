@@ -343,7 +343,10 @@ struct rdt_memory_ops {
      * which the plug-in owns on success. `bytes` is what alloc, import or take was called with, and offset that of the
      * import. The descriptor was kept by a process that this daemon trusts, yet the plug-in checks that the memory is
      * as large as it should be and cannot become smaller. INVALID. NULL: blocks of this kind cannot be restored, and
-     * objects in them end with the daemon. Loop thread. */
+     * objects in them end with the daemon. Loop thread.
+     * For a kind with devices the descriptor is the only one that export_block named, at offset 0, of a block that alloc
+     * made; `bytes` is the size of that chunk, and block_p->device is set. The plug-in maps the block and sets addr. What
+     * it cannot import again is refused. Before the daemon serves anybody: it may take as long as it likes. */
     enum rdt_status (*restore)(void *memory, enum rdt_restore from, int take_fd, uint64_t offset, uint64_t bytes,
                                struct rdt_block *block_p, struct rdt_error *err);
 

@@ -168,6 +168,7 @@ static const struct rdt_memory_ops memory_ops = {
     .describe_copy = describe_copy,
     .alloc_unzeroed = cuda_alloc_unzeroed,
     .zero_part = cuda_zero_part,
+    .restore = cuda_restore,
 };
 
 static const struct rdt_backend backend = {

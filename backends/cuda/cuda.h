@@ -136,6 +136,8 @@ enum rdt_status cuda_alloc_unzeroed(void *memory, const char *device, uint64_t b
                                     struct rdt_error *err);
 enum rdt_status cuda_import(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
                             struct rdt_error *err);
+enum rdt_status cuda_restore(void *memory, enum rdt_restore from, int take_fd, uint64_t offset, uint64_t bytes,
+                             struct rdt_block *block_p, struct rdt_error *err);
 void cuda_free(void *memory, struct rdt_block *block);
 enum rdt_status cuda_map(void *memory, struct rdt_block *block, bool warm, struct rdt_error *err);
 enum rdt_status cuda_export(void *memory, const struct rdt_block *block, struct rdt_export *export_p, struct rdt_error *err);

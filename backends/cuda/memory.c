@@ -282,6 +282,34 @@ enum rdt_status cuda_import(void *memory, const char *device, const struct rdt_i
     return RDT_OK;
 }
 
+/* ---- restoring blocks of an earlier daemon ---- */
+
+enum rdt_status cuda_restore(void *memory, enum rdt_restore from, int take_fd, uint64_t offset, uint64_t bytes,
+                             struct rdt_block *block_p, struct rdt_error *err)
+{
+    struct cuda_card *card = cuda_card_of(memory, block_p->device, err);
+    struct cuda_block *block;
+    enum rdt_status status;
+
+    if (!card)
+        return RDT_NOT_FOUND;
+    if (from != RDT_RESTORE_ALLOCATED || offset != 0)
+        return rdt_error_set(err, RDT_UNSUPPORTED, "GPU memory that a client imported ends with the daemon");
+    block = block_new(card, 1, &status, err);
+    if (!block)
+        return status;
+    block->chunk_bytes[0] = bytes;
+    status = cuda_range_map(driver_of(card), card->gpu, &take_fd, block->chunk_bytes, 1, card->granule, &block->range, err);
+    if (status != RDT_OK) {
+        block_free(block);
+        return status;
+    }
+    block->base = block->range.base;
+    block->fds[0] = take_fd;
+    block_fill(block, bytes, block_p);
+    return cuda_map(memory, block_p, true, err);
+}
+
 /* ---- freeing, mapping, exporting ---- */
 
 void cuda_free(void *memory, struct rdt_block *block)

@@ -250,21 +250,25 @@ enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, str
 enum rdt_status region_import(struct regions *regions, const char *kind, const struct rdt_import *import,
                               struct account *account, uint64_t client, struct region **region_p, struct rdt_error *err);
 
-/* What a later daemon must know of a region of host memory, beside its descriptor. */
+/* ---- regions that outlast the daemon (region_restore.c) ---- */
+
+/* What a later daemon must know of a region, beside its descriptor. */
 struct region_image {
     const char *kind;
+    const char *device; /* uuid; "": host memory */
     uint64_t id, generation, bytes, room, offset;
+    uint64_t chunk_bytes;      /* memory on a device: what its descriptor stands for */
     enum region_origin origin; /* ALLOCATED, IMPORTED, RECEIVED, SNAPSHOT, FILE */
     uint64_t client;           /* region->client */
 };
 
-/* Whether a later daemon could restore the region. */
-bool region_may_be_restored(const struct region *region);
+/* The descriptor by which a later daemon could have the memory, borrowed; -1: it could not. */
+int region_kept_fd(const struct region *region);
 struct region_image region_image(const struct region *region);
 
 /* Makes the region of an earlier daemon again, under the same id, which must be above those of all regions so far. One
- * reference for the caller. Nobody's limit refuses it. On success the region has the descriptor. INVALID, UNSUPPORTED,
- * NO_MEMORY. */
+ * reference for the caller. Nobody's limit refuses it. On success the region has the descriptor. For the daemon's start: memory
+ * on a device is mapped again, and the first of it opens the device. INVALID, UNSUPPORTED, NO_MEMORY, or the plug-in's error. */
 enum rdt_status region_restore(struct regions *regions, const struct region_image *image, int take_fd, struct account *account,
                                struct region **region_p, struct rdt_error *err);
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Host memory for regions: room under memory_limit, and a block of the pool or new pages from the work pool. */
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -372,79 +371,6 @@ enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, str
     region->client = 0;
     region_expose(region, client); /* the client may still have it open */
     region->sealed = true;
-    *region_p = region;
-    return RDT_OK;
-}
-
-/* ---- restoring the regions of an earlier daemon ---- */
-
-bool region_may_be_restored(const struct region *region)
-{
-    return region_is_host(region) && region->kind->ops.restore && region->block.fd >= 0 && region->exposure != REGION_PRIVATE &&
-           (region->origin <= REGION_SNAPSHOT || region->origin == REGION_COPY || region->origin == REGION_FILE);
-}
-
-struct region_image region_image(const struct region *region)
-{
-    return (struct region_image){.kind = region->kind->name,
-                                 .id = region->id,
-                                 .bytes = region->bytes,
-                                 .room = region->room,
-                                 .offset = region->offset,
-                                 .generation = region->generation,
-                                 .client = region->client,
-                                 /* the next daemon does not know whose replica it was */
-                                 .origin = region->origin == REGION_COPY ? REGION_SNAPSHOT : region->origin};
-}
-
-/* Memory that a client created is a snapshot that cannot be written by anybody. */
-static enum rdt_restore made_by(const struct region_image *image, int fd)
-{
-    int flags = fcntl(fd, F_GETFL);
-
-    if (image->origin == REGION_IMPORTED)
-        return RDT_RESTORE_IMPORTED;
-    if (image->origin == REGION_FILE)
-        return RDT_RESTORE_FILE;
-    return image->origin == REGION_SNAPSHOT && (flags & O_ACCMODE) == O_RDONLY ? RDT_RESTORE_TAKEN : RDT_RESTORE_ALLOCATED;
-}
-
-/* Clients of the earlier daemon may still have the memory, so it never serves anybody else. */
-enum rdt_status region_restore(struct regions *regions, const struct region_image *image, int take_fd, struct account *account,
-                               struct region **region_p, struct rdt_error *err)
-{
-    bool imported = image->origin == REGION_IMPORTED;
-    uint64_t file_bytes = imported ? image->bytes : image->room;
-    struct memory_kind *kind;
-    struct region *region;
-    enum rdt_status status = regions_find_kind(regions, image->kind, &kind, err);
-
-    if (status != RDT_OK)
-        return status;
-    if (!kind->ops.restore)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot restore memory", kind->name);
-    if (image->id < regions->next_id || (image->origin > REGION_SNAPSHOT && image->origin != REGION_FILE) ||
-        image->bytes == 0 || image->room < image->bytes)
-        return rdt_error_set(err, RDT_INVALID, "the record of region %llu is wrong", (unsigned long long)image->id);
-    regions->next_id = image->id;
-    status = region_new(regions, kind, NULL, image->bytes, image->origin, account, image->client, 1, &region, err);
-    if (status != RDT_OK)
-        return status;
-    status =
-        kind->ops.restore(kind->instance, made_by(image, take_fd), take_fd, image->offset, file_bytes, &region->block, err);
-    if (status != RDT_OK) {
-        region_cancel(region);
-        return status;
-    }
-    region->generation = image->generation;
-    region->room = image->room;
-    region->offset = image->offset;
-    region->sealed = !imported && region->block.read_only;
-    region->writable_outside = !region->sealed;
-    region->exposure = REGION_SHARED;
-    region->abandoned = true;
-    if (region_is_charged(region))
-        regions->bytes += region->room;
     *region_p = region;
     return RDT_OK;
 }

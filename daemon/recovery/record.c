@@ -115,12 +115,14 @@ static bool keep_region(struct recovery *recovery, struct region *region, uint64
                                                [NUMBER_REGION_SESSION] = session,
                                                [NUMBER_REGION_BYTES] = image.bytes};
     struct journal_slot *slot;
+    int fd;
 
     if (region->record) {
         refresh_region(region, session);
         return true;
     }
-    if (!region_may_be_restored(region))
+    fd = region_kept_fd(region);
+    if (fd < 0)
         return false;
     record.memory = (char *)image.kind;
     record.uid = region->account->owner.uid;
@@ -129,7 +131,9 @@ static bool keep_region(struct recovery *recovery, struct region *region, uint64
     record.bytes = image.bytes;
     record.room = image.room;
     record.offset = image.offset;
-    keeper_link_store(&recovery->link, &id, &region->block.fd, 1); /* a record never names memory that is not kept yet */
+    record.device = (char *)image.device;
+    record.chunk_bytes = image.chunk_bytes;
+    keeper_link_store(&recovery->link, &id, &fd, 1); /* a record never names memory that is not kept yet */
     slot = recovery_add_record(recovery, RECORD_REGION, region->id, &record.base, image.origin, numbers);
     if (slot && recovery_add_region(recovery, region, slot))
         return true;

@@ -42,7 +42,7 @@ static void on_up(void *arg)
             n = 0;
         }
         ids[n] = KEEPER_FIRST_REGION + region->id;
-        fds[n++] = region->block.fd;
+        fds[n++] = region_kept_fd(region);
     }
     keeper_link_store(&recovery->link, ids, fds, n);
 }

@@ -9,9 +9,9 @@
  * Shows: this header.
  *
  * Refuses: to know connections, requests and peers. What a client has cached is not recorded: regions that it has released
- * and kept mapped, and regions of others that it maps without a hold. Memory on devices is not kept. Holds across nodes are
- * recorded: those on objects of other nodes, which whoever knows peers takes again, and those of other nodes on objects here,
- * which wait for their nodes.
+ * and kept mapped, and regions of others that it maps without a hold. Memory on devices is kept if the daemon allocated it and
+ * one descriptor stands for it. Holds across nodes are recorded: those on objects of other nodes, which whoever knows peers
+ * takes again, and those of other nodes on objects here, which wait for their nodes.
  *
  *   HELLO                          the session's record: who it is, and a hash of its token
  *   a client gets a region         its descriptor goes to the keeper, then its record is written, which names the session

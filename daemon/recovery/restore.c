@@ -110,11 +110,13 @@ static struct region_image image_of(struct restoring *restoring, const struct jo
                                     const Rdt__Pb__JournalRegion *record)
 {
     struct region_image image = {.kind = record->memory,
+                                 .device = record->device,
                                  .id = slot->key,
                                  .generation = slot->numbers[NUMBER_REGION_GENERATION],
                                  .bytes = slot->numbers[NUMBER_REGION_BYTES],
                                  .room = record->room,
                                  .offset = record->offset,
+                                 .chunk_bytes = record->chunk_bytes,
                                  .origin = (enum region_origin)slot->flags};
 
     if (image.generation == 0) { /* of version 1 of the journal, or written by a wild daemon */

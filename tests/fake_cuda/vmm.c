@@ -94,7 +94,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle_p, 
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", given);
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fd < 0 || fstat(fd, &st) ||
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || fd < 0 || fstat(fd, &st) || getenv("FAKE_CUDA_NO_FD_IMPORT") ||
         readlink(path, name, sizeof name - 1) < 0 || sscanf(name, "/memfd:fake-cuda-%d", &number) != 1) {
         if (fd >= 0)
             (void)close(fd);

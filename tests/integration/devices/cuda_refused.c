@@ -286,7 +286,8 @@ static void expect_doctor(const char *text, bool there)
 #define FAILED "cannot be used: its context has failed (FAKE_CUDA_ERROR_700"
 
 /* After an access to a wrong address every call in the context fails for ever. Requests for GPU memory then fail and say so,
- * and doctor does; the daemon goes on to serve host memory, and gives back what it had on the GPU. Then it tries a new context. */
+ * and doctor does; the daemon goes on to serve host memory, and gives back what it had on the GPU. Then it tries a new
+ * context. */
 Test(cuda_refused, failed_gpu_fails_its_requests_only_until_a_new_context_works)
 {
     static char fakes[300];

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GPU memory over a restart of the daemon, which a keeper survives: what the daemon allocated is there again, under the same ids
+ * and in the same place. Never run with a real driver.
+ *
+ * The leak checker of gcc 12: see cuda_fixture.h.
+ * lsan: use_tls=0
+ */
+#include "tests/integration/devices/cuda_fixture.h"
+
+CUDA_SUITE(cuda_restart)
+
+#ifndef RDT_WITHOUT_CUDA
+#include "tests/support/keeper.h"
+
+static struct test_keeper keeper;
+
+/* fakes: of the fake driver of this daemon; NULL: nothing. The first daemon, or one that goes on with its sessions. */
+static void start(const char *fakes)
+{
+    static char flag[200], state_dir[160], socket[160];
+    const char *const flags[] = {flag, "--pool-idle=200ms", NULL};
+    const char *const env[] = {fake_gpu_env(), fakes, NULL};
+    bool first = state_dir[0] == '\0';
+
+    (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    node_start(&node, &(struct node_options){.flags = flags,
+                                             .env = env,
+                                             .state_dir = first ? NULL : state_dir,
+                                             .socket = first ? NULL : socket,
+                                             .awaited = !first});
+    memcpy(state_dir, node.state_dir, sizeof state_dir);
+    memcpy(socket, node.socket, sizeof socket);
+}
+
+static void open_clients(void)
+{
+    const char *why;
+
+    if (gpu_is_real())
+        cr_skip_test("only the fake driver forgets a process that is killed at once");
+    (void)fake_gpu_load();
+    must_say(gpu_there(&why), "%s", why);
+    keeper_start(&keeper);
+    start(NULL);
+    node_connect(&node, &a);
+    node_connect(&node, &b);
+    must_ok(rdt_cuda_open(a, &gpu_a, &err));
+    must_ok(rdt_cuda_open(b, &gpu_b, &err));
+    gpu_use(0);
+}
+
+static void again(int signal, const char *fakes)
+{
+    if (signal == SIGTERM)
+        node_stop(&node);
+    else
+        node_kill(&node, signal);
+    start(fakes);
+}
+
+static void close_clients(void)
+{
+    rdt_cuda_close(gpu_a);
+    rdt_cuda_close(gpu_b);
+    rdt_close(a);
+    rdt_close(b);
+}
+
+static void finish(void)
+{
+    unsigned n;
+
+    wait_until(20 * SEC, device(0).used_bytes == 0);
+    wait_until(20 * SEC, device(gpu_count() - 1).used_bytes == 0);
+    close_clients();
+    node_expect_idle(&node);
+    node_stop(&node);
+    wait_until(LONG, (keeper_look(&keeper, 0, &n), n == 1)); /* the journal */
+    keeper_stop(&keeper, SIGTERM);
+}
+
+static void go_on(int signal)
+{
+    struct rdt_ref ref, later;
+    rdt_object *object;
+    char *addr, *seen;
+    uint64_t used;
+
+    open_clients();
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, (void **)&addr, &err));
+    gpu_fill(addr, BYTES, 1);
+    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
+    seen = tensor_of(object, 0).data;
+    used = device(0).used_bytes;
+    for (unsigned round = 2; round < 5; round++) {
+        again(signal, NULL);
+        must_say(device(0).used_bytes == used, "%llu bytes are in use", (unsigned long long)device(0).used_bytes);
+        must(gpu_holds(seen, BYTES, round - 1));
+        gpu_fill(addr, BYTES, round); /* the mappings of both clients, and the daemon's new one, are of the same memory */
+        must(gpu_holds(seen, BYTES, round));
+        expect(b, &ref, "host", NULL, round, "local/copy");
+        expect(b, &ref, NULL, NULL, round, "local/share");
+        expect(a, &ref, NULL, NULL, round, "local/same");
+        later = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+        expect(b, &later, "cuda", gpu_uuid(gpu_count() - 1), round, gpu_count() > 1 ? "local/copy" : "local/share");
+        let_go(&later);
+    }
+    rdt_release(object);
+    must_ok(rdt_dealloc(a, addr, &err));
+    let_go(&ref);
+    finish();
+}
+
+Test(cuda_restart, memory_and_objects_stay_where_they_are_when_the_daemon_is_killed)
+{
+    go_on(SIGKILL);
+}
+
+Test(cuda_restart, memory_and_objects_stay_where_they_are_when_the_daemon_is_stopped)
+{
+    go_on(SIGTERM);
+}
+
+Test(cuda_restart, snapshots_copies_and_memory_of_several_gpus_survive)
+{
+    struct rdt_put_options put = RDT_INIT(put);
+    struct rdt_cuda_put_options options = RDT_INIT(options);
+    struct rdt_ref ref, snapshot;
+    struct rdt_tensor one;
+    rdt_object *copy;
+    void *first, *last;
+
+    open_clients();
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &first, &err));
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(gpu_count() - 1), BYTES, &last, &err));
+    gpu_fill(first, BYTES, 5);
+    gpu_fill(last, BYTES, 6);
+    put.flags = RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED;
+    options.put = &put;
+    one = bytes_at(first, BYTES);
+    must_ok(rdt_cuda_put(gpu_a, &one, 1, &options, &snapshot, &err));
+    ref = put_at(last, BYTES, RDT_CUDA_KNOWN);
+    must_ok(fetch_to(b, &ref, "cuda", gpu_uuid(0), &copy, &err));
+    again(SIGKILL, NULL);
+    gpu_fill(first, BYTES, 7);
+    expect(b, &snapshot, "host", NULL, 5, "local/copy");
+    expect(b, &ref, "host", NULL, 6, "local/copy");
+    must(gpu_holds(tensor_of(copy, 0).data, BYTES, 6));
+    rdt_release(copy);
+    must_ok(rdt_dealloc(a, first, &err));
+    must_ok(rdt_dealloc(a, last, &err));
+    let_go(&ref);
+    let_go(&snapshot);
+    finish();
+}
+
+Test(cuda_restart, memory_that_cannot_be_imported_again_ends_the_session_that_had_it)
+{
+    struct rdt_ref ref;
+    rdt_object *object;
+    void *addr;
+
+    open_clients();
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
+    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    again(SIGKILL, "FAKE_CUDA_NO_FD_IMPORT=1");
+    must_refuse(RDT_RESTARTED, "lost a part of what this session had", rdt_ping(a, LONG, &err));
+    must_ok(rdt_ping(b, LONG, &err)); /* it had nothing there */
+    must(node_log_has(&node, "of the earlier daemon is lost: fd 0 is not exported GPU memory"));
+    must_refuse(RDT_FREED, "ended before the last restart", fetch_to(b, &ref, NULL, NULL, &object, &err));
+    close_clients();
+    node_stop(&node);
+    keeper_stop(&keeper, SIGTERM);
+}
+
+/* Nobody keeps it but the client: the daemon has the client's handle, and no fd. */
+Test(cuda_restart, memory_that_a_client_imported_ends_its_session)
+{
+    void *addr, *base;
+
+    open_clients();
+    addr = gpu_alloc_chunks(2 * MIB, 2, true);
+    must_ok(rdt_cuda_offer(gpu_a, addr, 4 * MIB, &base, NULL, &err));
+    again(SIGKILL, NULL);
+    must_refuse(RDT_RESTARTED, "lost a part of what this session had", rdt_ping(a, LONG, &err));
+    must_ok(rdt_ping(b, LONG, &err));
+    gpu_free_chunks(addr, 2 * MIB, 2);
+    close_clients();
+    node_stop(&node);
+    keeper_stop(&keeper, SIGTERM);
+}
+#endif
