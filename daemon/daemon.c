@@ -19,6 +19,7 @@
 #include "daemon/conn_session.h"
 #include "daemon/daemon_impl.h"
 #include "daemon/memory/region_orphans.h"
+#include "daemon/plugins/plugin_blame.h"
 #include "daemon/rpc/rpc_read.h"
 #include "daemon/rpc/rpc_watch.h"
 
@@ -392,6 +393,7 @@ static void on_closed(void *arg)
 enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
 {
     struct daemon *daemon = calloc(1, sizeof *daemon);
+    struct rdt_error blame_err;
     char uuid[33];
     enum rdt_status status;
 
@@ -404,6 +406,8 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
     status = node_load(options->state_dir, &daemon->node, err);
     if (status == RDT_OK)
         status = node_lock(options->state_dir, err);
+    if (status == RDT_OK && plugin_blame_start(options->state_dir, &blame_err) != RDT_OK)
+        log_warn("crashes of plug-ins will not be recorded: %s", blame_err.msg);
     if (status == RDT_OK)
         status = plugins_create(&daemon->loop, options, &daemon->plugins, err);
     sigbus_guard_install();

@@ -286,7 +286,8 @@ static void add_backend(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%s", b->can_abort ? "yes" : "no");
     ctl_table_add(table, "%" PRIu64, b->ops_active);
     ctl_table_add(table, "%s", ctl_human_bytes(b->bytes, text));
-    ctl_table_add(table, "%s%s%s", b->available ? "yes" : "no", *b->why_not ? ": " : "", b->why_not);
+    ctl_table_add(table, "%s%s%s%s%s", b->available ? "yes" : "no", *b->why_not ? ": " : "", b->why_not,
+                  *b->last_crash ? "; " : "", b->last_crash);
     for (size_t i = 0; i < b->n_devices; i++)
         add_device(table, b->devices[i]);
 }

@@ -4,7 +4,7 @@
  * Owns: the loaded .so files, one instance of each memory kind and transport, and the queue of reports from their threads.
  * It checks tables before it calls anything in them, and the configuration's sections against the keys they declare.
  *
- * Shows: this header. All others are private.
+ * Shows: this header and plugin_blame.h (which plug-ins have crashed the daemon). All others are private.
  *
  * Refuses: to know vendors' libraries, transfers and regions. A room above embeds a struct plugin_op, plugin_conn,
  * plugin_group or plugin_copy and hears of its end by a callback on the loop thread. Files that others than root and the

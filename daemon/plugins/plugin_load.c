@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checks one backend file before any of its operations is called. Of its tables only sizes, versions and names are read,
  * and they are checked. */
+#include "daemon/plugins/plugin_blame.h"
 #include "daemon/plugins/plugin_load.h"
 
 #include <ctype.h>
@@ -186,7 +187,9 @@ enum rdt_status plugin_load(const char *path, bool guarded, struct plugin **plug
             return rdt_error_set(err, RDT_NOT_FOUND, "backend %s: there is no such file", path);
         return rdt_error_sys(err, failed, "backend %s", path);
     }
+    plugin_blame_begin(plugin->path);
     enum rdt_status status = load(plugin, guarded, err);
+    plugin_blame_end();
     if (status != RDT_OK) {
         rdt_error_prefix(err, "backend %s", path);
         plugin_unload(plugin, false);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "daemon/plugins/plugin_blame.h"
 #include "daemon/config/options.h"
 #include "daemon/plugins/plugin_impl.h"
 
@@ -177,10 +178,12 @@ enum rdt_status plugin_open(struct plugins *plugins, struct plugin *plugin, cons
     if ((plugin->has_memory && !parts.kind) || (plugin->has_transport && !parts.transport))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for backend %s", plugin->path);
     plugin->options = options;
+    plugin_blame_begin(plugin->path);
     if (status == RDT_OK && parts.kind)
         status = open_memory(plugin, parts.kind, options, err);
     if (status == RDT_OK && parts.transport)
         status = open_transport(plugin, parts.transport, err);
+    plugin_blame_end();
     plugin->options = NULL;
     if (status != RDT_OK) {
         plugin_close(&parts);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/rpc/rpc_row.h"
 
+#include "daemon/plugins/plugin_blame.h"
 #include "daemon/rpc/rpc_view.h"
 
 static char *copy_text(struct arena *arena, const char *text)
@@ -172,6 +173,8 @@ static Rdt__Pb__BackendInfo *row_backend(struct arena *arena, const char *name, 
                                          bool available, const char *why_not)
 {
     Rdt__Pb__BackendInfo *info = arena_alloc(arena, sizeof *info);
+    struct plugin_crashes crashes;
+    char text[200];
 
     if (!info)
         return NULL;
@@ -181,6 +184,13 @@ static Rdt__Pb__BackendInfo *row_backend(struct arena *arena, const char *name, 
     info->path = (char *)path;
     info->available = available;
     info->why_not = (char *)why_not;
+    if (plugin_blame_find(path, &crashes)) {
+        plugin_blame_describe(&crashes, text, sizeof text);
+        info->crashes = crashes.count;
+        info->last_crash = copy_text(arena, text);
+        if (!info->last_crash)
+            return NULL;
+    }
     return info;
 }
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "daemon/plugins/plugin_blame.h"
 #include "daemon/recovery/recovery.h"
 #include "daemon/rpc/doctor/doctor.h"
 
@@ -384,6 +385,26 @@ static void check_transfers(struct doctor *doctor)
 
 /* ---- the table ---- */
 
+static void check_crashes(struct doctor *doctor)
+{
+    struct plugin_crashes crashes;
+    size_t before = doctor->n, cursor = 0;
+    char text[200];
+
+    while (plugin_blame_next(&cursor, &crashes)) {
+        plugin_blame_describe(&crashes, text, sizeof text);
+        doctor_find(doctor, FINDING_WARN,
+                    "Install another build of it, which ends this warning, or take it out of backend_dir; coredumpctl may have "
+                    "what its maker needs to know.",
+                    "Backend %s: %s.", crashes.path, text);
+    }
+    if (doctor->n == before)
+        doctor_find(doctor, FINDING_OK, "", "%s",
+                    doctor->rpc->options->state_dir[0] == '\0'
+                        ? "Nobody would know of a plug-in that has crashed the daemon, because there is no state_dir."
+                        : "No plug-in that is installed has crashed the daemon.");
+}
+
 /* Ids are fixed for ever. rdtctl(1) lists them. Those below RDT010 belong to rdtctl (client/ctl/ctl_doctor.c). */
 static const struct {
     const char *id, *name;
@@ -408,6 +429,7 @@ static const struct {
     {"RDT030", "keeper", check_keeper},
     {"RDT031", "journal", check_journal},
     {"RDT032", "transfers", check_transfers},
+    {"RDT033", "plug-in-crashes", check_crashes},
     {"RDT040", "directory", doctor_directory},
     {"RDT070", "storage", doctor_storage},
     {"RDT071", "storage-room", doctor_storage_room},

@@ -84,6 +84,8 @@ static enum rdt_status transport_open(const struct rdt_host *host, void **transp
     ours.op_done = on_done;
     ours.conn_failed = on_failed;
     ours.conn_closed = on_closed;
+    if (is("crashes_in_open"))
+        abort();
     if (is("hangs_in_open"))
         (void)pause();
     if (is("refuses_without_a_word")) {
@@ -163,6 +165,8 @@ static enum rdt_status memory_alloc(void *instance, const char *device, uint64_t
         *block_p = (struct rdt_block){.fd = -1};
         return RDT_OK;
     }
+    if (is("crashes_in_an_allocation") && bytes >= 1 << 20)
+        (void)memset((void *)(uintptr_t)bytes, 1, 64); /* in libc, on a thread of the daemon */
     return frozen_memory.alloc(instance, device, bytes, block_p, err);
 }
 
