@@ -281,6 +281,7 @@ static void init_rooms(struct daemon *daemon)
     list_init(&daemon->rpc.retakes);
     shards_init(&daemon->rpc.shards, &daemon->rpc);
     map_init(&daemon->rpc.forwarded);
+    map_init(&daemon->rpc.retaking);
     conns_init(&daemon->conns, &daemon->rpc, daemon->open_files);
     daemon->listener.conns = &daemon->conns;
 }
@@ -443,6 +444,7 @@ enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
         return rdt_error_set(err, RDT_INTERNAL, "the daemon ended before its backends had closed");
 
     map_fini(&daemon->rpc.forwarded);
+    retakes_clear(&daemon->rpc);
     transfers_fini(&daemon->transfers);
     recovery_fini(&daemon->recovery);
     storage_fini(&daemon->storage);

@@ -363,6 +363,15 @@ void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number)
         drop_there(node, number);
 }
 
+void holds_settled(struct holds *holds, struct peer *peer)
+{
+    Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
+
+    message.settled = true;
+    if (!holds->closing)
+        (void)peer_send(peer, RDT_PEER_HOLDS, &message.base, NULL); /* otherwise they stay for hold_grace */
+}
+
 /* Sends the list of everything held there, in several messages. If one cannot be sent, the owner's node
  * keeps all holds. */
 static void send_list(struct holds_node *node)
@@ -439,6 +448,10 @@ static void handle_message(struct holds_node *node, const Rdt__Pb__Holds *messag
     }
     if (message->first || message->last || message->n_current > 0)
         compare_list(node, message);
+    if (message->settled) {
+        deadline_unset(node->holds->deadlines, &node->linger);
+        holds_drop_later(node, &node->stale);
+    }
 }
 
 enum rdt_status holds_peer_frame(struct holds *holds, struct peer *peer, const struct frame *frame, struct rdt_error *err)

@@ -16,7 +16,7 @@
  *      +------> dropped: the holder's client has dropped it, or the object was freed by force
  *
  * A holder whose daemon has restarted and whose clients' sessions go on takes their holds again, under new numbers; the old
- * ones stay until hold_grace has passed, so that the objects do.
+ * ones stay until it says that it has them all, or hold_grace has passed, so that the objects do.
  *
  * The holds have records (recovery.h), so they outlast the owner's daemon, too. Those of an earlier daemon wait in a struct
  * holds_node without a peer until the holder's link is up, for at most restart_grace; then they are as if the link had been
@@ -91,6 +91,9 @@ enum rdt_status holds_prepare(struct holds *holds, struct peer *peer, struct rdt
  * node is notified that the hold is dropped. LIMIT, NO_MEMORY. */
 enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t number, struct client *client, uint64_t request_id,
                             struct rdt_error *err);
+
+/* The holds of an earlier daemon of this node have been taken again from that node, or will not be. Its link is up. */
+void holds_settled(struct holds *holds, struct peer *peer);
 
 /* Drops the hold of a HOLD call whose client no longer waits, whether or not the owner's node has taken it. */
 void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number);

@@ -67,6 +67,8 @@ struct far_record {
     struct list link; /* in recovery->far_holds; then it belongs to whoever takes the hold again */
     struct client *client;
     uint64_t request_id;
+    uint8_t node[16]; /* where the object is */
+    void *taker;      /* for whoever takes the hold again */
     size_t ref_bytes;
     uint8_t ref[]; /* a packed Rdt__Pb__Ref */
 };

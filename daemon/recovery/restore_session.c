@@ -104,6 +104,8 @@ static void note_far(struct recovery *recovery, struct client *client, uint64_t 
     if (!far)
         return;
     *far = (struct far_record){.client = client, .request_id = request_id, .ref_bytes = bytes};
+    if (ref->node.len == sizeof far->node)
+        memcpy(far->node, ref->node.data, sizeof far->node);
     (void)protobuf_c_message_pack(&ref->base, far->ref);
     list_append(&recovery->far_holds, &far->link);
 }

@@ -72,6 +72,7 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     struct map forwarded;          /* struct call.forward -> struct call: calls of clients that another node answers */
     uint64_t next_forward;
     struct list retakes; /* struct far_record.link: holds that no node has been asked for, or that wait to be asked again */
+    struct map retaking; /* node uuid -> struct retaking: nodes with holds that have not been taken again, private to rpc_retake.c */
     struct deadline retake;
     uint64_t retake_until_ns;
     struct log_rare lost_holds;
@@ -195,7 +196,8 @@ enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struc
  *      +-----------------------+-----> lost: its client is told (remote_hold_lose); also if the node refuses
  */
 void retakes_start(struct rpc *rpc);
-void retakes_hurry(struct rpc *rpc); /* a link is up: asks at once */
+void retakes_peer_up(struct rpc *rpc, struct peer *peer); /* asks at once, or tells the node that there is nothing to ask for */
+void retakes_clear(struct rpc *rpc);
 
 /* A call that takes a hold again has been answered, or has failed. retake_answered returns false if the client has ended the
  * hold meanwhile. */

@@ -126,7 +126,7 @@ void calls_peer_up(struct rpc *rpc, struct peer *peer)
     while ((call = map_next(&rpc->forwarded, &cursor)))
         if (call->to == peer && !call->sent)
             send_call(call);
-    retakes_hurry(rpc);
+    retakes_peer_up(rpc, peer);
 }
 
 void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into)

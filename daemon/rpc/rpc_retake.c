@@ -3,6 +3,7 @@
  * not answer is asked again until restart_grace has passed. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/base/log.h"
 #include "daemon/recovery/recovery.h"
@@ -13,12 +14,50 @@
 #define LOST_LINES_NS UINT64_C(1000000000)
 #define PAUSE_NS 50000000ll /* before the next ones, if no node could be asked */
 
+/* A node from which holds of an earlier daemon are taken again. It keeps those of that daemon until there are no more to take. */
+struct retaking {
+    uint8_t node[16];
+    size_t n_left;
+};
+
+static void count(struct rpc *rpc, struct far_record *record)
+{
+    struct retaking *retaking = map_get(&rpc->retaking, record->node, sizeof record->node);
+
+    if (!retaking) {
+        retaking = calloc(1, sizeof *retaking);
+        if (retaking)
+            memcpy(retaking->node, record->node, sizeof retaking->node);
+        if (!retaking || !map_put(&rpc->retaking, retaking->node, sizeof retaking->node, retaking)) {
+            free(retaking); /* the node is told too early, and the hold may be lost */
+            return;
+        }
+    }
+    retaking->n_left++;
+    record->taker = rpc;
+}
+
+static void count_down(struct rpc *rpc, const struct far_record *record)
+{
+    struct retaking *retaking = map_get(&rpc->retaking, record->node, sizeof record->node);
+    struct peer *peer = rpc->peers ? peers_known(rpc->peers, record->node) : NULL;
+
+    if (!retaking || --retaking->n_left > 0)
+        return;
+    (void)map_remove(&rpc->retaking, retaking->node, sizeof retaking->node);
+    free(retaking);
+    if (peer && peer->state == PEER_UP)
+        holds_settled(&rpc->holds, peer);
+}
+
 /* The client has ended its hold, or the hold is taken or lost. */
 static void forget(void *far)
 {
     struct far_record *record = far;
 
     list_remove(&record->link);
+    if (record->taker)
+        count_down(record->taker, record);
     free(record);
 }
 
@@ -109,15 +148,28 @@ void retakes_start(struct rpc *rpc)
         }
         hold->far = record;
         hold->release_far = forget;
+        count(rpc, record);
         list_append(&rpc->retakes, &record->link);
     }
     schedule(rpc, 0);
 }
 
-void retakes_hurry(struct rpc *rpc)
+void retakes_peer_up(struct rpc *rpc, struct peer *peer)
 {
     if (rpc->retake.on_passed)
         schedule(rpc, 0);
+    if (rpc->recovery->journal && !map_get(&rpc->retaking, peer->uuid, sizeof peer->uuid))
+        holds_settled(&rpc->holds, peer);
+}
+
+void retakes_clear(struct rpc *rpc)
+{
+    struct retaking *retaking;
+    size_t cursor = 0;
+
+    while ((retaking = map_next(&rpc->retaking, &cursor)))
+        free(retaking);
+    map_fini(&rpc->retaking);
 }
 
 bool retake_answered(struct client *client, uint64_t request_id)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Holds between two nodes whose daemons have keepers, and are killed. */
+#include <sys/wait.h>
+
 #include "tests/integration/faults/recovery.h"
 
 TestSuite(recovery_nodes, .timeout = SUITE_SECONDS(120));
@@ -156,7 +158,7 @@ Test(recovery_nodes, both_daemons_killed_at_once_keep_the_hold)
     struct rdt_ref ref;
     rdt_request *hold;
 
-    begin_both("--hold-grace=2s");
+    begin_both("--hold-grace=1h");
     ref = put_bytes("held", 1);
     hold = hold_of(&ref);
     must_ok(rdt_free(producer, &ref, false, &err));
@@ -195,6 +197,60 @@ Test(recovery_nodes, holder_that_does_not_come_back_keeps_nothing_beyond_restart
 }
 
 /* ---- the holder's daemon ---- */
+
+Test(recovery_nodes, holds_of_the_earlier_daemon_end_when_the_later_one_has_taken_them_again)
+{
+    struct rdt_ref kept, dropped;
+    rdt_request *hold, *other;
+
+    begin_both("--hold-grace=1h");
+    kept = put_bytes("kept", 1);
+    dropped = put_bytes("dropped", 2);
+    hold = hold_of(&kept);
+    other = hold_of(&dropped);
+    must_ok(rdt_free(producer, &dropped, false, &err));
+    kill_and_start(&holders, "holder");
+    must_ok(rdt_ping(reader, LONG, &err));
+    must_fetch(&dropped, 2);
+    rdt_request_destroy(other);
+    must_ok(rdt_wait_freed(producer, &dropped, LONG, &err)); /* nobody waits for hold_grace */
+    must_ok(rdt_request_status(hold, &err));
+    must_ok(rdt_free(producer, &kept, false, &err));
+    must_fetch(&kept, 1);
+    rdt_request_destroy(hold);
+    must_ok(rdt_wait_freed(producer, &kept, LONG, &err));
+    end_both();
+}
+
+Test(recovery_nodes, what_the_earlier_daemon_held_for_a_client_that_has_ended_ends_at_once)
+{
+    struct rdt_ref ref;
+    int channel[2];
+    pid_t child;
+    char byte = 0;
+
+    begin_both("--hold-grace=1h");
+    ref = put_bytes("held", 1);
+    must(pipe(channel) == 0);
+    child = fork();
+    must(child >= 0);
+    if (child == 0) {
+        reader = node_client(&holders.node, "child");
+        (void)hold_of(&ref);
+        (void)!write(channel[1], &byte, 1);
+        pause();
+        _exit(1);
+    }
+    must(read(channel[0], &byte, 1) == 1);
+    must_ok(rdt_free(producer, &ref, false, &err));
+    node_kill(&holders.node, SIGKILL);
+    must(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+    side_start(&holders, "holder");
+    must_ok(rdt_wait_freed(producer, &ref, LONG, &err));
+    (void)close(channel[0]);
+    (void)close(channel[1]);
+    end_both();
+}
 
 Test(recovery_nodes, hold_is_taken_again_from_an_owner_that_comes_later)
 {
