@@ -47,6 +47,11 @@ bool recovery_keep_session(struct recovery *recovery, struct client *client, con
     client->record = recovery_add_record(recovery, RECORD_SESSION, client->id, &record.base, 0, NULL);
     if (!client->record)
         return false;
+    if (!map_put_u64(&recovery->sessions, client->id, client)) {
+        journal_remove(recovery->journal, client->record);
+        client->record = NULL;
+        return false;
+    }
     client->lasting = &recovery->lasting;
     recovery->n_sessions++;
     return true;
@@ -56,6 +61,8 @@ void recovery_end_session(struct recovery *recovery, struct client *client)
 {
     if (!client->record || recovery->frozen)
         return;
+    recovery_forget_published(recovery, client->id);
+    (void)map_remove_u64(&recovery->sessions, client->id);
     journal_remove(recovery->journal, client->record);
     client->record = NULL;
     recovery->n_sessions--;
@@ -382,11 +389,16 @@ static void on_name(void *arg, struct name *name)
         record.session = name->session;
         record.request = name->request;
         record.lease = name->publisher != NULL;
+        numbers[NUMBER_NAME_SESSION] = name->session;
+        numbers[NUMBER_NAME_REQUEST] = name->request;
         numbers[NUMBER_NAME_UNTIL] = name->ttl_ns > 0 ? until(deadline_left_ns(&name->expiry)) : 0;
         name->record = recovery_add_record(recovery, RECORD_NAME, name->version, &record.base, 0, numbers);
     }
-    if (old)
+    if (old) {
+        if (!name->record || name->version != old->key)
+            recovery_remember_published(recovery, old);
         journal_remove(recovery->journal, old);
+    }
     recovery->n_names += (name->record != NULL) - (old != NULL);
 }
 

@@ -186,6 +186,8 @@ enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool 
     int fd;
 
     map_init(&recovery->filling);
+    map_init(&recovery->sessions);
+    map_init(&recovery->published);
     list_init(&recovery->far_holds);
     list_init(&recovery->node_holds);
     list_init(&recovery->groups);
@@ -264,6 +266,8 @@ void recovery_fini(struct recovery *recovery)
     if (recovery->regions) /* NULL: the daemon did not come that far */
         recovery->regions->saved_next_id = NULL;
     client_save_hold_ids(NULL);
+    recovery_fini_published(recovery);
+    map_fini(&recovery->sessions);
     map_fini(&recovery->filling);
     map_fini(&recovery->kept_regions);
     journal_close(recovery->journal);

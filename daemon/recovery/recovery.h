@@ -122,6 +122,8 @@ struct recovery {
     struct list far_holds;   /* struct far_record.link */
     struct list node_holds;  /* struct node_hold_record.link */
     struct list groups;      /* struct kept_group.link */
+    struct map sessions;     /* id -> struct client: those with a record */
+    struct map published;    /* session id -> struct published: of sessions with a record, what their last PUBLISHes did */
     struct map filling;      /* generation -> request id of the put of a snapshot that is being copied, and has no record */
     uint64_t kept_bytes;     /* of those regions */
     uint64_t n_objects, n_names, n_sessions, n_holds; /* with a record */

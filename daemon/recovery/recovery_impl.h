@@ -15,12 +15,14 @@ enum record_kind {
     RECORD_HOLD,
     RECORD_REMOTE_HOLD,
     RECORD_NODE_HOLD,
-    RECORD_GROUP
+    RECORD_GROUP,
+    RECORD_PUBLISHED
 };
 
 /* The numbers of a record of an object, of a region, and the first of a name's, and an object's flags: rdt_journal.proto. */
 enum { NUMBER_DETACHED_UNTIL, NUMBER_TRANSIT_UNTIL, NUMBER_TRANSIT_COUNT };
-enum { NUMBER_NAME_UNTIL };
+enum { NUMBER_NAME_UNTIL, NUMBER_NAME_SESSION, NUMBER_NAME_REQUEST };
+enum { NUMBER_PUBLISHED_SESSION, NUMBER_PUBLISHED_REQUEST };
 enum { NUMBER_REGION_GENERATION, NUMBER_REGION_SESSION, NUMBER_REGION_BYTES };
 enum { OBJECT_HAS_PRODUCER = 1, OBJECT_IS_PENDING = 2, OBJECT_IS_FORCED = 4, OBJECT_IS_FREED = 8 };
 #define NEVER_BEGAN UINT64_MAX
@@ -53,6 +55,19 @@ bool recovery_add_region(struct recovery *recovery, struct region *region, struc
 /* Removes the region's record, and the keeper's descriptor. */
 void recovery_drop_region(struct recovery *recovery, struct region *region);
 
+/* ---- published.c ---- */
+
+/* The name whose record will be removed has another version, or has ended: what its PUBLISH has done is remembered for its session. */
+void recovery_remember_published(struct recovery *recovery, const struct journal_slot *name);
+
+/* Only writes that record, for restore_published. NULL: there is nothing to remember, or no memory. */
+struct journal_slot *recovery_write_published(struct recovery *recovery, const struct journal_slot *name);
+
+/* Notes that the session has this record, which was restored. false: no memory. */
+bool recovery_add_published(struct recovery *recovery, struct journal_slot *slot);
+void recovery_forget_published(struct recovery *recovery, uint64_t session); /* the session ends */
+void recovery_fini_published(struct recovery *recovery);
+
 /* ---- restore.c and restore_session.c ---- */
 
 struct restoring {
@@ -83,6 +98,8 @@ bool restore_session(struct restoring *restoring, struct journal_slot *slot, str
 bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
 bool restore_remote_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
 bool restore_node_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err); /* node_holds.c */
+
+bool restore_published(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err); /* published.c */
 
 bool restore_group(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err); /* kept_groups.c */
 

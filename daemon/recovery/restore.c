@@ -409,12 +409,17 @@ static bool restore_name(struct restoring *restoring, struct journal_slot *slot,
         else
             restored = names_restore(recovery->names, &publish, slot->key, &name, err) == RDT_OK;
     }
-    if (restored && name->record) /* the earlier daemon died between a new version's record and the end of the old one's */
+    if (restored && name->record) { /* the earlier daemon died between a new version's record and the end of the old one's */
+        (void)recovery_write_published(recovery, name->record);
         journal_remove(recovery->journal, name->record);
-    else if (restored)
+    } else if (restored) {
         recovery->n_names++;
-    if (restored)
+    }
+    if (restored) {
         name->record = slot;
+        journal_set_number(slot, NUMBER_NAME_SESSION, record->session); /* older daemons did not write them */
+        journal_set_number(slot, NUMBER_NAME_REQUEST, record->request);
+    }
     if (restored && client && record->request != 0)
         (void)map_put_u64(&client->resumed, record->request, (void *)(uintptr_t)slot->key);
     arena_fini(&arena);
@@ -481,6 +486,8 @@ static enum rdt_status restore_kinds(struct restoring *restoring, struct rdt_err
     recovery->names->forgotten = journal_state(recovery->journal)->names_version;
     if (status == RDT_OK)
         status = restore_all(restoring, RECORD_NAME, "version of a name", restore_name, err);
+    if (status == RDT_OK)
+        status = restore_all(restoring, RECORD_PUBLISHED, "answer to a PUBLISH", restore_published, err);
     if (status == RDT_OK)
         status = restore_all(restoring, RECORD_HOLD, "hold", restore_hold, err);
     if (status == RDT_OK)

@@ -37,7 +37,8 @@ bool restore_session(struct restoring *restoring, struct journal_slot *slot, str
 
     if (record && image_from(record, slot->key, &image, err) && !map_get_u64(&restoring->sessions, slot->key)) {
         client = recovery->restore_session(recovery->restore_arg, &image);
-        if (!client || !map_put_u64(&restoring->sessions, slot->key, client))
+        if (!client || !map_put_u64(&restoring->sessions, slot->key, client) ||
+            !map_put_u64(&recovery->sessions, slot->key, client))
             (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the session");
     }
     if (client && err->status == RDT_OK) {

@@ -183,6 +183,69 @@ Test(recovery_sessions, put_that_was_answered_to_nobody_is_not_put_twice)
     end();
 }
 
+static uint64_t reply_version(struct raw *raw, uint64_t id)
+{
+    Rdt__Pb__PublishReply *reply = (Rdt__Pb__PublishReply *)raw_reply(raw, id, &rdt__pb__publish_reply__descriptor);
+    uint64_t version = reply->version;
+
+    protobuf_c_message_free_unpacked(&reply->base, NULL);
+    return version;
+}
+
+/* The first answer might have been lost, and another version, or the name's end, came in between. */
+Test(recovery_sessions, publish_whose_version_is_not_the_newest_is_not_done_twice)
+{
+    Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
+    Rdt__Pb__Publish publish = RDT__PB__PUBLISH__INIT;
+    Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
+    struct welcome welcome;
+    struct rdt_ref ref, name;
+    rdt_object *object;
+    uint64_t ids[3], version;
+    struct raw raw;
+    rdt *conn;
+
+    begin();
+    conn = node_client(&node, "producer");
+    ref = put_detached(conn, "one", 5, 0, 1);
+    welcome = greet(&raw, NULL);
+    publish.name = (ProtobufCBinaryData){1, (uint8_t *)"n"};
+    publish.ref = &wire;
+    wire.node = (ProtobufCBinaryData){sizeof ref.node, ref.node};
+    wire.id = (ProtobufCBinaryData){ref.id_bytes, (uint8_t *)ref.id};
+    wire.generation = ref.generation;
+    for (unsigned i = 0; i < 3; i++) {
+        if (i == 2)
+            publish.name.data = (uint8_t *)"m";
+        ids[i] = raw_send(&raw, RDT_MSG_PUBLISH, &publish.base, NULL, 0);
+        version = reply_version(&raw, ids[i]);
+        must_say(version == (i == 1 ? 2 : 1), "version %llu", (unsigned long long)version);
+    }
+    name = name_ref("m");
+    must_ok(rdt_unpublish(conn, &name, &err));
+    for (unsigned round = 0; round < 2; round++) {
+        again(SIGKILL);
+        raw_close(&raw);
+        must(greet(&raw, welcome.token).resumed);
+        protobuf_c_message_free_unpacked(&resume(&raw, &message)->base, NULL);
+        for (unsigned i = 0; i < 3; i++) {
+            publish.name.data = (uint8_t *)(i == 2 ? "m" : "n");
+            send_again(&raw, RDT_MSG_PUBLISH, ids[i], &publish.base);
+            version = reply_version(&raw, ids[i]);
+            must_say(version == (i == 1 ? 2 : 1), "version %llu of request %u", (unsigned long long)version, i);
+        }
+        must_be(RDT_TIMED_OUT, try_fetch(conn, &name, RDT_FETCH_AUTO, 100 * MSEC, &object, &err));
+    }
+    publish.name.data = (uint8_t *)"n";
+    send_again(&raw, RDT_MSG_PUBLISH, ids[2] + 1, &publish.base);
+    cr_assert_eq(reply_version(&raw, ids[2] + 1), 3u);
+    raw_close(&raw);
+    must_ok(rdt_free(conn, &ref, true, &err));
+    leave(conn);
+    node_expect_idle(&node);
+    end();
+}
+
 Test(recovery_sessions, put_that_its_caller_gave_up_is_freed)
 {
     Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
