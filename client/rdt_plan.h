@@ -27,13 +27,14 @@ struct rdt_part_options {
 };
 
 /* Publishes the object, which was put with shards, as the part of `rank` (below `of`) of the version `step` of a name, and
- * returns when the version is complete; *version_p, may be NULL, is its number. name: of rdt_ref_from_name. The object is on
- * this session's node, or on the name's; it should be a snapshot, and may be freed when the call has returned. Steps grow.
- * Errors, of which all but those of this part alone end the version for all its publishers: INVALID (the step is not above that
- * of the newest version; `rank` or `of`; boxes that overlap or are missing: the sentence names tensor, box and ranks), EXISTS
- * (the rank has published this step), OWNER_DIED (another publisher ended, cancelled or timed out), FREED (a later step became
- * complete first), TIMED_OUT (not all parts came), LIMIT (the manifest is longer than 4 MiB; too many incomplete steps),
- * DENIED, PEER_LOST, RESTARTED. */
+ * returns when the version is complete; *version_p, may be NULL, is its number. name: of rdt_ref_from_name. Where there is a
+ * node table, a name without an address is that of any node, else that of this session's node. The object is on this
+ * session's node, or on the name's; it should be a snapshot, and may be freed when the call has returned. Steps grow.
+ * Errors, of which all but those of this part alone end the version for all its publishers: INVALID (the step is not above
+ * that of the newest version; `rank` or `of`; boxes that overlap or are missing: the sentence names tensor, box and ranks),
+ * EXISTS (the rank has published this step; another node has the name), OWNER_DIED (another publisher ended, cancelled or
+ * timed out), FREED (a later step became complete first), TIMED_OUT (not all parts came), LIMIT (the manifest is longer than
+ * 4 MiB; too many incomplete steps), DENIED, PEER_LOST, RESTARTED. */
 enum rdt_status rdt_publish_part(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
                                  const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
                                  uint64_t *version_p, struct rdt_error *err);

@@ -17,15 +17,17 @@
  *
  * A claim, this node's for a name that is published here:
  *
- *                    most homes that answer grant it
+ *                    more homes grant it than know any other node
  *      CLAIMING -----------------------------------------> HELD
  *          |                                                |
- *          |  most homes that answer refuse it              |  another node took it over while this one was away
+ *          |  more homes know another node                  |  another node took it over while this one was away
  *          +--------------------> LOST <--------------------+
  *
  * A home gives a name to who asks first. It gives it to another node only when the first has ended it, or has been away for
  * NAMES_STALE_NS; the epoch then grows, and a node with a lower epoch is refused. If two nodes hold a name at different homes,
- * because these could not talk, the one that most homes know wins, and of two equal ones the lower uuid.
+ * because these could not talk or were asked at once, the one that most homes know wins, and of equal ones the lowest uuid.
+ *
+ * A version of many parts claims its name with the first part, and keeps the claim until it is complete or has failed.
  *
  * Promises: a publish waits for homes at most NAMES_CLAIM_NS, and only the first of a name. Homes that are away stop nothing:
  * what they would have said is caught up by the next registration. A reader that finds no home uses what it found last.
@@ -96,6 +98,15 @@ bool directory_names_active(const struct directory_names *all);
 enum rdt_status directory_names_claim(struct directory_names *all, const struct owner *owner, const uint8_t *id,
                                       size_t id_bytes, struct claim_waiter *waiter, struct rdt_error *err);
 void claim_waiter_remove(struct claim_waiter *waiter); /* does nothing if it does not wait */
+
+/* Keeps a name that was claimed, although nothing is published yet, until directory_names_unuse. false: it is not claimed,
+ * because names are not looked up at other nodes. */
+bool directory_names_use(struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes);
+void directory_names_unuse(struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes);
+
+/* EXISTS, as directory_names_claim, if another node has taken the name over meanwhile. Asks nobody. */
+enum rdt_status directory_names_check(const struct directory_names *all, const struct owner *owner, const uint8_t *id,
+                                      size_t id_bytes, struct rdt_error *err);
 
 /* A name has a new version, or has ended (struct names_observer). */
 void directory_names_changed(struct directory_names *all, const struct name *name);

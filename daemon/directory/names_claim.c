@@ -18,15 +18,17 @@ struct name_claim {
     uint64_t epoch;          /* that the homes gave; 0: none yet */
     uint64_t version;        /* the newest one here; 0: nothing is published */
     uint64_t told_ns;        /* when the homes were last told */
+    unsigned n_users;        /* names_claim_use: what will be published is not complete yet */
     struct name_place other; /* LOST: who has it */
     /* The present round of questions. */
     bool asking;
     unsigned n_homes;
     uint8_t home[NAMES_HOMES][16];
     enum answer answer[NAMES_HOMES];
-    uint64_t floor;           /* the highest version that a home knows */
-    struct list waiters;      /* struct claim_waiter */
-    struct deadline patience; /* CLAIMING: homes that have not answered by then are away */
+    struct name_place place[NAMES_HOMES]; /* REFUSED: who has it there */
+    uint64_t floor;                       /* the highest version that a home knows */
+    struct list waiters;                  /* struct claim_waiter */
+    struct deadline patience;             /* CLAIMING: homes that have not answered by then are away */
 };
 
 static struct name_claim *find(const struct directory_names *all, const struct name_key *key)
@@ -49,6 +51,12 @@ bool names_claim_held(const struct directory_names *all, const struct name_key *
     const struct name_claim *claim = find(all, key);
 
     return claim && claim->state == CLAIM_HELD && claim->version > 0;
+}
+
+/* Whether something is published under the name, or will be. */
+static bool is_used(const struct name_claim *claim)
+{
+    return claim->version > 0 || claim->n_users > 0;
 }
 
 static void claim_free(struct name_claim *claim)
@@ -83,10 +91,11 @@ static enum rdt_status refuse(const struct name_claim *claim, struct rdt_error *
 
     describe(claim->all, &claim->other, who);
     return rdt_error_set(err, RDT_EXISTS,
-                         "name \"%.*s\" is published on %s (epoch %llu, version %llu): unpublish it there first, or publish "
+                         "name \"%.*s\" is %s on %s (epoch %llu, version %llu): unpublish it there first, or publish "
                          "under another name",
-                         (int)claim->key.id_bytes, (const char *)claim->key.id, who, (unsigned long long)claim->other.epoch,
-                         (unsigned long long)claim->other.version);
+                         (int)claim->key.id_bytes, (const char *)claim->key.id,
+                         claim->other.version > 0 ? "published" : "being published", who,
+                         (unsigned long long)claim->other.epoch, (unsigned long long)claim->other.version);
 }
 
 /* The homes are told again soon. */
@@ -100,25 +109,57 @@ static void tell_again(struct name_claim *claim, int64_t delay_ns)
         (void)deadline_set(all->deadlines, &all->flush, delay_ns);
 }
 
+/* How many homes say that the node of answer i has the name. */
+static unsigned count_votes(const struct name_claim *claim, unsigned i)
+{
+    unsigned n = 0;
+
+    for (unsigned k = 0; k < claim->n_homes; k++)
+        n += claim->answer[k] == ANSWER_REFUSED && memcmp(claim->place[k].node, claim->place[i].node, 16) == 0;
+    return n;
+}
+
+/* Whether another node has the name, which becomes claim->other: the node that most homes know, and of equal ones that with the
+ * lowest uuid. So of several nodes that ask at the same time, each of which some homes know, all find the same one. */
+static bool find_winner(struct name_claim *claim, unsigned granted)
+{
+    const uint8_t *winner = claim->all->node->uuid;
+    unsigned most = granted;
+    bool lost = false;
+
+    for (unsigned i = 0; i < claim->n_homes; i++) {
+        unsigned votes = claim->answer[i] == ANSWER_REFUSED ? count_votes(claim, i) : 0;
+        if (votes == 0 || votes < most || (votes == most && memcmp(claim->place[i].node, winner, 16) >= 0))
+            continue;
+        most = votes;
+        winner = claim->place[i].node;
+        claim->other = claim->place[i];
+        lost = true;
+    }
+    return lost;
+}
+
 /* All homes have answered, or are away. */
 static void decide(struct name_claim *claim)
 {
     struct directory_names *all = claim->all;
     unsigned granted = 0, refused = 0;
+    uint64_t epoch = claim->epoch; /* the highest that a home knows */
     struct list waiters;
-    bool lost, ties;
+    bool lost;
     struct rdt_error err;
 
     for (unsigned i = 0; i < claim->n_homes; i++) {
         granted += claim->answer[i] == ANSWER_GRANTED;
         refused += claim->answer[i] == ANSWER_REFUSED;
+        if (claim->answer[i] == ANSWER_REFUSED && claim->place[i].epoch > epoch)
+            epoch = claim->place[i].epoch;
     }
     claim->asking = false;
     deadline_unset(all->deadlines, &claim->patience);
-    ties = granted > 0 && granted == refused && memcmp(all->node->uuid, claim->other.node, 16) < 0;
-    lost = refused > 0 && refused >= granted && !ties;
+    lost = find_winner(claim, granted);
     if (!lost && refused > 0) { /* the homes that know another node must give it up */
-        claim->epoch = name_number_after(claim->epoch > claim->other.epoch ? claim->epoch : claim->other.epoch);
+        claim->epoch = name_number_after(epoch);
         tell_again(claim, INT64_C(100000000));
     }
     if (lost && claim->state != CLAIM_LOST) {
@@ -155,7 +196,7 @@ static void take_answer(struct name_claim *claim, unsigned i, const struct name_
     if (granted && place->version > claim->floor)
         claim->floor = place->version;
     if (!granted)
-        claim->other = *place;
+        claim->place[i] = *place;
 }
 
 static void on_patience(struct deadline *deadline)
@@ -267,6 +308,29 @@ enum rdt_status directory_names_claim(struct directory_names *all, const struct 
     return RDT_AGAIN;
 }
 
+enum rdt_status directory_names_check(const struct directory_names *all, const struct owner *owner, const uint8_t *id,
+                                      size_t id_bytes, struct rdt_error *err)
+{
+    const struct name_claim *claim;
+    struct name_key key;
+
+    name_key_make(&key, owner, id, id_bytes);
+    claim = find(all, &key);
+    return claim && claim->state == CLAIM_LOST ? refuse(claim, err) : RDT_OK;
+}
+
+bool directory_names_use(struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes)
+{
+    struct name_claim *claim;
+    struct name_key key;
+
+    name_key_make(&key, owner, id, id_bytes);
+    claim = find(all, &key);
+    if (claim)
+        claim->n_users++;
+    return claim;
+}
+
 void claim_waiter_remove(struct claim_waiter *waiter)
 {
     list_remove(&waiter->link);
@@ -314,8 +378,23 @@ void directory_names_changed(struct directory_names *all, const struct name *nam
         tell_again(claim, INT64_C(2000000));
         return;
     }
-    tell_end(claim);
+    if (claim->n_users == 0)
+        tell_end(claim);
     claim->version = 0;
+    if (list_empty(&claim->waiters) && claim->n_users == 0)
+        claim_free(claim);
+}
+
+void directory_names_unuse(struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes)
+{
+    struct name_claim *claim;
+    struct name_key key;
+
+    name_key_make(&key, owner, id, id_bytes);
+    claim = find(all, &key);
+    if (!claim || --claim->n_users > 0 || claim->version > 0)
+        return;
+    tell_end(claim); /* nothing was published */
     if (list_empty(&claim->waiters))
         claim_free(claim);
 }
@@ -336,7 +415,7 @@ void names_claims_tick(struct directory_names *all)
         struct name_claim *claim = container_of(list_first(&all->claimed), struct name_claim, link);
         if (now - claim->told_ns < (uint64_t)NAMES_REGISTER_NS)
             return;
-        if (claim->version == 0 && claim->told_ns > 0 && list_empty(&claim->waiters)) {
+        if (!is_used(claim) && claim->told_ns > 0 && list_empty(&claim->waiters)) {
             tell_end(claim); /* it was claimed, and never published */
             claim_free(claim);
         } else {
@@ -351,7 +430,7 @@ void names_claims_peer_up(struct directory_names *all, const struct peer *peer)
     (void)peer;
     list_for_each (node, &all->claimed) {
         struct name_claim *claim = container_of(node, struct name_claim, link);
-        if (claim->version > 0 && list_empty(&claim->by_dirty))
+        if (is_used(claim) && list_empty(&claim->by_dirty))
             list_append(&all->dirty, &claim->by_dirty);
     }
     if (!list_empty(&all->dirty) && deadline_left_ns(&all->flush) < 0)

@@ -37,10 +37,14 @@ struct journal_slot *recovery_write_published(struct recovery *recovery, const s
 {
     const uint64_t numbers[JOURNAL_NUMBERS] = {[NUMBER_PUBLISHED_SESSION] = name->numbers[NUMBER_NAME_SESSION],
                                                [NUMBER_PUBLISHED_REQUEST] = name->numbers[NUMBER_NAME_REQUEST]};
+    struct journal_slot *slot;
 
     if (numbers[NUMBER_PUBLISHED_REQUEST] == 0 || !map_get_u64(&recovery->sessions, numbers[NUMBER_PUBLISHED_SESSION]))
         return NULL;
-    return journal_add(recovery->journal, RECORD_PUBLISHED, name->key, NULL, 0, numbers);
+    slot = journal_begin(recovery->journal, 0);
+    if (slot)
+        journal_commit(recovery->journal, slot, RECORD_PUBLISHED, name->key, 0, numbers);
+    return slot;
 }
 
 void recovery_remember_published(struct recovery *recovery, const struct journal_slot *name)

@@ -71,7 +71,7 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
         status = directory_names_claim(call->rpc->directory_names, &publish.object->account->owner, publish.id,
                                        publish.id_bytes, &call->claim, err);
         if (status == RDT_AGAIN)
-            return call_wait_for_claim(call, err);
+            return call_wait_for_claim(call, -1, err);
     }
     if (status == RDT_OK)
         status = names_publish(call->rpc->names, &publish, &reply.version, err);

@@ -103,12 +103,14 @@ enum rdt_status call_seek_name(struct call *call, const struct rdt_ref *ref, str
     return status == RDT_OK ? seek(call, ref, err) : status;
 }
 
-enum rdt_status call_wait_for_claim(struct call *call, struct rdt_error *err)
+enum rdt_status call_wait_for_claim(struct call *call, int64_t timeout_ns, struct rdt_error *err)
 {
     enum rdt_status status = call_keep(call, err);
 
+    if (timeout_ns < 0 || timeout_ns > 2 * NAMES_CLAIM_NS)
+        timeout_ns = 2 * NAMES_CLAIM_NS;
     if (status == RDT_OK)
-        status = call_defer(call, 2 * NAMES_CLAIM_NS, NULL, err);
+        status = call_defer(call, timeout_ns, NULL, err);
     if (status != RDT_OK)
         return status;
     free(call->why);
@@ -118,5 +120,8 @@ enum rdt_status call_wait_for_claim(struct call *call, struct rdt_error *err)
 
 void call_on_claim(struct claim_waiter *waiter)
 {
-    dispatch_again(container_of(waiter, struct call, claim));
+    struct call *call = container_of(waiter, struct call, claim);
+
+    deadline_unset(call->rpc->deadlines, &call->deadline); /* it was for the homes only */
+    dispatch_again(call);
 }

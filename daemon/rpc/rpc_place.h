@@ -18,8 +18,9 @@ bool call_place_known(struct call *call, struct rdt_ref *ref);
 /* The call waits for the name here; it is dispatched again if the name appears on another node. Errors: as call_keep. */
 enum rdt_status call_seek_name(struct call *call, const struct rdt_ref *ref, struct rdt_error *err);
 
-/* A publish waits for the homes, and is then dispatched again. Errors: as call_defer. */
-enum rdt_status call_wait_for_claim(struct call *call, struct rdt_error *err);
+/* A publish waits for the homes, at most timeout_ns (negative: any time), and is then dispatched again, without a deadline.
+ * Errors: as call_defer. */
+enum rdt_status call_wait_for_claim(struct call *call, int64_t timeout_ns, struct rdt_error *err);
 void call_on_claim(struct claim_waiter *waiter); /* for claim_waiter.on_decided */
 
 #endif

@@ -54,6 +54,7 @@ static void start_node(struct cluster *cluster, unsigned i, bool again)
     node_start(&cluster->node[i], &(struct node_options){.name = name,
                                                          .netns = options->cables ? cluster->net.ns[i] : 0,
                                                          .listen = cluster->listen[i],
+                                                         .nodes = options->table ? cluster->table : NULL,
                                                          .trusted_network = !options->no_ucx,
                                                          .interfaces = options->cables ? NULL : "lo",
                                                          .loopback = options->loopback,
@@ -73,8 +74,13 @@ void cluster_start(struct cluster *cluster, unsigned n, const struct cluster_opt
     if (options->cables)
         net_create(&cluster->net, n);
     for (unsigned i = 0; i < n; i++) {
+        size_t at = strlen(cluster->table);
+
         free_address(options->cables ? cluster->net.ns[i] : 0, options->cables ? cluster->net.address[i] : "127.0.0.1",
                      cluster->listen[i]);
+        (void)snprintf(cluster->table + at, sizeof cluster->table - at, "n%u %s\n", i, cluster->listen[i]);
+    }
+    for (unsigned i = 0; i < n; i++) {
         (void)snprintf(cluster->faults[i], sizeof cluster->faults[i], "%.100s/faults.%d.%u", tmp ? tmp : "/tmp", (int)getpid(),
                        i);
         write_file(cluster->faults[i], "");

@@ -22,6 +22,7 @@ struct cluster_options {
     bool no_ucx;                              /* trusted_network = no */
     bool stream;                              /* the transport of that name is on: bytes that ucx does not move go by it */
     bool same_socket;                         /* a restarted node has the socket that it had, so sessions may go on */
+    bool table;                               /* each has a nodes file with all of them, so names are found from any node */
     bool no_meeting;                          /* the nodes connect only when the test makes them */
     const char *const *flags;                 /* of all nodes, NULL at the end */
     const char *const *flags_of[CLUSTER_MAX]; /* further ones of one */
@@ -33,6 +34,7 @@ struct cluster {
     unsigned n;
     struct test_net net;
     struct test_node node[CLUSTER_MAX];
+    char table[CLUSTER_MAX * 80];
     char listen[CLUSTER_MAX][65], faults[CLUSTER_MAX][192];
     char *flags[CLUSTER_MAX][CLUSTER_MAX_FLAGS + 1]; /* copies: a restart needs them again */
     unsigned fds[CLUSTER_MAX];                       /* the descriptors of each, when all had met */

@@ -107,7 +107,8 @@ def _next_step(connection: rdtd.Connection, name: Ref) -> int:
     key = (connection._session, str(name))
     if key not in _steps:
         try:
-            _steps[key] = connection.manifest(name, timeout=0).step
+            connection.stat(name)  # finds a name of another node, and does not wait for a version
+            _steps[key] = connection.manifest(name, timeout=10).step
         except (rdtd.TimedOut, rdtd.Invalid, rdtd.Freed, rdtd.NotFound):
             _steps[key] = 0
     _steps[key] += 1
@@ -118,8 +119,8 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
             rank: Optional[int] = None, world_size: Optional[int] = None, visible: Any = "owner",
             timeout: Optional[float] = None, connection: Optional[rdtd.Connection] = None) -> int:
     """Publishes a model, or a state dict, as the next version of a name; every rank calls it. Returns the version
-    when all ranks have published; the tensors were copied, and may be changed. name: a string, for a name of this
-    node, or a Ref with its node's address. step: a number that grows from version to version and is the same on all
+    when all ranks have published; the tensors were copied, and may be changed. name: a string, or a Ref with its
+    node's address, which ranks on several nodes need where there is no node table. step: a number that grows from version to version and is the same on all
     ranks; None: counted. rank, world_size: of this publisher; None: torch.distributed's, or 0 of 1. Errors: ValueError
     (a partial DTensor), and those of Connection.publish_part."""
     load_torch()

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/rpc/rpc_call.h"
+#include "daemon/rpc/rpc_place.h"
 #include "proto/boxes.h"
 #include "proto/wire_limits.h"
 #include "wire_ref.h"
@@ -87,6 +87,14 @@ static enum rdt_status check(const struct call *call, const Rdt__Pb__PublishPart
     return RDT_OK;
 }
 
+/* What is left of the time that the other parts may take. */
+static int64_t left_ns(const struct call *call, int64_t timeout_ns)
+{
+    int64_t spent_ns = (int64_t)(uv_hrtime() - call->began_ns);
+
+    return timeout_ns < 0 ? timeout_ns : timeout_ns > spent_ns ? timeout_ns - spent_ns : 0;
+}
+
 /* The name is on another node: sends it what this node knows of the object. */
 static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *message, const struct rdt_ref *name,
                                const struct rdt_ref *ref, struct rdt_error *err)
@@ -96,8 +104,9 @@ static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *me
     struct object *object;
     enum rdt_status status;
 
+    filled.timeout_ns = left_ns(call, message->timeout_ns);
     if (call_is_remote(call, ref)) /* perhaps it is on the name's node, which then knows it */
-        return call_forward(call, name, &message->base, message->timeout_ns, err);
+        return call_forward(call, name, &filled.base, filled.timeout_ns, err);
     status = find_object(call, ref, message->visibility, &object, err);
     if (status != RDT_OK)
         return status;
@@ -105,9 +114,26 @@ static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *me
     if (status == RDT_OK) {
         filled.part = &description.part;
         filled.object = &description.wire;
-        status = call_forward(call, name, &filled.base, message->timeout_ns, err);
+        status = call_forward(call, name, &filled.base, filled.timeout_ns, err);
     }
     description_fini(&description);
+    return status;
+}
+
+/* Claims the name for this node. If another node has it and the ref leaves the node open, that node is written into the ref.
+ * AGAIN: the homes are being asked. */
+static enum rdt_status claim(struct call *call, struct rdt_ref *name, struct rdt_error *err)
+{
+    struct directory_names *names = call->rpc->directory_names;
+    const struct owner *owner = &call->account->owner;
+    const uint8_t *id = (const uint8_t *)name->id;
+    enum rdt_status status;
+
+    call->claim.on_decided = call_on_claim;
+    status = directory_names_claim(names, owner, id, name->id_bytes, &call->claim, err);
+    if (status == RDT_EXISTS && call->client && ref_is_unplaced(name) &&
+        directory_names_find(names, owner, id, name->id_bytes, name->node, name->address) == RDT_OK)
+        return RDT_OK;
     return status;
 }
 
@@ -118,7 +144,7 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
                               .rank = message->rank,
                               .of = message->of,
                               .visibility = message->visibility,
-                              .timeout_ns = message->timeout_ns,
+                              .timeout_ns = left_ns(call, message->timeout_ns),
                               .part = message->part};
     struct description description = {0};
     enum rdt_status status = call_ref(message->name, &part.name, err);
@@ -145,7 +171,13 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
             "object \"%s\" is on another node than its publisher and the name: publish it from a client there", part.object.id);
     }
     if (status == RDT_OK)
+        status = claim(call, &part.name, err);
+    if (status == RDT_OK && !call_is_remote(call, &part.name))
         status = shards_add(&call->rpc->shards, call, &part, err);
+    else if (status == RDT_OK)
+        status = forward(call, message, &part.name, &part.object, err);
+    else if (status == RDT_AGAIN)
+        status = call_wait_for_claim(call, part.timeout_ns, err);
     description_fini(&description);
     return status;
 }
@@ -167,6 +199,9 @@ enum rdt_status rpc_shards(struct call *call, const void *request, struct rdt_er
         status = rdt_error_set(err, RDT_INVALID, "\"%s\" is the ref of an object, not of a name", ref.id);
     if (status != RDT_OK)
         return status;
+    status = call_place_name(call, &ref, err);
+    if (status != RDT_OK)
+        return status == RDT_AGAIN ? RDT_OK : status;
     if (call_is_remote(call, &ref))
         return call_forward(call, &ref, &message->base, -1, err);
     owner = owner_of_ref(&ref, &call->account->owner);

@@ -92,9 +92,22 @@ static struct version *version_new(struct shard_name *name, const struct shard_p
     version->manifest.on_event = on_manifest_gone;
     list_init(&version->manifest.link);
     shard_cover_init(&version->cover);
+    version->uses_claim = directory_names_use(name->shards->rpc->directory_names, &account->owner,
+                                              (const uint8_t *)shard_name_id(name), name->id_bytes);
     version_holder_init(version);
     list_append(&name->versions, &version->link);
     return version;
+}
+
+/* Its name is published, or not wanted any more. */
+static void end_claim(struct version *version)
+{
+    const struct shard_name *name = version->name;
+
+    if (version->uses_claim)
+        directory_names_unuse(name->shards->rpc->directory_names, &version->account->owner,
+                              (const uint8_t *)shard_name_id(name), name->id_bytes);
+    version->uses_claim = false;
 }
 
 /* All its calls have been answered. */
@@ -105,6 +118,7 @@ static void version_free(struct version *version)
     if (name->current == version)
         name->current = NULL;
     list_remove(&version->link);
+    end_claim(version);
     object_waiter_remove(&version->manifest);
     deadline_unset(name->shards->rpc->deadlines, &version->settle);
     version_holder_fini(version);
@@ -204,12 +218,16 @@ static void complete(struct version *version)
     enum rdt_status status = shard_cover_check_whole(&version->cover, &err);
 
     if (status == RDT_OK)
+        status = directory_names_check(name->shards->rpc->directory_names, &version->account->owner,
+                                       (const uint8_t *)shard_name_id(name), name->id_bytes, &err);
+    if (status == RDT_OK)
         status = version_publish(version, &number, &err);
     if (status != RDT_OK) {
         version_fail(version, &err);
         return;
     }
     version->state = VERSION_COMPLETE;
+    end_claim(version);
     name->current = version;
     name->shards->n_complete++;
     log_debug("step %llu of \"%.*s\" is complete: version %llu, %u parts", (unsigned long long)version->step, name->id_bytes,

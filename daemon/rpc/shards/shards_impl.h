@@ -42,6 +42,7 @@ struct version {
     struct shard_name *name;
     struct account *account; /* a reference */
     enum version_state state;
+    bool uses_claim; /* FILLING: directory_names_use */
     uint64_t step, began_ns;
     uint32_t of, n_parts, n_held;
     Rdt__Pb__Visibility visibility;
