@@ -299,7 +299,9 @@ static enum rdt_status start_recovery(struct daemon *daemon, struct rdt_error *e
                                          .names = &daemon->names,
                                          .deadlines = &daemon->deadlines,
                                          .restore_session = conn_session_restore,
-                                         .restore_arg = &daemon->conns};
+                                         .restore_arg = &daemon->conns,
+                                         .restore_manifest = shards_restore,
+                                         .manifest_arg = &daemon->rpc.shards};
     status = recovery_start(&daemon->recovery, &daemon->loop, daemon->options->state_dir[0] == '\0', err);
     if (status == RDT_OK)
         conns_save_ids(&daemon->conns, recovery_session_ids(&daemon->recovery));

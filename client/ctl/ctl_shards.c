@@ -82,6 +82,17 @@ static bool print_manifest(const Rdt__Pb__ShardsReply *reply)
     return printed;
 }
 
+/* Parts that did not outlast a daemon. */
+static void print_lost(const Rdt__Pb__ShardsReply *reply)
+{
+    if (reply->n_lost == 0)
+        return;
+    printf("lost, so that readers fail until the next version is published: the parts of ranks");
+    for (size_t i = 0; i < reply->n_lost && i < 16; i++)
+        printf(" %u", reply->lost[i]);
+    printf("%s\n", reply->n_lost > 16 ? " ..." : "");
+}
+
 /* Names the ranks that have not published yet, at most a few. */
 static void print_pending(const Rdt__Pb__PendingVersion *pending)
 {
@@ -140,6 +151,7 @@ int ctl_shards(struct ctl *ctl, int argc, char **argv)
         printed = print_manifest(reply);
     else
         printf("no complete version\n");
+    print_lost(reply);
     for (size_t i = 0; i < reply->n_pending; i++)
         print_pending(reply->pending[i]);
     if (reply->failure[0]) {

@@ -121,6 +121,7 @@ struct object {
     bool immutable : 1;    /* a snapshot without a copy: its producer promises not to change its memory while the object lives */
     bool loaned : 1;       /* its regions are loaned: the producer promises not to change them while the object lives */
     bool pending : 1;      /* FILLING: its bytes have not been written yet */
+    bool manifest : 1;     /* its metadata lists the parts of a version, which are held as long as it exists (rpc/shards) */
     bool separate : 1;     /* behind the key there is only a pointer to metadata and shapes */
     uint8_t key_bytes;     /* of owner and id, which are the key in the table */
     uint8_t id_bytes;      /* of the id, which is the end of the key */

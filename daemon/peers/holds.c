@@ -307,6 +307,8 @@ static void on_notify(struct deadline *deadline)
 
 static void drop_there(struct holds_node *node, uint64_t number)
 {
+    if (node->holds->recovery && recovery_is_frozen(node->holds->recovery))
+        return; /* the next daemon takes it again */
     if (node->peer->state != PEER_UP || node->holds->closing)
         return; /* so that it is missing in the next list */
     node->unnotified[node->n_unnotified++] = number;

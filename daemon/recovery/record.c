@@ -184,6 +184,7 @@ static uint32_t object_flags(const struct object *object)
 
     flags |= object->pending || object->state == OBJECT_FILLING ? OBJECT_IS_PENDING : 0;
     flags |= !object_has_producer_hold(object) && object->end == OBJECT_END_FREED ? OBJECT_IS_FREED : 0;
+    flags |= object->manifest ? OBJECT_IS_MANIFEST : 0;
     return flags | (object->forced || !object->named ? OBJECT_IS_FORCED : 0);
 }
 

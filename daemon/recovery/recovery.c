@@ -282,6 +282,11 @@ static void drop_restored(struct recovery *recovery)
         recovery_free_node_hold(container_of(list_first(&recovery->node_holds), struct node_hold_record, link));
 }
 
+bool recovery_is_frozen(const struct recovery *recovery)
+{
+    return recovery->frozen;
+}
+
 void recovery_close(struct recovery *recovery)
 {
     if (recovery->journal)

@@ -112,6 +112,9 @@ struct recovery {
     /* Makes a client without a connection, which waits for its process. NULL: no memory. */
     struct client *(*restore_session)(void *arg, const struct session_image *image);
     void *restore_arg;
+    /* Takes again the holds on the parts of the version that this object, which is live, is the manifest of. */
+    void (*restore_manifest)(void *arg, struct object *object);
+    void *manifest_arg;
 
     /* The rest belongs to this room. */
     struct keeper_link link;
@@ -149,6 +152,13 @@ void recovery_end_session(struct recovery *recovery, struct client *client); /* 
 /* Records a hold of another node on the object, which is live. NULL: it will end with this process. */
 void *recovery_keep_node_hold(struct recovery *recovery, const struct node_hold_image *image, struct object *object);
 void recovery_end_node_hold(struct recovery *recovery, void *record); /* record NULL: does nothing */
+
+/* For the start: a hold of the client (remote_hold.h) on an object of another node, which is taken again when that node can be
+ * asked. false: no memory. */
+bool recovery_await_far_hold(struct recovery *recovery, struct client *client, uint64_t request_id, const Rdt__Pb__Ref *ref);
+
+/* Whether what ends from now on is there again in the next daemon. */
+bool recovery_is_frozen(const struct recovery *recovery);
 
 /* Removes it from the list, gives back what it has, and frees it. Its record stays. */
 void recovery_free_node_hold(struct node_hold_record *hold);

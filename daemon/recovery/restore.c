@@ -301,6 +301,7 @@ static void lend_again(struct restoring *restoring, struct region **regions, uin
 static void add_object(struct restoring *restoring, struct object *object, const struct journal_slot *slot, uint64_t now_ns)
 {
     restoring->objects[restoring->n_objects++] = object;
+    object->manifest = slot->flags & OBJECT_IS_MANIFEST;
     if (object_has_producer_hold(object))
         object_hold(object);
     if (slot->flags & OBJECT_IS_FORCED) {
@@ -460,6 +461,16 @@ static enum rdt_status restore_all(struct restoring *restoring, enum record_kind
     return status;
 }
 
+/* What holds the parts of versions takes its holds again, before end_restoring. */
+static void restore_manifests(struct restoring *restoring)
+{
+    struct recovery *recovery = restoring->recovery;
+
+    for (size_t i = 0; i < restoring->n_objects; i++)
+        if (restoring->objects[i]->manifest && restoring->objects[i]->state == OBJECT_LIVE)
+            recovery->restore_manifest(recovery->manifest_arg, restoring->objects[i]);
+}
+
 /* Takes away the holds of add_object. What nobody else holds has lost its producer with the earlier daemon. */
 static void end_restoring(struct restoring *restoring)
 {
@@ -510,6 +521,8 @@ enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, st
     recovery->frozen = true; /* what is made again has its records */
     recovery_record(recovery);
     status = restore_kinds(&restoring, err);
+    if (status == RDT_OK)
+        restore_manifests(&restoring);
     recovery->accounts->unlimited = false;
     if (status == RDT_OK) {
         recovery->frozen = false;

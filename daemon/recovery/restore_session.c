@@ -96,19 +96,19 @@ bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct
     return hold;
 }
 
-/* Notes a hold on an object of another node, which is taken again when that node can be asked. */
-static void note_far(struct recovery *recovery, struct client *client, uint64_t request_id, const Rdt__Pb__Ref *ref)
+bool recovery_await_far_hold(struct recovery *recovery, struct client *client, uint64_t request_id, const Rdt__Pb__Ref *ref)
 {
     size_t bytes = protobuf_c_message_get_packed_size(&ref->base);
     struct far_record *far = malloc(sizeof *far + bytes);
 
     if (!far)
-        return;
+        return false;
     *far = (struct far_record){.client = client, .request_id = request_id, .ref_bytes = bytes};
     if (ref->node.len == sizeof far->node)
         memcpy(far->node, ref->node.data, sizeof far->node);
     (void)protobuf_c_message_pack(&ref->base, far->ref);
     list_append(&recovery->far_holds, &far->link);
+    return true;
 }
 
 /* An object that was freed by force leaves the hold without one. */
@@ -125,7 +125,7 @@ bool restore_remote_hold(struct restoring *restoring, struct journal_slot *slot,
         hold->record = slot;
         recovery->n_holds++;
         if (record->ref)
-            note_far(recovery, client, slot->key, record->ref);
+            (void)recovery_await_far_hold(recovery, client, slot->key, record->ref);
     }
     arena_fini(&arena);
     return hold;

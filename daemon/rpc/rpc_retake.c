@@ -71,11 +71,11 @@ static struct far_record *record_of(const struct client *client, uint64_t reques
 /* A node that does not come back can have thousands of them. */
 static void lose(struct rpc *rpc, struct client *client, uint64_t request_id, const struct rdt_error *why)
 {
-    char who[128];
+    char who[256];
 
     (void)snprintf(who, sizeof who,
-                   "client %llu: its hold %llu on an object of another node could not be taken again after the restart",
-                   (unsigned long long)client->id, (unsigned long long)request_id);
+                   "client %llu (%s): its hold %llu on an object of another node could not be taken again after the restart",
+                   (unsigned long long)client->id, client->name, (unsigned long long)request_id);
     log_warn_rarely(&rpc->lost_holds, who, why->msg);
     remote_hold_lose(remote_hold_find(client, request_id), why);
 }

@@ -15,6 +15,10 @@ static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, 
 
     (void)take_fds;
     (void)n_fds; /* an answer to HOLD has none */
+    if (type == RDT_EVENT_HOLD_LOST && part && part->held) {
+        part->held = false;
+        version->n_held--;
+    }
     if (type != RDT_MSG_HOLD || !(flags & FRAME_REPLY) || client->gone || !part)
         return;
     if (flags & FRAME_ERROR) {

@@ -14,6 +14,7 @@ static uint8_t *pack_manifest(const struct version *version, uint64_t number, si
 
     manifest.step = version->step;
     manifest.version = number;
+    manifest.name = (ProtobufCBinaryData){version->name->id_bytes, (uint8_t *)shard_name_id(version->name)};
     manifest.parts = calloc(version->of, sizeof *manifest.parts);
     for (uint32_t i = 0; manifest.parts && i < version->of; i++) {
         const struct part *part = version->parts[i];
@@ -61,6 +62,7 @@ enum rdt_status version_publish(struct version *version, uint64_t *number_p, str
     if (status != RDT_OK) {
         free(put.layout);
     } else {
+        next.object->manifest = true;
         status = names_publish(rpc->names, &next, number_p, err);
         if (status == RDT_OK && !object_wait_freed(next.object, &version->manifest))
             status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");

@@ -6,6 +6,14 @@
 
 #include "daemon/rpc/shards/shards_impl.h"
 
+static void list_lost(const struct version *version, Rdt__Pb__ShardsReply *reply)
+{
+    reply->lost = calloc(version->of, sizeof *reply->lost);
+    for (uint32_t i = 0; reply->lost && i < version->of; i++)
+        if (!version->parts[i] || !version->parts[i]->held)
+            reply->lost[reply->n_lost++] = i;
+}
+
 enum rdt_status shards_view(const struct shards *shards, const struct owner *owner, const struct rdt_ref *ref,
                             Rdt__Pb__ShardsReply *reply, struct rdt_error *err)
 {
@@ -18,8 +26,10 @@ enum rdt_status shards_view(const struct shards *shards, const struct owner *own
     reply->pending = calloc(shard_name_n_filling(name) + 1u, sizeof *reply->pending);
     reply->failure = strdup(name->failure);
     reply->failure_age_ns = name->failure[0] ? (int64_t)(now_ns - name->failed_ns) : 0;
-    if (version_is_current(name->current))
+    if (version_is_current(name->current)) {
         reply->age_ns = (int64_t)(now_ns - name->current->began_ns);
+        list_lost(name->current, reply);
+    }
     if (!reply->pending || !reply->failure)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to list the versions of \"%s\"", ref->id);
     list_for_each (node, &name->versions) {
@@ -47,6 +57,7 @@ void shards_view_fini(Rdt__Pb__ShardsReply *reply)
         free(reply->pending[i]);
     }
     free(reply->pending);
+    free(reply->lost);
     if (reply->failure != protobuf_c_empty_string)
         free(reply->failure);
 }

@@ -9,7 +9,6 @@
 #include "daemon/rpc/shards/shards_impl.h"
 #include "proto/wire_limits.h"
 
-#define MAX_RANKS 4096u
 #define MAX_FILLING 16u      /* versions of one name that are not complete */
 #define MAX_IDLE_NAMES 1024u /* names that are kept only to say why their last version failed */
 #define FAILURE_LINES_NS UINT64_C(1000000000)
@@ -110,8 +109,7 @@ static void end_claim(struct version *version)
     version->uses_claim = false;
 }
 
-/* All its calls have been answered. */
-static void version_free(struct version *version)
+void version_free(struct version *version)
 {
     struct shard_name *name = version->name;
 
@@ -133,6 +131,25 @@ static void version_free(struct version *version)
     free(version->parts);
     free(version);
     name_settle(name);
+}
+
+struct version *version_restore(struct shards *shards, const struct shard_part *first, struct object *manifest)
+{
+    struct shard_name *name = name_get(shards, &manifest->account->owner, &first->name);
+    struct version *version = name ? version_new(name, first, manifest->account) : NULL;
+
+    if (!version && name)
+        name_settle(name);
+    if (!version)
+        return NULL;
+    version->state = VERSION_COMPLETE;
+    if (!object_wait_freed(manifest, &version->manifest)) {
+        version_free(version);
+        return NULL;
+    }
+    if (manifest->published)
+        name->current = version;
+    return version;
 }
 
 static void answer_all(struct version *version, const struct rdt_error *err, uint64_t number)
@@ -356,9 +373,9 @@ enum rdt_status shards_add(struct shards *shards, struct call *call, const struc
     struct part *part = NULL;
     enum rdt_status status;
 
-    if (from->of == 0 || from->of > MAX_RANKS || from->rank >= from->of)
+    if (from->of == 0 || from->of > SHARDS_MAX_RANKS || from->rank >= from->of)
         return rdt_error_set(err, RDT_INVALID, "rank %u of %u: a version has 1 to %u parts, with ranks from 0", from->rank,
-                             from->of, MAX_RANKS);
+                             from->of, SHARDS_MAX_RANKS);
     name = name_get(shards, &call->account->owner, &from->name);
     if (!name)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");

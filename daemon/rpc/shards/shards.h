@@ -11,6 +11,9 @@
  * Readers that fetch, hold or wait for it need no further rules. The parts are held as long as the manifest exists, those on
  * other nodes by holds across nodes, which belong to a client without a connection (version->holder).
  *
+ * With a keeper, complete versions outlast this daemon: the manifest has a record, and says what to hold again
+ * (shard_restore.c).
+ *
  * A publisher's request waits until its version is complete, and is its lease: calls end with their clients and links.
  *
  * Everything here runs on the loop thread. */
@@ -24,6 +27,7 @@
 struct call;
 struct rpc;
 
+#define SHARDS_MAX_RANKS 4096u
 #define SHARDS_MAGIC "rdtshrd1" /* the first 8 bytes of the metadata of a manifest */
 
 struct shards {
@@ -37,6 +41,9 @@ void shards_init(struct shards *shards, struct rpc *rpc);
 
 /* For the end of the daemon, after all clients have ended. */
 void shards_clear(struct shards *shards);
+
+/* For the start: takes again the holds on the parts of a version of an earlier daemon (struct recovery.restore_manifest). */
+void shards_restore(void *shards, struct object *manifest);
 
 /* A part that has arrived at the daemon of its name. */
 struct shard_part {

@@ -6,6 +6,7 @@
  *   shard_holder.c     the holds on the parts
  *   shard_cover.c      whether the parts cover every tensor once
  *   shard_manifest.c   writes and publishes the manifest of a complete version
+ *   shard_restore.c    complete versions of an earlier daemon
  *   shard_view.c       the reply of SHARDS
  */
 #ifndef DAEMON_SHARDS_IMPL_H
@@ -32,7 +33,7 @@ struct part {
     struct rdt_ref ref;
     uint8_t *packed; /* ManifestPart */
     size_t packed_bytes;
-    bool held;
+    bool held; /* COMPLETE: false: it is lost, because it did not outlast a daemon */
 };
 
 enum version_state { VERSION_FILLING, VERSION_COMPLETE };
@@ -69,6 +70,10 @@ unsigned shard_name_n_filling(const struct shard_name *name);
 /* Whether the manifest of the version, which may be NULL, is the name's newest version. If not, the name was unpublished, or
  * something else was published under it. */
 bool version_is_current(const struct version *version);
+
+/* A COMPLETE version of an earlier daemon, without parts. first: has name, step, of and visibility. NULL: no memory. */
+struct version *version_restore(struct shards *shards, const struct shard_part *first, struct object *manifest);
+void version_free(struct version *version); /* all its calls have been answered */
 
 /* ---- shard_holder.c ---- */
 

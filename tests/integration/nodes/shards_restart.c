@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Versions of many parts whose daemons have keepers, and are killed or restarted. Only the versions hold their parts. */
+#include <stdio.h>
+
+#include "client/call.h"
+#include "rdt.pb-c.h"
+#include "tests/integration/nodes/shards_fixture.h"
+#include "tests/support/keeper.h"
+#include "wire_ref.h"
+
+TestSuite(shards_restart, .timeout = 120);
+
+static struct test_keeper keepers[2];
+static struct view views[2];
+static struct rdt_ref name;
+static rdt *conns[2];
+
+/* Readers of all of "w" on both nodes, and a version of four parts. */
+static void begin(unsigned n_keepers)
+{
+    static char flag[2][200];
+    static const char *flags[2][4];
+    struct cluster_options options = {.stream = true, .no_ucx = true, .same_socket = true};
+
+    for (unsigned i = 0; i < 2; i++) {
+        unsigned n = 0;
+
+        if (i < n_keepers) {
+            keeper_start(&keepers[i]);
+            (void)snprintf(flag[i], sizeof flag[i], "--keeper=%s", keepers[i].socket);
+            flags[i][n++] = flag[i];
+        }
+        flags[i][n++] = "--backoff-max=500ms";
+        flags[i][n++] = "--hold-grace=2s"; /* so long a node keeps what an earlier daemon held */
+        options.flags_of[i] = flags[i];
+    }
+    cluster_start(&c, 2, &options);
+    name = name_on(0, "policy", 0);
+    for (unsigned i = 0; i < 2; i++) {
+        conns[i] = on(i);
+        view_open(&views[i], conns[i], &name, 0, COLUMNS, RDT_PLAN_AUTO);
+    }
+    must(publish(conns, 2, &name, 1, 4, true) == 1);
+}
+
+static void end(unsigned n_keepers)
+{
+    must_ok(rdt_unpublish(conns[0], &name, &err));
+    for (unsigned i = 0; i < 2; i++)
+        wait_until(LONG, objects_on(i) == 0); /* the parts have ended with the version */
+    for (unsigned i = 0; i < 2; i++) {
+        rdt_plan_destroy(views[i].plan);
+        rdt_close(conns[i]);
+        node_stop(&c.node[i]);
+    }
+    for (unsigned i = 0; i < n_keepers; i++)
+        keeper_stop(&keepers[i], SIGTERM);
+}
+
+static void restart(unsigned i, int signal)
+{
+    if (signal == SIGTERM)
+        node_stop(&c.node[i]);
+    else
+        node_kill(&c.node[i], signal);
+    cluster_restart(&c, i);
+}
+
+/* The nodes may have to find each other again. */
+static void must_read(uint64_t step)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        wait_until(LONG, rdt_plan_run(views[i].plan, step - 1, LONG, NULL, NULL) == RDT_OK);
+        view_check(&views[i], step);
+    }
+}
+
+/* Steps grow as before, and the next version is like any other. */
+static void must_go_on(void)
+{
+    struct rdt_ref ref = put_rank(conns[0], 1, 0, 1, true);
+
+    must_refuse(RDT_INVALID, "step 1 is complete, and steps must grow",
+                rdt_publish_part(conns[0], &name, 1, 0, 1, &ref, NULL, LONG, NULL, &err));
+    must_ok(rdt_free(conns[0], &ref, false, &err));
+    must(publish(conns, 2, &name, 2, 4, false) == 2);
+    must_read(2);
+}
+
+static void version_outlasts(int signal)
+{
+    begin(2);
+    restart(0, signal);
+    must_read(1);
+    restart(0, signal);
+    must_read(1);
+    must_go_on();
+    end(2);
+}
+
+Test(shards_restart, version_outlasts_the_kill_of_its_names_daemon)
+{
+    version_outlasts(SIGKILL);
+}
+
+Test(shards_restart, version_outlasts_the_restart_of_its_names_daemon)
+{
+    version_outlasts(SIGTERM);
+}
+
+Test(shards_restart, version_outlasts_the_kill_of_a_parts_daemon)
+{
+    begin(2);
+    restart(1, SIGKILL);
+    must_read(1);
+    must_go_on();
+    end(2);
+}
+
+static struct rdt_ref part_of(unsigned rank)
+{
+    rdt_manifest *manifest = NULL;
+    struct rdt_ref ref = {0};
+    size_t tensors;
+
+    must_ok(rdt_manifest_fetch(conns[0], &name, LONG, &manifest, &err));
+    must_ok(rdt_manifest_part(manifest, rank, &ref, &tensors, &err));
+    rdt_manifest_release(manifest);
+    return ref;
+}
+
+/* The part is on node 1. */
+static uint32_t n_holds(const struct rdt_ref *part)
+{
+    struct rdt_stat stat = {0};
+
+    return rdt_stat(conns[1], part, &stat, NULL) == RDT_OK ? stat.holds : 0;
+}
+
+Test(shards_restart, both_daemons_killed_at_once_keep_the_version)
+{
+    struct rdt_ref part;
+
+    begin(2);
+    part = part_of(1);
+    wait_until(LONG, n_holds(&part) == 1);
+    for (unsigned i = 0; i < 2; i++)
+        node_kill(&c.node[i], SIGKILL);
+    for (unsigned i = 0; i < 2; i++)
+        cluster_restart(&c, i);
+    must_read(1);
+    wait_until(LONG, n_holds(&part) == 1); /* the hold of the earlier daemon has ended, and the new one stays */
+    must_read(1);
+    must_go_on();
+    end(2);
+}
+
+static size_t n_lost(void)
+{
+    Rdt__Pb__Shards request = RDT__PB__SHARDS__INIT;
+    ProtobufCMessage *message = NULL;
+    Rdt__Pb__Ref wire;
+    size_t n;
+
+    wire_ref_from(&name, &wire);
+    request.name = &wire;
+    must_ok(call(conns[0], RDT_MSG_SHARDS, &request.base, LONG, &message, &err));
+    n = ((const Rdt__Pb__ShardsReply *)message)->n_lost;
+    protobuf_c_message_free_unpacked(message, NULL);
+    return n;
+}
+
+/* Node 1 has no keeper, so its parts end with its daemon. */
+Test(shards_restart, version_that_has_lost_parts_says_so)
+{
+    begin(1);
+    must(n_lost() == 0);
+    for (unsigned i = 0; i < 2; i++)
+        node_kill(&c.node[i], SIGKILL);
+    for (unsigned i = 0; i < 2; i++)
+        cluster_restart(&c, i);
+    wait_until(LONG, n_lost() == 2);
+    must(node_log_has(&c.node[0], "(step 1 of policy): its hold"));
+    rdt_plan_destroy(views[1].plan);
+    rdt_close(conns[1]);
+    conns[1] = on(1);
+    view_open(&views[1], conns[1], &name, 0, COLUMNS, RDT_PLAN_AUTO);
+    must_refuse(RDT_NOT_FOUND, "version 1 of \"policy\": ", rdt_plan_run(views[1].plan, 0, LONG, NULL, &err));
+    must_go_on();
+    must(n_lost() == 0);
+    end(1);
+}
