@@ -412,6 +412,7 @@ static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_stat
     status->spilled_bytes = from->spilled_bytes;
     status->shard_versions = from->shard_versions;
     status->shard_failures = from->shard_failures;
+    status->shard_pending = from->shard_pending;
 }
 
 enum rdt_status rdt_daemon_status(rdt *conn, struct rdt_daemon_status *status_p, struct rdt_error *err)

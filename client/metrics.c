@@ -170,6 +170,7 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
     counter(text, "rdtd_spilled_objects", "", "Stored objects whose memory was given up for their files.",
             from->spilled_objects);
     counter(text, "rdtd_spilled_bytes", "", "The memory that these objects had.", from->spilled_bytes);
+    gauge(text, "rdtd_shard_pending", "", "Versions of many parts that wait for parts.", from->shard_pending);
     counter(text, "rdtd_shard_versions", "", "Versions of many parts that became complete.", from->shard_versions);
     counter(text, "rdtd_shard_failures", "", "Versions of many parts that did not become complete.", from->shard_failures);
     counter(text, "rdtd_memory_pool_hits", "", "Allocations that the free pool served.", from->pool_hits);

@@ -198,6 +198,7 @@ struct rdt_daemon_status {
     uint64_t redirected_again;               /* of `redirected`, pulls that had come back from another replica */
     uint64_t shard_versions, shard_failures; /* versions of many parts that became complete here, and that did not */
     uint64_t slow_readers;                   /* reports that a node which reads a snapshot of this one is slow */
+    uint64_t shard_pending;                  /* versions of many parts that wait for parts here */
 };
 
 /* Writes the daemon's state, as many of the members as status_p->struct_size has room for. */

@@ -60,6 +60,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.keeper_up = kept.keeper_up;
     reply.shard_versions = rpc->shards.n_complete;
     reply.shard_failures = rpc->shards.n_failed;
+    reply.shard_pending = shards_n_filling(&rpc->shards);
     reply.kept_objects = kept.objects;
     reply.kept_names = kept.names;
     reply.kept_bytes = kept.bytes;

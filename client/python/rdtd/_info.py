@@ -66,6 +66,7 @@ class InfoCalls(_rdt.Conn):
         restored_sessions, resumed_sessions, waiting_sessions; keeper_up (a bool); certificate_expires_s,
         crl_expires_s (seconds since 1970, 0: none); and storage_dir ("": none), stored_objects, stored_names,
         stored_bytes, stores_done, stores_bytes, stores_failed, storage_restored, storage_bad_files, spilled_objects,
-        spilled_bytes (see `store`); shard_versions, shard_failures (see `publish_part`).
+        spilled_bytes (see `store`); shard_versions, shard_failures, shard_pending (see
+        `publish_part`).
         rdt_info.h says what each counts."""
         return self._status()

@@ -316,6 +316,7 @@ static PyObject *status_dict(const struct rdt_daemon_status *s)
         {"spilled_bytes", s->spilled_bytes},
         {"shard_versions", s->shard_versions},
         {"shard_failures", s->shard_failures},
+        {"shard_pending", s->shard_pending},
     };
     PyObject *dict = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N,s:O,s:s}", "version", s->version, "node", s->node,
                                    "boot_id", s->boot_id, "state", s->state, "address", s->address, "socket", s->socket, "pid",

@@ -7,6 +7,7 @@
  *   doctor_machine.c     checks of what the kernel and this machine allow
  *   doctor_storage.c     checks of stored objects
  *   doctor_directory.c   a check of the node table
+ *   doctor_shards.c      a check of versions of many parts
  */
 #ifndef DAEMON_DOCTOR_H
 #define DAEMON_DOCTOR_H
@@ -56,5 +57,7 @@ void doctor_storage_room(struct doctor *doctor);
 void doctor_storage_files(struct doctor *doctor);
 /* doctor_directory.c */
 void doctor_directory(struct doctor *doctor);
+/* doctor_shards.c */
+void doctor_shards(struct doctor *doctor);
 
 #endif

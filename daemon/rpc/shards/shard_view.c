@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is known of the versions of a name, for the reply of SHARDS. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
@@ -48,6 +49,63 @@ enum rdt_status shards_view(const struct shards *shards, const struct owner *own
         reply->pending[reply->n_pending++] = row;
     }
     return RDT_OK;
+}
+
+static bool lacks(const struct version *version, uint32_t rank)
+{
+    const struct part *part = version->parts[rank];
+
+    return !part || ((version->state == VERSION_COMPLETE || version->n_parts == version->of) && !part->held);
+}
+
+static void list_ranks(const struct version *version, char *text_p, size_t size)
+{
+    unsigned n = 0;
+    size_t at = 0;
+
+    text_p[0] = '\0';
+    for (uint32_t i = 0; i < version->of; i++) {
+        if (!lacks(version, i) || n++ >= 16)
+            continue;
+        at += (size_t)snprintf(text_p + at, size - at, "%s%u", at > 0 ? " " : "", i);
+    }
+    if (n > 16)
+        (void)snprintf(text_p + at, size - at, " ... (%u in all)", n);
+}
+
+void shards_each(const struct shards *shards, void (*each)(void *arg, const struct shard_state *state), void *arg)
+{
+    const struct shard_name *name;
+    uint64_t now_ns = uv_hrtime();
+    size_t cursor = 0;
+
+    while ((name = map_next(&shards->names, &cursor)))
+        list_for_each (node, &name->versions) {
+            const struct version *version = container_of(node, struct version, link);
+            struct shard_state state = {.owner = &version->account->owner,
+                                        .id = shard_name_id(name),
+                                        .id_bytes = name->id_bytes,
+                                        .step = version->step,
+                                        .age_ns = now_ns - version->began_ns,
+                                        .of = version->of,
+                                        .n_parts = version->n_parts,
+                                        .complete = version->state == VERSION_COMPLETE};
+            if (state.complete && (version != name->current || !version_is_current(version)))
+                continue;
+            list_ranks(version, state.ranks, sizeof state.ranks);
+            each(arg, &state);
+        }
+}
+
+unsigned shards_n_filling(const struct shards *shards)
+{
+    const struct shard_name *name;
+    unsigned n = 0;
+    size_t cursor = 0;
+
+    while ((name = map_next(&shards->names, &cursor)))
+        n += shard_name_n_filling(name);
+    return n;
 }
 
 void shards_view_fini(Rdt__Pb__ShardsReply *reply)

@@ -65,4 +65,19 @@ enum rdt_status shards_view(const struct shards *shards, const struct owner *own
                             Rdt__Pb__ShardsReply *reply_p, struct rdt_error *err);
 void shards_view_fini(Rdt__Pb__ShardsReply *reply);
 
+/* A version that waits for parts, or the newest of a name. Valid inside the callback. */
+struct shard_state {
+    const struct owner *owner;
+    const char *id; /* [id_bytes], of the name */
+    int id_bytes;
+    uint64_t step, age_ns;
+    uint32_t of, n_parts;
+    bool complete;
+    /* As text, "1 4 5", or "1 4 ... (83 in all)": complete: those whose parts are lost; else those whose parts are not there, or,
+     * if all are, that are not held yet. */
+    char ranks[128];
+};
+void shards_each(const struct shards *shards, void (*each)(void *arg, const struct shard_state *state), void *arg);
+unsigned shards_n_filling(const struct shards *shards); /* versions that wait for parts */
+
 #endif

@@ -6,11 +6,14 @@
 
 #include <criterion/criterion.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/call.h"
 #include "client/rdt_info.h"
 #include "client/rdt_plan.h"
+#include "rdt.pb-c.h"
 #include "tests/support/cluster.h"
 
 #define ROWS 64
@@ -134,6 +137,23 @@ static inline uint64_t objects_on(unsigned node)
 
     node_status(&c.node[node], &status);
     return status.objects;
+}
+
+/* Whether a finding of that check says so. */
+static inline bool doctor_says(rdt *conn, const char *id, const char *text)
+{
+    Rdt__Pb__Doctor request = RDT__PB__DOCTOR__INIT;
+    const Rdt__Pb__DoctorReply *reply;
+    ProtobufCMessage *message;
+    bool says = false;
+
+    if (call(conn, RDT_MSG_DOCTOR, &request.base, LONG, &message, NULL) != RDT_OK)
+        return false;
+    reply = (const Rdt__Pb__DoctorReply *)message;
+    for (size_t i = 0; i < reply->n_checks; i++)
+        says = says || (strcmp(reply->checks[i]->id, id) == 0 && strstr(reply->checks[i]->sentence, text));
+    protobuf_c_message_free_unpacked(message, NULL);
+    return says;
 }
 
 #endif

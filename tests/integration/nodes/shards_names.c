@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The names of versions of many parts in a cluster with a node table: parts that come together without an address, and two jobs
  * that use one name. */
-#include "client/call.h"
-#include "rdt.pb-c.h"
 #include "tests/integration/nodes/shards_fixture.h"
 #include "wire_ref.h"
 
@@ -40,6 +38,14 @@ static bool pends(rdt *conn, const struct rdt_ref *name, int64_t age_ns)
     found = reply->n_pending == 1 && reply->pending[0]->age_ns >= age_ns;
     protobuf_c_message_free_unpacked(message, NULL);
     return found;
+}
+
+static uint64_t pending_versions(rdt *conn)
+{
+    struct rdt_daemon_status status = RDT_INIT(status);
+
+    must_ok(rdt_daemon_status(conn, &status, &err));
+    return status.shard_pending;
 }
 
 /* The whole version is one part. */
@@ -169,6 +175,9 @@ Test(shards_names, slow_version_keeps_its_deadline_and_its_name)
     node_thaw(&c.node[2]);
     wait_until(LONG, pends(conns[0], &name, 12 * SEC)); /* and than a claim lasts that nobody uses */
     must_be(RDT_AGAIN, rdt_request_status(request, &err));
+    must(doctor_says(conns[0], "RDT050", "has 1 of 2 parts: it lacks those of ranks 1."));
+    must(doctor_says(conns[1], "RDT050", "No version of many parts has waited for long"));
+    must(pending_versions(conns[0]) == 1);
     must_refuse(RDT_EXISTS, "being published on node n0", publish_alone(conns[1], &other, 1, NULL, &err));
     must_ok(rdt_free(conns[0], &ref, false, &err));
     ref = put_rank(conns[1], 1, 1, 2, true);

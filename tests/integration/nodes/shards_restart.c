@@ -2,8 +2,6 @@
 /* Versions of many parts whose daemons have keepers, and are killed or restarted. Only the versions hold their parts. */
 #include <stdio.h>
 
-#include "client/call.h"
-#include "rdt.pb-c.h"
 #include "tests/integration/nodes/shards_fixture.h"
 #include "tests/support/keeper.h"
 #include "wire_ref.h"
@@ -180,6 +178,7 @@ Test(shards_restart, version_that_has_lost_parts_says_so)
     for (unsigned i = 0; i < 2; i++)
         cluster_restart(&c, i);
     wait_until(LONG, n_lost() == 2);
+    must(doctor_says(conns[0], "RDT050", "has lost the parts of ranks 1 3"));
     must(node_log_has(&c.node[0], "(step 1 of policy): its hold"));
     rdt_plan_destroy(views[1].plan);
     rdt_close(conns[1]);
