@@ -6,40 +6,53 @@
 #include "daemon/rpc/shards/shards_impl.h"
 #include "proto/wire_limits.h"
 
+#define PARTS_FIELD 3u /* of Manifest */
+
+/* The tag and the length of a field that is a message. Returns their bytes. */
+static size_t put_head(uint8_t *to, unsigned field, size_t bytes)
+{
+    size_t at = 1;
+
+    to[0] = (uint8_t)(field << 3 | 2);
+    for (; bytes >= 0x80; bytes >>= 7)
+        to[at++] = (uint8_t)(bytes | 0x80);
+    to[at++] = (uint8_t)bytes;
+    return at;
+}
+
+/* The parts are packed already, and a repeated field is its messages one after the other, each behind its tag and length. */
 static uint8_t *pack_manifest(const struct version *version, uint64_t number, size_t *bytes_p, struct rdt_error *err)
 {
     Rdt__Pb__Manifest manifest = RDT__PB__MANIFEST__INIT;
     size_t magic = strlen(SHARDS_MAGIC), bytes;
-    uint8_t *packed = NULL;
+    uint8_t *packed, head[16];
 
     manifest.step = version->step;
     manifest.version = number;
     manifest.name = (ProtobufCBinaryData){version->name->id_bytes, (uint8_t *)shard_name_id(version->name)};
-    manifest.parts = calloc(version->of, sizeof *manifest.parts);
-    for (uint32_t i = 0; manifest.parts && i < version->of; i++) {
-        const struct part *part = version->parts[i];
-        manifest.parts[i] = rdt__pb__manifest_part__unpack(NULL, part->packed_bytes, part->packed);
-        if (!manifest.parts[i])
-            break;
-        manifest.n_parts++;
-    }
     bytes = magic + protobuf_c_message_get_packed_size(&manifest.base);
-    if (manifest.n_parts < version->of)
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
-    else if (bytes > RDT_MAX_METADATA_BYTES)
+    for (uint32_t i = 0; i < version->of; i++)
+        bytes += put_head(head, PARTS_FIELD, version->parts[i]->packed_bytes) + version->parts[i]->packed_bytes;
+    if (bytes > RDT_MAX_METADATA_BYTES) {
         (void)rdt_error_set(err, RDT_LIMIT,
                             "its manifest has %zu bytes, more than the limit of %u: publish fewer or larger tensors", bytes,
                             RDT_MAX_METADATA_BYTES);
-    else if (!(packed = malloc(bytes)))
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
-    if (packed) {
-        memcpy(packed, SHARDS_MAGIC, magic);
-        protobuf_c_message_pack(&manifest.base, packed + magic);
-        *bytes_p = bytes;
+        return NULL;
     }
-    for (size_t i = 0; i < manifest.n_parts; i++)
-        rdt__pb__manifest_part__free_unpacked(manifest.parts[i], NULL);
-    free(manifest.parts);
+    packed = malloc(bytes);
+    if (!packed) {
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
+        return NULL;
+    }
+    *bytes_p = bytes;
+    memcpy(packed, SHARDS_MAGIC, magic);
+    bytes = magic + protobuf_c_message_pack(&manifest.base, packed + magic);
+    for (uint32_t i = 0; i < version->of; i++) {
+        const struct part *part = version->parts[i];
+        bytes += put_head(packed + bytes, PARTS_FIELD, part->packed_bytes);
+        memcpy(packed + bytes, part->packed, part->packed_bytes);
+        bytes += part->packed_bytes;
+    }
     return packed;
 }
 

@@ -77,7 +77,9 @@ static struct version *version_new(struct shard_name *name, const struct shard_p
 
     if (version)
         version->parts = calloc(part->of, sizeof(struct part *));
-    if (!version || !version->parts) {
+    if (!version || !version->parts || !version_check_init(version)) {
+        if (version)
+            free(version->parts);
         free(version);
         return NULL;
     }
@@ -90,7 +92,6 @@ static struct version *version_new(struct shard_name *name, const struct shard_p
     version->settle.on_passed = settle;
     version->manifest.on_event = on_manifest_gone;
     list_init(&version->manifest.link);
-    shard_cover_init(&version->cover);
     version->uses_claim = directory_names_use(name->shards->rpc->directory_names, &account->owner,
                                               (const uint8_t *)shard_name_id(name), name->id_bytes);
     version_holder_init(version);
@@ -125,8 +126,8 @@ void version_free(struct version *version)
             free(version->parts[i]->packed);
         free(version->parts[i]);
     }
-    shard_cover_fini(&version->cover);
-    account_give(version->account, USAGE_HEAP, version->heap_bytes);
+    version_check_fini(version);
+    account_give(version->account, USAGE_HEAP, version->heap_bytes + version->cover_bytes);
     account_unref(version->account);
     free(version->parts);
     free(version);
@@ -143,6 +144,7 @@ struct version *version_restore(struct shards *shards, const struct shard_part *
     if (!version)
         return NULL;
     version->state = VERSION_COMPLETE;
+    version_check_fini(version);
     if (!object_wait_freed(manifest, &version->manifest)) {
         version_free(version);
         return NULL;
@@ -227,22 +229,33 @@ static void overtake(struct version *version)
     }
 }
 
-static void complete(struct version *version)
+/* The manifest says now what the parts are. */
+static void forget_packed(struct version *version)
+{
+    for (uint32_t i = 0; i < version->of; i++) {
+        free(version->parts[i]->packed);
+        version->parts[i]->packed = NULL;
+    }
+    account_give(version->account, USAGE_HEAP, version->heap_bytes + version->cover_bytes);
+    version->heap_bytes = version->cover_bytes = 0;
+}
+
+void version_checked(struct version *version, struct rdt_error *err)
 {
     struct shard_name *name = version->name;
-    struct rdt_error err = {0};
     uint64_t number = 0;
-    enum rdt_status status = shard_cover_check_whole(&version->cover, &err);
+    enum rdt_status status = err->status;
 
     if (status == RDT_OK)
         status = directory_names_check(name->shards->rpc->directory_names, &version->account->owner,
-                                       (const uint8_t *)shard_name_id(name), name->id_bytes, &err);
+                                       (const uint8_t *)shard_name_id(name), name->id_bytes, err);
     if (status == RDT_OK)
-        status = version_publish(version, &number, &err);
+        status = version_publish(version, &number, err);
     if (status != RDT_OK) {
-        version_fail(version, &err);
+        version_fail(version, err);
         return;
     }
+    forget_packed(version);
     version->state = VERSION_COMPLETE;
     end_claim(version);
     name->current = version;
@@ -263,7 +276,7 @@ static void settle(struct deadline *deadline)
         struct rdt_error why = version->why;
         version_fail(version, &why);
     } else if (version->n_held == version->of) {
-        complete(version);
+        version_check_start(version);
     }
 }
 
@@ -316,7 +329,7 @@ static enum rdt_status cover_part(struct version *version, const struct shard_pa
     static const Rdt__Pb__Boxes none = RDT__PB__BOXES__INIT;
     const Rdt__Pb__Boxes *boxes = from->part->boxes ? from->part->boxes : &none, *checked;
     size_t bytes = protobuf_c_message_get_packed_size(&boxes->base);
-    uint64_t before = version->cover.bytes;
+    uint64_t before = version_cover(version)->bytes;
     struct layout *layout = NULL;
     uint8_t *packed = malloc(bytes + 1);
     struct arena arena;
@@ -329,11 +342,11 @@ static enum rdt_status cover_part(struct version *version, const struct shard_pa
         status = boxes_read(&arena, packed, bytes, layout, &checked, err);
     }
     if (status == RDT_OK)
-        status = shard_cover_add(&version->cover, from->rank, layout, checked, err);
+        status = shard_cover_add(version_cover(version), from->rank, layout, checked, err);
     if (status == RDT_OK)
-        status = account_take(version->account, USAGE_HEAP, version->cover.bytes - before, err);
+        status = account_take(version->account, USAGE_HEAP, version_cover(version)->bytes - before, err);
     if (status == RDT_OK)
-        version->heap_bytes += version->cover.bytes - before;
+        version->cover_bytes += version_cover(version)->bytes - before;
     arena_fini(&arena);
     free(layout);
     free(packed);
@@ -351,6 +364,14 @@ static enum rdt_status part_new(struct version *version, const struct shard_part
         free(part);
         free(packed);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part");
+    }
+    if (version->heap_bytes + bytes > RDT_MAX_METADATA_BYTES) { /* the manifest will have all of them */
+        free(part);
+        free(packed);
+        return rdt_error_set(err, RDT_LIMIT,
+                             "its manifest would have more than the limit of %u bytes, which %u parts have reached: publish "
+                             "fewer or larger tensors",
+                             RDT_MAX_METADATA_BYTES, version->n_parts + 1);
     }
     if (account_take(version->account, USAGE_HEAP, bytes, err) != RDT_OK) {
         free(part);
@@ -406,8 +427,8 @@ enum rdt_status shards_add(struct shards *shards, struct call *call, const struc
     part->call = call;
     call->waiting = part;
     call->on_end = on_publisher_end;
-    if (version->n_held == version->of && !deadline_set(shards->rpc->deadlines, &version->settle, 0))
-        complete(version);
+    if (version->n_held == version->of)
+        version_check_start(version);
     return RDT_OK;
 }
 

@@ -5,6 +5,7 @@
  *   shards.c           names and versions: from the first part of a step to its end
  *   shard_holder.c     the holds on the parts
  *   shard_cover.c      whether the parts cover every tensor once
+ *   shard_check.c      has a worker find that out
  *   shard_manifest.c   writes and publishes the manifest of a complete version
  *   shard_restore.c    complete versions of an earlier daemon
  *   shard_view.c       the reply of SHARDS
@@ -47,13 +48,13 @@ struct version {
     uint64_t step, began_ns;
     uint32_t of, n_parts, n_held;
     Rdt__Pb__Visibility visibility;
-    struct part **parts; /* [of]; NULL: not there yet */
-    struct shard_cover cover;
+    struct part **parts;           /* [of]; NULL: not there yet */
+    struct shard_check *check;     /* FILLING: its boxes so far */
     struct client holder;          /* has the holds on the parts; nobody is connected to it */
     struct object_waiter manifest; /* COMPLETE: waits for its end */
     struct deadline settle;        /* after an answer about a hold: complete it, or fail it */
     struct rdt_error why;          /* a hold failed */
-    uint64_t heap_bytes;
+    uint64_t heap_bytes, cover_bytes; /* of packed parts, and of their boxes in `check`; both are charged */
 };
 
 static inline const char *shard_name_id(const struct shard_name *name)
@@ -74,6 +75,16 @@ bool version_is_current(const struct version *version);
 /* A COMPLETE version of an earlier daemon, without parts. first: has name, step, of and visibility. NULL: no memory. */
 struct version *version_restore(struct shards *shards, const struct shard_part *first, struct object *manifest);
 void version_free(struct version *version); /* all its calls have been answered */
+
+/* The worker has ended. err->status OK: the boxes cover every tensor once. */
+void version_checked(struct version *version, struct rdt_error *err);
+
+/* ---- shard_check.c ---- */
+
+bool version_check_init(struct version *version); /* false: no memory */
+void version_check_fini(struct version *version);
+struct shard_cover *version_cover(struct version *version); /* until the start of the check */
+void version_check_start(struct version *version);          /* version_checked follows; does nothing if it was started */
 
 /* ---- shard_holder.c ---- */
 

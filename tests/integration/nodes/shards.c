@@ -135,7 +135,7 @@ Test(shards, costly_parts_and_manifests_are_refused)
     options.flags = RDT_PUT_SNAPSHOT;
     options.shards = shards;
     must_ok(rdt_put(conn, tensors, BOXES, &options, &ref, &err));
-    must_refuse(RDT_LIMIT, "tensor \"w\": the boxes of the part of rank 0 are too many, or too scattered",
+    must_refuse(RDT_INVALID, "tensor \"w\": no rank has published",
                 rdt_publish_part(conn, &name, 1, 0, 1, &ref, NULL, LONG, NULL, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
     for (size_t i = 8; i < METADATA; i++)
@@ -182,6 +182,47 @@ Test(shards, bad_parts_are_refused_alone)
     must_ok(rdt_unpublish(conn, &name, &err));
     must(publish(&conn, 1, &name, 2, 2, true) == 2); /* a run from an earlier checkpoint */
     must_ok(rdt_unpublish(conn, &name, &err));
+    rdt_close(conn);
+    cluster_end(&c, told);
+}
+
+/* Nobody waits for parts whose manifest would be too long. */
+Test(shards, version_with_too_many_tensors_is_refused_before_all_parts_are_there)
+{
+    enum { N = 10000, KEY = 240 };
+    struct rdt_tensor *tensors = calloc(N, sizeof *tensors);
+    struct rdt_shard *shards = calloc(N, sizeof *shards);
+    char(*keys)[KEY + 1] = malloc((size_t)N * (KEY + 1));
+    struct rdt_put_options options = RDT_INIT(options);
+    int64_t one[1] = {1};
+    struct rdt_ref name, refs[2];
+    rdt_request *request;
+    uint8_t byte = 0;
+    rdt *conn;
+
+    begin(1);
+    conn = on(0);
+    name = name_on(0, "policy", 0);
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.shards = shards;
+    for (unsigned rank = 0; rank < 2; rank++) {
+        for (unsigned i = 0; i < N; i++) {
+            (void)snprintf(keys[i], sizeof keys[i], "%0*u", KEY, rank * N + i);
+            tensors[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = one, .data = &byte};
+            shards[i].key = keys[i];
+        }
+        must_ok(rdt_put(conn, tensors, N, &options, &refs[rank], &err));
+    }
+    request = start_part(conn, &name, 1, 0, 3, &refs[0]);
+    must_refuse(RDT_LIMIT, "its manifest would have more than the limit of 4194304 bytes, which 2 parts have reached",
+                rdt_publish_part(conn, &name, 1, 1, 3, &refs[1], NULL, LONG, NULL, &err));
+    must_refuse(RDT_LIMIT, "its manifest", rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    for (unsigned rank = 0; rank < 2; rank++)
+        must_ok(rdt_free(conn, &refs[rank], false, &err));
+    free(tensors);
+    free(shards);
+    free(keys);
     rdt_close(conn);
     cluster_end(&c, told);
 }
