@@ -126,7 +126,8 @@ enum rdt_status cuda_pin(void *memory, void *addr, uint64_t bytes, void **pin_p,
 void cuda_unpin(void *memory, void *pin);      /* struct rdt_memory_ops */
 unsigned cuda_pins_of(struct cuda_card *card); /* how many were made through its context */
 
-/* Ends the pins of the card until cuda_pins_restore of any card, whose context is current then. The caller holds card->opening. */
+/* Ends the pins of the card until cuda_pins_restore of any card, whose context is current then. The caller holds
+ * card->opening. */
 void cuda_pins_lapse(struct cuda_card *card);
 void cuda_pins_restore(struct cuda_card *card);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What lane.c (the thread of a GPU, and its groups) and batch.c (its operations) share. All functions are for the lane's thread,
- * which does not hold the mutex. */
+/* What lane.c (the thread of a GPU, and its groups) and batch.c (its operations) share. All functions are for the lane's
+ * thread, which does not hold the mutex. */
 #ifndef NCCL_LANE_H
 #define NCCL_LANE_H
 

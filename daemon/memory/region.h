@@ -268,7 +268,8 @@ struct region_image region_image(const struct region *region);
 
 /* Makes the region of an earlier daemon again, under the same id, which must be above those of all regions so far. One
  * reference for the caller. Nobody's limit refuses it. On success the region has the descriptor. For the daemon's start: memory
- * on a device is mapped again, and the first of it opens the device. INVALID, UNSUPPORTED, NO_MEMORY, or the plug-in's error. */
+ * on a device is mapped again, and the first such region opens the device.
+ * INVALID, UNSUPPORTED, NO_MEMORY, or the plug-in's error. */
 enum rdt_status region_restore(struct regions *regions, const struct region_image *image, int take_fd, struct account *account,
                                struct region **region_p, struct rdt_error *err);
 

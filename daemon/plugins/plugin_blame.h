@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which plug-ins have crashed the daemon. When a fatal signal ends the process, the handler looks whose code ran: it walks the
- * stack from where the signal struck, up to the first function of a plug-in or of a library that was loaded with one. The plug-in's
- * record is in a file of state_dir that is mapped shared, so it is there when the next daemon starts. A record belongs to
- * one build of a file: another build, or none, starts without one.
+ * stack from where the signal struck, up to the first function of a plug-in or of a library that was loaded with one. The
+ * plug-in's record is in a file of state_dir that is mapped shared, so it is there when the next daemon starts. A record
+ * belongs to one build of a file: another build, or none, starts without one.
  *
  * Refuses: to guess. What has overflowed its stack, called exit or was killed by another process is nobody's crash. */
 #ifndef DAEMON_PLUGIN_BLAME_H
@@ -22,8 +22,8 @@ struct plugin_crashes {
     bool opening;   /* it struck while the plug-in was loaded or opened */
 };
 
-/* Reads the records and installs the handler, unless another one is there. Before any plug-in is loaded, and before other handlers
- * that pass signals on. After an error nothing is recorded. */
+/* Reads the records and installs the handler, unless another one is there. Before any plug-in is loaded, and before other
+ * handlers that pass signals on. After an error nothing is recorded. */
 enum rdt_status plugin_blame_start(const char *state_dir, struct rdt_error *err);
 void plugin_blame_stop(void);
 

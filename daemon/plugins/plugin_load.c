@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checks one backend file before any of its operations is called. Of its tables only sizes, versions and names are read,
  * and they are checked. */
-#include "daemon/plugins/plugin_blame.h"
 #include "daemon/plugins/plugin_load.h"
+#include "daemon/plugins/plugin_blame.h"
 
 #include <ctype.h>
 #include <dlfcn.h>

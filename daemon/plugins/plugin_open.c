@@ -6,8 +6,8 @@
 #include <string.h>
 #include <strings.h>
 
-#include "daemon/plugins/plugin_blame.h"
 #include "daemon/config/options.h"
+#include "daemon/plugins/plugin_blame.h"
 #include "daemon/plugins/plugin_impl.h"
 
 static void lower(char *to, const char *text)

@@ -57,7 +57,8 @@ void recovery_drop_region(struct recovery *recovery, struct region *region);
 
 /* ---- published.c ---- */
 
-/* The name whose record will be removed has another version, or has ended: what its PUBLISH has done is remembered for its session. */
+/* The name whose record will be removed has another version, or has ended: what its PUBLISH has done is remembered for its
+ * session. */
 void recovery_remember_published(struct recovery *recovery, const struct journal_slot *name);
 
 /* Only writes that record, for restore_published. NULL: there is nothing to remember, or no memory. */

@@ -72,7 +72,7 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     struct map forwarded;          /* struct call.forward -> struct call: calls of clients that another node answers */
     uint64_t next_forward;
     struct list retakes; /* struct far_record.link: holds that no node has been asked for, or that wait to be asked again */
-    struct map retaking; /* node uuid -> struct retaking: nodes with holds that have not been taken again, private to rpc_retake.c */
+    struct map retaking; /* node uuid -> struct retaking (private to rpc_retake.c): nodes whose holds are to be taken again */
     struct deadline retake;
     uint64_t retake_until_ns;
     struct log_rare lost_holds;

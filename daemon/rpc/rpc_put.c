@@ -305,8 +305,8 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .parts = &digest->parts,
                              .snapshot = message->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE),
                              .immutable = is_immutable(message),
-                             .sealed = is_immutable(message) || (message->sealed_bytes > 0 && message->n_regions == 0 &&
-                                                                 message->timeout_ns <= 0),
+                             .sealed = is_immutable(message) ||
+                                       (message->sealed_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0),
                              .loaned = message->n_loaned > 0 && message->n_loaned == message->n_regions,
                              .request_id = call->request_id,
                              .message = call->payload,

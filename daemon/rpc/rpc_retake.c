@@ -14,7 +14,7 @@
 #define LOST_LINES_NS UINT64_C(1000000000)
 #define PAUSE_NS 50000000ll /* before the next ones, if no node could be asked */
 
-/* A node from which holds of an earlier daemon are taken again. It keeps those of that daemon until there are no more to take. */
+/* A node from which holds of an earlier daemon are taken again. It keeps them until there are no more to take. */
 struct retaking {
     uint8_t node[16];
     size_t n_left;

@@ -51,9 +51,9 @@
  *   FAKE_CUDA_NO_FD_IMPORT        if set, no chunk can be imported by its fd
  *   FAKE_CUDA_COPY_US (0)         duration of each copy, at least
  *   FAKE_CUDA_POINTER_FAILS (0)   result of queries about addresses, as of a context that has failed
- *   FAKE_CUDA_BREAK               a file; once it exists, all contexts of the process have failed for ever, as after an access to
- *                                 a wrong address: queued work is not done, and calls return ILLEGAL_ADDRESS. Contexts that are
- *                                 retained when all were released and the file is gone work
+ *   FAKE_CUDA_BREAK               a file; once it exists, all contexts of the process have failed for ever, as after an access
+ *                                 to a wrong address: queued work is not done, and calls return ILLEGAL_ADDRESS. Contexts that
+ *                                 are retained when all were released and the file is gone work
  *   FAKE_CUDA_TRACE               a file that gets a line for each call: process, thread, name of the function
  *   FAKE_CUDA_CONTEXT_MIB (256)   memory that a context takes, beside FAKE_CUDA_MIB
  *   FAKE_CUDA_EVENTS_AT_ONCE      if set, events have occurred before the work in front of them is done, which no driver does;

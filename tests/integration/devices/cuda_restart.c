@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPU memory over a restart of the daemon, which a keeper survives: what the daemon allocated is there again, under the same ids
- * and in the same place. Never run with a real driver.
+/* GPU memory over a restart of the daemon, which a keeper survives: what the daemon allocated is there again, under the same
+ * ids and in the same place. Never run with a real driver.
  *
  * The leak checker of gcc 12: see cuda_fixture.h.
  * lsan: use_tls=0
