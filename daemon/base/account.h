@@ -72,7 +72,7 @@ struct accounts {
     uint64_t n_waited;   /* waits for room since the daemon's start */
     struct list in_turn; /* owners with waiting requests; the one that got room last is last */
     const struct account_wait *trying;
-    bool unlimited; /* no limit refuses anything: what an earlier daemon had here is being restored */
+    bool unlimited; /* no limit refuses anything: what an earlier daemon had here is being restored, or memory moves */
     /* Why the present request failed: the account that had no room (full), for what (full_of), and on
      * which device (full_on, NULL: a limit or the node's memory). full NULL: it did not fail for want of
      * room. */

@@ -28,6 +28,7 @@
 
 #include <uv.h>
 
+#include "daemon/base/log.h"
 #include "daemon/base/work.h"
 #include "daemon/objects/names.h"
 #include "daemon/objects/object_table.h"
@@ -59,6 +60,7 @@ struct storage {
     uint64_t n_restored;               /* objects that this daemon found at its start */
     uint64_t n_bad;                    /* files that it found and could not use */
     uint64_t n_spilled, spilled_bytes; /* objects whose memory was given up for their files, since the start */
+    struct log_rare spill_failures;
 };
 
 /* Opens the directory, creating it if it does not exist, and restores what an earlier daemon stored; after recovery_start, and

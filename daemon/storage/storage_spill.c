@@ -3,12 +3,16 @@
  * transfers are moved, because nothing but the object refers to their memory. */
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
 #include "daemon/memory/region_file.h"
 #include "daemon/storage/storage_impl.h"
+
+#define MAX_FAILED 8u /* attempts for one allocation, which waits: without descriptors or memory all of them fail */
+#define FAILURE_LINES_NS UINT64_C(1000000000)
 
 static uint32_t count_list(const struct list *list)
 {
@@ -86,21 +90,30 @@ uint64_t storage_spill(struct storage *storage, uint64_t bytes)
     uint64_t there = 0, done = 0;
     struct stored *stored;
     struct rdt_error err;
+    unsigned failed = 0;
     size_t cursor = 0;
 
     if (!storage->writer || storage->frozen || map_count(&storage->stored) == 0)
         return 0;
+    storage->spill_failures.every_ns = FAILURE_LINES_NS;
     while (there < bytes && (stored = map_next(&storage->stored, &cursor)))
         there += spillable_bytes(storage, stored);
     if (there < bytes)
         return there;
     cursor = 0;
-    while (done < bytes && (stored = map_next(&storage->stored, &cursor))) {
+    while (done < bytes && failed < MAX_FAILED && (stored = map_next(&storage->stored, &cursor))) {
         uint64_t room = spillable_bytes(storage, stored);
+        enum rdt_status status;
         if (room == 0)
             continue;
-        if (spill(storage, stored, &err) != RDT_OK) {
-            log_warn("obj %016" PRIx64 " stays in memory: %s", stored->generation, err.msg);
+        storage->accounts->unlimited = true; /* its owner may be at a limit, and gives back as much as it takes */
+        status = spill(storage, stored, &err);
+        storage->accounts->unlimited = false;
+        if (status != RDT_OK) {
+            char who[64];
+            (void)snprintf(who, sizeof who, "obj %016" PRIx64 " stays in memory", stored->generation);
+            log_warn_rarely(&storage->spill_failures, who, err.msg);
+            failed++;
             continue;
         }
         log_debug("obj %016" PRIx64 " gives up %" PRIu64 " bytes of memory for its file", stored->generation, room);

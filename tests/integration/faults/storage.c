@@ -433,3 +433,35 @@ Test(storage, objects_that_gave_up_their_memory_survive_with_a_keeper)
 {
     check_spill(true);
 }
+
+/* For a moment such an object has two regions. */
+Test(storage, owners_at_a_limit_give_up_memory_too)
+{
+    rdt *conn, *other;
+    struct rdt_ref ref;
+    char name[16];
+    void *room;
+
+    more_flags[0] = "--memory-limit=16777216";
+    more_flags[1] = "--client-max-regions=12";
+    start();
+    conn = node_client(&node, "trainer");
+    other = node_client(&node, "other");
+    for (uint32_t i = 0; i < 12; i++) {
+        (void)snprintf(name, sizeof name, "n%u", i);
+        (void)publish_stored(conn, name, MIB, i);
+    }
+    must_ok(rdt_alloc(other, 8 * MIB, &room, &err));
+    must_ok(rdt_dealloc(other, room, &err));
+    for (uint32_t i = 0; i < 12; i++) {
+        (void)snprintf(name, sizeof name, "n%u", i);
+        ref = name_ref(name);
+        must_have(conn, &ref, MIB, i);
+        must_ok(rdt_unpublish(conn, &ref, &err));
+    }
+    must_be_empty();
+    rdt_close(conn);
+    rdt_close(other);
+    node_end(&node, NULL);
+    remove_store();
+}
