@@ -104,6 +104,14 @@ static struct account *account_for(struct restoring *restoring, uint64_t session
     return account_ref(client->account);
 }
 
+/* What the session's request did; client NULL, request 0: it is not repeated. Without memory, a repeated PUT finds an object with
+ * its id, or puts another one. Of two records with one request, which only a wild daemon writes, the first counts. */
+static void note_answer(struct client *client, uint64_t request, uint64_t answer)
+{
+    if (client && request != 0 && !map_get_u64(&client->resumed, request))
+        (void)map_put_u64(&client->resumed, request, (void *)(uintptr_t)answer);
+}
+
 /* ---- regions ---- */
 
 static struct region_image image_of(struct restoring *restoring, const struct journal_slot *slot,
@@ -347,8 +355,7 @@ static struct object *put_again(struct restoring *restoring, struct journal_slot
         free(put.layout);
         return NULL;
     }
-    if (client && record->request != 0) /* without memory, a repeated PUT finds an object with its id, or puts another one */
-        (void)map_put_u64(&client->resumed, record->request, (void *)(uintptr_t)slot->key);
+    note_answer(client, record->request, slot->key);
     lend_again(restoring, regions, put.n_regions, &more);
     object->record = slot;
     recovery->n_objects++;
@@ -421,8 +428,8 @@ static bool restore_name(struct restoring *restoring, struct journal_slot *slot,
         journal_set_number(slot, NUMBER_NAME_SESSION, record->session); /* older daemons did not write them */
         journal_set_number(slot, NUMBER_NAME_REQUEST, record->request);
     }
-    if (restored && client && record->request != 0)
-        (void)map_put_u64(&client->resumed, record->request, (void *)(uintptr_t)slot->key);
+    if (restored)
+        note_answer(client, record->request, slot->key);
     arena_fini(&arena);
     return restored;
 }
