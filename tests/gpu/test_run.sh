@@ -63,3 +63,11 @@ row '^copy 1 GB/s'
 row '^nodes 1 GB/s'
 RDT_GPU_SECONDS=0 called 1 test one_gpu # the call has no time left
 row '^gpu/one_gpu +NOT RUN'
+
+# README.md has a row for each suite that this tree has.
+cd "$(dirname "$run")/../.." || exit 1
+for name in 'run probe' torch torch/expandable_segments tests/integration/devices/cuda*.c tests/unit/backends/nccl.c tests/gpu/one_gpu.c \
+  tests/bench/gpu.c tests/bench/gpu_nodes.c; do
+  name=${name#tests/}
+  grep -qF "| \`${name%.c}\` |" tests/gpu/README.md || { echo "tests/gpu/README.md has no row for ${name%.c}"; exit 1; }
+done
