@@ -8,7 +8,8 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
     CUstreamCaptureMode before = capture_mode;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     capture_mode = *mode;
     *mode = before;
     return CUDA_SUCCESS;
@@ -36,7 +37,8 @@ CUresult cuStreamBeginCapture(CUstream given, CUstreamCaptureMode mode)
 {
     struct fake_stream *stream = (struct fake_stream *)given;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_streams_mutex);
     stream->captured = true;
     stream->invalid = false;
@@ -52,7 +54,8 @@ CUresult cuStreamEndCapture(CUstream given, CUgraph *graph_p)
     struct fake_stream *stream = (struct fake_stream *)given;
     bool invalid;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_streams_mutex);
     invalid = stream->invalid || !stream->captured;
     stream->captured = false;
@@ -65,7 +68,8 @@ CUresult cuStreamIsCapturing(CUstream given, CUstreamCaptureStatus *status_p)
 {
     const struct fake_stream *stream = (struct fake_stream *)given;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     *status_p = CU_STREAM_CAPTURE_STATUS_NONE;
     if (!given || given == CU_STREAM_LEGACY || given == CU_STREAM_PER_THREAD)
         return CUDA_SUCCESS;

@@ -32,7 +32,8 @@ static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream st
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     return copy(to, from, bytes, stream);
 }
 
@@ -42,7 +43,8 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
     struct fake_stream *in = fake_stream_of(stream);
     const char *path = getenv("FAKE_CUDA_STAGED");
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!to_context || !from_context || !in)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (path && !(fake_reaches(in->device, to) && fake_reaches(in->device, from))) {
@@ -60,7 +62,8 @@ CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *plane, CUstream stream)
     CUdeviceptr from = plane->srcMemoryType == CU_MEMORYTYPE_HOST ? (CUdeviceptr)plane->srcHost : plane->srcDevice;
     CUresult result = CUDA_SUCCESS;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (plane->WidthInBytes > plane->dstPitch || plane->WidthInBytes > plane->srcPitch)
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t row = 0; result == CUDA_SUCCESS && row < plane->Height; row++)
@@ -70,7 +73,8 @@ CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *plane, CUstream stream)
 
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (bytes > 0 && (!fake_is_device(to) || !reach(to, bytes)))
         return CUDA_ERROR_INVALID_VALUE;
     return fake_queue(stream, &(struct work){.kind = WORK_SET, .to = to, .bytes = bytes, .value = value});

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Devices and contexts of the fake driver. */
 #include "tests/fake_cuda/fake_cuda.h"
+#include "tests/fake_cuda/fake_stream.h"
 
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -46,18 +47,19 @@ static void open_trace(void)
         abort();
 }
 
-void fake_call(const char *name)
+bool fake_call(const char *name)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     char line[120];
     int n;
 
     (void)pthread_once(&once, open_trace);
-    if (trace_fd < 0)
-        return;
-    n = snprintf(line, sizeof line, "%d %ld %s\n", (int)getpid(), syscall(SYS_gettid), name);
-    if (write(trace_fd, line, (size_t)n) != n)
-        abort();
+    if (trace_fd >= 0) {
+        n = snprintf(line, sizeof line, "%d %ld %s\n", (int)getpid(), syscall(SYS_gettid), name);
+        if (write(trace_fd, line, (size_t)n) != n)
+            abort();
+    }
+    return !fake_in_call();
 }
 
 static atomic_bool broken;
@@ -169,7 +171,8 @@ CUresult cuInit(unsigned flags)
     static atomic_long calls;
     long answer = fake_setting("FAKE_CUDA_INIT", 0);
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (answer && getenv("FAKE_CUDA_INIT_TIMES") && calls++ >= fake_setting("FAKE_CUDA_INIT_TIMES", 0))
         answer = 0;
     if (flags || answer)
@@ -195,7 +198,8 @@ static bool is_gpu(CUdevice device)
 
 CUresult cuDriverGetVersion(int *version_p)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     *version_p = (int)fake_setting("FAKE_CUDA_VERSION", 13000);
     return CUDA_SUCCESS;
 }
@@ -204,7 +208,8 @@ CUresult cuGetErrorName(CUresult error, const char **text_p)
 {
     static _Thread_local char text[40];
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     (void)snprintf(text, sizeof text, "FAKE_CUDA_ERROR_%d", (int)error);
     *text_p = text;
     return CUDA_SUCCESS;
@@ -212,14 +217,16 @@ CUresult cuGetErrorName(CUresult error, const char **text_p)
 
 CUresult cuGetErrorString(CUresult error, const char **text_p)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     *text_p = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory (of the fake)" : "an error of the fake driver";
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetCount(int *count_p)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!started)
         return CUDA_ERROR_NOT_INITIALIZED;
     *count_p = fake_gpus;
@@ -228,7 +235,8 @@ CUresult cuDeviceGetCount(int *count_p)
 
 CUresult cuDeviceGet(CUdevice *device_p, int ordinal)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!is_gpu(ordinal))
         return CUDA_ERROR_INVALID_DEVICE;
     *device_p = ordinal;
@@ -237,7 +245,8 @@ CUresult cuDeviceGet(CUdevice *device_p, int ordinal)
 
 CUresult cuDeviceGetUuid(CUuuid *uuid_p, CUdevice device)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     memset(uuid_p, 0, sizeof *uuid_p);
@@ -248,7 +257,8 @@ CUresult cuDeviceGetUuid(CUuuid *uuid_p, CUdevice device)
 
 CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     (void)snprintf(name, (size_t)size, "FAKE GPU %d (memfd)%s", fake_gpu[device].number,
@@ -258,7 +268,8 @@ CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 
 CUresult cuDeviceTotalMem(size_t *bytes_p, CUdevice device)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     *bytes_p = fake_gpu[device].total;
@@ -267,7 +278,8 @@ CUresult cuDeviceTotalMem(size_t *bytes_p, CUdevice device)
 
 CUresult cuDeviceGetAttribute(int *value_p, CUdevice_attribute attribute, CUdevice device)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     switch ((int)attribute) {
@@ -288,7 +300,8 @@ CUresult cuDeviceGetAttribute(int *value_p, CUdevice_attribute attribute, CUdevi
 
 CUresult cuDeviceCanAccessPeer(int *can_p, CUdevice device, CUdevice peer)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!is_gpu(device) || !is_gpu(peer))
         return CUDA_ERROR_INVALID_DEVICE;
     *can_p = device != peer && !getenv("FAKE_CUDA_NO_PEER");
@@ -297,7 +310,8 @@ CUresult cuDeviceCanAccessPeer(int *can_p, CUdevice device, CUdevice peer)
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context_p, CUdevice device)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&fake_mutex);
@@ -314,7 +328,8 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
     CUresult result = CUDA_ERROR_INVALID_CONTEXT;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     pthread_mutex_lock(&fake_mutex);
@@ -337,7 +352,8 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags_p, int *active_p)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!is_gpu(device))
         return CUDA_ERROR_INVALID_DEVICE;
     *flags_p = 0;
@@ -347,7 +363,8 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags_p, int *act
 
 CUresult cuCtxSetCurrent(CUcontext context)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!started)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (context && !fake_has_context(device_of(context)))
@@ -358,14 +375,16 @@ CUresult cuCtxSetCurrent(CUcontext context)
 
 CUresult cuCtxGetCurrent(CUcontext *context_p)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     *context_p = current >= 0 ? context_of(current) : NULL;
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetDevice(CUdevice *device_p)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_current() < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     *device_p = current;
@@ -378,7 +397,8 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
     unsigned bit;
     bool again;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     (void)flags;
     if (device < 0 || !peer || device_of(peer) == device)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -396,7 +416,8 @@ CUresult cuMemGetInfo(size_t *free_p, size_t *total_p)
 {
     CUdevice device = fake_current();
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (device < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     pthread_mutex_lock(&fake_mutex);

@@ -12,14 +12,16 @@ void fake_event_unref(struct fake_event *event)
 
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     (void)flags;
     return fake_queue(stream, &(struct work){.kind = WORK_AWAIT, .event = (struct fake_event *)event});
 }
 
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn call, void *arg)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     return fake_queue(stream, &(struct work){.kind = WORK_CALL, .call = call, .arg = arg});
 }
 
@@ -42,7 +44,8 @@ CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback call, void *arg, 
     struct callback *callback = flags ? NULL : malloc(sizeof *callback);
     CUresult result;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!callback)
         return CUDA_ERROR_INVALID_VALUE;
     *callback = (struct callback){stream, call, arg};
@@ -54,9 +57,10 @@ CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback call, void *arg, 
 
 CUresult cuEventCreate(CUevent *event_p, unsigned flags)
 {
-    struct fake_event *event = fake_current() < 0 || fake_in_call() ? NULL : calloc(1, sizeof *event);
+    struct fake_event *event = fake_current() < 0 ? NULL : calloc(1, sizeof *event);
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     (void)flags;
     if (!event)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -67,7 +71,8 @@ CUresult cuEventCreate(CUevent *event_p, unsigned flags)
 
 CUresult cuEventDestroy(CUevent event)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_streams_mutex);
     fake_event_unref((struct fake_event *)event);
     pthread_mutex_unlock(&fake_streams_mutex);
@@ -76,7 +81,8 @@ CUresult cuEventDestroy(CUevent event)
 
 CUresult cuEventRecord(CUevent event, CUstream stream)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     return fake_queue(stream, &(struct work){.kind = WORK_RECORD, .event = (struct fake_event *)event});
 }
 
@@ -85,8 +91,7 @@ CUresult cuEventQuery(CUevent given)
     struct fake_event *event = (struct fake_event *)given;
     bool done;
 
-    fake_call(__func__);
-    if (fake_in_call())
+    if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -107,8 +112,7 @@ CUresult cuEventSynchronize(CUevent given)
     struct fake_event *event = (struct fake_event *)given;
     uint64_t until;
 
-    fake_call(__func__);
-    if (fake_in_call())
+    if (!fake_call(__func__))
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_streams_mutex);
     until = event->recorded;

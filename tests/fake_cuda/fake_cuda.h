@@ -9,6 +9,7 @@
  *     process; VMM memory has no legacy handle;
  *   - a copy that leaves its allocation, or its mapped chunks, fails with INVALID_VALUE;
  *   - streams are threads: queued work runs later and in order, and each stream has its own pace;
+ *   - every call inside a host function fails with NOT_PERMITTED;
  *   - while a stream is captured into a graph, calls that wait, allocate or map fail and spoil the capture, unless the thread
  *     has exchanged its capture mode; cuCtxSynchronize always does;
  *   - attributes that the driver writes as int are written as four bytes;
@@ -83,8 +84,8 @@ extern pthread_mutex_t fake_mutex; /* protects all tables */
 
 __attribute__((visibility("default"))) long fake_setting(const char *name, long fallback);
 __attribute__((visibility("default"))) bool fake_unkind(const char *name); /* whether a switch of the table above is on */
-void fake_call(const char *name);                                          /* notes a call of the program in FAKE_CUDA_TRACE */
-CUresult fake_broken(void); /* the error of every call, once the contexts have failed (FAKE_CUDA_BREAK) */
+bool fake_call(const char *name); /* notes a call of the program in FAKE_CUDA_TRACE. False: a host function may not call */
+CUresult fake_broken(void);       /* the error of every call, once the contexts have failed (FAKE_CUDA_BREAK) */
 void fake_take_us(long us);
 void fake_await_kernels(CUdevice device); /* what a call does that waits for all work of a GPU; FAKE_CUDA_FREE_WAITS */
 CUdevice fake_current(void);              /* the GPU of the thread's context, or -1 */

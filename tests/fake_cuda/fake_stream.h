@@ -58,8 +58,7 @@ extern struct fake_stream *fake_streams;
 /* Returns whether this thread is a stream's, which runs host functions: they may not call the driver. */
 bool fake_in_call(void);
 
-/* Returns the stream; for the default streams that of the thread's context. NULL: the thread has no context, or runs a host
- * function. */
+/* Returns the stream; for the default streams that of the thread's context. NULL: the thread has no context. */
 struct fake_stream *fake_stream_of(CUstream given);
 
 void fake_stream_await(struct fake_stream *stream); /* until all its work that is queued now is done */

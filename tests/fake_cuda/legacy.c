@@ -53,7 +53,8 @@ CUresult cuMemAlloc(CUdeviceptr *address_p, size_t bytes)
     struct part *part = calloc(1, sizeof *part);
     struct range *range;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe()) {
         free(part);
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -100,7 +101,8 @@ CUresult cuMemFree(CUdeviceptr address)
     struct part **at, *part;
     struct range *range;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (result != CUDA_ERROR_INVALID_VALUE)
@@ -132,7 +134,8 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle_p, CUdeviceptr address)
     struct range *range;
     struct stat st;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_mutex);
     mapping = fake_mapping_at(address, &range);
     if (result == CUDA_ERROR_INVALID_VALUE && mapping && mapping->chunk->legacy && !range->opened &&
@@ -162,7 +165,8 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address_p, CUipcMemHandle given, unsign
     CUdevice device = fake_current();
     int fd;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     memcpy(&handle, &given, sizeof handle);
@@ -208,7 +212,8 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address)
     CUresult result = fake_no_context_or(CUDA_ERROR_INVALID_VALUE);
     struct range *range;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     fake_await_kernels(fake_current());

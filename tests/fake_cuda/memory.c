@@ -201,7 +201,8 @@ CUresult cuMemGetAddressRange(CUdeviceptr *base_p, size_t *bytes_p, CUdeviceptr 
     struct mapping *mapping;
     struct range *range;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_mutex);
     mapping = fake_mapping_at(address, &range);
     part = mapping ? range->parts : NULL;
@@ -223,7 +224,8 @@ CUresult cuPointerGetAttribute(void *value_p, CUpointer_attribute attribute, CUd
     struct range *range;
     CUresult result = CUDA_SUCCESS;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_setting("FAKE_CUDA_POINTER_FAILS", 0) != 0)
         return (CUresult)fake_setting("FAKE_CUDA_POINTER_FAILS", 0);
     if (fake_current() < 0 && fake_unkind("FAKE_CUDA_POINTER_CONTEXT"))

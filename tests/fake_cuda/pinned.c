@@ -63,7 +63,8 @@ CUresult cuMemHostRegister(void *address, size_t bytes, unsigned flags)
     struct pinned *pin;
     CUresult result;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     result = check((uintptr_t)address, bytes, flags);
     if (result != CUDA_SUCCESS)
         return result;
@@ -89,7 +90,8 @@ CUresult cuMemHostUnregister(void *address)
 {
     CUresult result;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     result = fake_no_context_or(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     fake_await_kernels(fake_current());
     pthread_mutex_lock(&fake_mutex);

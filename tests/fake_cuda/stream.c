@@ -152,7 +152,7 @@ struct fake_stream *fake_stream_of(CUstream given)
     CUdevice device = fake_current();
     struct fake_stream *stream = (struct fake_stream *)given;
 
-    if (device < 0 || fake_in_call())
+    if (device < 0)
         return NULL;
     if (given && given != CU_STREAM_LEGACY && given != CU_STREAM_PER_THREAD)
         return stream;
@@ -204,7 +204,8 @@ CUresult cuStreamCreate(CUstream *stream_p, unsigned flags)
 {
     struct fake_stream *stream;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_current() < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (fake_broken() != CUDA_SUCCESS)
@@ -220,7 +221,8 @@ CUresult cuStreamDestroy(CUstream given)
 {
     struct fake_stream *stream = (struct fake_stream *)given;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_streams_mutex);
     for (struct fake_stream **at = &fake_streams; *at; at = &(*at)->next) {
         if (*at == stream) {
@@ -264,7 +266,8 @@ CUresult cuStreamQuery(CUstream given)
     struct fake_stream *stream = fake_stream_of(given);
     bool idle;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!stream)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (fake_is_unsafe() || spoils(stream))
@@ -281,7 +284,8 @@ CUresult cuStreamSynchronize(CUstream given)
 {
     struct fake_stream *stream = fake_stream_of(given);
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!stream)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (fake_is_unsafe() || spoils(stream))
@@ -313,8 +317,9 @@ CUresult cuCtxSynchronize(void)
     CUdevice device = fake_current();
     bool captured = false;
 
-    fake_call(__func__);
-    if (device < 0 || fake_in_call())
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
+    if (device < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     pthread_mutex_lock(&fake_streams_mutex);
     for (struct fake_stream *stream = fake_streams; stream; stream = stream->next)
@@ -331,7 +336,8 @@ CUresult cuStreamGetCtx(CUstream given, CUcontext *context_p)
 {
     struct fake_stream *stream = fake_stream_of(given);
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (!stream)
         return CUDA_ERROR_INVALID_CONTEXT;
     *context_p = (CUcontext)&fake_gpu[stream->device];

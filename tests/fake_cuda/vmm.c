@@ -21,7 +21,8 @@ static bool fits(const CUmemAllocationProp *prop)
 CUresult cuMemGetAllocationGranularity(size_t *bytes_p, const CUmemAllocationProp *prop,
                                        CUmemAllocationGranularity_flags option)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     (void)option;
     if (!fits(prop))
         return CUDA_ERROR_INVALID_VALUE;
@@ -35,7 +36,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle_p, size_t bytes, const
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     struct chunk *chunk = NULL;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (!fits(prop) || flags || !bytes || bytes % FAKE_GRANULE)
@@ -56,7 +58,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle_p, size_t bytes, const
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_mutex);
     fake_chunk_unref((struct chunk *)(uintptr_t)handle);
     pthread_mutex_unlock(&fake_mutex);
@@ -69,7 +72,8 @@ CUresult cuMemExportToShareableHandle(void *shared_p, CUmemGenericAllocationHand
     struct chunk *chunk = (struct chunk *)(uintptr_t)handle;
     int fd;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags || chunk->closed)
         return CUDA_ERROR_INVALID_VALUE;
     if (chunk->imported && fake_unkind("FAKE_CUDA_NO_REEXPORT"))
@@ -88,7 +92,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle_p, 
     struct chunk *chunk;
     struct stat st;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe()) {
         (void)close(fd);
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -117,7 +122,8 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop_p, CUm
 {
     const struct chunk *chunk = (struct chunk *)(uintptr_t)handle;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     memset(prop_p, 0, sizeof *prop_p);
     prop_p->type = CU_MEM_ALLOCATION_TYPE_PINNED;
     prop_p->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -132,7 +138,8 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle_p, voi
     struct mapping *mapping;
     struct range *range;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_mutex);
     mapping = fake_mapping_at((CUdeviceptr)address, &range);
     if (mapping && !mapping->chunk->legacy) {
@@ -148,7 +155,8 @@ CUresult cuMemAddressReserve(CUdeviceptr *address_p, size_t bytes, size_t alignm
 {
     struct range *range;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     (void)alignment, (void)wish;
@@ -168,7 +176,8 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes)
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     struct range *range;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&fake_mutex);
     range = fake_range_at(address);
     if (range && range->base == (char *)address && range->bytes == bytes && !range->mappings) {
@@ -186,7 +195,8 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     struct range *range;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&fake_mutex);
@@ -205,7 +215,8 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
     struct range *range;
     CUdevice device;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&fake_mutex);
@@ -231,7 +242,8 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
     struct mapping *mapping;
     struct range *range;
 
-    fake_call(__func__);
+    if (!fake_call(__func__))
+        return CUDA_ERROR_NOT_PERMITTED;
     if (fake_is_unsafe())
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     pthread_mutex_lock(&fake_mutex);

@@ -418,8 +418,19 @@ SHOW int ncclCommGetAsyncError(nccl_comm comm, int *error_p)
     return NCCL_SUCCESS;
 }
 
+static atomic_bool aborts_hang;
+
+/* From now on ncclCommAbort returns only when this is called with false. */
+SHOW void fake_nccl_hold_aborts(bool hold);
+void fake_nccl_hold_aborts(bool hold)
+{
+    atomic_store(&aborts_hang, hold);
+}
+
 SHOW int ncclCommAbort(nccl_comm comm)
 {
+    while (atomic_load(&aborts_hang))
+        (void)poll(NULL, 0, 1);
     atomic_store(&comm->abort, true);
     for (int i = 0; atomic_load(&comm->state) != NCCL_IN_PROGRESS && i < comm->size; i++)
         if (comm->links[i].fd >= 0)

@@ -280,6 +280,22 @@ void gpu_open(struct gpu_gate *gate)
     (void)sem_post(&gate->open);
 }
 
+static void call_inside(void *refused_p)
+{
+    size_t unused, all;
+
+    *(bool *)refused_p = RAW("cuMemGetInfo_v2", (size_t *, size_t *), (&unused, &all)) == 800; /* NOT_PERMITTED */
+}
+
+bool gpu_refuses_in_host_function(void *stream)
+{
+    bool refused = false;
+
+    CALL("cuLaunchHostFunc", (void *, void (*)(void *), void *), (stream, call_inside, &refused));
+    gpu_stream_wait(stream);
+    return refused;
+}
+
 void gpu_capture(void *stream)
 {
     CALL("cuStreamBeginCapture_v2", (void *, int), (stream, 0));

@@ -24,6 +24,13 @@ said=$(SYSTEMD_UNIT_PATH=$units: systemd-analyze verify --man=no --recursive-err
 [[ $said == *NoSuchKey* ]] || fail "systemd-analyze verify does not see an unknown key"
 sed -i '$d' "$units/rdtd.service"
 
+# With GPUs: the driver is ready before the daemon starts, its devices and the pipes of MPS are in the sandbox.
+for line in 'After=.*nvidia-persistenced\.service' 'After=.*nvidia-fabricmanager\.service' 'After=.*modprobe@nvidia_uvm\.service' \
+  'Wants=.*modprobe@nvidia_uvm\.service' 'ExecStartPre=-\+/.*nvidia-modprobe -c 0 -u' 'DeviceAllow=char-nvidia\* rwm' \
+  'BindPaths=-/tmp/nvidia-mps'; do
+  grep -qE "^$line" "$units/rdtd.service" || fail "rdtd.service has no line like $line"
+done
+
 for unit in "$units"/*.service; do
   exposure=$(systemd-analyze security --offline=true --threshold=20 "$unit" 2>&1) ||
     fail "the sandbox is worse than 2.0:"$'\n'"$exposure"

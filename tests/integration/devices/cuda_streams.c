@@ -100,6 +100,20 @@ static void *put_without_a_context(void *arg)
     return arg;
 }
 
+/* The library's own threads never call the driver from a host function; if they did, the other tests would see it fail. */
+Test(cuda_streams, driver_refuses_calls_inside_a_host_function)
+{
+    void *stream;
+
+    if (gpu_is_real())
+        cr_skip_test("a real driver may deadlock");
+    begin();
+    stream = gpu_stream_create();
+    must(gpu_refuses_in_host_function(stream));
+    gpu_stream_destroy(stream);
+    end();
+}
+
 Test(cuda_streams, default_stream_is_that_of_the_tensors_gpu)
 {
     pthread_t thread;

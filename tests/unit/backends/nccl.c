@@ -381,6 +381,53 @@ Test(nccl, two_groups_of_one_gpu_whose_peers_are_dead_can_be_closed)
     finish();
 }
 
+static void hold_aborts(bool hold)
+{
+    void (*hold_them)(bool);
+
+    *(void **)(void *)&hold_them = dlsym(dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD), "fake_nccl_hold_aborts");
+    must(hold_them);
+    hold_them(hold);
+}
+
+/* An abort that does not return costs its group and one thread: the other groups of the GPU form, move bytes and are told of
+ * their operations as before. */
+Test(nccl, abort_that_does_not_return_stops_no_other_group)
+{
+    struct end doomed[2], end[2], later[2];
+    struct posted *in, *out;
+    uint8_t *from, *to;
+
+    if (!begin())
+        return;
+    if (gpu_is_real())
+        cr_skip_test("only the fake does not return when a test wants it");
+    form(doomed);
+    form(end);
+    from = buffer(0, MIB);
+    to = buffer(1, MIB);
+    gpu_fill(from, MIB, 5);
+    hold_aborts(true);
+    ops->group_close(doomed[1].group);
+    form(later); /* by the same threads, behind the close */
+    in = post(&end[1], 0, false, to, MIB, 4, 0);
+    out = post(&end[0], 1, true, from, MIB, 4, 0);
+    expect(in, RDT_OK);
+    expect(out, RDT_OK);
+    gpu_use(1);
+    must(gpu_holds(to, MIB, 5));
+    must(!doomed[1].closed);
+    hold_aborts(false);
+    must(wait_for(&doomed[1].closed));
+    ops->group_destroy(doomed[1].group);
+    close_group(&doomed[0]);
+    for (unsigned i = 0; i < 2; i++) {
+        close_group(&end[i]);
+        close_group(&later[i]);
+    }
+    finish();
+}
+
 Test(nccl, group_that_never_connects_can_be_closed)
 {
     struct end end;
