@@ -327,8 +327,8 @@ struct rdt_memory_ops {
     void (*unpin)(void *memory, void *pin);
 
     /* since 1.3: writes for people how bytes travel between two devices, given by their uuids: "peer access
-     * (NVLink)", "through the driver's host memory". text_p has `size` bytes and receives one line that ends
-     * with a zero. NULL: there is nothing to say. Loop thread. The core of this release does not call it. */
+     * (NVLink)", "host memory of the driver". text_p has `size` bytes and receives one line that ends
+     * with a zero. NULL: there is nothing to say. Loop thread, after a copy between the two has ended. */
     void (*describe_copy)(void *memory, const char *from, const char *to, char *text_p, size_t size);
 
     /* since 1.4: makes a block of memory that a client created for a snapshot of `bytes`. fd is borrowed. The plug-in

@@ -64,22 +64,19 @@ static uint32_t devices(void *memory, struct rdt_device *devices_p, uint32_t max
     return cuda->driver->n_gpus;
 }
 
-/* Whether the first GPU has asked in vain for access to the memory of the second, although the driver says that it can. */
+/* Whether the first GPU has asked in vain for access to the memory of the second. */
 static bool was_refused(const struct cuda *cuda, const struct cuda_gpu *gpu, const struct cuda_gpu *other)
 {
     const struct cuda_card *card = &cuda->cards[gpu - cuda->driver->gpu];
-    uint64_t bit = UINT64_C(1) << (other - cuda->driver->gpu);
-    int can = 0;
 
-    return (card->asked & ~card->reached & bit) &&
-           cuda->driver->cuDeviceCanAccessPeer(&can, gpu->device, other->device) == CUDA_SUCCESS && can;
+    return card->asked & ~card->reached & (UINT64_C(1) << (other - cuda->driver->gpu));
 }
 
+/* Tells what the first copy between the two has found out; asks no driver, because the loop calls it. */
 static void describe_copy(void *memory, const char *from, const char *to, char *text_p, size_t size)
 {
     const struct cuda *cuda = memory;
     struct cuda_gpu *a, *b;
-    int can = 0;
 
     text_p[0] = '\0';
     if (cuda_gpu_find(cuda->driver, from, &a, NULL) != RDT_OK || cuda_gpu_find(cuda->driver, to, &b, NULL) != RDT_OK)
@@ -87,11 +84,9 @@ static void describe_copy(void *memory, const char *from, const char *to, char *
     if (a == b)
         (void)snprintf(text_p, size, "within %s", a->name);
     else if (was_refused(cuda, a, b) || was_refused(cuda, b, a))
-        (void)snprintf(text_p, size, "through the driver's host memory: it refused peer access");
-    else if (cuda->driver->cuDeviceCanAccessPeer(&can, a->device, b->device) == CUDA_SUCCESS && can)
-        (void)snprintf(text_p, size, "peer access");
-    else
-        (void)snprintf(text_p, size, "through the driver's host memory: the GPUs have no peer access");
+        (void)snprintf(text_p, size, "host memory, as the GPUs have no peer access");
+    else if (cuda->cards[a - cuda->driver->gpu].reached & (UINT64_C(1) << (b - cuda->driver->gpu)))
+        (void)snprintf(text_p, size, "peer access between the GPUs");
 }
 
 /* ---- the kind ---- */

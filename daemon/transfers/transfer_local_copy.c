@@ -9,6 +9,7 @@
 #include "daemon/memory/region_fill.h"
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
+#include "daemon/transfers/transfer_record.h"
 
 #define STEPS_PER_TURN 16 /* after which a thread returns to the loop, which notes the progress */
 
@@ -155,6 +156,20 @@ static void note_device_copy(const struct local_copy *local)
         region_note_device_copy(region, kind);
 }
 
+/* Between two GPUs the bytes may have gone through host memory, many times slower, so the record says which way they went. */
+static void note_way(const struct local_copy *local)
+{
+    const struct layout *source = local->transfer->source, *target = local->copy.target;
+
+    for (uint32_t i = 0; i < source->count; i++) {
+        const struct region *from = local->from[source->region[i]].region, *to = local->to[target->region[i]].region;
+        if (layout_bytes(source, i) == 0 || !from || !to || !from->device || !to->device || from->device == to->device)
+            continue;
+        record_devices(&local->transfer->record, from->device, to->device);
+        return;
+    }
+}
+
 static void on_device_copied(void *arg, const struct rdt_error *err)
 {
     struct local_copy *local = arg;
@@ -163,8 +178,10 @@ static void on_device_copied(void *arg, const struct rdt_error *err)
         local->failure = *err;
         atomic_store(&local->copy.stop, true);
     }
-    if (!err)
+    if (!err) {
         note_device_copy(local);
+        note_way(local);
+    }
     local->device_bytes = device_copy_bytes(local->device);
     local->device = NULL;
     local->transfer->n_ops--;

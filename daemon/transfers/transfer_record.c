@@ -122,6 +122,14 @@ void record_lanes(struct transfer_record *record, const struct plugin_conn *conn
         plugin_conn_describe(conn, record->lanes, sizeof record->lanes);
 }
 
+void record_devices(struct transfer_record *record, const struct memory_device *from, const struct memory_device *to)
+{
+    const struct memory_kind *kind = from->kind;
+
+    if (!record->lanes[0] && kind->ops.describe_copy)
+        kind->ops.describe_copy(kind->instance, from->uuid, to->uuid, record->lanes, sizeof record->lanes);
+}
+
 void record_fail(struct transfer_record *record, const struct rdt_error *err)
 {
     if (record->status != RDT_OK)

@@ -24,6 +24,9 @@ void record_drop_decision(struct path_decision *decision);
 /* Notes how the bytes went, once, in the words of the connection's transport. */
 void record_lanes(struct transfer_record *record, const struct plugin_conn *conn);
 
+/* Notes, once, how bytes went from one device to another of the kind, in the words of its plug-in. */
+void record_devices(struct transfer_record *record, const struct memory_device *from, const struct memory_device *to);
+
 /* Notes why the transfer will not be done. Only the first reason counts. */
 void record_fail(struct transfer_record *record, const struct rdt_error *err);
 

@@ -188,4 +188,31 @@ Test(cuda_visible, copies_between_gpus_use_peer_access)
     gpu_use(0);
     end();
 }
+
+/* Where the GPUs have no access to one another the copy is many times slower, and rdtctl says so. */
+Test(cuda_visible, copy_through_host_memory_says_so)
+{
+    static const char *const ways[] = {"over peer access", "over host memory"};
+
+    for (unsigned without = 0; without < 2; without++) {
+        struct program program = {0};
+        char text[RDT_REF_TEXT_BYTES];
+        struct rdt_ref ref;
+        void *addr;
+        if (gpu_is_real() && (without || gpu_count() < 2))
+            cr_skip_test("this needs two GPUs, and a driver that can be told what to refuse");
+        begin_with(without ? "FAKE_CUDA_NO_PEER=1" : NULL, (const char *const[]){"--pool-idle=200ms", NULL});
+        must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
+        gpu_fill(addr, BYTES, 8);
+        ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+        expect(b, &ref, "cuda", gpu_uuid(1), 8, "local/copy");
+        rdt_ref_to_text(&ref, text);
+        program_run(&program, (const char *const[]){"rdtctl", "--socket", node.socket, "explain", text, NULL}, NULL);
+        must_say(strstr(program.out, ways[without]), "explain: %s%s", program.out, program.err);
+        program_free(&program);
+        must_ok(rdt_dealloc(a, addr, &err));
+        let_go(&ref);
+        end();
+    }
+}
 #endif
