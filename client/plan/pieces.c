@@ -94,6 +94,17 @@ static enum rdt_status add(struct pieces *pieces, uint32_t want_index, const str
     return RDT_OK;
 }
 
+/* No daemon makes such a manifest. */
+static enum rdt_status wrong_parts(const struct wanted *want, const uint64_t *start, const uint64_t *count, const char *what,
+                                   struct rdt_error *err)
+{
+    char text[BOX_TEXT_BYTES];
+
+    box_text(want->ndim, start, count, text);
+    return rdt_error_set(err, RDT_INVALID, "tensor \"%s\": %s elements of the box %.200s: publish it by rdt_publish_part",
+                         want->key, what, text);
+}
+
 static enum rdt_status plan_want(struct pieces *pieces, uint32_t index, const struct wanted *want, const struct source *sources,
                                  const struct source *const *sorted, size_t n, struct rdt_error *err)
 {
@@ -103,7 +114,8 @@ static enum rdt_status plan_want(struct pieces *pieces, uint32_t index, const st
     enum rdt_status status;
 
     if (at == n)
-        return rdt_error_set(err, RDT_NOT_FOUND, "the version has no tensor \"%s\"", want->key);
+        return rdt_error_set(err, RDT_NOT_FOUND, "the version has no tensor \"%s\": rdtctl shards lists what it has",
+                             want->key);
     status = check_want(want, sorted[at], err); /* before the dimensions are used */
     if (status == RDT_OK)
         status = cover_init(&cover, want->ndim, want->count, err);
@@ -119,10 +131,15 @@ static enum rdt_status plan_want(struct pieces *pieces, uint32_t index, const st
         if (status == RDT_OK)
             status = cover_add(&cover, pieces->list[pieces->n - 1].to, count, err);
         if (status == RDT_EXISTS)
-            status = rdt_error_set(err, RDT_INVALID, "tensor \"%s\": parts of the version overlap", want->key);
+            status = wrong_parts(want, start, count, "several parts of the version have", err);
     }
-    if (status == RDT_OK && !cover_is_whole(&cover))
-        status = rdt_error_set(err, RDT_INVALID, "tensor \"%s\": the parts of the version do not have all of it", want->key);
+    if (status == RDT_OK && !cover_is_whole(&cover)) {
+        const uint64_t *hole = cover_hole(&cover);
+
+        for (uint32_t d = 0; d < want->ndim; d++)
+            start[d] = want->start[d] + hole[d];
+        status = wrong_parts(want, start, hole + want->ndim, "no part of the version has", err);
+    }
     cover_fini(&cover);
     return status;
 }

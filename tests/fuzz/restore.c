@@ -271,9 +271,11 @@ static struct journal *write_journal(const uint8_t *at, const uint8_t *end)
         bytes = fuzz_take(&at, end, 2);
         if (bytes > (size_t)(end - at))
             bytes = (size_t)(end - at);
-        slot = journal_add(journal, kind, key, at, bytes, numbers);
-        if (slot)
-            journal_set_flags(slot, flags);
+        slot = journal_begin(journal, bytes);
+        if (slot) {
+            memcpy(slot->payload, at, bytes);
+            journal_commit(journal, slot, kind, key, flags, numbers);
+        }
         at += bytes;
     }
     return journal;

@@ -227,6 +227,139 @@ Test(shards, version_with_too_many_tensors_is_refused_before_all_parts_are_there
     cluster_end(&c, told);
 }
 
+/* ---- manifests that no daemon has made ---- */
+
+/* Publishes an object with this metadata behind the magic, as the next version of "forged". */
+static void publish_forged(rdt *conn, const void *bytes, size_t n)
+{
+    uint8_t *metadata = malloc(8 + n);
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+
+    memcpy(metadata, "rdtshrd1", 8);
+    memcpy(metadata + 8, bytes, n);
+    options.metadata = metadata;
+    options.metadata_bytes = 8 + n;
+    must_ok(rdt_put(conn, NULL, 0, &options, &ref, &err));
+    must_ok(rdt_publish(conn, "forged", &ref, NULL, NULL, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    free(metadata);
+}
+
+static void publish_message(rdt *conn, const Rdt__Pb__Manifest *manifest)
+{
+    uint8_t *packed = malloc(rdt__pb__manifest__get_packed_size(manifest) + 1);
+
+    publish_forged(conn, packed, rdt__pb__manifest__pack(manifest, packed));
+    free(packed);
+}
+
+/* The manifest of the newest version, as its daemon has made it. */
+static Rdt__Pb__Manifest *real_manifest(rdt *conn, const struct rdt_ref *name)
+{
+    rdt_object *object = fetch_one(conn, name, RDT_FETCH_AUTO);
+    Rdt__Pb__Manifest *manifest;
+    size_t bytes;
+    const uint8_t *metadata = rdt_object_metadata(object, &bytes);
+
+    must(bytes > 8 && memcmp(metadata, "rdtshrd1", 8) == 0);
+    manifest = rdt__pb__manifest__unpack(NULL, bytes - 8, metadata + 8);
+    must(manifest);
+    rdt_release(object);
+    return manifest;
+}
+
+Test(shards, forged_manifests_are_refused_by_their_readers_alone)
+{
+    static struct view view, other;
+    struct rdt_ref name, forged;
+    Rdt__Pb__Manifest *manifest;
+    Rdt__Pb__Boxes *boxes;
+    uint64_t start;
+    rdt *conn;
+
+    begin(1);
+    conn = on(0);
+    name = name_on(0, "policy", 0);
+    forged = name_on(0, "forged", 0);
+    must(publish(&conn, 1, &name, 1, 2, true) == 1);
+    manifest = real_manifest(conn, &name);
+    boxes = manifest->parts[1]->boxes;
+    view_open(&view, conn, &name, 0, COLUMNS, RDT_PLAN_AUTO);
+    view_open(&other, conn, &forged, 0, COLUMNS, RDT_PLAN_AUTO);
+    publish_message(conn, manifest); /* an honest one may be anybody's */
+    must_ok(rdt_plan_run(other.plan, 0, LONG, NULL, &err));
+    view_check(&other, 1);
+    publish_forged(conn, "\xff\xff\xff", 3);
+    must_refuse(RDT_INVALID, "the manifest of \"forged\" cannot be read", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
+    publish_forged(conn, "", 0);
+    must_refuse(RDT_NOT_FOUND, "the version has no tensor \"w\"", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
+    manifest->n_parts = 1;
+    publish_message(conn, manifest);
+    must_refuse(RDT_INVALID, "tensor \"w\": no part of the version has elements of the box [32:64, 0:96]",
+                rdt_plan_run(other.plan, 0, LONG, NULL, &err));
+    manifest->n_parts = 2;
+    start = boxes->start[0];
+    boxes->start[0] = ROWS / 4;
+    publish_message(conn, manifest);
+    must_refuse(RDT_INVALID, "tensor \"w\": several parts of the version have elements of the box [16:48, 0:96]",
+                rdt_plan_run(other.plan, 0, LONG, NULL, &err));
+    boxes->start[0] = ROWS;
+    publish_message(conn, manifest);
+    must_refuse(RDT_INVALID, "tensor 0 is a box of \"w\" that ends outside it", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
+    boxes->start[0] = start;
+    manifest->parts[1]->boxes = NULL;
+    publish_message(conn, manifest);
+    must_refuse(RDT_INVALID, "a part of the manifest is incomplete", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
+    manifest->parts[1]->boxes = boxes;
+    must_ok(rdt_plan_run(view.plan, 0, LONG, NULL, &err));
+    view_check(&view, 1);
+    rdt__pb__manifest__free_unpacked(manifest, NULL);
+    rdt_plan_destroy(view.plan);
+    rdt_plan_destroy(other.plan);
+    must_ok(rdt_unpublish(conn, &forged, &err));
+    must_ok(rdt_unpublish(conn, &name, &err));
+    rdt_close(conn);
+    cluster_end(&c, told);
+}
+
+Test(shards, wants_that_cannot_be_had_name_tensor_and_remedy)
+{
+    int64_t count[2] = {ROWS, COLUMNS}, far[2] = {1, 0};
+    static double data[ROWS * COLUMNS];
+    const struct {
+        struct rdt_want want;
+        enum rdt_status status;
+        const char *says;
+    } wrong[] = {
+        {{"v", 2, NULL, count, RDT_F32, data, NULL}, RDT_NOT_FOUND, "no tensor \"v\": rdtctl shards lists"},
+        {{"w", 1, NULL, count, RDT_F32, data, NULL}, RDT_MISMATCH, "tensor \"w\" has 2 dimensions, but 1 are wanted"},
+        {{"w", 2, far, count, RDT_F32, data, NULL},
+         RDT_MISMATCH,
+         "tensor \"w\": 64 elements from 1 on are wanted in dimension 0"},
+        {{"w", 2, NULL, count, RDT_F64, data, NULL},
+         RDT_UNSUPPORTED,
+         "tensor \"w\": there is no cast from f32 to f64: f32, f16 and bf16 can be cast"},
+    };
+    struct rdt_ref name;
+    rdt *conn;
+
+    begin(1);
+    conn = on(0);
+    name = name_on(0, "policy", 0);
+    must(publish(&conn, 1, &name, 1, 2, true) == 1);
+    for (unsigned i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        rdt_plan *plan = NULL;
+
+        must_ok(rdt_plan_create(conn, &name, &wrong[i].want, 1, NULL, &plan, &err));
+        must_refuse(wrong[i].status, wrong[i].says, rdt_plan_run(plan, 0, LONG, NULL, &err));
+        rdt_plan_destroy(plan);
+    }
+    must_ok(rdt_unpublish(conn, &name, &err));
+    rdt_close(conn);
+    cluster_end(&c, told);
+}
+
 Test(shards, failures_do_not_flood_the_log)
 {
     struct rdt_ref name, part;

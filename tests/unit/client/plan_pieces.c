@@ -143,7 +143,7 @@ Test(plan_pieces, refuses_what_the_version_does_not_have)
     struct wanted want = {"w", RDT_I32, 2, none, all};
     struct pieces pieces;
 
-    must_refuse(RDT_INVALID, "tensor \"w\": the parts of the version do not have all of it",
+    must_refuse(RDT_INVALID, "tensor \"w\": no part of the version has elements of the box [2:4, 0:6]",
                 pieces_plan(&source, 1, &want, 1, &pieces, &err));
     source.count = all;
     want.start = far;
