@@ -30,12 +30,12 @@ static enum rdt_status describe(struct description *description, const struct ob
     rdt__pb__manifest_part__init(&description->part);
     rdt__pb__tensor_list__init(&description->tensors);
     object_ref(object, &description->ref);
-    if (object->box_bytes == 0)
+    status = object_layout(object, NULL, &description->layout, err);
+    if (status == RDT_OK && object->box_bytes == 0 && description->layout->count > 0) /* a rank may have no tensors */
         return rdt_error_set(
             err, RDT_INVALID,
             "object \"%s\" cannot be a part of a version: its put did not say what its tensors are boxes of (shards)",
             description->ref.id);
-    status = object_layout(object, NULL, &description->layout, err);
     if (status == RDT_OK)
         status = boxes_read(&description->arena, boxes, object->box_bytes, description->layout, &checked, err);
     if (status != RDT_OK)

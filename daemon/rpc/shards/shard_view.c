@@ -58,7 +58,7 @@ static bool lacks(const struct version *version, uint32_t rank)
     return !part || ((version->state == VERSION_COMPLETE || version->n_parts == version->of) && !part->held);
 }
 
-static void list_ranks(const struct version *version, char *text_p, size_t size)
+void version_list_ranks(const struct version *version, char *text_p, size_t size)
 {
     unsigned n = 0;
     size_t at = 0;
@@ -92,7 +92,7 @@ void shards_each(const struct shards *shards, void (*each)(void *arg, const stru
                                         .complete = version->state == VERSION_COMPLETE};
             if (state.complete && (version != name->current || !version_is_current(version)))
                 continue;
-            list_ranks(version, state.ranks, sizeof state.ranks);
+            version_list_ranks(version, state.ranks, sizeof state.ranks);
             each(arg, &state);
         }
 }

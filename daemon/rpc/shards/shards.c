@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names and their versions: parts are added to a version until it is complete, or fails. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
@@ -201,17 +202,19 @@ static void on_manifest_gone(struct object_waiter *waiter, struct object *object
 static void on_publisher_end(struct call *call)
 {
     struct part *part = call->waiting;
+    char ranks[128], lacks[256];
     struct rdt_error why;
 
+    version_list_ranks(part->version, ranks, sizeof ranks);
+    (void)snprintf(lacks, sizeof lacks, "%s in time: %u of %u parts are there, %s ranks %s", call->verb->unmet,
+                   part->version->n_parts, part->version->of,
+                   part->version->n_parts < part->version->of ? "without those of" : "but no node has answered for", ranks);
+    free(call->why);
+    call->why = strdup(lacks); /* if it was the deadline */
     part->call = NULL;
     call->waiting = NULL;
     (void)rdt_error_set(&why, RDT_OWNER_DIED, "the publisher of rank %u stopped waiting for the others, or ended", part->rank);
     version_fail(part->version, &why);
-}
-
-static void explain(const struct call *call, struct rdt_error *err)
-{
-    (void)rdt_error_set(err, RDT_TIMED_OUT, "%s in time: not all ranks have published their parts", call->verb->unmet);
 }
 
 /* ---- the fence ---- */
@@ -413,7 +416,6 @@ enum rdt_status shards_add(struct shards *shards, struct call *call, const struc
             name_settle(name);
         return status;
     }
-    call->explain = explain;
     status = part_new(version, from, &part, err);
     if (status == RDT_OK)
         status = cover_part(version, from, err);

@@ -76,6 +76,9 @@ bool version_is_current(const struct version *version);
 struct version *version_restore(struct shards *shards, const struct shard_part *first, struct object *manifest);
 void version_free(struct version *version); /* all its calls have been answered */
 
+/* The ranks whose parts are not there, or lost, as struct shard_state.ranks has them. */
+void version_list_ranks(const struct version *version, char *text_p, size_t size); /* shard_view.c */
+
 /* The worker has ended. err->status OK: the boxes cover every tensor once. */
 void version_checked(struct version *version, struct rdt_error *err);
 

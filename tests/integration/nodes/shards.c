@@ -186,6 +186,56 @@ Test(shards, bad_parts_are_refused_alone)
     cluster_end(&c, told);
 }
 
+/* Such as all ranks but the first one of a model that is not sharded. */
+Test(shards, rank_without_tensors_takes_part)
+{
+    static const struct rdt_shard none;
+    static struct view view;
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref name, whole, nothing;
+    rdt_request *request;
+    rdt *conn, *far;
+
+    begin(2);
+    conn = on(0);
+    far = on(1);
+    name = name_on(0, "policy", 0);
+    whole = put_rank(conn, 1, 0, 1, true);
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.shards = &none;
+    must_ok(rdt_put(far, NULL, 0, &options, &nothing, &err));
+    request = start_part(conn, &name, 1, 0, 2, &whole);
+    must_ok(rdt_publish_part(far, &name, 1, 1, 2, &nothing, NULL, LONG, NULL, &err));
+    must_ok(rdt_wait(conn, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    view_open(&view, far, &name, 0, COLUMNS, RDT_PLAN_AUTO);
+    must_ok(rdt_plan_run(view.plan, 0, LONG, NULL, &err));
+    view_check(&view, 1);
+    rdt_plan_destroy(view.plan);
+    must_ok(rdt_free(conn, &whole, false, &err));
+    must_ok(rdt_free(far, &nothing, false, &err));
+    must_ok(rdt_unpublish(conn, &name, &err));
+    rdt_close(conn);
+    rdt_close(far);
+    cluster_end(&c, told);
+}
+
+Test(shards, time_out_names_the_ranks_that_are_missing)
+{
+    struct rdt_ref name, ref;
+    rdt *conn;
+
+    begin(1);
+    conn = on(0);
+    name = name_on(0, "policy", 0);
+    ref = put_rank(conn, 1, 1, 4, true);
+    must_refuse(RDT_TIMED_OUT, "1 of 4 parts are there, without those of ranks 0 2 3",
+                rdt_publish_part(conn, &name, 1, 1, 4, &ref, NULL, 100 * MSEC, NULL, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    rdt_close(conn);
+    cluster_end(&c, told);
+}
+
 /* Nobody waits for parts whose manifest would be too long. */
 Test(shards, version_with_too_many_tensors_is_refused_before_all_parts_are_there)
 {
