@@ -82,7 +82,7 @@ srcs = $(foreach d,$(1),$(wildcard $(d)/*.c))
 PROTO_O   := $(call obj,$(call srcs,proto)) $(GEN_O)
 CTL_C      = $(filter-out $(if $(NCURSES),,%/ctl_top.c),$(call srcs,client/ctl client/ctl/files client/ctl/perf client/ctl/timeline))
 CLIENT_O  := $(call obj,$(call srcs,client client/session client/memory client/plan))
-DAEMON_O  := $(call obj,$(filter-out daemon/main.c daemon/keeper.c,$(call srcs,daemon daemon/* daemon/*/*)))
+DAEMON_O  := $(call obj,$(filter-out daemon/main.c daemon/keeper.c daemon/directory/etcd/%,$(call srcs,daemon daemon/* daemon/*/*)))
 SUPPORT_O := $(call obj,$(call srcs,tests/support tests/support/fakes))
 PLUGIN_O  := $(call obj,$(wildcard proto/rdt_status.c proto/rdt_dtype.c)) # what a plug-in carries of proto/
 LISTEN_O  := $(call obj,backends/common/address.c backends/common/configured.c) # and those that listen
@@ -107,6 +107,8 @@ LIBRDT := $(B)/librdt.so.$(VERSION)
 LIBCUDA := $(B)/librdt-cuda.so.$(VERSION) # librdt-cuda
 LIBCUDA_O := $(call obj,$(call srcs,client/cuda))
 PROGRAMS := $(B)/rdtd $(B)/rdtd-keeper $(B)/rdtctl
+# Each needs a library that nothing else needs, and is left out without it.
+ETCD := $(if $(shell pkg-config --exists libcurl && echo yes),$(B)/rdtd-etcd)
 EXPORTER := $(if $(shell pkg-config --exists libmicrohttpd && echo yes),$(B)/rdtd-exporter)
 LOOPBACK := $(if $(wildcard tests/loopback/*.c),$(B)/tests/rdt_loopback.so)
 GROUPED  := $(B)/tests/rdt_grouped.so
@@ -191,6 +193,10 @@ ifeq ($(EXPORTER),)
 $(info rdtd-exporter: dropped, no libmicrohttpd (Debian: libmicrohttpd-dev))
 endif
 
+ifeq ($(ETCD),)
+$(info rdtd-etcd: dropped, no libcurl (Debian: libcurl4-openssl-dev))
+endif
+
 ifeq ($(MANPAGES),)
 $(info manual pages: dropped, no scdoc (Debian: scdoc))
 endif
@@ -209,7 +215,7 @@ BACKEND_SO := $(BACKENDS:%=$(B)/backends/rdt_%.so)
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-all: $(PROGRAMS) $(EXPORTER) $(CHECK) $(CONF) $(MANPAGES) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT) $(if $(CUDA_INC),$(LIBCUDA))
+all: $(PROGRAMS) $(EXPORTER) $(ETCD) $(CHECK) $(CONF) $(MANPAGES) $(LIBRDT) $(B)/librdt.a $(BACKEND_SO) $(PY_EXT) $(if $(CUDA_INC),$(LIBCUDA))
 tests: all $(UNIT) $(INTEG) $(SIMS) $(FUZZ) $(FAULT) $(LOOPBACK) $(GROUPED) $(FAKE) $(FROZEN) $(BROKEN) $(PRELOAD) $(GPU_BENCH) $(GPU_PROBE) \
        $(if $(CUDA_INC),$(FAKES))
 benches: all $(BENCH)
@@ -332,6 +338,10 @@ $(B)/rdtctl: $(call obj,$(CTL_C)) $(B)/obj/gen/perfetto.pb-c.o $(B)/librdt.a $(B
 $(B)/rdtd-exporter: $(call obj,$(call srcs,client/exporter)) $(B)/librdt.a $(B)/libproto.a
 	$(call say,LINK,$@)
 	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^ $(CLIENT_LIBS) $(call libs,libmicrohttpd)
+
+$(B)/rdtd-etcd: $(call obj,$(call srcs,daemon/directory/etcd)) $(B)/libproto.a
+	$(call say,LINK,$@)
+	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $^ $(call libs,libcurl jansson libprotobuf-c)
 
 # The package as it is imported, PYTHONPATH=$(B)/python: librdt is within, so it needs nothing that is installed.
 python: $(PY_EXT)
@@ -659,7 +669,7 @@ filled = t=$$(mktemp) && trap "rm -f $$t" EXIT && $(substitute) $(1) >$$t
 install: all
 	@install -d $(addprefix $(DESTDIR),$(bindir) $(libdir)/pkgconfig $(includedir)/rdt $(backenddir) $(unitdir) $(sysusersdir) \
 	    $(dir $(conffile)) $(if $(COMPLETION),$(completiondir)))
-	@install -m755 $(PROGRAMS) $(EXPORTER) $(CHECK) $(DESTDIR)$(bindir)/
+	@install -m755 $(PROGRAMS) $(EXPORTER) $(ETCD) $(CHECK) $(DESTDIR)$(bindir)/
 	@install -m755 $(LIBRDT) $(DESTDIR)$(libdir)/
 	@ln -sf $(notdir $(LIBRDT)) $(DESTDIR)$(libdir)/librdt.so.$(SOVERSION)
 	@ln -sf librdt.so.$(SOVERSION) $(DESTDIR)$(libdir)/librdt.so
@@ -689,7 +699,7 @@ install: all
 	@echo 'installed below $(DESTDIR)$(PREFIX)'
 
 uninstall:
-	rm -f $(addprefix $(DESTDIR)$(bindir)/,rdtd rdtd-keeper rdtctl rdtd-exporter rdt-check-backend) \
+	rm -f $(addprefix $(DESTDIR)$(bindir)/,rdtd rdtd-keeper rdtctl rdtd-exporter rdtd-etcd rdt-check-backend) \
 	    $(addprefix $(DESTDIR)$(libdir)/librdt.so,.$(VERSION) .$(SOVERSION)) \
 	    $(wildcard $(DESTDIR)$(libdir)/librdt-cuda.so*) $(DESTDIR)$(libdir)/pkgconfig/rdt-cuda.pc \
 	    $(DESTDIR)$(includedir)/rdt/rdt_cuda.h \

@@ -278,6 +278,26 @@ static void put_directory(const struct text *text, const Rdt__Pb__MetricsReply *
     }
 }
 
+static void put_etcd(const struct text *text, const Rdt__Pb__EtcdInfo *etcd)
+{
+    const Rdt__Pb__EtcdInfo none = RDT__PB__ETCD_INFO__INIT;
+
+    etcd = etcd ? etcd : &none;
+    gauge(text, "rdtd_directory_etcd_up", "", "1 while all nodes in etcd are known and changes are told.", etcd->up);
+    gauge(text, "rdtd_directory_etcd_revision", "", "The newest revision of etcd that was seen.", (uint64_t)etcd->revision);
+    gauge(text, "rdtd_directory_etcd_bad_keys", "", "Keys below the prefix that cannot be read.", etcd->bad_keys);
+    gauge(text, "rdtd_directory_etcd_names", "", "Published names that etcd has.", etcd->names);
+    counter(text, "rdtd_directory_etcd_requests", "", "Requests to etcd.", etcd->requests);
+    counter(text, "rdtd_directory_etcd_failures", "", "Requests to etcd that failed.", etcd->failures);
+    counter(text, "rdtd_directory_etcd_reconnects", "", "Endpoints of etcd that were turned to.", etcd->reconnects);
+    counter(text, "rdtd_directory_etcd_leases_lost", "", "Leases of this node that expired.", etcd->leases_lost);
+    counter(text, "rdtd_directory_etcd_lists", "", "Times that all keys were read.", etcd->lists);
+    counter(text, "rdtd_directory_etcd_compactions", "",
+            "Watches that ended because etcd had compacted what they had not sent.", etcd->compactions);
+    counter(text, "rdtd_directory_etcd_events", "", "Changes that etcd has told.", etcd->events);
+    counter(text, "rdtd_directory_etcd_programs", "", "Times that rdtd-etcd was started.", etcd->programs);
+}
+
 static void put_lookups(const struct text *text, const Rdt__Pb__MetricsReply *from)
 {
     family(text, COUNTER, "rdtd_name_lookups", "", "Look-ups of names whose node was not given, by outcome.");
@@ -484,6 +504,7 @@ static enum rdt_status write_text(const struct answers *answers, enum rdt_metric
         put_status(&text, (const Rdt__Pb__StatusReply *)answers->status);
         put_process(&text, metrics);
         put_directory(&text, metrics);
+        put_etcd(&text, metrics->etcd);
         put_lookups(&text, metrics);
         put_requests(&text, metrics);
         put_transfers(&text, metrics);

@@ -344,8 +344,12 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
     if (status == RDT_OK && options_have_peers(daemon->options))
         status = peers_create(&daemon->loop, daemon->options, &daemon->node, &callbacks, &daemon->peers, err);
     daemon->transfers.peers = daemon->rpc.peers = daemon->peers;
-    daemon->directory = (struct directory){
-        .options = daemon->options, .peers = daemon->peers, .owner_work = daemon->owner_work, .deadlines = &daemon->deadlines};
+    daemon->directory = (struct directory){.loop = &daemon->loop,
+                                           .options = daemon->options,
+                                           .node = &daemon->node,
+                                           .peers = daemon->peers,
+                                           .owner_work = daemon->owner_work,
+                                           .deadlines = &daemon->deadlines};
     daemon->directory_names = (struct directory_names){.options = daemon->options,
                                                        .node = &daemon->node,
                                                        .peers = daemon->peers,

@@ -89,7 +89,7 @@ static void close_peers(void *arg)
 {
     struct daemon *daemon = arg;
 
-    directory_close(&daemon->directory);
+    directory_close(&daemon->directory, daemon->options->keeper[0] != '\0');
     directory_names_close(&daemon->directory_names);
     if (daemon->peers)
         peers_close(daemon->peers, await_copies, daemon);

@@ -30,6 +30,36 @@ bool options_have_peers(const struct options *options)
     return options->key_file[0] != 0 || options->peer_cert[0] != 0;
 }
 
+static void check_readable(const char *key, const char *path, struct option_faults *faults)
+{
+    struct rdt_error why;
+    if (path[0] == 0 || access(path, R_OK) == 0)
+        return;
+    rdt_error_sys(&why, errno, "cannot be read");
+    option_fault(faults, &why, "%s = %s", key, path);
+}
+
+static void check_etcd(const struct options *options, struct option_faults *faults)
+{
+    struct rdt_error why;
+    check_readable("etcd_ca", options->etcd_ca, faults);
+    check_readable("etcd_cert", options->etcd_cert, faults);
+    check_readable("etcd_key", options->etcd_key, faults);
+    check_readable("etcd_password_file", options->etcd_password_file, faults);
+    if (!options->etcd_cert[0] != !options->etcd_key[0]) {
+        rdt_error_set(&why, RDT_INVALID, "a certificate for etcd needs both etcd_cert and etcd_key");
+        option_fault(faults, &why, "%s is not set", options->etcd_cert[0] ? "etcd_key" : "etcd_cert");
+    }
+    if (!options->etcd_user[0] != !options->etcd_password_file[0]) {
+        rdt_error_set(&why, RDT_INVALID, "a user of etcd needs both etcd_user and etcd_password_file");
+        option_fault(faults, &why, "%s is not set", options->etcd_user[0] ? "etcd_password_file" : "etcd_user");
+    }
+    if (options->etcd_endpoints[0] != 0 && !options_have_peers(options)) {
+        rdt_error_set(&why, RDT_INVALID, "needs key_file or peer_cert: without a peer link there are no other nodes");
+        option_fault(faults, &why, "etcd_endpoints = %s", options->etcd_endpoints);
+    }
+}
+
 static void check_peer_link(const struct options *options, struct option_faults *faults)
 {
     const struct {
@@ -57,18 +87,15 @@ static void check_peer_link(const struct options *options, struct option_faults 
                      : !options->peer_key[0] ? "peer_key is not set"
                                              : "peer_ca is not set");
     }
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        if (files[i].path[0] == 0 || access(files[i].path, R_OK) == 0)
-            continue;
-        rdt_error_sys(&why, errno, "cannot be read");
-        option_fault(faults, &why, "%s = %s", files[i].name, files[i].path);
-    }
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        check_readable(files[i].name, files[i].path, faults);
 }
 
 static void check_whole(struct options *options, struct option_faults *faults)
 {
     struct rdt_error why;
     check_peer_link(options, faults);
+    check_etcd(options, faults);
     if (options->nodes[0] != 0 && options_read_nodes(options->nodes, &options->node_list, &why) != RDT_OK)
         option_fault(faults, &why, "nodes = %s", options->nodes);
     if (options->memory_limit_bytes != 0 && options->memory_limit_bytes < options->chunk_bytes) {

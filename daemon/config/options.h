@@ -73,6 +73,12 @@ struct options {
     char *advertise;                      /* "host:port" put into refs; "" derived from listen */
     char *nodes;                          /* nodes file; "" none */
     char *nodes_dns;                      /* "HOST:PORT" or "_SERVICE._tcp.NAME"; "" none */
+    char *etcd_endpoints;                 /* "https://HOST:PORT", separated by commas; "" none */
+    char *etcd_prefix;                    /* of all keys there, without a slash at its end */
+    char *etcd_ca, *etcd_cert, *etcd_key; /* paths; "" none */
+    char *etcd_user;                      /* "" none */
+    char *etcd_password_file;
+    uint64_t etcd_ttl_ns;
     char *names;                          /* "nodes"; or "local": names of other nodes need an address */
     char *key_file;                       /* pre-shared key of the peer link; "" none */
     char *peer_cert, *peer_key, *peer_ca; /* certificates of the peer link; "" none. Without these and a key: no peers */

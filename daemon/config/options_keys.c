@@ -62,6 +62,37 @@ static enum rdt_status check_nodes_dns(const char *text, struct rdt_error *err)
     return status;
 }
 
+static enum rdt_status check_endpoints(const char *text, struct rdt_error *err)
+{
+    char host[65], one[80];
+    uint16_t port;
+    for (const char *at = text; *at != 0;) {
+        size_t scheme = strncmp(at, "https://", 8) == 0 ? 8 : strncmp(at, "http://", 7) == 0 ? 7 : 0;
+        size_t n = strcspn(at, ",");
+        enum rdt_status status = RDT_INVALID;
+        if (scheme > 0 && n - scheme < sizeof one) {
+            memcpy(one, at + scheme, n - scheme);
+            one[n - scheme] = 0;
+            status = strpbrk(one, "/@? \t") ? RDT_INVALID : options_split_address(one, host, &port, err);
+        }
+        if (status != RDT_OK || port == 0)
+            return rdt_error_set(err, RDT_INVALID, "expected https://HOST:PORT, several separated by commas");
+        at += n + (at[n] == ',');
+    }
+    return RDT_OK;
+}
+
+static enum rdt_status check_prefix(const char *text, struct rdt_error *err)
+{
+    size_t n = strlen(text);
+    for (size_t i = 0; i < n; i++)
+        if (text[i] <= ' ' || text[i] > '~')
+            n = 0;
+    if (n == 0 || text[n - 1] == '/')
+        return rdt_error_set(err, RDT_INVALID, "expected printable characters without a slash at the end, as in /rdtd");
+    return RDT_OK;
+}
+
 static enum rdt_status check_names(const char *text, struct rdt_error *err)
 {
     if (strcmp(text, "nodes") == 0 || strcmp(text, "local") == 0)
@@ -279,9 +310,40 @@ const struct option_key option_keys[] = {
      .help = "The other nodes by DNS: every address of HOST, at PORT; or _SERVICE._tcp.NAME, the hosts and ports of these SRV "
              "records. It is looked up every 5 seconds; while no name server answers, the nodes that it named last count.",
      .why = "Set it where nodes come and go, as to a headless Service of Kubernetes."},
+    {ROW("network", "etcd_endpoints", OPTION_STRING, etcd_endpoints, 0, 1000), .reload = RELOAD_ALWAYS,
+     .check = check_endpoints, .fallback = "", .value = "URL,...",
+     .help =
+         "The other nodes by etcd: https://HOST:PORT of its members, separated by commas. The daemon registers itself there "
+         "and learns of the others at once. It needs the program rdtd-etcd; while etcd is away, what it said last counts.",
+     .why = "Set it where there is an etcd, and nodes come and go."},
+    {ROW("network", "etcd_prefix", OPTION_STRING, etcd_prefix, 1, 190), .reload = RELOAD_ALWAYS, .check = check_prefix,
+     .fallback = "/rdtd", .value = "KEY", .help = "What all keys of rdtd in etcd begin with.",
+     .why = "Set it where clusters of rdtd that are apart share an etcd."},
+    {ROW("network", "etcd_ca", OPTION_STRING, etcd_ca, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .is_path = true, .fallback = "",
+     .value = "PATH",
+     .help = "The authorities that the certificates of etcd must lead to, in PEM format; if it is empty, those of the system.",
+     .why = "Set it where etcd has certificates of an authority of its own."},
+    {ROW("network", "etcd_cert", OPTION_STRING, etcd_cert, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .is_path = true,
+     .fallback = "", .value = "PATH",
+     .help = "The certificate that etcd is shown, in PEM format. If etcd knows users, it must have no common name.",
+     .why = "Set it, with etcd_key, where etcd asks for client certificates."},
+    {ROW("network", "etcd_key", OPTION_STRING, etcd_key, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .is_path = true,
+     .fallback = "", .value = "PATH", .help = "The private key of etcd_cert, in PEM format without passphrase.",
+     .why = "Set it with etcd_cert."},
+    {ROW("network", "etcd_user", OPTION_STRING, etcd_user, 0, 60), .reload = RELOAD_ALWAYS, .fallback = "", .value = "NAME",
+     .help = "The user of etcd, whose role must allow to read and write below etcd_prefix.",
+     .why = "Set it, with etcd_password_file, where etcd knows users."},
+    {ROW("network", "etcd_password_file", OPTION_STRING, etcd_password_file, 0, PATH_BYTES), .reload = RELOAD_ALWAYS,
+     .is_path = true, .fallback = "", .value = "PATH",
+     .help = "The file whose first line is the password of etcd_user. It is read at each log-in.",
+     .why = "Set it with etcd_user."},
+    {ROW("network", "etcd_ttl", OPTION_DURATION, etcd_ttl_ns, 2 * S, HOUR), .reload = RELOAD_ALWAYS, .fallback = "15s",
+     .help = "The life of the lease under which this node is registered. A node that etcd has not heard of for so long is "
+             "taken from the table after as long again.",
+     .why = "Lower it to be rid of dead nodes sooner; raise it where etcd is slow."},
     {ROW("network", "names", OPTION_STRING, names, 1, 8), .reload = RELOAD_ALWAYS, .check = check_names, .fallback = "nodes",
      .value = "nodes|local",
-     .help = "Who knows where a published name is. nodes: the nodes of nodes and nodes_dns, if there are any; then a name is "
+     .help = "Who knows where a published name is. nodes: the nodes of the table, if it has any; then a name is "
              "found from all of them without an address, and belongs to one node at a time. local: nobody; a name of another "
              "node needs its address.",
      .why = "Set it to local where the nodes publish names of their own under the same words. It must be the same on all "

@@ -14,12 +14,14 @@
 #define DNS_INTERVAL_NS INT64_C(5000000000)
 
 static const struct {
-    const char *name;
-    int64_t interval_ns;
+    const char *name, *key;
+    size_t option;
+    int64_t interval_ns; /* 0: it is not read, but tells */
     enum rdt_status (*read)(struct directory_reading *, struct rdt_error *);
 } sources[DIRECTORY_SOURCES] = {
-    [DIRECTORY_FILE] = {"file", FILE_INTERVAL_NS, directory_read_file},
-    [DIRECTORY_DNS] = {"dns", DNS_INTERVAL_NS, directory_read_dns},
+    [DIRECTORY_FILE] = {"file", "nodes", offsetof(struct options, nodes), FILE_INTERVAL_NS, directory_read_file},
+    [DIRECTORY_DNS] = {"dns", "nodes_dns", offsetof(struct options, nodes_dns), DNS_INTERVAL_NS, directory_read_dns},
+    [DIRECTORY_ETCD] = {"etcd", "etcd_endpoints", offsetof(struct options, etcd_endpoints), 0, NULL},
 };
 
 const char *directory_source_name(enum directory_source source)
@@ -27,11 +29,19 @@ const char *directory_source_name(enum directory_source source)
     return source < DIRECTORY_SOURCES ? sources[source].name : "met";
 }
 
+const char *directory_source_key(enum directory_source source)
+{
+    return sources[source].key;
+}
+
+const char *directory_source_from(const struct directory *directory, enum directory_source source)
+{
+    return *(char *const *)(const void *)((const char *)directory->options + sources[source].option);
+}
+
 static const char *argument_of(const struct directory_provider *provider)
 {
-    const struct options *options = provider->directory->options;
-
-    return provider->source == DIRECTORY_FILE ? options->nodes : options->nodes_dns;
+    return directory_source_from(provider->directory, provider->source);
 }
 
 /* ---- the table ---- */
@@ -107,28 +117,41 @@ static void reading_free(struct directory_reading *reading)
     free(reading);
 }
 
-static void take(struct directory_provider *provider, struct directory_reading *reading)
+void directory_note(struct directory_provider *provider, const struct rdt_error *err)
 {
     const char *name = sources[provider->source].name;
+    bool failed = provider->error[0] != '\0';
 
-    if (reading->status != RDT_OK) {
-        if (strncmp(provider->error, reading->err.msg, sizeof provider->error - 1) != 0)
-            log_warn("directory %s: %s; the nodes that it named last stay known", name, reading->err.msg);
+    if (err) {
+        if (!failed || (sources[provider->source].read && strncmp(provider->error, err->msg, sizeof provider->error - 1) != 0))
+            log_warn("directory %s: %s; the nodes that it named last stay known", name, err->msg);
         provider->errors++;
-        text_copy(provider->error, sizeof provider->error, reading->err.msg);
+        text_copy(provider->error, sizeof provider->error, err->msg);
         return;
     }
-    if (provider->error[0] != '\0')
+    if (failed)
         log_info("directory %s: it can be read again", name);
     provider->error[0] = '\0';
     provider->confirmed_ns = uv_hrtime();
+}
+
+void directory_take(struct directory_provider *provider, struct node_entry *take_nodes)
+{
+    options_free_nodes(provider->nodes);
+    provider->nodes = take_nodes;
+    merge(provider->directory);
+}
+
+static void take(struct directory_provider *provider, struct directory_reading *reading)
+{
+    directory_note(provider, reading->status == RDT_OK ? NULL : &reading->err);
+    if (reading->status != RDT_OK)
+        return;
     memcpy(provider->stamp, reading->stamp, sizeof provider->stamp);
     if (reading->unchanged)
         return;
-    options_free_nodes(provider->nodes);
-    provider->nodes = reading->nodes;
+    directory_take(provider, reading->nodes);
     reading->nodes = NULL;
-    merge(provider->directory);
 }
 
 static void wait_for_next(struct directory_provider *provider)
@@ -198,7 +221,9 @@ static void begin(struct directory_provider *provider)
         provider->confirmed_ns = 0;
         provider->error[0] = '\0';
     }
-    if (provider->active)
+    if (provider->source == DIRECTORY_ETCD)
+        directory_etcd_begin(provider);
+    else if (provider->active)
         on_time(&provider->next);
 }
 
@@ -219,8 +244,9 @@ void directory_reload(struct directory *directory)
     merge(directory);
 }
 
-void directory_close(struct directory *directory)
+void directory_close(struct directory *directory, bool comes_back)
 {
+    directory_etcd_close(directory, comes_back);
     for (unsigned i = 0; i < DIRECTORY_SOURCES && directory->providers[i].directory; i++) {
         stop(&directory->providers[i]);
         options_free_nodes(directory->providers[i].nodes);

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The node table: which nodes this one knows, and from where.
  *
- * Owns: the lists of the providers, and the table that is merged from them. A provider reads its source again and again on a
- * thread of the daemon, never on the loop:
+ * Owns: the lists of the providers, and the table that is merged from them. The first two read
+ * their source again and again on a thread of the daemon, never on the loop; etcd tells of changes by itself:
  *
  *   file   the file of the option nodes, as soon as it has changed
  *   dns    the option nodes_dns: all addresses of a host name, or the SRV records of a service
+ *   etcd   the option etcd_endpoints: what the program rdtd-etcd says, which is started here and registers this node there
  *
  *   timer --> thread: read the source --> loop: take the list, merge, peers_set_nodes --> timer
+ *   rdtd-etcd --> socket ---------------> loop: take the list, merge, peers_set_nodes
  *
  * Promises: a provider that fails changes nothing. Its last good list counts until it succeeds again, and the failure is
  * shown by `rdtctl nodes`, the doctor and the metrics. An address that two providers name is that of the first provider above.
@@ -22,13 +24,15 @@
 #include <stdint.h>
 
 #include "daemon/base/deadline.h"
+#include "daemon/base/node.h"
 #include "daemon/base/owner_work.h"
 #include "daemon/config/options.h"
 #include "daemon/peers/peer.h"
 
 struct directory_reading;
+struct etcd_program;
 
-enum directory_source { DIRECTORY_FILE, DIRECTORY_DNS, DIRECTORY_SOURCES };
+enum directory_source { DIRECTORY_FILE, DIRECTORY_DNS, DIRECTORY_ETCD, DIRECTORY_SOURCES };
 
 struct directory_provider {
     struct directory *directory;
@@ -43,13 +47,27 @@ struct directory_provider {
     struct directory_reading *reading; /* under way on a thread; NULL: none */
 };
 
+struct etcd_counters {
+    bool up; /* the list is whole, and changes are told */
+    uint64_t requests, failures, reconnects, leases_lost, lists, compactions, events, programs;
+    uint32_t bad_keys;
+    int64_t revision;
+    char endpoint[128];
+};
+
 struct directory {
+    uv_loop_t *loop;
     const struct options *options;
+    const struct node *node;
     struct peers *peers; /* NULL: this daemon has no peer link, and the table is empty */
     struct owner_work *owner_work;
     struct deadlines *deadlines;
     struct directory_provider providers[DIRECTORY_SOURCES];
-    struct node_entry *table; /* merged; what peers/ has */
+    struct node_entry *table;      /* merged; what peers/ has */
+    struct etcd_program *etcd;     /* NULL: it does not run */
+    struct etcd_counters counters; /* of all programs since the start */
+    struct deadline etcd_start;    /* when the next program is started */
+    int64_t etcd_pause_ns;         /* the last one before a start */
 };
 
 /* Begins to read. The fields up to `deadlines` must be set. */
@@ -58,10 +76,13 @@ void directory_start(struct directory *directory);
 /* After options_adopt: takes over the new options. */
 void directory_reload(struct directory *directory);
 
-/* Frees everything. Readings that are under way end by themselves. */
-void directory_close(struct directory *directory);
+/* Frees everything. Readings that are under way end by themselves; rdtd-etcd takes this node out of etcd, unless a next daemon
+ * is going to be this node. */
+void directory_close(struct directory *directory, bool comes_back);
 
-const char *directory_source_name(enum directory_source source); /* "file" */
+const char *directory_source_name(enum directory_source source);                                    /* "file" */
+const char *directory_source_key(enum directory_source source);                                     /* "nodes": the option */
+const char *directory_source_from(const struct directory *directory, enum directory_source source); /* its value */
 
 /* Which provider lists the peer; DIRECTORY_SOURCES: none. */
 enum directory_source directory_source_of(const struct directory *directory, const struct peer *peer);

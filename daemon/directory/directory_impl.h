@@ -27,4 +27,15 @@ enum rdt_status directory_read_file(struct directory_reading *reading, struct rd
 /* Errors: NOT_FOUND (there is no such name), TIMED_OUT (no name server has answered), SYSTEM, INVALID. */
 enum rdt_status directory_read_dns(struct directory_reading *reading, struct rdt_error *err);
 
+/* ---- directory_etcd.c ---- */
+
+void directory_etcd_begin(struct directory_provider *provider); /* with these options */
+void directory_etcd_close(struct directory *directory, bool comes_back);
+
+/* ---- directory.c ---- */
+
+/* A provider has succeeded, or err says why not. */
+void directory_note(struct directory_provider *provider, const struct rdt_error *err);
+void directory_take(struct directory_provider *provider, struct node_entry *take_nodes); /* its new list */
+
 #endif

@@ -18,7 +18,7 @@
 bool directory_names_active(const struct directory_names *all)
 {
     return all->peers && strcmp(all->options->names, "nodes") == 0 &&
-           (all->options->nodes[0] != '\0' || all->options->nodes_dns[0] != '\0');
+           (all->options->nodes[0] != '\0' || all->options->nodes_dns[0] != '\0' || all->options->etcd_endpoints[0] != '\0');
 }
 
 bool ref_is_unplaced(const struct rdt_ref *ref)

@@ -112,6 +112,30 @@ static void add_process(Rdt__Pb__MetricsReply *reply)
                         ((uint64_t)usage.ru_utime.tv_usec + (uint64_t)usage.ru_stime.tv_usec) * 1000u;
 }
 
+/* NULL: it is not configured. Its texts are the directory's. */
+static Rdt__Pb__EtcdInfo *etcd_info(struct arena *arena, const struct directory *directory)
+{
+    const struct etcd_counters *from = &directory->counters;
+    Rdt__Pb__EtcdInfo *info = directory->providers[DIRECTORY_ETCD].active ? arena_alloc(arena, sizeof *info) : NULL;
+
+    if (!info)
+        return NULL;
+    rdt__pb__etcd_info__init(info);
+    info->up = from->up;
+    info->endpoint = (char *)from->endpoint;
+    info->revision = from->revision;
+    info->requests = from->requests;
+    info->failures = from->failures;
+    info->reconnects = from->reconnects;
+    info->leases_lost = from->leases_lost;
+    info->lists = from->lists;
+    info->compactions = from->compactions;
+    info->events = from->events;
+    info->bad_keys = from->bad_keys;
+    info->programs = from->programs;
+    return info;
+}
+
 enum rdt_status rpc_metrics(struct call *call, const void *request, struct rdt_error *err)
 {
     Rdt__Pb__MetricsReply reply = RDT__PB__METRICS_REPLY__INIT;
@@ -131,6 +155,7 @@ enum rdt_status rpc_metrics(struct call *call, const void *request, struct rdt_e
     reply.providers = nodes_providers(rpc->directory, call->arena, &reply.n_providers);
     if (!reply.providers)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metrics");
+    reply.etcd = etcd_info(call->arena, rpc->directory);
     reply.names_found = rpc->directory_names->n_found;
     reply.names_missing = rpc->directory_names->n_missing;
     reply.names_remembered = rpc->directory_names->n_by_memory;

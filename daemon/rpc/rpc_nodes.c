@@ -58,7 +58,7 @@ Rdt__Pb__ProviderInfo **nodes_providers(const struct directory *directory, struc
             continue;
         rdt__pb__provider_info__init(info);
         info->source = (char *)directory_source_name(provider->source);
-        info->from = (char *)(i == DIRECTORY_FILE ? directory->options->nodes : directory->options->nodes_dns);
+        info->from = (char *)directory_source_from(directory, provider->source);
         for (const struct node_entry *entry = provider->nodes; entry; entry = entry->next)
             info->nodes++;
         info->age_ns = provider->confirmed_ns ? (int64_t)(uv_hrtime() - provider->confirmed_ns) : INT64_C(-1);

@@ -57,6 +57,7 @@ void doctor_storage_room(struct doctor *doctor);
 void doctor_storage_files(struct doctor *doctor);
 /* doctor_directory.c */
 void doctor_directory(struct doctor *doctor);
+void doctor_etcd(struct doctor *doctor);
 /* doctor_shards.c */
 void doctor_shards(struct doctor *doctor);
 

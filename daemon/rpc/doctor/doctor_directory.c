@@ -11,7 +11,7 @@ void doctor_directory(struct doctor *doctor)
 
     for (unsigned i = 0; i < DIRECTORY_SOURCES; i++) {
         const struct directory_provider *provider = &directory->providers[i];
-        const char *key = i == DIRECTORY_FILE ? "nodes" : "nodes_dns";
+        const char *key = directory_source_key((enum directory_source)i);
         unsigned n = 0;
 
         for (const struct node_entry *entry = provider->nodes; entry; entry = entry->next)
@@ -30,5 +30,27 @@ void doctor_directory(struct doctor *doctor)
                         (uv_hrtime() - provider->confirmed_ns) / 1000000000, provider->error);
     }
     if (!any)
-        doctor_find(doctor, FINDING_OK, "", "Neither nodes nor nodes_dns lists other nodes.");
+        doctor_find(doctor, FINDING_OK, "", "None of nodes, nodes_dns and etcd_endpoints lists other nodes.");
+}
+
+void doctor_etcd(struct doctor *doctor)
+{
+    const struct directory *directory = doctor->rpc->directory;
+    const struct etcd_counters *etcd = &directory->counters;
+    const struct directory_provider *provider = &directory->providers[DIRECTORY_ETCD];
+
+    if (!provider->active)
+        doctor_find(doctor, FINDING_SKIP, "", "etcd_endpoints is not set, so etcd is not used.");
+    else if (!etcd->up)
+        doctor_find(doctor, FINDING_WARN, "Mend what the sentence names; the daemon then goes on by itself.",
+                    "This node is not registered in etcd now: %s.",
+                    provider->error[0] != '\0' ? provider->error : "it is being connected");
+    else if (provider->error[0] != '\0')
+        doctor_find(doctor, FINDING_WARN, "Mend what the sentence names; the daemon then notices by itself.",
+                    "This node is registered at %s, but: %s.", etcd->endpoint, provider->error);
+    else
+        doctor_find(doctor, FINDING_OK, "",
+                    "This node is registered at %s (revision %" PRId64 "; %" PRIu64 " of %" PRIu64 " requests failed, %" PRIu64
+                    " leases expired).",
+                    etcd->endpoint, etcd->revision, etcd->failures, etcd->requests, etcd->leases_lost);
 }

@@ -431,6 +431,7 @@ static const struct {
     {"RDT032", "transfers", check_transfers},
     {"RDT033", "plug-in-crashes", check_crashes},
     {"RDT040", "directory", doctor_directory},
+    {"RDT045", "etcd", doctor_etcd},
     {"RDT050", "shards", doctor_shards},
     {"RDT070", "storage", doctor_storage},
     {"RDT071", "storage-room", doctor_storage_room},

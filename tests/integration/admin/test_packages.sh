@@ -160,7 +160,7 @@ for folder in old new; do
   mkdir "$tmp/out/$folder"
   find "$where/build/deb" -name '*.deb' ! -name '*-dbgsym_*' -exec cp -t "$tmp/out/$folder" {} +
 done
-wanted='rdtd rdtd-backend-ucx rdtd-backend-gloo rdtd-exporter librdt0 librdt-dev python3-rdtd'
+wanted='rdtd rdtd-backend-ucx rdtd-backend-gloo rdtd-etcd rdtd-exporter librdt0 librdt-dev python3-rdtd'
 [[ -z $cuda ]] || wanted+=' rdtd-backend-cuda librdt-cuda0 librdt-cuda-dev'
 for package in $wanted; do
   compgen -G "$tmp/out/old/${package}_$old-*.deb" >/dev/null || fail "make deb made no $package: $(ls "$tmp/out/old")"

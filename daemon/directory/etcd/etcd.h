@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rdtd-etcd: talks to etcd for rdtd, so that rdtd needs neither an HTTP client nor JSON, and nothing that etcd does or says can
+ * stop rdtd. rdtd starts it, and tells it everything over a socket pair (proto/rdt_etcd.proto); it ends with that socket.
+ *
+ * One loop, one thread. All requests go to one endpoint at a time, by etcd's JSON gateway:
+ *
+ *                      +--------------------------- any failure: the next endpoint, with growing pauses ------+
+ *                      v                                                                                      |
+ *   WAITING --> AUTHENTICATING --> LEASING --> LISTING --> WATCHING --> REGISTERING --> UP -------------------+
+ *                                                 ^                                      |
+ *                                                 +--- what the watch needs is compacted-+
+ *
+ * While UP, the lease is renewed three times in its life. Now and then the node's key is written again, and must come back by
+ * the watch: a watch that is silent, or a member that is frozen or cut off, is noticed by that.
+ *
+ * Promises: whatever happens, rdtd keeps the last good list, and hears why there is no newer one. A node whose lease has
+ * expired stays in the list for one more life of a lease, so that nodes that were cut off together find one another again. An
+ * answer that is malformed, too large, or older than what was seen fails the request and changes nothing; entries that make no
+ * sense are left out and counted. If every endpoint goes on answering with an older state for three lives of a lease, etcd was
+ * restored from a backup or built anew, and that state counts.
+ *
+ * Refuses: to delete any key but the node's own, to fall back from TLS, to follow redirections, and to use a proxy. */
+#ifndef RDTD_ETCD_H
+#define RDTD_ETCD_H
+
+#include <curl/curl.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/frame.h"
+#include "rdt_etcd.pb-c.h"
+
+#define ANSWER_BYTES_MAX (8u << 20) /* of one answer, and of one line of a watch */
+#define VALUE_BYTES_MAX 1024u       /* of a key or a value that can be rdtd's */
+#define NODES_MAX 4096u
+#define PAGE_KEYS 256u
+#define REQUEST_MS 2000 /* the deadline of a request, so of noticing a frozen member */
+
+struct etcd;
+
+/* ---- http.c: requests ---- */
+
+struct answer {
+    bool ok;      /* etcd has done what it was asked */
+    int code;     /* of gRPC, if etcd says that it has not; 0: there is no answer */
+    json_t *json; /* ok: an object */
+    char error[256];
+};
+
+struct request {
+    struct request *next;
+    struct etcd *etcd;
+    CURL *easy;
+    struct curl_slist *headers;
+    char *body, *received;
+    size_t n_received, room;
+    int64_t revision; /* of etcd, when it was sent; -1: the answer may be of an earlier one */
+    bool too_large;
+    void (*on_done)(struct etcd *, struct request *, struct answer *);
+    void (*on_line)(struct etcd *, json_t *); /* of a stream; else NULL */
+    void *arg;                                /* freed with the request */
+    char curl_error[CURL_ERROR_SIZE];
+};
+
+enum request_kind { REQUEST_KEYS, REQUEST_LEASE, REQUEST_STREAM };
+
+/* Sends POST PATH. take_body and take_arg are taken in any case. on_done comes later, once, unless the requests are dropped.
+ * false: no memory. */
+bool request_send(struct etcd *etcd, const char *path, enum request_kind kind, json_t *take_body,
+                  void (*on_done)(struct etcd *, struct request *, struct answer *), void *take_arg);
+void requests_drop(struct etcd *etcd); /* all, without callbacks */
+void requests_read(struct etcd *etcd); /* calls on_done of those that have ended */
+
+/* ---- value.c: how keys, values and numbers are written ---- */
+
+json_t *value_base64(const void *bytes, size_t n); /* NULL: no memory */
+
+/* A string of base64 that becomes at most size bytes. -1: it is none, or is longer. */
+int value_bytes(const json_t *text, uint8_t *out_p, size_t size);
+int64_t value_int(const json_t *object, const char *name); /* etcd writes 64 bits as strings; 0: there is none */
+json_t *value_of_int(int64_t number);
+bool value_hex(const char *text, uint8_t out_p[16]); /* 32 digits */
+void value_to_hex(const uint8_t bytes[16], char text_p[33]);
+
+/* ---- session.c ---- */
+
+enum phase { WAITING, AUTHENTICATING, LEASING, LISTING, WATCHING, REGISTERING, UP };
+
+void session_begin(struct etcd *etcd);
+void session_tick(struct etcd *etcd); /* what is due */
+void session_fail(struct etcd *etcd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void session_leave(struct etcd *etcd);
+int64_t session_due_ms(const struct etcd *etcd); /* from now until session_tick has something to do */
+
+/* The registered node was deleted, or another daemon has written it. */
+void session_own_key(struct etcd *etcd, int64_t mod_revision, bool deleted, bool foreign);
+
+/* ---- facts.c: what the keys say ---- */
+
+struct known_node {
+    uint8_t uuid[16];
+    char address[65];
+    int64_t mod_revision;
+    unsigned generation; /* of the list that named it last */
+    int64_t gone_ms;     /* since when etcd names it no more; 0: it does */
+};
+
+void facts_begin(struct etcd *etcd); /* of a list */
+void facts_end(struct etcd *etcd);
+void facts_take(struct etcd *etcd, const json_t *kv, bool deleted, bool listed);
+void facts_tick(struct etcd *etcd);
+void facts_send(struct etcd *etcd); /* the nodes, if they have changed */
+
+/* ---- main.c ---- */
+
+struct etcd {
+    CURLM *multi;
+    struct request *requests;
+    Rdt__Pb__EtcdConfig *config;
+    Rdt__Pb__EtcdState state;
+    bool state_changed, leaving, done;
+    char endpoint[256], error[512], own_error[256], bad_error[256];
+
+    struct frame_reader reader;
+    struct frame_writer writer;
+
+    enum phase phase;
+    unsigned at_endpoint, tried; /* tried: since one was up */
+    int64_t retry_ms, up_ms, pause_ms;
+    char *token; /* of a user; NULL: none */
+    int64_t ttl_ms, lease;
+    bool lease_busy, register_due;
+    int64_t beat_ms, proof_ms, proof_until_ms; /* 0: none */
+    int64_t own_revision, proven_revision;
+    int64_t list_revision, watch_revision, listed_ms;
+    char *next_key; /* of the next page of the list */
+    size_t next_key_bytes;
+    char cluster_id[32];
+    int64_t rewound_ms; /* since when answers are older than what was seen; 0: they are not */
+
+    struct known_node nodes[NODES_MAX];
+    unsigned n_nodes, generation;
+    bool nodes_changed, nodes_full;
+    int64_t nodes_sent_ms;
+};
+
+int64_t now_ms(void);
+bool tell(struct etcd *etcd, enum _Rdt__Pb__EtcdMessage type, const ProtobufCMessage *message); /* rdtd */
+
+#endif

@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The way to a state in which the list is whole, the watch goes on and this node is registered; and how that is kept up. */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "etcd.h"
+
+#define PAUSE_MIN_MS 200
+#define PAUSE_MAX_MS 5000
+#define PROOF_MS 30000     /* between two proofs that the watch lives */
+#define PROOF_WAIT_MS 5000 /* for what was written to come back */
+#define CALM_MS 10000      /* up for so long: the next failure begins with short pauses again */
+#define PASSWORD_BYTES 512
+
+static void lease_check(struct etcd *etcd);
+static void next_page(struct etcd *etcd);
+
+static void leave_phase(struct etcd *etcd, enum phase phase)
+{
+    bool up = phase == UP;
+
+    etcd->phase = phase;
+    if (etcd->state.up != up)
+        etcd->state_changed = true;
+    etcd->state.up = up;
+}
+
+/* Growing pauses, but every other endpoint is tried at once. */
+void session_fail(struct etcd *etcd, const char *fmt, ...)
+{
+    int64_t now = now_ms();
+    size_t used;
+    va_list args;
+
+    requests_drop(etcd);
+    used = (size_t)snprintf(etcd->error, sizeof etcd->error, "etcd at %.200s: ", etcd->endpoint);
+    va_start(args, fmt);
+    (void)vsnprintf(etcd->error + used, sizeof etcd->error - used, fmt, args);
+    va_end(args);
+    etcd->state_changed = true;
+    etcd->lease_busy = false;
+    free(etcd->token);
+    etcd->token = NULL;
+    if (etcd->phase == UP && now - etcd->up_ms > CALM_MS) {
+        etcd->pause_ms = 0;
+        etcd->tried = 0;
+    }
+    if (etcd->rewound_ms > 0 && now - etcd->rewound_ms > 3 * etcd->ttl_ms) { /* it was restored, or built anew */
+        etcd->rewound_ms = 0;
+        etcd->state.revision = 0;
+        etcd->cluster_id[0] = '\0';
+        etcd->lease = 0;
+    }
+    etcd->at_endpoint = (unsigned)((etcd->at_endpoint + 1) % etcd->config->n_endpoints);
+    leave_phase(etcd, WAITING);
+    if (++etcd->tried < etcd->config->n_endpoints) {
+        etcd->retry_ms = now;
+        return;
+    }
+    etcd->tried = 0;
+    etcd->pause_ms = etcd->pause_ms == 0 ? PAUSE_MIN_MS : etcd->pause_ms * 2 < PAUSE_MAX_MS ? etcd->pause_ms * 2 : PAUSE_MAX_MS;
+    etcd->retry_ms = now + etcd->pause_ms / 2 + rand() % (etcd->pause_ms / 2); /* not all nodes at once */
+}
+
+static void out_of_memory(struct etcd *etcd)
+{
+    session_fail(etcd, "no memory for a request");
+}
+
+/* ---- user and password ---- */
+
+static void on_token(struct etcd *etcd, struct request *request, struct answer *answer)
+{
+    const char *token = json_string_value(json_object_get(answer->json, "token"));
+
+    (void)request;
+    if (!answer->ok || !token || strlen(token) > PASSWORD_BYTES)
+        session_fail(etcd, "user %.60s is refused: %s", etcd->config->user, answer->ok ? "there is no token" : answer->error);
+    else if (!(etcd->token = strdup(token)))
+        out_of_memory(etcd);
+    else
+        lease_check(etcd);
+}
+
+static void authenticate(struct etcd *etcd)
+{
+    const char *path = etcd->config->password_file;
+    char password[PASSWORD_BYTES] = "";
+    FILE *file = fopen(path, "re");
+
+    if (!file || !fgets(password, sizeof password, file)) {
+        session_fail(etcd, "the password in %.200s cannot be read", path);
+    } else {
+        password[strcspn(password, "\r\n")] = '\0';
+        if (!request_send(etcd, "auth/authenticate", REQUEST_LEASE,
+                          json_pack("{ss ss}", "name", etcd->config->user, "password", password), on_token, NULL))
+            out_of_memory(etcd);
+    }
+    explicit_bzero(password, sizeof password);
+    if (file)
+        (void)fclose(file);
+}
+
+/* ---- the lease, and the node's key under it ---- */
+
+static void on_registered(struct etcd *etcd, struct request *request, struct answer *answer)
+{
+    (void)request;
+    etcd->lease_busy = false;
+    if (!answer->ok && answer->code == 5) { /* the lease has expired meanwhile */
+        etcd->register_due = true;
+        etcd->beat_ms = now_ms();
+        return;
+    }
+    if (!answer->ok) {
+        session_fail(etcd, "cannot register this node: %s", answer->error);
+        return;
+    }
+    etcd->own_revision = value_int(json_object_get(answer->json, "header"), "revision");
+    etcd->proof_until_ms = etcd->proven_revision < etcd->own_revision ? now_ms() + PROOF_WAIT_MS : 0;
+    etcd->proof_ms = now_ms() + PROOF_MS;
+    if (etcd->phase == UP)
+        return;
+    leave_phase(etcd, UP);
+    etcd->up_ms = now_ms();
+    etcd->error[0] = '\0';
+    etcd->rewound_ms = 0;
+}
+
+static json_t *key_of(const struct etcd *etcd, const char *rest)
+{
+    char key[400];
+    int n = snprintf(key, sizeof key, "%.255s/%s", etcd->config->prefix, rest);
+
+    return value_base64(key, (size_t)n);
+}
+
+static void register_node(struct etcd *etcd)
+{
+    char rest[64] = "nodes/", node[33], boot[33];
+    json_t *value;
+    char *text;
+
+    value_to_hex(etcd->config->node.data, node);
+    value_to_hex(etcd->config->boot_id.data, boot);
+    (void)strcat(rest, node);
+    value = json_pack("{ss ss}", "address", etcd->config->address, "boot", boot);
+    text = value ? json_dumps(value, JSON_COMPACT) : NULL;
+    json_decref(value);
+    etcd->register_due = false;
+    etcd->lease_busy = true;
+    if (!text || !request_send(etcd, "kv/put", REQUEST_KEYS,
+                               json_pack("{so so so}", "key", key_of(etcd, rest), "value", value_base64(text, strlen(text)),
+                                         "lease", value_of_int(etcd->lease)),
+                               on_registered, NULL))
+        out_of_memory(etcd);
+    free(text);
+}
+
+/* The lease is alive. */
+static void lease_done(struct etcd *etcd)
+{
+    etcd->lease_busy = false;
+    etcd->beat_ms = now_ms() + etcd->ttl_ms / 3;
+    if (etcd->phase == LEASING) {
+        leave_phase(etcd, LISTING);
+        next_page(etcd);
+    } else if (etcd->register_due) {
+        register_node(etcd);
+    }
+}
+
+static void on_granted(struct etcd *etcd, struct request *request, struct answer *answer)
+{
+    (void)request;
+    etcd->lease = answer->ok ? value_int(answer->json, "ID") : 0;
+    if (etcd->lease <= 0) {
+        session_fail(etcd, "cannot get a lease: %s", answer->ok ? "it has no id" : answer->error);
+        return;
+    }
+    etcd->register_due = true;
+    lease_done(etcd);
+}
+
+static void grant(struct etcd *etcd)
+{
+    if (!request_send(etcd, "lease/grant", REQUEST_LEASE, json_pack("{so}", "TTL", value_of_int((etcd->ttl_ms + 999) / 1000)),
+                      on_granted, NULL))
+        out_of_memory(etcd);
+}
+
+static void on_alive(struct etcd *etcd, struct request *request, struct answer *answer)
+{
+    (void)request;
+    if (!answer->ok) {
+        session_fail(etcd, "cannot renew the lease: %s", answer->error);
+    } else if (value_int(json_object_get(answer->json, "result"), "TTL") > 0) {
+        lease_done(etcd);
+    } else {
+        etcd->state.leases_lost++;
+        etcd->state_changed = true;
+        etcd->lease = 0;
+        grant(etcd);
+    }
+}
+
+static void lease_check(struct etcd *etcd)
+{
+    if (etcd->phase < LEASING)
+        leave_phase(etcd, LEASING);
+    etcd->lease_busy = true;
+    if (etcd->lease == 0)
+        grant(etcd);
+    else if (!request_send(etcd, "lease/keepalive", REQUEST_LEASE, json_pack("{so}", "ID", value_of_int(etcd->lease)), on_alive,
+                           NULL))
+        out_of_memory(etcd);
+}
+
+void session_own_key(struct etcd *etcd, int64_t mod_revision, bool deleted, bool foreign)
+{
+    if (deleted) { /* the lease has expired, or somebody has deleted it */
+        etcd->register_due = true;
+        etcd->beat_ms = now_ms();
+        return;
+    }
+    if (foreign && mod_revision <= etcd->own_revision)
+        return; /* of this node before its restart */
+    if (foreign != (etcd->own_error[0] != '\0'))
+        etcd->state_changed = true;
+    (void)snprintf(etcd->own_error, sizeof etcd->own_error, "%s",
+                   foreign ? "another daemon registers with this node's uuid: give each node a state_dir of its own" : "");
+    if (!foreign && mod_revision > etcd->proven_revision)
+        etcd->proven_revision = mod_revision;
+    if (etcd->proven_revision >= etcd->own_revision)
+        etcd->proof_until_ms = 0;
+}
+
+/* ---- the list ---- */
+
+static void on_watch_end(struct etcd *etcd, struct request *request, struct answer *answer)
+{
+    (void)request;
+    session_fail(etcd, "the watch has ended: %s", answer->error);
+}
+
+static void relist(struct etcd *etcd)
+{
+    int64_t now = now_ms();
+
+    if (now - etcd->listed_ms < 1000) {
+        session_fail(etcd, "its watch is cancelled again and again");
+        return;
+    }
+    requests_drop(etcd);
+    etcd->lease_busy = false;
+    leave_phase(etcd, LISTING);
+    next_page(etcd);
+}
+
+static void on_watch_line(struct etcd *etcd, json_t *line)
+{
+    const json_t *result = json_object_get(line, "result"), *header = json_object_get(result, "header");
+    const json_t *events = json_object_get(result, "events"), *event, *error = json_object_get(line, "error");
+    int64_t revision = value_int(header, "revision");
+    size_t i;
+
+    if (!json_is_object(result) || !json_is_object(header)) {
+        const char *why = json_string_value(json_object_get(error, "message"));
+        session_fail(etcd, "the watch fails: %.200s",
+                     why                        ? why
+                     : json_string_value(error) ? json_string_value(error)
+                                                : "no reason");
+        return;
+    }
+    if (json_is_true(json_object_get(result, "canceled"))) {
+        if (value_int(result, "compact_revision") > 0) {
+            etcd->state.compactions++;
+            relist(etcd);
+        } else {
+            session_fail(etcd, "it has cancelled the watch");
+        }
+        return;
+    }
+    if (json_is_true(json_object_get(result, "created")) && etcd->phase == WATCHING) {
+        leave_phase(etcd, REGISTERING);
+        register_node(etcd);
+    }
+    if (json_array_size(events) == 0)
+        return;
+    if (revision < etcd->watch_revision) {
+        if (etcd->rewound_ms == 0)
+            etcd->rewound_ms = now_ms();
+        session_fail(etcd, "its watch goes back from revision %" PRId64 " to %" PRId64, etcd->watch_revision, revision);
+        return;
+    }
+    etcd->watch_revision = revision;
+    if (revision > etcd->state.revision)
+        etcd->state.revision = revision;
+    json_array_foreach(events, i, event)
+    {
+        const char *type = json_string_value(json_object_get(event, "type"));
+        etcd->state.events++;
+        facts_take(etcd, json_object_get(event, "kv"), type && strcmp(type, "DELETE") == 0, false);
+    }
+}
+
+#define RANGE "nodes/"
+
+/* The first key that is not below RANGE. */
+static json_t *range_end(const struct etcd *etcd)
+{
+    char key[400];
+    int n = snprintf(key, sizeof key, "%.255s/%s", etcd->config->prefix, RANGE);
+
+    key[n - 1]++; /* the slash at its end becomes the next character */
+    return value_base64(key, (size_t)n);
+}
+
+static void watch(struct etcd *etcd)
+{
+    leave_phase(etcd, WATCHING);
+    etcd->watch_revision = etcd->list_revision;
+    etcd->proof_until_ms = now_ms() + PROOF_WAIT_MS; /* for its first line, too */
+    if (!request_send(etcd, "watch", REQUEST_STREAM,
+                      json_pack("{s{so so so}}", "create_request", "key", key_of(etcd, RANGE), "range_end", range_end(etcd),
+                                "start_revision", value_of_int(etcd->list_revision + 1)),
+                      on_watch_end, NULL))
+        out_of_memory(etcd);
+    else
+        etcd->requests->on_line = on_watch_line;
+}
+
+static bool keep_next_key(struct etcd *etcd, const json_t *kv)
+{
+    uint8_t key[VALUE_BYTES_MAX];
+    int n = value_bytes(json_object_get(kv, "key"), key, sizeof key);
+
+    free(etcd->next_key);
+    etcd->next_key_bytes = (size_t)n + 1; /* the first key after it */
+    etcd->next_key = n < 0 ? NULL : calloc(1, etcd->next_key_bytes);
+    if (etcd->next_key)
+        memcpy(etcd->next_key, key, (size_t)n);
+    return etcd->next_key;
+}
+
+static void on_page(struct etcd *etcd, struct request *request, struct answer *answer)
+{
+    const json_t *kvs = json_object_get(answer->json, "kvs"), *kv;
+    size_t i;
+
+    (void)request;
+    if (!answer->ok) {
+        session_fail(etcd, "cannot list the keys below %.100s: %s", etcd->config->prefix, answer->error);
+        return;
+    }
+    if (etcd->list_revision == 0)
+        etcd->list_revision = etcd->state.revision;
+    json_array_foreach(kvs, i, kv) facts_take(etcd, kv, false, true);
+    if (json_is_true(json_object_get(answer->json, "more"))) {
+        if (json_array_size(kvs) == 0 || !keep_next_key(etcd, json_array_get(kvs, json_array_size(kvs) - 1)))
+            session_fail(etcd, "its list of keys does not go on");
+        else
+            next_page(etcd);
+        return;
+    }
+    free(etcd->next_key);
+    etcd->next_key = NULL;
+    facts_end(etcd);
+    watch(etcd);
+}
+
+static void next_page(struct etcd *etcd)
+{
+    if (!etcd->next_key) {
+        etcd->list_revision = 0;
+        etcd->listed_ms = now_ms();
+        etcd->state.lists++;
+        facts_begin(etcd);
+    }
+    if (!request_send(etcd, "kv/range", REQUEST_KEYS,
+                      json_pack("{so so so so}", "key",
+                                etcd->next_key ? value_base64(etcd->next_key, etcd->next_key_bytes) : key_of(etcd, RANGE),
+                                "range_end", range_end(etcd), "limit", value_of_int(PAGE_KEYS), "revision",
+                                value_of_int(etcd->list_revision)),
+                      on_page, NULL))
+        out_of_memory(etcd);
+}
+
+/* ---- time ---- */
+
+static void attempt(struct etcd *etcd)
+{
+    (void)snprintf(etcd->endpoint, sizeof etcd->endpoint, "%s", etcd->config->endpoints[etcd->at_endpoint]);
+    etcd->state.reconnects++;
+    free(etcd->next_key);
+    etcd->next_key = NULL;
+    if (etcd->config->user[0] != '\0') {
+        leave_phase(etcd, AUTHENTICATING);
+        authenticate(etcd);
+    } else {
+        lease_check(etcd);
+    }
+}
+
+void session_begin(struct etcd *etcd)
+{
+    etcd->ttl_ms = etcd->config->ttl_ns / 1000000;
+    etcd->at_endpoint = (unsigned)rand() % (unsigned)etcd->config->n_endpoints; /* the nodes spread over the endpoints */
+    etcd->phase = WAITING;
+    etcd->retry_ms = now_ms();
+    session_tick(etcd);
+}
+
+void session_tick(struct etcd *etcd)
+{
+    int64_t now = now_ms();
+
+    if (etcd->phase == WAITING && now >= etcd->retry_ms)
+        attempt(etcd);
+    if (etcd->proof_until_ms > 0 && etcd->phase >= WATCHING && now >= etcd->proof_until_ms) {
+        etcd->proof_until_ms = 0;
+        session_fail(etcd, "its watch is silent");
+    }
+    if (etcd->phase == UP && etcd->state.bad_keys > 0 && now - etcd->listed_ms > PROOF_MS)
+        relist(etcd); /* somebody may have removed them */
+    if (etcd->phase == UP && !etcd->lease_busy && (now >= etcd->beat_ms || now >= etcd->proof_ms)) {
+        etcd->register_due |= now >= etcd->proof_ms;
+        lease_check(etcd);
+    }
+}
+
+int64_t session_due_ms(const struct etcd *etcd)
+{
+    int64_t now = now_ms(), due = now + 1000;
+
+    if (etcd->phase == WAITING && etcd->retry_ms < due)
+        due = etcd->retry_ms;
+    if (etcd->phase == UP && !etcd->lease_busy && etcd->beat_ms < due)
+        due = etcd->beat_ms;
+    if (etcd->proof_until_ms > 0 && etcd->proof_until_ms < due)
+        due = etcd->proof_until_ms;
+    return due > now ? due - now : 0;
+}
+
+static void on_revoked(struct etcd *etcd, struct request *request, struct answer *answer)
+{
+    (void)request;
+    (void)answer;
+    etcd->done = true;
+}
+
+void session_leave(struct etcd *etcd)
+{
+    etcd->leaving = true;
+    if (etcd->phase < LISTING || !request_send(etcd, "lease/revoke", REQUEST_LEASE,
+                                               json_pack("{so}", "ID", value_of_int(etcd->lease)), on_revoked, NULL))
+        etcd->done = true;
+}
