@@ -349,8 +349,12 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
                                            .node = &daemon->node,
                                            .peers = daemon->peers,
                                            .owner_work = daemon->owner_work,
-                                           .deadlines = &daemon->deadlines};
+                                           .deadlines = &daemon->deadlines,
+                                           .names = &daemon->directory_names,
+                                           .on_name = directory_names_etcd_told,
+                                           .on_etcd = directory_names_etcd_state};
     daemon->directory_names = (struct directory_names){.options = daemon->options,
+                                                       .directory = &daemon->directory,
                                                        .node = &daemon->node,
                                                        .peers = daemon->peers,
                                                        .names = &daemon->names,

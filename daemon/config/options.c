@@ -54,6 +54,10 @@ static void check_etcd(const struct options *options, struct option_faults *faul
         rdt_error_set(&why, RDT_INVALID, "a user of etcd needs both etcd_user and etcd_password_file");
         option_fault(faults, &why, "%s is not set", options->etcd_user[0] ? "etcd_password_file" : "etcd_user");
     }
+    if (strcmp(options->names, "etcd") == 0 && options->etcd_endpoints[0] == 0) {
+        rdt_error_set(&why, RDT_INVALID, "needs etcd_endpoints");
+        option_fault(faults, &why, "names = etcd");
+    }
     if (options->etcd_endpoints[0] != 0 && !options_have_peers(options)) {
         rdt_error_set(&why, RDT_INVALID, "needs key_file or peer_cert: without a peer link there are no other nodes");
         option_fault(faults, &why, "etcd_endpoints = %s", options->etcd_endpoints);

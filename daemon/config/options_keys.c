@@ -95,9 +95,9 @@ static enum rdt_status check_prefix(const char *text, struct rdt_error *err)
 
 static enum rdt_status check_names(const char *text, struct rdt_error *err)
 {
-    if (strcmp(text, "nodes") == 0 || strcmp(text, "local") == 0)
+    if (strcmp(text, "nodes") == 0 || strcmp(text, "etcd") == 0 || strcmp(text, "local") == 0)
         return RDT_OK;
-    return rdt_error_set(err, RDT_INVALID, "expected nodes or local");
+    return rdt_error_set(err, RDT_INVALID, "expected nodes, etcd or local");
 }
 
 static enum rdt_status check_log_level(const char *text, struct rdt_error *err)
@@ -342,9 +342,10 @@ const struct option_key option_keys[] = {
              "taken from the table after as long again.",
      .why = "Lower it to be rid of dead nodes sooner; raise it where etcd is slow."},
     {ROW("network", "names", OPTION_STRING, names, 1, 8), .reload = RELOAD_ALWAYS, .check = check_names, .fallback = "nodes",
-     .value = "nodes|local",
+     .value = "nodes|etcd|local",
      .help = "Who knows where a published name is. nodes: the nodes of the table, if it has any; then a name is "
-             "found from all of them without an address, and belongs to one node at a time. local: nobody; a name of another "
+             "found from all of them without an address, and belongs to one node at a time. etcd: that of etcd_endpoints, "
+             "which decides between two nodes that publish one name. local: nobody; a name of another "
              "node needs its address.",
      .why = "Set it to local where the nodes publish names of their own under the same words. It must be the same on all "
             "nodes."},

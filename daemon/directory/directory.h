@@ -28,6 +28,7 @@
 #include "daemon/base/owner_work.h"
 #include "daemon/config/options.h"
 #include "daemon/peers/peer.h"
+#include "rdt_etcd.pb-c.h"
 
 struct directory_reading;
 struct etcd_program;
@@ -62,6 +63,9 @@ struct directory {
     struct peers *peers; /* NULL: this daemon has no peer link, and the table is empty */
     struct owner_work *owner_work;
     struct deadlines *deadlines;
+    void *names; /* whom the next two tell; NULL: nobody */
+    void (*on_name)(void *names, const Rdt__Pb__EtcdName *message);
+    void (*on_etcd)(void *names, bool up);
     struct directory_provider providers[DIRECTORY_SOURCES];
     struct node_entry *table;      /* merged; what peers/ has */
     struct etcd_program *etcd;     /* NULL: it does not run */

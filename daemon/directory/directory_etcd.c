@@ -53,6 +53,13 @@ struct etcd_program {
 
 static void start(struct directory *directory);
 
+static void set_up(struct directory *directory, bool up)
+{
+    directory->counters.up = up;
+    if (directory->names)
+        directory->on_etcd(directory->names, up);
+}
+
 static struct directory_provider *provider_of(struct directory *directory)
 {
     return &directory->providers[DIRECTORY_ETCD];
@@ -108,7 +115,7 @@ static void on_process_end(uv_poll_t *poll, int uv_status, int events)
                         WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     directory_note(provider_of(directory), &err);
     directory->etcd = NULL;
-    directory->counters.up = false;
+    set_up(directory, false);
     if (uv_hrtime() - program->began_ns > 3 * (uint64_t)PAUSE_MAX_NS)
         directory->etcd_pause_ns = 0;
     start_later(directory);
@@ -133,7 +140,7 @@ static void take_state(struct etcd_program *program, const Rdt__Pb__EtcdState *s
     const struct etcd_counters *before = &program->before;
     struct rdt_error err;
 
-    counters->up = state->up;
+    set_up(directory, state->up);
     counters->requests = before->requests + state->requests;
     counters->failures = before->failures + state->failures;
     counters->reconnects = before->reconnects + state->reconnects;
@@ -183,22 +190,32 @@ static enum rdt_status take_nodes(struct etcd_program *program, const Rdt__Pb__E
     return RDT_OK;
 }
 
+static const ProtobufCMessageDescriptor *descriptor_of(uint16_t type)
+{
+    return type == RDT__PB__ETCD_MESSAGE__ETCD_STATE   ? &rdt__pb__etcd_state__descriptor
+           : type == RDT__PB__ETCD_MESSAGE__ETCD_NODES ? &rdt__pb__etcd_nodes__descriptor
+           : type == RDT__PB__ETCD_MESSAGE__ETCD_NAME  ? &rdt__pb__etcd_name__descriptor
+                                                       : NULL;
+}
+
 static enum rdt_status take(struct etcd_program *program, const struct frame *frame, struct rdt_error *err)
 {
-    bool is_state = frame->type == RDT__PB__ETCD_MESSAGE__ETCD_STATE;
+    const ProtobufCMessageDescriptor *type = descriptor_of(frame->type);
+    struct directory *directory = program->directory;
     ProtobufCMessage *message;
     struct arena arena;
     enum rdt_status status;
 
-    if (!is_state && frame->type != RDT__PB__ETCD_MESSAGE__ETCD_NODES)
+    if (!type)
         return rdt_error_set(err, RDT_PROTOCOL, PROGRAM " sends a message of type %u", frame->type);
     arena_init(&arena, DECODED_BYTES);
-    status = arena_unpack(&arena, is_state ? &rdt__pb__etcd_state__descriptor : &rdt__pb__etcd_nodes__descriptor,
-                          frame->payload, frame->length, PROGRAM, &message, err);
-    if (status == RDT_OK && is_state)
+    status = arena_unpack(&arena, type, frame->payload, frame->length, PROGRAM, &message, err);
+    if (status == RDT_OK && frame->type == RDT__PB__ETCD_MESSAGE__ETCD_STATE)
         take_state(program, (const Rdt__Pb__EtcdState *)message);
-    else if (status == RDT_OK)
+    else if (status == RDT_OK && frame->type == RDT__PB__ETCD_MESSAGE__ETCD_NODES)
         status = take_nodes(program, (const Rdt__Pb__EtcdNodes *)message, err);
+    else if (status == RDT_OK && directory->names)
+        directory->on_name(directory->names, (const Rdt__Pb__EtcdName *)message);
     arena_fini(&arena);
     return status;
 }
@@ -255,6 +272,18 @@ static void tell(struct etcd_program *program, enum _Rdt__Pb__EtcdMessage type, 
     set_events(program);
 }
 
+bool directory_tell_name(struct directory *directory, const Rdt__Pb__EtcdName *message)
+{
+    size_t bytes = rdt__pb__etcd_name__get_packed_size(message);
+    uint8_t packed[1024];
+
+    if (!directory->etcd || bytes > sizeof packed || directory->etcd->writer.queued_bytes > QUEUE_BYTES_MAX / 2)
+        return false;
+    (void)rdt__pb__etcd_name__pack(message, packed);
+    tell(directory->etcd, RDT__PB__ETCD_MESSAGE__ETCD_NAME, packed, bytes);
+    return true;
+}
+
 /* ---- its start ---- */
 
 /* Beside the daemon's own file. */
@@ -295,6 +324,7 @@ static uint8_t *pack_config(const struct directory *directory, size_t *bytes_p)
     config.ttl_ns = (int64_t)options->etcd_ttl_ns;
     config.node = (ProtobufCBinaryData){16, (uint8_t *)directory->node->uuid};
     config.boot_id = (ProtobufCBinaryData){16, (uint8_t *)directory->node->boot_id};
+    config.names = strcmp(options->names, "etcd") == 0;
     config.address = (char *)directory->node->address;
     packed = malloc(rdt__pb__etcd_config__get_packed_size(&config));
     *bytes_p = packed ? rdt__pb__etcd_config__pack(&config, packed) : 0;
@@ -398,7 +428,7 @@ static void leave(struct directory *directory, bool comes_back)
     deadline_unset(directory->deadlines, &directory->etcd_start);
     directory->etcd = NULL;
     directory->etcd_pause_ns = 0;
-    directory->counters.up = false;
+    set_up(directory, false);
     if (!program)
         return;
     program->directory = NULL;

@@ -17,8 +17,19 @@
 
 bool directory_names_active(const struct directory_names *all)
 {
-    return all->peers && strcmp(all->options->names, "nodes") == 0 &&
-           (all->options->nodes[0] != '\0' || all->options->nodes_dns[0] != '\0' || all->options->etcd_endpoints[0] != '\0');
+    const struct options *options = all->options;
+
+    return all->peers && (names_in_etcd(all) ||
+                          (strcmp(options->names, "nodes") == 0 &&
+                           (options->nodes[0] != '\0' || options->nodes_dns[0] != '\0' || options->etcd_endpoints[0] != '\0')));
+}
+
+const char *directory_names_silence(const struct directory_names *all)
+{
+    if (!names_in_etcd(all))
+        return "the nodes that would know the name have not answered";
+    return all->etcd_up ? "etcd, which decides who has the name, has not answered"
+                        : "etcd, which decides who has the name, cannot be asked (rdtctl nodes says why)";
 }
 
 bool ref_is_unplaced(const struct rdt_ref *ref)
@@ -125,7 +136,7 @@ static void on_register(struct directory_names *all, struct peer *peer, const st
 static void on_seek(struct directory_names *all, struct peer *peer, const struct name_key *key)
 {
     struct name_place place;
-    bool found = names_home_seek(all, peer, key, &place) == RDT_OK;
+    bool found = names_home_seek(all, names_in_etcd(all) ? NULL : peer, key, &place) == RDT_OK;
 
     (void)names_send(all, peer, found ? RDT__PB__NAME_ACT__NAME_ACT_FOUND : RDT__PB__NAME_ACT__NAME_ACT_MISSING, key,
                      found ? &place : NULL);
@@ -144,6 +155,8 @@ static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__
     if (message->node.len == sizeof place.node)
         memcpy(place.node, message->node.data, sizeof place.node);
     text_copy(place.address, sizeof place.address, message->address);
+    if (names_in_etcd(all) && message->act != RDT__PB__NAME_ACT__NAME_ACT_SEEK)
+        return; /* the other node's option names differs, and nothing but etcd says who has a name */
     switch (message->act) {
     case RDT__PB__NAME_ACT__NAME_ACT_REGISTER:
         on_register(all, peer, &key, &place);
@@ -202,7 +215,7 @@ enum rdt_status directory_names_frame(struct directory_names *all, struct peer *
 
 void directory_names_peer_up(struct directory_names *all, struct peer *peer)
 {
-    if (!peer->names || !directory_names_active(all))
+    if (!peer->names || !directory_names_active(all) || names_in_etcd(all))
         return;
     names_claims_peer_up(all, peer);
     names_seeks_peer_up(all, peer);
@@ -217,6 +230,7 @@ static void on_tick(struct deadline *deadline)
     if (directory_names_active(all)) {
         names_claims_tick(all);
         names_seeks_tick(all);
+        names_home_tick(all, uv_hrtime());
     }
     (void)deadline_set(all->deadlines, &all->tick, TICK_NS);
 }

@@ -32,6 +32,9 @@
  * Promises: a publish waits for homes at most NAMES_CLAIM_NS, and only the first of a name. Homes that are away stop nothing:
  * what they would have said is caught up by the next registration. A reader that finds no home uses what it found last.
  *
+ * With names = etcd there are no homes: the truth is in etcd, and rdtd-etcd grants, refuses and tells (names_etcd.c). A name
+ * may then be taken over as soon as the lease of its node has expired.
+ *
  * Refuses: to show who may read a name. The publisher's node decides that.
  *
  * Everything here runs on the loop thread. */
@@ -53,6 +56,7 @@ struct directory_names {
     const struct options *options;
     const struct node *node;
     struct peers *peers; /* NULL: no other node can be asked */
+    struct directory *directory;
     struct names *names;
     struct deadlines *deadlines;
     void *arg;
@@ -63,6 +67,10 @@ struct directory_names {
     struct list claimed;               /* struct name_claim.link; the one that was registered longest ago is first */
     struct list dirty;                 /* struct name_claim.by_dirty: their version has changed */
     struct deadline tick, flush;
+    bool etcd_up;        /* names = etcd: it can be asked */
+    uint32_t etcd_round; /* grows when it is lost; records of earlier rounds are old when it is up again */
+    unsigned n_asking;   /* claims whose answer of etcd is awaited */
+    size_t sweep;        /* cursor of records: where the next tick looks for some to forget */
     struct names_observer observer;
     uint64_t n_found, n_missing, n_refused, n_by_memory; /* answers to readers, and names that another node has */
 };
@@ -90,7 +98,11 @@ void directory_names_close(struct directory_names *all);
 /* From now on other nodes do not hear what happens to names of this one. */
 void directory_names_mute(struct directory_names *all);
 
-/* Whether names are looked up at other nodes: the option names is nodes, and the node table is not empty. */
+/* From rdtd-etcd: struct directory.on_name and on_etcd; arg is a struct directory_names. */
+void directory_names_etcd_told(void *arg, const Rdt__Pb__EtcdName *message);
+void directory_names_etcd_state(void *arg, bool up);
+
+/* Whether names are looked up at other nodes, or in etcd: by the option names, and if there is a node table at all. */
 bool directory_names_active(const struct directory_names *all);
 
 /* Before a publish. OK: this node may publish the name. AGAIN: the homes are being asked, and waiter->on_decided follows.
@@ -124,6 +136,9 @@ void name_seeker_remove(struct name_seeker *seeker); /* does nothing if it does 
 /* Writes which homes of the name cannot be asked, as a clause "; the node n2 ... "; "" if all can. */
 void directory_names_explain(const struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
                              char *text_p, size_t size);
+
+/* What it means that there is no answer: a clause. */
+const char *directory_names_silence(const struct directory_names *all);
 
 /* Whether a ref of a name leaves its node open. */
 bool ref_is_unplaced(const struct rdt_ref *ref);

@@ -7,6 +7,8 @@
 #include "daemon/base/text.h"
 #include "daemon/directory/names_impl.h"
 
+#define ASKING_MAX 256u /* claims that rdtd-etcd has at a time */
+
 enum claim_state { CLAIM_CLAIMING, CLAIM_HELD, CLAIM_LOST };
 enum answer { ANSWER_AWAITED, ANSWER_GRANTED, ANSWER_REFUSED, ANSWER_AWAY };
 
@@ -17,6 +19,8 @@ struct name_claim {
     enum claim_state state;
     uint64_t epoch;          /* that the homes gave; 0: none yet */
     uint64_t version;        /* the newest one here; 0: nothing is published */
+    int64_t revision;        /* of its key in etcd, as this node wrote it; 0: unknown */
+    bool awaits_etcd;        /* counted in all->n_asking */
     uint64_t told_ns;        /* when the homes were last told */
     unsigned n_users;        /* names_claim_use: what will be published is not complete yet */
     struct name_place other; /* LOST: who has it */
@@ -59,10 +63,18 @@ static bool is_used(const struct name_claim *claim)
     return claim->version > 0 || claim->n_users > 0;
 }
 
+static void await_etcd(struct name_claim *claim, bool awaits)
+{
+    if (claim->awaits_etcd != awaits)
+        claim->all->n_asking += awaits ? 1 : -1u;
+    claim->awaits_etcd = awaits;
+}
+
 static void claim_free(struct name_claim *claim)
 {
     struct directory_names *all = claim->all;
 
+    await_etcd(claim, false);
     deadline_unset(all->deadlines, &claim->patience);
     list_remove(&claim->link);
     list_remove(&claim->by_dirty);
@@ -139,6 +151,20 @@ static bool find_winner(struct name_claim *claim, unsigned granted)
     return lost;
 }
 
+/* etcd has not answered. What this node has stays its own, and what it wants waits for etcd. */
+static void wait_for_etcd(struct name_claim *claim)
+{
+    struct directory_names *all = claim->all;
+
+    claim->asking = false;
+    await_etcd(claim, false);
+    deadline_unset(all->deadlines, &claim->patience);
+    if (all->etcd_up)
+        tell_again(claim, INT64_C(500000000));
+    else if (list_empty(&claim->by_dirty))
+        list_append(&all->dirty, &claim->by_dirty); /* until etcd is up */
+}
+
 /* All homes have answered, or are away. */
 static void decide(struct name_claim *claim)
 {
@@ -149,6 +175,10 @@ static void decide(struct name_claim *claim)
     bool lost;
     struct rdt_error err;
 
+    if (names_in_etcd(all) && claim->answer[0] == ANSWER_AWAY) {
+        wait_for_etcd(claim);
+        return;
+    }
     for (unsigned i = 0; i < claim->n_homes; i++) {
         granted += claim->answer[i] == ANSWER_GRANTED;
         refused += claim->answer[i] == ANSWER_REFUSED;
@@ -156,6 +186,7 @@ static void decide(struct name_claim *claim)
             epoch = claim->place[i].epoch;
     }
     claim->asking = false;
+    await_etcd(claim, false);
     deadline_unset(all->deadlines, &claim->patience);
     lost = find_winner(claim, granted);
     if (!lost && refused > 0) { /* the homes that know another node must give it up */
@@ -223,6 +254,40 @@ void names_claim_answer(struct directory_names *all, struct peer *from, const st
         decide(claim);
 }
 
+void names_claim_etcd_answer(struct directory_names *all, const struct name_key *key, const struct name_place *place,
+                             bool granted, int64_t revision)
+{
+    struct name_claim *claim = find(all, key);
+
+    if (!claim || !claim->asking)
+        return;
+    claim->revision = granted ? revision : 0;
+    take_answer(claim, 0, place, granted);
+    decide(claim);
+    if (!list_empty(&all->dirty))
+        names_claims_flush(&all->flush); /* the next ones */
+}
+
+/* etcd says who has the name. */
+void names_claim_told(struct directory_names *all, const struct name_key *key, const struct name_place *place)
+{
+    struct name_claim *claim = find(all, key);
+
+    if (!claim || claim->state != CLAIM_HELD || place->epoch <= claim->epoch || memcmp(place->node, all->node->uuid, 16) == 0)
+        return;
+    claim->revision = 0; /* another node took it over while this one was away; if it is asked now, it is told so */
+    tell_again(claim, INT64_C(2000000));
+}
+
+void names_claims_etcd_down(struct directory_names *all)
+{
+    list_for_each_safe (node, &all->claimed) {
+        struct name_claim *claim = container_of(node, struct name_claim, link);
+        if (claim->asking)
+            wait_for_etcd(claim);
+    }
+}
+
 /* ---- asking ---- */
 
 static void place_here(const struct name_claim *claim, struct name_place *place_p)
@@ -232,6 +297,18 @@ static void place_here(const struct name_claim *claim, struct name_place *place_
     *place_p = (struct name_place){.epoch = claim->epoch, .version = version};
     memcpy(place_p->node, claim->all->node->uuid, 16);
     text_copy(place_p->address, sizeof place_p->address, claim->all->node->address);
+}
+
+static void ask_etcd(struct name_claim *claim, const struct name_place *place)
+{
+    struct directory_names *all = claim->all;
+    bool sent = names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_REGISTER, &claim->key, place, claim->revision);
+
+    claim->n_homes = 1;
+    claim->answer[0] = sent ? ANSWER_AWAITED : ANSWER_AWAY;
+    await_etcd(claim, sent);
+    if (!sent || !deadline_set(all->deadlines, &claim->patience, NAMES_CLAIM_NS))
+        wait_for_etcd(claim);
 }
 
 /* Tells all homes, and asks whether this node has the name. A LOST claim asks as if it were new. */
@@ -251,6 +328,10 @@ static void ask(struct name_claim *claim)
     list_remove(&claim->link);
     list_append(&all->claimed, &claim->link);
     list_remove(&claim->by_dirty);
+    if (names_in_etcd(all)) {
+        ask_etcd(claim, &place);
+        return;
+    }
     for (unsigned i = 0; i < homes.n; i++) {
         memcpy(claim->home[i], homes.peer[i] ? homes.peer[i]->uuid : all->node->uuid, 16);
         claim->answer[i] = ANSWER_AWAITED;
@@ -348,6 +429,10 @@ static void tell_end(const struct name_claim *claim)
     if (claim->state == CLAIM_LOST)
         return;
     place_here(claim, &place);
+    if (names_in_etcd(all)) { /* if it is away, names_home_prune does */
+        (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, &claim->key, &place, claim->revision);
+        return;
+    }
     names_homes_of(all, &claim->key, &homes);
     for (unsigned i = 0; i < homes.n; i++) {
         if (!homes.peer[i])
@@ -403,7 +488,11 @@ void names_claims_flush(struct deadline *deadline)
 {
     struct directory_names *all = container_of(deadline, struct directory_names, flush);
 
-    while (!list_empty(&all->dirty))
+    bool etcd = names_in_etcd(all);
+
+    if (etcd && !all->etcd_up)
+        return;
+    while (!list_empty(&all->dirty) && !(etcd && all->n_asking >= ASKING_MAX))
         ask(container_of(list_first(&all->dirty), struct name_claim, by_dirty)); /* takes it out */
 }
 
@@ -415,6 +504,12 @@ void names_claims_tick(struct directory_names *all)
         struct name_claim *claim = container_of(list_first(&all->claimed), struct name_claim, link);
         if (now - claim->told_ns < (uint64_t)NAMES_REGISTER_NS)
             return;
+        if (names_in_etcd(all) && (is_used(claim) || !list_empty(&claim->waiters))) { /* nothing to remind etcd of */
+            claim->told_ns = now;
+            list_remove(&claim->link);
+            list_append(&all->claimed, &claim->link);
+            continue;
+        }
         if (!is_used(claim) && claim->told_ns > 0 && list_empty(&claim->waiters)) {
             tell_end(claim); /* it was claimed, and never published */
             claim_free(claim);

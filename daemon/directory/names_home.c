@@ -6,6 +6,7 @@
 #include "daemon/directory/names_impl.h"
 
 #define SEEKERS_MAX 4096u
+#define SWEEP 4096u                     /* records that a tick looks at */
 #define SEEKER_NS UINT64_C(15000000000) /* a node that waits asks again every 5 s */
 
 struct seeker {
@@ -19,6 +20,7 @@ struct name_record {
     struct name_place place; /* of the last node that had it */
     bool held;               /* false: nobody has it; epoch and version are remembered */
     uint64_t heard_ns;
+    uint32_t round;         /* of etcd, that told it */
     struct seeker *seekers; /* [n_seekers] */
     unsigned n_seekers;
 };
@@ -171,6 +173,62 @@ enum rdt_status names_home_seek(struct directory_names *all, struct peer *from, 
     if (record && from)
         note_seeker(record, from);
     return RDT_AGAIN;
+}
+
+static void forget(struct directory_names *all, struct name_record *record)
+{
+    map_remove(&all->records, record->key.packed, record->key.bytes);
+    free(record->seekers);
+    free(record);
+}
+
+void names_home_told(struct directory_names *all, const struct name_key *key, const struct name_place *place)
+{
+    struct name_record *record = place ? record_get(all, key) : map_get(&all->records, key->packed, key->bytes);
+
+    if (record && !place) {
+        forget(all, record);
+    } else if (record) {
+        record->place = *place;
+        record->held = true;
+        record->round = all->etcd_round;
+    }
+}
+
+void names_home_prune(struct directory_names *all)
+{
+    struct name_record *record;
+    size_t cursor = 0;
+
+    while ((record = map_next(&all->records, &cursor)))
+        if (record->round != all->etcd_round)
+            forget(all, record);
+        else if (memcmp(record->place.node, all->node->uuid, sizeof record->place.node) == 0 &&
+                 !names_claim_held(all, &record->key)) /* it ended while etcd was away, or with an earlier daemon */
+            (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, &record->key, &record->place, 0);
+}
+
+static bool is_sought(const struct name_record *record, uint64_t now)
+{
+    for (unsigned i = 0; i < record->n_seekers; i++)
+        if (record->seekers[i].until_ns > now)
+            return true;
+    return false;
+}
+
+void names_home_tick(struct directory_names *all, uint64_t now_ns)
+{
+    struct name_record *record;
+
+    for (unsigned i = 0; i < SWEEP; i++) {
+        record = map_next(&all->records, &all->sweep);
+        if (!record) {
+            all->sweep = 0;
+            return;
+        }
+        if (record->place.epoch == 0 && !is_sought(record, now_ns))
+            forget(all, record);
+    }
 }
 
 void names_home_close(struct directory_names *all)

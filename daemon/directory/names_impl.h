@@ -39,6 +39,12 @@ struct name_place { /* who has a name */
 bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
                 const struct name_place *place);
 
+/* ---- names_etcd.c ---- */
+
+bool names_in_etcd(const struct directory_names *all);
+bool names_etcd_send(const struct directory_names *all, Rdt__Pb__NameAct act, const struct name_key *key,
+                     const struct name_place *place, int64_t revision); /* false: etcd is away */
+
 /* ---- names_home.c: this node as a home ---- */
 
 /* A registration. OK: granted; EXISTS: refused. *place_p is what this home knows now. from NULL: this node. */
@@ -49,12 +55,23 @@ void names_home_end(struct directory_names *all, const struct name_key *key, con
 /* from NULL: a reader of this node, whom nothing is sent. AGAIN: nobody has registered the name. */
 enum rdt_status names_home_seek(struct directory_names *all, struct peer *from, const struct name_key *key,
                                 struct name_place *place_p);
+/* In etcd is this; NULL: nothing. */
+void names_home_told(struct directory_names *all, const struct name_key *key, const struct name_place *place);
+void names_home_prune(struct directory_names *all); /* forgets what etcd has not told again */
+
+/* Forgets a few of those that were only sought, and that nobody seeks any more. */
+void names_home_tick(struct directory_names *all, uint64_t now_ns);
 void names_home_close(struct directory_names *all);
 
 /* ---- names_claim.c: the names that are published here ---- */
 
 void names_claim_answer(struct directory_names *all, struct peer *from, const struct name_key *key,
                         const struct name_place *place, bool granted);
+
+void names_claim_etcd_answer(struct directory_names *all, const struct name_key *key, const struct name_place *place,
+                             bool granted, int64_t revision);
+void names_claim_told(struct directory_names *all, const struct name_key *key, const struct name_place *place);
+void names_claims_etcd_down(struct directory_names *all);
 
 /* Whether another node has taken the name over. */
 bool names_claim_lost(const struct directory_names *all, const struct name_key *key, struct name_place *place_p);
@@ -68,6 +85,8 @@ void names_claims_close(struct directory_names *all);
 
 void names_seek_found(struct directory_names *all, const struct name_key *key, const struct name_place *place);
 void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key);
+void names_seek_missing_everywhere(struct directory_names *all, const struct name_key *key);
+void names_seeks_ask(struct directory_names *all); /* again, for all who wait */
 void names_seeks_tick(struct directory_names *all);
 void names_seeks_peer_up(struct directory_names *all, struct peer *peer);
 void names_seeks_close(struct directory_names *all);

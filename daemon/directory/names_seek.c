@@ -75,7 +75,7 @@ enum rdt_status directory_names_find(struct directory_names *all, const struct o
     if (found && is_here(all, &place)) /* this daemon has restarted without the name */
         found = false;
     names_homes_of(all, &key, &homes);
-    if (!found && can_ask(&homes))
+    if (!found && (names_in_etcd(all) ? all->etcd_up : can_ask(&homes)))
         return RDT_AGAIN;
     seek = found ? NULL : map_get(&all->seeks, key.packed, key.bytes);
     if (seek && seek->place.epoch > 0) {
@@ -95,9 +95,13 @@ static void ask(struct name_seek *seek)
 {
     struct name_homes homes;
 
-    names_homes_of(seek->all, &seek->key, &homes);
     seek->asked_ns = uv_hrtime();
     seek->n_missing = 0;
+    if (names_in_etcd(seek->all)) {
+        (void)names_etcd_send(seek->all, RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL, 0);
+        return;
+    }
+    names_homes_of(seek->all, &seek->key, &homes);
     for (unsigned i = 0; i < homes.n; i++)
         if (homes.peer[i])
             (void)names_send(seek->all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_SEEK, &seek->key, NULL);
@@ -152,6 +156,19 @@ void names_seek_found(struct directory_names *all, const struct name_key *key, c
     }
 }
 
+static void tell_missing(struct name_seek *seek)
+{
+    seek->all->n_missing++;
+    seek->busy = true;
+    list_for_each_safe (node, &seek->seekers) {
+        struct name_seeker *seeker = container_of(node, struct name_seeker, link);
+        if (seeker->on_missing) /* which may remove it */
+            seeker->on_missing(seeker);
+    }
+    seek->busy = false;
+    settle(seek);
+}
+
 /* Tells those who do not wait, when every home that can be asked has said so. */
 void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key)
 {
@@ -169,15 +186,25 @@ void names_seek_missing(struct directory_names *all, const struct peer *from, co
         if (!said)
             return;
     }
-    all->n_missing++;
-    seek->busy = true;
-    list_for_each_safe (node, &seek->seekers) {
-        struct name_seeker *seeker = container_of(node, struct name_seeker, link);
-        if (seeker->on_missing) /* which may remove it */
-            seeker->on_missing(seeker);
-    }
-    seek->busy = false;
-    settle(seek);
+    tell_missing(seek);
+}
+
+void names_seek_missing_everywhere(struct directory_names *all, const struct name_key *key)
+{
+    struct name_seek *seek = map_get(&all->seeks, key->packed, key->bytes);
+
+    if (seek)
+        tell_missing(seek);
+}
+
+void names_seeks_ask(struct directory_names *all)
+{
+    struct name_seek *seek;
+    size_t cursor = 0;
+
+    while ((seek = map_next(&all->seeks, &cursor)))
+        if (!list_empty(&seek->seekers))
+            ask(seek);
 }
 
 void names_seeks_tick(struct directory_names *all)
@@ -186,6 +213,8 @@ void names_seeks_tick(struct directory_names *all)
     struct name_seek *seek;
     size_t cursor = 0;
 
+    if (names_in_etcd(all))
+        return; /* rdtd-etcd tells */
     while ((seek = map_next(&all->seeks, &cursor)))
         if (!list_empty(&seek->seekers) && now - seek->asked_ns > ASK_AGAIN_NS)
             ask(seek);
@@ -212,6 +241,11 @@ void directory_names_explain(const struct directory_names *all, const struct own
     text_p[0] = '\0';
     if (!directory_names_active(all))
         return;
+    if (names_in_etcd(all)) {
+        if (!all->etcd_up)
+            (void)snprintf(text_p, size, "; etcd, which would know the name, cannot be asked");
+        return;
+    }
     name_key_make(&key, owner, id, id_bytes);
     names_homes_of(all, &key, &homes);
     for (unsigned i = 0; i < homes.n; i++)

@@ -113,7 +113,7 @@ static void add_process(Rdt__Pb__MetricsReply *reply)
 }
 
 /* NULL: it is not configured. Its texts are the directory's. */
-static Rdt__Pb__EtcdInfo *etcd_info(struct arena *arena, const struct directory *directory)
+static Rdt__Pb__EtcdInfo *etcd_info(struct arena *arena, const struct directory *directory, uint64_t names)
 {
     const struct etcd_counters *from = &directory->counters;
     Rdt__Pb__EtcdInfo *info = directory->providers[DIRECTORY_ETCD].active ? arena_alloc(arena, sizeof *info) : NULL;
@@ -133,6 +133,7 @@ static Rdt__Pb__EtcdInfo *etcd_info(struct arena *arena, const struct directory 
     info->events = from->events;
     info->bad_keys = from->bad_keys;
     info->programs = from->programs;
+    info->names = names;
     return info;
 }
 
@@ -155,7 +156,8 @@ enum rdt_status rpc_metrics(struct call *call, const void *request, struct rdt_e
     reply.providers = nodes_providers(rpc->directory, call->arena, &reply.n_providers);
     if (!reply.providers)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metrics");
-    reply.etcd = etcd_info(call->arena, rpc->directory);
+    reply.etcd = etcd_info(call->arena, rpc->directory,
+                           strcmp(rpc->options->names, "etcd") == 0 ? map_count(&rpc->directory_names->records) : 0);
     reply.names_found = rpc->directory_names->n_found;
     reply.names_missing = rpc->directory_names->n_missing;
     reply.names_remembered = rpc->directory_names->n_by_memory;

@@ -87,7 +87,7 @@ enum rdt_status call_place_name(struct call *call, struct rdt_ref *ref, struct r
     if (status != RDT_OK)
         return status;
     free(call->why);
-    call->why = strdup("the nodes that would know the name have not answered");
+    call->why = strdup(directory_names_silence(call->rpc->directory_names));
     call->seeker.on_missing = on_missing;
     status = seek(call, ref, err);
     return status == RDT_OK ? RDT_AGAIN : status;
@@ -114,7 +114,7 @@ enum rdt_status call_wait_for_claim(struct call *call, int64_t timeout_ns, struc
     if (status != RDT_OK)
         return status;
     free(call->why);
-    call->why = strdup("the nodes that would know the name have not answered");
+    call->why = strdup(directory_names_silence(call->rpc->directory_names));
     return RDT_OK;
 }
 

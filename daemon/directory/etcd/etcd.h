@@ -19,7 +19,8 @@
  * sense are left out and counted. If every endpoint goes on answering with an older state for three lives of a lease, etcd was
  * restored from a backup or built anew, and that state counts.
  *
- * Refuses: to delete any key but the node's own, to fall back from TLS, to follow redirections, and to use a proxy. */
+ * Refuses: to delete any key but the node's own, to write a name that another living node has, to fall back from TLS, to follow
+ * redirections, and to use a proxy. */
 #ifndef RDTD_ETCD_H
 #define RDTD_ETCD_H
 
@@ -59,16 +60,17 @@ struct request {
     bool too_large;
     void (*on_done)(struct etcd *, struct request *, struct answer *);
     void (*on_line)(struct etcd *, json_t *); /* of a stream; else NULL */
-    void *arg;                                /* freed with the request */
+    void *arg;
+    void (*arg_free)(void *);
     char curl_error[CURL_ERROR_SIZE];
 };
 
 enum request_kind { REQUEST_KEYS, REQUEST_LEASE, REQUEST_STREAM };
 
-/* Sends POST PATH. take_body and take_arg are taken in any case. on_done comes later, once, unless the requests are dropped.
- * false: no memory. */
+/* Sends POST PATH. take_body and take_arg are taken in any case; arg_free, which may be NULL, gets the argument with the end of
+ * the request. on_done comes later, once, unless the requests are dropped. false: no memory. */
 bool request_send(struct etcd *etcd, const char *path, enum request_kind kind, json_t *take_body,
-                  void (*on_done)(struct etcd *, struct request *, struct answer *), void *take_arg);
+                  void (*on_done)(struct etcd *, struct request *, struct answer *), void *take_arg, void (*arg_free)(void *));
 void requests_drop(struct etcd *etcd); /* all, without callbacks */
 void requests_read(struct etcd *etcd); /* calls on_done of those that have ended */
 
@@ -85,11 +87,21 @@ void value_to_hex(const uint8_t bytes[16], char text_p[33]);
 
 /* ---- session.c ---- */
 
+/* The leases of the node's key, of names that it has, and of names that have ended. */
+enum lease_of { LEASE_NODE, LEASE_HELD, LEASE_ENDED, LEASES };
+
+struct lease {
+    int64_t id; /* 0: it must be granted */
+    int64_t due_ms;
+};
+
 enum phase { WAITING, AUTHENTICATING, LEASING, LISTING, WATCHING, REGISTERING, UP };
 
 void session_begin(struct etcd *etcd);
 void session_tick(struct etcd *etcd); /* what is due */
 void session_fail(struct etcd *etcd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Leases are looked at again at once, because one of them is gone. */
+void session_lease_lost(struct etcd *etcd);
 void session_leave(struct etcd *etcd);
 int64_t session_due_ms(const struct etcd *etcd); /* from now until session_tick has something to do */
 
@@ -112,11 +124,19 @@ void facts_take(struct etcd *etcd, const json_t *kv, bool deleted, bool listed);
 void facts_tick(struct etcd *etcd);
 void facts_send(struct etcd *etcd); /* the nodes, if they have changed */
 
+/* ---- names.c ---- */
+
+void names_ask(struct etcd *etcd, Rdt__Pb__EtcdName *take_message);
+
+/* Of a key ".../names/REST". false: it is none, or its value makes no sense. */
+bool names_take(struct etcd *etcd, const char *rest, const json_t *kv, bool deleted);
+
 /* ---- main.c ---- */
 
 struct etcd {
     CURLM *multi;
     struct request *requests;
+    unsigned drops; /* times that all were dropped */
     Rdt__Pb__EtcdConfig *config;
     Rdt__Pb__EtcdState state;
     bool state_changed, leaving, done;
@@ -129,9 +149,11 @@ struct etcd {
     unsigned at_endpoint, tried; /* tried: since one was up */
     int64_t retry_ms, up_ms, pause_ms;
     char *token; /* of a user; NULL: none */
-    int64_t ttl_ms, lease;
+    int64_t ttl_ms;
+    struct lease leases[LEASES];
+    unsigned at_lease; /* that is being looked at */
     bool lease_busy, register_due;
-    int64_t beat_ms, proof_ms, proof_until_ms; /* 0: none */
+    int64_t proof_ms, proof_until_ms; /* 0: none */
     int64_t own_revision, proven_revision;
     int64_t list_revision, watch_revision, listed_ms;
     char *next_key; /* of the next page of the list */

@@ -121,7 +121,9 @@ void facts_take(struct etcd *etcd, const json_t *kv, bool deleted, bool listed)
     rest = (const char *)key + prefix + 1;
     if (strncmp(rest, "nodes/", 6) == 0 && value_hex(rest + 6, uuid))
         take_node_key(etcd, (const char *)key, uuid, kv, deleted, listed);
-    else if (!deleted)
+    else if (strncmp(rest, "names/", 6) == 0 && etcd->config->names && names_take(etcd, rest + 6, kv, deleted))
+        return;
+    else if (!deleted && (strncmp(rest, "names/", 6) != 0 || etcd->config->names))
         bad(etcd, key, n, "rdtd has no such key");
 }
 

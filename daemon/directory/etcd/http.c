@@ -14,7 +14,8 @@ static void request_free(struct request *request)
     curl_slist_free_all(request->headers);
     free(request->body);
     free(request->received);
-    free(request->arg);
+    if (request->arg_free && request->arg)
+        request->arg_free(request->arg);
     free(request);
 }
 
@@ -22,11 +23,11 @@ static void request_free(struct request *request)
 static bool take_lines(struct request *request)
 {
     struct etcd *etcd = request->etcd;
+    unsigned drops = etcd->drops;
     char *end;
 
-    while ((end = memchr(request->received, '\n', request->n_received))) {
+    while (request->n_received > 0 && (end = memchr(request->received, '\n', request->n_received))) {
         json_t *json = json_loadb(request->received, (size_t)(end - request->received), JSON_REJECT_DUPLICATES, NULL);
-        const struct request *first = NULL;
         size_t used = (size_t)(end - request->received) + 1;
 
         memmove(request->received, request->received + used, request->n_received - used);
@@ -36,9 +37,7 @@ static bool take_lines(struct request *request)
         else
             request->on_line(etcd, json);
         json_decref(json);
-        for (first = etcd->requests; first && first != request; first = first->next)
-            ;
-        if (!first)
+        if (etcd->drops != drops)
             return false;
     }
     return true;
@@ -111,17 +110,19 @@ static bool prepare(struct request *request, const char *path, enum request_kind
 }
 
 bool request_send(struct etcd *etcd, const char *path, enum request_kind kind, json_t *take_body,
-                  void (*on_done)(struct etcd *, struct request *, struct answer *), void *take_arg)
+                  void (*on_done)(struct etcd *, struct request *, struct answer *), void *take_arg, void (*arg_free)(void *))
 {
     struct request *request = calloc(1, sizeof *request);
 
     if (!request) {
         json_decref(take_body);
-        free(take_arg);
+        if (arg_free && take_arg)
+            arg_free(take_arg);
         return false;
     }
     request->etcd = etcd;
     request->arg = take_arg;
+    request->arg_free = arg_free;
     request->on_done = on_done;
     request->revision = kind == REQUEST_KEYS ? etcd->state.revision : -1;
     request->body = take_body ? json_dumps(take_body, JSON_COMPACT) : NULL;
@@ -149,6 +150,7 @@ static void unlink_request(struct etcd *etcd, const struct request *request)
 
 void requests_drop(struct etcd *etcd)
 {
+    etcd->drops++;
     while (etcd->requests) {
         struct request *request = etcd->requests;
         unlink_request(etcd, request);

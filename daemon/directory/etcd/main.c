@@ -55,6 +55,8 @@ static void take(struct frame *frame)
             etcd.done = true;
         else
             session_begin(&etcd);
+    } else if (frame->type == RDT__PB__ETCD_MESSAGE__ETCD_NAME && etcd.config) {
+        names_ask(&etcd, rdt__pb__etcd_name__unpack(NULL, frame->length, frame->payload));
     } else if (frame->type == RDT__PB__ETCD_MESSAGE__ETCD_LEAVE && etcd.config) {
         session_leave(&etcd);
     }

@@ -12,7 +12,9 @@
 #define PAUSE_MAX_MS 5000
 #define PROOF_MS 30000     /* between two proofs that the watch lives */
 #define PROOF_WAIT_MS 5000 /* for what was written to come back */
-#define CALM_MS 10000      /* up for so long: the next failure begins with short pauses again */
+#define NAME_LEASE_MS INT64_C(86400000)
+#define NAME_LEASE_KEPT_MS INT64_C(82800000) /* of it there is always so much left */
+#define CALM_MS 10000                        /* up for so long: the next failure begins with short pauses again */
 #define PASSWORD_BYTES 512
 
 static void lease_check(struct etcd *etcd);
@@ -52,7 +54,7 @@ void session_fail(struct etcd *etcd, const char *fmt, ...)
         etcd->rewound_ms = 0;
         etcd->state.revision = 0;
         etcd->cluster_id[0] = '\0';
-        etcd->lease = 0;
+        memset(etcd->leases, 0, sizeof etcd->leases);
     }
     etcd->at_endpoint = (unsigned)((etcd->at_endpoint + 1) % etcd->config->n_endpoints);
     leave_phase(etcd, WAITING);
@@ -96,7 +98,7 @@ static void authenticate(struct etcd *etcd)
     } else {
         password[strcspn(password, "\r\n")] = '\0';
         if (!request_send(etcd, "auth/authenticate", REQUEST_LEASE,
-                          json_pack("{ss ss}", "name", etcd->config->user, "password", password), on_token, NULL))
+                          json_pack("{ss ss}", "name", etcd->config->user, "password", password), on_token, NULL, NULL))
             out_of_memory(etcd);
     }
     explicit_bzero(password, sizeof password);
@@ -112,7 +114,7 @@ static void on_registered(struct etcd *etcd, struct request *request, struct ans
     etcd->lease_busy = false;
     if (!answer->ok && answer->code == 5) { /* the lease has expired meanwhile */
         etcd->register_due = true;
-        etcd->beat_ms = now_ms();
+        etcd->leases[LEASE_NODE].due_ms = 0;
         return;
     }
     if (!answer->ok) {
@@ -154,17 +156,16 @@ static void register_node(struct etcd *etcd)
     etcd->lease_busy = true;
     if (!text || !request_send(etcd, "kv/put", REQUEST_KEYS,
                                json_pack("{so so so}", "key", key_of(etcd, rest), "value", value_base64(text, strlen(text)),
-                                         "lease", value_of_int(etcd->lease)),
-                               on_registered, NULL))
+                                         "lease", value_of_int(etcd->leases[LEASE_NODE].id)),
+                               on_registered, NULL, NULL))
         out_of_memory(etcd);
     free(text);
 }
 
-/* The lease is alive. */
-static void lease_done(struct etcd *etcd)
+/* What comes after the leases. */
+static void leases_done(struct etcd *etcd)
 {
     etcd->lease_busy = false;
-    etcd->beat_ms = now_ms() + etcd->ttl_ms / 3;
     if (etcd->phase == LEASING) {
         leave_phase(etcd, LISTING);
         next_page(etcd);
@@ -173,22 +174,41 @@ static void lease_done(struct etcd *etcd)
     }
 }
 
+static int64_t life_ms(const struct etcd *etcd, unsigned of)
+{
+    return of == LEASE_NODE ? etcd->ttl_ms : NAME_LEASE_MS;
+}
+
+static void next_lease(struct etcd *etcd);
+
+static void lease_done(struct etcd *etcd)
+{
+    etcd->leases[etcd->at_lease].due_ms =
+        now_ms() + (etcd->at_lease == LEASE_NODE ? etcd->ttl_ms / 3 : NAME_LEASE_MS - NAME_LEASE_KEPT_MS);
+    etcd->at_lease++;
+    next_lease(etcd);
+}
+
 static void on_granted(struct etcd *etcd, struct request *request, struct answer *answer)
 {
+    int64_t id = answer->ok ? value_int(answer->json, "ID") : 0;
+
     (void)request;
-    etcd->lease = answer->ok ? value_int(answer->json, "ID") : 0;
-    if (etcd->lease <= 0) {
+    if (id <= 0) {
         session_fail(etcd, "cannot get a lease: %s", answer->ok ? "it has no id" : answer->error);
         return;
     }
-    etcd->register_due = true;
+    etcd->leases[etcd->at_lease].id = id;
+    if (etcd->at_lease == LEASE_NODE)
+        etcd->register_due = true;
     lease_done(etcd);
 }
 
 static void grant(struct etcd *etcd)
 {
-    if (!request_send(etcd, "lease/grant", REQUEST_LEASE, json_pack("{so}", "TTL", value_of_int((etcd->ttl_ms + 999) / 1000)),
-                      on_granted, NULL))
+    if (!request_send(etcd, "lease/grant", REQUEST_LEASE,
+                      json_pack("{so}", "TTL", value_of_int((life_ms(etcd, etcd->at_lease) + 999) / 1000)), on_granted, NULL,
+                      NULL))
         out_of_memory(etcd);
 }
 
@@ -202,28 +222,53 @@ static void on_alive(struct etcd *etcd, struct request *request, struct answer *
     } else {
         etcd->state.leases_lost++;
         etcd->state_changed = true;
-        etcd->lease = 0;
+        etcd->leases[etcd->at_lease].id = 0;
         grant(etcd);
     }
 }
 
+/* A lease of ended names is not renewed, but replaced, so that these do go some day. */
+static void next_lease(struct etcd *etcd)
+{
+    int64_t now = now_ms();
+    struct lease *lease;
+
+    while (etcd->at_lease < LEASES &&
+           (etcd->leases[etcd->at_lease].due_ms > now || (etcd->at_lease > LEASE_NODE && !etcd->config->names)))
+        etcd->at_lease++;
+    if (etcd->at_lease == LEASES) {
+        leases_done(etcd);
+        return;
+    }
+    lease = &etcd->leases[etcd->at_lease];
+    if (lease->id == 0 || etcd->at_lease == LEASE_ENDED)
+        grant(etcd);
+    else if (!request_send(etcd, "lease/keepalive", REQUEST_LEASE, json_pack("{so}", "ID", value_of_int(lease->id)), on_alive,
+                           NULL, NULL))
+        out_of_memory(etcd);
+}
+
 static void lease_check(struct etcd *etcd)
 {
-    if (etcd->phase < LEASING)
+    if (etcd->phase < LEASING) {
         leave_phase(etcd, LEASING);
+        etcd->leases[LEASE_NODE].due_ms = etcd->leases[LEASE_HELD].due_ms = 0; /* whether they are still there */
+    }
     etcd->lease_busy = true;
-    if (etcd->lease == 0)
-        grant(etcd);
-    else if (!request_send(etcd, "lease/keepalive", REQUEST_LEASE, json_pack("{so}", "ID", value_of_int(etcd->lease)), on_alive,
-                           NULL))
-        out_of_memory(etcd);
+    etcd->at_lease = 0;
+    next_lease(etcd);
+}
+
+void session_lease_lost(struct etcd *etcd)
+{
+    etcd->leases[LEASE_NODE].due_ms = etcd->leases[LEASE_HELD].due_ms = etcd->leases[LEASE_ENDED].due_ms = 0;
 }
 
 void session_own_key(struct etcd *etcd, int64_t mod_revision, bool deleted, bool foreign)
 {
     if (deleted) { /* the lease has expired, or somebody has deleted it */
         etcd->register_due = true;
-        etcd->beat_ms = now_ms();
+        etcd->leases[LEASE_NODE].due_ms = 0;
         return;
     }
     if (foreign && mod_revision <= etcd->own_revision)
@@ -307,13 +352,17 @@ static void on_watch_line(struct etcd *etcd, json_t *line)
     }
 }
 
-#define RANGE "nodes/"
+/* All keys below the prefix, or those of nodes. */
+static const char *range_of(const struct etcd *etcd)
+{
+    return etcd->config->names ? "" : "nodes/";
+}
 
-/* The first key that is not below RANGE. */
+/* The first key that is not. */
 static json_t *range_end(const struct etcd *etcd)
 {
     char key[400];
-    int n = snprintf(key, sizeof key, "%.255s/%s", etcd->config->prefix, RANGE);
+    int n = snprintf(key, sizeof key, "%.255s/%s", etcd->config->prefix, range_of(etcd));
 
     key[n - 1]++; /* the slash at its end becomes the next character */
     return value_base64(key, (size_t)n);
@@ -325,9 +374,9 @@ static void watch(struct etcd *etcd)
     etcd->watch_revision = etcd->list_revision;
     etcd->proof_until_ms = now_ms() + PROOF_WAIT_MS; /* for its first line, too */
     if (!request_send(etcd, "watch", REQUEST_STREAM,
-                      json_pack("{s{so so so}}", "create_request", "key", key_of(etcd, RANGE), "range_end", range_end(etcd),
-                                "start_revision", value_of_int(etcd->list_revision + 1)),
-                      on_watch_end, NULL))
+                      json_pack("{s{so so so}}", "create_request", "key", key_of(etcd, range_of(etcd)), "range_end",
+                                range_end(etcd), "start_revision", value_of_int(etcd->list_revision + 1)),
+                      on_watch_end, NULL, NULL))
         out_of_memory(etcd);
     else
         etcd->requests->on_line = on_watch_line;
@@ -380,12 +429,13 @@ static void next_page(struct etcd *etcd)
         etcd->state.lists++;
         facts_begin(etcd);
     }
-    if (!request_send(etcd, "kv/range", REQUEST_KEYS,
-                      json_pack("{so so so so}", "key",
-                                etcd->next_key ? value_base64(etcd->next_key, etcd->next_key_bytes) : key_of(etcd, RANGE),
-                                "range_end", range_end(etcd), "limit", value_of_int(PAGE_KEYS), "revision",
-                                value_of_int(etcd->list_revision)),
-                      on_page, NULL))
+    if (!request_send(
+            etcd, "kv/range", REQUEST_KEYS,
+            json_pack("{so so so so}", "key",
+                      etcd->next_key ? value_base64(etcd->next_key, etcd->next_key_bytes) : key_of(etcd, range_of(etcd)),
+                      "range_end", range_end(etcd), "limit", value_of_int(PAGE_KEYS), "revision",
+                      value_of_int(etcd->list_revision)),
+            on_page, NULL, NULL))
         out_of_memory(etcd);
 }
 
@@ -426,7 +476,7 @@ void session_tick(struct etcd *etcd)
     }
     if (etcd->phase == UP && etcd->state.bad_keys > 0 && now - etcd->listed_ms > PROOF_MS)
         relist(etcd); /* somebody may have removed them */
-    if (etcd->phase == UP && !etcd->lease_busy && (now >= etcd->beat_ms || now >= etcd->proof_ms)) {
+    if (etcd->phase == UP && !etcd->lease_busy && (now >= etcd->leases[LEASE_NODE].due_ms || now >= etcd->proof_ms)) {
         etcd->register_due |= now >= etcd->proof_ms;
         lease_check(etcd);
     }
@@ -438,8 +488,8 @@ int64_t session_due_ms(const struct etcd *etcd)
 
     if (etcd->phase == WAITING && etcd->retry_ms < due)
         due = etcd->retry_ms;
-    if (etcd->phase == UP && !etcd->lease_busy && etcd->beat_ms < due)
-        due = etcd->beat_ms;
+    if (etcd->phase == UP && !etcd->lease_busy && etcd->leases[LEASE_NODE].due_ms < due)
+        due = etcd->leases[LEASE_NODE].due_ms;
     if (etcd->proof_until_ms > 0 && etcd->proof_until_ms < due)
         due = etcd->proof_until_ms;
     return due > now ? due - now : 0;
@@ -455,7 +505,8 @@ static void on_revoked(struct etcd *etcd, struct request *request, struct answer
 void session_leave(struct etcd *etcd)
 {
     etcd->leaving = true;
-    if (etcd->phase < LISTING || !request_send(etcd, "lease/revoke", REQUEST_LEASE,
-                                               json_pack("{so}", "ID", value_of_int(etcd->lease)), on_revoked, NULL))
+    if (etcd->phase < LISTING ||
+        !request_send(etcd, "lease/revoke", REQUEST_LEASE, json_pack("{so}", "ID", value_of_int(etcd->leases[LEASE_NODE].id)),
+                      on_revoked, NULL, NULL))
         etcd->done = true;
 }

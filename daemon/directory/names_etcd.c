@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names whose one truth is in etcd. rdtd-etcd tells every name that is there, so a look-up needs no message; only one that
+ * finds nothing asks etcd itself, because the watch may be a moment behind. While etcd is away, what it told last counts, names
+ * that are published here go on, and a name that is new waits until its caller's deadline. */
+#include "daemon/base/text.h"
+#include "daemon/directory/directory_impl.h"
+#include "daemon/directory/names_impl.h"
+#include "wire_limits.h"
+
+bool names_in_etcd(const struct directory_names *all)
+{
+    return strcmp(all->options->names, "etcd") == 0;
+}
+
+bool names_etcd_send(const struct directory_names *all, Rdt__Pb__NameAct act, const struct name_key *key,
+                     const struct name_place *place, int64_t revision)
+{
+    Rdt__Pb__EtcdName message = RDT__PB__ETCD_NAME__INIT;
+    Rdt__Pb__Name name = RDT__PB__NAME__INIT;
+    Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
+
+    if (!all->etcd_up)
+        return false;
+    owner.tenant = (char *)key->owner.tenant;
+    owner.uid = key->owner.uid;
+    name.act = act;
+    name.owner = &owner;
+    name.name = (ProtobufCBinaryData){key->id_bytes, (uint8_t *)key->id};
+    if (place) {
+        name.epoch = place->epoch;
+        name.version = place->version;
+    }
+    message.name = &name;
+    message.revision = revision;
+    return directory_tell_name(all->directory, &message);
+}
+
+void directory_names_etcd_told(void *arg, const Rdt__Pb__EtcdName *message)
+{
+    struct directory_names *all = arg;
+    const Rdt__Pb__Name *name = message->name;
+    struct name_place place = {0};
+    struct owner owner = {0};
+    struct name_key key;
+
+    if (!names_in_etcd(all) || !name || !name->owner || name->name.len == 0 || name->name.len > RDT_MAX_ID_BYTES ||
+        strlen(name->owner->tenant) >= sizeof owner.tenant || strlen(name->address) >= sizeof place.address)
+        return;
+    owner.uid = name->owner->uid;
+    text_copy(owner.tenant, sizeof owner.tenant, name->owner->tenant);
+    name_key_make(&key, &owner, name->name.data, name->name.len);
+    place.epoch = name->epoch;
+    place.version = name->version;
+    text_copy(place.address, sizeof place.address, name->address);
+    if (name->node.len == sizeof place.node)
+        memcpy(place.node, name->node.data, sizeof place.node);
+    switch (name->act) {
+    case RDT__PB__NAME_ACT__NAME_ACT_FOUND:
+        names_home_told(all, &key, &place);
+        names_claim_told(all, &key, &place);
+        if (place.version > 0)
+            names_seek_found(all, &key, &place);
+        break;
+    case RDT__PB__NAME_ACT__NAME_ACT_END:
+        names_home_told(all, &key, NULL);
+        break;
+    case RDT__PB__NAME_ACT__NAME_ACT_GRANTED:
+    case RDT__PB__NAME_ACT__NAME_ACT_REFUSED:
+        names_claim_etcd_answer(all, &key, &place, name->act == RDT__PB__NAME_ACT__NAME_ACT_GRANTED, message->revision);
+        break;
+    case RDT__PB__NAME_ACT__NAME_ACT_MISSING:
+        names_seek_missing_everywhere(all, &key);
+        break;
+    default:
+        break;
+    }
+}
+
+/* What is told between two of these is whole when etcd is up again. */
+void directory_names_etcd_state(void *arg, bool up)
+{
+    struct directory_names *all = arg;
+
+    if (up == all->etcd_up)
+        return;
+    all->etcd_up = up;
+    if (!up) {
+        all->etcd_round++;
+        names_claims_etcd_down(all);
+        return;
+    }
+    names_home_prune(all);
+    names_claims_peer_up(all, NULL);
+    names_seeks_ask(all);
+}
