@@ -104,8 +104,8 @@ static struct account *account_for(struct restoring *restoring, uint64_t session
     return account_ref(client->account);
 }
 
-/* What the session's request did; client NULL, request 0: it is not repeated. Without memory, a repeated PUT finds an object with
- * its id, or puts another one. Of two records with one request, which only a wild daemon writes, the first counts. */
+/* What the session's request did; client NULL, request 0: it is not repeated. Without memory, a repeated PUT finds an object
+ * with its id, or puts another one. Of two records with one request, which only a wild daemon writes, the first counts. */
 static void note_answer(struct client *client, uint64_t request, uint64_t answer)
 {
     if (client && request != 0 && !map_get_u64(&client->resumed, request))
@@ -478,12 +478,14 @@ static void restore_manifests(struct restoring *restoring)
             recovery->restore_manifest(recovery->manifest_arg, restoring->objects[i]);
 }
 
-/* Takes away the holds of add_object. What nobody else holds has lost its producer with the earlier daemon. */
+/* Takes away the holds of add_object. What nobody else holds has lost its producer with the earlier daemon. A put that has
+ * not ended never will if its session's record is gone: that ends first when a client does, and the daemon may die before
+ * the object does. */
 static void end_restoring(struct restoring *restoring)
 {
     for (size_t i = 0; i < restoring->n_objects; i++) {
         struct object *object = restoring->objects[i];
-        if (object->detached && !object->producer)
+        if (!object->producer && (object->detached || object->state == OBJECT_FILLING))
             object_producer_ended(object);
         else if (!object->producer && !object->forced)
             object->end = ((const struct journal_slot *)object->record)->flags & OBJECT_IS_FREED ? OBJECT_END_FREED
