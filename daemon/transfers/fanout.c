@@ -9,9 +9,18 @@
 #define SLOW_SHARE 8u
 
 #define WINDOW_NS UINT64_C(500000000)
+/* A reader lags after STRETCHES slow stretches in succession. A node that only stands still for a while takes many chunks
+ * quickly between two such stretches. The least time covers chunks that end together because the kernel took them together. */
+#define STRETCH_NS UINT64_C(2000000)
+#define STRETCH_CHUNKS 2u
+#define STRETCHES 4u
 #define WINDOW_CHUNKS 32u  /* that have come to the source in one window */
 #define BACKLOG_CHUNKS 24u /* more than the chunks under way: the reader lacks nothing */
 #define SLOW_RATIO 3u      /* a healthy reader on a busy machine may fall to half of its share for a while */
+
+#define COMPARE_AFTER 16u   /* chunks that the first reader has */
+#define COMPARE_CHUNKS 128u /* that it takes meanwhile: time enough for a second one that is slow to take STRETCHES stretches */
+#define COMPARE_MIN 2048u   /* chunks of an object for which it pays */
 
 void fanout_init(struct fanout *fanout, uint64_t bytes, uint64_t chunk_bytes)
 {
@@ -72,7 +81,7 @@ static void enter(struct fanout_place *place, struct fanout_place *source)
 
 void fanout_join(struct fanout *fanout, struct fanout_place *place, bool slow)
 {
-    *place = (struct fanout_place){.fanout = fanout, .slow = slow};
+    *place = (struct fanout_place){.fanout = fanout, .pace = slow ? FANOUT_SLOW : FANOUT_FAIR};
     list_init(&place->by_source);
     list_init(&place->readers);
     list_append(&fanout->places, &place->link);
@@ -88,6 +97,8 @@ static void release_readers(struct fanout_place *place)
 void fanout_leave(struct fanout_place *place)
 {
     release_readers(place);
+    if (place->fanout->compared == place)
+        place->fanout->compared = NULL;
     list_remove(&place->by_source);
     list_remove(&place->link);
     place->source = NULL;
@@ -119,7 +130,7 @@ static uint64_t load(const struct list *readers, const struct fanout *fanout, co
     list_for_each (node, readers) {
         const struct fanout_place *place = container_of(node, struct fanout_place, by_source);
         if (place != except && !place->left)
-            bytes += place->slow ? fanout->bytes / SLOW_SHARE : fanout->bytes;
+            bytes += place->pace != FANOUT_FAIR ? fanout->bytes / SLOW_SHARE : fanout->bytes;
     }
     return bytes;
 }
@@ -140,11 +151,17 @@ struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read 
     uint64_t least = load(&fanout->direct, fanout, reader);
     struct fanout_place *best = NULL;
 
+    if (reader->compare) {
+        reader->compare = false;
+        enter(reader, NULL);
+        return NULL;
+    }
     walk(reader, mark_below);
     list_for_each (node, &fanout->places) {
         struct fanout_place *other = container_of(node, struct fanout_place, link);
         uint64_t cost;
-        if (other->below || other->left || (other->slow && !reader->slow) || (!other->whole && !receives(other)))
+        if (other->below || other == reader->avoids || other->left ||
+            (other->pace != FANOUT_FAIR && reader->pace != FANOUT_SLOW) || (!other->whole && !receives(other)))
             continue;
         cost = load(&other->readers, fanout, reader);
         if (!other->whole)
@@ -164,39 +181,80 @@ void fanout_left(struct fanout_place *source)
     source->left = !source->whole;
 }
 
-void fanout_slow(struct fanout_place *place, void (*ask_again)(struct fanout_place *place, void *arg), void *arg)
+void fanout_demote(struct fanout_place *place, enum fanout_verdict pace,
+                   void (*ask_again)(struct fanout_place *place, void *arg), void *arg)
 {
-    place->slow = true;
+    bool was_fair = place->pace == FANOUT_FAIR;
+
+    place->pace = pace > place->pace ? pace : place->pace;
+    place->avoids = place->source;
+    if (!was_fair)
+        return;
+    if (!place->source)
+        place->fanout->compared = NULL; /* The other one of the two stays at the owner. */
     list_for_each_safe (node, &place->readers) {
         struct fanout_place *reader = container_of(node, struct fanout_place, by_source);
-        if (!reader->slow)
+        if (reader->pace != FANOUT_SLOW)
             ask_again(reader, arg);
     }
-    if (receives(place))
+    if (receives(place) &&
+        place->source) /* Leaving the owner's node gains nothing, and sends to a slow node take long to end. */
         ask_again(place, arg);
+}
+
+void fanout_compare(struct fanout_place *first, uint64_t sent, void (*ask_again)(struct fanout_place *place, void *arg),
+                    void *arg)
+{
+    struct fanout *fanout = first->fanout;
+    struct fanout_place *second = fanout->compared;
+
+    if (first->source || first->whole || first == second || fanout->bytes < COMPARE_MIN * fanout->chunk_bytes)
+        return;
+    if (fanout->compare_until == 0 && sent >= COMPARE_AFTER * fanout->chunk_bytes && !list_empty(&first->readers)) {
+        second = container_of(list_first(&first->readers), struct fanout_place, by_source);
+        second->compare = true;
+        fanout->compared = second;
+        fanout->compare_until = sent + COMPARE_CHUNKS * fanout->chunk_bytes;
+        ask_again(second, arg);
+    } else if (second && sent >= fanout->compare_until) {
+        fanout->compared = NULL;
+        ask_again(second, arg);
+    }
 }
 
 /* ---- pace ---- */
 
-bool fanout_pace_is_slow(struct fanout_pace *pace, uint64_t now_ns, uint64_t have, uint64_t sent, uint64_t usual,
-                         unsigned readers, uint64_t chunk_bytes)
+/* Whether the reader took less than a third of its share since the window began, in which `could` bytes were to be had. */
+static bool is_slow_in(const struct fanout_window *window, uint64_t sent, uint64_t could, unsigned readers)
 {
-    uint64_t took_ns, could;
+    return (sent - window->sent) * SLOW_RATIO * (readers > 0 ? readers : 1) < could;
+}
 
-    if (pace->told)
-        return false;
-    if (have < sent + BACKLOG_CHUNKS * chunk_bytes || pace->since_ns == 0) { /* The reader keeps up: it waits for the source. */
-        *pace = (struct fanout_pace){.since_ns = now_ns, .had = have, .sent = sent};
-        return false;
+enum fanout_verdict fanout_pace(struct fanout_pace *pace, uint64_t now_ns, uint64_t have, uint64_t sent, uint64_t usual,
+                                unsigned readers, uint64_t chunk_bytes)
+{
+    struct fanout_window now = {.since_ns = now_ns, .had = have, .sent = sent}, *stretch = &pace->stretch,
+                         *window = &pace->window;
+    uint64_t could;
+
+    if (have < sent + BACKLOG_CHUNKS * chunk_bytes || window->since_ns == 0) { /* The reader waits for the source. */
+        *stretch = *window = now;
+        pace->n_slow = 0;
+        return FANOUT_FAIR;
     }
-    took_ns = now_ns - pace->since_ns;
-    could = usual > 0 ? (uint64_t)((double)usual * (double)took_ns / 1e9) : have - pace->had;
-    if (took_ns < WINDOW_NS || could < WINDOW_CHUNKS * chunk_bytes)
-        return false;
-    if ((sent - pace->sent) * SLOW_RATIO * (readers > 0 ? readers : 1) < could) {
-        pace->told = true;
-        return true;
+    if (pace->told == FANOUT_FAIR && sent - stretch->sent >= STRETCH_CHUNKS * chunk_bytes &&
+        now_ns - stretch->since_ns >= STRETCH_NS) {
+        could = usual > 0 ? (uint64_t)((double)usual * (double)(now_ns - stretch->since_ns) / 1e9) : have - stretch->had;
+        pace->n_slow = is_slow_in(stretch, sent, could, readers) ? pace->n_slow + 1 : 0;
+        *stretch = now;
+        if (pace->n_slow == STRETCHES)
+            return pace->told = FANOUT_LAGS;
     }
-    *pace = (struct fanout_pace){.since_ns = now_ns, .had = have, .sent = sent};
-    return false;
+    could = usual > 0 ? (uint64_t)((double)usual * (double)(now_ns - window->since_ns) / 1e9) : have - window->had;
+    if (pace->told == FANOUT_SLOW || now_ns - window->since_ns < WINDOW_NS || could < WINDOW_CHUNKS * chunk_bytes)
+        return FANOUT_FAIR;
+    if (is_slow_in(window, sent, could, readers))
+        return pace->told = FANOUT_SLOW;
+    *window = now;
+    return FANOUT_FAIR;
 }

@@ -12,14 +12,23 @@
  *
  *   - A new reader gets the source with the least cost: the bytes that the source sends to others already, and one chunk for
  *     each node between it and the owner.
- *   - A slow node is a leaf: only slow nodes read from it. Readers that it has are to ask again, and so is the node itself.
- *     Its source finds out (fanout_pace), because only the source knows that it had bytes which the reader did not take. A
- *     node behind a slow one takes bytes slowly too, but is not to blame.
+ *   - A slow node is a leaf. Its source finds out (fanout_pace), because only the source knows that it had bytes which the
+ *     reader did not take: a node behind a slow one takes bytes slowly too, but is not to blame. The reader is judged twice:
+ *       LAGS   it took several chunks in succession at less than a third of the rate at which it could have had them. Nobody
+ *              reads from it any more: its readers ask again, and so does the node itself if its source is not the owner's
+ *              node, because that source may be the one to blame. This comes after about 8 chunks of a slow node, and
+ *              costs a node that was not slow little.
+ *       SLOW   the same for half a second. It counts for later objects, too (FANOUT_SLOW_NS), and other slow nodes may
+ *              read from it.
+ *     A node whose processors are shared stands still for a while, but takes chunks quickly in between: it does not lag.
+ *   - The owner has all bytes, so it knows at what rate a reader could have had them only from earlier sends, or from another
+ *     reader. If it does not know, it has a second one read from it for a while (fanout_compare).
  *   - A reader whose source died, froze or became slow asks again and says how many bytes it has. It gets a source
  *     anew, never one that reads from it, and goes on from there. The readers behind it notice nothing.
  *
- * So the death of a node costs its reader at most the time until the reader notices, and the slowness of a node costs its
- * readers the time until its source notices. Either happens once, because such a node is no source again (FANOUT_SLOW_NS). */
+ * So a node costs another one at most: its death the time until its reader notices it, its slowness the time until its
+ * source notices it, and both only once, because a node that was left is no source again. Slow nodes in one chain are found
+ * one after the other: the next one shows when it could have bytes quickly. */
 #ifndef DAEMON_FANOUT_H
 #define DAEMON_FANOUT_H
 
@@ -36,11 +45,15 @@
 #define FANOUT_CHUNKS 8192u
 #define FANOUT_CHUNK_MIN (UINT64_C(256) << 10)
 
+enum fanout_verdict { FANOUT_FAIR, FANOUT_LAGS, FANOUT_SLOW };
+
 struct fanout { /* of one object */
     uint64_t bytes;
-    struct list places;   /* struct fanout_place.link, in order of arrival */
-    struct list direct;   /* struct fanout_place.by_source: places that read from the owner's node */
-    uint64_t chunk_bytes; /* of the pipeline */
+    struct list places;            /* struct fanout_place.link, in order of arrival */
+    struct list direct;            /* struct fanout_place.by_source: places that read from the owner's node */
+    uint64_t chunk_bytes;          /* of the pipeline */
+    struct fanout_place *compared; /* it reads from the owner only to be compared with the first reader; NULL: none */
+    uint64_t compare_until;        /* bytes that the first reader has then; 0: nobody has been compared */
 };
 
 struct fanout_place {            /* of one reader */
@@ -51,10 +64,12 @@ struct fanout_place {            /* of one reader */
     struct list readers;         /* struct fanout_place.by_source */
     unsigned depth;              /* nodes between this one and the owner's */
     bool whole;                  /* it has all bytes */
-    bool slow;                   /* only slow readers may read from it */
+    enum fanout_verdict pace;    /* not FAIR: a leaf; only readers that are SLOW may read from it */
     bool left;                   /* a reader has left it because it stood still: nobody reads from it until it is whole */
     bool spares_owner;           /* it has come back: the owner has sent those bytes before, and another node is as good */
-    bool below;                  /* used during one call */
+    const struct fanout_place *avoids; /* the source where it lagged, as that may be the one to blame; only compared */
+    bool compare;                      /* its next source is the owner's node, to be compared */
+    bool below;                        /* used during one call */
 };
 
 /* Whether the reader can read from the source now: their links and transports. */
@@ -80,20 +95,31 @@ struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read 
 /* The reader has left its source, because the source stood still or ended. The source is no source until it is whole. */
 void fanout_left(struct fanout_place *source);
 
-/* The node of this place is slow, as its source says. Calls `ask_again` for each place that must have another source now. */
-void fanout_slow(struct fanout_place *place, void (*ask_again)(struct fanout_place *place, void *arg), void *arg);
+/* The owner's node, which does not know yet what a reader could take from it, has sent so many bytes to this one. Has one of
+ * its readers read from the owner for a while, so that fanout_pace can judge them both. */
+void fanout_compare(struct fanout_place *first, uint64_t sent, void (*ask_again)(struct fanout_place *place, void *arg),
+                    void *arg);
+
+/* The node of this place lags or is slow, as its source says. Calls `ask_again` for each place that must have another source
+ * now. */
+void fanout_demote(struct fanout_place *place, enum fanout_verdict pace,
+                   void (*ask_again)(struct fanout_place *place, void *arg), void *arg);
 
 /* ---- how a source finds out that a reader is slow ---- */
 
 struct fanout_pace { /* all zero at the beginning of a pull */
-    uint64_t since_ns, had, sent;
-    bool told; /* the reader was found to be slow */
+    struct fanout_window {
+        uint64_t since_ns, had, sent;
+    } stretch, window; /* of a few chunks, and of some time */
+    unsigned n_slow;   /* stretches in succession in which the reader was slow */
+    enum fanout_verdict told;
 };
 
 /* The source has `have` bytes of the stream and has sent `sent` of them. `usual` is what a reader could take, in bytes for
  * each second; 0: as fast as bytes come to the source. `readers` is the number of readers that share the source. Returns
- * true once, when the reader has taken less than a third of its share over a window of time in which it lacked nothing. */
-bool fanout_pace_is_slow(struct fanout_pace *pace, uint64_t now_ns, uint64_t have, uint64_t sent, uint64_t usual,
-                         unsigned readers, uint64_t chunk_bytes);
+ * LAGS and SLOW once each, when the reader has taken less than a third of its share in a short and in a long time in which
+ * it lacked nothing. A healthy node on a busy machine may lag for a moment. */
+enum fanout_verdict fanout_pace(struct fanout_pace *pace, uint64_t now_ns, uint64_t have, uint64_t sent, uint64_t usual,
+                                unsigned readers, uint64_t chunk_bytes);
 
 #endif

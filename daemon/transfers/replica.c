@@ -308,7 +308,9 @@ static void tell_waiters(struct replica *replica)
 void replica_whole(struct replica *replica)
 {
     struct replicas *replicas = replica->replicas;
+    uint64_t took_ns = uv_hrtime() - replica->filling->record.began_ns;
 
+    replica->rate = (uint64_t)((double)replica->bytes * 1e9 / (double)(took_ns > 0 ? took_ns : 1));
     replica->refs++;
     replica->filling = NULL;
     replica->plan = NULL;
@@ -383,13 +385,14 @@ static void on_beat(struct deadline *deadline)
     (void)deadline_set(replica->replicas->transfers->deadlines, &replica->beat, BEAT_NS);
 }
 
-void replica_reader_is_slow(const struct replica *replica, const struct peer_session *reader)
+void replica_reader_is_slow(const struct replica *replica, const struct peer_session *reader, enum fanout_verdict verdict)
 {
     Rdt__Pb__Replicas message = RDT__PB__REPLICAS__INIT;
     Rdt__Pb__SlowReader slow = RDT__PB__SLOW_READER__INIT, *list = &slow;
 
     slow.generation = replica->ref.generation;
     slow.node = (ProtobufCBinaryData){sizeof reader->peer->uuid, (uint8_t *)reader->peer->uuid};
+    slow.lags = verdict == FANOUT_LAGS;
     message.slow = &list;
     message.n_slow = 1;
     (void)peer_session_send(replica->origin, RDT_PEER_REPLICAS, &message.base, NULL);

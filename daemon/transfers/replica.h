@@ -31,6 +31,7 @@
 #include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/objects/object.h"
+#include "daemon/transfers/fanout.h"
 #include "daemon/transports/chunk.h"
 #include "rdt_peer.pb-c.h"
 
@@ -81,6 +82,7 @@ struct replica {
     struct account *account;     /* of the object's owner: a reference */
     Rdt__Pb__Visibility visibility;
     uint64_t bytes;
+    uint64_t rate;                 /* at which they came, in bytes for each second; 0: not whole yet */
     struct object *object;         /* with a hold */
     bool placed;                   /* memory was allocated */
     struct transfer *filling;      /* the transfer that fills it; NULL: it is complete, or has failed */
@@ -140,8 +142,8 @@ bool replica_in_demand(const struct replica *replica);
 void replica_serve(struct replicas *replicas, struct serve *out);
 void replica_unserve(struct serve *out); /* the pull ends */
 
-/* A node that pulls the replica is slow: tells the owner's node. */
-void replica_reader_is_slow(const struct replica *replica, const struct peer_session *reader);
+/* A node that pulls the replica lags or is slow: tells the owner's node. */
+void replica_reader_is_slow(const struct replica *replica, const struct peer_session *reader, enum fanout_verdict verdict);
 
 /* Whether these bytes of the packed stream have arrived. */
 bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes);

@@ -174,21 +174,44 @@ static void ask_again(struct fanout_place *place, void *arg)
     (void)peer_session_send(entry->session, RDT_PEER_REPLICAS, &message.base, NULL);
 }
 
-void replica_directory_reader_is_slow(struct replica_directory *directory, uint64_t generation, struct peer_session *reader,
-                                      const struct peer_session *source)
+static void demote(struct replica_entry *entry, enum fanout_verdict verdict)
+{
+    struct peer_session *reader = entry->session;
+
+    if (verdict == FANOUT_SLOW && entry->place.pace != FANOUT_SLOW) {
+        log_info("node %s takes bytes slowly: for %u s only slow nodes read from it", reader->peer->name,
+                 (unsigned)(FANOUT_SLOW_NS / 1000000000));
+        entry->replicated->directory->slow++;
+        reader->slow_until_ns = uv_hrtime() + FANOUT_SLOW_NS;
+    } else if (verdict == FANOUT_LAGS) {
+        log_debug("obj %016llx: node %s lags, so no other node reads from it",
+                  (unsigned long long)entry->replicated->generation, reader->peer->name);
+    }
+    fanout_demote(&entry->place, verdict, ask_again, NULL);
+}
+
+/* The entry of a node that receives from the source (NULL: this node); NULL: it has another source, or is done. */
+static struct replica_entry *find_reader(struct replica_directory *directory, uint64_t generation,
+                                         const struct peer_session *reader, const struct peer_session *source)
 {
     struct replicated_object *replicated = map_get_u64(&directory->by_generation, generation);
     struct replica_entry *entry = replicated ? find(replicated, reader) : NULL;
     const struct fanout_place *from = entry ? entry->place.source : NULL;
 
-    if (!entry || entry->place.whole || entry->place.slow ||
-        (from ? container_of(from, struct replica_entry, place)->session : NULL) != source)
-        return; /* It has found another source meanwhile, or the report is not its source's. */
-    log_info("node %s takes bytes slowly: for %u s only slow nodes read from it", reader->peer->name,
-             (unsigned)(FANOUT_SLOW_NS / 1000000000));
-    directory->slow++;
-    reader->slow_until_ns = uv_hrtime() + FANOUT_SLOW_NS;
-    fanout_slow(&entry->place, ask_again, NULL);
+    if (!entry || entry->place.whole || (from ? container_of(from, struct replica_entry, place)->session : NULL) != source)
+        return NULL;
+    return entry;
+}
+
+void replica_directory_reader_took(struct replica_directory *directory, uint64_t generation, struct peer_session *reader,
+                                   uint64_t sent, enum fanout_verdict verdict)
+{
+    struct replica_entry *entry = find_reader(directory, generation, reader, NULL);
+
+    if (entry && verdict != FANOUT_FAIR)
+        demote(entry, verdict);
+    else if (entry)
+        fanout_compare(&entry->place, sent, ask_again, NULL);
 }
 
 static void send_copies(struct peer_session *session, uint64_t *valid, size_t n_valid, uint64_t *invalid, size_t n_invalid)
@@ -244,8 +267,9 @@ void replica_directory_on_message(struct replica_directory *directory, struct pe
     }
     for (size_t i = 0; i < message->n_slow; i++) {
         struct peer_session *reader = session_of(directory->transfers, &message->slow[i]->node);
-        if (reader)
-            replica_directory_reader_is_slow(directory, message->slow[i]->generation, reader, session);
+        struct replica_entry *entry = reader ? find_reader(directory, message->slow[i]->generation, reader, session) : NULL;
+        if (entry)
+            demote(entry, message->slow[i]->lags ? FANOUT_LAGS : FANOUT_SLOW);
     }
     for (size_t i = 0; lists && i < message->n_whole; i++) {
         if (note_whole(directory, session, message->whole[i]))

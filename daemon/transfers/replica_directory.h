@@ -65,7 +65,7 @@ struct replica_directory {
     struct map by_generation; /* struct replicated_object */
     uint64_t redirected;      /* number of pulls that were redirected to a replica */
     uint64_t moved;           /* number of pulls that came back from a replica and were redirected to another one */
-    uint64_t slow;            /* number of reports that a reader is slow */
+    uint64_t slow;            /* number of nodes that were found to be slow */
 };
 
 void replica_directory_init(struct replica_directory *directory, struct transfers *transfers);
@@ -82,9 +82,9 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry, const u
 /* The number of nodes between this entry's node and this one. */
 unsigned replica_entry_depth(const struct replica_entry *entry);
 
-/* The node that serves the object to this reader (NULL: this one) has found that the reader is slow. */
-void replica_directory_reader_is_slow(struct replica_directory *directory, uint64_t generation, struct peer_session *reader,
-                                      const struct peer_session *source);
+/* This node serves the object to the reader, has sent so many bytes of it, and has found how fast the reader takes them. */
+void replica_directory_reader_took(struct replica_directory *directory, uint64_t generation, struct peer_session *reader,
+                                   uint64_t sent, enum fanout_verdict verdict);
 
 /* Notes that the entry's node receives from this one. */
 void replica_entry_serve_here(struct replica_entry *entry);

@@ -2,8 +2,8 @@
 /* A simulation of fan-out: simulated nodes read one version from one simulated owner, and the daemon's own code
  * (daemon/transfers/fanout.h) decides who reads from whom and who is slow. No daemon runs, and no byte moves.
  *
- *     fanout [-n NODES] [-k OBJECTS] [-s BYTES] [-b BYTES_PER_SECOND] [-l LOSS] [-w SLOW] [-r]
- *            [-d DEATHS] [-z FROZEN] [-a LATE] [-x SEED]
+ *     fanout [-n NODES] [-k OBJECTS] [-s BYTES] [-b BYTES_PER_SECOND] [-l LOSS] [-w SLOW] [-r] [-d DEATHS] [-z FROZEN]
+ *            [-a LATE] [-c BUSY] [-x SEED]
  *
  * Time passes in steps of half a chunk. In each step a node shares its upward bandwidth among the nodes that it sends to, and
  * its downward bandwidth among those that send to it; a reader that cannot take its share leaves it to the others. A node
@@ -13,6 +13,7 @@
  *   SLOW    one of SLOW nodes has a tenth of the bandwidth, both ways; with -r the owner knows them from an earlier version
  *   DEATHS  so many nodes die in the middle; their readers notice after KILL_NS
  *   FROZEN  so many nodes freeze in the middle; their readers notice after FREEZE_NS
+ *   BUSY    one of BUSY nodes shares its processors: it stands still for a fifth of the time, BUSY_NS at a time on average
  *   LATE    one of LATE nodes comes late, up to half of the time that one reader needs
  *
  * Prints one line: time of the last healthy node over size / bandwidth; the same of the middle one; bytes that the owner sent
@@ -29,7 +30,8 @@
 #define LOSS_NS 5000000.0
 #define KILL_NS 5000000.0
 #define FREEZE_NS 1000000000.0
-#define REVIEW_NS 20000000.0 /* how often a source looks at its readers' pace */
+#define BUSY_NS 10000000.0
+#define REVIEW_NS 1000000.0
 #define PENDING 8
 
 struct flow { /* one object on its way to one node */
@@ -40,18 +42,21 @@ struct flow { /* one object on its way to one node */
     double wasted;              /* received twice */
     double asks_at;             /* 0: it does not ask */
     double stalled_until;
+    double began; /* at its source */
     struct {
         double at, bytes;
     } pending[PENDING]; /* chunks that become visible */
     unsigned first, n;
     struct fanout_pace pace;
     bool done;
+    double done_at;
     struct flow *chosen; /* scratch: whether this flow's connection carries it in this step */
 };
 
 struct node {
     double up, down, comes_at, ends_at, done_at; /* ends_at: dies or freezes; 0: does not */
-    bool slow, known_slow, frozen, dead, come;
+    double turns_at;                             /* busy: its processors go to others, or come back */
+    bool slow, known_slow, busy, away, frozen, dead, come;
     unsigned turn, n_in, n_out;
     double left; /* scratch: upward bandwidth that no reader has taken */
     unsigned n_open;
@@ -59,7 +64,7 @@ struct node {
     struct flow *flows;
 };
 
-static unsigned n_nodes = 8, n_objects = 1, n_slow_of, n_deaths, n_frozen, n_late_of, seed = 1, loss_of;
+static unsigned n_nodes = 8, n_objects = 1, n_slow_of, n_deaths, n_frozen, n_late_of, n_busy_of, seed = 1, loss_of;
 static double size = 4294967296.0, bandwidth = 1.25e9;
 static bool remembered;
 
@@ -67,8 +72,7 @@ static struct node *nodes; /* [n_nodes + 1]; the last is the owner */
 static struct node *owner;
 static struct fanout *objects;
 static double chunk, object_bytes, now_ns, step_ns;
-static unsigned asked_again, found_slow;
-static double fastest; /* what the owner has seen a reader take, bytes for each second */
+static unsigned asked_again, found_slow, lagged;
 
 static double chance(void)
 {
@@ -112,6 +116,7 @@ static void choose(struct flow *flow)
     source = fanout_choose(&flow->place, can_read, NULL);
     flow->source = source ? flow_of(source)->node : owner;
     flow->pace = (struct fanout_pace){0};
+    flow->began = now_ns;
 }
 
 static double has(const struct flow *flow) /* what the flow's source could send */
@@ -156,6 +161,7 @@ static void finish(struct flow *flow)
     bool all = true;
 
     flow->done = true;
+    flow->done_at = now_ns;
     flow->source = NULL;
     fanout_set_whole(&flow->place);
     for (unsigned k = 0; k < n_objects; k++)
@@ -164,21 +170,58 @@ static void finish(struct flow *flow)
         flow->node->done_at = now_ns;
 }
 
+/* The readers of the flow's object that share its source, without those that the source has found to take little. */
+static unsigned n_readers(const struct flow *flow)
+{
+    const struct list *readers =
+        flow->source == owner ? &objects[flow->object].direct : &flow->source->flows[flow->object].place.readers;
+    unsigned n = 0;
+
+    list_for_each (node, readers)
+        n += flow_of(container_of(node, struct fanout_place, by_source))->pace.told == FANOUT_FAIR;
+    return n;
+}
+
+/* What the flow could take from its source, as that knows from an earlier version, from how the bytes came, or from its other
+ * reader; 0: as much as comes there. */
+static uint64_t usual(const struct flow *flow)
+{
+    double rate = remembered ? bandwidth / n_objects : 0;
+
+    if (flow->source != owner) {
+        const struct flow *there = &flow->source->flows[flow->object];
+        return there->done ? (uint64_t)(object_bytes / (there->done_at - there->node->comes_at) * 1e9) : 0;
+    }
+    list_for_each (node, &objects[flow->object].direct) {
+        const struct flow *other = flow_of(container_of(node, struct fanout_place, by_source));
+        if (other != flow && other->source == owner && now_ns > other->began &&
+            other->bytes / (now_ns - other->began) * 1e9 > rate)
+            rate = other->bytes / (now_ns - other->began) * 1e9;
+    }
+    return (uint64_t)rate;
+}
+
 static void review(void)
 {
     for (unsigned i = 0; i < n_nodes; i++)
         for (unsigned k = 0; k < n_objects && nodes[i].come; k++) {
             struct flow *flow = &nodes[i].flows[k];
+            enum fanout_verdict verdict;
             if (!flow->source || flow->source->dead || nodes[i].dead)
                 continue;
-            if (!fanout_pace_is_slow(&flow->pace, (uint64_t)now_ns, (uint64_t)has(flow), (uint64_t)flow->bytes,
-                                     flow->source == owner ? (uint64_t)(fastest / n_objects) : 0, 1, (uint64_t)chunk))
+            verdict = fanout_pace(&flow->pace, (uint64_t)now_ns, (uint64_t)has(flow), (uint64_t)flow->bytes, usual(flow),
+                                  n_readers(flow), (uint64_t)chunk);
+            if (flow->source == owner && !remembered && !flow->done)
+                fanout_compare(&flow->place, (uint64_t)flow->bytes, on_ask_again, NULL);
+            if (verdict == FANOUT_FAIR)
                 continue;
-            found_slow++;
-            nodes[i].known_slow = true;
+            found_slow += verdict == FANOUT_SLOW;
+            lagged += verdict == FANOUT_LAGS;
+            if (verdict == FANOUT_SLOW)
+                nodes[i].known_slow = true;
             for (unsigned j = 0; j < n_objects; j++)
-                if (!nodes[i].flows[j].place.slow && !nodes[i].flows[j].done)
-                    fanout_slow(&nodes[i].flows[j].place, on_ask_again, NULL);
+                if (!nodes[i].flows[j].done)
+                    fanout_demote(&nodes[i].flows[j].place, verdict, on_ask_again, NULL);
         }
 }
 
@@ -186,8 +229,8 @@ static void review(void)
 
 static bool can_move(const struct flow *flow)
 {
-    return flow->source && !flow->done && !flow->source->dead && !flow->node->dead && flow->stalled_until <= now_ns &&
-           flow->bytes < has(flow);
+    return flow->source && !flow->done && !flow->source->dead && !flow->node->dead && !flow->source->away &&
+           !flow->node->away && flow->stalled_until <= now_ns && flow->bytes < has(flow);
 }
 
 /* Each connection carries one chunk at a time, of its objects in turn. */
@@ -272,8 +315,6 @@ static void move(void)
     {
         struct node *source = flow->source;
         double rate = source->left / (source->n_open ? source->n_open : 1);
-        if (source == owner && rate > fastest && chance() < 0.001)
-            fastest = rate;
         flow->chosen = NULL;
         arrive(flow, (wants(flow) < rate ? wants(flow) : rate) * step_ns / 1e9);
     }
@@ -298,6 +339,10 @@ static void simulate(void)
                 come(&nodes[i]);
             if (nodes[i].come && !nodes[i].dead && nodes[i].ends_at > 0 && nodes[i].ends_at <= now_ns)
                 end(&nodes[i]);
+            if (nodes[i].busy && nodes[i].turns_at <= now_ns) {
+                nodes[i].away = !nodes[i].away;
+                nodes[i].turns_at = now_ns + chance() * 2 * BUSY_NS * (nodes[i].away ? 1 : 4);
+            }
         }
         each_flow(flow) if (flow->asks_at > 0 && flow->asks_at <= now_ns && !flow->node->dead) choose(flow);
         move();
@@ -334,8 +379,8 @@ static void report(void)
     }
     qsort(took, n, sizeof *took, compare);
     printf("simulated nodes=%u objects=%u last=%.2f middle=%.2f owner_sent=%.2f node_received=%.3f asked_again=%u "
-           "found_slow=%u unfinished=%u\n",
-           n_nodes, n_objects, n ? took[n - 1] : 0, n ? took[n / 2] : 0, owner->sent / size, most / size, asked_again,
+           "lagged=%u found_slow=%u unfinished=%u\n",
+           n_nodes, n_objects, n ? took[n - 1] : 0, n ? took[n / 2] : 0, owner->sent / size, most / size, asked_again, lagged,
            found_slow, unfinished);
     free(took);
 }
@@ -380,14 +425,15 @@ static void set_up(void)
     for (unsigned i = 0; n_late_of && i < n_nodes; i++)
         if (chance() * n_late_of < 1)
             nodes[i].comes_at = chance() * 0.5 * size / bandwidth * 1e9;
-    fastest = remembered ? bandwidth : 0;
+    for (unsigned i = 0; n_busy_of && i < n_nodes; i++)
+        nodes[i].busy = chance() * n_busy_of < 1;
 }
 
 int main(int argc, char **argv)
 {
     int option;
 
-    while ((option = getopt(argc, argv, "n:k:s:b:l:w:rd:z:a:x:")) != -1) {
+    while ((option = getopt(argc, argv, "n:k:s:b:l:w:rd:z:a:c:x:")) != -1) {
         double number = optarg ? strtod(optarg, NULL) : 0;
         switch (option) {
         case 'n':
@@ -419,6 +465,9 @@ int main(int argc, char **argv)
             break;
         case 'a':
             n_late_of = (unsigned)number;
+            break;
+        case 'c':
+            n_busy_of = (unsigned)number;
             break;
         case 'x':
             seed = (unsigned)number;

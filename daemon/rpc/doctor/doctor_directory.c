@@ -40,7 +40,7 @@ void doctor_etcd(struct doctor *doctor)
     const struct directory_provider *provider = &directory->providers[DIRECTORY_ETCD];
 
     if (!provider->active)
-        doctor_find(doctor, FINDING_SKIP, "", "etcd_endpoints is not set, so etcd is not used.");
+        doctor_find(doctor, FINDING_OK, "", "etcd_endpoints is not set, so etcd is not used.");
     else if (!etcd->up)
         doctor_find(doctor, FINDING_WARN, "Mend what the sentence names; the daemon then goes on by itself.",
                     "This node is not registered in etcd now: %s.",

@@ -4,6 +4,7 @@
  *   serve_pull.c      the messages of the reader and the events of its node
  *   serve_answer.c    the answer
  *   serve_send.c      preparing memory, and sending the chunks
+ *   serve_pace.c      whether the reader is slow
  *   serve.c           the life of a serve: creation, states, failure, end
  *
  *   PARKED --put, published--> OFFERED --PULL_START--> PREPARE --memory is ready--> SENDING --last chunk--> ENDED
@@ -126,6 +127,11 @@ void serve_go_on(struct serve *out);
 void serve_send_in_order(struct serve *out); /* TICKET: both ends have their tickets: sends */
 void serve_pump(struct peer_transport *pt);  /* posts chunks of all serves on the connection in rotation */
 void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *start);
+
+/* ---- how fast the reader takes bytes (serve_pace.c) ---- */
+
+/* SENDING: a chunk has ended, or more bytes have come. */
+void serve_watch_pace(struct serve *out);
 
 /* ---- the answer (serve_answer.c) ---- */
 

@@ -293,32 +293,6 @@ static void op_free(struct chunk_op *op)
 static void send_in_order(struct serve *out);
 static void send_more(struct serve *out);
 
-/* Tells the owner's node, or this one, if the reader takes bytes more slowly than it could have them. */
-static void watch_pace(struct serve *out)
-{
-    struct transfers *transfers = out->transfers;
-    struct replica *replica = out->replica;
-    uint64_t have = out->stream_bytes, usual = 0, chunk_bytes = out->plan->chunks[0].bytes;
-    unsigned readers = 0;
-
-    if (!out->object->snapshot || out->ordered || out->staged || out->pace.told)
-        return;
-    if (replica && replica->filling)
-        have = replica->filling->record.bytes_done;
-    else
-        usual = transfers->usual_rate;
-    if (usual == 0 && (!replica || !replica->filling))
-        return; /* Nothing says how fast it could be. */
-    list_for_each (node, replica ? &replica->pulls : &transfers->serves)
-        readers++;
-    if (!fanout_pace_is_slow(&out->pace, uv_hrtime(), have, out->record.bytes_done, usual, readers, chunk_bytes))
-        return;
-    if (replica)
-        replica_reader_is_slow(replica, out->session);
-    else
-        replica_directory_reader_is_slow(&transfers->directory, out->object->generation, out->session, NULL);
-}
-
 static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char *msg)
 {
     struct serve *out = op->out;
@@ -352,7 +326,7 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
         } else if (out->staged) {
             send_more(out); /* The slot is free again. */
         } else {
-            watch_pace(out);
+            serve_watch_pace(out);
         }
     }
     serve_pump(pt);
@@ -559,7 +533,7 @@ void serve_go_on(struct serve *out)
         return;
     }
     if (out->sm.state == SERVE_SENDING && out->plan && !out->one_sided)
-        watch_pace(out);
+        serve_watch_pace(out);
     send_more(out);
 }
 
