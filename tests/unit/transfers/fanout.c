@@ -88,7 +88,7 @@ Test(fanout_decides, reader_of_an_ended_node_never_reads_from_those_behind_it)
 Test(fanout_decides, slow_node_becomes_a_leaf)
 {
     begin(4);
-    fanout_slow(&places[1], on_ask_again, NULL);
+    fanout_demote(&places[1], FANOUT_SLOW, on_ask_again, NULL);
     cr_assert_eq(n_asked, 2);
     cr_assert(asked[0] == &places[2] && asked[1] == &places[1]);
     cr_assert_eq(fanout_choose(&places[2], can_read, NULL), &places[0]);
@@ -140,7 +140,7 @@ static bool slow(uint64_t in, uint64_t out, uint64_t usual, unsigned readers)
     for (unsigned i = 1; i <= 60; i++) {
         have += in * MIB;
         sent += out * MIB;
-        if (fanout_pace_is_slow(&pace, i * UINT64_C(50000000), have, sent < have ? sent : have, usual, readers, MIB))
+        if (fanout_pace(&pace, i * UINT64_C(50000000), have, sent < have ? sent : have, usual, readers, MIB) == FANOUT_SLOW)
             return true;
     }
     return false;
@@ -160,9 +160,13 @@ Test(fanout_decides, reader_that_takes_a_tenth_is_slow)
 Test(fanout_decides, slow_reader_is_reported_once)
 {
     struct fanout_pace pace = {0};
-    unsigned times = 0;
+    unsigned times[3] = {0};
 
-    for (unsigned i = 1; i <= 100; i++)
-        times += fanout_pace_is_slow(&pace, i * UINT64_C(50000000), i * 10 * MIB, i * MIB, 0, 1, MIB);
-    cr_assert_eq(times, 1);
+    for (unsigned i = 1; i <= 100; i++) {
+        enum fanout_verdict verdict = fanout_pace(&pace, i * UINT64_C(50000000), i * 10 * MIB, i * MIB, 0, 1, MIB);
+        times[verdict]++;
+        cr_assert(verdict != FANOUT_SLOW || times[FANOUT_LAGS] == 1, "it lags first");
+    }
+    cr_assert_eq(times[FANOUT_LAGS], 1);
+    cr_assert_eq(times[FANOUT_SLOW], 1);
 }
