@@ -9,8 +9,7 @@
 #include "daemon/objects/client.h"
 #include "daemon/objects/names_impl.h"
 
-#define REMEMBERED_MAX 4096u /* unpublished names whose versions are remembered one by one */
-struct name_carrier {        /* an object that at least one name holds */
+struct name_carrier { /* an object that at least one name holds */
     uint64_t generation;
     struct list names; /* struct name.by_carrier */
 };
@@ -48,7 +47,8 @@ static void on_expired(struct deadline *deadline)
     end(container_of(deadline, struct name, expiry), NAME_EXPIRED);
 }
 
-enum rdt_status name_new(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
+/* Creates a name that is not published. Errors: LIMIT, NO_MEMORY. */
+static enum rdt_status name_new(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
                          struct name **name_p, struct rdt_error *err)
 {
     uint8_t key[OWNER_KEY_MAX_BYTES];
@@ -80,51 +80,6 @@ enum rdt_status name_new(struct names *names, const struct owner *owner, const u
     }
     *name_p = name;
     return RDT_OK;
-}
-
-static void name_free(struct name *name)
-{
-    list_remove(&name->link);
-    map_remove(&name->names->by_key, name->key, name->key_bytes);
-    account_unref(name->account);
-    free(name);
-}
-
-void name_settle(struct name *name)
-{
-    struct names *names = name->names;
-
-    if (name->published || name->busy || name->n_waiters > 0 || !list_empty(&name->link))
-        return;
-    if (name->version == 0) {
-        name_free(name);
-        return;
-    }
-    list_append(&names->remembered, &name->link);
-    names->n_remembered++;
-    if (names->n_remembered > REMEMBERED_MAX) {
-        struct name *oldest = container_of(list_first(&names->remembered), struct name, link);
-        if (oldest->version > names->forgotten)
-            names->forgotten = oldest->version;
-        names->n_remembered--;
-        name_free(oldest);
-    }
-}
-
-void name_recall(struct name *name)
-{
-    if (name->published || list_empty(&name->link))
-        return;
-    list_remove(&name->link);
-    name->names->n_remembered--;
-}
-
-bool name_visible_to(const struct name *name, const struct owner *requester)
-{
-    if (owner_equal(&name->account->owner, requester) || name->visibility == RDT__PB__VISIBILITY__VISIBILITY_ALL)
-        return true;
-    return name->visibility == RDT__PB__VISIBILITY__VISIBILITY_TENANT &&
-           strcmp(name->account->owner.tenant, requester->tenant) == 0;
 }
 
 /* ---- what a name holds ---- */
@@ -420,6 +375,26 @@ enum rdt_status names_find(struct names *names, const struct rdt_ref *ref, const
         return RDT_AGAIN;
     *object_p = name->object;
     *version_p = name->version;
+    return RDT_OK;
+}
+
+enum rdt_status names_wait(struct names *names, const struct rdt_ref *ref, const struct owner *requester,
+                           struct name_waiter *waiter, struct rdt_error *err)
+{
+    struct owner owner;
+    struct name *name = name_find_ref(names, ref, requester, &owner);
+
+    if (!name) {
+        enum rdt_status status = name_new(names, &owner, (const uint8_t *)ref->id, ref->id_bytes, &name, err);
+        if (status != RDT_OK)
+            return status;
+    }
+    name_recall(name);
+    waiter->name = name;
+    waiter->requester = requester;
+    waiter->after = ref->after;
+    list_append(&name->waiters, &waiter->link);
+    name->n_waiters++;
     return RDT_OK;
 }
 

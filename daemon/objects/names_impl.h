@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of names share: names.c (names and versions), names_wait.c (waiters) and
- * names_explain.c (why a wait was in vain). */
+/* What the files of names share: names.c (names and versions) and names_explain.c (why a wait was in vain), above names_wait.c
+ * (notifying waiters), above names_entry.c (the entries of the table). */
 #ifndef DAEMON_OBJECTS_NAMES_IMPL_H
 #define DAEMON_OBJECTS_NAMES_IMPL_H
 
@@ -13,9 +13,9 @@ struct name *name_find(const struct names *names, const struct owner *owner, con
 struct name *name_find_ref(const struct names *names, const struct rdt_ref *ref, const struct owner *requester,
                            struct owner *owner_p);
 
-/* Creates a name that is not published. Errors: LIMIT, NO_MEMORY. */
-enum rdt_status name_new(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
-                         struct name **name_p, struct rdt_error *err);
+/* ---- names_entry.c ---- */
+
+void name_free(struct name *name); /* It has no waiters, and is not published. */
 
 /* Frees a name that is not published and that nobody waits for, or remembers it for its version. */
 void name_settle(struct name *name);

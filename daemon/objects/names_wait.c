@@ -8,26 +8,6 @@
 /* until the next ones; not 0, because libuv would run such a timer in the same iteration */
 #define NOTIFY_INTERVAL_NS 1000000
 
-enum rdt_status names_wait(struct names *names, const struct rdt_ref *ref, const struct owner *requester,
-                           struct name_waiter *waiter, struct rdt_error *err)
-{
-    struct owner owner;
-    struct name *name = name_find_ref(names, ref, requester, &owner);
-
-    if (!name) {
-        enum rdt_status status = name_new(names, &owner, (const uint8_t *)ref->id, ref->id_bytes, &name, err);
-        if (status != RDT_OK)
-            return status;
-    }
-    name_recall(name);
-    waiter->name = name;
-    waiter->requester = requester;
-    waiter->after = ref->after;
-    list_append(&name->waiters, &waiter->link);
-    name->n_waiters++;
-    return RDT_OK;
-}
-
 void name_waiter_remove(struct name_waiter *waiter)
 {
     struct name *name = waiter->name;
