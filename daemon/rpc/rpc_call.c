@@ -139,7 +139,7 @@ void call_reply_empty(struct call *call)
 static void fail(struct call *call, const struct rdt_error *err, bool unread)
 {
     if (call->retakes)
-        retake_failed(call, err);
+        call->rpc->retake_events->on_failure(call, err);
     if (call->client && call->request_id == 0 && !unread) {
         log_debug("client %llu: request %u, which needs no answer, failed: %s", (unsigned long long)call->client->id,
                   call->type, err->msg);

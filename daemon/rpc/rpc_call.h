@@ -76,6 +76,7 @@ struct rpc { /* what the handlers use; daemon.c fills it */
     struct deadline retake;
     uint64_t retake_until_ns;
     struct log_rare lost_holds;
+    const struct retake_events *retake_events; /* NULL: retakes_start has not run */
     unsigned n_clients;
     unsigned n_waiting, n_resumed; /* sessions of an earlier daemon: their clients have not come back yet; they have */
     struct busy_poll busy_poll;    /* conn.c reports messages to it */
@@ -196,13 +197,15 @@ enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struc
  *      +-----------------------+-----> lost: its client is told (remote_hold_lose); also if the node refuses
  */
 void retakes_start(struct rpc *rpc);
-void retakes_peer_up(struct rpc *rpc, struct peer *peer); /* asks at once, or tells the node that there is nothing to ask for */
 void retakes_clear(struct rpc *rpc);
 
-/* A call that takes a hold again has been answered, or has failed. retake_answered returns false if the client has ended the
- * hold meanwhile. */
-bool retake_answered(struct client *client, uint64_t request_id);
-void retake_failed(struct call *call, const struct rdt_error *err);
+/* What rpc_retake.c wants to know of links, and of the calls by which it takes holds again. */
+struct retake_events {
+    void (*on_peer_up)(struct rpc *rpc,
+                       struct peer *peer); /* asks at once, or tells the node that there is nothing to ask for */
+    bool (*on_answer)(struct call *call);  /* false: the client has ended the hold meanwhile */
+    void (*on_failure)(struct call *call, const struct rdt_error *err);
+};
 
 /* Inside a handler: moves the decoded request to *to, so that it is valid as long as that arena. */
 void call_take_request(struct call *call, struct arena *to);

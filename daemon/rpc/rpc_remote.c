@@ -126,7 +126,8 @@ void calls_peer_up(struct rpc *rpc, struct peer *peer)
     while ((call = map_next(&rpc->forwarded, &cursor)))
         if (call->to == peer && !call->sent)
             send_call(call);
-    retakes_peer_up(rpc, peer);
+    if (rpc->retake_events)
+        rpc->retake_events->on_peer_up(rpc, peer);
 }
 
 void calls_peer_merged(struct rpc *rpc, struct peer *from, struct peer *into)
@@ -185,7 +186,7 @@ static enum rdt_status take_hold(struct call *call, struct peer *peer, const Rdt
     struct client *client = call->client;
     enum rdt_status status;
 
-    if (call->retakes && !retake_answered(client, id)) {
+    if (call->retakes && !call->rpc->retake_events->on_answer(call)) {
         holds_unwanted(&call->rpc->holds, peer, call->forward);
         return rdt_error_set(err, RDT_CANCELLED, "the client has ended its hold meanwhile");
     }

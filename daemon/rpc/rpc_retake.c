@@ -131,10 +131,53 @@ static void on_turn(struct deadline *deadline)
     schedule(rpc, n_asked > 0 ? 0 : PAUSE_NS);
 }
 
+static void on_peer_up(struct rpc *rpc, struct peer *peer)
+{
+    schedule(rpc, 0);
+    if (rpc->recovery->journal && !map_get(&rpc->retaking, peer->uuid, sizeof peer->uuid))
+        holds_settled(&rpc->holds, peer);
+}
+
+static bool on_answer(struct call *call)
+{
+    struct far_record *record = record_of(call->client, call->retakes);
+
+    if (!record)
+        return false;
+    forget(record);
+    remote_hold_find(call->client, call->retakes)->far = NULL;
+    return true;
+}
+
+static bool may_still_succeed(enum rdt_status status)
+{
+    return status == RDT_PEER_LOST || status == RDT_TIMED_OUT || status == RDT_SHUTTING_DOWN || status == RDT_AGAIN ||
+           status == RDT_DISCONNECTED || status == RDT_LIMIT || status == RDT_NO_MEMORY;
+}
+
+static void on_failure(struct call *call, const struct rdt_error *err)
+{
+    struct far_record *record = record_of(call->client, call->retakes);
+    struct rpc *rpc = call->rpc;
+
+    if (!record || call->client->gone)
+        return;
+    if (!may_still_succeed(err->status) || uv_hrtime() >= rpc->retake_until_ns) {
+        lose(rpc, call->client, call->retakes, err);
+        return;
+    }
+    list_append(&rpc->retakes, &record->link);
+    if (rpc->retake.index == 0)
+        schedule(rpc, PAUSE_NS);
+}
+
+static const struct retake_events events = {on_peer_up, on_answer, on_failure};
+
 void retakes_start(struct rpc *rpc)
 {
     struct list *records = &rpc->recovery->far_holds;
 
+    rpc->retake_events = &events;
     rpc->retake.on_passed = on_turn;
     rpc->lost_holds.every_ns = LOST_LINES_NS;
     rpc->retake_until_ns = uv_hrtime() + rpc->options->restart_grace_ns;
@@ -154,14 +197,6 @@ void retakes_start(struct rpc *rpc)
     schedule(rpc, 0);
 }
 
-void retakes_peer_up(struct rpc *rpc, struct peer *peer)
-{
-    if (rpc->retake.on_passed)
-        schedule(rpc, 0);
-    if (rpc->recovery->journal && !map_get(&rpc->retaking, peer->uuid, sizeof peer->uuid))
-        holds_settled(&rpc->holds, peer);
-}
-
 void retakes_clear(struct rpc *rpc)
 {
     struct retaking *retaking;
@@ -170,37 +205,4 @@ void retakes_clear(struct rpc *rpc)
     while ((retaking = map_next(&rpc->retaking, &cursor)))
         free(retaking);
     map_fini(&rpc->retaking);
-}
-
-bool retake_answered(struct client *client, uint64_t request_id)
-{
-    struct far_record *record = record_of(client, request_id);
-
-    if (!record)
-        return false;
-    forget(record);
-    remote_hold_find(client, request_id)->far = NULL;
-    return true;
-}
-
-static bool may_still_succeed(enum rdt_status status)
-{
-    return status == RDT_PEER_LOST || status == RDT_TIMED_OUT || status == RDT_SHUTTING_DOWN || status == RDT_AGAIN ||
-           status == RDT_DISCONNECTED || status == RDT_LIMIT || status == RDT_NO_MEMORY;
-}
-
-void retake_failed(struct call *call, const struct rdt_error *err)
-{
-    struct far_record *record = record_of(call->client, call->retakes);
-    struct rpc *rpc = call->rpc;
-
-    if (!record || call->client->gone)
-        return;
-    if (!may_still_succeed(err->status) || uv_hrtime() >= rpc->retake_until_ns) {
-        lose(rpc, call->client, call->retakes, err);
-        return;
-    }
-    list_append(&rpc->retakes, &record->link);
-    if (rpc->retake.index == 0)
-        schedule(rpc, PAUSE_NS);
 }
