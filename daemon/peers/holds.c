@@ -96,7 +96,7 @@ static void on_batch(struct deadline *deadline)
 }
 
 /* Drops the holds in small batches. */
-void holds_drop_later(struct holds_node *node, struct list *holds)
+static void drop_later(struct holds_node *node, struct list *holds)
 {
     bool some = !list_empty(holds);
 
@@ -109,14 +109,14 @@ static void drop_all(struct holds_node *node)
 {
     map_fini(&node->here);
     map_init(&node->here);
-    holds_drop_later(node, &node->taken);
+    drop_later(node, &node->taken);
 }
 
 static void on_linger_over(struct deadline *deadline)
 {
     struct holds_node *node = container_of(deadline, struct holds_node, linger);
 
-    holds_drop_later(node, &node->stale);
+    drop_later(node, &node->stale);
 }
 
 /* That node's daemon has restarted, and takes again what its clients still hold. */
@@ -126,7 +126,7 @@ static void let_linger(struct holds_node *node)
     map_init(&node->here);
     list_splice(&node->stale, &node->taken);
     if (!list_empty(&node->stale) && !deadline_set(node->holds->deadlines, &node->linger, (int64_t)node->holds->grace_ns))
-        holds_drop_later(node, &node->stale);
+        drop_later(node, &node->stale);
 }
 
 void holds_give_up(struct holds_node *node)
@@ -140,7 +140,7 @@ void holds_give_up(struct holds_node *node)
         log_warn("node %s has not come back within restart_grace after this daemon's restart: its holds on this node end",
                  node->name);
     drop_all(node);
-    holds_drop_later(node, &node->stale);
+    drop_later(node, &node->stale);
 }
 
 static void on_grace_over(struct deadline *deadline)
@@ -271,7 +271,7 @@ static void compare_list(struct holds_node *node, const Rdt__Pb__Holds *message)
         list_remove(at);
         list_append(&holds, at);
     }
-    holds_drop_later(node, &holds);
+    drop_later(node, &holds);
 }
 
 /* ---- the holder's side ---- */
@@ -402,12 +402,53 @@ static void send_list(struct holds_node *node)
 
 /* ---- the link ---- */
 
+struct holds_node *holds_awaited(struct holds *holds, const uint8_t uuid[16])
+{
+    list_for_each (at, &holds->nodes) {
+        struct holds_node *node = container_of(at, struct holds_node, link);
+        if (!node->peer && memcmp(node->uuid, uuid, sizeof node->uuid) == 0)
+            return node;
+    }
+    return NULL;
+}
+
+void holds_dial(const struct holds_node *node)
+{
+    struct peer *peer;
+
+    (void)peers_find(node->holds->peers, node->uuid, node->address, NULL, &peer, NULL);
+}
+
+/* The awaited node is back: its holds are as if only the link had been cut, but for those of an earlier daemon of that node,
+ * which takes them again under other numbers, if it can (returns). */
+static void adopt(struct holds_node *node, struct peer *peer, bool returns)
+{
+    struct holds *holds = node->holds;
+    struct list dropped;
+
+    list_init(&dropped);
+    node->peer = peer;
+    peer->holds = node;
+    list_for_each_safe (at, &node->taken) {
+        struct node_hold *hold = container_of(at, struct node_hold, by_node);
+        if (memcmp(hold->boot_id, peer->boot_id, sizeof hold->boot_id) == 0)
+            continue;
+        (void)map_remove_u64(&node->here, hold->number);
+        list_remove(at);
+        list_append(&node->stale, at);
+    }
+    if (returns && !list_empty(&node->stale) && deadline_set(holds->deadlines, &node->linger, (int64_t)holds->grace_ns))
+        return;
+    list_splice(&dropped, &node->stale);
+    drop_later(node, &dropped);
+}
+
 void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed, bool returns)
 {
     struct holds_node *awaited = holds->closing || peer->holds ? NULL : holds_awaited(holds, peer->uuid), *node;
 
     if (awaited)
-        holds_adopt(awaited, peer, returns);
+        adopt(awaited, peer, returns);
     node = peer->holds;
     if (!node || holds->closing)
         return;
@@ -452,7 +493,7 @@ static void handle_message(struct holds_node *node, const Rdt__Pb__Holds *messag
         compare_list(node, message);
     if (message->settled) {
         deadline_unset(node->holds->deadlines, &node->linger);
-        holds_drop_later(node, &node->stale);
+        drop_later(node, &node->stale);
     }
 }
 

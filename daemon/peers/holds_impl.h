@@ -38,21 +38,12 @@ struct holds_node { /* what peer->holds points to */
 
 struct holds_node *holds_node_create(struct holds *holds, const uint8_t uuid[16]); /* NULL: no memory */
 
-/* Drops the holds, which are in no map any more, in small batches. */
-void holds_drop_later(struct holds_node *node, struct list *holds);
-
 /* The node's grace has passed: drops its holds. */
 void holds_give_up(struct holds_node *node);
-
-/* ---- holds_restore.c ---- */
 
 /* The holds of that node from before this daemon's start; NULL: there are none, or the node has come back. */
 struct holds_node *holds_awaited(struct holds *holds, const uint8_t uuid[16]);
 
 void holds_dial(const struct holds_node *node);
-
-/* The awaited node is back: its holds are as if only the link had been cut, but for those of an earlier daemon of that node,
- * which takes them again under other numbers, if it can (returns). */
-void holds_adopt(struct holds_node *node, struct peer *peer, bool returns);
 
 #endif

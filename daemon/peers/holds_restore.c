@@ -8,16 +8,6 @@
 #include "daemon/base/text.h"
 #include "daemon/peers/holds_impl.h"
 
-struct holds_node *holds_awaited(struct holds *holds, const uint8_t uuid[16])
-{
-    list_for_each (at, &holds->nodes) {
-        struct holds_node *node = container_of(at, struct holds_node, link);
-        if (!node->peer && memcmp(node->uuid, uuid, sizeof node->uuid) == 0)
-            return node;
-    }
-    return NULL;
-}
-
 /* Takes over what the record has, and frees it. false: no memory; then the hold ends. */
 static bool restore_hold(struct holds *holds, struct node_hold_record *record)
 {
@@ -53,13 +43,6 @@ static bool restore_hold(struct holds *holds, struct node_hold_record *record)
     return true;
 }
 
-void holds_dial(const struct holds_node *node)
-{
-    struct peer *peer;
-
-    (void)peers_find(node->holds->peers, node->uuid, node->address, NULL, &peer, NULL);
-}
-
 static void await_node(struct holds_node *node, uint64_t restart_grace_ns)
 {
     if (node->address[0] != '\0')
@@ -86,26 +69,4 @@ void holds_restore(struct holds *holds, struct peers *peers, uint64_t restart_gr
                   n_lost);
     list_for_each_safe (at, &holds->nodes)
         await_node(container_of(at, struct holds_node, link), restart_grace_ns);
-}
-
-void holds_adopt(struct holds_node *node, struct peer *peer, bool returns)
-{
-    struct holds *holds = node->holds;
-    struct list dropped;
-
-    list_init(&dropped);
-    node->peer = peer;
-    peer->holds = node;
-    list_for_each_safe (at, &node->taken) {
-        struct node_hold *hold = container_of(at, struct node_hold, by_node);
-        if (memcmp(hold->boot_id, peer->boot_id, sizeof hold->boot_id) == 0)
-            continue;
-        (void)map_remove_u64(&node->here, hold->number);
-        list_remove(at);
-        list_append(&node->stale, at);
-    }
-    if (returns && !list_empty(&node->stale) && deadline_set(holds->deadlines, &node->linger, (int64_t)holds->grace_ns))
-        return;
-    list_splice(&dropped, &node->stale);
-    holds_drop_later(node, &dropped);
 }

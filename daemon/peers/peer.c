@@ -11,8 +11,6 @@
 
 #include "daemon/base/log.h"
 
-#define PEERS_STRANGERS_MAX 64u       /* connections that have not said which node they are from */
-#define PEERS_STRANGERS_OF_SOURCE 32u /* the same, from one address that the nodes file does not list */
 #define BACKOFF_FIRST_NS UINT64_C(100000000)
 #define STEADY_NS UINT64_C(2000000000) /* a link that lasted so long ends a series of failures */
 
@@ -28,11 +26,6 @@ const char *peer_state_name(enum peer_state state)
     return states[state].name;
 }
 
-void peer_emit(const struct peer *peer, const char *what)
-{
-    event(peer->peers->callbacks.events, RDT__PB__LIST_KIND__LIST_KIND_PEERS, what, peer);
-}
-
 void peer_move(struct peer *peer, enum peer_state to)
 {
     struct sm sm;
@@ -43,18 +36,6 @@ void peer_move(struct peer *peer, enum peer_state to)
     peer->since_ns = uv_hrtime();
     if (to != PEER_BACKOFF)
         peer_emit(peer, states[to].name);
-}
-
-void peer_describe(const struct peer *peer, char *text_p)
-{
-    char hex[33];
-
-    if (!peer_is_known(peer)) {
-        snprintf(text_p, 128, "node %s", peer->name);
-        return;
-    }
-    node_hex(peer->uuid, hex);
-    snprintf(text_p, 128, "node %s (%.8s)", peer->name, hex);
 }
 
 /* ---- back-off ---- */
@@ -205,6 +186,15 @@ void peer_lost(struct peer *peer, const struct rdt_error *why)
         peers->callbacks.on_down(peers->callbacks.arg, peer, true, &lost);
 }
 
+void peer_drop_link(struct peers *peers, struct peer_link *link, const char *reason)
+{
+    list_remove(&link->node);
+    strangers_remove(&peers->strangers, &link->stranger);
+    if (link->peer && link->peer->dial->link == link)
+        link->peer->dial->link = NULL;
+    peer_link_close(link, reason);
+}
+
 void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_error *why_old)
 {
     struct peers *peers = peer->peers;
@@ -213,13 +203,13 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
     char who[128];
 
     if (peer->link_up) {
-        peer_meet_drop(peers, peer->link_up, NULL);
+        peer_drop_link(peers, peer->link_up, NULL);
         peer_lost(peer, why_old);
         if (peers->closing) /* the rooms above have been closed */
             return;
     }
     if (peer->dial->link && peer->dial->link != link)
-        peer_meet_drop(peers, peer->dial->link, NULL);
+        peer_drop_link(peers, peer->dial->link, NULL);
     peer->dial->link = NULL;
     peer->dial->wanted = false;
     uv_timer_stop(&peer->dial->timer);
@@ -281,177 +271,4 @@ void peer_probe(struct peer *peer)
 {
     if (peer->state == PEER_UP)
         peer_link_probe(peer->link_up);
-}
-
-/* ---- start and end ---- */
-
-void peer_add_listed(struct peers *peers, const struct node_entry *entry)
-{
-    static const uint8_t zero[16];
-    bool named = memcmp(entry->uuid, zero, sizeof zero) != 0;
-    struct rdt_error err;
-    struct peer *peer;
-
-    /* one nodes file may serve all nodes */
-    if (named ? memcmp(entry->uuid, peers->node->uuid, 16) == 0 : strcmp(entry->address, peers->node->address) == 0)
-        return;
-    if (named && map_get(&peers->by_uuid, entry->uuid, 16)) {
-        log_error("node %s: the nodes file has its uuid twice; only the first line counts", entry->name);
-        return;
-    }
-    if (peer_add(peers, named ? entry->uuid : NULL, PROOF_FILE, entry->name, entry->address, NULL, &peer, &err) != RDT_OK) {
-        log_error("node %s of the nodes file is ignored: %s", entry->name, err.msg);
-        return;
-    }
-    peer->dial->listed = true;
-    if (peer_start_dial(peer, &err) != RDT_OK) {
-        log_warn("node %s: %s", entry->name, err.msg);
-        peer_move(peer, PEER_CONNECTING);
-        peer_back_off(peer);
-    }
-}
-
-enum rdt_status peers_check(const struct options *options, struct rdt_error *err)
-{
-    struct options any_port = *options;
-    char address[65], hello_address[65], host[65], listen[72];
-    struct tls_context *tls = NULL;
-    uint16_t port;
-    enum rdt_status status = RDT_OK;
-    int fd;
-
-    if (options_have_peers(options))
-        status = peers_open_tls(options, &tls, err);
-    tls_context_destroy(tls);
-    if (status != RDT_OK || !options->listen[0])
-        return status;
-    status = options_split_address(options->listen, host, &port, err);
-    if (status != RDT_OK)
-        return status;
-    snprintf(listen, sizeof listen, strchr(host, ':') ? "[%s]:0" : "%s:0", host);
-    any_port.listen = listen;
-    status = peer_listen_bind(&any_port, address, hello_address, &fd, err);
-    if (status == RDT_OK)
-        (void)close(fd);
-    else if (err && err->sys_errno != 0)
-        status = rdt_error_sys(err, err->sys_errno, "listen = %s", options->listen);
-    return status;
-}
-
-enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, struct node *node,
-                             const struct peers_callbacks *callbacks, struct peers **peers_p, struct rdt_error *err)
-{
-    struct peers *peers = calloc(1, sizeof *peers);
-    uint8_t *read_buf = malloc(PEER_LINK_READ_BYTES);
-    enum rdt_status status = RDT_OK;
-    int listen_fd = -1;
-
-    node->address[0] = 0;
-    if (!peers || !read_buf)
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the peer link");
-    else if (options_have_peers(options))
-        status = peers_open_tls(options, &peers->tls, err);
-    else if (options->listen[0])
-        log_warn("there is no peer link: listen is set, but neither key_file nor peer_cert is");
-    if (status == RDT_OK && peers->tls && options->listen[0])
-        status = peer_listen_bind(options, node->address, peers->hello_address, &listen_fd, err);
-    if (status != RDT_OK) {
-        if (peers)
-            tls_context_destroy(peers->tls);
-        free(peers);
-        free(read_buf);
-        return status;
-    }
-
-    peers->loop = loop;
-    peers->options = options;
-    peers->node = node;
-    peers->callbacks = *callbacks;
-    peers->read_buf = read_buf;
-    peers->config = (struct peer_link_config){
-        .loop = loop,
-        .tls = peers->tls,
-        .ping_interval_ns = options->peer_timeout_ns / OPTIONS_PINGS,
-        .peer_timeout_ns = options->peer_timeout_ns,
-        .connect_timeout_ns = options->connect_timeout_ns,
-        .owner_work = callbacks->owner_work,
-        .events = &peer_meet_events,
-        .arg = peers,
-        .read_buf = read_buf,
-    };
-    list_init(&peers->all);
-    list_init(&peers->hidden);
-    strangers_init(&peers->strangers, PEERS_STRANGERS_MAX, PEERS_STRANGERS_OF_SOURCE);
-    peers->stranger_warnings.every_ns = UINT64_C(1000000000);
-    peers->unmet_warnings.every_ns = UINT64_C(60000000000);
-    list_init(&peers->links);
-    map_init(&peers->by_uuid);
-    uv_tcp_init(loop, &peers->listener);
-    peers->listener.data = peers;
-    peers->n_open = 1;
-    if (listen_fd >= 0)
-        peer_listen(peers, listen_fd);
-    for (const struct node_entry *entry = peers->tls ? options->node_list : NULL; entry; entry = entry->next)
-        peer_add_listed(peers, entry);
-    *peers_p = peers;
-    return RDT_OK;
-}
-
-static void free_entries(struct list *head)
-{
-    list_for_each_safe (node, head)
-        peer_free(container_of(node, struct peer, link));
-}
-
-void peers_handle_closed(struct peers *peers)
-{
-    if (--peers->n_open || !peers->closing)
-        return;
-    peers->on_closed(peers->on_closed_arg);
-    free_entries(&peers->all);
-    free_entries(&peers->hidden);
-    map_fini(&peers->by_uuid);
-    tls_context_destroy(peers->tls);
-    free(peers->read_buf);
-    free(peers);
-}
-
-static void on_listener_closed(uv_handle_t *handle)
-{
-    peers_handle_closed(handle->data);
-}
-
-static void on_timer_closed(uv_handle_t *handle)
-{
-    struct peer_dial *dial = handle->data;
-
-    peers_handle_closed(dial->peer.peers);
-}
-
-static void close_timers(struct list *head)
-{
-    list_for_each (node, head)
-        uv_close((uv_handle_t *)&container_of(node, struct peer, link)->dial->timer, on_timer_closed);
-}
-
-void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg)
-{
-    struct rdt_error why;
-
-    peers->closing = true;
-    peers->on_closed = on_closed;
-    peers->on_closed_arg = arg;
-    rdt_error_set(&why, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    while (!list_empty(&peers->links)) {
-        struct peer_link *link = container_of(list_first(&peers->links), struct peer_link, node);
-        struct peer *peer = link->peer;
-        bool was_up = peer && peer->link_up == link;
-
-        peer_meet_drop(peers, link, peer_link_state(link) == LINK_UP ? "the daemon is shutting down" : NULL);
-        if (was_up)
-            peer_lost(peer, &why);
-    }
-    close_timers(&peers->all);
-    close_timers(&peers->hidden);
-    uv_close((uv_handle_t *)&peers->listener, on_listener_closed);
 }

@@ -67,12 +67,29 @@ struct peers {
     void *on_closed_arg;
 };
 
-/* ---- peer_table.c ---- */
+/* The files of peers, the upper ones first: an object uses symbols of lower rows only. peer_link and peer_wire call each other,
+ * because both are one connection: peer_wire has its sockets and bytes, peer_link its handshake and frames.
+ *
+ *   peers                       start and end
+ *   peer_reload, peer_listen
+ *   peer_meet                   who is at the other end of a link
+ *   peer_table                  the entries of the nodes
+ *   peer                        the state of each, and when it is dialled
+ *   peer_link, peer_wire        one connection
+ *   peer_entry
+ */
+
+/* ---- peer_entry.c ---- */
 
 bool peer_is_known(const struct peer *peer);          /* returns whether its uuid is known */
 bool account_is_admin(const struct account *account); /* NULL: an administrator's */
 bool peer_has_been_met(const struct peer *peer);      /* or the nodes file lists it */
 bool peer_can_be_dialled(const struct peer *peer);    /* returns whether an address of it is known */
+
+/* Reports a change of the peer as an event. */
+void peer_emit(const struct peer *peer, const char *what);
+
+/* ---- peer_table.c ---- */
 
 /* Adds a peer; uuid NULL: not known yet. With less proof than PROOF_HELLO, account is that of the user
  * whose request names the node (a reference is taken; NULL: no user), and LIMIT means that there are too
@@ -96,16 +113,13 @@ bool peer_replace(struct peer *from, struct peer *into);
 
 void peer_free(struct peer *peer); /* its timer must be closed */
 
-/* ---- peer.c ---- */
+/* Decrements n_open: a handle was closed or a link freed. The last one of a room that closes frees all entries. */
+void peers_handle_closed(struct peers *peers);
 
-/* Reports a change of the peer as an event. */
-void peer_emit(const struct peer *peer, const char *what);
+/* ---- peer.c ---- */
 
 void peer_move(struct peer *peer, enum peer_state to);
 void peer_back_off(struct peer *peer);
-
-/* Adds a node of the nodes file and dials it, unless it is this node itself. */
-void peer_add_listed(struct peers *peers, const struct node_entry *entry);
 
 /* Ends the back-off and dials. */
 void peer_dial_now(struct peer *peer);
@@ -120,6 +134,9 @@ enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err);
 /* Ends CONNECTING after a failure: the peer goes into back-off, and on_down is called. */
 void peer_failed(struct peer *peer, const struct rdt_error *cause);
 
+/* Takes the link out of the lists and closes it. */
+void peer_drop_link(struct peers *peers, struct peer_link *link, const char *reason);
+
 /* Makes the link the one in use. A link that was in use is closed, and on_down is called for it with
  * `why_old`. */
 void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_error *why_old);
@@ -127,18 +144,17 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
 /* The link in use has ended, and peer->link_up is NULL. */
 void peer_lost(struct peer *peer, const struct rdt_error *why);
 
-/* Decrements n_open: a handle was closed or a link freed. */
-void peers_handle_closed(struct peers *peers);
-
 /* ---- peer_meet.c ---- */
 
 extern const struct peer_link_events peer_meet_events;
 
-/* Takes the link out of the lists and closes it. */
-void peer_meet_drop(struct peers *peers, struct peer_link *link, const char *reason);
-
 /* Warns, but rarely, of a connection of which it is not known which node it is from. */
 void peers_warn_of_stranger(struct peers *peers, const char *remote, const char *text);
+
+/* ---- peer_reload.c ---- */
+
+/* Adds a node of the nodes file and dials it, unless it is this node itself. */
+void peer_add_listed(struct peers *peers, const struct node_entry *entry);
 
 /* ---- peer_listen.c ---- */
 

@@ -85,7 +85,7 @@ static void admit_stranger(struct peers *peers, struct peer_link *link)
         return;
     link = container_of(goes, struct peer_link, stranger);
     peers_warn_of_stranger(peers, link->remote, "closed: too many others have connected and not said who they are");
-    peer_meet_drop(peers, link, NULL);
+    peer_drop_link(peers, link, NULL);
 }
 
 static void on_connection(uv_stream_t *listener, int uv_status)

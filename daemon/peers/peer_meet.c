@@ -27,15 +27,6 @@ void peers_warn_of_stranger(struct peers *peers, const char *remote, const char 
     log_warn_rarely(&peers->stranger_warnings, who, text);
 }
 
-void peer_meet_drop(struct peers *peers, struct peer_link *link, const char *reason)
-{
-    list_remove(&link->node);
-    strangers_remove(&peers->strangers, &link->stranger);
-    if (link->peer && link->peer->dial->link == link)
-        link->peer->dial->link = NULL;
-    peer_link_close(link, reason);
-}
-
 static struct peers *peers_of(const struct peer_link *link)
 {
     return link->config->arg;
@@ -182,7 +173,7 @@ static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *e
         return status;
     peer = link->peer;
     if (peer->link_up && memcmp(peer->boot_id, hello->boot_id.data, 16) == 0) {
-        peer_meet_drop(peers, link, NULL);
+        peer_drop_link(peers, link, NULL);
         return RDT_OK;
     }
     return send_hello(link, err);
@@ -194,7 +185,7 @@ static void drop_held(struct peer *peer)
         struct peer_link *link = container_of(node, struct peer_link, node);
 
         if (link->held && link->peer == peer)
-            peer_meet_drop(peer->peers, link, NULL);
+            peer_drop_link(peer->peers, link, NULL);
     }
 }
 
@@ -247,7 +238,7 @@ static void decide(struct peer_link *link)
     /* A caller that gave up the link in use connects after that came up. This older connection is left
      * over from both nodes dialling at once. */
     if (peer->link_up && link->accepted_ns < peer->since_ns) {
-        peer_meet_drop(peer->peers, link, NULL);
+        peer_drop_link(peer->peers, link, NULL);
         return;
     }
     link->held = !peer->link_up && own && own->hello_sent && memcmp(peer->peers->node->uuid, peer->uuid, 16) < 0;
@@ -318,7 +309,7 @@ static void on_secure(struct peer_link *link)
     if (!link->accepted_ns || send_hello(link, &err) == RDT_OK)
         return;
     log_error("connection from %s: no hello can be sent: %s", link->remote, err.msg);
-    peer_meet_drop(peers_of(link), link, NULL);
+    peer_drop_link(peers_of(link), link, NULL);
 }
 
 static enum rdt_status on_hello(struct peer_link *link, struct rdt_error *err)
@@ -336,7 +327,7 @@ static enum rdt_status on_hello(struct peer_link *link, struct rdt_error *err)
             return rdt_error_set(err, RDT_INVALID, "the node at %s has this node's uuid: two nodes share one state_dir",
                                  link->remote);
         if (link->accepted_ns) {
-            peer_meet_drop(peers, link, NULL);
+            peer_drop_link(peers, link, NULL);
         } else if (peer_is_known(link->peer)) {
             return wrong_node(link, err);
         } else {

@@ -62,6 +62,31 @@ static void end_refused_links(struct peers *peers)
 
 /* ---- the nodes ---- */
 
+void peer_add_listed(struct peers *peers, const struct node_entry *entry)
+{
+    bool named = memcmp(entry->uuid, nobody, sizeof nobody) != 0;
+    struct rdt_error err;
+    struct peer *peer;
+
+    /* one nodes file may serve all nodes */
+    if (named ? memcmp(entry->uuid, peers->node->uuid, 16) == 0 : strcmp(entry->address, peers->node->address) == 0)
+        return;
+    if (named && map_get(&peers->by_uuid, entry->uuid, 16)) {
+        log_error("node %s: the nodes file has its uuid twice; only the first line counts", entry->name);
+        return;
+    }
+    if (peer_add(peers, named ? entry->uuid : NULL, PROOF_FILE, entry->name, entry->address, NULL, &peer, &err) != RDT_OK) {
+        log_error("node %s of the nodes file is ignored: %s", entry->name, err.msg);
+        return;
+    }
+    peer->dial->listed = true;
+    if (peer_start_dial(peer, &err) != RDT_OK) {
+        log_warn("node %s: %s", entry->name, err.msg);
+        peer_move(peer, PEER_CONNECTING);
+        peer_back_off(peer);
+    }
+}
+
 static bool names_uuid(const struct node_entry *entry)
 {
     return memcmp(entry->uuid, nobody, sizeof nobody) != 0;

@@ -20,21 +20,6 @@
 
 static const uint8_t nobody[16];
 
-bool peer_is_known(const struct peer *peer)
-{
-    return memcmp(peer->uuid, nobody, sizeof nobody) != 0;
-}
-
-bool peer_has_been_met(const struct peer *peer)
-{
-    return peer->dial->listed || peer->dial->proof >= PROOF_HELLO;
-}
-
-bool peer_can_be_dialled(const struct peer *peer)
-{
-    return peer->address[0] || peer->dial->hint[0];
-}
-
 /* ---- entries ---- */
 
 enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], enum peer_proof proof, struct rdt_error *err)
@@ -56,6 +41,25 @@ void peer_free(struct peer *peer)
     account_unref(peer->dial->address_by);
     account_unref(peer->dial->hint_by);
     free(peer->dial);
+}
+
+static void free_entries(struct list *head)
+{
+    list_for_each_safe (node, head)
+        peer_free(container_of(node, struct peer, link));
+}
+
+void peers_handle_closed(struct peers *peers)
+{
+    if (--peers->n_open || !peers->closing)
+        return;
+    peers->on_closed(peers->on_closed_arg);
+    free_entries(&peers->all);
+    free_entries(&peers->hidden);
+    map_fini(&peers->by_uuid);
+    tls_context_destroy(peers->tls);
+    free(peers->read_buf);
+    free(peers);
 }
 
 static void on_forgotten(uv_handle_t *handle)
@@ -222,7 +226,7 @@ void peer_hide(struct peer *peer, struct peer *same)
 
     uv_timer_stop(&peer->dial->timer);
     if (peer->dial->link)
-        peer_meet_drop(peer->peers, peer->dial->link, NULL);
+        peer_drop_link(peer->peers, peer->dial->link, NULL);
     if (peer->state != PEER_IDLE)
         peer_move(peer, PEER_IDLE);
     peer->dial->listed = false;
@@ -254,7 +258,7 @@ static bool move_link(struct peer *from, struct peer *into)
         return false;
     from->dial->link = NULL;
     if (into->dial->link)
-        peer_meet_drop(into->peers, into->dial->link, NULL);
+        peer_drop_link(into->peers, into->dial->link, NULL);
     into->dial->link = link;
     link->peer = into;
     if (into->state == PEER_BACKOFF) {
@@ -296,7 +300,7 @@ bool peer_replace(struct peer *from, struct peer *into)
     move_identity(from, into);
     goes_on = move_link(from, into);
     if (!goes_on)
-        peer_meet_drop(from->peers, from->dial->link, NULL);
+        peer_drop_link(from->peers, from->dial->link, NULL);
     node_hex(from->uuid, hex);
     snprintf(from->name, sizeof from->name, "%s", hex);
     from->address[0] = from->dial->hint[0] = 0;
@@ -349,11 +353,6 @@ static bool find_by_address(struct peers *peers, const char *address, struct pee
         (void)forget(alias); /* another node may be there now: the caller dials the address */
     }
     return true;
-}
-
-bool account_is_admin(const struct account *account)
-{
-    return !account || account->owner.uid == 0 || account->owner.uid == geteuid();
 }
 
 /* The account of the requester's owner; NULL: of nobody. */
