@@ -49,7 +49,7 @@ static void on_expired(struct deadline *deadline)
 
 /* Creates a name that is not published. Errors: LIMIT, NO_MEMORY. */
 static enum rdt_status name_new(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
-                         struct name **name_p, struct rdt_error *err)
+                                struct name **name_p, struct rdt_error *err)
 {
     uint8_t key[OWNER_KEY_MAX_BYTES];
     size_t key_bytes = owner_key(key, owner, id, id_bytes);
