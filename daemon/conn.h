@@ -8,6 +8,9 @@
  * Connections take turns: each may use the loop for CONN_TURN_NS, then all others run first. Work that does not
  * fit into a turn continues in the next one: received frames, a request with many items, events for the client,
  * and at last the release of what it held.
+ *
+ * conn.c, conn_hello.c and conn_session.c call each other: a HELLO may move the socket to a connection that waits for its
+ * client, and a connection that closes ends its session.
  */
 #ifndef DAEMON_CONN_H
 #define DAEMON_CONN_H

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of this room that implement region.h share. All calls are made in the loop thread unless a comment says
- * otherwise. */
+ * otherwise.
+ *
+ * Nine of these files use one another in a circle (the list of tests/check-layers), because they are one state machine:
+ * memory that is freed (region_free.c) lets allocations that wait for room continue (region_alloc.c, region_device.c), which
+ * may evict what is cached (region_cache.c), which frees memory again; and the last reference to a region (region.c) chooses
+ * among these ends. region_fill.c, region_file.c and region_orphans.c hold references of their own. */
 #ifndef DAEMON_REGION_IMPL_H
 #define DAEMON_REGION_IMPL_H
 

@@ -10,6 +10,9 @@
  *   transfer_move.c       moves the chunks
  *   transfer_subpull.c    splits a pull of an object in several kinds of memory into sub-pulls
  *   transfer_replica.c    replicas: fills one, is served by one, is redirected to one on another node and comes back
+ *
+ * Six of them use one another in a circle (the list of tests/check-layers): an attempt that fails while it moves is asked for
+ * again from the start, and a sub-pull goes through all steps of a pull within one.
  */
 #ifndef DAEMON_TRANSFER_PULL_H
 #define DAEMON_TRANSFER_PULL_H

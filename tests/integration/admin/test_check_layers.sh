@@ -167,4 +167,25 @@ touch "$tmp/tree/daemon/transfers/serve/stray.c"
 object transfers/serve/stray 'int stray(void); int stray(void) { return 0; }'
 sees 'daemon/transfers/serve/stray.c: is not in the drawing of transfer_impl.h'
 
+# circles of files within a room
+sound
+touch "$tmp"/tree/daemon/objects/{names,object_table}.c
+object objects/object 'int names_find(void); int object_find(void); int object_find(void) { return names_find(); }'
+object objects/names 'int table_find(void); int names_find(void); int names_find(void) { return table_find(); }'
+object objects/object_table 'int object_find(void); int table_find(void); int table_find(void) { return object_find(); }'
+sees 'daemon/objects/object.c: uses names_find of daemon/objects/names.c, which uses daemon/objects/object.c in turn'
+sound
+touch "$tmp"/tree/daemon/objects/transit.c
+object objects/transit 'int transit_end(void); int transit_end(void) { return 0; }'
+sees 'daemon/objects/transit.c: is in no circle any more: take it off the list of circles'
+
+sound
+printf '\n%.0s' {1..595} >>"$tmp/tree/daemon/rpc/rpc_put.c"
+"$check" "$tmp/tree/build" "$tmp/tree" >/dev/null || { echo '600 lines are refused'; failures=$((failures + 1)); }
+echo >>"$tmp/tree/daemon/rpc/rpc_put.c"
+sees 'daemon/rpc/rpc_put.c: has 601 lines, more than 600'
+sound
+touch "$tmp"/tree/backends/host/more_{1..45}.h
+sees 'backends/host: has 46 files, more than 45'
+
 ((failures == 0))
