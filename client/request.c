@@ -291,7 +291,8 @@ static void drop_hold(rdt_request *request)
     request->holds = false;
 }
 
-void request_cancel(rdt_request *request)
+/* Ends the request with CANCELLED unless it has ended. */
+static void request_cancel(rdt_request *request)
 {
     struct rdt_error err;
 

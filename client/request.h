@@ -94,9 +94,6 @@ void request_arrive(rdt_request *request, rdt_object *take_object);
  * may end. */
 void request_copy_some(rdt_request *request);
 
-/* Ends the request with CANCELLED unless it has ended. */
-void request_cancel(rdt_request *request);
-
 /* Cancels the request if it runs, waits until no thread copies for it, and frees it with its object. */
 void request_destroy(rdt_request *request);
 

@@ -83,9 +83,6 @@ int ctl_parse_shared(struct ctl *ctl, int argc, char **argv, int *next_p, bool *
 
 void ctl_print_shared_options(FILE *out);
 
-/* Reads "250ms", "30s", "5m", "2h", "1.5" (seconds) or "forever". False: it is no duration. */
-bool ctl_parse_duration(const char *text, int64_t *ns_p);
-
 /* Prints "rdtctl: SUBCOMMAND: INVALID: TEXT" and how to get help on stderr. Returns CTL_USAGE. */
 int ctl_usage_error(struct ctl *ctl, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

@@ -64,7 +64,8 @@ static void parser_init(struct parser *parser, struct ctl *ctl, const struct ctl
     opterr = 0;
 }
 
-bool ctl_parse_duration(const char *text, int64_t *ns_p)
+/* Reads "250ms", "30s", "5m", "2h", "1.5" (seconds) or "forever". False: it is no duration. */
+static bool parse_duration(const char *text, int64_t *ns_p)
 {
     static const struct {
         const char *suffix;
@@ -129,7 +130,7 @@ static int store(struct ctl *ctl, const struct ctl_option *o, const char *text)
         *(uint64_t *)o->value_p = number;
         return CTL_GO;
     case CTL_DURATION:
-        if (!ctl_parse_duration(text, o->value_p))
+        if (!parse_duration(text, o->value_p))
             return ctl_usage_error(ctl, "--%s: '%s' is not a time such as 500ms, 30s, 5m, 2h or forever", o->name, text);
         if (o->value_p == &ctl->timeout_ns) {
             ctl->no_wait = ctl->timeout_ns == 0;

@@ -95,10 +95,6 @@ enum rdt_status completion_enqueue(struct completion *take_completion, CUstream 
 /* Whether a stream is being captured into a graph: it does no work now, and an event in it would become a part of the graph. */
 bool stream_is_captured(const struct cuda_driver *driver, CUstream stream);
 
-/* When all work that is in the streams now has finished: calls `then`, in a thread of the library. Takes the completion. */
-enum rdt_status completion_then(struct completion *take_completion, void *const *streams, void (*then)(void *arg), void *arg,
-                                struct rdt_error *err);
-
 /* ---- export.c: memory of this process, for the daemon ---- */
 
 struct exported { /* a whole allocation, or the chunks that hold a range */

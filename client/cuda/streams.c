@@ -295,8 +295,9 @@ bool stream_is_captured(const struct cuda_driver *driver, CUstream stream)
     return driver->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-enum rdt_status completion_then(struct completion *take_completion, void *const *streams, void (*then)(void *arg), void *arg,
-                                struct rdt_error *err)
+/* When all work that is in the streams now has finished: calls `then`, in a thread of the library. Takes the completion. */
+static enum rdt_status completion_then(struct completion *take_completion, void *const *streams, void (*then)(void *arg),
+                                       void *arg, struct rdt_error *err)
 {
     struct cuda_driver *driver = take_completion->notifier->driver;
     CUresult result = CUDA_SUCCESS;

@@ -37,11 +37,6 @@ void ids_remove(struct id_list *list, uint64_t id)
         list->ids[place - 1] = list->ids[--list->count];
 }
 
-bool ids_have(const struct id_list *list, uint64_t id)
-{
-    return find(list, id) != 0;
-}
-
 void ids_fini(struct id_list *list)
 {
     free(list->ids);

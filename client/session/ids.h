@@ -14,7 +14,6 @@ struct id_list { /* all zeroes: empty */
 
 bool ids_append(struct id_list *list, uint64_t id); /* false: no memory */
 void ids_remove(struct id_list *list, uint64_t id); /* does nothing if it is not in the list */
-bool ids_have(const struct id_list *list, uint64_t id);
 void ids_fini(struct id_list *list);
 
 #endif

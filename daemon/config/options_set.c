@@ -58,7 +58,7 @@ static const struct option_key *find_key(const char *section, const char *name)
     return NULL;
 }
 
-bool option_section_is_ours(const char *section)
+static bool section_is_ours(const char *section)
 {
     for (size_t i = 0; i < n_option_keys; i++) {
         if (strcmp(option_keys[i].section, section) == 0)
@@ -114,7 +114,7 @@ enum rdt_status option_set(struct options *options, const char *section, const c
 {
     const struct option_key *key = find_key(section, name);
     if (!key) {
-        if (option_section_is_ours(section))
+        if (section_is_ours(section))
             return unknown_key(section, name, err);
         return set_extra(options, section, name, text, line, err);
     }

@@ -19,8 +19,6 @@ struct option_faults {
 void option_fault(struct option_faults *faults, const struct rdt_error *why, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-bool option_section_is_ours(const char *section);
-
 /* Sets a key of any section; keys of sections that are not the daemon's own are stored for the backends.
  * base_dir: the directory that relative paths start from; NULL: the working directory. */
 enum rdt_status option_set(struct options *options, const char *section, const char *name, const char *text,

@@ -197,6 +197,15 @@ void group_notify_waiters(struct list *waiters, const struct rdt_error *err)
     }
 }
 
+static void free_offers(struct group *group)
+{
+    for (uint32_t i = 0; i < group->n_ranks; i++) {
+        free(group->ranks[i].blob);
+        group->ranks[i].blob = NULL;
+        group->ranks[i].blob_bytes = 0;
+    }
+}
+
 void group_free(struct group *group)
 {
     struct groups *groups = group->groups;
@@ -213,7 +222,7 @@ void group_free(struct group *group)
     deadline_unset(groups->deadlines, &group->deadline);
     group_notify_waiters(&group->forming, &why);
     group_notify_waiters(&group->ending, NULL);
-    group_free_offers(group);
+    free_offers(group);
     account_give(group->account, USAGE_GROUPS, 1);
     account_unref(group->account);
     free(group->ranks);
@@ -292,15 +301,6 @@ enum rdt_status group_make_ranks(struct group *group, struct rdt_error *err)
 bool group_rank_serves(const struct group_rank *rank, const char *device)
 {
     return device[0] == '\0' || strcasecmp(rank->device, device) == 0;
-}
-
-void group_free_offers(struct group *group)
-{
-    for (uint32_t i = 0; i < group->n_ranks; i++) {
-        free(group->ranks[i].blob);
-        group->ranks[i].blob = NULL;
-        group->ranks[i].blob_bytes = 0;
-    }
 }
 
 void group_set_connected(struct group *group)
@@ -400,7 +400,7 @@ enum rdt_status group_open(struct group *group, struct rdt_error *err)
     struct rdt_group_member *members = calloc(group->n_ranks, sizeof *members);
     enum rdt_status status = members ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for group \"%s\"", group->name);
 
-    group_free_offers(group);
+    free_offers(group);
     for (uint32_t i = 0; status == RDT_OK && i < group->n_ranks; i++) {
         memcpy(members[i].node_uuid, group->ranks[i].node, 16);
         members[i].device = group->ranks[i].device;
@@ -428,7 +428,7 @@ enum rdt_status group_connect(struct group *group, struct rdt_error *err)
             status = group->transport->ops.group_connect(group->ranks[i].vendor.handle, blobs, bytes, err);
     free(blobs);
     free(bytes);
-    group_free_offers(group);
+    free_offers(group);
     return status;
 }
 

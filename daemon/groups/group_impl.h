@@ -24,8 +24,6 @@ enum rdt_status group_open(struct group *group, struct rdt_error *err);
 /* Connects this node's ranks when all offers have come. group_connected_here() or group_failed_here() follows. */
 enum rdt_status group_connect(struct group *group, struct rdt_error *err);
 void group_set_connected(struct group *group); /* connected at once, because there is no rank to connect */
-void group_free_offers(struct group *group);
-
 /* Moves from FORMING or READY to CLOSING, or to DOWN if there is nothing to close. group_went_down() follows,
  * possibly at once. */
 void group_take_down(struct group *group, const char *why);

@@ -47,16 +47,16 @@ static double seconds(uint64_t ns)
 
 /* ---- its end ---- */
 
+static void on_handle_closed(uv_handle_t *handle)
+{
+    peer_link_handle_gone(handle->data);
+}
+
 static void close_handles(struct peer_link *link)
 {
     peer_wire_close(link);
-    uv_close((uv_handle_t *)&link->timer, peer_link_handle_closed);
-    uv_close((uv_handle_t *)&link->turn, peer_link_handle_closed);
-}
-
-void peer_link_handle_closed(uv_handle_t *handle)
-{
-    peer_link_handle_gone(handle->data);
+    uv_close((uv_handle_t *)&link->timer, on_handle_closed);
+    uv_close((uv_handle_t *)&link->turn, on_handle_closed);
 }
 
 void peer_link_handle_gone(struct peer_link *link)

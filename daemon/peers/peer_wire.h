@@ -41,7 +41,6 @@ void peer_link_no_answer(const struct peer_link *link, struct rdt_error *why);
 enum rdt_status peer_link_take_frame(struct peer_link *link, const struct frame *frame, struct rdt_error *err);
 
 void peer_link_on_turn(uv_idle_t *turn);
-void peer_link_handle_closed(uv_handle_t *handle);
 void peer_link_handle_gone(struct peer_link *link);
 
 #endif

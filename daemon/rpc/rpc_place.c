@@ -6,7 +6,8 @@
 
 #include "daemon/base/text.h"
 
-enum rdt_status call_keep(struct call *call, struct rdt_error *err)
+/* Keeps the packed request, so that the call can be dispatched again. Errors: LIMIT, NO_MEMORY. */
+static enum rdt_status keep_packed(struct call *call, struct rdt_error *err)
 {
     enum rdt_status status = call->packed ? RDT_OK : account_take(call->account, USAGE_HEAP, call->payload_bytes, err);
 
@@ -81,7 +82,7 @@ enum rdt_status call_place_name(struct call *call, struct rdt_ref *ref, struct r
         directory_names_find(call->rpc->directory_names, &owner, (const uint8_t *)ref->id, ref->id_bytes, ref->node,
                              ref->address) != RDT_AGAIN)
         return RDT_OK;
-    status = call_keep(call, err);
+    status = keep_packed(call, err);
     if (status == RDT_OK)
         status = call_defer(call, (int64_t)call->rpc->options->connect_timeout_ns, NULL, err);
     if (status != RDT_OK)
@@ -99,13 +100,13 @@ enum rdt_status call_seek_name(struct call *call, const struct rdt_ref *ref, str
 
     if (!call->client || call->placed || !ref_is_unplaced(ref) || !directory_names_active(call->rpc->directory_names))
         return RDT_OK;
-    status = call_keep(call, err);
+    status = keep_packed(call, err);
     return status == RDT_OK ? seek(call, ref, err) : status;
 }
 
 enum rdt_status call_wait_for_claim(struct call *call, int64_t timeout_ns, struct rdt_error *err)
 {
-    enum rdt_status status = call_keep(call, err);
+    enum rdt_status status = keep_packed(call, err);
 
     if (timeout_ns < 0 || timeout_ns > 2 * NAMES_CLAIM_NS)
         timeout_ns = 2 * NAMES_CLAIM_NS;

@@ -5,9 +5,6 @@
 
 #include "daemon/rpc/rpc_call.h"
 
-/* Keeps the packed request, so that the call can be dispatched again. Errors: LIMIT, NO_MEMORY. */
-enum rdt_status call_keep(struct call *call, struct rdt_error *err);
-
 /* For a request that waits for no event: writes the node of the name into the ref, if it is another one. AGAIN: the homes are
  * being asked, the call is deferred, and it will be dispatched again. Other errors are those of call_defer. */
 enum rdt_status call_place_name(struct call *call, struct rdt_ref *ref, struct rdt_error *err);
@@ -15,7 +12,7 @@ enum rdt_status call_place_name(struct call *call, struct rdt_ref *ref, struct r
 /* For a request that waits: the same, but only from what this node knows. false: the name is here, or not known. */
 bool call_place_known(struct call *call, struct rdt_ref *ref);
 
-/* The call waits for the name here; it is dispatched again if the name appears on another node. Errors: as call_keep. */
+/* The call waits for the name here; it is dispatched again if the name appears on another node. Errors: LIMIT, NO_MEMORY. */
 enum rdt_status call_seek_name(struct call *call, const struct rdt_ref *ref, struct rdt_error *err);
 
 /* A publish waits for the homes, at most timeout_ns (negative: any time), and is then dispatched again, without a deadline.

@@ -38,7 +38,8 @@ enum rdt_status timeline_add_clock(struct timeline_node *node, const struct time
     return RDT_OK;
 }
 
-bool timeline_is_end(const char *stage)
+/* Whether the event's stage is how a transfer ended. */
+static bool is_end(const char *stage)
 {
     static const char *const ends[] = {"done", "failed", "cancelled", "timed_out", "joined"};
 
@@ -59,7 +60,7 @@ static int by_transfer(const void *left, const void *right)
         return a->transfer < b->transfer ? -1 : 1;
     if (a->at_ns != b->at_ns)
         return a->at_ns < b->at_ns ? -1 : 1;
-    return timeline_is_end(a->stage) - timeline_is_end(b->stage);
+    return is_end(a->stage) - is_end(b->stage);
 }
 
 static int by_time(const void *left, const void *right)
@@ -81,7 +82,7 @@ void timeline_finish(struct timeline *timeline)
         const struct timeline_event *before = i > 0 ? event - 1 : NULL;
 
         event->first = !before || before->node != event->node || before->transfer != event->transfer;
-        event->last = timeline_is_end(event->stage);
+        event->last = is_end(event->stage);
         event->ns = !event->last && next && next->node == event->node && next->transfer == event->transfer
                         ? next->at_ns - event->at_ns
                         : 0;

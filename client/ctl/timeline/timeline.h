@@ -52,9 +52,6 @@ enum rdt_status timeline_add_clock(struct timeline_node *node, const struct time
 /* Sorts the events, and fills in ns, first, last and flows. Once, when all are added. */
 void timeline_finish(struct timeline *timeline);
 
-/* Whether the event's stage is how a transfer ended. */
-bool timeline_is_end(const char *stage);
-
 /* Adds the nodes and events of `other`, in the time of this time line's first node. INVALID: no file says how their clocks
  * differ. */
 enum rdt_status timeline_merge(struct timeline *timeline, const struct timeline *other, struct rdt_error *err);

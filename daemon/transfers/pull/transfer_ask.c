@@ -262,7 +262,8 @@ static void rewind_move(struct transfer *transfer)
     transfer->record.bytes_done = 0;
 }
 
-void transfer_in_go_back(struct transfer *transfer)
+/* REWIND, then asks again when no operation is left */
+static void go_back(struct transfer *transfer)
 {
     struct rdt_error err = {0};
     struct peer *peer;
@@ -304,7 +305,7 @@ bool transfer_in_ask_anew(struct transfer *transfer)
     transfer->id = transfer->record.id = id;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &transfer->record);
     transfer_in_leave_peer(transfer);
-    transfer_in_go_back(transfer);
+    go_back(transfer);
     return true;
 }
 
@@ -313,7 +314,7 @@ void transfer_in_rewound(struct transfer *transfer)
     if (transfer->n_ops > 0)
         return;
     if (!transfer->pull.peer) {
-        transfer_in_go_back(transfer);
+        go_back(transfer);
         return;
     }
     rewind_move(transfer);

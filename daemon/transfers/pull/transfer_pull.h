@@ -208,9 +208,6 @@ enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, s
 bool transfer_in_path_is_coming(struct transfer *transfer);
 void transfer_in_take_path(struct transfer *transfer); /* uses the path that was chosen */
 
-/* Counts, and logs once, that the chosen path is slower than the best one. */
-void transfer_in_note_fall_back(struct transfer *transfer);
-
 /* With targets: posts the receives before PULL, if the path allows that. */
 void transfer_in_early(struct transfer *transfer);
 
@@ -247,7 +244,6 @@ void transfer_free_staging(struct transfer *transfer);
 void transfer_in_free_chunks(struct transfer *transfer);   /* frees the plan, its operations, and the owner's keys */
 void transfer_in_choose_again(struct transfer *transfer);  /* the owner did not start the early receives: chooses again */
 void transfer_in_forget_answer(struct transfer *transfer); /* drops the owner's answer; reserved memory stays */
-void transfer_in_go_back(struct transfer *transfer);       /* REWIND, then asks again when no operation is left */
 /* The same under a new id; false: no memory, and nothing has changed. */
 bool transfer_in_ask_anew(struct transfer *transfer);
 void transfer_in_rewound(struct transfer *transfer); /* REWIND: one operation has ended; the last one starts again */

@@ -76,7 +76,7 @@ bool transfer_in_path_is_coming(struct transfer *transfer)
 
 /* A slower path is logged once for each peer, because it may be for good. It is counted for each transfer, unless
  * neither node offers the faster one: that is how they were set up, and nothing to be alarmed about. */
-void transfer_in_note_fall_back(struct transfer *transfer)
+static void note_fall_back(struct transfer *transfer)
 {
     const struct path_decision *decision = transfer->record.decision;
     const struct path_candidate *chosen = record_chosen(&transfer->record), *better;
@@ -120,7 +120,7 @@ void transfer_in_take_path(struct transfer *transfer)
 {
     const struct path_candidate *chosen = record_chosen(&transfer->record);
 
-    transfer_in_note_fall_back(transfer);
+    note_fall_back(transfer);
     memcpy(transfer->record.path, chosen->name, sizeof chosen->name);
     transfer->is_inline = chosen->kind == PATH_INLINE;
     transfer->pull.one_sided = chosen->one_sided;
