@@ -192,6 +192,20 @@ static bool count_row(struct lister *lister, bool goes_on)
     return goes_on && lister->left > 0;
 }
 
+/* Gives every page to `give`. status: of lister_init. */
+static enum rdt_status give_pages(struct lister *lister, enum rdt_status status,
+                                  enum rdt_status (*give)(struct lister *, const Rdt__Pb__ListReply *, struct rdt_error *),
+                                  struct rdt_error *err)
+{
+    Rdt__Pb__ListReply *page;
+
+    while (status == RDT_OK && (status = next_page(lister, &page, err)) == RDT_OK && page) {
+        status = give(lister, page, err);
+        rdt__pb__list_reply__free_unpacked(page, NULL);
+    }
+    return status;
+}
+
 static enum rdt_status give_objects(struct lister *lister, const Rdt__Pb__ListReply *page, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
@@ -212,17 +226,12 @@ static enum rdt_status give_objects(struct lister *lister, const Rdt__Pb__ListRe
 enum rdt_status rdt_each_object(rdt *conn, const struct rdt_list_options *options,
                                 bool (*each)(void *arg, const struct rdt_object_row *row), void *arg, struct rdt_error *err)
 {
-    Rdt__Pb__ListReply *page;
     struct lister lister;
     enum rdt_status status = lister_init(&lister, conn, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, options, each != NULL, arg, err);
 
     if (status == RDT_OK)
         lister.each.object = each;
-    while (status == RDT_OK && (status = next_page(&lister, &page, err)) == RDT_OK && page) {
-        status = give_objects(&lister, page, err);
-        rdt__pb__list_reply__free_unpacked(page, NULL);
-    }
-    return status;
+    return give_pages(&lister, status, give_objects, err);
 }
 
 static enum rdt_status give_names(struct lister *lister, const Rdt__Pb__ListReply *page, struct rdt_error *err)
@@ -254,17 +263,12 @@ static enum rdt_status give_names(struct lister *lister, const Rdt__Pb__ListRepl
 enum rdt_status rdt_each_name(rdt *conn, const struct rdt_list_options *options,
                               bool (*each)(void *arg, const struct rdt_name_row *row), void *arg, struct rdt_error *err)
 {
-    Rdt__Pb__ListReply *page;
     struct lister lister;
     enum rdt_status status = lister_init(&lister, conn, RDT__PB__LIST_KIND__LIST_KIND_NAMES, options, each != NULL, arg, err);
 
     if (status == RDT_OK)
         lister.each.name = each;
-    while (status == RDT_OK && (status = next_page(&lister, &page, err)) == RDT_OK && page) {
-        status = give_names(&lister, page, err);
-        rdt__pb__list_reply__free_unpacked(page, NULL);
-    }
-    return status;
+    return give_pages(&lister, status, give_names, err);
 }
 
 /* The daemon sends a uuid of zeros for a node that it has never reached. */
@@ -293,10 +297,11 @@ static size_t fill_transports(const Rdt__Pb__PeerInfo *from, struct rdt_node_tra
     return n;
 }
 
-static void give_nodes(struct lister *lister, const Rdt__Pb__ListReply *page)
+static enum rdt_status give_nodes(struct lister *lister, const Rdt__Pb__ListReply *page, struct rdt_error *err)
 {
     struct rdt_node_transport transports[TRANSPORTS_MAX];
 
+    (void)err;
     for (size_t i = 0; i < page->n_peers; i++) {
         const Rdt__Pb__PeerInfo *from = page->peers[i];
         struct rdt_node_row row = {
@@ -320,24 +325,20 @@ static void give_nodes(struct lister *lister, const Rdt__Pb__ListReply *page)
             .identity = from->identity,
         };
         if (!count_row(lister, lister->each.node(lister->arg, &row)))
-            return;
+            break;
     }
+    return RDT_OK;
 }
 
 enum rdt_status rdt_each_node(rdt *conn, bool (*each)(void *arg, const struct rdt_node_row *row), void *arg,
                               struct rdt_error *err)
 {
-    Rdt__Pb__ListReply *page;
     struct lister lister;
     enum rdt_status status = lister_init(&lister, conn, RDT__PB__LIST_KIND__LIST_KIND_PEERS, NULL, each != NULL, arg, err);
 
     if (status == RDT_OK)
         lister.each.node = each;
-    while (status == RDT_OK && (status = next_page(&lister, &page, err)) == RDT_OK && page) {
-        give_nodes(&lister, page);
-        rdt__pb__list_reply__free_unpacked(page, NULL);
-    }
-    return status;
+    return give_pages(&lister, status, give_nodes, err);
 }
 
 /* ---- the daemon ---- */

@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
+#include <uv.h>
 
 #define KNOWN_FOR_NS UINT64_C(100000000)
 #define NO_LIMIT (UINT64_C(1) << 60) /* version 1 states "no limit" by a number that is larger than any memory */
@@ -187,14 +187,6 @@ void memory_room_fini(struct memory_room *room)
     (void)pthread_mutex_destroy(&room->mutex);
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 /* How many bytes fit now. If fewer than `wanted`, err says why. */
 static uint64_t look_for_room(uint64_t wanted, struct rdt_error *err)
 {
@@ -226,7 +218,7 @@ static enum rdt_status await_room(struct memory_room *room, uint64_t bytes, bool
             return RDT_NO_MEMORY;
         if (fits - bytes >= taking || !may_wait) {
             room->known_bytes = fits - bytes > taking ? (fits - bytes - taking) / 16 : 0;
-            room->known_ns = now_ns();
+            room->known_ns = uv_hrtime();
             return RDT_OK;
         }
         (void)pthread_cond_wait(&room->changed, &room->mutex);
@@ -238,7 +230,7 @@ enum rdt_status memory_room_take(struct memory_room *room, uint64_t bytes, bool 
     enum rdt_status status = RDT_OK;
 
     (void)pthread_mutex_lock(&room->mutex);
-    if (bytes <= room->known_bytes && now_ns() - room->known_ns < KNOWN_FOR_NS)
+    if (bytes <= room->known_bytes && uv_hrtime() - room->known_ns < KNOWN_FOR_NS)
         room->known_bytes -= bytes;
     else
         status = await_room(room, bytes, may_wait, err);

@@ -129,7 +129,7 @@ void transfers_peer_answer(struct transfers *transfers, struct peer *peer)
         peer_session_ping(session);
 }
 
-static void tell_connected(struct peer_transport *pt)
+static void tell_incoming(struct peer_transport *pt, void (*tell)(struct transfer *, const struct peer_transport *))
 {
     struct peer_session *session = pt->session;
     struct transfer *transfer;
@@ -138,19 +138,17 @@ static void tell_connected(struct peer_transport *pt)
     list_init(&now);
     list_splice(&now, &session->incoming);
     while ((transfer = take_over(&now, &session->incoming)))
-        transfer_in_connected(transfer, pt);
+        tell(transfer, pt);
+}
+
+static void tell_connected(struct peer_transport *pt)
+{
+    tell_incoming(pt, transfer_in_connected);
 }
 
 static void tell_refused(struct peer_transport *pt)
 {
-    struct peer_session *session = pt->session;
-    struct transfer *transfer;
-    struct list now;
-
-    list_init(&now);
-    list_splice(&now, &session->incoming);
-    while ((transfer = take_over(&now, &session->incoming)))
-        transfer_in_refused(transfer, pt);
+    tell_incoming(pt, transfer_in_refused);
 }
 
 static void tell_broken(struct peer_transport *pt)
