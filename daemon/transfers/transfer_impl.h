@@ -10,7 +10,7 @@
  *   members      transfer_broadcast_member
  *   pull         transfer_in, _ask, _way, _move, _replica, _subpull
  *   broadcast    transfer_broadcast, transfer_broadcast_move
- *   serve        serve_pull > serve_answer > serve_send > serve              -> serve_events: broadcast
+ *   serve        serve_pull > serve_answer > serve_send > serve_pace > serve -> serve_events: broadcast
  *   local        transfer_local > transfer_local_copy
  *   order        transfer_order                                              -> order_events: pull, serve
  *   result       transfer_result
