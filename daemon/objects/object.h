@@ -122,14 +122,14 @@ struct object {
     bool published : 1;    /* at least one name holds it */
     bool adopted : 1;      /* a replica of another node's object: in no table, and charged to nobody */
     bool snapshot : 1;     /* it never changes: its regions are sealed and contain nothing else, unless it is immutable */
-    bool immutable : 1;    /* a snapshot without a copy: its producer promises not to change its memory while the object lives */
-    bool loaned : 1;       /* its regions are loaned: the producer promises not to change them while the object lives */
-    bool pending : 1;      /* FILLING: its bytes have not been written yet */
-    bool manifest : 1;     /* its metadata lists the parts of a version, which are held as long as it exists (rpc/shards) */
-    bool separate : 1;     /* behind the key there is only a pointer to metadata and shapes */
-    uint8_t key_bytes;     /* of owner and id, which are the key in the table */
-    uint8_t id_bytes;      /* of the id, which is the end of the key */
-    uint8_t tail[];        /* key, metadata, shapes */
+    bool immutable : 1; /* a snapshot without a copy: its producer promises not to change its memory while the object lives */
+    bool loaned : 1;    /* its regions are loaned: the producer promises not to change them while the object lives */
+    bool pending : 1;   /* FILLING: its bytes have not been written yet */
+    bool manifest : 1;  /* its metadata lists the parts of a version, which are held as long as it exists (rpc/shards) */
+    bool separate : 1;  /* behind the key there is only a pointer to metadata and shapes */
+    uint8_t key_bytes;  /* of owner and id, which are the key in the table */
+    uint8_t id_bytes;   /* of the id, which is the end of the key */
+    uint8_t tail[];     /* key, metadata, shapes */
 };
 
 /* Waits for an object to become live, or to be gone. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of TLS share: tls.c (connections), above tls_certificate.c (certificates), above tls_file.c (reading files). */
+/* What the files of TLS share: tls.c (connections), above tls_certificate.c (certificates), above tls_file.c (reading
+ * files). */
 #ifndef DAEMON_TLS_IMPL_H
 #define DAEMON_TLS_IMPL_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a session's PUBLISHes have done whose versions are not the newest ones any more. If the answer to such a request is lost with
- * the daemon, the session sends the request again, and it must get the same answer. A session has few requests without an answer,
- * so only its last ones are remembered. */
+/* What a session's PUBLISHes have done whose versions are not the newest ones any more. If the answer to such a request is
+ * lost with the daemon, the session sends the request again, and it must get the same answer. A session has few requests
+ * without an answer, so only its last ones are remembered. */
 #include <stdlib.h>
 
 #include "daemon/recovery/recovery_impl.h"

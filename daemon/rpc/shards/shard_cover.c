@@ -274,8 +274,8 @@ static enum rdt_status compare_all(struct checker *checker, uint32_t lo, uint32_
     return elems == box_elems(tensor->ndim, checker->count) ? RDT_OK : hole(checker, "all of ", err);
 }
 
-/* Checks that the boxes of [lo, hi) fill the region: cuts it wherever no box is in the way, then looks at each piece. The boxes of
- * a grid, or of a grid whose cells are cut again, take O(n log n) time. */
+/* Checks that the boxes of [lo, hi) fill the region: cuts it wherever no box is in the way, then looks at each piece. The
+ * boxes of a grid, or of a grid whose cells are cut again, take O(n log n) time. */
 static enum rdt_status check_region(struct checker *checker, uint32_t lo, uint32_t hi, unsigned depth, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;

@@ -20,9 +20,9 @@ void shard_cover_fini(struct shard_cover *cover);
 enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const struct layout *layout,
                                 const Rdt__Pb__Boxes *boxes, struct rdt_error *err);
 
-/* Whether every element of every tensor is in one box; for one call. Any thread. Errors: INVALID names a tensor and two boxes of
- * it that overlap, with their ranks, or a box that no part has; LIMIT: the boxes of a tensor interlock in too complicated a way;
- * NO_MEMORY. */
+/* Whether every element of every tensor is in one box; for one call. Any thread. Errors: INVALID names a tensor and two
+ * boxes of it that overlap, with their ranks, or a box that no part has; LIMIT: the boxes of a tensor interlock in too
+ * complicated a way; NO_MEMORY. */
 enum rdt_status shard_cover_check(struct shard_cover *cover, struct rdt_error *err);
 
 #endif

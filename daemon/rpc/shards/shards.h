@@ -73,8 +73,8 @@ struct shard_state {
     uint64_t step, age_ns;
     uint32_t of, n_parts;
     bool complete;
-    /* As text, "1 4 5", or "1 4 ... (83 in all)": complete: those whose parts are lost; else those whose parts are not there, or,
-     * if all are, that are not held yet. */
+    /* As text, "1 4 5", or "1 4 ... (83 in all)": complete: those whose parts are lost; else those whose parts are not
+     * there, or, if all are, that are not held yet. */
     char ranks[128];
 };
 void shards_each(const struct shards *shards, void (*each)(void *arg, const struct shard_state *state), void *arg);

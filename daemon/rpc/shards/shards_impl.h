@@ -48,12 +48,12 @@ struct version {
     uint64_t step, began_ns;
     uint32_t of, n_parts, n_held;
     Rdt__Pb__Visibility visibility;
-    struct part **parts;           /* [of]; NULL: not there yet */
-    struct shard_check *check;     /* FILLING: its boxes so far */
-    struct client holder;          /* has the holds on the parts; nobody is connected to it */
-    struct object_waiter manifest; /* COMPLETE: waits for its end */
-    struct deadline settle;        /* after an answer about a hold: complete it, or fail it */
-    struct rdt_error why;          /* a hold failed */
+    struct part **parts;              /* [of]; NULL: not there yet */
+    struct shard_check *check;        /* FILLING: its boxes so far */
+    struct client holder;             /* has the holds on the parts; nobody is connected to it */
+    struct object_waiter manifest;    /* COMPLETE: waits for its end */
+    struct deadline settle;           /* after an answer about a hold: complete it, or fail it */
+    struct rdt_error why;             /* a hold failed */
     uint64_t heap_bytes, cover_bytes; /* of packed parts, and of their boxes in `check`; both are charged */
 };
 
