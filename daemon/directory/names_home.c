@@ -175,22 +175,16 @@ enum rdt_status names_home_seek(struct directory_names *all, struct peer *from, 
     return RDT_AGAIN;
 }
 
-static void forget(struct directory_names *all, struct name_record *record)
-{
-    map_remove(&all->records, record->key.packed, record->key.bytes);
-    free(record->seekers);
-    free(record);
-}
-
 void names_home_told(struct directory_names *all, const struct name_key *key, const struct name_place *place)
 {
     struct name_record *record = place ? record_get(all, key) : map_get(&all->records, key->packed, key->bytes);
 
     if (record && !place) {
-        forget(all, record);
+        record_free(all, record);
     } else if (record) {
         record->place = *place;
         record->held = true;
+        list_remove(&record->idle);
         record->round = all->etcd_round;
     }
 }
@@ -202,7 +196,7 @@ void names_home_prune(struct directory_names *all)
 
     while ((record = map_next(&all->records, &cursor)))
         if (record->round != all->etcd_round)
-            forget(all, record);
+            record_free(all, record);
         else if (memcmp(record->place.node, all->node->uuid, sizeof record->place.node) == 0 &&
                  !names_claim_held(all, &record->key)) /* it ended while etcd was away, or with an earlier daemon */
             (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, &record->key, &record->place, 0);
@@ -227,7 +221,7 @@ void names_home_tick(struct directory_names *all, uint64_t now_ns)
             return;
         }
         if (record->place.epoch == 0 && !is_sought(record, now_ns))
-            forget(all, record);
+            record_free(all, record);
     }
 }
 

@@ -104,11 +104,23 @@ Test(names_home, a_name_that_was_only_sought_is_forgotten, .init = begin, .fini 
     for (unsigned i = 0; i < 2; i++) /* one of them may begin at the end of the table */
         names_home_tick(&all, later);
     cr_assert_eq(map_count(&all.records), 0, "a name that nobody seeks any more is kept");
+    cr_assert(list_empty(&all.idle), "a name that is forgotten may still give way to another");
     cr_assert_eq(ask(&a, 0, 1, &known), RDT_OK);
     ends(&a, 1);
     for (unsigned i = 0; i < 2; i++)
         names_home_tick(&all, later);
     cr_assert_eq(map_count(&all.records), 1, "the epoch of a name that was published is lost");
+}
+
+Test(names_home, a_name_that_etcd_tells_does_not_give_way, .init = begin, .fini = end)
+{
+    const struct name_place place = {.epoch = 1, .version = 7, .node = {10}};
+
+    names_home_told(&all, &key, &place);
+    cr_assert_eq(map_count(&all.records), 1);
+    cr_assert(list_empty(&all.idle), "a name that a node has may give way to another");
+    names_home_told(&all, &key, NULL);
+    cr_assert_eq(map_count(&all.records), 0);
 }
 
 Test(names_home, names_of_two_owners_are_two_names, .init = begin, .fini = end)
