@@ -259,20 +259,29 @@ void names_claim_etcd_answer(struct directory_names *all, const struct name_key 
 {
     struct name_claim *claim = find(all, key);
 
-    if (!claim || !claim->asking)
-        return;
-    claim->revision = granted ? revision : 0;
-    take_answer(claim, 0, place, granted);
-    decide(claim);
+    if (claim && claim->asking) {
+        claim->revision = granted ? revision : 0;
+        take_answer(claim, 0, place, granted);
+        decide(claim);
+    }
     if (!list_empty(&all->dirty))
         names_claims_flush(&all->flush); /* the next ones */
 }
 
-/* etcd says who has the name. */
-void names_claim_told(struct directory_names *all, const struct name_key *key, const struct name_place *place)
+/* etcd says who has the name, or that nobody has (place NULL). What is sent to it at once may arrive in another order: an END
+ * behind the registration that follows, or before the one that it follows. */
+void names_claim_told(struct directory_names *all, const struct name_key *key, const struct name_place *place, int64_t revision)
 {
     struct name_claim *claim = find(all, key);
 
+    if (!place) {
+        if (claim && claim->state != CLAIM_LOST && revision > claim->revision &&
+            (is_used(claim) || !list_empty(&claim->waiters)))
+            tell_again(claim, INT64_C(2000000));
+        return;
+    }
+    if (!claim && memcmp(place->node, all->node->uuid, 16) == 0)
+        (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, key, place, revision);
     if (!claim || claim->state != CLAIM_HELD || place->epoch <= claim->epoch || memcmp(place->node, all->node->uuid, 16) == 0)
         return;
     claim->revision = 0; /* another node took it over while this one was away; if it is asked now, it is told so */
@@ -487,13 +496,16 @@ void directory_names_unuse(struct directory_names *all, const struct owner *owne
 void names_claims_flush(struct deadline *deadline)
 {
     struct directory_names *all = container_of(deadline, struct directory_names, flush);
-
     bool etcd = names_in_etcd(all);
+    struct list now; /* a claim that cannot be told is dirty again at once */
 
     if (etcd && !all->etcd_up)
         return;
-    while (!list_empty(&all->dirty) && !(etcd && all->n_asking >= ASKING_MAX))
-        ask(container_of(list_first(&all->dirty), struct name_claim, by_dirty)); /* takes it out */
+    list_init(&now);
+    list_splice(&now, &all->dirty);
+    while (!list_empty(&now) && !(etcd && all->n_asking >= ASKING_MAX))
+        ask(container_of(list_first(&now), struct name_claim, by_dirty)); /* takes it out */
+    list_splice(&all->dirty, &now);
 }
 
 void names_claims_tick(struct directory_names *all)

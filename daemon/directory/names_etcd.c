@@ -57,12 +57,13 @@ void directory_names_etcd_told(void *arg, const Rdt__Pb__EtcdName *message)
     switch (name->act) {
     case RDT__PB__NAME_ACT__NAME_ACT_FOUND:
         names_home_told(all, &key, &place);
-        names_claim_told(all, &key, &place);
+        names_claim_told(all, &key, &place, message->revision);
         if (place.version > 0)
             names_seek_found(all, &key, &place);
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_END:
         names_home_told(all, &key, NULL);
+        names_claim_told(all, &key, NULL, message->revision);
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_GRANTED:
     case RDT__PB__NAME_ACT__NAME_ACT_REFUSED:

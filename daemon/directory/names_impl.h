@@ -70,7 +70,8 @@ void names_claim_answer(struct directory_names *all, struct peer *from, const st
 
 void names_claim_etcd_answer(struct directory_names *all, const struct name_key *key, const struct name_place *place,
                              bool granted, int64_t revision);
-void names_claim_told(struct directory_names *all, const struct name_key *key, const struct name_place *place);
+void names_claim_told(struct directory_names *all, const struct name_key *key, const struct name_place *place,
+                      int64_t revision);
 void names_claims_etcd_down(struct directory_names *all);
 
 /* Whether another node has taken the name over. */

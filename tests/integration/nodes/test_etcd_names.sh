@@ -148,6 +148,14 @@ until_true in_etcd frozen
 for node in a b c; do until_true up $node; has $node weights v4.npy || bad "a name is lost with the data of etcd"; done
 if publish a v4.npy weights 2>why; then bad "two nodes publish one name in the new etcd"; fi
 
+# etcd says otherwise than the node that knows: a name that is published is written again, one that is not is ended.
+b_value=$(etcdctl get --print-value-only /rdtd/names/0@/weights)
+etcdctl del /rdtd/names/0@/weights | says 1 || bad "the key of weights is another one"
+until_true in_etcd weights
+etcdctl put /rdtd/names/0@/ghost "$b_value" >/dev/null
+ended() { etcdctl get --print-value-only /rdtd/names/0@/ghost | says '"held":false'; }
+until_true ended
+
 # A value that is not rdtd's.
 etcdctl put /rdtd/names/0@/weird 'no JSON' >/dev/null
 strange() { ctl a nodes | says 'key /rdtd/names/0@/weird'; }
