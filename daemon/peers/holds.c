@@ -370,8 +370,9 @@ void holds_settled(struct holds *holds, struct peer *peer)
     Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
 
     message.settled = true;
-    if (!holds->closing)
-        (void)peer_send(peer, RDT_PEER_HOLDS, &message.base, NULL); /* otherwise they stay for hold_grace */
+    /* The next daemon may take more. What nobody calls settled stays for hold_grace. */
+    if (!holds->closing && !(holds->recovery && recovery_is_frozen(holds->recovery)))
+        (void)peer_send(peer, RDT_PEER_HOLDS, &message.base, NULL);
 }
 
 /* Sends the list of everything held there, in several messages. If one cannot be sent, the owner's node
