@@ -84,7 +84,6 @@ static enum rdt_status tensor_new(struct shard_cover *cover, const char *key, ui
     }
     memcpy(tensor->shape, shape, ndim * sizeof *shape);
     cover->bytes += sizeof *tensor + key_bytes + ndim * sizeof *shape;
-    cover->bytes += sizeof *tensor + key_bytes + 3u * ndim * sizeof *shape;
     *tensor_p = tensor;
     return RDT_OK;
 }
