@@ -69,6 +69,7 @@ struct directory {
     struct directory_provider providers[DIRECTORY_SOURCES];
     struct node_entry *table;      /* merged; what peers/ has */
     struct etcd_program *etcd;     /* NULL: it does not run */
+    struct list etcd_left;         /* struct etcd_program.link: those that have been told to end */
     struct etcd_counters counters; /* of all programs since the start */
     struct deadline etcd_start;    /* when the next program is started */
     int64_t etcd_pause_ns;         /* the last one before a start */

@@ -36,6 +36,7 @@
 #define QUEUE_BYTES_MAX ((size_t)4 << 20) /* of what it does not read */
 
 struct etcd_program {
+    struct list link;            /* in etcd_left */
     struct directory *directory; /* NULL: only its end is awaited */
     pid_t pid;
     int sock, pidfd;
@@ -95,6 +96,15 @@ static void start_later(struct directory *directory)
     (void)deadline_set(directory->deadlines, &directory->etcd_start, directory->etcd_pause_ns);
 }
 
+/* Its end is not awaited any more. */
+static void let_go(struct etcd_program *program)
+{
+    list_remove(&program->link);
+    deadline_unset(program->deadlines, &program->silence);
+    uv_close((uv_handle_t *)&program->sock_poll, on_handle_closed);
+    uv_close((uv_handle_t *)&program->pid_poll, on_handle_closed);
+}
+
 static void on_process_end(uv_poll_t *poll, int uv_status, int events)
 {
     struct etcd_program *program = poll->data;
@@ -105,9 +115,7 @@ static void on_process_end(uv_poll_t *poll, int uv_status, int events)
     (void)uv_status;
     (void)events;
     (void)waitpid(program->pid, &status, WNOHANG);
-    deadline_unset(program->deadlines, &program->silence);
-    uv_close((uv_handle_t *)&program->sock_poll, on_handle_closed);
-    uv_close((uv_handle_t *)&program->pid_poll, on_handle_closed);
+    let_go(program);
     if (!directory)
         return;
     (void)rdt_error_set(&err, RDT_SYSTEM,
@@ -410,6 +418,7 @@ static void start(struct directory *directory)
         start_later(directory);
         return;
     }
+    list_init(&program->link);
     program->directory = directory;
     program->deadlines = directory->deadlines;
     program->began_ns = uv_hrtime();
@@ -425,6 +434,8 @@ static void leave(struct directory *directory, bool comes_back)
 {
     struct etcd_program *program = directory->etcd;
 
+    if (!directory->etcd_left.next)
+        list_init(&directory->etcd_left);
     deadline_unset(directory->deadlines, &directory->etcd_start);
     directory->etcd = NULL;
     directory->etcd_pause_ns = 0;
@@ -432,6 +443,7 @@ static void leave(struct directory *directory, bool comes_back)
     if (!program)
         return;
     program->directory = NULL;
+    list_append(&directory->etcd_left, &program->link);
     if (!comes_back)
         tell(program, RDT__PB__ETCD_MESSAGE__ETCD_LEAVE, NULL, 0);
     (void)shutdown(program->sock, SHUT_WR);
@@ -455,15 +467,10 @@ void directory_etcd_begin(struct directory_provider *provider)
         start(directory);
 }
 
-/* The daemon ends, so nobody awaits the program's end. */
+/* The daemon ends, so nobody awaits the programs' ends. */
 void directory_etcd_close(struct directory *directory, bool comes_back)
 {
-    struct etcd_program *program = directory->etcd;
-
     leave(directory, comes_back);
-    if (!program)
-        return;
-    deadline_unset(program->deadlines, &program->silence);
-    uv_close((uv_handle_t *)&program->sock_poll, on_handle_closed);
-    uv_close((uv_handle_t *)&program->pid_poll, on_handle_closed);
+    while (!list_empty(&directory->etcd_left))
+        let_go(container_of(list_first(&directory->etcd_left), struct etcd_program, link));
 }

@@ -164,5 +164,14 @@ has a weights v4.npy || bad "a strange value hides others"
 
 for node in a b c; do stop $node; done
 [[ -z $(etcdctl get --prefix /rdtd/nodes/ --keys-only) ]] || bad "nodes that have ended are in etcd"
+
+# A program that was told to end by other options, and does not, does not keep its daemon from ending.
+start c
+c_helper=$(helper c)
+kill -STOP "$c_helper"
+sed -i 's/etcd_ttl = 2s/etcd_ttl = 3s/' c/conf
+ctl c reload >/dev/null || bad "no reload"
+stop c
+kill -CONT "$c_helper"
 grep -l 'AddressSanitizer\|runtime error' ./*/log && bad "a sanitizer has found something"
 ((failures == 0))
