@@ -57,6 +57,11 @@ bool fault_hits_memory(enum fault_event event)
     return is_at(event, FAULT_NO_MEMORY, FAULT_OVER_LIMIT);
 }
 
+bool fault_restarts(enum fault_event event)
+{
+    return is_at(event, FAULT_CONSUMERS_NODE_RESTARTED, FAULT_OWNERS_NODE_RESTARTED);
+}
+
 bool fault_cell_exists(const struct fault_cell *cell)
 {
     enum fault_event event = cell->event;
@@ -64,7 +69,8 @@ bool fault_cell_exists(const struct fault_cell *cell)
     enum fault_place place = cell->place;
     bool fetches = step <= FAULT_HELD || step == FAULT_NAME_PARKED;
 
-    if (place == FAULT_SAME && (fault_hits_consumers_node(event) || fault_wants_cable(event)))
+    if (place == FAULT_SAME &&
+        (fault_hits_consumers_node(event) || event == FAULT_CONSUMERS_NODE_RESTARTED || fault_wants_cable(event)))
         return false; /* there is one node, the owner's */
     if (fault_wants_cable(event) && place != FAULT_INLINE && place != FAULT_UCX && place != FAULT_STREAM)
         return false; /* the test transport has no cable */
@@ -124,6 +130,8 @@ uint64_t fault_cell_explains(const struct fault_cell *cell, bool producer)
     case FAULT_OWNERS_NODE_STOPPED: /* the daemon drains, and the producer's session may end first */
         return may | FAULT_MAY(RDT_SHUTTING_DOWN) | FAULT_MAY(RDT_OWNER_DIED) |
                (at_owner ? FAULT_MAY(RDT_DISCONNECTED) : FAULT_MAY(RDT_PEER_LOST));
+    case FAULT_OWNERS_NODE_RESTARTED: /* whose own daemon it is notices nothing */
+        return at_owner ? may : may | FAULT_MAY(RDT_PEER_LOST);
     case FAULT_DEADLINE:
         return may | FAULT_MAY(RDT_TIMED_OUT);
     case FAULT_TRANSPORT_FAILS:

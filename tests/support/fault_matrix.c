@@ -10,6 +10,7 @@
 #include "tests/support/cluster.h"
 #include "tests/support/fakes/badcable.h"
 #include "tests/support/fault_agent.h"
+#include "tests/support/keeper.h"
 #include "tests/support/raw.h"
 
 #define CHUNK ((size_t)64 << 10)
@@ -25,7 +26,8 @@ static const char *const expected_warnings[] = {
 struct scene {
     const struct fault_cell *cell;
     struct cluster cluster;
-    struct badcable badcable; /* of the owner's node, for events that want one */
+    struct badcable badcable;     /* of the owner's node, for events that want one */
+    struct test_keeper keeper[2]; /* of the nodes, for events that restart one */
     struct agent producer, consumer;
     struct agent hoarder; /* for events that want one */
     unsigned far;         /* the consumer's node */
@@ -50,6 +52,21 @@ static void linger(struct scene *scene, unsigned most_us)
     (void)nanosleep(&pause, NULL);
 }
 
+/* Also says how the nodes find them. */
+static void start_keepers(struct scene *scene, struct cluster_options *options)
+{
+    static char flag[2][200];
+    static const char *flags[2][2];
+
+    options->same_socket = true;
+    for (unsigned i = 0; i <= scene->far; i++) {
+        keeper_start(&scene->keeper[i]);
+        (void)snprintf(flag[i], sizeof flag[i], "--keeper=%s", scene->keeper[i].socket);
+        flags[i][0] = flag[i];
+        options->flags_of[i] = flags[i];
+    }
+}
+
 static void begin(struct scene *scene)
 {
     static char peer_timeout[48], quiesce[48], sided[40], memory[48];
@@ -67,6 +84,11 @@ static void begin(struct scene *scene)
                            NULL};
     unsigned n = 0; /* the first free place in flags */
     bool loopback = cell->place == FAULT_TWO_SIDED || cell->place == FAULT_ONE_SIDED || cell->place == FAULT_ORDERED;
+    struct cluster_options options = {.cables = fault_wants_cable(cell->event),
+                                      .loopback = loopback,
+                                      .no_ucx = cell->place != FAULT_UCX,
+                                      .stream = cell->place == FAULT_STREAM,
+                                      .flags = flags};
 
     (void)snprintf(peer_timeout, sizeof peer_timeout, "--peer-timeout=%lldms", (long long)(patience(SEC) / MSEC));
     (void)snprintf(quiesce, sizeof quiesce, "--quiesce-grace=%lldms", (long long)(patience(300 * MSEC) / MSEC));
@@ -83,12 +105,9 @@ static void begin(struct scene *scene)
         flags[n++] = memory;
     }
     scene->far = cell->place == FAULT_SAME ? 0 : 1;
-    cluster_start(&scene->cluster, scene->far + 1,
-                  &(struct cluster_options){.cables = fault_wants_cable(cell->event),
-                                            .loopback = loopback,
-                                            .no_ucx = cell->place != FAULT_UCX,
-                                            .stream = cell->place == FAULT_STREAM,
-                                            .flags = flags});
+    if (fault_restarts(cell->event))
+        start_keepers(scene, &options);
+    cluster_start(&scene->cluster, scene->far + 1, &options);
     if (fault_wants_badcable(cell->event))
         badcable_put(&scene->badcable, &scene->cluster.net, 0, scene->random);
     scene->bytes = cell->place == FAULT_INLINE ? SMALL : cell->place == FAULT_SAME ? 128 * CHUNK : 48 * CHUNK;
@@ -345,6 +364,14 @@ static void strike(struct scene *scene)
     case FAULT_OVER_LIMIT:
         hoard(scene);
         break;
+    case FAULT_CONSUMERS_NODE_RESTARTED:
+        node_kill(far, SIGKILL);
+        cluster_restart(cluster, scene->far);
+        break;
+    case FAULT_OWNERS_NODE_RESTARTED:
+        node_kill(near, SIGKILL);
+        cluster_restart(cluster, 0);
+        break;
     default: /* the call brings its own */
         break;
     }
@@ -496,6 +523,9 @@ static void recover(struct scene *scene)
         bystander_round(cluster, 3);
         badcable_heal(&scene->badcable);
         return;
+    case FAULT_CONSUMERS_NODE_RESTARTED:
+    case FAULT_OWNERS_NODE_RESTARTED:
+        break;
     default:
         return;
     }
@@ -573,4 +603,6 @@ void fault_cell_run(const struct fault_cell *cell, unsigned rounds, uint64_t see
     if (fault_wants_badcable(cell->event))
         badcable_take(&scene.badcable);
     cluster_end(&scene.cluster, expected_warnings);
+    for (unsigned i = 0; fault_restarts(cell->event) && i <= scene.far; i++)
+        keeper_stop(&scene.keeper[i], SIGTERM);
 }

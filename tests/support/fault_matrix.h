@@ -38,7 +38,10 @@
     X(TRANSPORT_FAILS, "transport-fails")                                                           \
     X(GARBAGE, "garbage")                                                                           \
     X(NO_MEMORY, "no-memory")   /* somebody takes all that is left under memory_limit */            \
-    X(OVER_LIMIT, "over-limit") /* of his user's share: the others are the same user's */
+    X(OVER_LIMIT, "over-limit") /* of his user's share: the others are the same user's */           \
+    /* a daemon with a keeper is killed, and the next one starts at once */                         \
+    X(CONSUMERS_NODE_RESTARTED, "consumers-node-restarted")                                         \
+    X(OWNERS_NODE_RESTARTED, "owners-node-restarted")
 
 #define FAULT_STEPS(X)                                                                      \
     X(PUTTING, "put")              /* a snapshot is being put, and somebody waits for it */ \
@@ -84,6 +87,7 @@ bool fault_hits_cable(enum fault_event event); /* which breaks */
 bool fault_wants_cable(enum fault_event event);
 bool fault_wants_badcable(enum fault_event event);
 bool fault_hits_memory(enum fault_event event); /* where the next allocation is made */
+bool fault_restarts(enum fault_event event);
 
 /* The statuses, as bits, that a call of the consumer (or, in PUTTING and WAITING_FREED, of the producer) may end with. */
 #define FAULT_MAY(status) (1ull << -(status))
