@@ -354,7 +354,8 @@ static void put_owners(const struct text *text, const struct pages *pages)
 
     for (size_t u = 0; first && u < first->n_usage && u < USAGE_MAX; u++) {
         const char *what = first->usage[u]->what;
-        bool bytes = strcmp(what, "bytes") == 0 || strcmp(what, "heap") == 0 || strcmp(what, "device_bytes") == 0;
+        bool bytes = strcmp(what, "bytes") == 0 || strcmp(what, "heap") == 0 || strcmp(what, "device_bytes") == 0 ||
+                     strcmp(what, "stored_bytes") == 0;
         uint64_t others = 0;
         unsigned n = 0;
         char name[64], help[160];

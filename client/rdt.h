@@ -221,7 +221,7 @@ enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count
  * without a lease, and DETACHED objects, whose ttl_ns begins again. When an object ends, its file is removed. timeout_ns limits
  * the wait; a TIMED_OUT does not end the writing. file_p [file_bytes], may be NULL, receives the file's path on that node.
  * Errors: UNSUPPORTED (the daemon stores nothing; memory on a device), INVALID (the object is not a snapshot), LIMIT
- * (storage_max), SYSTEM (the disk is full or failed; the sentence names the file, the object stays in memory, and a later call
+ * (storage_max, or owner_max_stored_bytes of the object's owner), SYSTEM (the disk is full or failed; the sentence names the file, the object stays in memory, and a later call
  * tries again), FREED, DENIED (another owner's), NOT_FOUND, TIMED_OUT, PEER_LOST. */
 enum rdt_status rdt_store(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, char *file_p, size_t file_bytes,
                           struct rdt_error *err);

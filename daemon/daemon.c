@@ -311,7 +311,6 @@ static enum rdt_status start_recovery(struct daemon *daemon, struct rdt_error *e
 static enum rdt_status start_storage(struct daemon *daemon, struct rdt_error *err)
 {
     daemon->storage = (struct storage){.directory = daemon->options->storage_dir,
-                                       .max_bytes = &daemon->options->storage_max_bytes,
                                        .regions = &daemon->regions,
                                        .accounts = &daemon->accounts,
                                        .plugins = daemon->plugins,

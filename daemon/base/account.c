@@ -147,8 +147,9 @@ bool account_waits_for(const struct account *account, enum usage what, const voi
 }
 
 /* What the administrator raises when the node has no room. */
-static const char *const node_remedies[USAGE_COUNT] = {
-    [USAGE_FDS] = "its limit of open files (LimitNOFILE)", [USAGE_OBJECTS] = "max_objects"};
+static const char *const node_remedies[USAGE_COUNT] = {[USAGE_FDS] = "its limit of open files (LimitNOFILE)",
+                                                       [USAGE_OBJECTS] = "max_objects",
+                                                       [USAGE_STORED_BYTES] = "storage_max"};
 
 /* What is left of the limit, for the owner that asks. */
 static uint64_t limit_for(const struct account *at, const struct account *below, enum usage what, uint64_t n)

@@ -19,7 +19,8 @@
     X(DEVICE_BYTES, device_bytes, "bytes of device memory") /* allocated, fetched into, on all devices together */    \
     X(GROUPS, groups, "groups")                             /* that this node knows, whoever created them */          \
     X(ORPHANS, orphans, "regions that have ended and that a process keeps open or mapped") /* see region_orphans.h */ \
-    X(HOLDS, holds, "holds") /* without bytes: what a fetch brought is charged as what it is */
+    X(HOLDS, holds, "holds") /* without bytes: what a fetch brought is charged as what it is */                       \
+    X(STORED_BYTES, stored_bytes, "bytes of stored objects") /* of their files, from the request to the removal */
 
 enum usage {
 #define X(NAME, name, what) USAGE_##NAME,

@@ -48,7 +48,8 @@ void limits_derive(const struct options *options, uint64_t open_files, struct ac
         reserve = open_files / 2;
     *limits = (struct account_limits){.node[USAGE_FDS] = open_files - reserve,
                                       .node[USAGE_OBJECTS] = options->max_objects,
-                                      .node[USAGE_GROUPS] = LIMITS_GROUPS};
+                                      .node[USAGE_GROUPS] = LIMITS_GROUPS,
+                                      .node[USAGE_STORED_BYTES] = options->storage_max_bytes};
     for (unsigned i = 0; i < USAGE_COUNT; i++) {
         limits->client[i] = options->client_max[i];
         limits->owner[i] = options->owner_max[i];

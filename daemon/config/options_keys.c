@@ -176,7 +176,8 @@ const struct option_key option_keys[] = {
          "named by ReadWritePaths= in a drop-in. If it is empty, nothing is stored.",
      .why = "Set it where weights must survive a reboot, to a directory on a fast local disk."},
     {ROW("daemon", "storage_max", OPTION_BYTES, storage_max_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS, .fallback = "0",
-     .help = "The most bytes of stored objects. 0 means as many as the file system has room for.",
+     .help = "The most bytes of stored objects. The last eighth is for users who have little there. 0 means as many as the "
+             "file system has room for.",
      .why = "Set it where storage_dir shares its disk with others."},
     {ROW("daemon", "restart_grace", OPTION_DURATION, restart_grace_ns, 1000000, HOUR), .reload = RELOAD_ALWAYS,
      .fallback = "10s",
@@ -287,6 +288,8 @@ const struct option_key option_keys[] = {
      .help = "The most names that one user may have published at one time."},
     {LIMIT_ROW(owner, groups, OPTION_COUNT, USAGE_GROUPS), .fallback = "256",
      .help = "The most groups of one user that this node is a member of or has created. All users together may have 1024."},
+    {LIMIT_ROW(owner, stored_bytes, OPTION_BYTES, USAGE_STORED_BYTES), .fallback = "0",
+     .help = "The most bytes of one user's stored objects. 0 means up to storage_max, less the eighth that is for others."},
 
     {ROW("network", "listen", OPTION_STRING, listen, 0, RDT_MAX_ADDRESS_BYTES), .check = check_listen, .fallback = "",
      .value = "ADDRESS:PORT",

@@ -98,7 +98,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.storage_dir = rpc->options->storage_dir;
     reply.stored_objects = rpc->storage->n_objects;
     reply.stored_names = rpc->storage->n_names;
-    reply.stored_bytes = rpc->storage->bytes;
+    reply.stored_bytes = rpc->objects->accounts->node.used[USAGE_STORED_BYTES];
     reply.stores_done = rpc->storage->n_written;
     reply.stores_failed = rpc->storage->n_failed;
     reply.stores_bytes = rpc->storage->bytes_written;

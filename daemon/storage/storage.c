@@ -46,6 +46,7 @@ bool storage_wait(struct storage *storage, const struct object *object, struct s
 struct removal {
     struct work work; /* first */
     struct storage *storage;
+    struct account *account; /* one reference */
     uint64_t bytes;
     enum rdt_status status;
     struct rdt_error err;
@@ -64,22 +65,25 @@ static void done_removal(struct work *work)
     struct removal *removal = (struct removal *)work;
 
     removal->storage->n_removals--;
-    removal->storage->bytes -= removal->bytes;
+    account_give(removal->account, USAGE_STORED_BYTES, removal->bytes);
+    account_unref(removal->account);
     if (removal->status != RDT_OK)
         log_error("%s/%s could not be removed: %s. The next start would restore it: remove it by hand",
                   removal->storage->directory, removal->file, removal->err.msg);
     free(removal);
 }
 
-void storage_remove(struct storage *storage, const char *file, uint64_t bytes)
+void storage_remove(struct storage *storage, const char *file, struct account *account, uint64_t bytes)
 {
     struct removal *removal = calloc(1, sizeof *removal);
 
     if (!removal) {
         log_error("no memory to remove %s/%s: the next start would restore it", storage->directory, file);
+        account_unref(account); /* the file is still there, so the node's account still has it */
         return;
     }
     removal->storage = storage;
+    removal->account = account;
     removal->bytes = bytes;
     memcpy(removal->file, file, sizeof removal->file);
     removal->work = (struct work){.run = run_removal, .done = done_removal, .lane = LANE_FILES};
@@ -111,6 +115,12 @@ bool storage_barrier(struct storage *storage, struct storage_barrier *barrier)
 
 /* ---- one object ---- */
 
+/* Clients come and go, and what is stored stays: it is charged to their owner. */
+static struct account *owner_account(const struct object *object)
+{
+    return object->account->client ? object->account->parent : object->account;
+}
+
 static struct stored *stored_new(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes)
 {
     struct stored *stored = calloc(1, sizeof *stored);
@@ -122,13 +132,13 @@ static struct stored *stored_new(struct storage *storage, uint64_t generation, s
     stored->storage = storage;
     stored->generation = generation;
     stored->object = object;
+    stored->account = account_ref(owner_account(object));
     stored->bytes = bytes;
     list_init(&stored->queue);
     list_init(&stored->waiters);
     list_init(&stored->claims);
-    storage->bytes += bytes;
-    if (object)
-        object->stored = OBJECT_STORING;
+    account_add(stored->account, USAGE_STORED_BYTES, bytes);
+    object->stored = OBJECT_STORING;
     return stored;
 }
 
@@ -165,7 +175,8 @@ static void give_up(struct stored *stored, const struct rdt_error *err)
 {
     stored_fail_waiters(stored, err);
     stored_drop_claims(stored);
-    stored->storage->bytes -= stored->bytes;
+    account_give(stored->account, USAGE_STORED_BYTES, stored->bytes);
+    account_unref(stored->account);
     stored_free(stored);
 }
 
@@ -180,7 +191,7 @@ void stored_settle(struct stored *stored)
     if (stored->object || stored->n_names > 0 || storage->frozen)
         return;
     storage_object_file(stored->generation, ".safetensors", file);
-    storage_remove(storage, file, stored->bytes);
+    storage_remove(storage, file, stored->account, stored->bytes);
     storage->n_objects--;
     stored_free(stored);
 }
@@ -256,7 +267,8 @@ static void done_store(struct work *work)
         store_failed(stored, store);
     } else {
         log_debug("obj %016" PRIx64 " is stored in %s (%" PRIu64 " bytes)", stored->generation, storage->directory, bytes);
-        storage->bytes += bytes - stored->bytes;
+        account_add(stored->account, USAGE_STORED_BYTES, bytes);
+        account_give(stored->account, USAGE_STORED_BYTES, stored->bytes);
         stored->bytes = bytes;
         storage->n_written++;
         storage->bytes_written += bytes;
@@ -359,11 +371,10 @@ enum rdt_status storage_store(struct storage *storage, struct object *object, st
 
     if (status != RDT_OK)
         return status;
-    if (!stored && *storage->max_bytes > 0 && (bytes > *storage->max_bytes || storage->bytes > *storage->max_bytes - bytes))
-        return rdt_error_set(err, RDT_LIMIT,
-                             "%" PRIu64 " more bytes do not fit: %" PRIu64 " of storage_max, %" PRIu64 ", are taken in %s",
-                             bytes, storage->bytes, *storage->max_bytes, storage->directory);
     if (!stored) {
+        status = account_check(owner_account(object), USAGE_STORED_BYTES, bytes, err);
+        if (status != RDT_OK)
+            return status;
         stored = stored_new(storage, object->generation, object, bytes);
         if (!stored)
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object");
@@ -443,7 +454,7 @@ void storage_freeze(struct storage *storage)
     while ((stored = map_next(&storage->stored, &cursor)))
         stored_fail_waiters(stored, &err);
     log_info("%s has %" PRIu64 " objects (%" PRIu64 " bytes) and %" PRIu64 " names for the next start of rdtd",
-             storage->directory, storage->n_objects, storage->bytes, storage->n_names);
+             storage->directory, storage->n_objects, storage->accounts->node.used[USAGE_STORED_BYTES], storage->n_names);
 }
 
 struct closing {
@@ -495,6 +506,8 @@ void storage_fini(struct storage *storage)
     while ((entry = map_next(&storage->stored, &cursor))) {
         struct stored *stored = entry;
         stored_drop_claims(stored);
+        account_give(stored->account, USAGE_STORED_BYTES, stored->bytes);
+        account_unref(stored->account);
         (void)map_remove_u64(&storage->stored, stored->generation);
         free(stored);
     }

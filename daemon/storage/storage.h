@@ -34,10 +34,9 @@
 #include "daemon/objects/object_table.h"
 
 struct storage {
-    const char *directory;     /* "": nothing is stored */
-    const uint64_t *max_bytes; /* of all files of objects; 0: what the file system has room for */
+    const char *directory; /* "": nothing is stored */
     struct regions *regions;
-    struct accounts *accounts;
+    struct accounts *accounts; /* charged USAGE_STORED_BYTES: the files of objects, and those that will be written */
     struct plugins *plugins;
     struct object_table *objects;
     struct names *names;
@@ -53,7 +52,6 @@ struct storage {
     struct stored *writing;      /* NULL: nothing is being written */
     bool frozen;                 /* the daemon starts or ends: what happens to objects and names does not touch the files */
     unsigned n_removals;         /* on their way to the disk */
-    uint64_t bytes;              /* of the files of objects, and of those that will be written */
     uint64_t n_objects, n_names; /* durable */
     uint64_t n_written, bytes_written; /* objects that were stored since the start */
     uint64_t n_failed;                 /* objects and records that could not be written */
@@ -77,7 +75,8 @@ void storage_close(struct storage *storage, void (*on_closed)(void *arg), void *
 void storage_fini(struct storage *storage);
 
 /* Begins to store the object and the names that it is published under, unless that is so already. UNSUPPORTED: nothing is
- * stored here, or the object lies on a device; INVALID: it is not live, or may change; LIMIT: storage_max; NO_MEMORY. */
+ * stored here, or the object lies on a device; INVALID: it is not live, or may change; LIMIT: storage_max, or
+ * owner_max_stored_bytes of the object's owner; NO_MEMORY. */
 enum rdt_status storage_store(struct storage *storage, struct object *object, struct rdt_error *err);
 
 struct storage_waiter {

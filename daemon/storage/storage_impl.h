@@ -20,7 +20,8 @@ struct stored {
     uint64_t generation;
     struct object *object; /* NULL: it has ended; what stays is for records of names on the disk */
     enum stored_state state;
-    uint64_t bytes;          /* counted in storage->bytes */
+    struct account *account; /* of the owner; one reference */
+    uint64_t bytes;          /* charged to it */
     struct list queue;       /* QUEUED: in storage->queue */
     struct list waiters;     /* struct storage_waiter.link */
     struct list claims;      /* struct claim.link: names whose version it is, and whose record does not say so yet */
@@ -82,7 +83,8 @@ struct stored *stored_restore(struct storage *storage, uint64_t generation, stru
 
 void stored_settle(struct stored *stored); /* tells its waiters if nothing is left to do, and removes what nobody needs */
 void stored_fail_waiters(struct stored *stored, const struct rdt_error *err);
-void storage_remove(struct storage *storage, const char *file, uint64_t bytes); /* by the helper */
+/* The helper removes the file. Then the account, whose reference is taken, is given back the bytes. */
+void storage_remove(struct storage *storage, const char *file, struct account *account, uint64_t bytes);
 
 /* ---- storage_names.c ---- */
 

@@ -355,8 +355,8 @@ enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err)
         storage->accounts->unlimited = false;
         end_restoring(&restoring);
         log_info("%s: restored %" PRIu64 " objects and %" PRIu64 " names (%" PRIu64 " bytes) in %.1f ms%s", storage->directory,
-                 storage->n_restored, storage->n_names, storage->bytes, (double)(uv_hrtime() - began_ns) / 1e6,
-                 storage->n_bad > 0 ? "; some files are not usable, see above" : "");
+                 storage->n_restored, storage->n_names, storage->accounts->node.used[USAGE_STORED_BYTES],
+                 (double)(uv_hrtime() - began_ns) / 1e6, storage->n_bad > 0 ? "; some files are not usable, see above" : "");
     }
     free(restoring.generations);
     free(restoring.names);

@@ -232,8 +232,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         file, and returns the file's path on that node when it is on the disk. Then the object outlasts the
         daemon and a reboot of its node if it is published or detached. An object that ends takes its file with
         it. A TimedOut does not end the writing.
-        Errors: Unsupported (no storage_dir; memory on a GPU), Invalid (no snapshot), LimitReached (storage_max),
-        SystemFailed (the disk: the object stays in memory), Freed, Denied, NotFound, TimedOut, PeerLost."""
+        Errors: Unsupported (no storage_dir; memory on a GPU), Invalid (no snapshot), LimitReached (storage_max,
+        owner_max_stored_bytes), SystemFailed (the disk: the object stays in memory), Freed, Denied, NotFound, TimedOut, PeerLost."""
         return self._store(ref, timeout)
 
     async def put_async(self, value: Any, **options: Any) -> Ref:

@@ -63,7 +63,8 @@ void doctor_storage(struct doctor *doctor)
 void doctor_storage_room(struct doctor *doctor)
 {
     const char *path = doctor->rpc->options->storage_dir;
-    uint64_t used = doctor->rpc->storage->bytes, most = doctor->rpc->options->storage_max_bytes, left, all;
+    uint64_t used = doctor->rpc->objects->accounts->node.used[USAGE_STORED_BYTES],
+             most = doctor->rpc->options->storage_max_bytes, left, all;
     struct statfs fs;
 
     if (is_off(doctor))
@@ -75,7 +76,7 @@ void doctor_storage_room(struct doctor *doctor)
     }
     left = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize;
     all = (uint64_t)fs.f_blocks * (uint64_t)fs.f_bsize;
-    if (most > 0 && used > most / 10 * 9)
+    if (most > 0 && used > most / 10 * 8) /* the last eighth is not for everyone */
         doctor_find(doctor, FINDING_WARN, "Free stored objects (`rdtctl objects` shows them), or raise storage_max.",
                     "Stored objects use %" PRIu64 " of the %" PRIu64 " bytes of storage_max.", used, most);
     else if (left < all / 100 * LITTLE_PERCENT)

@@ -5,6 +5,8 @@
 
 #include "tests/support/keeper.h"
 
+#define STRANGER 12345
+
 TestSuite(storage, .timeout = SUITE_SECONDS(240));
 
 static const struct {
@@ -234,6 +236,75 @@ Test(storage, what_cannot_be_stored_is_refused_with_a_reason)
     must_refuse(RDT_LIMIT, "storage_max", rdt_store(conn, &ref, LONG, NULL, 0, &err));
     must_have(conn, &ref, 2 * MIB, 1);
     must_ok(rdt_free(conn, &ref, false, &err));
+    rdt_close(conn);
+    node_end(&node, NULL);
+    remove_store();
+}
+
+static void must_store(rdt *conn, const struct rdt_ref *ref)
+{
+    must_ok(rdt_store(conn, ref, LONG, NULL, 0, &err));
+}
+
+/* The limit is that of the node's user, whichever client and daemon stores; an object that ends gives its part back. */
+Test(storage, user_at_the_limit_of_stored_bytes_is_refused_until_a_file_is_gone)
+{
+    struct rdt_ref first, second;
+    rdt *conn;
+
+    more_flags[0] = "--owner-max-stored-bytes=3MiB";
+    start();
+    conn = node_client(&node, "first");
+    first = put_snapshot(conn, "first", 2 * MIB, RDT_PUT_DETACHED, 1);
+    must_store(conn, &first);
+    must_store(conn, &first); /* is charged once */
+    rdt_close(conn);
+    conn = node_client(&node, "second");
+    second = put_snapshot(conn, "second", 2 * MIB, RDT_PUT_DETACHED, 2);
+    must_refuse(RDT_LIMIT, "raise owner_max_stored_bytes", rdt_store(conn, &second, LONG, NULL, 0, &err));
+    again(SIGKILL);
+    rdt_close(conn);
+    conn = node_client(&node, "third");
+    must_have(conn, &first, 2 * MIB, 1);
+    second = put_snapshot(conn, "second", 2 * MIB, RDT_PUT_DETACHED, 2);
+    must_refuse(RDT_LIMIT, "raise owner_max_stored_bytes", rdt_store(conn, &second, LONG, NULL, 0, &err));
+    must_ok(rdt_free(conn, &first, false, &err));
+    must_store(conn, &second);
+    must_ok(rdt_free(conn, &second, false, &err));
+    must_be_empty();
+    rdt_close(conn);
+    node_end(&node, NULL);
+    remove_store();
+}
+
+Test(storage, one_user_cannot_fill_storage_max_for_all)
+{
+    struct rdt_ref refs[16], other;
+    struct rdt_error why = {0};
+    unsigned n = 0;
+    rdt *conn, *stranger;
+
+    if (geteuid() != 0)
+        cr_skip_test("another user connects: that needs root");
+    more_flags[0] = "--storage-max=16MiB";
+    start();
+    must(seteuid(STRANGER) == 0);
+    stranger = node_client(&node, "stranger");
+    must(seteuid(0) == 0);
+    conn = node_client(&node, "client");
+    do
+        refs[n] = put_snapshot(conn, NULL, MIB, 0, n);
+    while (rdt_store(conn, &refs[n++], LONG, NULL, 0, &why) == RDT_OK && n < 16);
+    must_say(why.status == RDT_LIMIT && strstr(why.msg, "for users that have few") && strstr(why.msg, "raise storage_max"),
+             "%s", why.msg);
+    cr_assert_eq(n, 14u, "fourteen sixteenths, less a header for each");
+    other = put_snapshot(stranger, "other", 100 * KIB, 0, 99);
+    must_store(stranger, &other);
+    must_ok(rdt_free(stranger, &other, false, &err));
+    while (n > 0)
+        must_ok(rdt_free(conn, &refs[--n], false, &err));
+    must_be_empty();
+    rdt_close(stranger);
     rdt_close(conn);
     node_end(&node, NULL);
     remove_store();

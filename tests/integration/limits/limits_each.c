@@ -512,6 +512,8 @@ Test(limits_each, none_is_forgotten)
     for (char *save = NULL, *line = strtok_r(rdtd.out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         /* filled by what a client leaves: region_orphans::user_with_too_many_gets_no_new_regions_until_they_end */
         bool known = strncmp(line, "owner_max_orphans", 17) == 0;
+        /* storage::user_at_the_limit_of_stored_bytes_is_refused_until_a_file_is_gone */
+        known |= strncmp(line, "owner_max_stored_bytes", 22) == 0;
         if (line[0] == '[')
             limits = strcmp(line, "[limits]") == 0;
         if (line[0] == '#' || line[0] == '[' || !strchr(line, '=') || !(limits || strncmp(line, "max_", 4) == 0))

@@ -6,7 +6,7 @@
 
 Test(limits, zero_is_derived_and_numbers_stand)
 {
-    struct options options = {.max_clients = 1000, .max_objects = 800};
+    struct options options = {.max_clients = 1000, .max_objects = 800, .storage_max_bytes = 4096};
     struct account_limits limits;
 
     options.client_max[USAGE_REGIONS] = 9;
@@ -18,6 +18,7 @@ Test(limits, zero_is_derived_and_numbers_stand)
     cr_assert_eq(limits.owner[USAGE_OBJECTS], 800u);
     cr_assert_eq(limits.node[USAGE_FDS], 100000u - 3280u, "connections have theirs");
     cr_assert_eq(limits.node[USAGE_OBJECTS], 800u);
+    cr_assert_eq(limits.node[USAGE_STORED_BYTES], 4096u);
     cr_assert_gt(limits.owner[USAGE_ORPHANS], 0u, "a part of what the kernel watches");
     cr_assert_eq(limits.owner[USAGE_FDS], 17u);
     cr_assert_leq(limits.client[USAGE_FDS], limits.node[USAGE_FDS] * 7 / 8 + 1);
