@@ -11,6 +11,7 @@
  * that changes the direction of text. */
 static inline size_t text_character(const unsigned char *text, size_t n)
 {
+    static const unsigned long least[] = {0, 0, 0x80, 0x800, 0x10000}; /* a longer form of a character is not valid */
     size_t bytes = text[0] < 0x80 ? 1 : text[0] >> 5 == 6 ? 2 : text[0] >> 4 == 14 ? 3 : text[0] >> 3 == 30 ? 4 : 0;
     unsigned long c = bytes > 1 ? text[0] & (0x7fu >> bytes) : text[0];
 
@@ -21,6 +22,8 @@ static inline size_t text_character(const unsigned char *text, size_t n)
             return 0;
         c = c << 6 | (text[i] & 0x3f);
     }
+    if (c < least[bytes] || (c >= 0xd800 && c < 0xe000) || c > 0x10ffff)
+        return 0;
     if (c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x61c || c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e) ||
         (c >= 0x2066 && c <= 0x2069))
         return 0;
