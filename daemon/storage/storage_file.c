@@ -107,6 +107,14 @@ static void __attribute__((format(printf, 2, 3))) add(struct text *text, const c
         text->used += (size_t)n;
 }
 
+static void add_bytes(struct text *text, const uint8_t *bytes, size_t n)
+{
+    if (!make_room(text, n))
+        return;
+    memcpy(text->data + text->used, bytes, n);
+    text->used += n;
+}
+
 /* A JSON string of bytes that a user chose: what is no printable ASCII becomes '?'. rdtd itself does not read it. */
 static void add_string(struct text *text, const uint8_t *bytes, size_t n)
 {
@@ -126,12 +134,17 @@ static const char *const dtype_texts[] = {
 };
 
 /* A dtype that safetensors does not know is written as bytes, with one dimension more. */
-static void add_tensor(struct text *text, const struct layout *layout, uint32_t i, uint64_t at)
+static void add_tensor(struct text *text, const struct layout *layout, uint32_t i, uint64_t at, const struct tensor_name *name)
 {
     const uint64_t *shape = layout->shape + layout->first_dim[i];
     const char *dtype = dtype_texts[layout->dtype[i]];
 
-    add(text, ",\"%" PRIu32 "\":{\"dtype\":\"%s\",\"shape\":[", i, dtype ? dtype : "U8");
+    add(text, ",");
+    if (name)
+        add_bytes(text, name->text, name->bytes);
+    else
+        add(text, "\"%" PRIu32 "\"", i);
+    add(text, ":{\"dtype\":\"%s\",\"shape\":[", dtype ? dtype : "U8");
     for (uint32_t d = 0; d < layout->ndim[i]; d++)
         add(text, "%s%" PRIu64, d > 0 ? "," : "", shape[d]);
     if (!dtype)
@@ -188,7 +201,7 @@ uint64_t storage_place_tensors(struct layout *layout, uint32_t *order)
 }
 
 static enum rdt_status write_header(struct stored_plan *plan, const Rdt__Pb__StoredObject *facts, const struct layout *packed,
-                                    struct rdt_error *err)
+                                    const struct tensor_name *names, struct rdt_error *err)
 {
     struct text text = {0};
     uint64_t bytes;
@@ -198,7 +211,7 @@ static enum rdt_status write_header(struct stored_plan *plan, const Rdt__Pb__Sto
     text.used = LENGTH_BYTES;
     add_facts(&text, facts);
     for (uint32_t n = 0; n < packed->count && !text.failed; n++)
-        add_tensor(&text, packed, plan->order[n], packed->offset[plan->order[n]]);
+        add_tensor(&text, packed, plan->order[n], packed->offset[plan->order[n]], names ? &names[plan->order[n]] : NULL);
     add(&text, "}");
     bytes = (text.used + STORAGE_ALIGN_BYTES - 1) / STORAGE_ALIGN_BYTES * STORAGE_ALIGN_BYTES;
     if (!make_room(&text, bytes - text.used) || bytes > STORAGE_MAX_HEADER_BYTES) {
@@ -224,10 +237,12 @@ enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored
     Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
     struct layout *packed = layout_dup(layout);
     struct layout_rows *rows = malloc(sizeof *rows);
+    struct tensor_name *names = calloc(layout->count + 1u, sizeof *names);
     enum rdt_status status;
 
-    if (!plan.order || !packed || !rows) {
+    if (!plan.order || !packed || !rows || !names) {
         free(plan.order);
+        free(names);
         free(packed);
         free(rows);
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object of %u tensors", layout->count);
@@ -244,7 +259,9 @@ enum rdt_status stored_plan_init(struct stored_plan *plan_p, const struct stored
     object.visibility = facts->visibility;
     object.transport = (char *)facts->transport;
     object.detached_ttl_ns = facts->ttl_ns;
-    status = write_header(&plan, &object, packed, err);
+    status = write_header(&plan, &object, packed,
+                          storage_tensor_names(facts->metadata, facts->metadata_bytes, layout, names) ? names : NULL, err);
+    free(names);
     free(packed);
     free(rows);
     if (status == RDT_OK)

@@ -4,7 +4,7 @@
  *   GENERATION.safetensors   an object, as a safetensors file that any reader of that format understands
  *
  *     8 bytes      length of the header, little-endian
- *     header       {"__metadata__":{"rdtd":"1 SHA256 BASE64", "rdtd.id": ..., "rdtd.owner": ...}, "0": {...}, "1": ...}
+ *     header       {"__metadata__":{"rdtd":"1 SHA256 BASE64", "rdtd.id": ..., "rdtd.owner": ...}, NAME: {...}, ...}
  *                  and spaces, so that the data begin at a multiple of STORAGE_ALIGN_BYTES
  *     data         the tensors, row-major, without gaps: those with the largest elements first, so that all are aligned
  *
@@ -12,7 +12,8 @@
  *   *.tmp                    a file that is not complete; the next start removes it
  *
  * BASE64 is a packed StoredObject (proto/rdt_storage.proto), and SHA256 its checksum. rdtd reads nothing else of the header:
- * the JSON is for other readers, which see the tensors as "0", "1" and so on. rdtd trusts no file: sizes, checksums and the
+ * the JSON is for other readers. NAME is what the object's metadata call a tensor, if they are a safetensors header, as those of a
+ * file that rdtctl has put and of a dict of Python are; otherwise the tensors are "0", "1" and so on. rdtd trusts no file: sizes, checksums and the
  * place of each tensor are checked before anything is made of them.
  *
  * These functions use no table. Any thread may call them. */
@@ -47,6 +48,16 @@ struct stored_facts {
 /* Makes the layout that of the same tensors in the file, in one region: row-major, offsets from the beginning of the data.
  * order [count] receives the tensors in the order of their bytes. Returns the bytes of the data. */
 uint64_t storage_place_tensors(struct layout *layout, uint32_t *order);
+
+/* The name of a tensor as a JSON string, with its quotes. */
+struct tensor_name {
+    const uint8_t *text; /* [bytes], in the metadata */
+    size_t bytes;
+};
+
+/* Finds the names of the tensors [count] of the layout in the metadata, all different. false: the metadata are no safetensors
+ * header of such tensors, or a name has escapes or characters that must not be shown; names_p is then undefined. */
+bool storage_tensor_names(const uint8_t *metadata, size_t bytes, const struct layout *layout, struct tensor_name *names_p);
 
 /* How an object is written. */
 struct stored_plan {

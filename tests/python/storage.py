@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """stored=True, and what a later daemon, and the safetensors library, make of the files."""
+import json
 import os
 import sys
 import tempfile
@@ -49,6 +50,18 @@ def test_what_cannot_be_stored_is_refused():
             c.store(live)
         with raises(ValueError, "lease"):
             c.publish("lease", WEIGHTS, lease=True, stored=True)
+
+
+def test_file_has_the_names_of_the_tensors():
+    with Node("--storage-dir", tempfile.mkdtemp(prefix="store")) as node, rdtd.connect(node.socket) as c:
+        c.publish("weights", {"small": WEIGHTS["b"], "layer.0": WEIGHTS["w"]}, stored=True)
+        with open(c.store(c.name("weights")), "rb") as file:
+            head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            assert set(head) == {"__metadata__", "small", "layer.0"}, head.keys()
+            begin, end = head["small"]["data_offsets"]
+            file.seek(begin, os.SEEK_CUR)
+            assert file.read(end - begin) == WEIGHTS["b"].tobytes()
+        c.unpublish("weights")
 
 
 def test_the_safetensors_library_reads_the_file():

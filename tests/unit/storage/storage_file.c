@@ -68,6 +68,57 @@ Test(storage_file, what_is_written_of_an_object_is_read_again)
     free(layout);
 }
 
+static bool header_has(const struct stored_plan *plan, const char *text)
+{
+    return memmem(plan->header, plan->header_bytes, text, strlen(text));
+}
+
+/* The tensors in the order of their places in the metadata: u8 [3], f32 [2, 2], c128 []. */
+#define ENTRIES(a, b, c)                                                                                            \
+    "{" c ": {\"shape\":[],\"data_offsets\": [19 ,35],\"dtype\":\"C128\"}, \"__metadata__\":{\"k\":\"}\\\"\"},\n" a \
+    ":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}," b                                                   \
+    ":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[3,19]}}   "
+
+Test(storage_file, names_of_tensors_in_a_safetensors_header_are_those_of_the_file)
+{
+    static const char *const others[] = {
+        ENTRIES("\"a\"", "\"b\"", "\"b\""),
+        ENTRIES("\"a\"", "\"\\u0062\"", "\"c\""),
+        ENTRIES("\"a\"", "\"\x7f\"", "\"c\""),
+        ENTRIES("\"a\"", "\"\xc1\x81\"", "\"c\""),
+        ENTRIES("\"a\"", "\"b\"", "c"),
+        ENTRIES("\"a\"", "\"b\"", "\"c\":1,\"d\""),
+        "{\"a\":{\"data_offsets\":[0,3]}}",
+        "{\"a\":{\"data_offsets\":[0,4]},\"b\":{\"data_offsets\":[4,20]},\"c\":{\"data_offsets\":[20,36]}}",
+        "{\"a\":{\"data_offsets\":[0,3]},\"b\":{\"data_offsets\":[19,3]},\"c\":{\"data_offsets\":[19,35]}}"};
+    const char *good = ENTRIES("\"layer.0\"", "\"\xc3\xa4\"", "\"scale\"");
+    struct layout *layout = three_tensors();
+    struct stored_facts about = facts();
+    struct stored_plan plan;
+
+    about.metadata = (const uint8_t *)good;
+    about.metadata_bytes = strlen(good);
+    must_ok(stored_plan_init(&plan, &about, layout, &err));
+    cr_assert(header_has(&plan, ",\"layer.0\":{\"dtype\":\"U8\",\"shape\":[3],"));
+    cr_assert(header_has(&plan, ",\"\xc3\xa4\":{\"dtype\":\"F32\",\"shape\":[2,2],"));
+    cr_assert(header_has(&plan, ",\"scale\":{"));
+    stored_plan_fini(&plan);
+    for (size_t cut = 0; cut < strlen(good) - 3; cut++) { /* three blanks follow */
+        about.metadata_bytes = cut;
+        must_ok(stored_plan_init(&plan, &about, layout, &err));
+        cr_assert(header_has(&plan, ",\"0\":{") && header_has(&plan, ",\"2\":{"), "cut at %zu", cut);
+        stored_plan_fini(&plan);
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        about.metadata = (const uint8_t *)others[i];
+        about.metadata_bytes = strlen(others[i]);
+        must_ok(stored_plan_init(&plan, &about, layout, &err));
+        cr_assert(header_has(&plan, ",\"0\":{") && header_has(&plan, ",\"2\":{"), "%s", others[i]);
+        stored_plan_fini(&plan);
+    }
+    free(layout);
+}
+
 /* Each byte of a header is changed in turn: the change shows, or it is in what rdtd does not read. */
 Test(storage_file, no_changed_byte_harms)
 {
