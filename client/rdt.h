@@ -218,11 +218,12 @@ enum rdt_status rdt_put(rdt *rdt, const struct rdt_tensor *tensors, size_t count
 /* Stores an object, or the newest version of a name, in the storage_dir of its daemon, so that it survives the daemon and a
  * reboot of its node. Starts to write unless RDT_PUT_STORED has done so, and waits until the object is on the disk with all
  * names that it is published under. The next daemon restores the objects that outlast sessions: those of published names
- * without a lease, and DETACHED objects, whose ttl_ns begins again. When an object ends, its file is removed. timeout_ns limits
- * the wait; a TIMED_OUT does not end the writing. file_p [file_bytes], may be NULL, receives the file's path on that node.
- * Errors: UNSUPPORTED (the daemon stores nothing; memory on a device), INVALID (the object is not a snapshot), LIMIT
- * (storage_max, or owner_max_stored_bytes of the object's owner), SYSTEM (the disk is full or failed; the sentence names the file, the object stays in memory, and a later call
- * tries again), FREED, DENIED (another owner's), NOT_FOUND, TIMED_OUT, PEER_LOST. */
+ * without a lease, and DETACHED objects, whose ttl_ns begins again. When an object ends, its file is removed. timeout_ns
+ * limits the wait; a TIMED_OUT does not end the writing. file_p [file_bytes], may be NULL, receives the file's path on that
+ * node. Errors: UNSUPPORTED (the daemon stores nothing; memory on a device), INVALID (the object is not a snapshot), LIMIT
+ * (storage_max, or owner_max_stored_bytes of the object's owner), SYSTEM (the disk is full or failed; the sentence names the
+ * file, the object stays in memory, and a later call tries again), FREED, DENIED (another owner's), NOT_FOUND, TIMED_OUT,
+ * PEER_LOST. */
 enum rdt_status rdt_store(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_ns, char *file_p, size_t file_bytes,
                           struct rdt_error *err);
 
