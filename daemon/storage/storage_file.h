@@ -12,9 +12,9 @@
  *   *.tmp                    a file that is not complete; the next start removes it
  *
  * BASE64 is a packed StoredObject (proto/rdt_storage.proto), and SHA256 its checksum. rdtd reads nothing else of the header:
- * the JSON is for other readers. NAME is what the object's metadata call a tensor, if they are a safetensors header, as those of a
- * file that rdtctl has put and of a dict of Python are; otherwise the tensors are "0", "1" and so on. rdtd trusts no file: sizes, checksums and the
- * place of each tensor are checked before anything is made of them.
+ * the JSON is for other readers. NAME is what the object's metadata call a tensor, if they are a safetensors header, as those
+ * of a file that rdtctl has put and of a dict of Python are; otherwise the tensors are "0", "1" and so on. rdtd trusts no
+ * file: sizes, checksums and the place of each tensor are checked before anything is made of them.
  *
  * These functions use no table. Any thread may call them. */
 #ifndef DAEMON_STORAGE_FILE_H
