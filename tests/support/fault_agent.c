@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/support/raw.h"
 #include "tests/support/tensors.h"
 
 #define MARGIN ((size_t)4096)
@@ -349,4 +350,16 @@ void agent_leave(struct agent *agent)
     agent_report(agent, &report);
     agent->alive = false;
     actor_wait(&agent->actor);
+}
+
+void agent_send_garbage(const struct test_node *node)
+{
+    struct raw raw;
+    uint8_t noise[256];
+
+    for (unsigned i = 0; i < sizeof noise; i++)
+        noise[i] = (uint8_t)(0xff - i);
+    raw_connect(&raw, node->socket);
+    (void)raw_bytes(&raw, noise, sizeof noise);
+    raw_close(&raw);
 }

@@ -63,4 +63,7 @@ void agent_freeze(struct agent *agent);
 void agent_thaw(struct agent *agent);
 void agent_leave(struct agent *agent); /* nothing if it is not alive */
 
+/* A stranger's connection to the node, with bytes that are no message. */
+void agent_send_garbage(const struct test_node *node);
+
 #endif

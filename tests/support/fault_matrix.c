@@ -11,7 +11,6 @@
 #include "tests/support/fakes/badcable.h"
 #include "tests/support/fault_agent.h"
 #include "tests/support/keeper.h"
-#include "tests/support/raw.h"
 
 #define CHUNK ((size_t)64 << 10)
 #define SMALL ((size_t)4 << 10)
@@ -287,18 +286,6 @@ static void reach(struct scene *scene)
     }
 }
 
-static void send_garbage(const struct test_node *node)
-{
-    struct raw raw;
-    uint8_t noise[256];
-
-    for (unsigned i = 0; i < sizeof noise; i++)
-        noise[i] = (uint8_t)(0xff - i);
-    raw_connect(&raw, node->socket);
-    (void)raw_bytes(&raw, noise, sizeof noise);
-    raw_close(&raw);
-}
-
 static void strike(struct scene *scene)
 {
     struct cluster *cluster = &scene->cluster;
@@ -357,8 +344,8 @@ static void strike(struct scene *scene)
             producer_must(scene, &(struct agent_order){.verb = AGENT_FREE, .ref = scene->ref, .force = true});
         break;
     case FAULT_GARBAGE:
-        send_garbage(near);
-        send_garbage(far);
+        agent_send_garbage(near);
+        agent_send_garbage(far);
         break;
     case FAULT_NO_MEMORY:
     case FAULT_OVER_LIMIT:
