@@ -22,10 +22,7 @@
 #define CLASSES 20u /* 128 bytes, doubled up to 64 MiB */
 /* The file is that long from the beginning, without pages. It never grows, so nobody can be surprised by its end. */
 #define FILE_BYTES (UINT64_C(16) << 30)
-#define LARGE_BYTES (64u << 10) /* of free slots of this size all but MOST_WARM give their pages back to the kernel */
-#define MOST_WARM 2u
-#define WARM_BYTES (512u << 10)    /* a record for whose successor pages are created ahead */
-#define WARM_MOST_BYTES (8u << 20) /* of pages that are created ahead or stay, for one slot */
+#define LARGE_BYTES (64u << 10) /* the pages of a free slot of this size go back to the kernel */
 #define PAGE_BYTES 4096u
 #define MAX_ID_BITS 60u
 
@@ -49,9 +46,6 @@ struct journal {
     uint64_t
         free_slots[CLASSES]; /* the offset of the first free slot of each class, which has the next one in `key`; 0: none */
     uint64_t damaged;
-    uint8_t n_warm[CLASSES]; /* of large slots: so many at the front of free_slots have pages, or somebody creates them */
-    void (*warm)(void *arg, void *addr, size_t bytes);
-    void *warm_arg;
 };
 
 static struct header *header(const struct journal *journal)
@@ -202,18 +196,6 @@ static void push_free(struct journal *journal, uint64_t offset, unsigned class)
     journal->free_slots[class] = offset;
 }
 
-/* Slots that have pages are used before this one. */
-static void push_free_last(struct journal *journal, uint64_t offset, unsigned class)
-{
-    uint64_t *at = &journal->free_slots[class];
-
-    for (unsigned i = 0; i < journal->n_warm[class] && *at != 0; i++)
-        at = &slot_at(journal, *at)->key;
-    set_commit(slot_at(journal, offset), FREED);
-    slot_at(journal, offset)->key = *at;
-    *at = offset;
-}
-
 /* Whether a record is in the slot; one that is damaged is not. */
 static bool is_whole(struct journal *journal, struct journal_slot *slot, uint32_t slot_bytes)
 {
@@ -295,18 +277,6 @@ static bool add_extent(struct journal *journal, unsigned class)
     return true;
 }
 
-/* A large slot has been used. If the next one has no pages, they are created for as much of it. */
-static void warm_next(struct journal *journal, unsigned class, uint64_t bytes)
-{
-    if (journal->n_warm[class] > 0)
-        journal->n_warm[class]--;
-    if (!journal->warm || journal->n_warm[class] > 0 || bytes < WARM_BYTES || bytes > WARM_MOST_BYTES ||
-        (journal->free_slots[class] == 0 && !add_extent(journal, class)))
-        return;
-    journal->n_warm[class]++;
-    journal->warm(journal->warm_arg, slot_at(journal, journal->free_slots[class]), bytes);
-}
-
 struct journal_slot *journal_begin(struct journal *journal, size_t bytes)
 {
     unsigned class = class_of(sizeof(struct journal_slot) + bytes);
@@ -331,8 +301,6 @@ void journal_commit(struct journal *journal, struct journal_slot *slot, uint32_t
     memcpy(slot->numbers, numbers, sizeof slot->numbers);
     slot->checksum = checksum(slot);
     set_commit(slot, COMMITTED);
-    if ((uint64_t)MIN_SLOT_BYTES << class >= LARGE_BYTES)
-        warm_next(journal, class, sizeof *slot + slot->bytes);
 }
 
 void journal_remove(struct journal *journal, struct journal_slot *slot)
@@ -341,19 +309,9 @@ void journal_remove(struct journal *journal, struct journal_slot *slot)
     uint64_t slot_bytes = (uint64_t)MIN_SLOT_BYTES << class, offset = (uint64_t)((uint8_t *)slot - journal->base);
     uint64_t first = (offset + PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES, last = (offset + slot_bytes) / PAGE_BYTES * PAGE_BYTES;
 
-    if (slot_bytes < LARGE_BYTES || (journal->n_warm[class] < MOST_WARM && slot->bytes <= WARM_MOST_BYTES)) {
-        push_free(journal, offset, class);
-        journal->n_warm[class] += slot_bytes >= LARGE_BYTES;
-        return;
-    }
-    push_free_last(journal, offset, class);
-    (void)madvise(journal->base + first, last - first, MADV_REMOVE);
-}
-
-void journal_set_warm(struct journal *journal, void (*warm)(void *arg, void *addr, size_t bytes), void *arg)
-{
-    journal->warm = warm;
-    journal->warm_arg = arg;
+    push_free(journal, offset, class);
+    if (slot_bytes >= LARGE_BYTES)
+        (void)madvise(journal->base + first, last - first, MADV_REMOVE);
 }
 
 void journal_set_number(struct journal_slot *slot, unsigned i, uint64_t number)

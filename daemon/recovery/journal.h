@@ -79,11 +79,6 @@ void journal_set_flags(struct journal_slot *slot, uint32_t flags);
 struct journal_slot *journal_next(struct journal *journal, uint64_t *cursor);
 uint64_t journal_damaged(const struct journal *journal);
 
-/* The pages of large records take longer to create than to fill: of 4 MiB 4.7 ms and 1.7 ms. So two free slots of each size
- * keep their pages, and when none is left, warm is called with the next one, whose pages somebody else should create meanwhile.
- * It may be used before that has happened. */
-void journal_set_warm(struct journal *journal, void (*warm)(void *arg, void *addr, size_t bytes), void *arg);
-
 /* The bytes of the file that have been used. */
 uint64_t journal_file_bytes(const struct journal *journal);
 

@@ -54,37 +54,6 @@ static bool is_kept(void *arg, uint64_t id)
     return id < KEEPER_FIRST_REGION || map_get_u64(&recovery->kept_regions, id - KEEPER_FIRST_REGION);
 }
 
-/* ---- pages for large records ---- */
-
-struct warming {
-    struct work work; /* first */
-    void *addr;
-    size_t bytes;
-};
-
-static void run_warming(struct work *work)
-{
-    struct warming *warming = (struct warming *)work;
-
-    work_touch(warming->addr, warming->bytes);
-}
-
-static void done_warming(struct work *work)
-{
-    free(work);
-}
-
-static void on_warm(void *arg, void *addr, size_t bytes)
-{
-    struct recovery *recovery = arg;
-    struct warming *warming = malloc(sizeof *warming);
-
-    if (!warming)
-        return;
-    *warming = (struct warming){.work = {.run = run_warming, .done = done_warming}, .addr = addr, .bytes = bytes};
-    work_submit(recovery->regions->pool, &warming->work);
-}
-
 /* ---- the start ---- */
 
 static void on_held(void *arg, uint64_t id, int take_fd)
@@ -250,7 +219,6 @@ enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool 
     journal_state(recovery->journal)->oldest_generation = recovery->objects->oldest_generation;
     save_ids(recovery);
     recovery_record(recovery);
-    journal_set_warm(recovery->journal, on_warm, recovery);
     journal_state(recovery->journal)->n_attempts = 0;
     keeper_link_start(&recovery->link, loop, recovery->deadlines);
     return RDT_OK;

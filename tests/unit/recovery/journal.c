@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/recovery/journal.h"
@@ -228,61 +227,4 @@ Test(journal, random_bytes_in_extents_do_no_harm)
         (void)add(again, 1000, 100);
         journal_close(again);
     }
-}
-
-static size_t warmed_bytes;
-static void *warmed;
-
-static void on_warm(void *arg, void *addr, size_t bytes)
-{
-    (void)arg;
-    warmed = addr;
-    warmed_bytes = bytes;
-    memset((char *)addr + sizeof(struct journal_slot), 0, bytes - sizeof(struct journal_slot));
-}
-
-static size_t page_bytes(const struct journal *journal)
-{
-    struct stat st;
-
-    must(fstat(journal_fd(journal), &st) == 0);
-    return (size_t)st.st_blocks * 512;
-}
-
-/* Two free slots of each size keep their pages, and the next one is named before it is needed. */
-Test(journal, large_record_finds_pages_and_the_others_give_them_back)
-{
-    const size_t bytes = 4u << 20;
-    struct journal *journal = create();
-    struct journal_slot *slots[5];
-
-    journal_set_warm(journal, on_warm, NULL);
-    (void)add(journal, 1, 1000);
-    cr_assert_null(warmed, "the pages of small ones cost nothing");
-    for (unsigned i = 0; i < 5; i++) {
-        void *named = warmed;
-        slots[i] = add(journal, i + 2, bytes);
-        cr_assert(!named || slots[i] == named);
-        cr_assert_gt(warmed_bytes, bytes);
-    }
-    cr_assert_geq(page_bytes(journal), 6 * bytes);
-    for (unsigned i = 0; i < 5; i++)
-        journal_remove(journal, slots[i]);
-    cr_assert_lt(page_bytes(journal), 3 * bytes);
-    cr_assert_geq(page_bytes(journal), 2 * bytes);
-    cr_assert_eq(count(journal), 1u);
-    warmed = NULL;
-    for (unsigned i = 0; i < 100; i++)
-        journal_remove(journal, add(journal, 4, bytes));
-    cr_assert_null(warmed, "there are pages all the time");
-    journal = reopen(journal);
-    cr_assert_eq(count(journal), 1u);
-    for (unsigned i = 0; i < 5; i++)
-        slots[i] = add(journal, i + 2, bytes);
-    cr_assert_eq(count(journal), 6u);
-    for (unsigned i = 0; i < 5; i++)
-        journal_remove(journal, slots[i]);
-    cr_assert_lt(page_bytes(journal), 4 * bytes);
-    cr_assert_eq(journal_file_bytes(journal) / (2 * bytes), 6u);
-    journal_close(journal);
 }
