@@ -479,7 +479,8 @@ static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, siz
     bool refused = false, sealed = false;
 
     if (status == RDT_OK) {
-        if (options->flags & RDT_PUT_IMMUTABLE && put.n_regions == 0) { /* copies only, which nobody writes */
+        /* librdt copies all of these tensors, and nobody writes its copies: the object is a snapshot. */
+        if (options->flags & RDT_PUT_IMMUTABLE && put.n_regions == 0) {
             as_snapshot.flags |= RDT_PUT_SNAPSHOT;
             put.options = &as_snapshot;
         }
