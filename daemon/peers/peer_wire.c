@@ -182,7 +182,7 @@ static enum rdt_status take_plaintext(struct peer_link *link, struct rdt_error *
             status = peer_link_take_frame(link, &frame, err);
             if (status != RDT_OK || link->failed || peer_link_state(link) == LINK_ENDED)
                 return status;
-            link->more = uv_hrtime() >= until_ns;
+            link->more = uv_hrtime() >= until_ns && (frame_reader_is_ready(&link->reader) || tls_has_input(&link->tls));
             if (link->more)
                 return RDT_OK;
             continue;

@@ -251,10 +251,15 @@ static bool is_refusal(unsigned long code)
            reason == SSL_AD_ACCESS_DENIED || reason == SSL_AD_DECRYPT_ERROR;
 }
 
+bool tls_has_input(const struct tls *tls)
+{
+    return BIO_ctrl_pending(tls->in) != 0 || SSL_has_pending(tls->ssl);
+}
+
 enum rdt_status tls_read(struct tls *tls, void *buf, size_t size, size_t *n_p, struct rdt_error *err)
 {
     /* OpenSSL takes longer to report this than to decrypt a small record. */
-    if (BIO_ctrl_pending(tls->in) == 0 && !SSL_has_pending(tls->ssl))
+    if (!tls_has_input(tls))
         return SSL_get_shutdown(tls->ssl) & SSL_RECEIVED_SHUTDOWN
                    ? rdt_error_set(err, RDT_DISCONNECTED, "the other end closed the connection")
                    : RDT_AGAIN;

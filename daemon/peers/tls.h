@@ -97,6 +97,9 @@ enum rdt_status tls_read(struct tls *tls, void *buf, size_t size, size_t *n_p, s
 /* After the handshake: encrypts all of it. NO_MEMORY, INTERNAL. */
 enum rdt_status tls_write(struct tls *tls, const void *bytes, size_t n, struct rdt_error *err);
 
+/* Whether tls_read may return anything but AGAIN. */
+bool tls_has_input(const struct tls *tls);
+
 /* tls_pending: the number of ciphertext bytes to send. tls_take moves up to `size` of them out. */
 size_t tls_pending(const struct tls *tls);
 size_t tls_take(struct tls *tls, void *buf, size_t size);

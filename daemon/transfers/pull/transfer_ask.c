@@ -167,7 +167,7 @@ void transfer_in_ask(struct transfer *transfer)
         pull.left_node = (ProtobufCBinaryData){sizeof transfer->pull.left, transfer->pull.left};
     /* With another wish the bytes must not come in the answer. */
     if (transfer->wish.transport[0] == '\0' || strcasecmp(transfer->wish.transport, "inline") == 0)
-        pull.inline_max_bytes = RDT_INLINE_MAX_BYTES;
+        pull.inline_max_bytes = transfer_inline_max(transfer);
     pull.parts = true;
     if (transfer->subpull.parent || subpulls_wanted_here(transfer))
         pull.inline_max_bytes = 0;

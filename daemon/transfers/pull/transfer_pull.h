@@ -211,6 +211,11 @@ void transfer_in_take_path(struct transfer *transfer); /* uses the path that was
 /* With targets: posts the receives before PULL, if the path allows that. */
 void transfer_in_early(struct transfer *transfer);
 
+/* The largest object that comes in the owner's answer. For a reader with its own memory, and where connections for data are
+ * encrypted as the link is, that saves two threads' wake-ups up to RDT_PEER_INLINE_MAX_BYTES; on a trusted network the
+ * transport is faster from RDT_INLINE_MAX_BYTES on, and without own memory the bytes are passed to the client in a message. */
+uint64_t transfer_inline_max(const struct transfer *transfer);
+
 /* ---- moving (transfer_move.c) ---- */
 
 /* All memory is reserved: gets the tickets of ordered queues, posts the receives and asks the owner to start. */

@@ -146,6 +146,12 @@ static bool map_targets(const struct target *target)
     return true;
 }
 
+uint64_t transfer_inline_max(const struct transfer *transfer)
+{
+    return transfer->target && !transfer->transfers->options->trusted_network ? RDT_PEER_INLINE_MAX_BYTES
+                                                                              : RDT_INLINE_MAX_BYTES;
+}
+
 /* The reader's targets say what it will get. Where a two-sided transport is connected, the receives can be
  * posted before PULL is sent, and the owner does not wait for a second message. */
 void transfer_in_early(struct transfer *transfer)
@@ -156,7 +162,7 @@ void transfer_in_early(struct transfer *transfer)
     (void)snprintf(transfer->pull.answer.memory, sizeof transfer->pull.answer.memory, "host");
     if (layout_packed(transfer->target->layout, &transfer->packed, &transfer->stream_bytes, &err) != RDT_OK)
         return;
-    if (transfer->stream_bytes > RDT_INLINE_MAX_BYTES && transfer_in_choose(transfer, false, &err) == RDT_OK) {
+    if (transfer->stream_bytes > transfer_inline_max(transfer) && transfer_in_choose(transfer, false, &err) == RDT_OK) {
         const struct transport *transport;
         chosen = record_chosen(&transfer->record);
         transport = plugins_transport(transfer->transfers->plugins, chosen->name);

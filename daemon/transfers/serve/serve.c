@@ -271,7 +271,8 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
     out->came_back = pull->left_node.len == sizeof out->left;
     if (out->came_back)
         memcpy(out->left, pull->left_node.data, sizeof out->left);
-    out->inline_max_bytes = pull->inline_max_bytes < RDT_INLINE_MAX_BYTES ? pull->inline_max_bytes : RDT_INLINE_MAX_BYTES;
+    out->inline_max_bytes =
+        pull->inline_max_bytes < RDT_PEER_INLINE_MAX_BYTES ? pull->inline_max_bytes : RDT_PEER_INLINE_MAX_BYTES;
     out->credit = UINT32_MAX;
     out->deadline.on_passed = on_deadline;
     list_init(&out->by_connection);

@@ -145,6 +145,11 @@ enum rdt_status tls_handshake(struct tls *tls, struct rdt_error *err)
     return RDT_OK;
 }
 
+bool tls_has_input(const struct tls *tls)
+{
+    return tls->ssl->in.n > tls->ssl->in.at;
+}
+
 enum rdt_status tls_read(struct tls *tls, void *buf, size_t size, size_t *n_p, struct rdt_error *err)
 {
     (void)err;

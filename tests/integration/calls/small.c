@@ -11,6 +11,7 @@
 #include "tests/support/tensors.h"
 
 #define INLINE_MAX 32768u
+#define PEER_INLINE_MAX 65536u
 
 static struct test_node node;
 static rdt *conn, *reader;
@@ -364,6 +365,52 @@ Test(small, other_nodes_get_it_inline_or_by_transport)
             rdt_release(object);
             must_ok(rdt_free(owner, &ref, false, &err));
         }
+    rdt_close(owner);
+    rdt_close(other);
+    cluster_end(&cluster, NULL);
+}
+
+/* A reader with memory of its own gets more in the answer where nodes encrypt all that they send. */
+Test(small, own_memory_on_another_node_gets_64_KiB_inline)
+{
+    static const struct {
+        size_t bytes;
+        bool target;
+        const char *path;
+    } cases[] = {
+        {PEER_INLINE_MAX, true, "inline"},
+        {PEER_INLINE_MAX + 1, true, "stream"},
+        {INLINE_MAX, false, "inline"},
+        {INLINE_MAX + 1, false, "stream"},
+    };
+    struct cluster cluster;
+    rdt *owner, *other;
+
+    cluster_start(&cluster, 2, &(struct cluster_options){.no_ucx = true, .stream = true});
+    owner = conn = node_client(&cluster.node[0], "owner");
+    other = node_client(&cluster.node[1], "reader");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        uint8_t *memory = cases[i].target ? alloc_memory(other, cases[i].bytes) : NULL;
+        struct rdt_tensor target = VECTOR(RDT_U8, cases[i].bytes, memory);
+        const struct rdt_tensor *targets = &target;
+        struct rdt_fetch_options options = RDT_INIT(options);
+        struct rdt_ref ref = put_small(cases[i].bytes, (uint32_t)i, NULL);
+        const size_t one = 1;
+        rdt_object *object;
+
+        options.timeout_ns = LONG;
+        if (memory) {
+            options.targets = &targets;
+            options.target_counts = &one;
+        }
+        must_ok(rdt_fetch(other, &ref, 1, &options, &object, &err));
+        must_go_by(cases[i].path, object);
+        cr_assert(holds_pattern(memory ? memory : tensor_of(object, 0).data, cases[i].bytes, (uint32_t)i));
+        rdt_release(object);
+        if (memory)
+            must_ok(rdt_dealloc(other, memory, &err));
+        must_ok(rdt_free(owner, &ref, false, &err));
+    }
     rdt_close(owner);
     rdt_close(other);
     cluster_end(&cluster, NULL);
