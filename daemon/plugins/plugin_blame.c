@@ -323,11 +323,3 @@ enum rdt_status plugin_blame_start(const char *state_dir, struct rdt_error *err)
     install();
     return RDT_OK;
 }
-
-void plugin_blame_stop(void)
-{
-    struct blame_file *records = atomic_exchange(&file, NULL);
-
-    if (records)
-        (void)munmap(records, sizeof *records);
-}

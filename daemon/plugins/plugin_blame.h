@@ -15,7 +15,7 @@
 #include "rdt_status.h"
 
 struct plugin_crashes {
-    const char *path; /* of the plug-in's file; valid until plugin_blame_stop */
+    const char *path; /* of the plug-in's file; valid for good */
     uint64_t count;
     int64_t last_s; /* since 1970 */
     int signal;     /* of the last one */
@@ -25,7 +25,6 @@ struct plugin_crashes {
 /* Reads the records and installs the handler, unless another one is there. Before any plug-in is loaded, and before other
  * handlers that pass signals on. After an error nothing is recorded. */
 enum rdt_status plugin_blame_start(const char *state_dir, struct rdt_error *err);
-void plugin_blame_stop(void);
 
 /* Iterates over the plug-ins that have crashed the daemon. *cursor starts at 0. Any thread. */
 bool plugin_blame_next(size_t *cursor, struct plugin_crashes *crashes_p);
