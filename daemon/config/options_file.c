@@ -21,15 +21,13 @@ struct reader {
     const char *path;
     char *dir;
     int line;
-    int bad_line; /* the last line with a reported fault; inih reports the first line that it could not parse */
     struct seen *seen;
     struct options *options;
     struct option_faults *faults;
 };
 
-static void fault(struct reader *reader, int line, const struct rdt_error *why)
+static void fault(const struct reader *reader, int line, const struct rdt_error *why)
 {
-    reader->bad_line = line;
     option_fault(reader->faults, why, "%s:%d", reader->path, line);
 }
 
