@@ -89,10 +89,6 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
 
 /* ---- groups (transfer_group.c) ---- */
 
-/* The connection between two ranks of the group, created if necessary. NULL: no memory. */
-struct peer_transport *transfer_group_connection(struct peer_session *session, struct group *group,
-                                                 const struct group_rank *here, const struct group_rank *there);
-
 /* The connection between the ranks of the memory that the transfer moves; its path is by that group. NULL: no
  * memory. */
 struct peer_transport *transfer_group_side(const struct transfer *transfer, struct group *group);

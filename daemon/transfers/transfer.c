@@ -146,6 +146,14 @@ static void finish_record(struct transfer *transfer)
     log_debug("xfer %llu ended: %s %s", (unsigned long long)transfer->id, transfer->record.path, transfer->record.error);
 }
 
+void transfer_free_layouts(struct transfer *transfer)
+{
+    if (transfer->packed != transfer->source)
+        free(transfer->packed);
+    free(transfer->source);
+    transfer->source = transfer->packed = NULL;
+}
+
 void transfer_end(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
@@ -162,9 +170,7 @@ void transfer_end(struct transfer *transfer)
     destination_free(transfer);
     if (transfer->wish.slice)
         rdt__pb__slice__free_unpacked(transfer->wish.slice, NULL);
-    if (transfer->packed != transfer->source)
-        free(transfer->packed);
-    free(transfer->source);
+    transfer_free_layouts(transfer);
     free(transfer->inline_data);
     account_unref(transfer->account);
     free(transfer);

@@ -73,8 +73,9 @@ static void connect_side(struct peer_transport *pt)
     sm_move(&pt->sm, PT_CONNECTED);
 }
 
-struct peer_transport *transfer_group_connection(struct peer_session *session, struct group *group,
-                                                 const struct group_rank *here, const struct group_rank *there)
+/* The connection between two ranks of the group, created if necessary. NULL: no memory. */
+static struct peer_transport *connection_of(struct peer_session *session, struct group *group, const struct group_rank *here,
+                                            const struct group_rank *there)
 {
     uint32_t rank_here = (uint32_t)(here - group->ranks), rank_there = (uint32_t)(there - group->ranks);
     struct peer_transport *pt;
@@ -147,7 +148,7 @@ static void wake(struct transfers *transfers, struct group *group)
         struct peer_session *session = container_of(session_node, struct peer_session, link);
         const struct group_rank *there = group_rank_for(group, session->peer->uuid, "", NULL);
         if (here && there)
-            (void)transfer_group_connection(session, group, here, there);
+            (void)connection_of(session, group, here, there);
     }
     list_for_each_safe (node, &group->connections)
         transfers->connections->on_connected(container_of(node, struct peer_transport, by_group));
@@ -274,8 +275,7 @@ struct peer_transport *transfer_group_side(const struct transfer *transfer, stru
 {
     const struct group_rank *here, *there;
 
-    return ranks_of(transfer, group, &here, &there, NULL) ? transfer_group_connection(transfer->pull.peer, group, here, there)
-                                                          : NULL;
+    return ranks_of(transfer, group, &here, &there, NULL) ? connection_of(transfer->pull.peer, group, here, there) : NULL;
 }
 
 void transfer_group_offer(const struct transfer *transfer, struct transport *transport, struct path_offer *offer,
@@ -310,7 +310,7 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
     }
     offer->group = group->name;
     if (group->sm.state == GROUP_READY)
-        pt = transfer_group_connection(transfer->pull.peer, group, here, there);
+        pt = connection_of(transfer->pull.peer, group, here, there);
     if (pt && pt->sm.state == PT_CONNECTED) {
         uint32_t sides = transport->ops.sides(pt->conn.handle, offer->moves_target ? target : "host");
         offer->connected = true;
@@ -378,7 +378,7 @@ enum rdt_status transfer_group_start(struct serve *out, const Rdt__Pb__PullStart
             return rdt_error_set(err, RDT_PROTOCOL, "rank %u of group \"%s\" is on device \"%s\", and object \"%s\" lies on %s",
                                  start->owner_rank, group->name, here->device, out->ref.id, region_device_uuid(region));
     }
-    *pt_p = transfer_group_connection(out->session, group, here, &group->ranks[start->reader_rank]);
+    *pt_p = connection_of(out->session, group, here, &group->ranks[start->reader_rank]);
     return *pt_p ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to send in group \"%s\"", group->name);
 }
 

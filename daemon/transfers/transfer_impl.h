@@ -177,6 +177,7 @@ void transfer_fail(struct transfer *transfer, enum rdt_status status, const char
 void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err);
 void transfer_abort(struct transfer *transfer); /* no fetch waits any more: stops the operations, then ends it */
 void transfer_end(struct transfer *transfer);   /* nothing touches its memory: frees it */
+void transfer_free_layouts(struct transfer *transfer);
 
 /* Allocates transfer->received: cached memory of the client, or new memory (RDT_AGAIN: on_ready is called
  * later with the transfer). Memory that several fetches share, or `shared` by a replica, belongs to no

@@ -217,11 +217,8 @@ void transfer_in_choose_again(struct transfer *transfer)
 
 void transfer_in_forget_answer(struct transfer *transfer)
 {
-    if (transfer->packed != transfer->source)
-        free(transfer->packed);
-    free(transfer->source);
+    transfer_free_layouts(transfer);
     transfer_in_free_metadata(transfer);
-    transfer->source = transfer->packed = NULL;
     transfer->stream_bytes = 0;
     transfer->pull.answer.arrived = false;
 }
