@@ -13,7 +13,8 @@ struct published {
     unsigned next;
 };
 
-bool recovery_add_published(struct recovery *recovery, struct journal_slot *slot)
+/* Notes that the session has this record. false: no memory. */
+static bool add_published(struct recovery *recovery, struct journal_slot *slot)
 {
     uint64_t session = slot->numbers[NUMBER_PUBLISHED_SESSION];
     struct published *published = map_get_u64(&recovery->published, session);
@@ -51,7 +52,7 @@ void recovery_remember_published(struct recovery *recovery, const struct journal
 {
     struct journal_slot *slot = recovery_write_published(recovery, name);
 
-    if (slot && !recovery_add_published(recovery, slot))
+    if (slot && !add_published(recovery, slot))
         journal_remove(recovery->journal, slot);
 }
 
@@ -87,7 +88,7 @@ bool restore_published(struct restoring *restoring, struct journal_slot *slot, s
         (void)rdt_error_set(err, RDT_INVALID, "its record is wrong");
         return false;
     }
-    if (!recovery_add_published(restoring->recovery, slot)) {
+    if (!add_published(restoring->recovery, slot)) {
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for it");
         return false;
     }

@@ -69,15 +69,6 @@ static void on_held(void *arg, uint64_t id, int take_fd)
     *entry = (struct held){.id = id, .fd = take_fd};
 }
 
-int recovery_take_held(struct map *held, uint64_t id)
-{
-    struct held *entry = map_remove_u64(held, id);
-    int fd = entry ? entry->fd : -1;
-
-    free(entry);
-    return fd;
-}
-
 /* The keeper drops what no record names, such as memory whose object ended a moment before the earlier daemon did. */
 static void drop_rest(struct recovery *recovery, struct map *held)
 {
@@ -231,7 +222,8 @@ void recovery_drain(struct recovery *recovery)
     recovery->lasting.ending = true;
 }
 
-void recovery_freeze(struct recovery *recovery)
+/* What is recorded now stays for the next daemon, whatever happens to the objects here. */
+static void freeze(struct recovery *recovery)
 {
     if (!recovery->journal || recovery->frozen)
         return;
@@ -257,12 +249,10 @@ bool recovery_is_frozen(const struct recovery *recovery)
 
 void recovery_close(struct recovery *recovery)
 {
-    if (recovery->journal)
-        recovery_freeze(recovery);
+    freeze(recovery); /* first: what is dropped here, the next daemon shall have */
     drop_restored(recovery);
-    if (!recovery->journal)
-        return;
-    keeper_link_close(&recovery->link);
+    if (recovery->journal)
+        keeper_link_close(&recovery->link);
 }
 
 void recovery_fini(struct recovery *recovery)

@@ -26,7 +26,7 @@
  *                                              it crashed the daemon RECOVERY_ATTEMPTS times: set aside, a new one
  *                                              sessions, regions, objects, names and holds are made again
  *                                              ──► SERVING
- *   SIGTERM    recovery_freeze: from now on nothing is recorded, so the next daemon finds all that is here
+ *   SIGTERM    recovery_close: from now on nothing is recorded, so the next daemon finds all that is here
  *
  * A session that was restored waits for its client, as its connection says (conn.h):
  *
@@ -173,10 +173,8 @@ void recovery_free_group(struct kept_group *group); /* its record stays */
 /* The daemon will end: sessions that outlast it leave what it cannot answer any more to the next one. */
 void recovery_drain(struct recovery *recovery);
 
-/* The daemon ends: what is recorded now stays for the next one, whatever happens to the objects here. */
-void recovery_freeze(struct recovery *recovery);
-
-/* Ends the link to the keeper. The loop must still run. */
+/* The daemon ends: what is recorded now stays for the next one, whatever happens to the objects here. Ends the link to the
+ * keeper. The loop must still run. */
 void recovery_close(struct recovery *recovery);
 void recovery_fini(struct recovery *recovery);
 

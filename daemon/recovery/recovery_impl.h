@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What recovery.c, record.c, which writes the journal, and the two files that read it share: restore.c (regions, objects and
- * names) and restore_session.c (sessions and holds). */
+/* What recovery.c, record.c, which writes the journal, and the files that read it share: restore.c (regions, objects and
+ * names), restore_session.c (sessions and holds), and restore_read.c, which each kind of record needs. */
 #ifndef DAEMON_RECOVERY_IMPL_H
 #define DAEMON_RECOVERY_IMPL_H
 
@@ -64,12 +64,10 @@ void recovery_remember_published(struct recovery *recovery, const struct journal
 /* Only writes that record, for restore_published. NULL: there is nothing to remember, or no memory. */
 struct journal_slot *recovery_write_published(struct recovery *recovery, const struct journal_slot *name);
 
-/* Notes that the session has this record, which was restored. false: no memory. */
-bool recovery_add_published(struct recovery *recovery, struct journal_slot *slot);
 void recovery_forget_published(struct recovery *recovery, uint64_t session); /* the session ends */
 void recovery_fini_published(struct recovery *recovery);
 
-/* ---- restore.c and restore_session.c ---- */
+/* ---- restore.c, restore_session.c and restore_read.c ---- */
 
 struct restoring {
     struct recovery *recovery;
@@ -104,7 +102,8 @@ bool restore_published(struct restoring *restoring, struct journal_slot *slot, s
 
 bool restore_group(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err); /* kept_groups.c */
 
-/* NULL: err says why. */
+/* false, NULL: err says why. */
+bool restore_owner(uint32_t uid, const char *tenant, struct owner *owner_p, struct rdt_error *err);
 struct account *restore_account(struct recovery *recovery, uint32_t uid, const char *tenant, struct rdt_error *err);
 
 #endif

@@ -2,11 +2,9 @@
 /* Reading: makes again what an earlier daemon recorded. A record that cannot be restored is removed, with a line in the log
  * that names it, and costs nothing else. */
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/text.h"
 #include "daemon/objects/transit.h"
 #include "daemon/recovery/recovery_impl.h"
 #include "proto/boxes.h"
@@ -22,27 +20,6 @@ static void lose(struct restoring *restoring, struct journal_slot *slot, const c
     if (why->status != RDT_OK && ++recovery->n_lost <= MAX_LOGGED)
         log_error("%s %016llx of the earlier daemon is lost: %s", what, (unsigned long long)slot->key, why->msg);
     journal_remove(recovery->journal, slot);
-}
-
-static bool owner_from(uint32_t uid, const char *tenant, struct owner *owner_p, struct rdt_error *err)
-{
-    *owner_p = (struct owner){.uid = uid};
-    if (strlen(tenant) >= sizeof owner_p->tenant) {
-        (void)rdt_error_set(err, RDT_INVALID, "its record is wrong: no tenant has such a name");
-        return false;
-    }
-    text_copy(owner_p->tenant, sizeof owner_p->tenant, tenant);
-    return true;
-}
-
-struct account *restore_account(struct recovery *recovery, uint32_t uid, const char *tenant, struct rdt_error *err)
-{
-    struct owner owner;
-    struct account *account = owner_from(uid, tenant, &owner, err) ? account_get(recovery->accounts, &owner) : NULL;
-
-    if (!account && err->status != RDT_INVALID)
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for its owner's account");
-    return account;
 }
 
 /* ---- collecting records ---- */
@@ -80,15 +57,6 @@ static enum rdt_status collect(struct restoring *restoring, enum record_kind kin
     if (restoring->n_slots > 0)
         qsort(restoring->slots, restoring->n_slots, sizeof(struct journal_slot *), compare_keys);
     return RDT_OK;
-}
-
-const void *restore_unpack(struct arena *arena, const struct journal_slot *slot, const ProtobufCMessageDescriptor *type,
-                           struct rdt_error *err)
-{
-    ProtobufCMessage *message;
-
-    arena_init(arena, (size_t)16 * JOURNAL_MAX_BYTES);
-    return arena_unpack(arena, type, slot->payload, slot->bytes, "its record", &message, err) == RDT_OK ? message : NULL;
 }
 
 /* A reference: the account of that session, if it is the owner's; else the owner's own. NULL: err says why. */
@@ -402,7 +370,7 @@ static bool restore_name(struct restoring *restoring, struct journal_slot *slot,
         ; /* its session ended a moment before the earlier daemon did */
     } else if (record && !object) {
         (void)rdt_error_set(err, RDT_NOT_FOUND, "its object is lost");
-    } else if (record && owner_from(record->uid, record->tenant, &owner, err)) {
+    } else if (record && restore_owner(record->uid, record->tenant, &owner, err)) {
         struct name_publish publish = {.id = record->id.data,
                                        .id_bytes = record->id.len,
                                        .object = object,
