@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,21 +14,7 @@
 
 static void start_next(struct storage *storage);
 
-struct stored *stored_get(const struct storage *storage, uint64_t generation)
-{
-    return map_count(&storage->stored) > 0 ? map_get_u64(&storage->stored, generation) : NULL;
-}
-
-/* ---- waiters ---- */
-
-void stored_fail_waiters(struct stored *stored, const struct rdt_error *err)
-{
-    while (!list_empty(&stored->waiters)) {
-        struct storage_waiter *waiter = container_of(list_first(&stored->waiters), struct storage_waiter, link);
-        list_remove(&waiter->link);
-        waiter->on_done(waiter, err);
-    }
-}
+/* ---- who waits ---- */
 
 bool storage_wait(struct storage *storage, const struct object *object, struct storage_waiter *waiter)
 {
@@ -39,56 +24,6 @@ bool storage_wait(struct storage *storage, const struct object *object, struct s
         return false;
     list_append(&stored->waiters, &waiter->link);
     return true;
-}
-
-/* ---- removing ---- */
-
-struct removal {
-    struct work work; /* first */
-    struct storage *storage;
-    struct account *account; /* one reference */
-    uint64_t bytes;
-    enum rdt_status status;
-    struct rdt_error err;
-    char file[STORAGE_FILE_NAME_BYTES];
-};
-
-static void run_removal(struct work *work)
-{
-    struct removal *removal = (struct removal *)work;
-
-    removal->status = storage_remove_file(removal->storage->dir, removal->file, &removal->err);
-}
-
-static void done_removal(struct work *work)
-{
-    struct removal *removal = (struct removal *)work;
-
-    removal->storage->n_removals--;
-    account_give(removal->account, USAGE_STORED_BYTES, removal->bytes);
-    account_unref(removal->account);
-    if (removal->status != RDT_OK)
-        log_error("%s/%s could not be removed: %s. The next start would restore it: remove it by hand",
-                  removal->storage->directory, removal->file, removal->err.msg);
-    free(removal);
-}
-
-void storage_remove(struct storage *storage, const char *file, struct account *account, uint64_t bytes)
-{
-    struct removal *removal = calloc(1, sizeof *removal);
-
-    if (!removal) {
-        log_error("no memory to remove %s/%s: the next start would restore it", storage->directory, file);
-        account_unref(account); /* the file is still there, so the node's account still has it */
-        return;
-    }
-    removal->storage = storage;
-    removal->account = account;
-    removal->bytes = bytes;
-    memcpy(removal->file, file, sizeof removal->file);
-    removal->work = (struct work){.run = run_removal, .done = done_removal, .lane = LANE_FILES};
-    storage->n_removals++;
-    work_submit(storage->helper, &removal->work);
 }
 
 static void run_nothing(struct work *work)
@@ -113,62 +48,7 @@ bool storage_barrier(struct storage *storage, struct storage_barrier *barrier)
     return true;
 }
 
-/* ---- one object ---- */
-
-/* Clients come and go, and what is stored stays: it is charged to their owner. */
-static struct account *owner_account(const struct object *object)
-{
-    return object->account->client ? object->account->parent : object->account;
-}
-
-static struct stored *stored_new(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes)
-{
-    struct stored *stored = calloc(1, sizeof *stored);
-
-    if (!stored || !map_put_u64(&storage->stored, generation, stored)) {
-        free(stored);
-        return NULL;
-    }
-    stored->storage = storage;
-    stored->generation = generation;
-    stored->object = object;
-    stored->account = account_ref(owner_account(object));
-    stored->bytes = bytes;
-    list_init(&stored->queue);
-    list_init(&stored->waiters);
-    list_init(&stored->claims);
-    account_add(stored->account, USAGE_STORED_BYTES, bytes);
-    object->stored = OBJECT_STORING;
-    return stored;
-}
-
-static void stored_free(struct stored *stored)
-{
-    struct storage *storage = stored->storage;
-
-    list_remove(&stored->queue);
-    if (stored->object)
-        stored->object->stored = OBJECT_NOT_STORED;
-    (void)map_remove_u64(&storage->stored, stored->generation);
-    free(stored);
-}
-
-static void set_durable(struct stored *stored)
-{
-    stored->state = STORED_DURABLE;
-    stored->storage->n_objects++;
-    if (stored->object)
-        stored->object->stored = OBJECT_STORED;
-}
-
-struct stored *stored_restore(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes)
-{
-    struct stored *stored = stored_new(storage, generation, object, bytes);
-
-    if (stored)
-        set_durable(stored);
-    return stored;
-}
+/* ---- the end of an object ---- */
 
 /* It has no file, and will have none. */
 static void give_up(struct stored *stored, const struct rdt_error *err)
@@ -177,22 +57,6 @@ static void give_up(struct stored *stored, const struct rdt_error *err)
     stored_drop_claims(stored);
     account_give(stored->account, USAGE_STORED_BYTES, stored->bytes);
     account_unref(stored->account);
-    stored_free(stored);
-}
-
-void stored_settle(struct stored *stored)
-{
-    struct storage *storage = stored->storage;
-    char file[STORAGE_FILE_NAME_BYTES];
-
-    if (stored->state != STORED_DURABLE || !list_empty(&stored->claims))
-        return;
-    stored_fail_waiters(stored, NULL);
-    if (stored->object || stored->n_names > 0 || storage->frozen)
-        return;
-    storage_object_file(stored->generation, ".safetensors", file);
-    storage_remove(storage, file, stored->account, stored->bytes);
-    storage->n_objects--;
     stored_free(stored);
 }
 
@@ -272,7 +136,7 @@ static void done_store(struct work *work)
         stored->bytes = bytes;
         storage->n_written++;
         storage->bytes_written += bytes;
-        set_durable(stored);
+        stored_set_durable(stored);
         stored_write_claims(stored);
         stored_settle(stored);
     }
@@ -372,7 +236,7 @@ enum rdt_status storage_store(struct storage *storage, struct object *object, st
     if (status != RDT_OK)
         return status;
     if (!stored) {
-        status = account_check(owner_account(object), USAGE_STORED_BYTES, bytes, err);
+        status = account_check(stored_account(object), USAGE_STORED_BYTES, bytes, err);
         if (status != RDT_OK)
             return status;
         stored = stored_new(storage, object->generation, object, bytes);

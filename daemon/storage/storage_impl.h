@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of this room share: storage.c (objects), storage_names.c, storage_write.c (what the threads do), and
- * storage_restore.c. */
+/* What the files of this room share: storage.c (which objects are written, and when), and below it storage_restore.c,
+ * storage_names.c, stored.c (one object), and storage_write.c (what the threads do). */
 #ifndef DAEMON_STORAGE_IMPL_H
 #define DAEMON_STORAGE_IMPL_H
 
@@ -74,17 +74,20 @@ enum rdt_status storage_write_file(int dir, const char *name, const void *conten
 /* Removes the file. RDT_OK if it is not there. */
 enum rdt_status storage_remove_file(int dir, const char *name, struct rdt_error *err);
 
-/* ---- storage.c ---- */
+/* ---- stored.c ---- */
 
 struct stored *stored_get(const struct storage *storage, uint64_t generation); /* NULL: it is not stored */
 
-/* Of a file that was found. NULL: no memory. */
-struct stored *stored_restore(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes);
+/* Clients come and go, and what is stored stays: it is charged to their owner. */
+struct account *stored_account(const struct object *object);
+
+/* QUEUED, with the bytes charged to the owner of the object. NULL: no memory. */
+struct stored *stored_new(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes);
+void stored_set_durable(struct stored *stored);
+void stored_free(struct stored *stored); /* it has no claims and no waiters; its charge and its account are the caller's */
 
 void stored_settle(struct stored *stored); /* tells its waiters if nothing is left to do, and removes what nobody needs */
 void stored_fail_waiters(struct stored *stored, const struct rdt_error *err);
-/* The helper removes the file. Then the account, whose reference is taken, is given back the bytes. */
-void storage_remove(struct storage *storage, const char *file, struct account *account, uint64_t bytes);
 
 /* ---- storage_names.c ---- */
 

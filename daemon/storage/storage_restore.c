@@ -192,6 +192,7 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
     struct storage *storage = restoring->storage;
     struct object *object = index_get(&storage->objects->by_generation, generation); /* the keeper had it in memory */
     uint64_t bytes = file->header_bytes + file->facts->data_bytes;
+    struct stored *stored;
     enum rdt_status status;
 
     if (file->facts->generation != generation || (object && !is_same(object, file->facts)))
@@ -207,9 +208,11 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
             object_hold(object);
         storage->n_restored++;
     }
-    return stored_restore(storage, generation, object, bytes)
-               ? RDT_OK
-               : rdt_error_set(err, RDT_NO_MEMORY, "no memory to restore a stored object");
+    stored = stored_new(storage, generation, object, bytes);
+    if (!stored)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to restore a stored object");
+    stored_set_durable(stored);
+    return RDT_OK;
 }
 
 static void restore_objects(struct restoring *restoring)

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One stored object: its entry, who waits for it, and the end of its file. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/storage/storage_impl.h"
+
+struct stored *stored_get(const struct storage *storage, uint64_t generation)
+{
+    return map_count(&storage->stored) > 0 ? map_get_u64(&storage->stored, generation) : NULL;
+}
+
+void stored_fail_waiters(struct stored *stored, const struct rdt_error *err)
+{
+    while (!list_empty(&stored->waiters)) {
+        struct storage_waiter *waiter = container_of(list_first(&stored->waiters), struct storage_waiter, link);
+        list_remove(&waiter->link);
+        waiter->on_done(waiter, err);
+    }
+}
+
+/* ---- removing ---- */
+
+struct removal {
+    struct work work; /* first */
+    struct storage *storage;
+    struct account *account; /* one reference */
+    uint64_t bytes;
+    enum rdt_status status;
+    struct rdt_error err;
+    char file[STORAGE_FILE_NAME_BYTES];
+};
+
+static void run_removal(struct work *work)
+{
+    struct removal *removal = (struct removal *)work;
+
+    removal->status = storage_remove_file(removal->storage->dir, removal->file, &removal->err);
+}
+
+static void done_removal(struct work *work)
+{
+    struct removal *removal = (struct removal *)work;
+
+    removal->storage->n_removals--;
+    account_give(removal->account, USAGE_STORED_BYTES, removal->bytes);
+    account_unref(removal->account);
+    if (removal->status != RDT_OK)
+        log_error("%s/%s could not be removed: %s. The next start would restore it: remove it by hand",
+                  removal->storage->directory, removal->file, removal->err.msg);
+    free(removal);
+}
+
+/* The helper removes the file. Then the account, whose reference is taken, is given back the bytes. */
+static void remove_file(struct storage *storage, const char *file, struct account *account, uint64_t bytes)
+{
+    struct removal *removal = calloc(1, sizeof *removal);
+
+    if (!removal) {
+        log_error("no memory to remove %s/%s: the next start would restore it", storage->directory, file);
+        account_unref(account); /* the file is still there, so the node's account still has it */
+        return;
+    }
+    removal->storage = storage;
+    removal->account = account;
+    removal->bytes = bytes;
+    memcpy(removal->file, file, sizeof removal->file);
+    removal->work = (struct work){.run = run_removal, .done = done_removal, .lane = LANE_FILES};
+    storage->n_removals++;
+    work_submit(storage->helper, &removal->work);
+}
+
+/* ---- one object ---- */
+
+/* Clients come and go, and what is stored stays: it is charged to their owner. */
+struct account *stored_account(const struct object *object)
+{
+    return object->account->client ? object->account->parent : object->account;
+}
+
+struct stored *stored_new(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes)
+{
+    struct stored *stored = calloc(1, sizeof *stored);
+
+    if (!stored || !map_put_u64(&storage->stored, generation, stored)) {
+        free(stored);
+        return NULL;
+    }
+    stored->storage = storage;
+    stored->generation = generation;
+    stored->object = object;
+    stored->account = account_ref(stored_account(object));
+    stored->bytes = bytes;
+    list_init(&stored->queue);
+    list_init(&stored->waiters);
+    list_init(&stored->claims);
+    account_add(stored->account, USAGE_STORED_BYTES, bytes);
+    object->stored = OBJECT_STORING;
+    return stored;
+}
+
+void stored_free(struct stored *stored)
+{
+    struct storage *storage = stored->storage;
+
+    list_remove(&stored->queue);
+    if (stored->object)
+        stored->object->stored = OBJECT_NOT_STORED;
+    (void)map_remove_u64(&storage->stored, stored->generation);
+    free(stored);
+}
+
+void stored_set_durable(struct stored *stored)
+{
+    stored->state = STORED_DURABLE;
+    stored->storage->n_objects++;
+    if (stored->object)
+        stored->object->stored = OBJECT_STORED;
+}
+
+void stored_settle(struct stored *stored)
+{
+    struct storage *storage = stored->storage;
+    char file[STORAGE_FILE_NAME_BYTES];
+
+    if (stored->state != STORED_DURABLE || !list_empty(&stored->claims))
+        return;
+    stored_fail_waiters(stored, NULL);
+    if (stored->object || stored->n_names > 0 || storage->frozen)
+        return;
+    storage_object_file(stored->generation, ".safetensors", file);
+    remove_file(storage, file, stored->account, stored->bytes);
+    storage->n_objects--;
+    stored_free(stored);
+}
