@@ -67,15 +67,15 @@ struct peers {
     void *on_closed_arg;
 };
 
-/* The files of peers, the upper ones first: an object uses symbols of lower rows only. peer_link and peer_wire call each other,
- * because both are one connection: peer_wire has its sockets and bytes, peer_link its handshake and frames.
+/* The files of peers, the upper ones first: an object uses symbols of lower rows only.
  *
  *   peers                       start and end
  *   peer_reload, peer_listen
  *   peer_meet                   who is at the other end of a link
  *   peer_table                  the entries of the nodes
  *   peer                        the state of each, and when it is dialled
- *   peer_link, peer_wire        one connection
+ *   peer_link                   the hellos, frames and pings of one connection
+ *   peer_wire                   its socket, TLS and bytes
  *   peer_entry
  */
 
@@ -110,8 +110,6 @@ bool peer_merge(struct peer *from, struct peer *into);
 /* Another node answers where `from` was met before, and gets the name, the address and the dial. `from`
  * stays without an address, and the caller ends its dial by peer_failed. false: as above. */
 bool peer_replace(struct peer *from, struct peer *into);
-
-void peer_free(struct peer *peer); /* its timer must be closed */
 
 /* Decrements n_open: a handle was closed or a link freed. The last one of a room that closes frees all entries. */
 void peers_handle_closed(struct peers *peers);

@@ -27,19 +27,6 @@ static const struct sm_state states[] = {
     [LINK_ENDED] = {"ended", 0},
 };
 
-enum peer_link_state peer_link_state(const struct peer_link *link)
-{
-    return (enum peer_link_state)link->sm.state;
-}
-
-static void describe(const struct peer_link *link, char text_p[128])
-{
-    if (link->peer)
-        peer_describe(link->peer, text_p);
-    else
-        snprintf(text_p, 128, "the node at %s", link->remote);
-}
-
 static double seconds(uint64_t ns)
 {
     return (double)ns / 1e9;
@@ -47,19 +34,7 @@ static double seconds(uint64_t ns)
 
 /* ---- its end ---- */
 
-static void on_handle_closed(uv_handle_t *handle)
-{
-    peer_link_handle_gone(handle->data);
-}
-
-static void close_handles(struct peer_link *link)
-{
-    peer_wire_close(link);
-    uv_close((uv_handle_t *)&link->timer, on_handle_closed);
-    uv_close((uv_handle_t *)&link->turn, on_handle_closed);
-}
-
-void peer_link_handle_gone(struct peer_link *link)
+static void handle_gone(struct peer_link *link)
 {
     if (--link->n_handles)
         return;
@@ -71,22 +46,25 @@ void peer_link_handle_gone(struct peer_link *link)
     free(link);
 }
 
-void peer_link_end(struct peer_link *link, const struct rdt_error *why)
+static void on_handle_closed(uv_handle_t *handle)
+{
+    handle_gone(handle->data);
+}
+
+static void close_handles(struct peer_link *link)
+{
+    peer_wire_close(link);
+    uv_close((uv_handle_t *)&link->timer, on_handle_closed);
+    uv_close((uv_handle_t *)&link->turn, on_handle_closed);
+}
+
+static void end(struct peer_link *link, const struct rdt_error *why)
 {
     if (peer_link_state(link) == LINK_ENDED)
         return;
     close_handles(link);
     sm_move(&link->sm, LINK_ENDED);
     link->config->events->on_end(link, why);
-}
-
-void peer_link_fail(struct peer_link *link, const struct rdt_error *why)
-{
-    if (link->failed || peer_link_state(link) == LINK_ENDED)
-        return;
-    link->failed = true;
-    link->failure = *why;
-    uv_idle_start(&link->turn, peer_link_on_turn);
 }
 
 /* Best effort: what the socket does not accept at once is lost. */
@@ -136,7 +114,7 @@ static void on_deadline(uv_timer_t *timer)
 
     rdt_error_set(&why, RDT_PEER_LOST, "%s %s within %.1f s", missing[peer_link_state(link)], link->remote,
                   seconds(link->config->connect_timeout_ns));
-    peer_link_end(link, &why);
+    end(link, &why);
 }
 
 static void send_ping(struct peer_link *link, uint64_t now)
@@ -172,21 +150,13 @@ static void on_tick(uv_timer_t *timer)
     if (now >= silence_due) {
         struct rdt_error why;
 
-        peer_link_no_answer(link, &why);
-        peer_link_end(link, &why);
+        peer_wire_no_answer(link, &why);
+        end(link, &why);
         return;
     }
     if (now >= link->next_ping_ns)
         send_ping(link, now);
     arm(link, link->next_ping_ns < silence_due ? link->next_ping_ns : silence_due, on_tick);
-}
-
-void peer_link_no_answer(const struct peer_link *link, struct rdt_error *why)
-{
-    char who[128];
-
-    describe(link, who);
-    rdt_error_set(why, RDT_PEER_LOST, "no answer from %s for %.1f s", who, seconds(link->config->peer_timeout_ns));
 }
 
 void peer_link_up(struct peer_link *link)
@@ -200,6 +170,19 @@ void peer_link_up(struct peer_link *link)
 }
 
 /* ---- frames ---- */
+
+static void on_turn(uv_idle_t *turn)
+{
+    struct peer_link *link = turn->data;
+
+    uv_idle_stop(turn);
+    if (!link->failed)
+        peer_wire_continue(link);
+    if (link->failed)
+        end(link, &link->failure);
+    else
+        peer_wire_pump(link);
+}
 
 enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message type, const ProtobufCMessage *message,
                                struct rdt_error *err)
@@ -215,9 +198,9 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
         struct rdt_error why;
         char who[128];
 
-        describe(link, who);
+        peer_wire_describe(link, who);
         rdt_error_set(&why, RDT_LIMIT, "%s does not read: %zu bytes are waiting for it", who, peer_link_queued_bytes(link));
-        peer_link_fail(link, &why);
+        peer_wire_fail(link, &why);
         return rdt_error_set(err, RDT_LIMIT, "%s", why.msg);
     }
     status = frame_writer_push(&link->writer, (uint16_t)type, 0, 0, (uint32_t)bytes, NULL, 0, &payload);
@@ -225,29 +208,16 @@ enum rdt_status peer_link_send(struct peer_link *link, enum rdt_peer_message typ
         struct rdt_error why;
         char who[128];
 
-        describe(link, who);
+        peer_wire_describe(link, who);
         (void)rdt_error_set(&why, RDT_PEER_LOST, "%s: a message of %zu bytes could not be sent: %s", who, bytes,
                             rdt_status_sentence(status));
-        peer_link_fail(link, &why);
+        peer_wire_fail(link, &why);
         return rdt_error_set(err, status, "%s", why.msg);
     }
     protobuf_c_message_pack(message, payload);
     if (!link->writing)
-        uv_idle_start(&link->turn, peer_link_on_turn);
+        uv_idle_start(&link->turn, on_turn);
     return RDT_OK;
-}
-
-void peer_link_on_turn(uv_idle_t *turn)
-{
-    struct peer_link *link = turn->data;
-
-    uv_idle_stop(turn);
-    if (!link->failed)
-        peer_wire_continue(link);
-    if (link->failed)
-        peer_link_end(link, &link->failure);
-    else
-        peer_wire_pump(link);
 }
 
 static enum rdt_status malformed(const char *what, struct rdt_error *err)
@@ -318,10 +288,10 @@ static enum rdt_status take_goodbye(struct peer_link *link, const struct frame *
         return malformed("goodbye", err);
 
     link->ended_there = true;
-    describe(link, who);
+    peer_wire_describe(link, who);
     rdt_error_set(&why, RDT_PEER_LOST, "%s %s: %s", who,
                   peer_link_state(link) == LINK_UP ? "said goodbye" : "refuses this node", reason);
-    peer_link_end(link, &why);
+    end(link, &why);
     return RDT_OK;
 }
 
@@ -340,7 +310,7 @@ void peer_link_forget_hello(struct peer_link *link)
     arena_fini(&link->arena);
 }
 
-enum rdt_status peer_link_take_frame(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
+static enum rdt_status take_frame(struct peer_link *link, const struct frame *frame, struct rdt_error *err)
 {
     if (frame->type == RDT_PEER_GOODBYE)
         return take_goodbye(link, frame, err);
@@ -371,10 +341,13 @@ void peer_link_refuse(struct peer_link *link, const struct rdt_error *why)
         link->ended_there = true;
     else
         say_goodbye(link, why->msg);
-    peer_link_end(link, why);
+    end(link, why);
 }
 
 /* ---- its start ---- */
+
+static const struct peer_wire_events wire_events = {
+    .on_turn = on_turn, .on_frame = take_frame, .on_refused = peer_link_refuse, .on_lost = end, .on_handle_gone = handle_gone};
 
 /* NULL: out of memory. */
 static struct peer_link *create(const struct peer_link_config *config, enum peer_link_state first)
@@ -384,6 +357,7 @@ static struct peer_link *create(const struct peer_link_config *config, enum peer
     if (!link)
         return NULL;
     link->config = config;
+    link->upper = &wire_events;
     list_init(&link->node);
     list_init(&link->lookups);
     sm_init(&link->sm, states, sizeof states / sizeof states[0], first);

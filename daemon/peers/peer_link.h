@@ -79,7 +79,8 @@ struct peer_link {
     struct stranger stranger; /* in peers->strangers until it is up */
 
     const struct peer_link_config *config;
-    char remote[65]; /* "10.0.0.7:7070" */
+    const struct peer_wire_events *upper; /* for peer_wire.c */
+    char remote[65];                      /* "10.0.0.7:7070" */
     char host[65];
     uint16_t port;
     struct sm sm;
@@ -124,7 +125,13 @@ enum rdt_status peer_link_accept(const struct peer_link_config *config, uv_strea
  * that is under way. The first result counts. At any other time, nothing happens. */
 void peer_link_look_up_too(struct peer_link *link, struct account *account);
 
-enum peer_link_state peer_link_state(const struct peer_link *link);
+static inline enum peer_link_state peer_link_state(const struct peer_link *link)
+{
+    return (enum peer_link_state)link->sm.state;
+}
+
+/* Ends the link because of what was received, and tells the other end. */
+void peer_link_refuse(struct peer_link *link, const struct rdt_error *why);
 
 /* Queues a message, which is sent in this iteration of the loop. LIMIT: it is too large, or the other end
  * does not read and the link ends. */

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "daemon/peers/peer_impl.h"
-#include "daemon/peers/peer_wire.h"
 
 static const uint8_t nobody[16];
 

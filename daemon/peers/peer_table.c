@@ -35,7 +35,8 @@ enum rdt_status peer_identify(struct peer *peer, const uint8_t uuid[16], enum pe
     return RDT_OK;
 }
 
-void peer_free(struct peer *peer)
+/* Its timer must be closed. */
+static void peer_free(struct peer *peer)
 {
     account_unref(peer->dial->account);
     account_unref(peer->dial->address_by);

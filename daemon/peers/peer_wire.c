@@ -14,6 +14,31 @@
 #define ITERATION_NS 25000              /* for the messages of one node in one iteration */
 #define KEEP_OUT_BYTES ((size_t)64 << 10)
 
+void peer_wire_describe(const struct peer_link *link, char text_p[128])
+{
+    if (link->peer)
+        peer_describe(link->peer, text_p);
+    else
+        snprintf(text_p, 128, "the node at %s", link->remote);
+}
+
+void peer_wire_no_answer(const struct peer_link *link, struct rdt_error *why)
+{
+    char who[128];
+
+    peer_wire_describe(link, who);
+    rdt_error_set(why, RDT_PEER_LOST, "no answer from %s for %.1f s", who, (double)link->config->peer_timeout_ns / 1e9);
+}
+
+void peer_wire_fail(struct peer_link *link, const struct rdt_error *why)
+{
+    if (link->failed || peer_link_state(link) == LINK_ENDED)
+        return;
+    link->failed = true;
+    link->failure = *why;
+    uv_idle_start(&link->turn, link->upper->on_turn);
+}
+
 /* ---- out ---- */
 
 /* Moves up to max plaintext bytes from the queue of frames into TLS, small frames together in one record. */
@@ -63,7 +88,7 @@ static void why_lost(struct peer_link *link, int uv_error, struct rdt_error *why
     if (uv_error == UV_EOF || uv_error == UV_ECONNRESET || uv_error == UV_EPIPE)
         link->ended_there = true;
     if (uv_error == UV_ETIMEDOUT) /* TCP_USER_TIMEOUT */
-        peer_link_no_answer(link, why);
+        peer_wire_no_answer(link, why);
     else if (uv_error == UV_EOF)
         rdt_error_set(why, RDT_DISCONNECTED, "%s closed the connection", link->remote);
     else
@@ -75,7 +100,7 @@ static void lost(struct peer_link *link, int uv_error)
     struct rdt_error why;
 
     why_lost(link, uv_error, &why);
-    peer_link_end(link, &why);
+    link->upper->on_lost(link, &why);
 }
 
 /* A large buffer is freed unless there is more to send. */
@@ -114,7 +139,7 @@ static int write_out(struct peer_link *link)
     if (n == (int)link->out_bytes) {
         out_sent(link);
         if (link->writer.queued_frames > 0) /* the next slice is sent in the next iteration */
-            uv_idle_start(&link->turn, peer_link_on_turn);
+            uv_idle_start(&link->turn, link->upper->on_turn);
         return 0;
     }
     if (n < 0 && n != UV_EAGAIN)
@@ -147,7 +172,7 @@ void peer_wire_pump(struct peer_link *link)
             why_lost(link, rc, &why);
     }
     if (status != RDT_OK || rc < 0)
-        peer_link_fail(link, &why);
+        peer_wire_fail(link, &why);
 }
 
 void peer_wire_push_out(struct peer_link *link)
@@ -179,7 +204,7 @@ static enum rdt_status take_plaintext(struct peer_link *link, struct rdt_error *
         enum rdt_status status = frame_reader_next(&link->reader, &frame, err);
 
         if (status == RDT_OK) {
-            status = peer_link_take_frame(link, &frame, err);
+            status = link->upper->on_frame(link, &frame, err);
             if (status != RDT_OK || link->failed || peer_link_state(link) == LINK_ENDED)
                 return status;
             link->more = uv_hrtime() >= until_ns && (frame_reader_is_ready(&link->reader) || tls_has_input(&link->tls));
@@ -237,11 +262,11 @@ static void take_received(struct peer_link *link)
     if (peer_link_state(link) == LINK_ENDED || link->failed)
         return;
     if (status != RDT_OK) {
-        peer_link_refuse(link, &why);
+        link->upper->on_refused(link, &why);
     } else if (link->more) {
         link->read_stopped = true;
         (void)uv_read_stop((uv_stream_t *)&link->tcp);
-        (void)uv_idle_start(&link->turn, peer_link_on_turn);
+        (void)uv_idle_start(&link->turn, link->upper->on_turn);
     } else if (link->read_stopped) { /* uv_read_start costs two system calls even on a stream that is being read */
         link->read_stopped = false;
         (void)uv_read_start((uv_stream_t *)&link->tcp, on_alloc, on_read);
@@ -282,7 +307,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
     }
     if (peer_link_state(link) == LINK_SECURING)
         peer_wire_push_out(link); /* sends TLS's own alert, the only hint that the other end gets */
-    peer_link_refuse(link, &why);
+    link->upper->on_refused(link, &why);
 }
 
 /* ---- the socket ---- */
@@ -329,10 +354,10 @@ static void begin(struct peer_link *link, bool server)
     rc = uv_read_start((uv_stream_t *)&link->tcp, on_alloc, on_read);
     if (rc < 0) {
         rdt_error_set(&why, RDT_DISCONNECTED, "cannot read from %s: %s", link->remote, uv_strerror(rc));
-        peer_link_fail(link, &why);
+        peer_wire_fail(link, &why);
     } else if (tls_init(&link->tls, link->config->tls, server, &why) != RDT_OK ||
                (!server && step_handshake(link, &why) != RDT_OK)) {
-        peer_link_fail(link, &why);
+        peer_wire_fail(link, &why);
     } else {
         peer_wire_pump(link);
     }
@@ -351,7 +376,7 @@ void peer_wire_accept(struct peer_link *link, uv_stream_t *listener)
         rc = uv_tcp_getpeername(&link->tcp, (struct sockaddr *)&address, &address_bytes);
     if (rc < 0) {
         rdt_error_set(&why, RDT_DISCONNECTED, "cannot accept a connection: %s", uv_strerror(rc));
-        peer_link_fail(link, &why);
+        peer_wire_fail(link, &why);
         return;
     }
     format_address((struct sockaddr *)&address, link->remote);
@@ -365,7 +390,7 @@ static void on_tcp_closed(uv_handle_t *handle)
     struct peer_link *link = handle->data;
 
     if (!link->connect_again || peer_link_state(link) == LINK_ENDED) {
-        peer_link_handle_gone(link);
+        link->upper->on_handle_gone(link);
         return;
     }
     link->connect_again = false;
@@ -384,7 +409,7 @@ static void cannot_connect(struct peer_link *link, int uv_error)
         return;
     }
     rdt_error_set(&why, RDT_PEER_LOST, "cannot connect to %s: %s", link->remote, uv_strerror(uv_error));
-    peer_link_fail(link, &why);
+    peer_wire_fail(link, &why);
 }
 
 static void on_connect(uv_connect_t *request, int uv_status)
@@ -467,7 +492,7 @@ static void done_lookup(struct work *work)
     } else if (link && list_empty(&link->lookups)) {
         rdt_error_set(&why, RDT_PEER_LOST, "cannot find host %s: %s", link->host,
                       lookup->rc ? gai_strerror(lookup->rc) : "it has no address");
-        peer_link_fail(link, &why);
+        peer_wire_fail(link, &why);
     }
     free(lookup);
 }
@@ -519,7 +544,7 @@ void peer_wire_dial(struct peer_link *link, struct account *account)
     if (look_up(link, account))
         return;
     rdt_error_set(&why, RDT_NO_MEMORY, "no memory to look up host %s", link->host);
-    peer_link_fail(link, &why);
+    peer_wire_fail(link, &why);
 }
 
 void peer_wire_close(struct peer_link *link)

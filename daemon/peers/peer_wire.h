@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lower half of a peer link: TCP and TLS. Calls between the two halves. Private to peer_link.c and
- * peer_wire.c. */
+/* The lower half of a peer link: TCP and TLS. It calls the upper half, peer_link.c, by link->upper. Private to the two. */
 #ifndef DAEMON_PEER_WIRE_H
 #define DAEMON_PEER_WIRE_H
 
 #include "daemon/peers/peer_link.h"
 
-/* ---- peer_wire.c ---- */
+struct peer_wire_events {
+    uv_idle_cb on_turn; /* of link->turn, which is active while the wire or the upper half has work for the next iteration */
+    /* May end the link. */
+    enum rdt_status (*on_frame)(struct peer_link *link, const struct frame *frame, struct rdt_error *err);
+    void (*on_refused)(struct peer_link *link, const struct rdt_error *why); /* what was received ends the link */
+    void (*on_lost)(struct peer_link *link, const struct rdt_error *why);    /* the connection ends the link */
+    void (*on_handle_gone)(struct peer_link *link);                          /* after peer_wire_close */
+};
 
 /* Starts to connect to link->host and link->port; failures are reported later. account: the user on whose
  * threads a name is looked up; NULL: the daemon. */
@@ -25,22 +31,11 @@ void peer_wire_push_out(struct peer_link *link);
 /* Handles what was received and did not fit into an earlier iteration. */
 void peer_wire_continue(struct peer_link *link);
 
-/* ---- peer_link.c ---- */
+/* Ends the link in the next iteration, for callers that were called by the rooms above. */
+void peer_wire_fail(struct peer_link *link, const struct rdt_error *why);
 
-/* Ends the link now, or in the next iteration (for callers that were called by the rooms above). */
-void peer_link_end(struct peer_link *link, const struct rdt_error *why);
-void peer_link_fail(struct peer_link *link, const struct rdt_error *why);
-
-/* Ends the link because of what was received, and tells the other end. */
-void peer_link_refuse(struct peer_link *link, const struct rdt_error *why);
-
-/* Makes the sentence of every timeout of an established link. */
-void peer_link_no_answer(const struct peer_link *link, struct rdt_error *why);
-
-/* Handles a frame, which may end the link. */
-enum rdt_status peer_link_take_frame(struct peer_link *link, const struct frame *frame, struct rdt_error *err);
-
-void peer_link_on_turn(uv_idle_t *turn);
-void peer_link_handle_gone(struct peer_link *link);
+/* The node at the other end, for people; and the sentence of every timeout of an established link. */
+void peer_wire_describe(const struct peer_link *link, char text_p[128]);
+void peer_wire_no_answer(const struct peer_link *link, struct rdt_error *why);
 
 #endif
