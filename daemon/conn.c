@@ -10,9 +10,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/conn_heap.h"
-#include "daemon/conn_hello.h"
 #include "daemon/conn_identity.h"
-#include "daemon/conn_session.h"
 #include "daemon/objects/names.h"
 #include "daemon/objects/object.h"
 #include "daemon/rpc/rpc_watch.h"
@@ -128,7 +126,7 @@ void conn_close(struct conn *conn, const char *why)
                   (unsigned long long)client->id, client->name, (int)client->pid, client->account->owner.uid, why,
                   client->n_objects, map_count(&client->holds) + map_count(&client->remote_holds),
                   map_count(&client->transfers.fetches));
-        conn_session_end(conn);
+        conn->conns->on_end(conn);
         list_remove(&client->link);
         conn->rpc->n_clients--;
         watch_end(conn->rpc, client);
@@ -317,7 +315,7 @@ static void handle_frame(struct conn *conn)
     conn->frame_taken = conn->frame_heap > 0;
     if (status == RDT_OK) {
         if (!conn->greeted)
-            conn_hello(conn, &frame);
+            conn->conns->on_hello(conn, &frame);
         else
             status = rpc_handle(conn->rpc, &conn->client, &frame,
                                 frame.length > RPC_AT_ONCE_BYTES ? frame_reader_detach(&conn->reader) : NULL, &err);

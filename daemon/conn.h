@@ -9,8 +9,8 @@
  * fit into a turn continues in the next one: received frames, a request with many items, events for the client,
  * and at last the release of what it held.
  *
- * conn.c, conn_hello.c and conn_session.c call each other: a HELLO may move the socket to a connection that waits for its
- * client, and a connection that closes ends its session.
+ * conn_hello.c is above conn_session.c, and that above conn.c, which calls them by conns->on_hello and on_end. conn_identity.c
+ * and conn_heap.c are below.
  */
 #ifndef DAEMON_CONN_H
 #define DAEMON_CONN_H
@@ -27,7 +27,8 @@
 #include "proto/frame.h"
 
 #define FRAME_FDS_AT_ONCE 253u /* SCM_MAX_FD: the most descriptors that one recvmsg may bring */
-#define CONN_TURN_NS 25000     /* checked between the steps of a turn */
+#define HELLO_TIMEOUT_NS 10000000000ll
+#define CONN_TURN_NS 25000 /* checked between the steps of a turn */
 
 struct conn {
     struct client client;
@@ -75,13 +76,16 @@ struct conns {
     uint64_t open_files; /* the most that this process may have open */
     struct log_rare refusals;
     uint64_t next_id;
-    uint64_t *saved_next_id;     /* next_id for a later daemon; NULL: none needs it */
-    bool stopped;                /* no request is handled any more */
-    unsigned overflow_uid;       /* the uid that the kernel shows for users that it cannot map */
-    void (*on_empty)(void *arg); /* called when the last connection is freed */
+    uint64_t *saved_next_id;                                  /* next_id for a later daemon; NULL: none needs it */
+    bool stopped;                                             /* no request is handled any more */
+    void (*on_hello)(struct conn *conn, struct frame *frame); /* the first frame; closes its descriptors */
+    void (*on_end)(struct conn *conn);                        /* a connection ends that was served */
+    unsigned overflow_uid;                                    /* the uid that the kernel shows for users that it cannot map */
+    void (*on_empty)(void *arg);                              /* called when the last connection is freed */
     void *arg;
 };
 
+/* The caller sets on_hello and on_end. */
 void conns_init(struct conns *conns, struct rpc *rpc, uint64_t open_files);
 
 /* Serves a new client. Takes the socket, and closes it if the client cannot be served. */

@@ -5,20 +5,9 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/conn_identity.h"
 #include "daemon/conn_session.h"
 #include "proto/plain_text.h"
-
-void conn_refuse(struct conn *conn, const struct frame *frame, const struct rdt_error *err)
-{
-    char who[80];
-
-    client_send_error(&conn->client, frame->type, frame->request_id, err);
-    (void)snprintf(who, sizeof who, "client %llu (pid %d, uid %u)", (unsigned long long)conn->client.id, (int)conn->client.pid,
-                   conn->client.account->owner.uid);
-    log_warn_rarely(&conn->conns->refusals, who, err->msg);
-    conn->draining = true;
-    (void)deadline_set(conn->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS); /* the client has this time to read the answer */
-}
 
 /* Why the client is not served; status RDT_OK: it is. *hello_p is NULL if the message could not be read. */
 static struct rdt_error check_hello(struct conn *conn, const struct frame *frame, struct arena *arena,

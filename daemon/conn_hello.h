@@ -8,14 +8,9 @@
 
 #include "daemon/conn.h"
 
-#define HELLO_TIMEOUT_NS 10000000000ll
-
 /* Answers the first frame of a connection. A client that is not to be served gets the reason as its answer, as after
- * conn_refuse. Closes the frame's descriptors. */
+ * conn_refuse. Closes the frame's descriptors.
+ * For conns->on_hello. */
 void conn_hello(struct conn *conn, struct frame *frame);
-
-/* Answers the frame with err, logs the refusal, and reads no more from the connection, which ends when the client has read
- * the answer or after HELLO_TIMEOUT_NS. */
-void conn_refuse(struct conn *conn, const struct frame *frame, const struct rdt_error *err);
 
 #endif

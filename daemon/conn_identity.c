@@ -8,6 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "daemon/base/log.h"
+
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
 #endif
@@ -75,4 +77,16 @@ bool conn_identify(struct conn *conn)
     if (conn->pidfd >= 0)
         (void)fcntl(conn->pidfd, F_SETFD, FD_CLOEXEC);
     return true;
+}
+
+void conn_refuse(struct conn *conn, const struct frame *frame, const struct rdt_error *err)
+{
+    char who[80];
+
+    client_send_error(&conn->client, frame->type, frame->request_id, err);
+    (void)snprintf(who, sizeof who, "client %llu (pid %d, uid %u)", (unsigned long long)conn->client.id, (int)conn->client.pid,
+                   conn->client.account->owner.uid);
+    log_warn_rarely(&conn->conns->refusals, who, err->msg);
+    conn->draining = true;
+    (void)deadline_set(conn->rpc->deadlines, &conn->hello, HELLO_TIMEOUT_NS); /* the client has this time to read the answer */
 }

@@ -20,4 +20,8 @@ bool conn_identify(struct conn *conn);
  * the socket. */
 void conn_turn_away(const struct conns *conns, int take_sock);
 
+/* Answers the frame with err, logs the refusal, and reads no more from the connection, which ends when the client has read
+ * the answer or after HELLO_TIMEOUT_NS. */
+void conn_refuse(struct conn *conn, const struct frame *frame, const struct rdt_error *err);
+
 #endif

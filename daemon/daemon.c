@@ -16,6 +16,7 @@
 #include "daemon/base/sdnotify.h"
 #include "daemon/base/sigbus_guard.h"
 #include "daemon/config/limits.h"
+#include "daemon/conn_hello.h"
 #include "daemon/conn_session.h"
 #include "daemon/daemon_impl.h"
 #include "daemon/memory/region_orphans.h"
@@ -283,6 +284,8 @@ static void init_rooms(struct daemon *daemon)
     map_init(&daemon->rpc.forwarded);
     map_init(&daemon->rpc.retaking);
     conns_init(&daemon->conns, &daemon->rpc, daemon->open_files);
+    daemon->conns.on_hello = conn_hello;
+    daemon->conns.on_end = conn_session_end;
     daemon->listener.conns = &daemon->conns;
 }
 
