@@ -20,12 +20,6 @@ static const struct sm_state states[] = {
     [GROUP_ENDING] = {"ending", 0},
 };
 
-void groups_init(struct groups *groups)
-{
-    list_init(&groups->all);
-    groups->next_number = 1;
-}
-
 /* ---- look-ups ---- */
 
 struct group *group_find(const struct groups *groups, const struct owner *owner, const char *name)
@@ -46,6 +40,13 @@ struct group *group_by_token(const struct groups *groups, const uint8_t *token, 
             return group;
     }
     return NULL;
+}
+
+struct group *group_forming_now(struct groups *groups, const ProtobufCBinaryData *token, uint32_t epoch)
+{
+    struct group *group = group_by_token(groups, token->data, token->len);
+
+    return group && group->sm.state == GROUP_FORMING && group->proposed && group->epoch == epoch ? group : NULL;
 }
 
 bool group_has(const struct group *group, const uint8_t node[16], const char *client, uint32_t *rank_p)
@@ -236,13 +237,6 @@ void group_free(struct group *group)
     }
 }
 
-void group_waiter_remove(struct group *group, struct group_waiter *waiter)
-{
-    list_remove(&waiter->link);
-    if (!group->formed && list_empty(&group->forming) && !group->coordinator)
-        group_end(group, NULL);
-}
-
 void groups_close(struct groups *groups, void (*on_closed)(void *arg), void *arg)
 {
     groups->closing = true;
@@ -307,7 +301,7 @@ void group_set_connected(struct group *group)
 {
     group->connected = true;
     change(group, GROUP_CONNECTED);
-    group_connected_here(group);
+    group->groups->course->on_connected(group);
 }
 
 static void on_ready(struct plugin_group *vendor)
@@ -328,7 +322,7 @@ static void on_failed(struct plugin_group *vendor, enum rdt_status status, const
     char why[256];
 
     (void)snprintf(why, sizeof why, "%s: %s", group->transport->name, msg);
-    group_failed_here(group, status, why);
+    group->groups->course->on_failed(group, status, why);
 }
 
 static void stop_serving(struct group *group)
@@ -343,12 +337,12 @@ static void all_closed(struct group *group)
 {
     stop_serving(group);
     if (group->sm.state == GROUP_ENDING) {
-        group_closed_here(group);
+        group->groups->course->on_closed(group);
         return;
     }
     deadline_unset(group->groups->deadlines, &group->deadline);
     group_set_state(group, GROUP_DOWN);
-    group_went_down(group);
+    group->groups->course->on_down(group);
 }
 
 static void on_closed(struct plugin_group *vendor)
@@ -457,7 +451,7 @@ void group_take_down(struct group *group, const char *why)
     close_ranks(group);
     stop_serving(group);
     group_set_state(group, GROUP_DOWN);
-    group_went_down(group);
+    group->groups->course->on_down(group);
 }
 
 void group_begin_end(struct group *group)
@@ -474,5 +468,5 @@ void group_begin_end(struct group *group)
         return;
     }
     stop_serving(group);
-    group_closed_here(group);
+    group->groups->course->on_closed(group);
 }

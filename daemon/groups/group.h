@@ -87,7 +87,8 @@ struct groups {
     struct accounts *accounts;
     struct recovery *recovery; /* NULL: no group outlasts this daemon */
     struct groups_callbacks callbacks;
-    struct list all; /* struct group.link, by number */
+    const struct group_course *course; /* of group_messages.c */
+    struct list all;                   /* struct group.link, by number */
     unsigned n;
     uint64_t next_number;
     bool closing;
@@ -195,6 +196,9 @@ struct group *group_by_token(const struct groups *groups, const uint8_t *token, 
 /* Returns whether the client (NULL: any client) of that node is a member, and stores its rank in *rank_p,
  * which may be NULL. */
 bool group_has(const struct group *group, const uint8_t node[16], const char *client, uint32_t *rank_p);
+
+/* Fills in members and list, both [n_members]; they point into the group. */
+void group_list_members(const struct group *group, Rdt__Pb__GroupMember *members, Rdt__Pb__GroupMember **list);
 
 /* Returns the first rank of this node, or NULL. */
 struct group_rank *group_rank_here(const struct group *group);

@@ -158,15 +158,7 @@ static enum rdt_status send_proposal(struct group *group, struct rdt_error *err)
         message.version = (char *)(uintptr_t)group->transport->version;
         message.epoch = group->epoch;
         message.first = !group->formed;
-        for (uint32_t i = 0; i < group->n_members; i++) {
-            rdt__pb__group_member__init(&members[i]);
-            members[i].client = group->members[i].client;
-            members[i].device = group->members[i].device;
-            members[i].node = (ProtobufCBinaryData){16, group->members[i].node};
-            members[i].address = group->members[i].address;
-            members[i].rank = group->members[i].rank;
-            list[i] = &members[i];
-        }
+        group_list_members(group, members, list);
         message.members = list;
         message.n_members = group->n_members;
         for (uint32_t i = 0; i < group->n_nodes; i++)
@@ -177,21 +169,13 @@ static enum rdt_status send_proposal(struct group *group, struct rdt_error *err)
     return members && list ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for group \"%s\"", group->name);
 }
 
-bool group_all_up(const struct group *group)
-{
-    for (uint32_t i = 0; i < group->n_members; i++)
-        if (group->members[i].peer && group->members[i].peer->state != PEER_UP)
-            return false;
-    return true;
-}
-
 /* Sends the proposal once the links to all nodes are up, and so the identities of the nodes are known. */
 void group_propose(struct group *group)
 {
     struct rdt_error err = {0};
     enum rdt_status status;
 
-    if (group->proposed || !group_all_up(group))
+    if (group->proposed || group_missing(group))
         return;
     group->proposed = true;
     status = find_nodes(group, &err);
@@ -211,14 +195,6 @@ void group_propose(struct group *group)
         group_fail(group, status, "%s", err.msg);
     else
         commit(group); /* at once, if there is no other node */
-}
-
-struct group_member *group_missing(const struct group *group)
-{
-    for (uint32_t i = 0; i < group->n_members; i++)
-        if (group->members[i].peer && group->members[i].peer->state != PEER_UP)
-            return &group->members[i];
-    return NULL;
 }
 
 void group_begin(struct group *group)
@@ -257,6 +233,20 @@ bool group_is_name(const char *text, size_t most)
     size_t n = strnlen(text, most + 1);
 
     return n > 0 && n <= most;
+}
+
+bool group_member_fits(const Rdt__Pb__GroupMember *from)
+{
+    return group_is_name(from->client, RDT_MAX_NAME_BYTES) && strlen(from->device) <= RDT_MAX_NAME_BYTES &&
+           strlen(from->address) <= RDT_MAX_ADDRESS_BYTES && from->node.len == 16;
+}
+
+void group_member_take(struct group_member *member, const Rdt__Pb__GroupMember *from)
+{
+    text_copy(member->client, sizeof member->client, from->client);
+    text_copy(member->device, sizeof member->device, from->device);
+    text_copy(member->address, sizeof member->address, from->address);
+    memcpy(member->node, from->node.data, sizeof member->node);
 }
 
 static enum rdt_status take_members(struct group *group, const Rdt__Pb__GroupCreate *message, struct rdt_error *err)

@@ -1,5 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of this room share. Private. */
+/* What the files of this room share. Private. The upper ones first: an object uses symbols of lower rows only, and group.c
+ * calls upward by groups->course.
+ *
+ *   group_messages > group_join, group_restore
+ *   group_form                  the coordinator
+ *   group_end
+ *   group                       one node's view
+ *   group_keep, group_words
+ */
 #ifndef DAEMON_GROUP_IMPL_H
 #define DAEMON_GROUP_IMPL_H
 
@@ -8,7 +16,19 @@
 
 #define GROUPS_MAX LIMITS_GROUPS
 
+/* What follows from what happens on this node: group_messages.c. */
+struct group_course {
+    void (*on_connected)(struct group *group);                                       /* connected on this node */
+    void (*on_failed)(struct group *group, enum rdt_status status, const char *why); /* the plug-in reported it */
+    void (*on_down)(struct group *group);                                            /* after CLOSING */
+    void (*on_closed)(struct group *group); /* ENDING: nothing of it is open on this node */
+    void (*on_deadline)(struct deadline *deadline);
+};
+
 /* ---- group.c: one node's view ---- */
+
+/* Returns the group if it is being formed in this epoch. NULL: the message is about an earlier epoch. */
+struct group *group_forming_now(struct groups *groups, const ProtobufCBinaryData *token, uint32_t epoch);
 
 struct group *group_new(struct groups *groups, const struct owner *owner, const char *name, struct transport *transport,
                         uint32_t n_members, struct rdt_error *err);
@@ -21,14 +41,14 @@ enum rdt_status group_make_ranks(struct group *group, struct rdt_error *err);
  * nothing to create. */
 enum rdt_status group_open(struct group *group, struct rdt_error *err);
 
-/* Connects this node's ranks when all offers have come. group_connected_here() or group_failed_here() follows. */
+/* Connects this node's ranks when all offers have come. on_connected or on_failed follows. */
 enum rdt_status group_connect(struct group *group, struct rdt_error *err);
 void group_set_connected(struct group *group); /* connected at once, because there is no rank to connect */
-/* Moves from FORMING or READY to CLOSING, or to DOWN if there is nothing to close. group_went_down() follows,
+/* Moves from FORMING or READY to CLOSING, or to DOWN if there is nothing to close. on_down follows,
  * possibly at once. */
 void group_take_down(struct group *group, const char *why);
 
-/* Moves to ENDING from any state. group_closed_here() follows, possibly at once. */
+/* Moves to ENDING from any state. on_closed follows, possibly at once. */
 void group_begin_end(struct group *group);
 
 void group_notify_waiters(struct list *waiters, const struct rdt_error *err);
@@ -41,12 +61,12 @@ void group_free(struct group *group);
 void group_begin(struct group *group);   /* begins a new epoch if the links to all nodes are up */
 void group_propose(struct group *group); /* FORMING: sends the proposal if the links to all nodes are up */
 void group_check_ready(struct group *group);
-bool group_all_up(const struct group *group);
-struct group_member *group_missing(const struct group *group); /* a member whose node's link is not up, or NULL */
 enum rdt_status group_on_accept(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err);
 
 /* What the coordinator and the other nodes check and send. */
 bool group_is_name(const char *text, size_t most);
+bool group_member_fits(const Rdt__Pb__GroupMember *from);
+void group_member_take(struct group_member *member, const Rdt__Pb__GroupMember *from); /* one that fits */
 enum rdt_status group_check_new(const struct groups *groups, const struct owner *owner, const char *name,
                                 const char *transport_name, size_t n_members, struct transport **transport_p,
                                 struct rdt_error *err);
@@ -73,7 +93,17 @@ void group_form_here(struct group *group, uint32_t epoch);
 enum rdt_status group_on_propose(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err);
 enum rdt_status group_on_commit(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err);
 
-/* ---- group_messages.c ---- */
+/* ---- group_end.c ---- */
+
+/* Ends an epoch that failed, and notifies the other nodes. */
+void group_fail(struct group *group, enum rdt_status status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+void group_check_end(struct group *group); /* frees it if it has ended here and elsewhere */
+
+/* Whether waiters on this node must wait until the coordinator reports that the group has ended on all nodes. */
+bool group_waits_for_coordinator(const struct group *group);
+
+/* ---- group_words.c ---- */
 
 int64_t group_patience_ns(const struct group *group);
 void group_set_deadline(struct group *group, int64_t ns);
@@ -84,16 +114,6 @@ void group_send_word(struct groups *groups, struct peer *peer, enum rdt_peer_mes
 void group_send_word_all(struct group *group, enum rdt_peer_message type, enum rdt_status status, const char *why,
                          bool again); /* all */
 struct group_node *group_node_of(const struct group *group, const struct peer *peer);
-
-/* Returns the group if it is being formed in this epoch. NULL: the message is about an earlier epoch. */
-struct group *group_forming_now(struct groups *groups, const ProtobufCBinaryData *token, uint32_t epoch);
-
-void group_connected_here(struct group *group);                                       /* connected on this node */
-void group_failed_here(struct group *group, enum rdt_status status, const char *why); /* the plug-in reported it */
-void group_went_down(struct group *group);                                            /* after CLOSING */
-void group_closed_here(struct group *group); /* ENDING: nothing of it is open on this node */
-
-/* Ends an epoch that failed, and notifies the other nodes. */
-void group_fail(struct group *group, enum rdt_status status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+struct group_member *group_missing(const struct group *group); /* a member whose node's link is not up, or NULL */
 
 #endif

@@ -2,7 +2,6 @@
 /* The other nodes of a group, which take part when the coordinator proposes it. */
 #include <stdlib.h>
 
-#include "daemon/base/text.h"
 #include "daemon/groups/group_impl.h"
 
 static void accept_proposal(struct group *group)
@@ -57,24 +56,16 @@ static enum rdt_status check_proposal(struct groups *groups, struct peer *peer, 
                                transport->name, transport->version, message->version);
     if (status != RDT_OK)
         return status;
-    for (size_t i = 0; i < message->n_members; i++) {
-        const Rdt__Pb__GroupMember *from = message->members[i];
-        if (!group_is_name(from->client, RDT_MAX_NAME_BYTES) || strlen(from->device) > RDT_MAX_NAME_BYTES ||
-            strlen(from->address) > RDT_MAX_ADDRESS_BYTES || from->node.len != 16)
+    for (size_t i = 0; i < message->n_members; i++)
+        if (!group_member_fits(message->members[i]))
             return rdt_error_set(err, RDT_PROTOCOL, "member %zu of group \"%s\" cannot be read", i, message->name);
-    }
     group = group_new(groups, &owner, message->name, transport, (uint32_t)message->n_members, err);
     if (!group)
         return err->status;
     memcpy(group->token, message->token.data, sizeof group->token);
     group->coordinator = peer;
-    for (uint32_t i = 0; i < group->n_members; i++) {
-        const Rdt__Pb__GroupMember *from = message->members[i];
-        text_copy(group->members[i].client, sizeof group->members[i].client, from->client);
-        text_copy(group->members[i].device, sizeof group->members[i].device, from->device);
-        text_copy(group->members[i].address, sizeof group->members[i].address, from->address);
-        memcpy(group->members[i].node, from->node.data, 16);
-    }
+    for (uint32_t i = 0; i < group->n_members; i++)
+        group_member_take(&group->members[i], message->members[i]);
     status = group_check_devices(group, err);
     if (status == RDT_OK)
         status = group_make_ranks(group, err);
@@ -115,7 +106,7 @@ enum rdt_status group_on_propose(struct groups *groups, struct peer *peer, const
     group->next_epoch = message->epoch;
     group->orphan = false; /* the coordinator's next daemon knows it */
     if (group->sm.state == GROUP_DOWN)
-        group_went_down(group);
+        groups->course->on_down(group);
     else if (group->sm.state != GROUP_CLOSING)
         group_take_down(group, "it is being formed again");
     return RDT_OK;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Messages between the nodes of a group, except those of forming it, and what happens when a node does not
  * answer. */
-#include <stdarg.h>
 #include <stdio.h>
 
 #include "daemon/base/log.h"
@@ -10,103 +9,13 @@
 #include "layout.h"
 #include "wire_error.h"
 
-#define STEADY_NS 10000000000ull /* an epoch that lasts longer than this ends a series of failures */
 #define SUSPECT_NS 100000000ll
 #define RETRY_MIN_NS 50000000ll
 #define RETRY_MAX_NS 5000000000ll
 
-int64_t group_patience_ns(const struct group *group)
-{
-    return (int64_t)(group->groups->options->connect_timeout_ns + group->groups->options->peer_timeout_ns);
-}
-
-enum rdt_status group_send(const struct group *group, struct peer *peer, enum rdt_peer_message type,
-                           const ProtobufCMessage *message)
-{
-    const struct groups_callbacks *callbacks = &group->groups->callbacks;
-    struct rdt_error err;
-
-    /* A link that is down is reported by groups_peer_down. */
-    return callbacks->send(callbacks->arg, peer, type, message, &err);
-}
-
-void group_send_word(struct groups *groups, struct peer *peer, enum rdt_peer_message type, const uint8_t token[16],
-                     uint32_t epoch, enum rdt_status status, const char *why, bool again)
-{
-    Rdt__Pb__GroupStatus word = RDT__PB__GROUP_STATUS__INIT;
-
-    word.token = (ProtobufCBinaryData){16, (uint8_t *)(uintptr_t)token};
-    word.epoch = epoch;
-    word.status = status;
-    word.message = (char *)(uintptr_t)why;
-    word.again = again;
-    (void)groups->callbacks.send(groups->callbacks.arg, peer, type, &word.base, NULL);
-}
-
-void group_send_word_all(struct group *group, enum rdt_peer_message type, enum rdt_status status, const char *why, bool again)
-{
-    if (group->coordinator)
-        group_send_word(group->groups, group->coordinator, type, group->token, group->epoch, status, why, again);
-    for (uint32_t i = 0; i < group->n_nodes; i++)
-        group_send_word(group->groups, group->nodes[i].peer, type, group->token, group->epoch, status, why, again);
-}
-
-static void on_deadline(struct deadline *deadline);
-
-void group_set_deadline(struct group *group, int64_t ns)
-{
-    group->deadline.on_passed = on_deadline;
-    (void)deadline_set(group->groups->deadlines, &group->deadline, ns);
-}
-
-static void end_everywhere(struct group *group)
-{
-    for (uint32_t i = 0; i < group->n_nodes; i++) {
-        struct group_node *node = &group->nodes[i];
-        node->ended = node->peer->state != PEER_UP;
-        if (!node->ended)
-            group_send_word(group->groups, node->peer, RDT_PEER_GROUP_END, group->token, group->epoch, RDT_OK, "", false);
-    }
-    /* they need not wait for the end on the other nodes */
-    if (group->reason.status != RDT_OK)
-        group_notify_waiters(&group->forming, &group->reason);
-    group_begin_end(group);
-}
-
-void group_fail(struct group *group, enum rdt_status status, const char *fmt, ...)
-{
-    struct rdt_error err = {.status = status};
-    va_list args;
-
-    va_start(args, fmt);
-    (void)vsnprintf(err.msg, sizeof err.msg, fmt, args);
-    va_end(args);
-    if (!group->coordinator && !group->formed) {
-        log_debug("group %s is not formed: %s", group->name, err.msg);
-        group->reason = err;
-        rdt_error_prefix(&group->reason, "group \"%s\" cannot be formed", group->name);
-        end_everywhere(group);
-        return;
-    }
-    if (group->sm.state == GROUP_READY && uv_hrtime() - group->since_ns > STEADY_NS)
-        group->failures = 0;
-    log_at(group->sm.state == GROUP_READY ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG,
-           "group %s (%s, epoch %u) is taken down and rebuilt: %s", group->name, group->transport->name, group->epoch, err.msg);
-    group->failures++;
-    group->will_retry = !group->coordinator ? group->failures < 3 && group_all_up(group) : group->coordinator->state == PEER_UP;
-    group_send_word_all(group, RDT_PEER_GROUP_FAILED, status, err.msg, group->will_retry);
-    group_take_down(group, err.msg);
-}
-
-void group_break(struct group *group, const char *why)
-{
-    if (group->sm.state == GROUP_READY || group->sm.state == GROUP_FORMING)
-        group_fail(group, RDT_TRANSPORT, "%s", why);
-}
-
 /* The failure may be a consequence of the end of the group or of a node, so the message about that gets SUSPECT_NS to
  * arrive. */
-void group_failed_here(struct group *group, enum rdt_status status, const char *why)
+static void failed_here(struct group *group, enum rdt_status status, const char *why)
 {
     if ((group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) || group->suspicion.status != RDT_OK)
         return;
@@ -114,7 +23,7 @@ void group_failed_here(struct group *group, enum rdt_status status, const char *
     group_set_deadline(group, SUSPECT_NS);
 }
 
-void group_went_down(struct group *group)
+static void went_down(struct group *group)
 {
     int64_t wait_ns = RETRY_MIN_NS << (group->failures < 8 ? group->failures : 8);
 
@@ -127,29 +36,14 @@ void group_went_down(struct group *group)
             group_form_here(group, epoch);
         else if (group->will_retry || !list_empty(&group->ending))
             group_set_deadline(group, group_patience_ns(group));
-    } else if (group->failures <= 1 && group_all_up(group)) {
+    } else if (group->failures <= 1 && !group_missing(group)) {
         group_begin(group);
     } else {
         group_set_deadline(group, wait_ns < RETRY_MAX_NS ? wait_ns : RETRY_MAX_NS);
     }
 }
 
-struct group_node *group_node_of(const struct group *group, const struct peer *peer)
-{
-    for (uint32_t i = 0; i < group->n_nodes; i++)
-        if (group->nodes[i].peer == peer)
-            return &group->nodes[i];
-    return NULL;
-}
-
-struct group *group_forming_now(struct groups *groups, const ProtobufCBinaryData *token, uint32_t epoch)
-{
-    struct group *group = group_by_token(groups, token->data, token->len);
-
-    return group && group->sm.state == GROUP_FORMING && group->proposed && group->epoch == epoch ? group : NULL;
-}
-
-void group_connected_here(struct group *group)
+static void connected_here(struct group *group)
 {
     if (group->coordinator)
         group_send_word_all(group, RDT_PEER_GROUP_READY, RDT_OK, "", false);
@@ -215,54 +109,19 @@ static enum rdt_status on_failed(struct groups *groups, struct peer *peer, const
     return RDT_OK;
 }
 
-static void check_end(struct group *group)
-{
-    if (group->sm.state != GROUP_ENDING || group->n_open > 0)
-        return;
-    for (uint32_t i = 0; i < group->n_nodes && !group->groups->closing; i++)
-        if (!group->nodes[i].ended)
-            return;
-    if (!group->groups->closing)
-        group_send_word_all(group, RDT_PEER_GROUP_ENDED, RDT_OK, "", false);
-    group_free(group);
-}
-
-/* Whether waiters on this node must wait until the coordinator reports that the group has ended on all nodes. */
-static bool waits_for_coordinator(const struct group *group)
-{
-    return group->coordinator && !group->orphan && !list_empty(&group->ending) && group->coordinator->state == PEER_UP &&
-           !group->groups->closing;
-}
-
-void group_closed_here(struct group *group)
+static void closed_here(struct group *group)
 {
     if (!group->coordinator) {
         group_set_deadline(group, group_patience_ns(group));
-        check_end(group);
+        group_check_end(group);
         return;
     }
     if (!group->groups->closing)
         group_send_word_all(group, RDT_PEER_GROUP_ENDED, RDT_OK, "", false);
-    if (waits_for_coordinator(group))
+    if (group_waits_for_coordinator(group))
         group_set_deadline(group, group_patience_ns(group));
     else
         group_free(group);
-}
-
-void group_end(struct group *group, struct group_waiter *waiter)
-{
-    if (waiter)
-        list_append(&group->ending, &waiter->link);
-    if (group->sm.state == GROUP_ENDING)
-        return;
-    if (!group->coordinator)
-        end_everywhere(group);
-    else if (waits_for_coordinator(group)) {
-        group_send_word_all(group, RDT_PEER_GROUP_END, RDT_OK, "", false);
-        group_set_deadline(group, 2 * group_patience_ns(group)); /* the coordinator's own deadline passes first */
-    } else {
-        group_begin_end(group);
-    }
 }
 
 static enum rdt_status on_end(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err)
@@ -295,7 +154,7 @@ static enum rdt_status on_ended(struct groups *groups, struct peer *peer, const 
         if (group->epoch == word->epoch && (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY))
             group_fail(group, RDT_TRANSPORT, "node %s has ended it", peer->name);
         else
-            check_end(group);
+            group_check_end(group);
     } else if (group && group->coordinator == peer) {
         if (group->sm.state != GROUP_ENDING)
             group_begin_end(group); /* the coordinator did not know the group */
@@ -356,7 +215,7 @@ static void on_end_timeout(struct group *group)
     if (group->coordinator && group->n_open == 0)
         group_free(group);
     else if (!group->coordinator)
-        check_end(group);
+        group_check_end(group);
 }
 
 /* A client of this node destroys the group, and the coordinator, whose link is up, does not. */
@@ -478,7 +337,7 @@ void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt
             if (there)
                 there->ended = true;
             if (!group->coordinator) /* otherwise the coordinator reports the end */
-                check_end(group);
+                group_check_end(group);
         } else if (!group->coordinator && has_node(group, peer) &&
                    (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY)) {
             group_fail(group, RDT_PEER_LOST, "%s", why->msg);
@@ -517,14 +376,8 @@ bool groups_name_peer(const struct groups *groups, const struct peer *peer)
 {
     list_for_each (node, &groups->all) {
         const struct group *group = container_of(node, struct group, link);
-        if (group->coordinator == peer)
+        if (group->coordinator == peer || has_node(group, peer) || group_node_of(group, peer))
             return true;
-        for (uint32_t i = 0; i < group->n_members; i++)
-            if (group->members && group->members[i].peer == peer)
-                return true;
-        for (uint32_t i = 0; i < group->n_nodes; i++)
-            if (group->nodes && group->nodes[i].peer == peer)
-                return true;
     }
     return false;
 }
@@ -572,4 +425,19 @@ enum rdt_status groups_peer_frame(struct groups *groups, struct peer *peer, cons
         arena_fini(&arena);
     }
     return status;
+}
+
+/* ---- the course of a group ---- */
+
+static const struct group_course course = {.on_connected = connected_here,
+                                           .on_failed = failed_here,
+                                           .on_down = went_down,
+                                           .on_closed = closed_here,
+                                           .on_deadline = on_deadline};
+
+void groups_init(struct groups *groups)
+{
+    list_init(&groups->all);
+    groups->next_number = 1;
+    groups->course = &course;
 }

@@ -309,16 +309,7 @@ Rdt__Pb__GroupInfo *row_group(struct arena *arena, const struct group *group)
     info->coordinator = coordinator;
     info->ranks = group->n_ranks;
     info->transfers = transfers_in_group(group);
-    for (uint32_t i = 0; i < group->n_members; i++) {
-        const struct group_member *from = &group->members[i];
-        rdt__pb__group_member__init(&members[i]);
-        members[i].client = (char *)from->client;
-        members[i].device = (char *)from->device;
-        members[i].node = (ProtobufCBinaryData){16, (uint8_t *)from->node};
-        members[i].address = (char *)from->address;
-        members[i].rank = from->rank;
-        list[i] = &members[i];
-    }
+    group_list_members(group, members, list);
     info->n_members = group->n_members;
     info->members = list;
     return info;
