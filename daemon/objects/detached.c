@@ -10,6 +10,7 @@ struct detached {
     struct deadline deadline; /* set once the producer's session has ended */
     struct object *object;
     int64_t ttl_ns;
+    void (*on_over)(struct object *object);
 };
 
 bool detached_add(struct object_table *table, uint64_t generation, int64_t ttl_ns)
@@ -35,18 +36,19 @@ void detached_remove(struct object_table *table, uint64_t generation)
 
 static void on_passed(struct deadline *deadline)
 {
-    struct object *object = ((struct detached *)deadline)->object;
+    const struct detached *detached = (struct detached *)deadline;
 
     log_debug("obj %016llx is freed: its time to live after its client's end has passed",
-              (unsigned long long)object->generation);
-    object_free(object, false, OBJECT_END_FREED);
+              (unsigned long long)detached->object->generation);
+    detached->on_over(detached->object);
 }
 
-bool detached_begin(struct object *object)
+bool detached_begin(struct object *object, void (*on_over)(struct object *object))
 {
     struct detached *detached = map_get_u64(&object->table->detached, object->generation);
 
     detached->object = object;
+    detached->on_over = on_over;
     detached->deadline.on_passed = on_passed;
     return deadline_set(object->table->deadlines, &detached->deadline, detached->ttl_ns);
 }
@@ -73,5 +75,5 @@ void detached_end_all(struct object_table *table)
     /* map_next allows removing the entry that it returned */
     while ((detached = map_next(&table->detached, &cursor)))
         if (detached->object)
-            object_free(detached->object, false, OBJECT_END_FREED);
+            detached->on_over(detached->object);
 }

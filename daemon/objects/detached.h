@@ -13,9 +13,9 @@
 bool detached_add(struct object_table *table, uint64_t generation, int64_t ttl_ns);
 void detached_remove(struct object_table *table, uint64_t generation); /* does nothing if there is none */
 
-/* The session that put the object has ended: its time to live begins. false: out of memory, so the object
- * must end now. */
-bool detached_begin(struct object *object);
+/* The session that put the object has ended: its time to live begins, after which on_over must free it. false: out of memory,
+ * so the object must end now. */
+bool detached_begin(struct object *object, void (*on_over)(struct object *object));
 
 /* The time to live that the put asked for; 0: the object is not detached. */
 int64_t detached_ttl_ns(const struct object *object);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Holds, pins and the end of an object. */
+/* What an object is made of, its holds, pins and waiters, and its end. */
 #include "daemon/objects/object.h"
 
 #include <assert.h>
@@ -9,9 +9,7 @@
 #include "daemon/base/shapes.h"
 #include "daemon/base/sm.h"
 #include "daemon/objects/client.h"
-#include "daemon/objects/detached.h"
-#include "daemon/objects/object_table.h"
-#include "daemon/objects/transit.h"
+#include "daemon/objects/object_table_impl.h"
 
 #define SHAPE_BYTES 3u /* the least that the shapes take for each tensor */
 
@@ -25,7 +23,7 @@ static const struct sm_state states[] = {
 
 /* A replica of another node's object is not listed as an object of this node, so its changes are no
  * events. */
-static void send_event(const struct object *object, const char *what)
+void object_event(const struct object *object, const char *what)
 {
     if (!object->adopted)
         event(object->table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, what, object);
@@ -36,7 +34,7 @@ void object_set_state(struct object *object, enum object_state state)
     sm_move_byte(states, sizeof states / sizeof states[0], &object->state, state);
     if (state == OBJECT_LIVE || (state == OBJECT_GONE && object->record))
         object_lasting_changed(object);
-    send_event(object, state == OBJECT_LIVE ? "put" : states[state].name);
+    object_event(object, state == OBJECT_LIVE ? "put" : states[state].name);
 }
 
 bool object_lasts(const struct object *object)
@@ -67,7 +65,7 @@ bool object_visible_to(const struct object *object, const struct owner *requeste
     }
 }
 
-static void drop_uses(struct region_use *uses, uint32_t n)
+void object_drop_uses(struct region_use *uses, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
         struct region *region = uses[i].region;
@@ -122,6 +120,86 @@ enum rdt_status object_layout(const struct object *object, const Rdt__Pb__Slice 
     return status;
 }
 
+struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
+                          size_t id_bytes, const struct object_put *put, struct object_parts *parts)
+{
+    size_t metadata_bytes = put ? put->metadata_bytes : 0, rest_bytes = metadata_bytes + (parts ? parts->shapes_bytes : 0);
+    bool separate = parts && parts->separate;
+    struct object *object = calloc(1, sizeof *object + key_bytes + (separate ? sizeof parts->separate : rest_bytes));
+
+    if (!object)
+        return NULL;
+    object->table = table;
+    object->account = account_ref(account);
+    object->transport = "";
+    memcpy(object->tail, key, key_bytes);
+    object->key_bytes = (uint8_t)key_bytes;
+    object->id_bytes = (uint8_t)id_bytes;
+    object->metadata_bytes = (uint32_t)metadata_bytes;
+    object->box_bytes = put ? put->box_bytes : 0;
+    if (separate)
+        memcpy(object->tail + key_bytes, &parts->separate, sizeof parts->separate);
+    else if (metadata_bytes > 0)
+        memcpy(object->tail + key_bytes, put->metadata, metadata_bytes);
+    if (!separate && rest_bytes > metadata_bytes)
+        shapes_pack(put->layout, object->tail + key_bytes + metadata_bytes);
+    object->since_ns = uv_hrtime();
+    object->state = OBJECT_AWAITED;
+    list_init(&object->by_producer);
+    return object;
+}
+
+void object_discard(struct object *object)
+{
+    object_drop_uses(object->uses, object->n_regions);
+    slab_free(object_piece(object));
+    account_unref(object->account);
+    free(object);
+}
+
+/* ---- its end ---- */
+
+void object_unname(struct object *object)
+{
+    struct object_table *table = object->table;
+    struct object *hidden_entry = object->users ? object->users->hidden_entry : NULL;
+
+    if (!object->named)
+        return;
+    if (hidden_entry) {
+        object->users->hidden_entry = NULL;
+        object_users_settle(object);
+        map_replace(&table->by_name, hidden_entry->tail, hidden_entry->key_bytes, hidden_entry);
+        hidden_entry->named = true;
+    } else {
+        map_remove(&table->by_name, object->tail, object->key_bytes);
+    }
+    object->named = false;
+    object_lasting_changed(object);
+    if (table->on_ended && object->generation != 0)
+        table->on_ended(table->on_ended_arg, object);
+}
+
+static void tombstones_add(struct tombstones *tombstones, uint64_t generation)
+{
+    tombstones->generation[tombstones->next++ % TOMBSTONES] = generation;
+}
+
+/* Takes it out of the table. */
+static void forget(struct object *object)
+{
+    struct object_table *table = object->table;
+
+    object_unname(object);
+    if (object->generation != 0) {
+        index_remove(&table->by_generation, object->generation);
+        if (object->end == OBJECT_END_OWNER_DIED)
+            tombstones_add(&table->owner_died, object->generation);
+        else if (object->end == OBJECT_END_DROPPED)
+            tombstones_add(&table->dropped, object->generation);
+    }
+}
+
 /* Frees metadata, shapes and layout on the worker pool, because they may have megabytes. */
 static void free_large_parts(struct object *object)
 {
@@ -138,10 +216,10 @@ static void object_destroy(struct object *object)
 {
     uint64_t charged[USAGE_COUNT];
 
-    object_table_forget(object->table, object);
+    forget(object);
     object_set_state(object, OBJECT_GONE);
     log_debug("obj %016llx is gone", (unsigned long long)object->generation);
-    drop_uses(object->uses, object->n_regions);
+    object_drop_uses(object->uses, object->n_regions);
     while (object->users && !list_empty(&object->users->freed_waiters)) {
         struct object_waiter *waiter = container_of(list_first(&object->users->freed_waiters), struct object_waiter, link);
         object_waiter_remove(waiter);
@@ -163,7 +241,7 @@ static void settle(struct object *object)
     if (object->pins == 0) {
         object_destroy(object);
     } else if (object->state == OBJECT_LIVE) {
-        object_table_unname(object->table, object);
+        object_unname(object);
         object_set_state(object, OBJECT_DRAINING);
     }
 }
@@ -264,7 +342,29 @@ unsigned object_peer_holds(const struct object *object)
     return object->users ? object->users->peer_holds : 0;
 }
 
-/* ---- pins, and the end ---- */
+void object_waiter_remove(struct object_waiter *waiter)
+{
+    struct object *object = waiter->object;
+
+    if (!object)
+        return;
+    list_remove(&waiter->link);
+    waiter->object = NULL;
+    object->users->n_waiters--;
+    object_users_settle(object);
+    if (object->state == OBJECT_AWAITED && !object->users) {
+        struct object *front = object->named ? NULL : map_get(&object->table->by_name, object->tail, object->key_bytes);
+        if (front) {
+            front->users->hidden_entry = NULL;
+            object_users_settle(front);
+        }
+        object_set_state(object, OBJECT_GONE);
+        forget(object);
+        object_discard(object);
+    }
+}
+
+/* ---- pins ---- */
 
 void object_pin(struct object *object)
 {
@@ -280,164 +380,6 @@ void object_unpin(struct object *object)
     for (uint32_t i = 0; i < object->n_regions; i++)
         region_unpin(object->uses[i].region);
     settle(object);
-}
-
-static void forget_producer(struct object *object)
-{
-    if (!object->producer)
-        return;
-    object->producer->n_objects--;
-    object->producer = NULL;
-    list_remove(&object->by_producer);
-}
-
-static void drop_producer(struct object *object, enum object_end end)
-{
-    if (!object_has_producer_hold(object))
-        return;
-    object->end = end;
-    forget_producer(object);
-    if (object->detached) {
-        detached_remove(object->table, object->generation);
-        object->detached = false;
-    }
-    object_lasting_changed(object);
-    object_drop(object);
-}
-
-static void stop_filling(struct object *object, const struct rdt_error *why)
-{
-    object_table_unname(object->table, object);
-    object_set_state(object, OBJECT_DRAINING);
-    object_notify_waiters(object, why);
-}
-
-void object_free(struct object *object, bool force, enum object_end end)
-{
-    struct object_table *table = object->table;
-    struct rdt_error why;
-
-    object_hold(object); /* until this function has finished with it */
-    if (object_has_producer_hold(object) || (force && !object->forced))
-        send_event(object, "freed");
-    if (object->state == OBJECT_FILLING) {
-        object->end = end;
-        (void)object_why_ended(object, &why);
-        stop_filling(object, &why);
-    }
-    if (force && !object->forced) {
-        object->forced = true;
-        if (object->record)
-            object_lasting_changed(object);
-        if (object->state == OBJECT_LIVE) {
-            object_table_unname(table, object);
-            object_set_state(object, OBJECT_DRAINING);
-        }
-        transit_end(object);
-        if (table->on_forced)
-            table->on_forced(table->arg, object);
-    }
-    drop_producer(object, end);
-    object_drop(object);
-}
-
-void object_producer_ended(struct object *object)
-{
-    if (!object->detached || object->state == OBJECT_FILLING || !detached_begin(object)) {
-        object_free(object, false, OBJECT_END_OWNER_DIED);
-        return;
-    }
-    forget_producer(object);
-    object_lasting_changed(object);
-    send_event(object, "detached");
-}
-
-/* ---- filling ---- */
-
-/* Replaces its memory and layout. Takes the layout on success. */
-static enum rdt_status set_memory(struct object *object, struct layout *take_layout, struct region **regions,
-                                  uint32_t n_regions, struct rdt_error *err)
-{
-    struct region_use *uses = calloc(n_regions + 1u, sizeof *uses), *old_uses = object->uses;
-    struct layout *old_layout = object->layout;
-    uint32_t n_old = object->n_regions;
-
-    assert(object->pins == 0);
-    if (!uses)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-    for (uint32_t i = 0; i < n_regions; i++) {
-        uses[i].region = region_ref(regions[i]);
-        uses[i].object = object;
-    }
-    region_uses_add(uses, n_regions, take_layout, NULL);
-    object->uses = uses;
-    object->cover_known = false;
-    object->layout = take_layout;
-    object->n_regions = n_regions;
-    drop_uses(old_uses, n_old); /* the memory that was copied may be written again */
-    work_free(object->table->slabs->regions->pool, old_layout, old_layout ? layout_heap_bytes(old_layout) : 0);
-    return RDT_OK;
-}
-
-enum rdt_status object_fill(struct object *object, struct layout *take_layout, struct region **regions, uint32_t n_regions,
-                            struct rdt_error *err)
-{
-    enum rdt_status status = set_memory(object, take_layout, regions, n_regions, err);
-
-    assert(object->state == OBJECT_FILLING);
-    if (status != RDT_OK)
-        return status;
-    object_set_state(object, OBJECT_LIVE);
-    object_notify_waiters(object, NULL);
-    return RDT_OK;
-}
-
-/* The record of the object names its regions. */
-enum rdt_status object_move(struct object *object, struct layout *take_layout, struct region *region, struct rdt_error *err)
-{
-    const struct lasting *lasting = object->table->lasting;
-    enum rdt_status status;
-
-    assert(object->state == OBJECT_LIVE && object->layout);
-    status = set_memory(object, take_layout, &region, 1, err);
-    if (status == RDT_OK && lasting && object->record)
-        lasting->on_object_moved(lasting->arg, object);
-    return status;
-}
-
-void object_ready(struct object *object)
-{
-    assert(object->state == OBJECT_FILLING && object->pending);
-    object->pending = false;
-    object_set_state(object, OBJECT_LIVE);
-    object_notify_waiters(object, NULL);
-}
-
-enum rdt_status object_attach(struct object *object, struct region **regions, uint32_t n_regions, struct rdt_error *err)
-{
-    struct region_use *uses = calloc(n_regions + 1u, sizeof *uses);
-
-    assert(object->n_regions == 0 && object->pins == 0);
-    if (!uses)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
-    for (uint32_t i = 0; i < n_regions; i++) {
-        uses[i].region = region_ref(regions[i]);
-        uses[i].object = object;
-    }
-    region_uses_add(uses, n_regions, object->layout, NULL);
-    object->uses = uses;
-    object->n_regions = n_regions;
-    return RDT_OK;
-}
-
-void object_fail(struct object *object, const struct rdt_error *why)
-{
-    if (object->state != OBJECT_FILLING)
-        return;
-    object_hold(object);
-    stop_filling(object, why);
-    drop_producer(object, OBJECT_END_FREED);
-    object_drop(object);
 }
 
 enum rdt_status object_error_ended(enum object_end end, const char *id, int id_bytes, struct rdt_error *err)

@@ -116,91 +116,12 @@ struct object *object_table_next(struct object_table *table, uint64_t after, uin
     return object;
 }
 
-struct object *object_new(struct object_table *table, struct account *account, const uint8_t *key, size_t key_bytes,
-                          size_t id_bytes, const struct object_put *put, struct object_parts *parts)
-{
-    size_t metadata_bytes = put ? put->metadata_bytes : 0, rest_bytes = metadata_bytes + (parts ? parts->shapes_bytes : 0);
-    bool separate = parts && parts->separate;
-    struct object *object = calloc(1, sizeof *object + key_bytes + (separate ? sizeof parts->separate : rest_bytes));
-
-    if (!object)
-        return NULL;
-    object->table = table;
-    object->account = account_ref(account);
-    object->transport = "";
-    memcpy(object->tail, key, key_bytes);
-    object->key_bytes = (uint8_t)key_bytes;
-    object->id_bytes = (uint8_t)id_bytes;
-    object->metadata_bytes = (uint32_t)metadata_bytes;
-    object->box_bytes = put ? put->box_bytes : 0;
-    if (separate)
-        memcpy(object->tail + key_bytes, &parts->separate, sizeof parts->separate);
-    else if (metadata_bytes > 0)
-        memcpy(object->tail + key_bytes, put->metadata, metadata_bytes);
-    if (!separate && rest_bytes > metadata_bytes)
-        shapes_pack(put->layout, object->tail + key_bytes + metadata_bytes);
-    object->since_ns = uv_hrtime();
-    object->state = OBJECT_AWAITED;
-    list_init(&object->by_producer);
-    return object;
-}
-
-void object_discard(struct object *object)
-{
-    for (uint32_t i = 0; i < object->n_regions; i++) {
-        struct region *region = object->uses[i].region;
-        region_use_remove(&object->uses[i]);
-        region_unref(region);
-    }
-    free(object->uses);
-    slab_free(object_piece(object));
-    account_unref(object->account);
-    free(object);
-}
-
-void object_table_unname(struct object_table *table, struct object *object)
-{
-    struct object *hidden_entry = object->users ? object->users->hidden_entry : NULL;
-
-    if (!object->named)
-        return;
-    if (hidden_entry) {
-        object->users->hidden_entry = NULL;
-        object_users_settle(object);
-        map_replace(&table->by_name, hidden_entry->tail, hidden_entry->key_bytes, hidden_entry);
-        hidden_entry->named = true;
-    } else {
-        map_remove(&table->by_name, object->tail, object->key_bytes);
-    }
-    object->named = false;
-    object_lasting_changed(object);
-    if (table->on_ended && object->generation != 0)
-        table->on_ended(table->on_ended_arg, object);
-}
-
-static void tombstones_add(struct tombstones *tombstones, uint64_t generation)
-{
-    tombstones->generation[tombstones->next++ % TOMBSTONES] = generation;
-}
-
 static bool tombstones_have(const struct tombstones *tombstones, uint64_t generation)
 {
     for (unsigned i = 0; i < TOMBSTONES; i++)
         if (tombstones->generation[i] == generation)
             return true;
     return false;
-}
-
-void object_table_forget(struct object_table *table, struct object *object)
-{
-    object_table_unname(table, object);
-    if (object->generation != 0) {
-        index_remove(&table->by_generation, object->generation);
-        if (object->end == OBJECT_END_OWNER_DIED)
-            tombstones_add(&table->owner_died, object->generation);
-        else if (object->end == OBJECT_END_DROPPED)
-            tombstones_add(&table->dropped, object->generation);
-    }
 }
 
 static enum rdt_status why_gone(const struct object_table *table, const struct rdt_ref *ref, struct rdt_error *err)

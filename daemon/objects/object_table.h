@@ -151,9 +151,4 @@ void object_notify_waiters(struct object *object, const struct rdt_error *why);
 /* Tells all remaining waiters of their failure now. */
 void object_notifies_end(struct object_table *table);
 
-/* For object.c: unname removes the object's key, after a forced free or its end; forget removes its
- * generation, too. */
-void object_table_unname(struct object_table *table, struct object *object);
-void object_table_forget(struct object_table *table, struct object *object);
-
 #endif

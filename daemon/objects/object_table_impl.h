@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of the object table share: object_table.c (finding and forgetting objects), object_put.c (putting them) and
- * object_wait.c (waiting for them). */
+/* What the files of objects and their table share, the upper ones first: an object uses symbols of lower rows only.
+ *
+ *   object_put, object_wait          putting objects, and waiting for them
+ *   object_table                     finding them
+ *   object_fill                      filling, moving and freeing them
+ *   object_notify, detached, transit
+ *   object                           one object, with its holds and pins
+ */
 #ifndef DAEMON_OBJECT_TABLE_IMPL_H
 #define DAEMON_OBJECT_TABLE_IMPL_H
 
@@ -13,6 +19,14 @@ struct object *object_new(struct object_table *table, struct account *account, c
 
 /* Frees an object that is in no table and that nobody refers to. */
 void object_discard(struct object *object);
+
+void object_drop_uses(struct region_use *uses, uint32_t n); /* frees them, too */
+
+/* Removes the object's key from the table, after a forced free or its end. */
+void object_unname(struct object *object);
+
+/* Reports a change as an event, except of a replica of another node's object, which is not listed here. */
+void object_event(const struct object *object, const char *what);
 
 /* NULL: there is none. These end an object whose producer has ended, if nobody else holds it, before anybody finds it. */
 struct object *object_table_by_generation(struct object_table *table, uint64_t generation);

@@ -118,25 +118,3 @@ bool object_wait_freed(struct object *object, struct object_waiter *waiter)
     users->n_waiters++;
     return true;
 }
-
-void object_waiter_remove(struct object_waiter *waiter)
-{
-    struct object *object = waiter->object;
-
-    if (!object)
-        return;
-    list_remove(&waiter->link);
-    waiter->object = NULL;
-    object->users->n_waiters--;
-    object_users_settle(object);
-    if (object->state == OBJECT_AWAITED && !object->users) {
-        struct object *front = object->named ? NULL : map_get(&object->table->by_name, object->tail, object->key_bytes);
-        if (front) {
-            front->users->hidden_entry = NULL;
-            object_users_settle(front);
-        }
-        object_set_state(object, OBJECT_GONE);
-        object_table_forget(object->table, object);
-        object_discard(object);
-    }
-}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What happens to an object: its memory comes or moves, its put fails, its producer or somebody else frees it. */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "daemon/objects/client.h"
+#include "daemon/objects/detached.h"
+#include "daemon/objects/object_table_impl.h"
+#include "daemon/objects/transit.h"
+
+static void forget_producer(struct object *object)
+{
+    if (!object->producer)
+        return;
+    object->producer->n_objects--;
+    object->producer = NULL;
+    list_remove(&object->by_producer);
+}
+
+static void drop_producer(struct object *object, enum object_end end)
+{
+    if (!object_has_producer_hold(object))
+        return;
+    object->end = end;
+    forget_producer(object);
+    if (object->detached) {
+        detached_remove(object->table, object->generation);
+        object->detached = false;
+    }
+    object_lasting_changed(object);
+    object_drop(object);
+}
+
+static void stop_filling(struct object *object, const struct rdt_error *why)
+{
+    object_unname(object);
+    object_set_state(object, OBJECT_DRAINING);
+    object_notify_waiters(object, why);
+}
+
+void object_free(struct object *object, bool force, enum object_end end)
+{
+    struct object_table *table = object->table;
+    struct rdt_error why;
+
+    object_hold(object); /* until this function has finished with it */
+    if (object_has_producer_hold(object) || (force && !object->forced))
+        object_event(object, "freed");
+    if (object->state == OBJECT_FILLING) {
+        object->end = end;
+        (void)object_why_ended(object, &why);
+        stop_filling(object, &why);
+    }
+    if (force && !object->forced) {
+        object->forced = true;
+        if (object->record)
+            object_lasting_changed(object);
+        if (object->state == OBJECT_LIVE) {
+            object_unname(object);
+            object_set_state(object, OBJECT_DRAINING);
+        }
+        transit_end(object);
+        if (table->on_forced)
+            table->on_forced(table->arg, object);
+    }
+    drop_producer(object, end);
+    object_drop(object);
+}
+
+static void on_detached_over(struct object *object)
+{
+    object_free(object, false, OBJECT_END_FREED);
+}
+
+void object_producer_ended(struct object *object)
+{
+    if (!object->detached || object->state == OBJECT_FILLING || !detached_begin(object, on_detached_over)) {
+        object_free(object, false, OBJECT_END_OWNER_DIED);
+        return;
+    }
+    forget_producer(object);
+    object_lasting_changed(object);
+    object_event(object, "detached");
+}
+
+/* ---- filling ---- */
+
+static enum rdt_status use_regions(struct object *object, const struct layout *layout, struct region **regions,
+                                   uint32_t n_regions, struct rdt_error *err)
+{
+    struct region_use *uses = calloc(n_regions + 1u, sizeof *uses);
+
+    assert(object->pins == 0);
+    if (!uses)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the object");
+    for (uint32_t i = 0; i < n_regions; i++) {
+        uses[i].region = region_ref(regions[i]);
+        uses[i].object = object;
+    }
+    region_uses_add(uses, n_regions, layout, NULL);
+    object->uses = uses;
+    object->n_regions = n_regions;
+    return RDT_OK;
+}
+
+/* Replaces its memory and layout. Takes the layout on success. */
+static enum rdt_status set_memory(struct object *object, struct layout *take_layout, struct region **regions,
+                                  uint32_t n_regions, struct rdt_error *err)
+{
+    struct region_use *old_uses = object->uses;
+    struct layout *old_layout = object->layout;
+    uint32_t n_old = object->n_regions;
+    enum rdt_status status = use_regions(object, take_layout, regions, n_regions, err);
+
+    if (status != RDT_OK)
+        return status;
+    object->cover_known = false;
+    object->layout = take_layout;
+    object_drop_uses(old_uses, n_old); /* the memory that was copied may be written again */
+    work_free(object->table->slabs->regions->pool, old_layout, old_layout ? layout_heap_bytes(old_layout) : 0);
+    return RDT_OK;
+}
+
+enum rdt_status object_fill(struct object *object, struct layout *take_layout, struct region **regions, uint32_t n_regions,
+                            struct rdt_error *err)
+{
+    enum rdt_status status = set_memory(object, take_layout, regions, n_regions, err);
+
+    assert(object->state == OBJECT_FILLING);
+    if (status != RDT_OK)
+        return status;
+    object_set_state(object, OBJECT_LIVE);
+    object_notify_waiters(object, NULL);
+    return RDT_OK;
+}
+
+/* The record of the object names its regions. */
+enum rdt_status object_move(struct object *object, struct layout *take_layout, struct region *region, struct rdt_error *err)
+{
+    const struct lasting *lasting = object->table->lasting;
+    enum rdt_status status;
+
+    assert(object->state == OBJECT_LIVE && object->layout);
+    status = set_memory(object, take_layout, &region, 1, err);
+    if (status == RDT_OK && lasting && object->record)
+        lasting->on_object_moved(lasting->arg, object);
+    return status;
+}
+
+void object_ready(struct object *object)
+{
+    assert(object->state == OBJECT_FILLING && object->pending);
+    object->pending = false;
+    object_set_state(object, OBJECT_LIVE);
+    object_notify_waiters(object, NULL);
+}
+
+enum rdt_status object_attach(struct object *object, struct region **regions, uint32_t n_regions, struct rdt_error *err)
+{
+    assert(object->n_regions == 0);
+    return use_regions(object, object->layout, regions, n_regions, err);
+}
+
+void object_fail(struct object *object, const struct rdt_error *why)
+{
+    if (object->state != OBJECT_FILLING)
+        return;
+    object_hold(object);
+    stop_filling(object, why);
+    drop_producer(object, OBJECT_END_FREED);
+    object_drop(object);
+}
