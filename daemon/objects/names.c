@@ -337,8 +337,9 @@ bool names_client_gone(struct client *client, uint64_t until_ns)
     return true;
 }
 
-struct name *name_find_ref(const struct names *names, const struct rdt_ref *ref, const struct owner *requester,
-                           struct owner *owner_p)
+/* The owner of the name, *owner_p, is the one in the ref, if there is one, as with objects. */
+static struct name *find_ref(const struct names *names, const struct rdt_ref *ref, const struct owner *requester,
+                             struct owner *owner_p)
 {
     *owner_p = owner_of_ref(ref, requester);
     return name_find(names, owner_p, (const uint8_t *)ref->id, ref->id_bytes);
@@ -348,7 +349,7 @@ enum rdt_status names_unpublish(struct names *names, const struct rdt_ref *ref, 
                                 struct rdt_error *err)
 {
     struct owner owner;
-    struct name *name = name_find_ref(names, ref, requester, &owner);
+    struct name *name = find_ref(names, ref, requester, &owner);
 
     if (!admin && !owner_equal(&owner, requester))
         return rdt_error_set(err, RDT_DENIED, "name \"%s\" belongs to uid %u: only that user or root may unpublish it", ref->id,
@@ -365,7 +366,7 @@ enum rdt_status names_find(struct names *names, const struct rdt_ref *ref, const
                            struct object **object_p, uint64_t *version_p, struct rdt_error *err)
 {
     struct owner owner;
-    struct name *name = name_find_ref(names, ref, requester, &owner);
+    struct name *name = find_ref(names, ref, requester, &owner);
 
     if (!name || !name_visible_to(name, requester) || (!name->published && ref->after == 0))
         return RDT_AGAIN;
@@ -382,7 +383,7 @@ enum rdt_status names_wait(struct names *names, const struct rdt_ref *ref, const
                            struct name_waiter *waiter, struct rdt_error *err)
 {
     struct owner owner;
-    struct name *name = name_find_ref(names, ref, requester, &owner);
+    struct name *name = find_ref(names, ref, requester, &owner);
 
     if (!name) {
         enum rdt_status status = name_new(names, &owner, (const uint8_t *)ref->id, ref->id_bytes, &name, err);

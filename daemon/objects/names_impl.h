@@ -9,10 +9,6 @@
 /* NULL: there is none. Ends a name first whose lease belongs to a client that has ended. */
 struct name *name_find(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes);
 
-/* The owner of the name, *owner_p, is the one in the ref, if there is one, as with objects. */
-struct name *name_find_ref(const struct names *names, const struct rdt_ref *ref, const struct owner *requester,
-                           struct owner *owner_p);
-
 /* ---- names_entry.c ---- */
 
 void name_free(struct name *name); /* It has no waiters, and is not published. */
