@@ -85,6 +85,8 @@ struct regions {
     struct deadline slow_late;   /* set while `slow` is not empty */
     struct list awaiting;        /* struct page_work: allocations that wait, in order, for memory that is being freed */
     uint64_t awaiting_bytes;
+    /* Memory of the device (NULL: of the host) has been freed: who waits for it may go on. It may call anyone. */
+    void (*on_freed)(struct regions *regions, struct memory_device *device);
     struct pool free_pool;
     struct device_pool device_pool;
     struct map cached_clients;   /* client id -> struct region_cache */
@@ -121,7 +123,7 @@ enum region_origin {
     REGION_STAGE,     /* slots between a device and a transport (stage.h); never exported, and pooled with its pin */
 };
 
-/* See the drawing above; the table is in region.c. */
+/* See the drawing above; the table is in region_table.c. */
 enum region_state { REGION_USED, REGION_LOANED, REGION_COMMON, REGION_RETURNED, REGION_CACHED, REGION_ENDED, REGION_STATES };
 
 /* Which clients can reach the memory, by a descriptor or a handle that the daemon gave them. It only grows, except that BOUND

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Host memory for regions: room under memory_limit, and a block of the pool or new pages from the work pool. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/memory/region_cache.h"
 #include "daemon/memory/region_impl.h"
@@ -123,17 +122,6 @@ enum rdt_status regions_charge(struct regions *regions, uint64_t bytes, struct r
         return no_room(regions, bytes, err);
     regions->bytes += bytes;
     return RDT_OK;
-}
-
-void region_adopt(struct region *region, struct pool_block *take_block)
-{
-    region->block = take_block->block;
-    region->room = take_block->bytes;
-    region->n_registrations = take_block->n_registrations;
-    memcpy(region->registrations, take_block->registrations, sizeof region->registrations);
-    region->pinned = take_block->pinned;
-    memory_kind_unuse(take_block->kind); /* the region counts as its user */
-    free(take_block);
 }
 
 /* Charges a region to memory_limit: the size class of the pool if there is room, or else its pages only. Returns false if

@@ -89,6 +89,13 @@ static void insert(struct region_cache *cache, struct region *region, enum regio
     regions_watch(regions);
 }
 
+bool region_may_be_cached(const struct region *region, uint64_t client)
+{
+    return region_is_host(region) && region->regions->cached_max_bytes > 0 && region->origin != REGION_IMPORTED &&
+           region->exported_to == client && region->exposure != REGION_SHARED && region->writable_outside && !region->sealed &&
+           list_empty(&region->readers) && !sigbus_guard_is_broken(region->guard);
+}
+
 enum rdt_status region_cache_resume(struct region_cache *cache, struct region *region, struct rdt_error *err)
 {
     enum rdt_status status;
@@ -114,8 +121,7 @@ bool region_cache_insert(struct region *region)
 
     if (!cache)
         return false;
-    if (!region_may_be_cached(region, cache->client) || region->room > regions->cached_max_bytes ||
-        !region_addr(region, NULL)) {
+    if (!region_may_be_cached(region, cache->client) || region->room > regions->cached_max_bytes || !region_map(region, NULL)) {
         uint64_t id = region->id;
         region_retire(region, true, NULL);
         cache->ops->on_drop(cache, id);

@@ -12,27 +12,11 @@
 
 uint8_t *region_addr(struct region *region, struct rdt_error *err)
 {
-    if (!region->block.addr && region->kind->ops.map(region->kind->instance, &region->block, false, err) != RDT_OK)
-        return NULL;
-    if (region->guard == GUARD_NONE && region_may_fault(region)) {
-        uint64_t page = region->block.page_bytes;
-        region->guard = sigbus_guard_enter(region->block.addr, (region->room + page - 1) / page * page, page);
-        if (region->guard == GUARD_NONE) {
-            (void)rdt_error_set(err, RDT_LIMIT,
-                                "region %llu cannot be read safely: its pages can be missing, and the daemon already "
-                                "guards %u such regions, which is the most",
-                                (unsigned long long)region->id, GUARD_MAX);
-            return NULL;
-        }
-    }
-    if (region->origin == REGION_FILE)
-        region_file_read_ahead(region);
-    return region->block.addr;
-}
+    uint8_t *addr = region_map(region, err);
 
-bool region_may_fault(const struct region *region)
-{
-    return region->block.page_bytes > 0 && (region->writable_outside || region->origin == REGION_FILE);
+    if (addr && region->origin == REGION_FILE)
+        region_file_read_ahead(region);
+    return addr;
 }
 
 enum rdt_status region_check(const struct region *region, struct rdt_error *err)
@@ -73,13 +57,6 @@ static enum rdt_status check_reach(const struct region *region, uint64_t client,
         return RDT_OK;
     return rdt_error_set(err, RDT_INTERNAL, "region %llu has memory that client %llu had before, and may go to no other client",
                          (unsigned long long)region->id, (unsigned long long)region->exported_to);
-}
-
-bool region_may_be_cached(const struct region *region, uint64_t client)
-{
-    return region_is_host(region) && region->regions->cached_max_bytes > 0 && region->origin != REGION_IMPORTED &&
-           region->exported_to == client && region->exposure != REGION_SHARED && region->writable_outside && !region->sealed &&
-           list_empty(&region->readers) && !sigbus_guard_is_broken(region->guard);
 }
 
 /* ---- descriptors of host memory ---- */

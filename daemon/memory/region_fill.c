@@ -174,26 +174,6 @@ static enum rdt_status charge(struct region *region, uint64_t bytes, struct rdt_
     return status;
 }
 
-/* Takes off the charge for more pages than the file has. */
-static void settle(struct region *region, const struct stat *st)
-{
-    uint64_t there = (uint64_t)st->st_blocks * 512;
-
-    if (there >= region->filled_bytes)
-        return;
-    account_give(region->account, USAGE_BYTES, region->filled_bytes - there);
-    regions_uncharge(region->regions, region->filled_bytes - there);
-    region->filled_bytes = there;
-}
-
-void region_fill_settle(struct region *region)
-{
-    struct stat st;
-
-    if (region->filled_bytes > 0 && region->pins == 0 && fstat(region->block.fd, &st) == 0)
-        settle(region, &st);
-}
-
 /* ---- counting on the work pool ---- */
 
 static void run_count(struct work *work)
@@ -231,7 +211,7 @@ static void done_count(struct work *work)
     else
         prefix_cause(region, &counting->err);
     counting->on_ready(counting->arg, status == RDT_OK ? region : NULL, status == RDT_OK ? NULL : &counting->err);
-    region_fill_settle(region); /* the caller may have given up, so that nobody touches the pages */
+    region_settle_idle(region); /* the caller may have given up, so that nobody touches the pages */
     region_unref(region);
     free(counting->ranges);
     free(counting);
@@ -269,7 +249,7 @@ static enum rdt_status fill_one(struct region *region, const struct layout *layo
     if (status != RDT_OK || missing == 0)
         return status;
     if (region->pins <= 1) /* only the caller's pin: earlier transfers have created their pages, or never will */
-        settle(region, &st);
+        region_settle(region, &st);
     if (!region_addr(region, err))
         return err ? err->status : RDT_SYSTEM;
     ranges = malloc((layout->count + 1u) * sizeof *ranges);

@@ -32,7 +32,4 @@ enum rdt_status region_fill(struct region_use *uses, uint32_t n, const struct la
 /* Returns whether pages of these regions may be missing. */
 bool region_fill_is_needed(const struct region_use *uses, uint32_t n);
 
-/* Takes off the charge for pages that were not created after all. Does nothing while the region is pinned. */
-void region_fill_settle(struct region *region);
-
 #endif

@@ -10,17 +10,6 @@
 
 #define SLOW_NS UINT64_C(1000000000) /* freeing that takes longer is late */
 
-void regions_uncharge_on(struct regions *regions, struct memory_device *device, uint64_t bytes)
-{
-    if (!device) {
-        regions_uncharge(regions, bytes);
-        return;
-    }
-    device->memory.used_bytes -= bytes;
-    if (regions->accounts && bytes > 0)
-        account_room_freed(regions->accounts, USAGE_DEVICE_BYTES, device);
-}
-
 /* ---- blocks ---- */
 
 static void run_free(struct work *work)
@@ -54,7 +43,7 @@ static void on_slow_late(struct deadline *deadline)
         account_add(block->slowed_by, USAGE_BYTES, block->room);
         account_add(block->slowed_by, USAGE_FDS, 1);
     }
-    regions_admit(regions);
+    regions->on_freed(regions, NULL);
 }
 
 void regions_free_init(struct regions *regions)
@@ -79,11 +68,11 @@ static void done_free(struct work *work)
     account_unref(block->slowed_by);
     regions_uncharge_on(regions, block->device, block->bytes);
     if (block->device) {
-        regions_admit_device(block->device);
+        regions->on_freed(regions, block->device);
         memory_kind_unuse(block->kind); /* last, because an unload of the kind ends its devices */
     }
     free(block);
-    regions_admit(regions);
+    regions->on_freed(regions, NULL);
 }
 
 void regions_free_block(struct regions *regions, struct pool_block *take_block)
@@ -167,6 +156,17 @@ static void fill_block(struct pool_block *block, const struct region *region, bo
                                  .discard = discard};
     memcpy(block->registrations, region->registrations, sizeof block->registrations);
     list_init(&block->link);
+}
+
+void region_adopt(struct region *region, struct pool_block *take_block)
+{
+    region->block = take_block->block;
+    region->room = take_block->bytes;
+    region->n_registrations = take_block->n_registrations;
+    memcpy(region->registrations, take_block->registrations, sizeof region->registrations);
+    region->pinned = take_block->pinned;
+    memory_kind_unuse(take_block->kind); /* the region counts as its user */
+    free(take_block);
 }
 
 /* Offers a block to the device pool. client: the only one that ever had it; 0: none had. */

@@ -2,18 +2,27 @@
 /* What the files of this room that implement region.h share. All calls are made in the loop thread unless a comment says
  * otherwise.
  *
- * Nine of these files use one another in a circle (the list of tests/check-layers), because they are one state machine:
- * memory that is freed (region_free.c) lets allocations that wait for room continue (region_alloc.c, region_device.c), which
- * may evict what is cached (region_cache.c), which frees memory again; and the last reference to a region (region.c) chooses
- * among these ends. region_fill.c, region_file.c and region_orphans.c hold references of their own. */
+ * The files, the upper ones first: an object uses symbols of lower rows only.
+ *
+ *   regions                             start, end, limits, the timer
+ *   region_fill, region_alloc           what is charged and allocated
+ *   region_device                       the same on devices
+ *   region_export > region_file         who can reach the memory
+ *   region                              references
+ *   region_cache                        regions that their clients keep mapped
+ *   region_free > region_orphans        the end of the memory; regions->on_freed lets allocations go on that wait for it
+ *   region_table                        the entries, with their states and charges
+ */
 #ifndef DAEMON_REGION_IMPL_H
 #define DAEMON_REGION_IMPL_H
+
+#include <sys/stat.h>
 
 #include "daemon/memory/region.h"
 
 #define SMALL_BYTES POOL_MIN_BYTES /* memory of up to this size is allocated and freed in the loop */
 
-/* ---- region.c ---- */
+/* ---- region_table.c ---- */
 
 /* Finds a memory kind. UNSUPPORTED: it is not loaded, or not available. */
 enum rdt_status regions_find_kind(struct regions *regions, const char *name, struct memory_kind **kind_p,
@@ -41,14 +50,21 @@ void region_end_empty(struct region *region);
 /* Undoes region_new: for a region that was charged a moment ago, and neither got room nor memory. */
 void region_cancel(struct region *region);
 
+/* Takes a charge off the device, or off memory_limit if device is NULL. */
+void regions_uncharge_on(struct regions *regions, struct memory_device *device, uint64_t bytes);
+
+/* Takes off the charge for more pages than the file has (region_fill.h); the second does nothing while the region is pinned. */
+void region_settle(struct region *region, const struct stat *st);
+void region_settle_idle(struct region *region);
+
+/* region_addr, except that nothing is read ahead. */
+uint8_t *region_map(struct region *region, struct rdt_error *err);
+
 /* ---- region_alloc.c ---- */
 
 /* Starts the waiting allocations, in their order, as far as there is room, and refuses those for which there will be none.
  * It may call anyone, so it must be called from the loop only. */
 void regions_admit(struct regions *regions);
-
-/* Moves the memory of a block, which is freed, to a region. The block's charge is the region's now. */
-void region_adopt(struct region *region, struct pool_block *take_block);
 
 /* ---- region_device.c ---- */
 
@@ -69,14 +85,14 @@ void regions_free_init(struct regions *regions);
  * takes off its charge; NULL: none. */
 void region_retire(struct region *region, bool discard, struct list *victims);
 
+/* Moves the memory of a block, which is freed, to a region. The block's charge is the region's now. */
+void region_adopt(struct region *region, struct pool_block *take_block);
+
 /* Frees a block on the work pool or by owner_work, and takes its charge off afterwards. */
 void regions_free_block(struct regions *regions, struct pool_block *take_block);
 
 /* Frees victims: blocks whose charge was taken off when they became victims. Any thread. */
 void region_free_victims(struct list *victims);
 void region_drop_victims(struct regions *regions, struct list *victims); /* the same, on the work pool */
-
-/* Takes a charge off the device, or off memory_limit if device is NULL. */
-void regions_uncharge_on(struct regions *regions, struct memory_device *device, uint64_t bytes);
 
 #endif

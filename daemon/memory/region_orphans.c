@@ -117,7 +117,7 @@ static void on_grace(struct deadline *deadline)
         account_add(orphan->account, USAGE_BYTES, orphan->bytes);
         account_add(orphan->account, USAGE_ORPHANS, 1);
     }
-    regions_admit(regions);
+    regions->on_freed(regions, NULL);
 }
 
 /* ---- lost events ---- */
@@ -160,7 +160,7 @@ static void done_check(struct work *work)
             (void)deadline_set(orphans->regions->deadlines, &orphans->later, (int64_t)GRACE_NS);
         else if (orphans->again)
             begin_check(orphans);
-        regions_admit(orphans->regions);
+        orphans->regions->on_freed(orphans->regions, NULL);
     }
     map_fini(&check->alive);
     free(check);
@@ -224,7 +224,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
                 forget(orphans, orphan);
         }
     }
-    regions_admit(orphans->regions);
+    orphans->regions->on_freed(orphans->regions, NULL);
 }
 
 /* Returns 0 or an errno. */
