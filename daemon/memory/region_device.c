@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/memory/handle.h"
 #include "daemon/memory/region_impl.h"
 
 struct device_work {
@@ -378,31 +379,18 @@ static struct rdt_import *import_copy(const struct rdt_import *import, struct re
 
 static enum rdt_status check_import(const struct memory_kind *kind, const struct rdt_import *import, struct rdt_error *err)
 {
-    uint64_t all = 0;
+    const struct handle_kind *handle = handle_kind(import->kind);
 
     if (!kind->ops.import)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot import", kind->name);
-    if (import->kind != RDT_IMPORT_VMM && import->kind != RDT_IMPORT_LEGACY_IPC)
+    if (!handle)
         return rdt_error_set(err, RDT_INVALID, "%s memory is imported by chunks or by a legacy handle, not by a memfd",
                              kind->name);
     if (import->bytes == 0)
         return rdt_error_set(err, RDT_INVALID, "cannot import 0 bytes");
-    if (import->kind == RDT_IMPORT_LEGACY_IPC && import->n_fds > 0)
-        return rdt_error_set(err, RDT_INVALID, "a legacy handle comes without chunks, not with %u", import->n_fds);
-    if (import->kind == RDT_IMPORT_LEGACY_IPC && (import->handle_bytes == 0 || import->handle_bytes > RDT_EXPORT_HANDLE_BYTES))
-        return rdt_error_set(err, RDT_INVALID, "a legacy handle has 1 to %u bytes, not %zu", RDT_EXPORT_HANDLE_BYTES,
-                             import->handle_bytes);
     if (import->offset > UINT64_MAX - import->bytes)
         return rdt_error_set(err, RDT_INVALID, "the offset of the import is too large");
-    if (import->kind == RDT_IMPORT_LEGACY_IPC)
-        return RDT_OK;
-    for (uint32_t i = 0; i < import->n_fds; i++)
-        all = import->chunk_bytes[i] > UINT64_MAX - all ? UINT64_MAX : all + import->chunk_bytes[i];
-    if (import->n_fds == 0 || import->offset > all || import->bytes > all - import->offset)
-        return rdt_error_set(
-            err, RDT_INVALID, "an import of %llu bytes at offset %llu does not fit into its %u chunks, which have %llu bytes",
-            (unsigned long long)import->bytes, (unsigned long long)import->offset, import->n_fds, (unsigned long long)all);
-    return RDT_OK;
+    return handle->check_import(import, err);
 }
 
 enum rdt_status region_import_device(struct regions *regions, const char *kind_name, const char *device_name,

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/memory/handle.h"
 #include "daemon/memory/region_file.h"
 #include "daemon/memory/region_impl.h"
 
@@ -98,29 +99,30 @@ enum rdt_status region_export_to(struct region *region, uint64_t client, bool wr
 
 /* ---- descriptors and handles of device memory ---- */
 
-static enum rdt_status ask_export(struct region *region, struct rdt_export *export_p, struct rdt_error *err)
+enum rdt_status region_ask_export(const struct region *region, struct rdt_export *export_p, struct rdt_error *err)
 {
+    const struct handle_kind *handle;
     enum rdt_status status;
 
     memset(export_p, 0, sizeof *export_p);
     status = region->kind->ops.export_block(region->kind->instance, &region->block, export_p, err);
     if (status != RDT_OK)
         return status;
-    if (export_p->kind == RDT_IMPORT_VMM
-            ? export_p->n_fds == 0 || export_p->n_fds > RDT_EXPORT_MAX_FDS || !export_p->fds || !export_p->chunk_bytes
-            : export_p->kind != RDT_IMPORT_LEGACY_IPC || export_p->handle_bytes == 0 ||
-                  export_p->handle_bytes > sizeof export_p->handle)
+    handle = handle_kind(export_p->kind);
+    if (!handle || !handle->check_export(export_p))
         return rdt_error_set(err, RDT_INTERNAL, "memory kind %s exports neither chunks nor a handle", region->kind->name);
+    if (!handle->in_chunks)
+        export_p->n_fds = 0;
     return RDT_OK;
 }
 
 enum rdt_status region_share_fds(struct region *region, unsigned *n_p, struct rdt_error *err)
 {
     struct rdt_export exported;
-    enum rdt_status status = ask_export(region, &exported, err);
+    enum rdt_status status = region_ask_export(region, &exported, err);
 
     if (status == RDT_OK)
-        *n_p = exported.kind == RDT_IMPORT_VMM ? exported.n_fds : 0;
+        *n_p = exported.n_fds;
     return status;
 }
 
@@ -133,11 +135,11 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
     enum rdt_status status = check_reach(region, client, err);
 
     if (status == RDT_OK)
-        status = ask_export(region, &exported, err);
-    if (status == RDT_OK && exported.kind == RDT_IMPORT_VMM && exported.n_fds > room)
+        status = region_ask_export(region, &exported, err);
+    if (status == RDT_OK && exported.n_fds > room)
         status = rdt_error_set(err, RDT_LIMIT, "region %llu is made of %u chunks, and one message carries %u file descriptors",
                                (unsigned long long)region->id, exported.n_fds, room);
-    for (; status == RDT_OK && exported.kind == RDT_IMPORT_VMM && n < exported.n_fds; n++) {
+    for (; status == RDT_OK && n < exported.n_fds; n++) {
         fds_p[n] = fcntl(exported.fds[n], F_DUPFD_CLOEXEC, 0);
         if (fds_p[n] < 0)
             status = rdt_error_sys(err, errno, "duplicating a descriptor of %s memory", region->kind->name);
@@ -153,13 +155,7 @@ enum rdt_status region_share(struct region *region, uint64_t client, struct regi
     message->device = region->device->uuid;
     message->kind = (Rdt__Pb__RegionKind)exported.kind;
     message->offset = exported.offset;
-    if (exported.kind == RDT_IMPORT_VMM) {
-        message->n_chunk_bytes = exported.n_fds;
-        message->chunk_bytes = (uint64_t *)(uintptr_t)exported.chunk_bytes;
-    } else {
-        memcpy(share_p->handle, exported.handle, exported.handle_bytes);
-        message->handle = (ProtobufCBinaryData){exported.handle_bytes, share_p->handle};
-    }
+    handle_kind(exported.kind)->show(&exported, share_p);
     region->writable_outside = true;
     region_expose(region, client);
     *n_p = n;

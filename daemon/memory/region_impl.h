@@ -66,6 +66,11 @@ uint8_t *region_map(struct region *region, struct rdt_error *err);
  * It may call anyone, so it must be called from the loop only. */
 void regions_admit(struct regions *regions);
 
+/* ---- region_export.c ---- */
+
+/* By what another process maps a region on a device. INTERNAL: the plug-in has a bug. */
+enum rdt_status region_ask_export(const struct region *region, struct rdt_export *export_p, struct rdt_error *err);
+
 /* ---- region_device.c ---- */
 
 /* region_alloc for memory on a device. */

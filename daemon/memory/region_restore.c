@@ -15,10 +15,9 @@ static bool origin_lasts(const struct region *region)
 /* The one chunk of device memory. false: it has several, or a handle. */
 static bool only_chunk(const struct region *region, int *fd_p, uint64_t *bytes_p)
 {
-    struct rdt_export exported = {0};
+    struct rdt_export exported;
 
-    if (region->kind->ops.export_block(region->kind->instance, &region->block, &exported, NULL) != RDT_OK ||
-        exported.kind != RDT_IMPORT_VMM || exported.n_fds != 1 || exported.offset != 0)
+    if (region_ask_export(region, &exported, NULL) != RDT_OK || exported.n_fds != 1 || exported.offset != 0)
         return false;
     *fd_p = exported.fds[0];
     *bytes_p = exported.chunk_bytes[0];

@@ -4,6 +4,7 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "daemon/memory/handle.h"
 #include "daemon/rpc/rpc_call.h"
 
 /* Answers with the region and, if the client must still map it, with an fd or what the plug-in exports. Takes the caller's
@@ -119,6 +120,13 @@ enum rdt_status rpc_alloc(struct call *call, const void *request, struct rdt_err
 
 /* ---- imports ---- */
 
+static bool comes_in_chunks(const Rdt__Pb__Import *message)
+{
+    const struct handle_kind *handle = handle_kind((int)message->kind);
+
+    return handle && handle->in_chunks;
+}
+
 /* Stores the chunks of one message of an import that has more chunks than one frame can carry fds. The last message has the
  * rest of the request. A client has one such import at a time, and a message that does not continue it ends it. */
 static enum rdt_status gather_chunks(struct call *call, const Rdt__Pb__Import *message, struct rdt_error *err)
@@ -132,7 +140,7 @@ static enum rdt_status gather_chunks(struct call *call, const Rdt__Pb__Import *m
     if (message->first_chunk == 0 && message->more && n == 0)
         return RDT_OK;
     parts = client->import;
-    if (message->kind != RDT__PB__REGION_KIND__REGION_KIND_VMM || n == 0)
+    if (!comes_in_chunks(message) || n == 0)
         return rdt_error_set(
             err, RDT_INVALID,
             "a message with %u fds continues an import: only the chunks of VMM memory may come in several messages", n);
@@ -220,7 +228,7 @@ enum rdt_status rpc_import(struct call *call, const void *request, struct rdt_er
 
     if (message->kind == RDT__PB__REGION_KIND__REGION_KIND_MEMFD && call->frame->nfds != 1)
         return rdt_error_set(err, RDT_INVALID, "an import of a memfd carries one fd, not %u", call->frame->nfds);
-    if (message->kind == RDT__PB__REGION_KIND__REGION_KIND_VMM && message->n_chunk_bytes != call->frame->nfds)
+    if (comes_in_chunks(message) && message->n_chunk_bytes != call->frame->nfds)
         return rdt_error_set(err, RDT_INVALID, "%zu chunk sizes for %u fds", message->n_chunk_bytes, call->frame->nfds);
     if (kind && !memory_kind_is_host(kind))
         return import_device(call, message, &import, err);
