@@ -105,6 +105,9 @@ static enum rdt_status send_ready(rdt *conn, const struct rdt_ref *ref, enum rdt
     request.message = (char *)(sentence ? sentence : "");
     connection_lock(conn);
     status = note_send(conn, RDT_MSG_READY, &request.base, false, err);
+    connection_return(conn);
+    if (status == RDT_OK && connection_has_ended(conn))
+        status = connection_lost_error(conn, err);
     connection_unlock(conn);
     return status;
 }

@@ -230,11 +230,14 @@ enum rdt_status rdt_store(rdt *rdt, const struct rdt_ref *ref, int64_t timeout_n
 /* Says that the bytes of an object that was put with RDT_PUT_PENDING are there now. The object becomes live (a snapshot is
  * copied first), and fetches that wait for it go on. Waits for no answer, and is repeated as rdt_drop is; nothing happens if
  * the object is not pending. May be called in any thread, but not in a callback in which the device's driver forbids blocking:
- * it takes the connection's lock, under which memory may be mapped. Errors: INVALID, DISCONNECTED, FORKED. */
+ * it takes the connection's lock, under which memory may be mapped. If the daemon is away, because it restarts under its
+ * keeper, the call waits for the next one, so that readers need not wait for this program's next call: at most until two
+ * seconds after the loss was noticed. What could not be sent by then goes with the next call of this connection. With rdt_fd
+ * it does not wait, and rdt_dispatch sends it. Errors: INVALID, DISCONNECTED, RESTARTED, FORKED. */
 enum rdt_status rdt_ready(rdt *rdt, const struct rdt_ref *ref, struct rdt_error *err);
 
 /* Says that the bytes of a pending object will not come. Fetches that wait for it fail with `why` (RDT_OWNER_DIED if it is
- * RDT_OK) and the sentence, and its id is free. */
+ * RDT_OK) and the sentence, and its id is free. Waits as rdt_ready does. The same errors. */
 enum rdt_status rdt_fail(rdt *rdt, const struct rdt_ref *ref, enum rdt_status why, const char *sentence, struct rdt_error *err);
 
 /* Drops the producer's hold. The object ends when its last reader, and everybody who holds it by rdt_hold, has let go. With

@@ -20,6 +20,7 @@
 
 #define STALLED_NS 10000000 /* between two attempts to send a stalled message */
 #define DRAIN_NS 500000000  /* how long connection_drain waits for a daemon that does not read */
+#define RETURN_NS 2000000000 /* how long connection_return waits for the next daemon */
 #define MAX_READS 256       /* at a time, so that a daemon that sends without pause cannot hide a deadline */
 
 bool connection_is_forked(const rdt *conn)
@@ -268,6 +269,32 @@ void connection_drain(rdt *conn)
     deadline_ns = clock_now_ns() + DRAIN_NS;
     while (conn->blocked && !connection_has_ended(conn) && !conn->not_read)
         conn->not_read = connection_step(conn, deadline_ns) == RDT_TIMED_OUT && conn->blocked;
+}
+
+/* The socket is lost, whether that has been read from it or not. */
+static bool is_away(const rdt *conn)
+{
+    return !connection_has_ended(conn) && (conn->state != CONNECTION_UP || conn->why_unsent.status != RDT_OK);
+}
+
+/* A daemon that can be reached has the whole time to go on with the session. */
+static int64_t return_until_ns(const rdt *conn, int64_t most_ns)
+{
+    int64_t until_ns = conn->state == CONNECTION_AWAY ? conn->away_ns + RETURN_NS : most_ns;
+
+    return until_ns < most_ns ? until_ns : most_ns;
+}
+
+void connection_return(rdt *conn)
+{
+    int64_t most_ns = clock_deadline_ns(RETURN_NS);
+
+    if (!conn->kept || conn->fd_used || !is_away(conn))
+        return;
+    if (!conn->polling)
+        connection_poll(conn); /* reads that the socket is lost, and dials */
+    while (is_away(conn) && clock_now_ns() < return_until_ns(conn, most_ns))
+        (void)connection_step(conn, return_until_ns(conn, most_ns));
 }
 
 void rdt_cork(rdt *conn)

@@ -57,8 +57,8 @@
  *     RESUMING        the same                          is sent when UP           read the answer to RESUME
  *     ENDED           fails: DISCONNECTED, RESTARTED    fails                     have been told
  *
- * The library has no thread, so the callers that wait do all of it: the leader dials when it is time to, and reads the answers;
- * a deadline ends a call in any state. In an event loop rdt_dispatch does it. rdt_fd is an epoll fd, which stays the same while
+ * The library has no thread, so the callers that wait do all of it, and rdt_ready waits for it (connection_return): the leader
+ * dials when it is time to, and reads the answers; a deadline ends a call in any state. In an event loop rdt_dispatch does it. rdt_fd is an epoll fd, which stays the same while
  * the socket within is replaced; its timer becomes readable when it is time to dial.
  *
  * What is kept of a request until it is answered: of a call that blocks, nothing but the caller's own message and fds, because
@@ -229,6 +229,11 @@ void connection_flush(rdt *conn);
  * calls it last. Releases the lock meanwhile. A daemon that does not read its socket delays only one call; later calls
  * return at once until it reads again. */
 void connection_drain(rdt *conn);
+
+/* If the daemon of a kept session is away, waits until the next one has what was sent, or until two seconds after the loss
+ * was noticed: for a message that others wait for, where the caller may make no further call. Returns at once if the program
+ * has an event loop, which does this. Releases the lock meanwhile. */
+void connection_return(rdt *conn);
 
 /* Waits until something may have happened that the caller must look at. TIMED_OUT: the deadline has passed; everything that
  * had arrived by then has been handled, so the caller looks once more. Releases the lock meanwhile. */

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/unit/client/client_resume.h"
@@ -266,6 +267,100 @@ Test(client_resume_ends, close_and_fork_while_the_daemon_is_away)
     rdt_close(conn);
     fake_stop(&fake);
     cr_assert_eq(fake_count_fds(), fds);
+}
+
+/* ---- what others wait for ---- */
+
+struct pause {
+    sem_t gone, taken;
+};
+
+static void take_ready(struct fake *fake)
+{
+    struct pause *pause = fake->arg;
+
+    greet(fake, 1, false, GRACE_NS);
+    fake_die(fake);
+    MUST(sem_post(&pause->gone) == 0);
+    fake_rise(fake);
+    greet(fake, 2, true, GRACE_NS);
+    fake_free(take_resume(fake));
+    go_on(fake);
+    MUST(fake_take_any(fake) && fake->frame.type == RDT_MSG_READY);
+    fake_empty(fake);
+    MUST(sem_post(&pause->taken) == 0);
+    fake_serve(fake);
+}
+
+static struct timespec in_long(void)
+{
+    struct timespec until;
+
+    MUST(clock_gettime(CLOCK_REALTIME, &until) == 0);
+    until.tv_sec += LONG_NS / 1000000000;
+    return until;
+}
+
+static rdt *start_pause(struct fake *fake, struct pause *pause)
+{
+    MUST(sem_init(&pause->gone, 0, 0) == 0 && sem_init(&pause->taken, 0, 0) == 0);
+    return start(fake, take_ready, pause);
+}
+
+Test(client_resume_ends, ready_reaches_the_next_daemon_without_another_call)
+{
+    struct timespec until = in_long();
+    struct rdt_ref ref = fake_ref("r");
+    struct pause pause;
+    struct fake fake;
+    rdt *conn = start_pause(&fake, &pause);
+
+    MUST(sem_wait(&pause.gone) == 0);
+    assert_status(RDT_OK, rdt_ready(conn, &ref, &err));
+    cr_assert_eq(sem_timedwait(&pause.taken, &until), 0);
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+Test(client_resume_ends, ready_is_sent_by_the_event_loop)
+{
+    struct rdt_ref ref = fake_ref("r");
+    struct pause pause;
+    struct fake fake;
+    rdt *conn = start_pause(&fake, &pause);
+    struct pollfd loop = {.fd = rdt_fd(conn), .events = POLLIN};
+
+    MUST(sem_wait(&pause.gone) == 0);
+    assert_status(RDT_OK, rdt_ready(conn, &ref, &err));
+    while (sem_trywait(&pause.taken) != 0) {
+        (void)poll(&loop, 1, 10);
+        assert_status(RDT_OK, rdt_dispatch(conn, NULL, &err));
+    }
+    rdt_close(conn);
+    fake_stop(&fake);
+}
+
+static void stay_away_after_ready(struct fake *fake)
+{
+    greet(fake, 1, false, 100 * MS);
+    fake_die(fake);
+    fake->listener = dup(STDERR_FILENO);
+    MUST(sem_post(fake->arg) == 0);
+}
+
+Test(client_resume_ends, ready_says_that_no_daemon_went_on_with_the_session)
+{
+    struct rdt_ref ref = fake_ref("r");
+    struct fake fake;
+    sem_t gone;
+    rdt *conn;
+
+    MUST(sem_init(&gone, 0, 0) == 0);
+    conn = start(&fake, stay_away_after_ready, &gone);
+    MUST(sem_wait(&gone) == 0);
+    assert_status(RDT_RESTARTED, rdt_ready(conn, &ref, &err));
+    rdt_close(conn);
+    fake_stop(&fake);
 }
 
 /* ---- event loops and threads ---- */
