@@ -11,6 +11,7 @@
  */
 #include "backends/cuda/cuda.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
 struct cuda_pin {
@@ -43,36 +44,48 @@ static void take_out(struct cuda *cuda, const struct cuda_pin *pin)
     *at = pin->next;
 }
 
-/* Pins the memory for all GPUs through the first one that is in use. Pinning must not be what opens a GPU. */
+/* Pins through that GPU, which is in use. A call that fails with an error of the context marks the GPU as failed. */
+static enum rdt_status pin_through(struct cuda_card *card, struct cuda_pin *pin, struct rdt_error *err)
+{
+    struct cuda *cuda = card->cuda;
+    enum rdt_status status = cuda_enter(card, err);
+    CUresult result;
+
+    if (status != RDT_OK)
+        return status;
+    result = register_memory(cuda, pin);
+    cuda_note(card, result);
+    if (result != CUDA_SUCCESS)
+        return cuda_failed(cuda->driver, result, err, "pinning host memory for copies");
+    pin->card = card;
+    add(cuda, pin);
+    return RDT_OK;
+}
+
+/* Pins the memory for all GPUs through the first one that is in use and works. Pinning must not be what opens a GPU. */
 enum rdt_status cuda_pin(void *memory, void *addr, uint64_t bytes, void **pin_p, struct rdt_error *err)
 {
     struct cuda *cuda = memory;
-    struct cuda_pin *pin;
-    enum rdt_status status;
-    CUresult result;
-    unsigned i = 0;
+    struct cuda_pin *pin = calloc(1, sizeof *pin);
+    enum rdt_status status = pin ? rdt_error_set(err, RDT_UNSUPPORTED, "no GPU is in use")
+                                 : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the record of pinned memory");
 
-    while (i < cuda->driver->n_gpus && !cuda_use_if_open(&cuda->cards[i]))
-        i++;
-    if (i == cuda->driver->n_gpus)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "no GPU is in use");
-    pin = calloc(1, sizeof *pin);
-    status =
-        pin ? cuda_enter(&cuda->cards[i], err) : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the record of pinned memory");
-    if (status == RDT_OK) {
-        *pin = (struct cuda_pin){.addr = addr, .bytes = bytes, .card = &cuda->cards[i]};
-        result = register_memory(cuda, pin);
-        cuda_note(pin->card, result);
-        if (result != CUDA_SUCCESS)
-            status = cuda_failed(cuda->driver, result, err, "pinning host memory for copies");
+    for (unsigned i = 0; pin && i < cuda->driver->n_gpus; i++) {
+        struct cuda_card *card = &cuda->cards[i];
+        bool failed;
+        if (!cuda_use_if_open(card))
+            continue;
+        *pin = (struct cuda_pin){.addr = addr, .bytes = bytes};
+        status = pin_through(card, pin, err);
+        failed = status != RDT_OK && atomic_load(&card->failed);
+        cuda_unuse(card);
+        if (!failed)
+            break;
     }
-    if (status == RDT_OK) {
-        add(cuda, pin);
+    if (status == RDT_OK)
         *pin_p = pin;
-    } else {
+    else
         free(pin);
-    }
-    cuda_unuse(&cuda->cards[i]);
     return status;
 }
 

@@ -69,18 +69,25 @@ static bool is_there(const char *path)
     return path && path[0] && access(path, F_OK) == 0;
 }
 
+static bool may_break(int device)
+{
+    const char *only = getenv("FAKE_CUDA_BREAK_ONLY");
+
+    return !only || (device >= 0 && fake_gpu[device].number == atoi(only));
+}
+
 CUresult fake_broken(void)
 {
     if (!broken && is_there(getenv("FAKE_CUDA_BREAK")))
         broken = true;
-    return broken ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+    return broken && may_break(current) ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
 }
 
-/* The last context is gone. The mutex is held. */
+/* The last context that could break is gone. The mutex is held. */
 static void heal(void)
 {
     for (int i = 0; i < fake_gpus; i++)
-        if (fake_gpu[i].retained > 0)
+        if (fake_gpu[i].retained > 0 && may_break(i))
             return;
     broken = is_there(getenv("FAKE_CUDA_BREAK"));
 }

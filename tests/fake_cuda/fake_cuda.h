@@ -55,6 +55,7 @@
  *   FAKE_CUDA_BREAK               a file; once it exists, all contexts of the process have failed for ever, as after an access
  *                                 to a wrong address: queued work is not done, and calls return ILLEGAL_ADDRESS. Contexts that
  *                                 are retained when all were released and the file is gone work
+ *   FAKE_CUDA_BREAK_ONLY          the number of the only GPU whose contexts break; what is queued there is done all the same
  *   FAKE_CUDA_TRACE               a file that gets a line for each call: process, thread, name of the function
  *   FAKE_CUDA_CONTEXT_MIB (256)   memory that a context takes, beside FAKE_CUDA_MIB
  *   FAKE_CUDA_EVENTS_AT_ONCE      if set, events have occurred before the work in front of them is done, which no driver does;

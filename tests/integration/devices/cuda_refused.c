@@ -334,4 +334,38 @@ Test(cuda_refused, failed_gpu_fails_its_requests_only_until_a_new_context_works)
     let_go(&ref);
     end_with((const char *const[]){FAILED + strlen("cannot be used: "), NULL});
 }
+
+/* Pinning is for all GPUs, so one that has failed is no reason to leave memory unpinned. */
+Test(cuda_refused, memory_is_pinned_through_a_gpu_that_works)
+{
+    static char fakes[300], trace[300];
+    const char *path = fakes + strlen("FAKE_CUDA_BREAK="), *folder = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
+    struct rdt_ref ref, host;
+    rdt_object *object;
+    uint8_t *memory;
+    void *addr;
+
+    (void)snprintf(fakes, sizeof fakes, "FAKE_CUDA_BREAK=%s/broken-%d", folder, (int)getpid());
+    (void)snprintf(trace, sizeof trace, "%s/calls-%d", folder, (int)getpid());
+    must(setenv("FAKE_CUDA_TRACE", trace, 1) == 0 && setenv("FAKE_CUDA_BREAK_ONLY", "0", 1) == 0);
+    begin_fake(fakes);
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
+    gpu_fill(addr, BYTES, 7);
+    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    memory = alloc_memory(a, BYTES);
+    fill_pattern(memory, BYTES, 8);
+    host = put_at(memory, BYTES, RDT_CUDA_HOST);
+    break_daemons_gpus(path);
+    must_refuse(RDT_SYSTEM, "FAKE_CUDA_ERROR_700", fetch_to(b, &ref, "host", NULL, &object, &err));
+    for (unsigned i = 0; i < 3; i++)
+        expect(b, &host, "cuda", gpu_uuid(1), 8, "local/copy");
+    wait_until(20 * SEC, fake_gpu_calls(node.pid, 0, "cuMemHostRegister") == 1);
+    let_go(&host);
+    let_go(&ref);
+    must_ok(rdt_dealloc(a, memory, &err));
+    must_ok(rdt_dealloc(a, addr, &err));
+    (void)unlink(path);
+    end_with((const char *const[]){FAILED + strlen("cannot be used: "), NULL});
+    (void)unlink(trace);
+}
 #endif
