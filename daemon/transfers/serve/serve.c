@@ -156,10 +156,14 @@ static void send_aborted(struct serve *out)
     (void)peer_session_send(out->session, RDT_PEER_PULL_ABORTED, &aborted.base, NULL);
 }
 
+static void begin_grace(struct serve *out)
+{
+    out->n_ops_left = out->n_ops;
+    (void)deadline_set(out->transfers->deadlines, &out->deadline, (int64_t)out->transfers->options->quiesce_grace_ns);
+}
+
 void serve_stop(struct serve *out)
 {
-    struct transfers *transfers = out->transfers;
-
     if (out->sm.state == SERVE_ABORT)
         return;
     list_remove(&out->in_turn);
@@ -169,7 +173,7 @@ void serve_stop(struct serve *out)
     }
     serve_set_state(out, SERVE_ABORT);
     if (out->n_ops > 0 || (out->one_sided && !out->reader_done))
-        (void)deadline_set(transfers->deadlines, &out->deadline, (int64_t)transfers->options->quiesce_grace_ns);
+        begin_grace(out);
     serve_settle(out);
 }
 
@@ -205,7 +209,11 @@ static void on_deadline(struct deadline *deadline)
     struct rdt_error err;
 
     if (out->sm.state == SERVE_ABORT) {
-        if (out->connection && out->connection->sm.state != PT_NONE)
+        /* Sends cannot be called back. While they end one by one, on a slow network or behind others, the connection works, and
+         * other transfers use it: the reader's next fetch of this object, for instance. */
+        if (out->n_ops < out->n_ops_left)
+            begin_grace(out);
+        else if (out->connection && out->connection->sm.state != PT_NONE)
             peer_transport_isolate(out->connection, "the sends of an aborted transfer do not end");
         return;
     }

@@ -484,6 +484,44 @@ Test(quiesce, owner_pinned_until_readers_engine_is_done)
     }
 }
 
+static bool none_aborts(const struct test_node *node)
+{
+    struct transfer_view views[64];
+    unsigned n = transfers_of(node, views, 64);
+
+    for (unsigned i = 0; i < n; i++)
+        if (views[i].elapsed_ns == 0 && strcmp(views[i].state, "aborting") == 0)
+            return false;
+    return true;
+}
+
+/* A reader that leaves its source and comes back to it uses the same connection, on which the old sends end one by one. */
+Test(quiesce, sends_that_end_slowly_leave_the_next_fetch_its_connection)
+{
+    struct rdt_ref ref;
+    rdt_request *request;
+    rdt_object *object;
+
+    begin(2, "two", "2s");
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    cluster_faults(&c, 0, "delay_ms=800\n"); /* each of four */
+    request = start_into(&ref, NULL, LONG);
+    await_engine(&c.node[1]);
+    wait_until(20 * SEC, operations_of(&c.node[0]) > 0);
+    give_up(request, false);
+    await_transfer(&c.node[0], "out", "aborting");
+    request = start_into(&ref, NULL, LONG);
+    wait_until(20 * SEC, none_aborts(&c.node[0]));
+    set_faults("");
+    must_ok(rdt_wait(reader, &request, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(request, &object, &err));
+    must(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
+    rdt_release(object);
+    rdt_request_destroy(request);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end(NULL);
+}
+
 /* ---- every step ---- */
 
 /* Given up at each step of a fetch, by cancel and by deadline: typed, at once, nothing left, nothing written. */
