@@ -346,7 +346,8 @@ struct rdt_memory_ops {
      * objects in them end with the daemon. Loop thread.
      * For a kind with devices the descriptor is the only one that export_block named, at offset 0, of a block that alloc
      * made; `bytes` is the size of that chunk, and block_p->device is set. The plug-in maps the block and sets addr. What
-     * it cannot import again is refused. Before the daemon serves anybody: it may take as long as it likes. */
+     * it cannot import again is refused. What a client imported is imported again by `import`, from what export_block said.
+     * Before the daemon serves anybody: both may take as long as they like. */
     enum rdt_status (*restore)(void *memory, enum rdt_restore from, int take_fd, uint64_t offset, uint64_t bytes,
                                struct rdt_block *block_p, struct rdt_error *err);
 

@@ -294,7 +294,7 @@ enum rdt_status cuda_restore(void *memory, enum rdt_restore from, int take_fd, u
     if (!card)
         return RDT_NOT_FOUND;
     if (from != RDT_RESTORE_ALLOCATED || offset != 0)
-        return rdt_error_set(err, RDT_UNSUPPORTED, "GPU memory that a client imported ends with the daemon");
+        return rdt_error_set(err, RDT_UNSUPPORTED, "only GPU memory of one whole chunk is restored");
     block = block_new(card, 1, &status, err);
     if (!block)
         return status;

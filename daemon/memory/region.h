@@ -254,26 +254,27 @@ enum rdt_status region_import(struct regions *regions, const char *kind, const s
 
 /* ---- regions that outlast the daemon (region_restore.c) ---- */
 
-/* What a later daemon must know of a region, beside its descriptor. */
+/* What a later daemon must know of a region, beside its descriptors. */
 struct region_image {
     const char *kind;
     const char *device; /* uuid; "": host memory */
     uint64_t id, generation, bytes, room, offset;
-    uint64_t chunk_bytes;      /* memory on a device: what its descriptor stands for */
-    enum region_origin origin; /* ALLOCATED, IMPORTED, RECEIVED, SNAPSHOT, FILE */
-    uint64_t client;           /* region->client */
+    struct rdt_export exported; /* memory on a device: what another process needs to map it; borrowed */
+    enum region_origin origin;  /* ALLOCATED, IMPORTED, RECEIVED, SNAPSHOT, FILE */
+    uint64_t client, creator;   /* region->client, region->creator */
 };
 
-/* The descriptor by which a later daemon could have the memory, borrowed; -1: it could not. */
-int region_kept_fd(const struct region *region);
+/* The descriptors by which a later daemon could have the memory, borrowed; none, if it is a client's, who named it by a legacy
+ * handle. false: it could not. */
+bool region_kept_fds(const struct region *region, const int **fds_p, uint32_t *n_p);
 struct region_image region_image(const struct region *region);
 
 /* Makes the region of an earlier daemon again, under the same id, which must be above those of all regions so far. One
- * reference for the caller. Nobody's limit refuses it. On success the region has the descriptor. For the daemon's start: memory
- * on a device is mapped again, and the first such region opens the device.
- * INVALID, UNSUPPORTED, NO_MEMORY, or the plug-in's error. */
-enum rdt_status region_restore(struct regions *regions, const struct region_image *image, int take_fd, struct account *account,
-                               struct region **region_p, struct rdt_error *err);
+ * reference for the caller. Nobody's limit refuses it. Takes the descriptors [n_fds] on success; n_fds is 1, except for memory
+ * on a device that a client imported. For the daemon's start: memory on a device is mapped again, and the first such region
+ * opens the device. INVALID, UNSUPPORTED, NO_MEMORY, or the plug-in's error. */
+enum rdt_status region_restore(struct regions *regions, const struct region_image *image, const int *take_fds, uint32_t n_fds,
+                               struct account *account, struct region **region_p, struct rdt_error *err);
 
 /* ---- host memory that is pinned for devices (region_pinned.c) ---- */
 

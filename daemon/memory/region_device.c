@@ -377,7 +377,7 @@ static struct rdt_import *import_copy(const struct rdt_import *import, struct re
     return copy;
 }
 
-static enum rdt_status check_import(const struct memory_kind *kind, const struct rdt_import *import, struct rdt_error *err)
+enum rdt_status region_check_import(const struct memory_kind *kind, const struct rdt_import *import, struct rdt_error *err)
 {
     const struct handle_kind *handle = handle_kind(import->kind);
 
@@ -405,7 +405,7 @@ enum rdt_status region_import_device(struct regions *regions, const char *kind_n
     enum rdt_status status = regions_find_kind(regions, kind_name, &kind, err);
 
     if (status == RDT_OK)
-        status = check_import(kind, import, err);
+        status = region_check_import(kind, import, err);
     if (status == RDT_OK)
         status = find_device(kind, device_name, &device, err);
     if (status == RDT_OK)

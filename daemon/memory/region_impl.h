@@ -78,6 +78,9 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
                                     enum region_origin origin, struct account *account, uint64_t client,
                                     struct region **region_p, region_ready on_ready, void *arg, struct rdt_error *err);
 
+/* Whether what a client says of its memory makes sense. INVALID, UNSUPPORTED. */
+enum rdt_status region_check_import(const struct memory_kind *kind, const struct rdt_import *import, struct rdt_error *err);
+
 /* Memory of the device has been freed: like regions_admit, for the allocations that wait for it. */
 void regions_admit_device(struct memory_device *device);
 

@@ -1,38 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions that outlast the daemon: what a later one must know of them, and how it has them again. Memory on a device outlasts
- * it if the daemon allocated it, and one descriptor stands for all of it. */
+/* Regions that outlast the daemon: what a later one must know of them, and how it has them again. Memory on a device that the
+ * daemon allocated outlasts it if one descriptor stands for all of it; what a client imported is imported again. */
 #include <fcntl.h>
+#include <unistd.h>
 
 #include "daemon/memory/region_impl.h"
 
 static bool origin_lasts(const struct region *region)
 {
-    if (region->origin == REGION_IMPORTED || region->origin == REGION_FILE)
+    if (region->origin == REGION_FILE)
         return region_is_host(region);
     return region->origin <= REGION_SNAPSHOT || region->origin == REGION_COPY || region->origin == REGION_WRITTEN;
 }
 
-/* The one chunk of device memory. false: it has several, or a handle. */
-static bool only_chunk(const struct region *region, int *fd_p, uint64_t *bytes_p)
+static bool is_imported_device(const struct region *region)
+{
+    return region->origin == REGION_IMPORTED && !region_is_host(region);
+}
+
+static bool is_one_chunk(const struct rdt_export *exported)
+{
+    return exported->kind == RDT_IMPORT_VMM && exported->n_fds == 1 && exported->offset == 0;
+}
+
+bool region_kept_fds(const struct region *region, const int **fds_p, uint32_t *n_p)
 {
     struct rdt_export exported;
 
-    if (region_ask_export(region, &exported, NULL) != RDT_OK || exported.n_fds != 1 || exported.offset != 0)
+    if (!region->kind->ops.restore || region->exposure == REGION_PRIVATE || !origin_lasts(region))
         return false;
-    *fd_p = exported.fds[0];
-    *bytes_p = exported.chunk_bytes[0];
+    if (region_is_host(region)) {
+        *fds_p = &region->block.fd;
+        *n_p = 1;
+        return region->block.fd >= 0;
+    }
+    if (region_ask_export(region, &exported, NULL) != RDT_OK || (region->origin != REGION_IMPORTED && !is_one_chunk(&exported)))
+        return false;
+    *fds_p = exported.fds;
+    *n_p = exported.n_fds;
     return true;
-}
-
-int region_kept_fd(const struct region *region)
-{
-    uint64_t bytes;
-    int fd = region->block.fd;
-
-    if (!region->kind->ops.restore || region->exposure == REGION_PRIVATE || !origin_lasts(region) ||
-        (!region_is_host(region) && !only_chunk(region, &fd, &bytes)))
-        return -1;
-    return fd;
 }
 
 /* The next daemon does not know whose replica it was, and nobody's writing can be awaited any more. */
@@ -51,11 +57,11 @@ struct region_image region_image(const struct region *region)
                                  .offset = region->offset,
                                  .generation = region->generation,
                                  .client = region->client,
+                                 .creator = region->creator,
                                  .origin = lasting_origin(region->origin)};
-    int fd;
 
     if (!region_is_host(region))
-        (void)only_chunk(region, &fd, &image.chunk_bytes);
+        (void)region_ask_export(region, &image.exported, NULL);
     return image;
 }
 
@@ -77,26 +83,62 @@ static enum rdt_status check_image(const struct regions *regions, const struct r
     bool origin_ok = image->origin <= REGION_SNAPSHOT || image->origin == REGION_FILE;
 
     if (on_device)
-        origin_ok = image->origin <= REGION_SNAPSHOT && image->origin != REGION_IMPORTED && image->offset == 0 &&
-                    image->chunk_bytes >= image->room;
+        origin_ok = image->origin == REGION_IMPORTED || (image->origin <= REGION_SNAPSHOT && is_one_chunk(&image->exported) &&
+                                                         image->exported.chunk_bytes[0] >= image->room);
     if (image->id >= regions->next_id && origin_ok && image->bytes > 0 && image->room >= image->bytes)
         return RDT_OK;
     return rdt_error_set(err, RDT_INVALID, "the record of region %llu is wrong", (unsigned long long)image->id);
 }
 
-static enum rdt_status restore_block(struct region *region, const struct region_image *image, int take_fd,
-                                     struct rdt_error *err)
+/* The plug-in duplicates what it needs of the descriptors. */
+static enum rdt_status import_again(struct region *region, const struct region_image *image, const int *fds, uint32_t n_fds,
+                                    struct rdt_error *err)
 {
-    enum rdt_restore from = region_is_host(region) ? made_by(image, take_fd) : RDT_RESTORE_ALLOCATED;
-    uint64_t bytes = image->origin == REGION_IMPORTED ? image->bytes : image->room;
+    const struct rdt_memory_ops *ops = &region->kind->ops;
+    void *instance = region->kind->instance;
+    const struct rdt_import import = {.kind = image->exported.kind,
+                                      .bytes = image->bytes,
+                                      .offset = image->exported.offset,
+                                      .fds = fds,
+                                      .n_fds = n_fds,
+                                      .chunk_bytes = image->exported.chunk_bytes,
+                                      .handle = image->exported.handle,
+                                      .handle_bytes = image->exported.handle_bytes};
+    enum rdt_status status = region_check_import(region->kind, &import, err);
 
-    return region->kind->ops.restore(region->kind->instance, from, take_fd, image->offset,
-                                     region_is_host(region) ? bytes : image->chunk_bytes, &region->block, err);
+    if (status == RDT_OK)
+        status = ops->import(instance, region->device->uuid, &import, &region->block, err);
+    if (status != RDT_OK)
+        return status;
+    status = ops->map(instance, &region->block, true, err);
+    if (status != RDT_OK)
+        ops->free(instance, &region->block);
+    return status;
+}
+
+static enum rdt_status restore_block(struct region *region, const struct region_image *image, const int *take_fds,
+                                     uint32_t n_fds, struct rdt_error *err)
+{
+    const struct rdt_memory_ops *ops = &region->kind->ops;
+    enum rdt_status status;
+
+    if (n_fds != 1 && !is_imported_device(region))
+        return rdt_error_set(err, RDT_INVALID, "the record of region %llu is wrong", (unsigned long long)image->id);
+    if (region_is_host(region))
+        return ops->restore(region->kind->instance, made_by(image, take_fds[0]), take_fds[0], image->offset,
+                            image->origin == REGION_IMPORTED ? image->bytes : image->room, &region->block, err);
+    if (!is_imported_device(region))
+        return ops->restore(region->kind->instance, RDT_RESTORE_ALLOCATED, take_fds[0], 0, image->exported.chunk_bytes[0],
+                            &region->block, err);
+    status = import_again(region, image, take_fds, n_fds, err);
+    for (uint32_t i = 0; status == RDT_OK && i < n_fds; i++)
+        (void)close(take_fds[i]);
+    return status;
 }
 
 /* Clients of the earlier daemon may still have the memory, so it never serves anybody else. */
-enum rdt_status region_restore(struct regions *regions, const struct region_image *image, int take_fd, struct account *account,
-                               struct region **region_p, struct rdt_error *err)
+enum rdt_status region_restore(struct regions *regions, const struct region_image *image, const int *take_fds, uint32_t n_fds,
+                               struct account *account, struct region **region_p, struct rdt_error *err)
 {
     struct memory_device *device = NULL;
     struct memory_kind *kind;
@@ -113,22 +155,23 @@ enum rdt_status region_restore(struct regions *regions, const struct region_imag
     if (status != RDT_OK)
         return status;
     regions->next_id = image->id;
-    status = region_new(regions, kind, device, image->bytes, image->origin, account, image->client, 1, &region, err);
+    status = region_new(regions, kind, device, image->bytes, image->origin, account, image->client, n_fds, &region, err);
     if (status != RDT_OK)
         return status;
-    status = restore_block(region, image, take_fd, err);
+    status = restore_block(region, image, take_fds, n_fds, err);
     if (status != RDT_OK) {
         region_cancel(region);
         return status;
     }
     region->generation = image->generation;
+    region->creator = image->creator ? image->creator : image->client; /* older daemons did not write it */
     region->room = image->room;
-    region->offset = image->offset;
+    region->offset = device ? 0 : image->offset;
     region->sealed = image->origin != REGION_IMPORTED && region->block.read_only;
     region->writable_outside = !region->sealed;
     region->exposure = REGION_SHARED;
     region->abandoned = true;
-    if (device)
+    if (device && region_is_charged(region))
         device->memory.used_bytes += region->room;
     else if (region_is_charged(region))
         regions->bytes += region->room;

@@ -82,7 +82,8 @@ bool recovery_add_region(struct recovery *recovery, struct region *region, struc
 void recovery_drop_region(struct recovery *recovery, struct region *region)
 {
     journal_remove(recovery->journal, region->record);
-    keeper_link_drop(&recovery->link, KEEPER_FIRST_REGION + region->id);
+    for (uint32_t i = 0; i < region->n_fds; i++)
+        keeper_link_drop(&recovery->link, keeper_id(region->id, i));
     (void)map_remove_u64(&recovery->kept_regions, region->id);
     recovery->kept_bytes -= region->room;
     region->record = NULL;
@@ -112,24 +113,37 @@ static uint64_t session_of(const struct region *region)
     return region->record ? ((struct journal_slot *)region->record)->numbers[NUMBER_REGION_SESSION] : 0;
 }
 
+/* Borrows from the image. */
+static void fill_device(const struct region_image *image, Rdt__Pb__JournalRegion *record_p)
+{
+    if (image->origin != REGION_IMPORTED) {
+        record_p->chunk_bytes = image->exported.chunk_bytes[0];
+        return;
+    }
+    record_p->offset = image->exported.offset;
+    record_p->chunks = (uint64_t *)image->exported.chunk_bytes;
+    record_p->n_chunks = image->exported.n_fds;
+    record_p->handle = (ProtobufCBinaryData){image->exported.handle_bytes, (uint8_t *)image->exported.handle};
+}
+
 /* Gives the region a record with what it is now. false: it cannot be kept. */
 static bool keep_region(struct recovery *recovery, struct region *region, uint64_t session)
 {
     struct region_image image = region_image(region);
     Rdt__Pb__JournalRegion record = RDT__PB__JOURNAL_REGION__INIT;
-    const uint64_t id = KEEPER_FIRST_REGION + region->id;
     const uint64_t numbers[JOURNAL_NUMBERS] = {[NUMBER_REGION_GENERATION] = region->generation,
                                                [NUMBER_REGION_SESSION] = session,
                                                [NUMBER_REGION_BYTES] = image.bytes};
+    struct storing storing = {.n = 0};
     struct journal_slot *slot;
-    int fd;
+    const int *fds;
+    uint32_t n_fds;
 
     if (region->record) {
         refresh_region(region, session);
         return true;
     }
-    fd = region_kept_fd(region);
-    if (fd < 0)
+    if (!region_kept_fds(region, &fds, &n_fds))
         return false;
     record.memory = (char *)image.kind;
     record.uid = region->account->owner.uid;
@@ -139,14 +153,18 @@ static bool keep_region(struct recovery *recovery, struct region *region, uint64
     record.room = image.room;
     record.offset = image.offset;
     record.device = (char *)image.device;
-    record.chunk_bytes = image.chunk_bytes;
-    keeper_link_store(&recovery->link, &id, &fd, 1); /* a record never names memory that is not kept yet */
+    record.creator = image.creator;
+    if (image.device[0] != '\0')
+        fill_device(&image, &record);
+    recovery_store_region(recovery, &storing, region); /* a record never names memory that is not kept yet */
+    recovery_store_end(recovery, &storing);
     slot = recovery_add_record(recovery, RECORD_REGION, region->id, &record.base, image.origin, numbers);
     if (slot && recovery_add_region(recovery, region, slot))
         return true;
     if (slot)
         journal_remove(recovery->journal, slot);
-    keeper_link_drop(&recovery->link, id);
+    for (uint32_t i = 0; i < n_fds; i++)
+        keeper_link_drop(&recovery->link, keeper_id(region->id, i));
     return false;
 }
 

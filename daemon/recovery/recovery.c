@@ -26,32 +26,50 @@ struct recovery_counts recovery_counts(const struct recovery *recovery)
 
 /* ---- the keeper ---- */
 
+void recovery_store_end(struct recovery *recovery, struct storing *storing)
+{
+    if (storing->n > 0)
+        keeper_link_store(&recovery->link, storing->ids, storing->fds, storing->n);
+    storing->n = 0;
+}
+
+void recovery_store(struct recovery *recovery, struct storing *storing, uint64_t id, int fd)
+{
+    if (storing->n == KEEPER_MAX_IDS)
+        recovery_store_end(recovery, storing);
+    storing->ids[storing->n] = id;
+    storing->fds[storing->n++] = fd;
+}
+
+void recovery_store_region(struct recovery *recovery, struct storing *storing, const struct region *region)
+{
+    const int *fds;
+    uint32_t n;
+
+    if (region_kept_fds(region, &fds, &n))
+        for (uint32_t i = 0; i < n; i++)
+            recovery_store(recovery, storing, keeper_id(region->id, i), fds[i]);
+}
+
 /* A new keeper, or the old one after it did not read for long: it gets everything that it should have. */
 static void on_up(void *arg)
 {
     struct recovery *recovery = arg;
-    uint64_t ids[KEEPER_MAX_IDS] = {KEEPER_JOURNAL};
-    int fds[KEEPER_MAX_IDS] = {journal_fd(recovery->journal)};
+    struct storing storing = {.n = 0};
     struct region *region;
     size_t cursor = 0;
-    unsigned n = 1;
 
-    while ((region = map_next(&recovery->kept_regions, &cursor))) {
-        if (n == KEEPER_MAX_IDS) {
-            keeper_link_store(&recovery->link, ids, fds, n);
-            n = 0;
-        }
-        ids[n] = KEEPER_FIRST_REGION + region->id;
-        fds[n++] = region_kept_fd(region);
-    }
-    keeper_link_store(&recovery->link, ids, fds, n);
+    recovery_store(recovery, &storing, KEEPER_JOURNAL, journal_fd(recovery->journal));
+    while ((region = map_next(&recovery->kept_regions, &cursor)))
+        recovery_store_region(recovery, &storing, region);
+    recovery_store_end(recovery, &storing);
 }
 
 static bool is_kept(void *arg, uint64_t id)
 {
     struct recovery *recovery = arg;
 
-    return id < KEEPER_FIRST_REGION || map_get_u64(&recovery->kept_regions, id - KEEPER_FIRST_REGION);
+    return id < KEEPER_FIRST_REGION || map_get_u64(&recovery->kept_regions, keeper_region(id));
 }
 
 /* ---- the start ---- */

@@ -30,12 +30,36 @@ enum { OBJECT_HAS_PRODUCER = 1, OBJECT_IS_PENDING = 2, OBJECT_IS_FORCED = 4, OBJ
 /* Under which numbers the keeper has things. */
 #define KEEPER_JOURNAL 1u
 #define KEEPER_SET_ASIDE 2u     /* a journal that crashed the daemon */
-#define KEEPER_FIRST_REGION 16u /* plus the region's id */
+#define KEEPER_FIRST_REGION 16u /* plus the region's id, and its chunk's number above that */
+#define KEEPER_CHUNK_SHIFT 48
+
+static inline uint64_t keeper_id(uint64_t region, uint32_t chunk)
+{
+    return KEEPER_FIRST_REGION + region + ((uint64_t)chunk << KEEPER_CHUNK_SHIFT);
+}
+
+static inline uint64_t keeper_region(uint64_t id)
+{
+    return (id & ((UINT64_C(1) << KEEPER_CHUNK_SHIFT) - 1)) - KEEPER_FIRST_REGION;
+}
 
 struct held { /* by the keeper */
     uint64_t id;
     int fd;
 };
+
+/* ---- recovery.c ---- */
+
+/* What the keeper is about to be given, in as few packets as possible. */
+struct storing {
+    uint64_t ids[KEEPER_MAX_IDS];
+    int fds[KEEPER_MAX_IDS]; /* borrowed */
+    unsigned n;
+};
+
+void recovery_store(struct recovery *recovery, struct storing *storing, uint64_t id, int fd);
+void recovery_store_region(struct recovery *recovery, struct storing *storing, const struct region *region);
+void recovery_store_end(struct recovery *recovery, struct storing *storing);
 
 /* ---- record.c ---- */
 
@@ -52,7 +76,7 @@ bool recovery_keep_held(struct recovery *recovery, struct object *object);
 /* Notes that the region has a record already. false: no memory. */
 bool recovery_add_region(struct recovery *recovery, struct region *region, struct journal_slot *slot);
 
-/* Removes the region's record, and the keeper's descriptor. */
+/* Removes the region's record, and the keeper's descriptors. */
 void recovery_drop_region(struct recovery *recovery, struct region *region);
 
 /* ---- published.c ---- */

@@ -82,6 +82,21 @@ static void note_answer(struct client *client, uint64_t request, uint64_t answer
 
 /* ---- regions ---- */
 
+static struct rdt_export exported_of(const Rdt__Pb__JournalRegion *record)
+{
+    bool imported = record->n_chunks > 0 || record->handle.len > 0;
+    struct rdt_export exported = {.kind = record->handle.len > 0 ? RDT_IMPORT_LEGACY_IPC : RDT_IMPORT_VMM,
+                                  .offset = imported ? record->offset : 0,
+                                  .n_fds = imported ? (uint32_t)record->n_chunks : 1,
+                                  .chunk_bytes = imported ? record->chunks : &record->chunk_bytes};
+
+    if (record->handle.len > 0 && record->handle.len <= sizeof exported.handle) {
+        memcpy(exported.handle, record->handle.data, record->handle.len);
+        exported.handle_bytes = record->handle.len;
+    }
+    return exported;
+}
+
 static struct region_image image_of(struct restoring *restoring, const struct journal_slot *slot,
                                     const Rdt__Pb__JournalRegion *record)
 {
@@ -92,7 +107,7 @@ static struct region_image image_of(struct restoring *restoring, const struct jo
                                  .bytes = slot->numbers[NUMBER_REGION_BYTES],
                                  .room = record->room,
                                  .offset = record->offset,
-                                 .chunk_bytes = record->chunk_bytes,
+                                 .creator = record->creator,
                                  .origin = (enum region_origin)slot->flags};
 
     if (image.generation == 0) { /* of version 1 of the journal, or written by a wild daemon */
@@ -102,7 +117,15 @@ static struct region_image image_of(struct restoring *restoring, const struct jo
     }
     if (map_get_u64(&restoring->sessions, slot->numbers[NUMBER_REGION_SESSION]))
         image.client = slot->numbers[NUMBER_REGION_SESSION];
+    image.exported = exported_of(record);
     return image;
+}
+
+static void close_fds(int *take_fds, uint32_t n)
+{
+    for (uint32_t i = 0; take_fds && i < n; i++)
+        (void)close(take_fds[i]);
+    free(take_fds);
 }
 
 /* The session may name the region again. */
@@ -118,6 +141,24 @@ static bool give_to_session(struct restoring *restoring, struct region *region)
     return true;
 }
 
+/* Takes the descriptors of the region from the keeper's. NULL: err says why. */
+static int *take_fds(struct restoring *restoring, uint64_t region, uint32_t n, struct rdt_error *err)
+{
+    int *fds = n <= RDT_EXPORT_MAX_FDS ? malloc((n + 1u) * sizeof *fds) : NULL;
+    uint32_t had = 0;
+
+    while (fds && had < n && (fds[had] = recovery_take_held(restoring->held, keeper_id(region, had))) >= 0)
+        had++;
+    if (fds && had == n)
+        return fds;
+    if (fds)
+        (void)rdt_error_set(err, RDT_NOT_FOUND, "the keeper does not have its memory");
+    else
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u descriptors", n);
+    close_fds(fds, had);
+    return NULL;
+}
+
 /* The region has one reference, which release_unused takes away. */
 static bool restore_region(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err)
 {
@@ -126,17 +167,15 @@ static bool restore_region(struct restoring *restoring, struct journal_slot *slo
     const Rdt__Pb__JournalRegion *record = restore_unpack(&arena, slot, &rdt__pb__journal_region__descriptor, err);
     struct account *account =
         record ? account_for(restoring, slot->numbers[NUMBER_REGION_SESSION], record->uid, record->tenant, err) : NULL;
-    int fd = account ? recovery_take_held(restoring->held, KEEPER_FIRST_REGION + slot->key) : -1;
+    struct region_image image = record ? image_of(restoring, slot, record) : (struct region_image){.id = slot->key};
+    int *fds = account ? take_fds(restoring, slot->key, image.exported.n_fds, err) : NULL;
     struct region *region = NULL;
     bool restored = false;
 
-    if (account && fd < 0)
-        (void)rdt_error_set(err, RDT_NOT_FOUND, "the keeper does not have its memory");
-    if (fd >= 0) {
-        struct region_image image = image_of(restoring, slot, record);
-        if (region_restore(recovery->regions, &image, fd, account, &region, err) != RDT_OK)
-            (void)close(fd);
-    }
+    if (fds && region_restore(recovery->regions, &image, fds, image.exported.n_fds, account, &region, err) == RDT_OK)
+        free(fds);
+    else
+        close_fds(fds, image.exported.n_fds);
     if (region) {
         restored = recovery_add_region(recovery, region, slot) && give_to_session(restoring, region);
         if (restored)

@@ -174,15 +174,105 @@ Test(cuda_restart, memory_that_cannot_be_imported_again_ends_the_session_that_ha
     keeper_stop(&keeper, SIGTERM);
 }
 
-/* Nobody keeps it but the client: the daemon has the client's handle, and no fd. */
-Test(cuda_restart, memory_that_a_client_imported_ends_its_session)
+/* Client a's memory at addr, which it makes known in that way, is used by both clients over restarts. */
+static void go_on_with(char *addr, enum rdt_cuda_how how)
+{
+    struct rdt_object_info info;
+    struct rdt_ref ref, later;
+    rdt_object *object;
+    char *seen, path[65];
+
+    gpu_fill(addr, BYTES, 1);
+    ref = put_at(addr, BYTES, how);
+    must_ok(fetch_to(a, &ref, NULL, NULL, &object, &err)); /* it cannot open a handle of its own */
+    rdt_object_info(object, &info);
+    (void)snprintf(path, sizeof path, "%s", info.path);
+    rdt_release(object);
+    must_ok(fetch_to(b, &ref, NULL, NULL, &object, &err));
+    must_go_by("local/share", object);
+    seen = tensor_of(object, 0).data;
+    for (unsigned round = 2; round < 4; round++) {
+        again(SIGKILL, NULL);
+        must(gpu_holds(seen, BYTES, round - 1));
+        gpu_fill(addr, BYTES, round);
+        must(gpu_holds(seen, BYTES, round));
+        expect(b, &ref, "host", NULL, round, "local/copy");
+        expect(b, &ref, NULL, NULL, round, "local/share");
+        expect(a, &ref, NULL, NULL, round, path);
+        later = put_at(addr, BYTES, how);
+        expect(b, &later, "host", NULL, round, "local/copy");
+        let_go(&later);
+    }
+    rdt_release(object);
+    let_go(&ref);
+}
+
+Test(cuda_restart, chunks_that_a_client_imported_survive)
+{
+    void *base;
+    char *addr;
+
+    open_clients();
+    addr = gpu_alloc_chunks(2 * MIB, 3, true);
+    must_ok(rdt_cuda_offer(gpu_a, addr, 6 * MIB, &base, NULL, &err));
+    go_on_with(addr + MIB, RDT_CUDA_KNOWN);
+    must_ok(rdt_dealloc(a, base, &err));
+    gpu_free_chunks(addr, 2 * MIB, 3);
+    finish();
+}
+
+Test(cuda_restart, more_chunks_than_a_message_to_the_keeper_has_survive)
+{
+    const unsigned n = KEEPER_MAX_IDS + 50;
+    struct rdt_ref ref;
+    void *base;
+    char *addr;
+
+    open_clients();
+    addr = gpu_alloc_chunks(2 * MIB, n, true);
+    must_ok(rdt_cuda_offer(gpu_a, addr, n * 2 * MIB, &base, NULL, &err));
+    gpu_fill(addr + (n - 3) * 2 * MIB, BYTES, 1);
+    again(SIGKILL, NULL);
+    ref = put_at(addr + (n - 3) * 2 * MIB, BYTES, RDT_CUDA_KNOWN);
+    expect(b, &ref, "host", NULL, 1, "local/copy");
+    let_go(&ref);
+    must_ok(rdt_dealloc(a, base, &err));
+    gpu_free_chunks(addr, 2 * MIB, n);
+    finish();
+}
+
+Test(cuda_restart, chunks_that_only_an_object_uses_survive)
+{
+    char *addr;
+
+    open_clients();
+    addr = gpu_alloc_chunks(2 * MIB, 3, true);
+    go_on_with(addr + MIB, RDT_CUDA_CHUNKS);
+    gpu_free_chunks(addr, 2 * MIB, 3);
+    finish();
+}
+
+Test(cuda_restart, memory_of_a_legacy_handle_survives)
+{
+    char *addr;
+
+    if (handles_are_refused())
+        cr_skip_test("the fake driver refuses legacy handles");
+    open_clients();
+    addr = gpu_alloc_whole(BYTES + MIB);
+    go_on_with(addr + MIB / 2, RDT_CUDA_HANDLE);
+    gpu_free(addr);
+    finish();
+}
+
+Test(cuda_restart, imported_memory_that_cannot_be_imported_again_ends_its_session)
 {
     void *addr, *base;
 
     open_clients();
     addr = gpu_alloc_chunks(2 * MIB, 2, true);
     must_ok(rdt_cuda_offer(gpu_a, addr, 4 * MIB, &base, NULL, &err));
-    again(SIGKILL, NULL);
+    again(SIGKILL, "FAKE_CUDA_NO_FD_IMPORT=1");
     must_refuse(RDT_RESTARTED, "lost a part of what this session had", rdt_ping(a, LONG, &err));
     must_ok(rdt_ping(b, LONG, &err));
     gpu_free_chunks(addr, 2 * MIB, 2);
