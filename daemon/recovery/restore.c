@@ -419,7 +419,7 @@ static bool restore_name(struct restoring *restoring, struct journal_slot *slot,
                                        .request = record->request,
                                        .ttl_ns = until_ns > 0 ? left_of(until_ns, uv_hrtime()) : 0};
         if (!owner_equal(&owner, &object->account->owner) || record->id.len == 0 || record->id.len > RDT_MAX_ID_BYTES ||
-            object->state != OBJECT_LIVE)
+            (unsigned)record->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL || object->state != OBJECT_LIVE)
             (void)rdt_error_set(err, RDT_INVALID, "its record is wrong");
         else
             restored = names_restore(recovery->names, &publish, slot->key, &name, err) == RDT_OK;
