@@ -24,7 +24,8 @@ struct lasting {
     void (*on_put)(void *arg, struct object *object, const struct object_put *put);
     /* Something has changed in why the object lasts, or it no longer does; object_lasts says which. */
     void (*on_object)(void *arg, struct object *object);
-    void (*on_object_moved)(void *arg, struct object *object); /* it has a record, and lies in other regions now */
+    /* It has a record, and lies in other regions now. The earlier ones end after this. */
+    void (*on_object_moved)(void *arg, struct object *object);
     /* The name was published, has a new version, has lost its object, or has ended; name_lasts says which. */
     void (*on_name)(void *arg, struct name *name);
 

@@ -103,10 +103,12 @@ static enum rdt_status use_regions(struct object *object, const struct layout *l
     return RDT_OK;
 }
 
-/* Replaces its memory and layout. Takes the layout on success. */
+/* Replaces its memory and layout. Takes the layout on success. If the object has a record, that is written anew before the old
+ * memory ends, so that it never names memory that is gone. */
 static enum rdt_status set_memory(struct object *object, struct layout *take_layout, struct region **regions,
                                   uint32_t n_regions, struct rdt_error *err)
 {
+    const struct lasting *lasting = object->state == OBJECT_LIVE && object->record ? object->table->lasting : NULL;
     struct region_use *old_uses = object->uses;
     struct layout *old_layout = object->layout;
     uint32_t n_old = object->n_regions;
@@ -116,6 +118,8 @@ static enum rdt_status set_memory(struct object *object, struct layout *take_lay
         return status;
     object->cover_known = false;
     object->layout = take_layout;
+    if (lasting)
+        lasting->on_object_moved(lasting->arg, object);
     object_drop_uses(old_uses, n_old); /* the memory that was copied may be written again */
     work_free(object->table->slabs->regions->pool, old_layout, old_layout ? layout_heap_bytes(old_layout) : 0);
     return RDT_OK;
@@ -134,17 +138,10 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
     return RDT_OK;
 }
 
-/* The record of the object names its regions. */
 enum rdt_status object_move(struct object *object, struct layout *take_layout, struct region *region, struct rdt_error *err)
 {
-    const struct lasting *lasting = object->table->lasting;
-    enum rdt_status status;
-
     assert(object->state == OBJECT_LIVE && object->layout);
-    status = set_memory(object, take_layout, &region, 1, err);
-    if (status == RDT_OK && lasting && object->record)
-        lasting->on_object_moved(lasting->arg, object);
-    return status;
+    return set_memory(object, take_layout, &region, 1, err);
 }
 
 void object_ready(struct object *object)

@@ -385,3 +385,49 @@ Test(object, bytes_that_did_not_come_are_refused)
 {
     (void)put_parts("short", 100000, 65, RDT_INVALID);
 }
+
+/* ---- moving to other memory ---- */
+
+static bool has_ended, was_told;
+
+static void on_kept_end(void *arg, struct region *of)
+{
+    (void)arg;
+    has_ended = true;
+    of->record = NULL;
+}
+
+static void on_object_moved(void *arg, struct object *object)
+{
+    (void)arg;
+    (void)object;
+    cr_assert(!has_ended, "its record would name memory that is gone");
+    was_told = true;
+}
+
+static void on_nothing(void *arg, struct object *object)
+{
+    (void)arg;
+    (void)object;
+}
+
+Test(object, record_is_written_anew_before_the_old_memory_ends)
+{
+    struct lasting lasting = {.on_object = on_nothing, .on_object_moved = on_object_moved};
+    struct object *object = put("moves");
+    struct region *old = fake_region(4096, 5), *next = fake_region(4096, 5);
+
+    table.lasting = &lasting;
+    fake.regions.on_kept_end = on_kept_end;
+    object->record = &lasting;
+    cr_assert_eq(object_move(object, bytes_at(0, 4096), old, NULL), RDT_OK);
+    old->record = &lasting;
+    region_unref(old); /* only the object has it now */
+    was_told = false;
+    cr_assert_eq(object_move(object, bytes_at(0, 4096), next, NULL), RDT_OK);
+    cr_assert(was_told && has_ended);
+    region_unref(next);
+    object->record = NULL;
+    object_free(object, false, OBJECT_END_FREED);
+    table.lasting = NULL;
+}
