@@ -62,7 +62,8 @@ struct session_image {
     bool tensor_runs;
 };
 
-/* A hold of a restored session on an object of another node. Whoever takes it again removes and frees this. */
+/* A hold of a restored session on an object of another node. It is the hold's `far`, so it is freed with the hold. Whoever takes
+ * the hold again sets another release_far. */
 struct far_record {
     struct list link; /* in recovery->far_holds; then it belongs to whoever takes the hold again */
     struct client *client;

@@ -96,8 +96,18 @@ bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct
     return hold;
 }
 
+/* The hold has ended before anybody took it again. */
+static void forget(void *far)
+{
+    struct far_record *record = far;
+
+    list_remove(&record->link);
+    free(record);
+}
+
 bool recovery_await_far_hold(struct recovery *recovery, struct client *client, uint64_t request_id, const Rdt__Pb__Ref *ref)
 {
+    struct remote_hold *hold = remote_hold_find(client, request_id);
     size_t bytes = protobuf_c_message_get_packed_size(&ref->base);
     struct far_record *far = malloc(sizeof *far + bytes);
 
@@ -108,6 +118,8 @@ bool recovery_await_far_hold(struct recovery *recovery, struct client *client, u
         memcpy(far->node, ref->node.data, sizeof far->node);
     (void)protobuf_c_message_pack(&ref->base, far->ref);
     list_append(&recovery->far_holds, &far->link);
+    hold->far = far;
+    hold->release_far = forget;
     return true;
 }
 

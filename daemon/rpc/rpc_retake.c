@@ -185,11 +185,6 @@ void retakes_start(struct rpc *rpc)
         struct far_record *record = container_of(list_first(records), struct far_record, link);
         struct remote_hold *hold = remote_hold_find(record->client, record->request_id);
         list_remove(&record->link);
-        if (!hold || hold->far) {
-            free(record);
-            continue;
-        }
-        hold->far = record;
         hold->release_far = forget;
         count(rpc, record);
         list_append(&rpc->retakes, &record->link);

@@ -187,11 +187,6 @@ static void world_fini(struct world *world)
         recovery_free_group(container_of(list_first(&recovery->groups), struct kept_group, link));
     while (!list_empty(&recovery->node_holds))
         recovery_free_node_hold(container_of(list_first(&recovery->node_holds), struct node_hold_record, link));
-    while (!list_empty(&recovery->far_holds)) {
-        struct far_record *far = container_of(list_first(&recovery->far_holds), struct far_record, link);
-        list_remove(&far->link);
-        free(far);
-    }
     while (!list_empty(&world->sessions))
         end_session(world, container_of(list_first(&world->sessions), struct session, link));
     object_notifies_end(&world->objects);
