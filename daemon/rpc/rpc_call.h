@@ -227,8 +227,8 @@ RDT_REQUEST_MAP(X)
 #undef X
 
 /* rpc_store.c: answers a request that has ended something, with nothing, when files of what has ended are removed
- * (daemon/storage). */
-void call_reply_removed(struct call *call);
+ * (daemon/storage). generation: of the object that was freed; 0: none was. */
+void call_reply_removed(struct call *call, uint64_t generation);
 
 /* rpc_manage.c: refuses a new object with BUSY, because the node is drained. */
 enum rdt_status rpc_refuse_drained(struct rdt_error *err);

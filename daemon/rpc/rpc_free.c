@@ -16,6 +16,7 @@ struct freeing {
     struct replica_directory_waiter waiter;
     struct deadline deadline;
     struct call *call;
+    uint64_t generation;
 };
 
 static void freeing_end(struct call *call)
@@ -31,10 +32,11 @@ static void freeing_end(struct call *call)
 static void freeing_done(struct freeing *freeing)
 {
     struct call *call = freeing->call;
+    uint64_t generation = freeing->generation;
 
     freeing_end(call);
     call->on_end = NULL;
-    call_reply_removed(call);
+    call_reply_removed(call, generation);
 }
 
 static void on_settled(struct replica_directory_waiter *waiter)
@@ -59,10 +61,11 @@ static enum rdt_status answer_forced(struct call *call, uint64_t generation, str
     freeing->waiter.on_settled = on_settled;
     freeing->deadline.on_passed = on_silence;
     freeing->call = call;
+    freeing->generation = generation;
     list_init(&freeing->waiter.link);
     if (!replica_directory_wait(&call->rpc->transfers->directory, generation, &freeing->waiter)) {
         free(freeing);
-        call_reply_removed(call);
+        call_reply_removed(call, generation);
         return RDT_OK;
     }
     call->waiting = freeing;
@@ -107,7 +110,7 @@ enum rdt_status rpc_free(struct call *call, const void *request, struct rdt_erro
     object_free(object, message->force, call->request_id == 0 && !message->force ? OBJECT_END_DROPPED : OBJECT_END_FREED);
     if (message->force)
         return answer_forced(call, ref.generation, err);
-    call_reply_removed(call);
+    call_reply_removed(call, ref.generation);
     return RDT_OK;
 }
 

@@ -97,6 +97,6 @@ enum rdt_status rpc_unpublish(struct call *call, const void *request, struct rdt
         return call_forward(call, &ref, &message->base, -1, err);
     status = names_unpublish(call->rpc->names, &ref, &call->account->owner, call->admin, err);
     if (status == RDT_OK)
-        call_reply_removed(call);
+        call_reply_removed(call, 0);
     return status;
 }

@@ -144,7 +144,7 @@ static void on_removed(struct storage_barrier *barrier)
 }
 
 /* If the call cannot wait, it is answered at once: what it asked for is done. */
-void call_reply_removed(struct call *call)
+void call_reply_removed(struct call *call, uint64_t generation)
 {
     struct removing *removing = call->request_id != 0 || call->peer ? calloc(1, sizeof *removing) : NULL;
     struct rdt_error err;
@@ -156,7 +156,7 @@ void call_reply_removed(struct call *call)
     }
     removing->call = call;
     removing->barrier.on_done = on_removed;
-    if (!storage_barrier(call->rpc->storage, &removing->barrier)) {
+    if (!storage_barrier(call->rpc->storage, generation, &removing->barrier)) {
         free(removing);
         call_reply_empty(call);
         return;

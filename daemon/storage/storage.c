@@ -26,25 +26,27 @@ bool storage_wait(struct storage *storage, const struct object *object, struct s
     return true;
 }
 
-static void run_nothing(struct work *work)
+/* Whether the object has ended, or ends when it has been written, because nobody else holds it. Its file may still come. */
+static bool is_ending(const struct stored *stored)
 {
-    (void)work;
+    if (!stored->object)
+        return stored->state == STORED_WRITING || !list_empty(&stored->claims);
+    return stored->state == STORED_WRITING && stored->object->holds == 1 && list_empty(&stored->claims) && stored->n_names == 0;
 }
 
-static void done_barrier(struct work *work)
+bool storage_barrier(struct storage *storage, uint64_t generation, struct storage_barrier *barrier)
 {
-    struct storage_barrier *barrier = (struct storage_barrier *)work;
+    struct stored *stored = storage->helper && !storage->frozen ? stored_get(storage, generation) : NULL;
 
-    barrier->on_done(barrier);
-}
-
-bool storage_barrier(struct storage *storage, struct storage_barrier *barrier)
-{
+    if (stored && is_ending(stored)) {
+        if (stored->state == STORED_WRITING)
+            stored->work->cancelled = true;
+        list_append(&stored->barriers, &barrier->link);
+        return true;
+    }
     if (!storage->helper || storage->frozen || storage->n_removals == 0)
         return false;
-    barrier->storage = storage;
-    barrier->work = (struct work){.run = run_nothing, .done = done_barrier, .lane = LANE_FILES};
-    work_submit(storage->helper, &barrier->work);
+    stored_submit_barrier(storage, barrier);
     return true;
 }
 
@@ -123,7 +125,7 @@ static void done_store(struct work *work)
     struct storage *storage = store->storage;
     struct stored *stored = store->stored;
     struct object *object = store->object;
-    uint64_t bytes = store->plan.header_bytes + store->plan.data_bytes;
+    uint64_t generation = stored->generation, bytes = store->plan.header_bytes + store->plan.data_bytes;
 
     storage->writing = NULL;
     stored->work = NULL;
@@ -138,11 +140,13 @@ static void done_store(struct work *work)
         storage->bytes_written += bytes;
         stored_set_durable(stored);
         stored_write_claims(stored);
-        stored_settle(stored);
     }
     work_free_all(store);
     object_unpin(object); /* it may be gone after this, and then storage_object_ended has been called */
     object_drop(object);
+    stored = stored_get(storage, generation);
+    if (stored)
+        stored_settle(stored);
     start_next(storage);
 }
 
@@ -369,6 +373,11 @@ void storage_fini(struct storage *storage)
         return;
     while ((entry = map_next(&storage->stored, &cursor))) {
         struct stored *stored = entry;
+        while (!list_empty(&stored->barriers)) { /* the daemon has ended before the file did */
+            struct storage_barrier *barrier = container_of(list_first(&stored->barriers), struct storage_barrier, link);
+            list_remove(&barrier->link);
+            barrier->on_done(barrier);
+        }
         stored_drop_claims(stored);
         account_give(stored->account, USAGE_STORED_BYTES, stored->bytes);
         account_unref(stored->account);

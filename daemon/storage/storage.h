@@ -97,13 +97,15 @@ void storage_object_ended(struct storage *storage, const struct object *object);
 uint64_t storage_spill(struct storage *storage, uint64_t bytes);
 
 /* Calls on_done when the files whose removal has begun are gone; the answer to a free or an unpublish waits for this, because a
- * daemon that is killed must not bring back what was ended. false: none is on its way, and on_done is not called. */
+ * daemon that is killed must not bring back what was ended. The object of that generation (0: none) was freed: if it is being
+ * written and nobody else holds it, the writing stops, and on_done waits for that. false: nothing is on its way, and on_done is
+ * not called. */
 struct storage_barrier {
     struct work work; /* first */
-    struct storage *storage;
+    struct list link; /* in stored->barriers */
     bool abandoned;
     void (*on_done)(struct storage_barrier *); /* frees it; when `abandoned`, nobody waits any more */
 };
-bool storage_barrier(struct storage *storage, struct storage_barrier *barrier);
+bool storage_barrier(struct storage *storage, uint64_t generation, struct storage_barrier *barrier);
 
 #endif

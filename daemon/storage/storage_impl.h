@@ -25,6 +25,7 @@ struct stored {
     struct list queue;       /* QUEUED: in storage->queue */
     struct list waiters;     /* struct storage_waiter.link */
     struct list claims;      /* struct claim.link: names whose version it is, and whose record does not say so yet */
+    struct list barriers;    /* struct storage_barrier.link: submitted when nothing is left but a removal that has begun */
     unsigned n_names;        /* records on the disk that refer to it */
     struct store_work *work; /* WRITING */
 };
@@ -86,6 +87,8 @@ struct stored *stored_new(struct storage *storage, uint64_t generation, struct o
 void stored_set_durable(struct stored *stored);
 void stored_free(struct stored *stored); /* it has no claims and no waiters; its charge and its account are the caller's */
 
+/* Calls barrier->on_done when the removals that have begun before are over. */
+void stored_submit_barrier(struct storage *storage, struct storage_barrier *barrier);
 void stored_settle(struct stored *stored); /* tells its waiters if nothing is left to do, and removes what nobody needs */
 void stored_fail_waiters(struct stored *stored, const struct rdt_error *err);
 

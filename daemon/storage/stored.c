@@ -95,15 +95,45 @@ struct stored *stored_new(struct storage *storage, uint64_t generation, struct o
     list_init(&stored->queue);
     list_init(&stored->waiters);
     list_init(&stored->claims);
+    list_init(&stored->barriers);
     account_add(stored->account, USAGE_STORED_BYTES, bytes);
     object->stored = OBJECT_STORING;
     return stored;
+}
+
+static void run_nothing(struct work *work)
+{
+    (void)work;
+}
+
+static void done_barrier(struct work *work)
+{
+    struct storage_barrier *barrier = (struct storage_barrier *)work;
+
+    barrier->on_done(barrier);
+}
+
+void stored_submit_barrier(struct storage *storage, struct storage_barrier *barrier)
+{
+    barrier->work = (struct work){.run = run_nothing, .done = done_barrier, .lane = LANE_FILES};
+    work_submit(storage->helper, &barrier->work);
+}
+
+/* The removal of its file has begun, or there will be none. */
+static void release_barriers(struct stored *stored)
+{
+    while (!list_empty(&stored->barriers)) {
+        struct storage_barrier *barrier = container_of(list_first(&stored->barriers), struct storage_barrier, link);
+        list_remove(&barrier->link);
+        stored_submit_barrier(stored->storage, barrier);
+    }
 }
 
 void stored_free(struct stored *stored)
 {
     struct storage *storage = stored->storage;
 
+    release_barriers(stored);
     list_remove(&stored->queue);
     if (stored->object)
         stored->object->stored = OBJECT_NOT_STORED;
@@ -127,8 +157,12 @@ void stored_settle(struct stored *stored)
     if (stored->state != STORED_DURABLE || !list_empty(&stored->claims))
         return;
     stored_fail_waiters(stored, NULL);
-    if (stored->object || stored->n_names > 0 || storage->frozen)
+    if (storage->frozen)
         return;
+    if (stored->object || stored->n_names > 0) { /* somebody has it again, or it is a version of a name */
+        release_barriers(stored);
+        return;
+    }
     storage_object_file(stored->generation, ".safetensors", file);
     remove_file(storage, file, stored->account, stored->bytes);
     storage->n_objects--;
