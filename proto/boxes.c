@@ -29,7 +29,7 @@ static enum rdt_status check_one(const Rdt__Pb__Boxes *boxes, const struct layou
     return RDT_OK;
 }
 
-static enum rdt_status check(const Rdt__Pb__Boxes *boxes, const struct layout *layout, struct rdt_error *err)
+enum rdt_status boxes_fit(const Rdt__Pb__Boxes *boxes, const struct layout *layout, struct rdt_error *err)
 {
     size_t at = 0;
     enum rdt_status status = RDT_OK;
@@ -62,7 +62,7 @@ enum rdt_status boxes_read(struct arena *arena, const void *packed, size_t bytes
     if (status == RDT_PROTOCOL)
         status = rdt_error_set(err, RDT_INVALID, "the boxes of the tensors cannot be read");
     if (status == RDT_OK)
-        status = check((const Rdt__Pb__Boxes *)message, layout, err);
+        status = boxes_fit((const Rdt__Pb__Boxes *)message, layout, err);
     if (status == RDT_OK)
         *boxes_p = (const Rdt__Pb__Boxes *)message;
     return status;

@@ -12,7 +12,10 @@
 enum rdt_status boxes_read(struct arena *arena, const void *packed, size_t bytes, const struct layout *layout,
                            const Rdt__Pb__Boxes **boxes_p, struct rdt_error *err);
 
-/* The same check without the result. */
+/* The check alone, of boxes that are decoded. */
+enum rdt_status boxes_fit(const Rdt__Pb__Boxes *boxes, const struct layout *layout, struct rdt_error *err);
+
+/* The same as boxes_read without the result. */
 enum rdt_status boxes_check(const void *packed, size_t bytes, const struct layout *layout, struct rdt_error *err);
 
 #endif

@@ -9,8 +9,8 @@
 #include "ctl_commands.h"
 #include "ctl_json.h"
 #include "ctl_table.h"
-#include "proto/boxes.h"
 #include "proto/cover.h"
+#include "proto/manifest.h"
 #include "rdt.pb-c.h"
 #include "wire_ref.h"
 
@@ -28,58 +28,51 @@ static const char *where(const Rdt__Pb__Ref *ref, char *text, size_t size)
 }
 
 /* One row for each tensor of the part. */
-static void add_part(struct ctl_table *table, const Rdt__Pb__ManifestPart *part, const struct layout *layout)
+static void add_part(struct ctl_table *table, const Rdt__Pb__ManifestPart *part, const Rdt__Pb__Boxes *boxes,
+                     const struct layout *layout)
 {
     char node[80], plain[80], key[200], box[BOX_TEXT_BYTES], whole[BOX_TEXT_BYTES], size[CTL_HUMAN_BYTES];
     uint64_t zero[32] = {0};
-    size_t at = 0;
 
     for (uint32_t i = 0; i < layout->count; i++) {
-        const uint64_t *shape = layout->shape + layout->first_dim[i];
+        uint32_t at = layout->first_dim[i];
 
-        box_text(layout->ndim[i], part->boxes->start + at, shape, box);
-        box_text(layout->ndim[i], zero, part->boxes->global_shape + at, whole);
+        box_text(layout->ndim[i], boxes->start + at, layout->shape + at, box);
+        box_text(layout->ndim[i], zero, boxes->global_shape + at, whole);
         ctl_table_add(table, "%u", part->rank);
         ctl_table_add(table, "%s", ctl_plain(where(part->ref, node, sizeof node), plain, sizeof plain));
-        ctl_table_add(table, "%s", ctl_plain(part->boxes->key[i], key, sizeof key));
+        ctl_table_add(table, "%s", ctl_plain(boxes->key[i], key, sizeof key));
         ctl_table_add(table, "%s", rdt_dtype_name((enum rdt_dtype)layout->dtype[i]));
         ctl_table_add(table, "%s", box);
         ctl_table_add(table, "%s", whole);
         ctl_table_add(table, "%s", ctl_human_bytes(layout_bytes(layout, i), size));
-        at += layout->ndim[i];
     }
 }
 
-static bool print_manifest(const Rdt__Pb__ShardsReply *reply)
+static enum rdt_status print_manifest(const Rdt__Pb__ShardsReply *reply, struct rdt_error *err)
 {
     static const struct ctl_column columns[] = {{"RANK", true}, {"NODE", false}, {"TENSOR", false}, {"DTYPE", false},
                                                 {"BOX", false}, {"OF", false},   {"BYTES", true}};
-    const Rdt__Pb__Manifest *manifest = reply->manifest;
+    const Rdt__Pb__Manifest *message = reply->manifest;
     char age[CTL_HUMAN_BYTES];
     struct ctl_table table;
-    bool printed;
+    struct manifest manifest;
+    enum rdt_status status = manifest_open(message, &manifest, err);
 
-    printf("version %" PRIu64 ", step %" PRIu64 ": complete, %zu parts, %s old\n", manifest->version, manifest->step,
-           manifest->n_parts, ctl_human_duration(reply->age_ns, age));
+    printf("version %" PRIu64 ", step %" PRIu64 ": complete, %zu parts, %s old\n", message->version, message->step,
+           message->n_parts, ctl_human_duration(reply->age_ns, age));
     ctl_table_init(&table, columns, sizeof columns / sizeof columns[0]);
-    for (size_t i = 0; i < manifest->n_parts; i++) {
-        const Rdt__Pb__ManifestPart *part = manifest->parts[i];
-        struct layout *layout = NULL;
-        struct rdt_error err;
-        size_t bytes = part->boxes ? protobuf_c_message_get_packed_size(&part->boxes->base) : 0;
-        uint8_t *packed = malloc(bytes + 1);
+    for (size_t i = 0; i < message->n_parts && status == RDT_OK; i++) {
+        Rdt__Pb__Boxes boxes;
+        const struct layout *layout = manifest_part(&manifest, i, &boxes);
 
-        if (packed && part->ref && part->boxes && layout_from_wire(part->tensors, &layout, &err) == RDT_OK) {
-            protobuf_c_message_pack(&part->boxes->base, packed);
-            if (boxes_check(packed, bytes, layout, &err) == RDT_OK)
-                add_part(&table, part, layout);
-        }
-        free(layout);
-        free(packed);
+        add_part(&table, message->parts[i], &boxes, layout);
     }
-    printed = ctl_table_print(&table, "no tensors", stdout);
+    if (status == RDT_OK && !ctl_table_print(&table, "no tensors", stdout))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the list");
     ctl_table_fini(&table);
-    return printed;
+    manifest_close(&manifest);
+    return status;
 }
 
 /* Parts that did not outlast a daemon. */
@@ -127,7 +120,7 @@ int ctl_shards(struct ctl *ctl, int argc, char **argv)
     char **operands, age[CTL_HUMAN_BYTES];
     struct rdt_ref ref;
     Rdt__Pb__Ref wire;
-    bool printed = true;
+    enum rdt_status status = RDT_OK;
     int code = ctl_parse(ctl, options, argc, argv, 1, 1, &operands, NULL);
 
     if (code != CTL_GO)
@@ -148,7 +141,7 @@ int ctl_shards(struct ctl *ctl, int argc, char **argv)
         return code;
     }
     if (reply->manifest)
-        printed = print_manifest(reply);
+        status = print_manifest(reply, &err);
     else
         printf("no complete version\n");
     print_lost(reply);
@@ -160,8 +153,5 @@ int ctl_shards(struct ctl *ctl, int argc, char **argv)
         putchar('\n');
     }
     ctl_reply_free(message);
-    if (printed)
-        return CTL_OK;
-    (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for the list");
-    return ctl_fail(ctl, &err);
+    return status == RDT_OK ? CTL_OK : ctl_fail(ctl, &err);
 }

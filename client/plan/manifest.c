@@ -5,61 +5,12 @@
 #include <string.h>
 
 #include "client/session/clock.h"
-#include "proto/boxes.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
-
-#define MAGIC "rdtshrd1"
-#define MAGIC_BYTES 8u
 
 static enum rdt_status no_memory(struct rdt_error *err)
 {
     return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the manifest of a version");
-}
-
-static enum rdt_status pack_shape(struct manifest_part *part, const Rdt__Pb__ManifestPart *message, struct rdt_error *err)
-{
-    size_t tensors = protobuf_c_message_get_packed_size(&message->tensors->base);
-
-    part->shape_bytes = tensors + protobuf_c_message_get_packed_size(&message->boxes->base);
-    part->shape = malloc(part->shape_bytes + 1);
-    if (!part->shape)
-        return no_memory(err);
-    protobuf_c_message_pack(&message->tensors->base, part->shape);
-    protobuf_c_message_pack(&message->boxes->base, part->shape + tensors);
-    return RDT_OK;
-}
-
-static enum rdt_status read_part(struct manifest_part *part, const Rdt__Pb__ManifestPart *message, struct rdt_error *err)
-{
-    size_t tensors = 0;
-    uint32_t at = 0;
-    enum rdt_status status;
-
-    if (!message->ref || !message->tensors || !message->boxes)
-        return rdt_error_set(err, RDT_INVALID, "a part of the manifest is incomplete");
-    tensors = protobuf_c_message_get_packed_size(&message->tensors->base);
-    status = wire_ref_to(message->ref, &part->ref, err);
-    if (status == RDT_OK)
-        status = layout_from_wire(message->tensors, &part->layout, err);
-    if (status == RDT_OK)
-        status = pack_shape(part, message, err);
-    if (status == RDT_OK) /* the manifest may be anybody's metadata */
-        status = boxes_check(part->shape + tensors, part->shape_bytes - tensors, part->layout, err);
-    if (status != RDT_OK)
-        return status;
-    part->bytes = message->bytes;
-    part->boxes = message->boxes;
-    part->first_box_dim = malloc((part->layout->count + 1) * sizeof *part->first_box_dim);
-    if (!part->first_box_dim)
-        return no_memory(err);
-    for (uint32_t i = 0; i < part->layout->count; i++) {
-        part->first_box_dim[i] = at;
-        if (part->boxes->key[i][0] == '\0')
-            return rdt_error_set(err, RDT_INVALID, "a tensor of the manifest has no key");
-        at += part->layout->ndim[i];
-    }
-    return RDT_OK;
 }
 
 static enum rdt_status read_object(rdt_manifest *manifest, const rdt_object *object, const struct rdt_ref *name,
@@ -69,17 +20,29 @@ static enum rdt_status read_object(rdt_manifest *manifest, const rdt_object *obj
     const uint8_t *metadata = rdt_object_metadata(object, &bytes);
     enum rdt_status status = RDT_OK;
 
-    if (bytes < MAGIC_BYTES || memcmp(metadata, MAGIC, MAGIC_BYTES) != 0)
+    if (!manifest_has_magic(metadata, bytes))
         return rdt_error_set(err, RDT_INVALID, "\"%s\" is published as one object, not in parts: fetch it by rdt_fetch",
                              name->id);
-    manifest->message = rdt__pb__manifest__unpack(NULL, bytes - MAGIC_BYTES, metadata + MAGIC_BYTES);
+    if (memcmp(metadata, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES) != 0)
+        return rdt_error_set(err, RDT_UNSUPPORTED,
+                             "the manifest of \"%s\" has the format of another release: use the librdt of the daemon's release",
+                             name->id);
+    manifest->message = rdt__pb__manifest__unpack(NULL, bytes - MANIFEST_MAGIC_BYTES, metadata + MANIFEST_MAGIC_BYTES);
     if (!manifest->message)
         return rdt_error_set(err, RDT_INVALID, "the manifest of \"%s\" cannot be read", name->id);
+    status = manifest_open(manifest->message, &manifest->checked, err);
+    if (status != RDT_OK)
+        return status;
     manifest->parts = calloc(manifest->message->n_parts + 1, sizeof *manifest->parts);
     if (!manifest->parts)
         return no_memory(err);
-    for (size_t i = 0; i < manifest->message->n_parts && status == RDT_OK; i++)
-        status = read_part(&manifest->parts[i], manifest->message->parts[i], err);
+    for (size_t i = 0; i < manifest->message->n_parts && status == RDT_OK; i++) {
+        struct manifest_part *part = &manifest->parts[i];
+
+        part->layout = manifest_part(&manifest->checked, i, &part->boxes);
+        part->bytes = manifest->message->parts[i]->bytes;
+        status = wire_ref_to(manifest->message->parts[i]->ref, &part->ref, err);
+    }
     return status;
 }
 
@@ -132,11 +95,7 @@ void rdt_manifest_release(rdt_manifest *manifest)
     if (!manifest)
         return;
     rdt_request_destroy(manifest->hold);
-    for (size_t i = 0; manifest->parts && i < manifest->message->n_parts; i++) {
-        free(manifest->parts[i].layout);
-        free(manifest->parts[i].first_box_dim);
-        free(manifest->parts[i].shape);
-    }
+    manifest_close(&manifest->checked);
     free(manifest->parts);
     if (manifest->message)
         rdt__pb__manifest__free_unpacked(manifest->message, NULL);
@@ -174,11 +133,11 @@ enum rdt_status rdt_manifest_box(const rdt_manifest *manifest, size_t part, size
         return status;
     of = &manifest->parts[part];
     layout = of->layout;
-    *box_p = (struct rdt_box){.key = of->boxes->key[tensor],
+    *box_p = (struct rdt_box){.key = of->boxes.key[tensor],
                               .dtype = (enum rdt_dtype)layout->dtype[tensor],
                               .ndim = layout->ndim[tensor],
-                              .global_shape = (const int64_t *)of->boxes->global_shape + of->first_box_dim[tensor],
-                              .start = (const int64_t *)of->boxes->start + of->first_box_dim[tensor],
+                              .global_shape = (const int64_t *)of->boxes.global_shape + layout->first_dim[tensor],
+                              .start = (const int64_t *)of->boxes.start + layout->first_dim[tensor],
                               .count = (const int64_t *)layout->shape + layout->first_dim[tensor]};
     return RDT_OK;
 }
@@ -195,26 +154,51 @@ struct source *manifest_sources(const rdt_manifest *manifest, size_t *n_p)
     for (size_t i = 0; sources && i < manifest->message->n_parts; i++) {
         const struct manifest_part *part = &manifest->parts[i];
         for (uint32_t t = 0; t < part->layout->count; t++)
-            sources[n++] = (struct source){.key = part->boxes->key[t],
+            sources[n++] = (struct source){.key = part->boxes.key[t],
                                            .part = (uint32_t)i,
                                            .tensor = t,
                                            .dtype = (enum rdt_dtype)part->layout->dtype[t],
                                            .ndim = part->layout->ndim[t],
-                                           .global_shape = part->boxes->global_shape + part->first_box_dim[t],
-                                           .start = part->boxes->start + part->first_box_dim[t],
+                                           .global_shape = part->boxes.global_shape + part->layout->first_dim[t],
+                                           .start = part->boxes.start + part->layout->first_dim[t],
                                            .count = part->layout->shape + part->layout->first_dim[t]};
     }
     *n_p = n;
     return sources;
 }
 
+static bool same(const void *a, size_t n_a, const void *b, size_t n_b, size_t item_bytes)
+{
+    return n_a == n_b && (n_a == 0 || memcmp(a, b, n_a * item_bytes) == 0);
+}
+
+static bool same_tensors(const struct manifest_layout *a, const struct manifest_layout *b)
+{
+    const struct layout *one = a->layout, *other = b->layout;
+
+    if (!same(one->dtype, one->count, other->dtype, other->count, sizeof *one->dtype) ||
+        !same(one->ndim, one->count, other->ndim, other->count, sizeof *one->ndim) ||
+        !same(one->shape, one->n_dims, other->shape, other->n_dims, sizeof *one->shape) ||
+        !same(a->global_shape, one->n_dims, b->global_shape, other->n_dims, sizeof *a->global_shape))
+        return false;
+    for (uint32_t t = 0; t < one->count; t++)
+        if (strcmp(a->key[t], b->key[t]) != 0)
+            return false;
+    return true;
+}
+
 bool manifest_same_layout(const rdt_manifest *a, const rdt_manifest *b)
 {
-    if (a->message->n_parts != b->message->n_parts)
+    if (a->message->n_parts != b->message->n_parts || a->checked.n_layouts != b->checked.n_layouts)
         return false;
-    for (size_t i = 0; i < a->message->n_parts; i++)
-        if (a->parts[i].shape_bytes != b->parts[i].shape_bytes ||
-            memcmp(a->parts[i].shape, b->parts[i].shape, a->parts[i].shape_bytes) != 0)
+    for (size_t i = 0; i < a->checked.n_layouts; i++)
+        if (!same_tensors(&a->checked.layouts[i], &b->checked.layouts[i]))
             return false;
+    for (size_t i = 0; i < a->message->n_parts; i++) {
+        const Rdt__Pb__ManifestPart *one = a->message->parts[i], *other = b->message->parts[i];
+
+        if (one->layout != other->layout || !same(one->start, one->n_start, other->start, other->n_start, sizeof *one->start))
+            return false;
+    }
     return true;
 }

@@ -5,23 +5,21 @@
 
 #include "client/plan/pieces.h"
 #include "client/rdt_plan.h"
-#include "proto/layout.h"
+#include "proto/manifest.h"
 #include "rdt.pb-c.h"
 
 struct manifest_part {
     struct rdt_ref ref;
     uint64_t bytes;
-    struct layout *layout;   /* without places */
-    Rdt__Pb__Boxes *boxes;   /* in the message */
-    uint32_t *first_box_dim; /* [layout->count] */
-    uint8_t *shape;          /* packed tensors and boxes: parts with equal ones have the same layout */
-    size_t shape_bytes;
+    const struct layout *layout; /* parts with the same tensors share it */
+    Rdt__Pb__Boxes boxes;        /* whose columns are borrowed; every tensor has a key */
 };
 
 struct rdt_manifest {
     rdt *conn;
     rdt_request *hold;
     Rdt__Pb__Manifest *message;
+    struct manifest checked;
     struct manifest_part *parts; /* [message->n_parts] */
 };
 

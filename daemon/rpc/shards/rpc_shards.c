@@ -5,12 +5,13 @@
 
 #include "daemon/rpc/rpc_place.h"
 #include "proto/boxes.h"
+#include "proto/manifest.h"
 #include "proto/wire_limits.h"
 #include "wire_ref.h"
 
 /* What the daemon of the object's node says of the object. */
 struct description {
-    Rdt__Pb__ManifestPart part;
+    Rdt__Pb__PartDescription part;
     Rdt__Pb__TensorList tensors;
     Rdt__Pb__Ref wire;
     struct rdt_ref ref;
@@ -27,7 +28,7 @@ static enum rdt_status describe(struct description *description, const struct ob
 
     *description = (struct description){0};
     arena_init(&description->arena, RDT_MAX_DECODED_BYTES);
-    rdt__pb__manifest_part__init(&description->part);
+    rdt__pb__part_description__init(&description->part);
     rdt__pb__tensor_list__init(&description->tensors);
     object_ref(object, &description->ref);
     status = object_layout(object, NULL, &description->layout, err);
@@ -188,7 +189,7 @@ enum rdt_status rpc_shards(struct call *call, const void *request, struct rdt_er
     Rdt__Pb__ShardsReply reply;
     ProtobufCMessage *manifest = NULL;
     struct arena arena;
-    size_t magic = strlen(SHARDS_MAGIC);
+    const size_t magic = MANIFEST_MAGIC_BYTES;
     struct object *object = NULL;
     struct owner owner;
     struct rdt_ref ref;
@@ -212,7 +213,7 @@ enum rdt_status rpc_shards(struct call *call, const void *request, struct rdt_er
         status = shards_view(&call->rpc->shards, &owner, &ref, &reply, err);
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
     if (status == RDT_OK && object && object->metadata_bytes > magic &&
-        memcmp(object_metadata(object), SHARDS_MAGIC, magic) == 0) /* the rest may be anything, too */
+        memcmp(object_metadata(object), MANIFEST_MAGIC, magic) == 0) /* the rest may be anything, too */
         status = arena_unpack(&arena, &rdt__pb__manifest__descriptor, object_metadata(object) + magic,
                               object->metadata_bytes - magic, "the manifest", &manifest, err);
     if (status == RDT_PROTOCOL) /* it is somebody's metadata */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The check that the parts of a version cover every tensor once. A worker makes it, because there may be a hundred thousand
- * boxes. */
+/* The check that the parts of a version cover every tensor once, and the manifest. A worker makes both, because there may be a
+ * million boxes. */
 #include <stdlib.h>
 
 #include "daemon/memory/region.h"
@@ -10,17 +10,23 @@ struct shard_check {
     struct work work;
     struct version *version; /* NULL: it has ended meanwhile */
     struct shard_cover cover;
+    uint32_t of;
     bool running;
-    struct rdt_error err; /* the result */
+    /* the result */
+    struct rdt_error err;
+    uint8_t *manifest; /* [manifest_bytes] */
+    size_t manifest_bytes;
+    struct shard_row rows[]; /* [of] */
 };
 
 bool version_check_init(struct version *version)
 {
-    struct shard_check *check = calloc(1, sizeof *check);
+    struct shard_check *check = calloc(1, sizeof *check + version->of * sizeof check->rows[0]);
 
     if (!check)
         return false;
     check->version = version;
+    check->of = version->of;
     shard_cover_init(&check->cover);
     version->check = check;
     return true;
@@ -40,16 +46,32 @@ void version_check_fini(struct version *version)
     free(check);
 }
 
-struct shard_cover *version_cover(struct version *version)
+enum rdt_status version_check_add(struct version *version, const struct shard_part *part, const struct layout *layout,
+                                  const Rdt__Pb__Boxes *boxes, struct rdt_error *err)
 {
-    return &version->check->cover;
+    struct shard_check *check = version->check;
+    uint64_t before = check->cover.bytes;
+    enum rdt_status status = shard_cover_add(&check->cover, part->rank, layout, boxes, err);
+
+    if (status == RDT_OK && check->cover.manifest_bytes > RDT_MAX_METADATA_BYTES)
+        status = rdt_error_set(err, RDT_LIMIT,
+                               "its manifest would have more than the limit of %u bytes, which %u parts have reached: publish "
+                               "fewer or larger tensors",
+                               RDT_MAX_METADATA_BYTES, version->n_parts);
+    if (status == RDT_OK)
+        status = account_take(version->account, USAGE_HEAP, check->cover.bytes - before, err);
+    if (status == RDT_OK)
+        version->cover_bytes += check->cover.bytes - before;
+    check->rows[part->rank] = (struct shard_row){part->object, part->part->bytes};
+    return status;
 }
 
 static void run(struct work *work)
 {
     struct shard_check *check = container_of(work, struct shard_check, work);
 
-    (void)shard_cover_check(&check->cover, &check->err);
+    if (shard_cover_check(&check->cover, &check->err) == RDT_OK)
+        (void)shard_manifest_pack(&check->cover, check->rows, check->of, &check->manifest, &check->manifest_bytes, &check->err);
     shard_cover_fini(&check->cover);
 }
 
@@ -57,13 +79,13 @@ static void done(struct work *work)
 {
     struct shard_check *check = container_of(work, struct shard_check, work);
     struct version *version = check->version;
-    struct rdt_error err = check->err;
 
+    if (version) {
+        version->check = NULL;
+        version_checked(version, check->manifest, check->manifest_bytes, &check->err);
+    }
+    free(check->manifest);
     free(check);
-    if (!version)
-        return;
-    version->check = NULL;
-    version_checked(version, &err);
 }
 
 void version_check_start(struct version *version)

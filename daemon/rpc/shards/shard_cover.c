@@ -9,25 +9,6 @@
 #define MAX_DEPTH 64u             /* of cuts inside cuts; what is deeper is compared box by box */
 #define MAX_COMPARED (1ull << 26) /* boxes that are compared with one another: about 0.3 s of a worker's time */
 
-struct shard_tensor {
-    uint32_t dtype, ndim, first_rank;
-    uint64_t *shape; /* [ndim] */
-    uint32_t n;      /* boxes; none is empty */
-    /* While they are checked: */
-    uint32_t n_sorted;
-    uint32_t *ranks; /* [n]: whose each box is */
-    uint64_t *boxes; /* [n][2 * ndim]: start, then count */
-    char key[];
-};
-
-/* The boxes of one part. Each part has an allocation of its own, so that to add one takes time for its own boxes only. */
-struct shard_boxes {
-    struct shard_boxes *next;
-    uint32_t rank, n;
-    struct shard_tensor **tensors; /* [n] */
-    uint64_t dims[];               /* of each box in turn: start, then count */
-};
-
 static enum rdt_status no_memory(const char *key, struct rdt_error *err)
 {
     return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of tensor \"%s\"", key);
@@ -45,9 +26,8 @@ static void tensor_free(struct shard_tensor *tensor)
 
 void shard_cover_init(struct shard_cover *cover)
 {
+    *cover = (struct shard_cover){0};
     map_init(&cover->tensors);
-    cover->boxes = NULL;
-    cover->bytes = 0;
 }
 
 void shard_cover_fini(struct shard_cover *cover)
@@ -77,6 +57,7 @@ static enum rdt_status tensor_new(struct shard_cover *cover, const char *key, ui
     tensor->dtype = dtype;
     tensor->ndim = ndim;
     tensor->first_rank = rank;
+    tensor->number = UINT32_MAX;
     tensor->shape = calloc(ndim + 1u, sizeof *tensor->shape);
     if (!tensor->shape || !map_put(&cover->tensors, tensor->key, key_bytes, tensor)) {
         tensor_free(tensor);
@@ -84,6 +65,7 @@ static enum rdt_status tensor_new(struct shard_cover *cover, const char *key, ui
     }
     memcpy(tensor->shape, shape, ndim * sizeof *shape);
     cover->bytes += sizeof *tensor + key_bytes + ndim * sizeof *shape;
+    cover->manifest_bytes += key_bytes;
     *tensor_p = tensor;
     return RDT_OK;
 }
@@ -117,16 +99,21 @@ static struct shard_boxes *boxes_new(const struct layout *layout, uint32_t rank)
 
     if (!boxes)
         return NULL;
-    *boxes = (struct shard_boxes){.rank = rank};
+    *boxes = (struct shard_boxes){.rank = rank, .n_dims = layout->n_dims};
     boxes->tensors = (struct shard_tensor **)(void *)(boxes->dims + 2 * (size_t)layout->n_dims);
     return boxes;
+}
+
+static unsigned varint_bytes(uint64_t value)
+{
+    return (70u - (unsigned)__builtin_clzll(value | 1)) / 7;
 }
 
 enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const struct layout *layout,
                                 const Rdt__Pb__Boxes *boxes, struct rdt_error *err)
 {
     struct shard_boxes *noted = boxes_new(layout, rank);
-    enum rdt_status status = RDT_OK;
+    enum rdt_status status;
     uint64_t *dims;
     size_t at = 0;
 
@@ -137,7 +124,7 @@ enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const 
     cover->boxes = noted;
     /* as much again while they are sorted */
     cover->bytes += 2 * (sizeof *noted + 2 * (size_t)layout->n_dims * sizeof *dims + layout->count * sizeof *noted->tensors);
-    for (uint32_t i = 0; i < layout->count && status == RDT_OK; i++) {
+    for (uint32_t i = 0; i < layout->count; i++) {
         const uint64_t *count = layout->shape + layout->first_dim[i];
         uint32_t ndim = layout->ndim[i];
         struct shard_tensor *tensor = NULL;
@@ -146,16 +133,18 @@ enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const 
             return rdt_error_set(err, RDT_INVALID,
                                  "tensor %u of the part of rank %u is no box of a larger tensor: it has no key", i, rank);
         status = find_tensor(cover, rank, boxes->key[i], layout->dtype[i], ndim, boxes->global_shape + at, &tensor, err);
-        if (status == RDT_OK && box_elems(ndim, count) > 0) {
-            memcpy(dims, boxes->start + at, ndim * sizeof *dims);
-            memcpy(dims + ndim, count, ndim * sizeof *dims);
-            dims += 2 * (size_t)ndim;
-            noted->tensors[noted->n++] = tensor;
-            tensor->n++;
-        }
+        if (status != RDT_OK)
+            return status;
+        memcpy(dims, boxes->start + at, ndim * sizeof *dims);
+        memcpy(dims + ndim, count, ndim * sizeof *dims);
+        dims += 2 * (size_t)ndim;
+        noted->tensors[noted->n++] = tensor;
+        tensor->n += box_elems(ndim, count) > 0;
+        for (uint32_t d = 0; d < ndim; d++)
+            cover->manifest_bytes += varint_bytes(boxes->start[at + d]);
         at += ndim;
     }
-    return status;
+    return RDT_OK;
 }
 
 /* ---- checking ---- */
@@ -348,8 +337,10 @@ static enum rdt_status sort_by_tensor(struct shard_cover *cover, struct rdt_erro
 
             tensor = boxes->tensors[i];
             one = 2 * (size_t)tensor->ndim;
-            memcpy(tensor->boxes + one * tensor->n_sorted, dims, one * sizeof *dims);
-            tensor->ranks[tensor->n_sorted++] = boxes->rank;
+            if (box_elems(tensor->ndim, dims + tensor->ndim) > 0) {
+                memcpy(tensor->boxes + one * tensor->n_sorted, dims, one * sizeof *dims);
+                tensor->ranks[tensor->n_sorted++] = boxes->rank;
+            }
             dims += one;
         }
     }

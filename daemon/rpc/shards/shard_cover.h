@@ -6,10 +6,32 @@
 #include "daemon/base/map.h"
 #include "proto/boxes.h"
 
+struct shard_tensor { /* a larger tensor */
+    uint32_t dtype, ndim, first_rank;
+    uint64_t *shape; /* [ndim] */
+    uint32_t n;      /* boxes that are not empty */
+    /* While they are checked: */
+    uint32_t n_sorted;
+    uint32_t *ranks; /* [n]: whose each box is */
+    uint64_t *boxes; /* [n][2 * ndim]: start, then count */
+    uint32_t number; /* for the manifest */
+    char key[];
+};
+
+/* The boxes of one part. Each part has an allocation of its own, so that to add one takes time for its own boxes only. */
+struct shard_boxes {
+    struct shard_boxes *next;
+    uint32_t rank, n;
+    uint32_t n_dims;               /* of all its boxes */
+    struct shard_tensor **tensors; /* [n] */
+    uint64_t dims[];               /* of each box in turn: start, then count */
+};
+
 struct shard_cover {
-    struct map tensors; /* key -> struct shard_tensor, of the .c file */
+    struct map tensors; /* key -> struct shard_tensor */
     struct shard_boxes *boxes;
-    uint64_t bytes; /* about so many of the heap */
+    uint64_t bytes;          /* about so many of the heap */
+    uint64_t manifest_bytes; /* the manifest will have at least so many */
 };
 
 void shard_cover_init(struct shard_cover *cover);

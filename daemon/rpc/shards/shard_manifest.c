@@ -4,59 +4,274 @@
 #include <string.h>
 
 #include "daemon/rpc/shards/shards_impl.h"
-#include "proto/wire_limits.h"
+#include "proto/manifest.h"
+#include "wire_ref.h"
 
-#define PARTS_FIELD 3u /* of Manifest */
+/* Fields of Manifest. A repeated field is its messages one after the other, each behind its tag and length; fields may come in
+ * any order. */
+#define PARTS_FIELD 3u
+#define LAYOUTS_FIELD 8u
 
-/* The tag and the length of a field that is a message. Returns their bytes. */
-static size_t put_head(uint8_t *to, unsigned field, size_t bytes)
+struct packed_layout {
+    struct packed_layout *next;
+    uint32_t number;
+    uint8_t packed[];
+};
+
+struct packer {
+    uint8_t *to; /* [room] */
+    size_t n, room;
+    struct map layouts;         /* packed -> struct packed_layout */
+    struct packed_layout *list; /* all of them */
+    /* Of the keys that have been met, in order. */
+    struct shard_tensor **tensors; /* [n_tensors] */
+    uint32_t n_tensors, room_tensors;
+    uint32_t *dtype, *ndim, *key; /* of one part: columns */
+    uint64_t *shape, *start;
+};
+
+static enum rdt_status no_memory(struct rdt_error *err)
 {
-    size_t at = 1;
-
-    to[0] = (uint8_t)(field << 3 | 2);
-    for (; bytes >= 0x80; bytes >>= 7)
-        to[at++] = (uint8_t)(bytes | 0x80);
-    to[at++] = (uint8_t)bytes;
-    return at;
+    return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
 }
 
-/* The parts are packed already, and a repeated field is its messages one after the other, each behind its tag and length. */
-static uint8_t *pack_manifest(const struct version *version, uint64_t number, size_t *bytes_p, struct rdt_error *err)
+/* Makes room for so many bytes behind `n`. */
+static enum rdt_status make_room(struct packer *packer, size_t bytes, struct rdt_error *err)
+{
+    size_t room = packer->room;
+    uint8_t *to;
+
+    if (packer->n + bytes > RDT_MAX_METADATA_BYTES - MANIFEST_TAIL_BYTES)
+        return rdt_error_set(err, RDT_LIMIT,
+                             "its manifest has more than the limit of %u bytes: publish fewer or larger tensors",
+                             RDT_MAX_METADATA_BYTES);
+    while (room < packer->n + bytes + MANIFEST_TAIL_BYTES)
+        room = room ? 2 * room : 4096;
+    if (room == packer->room)
+        return RDT_OK;
+    to = realloc(packer->to, room);
+    if (!to)
+        return no_memory(err);
+    packer->to = to;
+    packer->room = room;
+    return RDT_OK;
+}
+
+/* Appends the message as a field. */
+static enum rdt_status put_field(struct packer *packer, unsigned field, const ProtobufCMessage *message, struct rdt_error *err)
+{
+    size_t bytes = protobuf_c_message_get_packed_size(message), left = bytes;
+    enum rdt_status status = make_room(packer, bytes + 16, err);
+
+    if (status != RDT_OK)
+        return status;
+    packer->to[packer->n++] = (uint8_t)(field << 3 | 2);
+    for (; left >= 0x80; left >>= 7)
+        packer->to[packer->n++] = (uint8_t)(left | 0x80);
+    packer->to[packer->n++] = (uint8_t)left;
+    packer->n += protobuf_c_message_pack(message, packer->to + packer->n);
+    return RDT_OK;
+}
+
+static enum rdt_status number_tensor(struct packer *packer, struct shard_tensor *tensor, struct rdt_error *err)
+{
+    if (tensor->number != UINT32_MAX)
+        return RDT_OK;
+    if (packer->n_tensors == packer->room_tensors) {
+        uint32_t room = packer->room_tensors ? 2 * packer->room_tensors : 64;
+        struct shard_tensor **tensors = realloc(packer->tensors, room * sizeof *tensors);
+
+        if (!tensors)
+            return no_memory(err);
+        packer->tensors = tensors;
+        packer->room_tensors = room;
+    }
+    tensor->number = packer->n_tensors;
+    packer->tensors[packer->n_tensors++] = tensor;
+    return RDT_OK;
+}
+
+/* The number of the layout, which is appended if no earlier part has it. */
+static enum rdt_status number_layout(struct packer *packer, const Rdt__Pb__ManifestLayout *layout, uint32_t *number_p,
+                                     struct rdt_error *err)
+{
+    size_t bytes = rdt__pb__manifest_layout__get_packed_size(layout);
+    struct packed_layout *new = malloc(sizeof *new + bytes), *known;
+    enum rdt_status status;
+
+    if (!new)
+        return no_memory(err);
+    new->number = (uint32_t)map_count(&packer->layouts);
+    (void)rdt__pb__manifest_layout__pack(layout, new->packed);
+    known = map_get(&packer->layouts, new->packed, bytes);
+    if (known) {
+        *number_p = known->number;
+        free(new);
+        return RDT_OK;
+    }
+    if (!map_put(&packer->layouts, new->packed, bytes, new)) {
+        free(new);
+        return no_memory(err);
+    }
+    new->next = packer->list;
+    packer->list = new;
+    status = put_field(packer, LAYOUTS_FIELD, &layout->base, err);
+    *number_p = new->number;
+    return status;
+}
+
+static enum rdt_status put_part(struct packer *packer, const struct shard_boxes *boxes, const struct shard_row *row,
+                                struct rdt_error *err)
+{
+    Rdt__Pb__ManifestLayout layout = RDT__PB__MANIFEST_LAYOUT__INIT;
+    Rdt__Pb__ManifestPart part = RDT__PB__MANIFEST_PART__INIT;
+    Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
+    const uint64_t *dims = boxes->dims;
+    Rdt__Pb__Ref wire;
+    size_t at = 0;
+    enum rdt_status status = RDT_OK;
+
+    for (uint32_t i = 0; i < boxes->n && status == RDT_OK; i++) {
+        struct shard_tensor *tensor = boxes->tensors[i];
+
+        status = number_tensor(packer, tensor, err);
+        packer->dtype[i] = tensor->dtype;
+        packer->ndim[i] = tensor->ndim;
+        packer->key[i] = tensor->number;
+        memcpy(packer->start + at, dims, tensor->ndim * sizeof *dims);
+        memcpy(packer->shape + at, dims + tensor->ndim, tensor->ndim * sizeof *dims);
+        dims += 2 * (size_t)tensor->ndim;
+        at += tensor->ndim;
+    }
+    tensors.dtype = packer->dtype;
+    tensors.ndim = packer->ndim;
+    tensors.shape = packer->shape;
+    layout.tensors = &tensors;
+    layout.key = packer->key;
+    tensors.n_dtype = tensors.n_ndim = layout.n_key = boxes->n;
+    tensors.n_shape = part.n_start = at;
+    wire_ref_from(&row->ref, &wire);
+    part.ref = &wire;
+    part.rank = boxes->rank;
+    part.bytes = row->bytes;
+    part.start = packer->start;
+    if (status == RDT_OK)
+        status = number_layout(packer, &layout, &part.layout, err);
+    if (status == RDT_OK)
+        status = put_field(packer, PARTS_FIELD, &part.base, err);
+    return status;
+}
+
+/* Appends what is known of the keys. */
+static enum rdt_status put_keys(struct packer *packer, struct rdt_error *err)
 {
     Rdt__Pb__Manifest manifest = RDT__PB__MANIFEST__INIT;
-    size_t magic = strlen(SHARDS_MAGIC), bytes;
-    uint8_t *packed, head[16];
+    size_t n = packer->n_tensors, n_dims = 0;
+    enum rdt_status status;
 
-    manifest.step = version->step;
-    manifest.version = number;
-    manifest.name = (ProtobufCBinaryData){version->name->id_bytes, (uint8_t *)shard_name_id(version->name)};
-    bytes = magic + protobuf_c_message_get_packed_size(&manifest.base);
-    for (uint32_t i = 0; i < version->of; i++)
-        bytes += put_head(head, PARTS_FIELD, version->parts[i]->packed_bytes) + version->parts[i]->packed_bytes;
-    if (bytes > RDT_MAX_METADATA_BYTES) {
-        (void)rdt_error_set(err, RDT_LIMIT,
-                            "its manifest has %zu bytes, more than the limit of %u: publish fewer or larger tensors", bytes,
-                            RDT_MAX_METADATA_BYTES);
-        return NULL;
+    for (size_t i = 0; i < n; i++)
+        n_dims += packer->tensors[i]->ndim;
+    manifest.key = malloc((n + 1) * sizeof *manifest.key);
+    manifest.ndim = malloc((n + 1) * sizeof *manifest.ndim);
+    manifest.global_shape = malloc((n_dims + 1) * sizeof *manifest.global_shape);
+    status = manifest.key && manifest.ndim && manifest.global_shape ? RDT_OK : no_memory(err);
+    for (size_t i = 0; status == RDT_OK && i < n; i++) {
+        struct shard_tensor *tensor = packer->tensors[i];
+
+        manifest.key[i] = tensor->key;
+        manifest.ndim[i] = tensor->ndim;
+        memcpy(manifest.global_shape + manifest.n_global_shape, tensor->shape, tensor->ndim * sizeof *tensor->shape);
+        manifest.n_global_shape += tensor->ndim;
     }
-    packed = malloc(bytes);
-    if (!packed) {
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
-        return NULL;
-    }
-    *bytes_p = bytes;
-    memcpy(packed, SHARDS_MAGIC, magic);
-    bytes = magic + protobuf_c_message_pack(&manifest.base, packed + magic);
-    for (uint32_t i = 0; i < version->of; i++) {
-        const struct part *part = version->parts[i];
-        bytes += put_head(packed + bytes, PARTS_FIELD, part->packed_bytes);
-        memcpy(packed + bytes, part->packed, part->packed_bytes);
-        bytes += part->packed_bytes;
-    }
-    return packed;
+    manifest.n_key = manifest.n_ndim = n;
+    if (status == RDT_OK)
+        status = make_room(packer, protobuf_c_message_get_packed_size(&manifest.base), err);
+    if (status == RDT_OK)
+        packer->n += protobuf_c_message_pack(&manifest.base, packer->to + packer->n);
+    free(manifest.key);
+    free(manifest.ndim);
+    free(manifest.global_shape);
+    return status;
 }
 
-enum rdt_status version_publish(struct version *version, uint64_t *number_p, struct rdt_error *err)
+/* Columns that are long enough for each of the parts. */
+static enum rdt_status make_columns(struct packer *packer, const struct shard_cover *cover, struct rdt_error *err)
+{
+    size_t n = 1, n_dims = 1;
+
+    for (const struct shard_boxes *boxes = cover->boxes; boxes; boxes = boxes->next) {
+        n = boxes->n > n ? boxes->n : n;
+        n_dims = boxes->n_dims > n_dims ? boxes->n_dims : n_dims;
+    }
+    packer->dtype = malloc(n * sizeof *packer->dtype);
+    packer->ndim = malloc(n * sizeof *packer->ndim);
+    packer->key = malloc(n * sizeof *packer->key);
+    packer->shape = malloc(n_dims * sizeof *packer->shape);
+    packer->start = malloc(n_dims * sizeof *packer->start);
+    return packer->dtype && packer->ndim && packer->key && packer->shape && packer->start ? RDT_OK : no_memory(err);
+}
+
+static void packer_fini(struct packer *packer)
+{
+    while (packer->list) {
+        struct packed_layout *next = packer->list->next;
+        free(packer->list);
+        packer->list = next;
+    }
+    map_fini(&packer->layouts);
+    free(packer->to);
+    free(packer->tensors);
+    free(packer->dtype);
+    free(packer->ndim);
+    free(packer->key);
+    free(packer->shape);
+    free(packer->start);
+}
+
+enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struct shard_row *rows, uint32_t of,
+                                    uint8_t **packed_p, size_t *bytes_p, struct rdt_error *err)
+{
+    const struct shard_boxes **by_rank = calloc(of, sizeof *by_rank);
+    struct packer packer = {0};
+    enum rdt_status status;
+
+    map_init(&packer.layouts);
+    status = by_rank ? make_columns(&packer, cover, err) : no_memory(err);
+    if (status == RDT_OK)
+        status = make_room(&packer, MANIFEST_MAGIC_BYTES, err);
+    if (status == RDT_OK) {
+        memcpy(packer.to, MANIFEST_MAGIC, MANIFEST_MAGIC_BYTES);
+        packer.n = MANIFEST_MAGIC_BYTES;
+    }
+    for (const struct shard_boxes *boxes = cover->boxes; boxes && by_rank; boxes = boxes->next)
+        by_rank[boxes->rank] = boxes;
+    for (uint32_t rank = 0; rank < of && status == RDT_OK; rank++)
+        status = put_part(&packer, by_rank[rank], &rows[rank], err);
+    if (status == RDT_OK)
+        status = put_keys(&packer, err);
+    if (status == RDT_OK) {
+        *packed_p = packer.to;
+        *bytes_p = packer.n;
+        packer.to = NULL;
+    }
+    packer_fini(&packer);
+    free(by_rank);
+    return status;
+}
+
+/* What the loop knows alone. */
+static size_t put_tail(const struct version *version, uint64_t number, uint8_t *to)
+{
+    Rdt__Pb__Manifest tail = RDT__PB__MANIFEST__INIT;
+
+    tail.step = version->step;
+    tail.version = number;
+    tail.name = (ProtobufCBinaryData){version->name->id_bytes, (uint8_t *)shard_name_id(version->name)};
+    return rdt__pb__manifest__pack(&tail, to);
+}
+
+enum rdt_status version_publish(struct version *version, uint8_t *packed, size_t bytes, uint64_t *number_p,
+                                struct rdt_error *err)
 {
     struct shard_name *name = version->name;
     struct rpc *rpc = name->shards->rpc;
@@ -64,11 +279,11 @@ enum rdt_status version_publish(struct version *version, uint64_t *number_p, str
         .id = (const uint8_t *)shard_name_id(name), .id_bytes = name->id_bytes, .visibility = version->visibility};
     struct object_put put = {.account = version->account, .visibility = version->visibility, .transport = "", .snapshot = true};
     uint64_t number = names_next_version(rpc->names, &version->account->owner, next.id, next.id_bytes);
-    uint8_t *metadata = pack_manifest(version, number, &put.metadata_bytes, err);
-    enum rdt_status status = metadata ? RDT_OK : err->status;
+    enum rdt_status status = RDT_OK;
 
-    put.metadata = metadata;
-    if (status == RDT_OK && !(put.layout = layout_create(0, 0)))
+    put.metadata = packed;
+    put.metadata_bytes = bytes + put_tail(version, number, packed + bytes);
+    if (!(put.layout = layout_create(0, 0)))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the manifest");
     if (status == RDT_OK)
         status = object_table_put(rpc->objects, &put, &next.object, err);
@@ -83,6 +298,5 @@ enum rdt_status version_publish(struct version *version, uint64_t *number_p, str
             object_free(next.object, true, OBJECT_END_FREED);
         object_drop(next.object); /* the name has a hold of its own */
     }
-    free(metadata);
     return status;
 }

@@ -7,6 +7,7 @@
 #include "daemon/base/log.h"
 #include "daemon/objects/remote_hold.h"
 #include "daemon/rpc/shards/shards_impl.h"
+#include "proto/manifest.h"
 #include "proto/wire_limits.h"
 #include "wire_ref.h"
 
@@ -81,11 +82,11 @@ static enum rdt_status restore(struct shards *shards, struct object *object, con
 
 void shards_restore(void *shards, struct object *object)
 {
-    size_t magic = strlen(SHARDS_MAGIC);
+    const size_t magic = MANIFEST_MAGIC_BYTES;
     Rdt__Pb__Manifest *manifest = NULL;
     struct rdt_error err = {0};
 
-    if (object->metadata_bytes > magic && memcmp(object_metadata(object), SHARDS_MAGIC, magic) == 0)
+    if (object->metadata_bytes > magic && memcmp(object_metadata(object), MANIFEST_MAGIC, magic) == 0)
         manifest = rdt__pb__manifest__unpack(NULL, object->metadata_bytes - magic, object_metadata(object) + magic);
     if (!manifest)
         (void)rdt_error_set(&err, RDT_INVALID, "its manifest is wrong");

@@ -76,8 +76,10 @@ static struct version *version_new(struct shard_name *name, const struct shard_p
 {
     struct version *version = calloc(1, sizeof *version);
 
-    if (version)
+    if (version) {
+        version->of = part->of;
         version->parts = calloc(part->of, sizeof(struct part *));
+    }
     if (!version || !version->parts || !version_check_init(version)) {
         if (version)
             free(version->parts);
@@ -87,7 +89,6 @@ static struct version *version_new(struct shard_name *name, const struct shard_p
     version->name = name;
     version->account = account_ref(account);
     version->step = part->step;
-    version->of = part->of;
     version->visibility = part->visibility;
     version->began_ns = uv_hrtime();
     version->settle.on_passed = settle;
@@ -122,13 +123,10 @@ void version_free(struct version *version)
     object_waiter_remove(&version->manifest);
     deadline_unset(name->shards->rpc->deadlines, &version->settle);
     version_holder_fini(version);
-    for (uint32_t i = 0; i < version->of; i++) {
-        if (version->parts[i])
-            free(version->parts[i]->packed);
+    for (uint32_t i = 0; i < version->of; i++)
         free(version->parts[i]);
-    }
     version_check_fini(version);
-    account_give(version->account, USAGE_HEAP, version->heap_bytes + version->cover_bytes);
+    account_give(version->account, USAGE_HEAP, version->cover_bytes);
     account_unref(version->account);
     free(version->parts);
     free(version);
@@ -232,18 +230,7 @@ static void overtake(struct version *version)
     }
 }
 
-/* The manifest says now what the parts are. */
-static void forget_packed(struct version *version)
-{
-    for (uint32_t i = 0; i < version->of; i++) {
-        free(version->parts[i]->packed);
-        version->parts[i]->packed = NULL;
-    }
-    account_give(version->account, USAGE_HEAP, version->heap_bytes + version->cover_bytes);
-    version->heap_bytes = version->cover_bytes = 0;
-}
-
-void version_checked(struct version *version, struct rdt_error *err)
+void version_checked(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err)
 {
     struct shard_name *name = version->name;
     uint64_t number = 0;
@@ -255,12 +242,13 @@ void version_checked(struct version *version, struct rdt_error *err)
     if (status == RDT_OK)
         status = version_check_held(version, err);
     if (status == RDT_OK)
-        status = version_publish(version, &number, err);
+        status = version_publish(version, packed, bytes, &number, err);
     if (status != RDT_OK) {
         version_fail(version, err);
         return;
     }
-    forget_packed(version);
+    account_give(version->account, USAGE_HEAP, version->cover_bytes);
+    version->cover_bytes = 0;
     version->state = VERSION_COMPLETE;
     end_claim(version);
     name->current = version;
@@ -328,33 +316,20 @@ static enum rdt_status check_part(const struct shard_name *name, const struct ve
     return RDT_OK;
 }
 
-/* Notes the boxes of the part. */
+/* Notes the boxes of the part. Another node may have sent anything. */
 static enum rdt_status cover_part(struct version *version, const struct shard_part *from, struct rdt_error *err)
 {
     static const Rdt__Pb__Boxes none = RDT__PB__BOXES__INIT;
-    const Rdt__Pb__Boxes *boxes = from->part->boxes ? from->part->boxes : &none, *checked;
-    size_t bytes = protobuf_c_message_get_packed_size(&boxes->base);
-    uint64_t before = version_cover(version)->bytes;
-    struct layout *layout = NULL;
-    uint8_t *packed = malloc(bytes + 1);
-    struct arena arena;
-    enum rdt_status status = packed ? layout_from_wire(from->part->tensors, &layout, err)
-                                    : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of a part");
+    const Rdt__Pb__Boxes *boxes = from->part->boxes ? from->part->boxes : &none;
+    struct layout *layout;
+    enum rdt_status status = layout_from_wire(from->part->tensors, &layout, err);
 
-    arena_init(&arena, RDT_MAX_DECODED_BYTES);
-    if (status == RDT_OK) { /* another node may have sent anything */
-        protobuf_c_message_pack(&boxes->base, packed);
-        status = boxes_read(&arena, packed, bytes, layout, &checked, err);
-    }
+    if (status != RDT_OK)
+        return status;
+    status = boxes_fit(boxes, layout, err);
     if (status == RDT_OK)
-        status = shard_cover_add(version_cover(version), from->rank, layout, checked, err);
-    if (status == RDT_OK)
-        status = account_take(version->account, USAGE_HEAP, version_cover(version)->bytes - before, err);
-    if (status == RDT_OK)
-        version->cover_bytes += version_cover(version)->bytes - before;
-    arena_fini(&arena);
+        status = version_check_add(version, from, layout, boxes, err);
     free(layout);
-    free(packed);
     return status;
 }
 
@@ -362,30 +337,10 @@ static enum rdt_status part_new(struct version *version, const struct shard_part
                                 struct rdt_error *err)
 {
     struct part *part = calloc(1, sizeof *part);
-    size_t bytes = protobuf_c_message_get_packed_size(&from->part->base);
-    uint8_t *packed = malloc(bytes + 1);
 
-    if (!part || !packed) {
-        free(part);
-        free(packed);
+    if (!part)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part");
-    }
-    if (version->heap_bytes + bytes > RDT_MAX_METADATA_BYTES) { /* the manifest will have all of them */
-        free(part);
-        free(packed);
-        return rdt_error_set(err, RDT_LIMIT,
-                             "its manifest would have more than the limit of %u bytes, which %u parts have reached: publish "
-                             "fewer or larger tensors",
-                             RDT_MAX_METADATA_BYTES, version->n_parts + 1);
-    }
-    if (account_take(version->account, USAGE_HEAP, bytes, err) != RDT_OK) {
-        free(part);
-        free(packed);
-        return RDT_LIMIT;
-    }
-    version->heap_bytes += bytes;
-    protobuf_c_message_pack(&from->part->base, packed);
-    *part = (struct part){.version = version, .rank = from->rank, .ref = from->object, .packed = packed, .packed_bytes = bytes};
+    *part = (struct part){.version = version, .rank = from->rank, .ref = from->object};
     version->parts[part->rank] = part;
     version->n_parts++;
     *part_p = part;

@@ -28,7 +28,6 @@ struct call;
 struct rpc;
 
 #define SHARDS_MAX_RANKS 4096u
-#define SHARDS_MAGIC "rdtshrd1" /* the first 8 bytes of the metadata of a manifest */
 
 struct shards {
     struct rpc *rpc;
@@ -52,8 +51,8 @@ struct shard_part {
     uint32_t rank, of;
     Rdt__Pb__Visibility visibility;
     int64_t timeout_ns;
-    struct object *here;               /* the object, if it is on this node; NULL: it is on another */
-    const Rdt__Pb__ManifestPart *part; /* copied */
+    struct object *here;                  /* the object, if it is on this node; NULL: it is on another */
+    const Rdt__Pb__PartDescription *part; /* copied */
 };
 
 /* Adds the part, and defers the call until the version is complete or has failed. Errors fail the call only, unless they are

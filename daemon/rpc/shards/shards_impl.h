@@ -5,8 +5,8 @@
  *   shards.c           names and versions: from the first part of a step to its end
  *   shard_holder.c     the holds on the parts
  *   shard_cover.c      whether the parts cover every tensor once
- *   shard_check.c      has a worker find that out
- *   shard_manifest.c   writes and publishes the manifest of a complete version
+ *   shard_check.c      has a worker find that out, and write the manifest
+ *   shard_manifest.c   the manifest of a complete version
  *   shard_restore.c    complete versions of an earlier daemon
  *   shard_view.c       the reply of SHARDS
  */
@@ -16,6 +16,7 @@
 #include "daemon/rpc/rpc_call.h"
 #include "daemon/rpc/shards/shard_cover.h"
 #include "daemon/rpc/shards/shards.h"
+#include "proto/wire_limits.h"
 
 struct shard_name {
     struct shards *shards;
@@ -32,8 +33,6 @@ struct part {
     uint32_t rank;
     struct call *call; /* of its publisher, which waits; NULL: it was answered */
     struct rdt_ref ref;
-    uint8_t *packed; /* ManifestPart */
-    size_t packed_bytes;
     bool held; /* COMPLETE: false: it is lost, because it did not outlast a daemon */
 };
 
@@ -48,13 +47,13 @@ struct version {
     uint64_t step, began_ns;
     uint32_t of, n_parts, n_held;
     Rdt__Pb__Visibility visibility;
-    struct part **parts;              /* [of]; NULL: not there yet */
-    struct shard_check *check;        /* FILLING: its boxes so far */
-    struct client holder;             /* has the holds on the parts; nobody is connected to it */
-    struct object_waiter manifest;    /* COMPLETE: waits for its end */
-    struct deadline settle;           /* after an answer about a hold: complete it, or fail it */
-    struct rdt_error why;             /* a hold failed */
-    uint64_t heap_bytes, cover_bytes; /* of packed parts, and of their boxes in `check`; both are charged */
+    struct part **parts;           /* [of]; NULL: not there yet */
+    struct shard_check *check;     /* FILLING: its boxes so far */
+    struct client holder;          /* has the holds on the parts; nobody is connected to it */
+    struct object_waiter manifest; /* COMPLETE: waits for its end */
+    struct deadline settle;        /* after an answer about a hold: complete it, or fail it */
+    struct rdt_error why;          /* a hold failed */
+    uint64_t cover_bytes;          /* of the boxes of its parts in `check`, which are charged */
 };
 
 static inline const char *shard_name_id(const struct shard_name *name)
@@ -79,15 +78,18 @@ void version_free(struct version *version); /* all its calls have been answered 
 /* The ranks whose parts are not there, or lost, as struct shard_state.ranks has them. */
 void version_list_ranks(const struct version *version, char *text_p, size_t size); /* shard_view.c */
 
-/* The worker has ended. err->status OK: the boxes cover every tensor once. */
-void version_checked(struct version *version, struct rdt_error *err);
+/* The worker has ended. err->status OK: the boxes cover every tensor once, and `packed`, borrowed, is the manifest without what
+ * its version says of itself, with MANIFEST_TAIL_BYTES of room behind it. */
+void version_checked(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
 
 /* ---- shard_check.c ---- */
 
 bool version_check_init(struct version *version); /* false: no memory */
 void version_check_fini(struct version *version);
-struct shard_cover *version_cover(struct version *version); /* until the start of the check */
-void version_check_start(struct version *version);          /* version_checked follows; does nothing if it was started */
+/* Notes the boxes of a part, which boxes_read has checked. */
+enum rdt_status version_check_add(struct version *version, const struct shard_part *part, const struct layout *layout,
+                                  const Rdt__Pb__Boxes *boxes, struct rdt_error *err);
+void version_check_start(struct version *version); /* version_checked follows; does nothing if it was started */
 
 /* ---- shard_holder.c ---- */
 
@@ -103,7 +105,21 @@ enum rdt_status version_check_held(const struct version *version, struct rdt_err
 
 /* ---- shard_manifest.c ---- */
 
-/* Puts the manifest and publishes it as the name's next version, *number_p. version->manifest waits for its end. */
-enum rdt_status version_publish(struct version *version, uint64_t *number_p, struct rdt_error *err);
+#define MANIFEST_TAIL_BYTES (RDT_MAX_ID_BYTES + 32u)
+
+struct shard_row { /* of a rank */
+    struct rdt_ref ref;
+    uint64_t bytes;
+};
+
+/* Writes the manifest of parts [of] that shard_cover_check has found whole; any thread. *packed_p is the caller's to free, and
+ * has MANIFEST_TAIL_BYTES of room behind *bytes_p. LIMIT: it would be longer than RDT_MAX_METADATA_BYTES; NO_MEMORY. */
+enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struct shard_row *rows, uint32_t of,
+                                    uint8_t **packed_p, size_t *bytes_p, struct rdt_error *err);
+
+/* Puts the manifest and publishes it as the name's next version, *number_p. version->manifest waits for its end. packed: as
+ * version_checked has it. */
+enum rdt_status version_publish(struct version *version, uint8_t *packed, size_t bytes, uint64_t *number_p,
+                                struct rdt_error *err);
 
 #endif

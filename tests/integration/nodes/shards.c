@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Versions of many parts: trainers on two nodes, readers with plans on both, and everything that must not become a version. */
+#include "proto/manifest.h"
 #include "proto/messages.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
@@ -115,7 +116,7 @@ Test(shards, costly_parts_and_manifests_are_refused)
     static struct rdt_tensor tensors[BOXES];
     static struct rdt_shard shards[BOXES];
     static int64_t starts[BOXES];
-    static char metadata[METADATA] = "rdtshrd1";
+    static char metadata[METADATA] = MANIFEST_MAGIC;
     static const char *const say[] = {"is no version", NULL};
     int64_t one[1] = {1}, global[1] = {2 * BOXES};
     struct rdt_put_options options = RDT_INIT(options);
@@ -280,13 +281,13 @@ Test(shards, version_with_too_many_tensors_is_refused_before_all_parts_are_there
 /* ---- manifests that no daemon has made ---- */
 
 /* Publishes an object with this metadata behind the magic, as the next version of "forged". */
-static void publish_forged(rdt *conn, const void *bytes, size_t n)
+static void publish_forged(rdt *conn, const char *magic, const void *bytes, size_t n)
 {
     uint8_t *metadata = malloc(8 + n);
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref ref;
 
-    memcpy(metadata, "rdtshrd1", 8);
+    memcpy(metadata, magic, 8);
     memcpy(metadata + 8, bytes, n);
     options.metadata = metadata;
     options.metadata_bytes = 8 + n;
@@ -300,7 +301,7 @@ static void publish_message(rdt *conn, const Rdt__Pb__Manifest *manifest)
 {
     uint8_t *packed = malloc(rdt__pb__manifest__get_packed_size(manifest) + 1);
 
-    publish_forged(conn, packed, rdt__pb__manifest__pack(manifest, packed));
+    publish_forged(conn, MANIFEST_MAGIC, packed, rdt__pb__manifest__pack(manifest, packed));
     free(packed);
 }
 
@@ -312,7 +313,7 @@ static Rdt__Pb__Manifest *real_manifest(rdt *conn, const struct rdt_ref *name)
     size_t bytes;
     const uint8_t *metadata = rdt_object_metadata(object, &bytes);
 
-    must(bytes > 8 && memcmp(metadata, "rdtshrd1", 8) == 0);
+    must(bytes > 8 && memcmp(metadata, MANIFEST_MAGIC, 8) == 0);
     manifest = rdt__pb__manifest__unpack(NULL, bytes - 8, metadata + 8);
     must(manifest);
     rdt_release(object);
@@ -324,8 +325,7 @@ Test(shards, forged_manifests_are_refused_by_their_readers_alone)
     static struct view view, other;
     struct rdt_ref name, forged;
     Rdt__Pb__Manifest *manifest;
-    Rdt__Pb__Boxes *boxes;
-    uint64_t start;
+    uint64_t *start;
     rdt *conn;
 
     begin(1);
@@ -334,34 +334,50 @@ Test(shards, forged_manifests_are_refused_by_their_readers_alone)
     forged = name_on(0, "forged", 0);
     must(publish(&conn, 1, &name, 1, 2, true) == 1);
     manifest = real_manifest(conn, &name);
-    boxes = manifest->parts[1]->boxes;
+    start = manifest->parts[1]->start;
     view_open(&view, conn, &name, 0, COLUMNS, RDT_PLAN_AUTO);
     view_open(&other, conn, &forged, 0, COLUMNS, RDT_PLAN_AUTO);
     publish_message(conn, manifest); /* an honest one may be anybody's */
     must_ok(rdt_plan_run(other.plan, 0, LONG, NULL, &err));
     view_check(&other, 1);
-    publish_forged(conn, "\xff\xff\xff", 3);
+    publish_forged(conn, MANIFEST_MAGIC, "\xff\xff\xff", 3);
     must_refuse(RDT_INVALID, "the manifest of \"forged\" cannot be read", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
-    publish_forged(conn, "", 0);
+    publish_forged(conn, MANIFEST_MAGIC, "", 0);
     must_refuse(RDT_NOT_FOUND, "the version has no tensor \"w\"", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
     manifest->n_parts = 1;
     publish_message(conn, manifest);
     must_refuse(RDT_INVALID, "tensor \"w\": no part of the version has elements of the box [32:64, 0:96]",
                 rdt_plan_run(other.plan, 0, LONG, NULL, &err));
     manifest->n_parts = 2;
-    start = boxes->start[0];
-    boxes->start[0] = ROWS / 4;
+    start[0] = ROWS / 4;
     publish_message(conn, manifest);
     must_refuse(RDT_INVALID, "tensor \"w\": several parts of the version have elements of the box [16:48, 0:96]",
                 rdt_plan_run(other.plan, 0, LONG, NULL, &err));
-    boxes->start[0] = ROWS;
+    start[0] = ROWS;
     publish_message(conn, manifest);
     must_refuse(RDT_INVALID, "tensor 0 is a box of \"w\" that ends outside it", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
-    boxes->start[0] = start;
-    manifest->parts[1]->boxes = NULL;
+    start[0] = ROWS / 2;
+    manifest->parts[1]->layout = 2;
     publish_message(conn, manifest);
     must_refuse(RDT_INVALID, "a part of the manifest is incomplete", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
-    manifest->parts[1]->boxes = boxes;
+    manifest->parts[1]->layout = 0; /* which has a tensor more */
+    publish_message(conn, manifest);
+    must_refuse(RDT_INVALID, "a part of the manifest begins in 2 dimensions, and has 3",
+                rdt_plan_run(other.plan, 0, LONG, NULL, &err));
+    manifest->parts[1]->layout = 1;
+    manifest->layouts[1]->key[0] = 2;
+    publish_message(conn, manifest);
+    must_refuse(RDT_INVALID, "a tensor of the manifest has no key", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
+    manifest->layouts[1]->key[0] = 1;
+    publish_message(conn, manifest);
+    must_refuse(RDT_INVALID, "a box of tensor \"bias\" has 2 dimensions, but the tensor has 1",
+                rdt_plan_run(other.plan, 0, LONG, NULL, &err));
+    manifest->layouts[1]->key[0] = 0;
+    manifest->ndim[1] = 2;
+    publish_message(conn, manifest);
+    must_refuse(RDT_INVALID, "too few or too many dimensions", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
+    publish_forged(conn, "rdtshrd1", "", 0);
+    must_refuse(RDT_UNSUPPORTED, "has the format of another release", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
     must_ok(rdt_plan_run(view.plan, 0, LONG, NULL, &err));
     view_check(&view, 1);
     rdt__pb__manifest__free_unpacked(manifest, NULL);

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The manifest of a version of many parts (message Manifest), which is the metadata of an object, behind a magic. Anybody may
+ * publish such metadata, so nothing in it is trusted before manifest_open has checked it. */
+#ifndef PROTO_MANIFEST_H
+#define PROTO_MANIFEST_H
+
+#include "proto/layout.h"
+
+#define MANIFEST_MAGIC "rdtshrd2"
+#define MANIFEST_MAGIC_BYTES 8u
+#define MANIFEST_MAX_BOXES (1u << 23) /* of all parts: 4,096 ranks with 2,048 tensors each */
+
+struct manifest_layout {
+    struct layout *layout;  /* without places */
+    char **key;             /* [layout->count], borrowed from the message */
+    uint64_t *global_shape; /* [layout->n_dims] */
+};
+
+struct manifest {
+    const Rdt__Pb__Manifest *message; /* borrowed */
+    size_t n_layouts;
+    struct manifest_layout *layouts; /* [n_layouts] */
+};
+
+/* Whether the metadata begin like those of a manifest of any format; MANIFEST_MAGIC is the only one that is read. */
+bool manifest_has_magic(const void *metadata, size_t bytes);
+
+/* Checks that all indices are in range, that every tensor has a key, and that every box lies within its larger tensor.
+ * manifest_close frees *manifest_p, also after an error. Errors: INVALID names the fault; LIMIT, NO_MEMORY. */
+enum rdt_status manifest_open(const Rdt__Pb__Manifest *message, struct manifest *manifest_p, struct rdt_error *err);
+void manifest_close(struct manifest *manifest);
+
+/* The layout of part i, and its boxes, which are borrowed from the manifest. */
+const struct layout *manifest_part(const struct manifest *manifest, size_t i, Rdt__Pb__Boxes *boxes_p);
+
+#endif
