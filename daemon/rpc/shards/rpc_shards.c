@@ -96,6 +96,22 @@ static int64_t left_ns(const struct call *call, int64_t timeout_ns)
     return timeout_ns < 0 ? timeout_ns : timeout_ns > spent_ns ? timeout_ns - spent_ns : 0;
 }
 
+/* The object of a part is gone, although the name's node holds it or will: it was freed by force. The other publishers learn
+ * from that node that this rank waits no more. */
+static void on_part_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
+{
+    struct call *call = container_of(waiter, struct call, object);
+    struct rdt_error err;
+
+    (void)object;
+    (void)why;
+    (void)rdt_error_set(&err, RDT_FREED, "the object of the part was freed before its version was complete");
+    if (call->on_end)
+        call->on_end(call);
+    call->on_end = NULL;
+    call_fail(call, &err);
+}
+
 /* The name is on another node: sends it what this node knows of the object. */
 static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *message, const struct rdt_ref *name,
                                const struct rdt_ref *ref, struct rdt_error *err)
@@ -112,6 +128,9 @@ static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *me
     if (status != RDT_OK)
         return status;
     status = describe(&description, object, message->rank, err);
+    call->object.on_event = on_part_gone;
+    if (status == RDT_OK && !object_wait_freed(object, &call->object))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for a part");
     if (status == RDT_OK) {
         filled.part = &description.part;
         filled.object = &description.wire;

@@ -7,6 +7,30 @@
 #include "daemon/rpc/shards/shards_impl.h"
 #include "wire_ref.h"
 
+/* A version that is not complete cannot become so any more. */
+static void lose_part(struct part *part, enum rdt_status status, const char *why)
+{
+    struct version *version = part->version;
+
+    if (!part->held)
+        return;
+    part->held = false;
+    version->n_held--;
+    if (version->state != VERSION_FILLING)
+        return;
+    (void)rdt_error_set(&version->why, status, "the part of rank %u, object \"%s\", is lost: %s", part->rank, part->ref.id,
+                        why);
+    /* not here: the caller still uses the object or the client */
+    (void)deadline_set(version->name->shards->rpc->deadlines, &version->settle, 0);
+}
+
+static void on_part_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
+{
+    (void)object;
+    (void)why;
+    lose_part(container_of(waiter, struct part, gone), RDT_FREED, "it was freed by force");
+}
+
 static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, uint64_t request_id,
                            const ProtobufCMessage *message, const int *take_fds, unsigned n_fds)
 {
@@ -15,9 +39,9 @@ static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, 
 
     (void)take_fds;
     (void)n_fds; /* an answer to HOLD has none */
-    if (type == RDT_EVENT_HOLD_LOST && part && part->held) {
-        part->held = false;
-        version->n_held--;
+    if (type == RDT_EVENT_HOLD_LOST && part) {
+        const Rdt__Pb__ErrorReply *reply = (const Rdt__Pb__ErrorReply *)message;
+        lose_part(part, (enum rdt_status)reply->status, reply->message);
     }
     if (type != RDT_MSG_HOLD || !(flags & FRAME_REPLY) || client->gone || !part)
         return;
@@ -82,6 +106,9 @@ enum rdt_status version_hold_part(struct version *version, struct part *part, st
     enum rdt_status status;
 
     if (here) {
+        part->gone.on_event = on_part_gone;
+        if (!object_wait_freed(here, &part->gone))
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to hold the part of rank %u", part->rank);
         status = remote_hold_take(&version->holder, part->rank + 1, here, &hold, err);
         part->held = status == RDT_OK;
         version->n_held += part->held;

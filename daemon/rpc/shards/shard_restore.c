@@ -48,8 +48,10 @@ static enum rdt_status restore_part(struct version *version, const Rdt__Pb__Mani
                  part->rank, (unsigned long long)version->step, version->name->id_bytes, shard_name_id(version->name));
         return RDT_OK;
     }
-    status = remote_hold_take(&version->holder, part->rank + 1, object, &hold, err);
-    if (status == RDT_OK && !here && !recovery_await_far_hold(rpc->recovery, &version->holder, part->rank + 1, message->ref))
+    if (here)
+        return version_hold_part(version, part, object, err);
+    status = remote_hold_take(&version->holder, part->rank + 1, NULL, &hold, err);
+    if (status == RDT_OK && !recovery_await_far_hold(rpc->recovery, &version->holder, part->rank + 1, message->ref))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a hold");
     part->held = status == RDT_OK;
     version->n_held += part->held;

@@ -121,6 +121,9 @@ void version_free(struct version *version)
     list_remove(&version->link);
     end_claim(version);
     object_waiter_remove(&version->manifest);
+    for (uint32_t i = 0; i < version->of; i++)
+        if (version->parts[i])
+            object_waiter_remove(&version->parts[i]->gone);
     deadline_unset(name->shards->rpc->deadlines, &version->settle);
     version_holder_fini(version);
     for (uint32_t i = 0; i < version->of; i++)
@@ -234,8 +237,11 @@ void version_checked(struct version *version, uint8_t *packed, size_t bytes, str
 {
     struct shard_name *name = version->name;
     uint64_t number = 0;
-    enum rdt_status status = err->status;
+    enum rdt_status status;
 
+    if (err->status == RDT_OK && version->why.status != RDT_OK) /* a part was lost meanwhile */
+        *err = version->why;
+    status = err->status;
     if (status == RDT_OK)
         status = directory_names_check(name->shards->rpc->directory_names, &version->account->owner,
                                        (const uint8_t *)shard_name_id(name), name->id_bytes, err);

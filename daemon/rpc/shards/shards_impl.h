@@ -33,7 +33,8 @@ struct part {
     uint32_t rank;
     struct call *call; /* of its publisher, which waits; NULL: it was answered */
     struct rdt_ref ref;
-    bool held; /* COMPLETE: false: it is lost, because it did not outlast a daemon */
+    struct object_waiter gone; /* of the object, if it is on this node: a forced free ends the hold */
+    bool held;                 /* COMPLETE: false: it is lost: it did not outlast a daemon, or was freed by force */
 };
 
 enum version_state { VERSION_FILLING, VERSION_COMPLETE };
@@ -52,7 +53,7 @@ struct version {
     struct client holder;          /* has the holds on the parts; nobody is connected to it */
     struct object_waiter manifest; /* COMPLETE: waits for its end */
     struct deadline settle;        /* after an answer about a hold: complete it, or fail it */
-    struct rdt_error why;          /* a hold failed */
+    struct rdt_error why;          /* a hold failed, or was lost */
     uint64_t cover_bytes;          /* of the boxes of its parts in `check`, which are charged */
 };
 

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Versions of many parts that lose a part before they are complete: all their publishers are told at once. */
+#include "tests/integration/nodes/shards_fixture.h"
+
+TestSuite(shards_ends, .timeout = 120);
+
+static uint32_t n_holds(rdt *conn, const struct rdt_ref *part)
+{
+    struct rdt_stat stat = {0};
+
+    return rdt_stat(conn, part, &stat, NULL) == RDT_OK ? stat.holds : 0;
+}
+
+Test(shards_ends, a_part_that_is_freed_by_force_ends_the_version_at_once)
+{
+    struct rdt_ref name, parts[2];
+    rdt_request *requests[2];
+    rdt *conns[2], *other;
+
+    cluster_start(&c, 1, &(struct cluster_options){.stream = true, .no_ucx = true});
+    name = name_on(0, "policy", 0);
+    other = on(0);
+    for (unsigned i = 0; i < 2; i++) {
+        conns[i] = on(0);
+        parts[i] = put_rank(conns[i], 1, i, 4, true);
+        requests[i] = start_part(conns[i], &name, 1, i, 4, &parts[i]);
+        wait_until(LONG, n_holds(other, &parts[i]) >= 2); /* the producer's, and the version's */
+    }
+    must_ok(rdt_free(other, &parts[1], true, &err));
+    for (unsigned i = 0; i < 2; i++) {
+        must_refuse(RDT_FREED, "the part of rank 1, object ",
+                    rdt_wait(conns[i], &requests[i], 1, 1, RDT_FOREVER, NULL, NULL, &err));
+        rdt_request_destroy(requests[i]);
+    }
+    must_ok(rdt_free(conns[0], &parts[0], false, &err));
+    must(publish(conns, 2, &name, 1, 4, true) == 1); /* the step can be published again */
+    must_ok(rdt_unpublish(other, &name, &err));
+    wait_until(LONG, objects_on(0) == 0);
+    for (unsigned i = 0; i < 2; i++)
+        rdt_close(conns[i]);
+    rdt_close(other);
+    cluster_end(&c, told);
+}
+
+Test(shards_ends, a_part_of_another_node_that_is_freed_by_force_ends_the_version_at_once)
+{
+    struct rdt_ref name, parts[2];
+    rdt_request *near, *far;
+    rdt *conns[2], *other;
+
+    cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true});
+    name = name_on(0, "policy", 0);
+    other = on(1);
+    for (unsigned i = 0; i < 2; i++) {
+        conns[i] = on(i);
+        parts[i] = put_rank(conns[i], 1, i, 4, true);
+    }
+    near = start_part(conns[0], &name, 1, 0, 4, &parts[0]);
+    far = start_part(conns[1], &name, 1, 1, 4, &parts[1]);
+    wait_until(LONG, n_holds(other, &parts[1]) >= 2); /* the producer's, and the version's */
+    must_ok(rdt_free(other, &parts[1], true, &err));
+    must_refuse(RDT_OWNER_DIED, "the publisher of rank 1", rdt_wait(conns[0], &near, 1, 1, RDT_FOREVER, NULL, NULL, &err));
+    must_refuse(RDT_FREED, "was freed before its version was complete",
+                rdt_wait(conns[1], &far, 1, 1, RDT_FOREVER, NULL, NULL, &err));
+    rdt_request_destroy(near);
+    rdt_request_destroy(far);
+    must_ok(rdt_free(conns[0], &parts[0], false, &err));
+    for (unsigned i = 0; i < 2; i++)
+        wait_until(LONG, objects_on(i) == 0);
+    for (unsigned i = 0; i < 2; i++)
+        rdt_close(conns[i]);
+    rdt_close(other);
+    cluster_end(&c, told);
+}
+
+/* Readers that hold the version are told by rdtctl shards and the doctor, because nothing can bring the part back. */
+Test(shards_ends, a_part_of_a_complete_version_that_is_freed_by_force_is_lost)
+{
+    struct rdt_ref name, part;
+    rdt_manifest *manifest;
+    size_t tensors;
+    rdt *conn;
+
+    cluster_start(&c, 1, &(struct cluster_options){.stream = true, .no_ucx = true});
+    conn = on(0);
+    name = name_on(0, "policy", 0);
+    must(publish(&conn, 1, &name, 1, 4, true) == 1);
+    must_ok(rdt_manifest_fetch(conn, &name, LONG, &manifest, &err));
+    must_ok(rdt_manifest_part(manifest, 2, &part, &tensors, &err));
+    rdt_manifest_release(manifest);
+    must(!doctor_says(conn, "RDT050", "ranks 2"));
+    must_ok(rdt_free(conn, &part, true, &err));
+    wait_until(LONG, doctor_says(conn, "RDT050", "2"));
+    must_ok(rdt_unpublish(conn, &name, &err));
+    wait_until(LONG, objects_on(0) == 0);
+    rdt_close(conn);
+    cluster_end(&c, told);
+}
