@@ -7,7 +7,8 @@
 #include "daemon/base/text.h"
 #include "daemon/directory/names_impl.h"
 
-#define ASKING_MAX 256u /* claims that rdtd-etcd has at a time */
+#define ASKING_MAX 256u    /* claims that rdtd-etcd has at a time */
+#define TOLD_PER_TURN 256u /* claims that the homes are told in one turn of the loop */
 
 enum claim_state { CLAIM_CLAIMING, CLAIM_HELD, CLAIM_LOST };
 enum answer { ANSWER_AWAITED, ANSWER_GRANTED, ANSWER_REFUSED, ANSWER_AWAY };
@@ -497,14 +498,18 @@ void names_claims_flush(struct deadline *deadline)
 {
     struct directory_names *all = container_of(deadline, struct directory_names, flush);
     bool etcd = names_in_etcd(all);
+    unsigned n = 0;
     struct list now; /* a claim that cannot be told is dirty again at once */
 
     if (etcd && !all->etcd_up)
         return;
     list_init(&now);
     list_splice(&now, &all->dirty);
-    while (!list_empty(&now) && !(etcd && all->n_asking >= ASKING_MAX))
+    for (; !list_empty(&now) && n < TOLD_PER_TURN && !(etcd && all->n_asking >= ASKING_MAX); n++)
         ask(container_of(list_first(&now), struct name_claim, by_dirty)); /* takes it out */
+    if (!list_empty(&now) && !etcd)
+        (void)deadline_set(all->deadlines, &all->flush, 0);
+    list_splice(&now, &all->dirty); /* those that have waited come before those that are told again */
     list_splice(&all->dirty, &now);
 }
 
