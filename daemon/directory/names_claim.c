@@ -51,6 +51,11 @@ bool names_claim_lost(const struct directory_names *all, const struct name_key *
     return true;
 }
 
+bool names_claim_exists(const struct directory_names *all, const struct name_key *key)
+{
+    return find(all, key);
+}
+
 bool names_claim_held(const struct directory_names *all, const struct name_key *key)
 {
     const struct name_claim *claim = find(all, key);
@@ -276,8 +281,7 @@ void names_claim_told(struct directory_names *all, const struct name_key *key, c
     struct name_claim *claim = find(all, key);
 
     if (!place) {
-        if (claim && claim->state != CLAIM_LOST && revision > claim->revision &&
-            (is_used(claim) || !list_empty(&claim->waiters)))
+        if (claim && revision > claim->revision && (is_used(claim) || !list_empty(&claim->waiters)))
             tell_again(claim, INT64_C(2000000));
         return;
     }
@@ -522,6 +526,8 @@ void names_claims_tick(struct directory_names *all)
         if (now - claim->told_ns < (uint64_t)NAMES_REGISTER_NS)
             return;
         if (names_in_etcd(all) && (is_used(claim) || !list_empty(&claim->waiters))) { /* nothing to remind etcd of */
+            if (claim->state == CLAIM_LOST) /* it does not say when the node that took the name is gone */
+                tell_again(claim, INT64_C(2000000));
             claim->told_ns = now;
             list_remove(&claim->link);
             list_append(&all->claimed, &claim->link);

@@ -21,6 +21,7 @@ struct name_record {
     bool held;               /* false: nobody has it; epoch and version are remembered */
     uint64_t heard_ns;
     uint32_t round;         /* of etcd, that told it */
+    bool unclaimed;         /* in etcd this node has it, but the last tick found that it is not published here */
     struct seeker *seekers; /* [n_seekers] */
     unsigned n_seekers;
 };
@@ -189,6 +190,19 @@ void names_home_told(struct directory_names *all, const struct name_key *key, co
     }
 }
 
+/* Whether this node has the name in etcd, although nothing is published here: it ended while etcd was away, or with an earlier
+ * daemon, or etcd has not taken the END. */
+static bool is_unclaimed(const struct directory_names *all, const struct name_record *record)
+{
+    return record->held && memcmp(record->place.node, all->node->uuid, sizeof record->place.node) == 0 &&
+           !names_claim_exists(all, &record->key);
+}
+
+static void end_in_etcd(const struct directory_names *all, const struct name_record *record)
+{
+    (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, &record->key, &record->place, 0);
+}
+
 void names_home_prune(struct directory_names *all)
 {
     struct name_record *record;
@@ -197,9 +211,8 @@ void names_home_prune(struct directory_names *all)
     while ((record = map_next(&all->records, &cursor)))
         if (record->round != all->etcd_round)
             record_free(all, record);
-        else if (memcmp(record->place.node, all->node->uuid, sizeof record->place.node) == 0 &&
-                 !names_claim_held(all, &record->key)) /* it ended while etcd was away, or with an earlier daemon */
-            (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, &record->key, &record->place, 0);
+        else if (is_unclaimed(all, record))
+            end_in_etcd(all, record);
 }
 
 static bool is_sought(const struct name_record *record, uint64_t now)
@@ -213,6 +226,7 @@ static bool is_sought(const struct name_record *record, uint64_t now)
 void names_home_tick(struct directory_names *all, uint64_t now_ns)
 {
     struct name_record *record;
+    bool unclaimed;
 
     for (unsigned i = 0; i < SWEEP; i++) {
         record = map_next(&all->records, &all->sweep);
@@ -220,8 +234,14 @@ void names_home_tick(struct directory_names *all, uint64_t now_ns)
             all->sweep = 0;
             return;
         }
-        if (record->place.epoch == 0 && !is_sought(record, now_ns))
+        if (record->place.epoch == 0 && !is_sought(record, now_ns)) {
             record_free(all, record);
+            continue;
+        }
+        unclaimed = is_unclaimed(all, record);
+        if (unclaimed && record->unclaimed && names_in_etcd(all)) /* what was sent a moment ago may be under way */
+            end_in_etcd(all, record);
+        record->unclaimed = unclaimed;
     }
 }
 

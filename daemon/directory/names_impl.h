@@ -76,6 +76,7 @@ void names_claims_etcd_down(struct directory_names *all);
 
 /* Whether another node has taken the name over. */
 bool names_claim_lost(const struct directory_names *all, const struct name_key *key, struct name_place *place_p);
+bool names_claim_exists(const struct directory_names *all, const struct name_key *key); /* whatever its state */
 bool names_claim_held(const struct directory_names *all, const struct name_key *key);
 void names_claims_flush(struct deadline *deadline);
 void names_claims_tick(struct directory_names *all);

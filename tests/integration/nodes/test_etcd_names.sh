@@ -156,6 +156,33 @@ etcdctl put /rdtd/names/0@/ghost "$b_value" >/dev/null
 ended() { etcdctl get --print-value-only /rdtd/names/0@/ghost | says '"held":false'; }
 until_true ended
 
+# An END that etcd has refused, because the lease under what has ended is gone, is sent again although etcd was never away.
+value_says() { etcdctl get --print-value-only "/rdtd/names/0@/$1" | says "$2"; }
+publish a v1.npy once >/dev/null || bad "a cannot publish"
+ctl a unpublish once || bad "a cannot unpublish"
+until_true value_says once '"held":false'
+lease=$(etcdctl get -w json /rdtd/names/0@/once | grep -o '"lease":[0-9]*')
+publish a v1.npy retired >/dev/null || bad "a cannot publish"
+until_true value_says retired '"held":true'
+etcdctl lease revoke "$(printf %x "${lease#*:}")" >/dev/null || bad "no lease $lease"
+ctl a unpublish retired || bad "a cannot unpublish"
+until_true value_says retired '"held":false'
+until_true publish b v2.npy retired
+
+# A name that another node took over comes back when that node is gone: its former node still publishes it.
+publish a v1.npy back >/dev/null || bad "a cannot publish"
+a_helper=$(helper a)
+kill -STOP "${pid[a]}" "$a_helper"
+until_true publish c v3.npy back
+kill -CONT "${pid[a]}" "$a_helper"
+until_true up a
+until_true has a back v3.npy
+kill -9 "${pid[c]}" "$(helper c)"
+wait "${pid[c]}" 2>/dev/null
+until_true has b back v1.npy
+start c
+until_true up c
+
 # A value that is not rdtd's.
 etcdctl put /rdtd/names/0@/weird 'no JSON' >/dev/null
 strange() { ctl a nodes | says 'key /rdtd/names/0@/weird'; }
