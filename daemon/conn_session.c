@@ -87,6 +87,7 @@ bool conn_session_begin(struct conn *conn, uint8_t token_p[SESSION_TOKEN_BYTES])
         return false;
     image.started = process_started(client->pid);
     memcpy(image.token_sha256, conn->token_hash, sizeof conn->token_hash);
+    memcpy(client->session, conn->token_hash, sizeof client->session);
     if (recovery_keep_session(recovery, client, &image))
         return true;
     (void)map_remove(&conn->conns->tokens, conn->token_hash, sizeof conn->token_hash);
@@ -149,6 +150,7 @@ struct client *conn_session_restore(void *arg, const struct session_image *image
     client_init(client, image->id);
     client->account = account_get_client(conns->rpc->objects->accounts, &image->owner, image->id);
     memcpy(conn->token_hash, image->token_sha256, sizeof conn->token_hash);
+    memcpy(client->session, conn->token_hash, sizeof client->session);
     if (!client->account || !list_token(conn)) {
         account_unref(client->account);
         free(conn);

@@ -89,6 +89,7 @@ struct client {
     uint64_t since_ns;
     const struct lasting *lasting; /* its session outlasts this process, and has records; NULL: it does not */
     void *record;                  /* of lasting: the session's own */
+    uint8_t session[16];           /* of lasting: tells it from every other session of every node */
     struct map resumed;            /* request id -> generation or version: what its PUTs and PUBLISHes did at earlier daemons */
     bool waiting;                  /* its session is an earlier daemon's, and it has not come back yet */
     bool was_resumed, must_resume; /* it has come back; it has not sent RESUME since */

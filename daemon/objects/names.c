@@ -242,6 +242,9 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
     set_lease(name, publish->lease, publish->ttl_ns);
     name->session = publish->session;
     name->request = publish->request;
+    memset(name->repeat, 0, sizeof name->repeat);
+    if (publish->repeat)
+        memcpy(name->repeat, publish->repeat, sizeof name->repeat);
     name->since_ns = uv_hrtime();
     log_debug("obj %016llx is version %llu of name \"%.*s\"", (unsigned long long)object->generation,
               (unsigned long long)name->version, (int)publish->id_bytes, (const char *)publish->id);
@@ -249,6 +252,15 @@ static enum rdt_status publish_version(struct names *names, const struct name_pu
     event(names->events, RDT__PB__LIST_KIND__LIST_KIND_NAMES, "published", name);
     name_notify(name);
     return RDT_OK;
+}
+
+uint64_t names_repeated(const struct names *names, const struct name_publish *publish)
+{
+    const struct name *name = name_find(names, &publish->object->account->owner, publish->id, publish->id_bytes);
+
+    if (!name || !name->published || !publish->repeat || memcmp(name->repeat, publish->repeat, sizeof name->repeat) != 0)
+        return 0;
+    return name->version;
 }
 
 uint64_t names_next_version(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes)

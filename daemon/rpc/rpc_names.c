@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* PUBLISH and UNPUBLISH: names for objects of this node. */
+#include <string.h>
+
 #include "daemon/rpc/rpc_place.h"
 #include "proto/wire_limits.h"
 
@@ -18,6 +20,22 @@ static enum rdt_status check_object(const struct call *call, const struct rdt_re
     return RDT_OK;
 }
 
+/* The name is on another node. If this daemon ends before the answer has come, its successor sends the request again. */
+static enum rdt_status forward(struct call *call, const Rdt__Pb__Publish *message, const struct rdt_ref *ref,
+                               struct rdt_error *err)
+{
+    Rdt__Pb__Publish marked = *message;
+    uint8_t repeat[NAME_REPEAT_BYTES];
+
+    marked.repeat = (ProtobufCBinaryData){0, NULL};
+    if (call->client && call->client->lasting && call->request_id != 0) {
+        memcpy(repeat, call->client->session, sizeof call->client->session);
+        memcpy(repeat + sizeof call->client->session, &call->request_id, sizeof call->request_id);
+        marked.repeat = (ProtobufCBinaryData){sizeof repeat, repeat};
+    }
+    return call_forward(call, ref, &marked.base, -1, err);
+}
+
 enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Publish *message = request;
@@ -27,6 +45,8 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
                                    .visibility = message->visibility,
                                    .lease = message->lease ? call->client : NULL,
                                    .ttl_ns = message->ttl_ns,
+                                   .repeat =
+                                       call->peer && message->repeat.len == NAME_REPEAT_BYTES ? message->repeat.data : NULL,
                                    .session = call->client && call->client->lasting ? call->client->id : 0,
                                    .request = call->client && call->client->lasting ? call->request_id : 0};
     struct rdt_ref ref;
@@ -50,7 +70,7 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
     if (status != RDT_OK)
         return status;
     if (call_is_remote(call, &ref)) /* a name belongs to the node of its objects */
-        return call_forward(call, &ref, &message->base, -1, err);
+        return forward(call, message, &ref, err);
     if (call->rpc->draining)
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     if (call->rpc->drained)
@@ -66,6 +86,10 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
         return object_table_not_put(&ref, &call->account->owner, err);
     if (status == RDT_OK)
         status = check_object(call, &ref, publish.object, err);
+    if (status == RDT_OK && (reply.version = names_repeated(call->rpc->names, &publish)) != 0) {
+        call_reply(call, &reply.base, NULL, 0);
+        return RDT_OK;
+    }
     if (status == RDT_OK) {
         call->claim.on_decided = call_on_claim;
         status = directory_names_claim(call->rpc->directory_names, &publish.object->account->owner, publish.id,

@@ -246,6 +246,73 @@ Test(recovery_sessions, publish_whose_version_is_not_the_newest_is_not_done_twic
     end();
 }
 
+/* The daemon of a session that publishes on another node. */
+static void start_linked(void)
+{
+    static char flag[200], address[65];
+    static const char *flags[] = {flag, "--backoff-max=500ms", NULL};
+    bool first = state_dir[0] == '\0';
+
+    if (first) {
+        keeper_start(&keeper);
+        free_address(0, "127.0.0.1", address);
+        (void)snprintf(flag, sizeof flag, "--keeper=%s", keeper.socket);
+    }
+    node_start(&node, &(struct node_options){.flags = flags,
+                                             .listen = address,
+                                             .state_dir = first ? NULL : state_dir,
+                                             .socket = first ? NULL : socket_path,
+                                             .awaited = !first});
+    memcpy(state_dir, node.state_dir, sizeof state_dir);
+    memcpy(socket_path, node.socket, sizeof socket_path);
+}
+
+Test(recovery_sessions, publish_on_another_node_that_was_answered_to_nobody_is_not_done_twice)
+{
+    Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
+    Rdt__Pb__Publish publish = RDT__PB__PUBLISH__INIT;
+    Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
+    struct test_node far;
+    struct welcome welcome;
+    struct rdt_ref ref;
+    char address[65];
+    struct raw raw;
+    uint64_t ids[2];
+    rdt *conn;
+
+    free_address(0, "127.0.0.1", address);
+    node_start(&far, &(struct node_options){.name = "far", .listen = address});
+    start_linked();
+    conn = node_client(&far, "producer");
+    ref = put_detached(conn, "one", 5, 0, 1);
+    welcome = greet(&raw, NULL);
+    publish.name = (ProtobufCBinaryData){1, (uint8_t *)"n"};
+    publish.ref = &wire;
+    wire.node = (ProtobufCBinaryData){sizeof ref.node, ref.node};
+    wire.address = address;
+    wire.id = (ProtobufCBinaryData){ref.id_bytes, (uint8_t *)ref.id};
+    wire.generation = ref.generation;
+    for (unsigned i = 0; i < 2; i++) {
+        ids[i] = raw_send(&raw, RDT_MSG_PUBLISH, &publish.base, NULL, 0);
+        cr_assert_eq(reply_version(&raw, ids[i]), i + 1);
+    }
+    node_kill(&node, SIGKILL);
+    start_linked();
+    raw_close(&raw);
+    must(greet(&raw, welcome.token).resumed);
+    protobuf_c_message_free_unpacked(&resume(&raw, &message)->base, NULL);
+    send_again(&raw, RDT_MSG_PUBLISH, ids[1], &publish.base);
+    cr_assert_eq(reply_version(&raw, ids[1]), 2u, "it is published again");
+    send_again(&raw, RDT_MSG_PUBLISH, ids[1] + 1, &publish.base); /* another request is another version */
+    cr_assert_eq(reply_version(&raw, ids[1] + 1), 3u);
+    raw_close(&raw);
+    must_ok(rdt_free(conn, &ref, true, &err));
+    rdt_close(conn);
+    node_stop(&node);
+    node_stop(&far);
+    keeper_stop(&keeper, SIGTERM);
+}
+
 Test(recovery_sessions, put_that_its_caller_gave_up_is_freed)
 {
     Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
