@@ -83,8 +83,9 @@ static enum rdt_status check(const struct call *call, const Rdt__Pb__PublishPart
     if ((unsigned)message->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
         return rdt_error_set(err, RDT_INVALID, "unknown visibility %d", (int)message->visibility);
     if (!name->any_owner && (name->uid != call->account->owner.uid || strcmp(name->tenant, call->account->owner.tenant) != 0))
-        return rdt_error_set(err, RDT_DENIED, "name \"%s\" belongs to uid %u: only that user may publish its parts", name->id,
-                             name->uid);
+        return rdt_error_set(err, RDT_DENIED,
+                             "name \"%s\" belongs to uid %u of tenant \"%s\": only that user may publish its parts", name->id,
+                             name->uid, name->tenant);
     return RDT_OK;
 }
 

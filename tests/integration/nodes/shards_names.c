@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The names of versions of many parts in a cluster with a node table: parts that come together without an address, and two jobs
  * that use one name. */
+#include <unistd.h>
+
 #include "tests/integration/nodes/shards_fixture.h"
 #include "wire_ref.h"
 
@@ -187,4 +189,72 @@ Test(shards_names, slow_version_keeps_its_deadline_and_its_name)
     must_ok(rdt_free(conns[1], &ref, false, &err));
     must_ok(rdt_unpublish(conns[1], &name, &err));
     end(conns, 3);
+}
+
+/* ---- tenants ---- */
+
+/* The clients of node 1 are of the tenant "lab". shares: what node 0 believes other nodes; NULL: the unnamed tenant alone. */
+static void begin_tenants(const char *shares)
+{
+    static const char *const lab[] = {"--tenant=lab", "--share-tenants=lab", NULL};
+    static const char *other[] = {NULL, NULL};
+
+    other[0] = shares;
+    cluster_start(&c, 2,
+                  &(struct cluster_options){.stream = true, .no_ucx = true, .flags_of = {other, lab}, .no_meeting = true});
+}
+
+Test(shards_names, parts_of_a_tenant_that_is_not_shared_are_refused_with_the_rule)
+{
+    static const char rule[] = "tenant \"lab\" is not shared with other nodes here (share_tenants)";
+    struct rdt_ref name, part;
+    rdt *far;
+
+    begin_tenants(NULL);
+    far = on(1);
+    name = name_on(0, "policy", 0);
+    part = put_rank(far, 1, 0, 1, true);
+    must_refuse(RDT_DENIED, rule, rdt_publish_part(far, &name, 1, 0, 1, &part, NULL, LONG, NULL, &err));
+    must_refuse(RDT_DENIED, rule, rdt_unpublish(far, &name, &err));
+    must_ok(rdt_free(far, &part, false, &err));
+    rdt_close(far);
+    cluster_end(&c, told);
+}
+
+Test(shards_names, the_same_name_of_two_tenants_is_two_names)
+{
+    static struct view views[2];
+    struct rdt_ref name, labs, part;
+    rdt *conns[2];
+
+    begin_tenants("--share-tenants=lab");
+    name = name_on(0, "policy", 0); /* of whoever asks */
+    for (unsigned i = 0; i < 2; i++) {
+        conns[i] = on(i);
+        view_open(&views[i], conns[i], &name, 0, COLUMNS, RDT_PLAN_AUTO);
+    }
+    must(publish(&conns[1], 1, &name, 7, 4, true) == 1);
+    must_be(RDT_TIMED_OUT, rdt_plan_run(views[0].plan, 0, 10 * MSEC, NULL, &err));
+    must(publish(&conns[0], 1, &name, 3, 2, true) == 1); /* a step below that of the other tenant */
+    for (unsigned i = 0; i < 2; i++) {
+        must_ok(rdt_plan_run(views[i].plan, 0, LONG, NULL, &err));
+        view_check(&views[i], i == 0 ? 3 : 7);
+    }
+    labs = name;
+    labs.any_owner = 0;
+    labs.uid = getuid();
+    (void)snprintf(labs.tenant, sizeof labs.tenant, "lab");
+    part = put_rank(conns[0], 8, 0, 1, true);
+    must_refuse(RDT_DENIED, "of tenant \"lab\": only that user may publish its parts",
+                rdt_publish_part(conns[0], &labs, 8, 0, 1, &part, NULL, LONG, NULL, &err));
+    must_ok(rdt_free(conns[0], &part, false, &err));
+    for (unsigned i = 0; i < 2; i++) {
+        must_ok(rdt_unpublish(conns[i], &name, &err));
+        rdt_plan_destroy(views[i].plan);
+    }
+    for (unsigned i = 0; i < 2; i++)
+        wait_until(LONG, objects_on(i) == 0);
+    for (unsigned i = 0; i < 2; i++)
+        rdt_close(conns[i]);
+    cluster_end(&c, told);
 }
