@@ -81,7 +81,8 @@ void rdt_manifest_release(rdt_manifest *manifest); /* may be NULL */
 
 /* ---- plans ---- */
 
-/* A box that the reader wants, and the host memory that receives it. */
+/* A box that the reader wants, and the host memory that receives it. A GPU gets it from there, or by rdt_fetch of slices with
+ * targets on the device. */
 struct rdt_want {
     const char *key;
     uint32_t ndim;
@@ -116,7 +117,7 @@ struct rdt_plan_options {
 typedef struct rdt_plan rdt_plan;
 
 /* Prepares to read the boxes `wants` [count] of versions of the name. The wants are copied; their memory must stay until
- * rdt_plan_destroy. Asks the daemon nothing. Errors: INVALID names the want. */
+ * rdt_plan_destroy. Asks the daemon nothing. Errors: INVALID, and UNSUPPORTED if the memory is a device's, name the want. */
 enum rdt_status rdt_plan_create(rdt *rdt, const struct rdt_ref *name, const struct rdt_want *wants, size_t count,
                                 const struct rdt_plan_options *options, rdt_plan **plan_p, struct rdt_error *err);
 

@@ -83,6 +83,26 @@ static enum rdt_status check_want(const struct rdt_want *want, size_t i, struct 
     return RDT_OK;
 }
 
+/* The caller's threads write the wants, and cannot write there. */
+static enum rdt_status refuse_device(rdt *conn, const struct rdt_want *want, size_t i, struct rdt_error *err)
+{
+    const struct mapping *mapping;
+    char device[sizeof mapping->device] = "";
+
+    connection_lock(conn);
+    mapping = memory_at(&conn->memory, (uintptr_t)want->data, (uintptr_t)want->data + 1);
+    if (mapping)
+        memcpy(device, mapping->device, sizeof device);
+    connection_unlock(conn);
+    if (device[0] == '\0')
+        return RDT_OK;
+    return rdt_error_set(
+        err, RDT_UNSUPPORTED,
+        "data of want %zu (\"%s\") lies on device %s, and a plan writes only to host memory: give it some, and copy "
+        "from there",
+        i, want->key, device);
+}
+
 static bool copy_want(struct want *to, const struct rdt_want *from)
 {
     int64_t stride = 1;
@@ -119,7 +139,8 @@ enum rdt_status rdt_plan_create(rdt *conn, const struct rdt_ref *name, const str
     if (status == RDT_OK)
         status = options_check_text(own.transport, RDT_MAX_NAME_BYTES, "transport", err);
     for (size_t i = 0; i < count && status == RDT_OK; i++)
-        status = check_want(&wants[i], i, err);
+        if ((status = check_want(&wants[i], i, err)) == RDT_OK)
+            status = refuse_device(conn, &wants[i], i, err);
     if (status != RDT_OK)
         return status;
     plan = calloc(1, sizeof *plan);

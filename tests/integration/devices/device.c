@@ -2,6 +2,7 @@
 /* Memory on devices, on one node, with a fake device whose addresses the daemon cannot touch: it is shared with clients of its
  * owner and copied for others and to other places; its lifetime, its order by streams, and faults.
  */
+#include "client/rdt_plan.h"
 #include "tests/integration/devices/device_fixture.h"
 
 TestSuite(device, .timeout = 100);
@@ -518,5 +519,22 @@ Test(device, plugin_without_a_device_says_so)
     options.memory = "fake";
     must_refuse(RDT_UNSUPPORTED, "there is no fake device", rdt_alloc_with(a, BYTES, &options, &addr, &err));
     expect_output("backends", NULL, "there is no fake device");
+    end(NULL);
+}
+
+/* It would be written by the processor. */
+Test(device, plan_into_memory_on_a_device_is_refused)
+{
+    int64_t count[1] = {100};
+    struct rdt_want want = {"w", 1, NULL, count, RDT_U8, NULL, NULL};
+    struct rdt_ref name;
+    rdt_plan *plan;
+
+    begin();
+    want.data = fake_device_alloc(a, "FAKE-0", BYTES);
+    must_ok(rdt_ref_from_name("policy", 0, NULL, &name, &err));
+    must_refuse(RDT_UNSUPPORTED, "data of want 0 (\"w\") lies on device FAKE-0",
+                rdt_plan_create(a, &name, &want, 1, NULL, &plan, &err));
+    must_ok(rdt_dealloc(a, want.data, &err));
     end(NULL);
 }
