@@ -16,6 +16,7 @@ program integration/devices/cuda 'for a; do [[ $a != --tap=* ]] || printf "ok - 
 program integration/devices/cuda_life 'echo "[FAIL] cuda_life::it_broke"; exit 1'
 program integration/devices/cuda_pool 'sleep 60'
 program unit/backends/nccl 'echo "$LD_LIBRARY_PATH"'
+program unit/backends/nccl_ends 'echo ends'
 program gpu/one_gpu 'echo one'
 program gpu/gpu-probe 'echo "init | answered"'
 program bench/gpu 'echo "copy 1 GB/s"'
@@ -47,6 +48,7 @@ row '^integration/devices/cuda +ok .*2 ended well, 1 of them skipped, 0 failed'
 row '^integration/devices/cuda_life +FAILED'
 row '^integration/devices/cuda_pool +NO END .*stopped after 1 s'
 row '^unit/backends/nccl +ok .*/nvidia/nccl/lib'
+row '^unit/backends/nccl_ends +ok'
 row '^gpu/one_gpu +ok'
 row '^torch +skipped'
 row '^\[FAIL\] cuda_life::it_broke'
@@ -66,7 +68,7 @@ row '^gpu/one_gpu +NOT RUN'
 
 # README.md has a row for each suite that this tree has.
 cd "$(dirname "$run")/../.." || exit 1
-for name in 'run probe' torch torch/expandable_segments tests/integration/devices/cuda*.c tests/unit/backends/nccl.c tests/gpu/one_gpu.c \
+for name in 'run probe' torch torch/expandable_segments tests/integration/devices/cuda*.c tests/unit/backends/nccl*.c tests/gpu/one_gpu.c \
   tests/bench/gpu.c tests/bench/gpu_nodes.c; do
   name=${name#tests/}
   grep -qF "| \`${name%.c}\` |" tests/gpu/README.md || { echo "tests/gpu/README.md has no row for ${name%.c}"; exit 1; }

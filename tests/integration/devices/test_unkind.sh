@@ -19,7 +19,7 @@ done
 [ "$(echo "$switches" | wc -w)" -ge 13 ] || { echo "the table of switches was not found: $switches"; exit 1; }
 
 export FAKE_CUDA_UNKIND=1
-for program in "$programs"/cuda* "$RDT_BUILD_DIR/tests/unit/backends/nccl"; do
+for program in "$programs"/cuda* "$RDT_BUILD_DIR/tests/unit/backends/nccl" "$RDT_BUILD_DIR/tests/unit/backends/nccl_ends"; do
     case ${program##*/} in *.*) continue ;; esac
     "$program" -j1 || { echo "${program##*/} fails with an unkind driver"; exit 1; }
 done
