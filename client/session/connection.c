@@ -18,10 +18,10 @@
 #include "rdt.pb-c.h"
 #include "socket.h"
 
-#define STALLED_NS 10000000 /* between two attempts to send a stalled message */
-#define DRAIN_NS 500000000  /* how long connection_drain waits for a daemon that does not read */
+#define STALLED_NS 10000000  /* between two attempts to send a stalled message */
+#define DRAIN_NS 500000000   /* how long connection_drain waits for a daemon that does not read */
 #define RETURN_NS 2000000000 /* how long connection_return waits for the next daemon */
-#define MAX_READS 256       /* at a time, so that a daemon that sends without pause cannot hide a deadline */
+#define MAX_READS 256        /* at a time, so that a daemon that sends without pause cannot hide a deadline */
 
 bool connection_is_forked(const rdt *conn)
 {

@@ -58,8 +58,9 @@
  *     ENDED           fails: DISCONNECTED, RESTARTED    fails                     have been told
  *
  * The library has no thread, so the callers that wait do all of it, and rdt_ready waits for it (connection_return): the leader
- * dials when it is time to, and reads the answers; a deadline ends a call in any state. In an event loop rdt_dispatch does it. rdt_fd is an epoll fd, which stays the same while
- * the socket within is replaced; its timer becomes readable when it is time to dial.
+ * dials when it is time to, and reads the answers; a deadline ends a call in any state. In an event loop rdt_dispatch does it.
+ * rdt_fd is an epoll fd, which stays the same while the socket within is replaced; its timer becomes readable when it is time
+ * to dial.
  *
  * What is kept of a request until it is answered: of a call that blocks, nothing but the caller's own message and fds, because
  * they are there until it returns (struct waiting); of a fetch, a wait, a hold, and a request that nobody waits for, the packed

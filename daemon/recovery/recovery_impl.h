@@ -48,7 +48,7 @@ struct held { /* by the keeper */
     int fd;
 };
 
-/* ---- recovery.c ---- */
+/* ---- storing.c ---- */
 
 /* What the keeper is about to be given, in as few packets as possible. */
 struct storing {
