@@ -231,16 +231,33 @@ static enum rdt_status check(const struct storage *storage, const struct object 
     return RDT_OK;
 }
 
+/* Its file has at most so many bytes: the header has metadata and shapes in base64, and names and shapes as text. */
+static uint64_t most_bytes(const struct object *object)
+{
+    return object->bytes + STORAGE_ALIGN_BYTES + (uint64_t)object->metadata_bytes * 7 / 3 +
+           (uint64_t)(object->heap_bytes - object->metadata_bytes) * 6;
+}
+
+/* Tensors can have more bytes than there is memory, if their strides are 0. */
+static enum rdt_status check_room(const struct storage *storage, const struct object *object, uint64_t bytes,
+                                  struct rdt_error *err)
+{
+    if (bytes > INT64_MAX || storage->accounts->node.used[USAGE_STORED_BYTES] > INT64_MAX - bytes)
+        return rdt_error_set(err, RDT_LIMIT, "the tensors have %" PRIu64 " bytes: no file system has room for that",
+                             object->bytes);
+    return account_check(stored_account(object), USAGE_STORED_BYTES, bytes, err);
+}
+
 enum rdt_status storage_store(struct storage *storage, struct object *object, struct rdt_error *err)
 {
     enum rdt_status status = check(storage, object, err);
     struct stored *stored = status == RDT_OK ? stored_get(storage, object->generation) : NULL;
-    uint64_t bytes = object->bytes + STORAGE_ALIGN_BYTES;
+    uint64_t bytes = most_bytes(object);
 
     if (status != RDT_OK)
         return status;
     if (!stored) {
-        status = account_check(stored_account(object), USAGE_STORED_BYTES, bytes, err);
+        status = check_room(storage, object, bytes, err);
         if (status != RDT_OK)
             return status;
         stored = stored_new(storage, object->generation, object, bytes);

@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Objects that are freed while they are written. */
+/* Users who store more than there is room for, and objects that are freed while they are written. */
+#include <sys/mman.h>
+
 #include "tests/integration/faults/storage.h"
+#include "tests/support/raw.h"
 
 TestSuite(storage_hostile, .timeout = SUITE_SECONDS(240));
+
+#define PAGE 4096u
+#define HUGE (UINT64_C(1) << 62)
 
 /* ---- freed while it is written ---- */
 
@@ -52,6 +58,113 @@ Test(storage_hostile, free_does_not_end_the_writing_of_what_others_hold)
     conn = node_client(&node, "sampler");
     must_have(conn, &name, 64 * MIB, 1);
     must_ok(rdt_unpublish(conn, &name, &err));
+    must_be_empty();
+    rdt_close(conn);
+    node_end(&node, NULL);
+    remove_store();
+}
+
+/* ---- more than there is room for ---- */
+
+/* A page of memory, whose first byte is a tensor of 2^62 bytes. */
+static void put_huge(struct raw *raw, const char *id)
+{
+    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
+    Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
+    int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    uint32_t dtype = RDT_U8, ndim = 1, region = 0;
+    uint64_t shape = HUGE, offset = 0, request;
+    static const uint8_t page[PAGE];
+    int64_t stride = 0;
+
+    must(fd >= 0 && write(fd, page, PAGE) == PAGE && fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    list.n_dtype = list.n_ndim = list.n_shape = list.n_strides = list.n_offset = list.n_region_index = 1;
+    list.dtype = &dtype;
+    list.ndim = &ndim;
+    list.shape = &shape;
+    list.strides = &stride;
+    list.offset = &offset;
+    list.region_index = &region;
+    put.id = (ProtobufCBinaryData){strlen(id), (uint8_t *)id};
+    put.tensors = &list;
+    put.flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED;
+    put.sealed_bytes = PAGE;
+    request = raw_send(raw, RDT_MSG_PUT, &put.base, &fd, 1);
+    protobuf_c_message_free_unpacked(raw_reply(raw, request, &rdt__pb__put_reply__descriptor), NULL);
+    (void)close(fd);
+}
+
+/* Four times 2^62 bytes are as many as none. */
+Test(storage_hostile, bytes_that_no_number_counts_are_refused)
+{
+    static const char *const declared[] = {"the object stays in memory", NULL};
+    static const char *const ids[] = {"a", "b", "c", "d", "e"};
+    struct rdt_ref refs[5];
+    struct raw raw;
+    rdt *conn;
+
+    start();
+    conn = node_client(&node, "client");
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    if (!node_hold_workers(&node))
+        cr_skip_test("this process may not hold the daemon's threads");
+    for (unsigned i = 0; i < 5; i++) {
+        put_huge(&raw, ids[i]);
+        refs[i] = ref_named(ids[i]);
+    }
+    must_refuse(RDT_LIMIT, "no file system has room", rdt_store(conn, &refs[4], LONG, NULL, 0, &err));
+    node_release_workers(&node);
+    must(rdt_store(conn, &refs[0], LONG, NULL, 0, NULL) != RDT_OK); /* it was written in vain */
+    raw_close(&raw);
+    must_be_empty();
+    rdt_close(conn);
+    node_end(&node, declared);
+    remove_store();
+}
+
+static uint64_t bytes_of_files(void)
+{
+    DIR *dir = opendir(store);
+    const struct dirent *entry;
+    uint64_t bytes = 0;
+    struct stat file;
+
+    must(dir);
+    while ((entry = readdir(dir)))
+        if (entry->d_name[0] != '.' && fstatat(dirfd(dir), entry->d_name, &file, 0) == 0)
+            bytes += (uint64_t)file.st_size;
+    (void)closedir(dir);
+    return bytes;
+}
+
+/* What waits for the disk counts with its header, which metadata make large. */
+Test(storage_hostile, metadata_count_before_they_are_written)
+{
+    enum { OBJECTS = 12 };
+    static char metadata[4 * MIB];
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref large, refs[OBJECTS];
+    const uint64_t limit = 80 * MIB;
+    rdt *conn;
+
+    more_flags[0] = "--owner-max-stored-bytes=80MiB";
+    start();
+    conn = node_client(&node, "client");
+    large = put_snapshot(conn, "large", 64 * MIB, RDT_PUT_STORED, 1); /* keeps the disk busy */
+    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED;
+    options.metadata = metadata;
+    options.metadata_bytes = sizeof metadata;
+    for (unsigned i = 0; i < OBJECTS; i++)
+        must_ok(rdt_put(conn, NULL, 0, &options, &refs[i], &err));
+    must_ok(rdt_store(conn, &large, LONG, NULL, 0, &err));
+    for (unsigned i = 0; i < OBJECTS; i++)
+        (void)rdt_store(conn, &refs[i], LONG, NULL, 0, NULL);
+    cr_assert_leq(bytes_of_files(), limit);
+    cr_assert_geq(count_files(".safetensors"), 2u);
+    for (unsigned i = 0; i < OBJECTS; i++)
+        must_ok(rdt_free(conn, &refs[i], false, &err));
+    must_ok(rdt_free(conn, &large, false, &err));
     must_be_empty();
     rdt_close(conn);
     node_end(&node, NULL);
