@@ -12,7 +12,7 @@
 #include "daemon/objects/detached.h"
 #include "daemon/storage/storage_impl.h"
 
-static void start_next(struct storage *storage);
+static enum rdt_status start_next(struct storage *storage, uint64_t generation, struct rdt_error *err);
 
 /* ---- who waits ---- */
 
@@ -179,21 +179,20 @@ static enum rdt_status prepare(struct store_work *store, struct object *object, 
     return status;
 }
 
-static void start(struct stored *stored)
+static enum rdt_status start(struct stored *stored, struct rdt_error *err)
 {
     struct storage *storage = stored->storage;
     struct store_work *store = calloc(1, sizeof *store);
-    struct rdt_error err = {0};
 
     list_remove(&stored->queue);
-    if (!store || prepare(store, stored->object, &err) != RDT_OK) {
+    if (!store || prepare(store, stored->object, err) != RDT_OK) {
         if (!store)
-            (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to store an object");
+            (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object");
         storage->n_failed++;
-        give_up(stored, &err);
+        give_up(stored, err);
         if (store)
             work_free_all(store);
-        return;
+        return err->status;
     }
     store->storage = storage;
     store->stored = stored;
@@ -207,12 +206,23 @@ static void start(struct stored *stored)
     object_hold(store->object);
     object_pin(store->object);
     work_submit(storage->writer, &store->work);
+    return RDT_OK;
 }
 
-static void start_next(struct storage *storage)
+/* Returns why the object of that generation cannot be written, if it was its turn. */
+static enum rdt_status start_next(struct storage *storage, uint64_t generation, struct rdt_error *err)
 {
-    while (!storage->writing && !storage->frozen && !list_empty(&storage->queue))
-        start(container_of(list_first(&storage->queue), struct stored, queue));
+    enum rdt_status status = RDT_OK;
+
+    while (!storage->writing && !storage->frozen && !list_empty(&storage->queue)) {
+        struct stored *stored = container_of(list_first(&storage->queue), struct stored, queue);
+        bool is_it = stored->generation == generation;
+        struct rdt_error why = {0};
+
+        if (start(stored, &why) != RDT_OK && is_it)
+            status = rdt_error_set(err, why.status, "%s", why.msg);
+    }
+    return status;
 }
 
 static enum rdt_status check(const struct storage *storage, const struct object *object, struct rdt_error *err)
@@ -269,8 +279,7 @@ enum rdt_status storage_store(struct storage *storage, struct object *object, st
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to store a name");
     if (stored->state == STORED_DURABLE)
         stored_write_claims(stored);
-    start_next(storage);
-    return RDT_OK;
+    return start_next(storage, object->generation, err);
 }
 
 /* ---- start and end ---- */
