@@ -2,13 +2,6 @@
 /* Conn's calls with one answer. */
 #include "rdtpy.h"
 
-static PyObject *none_or_raise(enum rdt_status status, const struct rdt_error *err)
-{
-    if (status != RDT_OK)
-        return raise_error(err);
-    Py_RETURN_NONE;
-}
-
 static PyObject *node(PyObject *self, PyObject *ignored)
 {
     struct conn *conn = (struct conn *)self;
@@ -84,7 +77,7 @@ static enum rdt_status hold(rdt *conn, const struct rdt_ref *ref, bool takes_ove
 static PyObject *start(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
-    PyObject *ref, *timeout, *made = NULL;
+    PyObject *ref, *timeout;
     unsigned long long address;
     Py_ssize_t bytes;
     struct rdt_ref value;
@@ -98,14 +91,7 @@ static PyObject *start(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "iOKnO|d:_start", &what, &ref, &address, &bytes, &timeout, &patience) ||
         !timeout_from(timeout, -1, &timeout_ns))
         return NULL;
-    if (what != 2) {
-        if (!PyObject_TypeCheck(ref, &ref_type)) {
-            PyErr_Format(PyExc_TypeError, "expected a Ref, not a %.100s", Py_TYPE(ref)->tp_name);
-            return NULL;
-        }
-        value = ((struct ref *)ref)->ref;
-    }
-    if (!conn_enter(conn))
+    if ((what != 2 && !ref_read(ref, &value)) || !conn_enter(conn))
         return NULL;
     Py_BEGIN_ALLOW_THREADS if (what == 0) status = rdt_wait_put_start(conn->rdt, &value, timeout_ns, &request, &err);
     else if (what == 1) status = rdt_wait_freed_start(conn->rdt, &value, timeout_ns, &request, &err);
@@ -113,12 +99,7 @@ static PyObject *start(PyObject *self, PyObject *args)
         hold(conn->rdt, &value, what == 4, timeout_ns, (int64_t)(patience * 1e9), &request, &err);
     else status =
         rdt_wait_freed_range_start(conn->rdt, (const void *)(uintptr_t)address, (size_t)bytes, timeout_ns, &request, &err);
-    Py_END_ALLOW_THREADS if (status == RDT_OK) made = request_new(conn, request);
-    else(void) raise_error(&err);
-    if (made && conn->closed)
-        rdt_cancel(request);
-    conn_leave(conn);
-    return made;
+    Py_END_ALLOW_THREADS return request_started(conn, status, request, &err);
 }
 
 /* _span(tensor): address of its first byte, and the number of bytes up to the end of its last element. */
@@ -229,13 +210,8 @@ static PyObject *unpublish(PyObject *self, PyObject *ref)
     struct rdt_error err;
     enum rdt_status status;
 
-    if (!PyObject_TypeCheck(ref, &ref_type)) {
-        PyErr_Format(PyExc_TypeError, "expected a Ref, not a %.100s", Py_TYPE(ref)->tp_name);
+    if (!ref_read(ref, &value) || !conn_enter(conn))
         return NULL;
-    }
-    if (!conn_enter(conn))
-        return NULL;
-    value = ((struct ref *)ref)->ref;
     CONN_CALL(conn, status = rdt_unpublish(conn->rdt, &value, &err));
     return none_or_raise(status, &err);
 }

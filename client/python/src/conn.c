@@ -81,7 +81,8 @@ void conn_release_session(struct conn *conn)
     Py_DECREF(conn);
 }
 
-void retained_hold_drop(struct conn *conn, struct retained_hold *retained)
+/* Releases the hold without waiting for an answer. */
+static void retained_hold_drop(struct conn *conn, struct retained_hold *retained)
 {
     if (retained->hold)
         rdt_request_destroy(retained->hold);
@@ -152,10 +153,8 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     enum rdt_status status;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OzO:Connection", names, &socket, &options.name, &timeout) ||
-        !timeout_from(timeout, 0, &options.timeout_ns))
+        !option_timeout(timeout, &options.timeout_ns))
         return NULL;
-    if (timeout != Py_None && options.timeout_ns == 0)
-        options.timeout_ns = RDT_NO_WAIT;
     if (socket != Py_None && !PyUnicode_FSConverter(socket, &socket_bytes))
         return NULL;
     options.socket = socket_bytes ? PyBytes_AS_STRING(socket_bytes) : NULL;
@@ -193,15 +192,9 @@ static void conn_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-static PyObject *get_closed(PyObject *self, void *ignored)
-{
-    (void)ignored;
-    return PyBool_FromLong(((struct conn *)self)->closed);
-}
-
-static PyGetSetDef getset[] = {
-    {"closed", get_closed, NULL, "True once close() was called.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef members[] = {
+    {"closed", T_BOOL, offsetof(struct conn, closed), READONLY, "True once close() was called."},
+    {NULL, 0, 0, 0, NULL},
 };
 
 PyTypeObject conn_type = {
@@ -212,5 +205,5 @@ PyTypeObject conn_type = {
     .tp_dealloc = conn_dealloc,
     .tp_weaklistoffset = offsetof(struct conn, weakrefs),
     .tp_methods = conn_methods,
-    .tp_getset = getset,
+    .tp_members = members,
 };

@@ -7,7 +7,8 @@
 
 /* ---- dtypes ---- */
 
-enum rdt_dtype dtype_of_format(const char *format, Py_ssize_t itemsize)
+/* The dtype of a format of the struct module. 0: rdtd has none. */
+static enum rdt_dtype dtype_of_format(const char *format, Py_ssize_t itemsize)
 {
     if (!format)
         return RDT_U8;
@@ -84,7 +85,7 @@ bool dlpack_of_dtype(enum rdt_dtype dtype, uint8_t *code_p, uint8_t *bits_p)
 /* ---- one tensor ---- */
 
 /* Returns room for shape and strides, [2 * ndim]; NULL with an exception set. */
-int64_t *borrowed_dims(struct borrowed *borrowed, Py_ssize_t ndim)
+static int64_t *borrowed_dims(struct borrowed *borrowed, Py_ssize_t ndim)
 {
     if (ndim > 32) {
         PyErr_Format(PyExc_ValueError, "it has %zd dimensions; 0 to 32 are supported", ndim);
@@ -98,8 +99,8 @@ int64_t *borrowed_dims(struct borrowed *borrowed, Py_ssize_t ndim)
     return borrowed->dims;
 }
 
-bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim,
-                        Py_ssize_t itemsize)
+static bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim,
+                               Py_ssize_t itemsize)
 {
     for (Py_ssize_t i = 0; i < ndim; i++) {
         if (bytes[i] % itemsize != 0 && shape[i] > 1) {
@@ -167,6 +168,40 @@ bool dims_from_tuple(PyObject *tuple, int64_t *dims, Py_ssize_t ndim)
     return true;
 }
 
+bool dims_from_tuples(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *shape, PyObject *strides,
+                      Py_ssize_t itemsize)
+{
+    Py_ssize_t ndim = PyTuple_GET_SIZE(shape);
+    int64_t *dims = borrowed_dims(borrowed, ndim);
+
+    if (!dims || !dims_from_tuple(shape, dims, ndim) || (strides && !dims_from_tuple(strides, dims + ndim, ndim)) ||
+        (strides && itemsize > 0 &&
+         !strides_from_bytes(dims + ndim, (const Py_ssize_t *)dims, (const Py_ssize_t *)dims + ndim, ndim, itemsize)))
+        return false;
+    tensor->ndim = (uint32_t)ndim;
+    tensor->shape = dims;
+    tensor->strides = strides ? dims + ndim : NULL;
+    return true;
+}
+
+bool tensor_from_dl(struct borrowed *borrowed, struct rdt_tensor *tensor, const struct dl_tensor *dl)
+{
+    int64_t *dims = borrowed_dims(borrowed, dl->ndim);
+
+    if (!dims)
+        return false;
+    for (int i = 0; i < dl->ndim; i++) {
+        dims[i] = dl->shape[i];
+        if (dl->strides)
+            dims[dl->ndim + i] = dl->strides[i];
+    }
+    tensor->ndim = (uint32_t)dl->ndim;
+    tensor->shape = dims;
+    tensor->strides = dl->strides ? dims + dl->ndim : NULL;
+    tensor->data = (uint8_t *)dl->data + dl->byte_offset;
+    return true;
+}
+
 /* Reads the device type and number from __dlpack_device__. */
 static bool dlpack_device(PyObject *object, int *type_p, int *id_p)
 {
@@ -187,12 +222,10 @@ static bool from_dlpack(struct borrowed *borrowed, struct rdt_tensor *tensor, Py
     const struct dl_tensor *dl;
     bool readonly = false;
     int type = DL_CPU, id = 0;
-    int64_t *dims;
 
     if (!dlpack_device(object, &type, &id))
         return false;
-    borrowed->alive =
-        type == DL_CUDA ? gpu_dlpack(borrowed, object, id, stream) : PyObject_CallMethod(object, "__dlpack__", NULL);
+    borrowed->alive = type == DL_CUDA ? gpu_dlpack(borrowed, object, stream) : PyObject_CallMethod(object, "__dlpack__", NULL);
     if (!borrowed->alive)
         return false;
     if (PyCapsule_IsValid(borrowed->alive, "dltensor")) {
@@ -231,19 +264,7 @@ static bool from_dlpack(struct borrowed *borrowed, struct rdt_tensor *tensor, Py
                      (int)dl->dtype.bits, (int)dl->dtype.lanes);
         return false;
     }
-    dims = borrowed_dims(borrowed, dl->ndim);
-    if (!dims)
-        return false;
-    for (int i = 0; i < dl->ndim; i++) {
-        dims[i] = dl->shape[i];
-        if (dl->strides)
-            dims[dl->ndim + i] = dl->strides[i];
-    }
-    tensor->ndim = (uint32_t)dl->ndim;
-    tensor->shape = dims;
-    tensor->strides = dl->strides ? dims + dl->ndim : NULL;
-    tensor->data = (uint8_t *)dl->data + dl->byte_offset;
-    return true;
+    return tensor_from_dl(borrowed, tensor, dl);
 }
 
 /* numpy arrays whose dtype (of ml_dtypes) the buffer protocol cannot express: the dtype is found by its name. */
@@ -253,7 +274,6 @@ static bool from_numpy_name(struct borrowed *borrowed, struct rdt_tensor *tensor
     PyObject *number = name && numpy_names ? PyDict_GetItemWithError(numpy_names, name) : NULL, *flags = NULL,
              *writeable = NULL;
     PyObject *shape = NULL, *strides = NULL, *ctypes = NULL, *item;
-    int64_t *dims;
     bool ok = false;
 
     if (!number) {
@@ -272,17 +292,9 @@ static bool from_numpy_name(struct borrowed *borrowed, struct rdt_tensor *tensor
     tensor->dtype = (enum rdt_dtype)PyLong_AsLong(number);
     shape = PyObject_GetAttrString(array, "shape");
     strides = PyObject_GetAttrString(array, "strides");
-    if (!shape || !strides || !PyTuple_Check(shape))
+    if (!shape || !strides || !PyTuple_Check(shape) ||
+        !dims_from_tuples(borrowed, tensor, shape, strides, (Py_ssize_t)rdt_dtype_bytes(tensor->dtype)))
         goto end;
-    tensor->ndim = (uint32_t)PyTuple_GET_SIZE(shape);
-    dims = borrowed_dims(borrowed, (Py_ssize_t)tensor->ndim);
-    if (!dims || !dims_from_tuple(shape, dims, (Py_ssize_t)tensor->ndim) ||
-        !dims_from_tuple(strides, dims + tensor->ndim, (Py_ssize_t)tensor->ndim) ||
-        !strides_from_bytes(dims + tensor->ndim, (const Py_ssize_t *)dims, (const Py_ssize_t *)dims + tensor->ndim,
-                            (Py_ssize_t)tensor->ndim, (Py_ssize_t)rdt_dtype_bytes(tensor->dtype)))
-        goto end;
-    tensor->shape = dims;
-    tensor->strides = dims + tensor->ndim;
     ctypes = PyObject_GetAttrString(array, "__array_interface__");
     item = ctypes && PyDict_Check(ctypes) ? PyDict_GetItemString(ctypes, "data") : NULL;
     if (!item || !PyTuple_Check(item) || PyTuple_GET_SIZE(item) < 1)

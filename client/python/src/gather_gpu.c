@@ -44,11 +44,10 @@ bool gpu_torch_stream(struct borrowed *borrowed, PyObject *torch, PyObject *stre
 }
 
 /* The producer makes the stream that we pass wait for its own. */
-PyObject *gpu_dlpack(struct borrowed *borrowed, PyObject *object, int ordinal, PyObject *stream)
+PyObject *gpu_dlpack(struct borrowed *borrowed, PyObject *object, PyObject *stream)
 {
     PyObject *method, *no_arguments, *arguments, *capsule = NULL;
 
-    (void)ordinal;
     borrowed->on_gpu = true;
     borrowed->stream = (void *)LEGACY_STREAM;
     if (stream != Py_None && !stream_from(stream, &borrowed->stream))
@@ -88,8 +87,6 @@ bool gpu_array_interface(struct borrowed *borrowed, struct rdt_tensor *tensor, P
 {
     PyObject *interface = PyObject_GetAttrString(object, "__cuda_array_interface__"), *typestr, *data, *shape, *strides,
              *stream;
-    Py_ssize_t ndim;
-    int64_t *dims;
     bool ok = false;
 
     if (!interface)
@@ -118,20 +115,9 @@ bool gpu_array_interface(struct borrowed *borrowed, struct rdt_tensor *tensor, P
         PyErr_SetString(PyExc_BufferError, "it is read-only");
         goto end;
     }
-    ndim = PyTuple_GET_SIZE(shape);
-    dims = borrowed_dims(borrowed, ndim);
-    if (!dims || !dims_from_tuple(shape, dims, ndim))
+    if (!dims_from_tuples(borrowed, tensor, shape, strides == Py_None ? NULL : strides,
+                          (Py_ssize_t)rdt_dtype_bytes(tensor->dtype)))
         goto end;
-    tensor->ndim = (uint32_t)ndim;
-    tensor->shape = dims;
-    tensor->strides = NULL;
-    if (strides && strides != Py_None) {
-        if (!dims_from_tuple(strides, dims + ndim, ndim) ||
-            !strides_from_bytes(dims + ndim, (const Py_ssize_t *)dims, (const Py_ssize_t *)dims + ndim, ndim,
-                                (Py_ssize_t)rdt_dtype_bytes(tensor->dtype)))
-            goto end;
-        tensor->strides = dims + ndim;
-    }
     tensor->data = PyLong_AsVoidPtr(PyTuple_GET_ITEM(data, 0));
     borrowed->on_gpu = true;
     borrowed->stream = (void *)LEGACY_STREAM;

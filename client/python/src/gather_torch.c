@@ -53,7 +53,6 @@ static bool by_attributes(struct borrowed *borrowed, struct rdt_tensor *tensor, 
                           PyObject *stream)
 {
     PyObject *on_cpu, *dtype = NULL, *shape = NULL, *strides = NULL, *number;
-    int64_t *dims;
     int lazy;
     bool ok = false;
 
@@ -92,15 +91,8 @@ static bool by_attributes(struct borrowed *borrowed, struct rdt_tensor *tensor, 
     }
     shape = PyObject_GetAttr(torch, names.shape);
     strides = PyObject_CallMethodNoArgs(torch, names.stride);
-    if (!shape || !strides || !PyTuple_Check(shape))
+    if (!shape || !strides || !PyTuple_Check(shape) || !dims_from_tuples(borrowed, tensor, shape, strides, 0))
         goto end;
-    tensor->ndim = (uint32_t)PyTuple_GET_SIZE(shape);
-    dims = borrowed_dims(borrowed, (Py_ssize_t)tensor->ndim);
-    if (!dims || !dims_from_tuple(shape, dims, (Py_ssize_t)tensor->ndim) ||
-        !dims_from_tuple(strides, dims + tensor->ndim, (Py_ssize_t)tensor->ndim))
-        goto end;
-    tensor->shape = dims;
-    tensor->strides = dims + tensor->ndim;
     tensor->data = address_from(PyObject_CallMethodNoArgs(torch, names.data_ptr));
     ok = !PyErr_Occurred();
 end:
@@ -147,8 +139,6 @@ bool torch_find_exchange(PyObject *type)
 static bool by_exchange(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *torch)
 {
     struct dl_tensor dl;
-    int64_t *dims;
-    int lazy;
 
     if (!exchange)
         return false;
@@ -159,22 +149,12 @@ static bool by_exchange(struct borrowed *borrowed, struct rdt_tensor *tensor, Py
     tensor->dtype = dtype_of_dlpack(dl.dtype.code, dl.dtype.bits, dl.dtype.lanes);
     if (dl.device.type != DL_CPU || !tensor->dtype || (dl.ndim > 0 && !dl.strides))
         return false;
-    lazy = is_lazy(torch, tensor->dtype);
-    dims = lazy == 0 ? borrowed_dims(borrowed, dl.ndim) : NULL;
-    if (!dims) {
+    if (is_lazy(torch, tensor->dtype) != 0 || !tensor_from_dl(borrowed, tensor, &dl)) {
         PyErr_Clear();
         return false;
     }
-    for (int i = 0; i < dl.ndim; i++) { /* copied, because the tensor may be resized while the GIL is released */
-        dims[i] = dl.shape[i];
-        dims[dl.ndim + i] = dl.strides[i];
-    }
     Py_INCREF(torch);
     borrowed->alive = torch;
-    tensor->ndim = (uint32_t)dl.ndim;
-    tensor->shape = dims;
-    tensor->strides = dims + dl.ndim;
-    tensor->data = (uint8_t *)dl.data + dl.byte_offset;
     return true;
 }
 

@@ -67,10 +67,6 @@ enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct 
     (void)conn, (void)set, (void)err;
     return RDT_OK;
 }
-void gpu_settle(struct conn *conn, uint64_t gpus)
-{
-    (void)conn, (void)gpus;
-}
 void gpu_release(struct conn *conn, uint64_t gpus, const struct used_streams *used, rdt_object *take_object, void *take_addr)
 {
     (void)gpus, (void)used;
@@ -350,7 +346,8 @@ void gpu_take_back(struct borrowed_set *set)
 
 /* ---- release of memory ---- */
 
-void gpu_settle(struct conn *conn, uint64_t gpus)
+/* Waits until this process's queued work on these GPUs is done, before their memory is released. */
+static void settle(struct conn *conn, uint64_t gpus)
 {
     for (int i = 0; conn->cuda && gpus >> i; i++)
         if (gpus >> i & 1)
@@ -384,7 +381,7 @@ void gpu_release(struct conn *conn, uint64_t gpus, const struct used_streams *us
     void *streams[MAX_USED_STREAMS + 2] = {(void *)LEGACY_STREAM, (void *)STREAM_PER_THREAD};
 
     if (!release) {
-        gpu_settle(conn, gpus);
+        settle(conn, gpus);
         if (now.object)
             rdt_release(now.object);
         else

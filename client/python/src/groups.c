@@ -26,10 +26,8 @@ PyObject *conn_group_create(PyObject *self, PyObject *args)
     bool entered = false;
 
     if (!PyArg_ParseTuple(args, "ssO!O:_group_create", &name, &transport, &PyList_Type, &list, &timeout) ||
-        !timeout_from(timeout, 0, &options.timeout_ns))
+        !option_timeout(timeout, &options.timeout_ns))
         return NULL;
-    if (timeout != Py_None && options.timeout_ns == 0)
-        options.timeout_ns = RDT_NO_WAIT;
     held = PyList_AsTuple(list); /* a copy: the caller's list may change meanwhile */
     members = held ? PyMem_Calloc((size_t)PyTuple_GET_SIZE(held) + 1, sizeof *members) : NULL;
     if (!members) {
@@ -63,9 +61,7 @@ PyObject *conn_group_destroy(PyObject *self, PyObject *name)
     if (!text || !conn_enter(conn))
         return NULL;
     CONN_CALL(conn, status = rdt_group_destroy(conn->rdt, text, &err));
-    if (status != RDT_OK)
-        return raise_error(&err);
-    Py_RETURN_NONE;
+    return none_or_raise(status, &err);
 }
 
 /* _groups(): a list of (name, transport, state, why, epoch, members, ranks). */
@@ -111,7 +107,7 @@ end:
 PyObject *conn_broadcast(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
-    PyObject *timeout, *made = NULL;
+    PyObject *timeout;
     struct ref *ref;
     rdt_request *request;
     const char *group;
@@ -123,10 +119,5 @@ PyObject *conn_broadcast(PyObject *self, PyObject *args)
         !timeout_from(timeout, -1, &timeout_ns) || !conn_enter(conn))
         return NULL;
     status = rdt_broadcast_start(conn->rdt, &ref->ref, group, timeout_ns, &request, &err);
-    if (status == RDT_OK)
-        made = request_new(conn, request);
-    else
-        (void)raise_error(&err);
-    conn_leave(conn);
-    return made;
+    return request_started(conn, status, request, &err);
 }

@@ -104,12 +104,7 @@ PyObject *conn_stat(PyObject *self, PyObject *ref)
     PyObject *dict, *holders;
     struct rows rows;
 
-    if (!PyObject_TypeCheck(ref, &ref_type)) {
-        PyErr_Format(PyExc_TypeError, "stat: expected a Ref, not a %.100s", Py_TYPE(ref)->tp_name);
-        return NULL;
-    }
-    value = ((struct ref *)ref)->ref;
-    if (!rows_begin(&rows, (struct conn *)self))
+    if (!ref_read(ref, &value) || !rows_begin(&rows, (struct conn *)self))
         return NULL;
     status = rdt_holders(rows.conn->rdt, &value, &stat, add_holder, &rows, &err);
     holders = rows_end(&rows, status, &err);

@@ -44,6 +44,13 @@ PyObject *raise_status(enum rdt_status status, const char *fmt, ...)
     return raise_error(&err);
 }
 
+PyObject *none_or_raise(enum rdt_status status, const struct rdt_error *err)
+{
+    if (status != RDT_OK)
+        return raise_error(err);
+    Py_RETURN_NONE;
+}
+
 bool timeout_from(PyObject *seconds, int64_t none, int64_t *ns_p)
 {
     double s;
@@ -60,6 +67,15 @@ bool timeout_from(PyObject *seconds, int64_t none, int64_t *ns_p)
         return false;
     }
     *ns_p = s >= 9.2e9 ? INT64_MAX : (int64_t)(s * 1e9);
+    return true;
+}
+
+bool option_timeout(PyObject *seconds, int64_t *ns_p)
+{
+    if (!timeout_from(seconds, 0, ns_p))
+        return false;
+    if (seconds != Py_None && *ns_p == 0)
+        *ns_p = RDT_NO_WAIT;
     return true;
 }
 

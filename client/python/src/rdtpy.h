@@ -26,6 +26,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <structmember.h>
 
 #ifdef RDTPY_WITHOUT_CUDA
 typedef struct rdt_cuda rdt_cuda;
@@ -136,8 +137,11 @@ extern PyObject *numpy_names;                      /* dict of numpy's dtype name
 PyObject *raise_error(const struct rdt_error *err);
 PyObject *raise_status(enum rdt_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+PyObject *none_or_raise(enum rdt_status status, const struct rdt_error *err); /* None, or NULL with an exception set */
+
 /* Converts a timeout (seconds, or None, which becomes `none`) to nanoseconds. Returns false with an exception set. */
 bool timeout_from(PyObject *seconds, int64_t none, int64_t *ns_p);
+bool option_timeout(PyObject *seconds, int64_t *ns_p); /* for options of rdt.h, where 0 is the default, and not "do not wait" */
 
 /* ---- conn ---- */
 
@@ -165,18 +169,21 @@ struct retained_hold {
     rdt_request *hold; /* NULL: the producer's hold */
 };
 
-/* Releases the hold without waiting for an answer. */
-void retained_hold_drop(struct conn *conn, struct retained_hold *retained);
-
 /* Drops the connection's retained hold on the object of `ref`; NULL: drops all of them. */
 void conn_forget(struct conn *conn, const struct rdt_ref *ref);
 
 /* A new Ref of the Python subclass. With conn NULL it has no hold. */
 PyObject *ref_new(const struct rdt_ref *ref, struct conn *conn);
 
+/* Copies the value of a Ref. Returns false with TypeError set if the object is none. */
+bool ref_read(PyObject *object, struct rdt_ref *value_p);
+
 /* ---- request, object ---- */
 
 PyObject *request_new(struct conn *conn, rdt_request *take_request);
+
+/* Ends a call that was to start a request: makes the Request, or raises the error, and calls conn_leave. */
+PyObject *request_started(struct conn *conn, enum rdt_status status, rdt_request *take_request, const struct rdt_error *err);
 bool request_holds(PyObject *request);
 
 /* Takes the started hold out of a Request that nobody else references; the caller owns the result. NULL: it has no hold. */
@@ -186,14 +193,45 @@ PyObject *object_new(struct conn *conn, rdt_object *take_object);
 /* ---- tensor ---- */
 
 PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readonly, int gpu);
-struct conn *tensor_conn(const struct tensor *tensor);                                           /* borrowed */
 bool memory_has_one_of(const struct conn *conn, const struct rdt_tensor *tensors, size_t count); /* in a Memory of conn */
-const char *tensor_format(enum rdt_dtype dtype); /* format letter of the struct module; NULL: there is none */
+PyObject *tuple_of(const Py_ssize_t *numbers, uint32_t count);
 PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs);
 PyObject *tensor_dlpack_device(PyObject *self, PyObject *ignored);
 PyObject *tensor_capsule(PyObject *self, PyObject *ignored);
 
 /* ---- gather ---- */
+
+/* The structures of dlpack.h. */
+struct dl_tensor {
+    void *data;
+    struct {
+        int32_t type, id;
+    } device;
+    int32_t ndim;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } dtype;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+};
+struct dl_managed {
+    struct dl_tensor tensor;
+    void *context;
+    void (*deleter)(struct dl_managed *self);
+};
+struct dl_managed_versioned {
+    struct {
+        uint32_t major, minor;
+    } version;
+    void *context;
+    void (*deleter)(struct dl_managed_versioned *self);
+    uint64_t flags; /* 1: read-only, 2: a copy */
+    struct dl_tensor tensor;
+};
+#define DL_CPU 1
+#define DL_CUDA 2
+#define DL_READ_ONLY ((uint64_t)1)
 
 struct borrowed {
     Py_buffer view;  /* view.obj is NULL if no buffer was taken */
@@ -235,14 +273,17 @@ bool torch_find_exchange(PyObject *type);
 bool torch_take(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *torch, bool writable, PyObject *stream);
 
 /* Tensors on GPUs (gather_gpu.c). Each returns false or NULL with an exception set. */
-int64_t *borrowed_dims(struct borrowed *borrowed, Py_ssize_t ndim);
 bool dims_from_tuple(PyObject *tuple, int64_t *dims, Py_ssize_t ndim);
-bool strides_from_bytes(int64_t *strides, const Py_ssize_t *shape, const Py_ssize_t *bytes, Py_ssize_t ndim,
-                        Py_ssize_t itemsize);
+
+/* Fill in shape and strides, which they copy: the owner may be resized while the GIL is released. strides NULL: row-major;
+ * itemsize > 0: they are in bytes. tensor_from_dl fills in the address as well. */
+bool dims_from_tuples(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *shape, PyObject *strides,
+                      Py_ssize_t itemsize);
+bool tensor_from_dl(struct borrowed *borrowed, struct rdt_tensor *tensor, const struct dl_tensor *dl);
 bool gpu_torch_stream(struct borrowed *borrowed, PyObject *torch, PyObject *stream);
 
 /* Returns the object's capsule. From then on borrowed->stream waits for the producer's stream. */
-PyObject *gpu_dlpack(struct borrowed *borrowed, PyObject *object, int ordinal, PyObject *stream);
+PyObject *gpu_dlpack(struct borrowed *borrowed, PyObject *object, PyObject *stream);
 bool gpu_array_interface(struct borrowed *borrowed, struct rdt_tensor *tensor, PyObject *object, bool writable,
                          PyObject *stream);
 bool stream_from(PyObject *number, void **stream_p);
@@ -276,9 +317,6 @@ void gpu_take_back(struct borrowed_set *set);
 /* The fetch has ended well: copies what has landed elsewhere to its targets, in their streams. Without the GIL. */
 enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct rdt_error *err);
 
-/* Waits until this process's queued work on these GPUs is done, before their memory is released. Called without the GIL. */
-void gpu_settle(struct conn *conn, uint64_t gpus);
-
 /* Releases an object, or deallocates memory, when the streams that use it have come there. Does not wait, except for tensors of
  * which it is not known which streams use them. Without the GIL. */
 void gpu_release(struct conn *conn, uint64_t gpus, const struct used_streams *used, rdt_object *take_object, void *take_addr);
@@ -292,42 +330,9 @@ PyObject *conn_gpu_open(PyObject *self, PyObject *ignored);
 PyObject *conn_use_pool(PyObject *self, PyObject *ignored);
 PyObject *gpu_pool_info(PyObject *module, PyObject *ignored);
 
-/* dtypes from format letters of the struct module or from DLPack's codes. 0: rdtd has no such dtype. */
-enum rdt_dtype dtype_of_format(const char *format, Py_ssize_t itemsize);
+/* dtypes from and to DLPack's codes. 0 or false: there is no such dtype. */
 enum rdt_dtype dtype_of_dlpack(uint8_t code, uint8_t bits, uint16_t lanes);
 bool dlpack_of_dtype(enum rdt_dtype dtype, uint8_t *code_p, uint8_t *bits_p);
-
-/* The structures of dlpack.h. */
-struct dl_tensor {
-    void *data;
-    struct {
-        int32_t type, id;
-    } device;
-    int32_t ndim;
-    struct {
-        uint8_t code, bits;
-        uint16_t lanes;
-    } dtype;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-};
-struct dl_managed {
-    struct dl_tensor tensor;
-    void *context;
-    void (*deleter)(struct dl_managed *self);
-};
-struct dl_managed_versioned {
-    struct {
-        uint32_t major, minor;
-    } version;
-    void *context;
-    void (*deleter)(struct dl_managed_versioned *self);
-    uint64_t flags; /* 1: read-only, 2: a copy */
-    struct dl_tensor tensor;
-};
-#define DL_CPU 1
-#define DL_CUDA 2
-#define DL_READ_ONLY ((uint64_t)1)
 
 /* _rdt.header_names(bytes): (names in the order of their tensors, "__metadata__" as JSON), or None if put did not write this
  * header. */

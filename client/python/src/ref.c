@@ -3,9 +3,8 @@
  * Ref may take a hold later. */
 #include "rdtpy.h"
 
-PyObject *ref_new(const struct rdt_ref *value, struct conn *conn)
+static PyObject *make(PyTypeObject *type, const struct rdt_ref *value)
 {
-    PyTypeObject *type = made_ref_type ? (PyTypeObject *)made_ref_type : &ref_type;
     struct ref *ref = (struct ref *)type->tp_alloc(type, 0);
 
     if (!ref)
@@ -14,12 +13,29 @@ PyObject *ref_new(const struct rdt_ref *value, struct conn *conn)
     ref->copied = -1;
     ref->grace_ns = GRACE_NS;
     link_init(&ref->link);
-    if (conn) {
+    return (PyObject *)ref;
+}
+
+PyObject *ref_new(const struct rdt_ref *value, struct conn *conn)
+{
+    struct ref *ref = (struct ref *)make(made_ref_type ? (PyTypeObject *)made_ref_type : &ref_type, value);
+
+    if (ref && conn) {
         Py_INCREF(conn);
         ref->conn = conn;
         link_add(&conn->holds, &ref->link);
     }
     return (PyObject *)ref;
+}
+
+bool ref_read(PyObject *object, struct rdt_ref *value_p)
+{
+    if (!PyObject_TypeCheck(object, &ref_type)) {
+        PyErr_Format(PyExc_TypeError, "expected a Ref, not a %.100s", Py_TYPE(object)->tp_name);
+        return false;
+    }
+    *value_p = ((struct ref *)object)->ref;
+    return true;
 }
 
 /* Drops the Ref's hold, or hands it to the connection if the Ref is retained. Does not block. */
@@ -56,19 +72,6 @@ static void ref_dealloc(PyObject *self)
 }
 
 /* ---- construction ---- */
-
-static PyObject *make(PyTypeObject *type, const struct rdt_ref *value)
-{
-    struct ref *ref = (struct ref *)type->tp_alloc(type, 0);
-
-    if (!ref)
-        return NULL;
-    ref->ref = *value;
-    ref->copied = -1;
-    ref->grace_ns = GRACE_NS;
-    link_init(&ref->link);
-    return (PyObject *)ref;
-}
 
 /* Ref(text): a ref as text, or a bare id. */
 static PyObject *ref_make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -206,12 +209,6 @@ static PyObject *ref_reduce(PyObject *self, PyObject *ignored)
     return reduced;
 }
 
-/* Releases the hold that this Ref took later (not the producer's). */
-static void end_hold(struct ref *ref)
-{
-    Py_CLEAR(ref->hold);
-}
-
 static PyObject *ref_free(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"force", NULL};
@@ -228,17 +225,15 @@ static PyObject *ref_free(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!conn && ref->hold && force)
         conn = ((struct request *)ref->hold)->conn;
     if (!conn) {
-        end_hold(ref);
-        Py_RETURN_NONE; /* the Ref has no hold */
+        Py_CLEAR(ref->hold); /* not the producer's */
+        Py_RETURN_NONE;      /* the Ref has no hold */
     }
     if (!conn_enter(conn))
         return NULL;
     let_go(ref);
-    end_hold(ref);
+    Py_CLEAR(ref->hold);
     CONN_CALL(conn, status = rdt_free(conn->rdt, &value, force != 0, &err));
-    if (status != RDT_OK)
-        return raise_error(&err);
-    Py_RETURN_NONE;
+    return none_or_raise(status, &err);
 }
 
 static PyObject *ref_drop(PyObject *self, PyObject *ignored)
@@ -250,7 +245,7 @@ static PyObject *ref_drop(PyObject *self, PyObject *ignored)
 
     (void)ignored;
     ref->wanting = false;
-    end_hold(ref);
+    Py_CLEAR(ref->hold);
     if (!conn)
         Py_RETURN_NONE; /* the Ref has no hold */
     if (!conn_enter(conn))
@@ -260,9 +255,7 @@ static PyObject *ref_drop(PyObject *self, PyObject *ignored)
     status = rdt_drop(conn->rdt, &ref->ref, &err); /* does not block */
     conn_leave(conn);
     Py_DECREF(conn);
-    if (status != RDT_OK)
-        return raise_error(&err);
-    Py_RETURN_NONE;
+    return none_or_raise(status, &err);
 }
 
 static PyObject *ref_keep(PyObject *self, PyObject *ignored)
@@ -320,18 +313,6 @@ static PyObject *get_id(PyObject *self, void *ignored)
     return PyBytes_FromStringAndSize(ref->id, ref->id_bytes);
 }
 
-static PyObject *get_address(PyObject *self, void *ignored)
-{
-    (void)ignored;
-    return PyUnicode_FromString(((struct ref *)self)->ref.address);
-}
-
-static PyObject *get_generation(PyObject *self, void *ignored)
-{
-    (void)ignored;
-    return PyLong_FromUnsignedLongLong(((struct ref *)self)->ref.generation);
-}
-
 static PyObject *get_owner(PyObject *self, void *ignored)
 {
     const struct rdt_ref *ref = &((struct ref *)self)->ref;
@@ -340,18 +321,6 @@ static PyObject *get_owner(PyObject *self, void *ignored)
     if (ref->any_owner)
         Py_RETURN_NONE;
     return Py_BuildValue("(Is)", (unsigned)ref->uid, ref->tenant);
-}
-
-static PyObject *get_after(PyObject *self, void *ignored)
-{
-    (void)ignored;
-    return PyLong_FromUnsignedLongLong(((struct ref *)self)->ref.after);
-}
-
-static PyObject *get_is_name(PyObject *self, void *ignored)
-{
-    (void)ignored;
-    return PyBool_FromLong(((struct ref *)self)->ref.is_name);
 }
 
 static PyObject *get_holds(PyObject *self, void *ignored)
@@ -385,23 +354,6 @@ static int set_hold(PyObject *self, PyObject *value, void *ignored)
     return 0;
 }
 
-static PyObject *get_wanting(PyObject *self, void *ignored)
-{
-    (void)ignored;
-    return PyBool_FromLong(((struct ref *)self)->wanting);
-}
-
-static int set_wanting(PyObject *self, PyObject *value, void *ignored)
-{
-    int yes = value ? PyObject_IsTrue(value) : 0;
-
-    (void)ignored;
-    if (yes < 0)
-        return -1;
-    ((struct ref *)self)->wanting = yes;
-    return 0;
-}
-
 static PyObject *get_copied(PyObject *self, void *ignored)
 {
     struct ref *ref = (struct ref *)self;
@@ -410,18 +362,6 @@ static PyObject *get_copied(PyObject *self, void *ignored)
     if (ref->copied < 0)
         Py_RETURN_NONE;
     return PyLong_FromSsize_t(ref->copied);
-}
-
-static PyObject *get_live(PyObject *self, void *ignored)
-{
-    (void)ignored;
-    return PyBool_FromLong(((struct ref *)self)->live);
-}
-
-static PyObject *get_hint(PyObject *self, void *ignored)
-{
-    (void)ignored;
-    return PyLong_FromLong(((struct ref *)self)->hint);
 }
 
 static PyObject *get_grace(PyObject *self, void *ignored)
@@ -436,26 +376,9 @@ static int set_grace(PyObject *self, PyObject *value, void *ignored)
     return value && timeout_from(value, GRACE_NS, &((struct ref *)self)->grace_ns) ? 0 : -1;
 }
 
-static int set_hint(PyObject *self, PyObject *value, void *ignored)
-{
-    long hint = value ? PyLong_AsLong(value) : 0;
-
-    (void)ignored;
-    if (hint == -1 && PyErr_Occurred())
-        return -1;
-    ((struct ref *)self)->hint = (int)hint;
-    return 0;
-}
-
 static PyGetSetDef getset[] = {
     {"id", get_id, NULL, "The object's id, or a published name: 1 to 128 bytes.", NULL},
-    {"address", get_address, NULL, "\"host:port\" of the node's peer link; \"\" if it has none.", NULL},
-    {"generation", get_generation, NULL,
-     "Distinguishes successive objects with the same id; 0 means whichever object has the id.", NULL},
     {"owner", get_owner, NULL, "(uid, tenant) of whom it belongs to; None: of whoever asks.", NULL},
-    {"after", get_after, NULL,
-     "For a name: the last version that was read, so a fetch waits for a newer one; 0 accepts any version.", NULL},
-    {"is_name", get_is_name, NULL, "Whether this means the newest version of a published name.", NULL},
     {"holds", get_holds, NULL,
      "Whether this Ref holds the object: put returned it, or it took a hold later. A hold that was refused or that ended with "
      "its connection does not count.",
@@ -463,11 +386,23 @@ static PyGetSetDef getset[] = {
     {"copied", get_copied, NULL,
      "The number of tensors that put copied into the daemon's memory; None if this Ref did not come from put.", NULL},
     {"_hold", get_hold, set_hold, NULL, NULL},
-    {"_wanting", get_wanting, set_wanting, NULL, NULL},
     {"_grace", get_grace, set_grace, NULL, NULL},
-    {"_hint", get_hint, set_hint, NULL, NULL},
-    {"_live", get_live, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"address", T_STRING_INPLACE, offsetof(struct ref, ref.address), READONLY,
+     "\"host:port\" of the node's peer link; \"\" if it has none."},
+    {"generation", T_ULONGLONG, offsetof(struct ref, ref.generation), READONLY,
+     "Distinguishes successive objects with the same id; 0 means whichever object has the id."},
+    {"after", T_ULONGLONG, offsetof(struct ref, ref.after), READONLY,
+     "For a name: the last version that was read, so a fetch waits for a newer one; 0 accepts any version."},
+    {"is_name", T_BOOL, offsetof(struct ref, ref.is_name), READONLY,
+     "Whether this means the newest version of a published name."},
+    {"_wanting", T_BOOL, offsetof(struct ref, wanting), 0, NULL},
+    {"_hint", T_INT, offsetof(struct ref, hint), 0, NULL},
+    {"_live", T_BOOL, offsetof(struct ref, live), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyMethodDef methods[] = {
@@ -502,5 +437,6 @@ PyTypeObject ref_type = {
     .tp_richcompare = ref_compare,
     .tp_hash = ref_hash,
     .tp_methods = methods,
+    .tp_members = members,
     .tp_getset = getset,
 };

@@ -21,6 +21,16 @@ PyObject *request_new(struct conn *conn, rdt_request *take_request)
     return (PyObject *)request;
 }
 
+PyObject *request_started(struct conn *conn, enum rdt_status status, rdt_request *take_request, const struct rdt_error *err)
+{
+    PyObject *made = status == RDT_OK ? request_new(conn, take_request) : raise_error(err);
+
+    if (made && conn->closed)
+        rdt_cancel(take_request);
+    conn_leave(conn);
+    return made;
+}
+
 /* ---- shared holds ---- */
 
 static void stop_sharing(struct request *request)
@@ -236,40 +246,10 @@ static PyObject *request_continue(PyObject *self, PyObject *argument)
     Py_RETURN_NONE;
 }
 
-static PyObject *get_connection(PyObject *self, void *ignored)
-{
-    PyObject *conn = (PyObject *)((struct request *)self)->conn;
-
-    (void)ignored;
-    Py_INCREF(conn);
-    return conn;
-}
-
-static PyObject *get_how(PyObject *self, void *ignored)
-{
-    PyObject *how = ((struct request *)self)->how;
-
-    (void)ignored;
-    if (!how)
-        how = Py_None;
-    Py_INCREF(how);
-    return how;
-}
-
-static int set_how(PyObject *self, PyObject *value, void *ignored)
-{
-    struct request *request = (struct request *)self;
-
-    (void)ignored;
-    Py_XINCREF(value);
-    Py_XSETREF(request->how, value);
-    return 0;
-}
-
-static PyGetSetDef request_getset[] = {
-    {"connection", get_connection, NULL, "The connection that started the request.", NULL},
-    {"_how", get_how, set_how, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef request_members[] = {
+    {"connection", T_OBJECT, offsetof(struct request, conn), READONLY, "The connection that started the request."},
+    {"_how", T_OBJECT, offsetof(struct request, how), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyMethodDef request_methods[] = {
@@ -293,7 +273,7 @@ PyTypeObject request_type = {
     .tp_weaklistoffset = offsetof(struct request, weakrefs),
     .tp_clear = request_clear,
     .tp_methods = request_methods,
-    .tp_getset = request_getset,
+    .tp_members = request_members,
 };
 
 /* ---- objects ---- */

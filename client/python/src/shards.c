@@ -111,7 +111,7 @@ PyObject *conn_publish_part(PyObject *self, PyObject *args)
     struct ref *name, *object;
     unsigned long long step;
     unsigned rank, of;
-    PyObject *timeout, *made = NULL;
+    PyObject *timeout;
     rdt_request *request;
     struct rdt_error err;
     enum rdt_status status;
@@ -125,18 +125,12 @@ PyObject *conn_publish_part(PyObject *self, PyObject *args)
     options.visibility = (enum rdt_visibility)visibility;
     Py_BEGIN_ALLOW_THREADS status =
         rdt_publish_part_start(conn->rdt, &name->ref, step, rank, of, &object->ref, &options, timeout_ns, &request, &err);
-    Py_END_ALLOW_THREADS if (status == RDT_OK) made = request_new(conn, request);
-    else(void) raise_error(&err);
-    if (made && conn->closed)
-        rdt_cancel(request);
-    conn_leave(conn);
-    return made;
+    Py_END_ALLOW_THREADS return request_started(conn, status, request, &err);
 }
 
 /* _part_version(request): of _publish_part, when it has ended well. */
 PyObject *conn_part_version(PyObject *self, PyObject *request)
 {
-    struct conn *conn = (struct conn *)self;
     struct rdt_error err;
     uint64_t version;
 
@@ -144,26 +138,10 @@ PyObject *conn_part_version(PyObject *self, PyObject *request)
         PyErr_SetString(PyExc_TypeError, "expected a Request of this connection");
         return NULL;
     }
-    (void)conn;
+    (void)self;
     if (rdt_part_version(((struct request *)request)->request, &version, &err) != RDT_OK)
         return raise_error(&err);
     return PyLong_FromUnsignedLongLong(version);
-}
-
-static PyObject *tuple_of(const int64_t *numbers, uint32_t n)
-{
-    PyObject *tuple = PyTuple_New((Py_ssize_t)n);
-
-    for (uint32_t i = 0; tuple && i < n; i++) {
-        PyObject *number = PyLong_FromLongLong(numbers[i]);
-
-        if (!number) {
-            Py_DECREF(tuple);
-            return NULL;
-        }
-        PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, number);
-    }
-    return tuple;
 }
 
 static PyObject *boxes_of(const rdt_manifest *manifest, size_t part, size_t n)
@@ -175,8 +153,9 @@ static PyObject *boxes_of(const rdt_manifest *manifest, size_t part, size_t n)
         PyObject *row = NULL;
 
         if (rdt_manifest_box(manifest, part, i, &box, NULL) == RDT_OK)
-            row = Py_BuildValue("(ssNNN)", box.key, rdt_dtype_name(box.dtype), tuple_of(box.global_shape, box.ndim),
-                                tuple_of(box.start, box.ndim), tuple_of(box.count, box.ndim));
+            row = Py_BuildValue(
+                "(ssNNN)", box.key, rdt_dtype_name(box.dtype), tuple_of((const Py_ssize_t *)box.global_shape, box.ndim),
+                tuple_of((const Py_ssize_t *)box.start, box.ndim), tuple_of((const Py_ssize_t *)box.count, box.ndim));
         if (!row || PyList_Append(list, row) < 0)
             Py_CLEAR(list);
         Py_XDECREF(row);

@@ -4,7 +4,8 @@
 
 static char empty[64]; /* the address of tensors without elements */
 
-const char *tensor_format(enum rdt_dtype dtype)
+/* The format letter of the struct module; NULL: there is none. */
+static const char *tensor_format(enum rdt_dtype dtype)
 {
     static const char *const formats[] = {
         [RDT_BOOL] = "?", [RDT_U8] = "B",  [RDT_I8] = "b",   [RDT_U16] = "H",  [RDT_I16] = "h",
@@ -116,11 +117,11 @@ static int tensor_getbuffer(PyObject *self, Py_buffer *view, int flags)
 
 /* ---- attributes ---- */
 
-static PyObject *tuple_of(const Py_ssize_t *numbers, int count)
+PyObject *tuple_of(const Py_ssize_t *numbers, uint32_t count)
 {
-    PyObject *tuple = PyTuple_New(count);
+    PyObject *tuple = PyTuple_New((Py_ssize_t)count);
 
-    for (int i = 0; tuple && i < count; i++) {
+    for (uint32_t i = 0; tuple && i < count; i++) {
         PyObject *number = PyLong_FromSsize_t(numbers[i]);
 
         if (!number)
@@ -136,7 +137,7 @@ static PyObject *get_shape(PyObject *self, void *ignored)
     struct tensor *tensor = (struct tensor *)self;
 
     (void)ignored;
-    return tuple_of(tensor->dims, tensor->ndim);
+    return tuple_of(tensor->dims, (uint32_t)tensor->ndim);
 }
 
 static PyObject *get_strides(PyObject *self, void *ignored)
@@ -144,7 +145,7 @@ static PyObject *get_strides(PyObject *self, void *ignored)
     struct tensor *tensor = (struct tensor *)self;
 
     (void)ignored;
-    return tuple_of(tensor->dims + tensor->ndim, tensor->ndim);
+    return tuple_of(tensor->dims + tensor->ndim, (uint32_t)tensor->ndim);
 }
 
 static PyObject *get_dtype(PyObject *self, void *ignored)
@@ -163,37 +164,10 @@ static PyObject *get_dtype(PyObject *self, void *ignored)
     return name;
 }
 
-static PyObject *get_ndim(PyObject *self, void *ignored)
-{
-    (void)ignored;
-    return PyLong_FromLong(((struct tensor *)self)->ndim);
-}
-
-static PyObject *get_nbytes(PyObject *self, void *ignored)
-{
-    (void)ignored;
-    return PyLong_FromSsize_t(((struct tensor *)self)->bytes);
-}
-
-static PyObject *get_readonly(PyObject *self, void *ignored)
-{
-    (void)ignored;
-    return PyBool_FromLong(((struct tensor *)self)->readonly);
-}
-
 static PyObject *get_contiguous(PyObject *self, void *ignored)
 {
     (void)ignored;
     return PyBool_FromLong(is_contiguous((struct tensor *)self, false));
-}
-
-static PyObject *get_owner(PyObject *self, void *ignored)
-{
-    PyObject *owner = ((struct tensor *)self)->owner;
-
-    (void)ignored;
-    Py_INCREF(owner);
-    return owner;
 }
 
 static PyObject *get_device(PyObject *self, void *ignored)
@@ -210,7 +184,7 @@ static PyObject *get_device(PyObject *self, void *ignored)
     return cpu;
 }
 
-struct conn *tensor_conn(const struct tensor *tensor)
+static struct conn *tensor_conn(const struct tensor *tensor)
 {
     if (PyObject_TypeCheck(tensor->owner, &memory_type))
         return ((struct memory *)tensor->owner)->conn;
@@ -248,9 +222,9 @@ static PyObject *interface_of(struct tensor *tensor, bool on_gpu)
                                        : 'u';
     (void)PyOS_snprintf(typestr, sizeof typestr, "%c%c%zu", itemsize == 1 ? '|' : '<', kind, itemsize);
     return Py_BuildValue("{s:i,s:s,s:N,s:N,s:(NO)}", "version", 3, "typestr", typestr, "shape",
-                         tuple_of(tensor->dims, tensor->ndim), "strides",
-                         tuple_of(tensor->dims + 2 * tensor->ndim, tensor->ndim), "data", PyLong_FromVoidPtr(tensor->data),
-                         tensor->readonly ? Py_True : Py_False);
+                         tuple_of(tensor->dims, (uint32_t)tensor->ndim), "strides",
+                         tuple_of(tensor->dims + 2 * tensor->ndim, (uint32_t)tensor->ndim), "data",
+                         PyLong_FromVoidPtr(tensor->data), tensor->readonly ? Py_True : Py_False);
 }
 
 static PyObject *get_interface(PyObject *self, void *ignored)
@@ -323,7 +297,7 @@ static Py_ssize_t tensor_len(PyObject *self)
 static PyObject *tensor_repr(PyObject *self)
 {
     struct tensor *tensor = (struct tensor *)self;
-    PyObject *shape = tuple_of(tensor->dims, tensor->ndim), *repr;
+    PyObject *shape = tuple_of(tensor->dims, (uint32_t)tensor->ndim), *repr;
 
     if (!shape)
         return NULL;
@@ -341,15 +315,18 @@ static PyGetSetDef tensor_getset[] = {
     {"shape", get_shape, NULL, "Number of elements in each dimension.", NULL},
     {"strides", get_strides, NULL, "Stride of each dimension, in elements.", NULL},
     {"dtype", get_dtype, NULL, "\"f32\", \"bf16\", ...", NULL},
-    {"ndim", get_ndim, NULL, NULL, NULL},
-    {"nbytes", get_nbytes, NULL, "Number of bytes of all elements.", NULL},
-    {"readonly", get_readonly, NULL, NULL, NULL},
     {"contiguous", get_contiguous, NULL, "Row-major.", NULL},
     {"device", get_device, NULL, "\"cpu\", or \"cuda:1\": the GPU's number in this process.", NULL},
-    {"_owner", get_owner, NULL, NULL, NULL},
     {"__array_interface__", get_interface, NULL, NULL, NULL},
     {"__cuda_array_interface__", get_cuda_interface, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef tensor_members[] = {
+    {"ndim", T_INT, offsetof(struct tensor, ndim), READONLY, NULL},
+    {"nbytes", T_PYSSIZET, offsetof(struct tensor, bytes), READONLY, "Number of bytes of all elements."},
+    {"readonly", T_BOOL, offsetof(struct tensor, readonly), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyMethodDef tensor_methods[] = {
@@ -379,6 +356,7 @@ PyTypeObject tensor_type = {
     .tp_as_buffer = &tensor_buffer,
     .tp_as_sequence = &tensor_sequence,
     .tp_methods = tensor_methods,
+    .tp_members = tensor_members,
     .tp_getset = tensor_getset,
 };
 

@@ -317,13 +317,8 @@ static bool fetching_init(struct fetching *fetching, PyObject *refs, PyObject *s
         return false;
     }
     for (size_t i = 0; i < count; i++) {
-        PyObject *ref = PyList_GET_ITEM(refs, (Py_ssize_t)i);
-
-        if (!PyObject_TypeCheck(ref, &ref_type)) {
-            PyErr_Format(PyExc_TypeError, "fetch: expected a Ref, not a %.100s", Py_TYPE(ref)->tp_name);
+        if (!ref_read(PyList_GET_ITEM(refs, (Py_ssize_t)i), &fetching->refs[i]))
             return false;
-        }
-        fetching->refs[i] = ((struct ref *)ref)->ref;
         if (slices != Py_None && !read_slices(fetching, i, PyList_GET_ITEM(slices, (Py_ssize_t)i)))
             return false;
         if (targets != Py_None && PyList_GET_ITEM(targets, (Py_ssize_t)i) != Py_None) {
@@ -361,11 +356,9 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "O!iOzzOO|Ozdp:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport,
                           &options.least_path, &slices, &targets, &place, &options.group, &patience, &metadata_only) ||
-        !timeout_from(timeout, 0, &options.timeout_ns) ||
+        !option_timeout(timeout, &options.timeout_ns) ||
         !gpu_place(place, &options.memory, &options.device, &options.host_stays))
         return NULL;
-    if (timeout != Py_None && options.timeout_ns == 0)
-        options.timeout_ns = RDT_NO_WAIT;
     options.mode = (enum rdt_fetch_mode)mode;
     options.metadata_only = metadata_only;
     if (!fetching_init(&fetching, refs, slices, targets) || (fetching_on_gpus(&fetching) && !gpu_open(conn)) ||
