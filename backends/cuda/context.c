@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The primary contexts of the GPUs: when they are retained and left, and what happens when one has failed. See cuda.h.
+/* The primary contexts of the GPUs: when they are retained and left (idle.c), and what happens when one has failed. See cuda.h.
  *
  *              the first user                      users, failed
  *     CLOSED ------------------> OPEN (users) ----------------------> FAILED (users)
@@ -16,20 +16,10 @@
  */
 #include "backends/cuda/cuda.h"
 
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <time.h>
 
 /* ---- contexts that have failed ---- */
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
-}
 
 /* The errors after which every call in the context fails. */
 static bool is_final(CUresult result)
@@ -77,21 +67,6 @@ static enum rdt_status refuse(const struct cuda_card *card, struct rdt_error *er
     return rdt_error_set(err, RDT_SYSTEM, "%s (%s) cannot be used: %s", card->gpu->uuid, card->gpu->name, card->why_not);
 }
 
-/* The failed context is left, or was for a while. If one that is retained anew works, the GPU may be used again. The caller
- * holds card->opening. */
-static void try_anew(struct cuda_card *card)
-{
-    struct cuda *cuda = card->cuda;
-
-    card->idle_since_ns = now_ns();
-    if (cuda_gpu_enter(cuda->driver, card->gpu, NULL) == RDT_OK && cuda->driver->cuCtxSynchronize() == CUDA_SUCCESS) {
-        atomic_store(&card->failed, false);
-        cuda->host.log(cuda->host.ctx, RDT_LOG_INFO, "%s (%s): a new context works", card->gpu->uuid, card->gpu->name);
-    }
-    (void)cuda->driver->cuCtxSetCurrent(NULL);
-    cuda_gpu_leave(cuda->driver, card->gpu);
-}
-
 /* ---- retaining ---- */
 
 static enum rdt_status open_first(struct cuda_card *card, struct rdt_error *err)
@@ -109,7 +84,7 @@ static enum rdt_status open_first(struct cuda_card *card, struct rdt_error *err)
     if (status == RDT_OK) {
         after = gpu_usage_now(card->gpu->uuid);
         card->overhead_bytes = gpu_usage_growth(&before, &after);
-        cuda_pins_restore(card);
+        card->cuda->on_opened(card);
     }
     (void)pthread_mutex_unlock(&card->opening);
     return status;
@@ -122,158 +97,7 @@ enum rdt_status cuda_enter(struct cuda_card *card, struct rdt_error *err)
     return cuda_gpu_is_open(card->gpu) ? cuda_gpu_enter(card->cuda->driver, card->gpu, err) : open_first(card, err);
 }
 
-/* ---- contexts that nobody uses ---- */
-
-/* The GPU's context is current in the thread, and no copy is under way. */
-static void destroy_streams(struct cuda_card *card)
-{
-    for (unsigned i = 0; i < N_WAYS * CUDA_TURNS; i++) {
-        CUstream *stream = &card->stream[i / CUDA_TURNS][i % CUDA_TURNS];
-        if (*stream)
-            (void)card->cuda->driver->cuStreamDestroy(*stream);
-        *stream = NULL;
-    }
-    for (unsigned i = 0; i < N_LANES; i++)
-        cuda_lane_forget_events(&card->lanes[i]);
-}
-
-/* The caller holds card->opening, and the card has no users: no copy is under way. */
-static void leave(struct cuda_card *card)
-{
-    struct cuda *cuda = card->cuda;
-    uint64_t bit = UINT64_C(1) << (card->gpu - cuda->driver->gpu);
-
-    if (cuda_gpu_enter(cuda->driver, card->gpu, NULL) == RDT_OK)
-        destroy_streams(card);
-    (void)cuda->driver->cuCtxSetCurrent(NULL);
-    cuda_gpu_leave(cuda->driver, card->gpu);
-    for (unsigned i = 0; i < cuda->driver->n_gpus; i++) { /* peer access ends with the context */
-        (void)atomic_fetch_and(&cuda->cards[i].asked, ~bit);
-        (void)atomic_fetch_and(&cuda->cards[i].reached, ~bit);
-    }
-    atomic_store(&card->asked, 0);
-    atomic_store(&card->reached, 0);
-}
-
-static bool is_idle(const struct cuda_card *card)
-{
-    return card->users == 0 && now_ns() - card->idle_since_ns >= card->cuda->idle_ns;
-}
-
-/* Returns whether there is more to do for the card later: to leave a context that nobody uses, or to try a new one after a
- * failure. Pinned memory keeps a context, see pins.c. */
-static bool leave_if_idle(struct cuda_card *card)
-{
-    bool more;
-
-    (void)pthread_mutex_lock(&card->opening);
-    if (is_idle(card) && cuda_gpu_is_open(card->gpu) && cuda_pins_of(card) == 0)
-        leave(card);
-    if (is_idle(card) && atomic_load(&card->failed) && !cuda_gpu_is_open(card->gpu))
-        try_anew(card);
-    more = card->users == 0 && (cuda_gpu_is_open(card->gpu) || atomic_load(&card->failed));
-    (void)pthread_mutex_unlock(&card->opening);
-    return more;
-}
-
-static bool all_are_idle(const struct cuda *cuda)
-{
-    for (unsigned i = 0; i < cuda->driver->n_gpus; i++)
-        if (cuda_gpu_is_open(cuda->cards[i].gpu) && !is_idle(&cuda->cards[i]))
-            return false;
-    return true;
-}
-
-/* No GPU has had a block for so long, so no copy is under way and nobody needs pinned memory: it is no longer pinned, and the
- * contexts are left. Only this function holds several of the mutexes. */
-static void leave_all_if_idle(struct cuda *cuda)
-{
-    unsigned n = cuda->driver->n_gpus;
-
-    for (unsigned i = 0; i < n; i++)
-        (void)pthread_mutex_lock(&cuda->cards[i].opening);
-    for (unsigned i = 0; i < n && all_are_idle(cuda); i++) {
-        if (!cuda_gpu_is_open(cuda->cards[i].gpu))
-            continue;
-        cuda_pins_lapse(&cuda->cards[i]);
-        leave(&cuda->cards[i]);
-    }
-    for (unsigned i = n; i-- > 0;)
-        (void)pthread_mutex_unlock(&cuda->cards[i].opening);
-}
-
-static void *watch(void *arg)
-{
-    struct cuda *cuda = arg;
-
-    (void)pthread_mutex_lock(&cuda->watch);
-    while (!cuda->end) {
-        int64_t until_ns = now_ns() + cuda->idle_ns / 4 + 1000000;
-        const struct timespec until = {until_ns / 1000000000, until_ns % 1000000000};
-        bool any = false;
-        if (cuda->any_idle)
-            (void)pthread_cond_timedwait(&cuda->more, &cuda->watch, &until);
-        else
-            (void)pthread_cond_wait(&cuda->more, &cuda->watch);
-        cuda->any_idle = false;
-        (void)pthread_mutex_unlock(&cuda->watch);
-        leave_all_if_idle(cuda);
-        for (unsigned i = 0; i < cuda->driver->n_gpus; i++)
-            any |= leave_if_idle(&cuda->cards[i]);
-        (void)pthread_mutex_lock(&cuda->watch);
-        cuda->any_idle |= any;
-    }
-    (void)pthread_mutex_unlock(&cuda->watch);
-    return NULL;
-}
-
-/* Without a thread the context stays until the kind is closed. */
-static void begin_to_watch(struct cuda *cuda)
-{
-    sigset_t all, before;
-
-    (void)pthread_mutex_lock(&cuda->watch);
-    if (!cuda->watching) {
-        (void)sigfillset(&all);
-        (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-        cuda->watching = pthread_create(&cuda->watcher, NULL, watch, cuda) == 0;
-        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    }
-    cuda->any_idle = true;
-    (void)pthread_cond_signal(&cuda->more);
-    (void)pthread_mutex_unlock(&cuda->watch);
-}
-
-void cuda_contexts_watch(struct cuda *cuda)
-{
-    pthread_condattr_t monotonic;
-
-    (void)pthread_mutex_init(&cuda->watch, NULL);
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&cuda->more, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
-}
-
-void cuda_contexts_end(struct cuda *cuda)
-{
-    (void)pthread_mutex_lock(&cuda->watch);
-    cuda->end = true;
-    (void)pthread_cond_signal(&cuda->more);
-    (void)pthread_mutex_unlock(&cuda->watch);
-    if (cuda->watching)
-        (void)pthread_join(cuda->watcher, NULL);
-    (void)pthread_cond_destroy(&cuda->more);
-    (void)pthread_mutex_destroy(&cuda->watch);
-    for (unsigned i = 0; i < cuda->driver->n_gpus; i++) {
-        struct cuda_card *card = &cuda->cards[i];
-        for (unsigned k = 0; k < N_LANES; k++)
-            cuda_lane_fini(&card->lanes[k]);
-        if (cuda_gpu_is_open(card->gpu) && cuda_gpu_enter(cuda->driver, card->gpu, NULL) == RDT_OK)
-            destroy_streams(card);
-        cuda_gpu_leave(cuda->driver, card->gpu);
-    }
-}
+/* ---- users ---- */
 
 void cuda_use(struct cuda_card *card)
 {
@@ -300,10 +124,10 @@ void cuda_unuse(struct cuda_card *card)
     (void)pthread_mutex_lock(&card->opening);
     idle = --card->users == 0;
     if (idle)
-        card->idle_since_ns = now_ns();
+        card->idle_since_ns = (int64_t)monotonic_ns();
     (void)pthread_mutex_unlock(&card->opening);
     if (idle)
-        begin_to_watch(card->cuda);
+        card->cuda->on_idle(card->cuda);
 }
 
 CUstream cuda_stream(struct cuda_card *card, enum cuda_way way, unsigned turn, CUresult *result_p)

@@ -1,13 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies of the memory kind "cuda". See cuda.h.
- *
- * copy_start only chooses the lane (lane.c), whose thread calls the driver. Copies that hold up their thread have lanes of
- * their own:
- *
- *   - copies from and to host memory that is not pinned, which the driver carries out inside the call: one lane for each
- *     direction;
- *   - copies between GPUs, which may need mappings first.
- */
+/* Copies of the memory kind "cuda": what a lane's thread has the driver do. See cuda.h. */
 #include "backends/cuda/cuda.h"
 
 #include <stdatomic.h>
@@ -108,10 +100,11 @@ static void enable_peer(struct cuda_card *card, const struct cuda_card *other)
 
 /* ---- copies ---- */
 
-static enum cuda_way way_of(const struct rdt_memory_copy *copy)
+enum cuda_way cuda_copy_way(const struct rdt_memory_copy *copy, struct cuda_card **card_p)
 {
     const struct cuda_block *to = block_of(copy->to), *from = block_of(copy->from);
 
+    *card_p = from ? from->card : to->card;
     if (!from)
         return copy->host_pinned ? WAY_UP : WAY_PAGED_UP;
     if (!to)
@@ -132,7 +125,7 @@ static enum rdt_status reach_across(struct cuda_card *card, const struct rdt_mem
 
 CUresult cuda_copy_queue(struct cuda_card *card, struct rdt_memory_copy *copy, unsigned turn, CUstream *stream_p)
 {
-    enum cuda_way way = way_of(copy);
+    enum cuda_way way = cuda_copy_way(copy, &card);
     bool any = false;
     CUresult result;
     CUstream stream;
@@ -146,15 +139,4 @@ CUresult cuda_copy_queue(struct cuda_card *card, struct rdt_memory_copy *copy, u
     if (result == CUDA_SUCCESS || any)
         *stream_p = stream;
     return result;
-}
-
-enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err)
-{
-    static const enum cuda_lane_name lanes[N_WAYS] = {
-        [WAY_ACROSS] = LANE_ACROSS, [WAY_PAGED_UP] = LANE_PAGED_UP, [WAY_PAGED_DOWN] = LANE_PAGED_DOWN};
-    const struct cuda_block *to = block_of(copy->to), *from = block_of(copy->from);
-    struct cuda_card *card = from ? from->card : to->card;
-
-    (void)memory;
-    return cuda_lane_add(&card->lanes[lanes[way_of(copy)]], copy, err);
 }

@@ -10,15 +10,6 @@
 
 #define DEFAULT_IDLE_NS INT64_C(10000000000)
 
-struct cuda_card *cuda_card_of(struct cuda *cuda, const char *uuid, struct rdt_error *err)
-{
-    struct cuda_gpu *gpu;
-
-    if (cuda_gpu_find(cuda->driver, uuid, &gpu, err) != RDT_OK)
-        return NULL;
-    return &cuda->cards[gpu - cuda->driver->gpu];
-}
-
 /* ---- GPUs ---- */
 
 static int attribute_of(const struct cuda_driver *driver, CUdevice_attribute attribute, CUdevice device)

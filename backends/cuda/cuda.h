@@ -2,12 +2,15 @@
 /* The memory kind "cuda": memory of NVIDIA's GPUs. What its files share.
  *
  *   cuda.c     the table, the GPUs
- *   context.c  the contexts: retained, left, failed
+ *   idle.c     leaves contexts that nobody uses
  *   pins.c     pinned host memory
  *   memory.c   blocks: allocated by the driver's virtual memory management (VMM), or imported
- *   overhead.c how much device memory a context takes
  *   lane.c     threads of a GPU that queue copies and notice their ends
- *   copy.c     copies, and which lane and stream they take
+ *   copy.c     copies, and which stream they take
+ *   context.c  the contexts: retained, used, failed
+ *   overhead.c how much device memory a context takes
+ *
+ * A file calls only files below it. context.c calls upward by the two callbacks of struct cuda.
  *
  * Opening the kind allocates no GPU memory. The first allocation or import on a GPU retains its primary context until the
  * kind is closed, or nobody has used it for `pool_idle`; no other context is created. A client's memory stays open only as long
@@ -20,6 +23,7 @@
 #include <stdbool.h>
 
 #include "backends/common/cuda_share.h"
+#include "backends/common/threads.h"
 #include "backends/cuda/overhead.h"
 #include "rdt_backend.h"
 
@@ -72,9 +76,11 @@ struct cuda {
     struct cuda_driver *driver;
     struct cuda_card *cards; /* [driver->n_gpus], in its order */
     struct cuda_handles handles;
-    int64_t idle_ns;       /* after which a context that nobody uses is left */
-    pthread_t watcher;     /* leaves contexts; started when the first one has no users */
-    pthread_mutex_t watch; /* protects the fields below */
+    void (*on_opened)(struct cuda_card *card); /* its context has been retained, and is current; with card->opening */
+    void (*on_idle)(struct cuda *cuda);        /* a card has no users any more */
+    int64_t idle_ns;                           /* after which a context that nobody uses is left */
+    pthread_t watcher;                         /* leaves contexts; started when the first one has no users */
+    pthread_mutex_t watch;                     /* protects the fields below */
     pthread_cond_t more;
     bool watching, end, any_idle;
     pthread_mutex_t pins_mutex; /* protects the next field; may be taken after a card's `opening` */
@@ -97,13 +103,12 @@ struct cuda_block { /* block->priv */
     uint64_t peers;        /* bit i: GPU i may access the range as well */
 };
 
-/* Finds the GPU with that uuid. NULL: NOT_FOUND, in err. */
-struct cuda_card *cuda_card_of(struct cuda *cuda, const char *uuid, struct rdt_error *err);
-
-/* ---- context.c ---- */
+/* ---- idle.c ---- */
 
 void cuda_contexts_watch(struct cuda *cuda); /* from now on contexts may be used, and are left */
 void cuda_contexts_end(struct cuda *cuda);   /* leaves them all, and ends the lanes. No copy is under way */
+
+/* ---- context.c ---- */
 
 /* Notes whether the result means that the GPU's context has failed. */
 void cuda_note(struct cuda_card *card, CUresult result);
@@ -146,8 +151,10 @@ uint64_t cuda_round(void *memory, uint64_t bytes);
 enum rdt_status cuda_zero(void *memory, struct rdt_block *block, struct rdt_error *err);
 enum rdt_status cuda_zero_part(void *memory, struct rdt_block *block, uint64_t offset, uint64_t bytes, struct rdt_error *err);
 
-/* copy.c: an operation of struct rdt_memory_ops */
-enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err);
+/* ---- copy.c ---- */
+
+enum cuda_way cuda_copy_way(const struct rdt_memory_copy *copy,
+                            struct cuda_card **card_p); /* *card_p: whose thread queues it */
 
 /* Queues the whole copy. The GPU's context is current in the thread. *stream_p is where: NULL if no part of the copy is under
  * way. The result of a part may be an error although other parts are. */
@@ -157,8 +164,9 @@ CUresult cuda_copy_queue(struct cuda_card *card, struct rdt_memory_copy *copy, u
 void cuda_lane_init(struct cuda_lane *lane, struct cuda_card *card);
 void cuda_lane_fini(struct cuda_lane *lane); /* joins the thread. No copy may be under way */
 
-/* The lane's thread queues the copy and calls copy_done when it has ended. Calls no function of the driver. */
-enum rdt_status cuda_lane_add(struct cuda_lane *lane, struct rdt_memory_copy *copy, struct rdt_error *err);
+/* An operation of struct rdt_memory_ops: a lane's thread queues the copy and calls copy_done when it has ended. Calls no
+ * function of the driver. */
+enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err);
 
 /* Before the context is left, which is current in the thread. No copy may be under way. */
 void cuda_lane_forget_events(struct cuda_lane *lane);

@@ -9,10 +9,14 @@
  * The loop never calls the driver, some of whose calls wait for a GPU or for locks of other threads. A callback in the copying
  * stream would be simpler, but the stream stands still until the callback's thread has run; an event costs the stream nothing.
  * While copies are under way the thread asks every 20 us at first and every 200 us at last; otherwise it sleeps.
+ *
+ * Copies that hold up their thread have lanes of their own:
+ *
+ *   - copies from and to host memory that is not pinned, which the driver carries out inside the call: one lane for each
+ *     direction;
+ *   - copies between GPUs, which may need mappings first.
  */
-#include <signal.h>
 #include <stdatomic.h>
-#include <time.h>
 
 #include "backends/cuda/cuda.h"
 
@@ -122,28 +126,16 @@ static bool check(struct cuda_lane *lane, struct rdt_memory_copy **running)
     return any;
 }
 
-static struct timespec after_ns(int64_t ns)
-{
-    struct timespec at;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &at);
-    at.tv_nsec += ns;
-    at.tv_sec += at.tv_nsec / 1000000000;
-    at.tv_nsec %= 1000000000;
-    return at;
-}
-
 /* Waits for copies that are given to the lane, but only until the time has passed if some are running. */
 static struct rdt_memory_copy *take_given(struct cuda_lane *lane, bool running, int64_t poll_ns)
 {
-    const struct timespec until = after_ns(poll_ns);
     struct rdt_memory_copy *copies;
     int over = 0;
 
     (void)pthread_mutex_lock(&lane->mutex);
     while (!lane->first && over == 0 && (running || !lane->end))
         over =
-            running ? pthread_cond_timedwait(&lane->more, &lane->mutex, &until) : pthread_cond_wait(&lane->more, &lane->mutex);
+            running ? cond_wait_ns(&lane->more, &lane->mutex, (uint64_t)poll_ns) : pthread_cond_wait(&lane->more, &lane->mutex);
     copies = lane->first;
     lane->first = NULL;
     lane->last = &lane->first;
@@ -181,29 +173,26 @@ static void *run(void *arg)
 
 void cuda_lane_init(struct cuda_lane *lane, struct cuda_card *card)
 {
-    pthread_condattr_t monotonic;
-
     *lane = (struct cuda_lane){.card = card};
     lane->last = &lane->first;
     (void)pthread_mutex_init(&lane->mutex, NULL);
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&lane->more, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
+    cond_init_monotonic(&lane->more);
 }
 
-enum rdt_status cuda_lane_add(struct cuda_lane *lane, struct rdt_memory_copy *copy, struct rdt_error *err)
+enum rdt_status cuda_copy_start(void *memory, struct rdt_memory_copy *copy, struct rdt_error *err)
 {
-    sigset_t all, before;
+    static const enum cuda_lane_name lanes[N_WAYS] = {
+        [WAY_ACROSS] = LANE_ACROSS, [WAY_PAGED_UP] = LANE_PAGED_UP, [WAY_PAGED_DOWN] = LANE_PAGED_DOWN};
+    struct cuda_card *card;
+    enum cuda_way way = cuda_copy_way(copy, &card);
+    struct cuda_lane *lane = &card->lanes[lanes[way]];
     int error = 0;
 
+    (void)memory;
     *next_of(copy) = NULL;
     (void)pthread_mutex_lock(&lane->mutex);
     if (!lane->started) {
-        (void)sigfillset(&all);
-        (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-        error = pthread_create(&lane->thread, NULL, run, lane);
-        (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+        error = thread_create(&lane->thread, run, lane);
         lane->started = error == 0;
     }
     if (!error) {

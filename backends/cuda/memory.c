@@ -19,6 +19,16 @@ static struct cuda_driver *driver_of(const struct cuda_card *card)
     return card->cuda->driver;
 }
 
+/* Finds the GPU with that uuid. NULL: NOT_FOUND, in err. */
+static struct cuda_card *card_of(struct cuda *cuda, const char *uuid, struct rdt_error *err)
+{
+    struct cuda_gpu *gpu;
+
+    if (cuda_gpu_find(cuda->driver, uuid, &gpu, err) != RDT_OK)
+        return NULL;
+    return &cuda->cards[gpu - cuda->driver->gpu];
+}
+
 static uint64_t round_up(uint64_t bytes, uint64_t to)
 {
     return bytes > UINT64_MAX - to ? bytes : (bytes + to - 1) / to * to;
@@ -173,7 +183,7 @@ static enum rdt_status clear(struct cuda_card *card, CUdeviceptr at, uint64_t by
 static enum rdt_status alloc(struct cuda *memory, const char *device, uint64_t bytes, bool zeroed, struct rdt_block *block_p,
                              struct rdt_error *err)
 {
-    struct cuda_card *card = cuda_card_of(memory, device, err);
+    struct cuda_card *card = card_of(memory, device, err);
     uint64_t rounded = card ? round_up(bytes, card->granule) : 0;
     struct cuda_block *block;
     enum rdt_status status;
@@ -253,7 +263,7 @@ static enum rdt_status check_within(const struct cuda_block *block, const struct
 enum rdt_status cuda_import(void *memory, const char *device, const struct rdt_import *import, struct rdt_block *block_p,
                             struct rdt_error *err)
 {
-    struct cuda_card *card = cuda_card_of(memory, device, err);
+    struct cuda_card *card = card_of(memory, device, err);
     bool chunks = import->kind == RDT_IMPORT_VMM;
     struct cuda_block *block;
     enum rdt_status status;
@@ -287,7 +297,7 @@ enum rdt_status cuda_import(void *memory, const char *device, const struct rdt_i
 enum rdt_status cuda_restore(void *memory, enum rdt_restore from, int take_fd, uint64_t offset, uint64_t bytes,
                              struct rdt_block *block_p, struct rdt_error *err)
 {
-    struct cuda_card *card = cuda_card_of(memory, block_p->device, err);
+    struct cuda_card *card = card_of(memory, block_p->device, err);
     struct cuda_block *block;
     enum rdt_status status;
 

@@ -113,7 +113,7 @@ static enum rdt_status group_connect(void *arg, const void *const *blobs, const 
         memcpy(party->blobs[i], blobs[i], bytes[i]);
         party->blob_bytes[i] = bytes[i];
     }
-    if (!party_start_thread(&party->main, party_main, party))
+    if (thread_create(&party->main, party_main, party) != 0)
         return rdt_error_set(err, RDT_SYSTEM, "cannot start a thread");
     party->started = true;
     return RDT_OK;

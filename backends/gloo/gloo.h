@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backends/common/threads.h"
 #include "backends/gloo/mesh.h"
 #include "rdt_backend.h"
 
@@ -79,7 +80,6 @@ void queue_end(struct queue *queue, const struct rdt_host *host); /* ends every 
 
 /* ---- threads (party.c) ---- */
 
-bool party_start_thread(pthread_t *thread, void *(*run)(void *), void *arg);
 void *party_main(void *party); /* connects, starts the sides' threads, and ends everything when the group closes */
 
 /* ---- broadcasts (relay.c) ---- */

@@ -2,7 +2,6 @@
 /* The threads of one rank of a group: a main thread that connects and finally ends everything, and for each other rank one
  * that sends and one that receives. A chunk consists of two messages: a head that names the chunk, then its bytes, which are
  * received directly into the memory of the chunk's receive, or into scratch memory if that was cancelled. */
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -121,18 +120,6 @@ static void *receive_thread(void *arg)
     return NULL;
 }
 
-bool party_start_thread(pthread_t *thread, void *(*run)(void *), void *arg)
-{
-    sigset_t all, before;
-    int error;
-
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(thread, NULL, run, arg);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error == 0;
-}
-
 static bool is_closing(struct party *party)
 {
     bool closing;
@@ -167,11 +154,11 @@ void *party_main(void *arg)
 
     for (uint32_t i = 0; good && i < party->size; i++) {
         if (i != party->rank) {
-            good = party_start_thread(&party->sides[i].sender, send_thread, &party->sides[i]);
+            good = thread_create(&party->sides[i].sender, send_thread, &party->sides[i]) == 0;
             senders += good;
         }
         if (good && i != party->rank) {
-            good = party_start_thread(&party->sides[i].receiver, receive_thread, &party->sides[i]);
+            good = thread_create(&party->sides[i].receiver, receive_thread, &party->sides[i]) == 0;
             receivers += good;
         }
         if (!good)

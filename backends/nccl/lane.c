@@ -6,52 +6,15 @@
  * ncclCommAbort ends the kernels; an operation ends only when the event behind its kernel has occurred.
  */
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "backends/common/threads.h"
 #include "backends/nccl/lane.h"
 
 #define POLL_MIN_NS 20000
 #define POLL_MAX_NS 2000000
-#define WHY_BYTES 320
-
-/* ---- failing ---- */
-
-void lane_fail(struct lane *lane, struct party *party, const char *why)
-{
-    bool report;
-
-    (void)pthread_mutex_lock(&lane->mutex);
-    report = !party->closing && party->state != PARTY_FAILED;
-    party->state = PARTY_FAILED;
-    (void)pthread_mutex_unlock(&lane->mutex);
-    if (report)
-        lane->nccl->host.group_failed(party->ctx, RDT_TRANSPORT, why);
-}
-
-void lane_fail_nccl(struct lane *lane, struct party *party, const char *what, int error)
-{
-    const char *last = api_of(lane)->ncclGetLastError(party->comm);
-    char why[WHY_BYTES];
-
-    (void)snprintf(why, sizeof why, "%s: %s%s%.200s", what, api_of(lane)->ncclGetErrorString(error),
-                   last && last[0] ? ": " : "", last ? last : "");
-    for (char *at = why; *at; at++)
-        if ((unsigned char)*at < ' ')
-            *at = ' ';
-    lane_fail(lane, party, why);
-}
-
-void lane_fail_cuda(struct lane *lane, struct party *party, const char *what, CUresult result)
-{
-    struct rdt_error err;
-
-    (void)cuda_failed(lane->nccl->driver, result, &err, what);
-    lane_fail(lane, party, err.msg);
-}
 
 /* ---- connecting ---- */
 
@@ -90,17 +53,6 @@ static void begin_connecting(struct lane *lane, struct party *party)
     error = api_of(lane)->ncclCommInitRankConfig(&party->comm, (int)party->size, party->id, (int)party->rank, &config);
     if (error != NCCL_SUCCESS && error != NCCL_IN_PROGRESS)
         lane_fail_nccl(lane, party, "ncclCommInitRankConfig", error);
-}
-
-int lane_query_comm(struct lane *lane, struct party *party, const char *what)
-{
-    int state = NCCL_SUCCESS, error = api_of(lane)->ncclCommGetAsyncError(party->comm, &state);
-
-    if (error == NCCL_SUCCESS)
-        error = state;
-    if (error != NCCL_SUCCESS && error != NCCL_IN_PROGRESS)
-        lane_fail_nccl(lane, party, what, error);
-    return error;
 }
 
 static void continue_connecting(struct lane *lane, struct party *party)
@@ -231,12 +183,7 @@ static void *run(void *arg)
         if (lane->end && ring_empty(&lane->parties))
             break;
         if (waits || lane->n_batches > 0) { /* neither NCCL nor an event wakes the thread, so it polls */
-            struct timespec until;
-            (void)clock_gettime(CLOCK_MONOTONIC, &until);
-            until.tv_nsec += poll_ns;
-            until.tv_sec += until.tv_nsec / 1000000000;
-            until.tv_nsec %= 1000000000;
-            (void)pthread_cond_timedwait(&lane->more, &lane->mutex, &until);
+            (void)cond_wait_ns(&lane->more, &lane->mutex, (uint64_t)poll_ns);
         } else if (!moved && !lane->changed) {
             (void)pthread_cond_wait(&lane->more, &lane->mutex);
             poll_ns = POLL_MIN_NS;
@@ -264,8 +211,6 @@ enum rdt_status lane_get(struct nccl *nccl, const char *uuid, struct lane **lane
 {
     struct cuda_gpu *gpu;
     struct lane *lane;
-    pthread_condattr_t monotonic;
-    sigset_t all, before;
     int error;
     enum rdt_status status = cuda_gpu_find(nccl->driver, uuid, &gpu, err);
 
@@ -288,14 +233,8 @@ enum rdt_status lane_get(struct nccl *nccl, const char *uuid, struct lane **lane
     ring_init(&lane->parties);
     ring_init(&lane->batches);
     (void)pthread_mutex_init(&lane->mutex, NULL);
-    (void)pthread_condattr_init(&monotonic);
-    (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&lane->more, &monotonic);
-    (void)pthread_condattr_destroy(&monotonic);
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&lane->thread, NULL, run, lane);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    cond_init_monotonic(&lane->more);
+    error = thread_create(&lane->thread, run, lane);
     if (error) {
         (void)pthread_cond_destroy(&lane->more);
         (void)pthread_mutex_destroy(&lane->mutex);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What lane.c (the thread of a GPU, and its groups) and batch.c (its operations) share. All functions are for the lane's
- * thread, which does not hold the mutex. */
+/* What lane.c (the thread of a GPU, and its groups), batch.c (its operations) and fail.c (failures) share. All functions are
+ * for the lane's thread, which does not hold the mutex. */
 #ifndef NCCL_LANE_H
 #define NCCL_LANE_H
 
@@ -53,7 +53,7 @@ static inline const struct nccl_api *api_of(const struct lane *lane)
     return lane->nccl->api;
 }
 
-/* ---- lane.c ---- */
+/* ---- fail.c ---- */
 
 /* Reports the failure of a group: once, and not while it closes. */
 void lane_fail(struct lane *lane, struct party *party, const char *why);

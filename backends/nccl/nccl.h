@@ -4,6 +4,7 @@
  *   nccl.c        the table of operations, and the groups as the core sees them; loop thread
  *   lane.c        one GPU's thread, which makes all calls to NCCL and the driver for that GPU; its groups
  *   batch.c       the operations of that thread
+ *   fail.c        failures of groups
  *   bootstrap.c   NCCL's socket to which the ranks of a group first connect
  *
  * A communicator belongs to the thread of its rank's GPU, which alone calls NCCL for it: it creates, posts and polls. Each

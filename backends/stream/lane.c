@@ -40,7 +40,7 @@ void lane_set_deadline(struct lane *lane, uint64_t ns)
     ring_remove(&lane->timed);
     if (!ns)
         return;
-    lane->deadline_ns = thread_now_ns() + ns;
+    lane->deadline_ns = monotonic_ns() + ns;
     ring_append(&lane->thread->timed, &lane->timed);
 }
 

@@ -21,7 +21,7 @@
 static void log_stranger(struct lane *lane, const char *why)
 {
     struct transport *transport = lane->transport;
-    uint64_t now_ns = thread_now_ns();
+    uint64_t now_ns = monotonic_ns();
     bool quiet;
 
     (void)pthread_mutex_lock(&transport->lock);

@@ -6,26 +6,17 @@
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <time.h>
 
 #include "backends/stream/stream.h"
 
 #define YIELD_AFTER_NS 50000
 
-uint64_t thread_now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 void thread_yield(struct thread *thread)
 {
-    if (thread_now_ns() - thread->yielded_ns < YIELD_AFTER_NS)
+    if (monotonic_ns() - thread->yielded_ns < YIELD_AFTER_NS)
         return;
     (void)sched_yield();
-    thread->yielded_ns = thread_now_ns();
+    thread->yielded_ns = monotonic_ns();
 }
 
 void thread_wake(struct thread *thread)

@@ -45,6 +45,7 @@
 #include <sys/uio.h>
 
 #include "backends/common/ring.h"
+#include "backends/common/threads.h"
 #include "backends/rdt_backend.h"
 #include "backends/stream/wire.h"
 #include "proto/strangers.h"
@@ -253,7 +254,6 @@ struct thread *thread_next(struct transport *transport); /* returns the thread f
 bool thread_watch(struct lane *lane);                    /* adds the lane's socket to epoll; false: errno says why not */
 void thread_run_again(struct lane *lane);                /* calls lane_run in the next round */
 void thread_yield(struct thread *thread);                /* after each piece of work: yields the processor now and then */
-uint64_t thread_now_ns(void);                            /* monotonic clock; any thread */
 
 /* lane.c: the lane's thread, unless a comment says otherwise. */
 void lane_socket(int fd, const struct settings *settings); /* sets the options of a lane's socket; any thread */

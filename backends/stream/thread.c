@@ -2,7 +2,6 @@
 /* The data threads. Each sleeps in its own epoll, runs in turn the lanes that can move bytes, and does what the loop thread
  * has asked for. */
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -58,7 +57,7 @@ static void run_all(struct thread *thread)
 
 static void expire(struct thread *thread)
 {
-    uint64_t now_ns = thread_now_ns();
+    uint64_t now_ns = monotonic_ns();
 
     for (struct ring *at = thread->timed.next, *next; at != &thread->timed; at = next) {
         struct lane *lane = container_of(at, struct lane, timed);
@@ -188,15 +187,12 @@ enum rdt_status threads_start(struct transport *transport, struct rdt_error *err
 {
     unsigned n = transport->settings.threads, prepared = 0, started = 0;
     enum rdt_status status = RDT_OK;
-    sigset_t all, before;
 
     while (prepared < n && status == RDT_OK)
         status = thread_init(transport, &transport->threads[prepared++], err);
-    (void)sigfillset(&all); /* among them SIGPIPE, which OpenSSL's writes raise */
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     while (started < n && status == RDT_OK) {
         struct thread *thread = &transport->threads[started];
-        int error = pthread_create(&thread->id, NULL, thread_main, thread);
+        int error = thread_create(&thread->id, thread_main, thread); /* it blocks SIGPIPE, which OpenSSL's writes raise */
         char name[32];
 
         if (error) {
@@ -206,7 +202,6 @@ enum rdt_status threads_start(struct transport *transport, struct rdt_error *err
         (void)snprintf(name, sizeof name, "rdt-stream-%u", started++);
         (void)pthread_setname_np(thread->id, name);
     }
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (status != RDT_OK)
         stop(transport, started, prepared);
     return status;

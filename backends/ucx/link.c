@@ -177,7 +177,7 @@ static void accept_request(struct engine *engine, ucp_conn_request_h request)
     link = link_create(engine, true, &params);     /* UCX consumes the request in either case */
     if (!link)
         return;
-    link->deadline_ns = thread_now_ns() + HELLO_NS;
+    link->deadline_ns = monotonic_ns() + HELLO_NS;
     admit(link, &attr.client_address);
 }
 
@@ -306,7 +306,7 @@ bool link_abandon(struct link *link)
 static void log_stranger(struct link *link, const char *why)
 {
     struct engine *engine = link->engine;
-    uint64_t now_ns = thread_now_ns();
+    uint64_t now_ns = monotonic_ns();
     bool quiet = !link->fault || !link->incoming || link->evicted || now_ns < engine->quiet_until_ns;
 
     if (!quiet)
@@ -356,7 +356,7 @@ void links_settle(struct engine *engine)
 
 void links_expire(struct engine *engine, bool all)
 {
-    uint64_t now_ns = thread_now_ns();
+    uint64_t now_ns = monotonic_ns();
 
     for (unsigned i = 0; i < LINK_BUCKETS; i++)
         for (struct ring *at = engine->links[i].next, *next; at != &engine->links[i]; at = next) {

@@ -3,26 +3,17 @@
  * message.
  */
 #include <sched.h>
-#include <time.h>
 
 #include "backends/ucx/ucx.h"
 
 #define YIELD_AFTER_NS 50000 /* not more often, because many small messages between two yields are faster */
 
-uint64_t thread_now_ns(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 void thread_yield(struct engine *engine)
 {
-    if (thread_now_ns() - engine->yielded_ns < YIELD_AFTER_NS)
+    if (monotonic_ns() - engine->yielded_ns < YIELD_AFTER_NS)
         return;
     (void)sched_yield();
-    engine->yielded_ns = thread_now_ns();
+    engine->yielded_ns = monotonic_ns();
 }
 
 void thread_wake(struct engine *engine)

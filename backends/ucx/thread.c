@@ -8,7 +8,6 @@
  */
 #include <poll.h>
 #include <semaphore.h>
-#include <signal.h>
 #include <stdio.h>
 
 #include "backends/ucx/ucx.h"
@@ -78,7 +77,7 @@ static void awake(struct engine *engine)
 static void run(struct engine *engine, int wake_fd)
 {
     struct pollfd pollfd = {.fd = wake_fd, .events = POLLIN};
-    uint64_t tick_ns = thread_now_ns() + TICK_MS * 1000000ull, stop_ns = 0, unlinked_ns = 0, now_ns;
+    uint64_t tick_ns = monotonic_ns() + TICK_MS * 1000000ull, stop_ns = 0, unlinked_ns = 0, now_ns;
     unsigned idle = 0;
 
     for (;;) {
@@ -95,7 +94,7 @@ static void run(struct engine *engine, int wake_fd)
         if (!idle || (outstanding(engine, &stopping) && idle < engine->settings.spin_polls))
             continue;
 
-        now_ns = thread_now_ns();
+        now_ns = monotonic_ns();
         if (stopping) {
             if (!stop_ns)
                 stop_ns = now_ns + STOP_NS;
@@ -152,15 +151,11 @@ static void *thread_main(void *arg)
 enum rdt_status thread_start(struct engine *engine, struct rdt_error *err)
 {
     struct start start = {.engine = engine};
-    sigset_t all, before;
     char name[32];
     int error;
 
     (void)sem_init(&start.done, 0, 0);
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&engine->thread, NULL, thread_main, &start);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    error = thread_create(&engine->thread, thread_main, &start);
     if (error) {
         (void)sem_destroy(&start.done);
         return rdt_error_sys(err, error, "starting the data thread");

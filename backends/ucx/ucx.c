@@ -31,7 +31,7 @@ static _Atomic(struct transport *) log_reader;
 static bool may_warn(void)
 {
     static _Atomic uint64_t began_ns, n;
-    uint64_t now = thread_now_ns(), began = atomic_load(&began_ns);
+    uint64_t now = monotonic_ns(), began = atomic_load(&began_ns);
 
     if ((began == 0 || now - began > WARNINGS_NS) && atomic_compare_exchange_strong(&began_ns, &began, now))
         atomic_store(&n, 0);

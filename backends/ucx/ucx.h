@@ -44,6 +44,7 @@
 #include <ucp/api/ucp.h>
 
 #include "backends/common/ring.h"
+#include "backends/common/threads.h"
 #include "backends/rdt_backend.h"
 #include "backends/ucx/memory.h"
 #include "backends/ucx/slow.h"
@@ -276,7 +277,6 @@ void thread_wake(struct engine *engine); /* any thread, with the lock */
 enum rdt_status thread_handle(struct engine *engine, unsigned id, ucp_am_recv_callback_t callback, unsigned flags,
                               struct rdt_error *err);
 void thread_yield(struct engine *engine); /* data thread, after each piece of work: yields the processor now and then */
-uint64_t thread_now_ns(void);             /* monotonic clock; any thread */
 
 /* thread.c: the data thread. */
 enum rdt_status thread_start(struct engine *engine, struct rdt_error *err);
