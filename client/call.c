@@ -2,14 +2,12 @@
 /* Waiting for one reply, and giving back what a late reply brings. */
 #include "call.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "note.h"
+#include "options.h"
 #include "proto/verb.h"
-#include "rdt.pb-c.h"
 #include "repeat.h"
 #include "session/clock.h"
 #include "session/connection.h"
@@ -136,7 +134,7 @@ static void cancel(rdt *conn, const struct waiting *waiting)
     if (!(waiting->verb->properties & VERB_CANCELLABLE))
         return;
     request.request_id = waiting->pending.id;
-    (void)connection_send(conn, RDT_MSG_CANCEL_REQUEST, 0, &request.base, -1, true, NULL);
+    (void)connection_send(conn, RDT_MSG_CANCEL_REQUEST, 0, &request.base, true, NULL);
 }
 
 /* Says what a call waited for in vain. */
@@ -175,46 +173,27 @@ void call_got_close(struct call_got *got)
         (void)close(got->fds[--got->n_fds]);
 }
 
-static enum rdt_status duplicate(const int *fds, unsigned n, struct call_got *copies, struct rdt_error *err)
-{
-    for (copies->n_fds = 0; copies->n_fds < n; copies->n_fds++) {
-        copies->fds[copies->n_fds] = fcntl(fds[copies->n_fds], F_DUPFD_CLOEXEC, 0);
-        if (copies->fds[copies->n_fds] < 0) {
-            (void)rdt_error_sys(err, errno, "cannot duplicate fd %d to send it", fds[copies->n_fds]);
-            call_got_close(copies);
-            return RDT_SYSTEM;
-        }
-    }
-    return RDT_OK;
-}
-
 enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, const int *send_fds,
                           unsigned n_send, int64_t deadline_ns, ProtobufCMessage **reply_p, struct call_got *got_p,
                           struct rdt_error *err)
 {
     struct waiting waiting = {
         .pending.ops = &ops, .verb = verb_find(type), .request = request, .send_fds = send_fds, .n_send = n_send};
-    struct call_got sent = {.n_fds = 0};
     enum rdt_status status = connection_check(conn, err);
 
-    if (status == RDT_OK)
-        status = duplicate(send_fds, n_send, &sent, err);
     if (status != RDT_OK)
         return status;
-
     connection_lock(conn);
     waiting.pending.id = connection_id(conn);
     waiting.start_ns = clock_now_ns();
     waiting.sent_on = repeat_socket(conn);
-    status = connection_send_fds(conn, type, waiting.pending.id, request, sent.fds, sent.n_fds, false, err);
+    status = connection_send_fds(conn, type, waiting.pending.id, request, send_fds, n_send, err);
     if (status == RDT_OK)
         wait_for(conn, &waiting, deadline_ns);
     connection_unlock(conn);
 
-    if (status != RDT_OK) {
-        call_got_close(&sent);
+    if (status != RDT_OK)
         return status;
-    }
     if (waiting.err.status != RDT_OK) {
         call_got_close(&waiting.got);
         protobuf_c_message_free_unpacked(waiting.reply, NULL);
@@ -251,6 +230,25 @@ enum rdt_status call(rdt *conn, enum rdt_message type, const ProtobufCMessage *r
     return call_fds(conn, type, request, -1, clock_deadline_ns(timeout_ns), reply_p, NULL, err);
 }
 
+enum rdt_status call_list(rdt *conn, Rdt__Pb__List *request, int64_t timeout_ns, Rdt__Pb__ListReply **page_p,
+                          struct rdt_error *err)
+{
+    ProtobufCMessage *reply;
+    Rdt__Pb__ListReply *page;
+    enum rdt_status status = call(conn, RDT_MSG_LIST, &request->base, timeout_ns, &reply, err);
+
+    if (status != RDT_OK)
+        return status;
+    page = (Rdt__Pb__ListReply *)reply;
+    if (page->next && page->next == request->after) {
+        rdt__pb__list_reply__free_unpacked(page, NULL);
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd answered LIST with the same next page twice");
+    }
+    request->after = page->next;
+    *page_p = page;
+    return RDT_OK;
+}
+
 /* ---- late replies ---- */
 
 static void give_back_region(rdt *conn, const struct frame *frame)
@@ -262,7 +260,7 @@ static void give_back_region(rdt *conn, const struct frame *frame)
         return;
     release.region = reply->region;
     release.keep_mapped = memory_is_cached(&conn->memory, reply->region);
-    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, 0, &release.base, -1, true, NULL);
+    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, 0, &release.base, true, NULL);
     rdt__pb__region_reply__free_unpacked(reply, NULL);
 }
 
@@ -285,7 +283,7 @@ static void end_watch(rdt *conn)
 
     conn->watched = 0;
     events_begin(conn);
-    (void)connection_send(conn, RDT_MSG_WATCH, 0, &request.base, -1, true, NULL);
+    (void)connection_send(conn, RDT_MSG_WATCH, 0, &request.base, true, NULL);
 }
 
 /* Most of these frames answer messages that were sent without waiting, and need nothing. The others answer calls that ended
@@ -315,13 +313,5 @@ enum rdt_status call_check_ref(const rdt *conn, const struct rdt_ref *ref, struc
 {
     enum rdt_status status = connection_check(conn, err);
 
-    if (status != RDT_OK)
-        return status;
-    if (!ref)
-        return rdt_error_set(err, RDT_INVALID, "ref is NULL");
-    if (ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the ref's id has %u bytes, not 1 to %u", ref->id_bytes, RDT_MAX_ID_BYTES);
-    if (!memchr(ref->tenant, 0, sizeof ref->tenant) || !memchr(ref->address, 0, sizeof ref->address))
-        return rdt_error_set(err, RDT_INVALID, "the ref's tenant or address has no end");
-    return RDT_OK;
+    return status == RDT_OK ? options_check_ref(ref, err) : status;
 }

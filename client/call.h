@@ -10,6 +10,7 @@
 #include "proto/frame.h"
 #include "proto/messages.h"
 #include "rdt.h"
+#include "rdt.pb-c.h"
 
 /* The time-outs of calls that take none, so that they end when the daemon is stopped. Allocating takes as long
  * as its pages. */
@@ -39,6 +40,12 @@ enum rdt_status call_many(rdt *conn, enum rdt_message type, const ProtobufCMessa
                           unsigned n_send, int64_t deadline_ns, ProtobufCMessage **reply_p, struct call_got *got_p,
                           struct rdt_error *err);
 void call_got_close(struct call_got *got);
+
+/* Fetches the page of a list that `request` asks for, and makes it ask for the next page; request->after is 0 after the last
+ * one. The caller frees *page_p by rdt__pb__list_reply__free_unpacked. Errors: those of call; PROTOCOL: the daemon named the
+ * same page twice, so the list would have no end. */
+enum rdt_status call_list(rdt *conn, Rdt__Pb__List *request, int64_t timeout_ns, Rdt__Pb__ListReply **page_p,
+                          struct rdt_error *err);
 
 /* Checks the connection, and whether the ref can be sent. Errors: INVALID, FORKED. */
 enum rdt_status call_check_ref(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err);

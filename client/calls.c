@@ -226,7 +226,7 @@ static enum rdt_status start_wait(rdt_request *take_request, enum rdt_message ty
         repeat = repeat_create(conn, (uint16_t)type, message);
         request_keep(take_request, repeat);
         repeat_unref(repeat);
-        status = connection_send(conn, type, take_request->pending.id, message, -1, false, err);
+        status = connection_send(conn, type, take_request->pending.id, message, false, err);
     }
     if (status == RDT_OK)
         *request_p = take_request;

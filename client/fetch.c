@@ -114,15 +114,6 @@ static int64_t patience_ns(const struct rdt_fetch_options *options)
     return options->timeout_ns == RDT_NO_WAIT ? CLOCK_NO_WAIT_NS : options->timeout_ns;
 }
 
-static enum rdt_status check_ref(const struct rdt_ref *ref, struct rdt_error *err)
-{
-    if (ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES)
-        return rdt_error_set(err, RDT_INVALID, "the ref's id has %u bytes, not 1 to %u", ref->id_bytes, RDT_MAX_ID_BYTES);
-    if (options_check_text(ref->tenant, sizeof ref->tenant - 1, "the ref's tenant", err) != RDT_OK)
-        return RDT_INVALID;
-    return options_check_text(ref->address, sizeof ref->address - 1, "the ref's address", err);
-}
-
 /* *n_dims_p receives the dimensions of all slices together. INVALID names the tensor. */
 static enum rdt_status check_slices(const struct rdt_slice *slices, size_t count, size_t *n_dims_p, struct rdt_error *err)
 {
@@ -244,7 +235,7 @@ static enum rdt_status build_item(struct fetch *fetch, size_t i, const struct rd
 
     if (!item || !message)
         return no_memory(err, fetch->count);
-    status = check_ref(ref, err);
+    status = options_check_ref(ref, err);
     if (status != RDT_OK)
         return status;
     rdt__pb__fetch_item__init(item);
@@ -361,7 +352,7 @@ static enum rdt_status send_batch(struct fetch *fetch, size_t first, size_t n, s
         request_keep(fetch->requests[i], repeat);
     repeat_unref(repeat);
     request.fds_once = n > 1 && fetch->conn->state == CONNECTION_UP && batch_begin(fetch->conn, fetch->items[first]->handle, n);
-    status = connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, -1, false,
+    status = connection_send(fetch->conn, RDT_MSG_FETCH, 0, &request.base, false,
                              err); /* id 0: each item has a handle and an answer of its own */
     if (status == RDT_OK)
         mapper_devices_told(fetch->conn);

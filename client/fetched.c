@@ -2,6 +2,7 @@
 /* Fetched objects: mapping what the daemon sent, releasing it, and what rdt.h shows of it. */
 #include "fetched.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -95,19 +96,11 @@ void fetched_move_to(rdt_object *object, struct targets *take_targets, bool late
 
 /* ---- creating ---- */
 
-static void copy_text(char *to, size_t room, const char *from)
-{
-    size_t bytes = from ? strnlen(from, room - 1) : 0;
-
-    memcpy(to, from ? from : "", bytes);
-    to[bytes] = 0;
-}
-
 static enum rdt_status fill_info(rdt_object *object, const Rdt__Pb__FetchDone *done, struct rdt_error *err)
 {
     struct rdt_object_info *info = &object->info;
 
-    copy_text(info->path, sizeof info->path, done->path);
+    (void)snprintf(info->path, sizeof info->path, "%s", done->path);
     info->transfer = done->transfer;
     info->bytes_moved = done->bytes_moved;
     info->elapsed_ns = done->elapsed_ns;

@@ -141,21 +141,19 @@ enum rdt_status rdt_group_list(rdt *conn, struct rdt_group *groups, size_t max, 
 
     request.kind = RDT__PB__LIST_KIND__LIST_KIND_GROUPS;
     while (status == RDT_OK) {
-        ProtobufCMessage *message;
-        const Rdt__Pb__ListReply *reply;
-        status = call(conn, RDT_MSG_LIST, &request.base, CALL_TIMEOUT_NS, &message, err);
+        Rdt__Pb__ListReply *page;
+
+        status = call_list(conn, &request, CALL_TIMEOUT_NS, &page, err);
         if (status != RDT_OK)
             break;
-        reply = (const Rdt__Pb__ListReply *)message;
-        for (size_t i = 0; i < reply->n_groups; i++) {
-            if (reply->groups[i]->uid != own.uid || strcmp(reply->groups[i]->tenant, own.tenant) != 0)
+        for (size_t i = 0; i < page->n_groups; i++) {
+            if (page->groups[i]->uid != own.uid || strcmp(page->groups[i]->tenant, own.tenant) != 0)
                 continue; /* root sees the groups of all owners */
             if (n < max)
-                fill_group(&groups[n], reply->groups[i]);
+                fill_group(&groups[n], page->groups[i]);
             n++;
         }
-        request.after = reply->next;
-        protobuf_c_message_free_unpacked(message, NULL);
+        rdt__pb__list_reply__free_unpacked(page, NULL);
         if (request.after == 0) {
             *count_p = n;
             break;

@@ -164,24 +164,15 @@ static enum rdt_status lister_init(struct lister *lister, rdt *conn, Rdt__Pb__Li
 /* Fetches the next page, which the caller frees by rdt__pb__list_reply__free_unpacked. NULL with RDT_OK: the list is over. */
 static enum rdt_status next_page(struct lister *lister, Rdt__Pb__ListReply **page_p, struct rdt_error *err)
 {
-    ProtobufCMessage *answer;
     enum rdt_status status;
 
     *page_p = NULL;
     if (lister->stop || lister->left == 0)
         return RDT_OK;
     lister->request.max = lister->left < UINT32_MAX ? (uint32_t)lister->left : 0;
-    status = call(lister->conn, RDT_MSG_LIST, &lister->request.base, CALL_TIMEOUT_NS, &answer, err);
-    if (status != RDT_OK)
-        return status;
-    *page_p = (Rdt__Pb__ListReply *)answer;
-    if ((*page_p)->next && (*page_p)->next == lister->request.after) {
-        rdt__pb__list_reply__free_unpacked(*page_p, NULL);
-        return rdt_error_set(err, RDT_PROTOCOL, "rdtd answered LIST with the same next page twice");
-    }
-    lister->request.after = (*page_p)->next;
-    lister->stop = (*page_p)->next == 0;
-    return RDT_OK;
+    status = call_list(lister->conn, &lister->request, CALL_TIMEOUT_NS, page_p, err);
+    lister->stop = lister->request.after == 0;
+    return status;
 }
 
 /* Counts one row. goes_on: what the caller's function returned for it. Returns false if the list is over. */

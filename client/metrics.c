@@ -310,7 +310,6 @@ static void put_lookups(const struct text *text, const Rdt__Pb__MetricsReply *fr
 
 /* ---- lists ---- */
 
-/* All rows of a list in one message, to be freed by rdt__pb__list_reply__free_unpacked: *pages_p[0] to [n-1]. */
 struct pages {
     Rdt__Pb__ListReply **page;
     size_t n;
@@ -330,19 +329,15 @@ static enum rdt_status pages_get(struct pages *pages, rdt *conn, Rdt__Pb__ListKi
     request.kind = kind;
     do {
         Rdt__Pb__ListReply **grown = realloc(pages->page, (pages->n + 1) * sizeof(Rdt__Pb__ListReply *));
-        ProtobufCMessage *answer;
         enum rdt_status status;
 
         if (!grown)
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metrics");
         pages->page = grown;
-        status = call(conn, RDT_MSG_LIST, &request.base, CALL_TIMEOUT_NS, &answer, err);
+        status = call_list(conn, &request, CALL_TIMEOUT_NS, &grown[pages->n], err);
         if (status != RDT_OK)
             return status;
-        pages->page[pages->n++] = (Rdt__Pb__ListReply *)answer;
-        if (pages->page[pages->n - 1]->next && pages->page[pages->n - 1]->next == request.after)
-            return rdt_error_set(err, RDT_PROTOCOL, "rdtd names the same page of a list twice");
-        request.after = pages->page[pages->n - 1]->next;
+        pages->n++;
     } while (request.after);
     return RDT_OK;
 }

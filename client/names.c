@@ -13,19 +13,6 @@
 
 #define USER_BYTES 65536u /* for one entry of the user database */
 
-static enum rdt_status check(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
-{
-    enum rdt_status status = connection_check(conn, err);
-
-    if (status == RDT_OK && !ref)
-        status = rdt_error_set(err, RDT_INVALID, "the ref is NULL");
-    if (status == RDT_OK && (ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES))
-        status = rdt_error_set(err, RDT_INVALID, "the ref's id has %u bytes, not 1 to %u", ref->id_bytes, RDT_MAX_ID_BYTES);
-    if (status == RDT_OK)
-        status = options_check_text(ref->tenant, sizeof ref->tenant - 1, "the ref's tenant", err);
-    return status == RDT_OK ? options_check_text(ref->address, sizeof ref->address - 1, "the ref's address", err) : status;
-}
-
 /* Makes the ref of the name, which has the node and the owner of the object. What the object's ref leaves open is this node
  * and this session's owner. */
 static enum rdt_status name_ref(const rdt *conn, const char *name, const struct rdt_ref *object, struct rdt_ref *ref_p,
@@ -56,7 +43,7 @@ enum rdt_status rdt_publish(rdt *conn, const char *name, const struct rdt_ref *o
     struct rdt_publish_options own;
     struct rdt_ref ref;
     ProtobufCMessage *reply;
-    enum rdt_status status = check(conn, object, err);
+    enum rdt_status status = call_check_ref(conn, object, err);
 
     if (status == RDT_OK)
         status = options_copy(&own, sizeof own, options, err);
@@ -89,7 +76,7 @@ enum rdt_status rdt_unpublish(rdt *conn, const struct rdt_ref *name, struct rdt_
 {
     Rdt__Pb__Unpublish request = RDT__PB__UNPUBLISH__INIT;
     Rdt__Pb__Ref message;
-    enum rdt_status status = check(conn, name, err);
+    enum rdt_status status = call_check_ref(conn, name, err);
 
     if (status == RDT_OK && !name->is_name)
         status =

@@ -66,7 +66,7 @@ static enum rdt_status send_with(rdt *conn, enum rdt_message type, uint64_t id, 
                                  struct rdt_error *err)
 {
     return soon ? connection_release(conn, (uint16_t)type, id, message, err)
-                : connection_send(conn, (uint16_t)type, id, message, -1, true, err);
+                : connection_send(conn, (uint16_t)type, id, message, true, err);
 }
 
 enum rdt_status note_send(rdt *conn, enum rdt_message type, const ProtobufCMessage *message, bool soon, struct rdt_error *err)

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "proto/wire_limits.h"
+
 enum rdt_status options_copy(void *options_p, size_t bytes, const void *given, struct rdt_error *err)
 {
     const unsigned char *from = given;
@@ -28,4 +30,15 @@ enum rdt_status options_check_text(const char *text, size_t max_bytes, const cha
     if (text && strnlen(text, max_bytes + 1) > max_bytes)
         return rdt_error_set(err, RDT_INVALID, "%s is longer than %zu bytes", option, max_bytes);
     return RDT_OK;
+}
+
+enum rdt_status options_check_ref(const struct rdt_ref *ref, struct rdt_error *err)
+{
+    if (!ref)
+        return rdt_error_set(err, RDT_INVALID, "the ref is NULL");
+    if (ref->id_bytes == 0 || ref->id_bytes > RDT_MAX_ID_BYTES)
+        return rdt_error_set(err, RDT_INVALID, "the ref's id has %u bytes, not 1 to %u", ref->id_bytes, RDT_MAX_ID_BYTES);
+    if (options_check_text(ref->tenant, sizeof ref->tenant - 1, "the ref's tenant", err) != RDT_OK)
+        return RDT_INVALID;
+    return options_check_text(ref->address, sizeof ref->address - 1, "the ref's address", err);
 }

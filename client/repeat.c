@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "repeat.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "proto/messages.h"
 #include "rdt.pb-c.h"
@@ -69,27 +66,6 @@ static void shorten(ProtobufCMessage *message, int64_t start_ns)
 
 /* ---- sending ---- */
 
-static enum rdt_status send_copies(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *fds,
-                                   unsigned n_fds, struct rdt_error *err)
-{
-    int copies[RDT_MAX_FRAME_FDS];
-    enum rdt_status status = RDT_OK;
-    unsigned n = 0;
-
-    while (n < n_fds && status == RDT_OK) {
-        copies[n] = fcntl(fds[n], F_DUPFD_CLOEXEC, 0);
-        if (copies[n] >= 0)
-            n++;
-        else
-            status = rdt_error_sys(err, errno, "cannot duplicate fd %d to send it", fds[n]);
-    }
-    if (status == RDT_OK)
-        status = connection_send_fds(conn, type, id, message, copies, n, false, err);
-    while (status != RDT_OK && n > 0)
-        (void)close(copies[--n]);
-    return status;
-}
-
 enum rdt_status repeat_message(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int64_t start_ns,
                                const int *fds, unsigned n_fds, struct rdt_error *err)
 {
@@ -100,7 +76,7 @@ enum rdt_status repeat_message(rdt *conn, uint16_t type, uint64_t id, const Prot
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory to repeat a request");
     memcpy(copy, message, message->descriptor->sizeof_message);
     shorten(copy, start_ns);
-    status = send_copies(conn, type, id, copy, fds, n_fds, err);
+    status = connection_send_fds(conn, type, id, copy, fds, n_fds, err);
     free(copy);
     return status;
 }
@@ -122,7 +98,7 @@ enum rdt_status repeat_send(rdt *conn, const struct repeat *repeat, uint64_t id,
     if (status != RDT_OK)
         return status;
     shorten(message, repeat->start_ns);
-    status = connection_send(conn, repeat->type, id, message, -1, false, err);
+    status = connection_send(conn, repeat->type, id, message, false, err);
     protobuf_c_message_free_unpacked(message, NULL);
     return status;
 }
@@ -175,7 +151,7 @@ enum rdt_status repeat_fetch(rdt *conn, rdt_request *request, struct rdt_error *
     fetch->n_items = keep_running(conn, request->repeat, fetch);
     fetch->fds_once = false; /* the batch that would keep the mappings has ended */
     shorten(message, request->repeat->start_ns);
-    status = connection_send(conn, RDT_MSG_FETCH, 0, message, -1, false, err);
+    status = connection_send(conn, RDT_MSG_FETCH, 0, message, false, err);
     if (status != RDT_OK)
         forget_sent(conn, request->repeat);
     fetch->n_items = n_items; /* all of them are freed */

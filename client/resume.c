@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "resume.h"
 
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "batch.h"
@@ -25,12 +25,6 @@ void resume_fill_hello(const rdt *conn, Rdt__Pb__Hello *request_p)
     request_p->tensor_runs = true;
 }
 
-static void copy_text(char *to, size_t room, const char *from)
-{
-    memset(to, 0, room);
-    (void)stpncpy(to, from, room - 1);
-}
-
 enum rdt_status resume_read_hello(rdt *conn, const Rdt__Pb__HelloReply *reply, struct rdt_error *err)
 {
     struct rdt_node_info *node = &conn->node;
@@ -43,9 +37,9 @@ enum rdt_status resume_read_hello(rdt *conn, const Rdt__Pb__HelloReply *reply, s
                              reply->boot_id.len);
     memcpy(node->node, reply->node_uuid.data, sizeof node->node);
     memcpy(node->boot_id, reply->boot_id.data, sizeof node->boot_id);
-    copy_text(node->address, sizeof node->address, reply->node_address);
-    copy_text(node->daemon_version, sizeof node->daemon_version, reply->daemon_version);
-    copy_text(node->tenant, sizeof node->tenant, reply->tenant);
+    (void)snprintf(node->address, sizeof node->address, "%s", reply->node_address);
+    (void)snprintf(node->daemon_version, sizeof node->daemon_version, "%s", reply->daemon_version);
+    (void)snprintf(node->tenant, sizeof node->tenant, "%s", reply->tenant);
     node->session = reply->session_id;
     node->uid = reply->uid;
     conn->kept = reply->session_token.len == sizeof conn->token && reply->restart_grace_ns > 0;

@@ -41,7 +41,7 @@ static void on_resumed(rdt *conn, struct pending *pending)
     Rdt__Pb__ReleaseRegion request = RDT__PB__RELEASE_REGION__INIT;
 
     request.region = container_of(pending, struct release, pending)->mapping->region;
-    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, 0, &request.base, -1, true, NULL);
+    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, 0, &request.base, true, NULL);
     finish(conn, pending);
 }
 
@@ -55,7 +55,7 @@ void alloc_release(rdt *conn, struct mapping *take_mapping)
 
     request.region = take_mapping->region;
     take_mapping->released = true;
-    if (connection_send(conn, RDT_MSG_RELEASE_REGION, id, &request.base, -1, true, NULL) != RDT_OK || !release) {
+    if (connection_send(conn, RDT_MSG_RELEASE_REGION, id, &request.base, true, NULL) != RDT_OK || !release) {
         memory_unref(&conn->memory, take_mapping);
         free(release);
         return;
@@ -85,7 +85,7 @@ void alloc_release_unmapped(rdt *conn, uint64_t region)
     request.region = region;
     connection_lock(conn);
     ids_remove(&conn->memory.unmapped, region);
-    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, 0, &request.base, -1, true, NULL);
+    (void)connection_send(conn, RDT_MSG_RELEASE_REGION, 0, &request.base, true, NULL);
     connection_unlock(conn);
 }
 

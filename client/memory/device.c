@@ -139,7 +139,7 @@ static void drop_parts(rdt *conn, const struct rdt_shared *shared)
     request.kind = RDT__PB__REGION_KIND__REGION_KIND_VMM;
     request.more = true;
     connection_lock(conn);
-    (void)connection_send(conn, RDT_MSG_IMPORT, 0, &request.base, -1, true, NULL);
+    (void)connection_send(conn, RDT_MSG_IMPORT, 0, &request.base, true, NULL);
     connection_unlock(conn);
 }
 

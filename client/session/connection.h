@@ -198,15 +198,14 @@ void connection_copy_node(const rdt *conn, struct rdt_node_info *node_p);
 uint64_t connection_id(rdt *conn);
 
 /* Queues the message and sends what the socket takes. While the connection is neither UP nor ENDED the message is dropped:
- * whoever waits for an answer sends it from on_resumed. take_fd is taken on success only; -1: none. Errors: LIMIT (the message
- * is longer than a frame, or too many bytes are queued; an `urgent` message, which releases something, is queued in any case),
- * DISCONNECTED, RESTARTED, NO_MEMORY. */
-enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int take_fd,
-                                bool urgent, struct rdt_error *err);
+ * whoever waits for an answer sends it from on_resumed. Errors: LIMIT (the message is longer than a frame, or too many bytes
+ * are queued; an `urgent` message, which releases something, is queued in any case), DISCONNECTED, RESTARTED, NO_MEMORY. */
+enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, bool urgent,
+                                struct rdt_error *err);
 
-/* As connection_send, with several fds. */
-enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
-                                    unsigned n_fds, bool urgent, struct rdt_error *err);
+/* As connection_send, with fds, which are duplicated. SYSTEM: that failed. */
+enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *fds,
+                                    unsigned n_fds, struct rdt_error *err);
 
 /* Queues a message that releases something, for callers that will send more of them. It is sent with the next message, when a
  * few are queued, or by connection_flush, which the caller must call before it blocks or returns. Sending each by itself would

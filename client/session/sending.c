@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sending: encodes messages, queues them, and writes what the socket takes. */
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -58,24 +60,30 @@ static void flush(rdt *conn)
         (void)shutdown(conn->sock, SHUT_RDWR);
 }
 
-enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, int take_fd,
-                                bool urgent, struct rdt_error *err)
-{
-    return connection_send_fds(conn, type, id, message, &take_fd, take_fd >= 0 ? 1 : 0, urgent, err);
-}
-
-static enum rdt_status push(struct frame_writer *writer, uint16_t type, uint64_t id, size_t bytes, const int *take_fds,
+static enum rdt_status push(struct frame_writer *writer, uint16_t type, uint64_t id, size_t bytes, const int *fds,
                             unsigned n_fds, uint8_t **payload_p, struct rdt_error *err)
 {
-    enum rdt_status status = frame_writer_push(writer, type, 0, id, (uint32_t)bytes, take_fds, n_fds, payload_p);
+    int copies[RDT_MAX_FRAME_FDS];
+    enum rdt_status status = RDT_OK;
+    unsigned n = 0;
 
-    return status == RDT_OK ? RDT_OK : rdt_error_set(err, status, "there is no memory for a request of %zu bytes", bytes);
+    while (n < n_fds && status == RDT_OK) {
+        copies[n] = fcntl(fds[n], F_DUPFD_CLOEXEC, 0);
+        if (copies[n] >= 0)
+            n++;
+        else
+            status = rdt_error_sys(err, errno, "cannot duplicate fd %d to send it", fds[n]);
+    }
+    if (status == RDT_OK && (status = frame_writer_push(writer, type, 0, id, (uint32_t)bytes, copies, n, payload_p)) != RDT_OK)
+        (void)rdt_error_set(err, status, "there is no memory for a request of %zu bytes", bytes);
+    while (status != RDT_OK && n > 0)
+        (void)close(copies[--n]);
+    return status;
 }
 
-/* Makes room for a message of so many bytes in the queue. *payload_p is NULL with RDT_OK: the message is not sent now. Takes
- * the fds on success only. */
-static enum rdt_status reserve(rdt *conn, uint16_t type, uint64_t id, size_t bytes, const int *take_fds, unsigned n_fds,
-                               bool urgent, uint8_t **payload_p, struct rdt_error *err)
+/* Makes room for a message of so many bytes in the queue. *payload_p is NULL with RDT_OK: the message is not sent now. */
+static enum rdt_status reserve(rdt *conn, uint16_t type, uint64_t id, size_t bytes, const int *fds, unsigned n_fds, bool urgent,
+                               uint8_t **payload_p, struct rdt_error *err)
 {
     if (connection_has_ended(conn))
         return connection_lost_error(conn, err);
@@ -85,22 +93,20 @@ static enum rdt_status reserve(rdt *conn, uint16_t type, uint64_t id, size_t byt
         return rdt_error_set(err, RDT_LIMIT, "%zu bytes are waiting to be sent, because rdtd does not read its socket",
                              conn->writer.queued_bytes);
     if (conn->state == CONNECTION_RESUMING && urgent && id == 0)
-        return push(&conn->later, type, id, bytes, take_fds, n_fds, payload_p, err);
+        return push(&conn->later, type, id, bytes, fds, n_fds, payload_p, err);
     if (conn->state == CONNECTION_UP && conn->why_unsent.status == RDT_OK)
-        return push(&conn->writer, type, id, bytes, take_fds, n_fds, payload_p, err);
-    for (unsigned i = 0; i < n_fds; i++)
-        (void)close(take_fds[i]);
+        return push(&conn->writer, type, id, bytes, fds, n_fds, payload_p, err);
     *payload_p = NULL;
     return RDT_OK;
 }
 
-/* Encodes the message and queues it without sending it. Takes the fds on success only. */
-static enum rdt_status queue(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
+/* Encodes the message and queues it without sending it. */
+static enum rdt_status queue(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *fds,
                              unsigned n_fds, bool urgent, struct rdt_error *err)
 {
     size_t bytes = protobuf_c_message_get_packed_size(message);
     uint8_t *payload;
-    enum rdt_status status = reserve(conn, type, id, bytes, take_fds, n_fds, urgent, &payload, err);
+    enum rdt_status status = reserve(conn, type, id, bytes, fds, n_fds, urgent, &payload, err);
 
     if (status == RDT_OK && payload)
         (void)protobuf_c_message_pack(message, payload);
@@ -141,14 +147,26 @@ enum rdt_status connection_shake(rdt *conn, uint16_t type, const ProtobufCMessag
     return RDT_OK;
 }
 
-enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *take_fds,
-                                    unsigned n_fds, bool urgent, struct rdt_error *err)
+static enum rdt_status queue_and_flush(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *fds,
+                                       unsigned n_fds, bool urgent, struct rdt_error *err)
 {
-    enum rdt_status status = queue(conn, type, id, message, take_fds, n_fds, urgent, err);
+    enum rdt_status status = queue(conn, type, id, message, fds, n_fds, urgent, err);
 
     if (status == RDT_OK)
         flush(conn);
     return status;
+}
+
+enum rdt_status connection_send(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, bool urgent,
+                                struct rdt_error *err)
+{
+    return queue_and_flush(conn, type, id, message, NULL, 0, urgent, err);
+}
+
+enum rdt_status connection_send_fds(rdt *conn, uint16_t type, uint64_t id, const ProtobufCMessage *message, const int *fds,
+                                    unsigned n_fds, struct rdt_error *err)
+{
+    return queue_and_flush(conn, type, id, message, fds, n_fds, false, err);
 }
 
 void connection_send_later(rdt *conn, uint16_t type, const ProtobufCMessage *message)
