@@ -20,6 +20,7 @@
 
 #include "client/rdt.h"
 #include "messages.h"
+#include "rdt.pb-c.h"
 
 #define CTL_DEFAULT_TIMEOUT_NS (INT64_C(10) * 1000000000)
 
@@ -114,8 +115,20 @@ enum rdt_status ctl_call_within(struct ctl *ctl, int64_t timeout_ns, enum rdt_me
                                 ProtobufCMessage **reply_p, struct rdt_error *err);
 void ctl_reply_free(ProtobufCMessage *reply);
 
+/* Fetches the page of a list that `request` asks for, and makes it ask for the next page; request->after is 0 after the last
+ * one. The caller frees *page_p by ctl_reply_free. */
+enum rdt_status ctl_page(struct ctl *ctl, int64_t timeout_ns, Rdt__Pb__List *request, Rdt__Pb__ListReply **page_p,
+                         struct rdt_error *err);
+
+/* Sends the request, and shows its reply: by `print`, or with --json as it is. Returns the exit code. */
+int ctl_show(struct ctl *ctl, enum rdt_message type, const ProtobufCMessage *request,
+             int (*print)(struct ctl *ctl, const ProtobufCMessage *reply));
+
 /* Reads a REF of the command line. Returns CTL_GO, or CTL_USAGE after printing what is wrong with it. */
 int ctl_ref(struct ctl *ctl, const char *text, struct rdt_ref *ref_p);
+
+/* Reads the number of a transfer. False: the word does not consist of digits alone, so it is a REF. */
+bool ctl_transfer(const char *text, uint64_t *number_p);
 
 struct ctl_name {                    /* options that give a name in place of a REF */
     const char *name, *node, *owner; /* NULL: not given */

@@ -18,19 +18,13 @@
 
 static int show_loaded(struct ctl *ctl, const Rdt__Pb__BackendReply *reply)
 {
-    char name[80];
-
     if (ctl->json)
         return ctl_print_json(ctl_json(&reply->base));
     for (size_t i = 0; i < reply->n_backends && !ctl->quiet; i++) {
         const Rdt__Pb__BackendInfo *b = reply->backends[i];
 
-        printf("%s %s is loaded%s", strcmp(b->kind, "memory") == 0 ? "memory kind" : b->kind,
-               ctl_plain(b->name, name, sizeof name), b->available ? "\n" : ", but not available: ");
-        if (!b->available) {
-            ctl_print_plain(b->why_not, stdout);
-            putchar('\n');
-        }
+        ctl_line("%s %s is loaded%s%s", strcmp(b->kind, "memory") == 0 ? "memory kind" : b->kind, b->name,
+                 b->available ? "" : ", but not available: ", b->available ? "" : b->why_not);
     }
     return CTL_OK;
 }

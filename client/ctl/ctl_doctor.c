@@ -41,8 +41,6 @@ static int status_of(const char *name)
 
 static void add(struct report *report, const char *id, const char *name, int status, const char *sentence, const char *remedy)
 {
-    char text[32];
-
     report->n[status]++;
     if (report->rows) {
         json_array_append_new(report->rows, json_pack("{s:o, s:o, s:s, s:o, s:o}", "id", ctl_json_text(id), "name",
@@ -52,15 +50,9 @@ static void add(struct report *report, const char *id, const char *name, int sta
     }
     if (report->ctl->quiet && status == OK)
         return;
-    printf("%-5s %s ", status_names[status], ctl_plain(id, text, sizeof text));
-    printf("%-16s ", ctl_plain(name, text, sizeof text));
-    ctl_print_plain(sentence, stdout);
-    putchar('\n');
-    if (remedy[0]) {
-        printf("%30s", "");
-        ctl_print_plain(remedy, stdout);
-        putchar('\n');
-    }
+    ctl_line("%-5s %s %-16s %s", status_names[status], id, name, sentence);
+    if (remedy[0])
+        ctl_line("%30s%s", "", remedy);
 }
 
 static void find(struct report *report, const char *id, const char *name, int status, const char *remedy, const char *fmt, ...)

@@ -27,18 +27,13 @@ static void print_where(const Rdt__Pb__TransferInfo *t)
 
 static void print_candidates(const Rdt__Pb__TransferInfo *t)
 {
-    char path[64];
-
     for (int chosen = 1; chosen >= 0; chosen--) {
         for (size_t i = 0; i < t->n_candidates; i++) {
             const Rdt__Pb__Candidate *c = t->candidates[i];
 
             if (c->chosen != chosen)
                 continue;
-            printf("  %s %s%s", chosen ? "taken:    " : "not taken:", ctl_plain(c->path, path, sizeof path),
-                   *c->reason ? ", " : "");
-            ctl_print_plain(c->reason, stdout);
-            putchar('\n');
+            ctl_line("  %s %s%s%s", chosen ? "taken:    " : "not taken:", c->path, *c->reason ? ", " : "", c->reason);
         }
     }
     if (t->n_candidates == 0 && strchr(t->path, '/') && strcmp(t->direction, "in") == 0)
@@ -49,45 +44,24 @@ static void print_candidates(const Rdt__Pb__TransferInfo *t)
 
 static void print(const Rdt__Pb__TransferInfo *t)
 {
-    char id[160], state[32], path[64];
+    char id[160], state[32];
     char done[CTL_HUMAN_BYTES], total[CTL_HUMAN_BYTES], took[CTL_HUMAN_BYTES], rate[CTL_HUMAN_BYTES];
     int64_t ns = t->elapsed_ns > 0 ? t->elapsed_ns : t->age_ns;
 
     printf("transfer %" PRIu64 ": \"%s\" ", t->transfer, ctl_id_of(t->ref, id, sizeof id));
     print_where(t);
     printf(", %s\n", ctl_plain(t->state, state, sizeof state));
-    printf("  moved:     %s of %s in %s (%s)", ctl_human_bytes(t->bytes_done, done), ctl_human_bytes(t->bytes, total),
-           ctl_human_duration(ns, took), ctl_human_rate(t->bytes_done, ns, rate));
-    printf("%s%s", *t->path ? " by " : "", ctl_plain(t->path, path, sizeof path));
-    if (*t->lanes) {
-        printf(" over ");
-        ctl_print_plain(t->lanes, stdout);
-    }
-    putchar('\n');
-    if (*t->from_memory || t->part_of) {
-        printf("  part:      of transfer %" PRIu64 ", ", t->part_of);
-        ctl_print_plain(t->from_memory, stdout);
-        printf(" memory there to ");
-        ctl_print_plain(t->to_memory, stdout);
-        printf(" memory here\n");
-    }
-    if (*t->waits) {
-        printf("  waits:     ");
-        ctl_print_plain(t->waits, stdout);
-        putchar('\n');
-    }
+    ctl_line("  moved:     %s of %s in %s (%s)%s%s%s%s", ctl_human_bytes(t->bytes_done, done), ctl_human_bytes(t->bytes, total),
+             ctl_human_duration(ns, took), ctl_human_rate(t->bytes_done, ns, rate), *t->path ? " by " : "", t->path,
+             *t->lanes ? " over " : "", t->lanes);
+    if (*t->from_memory || t->part_of)
+        ctl_line("  part:      of transfer %" PRIu64 ", %s memory there to %s memory here", t->part_of, t->from_memory,
+                 t->to_memory);
+    if (*t->waits)
+        ctl_line("  waits:     %s", t->waits);
     print_candidates(t);
-    if (*t->error) {
-        printf("  failed:    ");
-        ctl_print_plain(t->error, stdout);
-        putchar('\n');
-    }
-}
-
-/* A word of digits only is a transfer's number. */
-static bool is_number(const char *text)
-{
-    return *text && strspn(text, "0123456789") == strlen(text) && strlen(text) < 20;
+    if (*t->error)
+        ctl_line("  failed:    %s", t->error);
 }
 
 int ctl_explain(struct ctl *ctl, int argc, char **argv)
@@ -103,9 +77,7 @@ int ctl_explain(struct ctl *ctl, int argc, char **argv)
 
     if (code != CTL_GO)
         return code;
-    if (is_number(operands[0])) {
-        request.transfer = strtoull(operands[0], NULL, 10);
-    } else {
+    if (!ctl_transfer(operands[0], &request.transfer)) {
         code = ctl_ref(ctl, operands[0], &ref);
         if (code != CTL_GO)
             return code;

@@ -76,13 +76,11 @@ static enum rdt_status add_all(struct ctl *ctl, Rdt__Pb__ListKind kind, bool all
 
     request.kind = kind;
     do {
-        ProtobufCMessage *reply;
-        const Rdt__Pb__ListReply *page;
-        enum rdt_status status = ctl_call(ctl, RDT_MSG_LIST, &request.base, &reply, err);
+        Rdt__Pb__ListReply *page;
+        enum rdt_status status = ctl_page(ctl, ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS), &request, &page, err);
 
         if (status)
             return status;
-        page = (const Rdt__Pb__ListReply *)reply;
         for (size_t i = 0; i < page->n_owners; i++) {
             const Rdt__Pb__OwnerInfo *o = page->owners[i];
             if (array)
@@ -102,8 +100,7 @@ static enum rdt_status add_all(struct ctl *ctl, Rdt__Pb__ListKind kind, bool all
             else
                 add_client(table, c, all);
         }
-        request.after = page->next;
-        ctl_reply_free(reply);
+        ctl_reply_free(&page->base);
     } while (request.after);
     return RDT_OK;
 }

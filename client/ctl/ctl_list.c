@@ -119,10 +119,12 @@ static void add_client(struct ctl_table *table, const ProtobufCMessage *row)
     ctl_table_add(table, "%s", c->session);
 }
 
-static const struct ctl_column name_columns[] = {
-    {"NAME", false}, {"VERSION", true}, {"OWNER", false},  {"VISIBLE TO", false}, {"BYTES", true},
-    {"WAITS", true}, {"AGE", true},     {"OBJECT", false}, {"ENDS", false},
+static const struct ctl_column cluster_name_columns[] = {
+    {"NODE", false}, {"NAME", false}, {"VERSION", true}, {"OWNER", false},  {"VISIBLE TO", false},
+    {"BYTES", true}, {"WAITS", true}, {"AGE", true},     {"OBJECT", false}, {"ENDS", false},
 };
+
+enum { N_NAME_COLUMNS = sizeof cluster_name_columns / sizeof *cluster_name_columns - 1 }; /* without NODE */
 
 static void add_name(struct ctl_table *table, const ProtobufCMessage *row)
 {
@@ -144,11 +146,6 @@ static void add_name(struct ctl_table *table, const ProtobufCMessage *row)
     else
         ctl_table_add(table, "%s", "");
 }
-
-static const struct ctl_column cluster_name_columns[] = {
-    {"NODE", false}, {"NAME", false}, {"VERSION", true}, {"OWNER", false},  {"VISIBLE TO", false},
-    {"BYTES", true}, {"WAITS", true}, {"AGE", true},     {"OBJECT", false}, {"ENDS", false},
-};
 
 static void add_cluster_name(struct ctl_table *table, const ProtobufCMessage *row)
 {
@@ -345,23 +342,19 @@ static uint64_t add_page(const struct view *view, const ProtobufCMessage *reply,
 static enum rdt_status add_all(struct ctl *ctl, const struct view *view, Rdt__Pb__List *request, uint64_t limit, json_t *array,
                                struct ctl_table *table, struct rdt_error *err)
 {
-    uint64_t left = limit ? limit : UINT64_MAX, next;
+    uint64_t left = limit ? limit : UINT64_MAX;
 
     do {
-        ProtobufCMessage *reply;
+        Rdt__Pb__ListReply *page;
         enum rdt_status status;
 
         request->max = left < RDT_MAX_PAGE ? (uint32_t)left : 0;
-        status = ctl_call(ctl, RDT_MSG_LIST, &request->base, &reply, err);
+        status = ctl_page(ctl, ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS), request, &page, err);
         if (status)
             return status;
-        left -= add_page(view, reply, left, array, table);
-        next = ((const Rdt__Pb__ListReply *)reply)->next;
-        ctl_reply_free(reply);
-        if (next && next == request->after)
-            return rdt_error_set(err, RDT_PROTOCOL, "rdtd answered LIST with the same next page twice");
-        request->after = next;
-    } while (next && left);
+        left -= add_page(view, &page->base, left, array, table);
+        ctl_reply_free(&page->base);
+    } while (request->after && left);
     return RDT_OK;
 }
 
@@ -480,7 +473,8 @@ int ctl_objects(struct ctl *ctl, int argc, char **argv)
 
 int ctl_names(struct ctl *ctl, int argc, char **argv)
 {
-    static const struct view view = {RDT__PB__LIST_KIND__LIST_KIND_NAMES, "names", COLUMNS(name_columns), add_name, "no names"};
+    static const struct view view = {
+        RDT__PB__LIST_KIND__LIST_KIND_NAMES, "names", cluster_name_columns + 1, N_NAME_COLUMNS, add_name, "no names"};
     static const struct view cluster_view = {RDT__PB__LIST_KIND__LIST_KIND_NAMES, "names", COLUMNS(cluster_name_columns),
                                              add_cluster_name, "no names"};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;

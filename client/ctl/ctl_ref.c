@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Refs and names on the command line. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "ctl.h"
@@ -14,6 +15,14 @@ int ctl_ref(struct ctl *ctl, const char *text, struct rdt_ref *ref_p)
     if (rdt_ref_from_text(text, ref_p, &err) == RDT_OK)
         return CTL_GO;
     return ctl_usage_error(ctl, "'%.60s': %s", text, err.msg);
+}
+
+bool ctl_transfer(const char *text, uint64_t *number_p)
+{
+    if (!*text || strspn(text, "0123456789") != strlen(text) || strlen(text) >= 20)
+        return false;
+    *number_p = strtoull(text, NULL, 10);
+    return true;
 }
 
 int ctl_ref_or_name(struct ctl *ctl, const char *text, const struct ctl_name *name, struct rdt_ref *ref_p)

@@ -8,25 +8,13 @@
 #include "ctl_table.h"
 #include "rdt.pb-c.h"
 
-static void print_quoted(const char *text)
-{
-    if (!text[0])
-        printf("(empty)");
-    ctl_print_plain(text, stdout);
-}
-
 static void print(const struct ctl *ctl, const Rdt__Pb__ReloadReply *reply, bool check)
 {
-    char section[64], key[64];
-
     for (size_t i = 0; i < reply->n_changes; i++) {
         const Rdt__Pb__OptionChange *change = reply->changes[i];
-        printf("[%s] ", ctl_plain(change->section, section, sizeof section));
-        printf("%s: ", ctl_plain(change->key, key, sizeof key));
-        print_quoted(change->before);
-        printf(" -> ");
-        print_quoted(change->after);
-        printf("%s\n", change->applied ? "" : "   (at the next start of the daemon)");
+
+        ctl_line("[%s] %s: %s -> %s%s", change->section, change->key, *change->before ? change->before : "(empty)",
+                 *change->after ? change->after : "(empty)", change->applied ? "" : "   (at the next start of the daemon)");
     }
     if (reply->n_changes == 0 && !ctl->quiet)
         printf(check ? "a reload would change nothing\n" : "the configuration was reloaded; it has not changed\n");

@@ -89,10 +89,32 @@ enum rdt_status ctl_call(struct ctl *ctl, enum rdt_message type, const ProtobufC
     return ctl_call_within(ctl, ctl_timeout(ctl, CTL_DEFAULT_TIMEOUT_NS), type, request, reply_p, err);
 }
 
+enum rdt_status ctl_page(struct ctl *ctl, int64_t timeout_ns, Rdt__Pb__List *request, Rdt__Pb__ListReply **page_p,
+                         struct rdt_error *err)
+{
+    enum rdt_status status = ctl_connect(ctl, err);
+
+    return status ? status : call_list(ctl->rdt, request, timeout_ns, page_p, err);
+}
+
 void ctl_reply_free(ProtobufCMessage *reply)
 {
     if (reply)
         protobuf_c_message_free_unpacked(reply, NULL);
+}
+
+int ctl_show(struct ctl *ctl, enum rdt_message type, const ProtobufCMessage *request,
+             int (*print)(struct ctl *ctl, const ProtobufCMessage *reply))
+{
+    struct rdt_error err = {0};
+    ProtobufCMessage *reply;
+    int code;
+
+    if (ctl_call(ctl, type, request, &reply, &err))
+        return ctl_fail(ctl, &err);
+    code = ctl->json ? ctl_print_json(ctl_json(reply)) : print(ctl, reply);
+    ctl_reply_free(reply);
+    return code;
 }
 
 int ctl_signals(struct rdt_error *err)

@@ -7,7 +7,6 @@
 
 #include "ctl.h"
 #include "ctl_commands.h"
-#include "ctl_json.h"
 #include "ctl_table.h"
 #include "proto/cover.h"
 #include "proto/manifest.h"
@@ -105,6 +104,25 @@ static void print_pending(const Rdt__Pb__PendingVersion *pending)
     printf("%s\n", named > 16 ? " ..." : named == 0 ? " none, the parts are being held" : "");
 }
 
+static int print(struct ctl *ctl, const ProtobufCMessage *message)
+{
+    const Rdt__Pb__ShardsReply *reply = (const Rdt__Pb__ShardsReply *)message;
+    struct rdt_error err = {0};
+    char age[CTL_HUMAN_BYTES];
+    enum rdt_status status = RDT_OK;
+
+    if (reply->manifest)
+        status = print_manifest(reply, &err);
+    else
+        printf("no complete version\n");
+    print_lost(reply);
+    for (size_t i = 0; i < reply->n_pending; i++)
+        print_pending(reply->pending[i]);
+    if (reply->failure[0])
+        ctl_line("last failure, %s ago: %s", ctl_human_duration(reply->failure_age_ns, age), reply->failure);
+    return status == RDT_OK ? CTL_OK : ctl_fail(ctl, &err);
+}
+
 int ctl_shards(struct ctl *ctl, int argc, char **argv)
 {
     struct ctl_name name = CTL_NAME_INIT;
@@ -114,13 +132,9 @@ int ctl_shards(struct ctl *ctl, int argc, char **argv)
         {0},
     };
     Rdt__Pb__Shards request = RDT__PB__SHARDS__INIT;
-    const Rdt__Pb__ShardsReply *reply;
-    ProtobufCMessage *message = NULL;
-    struct rdt_error err = {0};
-    char **operands, age[CTL_HUMAN_BYTES];
     struct rdt_ref ref;
     Rdt__Pb__Ref wire;
-    enum rdt_status status = RDT_OK;
+    char **operands;
     int code = ctl_parse(ctl, options, argc, argv, 1, 1, &operands, NULL);
 
     if (code != CTL_GO)
@@ -132,26 +146,5 @@ int ctl_shards(struct ctl *ctl, int argc, char **argv)
         return code;
     wire_ref_from(&ref, &wire);
     request.name = &wire;
-    if (ctl_call(ctl, RDT_MSG_SHARDS, &request.base, &message, &err))
-        return ctl_fail(ctl, &err);
-    reply = (const Rdt__Pb__ShardsReply *)message;
-    if (ctl->json) {
-        code = ctl_print_json(ctl_json(message));
-        ctl_reply_free(message);
-        return code;
-    }
-    if (reply->manifest)
-        status = print_manifest(reply, &err);
-    else
-        printf("no complete version\n");
-    print_lost(reply);
-    for (size_t i = 0; i < reply->n_pending; i++)
-        print_pending(reply->pending[i]);
-    if (reply->failure[0]) {
-        printf("last failure, %s ago: ", ctl_human_duration(reply->failure_age_ns, age));
-        ctl_print_plain(reply->failure, stdout);
-        putchar('\n');
-    }
-    ctl_reply_free(message);
-    return status == RDT_OK ? CTL_OK : ctl_fail(ctl, &err);
+    return ctl_show(ctl, RDT_MSG_SHARDS, &request.base, print);
 }

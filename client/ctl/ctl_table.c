@@ -96,6 +96,22 @@ void ctl_print_plain(const char *text, FILE *out)
     }
 }
 
+void ctl_line(const char *fmt, ...)
+{
+    char *text = NULL;
+    va_list args;
+    int length;
+
+    va_start(args, fmt);
+    length = vasprintf(&text, fmt, args);
+    va_end(args);
+    if (length < 0)
+        return;
+    text_clean(text, (size_t)length);
+    puts(text);
+    free(text);
+}
+
 void ctl_table_init(struct ctl_table *table, const struct ctl_column *columns, unsigned n_columns)
 {
     *table = (struct ctl_table){.columns = columns, .n_columns = n_columns};

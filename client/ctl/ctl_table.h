@@ -18,6 +18,9 @@ const char *ctl_human_duration(int64_t ns, char text[CTL_HUMAN_BYTES]);         
 char *ctl_plain(const char *text, char *text_p, size_t size);
 void ctl_print_plain(const char *text, FILE *out); /* prints all of it in the same way; newlines stay */
 
+/* Prints a line, and the newline that ends it, on stdout; everything else that would act on the terminal becomes '?'. */
+void ctl_line(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
 struct ctl_column {
     const char *title;
     bool right; /* aligned on the right, as numbers are */

@@ -155,23 +155,19 @@ static enum rdt_status take_part(struct ctl *ctl, enum part part, struct sample 
     static const Rdt__Pb__ListKind kinds[PARTS] = {
         RDT__PB__LIST_KIND__LIST_KIND_CLIENTS, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, RDT__PB__LIST_KIND__LIST_KIND_PEERS};
     Rdt__Pb__List request = RDT__PB__LIST__INIT;
-    uint64_t next;
+    enum rdt_status status;
 
     request.kind = kinds[part];
     do {
-        ProtobufCMessage *reply;
-        enum rdt_status status = ctl_call_within(ctl, CTL_DEFAULT_TIMEOUT_NS, RDT_MSG_LIST, &request.base, &reply, err);
+        Rdt__Pb__ListReply *page;
+        status = ctl_page(ctl, CTL_DEFAULT_TIMEOUT_NS, &request, &page, err);
         if (status != RDT_OK)
             return status;
-        next = ((const Rdt__Pb__ListReply *)reply)->next;
-        if (!add_page(sample, before, part, (const Rdt__Pb__ListReply *)reply))
+        if (!add_page(sample, before, part, page))
             status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the table");
-        ctl_reply_free(reply);
-        if (status != RDT_OK || next == request.after)
-            return status;
-        request.after = next;
-    } while (next != 0);
-    return RDT_OK;
+        ctl_reply_free(&page->base);
+    } while (status == RDT_OK && request.after != 0);
+    return status;
 }
 
 static enum rdt_status take(struct ctl *ctl, struct sample *sample, const struct sample *before, struct rdt_error *err)

@@ -144,10 +144,8 @@ static int report(const struct ctl *ctl, const struct timeline *timeline, const 
 /* Reads TRANSFER or REF. */
 static int parse_wanted(struct ctl *ctl, const char *text, struct wanted *wanted, struct rdt_ref *ref)
 {
-    if (*text && strspn(text, "0123456789") == strlen(text) && strlen(text) < 20) {
-        wanted->transfer = strtoull(text, NULL, 10);
+    if (ctl_transfer(text, &wanted->transfer))
         return CTL_GO;
-    }
     wanted->ref = ref;
     return ctl_ref(ctl, text, ref);
 }

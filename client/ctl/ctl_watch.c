@@ -16,15 +16,10 @@
 #include "ctl_progress.h"
 #include "ctl_table.h"
 
-static const struct {
-    const char *name;
-    uint32_t kind;
-} kinds[] = {
-    {"objects", RDT_KIND_OBJECTS}, {"regions", RDT_KIND_REGIONS},   {"clients", RDT_KIND_CLIENTS},
-    {"peers", RDT_KIND_PEERS},     {"backends", RDT_KIND_BACKENDS}, {"transfers", RDT_KIND_TRANSFERS},
-    {"names", RDT_KIND_NAMES},     {"owners", RDT_KIND_OWNERS},     {"groups", RDT_KIND_GROUPS},
-};
-#define N_KINDS (sizeof kinds / sizeof *kinds)
+/* The kinds of rows, in the order of ListKind and of the bits of RDT_KIND_. An Event names its row so; on the command line an s
+ * is added. */
+static const char *const things[] = {"object", "region", "client", "peer", "backend", "transfer", "name", "owner", "group"};
+#define N_KINDS (sizeof things / sizeof *things)
 
 struct watching {
     uint64_t count, left; /* --count; how many events are still to be printed, UINT64_MAX without --count */
@@ -46,6 +41,14 @@ static void print_owner(const char *tenant, uint32_t uid)
     char text[64];
 
     printf(", uid %" PRIu32 "%s%s", uid, *tenant ? " of " : "", ctl_plain(tenant, text, sizeof text));
+}
+
+/* Prints ", " and the text, unless it is empty. */
+static void print_also(const char *text)
+{
+    if (*text)
+        printf(", ");
+    ctl_print_plain(text, stdout);
 }
 
 static void print_object(const Rdt__Pb__ObjectInfo *o)
@@ -79,10 +82,7 @@ static void print_peer(const Rdt__Pb__PeerInfo *p)
     char name[80];
 
     printf(" %s: %s", ctl_plain(p->name, name, sizeof name), p->state);
-    if (*p->last_error) {
-        printf(", ");
-        ctl_print_plain(p->last_error, stdout);
-    }
+    print_also(p->last_error);
 }
 
 static void print_backend(const Rdt__Pb__BackendInfo *b)
@@ -90,10 +90,8 @@ static void print_backend(const Rdt__Pb__BackendInfo *b)
     char name[80];
 
     printf(" %s: %s", ctl_plain(b->name, name, sizeof name), b->kind);
-    if (!b->available && *b->why_not) {
-        printf(", ");
-        ctl_print_plain(b->why_not, stdout);
-    }
+    if (!b->available)
+        print_also(b->why_not);
 }
 
 static void print_transfer(const Rdt__Pb__TransferInfo *t)
@@ -112,10 +110,7 @@ static void print_transfer(const Rdt__Pb__TransferInfo *t)
         printf(", %s", ctl_human_bytes(t->bytes, text));
     if (t->elapsed_ns > 0)
         printf(" in %s", ctl_human_duration(t->elapsed_ns, text));
-    if (*t->error) {
-        printf(", ");
-        ctl_print_plain(t->error, stdout);
-    }
+    print_also(t->error);
 }
 
 static void print_name(const Rdt__Pb__NameInfo *n)
@@ -136,15 +131,11 @@ static void print_group(const Rdt__Pb__GroupInfo *g)
     char name[80];
 
     printf(" %s: %s, %s, epoch %" PRIu32, ctl_plain(g->name, name, sizeof name), g->transport, g->state, g->epoch);
-    if (*g->why) {
-        printf(", ");
-        ctl_print_plain(g->why, stdout);
-    }
+    print_also(g->why);
 }
 
 static void print_line(const Rdt__Pb__Event *event)
 {
-    static const char *const things[] = {"object", "region", "client", "peer", "backend", "transfer", "name", "owner", "group"};
     struct timeval now;
     struct tm local;
     char clock[16] = "", what[32];
@@ -156,8 +147,7 @@ static void print_line(const Rdt__Pb__Event *event)
                event->lost == 1 ? "" : "s");
     if (strcmp(event->what, "lost") == 0)
         return;
-    printf("%s.%03d %s %s", clock, (int)(now.tv_usec / 1000),
-           (size_t)event->kind < sizeof things / sizeof *things ? things[event->kind] : "thing",
+    printf("%s.%03d %s %s", clock, (int)(now.tv_usec / 1000), (size_t)event->kind < N_KINDS ? things[event->kind] : "thing",
            ctl_plain(event->what, what, sizeof what));
     if (event->object)
         print_object(event->object);
@@ -184,13 +174,12 @@ static void print_line(const Rdt__Pb__Event *event)
 /* Prints the event on one line, without the members for other kinds of rows. */
 static bool print_json(const Rdt__Pb__Event *event)
 {
-    static const char *const rows[] = {"object", "region", "client", "peer", "backend", "transfer", "name", "owner", "group"};
     json_t *json = ctl_json(&event->base);
     bool good;
 
-    for (size_t i = 0; json && i < sizeof(rows) / sizeof *rows; i++) {
-        if (json_is_null(json_object_get(json, rows[i])))
-            json_object_del(json, rows[i]);
+    for (size_t i = 0; json && i < N_KINDS; i++) {
+        if (json_is_null(json_object_get(json, things[i])))
+            json_object_del(json, things[i]);
     }
     if (json && strcmp(event->what, "lost") == 0)
         json_object_del(json, "kind");
@@ -263,18 +252,19 @@ int ctl_watch(struct ctl *ctl, int argc, char **argv)
     if (code != CTL_GO)
         return code;
     for (int i = 0; i < count; i++) {
-        size_t k = 0;
+        size_t k = 0, length = strlen(operands[i]);
 
-        while (k < N_KINDS && strcmp(kinds[k].name, operands[i]) != 0)
+        while (k < N_KINDS && (strlen(things[k]) + 1 != length || operands[i][length - 1] != 's' ||
+                               strncmp(things[k], operands[i], length - 1) != 0))
             k++;
         if (k == N_KINDS)
             return ctl_usage_error(
                 ctl, "'%.40s' is none of objects, regions, clients, peers, backends, transfers, names, owners, groups",
                 operands[i]);
-        wanted |= kinds[k].kind;
+        wanted |= 1u << k;
     }
-    for (size_t k = 0; k < N_KINDS && count == 0; k++)
-        wanted |= kinds[k].kind;
+    if (count == 0)
+        wanted = (1u << N_KINDS) - 1;
     watching.left = watching.count ? watching.count : UINT64_MAX;
     if (ctl->no_wait || (ctl->timeout_given && ctl->timeout_ns >= 0))
         watching.end_ns = ctl_now_ns() + ctl->timeout_ns;

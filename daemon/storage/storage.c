@@ -147,7 +147,7 @@ static void done_store(struct work *work)
     stored = stored_get(storage, generation);
     if (stored)
         stored_settle(stored);
-    start_next(storage);
+    (void)start_next(storage, 0, NULL);
 }
 
 /* What the thread needs of the object. */
