@@ -479,9 +479,9 @@ static void serve(int listener, int signals)
 
 static const char usage[] = "usage: rdtd-keeper [--socket PATH] [-- COMMAND [ARG...]]\n"
                             "Holds the memory of rdtd's objects while rdtd restarts.\n\n"
-                            "  --socket PATH  where rdtd finds it; default " DEFAULT_SOCKET "\n"
+                            "  --socket PATH  where rdtd connects to the keeper; default " DEFAULT_SOCKET "\n"
                             "  --help, --version\n"
-                            "  COMMAND        is started, and started again when it dies; it finds the socket in RDTD_KEEPER\n";
+                            "  COMMAND        is started, and started again when it dies; RDTD_KEEPER names the socket to it\n";
 
 int main(int argc, char **argv)
 {

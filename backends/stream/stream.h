@@ -228,7 +228,7 @@ enum rdt_status settings_read(const struct rdt_host *host, struct settings *sett
 SSL_CTX *tls_create(struct rdt_error *err); /* NULL: UNSUPPORTED */
 SSL *tls_start(struct lane *lane);          /* NULL: no memory */
 bool tls_has_key(const SSL *ssl);           /* after the handshake: whether it used the key of an offer */
-const char *tls_kernel_state(void);         /* for the log: whether the kernel can encrypt TLS */
+const char *tls_kernel_state(void);         /* for the log: whether the kernel or the daemon encrypts */
 
 /* channel.c: reads and writes the bytes of a lane, without blocking. The lane's thread. The functions that return ssize_t
  * return a number of bytes or one of these. */

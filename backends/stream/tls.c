@@ -148,6 +148,6 @@ const char *tls_kernel_state(void)
         error = errno;
     if (fd >= 0)
         (void)close(fd);
-    return error == ENOTCONN || !error ? "this kernel can encrypt (kernel TLS)"
-                                       : "this kernel cannot encrypt (it lacks the module tls)";
+    return error == ENOTCONN || !error ? "the kernel encrypts (kernel TLS)"
+                                       : "the daemon encrypts, because the kernel lacks the module tls";
 }

@@ -60,7 +60,7 @@ struct ctl;
       "after --timeout (30 s; exit status 4), and says what is left. --undo ends it. Only root and the daemon's own\n"  \
       "user may do it.")                                                                                                \
     X(trace, "[TRANSFER|REF] -o FILE | --merge FILE FILE ... -o FILE", "writes a time line of transfers",               \
-      "The daemon always remembers when its latest transfers entered their stages, about 8000 of them. The formats\n"   \
+      "The daemon always remembers the latest 8192 moments when a transfer entered one of its stages. The formats\n"    \
       "perfetto and chrome are for the viewers at ui.perfetto.dev and chrome://tracing, svg is one picture. With\n"     \
       "--merge, files of several nodes in the format chrome become one, in the time of the first node; their\n"         \
       "daemons know from their pings how their clocks differ. Transfers of one object are joined by arrows.\n"          \

@@ -118,7 +118,7 @@ static enum rdt_status check_listen(const char *text, struct rdt_error *err)
         return RDT_OK;
     enum rdt_status status = options_split_address(text, host, &port, err);
     if (status == RDT_OK && inet_pton(AF_INET, host, binary) != 1 && inet_pton(AF_INET6, host, binary) != 1)
-        status = rdt_error_set(err, RDT_INVALID, "expected a numeric address, as in 192.0.2.1:7411 or [2001:db8::1]:7411");
+        status = rdt_error_set(err, RDT_INVALID, "expected a numeric address, as in 192.0.2.1:7171 or [2001:db8::1]:7171");
     return status;
 }
 
@@ -384,8 +384,8 @@ const struct option_key option_keys[] = {
      .why = "Set it where the authority also signs certificates that are not of rdtd, as in spiffe://example.org/rdtd/*."},
     {ROW("network", "dial", OPTION_STRING, dial, 1, 8), .reload = RELOAD_ALWAYS, .check = check_dial, .fallback = "any",
      .value = "any|listed",
-     .help = "Which nodes a request may make the daemon connect to: any, or only those of the nodes file and those that have "
-             "connected to this node.",
+     .help = "Which nodes a request may make the daemon connect to: any, or only those of the node table (nodes, nodes_dns, "
+             "etcd_endpoints) and those that have connected to this node.",
      .why = "Set it to listed where users must not be able to probe the network from this machine."},
     {ROW("network", "share_tenants", OPTION_STRING, share_tenants, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .fallback = "",
      .value = "NAME,...",
@@ -393,8 +393,8 @@ const struct option_key option_keys[] = {
              "unnamed tenant.",
      .why = "List the tenants whose uids mean the same people on all nodes."},
     {ROW("network", "trusted_network", OPTION_BOOL, trusted_network, 0, 0), .fallback = "no",
-     .help = "Whether transports that authenticate nobody (ucx over TCP) may run on the interfaces below. Whoever reaches "
-             "them can then write memory of the daemon.",
+     .help = "Whether transports that do not authenticate or encrypt (ucx, gloo, nccl) may run. Whoever reaches the node's "
+             "interfaces can then write memory of the daemon.",
      .why = "Set it to yes on an isolated network only."},
     {ROW("network", "interfaces", OPTION_STRING, interfaces, 0, PATH_BYTES), .fallback = "", .value = "NAME,...",
      .help = "The network interfaces for tensor data, separated by commas; empty means any.",

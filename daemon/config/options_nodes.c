@@ -17,12 +17,12 @@ enum rdt_status options_split_address(const char *text, char *host_p, uint16_t *
         host++;
         host_bytes -= 2;
         if (!memchr(host, ':', host_bytes) || memchr(host, '[', host_bytes) || memchr(host, ']', host_bytes))
-            return rdt_error_set(err, RDT_INVALID, "'%s' has no IPv6 address in its brackets, as in [::1]:7411", text);
+            return rdt_error_set(err, RDT_INVALID, "'%s' has no IPv6 address in its brackets, as in [::1]:7171", text);
     } else if (memchr(host, ':', host_bytes) || memchr(host, '[', host_bytes)) {
-        return rdt_error_set(err, RDT_INVALID, "'%s' needs brackets around an IPv6 address, as in [::1]:7411", text);
+        return rdt_error_set(err, RDT_INVALID, "'%s' needs brackets around an IPv6 address, as in [::1]:7171", text);
     }
     if (host_bytes == 0 || host_bytes > 64 || strcspn(host, " \t/,") < host_bytes)
-        return rdt_error_set(err, RDT_INVALID, "'%s' is not HOST:PORT", text);
+        return rdt_error_set(err, RDT_INVALID, "'%s' is not HOST:PORT, as in 192.0.2.1:7171", text);
 
     const char *port = colon + 1;
     size_t digits = strspn(port, "0123456789");

@@ -156,6 +156,9 @@ void peer_add_listed(struct peers *peers, const struct node_entry *entry);
 
 /* ---- peer_listen.c ---- */
 
+/* Fails with SYSTEM, and says what to do about an address where this node cannot listen. */
+enum rdt_status peer_listen_error(const char *listen, int sys_errno, struct rdt_error *err);
+
 /* Creates a socket that listens at options->listen, and writes this node's address as refs and as its
  * hello have it, 65 bytes each. Errors: INVALID, SYSTEM. */
 enum rdt_status peer_listen_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p,

@@ -144,6 +144,15 @@ static enum rdt_status own_address(const struct options *options, const char *li
     return RDT_OK;
 }
 
+enum rdt_status peer_listen_error(const char *listen, int sys_errno, struct rdt_error *err)
+{
+    const char *hint = sys_errno == EADDRNOTAVAIL ? " (no interface has this address: behind NAT, set advertise to it)"
+                       : sys_errno == EADDRINUSE  ? " (another program listens there: choose another port)"
+                                                  : "";
+
+    return rdt_error_sys(err, sys_errno, "listen = %s%s", listen, hint);
+}
+
 enum rdt_status peer_listen_bind(const struct options *options, char *address_p, char *hello_address_p, int *fd_p,
                                  struct rdt_error *err)
 {
@@ -169,7 +178,7 @@ enum rdt_status peer_listen_bind(const struct options *options, char *address_p,
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (bind(fd, &address.any, address.any.sa_family == AF_INET6 ? sizeof address.in6 : sizeof address.in4) < 0 ||
         listen(fd, BACKLOG) < 0 || getsockname(fd, &address.any, &bytes) < 0) {
-        status = rdt_error_sys(err, errno, "listen = %s", options->listen);
+        status = peer_listen_error(options->listen, errno, err);
     } else {
         /* The port is at the same offset in both address structures. */
         status = own_address(options, host, ntohs(address.in4.sin_port), address_p, hello_address_p, err);
@@ -193,5 +202,5 @@ void peer_listen(struct peers *peers, int take_fd)
     if (rc < 0)
         log_error("cannot listen for other nodes: %s", uv_strerror(rc));
     else
-        log_info("listening for other nodes at %s; refs say %s", peers->options->listen, peers->node->address);
+        log_info("listening for other nodes at %s; refs carry %s", peers->options->listen, peers->node->address);
 }

@@ -34,7 +34,7 @@ enum rdt_status peers_check(const struct options *options, struct rdt_error *err
     if (status == RDT_OK)
         (void)close(fd);
     else if (err && err->sys_errno != 0)
-        status = rdt_error_sys(err, err->sys_errno, "listen = %s", options->listen);
+        status = peer_listen_error(options->listen, err->sys_errno, err);
     return status;
 }
 

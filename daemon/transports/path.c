@@ -139,7 +139,7 @@ static void consider_remote(const struct path_query *query, struct path_decision
     struct path_candidate *in_reply = add(decision, PATH_INLINE, "inline", SPEED_INLINE);
 
     if (!query->has_inline)
-        reject(in_reply, "the object is too large to ride in the reply");
+        reject(in_reply, "the object is too large to travel in the reply");
     if (strcmp(query->target_memory, "host") != 0)
         reject(in_reply, "bytes in the reply cannot go to %s memory", query->target_memory);
     for (unsigned i = 0; i < query->n_offers; i++) {
@@ -228,7 +228,7 @@ static int better_first(const void *a, const void *b)
 }
 
 /* Finds the best transport that is faster than the chosen one, but cannot be used now; -1: none. A transport that one of the
- * nodes offers comes before one that neither does. Other paths are not looked for: nobody expects an object to ride in a
+ * nodes offers comes before one that neither does. Other paths are not looked for: nobody expects an object to travel in a
  * message that is too small for it. */
 static int find_passed_over(const struct path_decision *decision)
 {

@@ -264,12 +264,12 @@ static int usage(FILE *out, int code)
     fprintf(
         out,
         "usage: rdt-check-backend [options] PLUGIN.so\n\n"
-        "Checks a plug-in of rdtd against the interface's contract (rdt_backend.h): each check in a process of its own, over\n"
-        "two or three of them where it takes other nodes. Memory that it asks for lies on this machine, peers listen on lo.\n\n"
+        "Checks a plug-in of rdtd against the interface's contract (rdt_backend.h). Each check runs in a process of its own,\n"
+        "or in two or three that stand for nodes and are connected over the loopback interface.\n\n"
         "  --set KEY=VALUE   a setting of the plug-in's section; may be repeated\n"
         "  --only TEXT       checks whose name has this text (\"memory\", \"cancel\")\n"
         "  --deadline N      seconds for one check (60)\n"
-        "  --list            the checks, and runs none\n\n"
+        "  --list            prints the checks and runs none\n\n"
         "Exit status: 0 nothing failed, 1 a check failed, 2 wrong usage or no plug-in.\n");
     return code;
 }

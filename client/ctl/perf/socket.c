@@ -66,7 +66,8 @@ int perf_open(const char *address, bool listens, struct rdt_error *err)
     for (const struct addrinfo *info = found; info && fd < 0; info = info->ai_next)
         fd = try_one(info, listens);
     if (fd < 0)
-        rdt_error_sys(err, errno, "%s %.200s", listens ? "listening at" : "connecting to", address);
+        rdt_error_sys(err, errno,
+                      listens ? "listening at %.200s" : "connecting to %.200s, where `rdtctl perf --serve` must run", address);
     freeaddrinfo(found);
     return fd;
 }

@@ -259,7 +259,7 @@ static void check_transports(struct doctor *doctor)
             check_transports_to(doctor, container_of(node, struct peer, link));
     plugins_transport_names(plugins, names, sizeof names);
     if (doctor->n == before)
-        doctor_find(doctor, FINDING_OK, "", "No transport is kept from its work. Loaded: %s.", names);
+        doctor_find(doctor, FINDING_OK, "", "Every transport can be used. Loaded: %s.", names);
 }
 
 /* Ends with different libraries are not connected, because they might exchange wrong bytes. */

@@ -135,7 +135,7 @@ Test(ipv6, address_that_is_not_written_well_is_named)
     static const struct {
         const char *flag, *says;
     } rows[] = {
-        {"--listen=::1:7171", "needs brackets around an IPv6 address, as in [::1]:7411"},
+        {"--listen=::1:7171", "needs brackets around an IPv6 address, as in [::1]:7171"},
         {"--listen=[::1:7171", "needs brackets around an IPv6 address"},
         {"--listen=::1]:7171", "needs brackets around an IPv6 address"},
         {"--listen=[::1]", "[::1]"},

@@ -377,7 +377,7 @@ Test(nodes_ends, wishes_are_kept_or_refused)
         {"ucx", NULL, 100, RDT_FETCH_AUTO, RDT_OK, "ucx"},
         {"UCX", NULL, 100000, RDT_FETCH_AUTO, RDT_OK, "ucx"},
         {"inline", NULL, 100, RDT_FETCH_AUTO, RDT_OK, "inline"},
-        {"inline", NULL, 100000, RDT_FETCH_AUTO, RDT_NO_PATH, "too large to ride in the reply"},
+        {"inline", NULL, 100000, RDT_FETCH_AUTO, RDT_NO_PATH, "too large to travel in the reply"},
         {"carrier-pigeon", NULL, 100, RDT_FETCH_AUTO, RDT_UNSUPPORTED, "ucx"},
         {NULL, "ucx", 100000, RDT_FETCH_AUTO, RDT_OK, "ucx"},
         {NULL, "inline", 100, RDT_FETCH_AUTO, RDT_OK, "inline"},

@@ -219,7 +219,7 @@ static const struct remote_row {
     bool one_sided;
     const char *rejected, *because;
 } remote_rows[] = {
-    {"all well", nothing, "fast", true, "inline", "too large to ride in the reply"},
+    {"all well", nothing, "fast", true, "inline", "too large to travel in the reply"},
     {"not here", missing_here, "slow", true, "fast", "not available on this node: no trusted_network"},
     {"not there", missing_there, "slow", true, "fast", "not available on the other node: it does not offer it"},
     {"nowhere", missing_on_both, "slow", true, "fast", "not available on this node"},
