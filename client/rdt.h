@@ -4,8 +4,8 @@
  *     rdt_connect(NULL, &c, &err);
  *     rdt_put(c, &tensor, 1, NULL, &ref, &err);            ...   rdt_fetch(c, &ref, 1, NULL, &object, &err);
  *
- * Tensors of up to 32 KiB travel in messages. The memory of larger ones is shared by file descriptor on one
- * node and moved daemon to daemon between nodes.
+ * An object of up to 32 KiB in all travels in messages. The memory of larger ones is shared by file descriptor on
+ * one node and moved from daemon to daemon between nodes.
  *
  * Conventions
  * - Every function that can fail returns enum rdt_status (0 is RDT_OK) and fills err, which may be NULL, with one sentence.

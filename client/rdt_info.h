@@ -209,7 +209,7 @@ enum rdt_metrics_format {
     RDT_METRICS_PROMETHEUS = 1,  /* Prometheus's text format 0.0.4, which node_exporter's textfile collector reads */
 };
 
-/* Writes the daemon's counters, gauges and histograms as text; rdtctl(1) lists them. *text_p is the caller's, to be freed by
+/* Writes the daemon's counters, gauges and histograms as text; rdtd-exporter(8) lists them. *text_p is the caller's, freed by
  * free(). Unprivileged sessions get the usage of their own owner only. A scraper should ask every few seconds at most: the text
  * of a node with 64 owners and 256 peers has about 200 KiB. */
 enum rdt_status rdt_metrics(rdt *rdt, enum rdt_metrics_format format, char **text_p, struct rdt_error *err);
