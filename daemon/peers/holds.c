@@ -357,6 +357,11 @@ enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t num
     return RDT_OK;
 }
 
+bool holds_dropped_there(const struct remote_hold *hold)
+{
+    return hold->far && hold->release_far == release_far && ((const struct far_hold *)hold->far)->lost;
+}
+
 void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number)
 {
     struct holds_node *node = node_get(holds, peer);

@@ -92,6 +92,9 @@ enum rdt_status holds_prepare(struct holds *holds, struct peer *peer, struct rdt
 enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t number, struct client *client, uint64_t request_id,
                             struct rdt_error *err);
 
+/* Whether the owner's node has dropped the hold by itself, because the object was freed by force. */
+bool holds_dropped_there(const struct remote_hold *hold);
+
 /* The holds of an earlier daemon of this node have been taken again from that node, or will not be. Its link is up. */
 void holds_settled(struct holds *holds, struct peer *peer);
 

@@ -127,3 +127,13 @@ enum rdt_status version_hold_part(struct version *version, struct part *part, st
     }
     return status;
 }
+
+enum rdt_status version_check_held(const struct version *version, struct rdt_error *err)
+{
+    for (uint32_t rank = 0; rank < version->of; rank++) {
+        const struct remote_hold *hold = remote_hold_find(&version->holder, rank + 1);
+        if (!hold || (!hold->object && !hold->far) || holds_dropped_there(hold))
+            return rdt_error_set(err, RDT_FREED, "the part of rank %u was freed", rank);
+    }
+    return RDT_OK;
+}

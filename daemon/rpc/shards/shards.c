@@ -246,6 +246,8 @@ void version_checked(struct version *version, uint8_t *packed, size_t bytes, str
         status = directory_names_check(name->shards->rpc->directory_names, &version->account->owner,
                                        (const uint8_t *)shard_name_id(name), name->id_bytes, err);
     if (status == RDT_OK)
+        status = version_check_held(version, err);
+    if (status == RDT_OK)
         status = version_publish(version, packed, bytes, &number, err);
     if (status != RDT_OK) {
         version_fail(version, err);

@@ -101,6 +101,9 @@ void version_holder_fini(struct version *version);
  * comes later and sets version->settle. */
 enum rdt_status version_hold_part(struct version *version, struct part *part, struct object *here, struct rdt_error *err);
 
+/* Whether all parts are still held: a forced free ends the holds of others, too. FREED names the first rank that has none. */
+enum rdt_status version_check_held(const struct version *version, struct rdt_error *err);
+
 /* ---- shard_manifest.c ---- */
 
 #define MANIFEST_TAIL_BYTES (RDT_MAX_ID_BYTES + 32u)

@@ -15,6 +15,46 @@ TestSuite(shards_freed, .timeout = 120);
 #define FIRST_SLOT 4160u /* behind the headers of the file and of an extent */
 #define LEAST_SLOT 128u
 
+/* All ranks are told, and nothing with a hole becomes visible. */
+static void freed_part_fails_the_version(unsigned node)
+{
+    struct rdt_stat stat = {0};
+    struct rdt_ref name, a, b;
+    rdt_request *request;
+    rdt *near, *far;
+
+    cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true});
+    near = on(0);
+    far = on(node);
+    name = name_on(0, "policy", 0);
+    a = put_rank(far, 1, 0, 2, true);
+    b = put_rank(near, 1, 1, 2, true);
+    request = start_part(far, &name, 1, 0, 2, &a);
+    wait_until(LONG, rdt_stat(far, &a, &stat, NULL) == RDT_OK && stat.holds == 2); /* the producer's and the version's */
+    must_ok(rdt_free(far, &a, true, &err));
+    must_ok(rdt_stat(far, &b, &stat, &err)); /* by the same link, so the name's node has heard of the free */
+    must_refuse(RDT_FREED, "the part of rank 0 was freed", rdt_publish_part(near, &name, 1, 1, 2, &b, NULL, LONG, NULL, &err));
+    must_refuse(RDT_FREED, "the part of rank 0 was freed", rdt_wait(far, &request, 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(request);
+    must_be(RDT_TIMED_OUT, rdt_wait_put(near, &name, 0, &err));
+    must_ok(rdt_free(near, &b, false, &err));
+    must(publish((rdt *const[]){near, far}, 2, &name, 1, 2, true) == 1); /* and all is right afterwards */
+    must_ok(rdt_unpublish(near, &name, &err));
+    rdt_close(near);
+    rdt_close(far);
+    cluster_end(&c, told);
+}
+
+Test(shards_freed, part_of_the_names_node_fails_the_version)
+{
+    freed_part_fails_the_version(0);
+}
+
+Test(shards_freed, part_of_another_node_fails_the_version)
+{
+    freed_part_fails_the_version(1);
+}
+
 /* Removes the records of all names, as if the daemon had been killed before it wrote them, or after their versions were
  * overtaken. Returns how many there were. */
 static unsigned remove_names(const struct test_keeper *keeper)
