@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The spin policy: whether a thread should poll for the other end's next message before it sleeps. A sleeping
+/* The rule of busy polling: whether a thread should poll for the other end's next message before it sleeps. A sleeping
  * thread wakes some ten microseconds after the message has come, and much later on an idle processor; a polling
  * thread wastes processor time if no message comes. Both ends of a socket use this, independently.
  *
