@@ -12,15 +12,15 @@
 /* A reader lags after STRETCHES slow stretches in succession. A node that only stands still for a while takes many chunks
  * quickly between two such stretches. The least time covers chunks that end together because the kernel took them together. */
 #define STRETCH_NS UINT64_C(2000000)
-#define STRETCH_CHUNKS 2u
 #define STRETCHES 4u
 #define WINDOW_CHUNKS 32u  /* that have come to the source in one window */
 #define BACKLOG_CHUNKS 24u /* more than the chunks under way: the reader lacks nothing */
 #define SLOW_RATIO 3u      /* a healthy reader on a busy machine may fall to half of its share for a while */
 
-#define COMPARE_AFTER 16u   /* chunks that the first reader has */
-#define COMPARE_CHUNKS 128u /* that it takes meanwhile: time enough for a second one that is slow to take STRETCHES stretches */
-#define COMPARE_MIN 2048u   /* chunks of an object for which it pays */
+#define COMPARE_AFTER 16u  /* chunks that the first reader has taken alone */
+#define COMPARE_CHUNKS 64u /* that it takes meanwhile: time enough for a second one that is slow to take STRETCHES stretches */
+#define COMPARE_TIMES 2u   /* both the first reader and the one it is compared with may be slow */
+#define COMPARE_MIN 2048u  /* chunks of an object for which it pays */
 
 void fanout_init(struct fanout *fanout, uint64_t bytes, uint64_t chunk_bytes)
 {
@@ -75,6 +75,7 @@ static void enter(struct fanout_place *place, struct fanout_place *source)
 {
     list_remove(&place->by_source);
     place->source = source;
+    place->asked = FANOUT_NOT_ASKED;
     list_append(source ? &source->readers : &place->fanout->direct, &place->by_source);
     walk(place, find_depth);
 }
@@ -110,7 +111,8 @@ void fanout_set_whole(struct fanout_place *place)
     list_remove(&place->by_source);
     place->source = NULL;
     place->whole = true;
-    place->left = false;
+    if (place->pace == FANOUT_LAGS) /* It may have stood still for a moment only. */
+        place->pace = FANOUT_FAIR;
     walk(place, find_depth);
 }
 
@@ -122,14 +124,14 @@ void fanout_serve_here(struct fanout_place *place)
 
 /* ---- choosing ---- */
 
-/* The bytes that a source sends to these readers, except to one. */
+/* The bytes that a source sends to these readers, except to one, and to those that were asked to leave it. */
 static uint64_t load(const struct list *readers, const struct fanout *fanout, const struct fanout_place *except)
 {
     uint64_t bytes = 0;
 
     list_for_each (node, readers) {
         const struct fanout_place *place = container_of(node, struct fanout_place, by_source);
-        if (place != except && !place->left)
+        if (place != except && place->asked == FANOUT_NOT_ASKED)
             bytes += place->pace != FANOUT_FAIR ? fanout->bytes / SLOW_SHARE : fanout->bytes;
     }
     return bytes;
@@ -160,7 +162,7 @@ struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read 
     list_for_each (node, &fanout->places) {
         struct fanout_place *other = container_of(node, struct fanout_place, link);
         uint64_t cost;
-        if (other->below || other == reader->avoids || other->left ||
+        if (other->below || other == reader->avoids ||
             (other->pace != FANOUT_FAIR && reader->pace != FANOUT_SLOW) || (!other->whole && !receives(other)))
             continue;
         cost = load(&other->readers, fanout, reader);
@@ -176,49 +178,72 @@ struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read 
     return best;
 }
 
-void fanout_left(struct fanout_place *source)
+static void move_on(struct fanout_place *place, enum fanout_asked why, fanout_ask_again *ask_again, void *arg)
 {
-    source->left = !source->whole;
+    place->asked = why;
+    ask_again(place, arg);
 }
 
-void fanout_demote(struct fanout_place *place, enum fanout_verdict pace,
-                   void (*ask_again)(struct fanout_place *place, void *arg), void *arg)
+void fanout_demote(struct fanout_place *place, enum fanout_verdict pace, fanout_ask_again *ask_again, void *arg)
 {
     bool was_fair = place->pace == FANOUT_FAIR;
 
     place->pace = pace > place->pace ? pace : place->pace;
-    place->avoids = place->source;
     if (!was_fair)
         return;
-    if (!place->source)
-        place->fanout->compared = NULL; /* The other one of the two stays at the owner. */
+    place->avoids = place->source;
+    if (!place->source) { /* The other one of the two stays at the owner. */
+        place->fanout->compared = NULL;
+        place->fanout->n_compared = COMPARE_TIMES;
+    }
     list_for_each_safe (node, &place->readers) {
         struct fanout_place *reader = container_of(node, struct fanout_place, by_source);
         if (reader->pace != FANOUT_SLOW)
-            ask_again(reader, arg);
+            move_on(reader, FANOUT_ASKED_SOURCE, ask_again, arg);
     }
     if (receives(place) &&
         place->source) /* Leaving the owner's node gains nothing, and sends to a slow node take long to end. */
-        ask_again(place, arg);
+        move_on(place, FANOUT_ASKED_READER, ask_again, arg);
 }
 
-void fanout_compare(struct fanout_place *first, uint64_t sent, void (*ask_again)(struct fanout_place *place, void *arg),
-                    void *arg)
+void fanout_left(struct fanout_place *reader, fanout_ask_again *ask_again, void *arg)
+{
+    struct fanout_place *source = reader->source;
+    bool asked = reader->asked != FANOUT_NOT_ASKED;
+
+    reader->spares_owner = true;
+    enter(reader, NULL);
+    if (source && !asked)
+        fanout_demote(source, FANOUT_LAGS, ask_again, arg);
+}
+
+static struct fanout_place *next_to_compare(const struct fanout *fanout)
+{
+    list_for_each (node, &fanout->places) {
+        struct fanout_place *place = container_of(node, struct fanout_place, link);
+        if (place->source && place->pace == FANOUT_FAIR && !place->whole && !place->was_compared)
+            return place;
+    }
+    return NULL;
+}
+
+void fanout_compare(struct fanout_place *first, uint64_t sent, fanout_ask_again *ask_again, void *arg)
 {
     struct fanout *fanout = first->fanout;
     struct fanout_place *second = fanout->compared;
 
     if (first->source || first->whole || first == second || fanout->bytes < COMPARE_MIN * fanout->chunk_bytes)
         return;
-    if (fanout->compare_until == 0 && sent >= COMPARE_AFTER * fanout->chunk_bytes && !list_empty(&first->readers)) {
-        second = container_of(list_first(&first->readers), struct fanout_place, by_source);
-        second->compare = true;
-        fanout->compared = second;
-        fanout->compare_until = sent + COMPARE_CHUNKS * fanout->chunk_bytes;
-        ask_again(second, arg);
-    } else if (second && sent >= fanout->compare_until) {
+    if (second && sent >= fanout->compare_until) {
         fanout->compared = NULL;
-        ask_again(second, arg);
+        move_on(second, FANOUT_ASKED_COMPARE, ask_again, arg);
+    } else if (!second && fanout->n_compared < COMPARE_TIMES &&
+               sent >= fanout->compare_until + COMPARE_AFTER * fanout->chunk_bytes && (second = next_to_compare(fanout))) {
+        second->compare = second->was_compared = true;
+        fanout->compared = second;
+        fanout->n_compared++;
+        fanout->compare_until = sent + COMPARE_CHUNKS * fanout->chunk_bytes;
+        move_on(second, FANOUT_ASKED_COMPARE, ask_again, arg);
     }
 }
 
@@ -235,20 +260,21 @@ enum fanout_verdict fanout_pace(struct fanout_pace *pace, uint64_t now_ns, uint6
 {
     struct fanout_window now = {.since_ns = now_ns, .had = have, .sent = sent}, *stretch = &pace->stretch,
                          *window = &pace->window;
+    bool lacks = have < sent + BACKLOG_CHUNKS * chunk_bytes; /* The reader may wait for the source. */
     uint64_t could;
 
-    if (have < sent + BACKLOG_CHUNKS * chunk_bytes || window->since_ns == 0) { /* The reader waits for the source. */
+    if (window->since_ns == 0)
         *stretch = *window = now;
-        pace->n_slow = 0;
-        return FANOUT_FAIR;
-    }
-    if (pace->told == FANOUT_FAIR && sent - stretch->sent >= STRETCH_CHUNKS * chunk_bytes &&
-        now_ns - stretch->since_ns >= STRETCH_NS) {
+    if (pace->told == FANOUT_FAIR && sent - stretch->sent >= chunk_bytes && now_ns - stretch->since_ns >= STRETCH_NS) {
         could = usual > 0 ? (uint64_t)((double)usual * (double)(now_ns - stretch->since_ns) / 1e9) : have - stretch->had;
         pace->n_slow = is_slow_in(stretch, sent, could, readers) ? pace->n_slow + 1 : 0;
         *stretch = now;
-        if (pace->n_slow == STRETCHES)
+        if (pace->n_slow >= STRETCHES && !lacks)
             return pace->told = FANOUT_LAGS;
+    }
+    if (lacks) {
+        *window = now;
+        return FANOUT_FAIR;
     }
     could = usual > 0 ? (uint64_t)((double)usual * (double)(now_ns - window->since_ns) / 1e9) : have - window->had;
     if (pace->told == FANOUT_SLOW || now_ns - window->since_ns < WINDOW_NS || could < WINDOW_CHUNKS * chunk_bytes)

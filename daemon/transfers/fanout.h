@@ -15,16 +15,17 @@
  *   - A slow node is a leaf. Its source finds out (fanout_pace), because only the source knows that it had bytes which the
  *     reader did not take: a node behind a slow one takes bytes slowly too, but is not to blame. The reader is judged twice:
  *       LAGS   it took several chunks in succession at less than a third of the rate at which it could have had them. Nobody
- *              reads from it any more: its readers ask again, and so does the node itself if its source is not the owner's
- *              node, because that source may be the one to blame. This comes after about 8 chunks of a slow node, and
- *              costs a node that was not slow little.
+ *              reads from it any more, until it is whole: its readers ask again, and so does the node itself, because its source
+ *              may be the one to blame. This comes after about 4 chunks of a slow node, and costs a node that was not slow
+ *              little.
  *       SLOW   the same for half a second. It counts for later objects, too (FANOUT_SLOW_NS), and other slow nodes may
  *              read from it.
  *     A node whose processors are shared stands still for a while, but takes chunks quickly in between: it does not lag.
  *   - The owner has all bytes, so it knows at what rate a reader could have had them only from earlier sends, or from another
- *     reader. If it does not know, it has a second one read from it for a while (fanout_compare).
- *   - A reader whose source died, froze or became slow asks again and says how many bytes it has. It gets a source
- *     anew, never one that reads from it, and goes on from there. The readers behind it notice nothing.
+ *     reader. If it does not know, it has others read from it for a while, one after the other (fanout_compare).
+ *   - A reader whose source died or froze asks again and says how many bytes it has (fanout_left). It gets a source anew, never
+ *     one that reads from it, and goes on from there. The readers behind it notice nothing. The source that was left lags: if it
+ *     only stood still, it comes back at the end of the chain.
  *
  * So a node costs another one at most: its death the time until its reader notices it, its slowness the time until its
  * source notices it, and both only once, because a node that was left is no source again. Slow nodes in one chain are found
@@ -40,12 +41,23 @@
 /* How long a node that was slow counts as slow: then it may show that it has recovered. */
 #define FANOUT_SLOW_NS UINT64_C(60000000000)
 
-/* A chain of FANOUT_CHUNKS / 8 nodes takes about 1.13 times as long as one node, if the chunks are not smaller than
+/* A node with a replica says every FANOUT_BEAT_NS that it lives, to each node that reads from it. A reader to which it neither
+ * says that nor sends bytes for FANOUT_SILENCE_NS leaves it. It costs little to leave one that only stood still. */
+#define FANOUT_BEAT_NS INT64_C(100000000)
+#define FANOUT_SILENCE_NS (3 * FANOUT_BEAT_NS)
+
+/* A chain of FANOUT_CHUNKS / 16 nodes takes about 1.05 times as long as one node, if the chunks are not smaller than
  * FANOUT_CHUNK_MIN: below it the work for each chunk costs more than the pipeline gains. */
-#define FANOUT_CHUNKS 8192u
+#define FANOUT_CHUNKS 16384u
 #define FANOUT_CHUNK_MIN (UINT64_C(256) << 10)
 
+/* Chunks after which a send shows at what rate its reader takes bytes: the first ones go into buffers of the kernel. */
+#define FANOUT_RATE_CHUNKS 32u
+
 enum fanout_verdict { FANOUT_FAIR, FANOUT_LAGS, FANOUT_SLOW };
+
+/* Why a reader was asked to ask again: its source lags, it lags itself, or it is compared with the first reader. */
+enum fanout_asked { FANOUT_NOT_ASKED, FANOUT_ASKED_SOURCE, FANOUT_ASKED_READER, FANOUT_ASKED_COMPARE };
 
 struct fanout { /* of one object */
     uint64_t bytes;
@@ -54,6 +66,7 @@ struct fanout { /* of one object */
     uint64_t chunk_bytes;          /* of the pipeline */
     struct fanout_place *compared; /* it reads from the owner only to be compared with the first reader; NULL: none */
     uint64_t compare_until;        /* bytes that the first reader has then; 0: nobody has been compared */
+    unsigned n_compared;
 };
 
 struct fanout_place {            /* of one reader */
@@ -65,12 +78,15 @@ struct fanout_place {            /* of one reader */
     unsigned depth;              /* nodes between this one and the owner's */
     bool whole;                  /* it has all bytes */
     enum fanout_verdict pace;    /* not FAIR: a leaf; only readers that are SLOW may read from it */
-    bool left;                   /* a reader has left it because it stood still: nobody reads from it until it is whole */
+    enum fanout_asked asked;     /* whether it was asked to ask again: then its source is not to blame when it does */
     bool spares_owner;           /* it has come back: the owner has sent those bytes before, and another node is as good */
     const struct fanout_place *avoids; /* the source where it lagged, as that may be the one to blame; only compared */
-    bool compare;                      /* its next source is the owner's node, to be compared */
+    bool compare, was_compared;        /* its next source is the owner's node, to be compared; it was */
     bool below;                        /* used during one call */
 };
+
+/* Asks the node of the place to ask again; place->asked says why. */
+typedef void fanout_ask_again(struct fanout_place *place, void *arg);
 
 /* Whether the reader can read from the source now: their links and transports. */
 typedef bool fanout_can_read(const struct fanout_place *reader, const struct fanout_place *source, void *arg);
@@ -92,18 +108,16 @@ void fanout_serve_here(struct fanout_place *place); /* it reads from the owner's
 /* Chooses the source of a reader, new or come back, and enters it. NULL: the owner's node. */
 struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read *can_read, void *arg);
 
-/* The reader has left its source, because the source stood still or ended. The source is no source until it is whole. */
-void fanout_left(struct fanout_place *source);
+/* The reader has left its source, and asks again: fanout_choose comes next. Unless it was asked to, its source stood still or
+ * ended, and lags from now on. */
+void fanout_left(struct fanout_place *reader, fanout_ask_again *ask_again, void *arg);
 
-/* The owner's node, which does not know yet what a reader could take from it, has sent so many bytes to this one. Has one of
- * its readers read from the owner for a while, so that fanout_pace can judge them both. */
-void fanout_compare(struct fanout_place *first, uint64_t sent, void (*ask_again)(struct fanout_place *place, void *arg),
-                    void *arg);
+/* The owner's node, which does not know yet what a reader could take from it, has sent so many bytes to this one. Has others
+ * read from the owner for a while, one after the other, so that fanout_pace can judge both. */
+void fanout_compare(struct fanout_place *first, uint64_t sent, fanout_ask_again *ask_again, void *arg);
 
-/* The node of this place lags or is slow, as its source says. Calls `ask_again` for each place that must have another source
- * now. */
-void fanout_demote(struct fanout_place *place, enum fanout_verdict pace,
-                   void (*ask_again)(struct fanout_place *place, void *arg), void *arg);
+/* The node of this place lags or is slow, as its source says. Those that must have another source now are asked to ask again. */
+void fanout_demote(struct fanout_place *place, enum fanout_verdict pace, fanout_ask_again *ask_again, void *arg);
 
 /* ---- how a source finds out that a reader is slow ---- */
 

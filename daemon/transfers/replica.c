@@ -11,7 +11,7 @@
 
 /* How long a pull waits for the answer that creates the replica. */
 #define EXPECT_NS 5000000000ll
-#define BEAT_NS 500000000ll
+#define STILL_BEATS 16u       /* for so long no chunk may move although there is one: the reader stays */
 #define MAX_GENERATIONS 1000u /* of one message */
 
 void replicas_init(struct replicas *replicas, struct transfers *transfers, const struct replica_events *events)
@@ -368,21 +368,30 @@ static bool has_next(const struct serve *out)
             replica_has(out->replica, out->plan->chunks[out->next_chunk].offset, out->plan->chunks[out->next_chunk].bytes));
 }
 
-/* Readers leave a node that is silent. This one has no bytes for them yet, but is alive. */
+/* Whether this node can say that it serves the pull: it waits for bytes itself, or chunks have moved lately. */
+static bool can_vouch(struct serve *out)
+{
+    if (!has_next(out) || out->chunks_done != out->chunks_at_beat)
+        out->beats = 0;
+    out->chunks_at_beat = out->chunks_done;
+    return out->beats++ < STILL_BEATS;
+}
+
+/* Readers leave a node that is silent. This one may have no bytes for them, or a slow way, but is alive. */
 static void on_beat(struct deadline *deadline)
 {
     struct replica *replica = container_of(deadline, struct replica, beat);
 
-    if (!replica->filling || list_empty(&replica->pulls))
+    if (list_empty(&replica->pulls))
         return;
     list_for_each (node, &replica->pulls) {
-        const struct serve *out = container_of(node, struct serve, by_replica);
+        struct serve *out = container_of(node, struct serve, by_replica);
         Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
         parked.transfer = out->number;
-        if (!has_next(out))
+        if (can_vouch(out))
             (void)peer_session_send(out->session, RDT_PEER_PULL_PARKED, &parked.base, NULL);
     }
-    (void)deadline_set(replica->replicas->transfers->deadlines, &replica->beat, BEAT_NS);
+    (void)deadline_set(replica->replicas->transfers->deadlines, &replica->beat, FANOUT_BEAT_NS);
 }
 
 void replica_reader_is_slow(const struct replica *replica, const struct peer_session *reader, enum fanout_verdict verdict)
@@ -421,8 +430,8 @@ void replica_serve(struct replicas *replicas, struct serve *out)
     out->replica = replica;
     list_append(&replica->pulls, &out->by_replica);
     replica->beat.on_passed = on_beat;
-    if (replica->filling && deadline_left_ns(&replica->beat) < 0) /* Without memory for it, readers may leave early. */
-        (void)deadline_set(replicas->transfers->deadlines, &replica->beat, BEAT_NS);
+    if (deadline_left_ns(&replica->beat) < 0) /* Without memory for it, readers may leave early. */
+        (void)deadline_set(replicas->transfers->deadlines, &replica->beat, FANOUT_BEAT_NS);
     replicas->events->on_found(out, replica->object);
 }
 
@@ -486,6 +495,20 @@ void replicas_peer_up(struct replicas *replicas, struct peer_session *session)
         send_copies(session, generations, n, NULL, NULL, 0);
 }
 
+static const char *why_again(Rdt__Pb__AskAgainWhy why)
+{
+    switch (why) {
+    case RDT__PB__ASK_AGAIN_WHY__ASK_AGAIN_WHY_SOURCE:
+        return "that node was found to lag behind others, and got a place at the end";
+    case RDT__PB__ASK_AGAIN_WHY__ASK_AGAIN_WHY_READER:
+        return "that node found that this one lags behind others, and one of the two must be slow";
+    case RDT__PB__ASK_AGAIN_WHY__ASK_AGAIN_WHY_COMPARE:
+        return "the owner's node compared this one with another reader";
+    default:
+        return "the owner's node had a better source";
+    }
+}
+
 void replicas_on_message(struct replicas *replicas, struct peer_session *session, const Rdt__Pb__Replicas *message)
 {
     for (size_t i = 0; i < message->n_valid; i++) {
@@ -503,7 +526,8 @@ void replicas_on_message(struct replicas *replicas, struct peer_session *session
     for (size_t i = 0; i < message->n_ask_again; i++) {
         struct replica *replica = replica_find(replicas, session->peer->uuid, message->ask_again[i]);
         if (replica && replica->filling)
-            replicas->events->on_ask_again(replica->filling);
+            replicas->events->on_ask_again(replica->filling,
+                                           why_again(i < message->n_ask_again_why ? message->ask_again_why[i] : 0));
     }
     if (message->n_invalid > 0)
         send_copies(session, NULL, 0, NULL, message->invalid, message->n_invalid);

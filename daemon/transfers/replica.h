@@ -47,7 +47,7 @@ struct replica_events {
     void (*on_refused)(struct serve *pull, const struct rdt_error *err); /* the requester may not see the object */
     void (*on_arrived)(struct serve *pull);                              /* memory was allocated, or more bytes have arrived */
     void (*on_failed)(struct serve *pull, const struct rdt_error *err);  /* the replica will not be complete */
-    void (*on_ask_again)(struct transfer *filling);                      /* the owner's node has a better source */
+    void (*on_ask_again)(struct transfer *filling, const char *why);     /* the owner's node has a better source */
     void (*on_unwanted)(struct transfer *filling);                       /* the last pull of an incomplete replica has ended */
 };
 

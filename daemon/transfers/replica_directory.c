@@ -143,14 +143,31 @@ static bool can_read(const struct fanout_place *reader, const struct fanout_plac
            share_transport(there, container_of(reader, struct replica_entry, place)->session);
 }
 
+/* The reader will send PULL again, and then gets another source. */
+static void ask_again(struct fanout_place *place, void *arg)
+{
+    const struct replica_entry *entry = container_of(place, struct replica_entry, place);
+    uint64_t generation = entry->replicated->generation;
+    Rdt__Pb__AskAgainWhy why = (Rdt__Pb__AskAgainWhy)place->asked;
+    Rdt__Pb__Replicas message = RDT__PB__REPLICAS__INIT;
+
+    (void)arg;
+    message.ask_again = &generation;
+    message.n_ask_again = 1;
+    message.ask_again_why = &why;
+    message.n_ask_again_why = 1;
+    (void)peer_session_send(entry->session, RDT_PEER_REPLICAS, &message.base, NULL);
+}
+
 struct peer_session *replica_entry_redirect(struct replica_entry *entry, const uint8_t *left)
 {
     struct replica_directory *directory = entry->replicated->directory;
     struct fanout_place *source = entry->place.source;
 
-    if (left && source && memcmp(container_of(source, struct replica_entry, place)->session->peer->uuid, left, 16) == 0)
-        fanout_left(source);
-    entry->place.spares_owner = left != NULL;
+    if (left && source && memcmp(container_of(source, struct replica_entry, place)->session->peer->uuid, left, 16) != 0)
+        entry->place.asked = FANOUT_ASKED_SOURCE; /* It had not begun at this source. */
+    if (left)
+        fanout_left(&entry->place, ask_again, NULL);
     source = fanout_choose(&entry->place, can_read, NULL);
     if (!source)
         return NULL;
@@ -160,19 +177,6 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry, const u
 }
 
 /* ---- messages ---- */
-
-/* The reader will send PULL again, and then gets another source. */
-static void ask_again(struct fanout_place *place, void *arg)
-{
-    const struct replica_entry *entry = container_of(place, struct replica_entry, place);
-    uint64_t generation = entry->replicated->generation;
-    Rdt__Pb__Replicas message = RDT__PB__REPLICAS__INIT;
-
-    (void)arg;
-    message.ask_again = &generation;
-    message.n_ask_again = 1;
-    (void)peer_session_send(entry->session, RDT_PEER_REPLICAS, &message.base, NULL);
-}
 
 static void demote(struct replica_entry *entry, enum fanout_verdict verdict)
 {
@@ -347,6 +351,20 @@ bool replica_directory_wait(struct replica_directory *directory, uint64_t genera
 const struct peer *replica_entry_peer(const struct replica_entry *entry)
 {
     return entry->session->peer;
+}
+
+const struct peer *replica_entry_source(const struct replica_entry *entry)
+{
+    return entry->place.source ? container_of(entry->place.source, struct replica_entry, place)->session->peer : NULL;
+}
+
+const char *replica_entry_pace(const struct replica_entry *entry)
+{
+    static const char *const words[] = {[FANOUT_FAIR] = "",
+                                        [FANOUT_LAGS] = " (LAGS: nobody reads from it until it is whole)",
+                                        [FANOUT_SLOW] = " (SLOW: only slow nodes read from it)"};
+
+    return words[entry->place.pace];
 }
 
 const struct replica_entry *replica_directory_next(const struct replica_directory *directory, uint64_t generation,

@@ -140,6 +140,7 @@ static void finish_record(struct transfer *transfer)
         record_stage(transfer->transfers, &transfer->record);
         event(transfer->transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
         record_drop_decision(transfer->record.decision);
+        free(transfer->record.sources);
     } else {
         record_finish(transfer->transfers, &transfer->record);
     }

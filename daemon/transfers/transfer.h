@@ -87,6 +87,13 @@ enum transfer_state {
  * puts, is no failure of the node's. */
 enum transfer_outcome { TRANSFER_DONE, TRANSFER_FAILED, TRANSFER_CANCELLED, TRANSFER_TIMED_OUT, TRANSFER_OUTCOMES };
 
+/* A node from which bytes of a fetch came, and why the fetch has left it. */
+struct transfer_source {
+    char peer[65];
+    uint64_t bytes;
+    char left[128];
+};
+
 /* What rdtctl shows of a transfer, under way and after its end. */
 struct transfer_record {
     struct list link; /* in transfers->active or ->serves until the transfer ends */
@@ -102,7 +109,11 @@ struct transfer_record {
     char path[65];
     char lanes[64]; /* how the bytes went, in the words of the transport; "": it does not say */
     uint64_t bytes, bytes_done;
-    uint64_t since_ns;   /* when it was requested */
+    struct transfer_source *sources; /* [n_sources] that the fetch has left, in order; owned */
+    unsigned n_sources;
+    uint64_t source_from; /* bytes done when the present source began */
+    const char *reader;   /* of a transfer to another node: how that takes it, "lags" or "slow"; NULL: no slower than others */
+    uint64_t since_ns;    /* when it was requested */
     uint64_t began_ns;   /* when the object was found and work began; 0: not yet */
     uint64_t elapsed_ns; /* from began_ns to the end; 0: not ended */
     struct order *order; /* in ordered queues: its ticket, until the transfer ends; NULL: none */

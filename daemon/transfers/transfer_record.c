@@ -156,6 +156,19 @@ static struct transfer_path *path_of(struct transfers *transfers, const struct t
     return path;
 }
 
+void record_source_left(struct transfer_record *record, const char *why)
+{
+    struct transfer_source *grown = realloc(record->sources, (record->n_sources + 1u) * sizeof *grown), *source;
+
+    if (!grown)
+        return;
+    record->sources = grown;
+    source = &grown[record->n_sources++];
+    text_copy(source->peer, sizeof source->peer, record->peer);
+    text_copy(source->left, sizeof source->left, why);
+    source->bytes = record->bytes_done > record->source_from ? record->bytes_done - record->source_from : 0;
+}
+
 void record_finish(struct transfers *transfers, struct transfer_record *record)
 {
     static const char *const states[TRANSFER_OUTCOMES] = {"done", "failed", "cancelled", "timed_out"};
@@ -173,10 +186,12 @@ void record_finish(struct transfers *transfers, struct transfer_record *record)
     if (record->elapsed_ns == 0)
         record->elapsed_ns = 1;
     record_drop_decision(place->decision);
+    free(place->sources);
     memcpy(place, record, offsetof(struct transfer_record, error) + strlen(record->error) + 1);
     place->order = NULL;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", record);
-    record->decision = NULL; /* The history owns the decision now. */
+    record->decision = NULL; /* The history owns these now. */
+    record->sources = NULL;
     path = path_of(transfers, record);
     path->ended[outcome]++;
     if (outcome == TRANSFER_DONE) {

@@ -27,6 +27,9 @@ void record_lanes(struct transfer_record *record, const struct plugin_conn *conn
 /* Notes, once, how bytes went from one device to another of the kind, in the words of its plug-in. */
 void record_devices(struct transfer_record *record, const struct memory_device *from, const struct memory_device *to);
 
+/* The fetch leaves its source, record->peer. Without memory, `rdtctl explain` will not know of it. */
+void record_source_left(struct transfer_record *record, const char *why);
+
 /* Notes why the transfer will not be done. Only the first reason counts. */
 void record_fail(struct transfer_record *record, const struct rdt_error *err);
 

@@ -51,8 +51,10 @@ void transfers_fini(struct transfers *transfers)
         peer_session_free(container_of(node, struct peer_session, link));
     map_fini(&transfers->by_id);
     map_fini(&transfers->coalesced_requests);
-    for (unsigned i = 0; i < TRANSFER_HISTORY; i++)
+    for (unsigned i = 0; i < TRANSFER_HISTORY; i++) {
         record_drop_decision(transfers->history[i].decision);
+        free(transfers->history[i].sources);
+    }
     record_drop_decision(transfers->decision);
 }
 
@@ -197,6 +199,7 @@ void transfer_record_to_wire(const struct transfer_record *record, Rdt__Pb__Tran
     info->error = (char *)record->error;
     info->client = record->client;
     info->part_of = record->part_of;
+    info->reader = (char *)(record->reader ? record->reader : "");
     info->from_memory = (char *)record->from;
     info->to_memory = (char *)record->to;
 }

@@ -3,21 +3,22 @@
  * (daemon/transfers/fanout.h) decides who reads from whom and who is slow. No daemon runs, and no byte moves.
  *
  *     fanout [-n NODES] [-k OBJECTS] [-s BYTES] [-b BYTES_PER_SECOND] [-l LOSS] [-w SLOW] [-r] [-d DEATHS] [-z FROZEN]
- *            [-a LATE] [-c BUSY] [-x SEED]
+ *            [-a LATE] [-c BUSY] [-x SEED] [-p]
  *
  * Time passes in steps of half a chunk. In each step a node shares its upward bandwidth among the nodes that it sends to, and
  * its downward bandwidth among those that send to it; a reader that cannot take its share leaves it to the others. A node
  * passes a chunk on when it has all of it and HOP_NS have passed. What is simulated besides:
  *
- *   LOSS    one of LOSS chunks is delayed by LOSS_NS, as by a lost packet that TCP notices late
+ *   LOSS    one of LOSS times 512 KiB is delayed by LOSS_NS, as by a lost packet that TCP notices late
  *   SLOW    one of SLOW nodes has a tenth of the bandwidth, both ways; with -r the owner knows them from an earlier version
  *   DEATHS  so many nodes die in the middle; their readers notice after KILL_NS
- *   FROZEN  so many nodes freeze in the middle; their readers notice after FREEZE_NS
+ *   FROZEN  so many nodes freeze in the middle; their readers notice after FANOUT_SILENCE_NS
  *   BUSY    one of BUSY nodes shares its processors: it stands still for a fifth of the time, BUSY_NS at a time on average
  *   LATE    one of LATE nodes comes late, up to half of the time that one reader needs
  *
  * Prints one line: time of the last healthy node over size / bandwidth; the same of the middle one; bytes that the owner sent
- * and that a node received at most, over the size; how often readers had to ask again. */
+ * and that a node received at most, over the size; how often readers had to ask again. With -p a second line says where the
+ * time of the last node went: from its last byte back to the owner's first, always to the node that the next one waited for. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,9 +30,9 @@
 #define ASK_NS 1000000.0 /* asking the owner again, and beginning at the new source */
 #define LOSS_NS 5000000.0
 #define KILL_NS 5000000.0
-#define FREEZE_NS 1000000000.0
 #define BUSY_NS 10000000.0
 #define REVIEW_NS 1000000.0
+#define LOSS_BYTES 524288.0
 #define PENDING 8
 
 struct flow { /* one object on its way to one node */
@@ -42,7 +43,7 @@ struct flow { /* one object on its way to one node */
     double wasted;              /* received twice */
     double asks_at;             /* 0: it does not ask */
     double stalled_until;
-    double began; /* at its source */
+    double began, began_bytes; /* at its source */
     struct {
         double at, bytes;
     } pending[PENDING]; /* chunks that become visible */
@@ -74,6 +75,18 @@ static struct fanout *objects;
 static double chunk, object_bytes, now_ns, step_ns;
 static unsigned asked_again, found_slow, lagged;
 
+/* With -p: what each node did in each step, and from which node it received. */
+enum { MOVES, SHARES, SLOW_MOVES, STALLS, ASKS, LEFT_ALONE, AWAY, WAITS, N_STATES };
+static const char *const state_names[N_STATES] = {
+    "moves", "moves_at_a_share", "moves_slowly", "lost_packet", "asks", "source_is_gone", "processor_is_away", "waits"};
+struct moment {
+    uint8_t state;
+    uint16_t source;
+};
+static bool explains;
+static struct moment *history; /* [n_steps][n_nodes] */
+static size_t n_steps;
+
 static double chance(void)
 {
     return (double)rand_r(&seed) / ((double)RAND_MAX + 1);
@@ -94,7 +107,6 @@ static void ask_at(struct flow *flow, double at)
 {
     if (flow->done || flow->node->dead || (flow->asks_at > 0 && flow->asks_at <= at))
         return;
-    flow->place.spares_owner = true;
     flow->wasted += flow->bytes - (double)(uint64_t)(flow->bytes / chunk) * chunk;
     flow->bytes -= flow->bytes - (double)(uint64_t)(flow->bytes / chunk) * chunk;
     flow->source = NULL;
@@ -104,6 +116,8 @@ static void ask_at(struct flow *flow, double at)
 static void on_ask_again(struct fanout_place *place, void *arg)
 {
     (void)arg;
+    if (flow_of(place)->node->dead)
+        return;
     asked_again++;
     ask_at(flow_of(place), now_ns + ASK_NS);
 }
@@ -112,11 +126,14 @@ static void choose(struct flow *flow)
 {
     struct fanout_place *source;
 
+    if (flow->asks_at > 0)
+        fanout_left(&flow->place, on_ask_again, NULL);
     flow->asks_at = 0;
     source = fanout_choose(&flow->place, can_read, NULL);
     flow->source = source ? flow_of(source)->node : owner;
     flow->pace = (struct fanout_pace){0};
     flow->began = now_ns;
+    flow->began_bytes = flow->bytes;
 }
 
 static double has(const struct flow *flow) /* what the flow's source could send */
@@ -147,11 +164,9 @@ static void end(struct node *node)
             if (!nodes[i].come || flow->source != node || flow->done || nodes[i].dead)
                 continue;
             asked_again++;
-            ask_at(flow, now_ns + (node->frozen ? FREEZE_NS : KILL_NS) + ASK_NS);
+            ask_at(flow, now_ns + (node->frozen ? (double)FANOUT_SILENCE_NS : KILL_NS) + ASK_NS);
         }
-        if (node->frozen)
-            fanout_left(&node->flows[k].place);
-        else
+        if (!node->frozen)
             fanout_leave(&node->flows[k].place);
     }
 }
@@ -194,9 +209,10 @@ static uint64_t usual(const struct flow *flow)
     }
     list_for_each (node, &objects[flow->object].direct) {
         const struct flow *other = flow_of(container_of(node, struct fanout_place, by_source));
-        if (other != flow && other->source == owner && now_ns > other->began &&
-            other->bytes / (now_ns - other->began) * 1e9 > rate)
-            rate = other->bytes / (now_ns - other->began) * 1e9;
+        double sent = other->bytes - other->began_bytes;
+        if (other != flow && other->source == owner && sent >= FANOUT_RATE_CHUNKS * chunk &&
+            sent / (now_ns - other->began) * 1e9 > rate)
+            rate = sent / (now_ns - other->began) * 1e9;
     }
     return (uint64_t)rate;
 }
@@ -267,7 +283,7 @@ static void arrive(struct flow *flow, double bytes)
     after = (double)(uint64_t)((flow->bytes + 0.5) / chunk);
     if (after > before || flow->bytes + 0.5 >= object_bytes) {
         flow->node->turn = (flow->object + 1) % n_objects;
-        if (loss_of > 0 && chance() * loss_of < 1)
+        if (loss_of > 0 && chance() * loss_of * LOSS_BYTES < chunk)
             flow->stalled_until = now_ns + LOSS_NS;
         if (flow->n < PENDING) {
             unsigned slot = (flow->first + flow->n++) % PENDING;
@@ -277,6 +293,69 @@ static void arrive(struct flow *flow, double bytes)
     }
     if (flow->bytes + 0.5 >= object_bytes)
         finish(flow);
+}
+
+/* Before bytes move: what the node will do in this step. */
+static void note(const struct node *node, struct moment *moment)
+{
+    const struct flow *flow = node->flows;
+    const struct node *source = flow->source;
+
+    moment->source = (uint16_t)(source ? source - nodes : owner - nodes);
+    moment->state = node->slow ? SLOW_MOVES : MOVES;
+    if (!source)
+        moment->state = ASKS;
+    else if (source->dead)
+        moment->state = LEFT_ALONE;
+    else if (source->away || node->away)
+        moment->state = AWAY;
+    else if (flow->stalled_until > now_ns)
+        moment->state = STALLS;
+    else if (flow->bytes >= has(flow))
+        moment->state = WAITS;
+    else if (source->n_out > 1)
+        moment->state = SHARES;
+}
+
+static void note_all(void)
+{
+    struct moment *row;
+
+    if (!explains)
+        return;
+    history = realloc(history, (n_steps + 1) * n_nodes * sizeof *history);
+    if (!history)
+        exit(2);
+    row = &history[n_steps++ * n_nodes];
+    for (unsigned i = 0; i < n_nodes; i++)
+        if (nodes[i].come && !nodes[i].flows->done)
+            note(&nodes[i], &row[i]);
+}
+
+static void print_path(void)
+{
+    unsigned last = n_nodes, hops = 0;
+    double in[N_STATES] = {0};
+
+    for (unsigned i = 0; explains && i < n_nodes; i++)
+        if (!nodes[i].dead && !nodes[i].slow && (last == n_nodes || nodes[i].done_at > nodes[last].done_at))
+            last = i;
+    if (last == n_nodes)
+        return;
+    for (size_t step = (size_t)(nodes[last].done_at / step_ns); step-- > 0;) {
+        const struct moment *moment = &history[step * n_nodes + last];
+        while (moment->state == WAITS && moment->source != owner - nodes && nodes[moment->source].flows->bytes > 0 &&
+               (nodes[moment->source].done_at == 0 || nodes[moment->source].done_at > (double)step * step_ns)) {
+            last = moment->source;
+            moment = &history[step * n_nodes + last];
+            hops++;
+        }
+        in[moment->state] += step_ns;
+    }
+    printf("path hops=%u", hops);
+    for (unsigned i = 0; i < N_STATES; i++)
+        printf(" %s=%.3f", state_names[i], in[i] / (size / bandwidth * 1e9));
+    printf("\n");
 }
 
 static void pass_on(struct flow *flow)
@@ -303,6 +382,7 @@ static void move(void)
         nodes[i].left = nodes[i].up;
         nodes[i].n_open = nodes[i].n_out;
     }
+    note_all();
     for (unsigned pass = 0; pass < 3; pass++) /* Readers that take less than a share leave the rest to the others. */
         each_flow(flow) if (flow->chosen && flow->source->n_open > 0 && wants(flow) < flow->source->left / flow->source->n_open)
         {
@@ -433,7 +513,7 @@ int main(int argc, char **argv)
 {
     int option;
 
-    while ((option = getopt(argc, argv, "n:k:s:b:l:w:rd:z:a:c:x:")) != -1) {
+    while ((option = getopt(argc, argv, "n:k:s:b:l:w:rd:z:a:c:x:p")) != -1) {
         double number = optarg ? strtod(optarg, NULL) : 0;
         switch (option) {
         case 'n':
@@ -469,6 +549,9 @@ int main(int argc, char **argv)
         case 'c':
             n_busy_of = (unsigned)number;
             break;
+        case 'p':
+            explains = n_objects == 1;
+            break;
         case 'x':
             seed = (unsigned)number;
             break;
@@ -479,5 +562,6 @@ int main(int argc, char **argv)
     set_up();
     simulate();
     report();
+    print_path();
     return 0;
 }

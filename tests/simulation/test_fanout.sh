@@ -16,16 +16,20 @@ goal() {
          (v["found_slow"] == 0 || options ~ /-w/))
   }' <<<"$line" || { echo "FAILED: more than $1 times one reader, or the owner sent more than $2 times the bytes"; failures=$((failures + 1)); }
 }
-goal 1.2 1.1 -n 8
-goal 1.2 1.1 -n 100
-goal 1.3 1.1 -n 1000
-goal 1.2 1.1 -n 100 -l 1000       # a lost packet in each thousandth chunk
+goal 1.05 1.1 -n 8
+goal 1.05 1.1 -n 100
+goal 1.15 1.1 -n 1000
+goal 1.2 1.1 -n 100 -l 1000       # a lost packet for each thousandth 512 KiB
+goal 1.4 1.1 -n 1000 -l 1000      # the delays of a chain add up: rdt-concepts(7)
 goal 1.2 1.1 -n 100 -k 8          # shards
 goal 1.2 1.1 -n 100 -a 4          # one of four comes late
 goal 1.3 2.1 -n 1000 -w 20 -r     # one of 20 nodes has a tenth of the speed, and the owner knows which
 goal 1.3 2.1 -n 100 -w 20 -x 2    # the owner must find out
-goal 2.0 2.1 -n 1000 -w 20        # the first reader is one of them
+goal 1.3 2.1 -n 1000 -w 20        # the first reader is one of them
+goal 1.3 2.1 -n 1000 -w 20 -x 2
+goal 1.3 2.1 -n 100 -w 20 -x 559     # the first two readers are
 goal 1.8 1.1 -n 100 -c 10         # one of ten shares its processors, and is not taken for slow
 goal 1.3 1.2 -n 1000 -d 10        # ten die in the middle
-goal 1.8 2.1 -n 100 -d 5 -z 2     # five die, and two freeze, which takes a second to notice
+goal 1.3 1.2 -n 100 -d 5 -z 2     # five die, and two freeze, which takes 0.3 s to notice
+goal 1.3 1.2 -n 1000 -z 3         # three freeze
 exit $((failures > 0))

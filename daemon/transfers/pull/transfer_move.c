@@ -213,6 +213,7 @@ static void skip_arrived(struct transfer *transfer)
     while (transfer->pull.replica && next + 1 < transfer->pull.plan->n && !replica_wants(transfer->pull.replica, next))
         transfer->record.bytes_done += transfer->pull.plan->chunks[next++].bytes;
     transfer->pull.first_chunk = transfer->pull.next_chunk = transfer->pull.chunks_done = next;
+    transfer->record.source_from = transfer->record.bytes_done;
 }
 
 /* A failed post: if the connection has failed, the transport decides, or the link if the node is gone. */

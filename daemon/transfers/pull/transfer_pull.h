@@ -96,7 +96,8 @@ struct pull {
     struct replica *replica;     /* the replica that it fills: a reference; NULL: none */
     struct deadline unwanted;    /* set when the last other node has stopped pulling that replica */
     bool no_redirect;            /* it has come back from another node's replica, or wants a certain path */
-    struct deadline patience;    /* at another node's replica: how long that node may stay silent */
+    struct deadline patience;    /* at another node's replica: the next beat */
+    unsigned silent_beats, silent_beats_max; /* in which that node said nothing, and in which it may */
     bool came_back;              /* it has left the node `left`, and asks the owner's for another source */
     uint8_t left[16];
     unsigned n_redirects;            /* how often it has come back */
@@ -306,7 +307,8 @@ void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullM
  * node again. */
 bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_error *why);
 void transfer_replica_moved(struct transfer *transfer); /* a chunk has arrived, or the other node says that it waits for one */
-void transfer_replica_ask_again(struct transfer *transfer); /* the owner's node has a better source than the present one */
+/* The owner's node has a better source than the present one. */
+void transfer_replica_ask_again(struct transfer *transfer, const char *why);
 void transfer_deliver_replica(struct transfer *transfer);
 
 /* The last other node has stopped pulling the replica that it fills: ends the transfer, unless a fetch of

@@ -15,9 +15,13 @@
 #include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
-/* How long a node with a replica may be silent: it sends a chunk, or says every 500 ms that it waits for one itself. So only
- * the readers of the node that has stopped leave it, not those behind them. */
-#define PATIENCE_NS 2000000000ll
+/* A node with a replica sends chunks or says every FANOUT_BEAT_NS that it lives. So only the readers of the node that has
+ * stopped leave it, not those behind them. A reader counts the beats in which it has heard nothing: if it stood still itself,
+ * that is one, and what has come meanwhile is read before the next. Before the other node has answered, and when all that
+ * is missing may be under way in the network already, a reader waits longer. */
+#define SILENT_BEATS (unsigned)(FANOUT_SILENCE_NS / FANOUT_BEAT_NS)
+#define SILENT_BEATS_LONG 20u
+#define LAST_CHUNKS 64u
 
 /* How often a pull lets itself be redirected. */
 #define REDIRECTS_MAX 16u
@@ -155,13 +159,20 @@ static void on_patience(struct deadline *deadline)
 {
     struct transfer *transfer = container_of(deadline, struct transfer, pull.patience);
 
-    transfer_fail(transfer, RDT_TIMED_OUT, "the replica on node %s makes no progress", transfer->record.peer);
+    if (++transfer->pull.silent_beats < transfer->pull.silent_beats_max) {
+        (void)deadline_set(transfer->transfers->deadlines, deadline, FANOUT_BEAT_NS);
+        return;
+    }
+    transfer_fail(transfer, RDT_TIMED_OUT, "node %s, which has a replica, was silent for %.1f s", transfer->record.peer,
+                  (double)transfer->pull.silent_beats_max * FANOUT_BEAT_NS / 1e9);
 }
 
 void transfer_replica_moved(struct transfer *transfer)
 {
-    if (transfer->pull.peer != transfer->pull.origin)
-        (void)deadline_set(transfer->transfers->deadlines, &transfer->pull.patience, PATIENCE_NS);
+    bool last = transfer->pull.plan && transfer->pull.plan->n - transfer->pull.chunks_done <= LAST_CHUNKS;
+
+    transfer->pull.silent_beats = 0;
+    transfer->pull.silent_beats_max = last ? SILENT_BEATS_LONG : SILENT_BEATS;
 }
 
 static enum rdt_status read_redirect(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
@@ -187,7 +198,9 @@ static enum rdt_status follow_redirect(struct transfer *transfer, const Rdt__Pb_
     if (!session)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     transfer->pull.patience.on_passed = on_patience;
-    (void)deadline_set(transfers->deadlines, &transfer->pull.patience, PATIENCE_NS);
+    transfer->pull.silent_beats = 0;
+    transfer->pull.silent_beats_max = SILENT_BEATS_LONG;
+    (void)deadline_set(transfers->deadlines, &transfer->pull.patience, FANOUT_BEAT_NS);
     (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", peer->name);
     log_debug("xfer %llu is redirected to the replica on node %s", (unsigned long long)transfer->id, peer->name);
     transfer_in_pull_from(transfer, session);
@@ -221,10 +234,11 @@ void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullM
 }
 
 /* Asks the owner's node again, under a new number: the bytes of the old one may still be under way. */
-static bool ask_owner_again(struct transfer *transfer)
+static bool ask_owner_again(struct transfer *transfer, const char *why)
 {
     if (!transfer->pull.peer || !transfer->pull.origin)
         return false;
+    record_source_left(&transfer->record, why);
     transfer->pull.came_back = true;
     memcpy(transfer->pull.left, transfer->pull.peer->peer->uuid, sizeof transfer->pull.left);
     if (++transfer->pull.n_redirects > REDIRECTS_MAX)
@@ -245,15 +259,14 @@ bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_err
         return false;
     log_debug("xfer %llu comes back from the replica on node %s: %s", (unsigned long long)transfer->id, transfer->record.peer,
               why->msg);
-    return ask_owner_again(transfer);
+    return ask_owner_again(transfer, why->msg);
 }
 
-void transfer_replica_ask_again(struct transfer *transfer)
+void transfer_replica_ask_again(struct transfer *transfer, const char *why)
 {
     if (transfer->sm.state != TRANSFER_MOVE || !transfer->pull.replica || transfer->pull.member || transfer->pull.one_sided ||
         transfer->pull.failed != RDT_OK || transfer->pull.origin->peer->state != PEER_UP)
         return;
-    log_debug("xfer %llu leaves node %s: the owner's node has a better source", (unsigned long long)transfer->id,
-              transfer->record.peer);
-    (void)ask_owner_again(transfer);
+    log_debug("xfer %llu leaves node %s: %s", (unsigned long long)transfer->id, transfer->record.peer, why);
+    (void)ask_owner_again(transfer, why);
 }

@@ -45,6 +45,8 @@ struct serve {
     struct deadline deadline;
     struct replica *replica;              /* the replica that is served: a reference; NULL: an object of this node */
     struct list by_replica;               /* in replica->pulls, or replicas->expected */
+    unsigned beats;                       /* of the replica, in which no chunk has moved */
+    uint32_t chunks_at_beat;              /* chunks_done at the last beat */
     struct peer_transport *awaits_memory; /* OFFERED: the connection to begin with when the replica has memory */
     struct object_waiter waiter;
     struct name_waiter named;

@@ -17,7 +17,8 @@ static uint64_t usual_rate(const struct serve *out)
     list_for_each (node, &out->transfers->serves) {
         const struct serve *other = container_of(node, struct serve, record.link);
         uint64_t took_ns = now_ns - other->record.began_ns, rate;
-        if (other == out || other->object != out->object || other->sm.state != SERVE_SENDING || took_ns == 0)
+        if (other == out || other->object != out->object || other->sm.state != SERVE_SENDING || took_ns == 0 ||
+            other->record.bytes_done < FANOUT_RATE_CHUNKS * out->plan->chunks[0].bytes)
             continue;
         rate = (uint64_t)((double)other->record.bytes_done * 1e9 / (double)took_ns);
         usual = rate > usual ? rate : usual;
@@ -54,6 +55,8 @@ void serve_watch_pace(struct serve *out)
     usual = filling ? 0 : usual_rate(out);
     if (usual > 0 || filling)
         verdict = fanout_pace(&out->pace, uv_hrtime(), have, sent, usual, count_readers(out), plan->chunks[0].bytes);
+    if (verdict != FANOUT_FAIR)
+        out->record.reader = verdict == FANOUT_SLOW ? "slow" : "lags";
     if (out->replica && verdict != FANOUT_FAIR)
         replica_reader_is_slow(out->replica, out->session, verdict);
     else if (!out->replica && (verdict != FANOUT_FAIR || transfers->usual_rate == 0))

@@ -69,11 +69,62 @@ Test(fanout_decides, small_object_is_not_sent_through_a_long_chain)
 Test(fanout_decides, reader_that_comes_back_gets_the_source_before_the_one_it_left)
 {
     begin(5);
-    fanout_left(&places[2]);
+    fanout_left(&places[3], on_ask_again, NULL);
     cr_assert_eq(fanout_choose(&places[3], can_read, NULL), &places[1]);
     cr_assert_eq(places[3].depth, 2);
     cr_assert_eq(places[4].depth, 3, "those behind it came along");
     cr_assert_eq(join(5, false), &places[4], "nobody reads from the node that was left");
+    cr_assert(n_asked == 1 && asked[0] == &places[2]);
+    fanout_left(&places[2], on_ask_again, NULL);
+    cr_assert_eq(fanout_choose(&places[2], can_read, NULL), &places[5], "if it goes on, it shares no source with another one");
+}
+
+Test(fanout_decides, source_of_a_reader_that_was_asked_is_not_to_blame)
+{
+    begin(4);
+    fanout_demote(&places[2], FANOUT_LAGS, on_ask_again, NULL);
+    cr_assert(n_asked == 2 && asked[0] == &places[3] && asked[1] == &places[2]);
+    fanout_left(&places[2], on_ask_again, NULL);
+    cr_assert_eq(fanout_choose(&places[2], can_read, NULL), NULL);
+    cr_assert_eq(places[1].pace, FANOUT_FAIR);
+    fanout_left(&places[3], on_ask_again, NULL);
+    cr_assert_eq(fanout_choose(&places[3], can_read, NULL), &places[1]);
+    cr_assert_eq(n_asked, 2);
+}
+
+Test(fanout_decides, node_that_lagged_is_a_source_again_when_it_is_whole)
+{
+    begin(2);
+    fanout_demote(&places[1], FANOUT_LAGS, on_ask_again, NULL);
+    fanout_set_whole(&places[1]);
+    cr_assert_eq(join(2, false), &places[1]);
+}
+
+/* Two nodes that are slow look alike to the owner, so it lets a third one read. */
+Test(fanout_decides, first_reader_is_compared_with_two_others)
+{
+    begin(4);
+    fanout_init(&fanout, 4096 * MIB, MIB);
+    for (unsigned i = 0; i < 4; i++)
+        join(i, false);
+    fanout_compare(&places[0], 15 * MIB, on_ask_again, NULL);
+    cr_assert_eq(n_asked, 0);
+    for (unsigned i = 1, at = 16; i <= 2; i++, at += 80) {
+        n_asked = 0;
+        fanout_compare(&places[0], at * MIB, on_ask_again, NULL);
+        cr_assert(n_asked == 1 && asked[0] == &places[i]);
+        fanout_left(&places[i], on_ask_again, NULL);
+        cr_assert_eq(fanout_choose(&places[i], can_read, NULL), NULL);
+        fanout_compare(&places[0], (at + 63) * MIB, on_ask_again, NULL);
+        cr_assert_eq(n_asked, 1);
+        fanout_compare(&places[0], (at + 64) * MIB, on_ask_again, NULL);
+        cr_assert(n_asked == 2 && asked[1] == &places[i]);
+        fanout_left(&places[i], on_ask_again, NULL);
+        cr_assert(fanout_choose(&places[i], can_read, NULL));
+    }
+    fanout_compare(&places[0], 1000 * MIB, on_ask_again, NULL);
+    cr_assert_eq(n_asked, 2, "no more than twice");
+    cr_assert_eq(places[0].pace, FANOUT_FAIR);
 }
 
 Test(fanout_decides, reader_of_an_ended_node_never_reads_from_those_behind_it)
@@ -108,7 +159,7 @@ Test(fanout_decides, node_known_as_slow_is_a_leaf_from_the_beginning)
 Test(fanout_decides, whole_node_is_a_source_again)
 {
     begin(3);
-    fanout_left(&places[0]);
+    fanout_left(&places[1], on_ask_again, NULL);
     cr_assert_eq(fanout_choose(&places[1], can_read, NULL), NULL);
     fanout_set_whole(&places[0]);
     cr_assert_eq(join(3, false), &places[0]);
@@ -118,15 +169,14 @@ Test(fanout_decides, reader_that_comes_back_spares_an_idle_owner)
 {
     begin(3);
     fanout_set_whole(&places[0]);
-    fanout_left(&places[1]);
-    places[2].spares_owner = true;
+    fanout_left(&places[2], on_ask_again, NULL);
     cr_assert_eq(fanout_choose(&places[2], can_read, NULL), &places[0]);
 }
 
 Test(fanout_decides, chunks_are_small_beside_the_object)
 {
     cr_assert_eq(fanout_chunk_bytes(100 * MIB, 4 * MIB), FANOUT_CHUNK_MIN);
-    cr_assert_eq(fanout_chunk_bytes(8192 * MIB, 4 * MIB), MIB);
+    cr_assert_eq(fanout_chunk_bytes(16384 * MIB, 4 * MIB), MIB);
     cr_assert_eq(fanout_chunk_bytes(1024 * 1024 * MIB, 4 * MIB), 4 * MIB);
     cr_assert_eq(fanout_chunk_bytes(100 * MIB, 65536), 65536);
 }
