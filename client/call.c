@@ -8,6 +8,7 @@
 #include "note.h"
 #include "options.h"
 #include "proto/verb.h"
+#include "proto/wire_ref.h"
 #include "repeat.h"
 #include "session/clock.h"
 #include "session/connection.h"
@@ -309,9 +310,13 @@ void call_on_late_reply(rdt *conn, struct frame *frame)
     }
 }
 
-enum rdt_status call_check_ref(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err)
+enum rdt_status call_wire_ref(const rdt *conn, const struct rdt_ref *ref, Rdt__Pb__Ref *message_p, struct rdt_error *err)
 {
     enum rdt_status status = connection_check(conn, err);
 
-    return status == RDT_OK ? options_check_ref(ref, err) : status;
+    if (status == RDT_OK)
+        status = options_check_ref(ref, err);
+    if (status == RDT_OK)
+        wire_ref_from(ref, message_p);
+    return status;
 }

@@ -47,8 +47,8 @@ void call_got_close(struct call_got *got);
 enum rdt_status call_list(rdt *conn, Rdt__Pb__List *request, int64_t timeout_ns, Rdt__Pb__ListReply **page_p,
                           struct rdt_error *err);
 
-/* Checks the connection, and whether the ref can be sent. Errors: INVALID, FORKED. */
-enum rdt_status call_check_ref(const rdt *conn, const struct rdt_ref *ref, struct rdt_error *err);
+/* Checks the connection, and whether the ref can be sent, and makes the message point into the ref. Errors: INVALID, FORKED. */
+enum rdt_status call_wire_ref(const rdt *conn, const struct rdt_ref *ref, Rdt__Pb__Ref *message_p, struct rdt_error *err);
 
 /* struct rdt's on_late_reply. */
 void call_on_late_reply(rdt *conn, struct frame *frame);

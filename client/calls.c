@@ -27,22 +27,28 @@ static int64_t wire_timeout_ns(int64_t timeout_ns)
     return timeout_ns < 0 ? -1 : timeout_ns;
 }
 
+/* Sends the request, and waits for its reply until timeout_ns as rdt.h has it. */
+static enum rdt_status round_trip(rdt *conn, enum rdt_message type, const ProtobufCMessage *request, int64_t timeout_ns,
+                                  ProtobufCMessage **reply_p, struct rdt_error *err)
+{
+    return call_fds(conn, type, request, -1, round_trip_deadline_ns(timeout_ns), reply_p, NULL, err);
+}
+
 enum rdt_status rdt_ping(rdt *conn, int64_t timeout_ns, struct rdt_error *err)
 {
     Rdt__Pb__Ping request = RDT__PB__PING__INIT;
 
-    return call_fds(conn, RDT_MSG_PING, &request.base, -1, round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
+    return round_trip(conn, RDT_MSG_PING, &request.base, timeout_ns, NULL, err);
 }
 
 enum rdt_status rdt_free(rdt *conn, const struct rdt_ref *ref, bool force, struct rdt_error *err)
 {
     Rdt__Pb__Free request = RDT__PB__FREE__INIT;
     Rdt__Pb__Ref message;
-    enum rdt_status status = call_check_ref(conn, ref, err);
+    enum rdt_status status = call_wire_ref(conn, ref, &message, err);
 
     if (status != RDT_OK)
         return status;
-    wire_ref_from(ref, &message);
     request.ref = &message;
     request.force = force;
     return call(conn, RDT_MSG_FREE, &request.base, CALL_TIMEOUT_NS, NULL, err);
@@ -52,11 +58,10 @@ enum rdt_status rdt_drop(rdt *conn, const struct rdt_ref *ref, struct rdt_error 
 {
     Rdt__Pb__Free request = RDT__PB__FREE__INIT;
     Rdt__Pb__Ref message;
-    enum rdt_status status = call_check_ref(conn, ref, err);
+    enum rdt_status status = call_wire_ref(conn, ref, &message, err);
 
     if (status != RDT_OK)
         return status;
-    wire_ref_from(ref, &message);
     request.ref = &message;
     connection_lock(conn);
     status = note_send(conn, RDT_MSG_FREE, &request.base, true, err);
@@ -71,14 +76,13 @@ enum rdt_status rdt_store(rdt *conn, const struct rdt_ref *ref, int64_t timeout_
     Rdt__Pb__Store request = RDT__PB__STORE__INIT;
     Rdt__Pb__Ref message;
     ProtobufCMessage *reply;
-    enum rdt_status status = call_check_ref(conn, ref, err);
+    enum rdt_status status = call_wire_ref(conn, ref, &message, err);
 
     if (status != RDT_OK)
         return status;
-    wire_ref_from(ref, &message);
     request.ref = &message;
     request.timeout_ns = wire_timeout_ns(timeout_ns);
-    status = call_fds(conn, RDT_MSG_STORE, &request.base, -1, round_trip_deadline_ns(timeout_ns), &reply, NULL, err);
+    status = round_trip(conn, RDT_MSG_STORE, &request.base, timeout_ns, &reply, err);
     if (status == RDT_OK && file_p && file_bytes > 0)
         (void)snprintf(file_p, file_bytes, "%s", ((const Rdt__Pb__StoreReply *)reply)->file);
     if (status == RDT_OK)
@@ -138,21 +142,20 @@ static void prefix_timed_out(enum rdt_status status, const char *what, const str
 static enum rdt_status wait_freed(rdt *conn, Rdt__Pb__WaitFreed *request, int64_t timeout_ns, struct rdt_error *err)
 {
     request->timeout_ns = wire_timeout_ns(timeout_ns);
-    return call_fds(conn, RDT_MSG_WAIT_FREED, &request->base, -1, round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
+    return round_trip(conn, RDT_MSG_WAIT_FREED, &request->base, timeout_ns, NULL, err);
 }
 
 enum rdt_status rdt_wait_put(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, struct rdt_error *err)
 {
     Rdt__Pb__Wait request = RDT__PB__WAIT__INIT;
     Rdt__Pb__Ref message;
-    enum rdt_status status = call_check_ref(conn, ref, err);
+    enum rdt_status status = call_wire_ref(conn, ref, &message, err);
 
     if (status != RDT_OK)
         return status;
-    wire_ref_from(ref, &message);
     request.ref = &message;
     request.timeout_ns = wire_timeout_ns(timeout_ns);
-    status = call_fds(conn, RDT_MSG_WAIT, &request.base, -1, round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
+    status = round_trip(conn, RDT_MSG_WAIT, &request.base, timeout_ns, NULL, err);
     prefix_timed_out(status, ref->is_name ? "to be published" : "to be put", ref, err);
     return status;
 }
@@ -161,11 +164,10 @@ enum rdt_status rdt_wait_freed(rdt *conn, const struct rdt_ref *ref, int64_t tim
 {
     Rdt__Pb__WaitFreed request = RDT__PB__WAIT_FREED__INIT;
     Rdt__Pb__Ref message;
-    enum rdt_status status = call_check_ref(conn, ref, err);
+    enum rdt_status status = call_wire_ref(conn, ref, &message, err);
 
     if (status != RDT_OK)
         return status;
-    wire_ref_from(ref, &message);
     request.ref = &message;
     status = wait_freed(conn, &request, timeout_ns, err);
     prefix_timed_out(status, "to be freed", ref, err);
@@ -254,14 +256,13 @@ enum rdt_status rdt_wait_put_start(rdt *conn, const struct rdt_ref *ref, int64_t
     Rdt__Pb__Wait message = RDT__PB__WAIT__INIT;
     Rdt__Pb__Ref wire;
     rdt_request *request;
-    enum rdt_status status = call_check_ref(conn, ref, err);
+    enum rdt_status status = call_wire_ref(conn, ref, &wire, err);
 
     if (status != RDT_OK)
         return status;
     request = create_wait(conn, ref, ref->is_name ? "wait for a version of" : "wait for the put of", timeout_ns, err);
     if (!request)
         return RDT_NO_MEMORY;
-    wire_ref_from(ref, &wire);
     message.ref = &wire;
     message.timeout_ns = wire_timeout_ns(timeout_ns);
     return start_wait(request, RDT_MSG_WAIT, &message.base, request_p, err);
@@ -273,14 +274,13 @@ enum rdt_status rdt_wait_freed_start(rdt *conn, const struct rdt_ref *ref, int64
     Rdt__Pb__WaitFreed message = RDT__PB__WAIT_FREED__INIT;
     Rdt__Pb__Ref wire;
     rdt_request *request;
-    enum rdt_status status = call_check_ref(conn, ref, err);
+    enum rdt_status status = call_wire_ref(conn, ref, &wire, err);
 
     if (status != RDT_OK)
         return status;
     request = create_wait(conn, ref, "wait for the end of", timeout_ns, err);
     if (!request)
         return RDT_NO_MEMORY;
-    wire_ref_from(ref, &wire);
     message.ref = &wire;
     message.timeout_ns = wire_timeout_ns(timeout_ns);
     return start_wait(request, RDT_MSG_WAIT_FREED, &message.base, request_p, err);
@@ -317,13 +317,12 @@ enum rdt_status rdt_hand_on(rdt *conn, const struct rdt_ref *ref, int64_t grace_
 {
     Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
     Rdt__Pb__Ref wire;
-    enum rdt_status status = call_check_ref(conn, ref, err);
+    enum rdt_status status = call_wire_ref(conn, ref, &wire, err);
 
     if (status == RDT_OK && (ref->is_name || ref->generation == 0 || grace_ns <= 0))
         status = rdt_error_set(err, RDT_INVALID, "a ref that is handed on names one object, and its grace period is above 0");
     if (status != RDT_OK)
         return status;
-    wire_ref_from(ref, &wire);
     message.ref = &wire;
     message.transit_ns = grace_ns;
     return call(conn, RDT_MSG_HOLD, &message.base, CALL_TIMEOUT_NS, NULL, err);
@@ -335,7 +334,7 @@ static enum rdt_status start_hold(rdt *conn, const struct rdt_ref *ref, int64_t 
     Rdt__Pb__Hold message = RDT__PB__HOLD__INIT;
     Rdt__Pb__Ref wire;
     rdt_request *request;
-    enum rdt_status status = call_check_ref(conn, ref, err);
+    enum rdt_status status = call_wire_ref(conn, ref, &wire, err);
 
     if (status != RDT_OK)
         return status;
@@ -343,7 +342,6 @@ static enum rdt_status start_hold(rdt *conn, const struct rdt_ref *ref, int64_t 
     if (!request)
         return RDT_NO_MEMORY;
     request_make_hold(request);
-    wire_ref_from(ref, &wire);
     message.ref = &wire;
     message.timeout_ns = wire_timeout_ns(timeout_ns);
     message.takes_over = takes_over;
@@ -382,7 +380,7 @@ enum rdt_status rdt_hold(rdt *conn, const struct rdt_ref *ref, int64_t timeout_n
 static enum rdt_status fill_broadcast(const rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
                                       Rdt__Pb__Ref *wire, Rdt__Pb__Broadcast *message, struct rdt_error *err)
 {
-    enum rdt_status status = call_check_ref(conn, ref, err);
+    enum rdt_status status = call_wire_ref(conn, ref, wire, err);
 
     if (status == RDT_OK && (!group || !group[0]))
         status = rdt_error_set(err, RDT_INVALID, "a broadcast needs the name of a group");
@@ -391,7 +389,6 @@ static enum rdt_status fill_broadcast(const rdt *conn, const struct rdt_ref *ref
     if (status != RDT_OK)
         return status;
     rdt__pb__broadcast__init(message);
-    wire_ref_from(ref, wire);
     message->ref = wire;
     message->group = (char *)(uintptr_t)group;
     message->timeout_ns = wire_timeout_ns(timeout_ns);
@@ -407,7 +404,7 @@ enum rdt_status rdt_broadcast(rdt *conn, const struct rdt_ref *ref, const char *
 
     if (status != RDT_OK)
         return status;
-    return call_fds(conn, RDT_MSG_BROADCAST, &message.base, -1, round_trip_deadline_ns(timeout_ns), NULL, NULL, err);
+    return round_trip(conn, RDT_MSG_BROADCAST, &message.base, timeout_ns, NULL, err);
 }
 
 enum rdt_status rdt_broadcast_start(rdt *conn, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
@@ -433,10 +430,10 @@ static enum rdt_status fill_part(const rdt *conn, const struct rdt_ref *name, co
                                  struct rdt_error *err)
 {
     struct rdt_part_options own;
-    enum rdt_status status = call_check_ref(conn, name, err);
+    enum rdt_status status = call_wire_ref(conn, name, &wires[0], err);
 
     if (status == RDT_OK)
-        status = call_check_ref(conn, object, err);
+        status = call_wire_ref(conn, object, &wires[1], err);
     if (status == RDT_OK)
         status = options_copy(&own, sizeof own, options, err);
     if (status == RDT_OK && !name->is_name)
@@ -447,8 +444,6 @@ static enum rdt_status fill_part(const rdt *conn, const struct rdt_ref *name, co
         status = rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)own.visibility);
     if (status != RDT_OK)
         return status;
-    wire_ref_from(name, &wires[0]);
-    wire_ref_from(object, &wires[1]);
     message->name = &wires[0];
     message->object = &wires[1];
     message->visibility = (Rdt__Pb__Visibility)own.visibility;

@@ -58,11 +58,10 @@ static enum rdt_status stat_object(rdt *conn, const struct rdt_ref *ref, struct 
     Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
     Rdt__Pb__Ref message;
     ProtobufCMessage *answer;
-    enum rdt_status status = call_check_ref(conn, ref, err);
+    enum rdt_status status = call_wire_ref(conn, ref, &message, err);
 
     if (status != RDT_OK)
         return status;
-    wire_ref_from(ref, &message);
     request.ref = &message;
     status = call(conn, RDT_MSG_STAT, &request.base, CALL_TIMEOUT_NS, &answer, err);
     if (status != RDT_OK)

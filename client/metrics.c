@@ -40,6 +40,18 @@ static void family(const struct text *text, enum type type, const char *name, co
         fprintf(text->file, "# UNIT %s %s\n", name, unit);
 }
 
+struct family { /* one that has a sample for each row of a list */
+    const char *name, *unit, *help;
+    enum type type;
+};
+
+/* Returns the suffix of its samples. */
+static const char *begin(const struct text *text, const struct family *of)
+{
+    family(text, of->type, of->name, of->unit, of->help);
+    return of->type == COUNTER ? "_total" : "";
+}
+
 static void put_value(const struct text *text, const char *value)
 {
     for (const char *c = value; *c; c++) {
@@ -150,26 +162,27 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
     gauge(text, "rdtd_kept_sessions", "", "Sessions of clients that survive a restart of the daemon.", from->kept_sessions);
     gauge(text, "rdtd_waiting_sessions", "", "Sessions of an earlier daemon whose clients have not come back yet.",
           from->waiting_sessions);
-    gauge(text, "rdtd_kept_bytes", "bytes", "Their memory, whose descriptors the keeper has.", from->kept_bytes);
+    gauge(text, "rdtd_kept_bytes", "bytes", "Memory of kept objects, whose descriptors the keeper has.", from->kept_bytes);
     gauge(text, "rdtd_restored_objects", "", "Objects that the daemon found when it started.", from->restored_objects);
     counter(text, "rdtd_resumed_sessions", "", "Sessions of an earlier daemon to which their clients have come back.",
             from->resumed_sessions);
     counter(text, "rdtd_unkept_objects", "", "Objects that should survive, but were lost at the start or cannot be kept.",
             from->unkept_objects);
     gauge(text, "rdtd_stored_objects", "", "Objects in the storage directory.", from->stored_objects);
-    gauge(text, "rdtd_stored_names", "", "Names whose newest stored version is recorded there.", from->stored_names);
+    gauge(text, "rdtd_stored_names", "", "Names whose newest stored version is recorded in the storage directory.",
+          from->stored_names);
     gauge(text, "rdtd_stored_bytes", "bytes", "Files of stored objects, and of those that are being stored.",
           from->stored_bytes);
     gauge(text, "rdtd_storage_restored_objects", "", "Objects that the daemon found in the storage directory when it started.",
           from->storage_restored);
-    gauge(text, "rdtd_storage_bad_files", "", "Files there that the daemon could not use when it started.",
+    gauge(text, "rdtd_storage_bad_files", "", "Files in the storage directory that the daemon could not use when it started.",
           from->storage_bad_files);
     counter(text, "rdtd_stores", "", "Objects that were stored.", from->stores_done);
-    counter(text, "rdtd_stores_bytes", "", "Bytes that were written for them.", from->stores_bytes);
+    counter(text, "rdtd_stores_bytes", "", "Bytes that were written to store objects.", from->stores_bytes);
     counter(text, "rdtd_stores_failed", "", "Objects and versions of names that could not be stored.", from->stores_failed);
     counter(text, "rdtd_spilled_objects", "", "Stored objects whose memory was given up for their files.",
             from->spilled_objects);
-    counter(text, "rdtd_spilled_bytes", "", "The memory that these objects had.", from->spilled_bytes);
+    counter(text, "rdtd_spilled_bytes", "", "Memory of stored objects that was given up for their files.", from->spilled_bytes);
     gauge(text, "rdtd_shard_pending", "", "Versions of many parts that wait for parts.", from->shard_pending);
     counter(text, "rdtd_shard_versions", "", "Versions of many parts that became complete.", from->shard_versions);
     counter(text, "rdtd_shard_failures", "", "Versions of many parts that did not become complete.", from->shard_failures);
@@ -177,7 +190,7 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
     counter(text, "rdtd_memory_pool_misses", "", "Allocations that the free pool could not serve.", from->pool_misses);
     counter(text, "rdtd_memory_cache_hits", "", "Allocations that the region cache served.", from->cache_hits);
     gauge(text, "rdtd_replicas", "", "Replicas of other nodes' snapshots on this node.", from->replicas);
-    gauge(text, "rdtd_replica_bytes", "bytes", "Memory of these replicas.", from->replica_bytes);
+    gauge(text, "rdtd_replica_bytes", "bytes", "Memory of replicas of other nodes' snapshots.", from->replica_bytes);
     gauge(text, "rdtd_transfers_active", "", "Transfers that have not ended.", from->transfers_active);
     counter(text, "rdtd_transfers_fell_back", "",
             "Transfers by a slower transport than the nodes have, because a faster one was not usable.", from->fell_back);
@@ -186,7 +199,7 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
     counter(text, "rdtd_fetches_from_replicas", "", "Fetches that a replica on this node answered.",
             from->fetches_from_replicas);
     counter(text, "rdtd_pulls_redirected", "", "Pulls of other nodes that were sent to a replica elsewhere.", from->redirected);
-    counter(text, "rdtd_pulls_redirected_again", "", "Of these, pulls that had come back from another replica.",
+    counter(text, "rdtd_pulls_redirected_again", "", "Redirected pulls that had come back from another replica.",
             from->redirected_again);
     counter(text, "rdtd_slow_readers", "", "Reports that a node which reads a snapshot of this one is slow.",
             from->slow_readers);
@@ -257,23 +270,21 @@ static void put_process(const struct text *text, const Rdt__Pb__MetricsReply *fr
 
 static void put_directory(const struct text *text, const Rdt__Pb__MetricsReply *from)
 {
-    static const struct {
-        const char *name, *suffix, *unit, *help;
-        enum type type;
-    } families[] = {
-        {"rdtd_directory_nodes", "", "", "Nodes in the last good list of a provider of the node table.", GAUGE},
-        {"rdtd_directory_failing", "", "", "1 while the provider cannot be read.", GAUGE},
-        {"rdtd_directory_age_seconds", "", "seconds", "How long ago the provider was last read.", GAUGE},
-        {"rdtd_directory_errors", "_total", "", "Readings of the provider that failed.", COUNTER},
+    static const struct family families[] = {
+        {"rdtd_directory_nodes", "", "Nodes in the last good list of a provider of the node table.", GAUGE},
+        {"rdtd_directory_failing", "", "1 while the provider cannot be read.", GAUGE},
+        {"rdtd_directory_age_seconds", "seconds", "How long ago the provider was last read.", GAUGE},
+        {"rdtd_directory_errors", "", "Readings of the provider that failed.", COUNTER},
     };
 
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
-        family(text, families[f].type, families[f].name, families[f].unit, families[f].help);
+        const char *suffix = begin(text, &families[f]);
+
         for (size_t i = 0; i < from->n_providers; i++) {
             const Rdt__Pb__ProviderInfo *row = from->providers[i];
             const double values[] = {row->nodes, row->error[0] != '\0', row->age_ns < 0 ? -1 : (double)row->age_ns / 1e9,
                                      (double)row->errors};
-            sample(text, families[f].name, families[f].suffix, LABELS("source", row->source), values[f]);
+            sample(text, families[f].name, suffix, LABELS("source", row->source), values[f]);
         }
     }
 }
@@ -283,18 +294,20 @@ static void put_etcd(const struct text *text, const Rdt__Pb__EtcdInfo *etcd)
     const Rdt__Pb__EtcdInfo none = RDT__PB__ETCD_INFO__INIT;
 
     etcd = etcd ? etcd : &none;
-    gauge(text, "rdtd_directory_etcd_up", "", "1 while all nodes in etcd are known and changes are told.", etcd->up);
-    gauge(text, "rdtd_directory_etcd_revision", "", "The newest revision of etcd that was seen.", (uint64_t)etcd->revision);
-    gauge(text, "rdtd_directory_etcd_bad_keys", "", "Keys below the prefix that cannot be read.", etcd->bad_keys);
-    gauge(text, "rdtd_directory_etcd_names", "", "Published names that etcd has.", etcd->names);
+    gauge(text, "rdtd_directory_etcd_up", "", "1 while the daemon has read all nodes from etcd and receives their changes.",
+          etcd->up);
+    gauge(text, "rdtd_directory_etcd_revision", "", "The newest revision that etcd has reported.", (uint64_t)etcd->revision);
+    gauge(text, "rdtd_directory_etcd_bad_keys", "", "Keys below etcd_prefix that the daemon cannot read.", etcd->bad_keys);
+    gauge(text, "rdtd_directory_etcd_names", "", "Published names in etcd.", etcd->names);
     counter(text, "rdtd_directory_etcd_requests", "", "Requests to etcd.", etcd->requests);
     counter(text, "rdtd_directory_etcd_failures", "", "Requests to etcd that failed.", etcd->failures);
-    counter(text, "rdtd_directory_etcd_reconnects", "", "Endpoints of etcd that were turned to.", etcd->reconnects);
+    counter(text, "rdtd_directory_etcd_reconnects", "", "Times that the daemon turned to another endpoint of etcd.",
+            etcd->reconnects);
     counter(text, "rdtd_directory_etcd_leases_lost", "", "Leases of this node that expired.", etcd->leases_lost);
-    counter(text, "rdtd_directory_etcd_lists", "", "Times that all keys were read.", etcd->lists);
+    counter(text, "rdtd_directory_etcd_lists", "", "Times that the daemon read all keys from etcd.", etcd->lists);
     counter(text, "rdtd_directory_etcd_compactions", "",
             "Watches that ended because etcd had compacted what they had not sent.", etcd->compactions);
-    counter(text, "rdtd_directory_etcd_events", "", "Changes that etcd has told.", etcd->events);
+    counter(text, "rdtd_directory_etcd_events", "", "Changes that etcd has reported.", etcd->events);
     counter(text, "rdtd_directory_etcd_programs", "", "Times that rdtd-etcd was started.", etcd->programs);
 }
 
@@ -383,29 +396,26 @@ static void put_owners(const struct text *text, const struct pages *pages)
 static void put_nodes(const struct text *text, const struct pages *pages)
 {
     static const char *const states[] = {"idle", "connecting", "up", "backoff"};
-    static const struct {
-        const char *name, *suffix, *unit, *help;
-        enum type type;
-    } families[] = {
-        {"rdtd_node_up", "", "", "1 while the link to the node is up.", GAUGE},
-        {"rdtd_node_round_trip_seconds", "", "seconds", "Latest round trip on the link to the node.", GAUGE},
-        {"rdtd_node_received_bytes", "_total", "bytes", "Bytes of tensors that came from the node.", COUNTER},
-        {"rdtd_node_sent_bytes", "_total", "bytes", "Bytes of tensors that went to the node.", COUNTER},
+    static const struct family families[] = {
+        {"rdtd_node_up", "", "1 while the link to the node is up.", GAUGE},
+        {"rdtd_node_round_trip_seconds", "seconds", "Latest round trip on the link to the node.", GAUGE},
+        {"rdtd_node_received_bytes", "bytes", "Bytes of tensors that came from the node.", COUNTER},
+        {"rdtd_node_sent_bytes", "bytes", "Bytes of tensors that went to the node.", COUNTER},
     };
     uint64_t in_state[4] = {0};
 
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
+        const char *suffix = begin(text, &families[f]);
         unsigned n = 0;
 
-        family(text, families[f].type, families[f].name, families[f].unit, families[f].help);
         for (size_t i = 0; i < pages->n; i++) {
             for (size_t k = 0; k < pages->page[i]->n_peers && n < NODES_MAX; k++, n++) {
                 const Rdt__Pb__PeerInfo *node = pages->page[i]->peers[k];
                 const double values[] = {strcmp(node->state, "up") == 0, (double)node->rtt_ns / 1e9, (double)node->bytes_in,
                                          (double)node->bytes_out};
 
-                sample(text, families[f].name, families[f].suffix,
-                       LABELS("node", node->name, "address", node->address, "uuid", node->uuid), values[f]);
+                sample(text, families[f].name, suffix, LABELS("node", node->name, "address", node->address, "uuid", node->uuid),
+                       values[f]);
             }
         }
     }
@@ -438,30 +448,29 @@ static void put_device_family(const struct text *text, const struct pages *pages
 
 static void put_backends(const struct text *text, const struct pages *pages)
 {
-    static const struct {
-        const char *name, *suffix, *unit, *help;
-        enum type type;
-    } families[] = {
-        {"rdtd_transport_available", "", "", "1 if the transport can be used.", GAUGE},
-        {"rdtd_transport_operations_active", "", "", "Operations that the transport has not ended.", GAUGE},
-        {"rdtd_transport_bytes", "_total", "bytes", "Bytes that the transport moved.", COUNTER},
+    static const struct family families[] = {
+        {"rdtd_transport_available", "", "1 if the transport can be used.", GAUGE},
+        {"rdtd_transport_operations_active", "", "Operations that the transport has not ended.", GAUGE},
+        {"rdtd_transport_bytes", "bytes", "Bytes that the transport moved.", COUNTER},
     };
 
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
-        family(text, families[f].type, families[f].name, families[f].unit, families[f].help);
+        const char *suffix = begin(text, &families[f]);
+
         for (size_t i = 0; i < pages->n; i++) {
             for (size_t k = 0; k < pages->page[i]->n_backends; k++) {
                 const Rdt__Pb__BackendInfo *backend = pages->page[i]->backends[k];
                 const uint64_t values[] = {backend->available, backend->ops_active, backend->bytes};
 
                 if (strcmp(backend->kind, "transport") == 0)
-                    number(text, families[f].name, families[f].suffix, LABELS("transport", backend->name), values[f]);
+                    number(text, families[f].name, suffix, LABELS("transport", backend->name), values[f]);
             }
         }
     }
     put_device_family(text, pages, "rdtd_device_memory_used_bytes", "Memory of the device that the daemon has allocated.", 0);
-    put_device_family(text, pages, "rdtd_device_memory_limit_bytes", "The most that the daemon may allocate on the device.", 1);
-    put_device_family(text, pages, "rdtd_device_memory_pool_bytes", "The part of it in the free pool.", 2);
+    put_device_family(text, pages, "rdtd_device_memory_limit_bytes",
+                      "The most memory of the device that the daemon may allocate.", 1);
+    put_device_family(text, pages, "rdtd_device_memory_pool_bytes", "Memory of the device in the free pool.", 2);
 }
 
 /* ---- the whole ---- */

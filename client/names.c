@@ -43,7 +43,7 @@ enum rdt_status rdt_publish(rdt *conn, const char *name, const struct rdt_ref *o
     struct rdt_publish_options own;
     struct rdt_ref ref;
     ProtobufCMessage *reply;
-    enum rdt_status status = call_check_ref(conn, object, err);
+    enum rdt_status status = call_wire_ref(conn, object, &message, err);
 
     if (status == RDT_OK)
         status = options_copy(&own, sizeof own, options, err);
@@ -55,7 +55,6 @@ enum rdt_status rdt_publish(rdt *conn, const char *name, const struct rdt_ref *o
         status = rdt_error_set(err, RDT_INVALID, "ttl_ns is %lld: it must not be negative", (long long)own.ttl_ns);
     if (status != RDT_OK)
         return status;
-    wire_ref_from(object, &message);
     request.name = (ProtobufCBinaryData){ref.id_bytes, (uint8_t *)ref.id};
     request.ref = &message;
     request.visibility = (Rdt__Pb__Visibility)own.visibility;
@@ -76,14 +75,13 @@ enum rdt_status rdt_unpublish(rdt *conn, const struct rdt_ref *name, struct rdt_
 {
     Rdt__Pb__Unpublish request = RDT__PB__UNPUBLISH__INIT;
     Rdt__Pb__Ref message;
-    enum rdt_status status = call_check_ref(conn, name, err);
+    enum rdt_status status = call_wire_ref(conn, name, &message, err);
 
     if (status == RDT_OK && !name->is_name)
         status =
             rdt_error_set(err, RDT_INVALID, "this is the ref of an object, not of a name: make one with rdt_ref_from_name");
     if (status != RDT_OK)
         return status;
-    wire_ref_from(name, &message);
     request.name = &message;
     return call(conn, RDT_MSG_UNPUBLISH, &request.base, CALL_TIMEOUT_NS, NULL, err);
 }
