@@ -8,7 +8,7 @@ struct ctl;
 
 #ifdef RDT_HAVE_NCURSES
 #define CTL_TOP(X)                                                                                                       \
-    X(top, "", "shows clients, transfers and links by rate, again and again",                                            \
+    X(top, "", "shows clients, transfers and links by rate, and refreshes the view",                                     \
       "Keys: r sorts by rate, t by total, n by name; q quits. If the output is no terminal, or with --json, it prints\n" \
       "one table after --interval and ends. Sessions other than root's and the daemon's own user's see clients and\n"    \
       "transfers of their own user only.")
@@ -53,7 +53,7 @@ struct ctl;
       "Run `rdtctl perf --serve PORT` on the other node first, and open that port. Fetches objects of 4 KiB, 64 KiB\n"  \
       "and 64 MiB from there by each transport that both nodes have, into memory that is warm, and the same bytes\n"    \
       "by a plain TCP socket, and prints medians. --serve answers whoever connects, one at a time, until it is\n"       \
-      "interrupted; everybody may fetch its objects, which hold nothing.")                                              \
+      "interrupted; everybody may fetch its objects, which contain zeros.")                                             \
     X(drain, "", "lets the daemon run out of work before it is stopped",                                                \
       "From now on puts, publishes, groups and broadcasts fail with BUSY, and everything else goes on. Returns when\n"  \
       "no transfer runs and a stop would lose no object, that is when all that are left survive a restart; or\n"        \

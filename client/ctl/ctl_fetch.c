@@ -361,7 +361,7 @@ int ctl_fetch(struct ctl *ctl, int argc, char **argv)
         CTL_NAME_OPTIONS(name, "fetch the newest version of this name"),
         CTL_AFTER_OPTION(name),
         {'o', "output", CTL_TEXT, "FILE", "the file to write (required)", &fetch.output},
-        {0, "mode", CTL_CHOICE, "auto|share|copy", "share memory on this node or copy (auto)", &fetch.mode},
+        {0, "mode", CTL_CHOICE, "auto|share|copy", "share the memory on this node, or copy it (auto)", &fetch.mode},
         {0, "transport", CTL_TEXT, "NAME", "fetch by this transport only", &fetch.transport},
         {0, "group", CTL_TEXT, "NAME", "fetch within this group only", &fetch.group},
         {0, "least-path", CTL_TEXT, "PATH", "refuse slower paths: share, cow, copy, inline, direct or a transport",

@@ -33,7 +33,7 @@ static void print_provider(const Rdt__Pb__ProviderInfo *p)
     if (*p->error == '\0')
         return;
     if (p->age_ns < 0)
-        ctl_line("%s cannot be read: %s (it has named no node yet)", p->source, p->error);
+        ctl_line("%s cannot be read: %s (it has listed no node yet)", p->source, p->error);
     else
         ctl_line("%s cannot be read: %s (the list is %s old)", p->source, p->error, ctl_human_duration(p->age_ns, text));
 }
