@@ -42,6 +42,23 @@ static void print_candidates(const Rdt__Pb__TransferInfo *t)
         printf("  the choice was not recorded on this node\n");
 }
 
+/* Who sent which part, in order. A part that came twice, because it was under way when its node was left, counts twice. */
+static void print_sources(const Rdt__Pb__TransferInfo *t)
+{
+    char bytes[CTL_HUMAN_BYTES];
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < t->n_sources; i++)
+        sum += t->sources[i]->bytes;
+    for (size_t i = 0; i < t->n_sources; i++)
+        ctl_line("  from:      %s, %s (%.0f %%)%s%s", t->sources[i]->peer, ctl_human_bytes(t->sources[i]->bytes, bytes),
+                 sum ? 100.0 * (double)t->sources[i]->bytes / (double)sum : 0, *t->sources[i]->left ? ", left: " : "",
+                 t->sources[i]->left);
+    if (*t->reader)
+        ctl_line("  reader:    %s, with less than a third of the bytes that it could have had",
+                 strcmp(t->reader, "slow") == 0 ? "SLOW for half a second" : "LAGS for several chunks");
+}
+
 static void print(const Rdt__Pb__TransferInfo *t)
 {
     char id[160], state[32];
@@ -59,6 +76,7 @@ static void print(const Rdt__Pb__TransferInfo *t)
                  t->to_memory);
     if (*t->waits)
         ctl_line("  waits:     %s", t->waits);
+    print_sources(t);
     print_candidates(t);
     if (*t->error)
         ctl_line("  failed:    %s", t->error);

@@ -16,7 +16,8 @@ struct row {
     Rdt__Pb__HoldInfo info;
     const void *who;                     /* the holder; the row counts its holds of the kind info.kind */
     char text[3 * RDT_MAX_ID_BYTES + 1]; /* info.name or info.peer */
-    char sentence[3 * RDT_MAX_ID_BYTES + 96];
+    const struct replica_entry *replica; /* of a replica that is being filled */
+    char sentence[3 * RDT_MAX_ID_BYTES + 224];
 };
 
 struct holders {
@@ -166,6 +167,7 @@ static void add_replicas(struct holders *holders, const struct rpc *rpc, const s
         struct row *row = count_one(holders, entry->place.whole ? "replica" : "replica being filled", entry);
         row->info.count = 0;
         holders->counted--;
+        row->replica = entry;
         set_node(row, replica_entry_peer(entry)->uuid, replica_entry_peer(entry)->name);
     }
 }
@@ -242,7 +244,10 @@ static void say_row(const struct holders *holders, struct row *row, const struct
     else if (strcmp(kind, "replica") == 0)
         say(row, "node %s has a replica of it, which does not hold it", row->info.peer_name);
     else
-        say(row, "node %s is receiving a replica of it, which does not hold it", row->info.peer_name);
+        say(row, "node %s is receiving a replica of it from %s%s%s, which does not hold it", row->info.peer_name,
+            replica_entry_source(row->replica) ? "node " : "this node",
+            replica_entry_source(row->replica) ? replica_entry_source(row->replica)->name : "",
+            replica_entry_pace(row->replica));
 }
 
 /* ---- all rows ---- */

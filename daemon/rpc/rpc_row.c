@@ -253,6 +253,30 @@ Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_parts *p
     return part->kind ? row_memory(arena, part->kind) : row_transport(arena, part->transport);
 }
 
+/* The nodes that the fetch has left, and the present one. */
+static bool add_sources(struct arena *arena, const struct transfer_record *record, Rdt__Pb__TransferInfo *info)
+{
+    unsigned n = record->n_sources > 0 ? record->n_sources + 1 : 0;
+    Rdt__Pb__TransferSource *sources = arena_alloc(arena, (n + 1) * sizeof *sources);
+    Rdt__Pb__TransferSource **list = arena_alloc(arena, (n + 1) * sizeof *list);
+
+    if (!sources || !list)
+        return false;
+    for (unsigned i = 0; i < n; i++) {
+        bool left = i < record->n_sources;
+        rdt__pb__transfer_source__init(&sources[i]);
+        sources[i].peer = (char *)(left ? record->sources[i].peer : record->peer);
+        sources[i].left = (char *)(left ? record->sources[i].left : "");
+        sources[i].bytes = left                                       ? record->sources[i].bytes
+                           : record->bytes_done > record->source_from ? record->bytes_done - record->source_from
+                                                                      : 0;
+        list[i] = &sources[i];
+    }
+    info->n_sources = n;
+    info->sources = list;
+    return true;
+}
+
 Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_record *record)
 {
     Rdt__Pb__TransferInfo *info = arena_alloc(arena, sizeof *info);
@@ -275,7 +299,7 @@ Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_r
     }
     info->n_candidates = n;
     info->candidates = list;
-    return info;
+    return add_sources(arena, record, info) ? info : NULL;
 }
 
 static uint32_t transfers_in_group(const struct group *group)

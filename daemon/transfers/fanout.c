@@ -162,8 +162,8 @@ struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read 
     list_for_each (node, &fanout->places) {
         struct fanout_place *other = container_of(node, struct fanout_place, link);
         uint64_t cost;
-        if (other->below || other == reader->avoids ||
-            (other->pace != FANOUT_FAIR && reader->pace != FANOUT_SLOW) || (!other->whole && !receives(other)))
+        if (other->below || other == reader->avoids || (other->pace != FANOUT_FAIR && reader->pace != FANOUT_SLOW) ||
+            (!other->whole && !receives(other)))
             continue;
         cost = load(&other->readers, fanout, reader);
         if (!other->whole)

@@ -101,8 +101,9 @@ void replica_directory_object_ended(struct replica_directory *directory, const s
 bool replica_directory_wait(struct replica_directory *directory, uint64_t generation, struct replica_directory_waiter *waiter);
 
 const struct peer *replica_entry_peer(const struct replica_entry *entry);
-const struct peer *replica_entry_source(const struct replica_entry *entry); /* it receives from that node; NULL: from this one */
-const char *replica_entry_pace(const struct replica_entry *entry);          /* words for people; "": it is not slow */
+const struct peer *
+replica_entry_source(const struct replica_entry *entry);           /* it receives from that node; NULL: from this one */
+const char *replica_entry_pace(const struct replica_entry *entry); /* words for people; "": it is not slow */
 
 /* For stat: *cursor starts NULL; NULL at the end. */
 const struct replica_entry *replica_directory_next(const struct replica_directory *directory, uint64_t generation,

@@ -114,9 +114,9 @@ struct transfer_record {
     uint64_t source_from; /* bytes done when the present source began */
     const char *reader;   /* of a transfer to another node: how that takes it, "lags" or "slow"; NULL: no slower than others */
     uint64_t since_ns;    /* when it was requested */
-    uint64_t began_ns;   /* when the object was found and work began; 0: not yet */
-    uint64_t elapsed_ns; /* from began_ns to the end; 0: not ended */
-    struct order *order; /* in ordered queues: its ticket, until the transfer ends; NULL: none */
+    uint64_t began_ns;    /* when the object was found and work began; 0: not yet */
+    uint64_t elapsed_ns;  /* from began_ns to the end; 0: not ended */
+    struct order *order;  /* in ordered queues: its ticket, until the transfer ends; NULL: none */
     /* a reference; allocated with room for its candidates only; NULL: no path was chosen */
     struct path_decision *decision;
     enum rdt_status status; /* of error */

@@ -77,8 +77,8 @@ static unsigned asked_again, found_slow, lagged;
 
 /* With -p: what each node did in each step, and from which node it received. */
 enum { MOVES, SHARES, SLOW_MOVES, STALLS, ASKS, LEFT_ALONE, AWAY, WAITS, N_STATES };
-static const char *const state_names[N_STATES] = {
-    "moves", "moves_at_a_share", "moves_slowly", "lost_packet", "asks", "source_is_gone", "processor_is_away", "waits"};
+static const char *const state_names[N_STATES] = {"moves", "moves_at_a_share", "moves_slowly",      "lost_packet",
+                                                  "asks",  "source_is_gone",   "processor_is_away", "waits"};
 struct moment {
     uint8_t state;
     uint16_t source;

@@ -89,16 +89,16 @@ struct pull {
     uint8_t *own_metadata;
 
     /* Other fetches and nodes. */
-    bool joinable;               /* other fetches may join while PULL is not sent (coalescer.h) */
-    struct coalesced *coalesced; /* its requests, until they are answered; NULL: no other fetch can join */
-    struct deadline resume;      /* QUEUED: set when the transfer before it has been answered */
-    bool keeps;                  /* a snapshot becomes a replica on this node */
-    struct replica *replica;     /* the replica that it fills: a reference; NULL: none */
-    struct deadline unwanted;    /* set when the last other node has stopped pulling that replica */
-    bool no_redirect;            /* it has come back from another node's replica, or wants a certain path */
-    struct deadline patience;    /* at another node's replica: the next beat */
+    bool joinable;                           /* other fetches may join while PULL is not sent (coalescer.h) */
+    struct coalesced *coalesced;             /* its requests, until they are answered; NULL: no other fetch can join */
+    struct deadline resume;                  /* QUEUED: set when the transfer before it has been answered */
+    bool keeps;                              /* a snapshot becomes a replica on this node */
+    struct replica *replica;                 /* the replica that it fills: a reference; NULL: none */
+    struct deadline unwanted;                /* set when the last other node has stopped pulling that replica */
+    bool no_redirect;                        /* it has come back from another node's replica, or wants a certain path */
+    struct deadline patience;                /* at another node's replica: the next beat */
     unsigned silent_beats, silent_beats_max; /* in which that node said nothing, and in which it may */
-    bool came_back;              /* it has left the node `left`, and asks the owner's for another source */
+    bool came_back;                          /* it has left the node `left`, and asks the owner's for another source */
     uint8_t left[16];
     unsigned n_redirects;            /* how often it has come back */
     struct broadcast_member *member; /* this node's part of a broadcast (transfer_broadcast_member.c); NULL: none */

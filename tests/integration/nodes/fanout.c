@@ -6,7 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/call.h"
+#include "rdt.pb-c.h"
 #include "tests/support/cluster.h"
+#include "wire_ref.h"
 
 TestSuite(fanout, .timeout = 240);
 
@@ -178,6 +181,33 @@ Test(fanout, killed_relay_costs_nobody_else)
     end();
 }
 
+/* A reader's node says who sent which part, and why the first of the two was left. */
+static void must_explain_two_sources(unsigned i, const char *why)
+{
+    Rdt__Pb__Explain request = RDT__PB__EXPLAIN__INIT;
+    Rdt__Pb__Ref ref_message = RDT__PB__REF__INIT;
+    ProtobufCMessage *reply;
+    const Rdt__Pb__TransferInfo *info = NULL;
+    const Rdt__Pb__ListReply *list;
+
+    wire_ref_from(&ref, &ref_message);
+    request.ref = &ref_message;
+    must_ok(call(readers[i], RDT_MSG_EXPLAIN, &request.base, LONG, &reply, &err));
+    list = (const Rdt__Pb__ListReply *)reply;
+    for (size_t k = 0; k < list->n_transfers; k++) /* The node also has records of what it sends. */
+        if (!info && strcmp(list->transfers[k]->direction, "in") == 0)
+            info = list->transfers[k];
+    must(info != NULL);
+    must_say(info->n_sources == 2, "%zu sources", info->n_sources);
+    must(info->sources[0]->bytes > 0 && info->sources[1]->bytes > 0);
+    must(info->sources[0]->bytes + info->sources[1]->bytes >= BYTES);
+    must(strcmp(info->sources[0]->peer, info->sources[1]->peer) != 0);
+    must(strcmp(info->sources[1]->peer, info->peer) == 0);
+    must_say(strstr(info->sources[0]->left, why), "it was left: %s", info->sources[0]->left);
+    must(info->sources[1]->left[0] == '\0');
+    protobuf_c_message_free_unpacked(reply, NULL);
+}
+
 /* The relay is silent while its link stays up: its reader gives up sooner than the link does. */
 Test(fanout, frozen_relay_is_left)
 {
@@ -186,6 +216,7 @@ Test(fanout, frozen_relay_is_left)
     node_freeze(&c.node[1]);
     must_arrive(1);
     must_arrive(2);
+    must_explain_two_sources(1, "silent");
     node_thaw(&c.node[1]);
     must_arrive(0);
     end();
