@@ -3,7 +3,7 @@
  * strangers and both nodes are in this process. */
 #include <criterion/criterion.h>
 #include <netinet/in.h>
-#include <stdatomic.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <ucp/api/ucp.h>
@@ -12,8 +12,9 @@
 #include "tests/support/backend_host.h"
 #include "tests/support/rdtd.h"
 
-#define STRANGERS 160u /* more than the plug-in admits */
-#define SOON_MS 3000   /* less than a stranger may take to greet */
+#define STRANGERS 160u
+#define MAX_ADMITTED 128u /* MAX_STRANGERS of the plug-in */
+#define SOON_MS 3000      /* less than a stranger may take to greet */
 #define PATIENCE_MS 20000
 
 static struct rdt_error err;
@@ -46,15 +47,14 @@ static void strangers_begin(void)
     cr_assert_eq(ucp_worker_create(context, &worker_params, &worker), UCS_OK);
 }
 
-static void progress(unsigned ms)
+/* Works until the node has turned away as many strangers as it cannot admit, or the time is over. */
+static void await_refusals(unsigned n)
 {
-    for (unsigned i = 0; i < ms; i++) {
-        const struct timespec nap = {.tv_nsec = 1000000};
+    int64_t deadline_ns = now_ns() + patience(PATIENCE_MS * MSEC);
 
-        while (ucp_worker_progress(worker))
-            ;
-        (void)nanosleep(&nap, NULL);
-    }
+    while (n_failed < n && now_ns() < deadline_ns)
+        if (ucp_worker_progress(worker) == 0)
+            (void)sched_yield();
 }
 
 static void connect_strangers(const struct sockaddr_storage *address)
@@ -70,9 +70,10 @@ static void connect_strangers(const struct sockaddr_storage *address)
         };
 
         cr_assert_eq(ucp_ep_create(worker, &params, &endpoints[i]), UCS_OK);
-        progress(2);
+        while (ucp_worker_progress(worker))
+            ;
     }
-    progress(100);
+    await_refusals(STRANGERS - MAX_ADMITTED);
 }
 
 static void strangers_end(void)
@@ -87,7 +88,6 @@ static void strangers_end(void)
         if (UCS_PTR_IS_PTR(request))
             ucp_request_free(request);
     }
-    progress(50);
     ucp_worker_destroy(worker);
     ucp_cleanup(context);
 }
@@ -144,7 +144,7 @@ Test(ucx_strangers, many_keep_no_node_away)
     cr_assert_eq(wire_read_offer(blob, bytes, addresses, &n, token, &err), RDT_OK, "%s", err.msg);
     strangers_begin();
     connect_strangers(&addresses[0]);
-    cr_expect_gt(n_failed, 0, "all %u strangers are let in", STRANGERS);
+    cr_expect_geq(n_failed, STRANGERS - MAX_ADMITTED, "%u of %u strangers are let in", STRANGERS - n_failed, STRANGERS);
     cr_assert_eq(host_conn_join(&conns[0], &conns[1], &err), RDT_OK, "%s", err.msg);
     move_one(&conns[1], &conns[0]);
     for (unsigned i = 0; i < 2; i++)
