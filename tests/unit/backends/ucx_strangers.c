@@ -47,10 +47,10 @@ static void strangers_begin(void)
     cr_assert_eq(ucp_worker_create(context, &worker_params, &worker), UCS_OK);
 }
 
-/* Works until the node has turned away as many strangers as it cannot admit, or the time is over. */
+/* Works until the node has turned away as many strangers as it cannot admit, or some would be refused for not greeting in time. */
 static void await_refusals(unsigned n)
 {
-    int64_t deadline_ns = now_ns() + patience(PATIENCE_MS * MSEC);
+    int64_t deadline_ns = now_ns() + SOON_MS * MSEC;
 
     while (n_failed < n && now_ns() < deadline_ns)
         if (ucp_worker_progress(worker) == 0)
