@@ -4,17 +4,28 @@
 #include <string.h>
 
 #include "daemon/base/text.h"
+#include "daemon/objects/client.h"
 #include "daemon/objects/names_impl.h"
 
 #define EXPLAIN_MAX 256 /* the most names that are compared, because many waits may time out together */
 
+/* NULL: nothing is published under it. Not name_find, which may end the name, and with it the wait that is being explained. */
+static const struct name *find_published(const struct names *names, const struct owner *owner, const uint8_t *id,
+                                         size_t id_bytes)
+{
+    uint8_t key[OWNER_KEY_MAX_BYTES];
+    const struct name *name = map_get(&names->by_key, key, owner_key(key, owner, id, id_bytes));
+
+    return name && name->published && !(name->publisher && name->publisher->gone) ? name : NULL;
+}
+
 void names_explain_object(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,
                           const struct owner *requester, char *text, size_t size)
 {
-    const struct name *name = name_find(names, owner, id, id_bytes);
+    const struct name *name = find_published(names, owner, id, id_bytes);
 
     text[0] = '\0';
-    if (name && name->published && name_visible_to(name, requester))
+    if (name && name_visible_to(name, requester))
         (void)snprintf(text, size, "; there is a name \"%.*s\", which is fetched as a name (rdtctl --name, Ref.from_name)",
                        (int)id_bytes, (const char *)id);
 }
@@ -22,7 +33,7 @@ void names_explain_object(struct names *names, const struct owner *owner, const 
 void names_explain_name(struct names *names, struct object_table *objects, const struct owner *owner, const uint8_t *id,
                         size_t id_bytes, const struct owner *requester, char *text, size_t size)
 {
-    const struct name *name = name_find(names, owner, id, id_bytes);
+    const struct name *name = find_published(names, owner, id, id_bytes);
     struct rdt_ref ref = {.uid = owner->uid, .id_bytes = (uint8_t)id_bytes};
     struct object *object;
     unsigned compared = 0;
@@ -30,7 +41,7 @@ void names_explain_name(struct names *names, struct object_table *objects, const
     text[0] = '\0';
     memcpy(ref.id, id, id_bytes);
     text_copy(ref.tenant, sizeof ref.tenant, owner->tenant);
-    if (!(name && name->published) && object_table_find_any(objects, &ref, requester, false, &object, NULL) == RDT_OK) {
+    if (!name && object_table_find_any(objects, &ref, requester, false, &object, NULL) == RDT_OK) {
         (void)snprintf(text, size, "; there is an object \"%s\", which is fetched by its id, not as a name", ref.id);
         return;
     }

@@ -283,6 +283,7 @@ Test(names, name_with_a_lease_ends_with_its_publisher)
     struct client trainer = {0}, next = {0};
     struct waiting waiting[2];
     uint64_t version;
+    char text[200];
 
     client_init(&trainer, 6);
     client_init(&next, 7);
@@ -292,6 +293,8 @@ Test(names, name_with_a_lease_ends_with_its_publisher)
     cr_assert_eq(publish_until("v", RDT__PB__VISIBILITY__VISIBILITY_OWNER, &next, 0), 2u);
     wait_as(&waiting[1], "v", 2, &me);
     trainer.gone = true;
+    names_explain_name(&names, &table, &me, (const uint8_t *)"w", 1, &me, text, sizeof text);
+    cr_assert_eq(waiting[0].told, 0u, "a wait that is being explained must not end meanwhile");
     cr_assert_eq(look("w", 0, &version), RDT_AGAIN, "it has ended although its turn has not come");
     cr_assert_eq(waiting[0].status, RDT_OWNER_DIED);
     cr_assert(names_client_gone(&trainer, UINT64_MAX));
