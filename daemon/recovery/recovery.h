@@ -62,8 +62,8 @@ struct session_image {
     bool tensor_runs;
 };
 
-/* A hold of a restored session on an object of another node. It is the hold's `far`, so it is freed with the hold. Whoever takes
- * the hold again sets another release_far. */
+/* A hold of a restored session on an object of another node. It is the hold's `far`, so it is freed with the hold. Whoever
+ * takes the hold again sets another release_far. */
 struct far_record {
     struct list link; /* in recovery->far_holds; then it belongs to whoever takes the hold again */
     struct client *client;
