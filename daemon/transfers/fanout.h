@@ -15,17 +15,17 @@
  *   - A slow node is a leaf. Its source finds out (fanout_pace), because only the source knows that it had bytes which the
  *     reader did not take: a node behind a slow one takes bytes slowly too, but is not to blame. The reader is judged twice:
  *       LAGS   it took several chunks in succession at less than a third of the rate at which it could have had them. Nobody
- *              reads from it any more, until it is whole: its readers ask again, and so does the node itself, because its source
- *              may be the one to blame. This comes after about 4 chunks of a slow node, and costs a node that was not slow
- *              little.
+ *              reads from it any more, until it is whole: its readers ask again, and so does the node itself, because its
+ *              source may be the one to blame. This comes after about 4 chunks of a slow node, and costs a node that was not
+ *              slow little.
  *       SLOW   the same for half a second. It counts for later objects, too (FANOUT_SLOW_NS), and other slow nodes may
  *              read from it.
  *     A node whose processors are shared stands still for a while, but takes chunks quickly in between: it does not lag.
  *   - The owner has all bytes, so it knows at what rate a reader could have had them only from earlier sends, or from another
  *     reader. If it does not know, it has others read from it for a while, one after the other (fanout_compare).
  *   - A reader whose source died or froze asks again and says how many bytes it has (fanout_left). It gets a source anew, never
- *     one that reads from it, and goes on from there. The readers behind it notice nothing. The source that was left lags: if it
- *     only stood still, it comes back at the end of the chain.
+ *     one that reads from it, and goes on from there. The readers behind it notice nothing. The source that was left lags:
+ *     if it only stood still, it comes back at the end of the chain.
  *
  * So a node costs another one at most: its death the time until its reader notices it, its slowness the time until its
  * source notices it, and both only once, because a node that was left is no source again. Slow nodes in one chain are found
@@ -116,7 +116,8 @@ void fanout_left(struct fanout_place *reader, fanout_ask_again *ask_again, void 
  * read from the owner for a while, one after the other, so that fanout_pace can judge both. */
 void fanout_compare(struct fanout_place *first, uint64_t sent, fanout_ask_again *ask_again, void *arg);
 
-/* The node of this place lags or is slow, as its source says. Those that must have another source now are asked to ask again. */
+/* The node of this place lags or is slow, as its source says. Those that must have another source now are asked to ask
+ * again. */
 void fanout_demote(struct fanout_place *place, enum fanout_verdict pace, fanout_ask_again *ask_again, void *arg);
 
 /* ---- how a source finds out that a reader is slow ---- */

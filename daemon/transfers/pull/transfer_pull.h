@@ -214,7 +214,8 @@ void transfer_in_early(struct transfer *transfer);
 
 /* The largest object that comes in the owner's answer. For a reader with its own memory, and where connections for data are
  * encrypted as the link is, that saves two threads' wake-ups up to RDT_PEER_INLINE_MAX_BYTES; on a trusted network the
- * transport is faster from RDT_INLINE_MAX_BYTES on, and without own memory the bytes are passed to the client in a message. */
+ * transport is faster from RDT_INLINE_MAX_BYTES on, without own memory the bytes are passed to the client in a message, and
+ * memory that lacks pages is counted by a worker before it is filled. */
 uint64_t transfer_inline_max(const struct transfer *transfer);
 
 /* ---- moving (transfer_move.c) ---- */

@@ -148,8 +148,11 @@ static bool map_targets(const struct target *target)
 
 uint64_t transfer_inline_max(const struct transfer *transfer)
 {
-    return transfer->target && !transfer->transfers->options->trusted_network ? RDT_PEER_INLINE_MAX_BYTES
-                                                                              : RDT_INLINE_MAX_BYTES;
+    const struct target *target = transfer->target;
+
+    if (!target || transfer->transfers->options->trusted_network || region_fill_is_needed(target->uses, target->n))
+        return RDT_INLINE_MAX_BYTES;
+    return RDT_PEER_INLINE_MAX_BYTES;
 }
 
 /* The reader's targets say what it will get. Where a two-sided transport is connected, the receives can be

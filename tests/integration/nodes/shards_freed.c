@@ -31,8 +31,8 @@ static struct rdt_ref put_half(rdt *conn, uint32_t rank)
     return ref;
 }
 
-/* A reader still has the part, so nobody is told of its end (shards_ends.c) before the last part comes. All ranks are told then,
- * and nothing with a hole becomes visible. */
+/* A reader still has the part, so nobody is told of its end (shards_ends.c) before the last part comes. Then all ranks are
+ * told, and nothing with a hole becomes visible. */
 static void freed_part_fails_the_version(unsigned node)
 {
     struct rdt_stat stat = {0};

@@ -47,7 +47,8 @@ static void strangers_begin(void)
     cr_assert_eq(ucp_worker_create(context, &worker_params, &worker), UCS_OK);
 }
 
-/* Works until the node has turned away as many strangers as it cannot admit, or some would be refused for not greeting in time. */
+/* Works until the node has turned away as many strangers as it cannot admit, or some would be refused for not greeting in
+ * time. */
 static void await_refusals(unsigned n)
 {
     int64_t deadline_ns = now_ns() + SOON_MS * MSEC;
