@@ -213,7 +213,11 @@ void fanout_left(struct fanout_place *reader, fanout_ask_again *ask_again, void 
 
     reader->spares_owner = true;
     enter(reader, NULL);
-    if (source && !asked)
+    if (!source || asked)
+        return;
+    if (source->whole) /* Nothing would end that it lags: it becomes whole once only. */
+        reader->avoids = source;
+    else
         fanout_demote(source, FANOUT_LAGS, ask_again, arg);
 }
 

@@ -109,7 +109,7 @@ void fanout_serve_here(struct fanout_place *place); /* it reads from the owner's
 struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read *can_read, void *arg);
 
 /* The reader has left its source, and asks again: fanout_choose comes next. Unless it was asked to, its source stood still or
- * ended, and lags from now on. */
+ * ended, and lags from now on. If that is whole, this reader avoids it, and the others find out themselves. */
 void fanout_left(struct fanout_place *reader, fanout_ask_again *ask_again, void *arg);
 
 /* The owner's node, which does not know yet what a reader could take from it, has sent so many bytes to this one. Has others

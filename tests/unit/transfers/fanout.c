@@ -165,6 +165,18 @@ Test(fanout_decides, whole_node_is_a_source_again)
     cr_assert_eq(join(3, false), &places[0]);
 }
 
+/* It may have stood still for a moment, and nothing would tell the owner later that it is well. */
+Test(fanout_decides, whole_node_that_a_reader_left_stays_a_source_of_others)
+{
+    begin(3);
+    fanout_set_whole(&places[0]);
+    fanout_left(&places[1], on_ask_again, NULL);
+    cr_assert_eq(fanout_choose(&places[1], can_read, NULL), NULL, "the one that left does not go back");
+    cr_assert_eq(n_asked, 0);
+    cr_assert_eq(places[0].pace, FANOUT_FAIR);
+    cr_assert_eq(join(3, false), &places[0]);
+}
+
 Test(fanout_decides, reader_that_comes_back_spares_an_idle_owner)
 {
     begin(3);
