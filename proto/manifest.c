@@ -21,8 +21,11 @@ static enum rdt_status read_layout(const Rdt__Pb__Manifest *message, const size_
                                    const Rdt__Pb__ManifestLayout *from, struct manifest_layout *to, struct rdt_error *err)
 {
     struct layout *layout;
-    enum rdt_status status = layout_from_wire(from->tensors, &to->layout, err);
+    enum rdt_status status;
 
+    if (from->tensors && from->tensors->n_run > 0) /* a few bytes could stand for gigabytes */
+        return rdt_error_set(err, RDT_INVALID, "a layout of the manifest has runs of tensors");
+    status = layout_from_wire(from->tensors, &to->layout, err);
     if (status != RDT_OK)
         return status;
     layout = to->layout;
