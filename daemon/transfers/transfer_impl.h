@@ -8,7 +8,7 @@
  *
  *   room         transfers, transfer_peer, fetch > transfer_seek
  *   members      transfer_broadcast_member
- *   pull         transfer_in, _ask, _way, _move, _replica, _subpull
+ *   pull         transfer_in, _ask, _move, _replica, _subpull > _way
  *   broadcast    transfer_broadcast, transfer_broadcast_move
  *   serve        serve_pull > serve_answer > serve_send > serve_pace > serve -> serve_events: broadcast
  *   local        transfer_local > transfer_local_copy
@@ -19,7 +19,7 @@
  *   connections  transfer_group > peer_transport > peer_session              -> connection_events: pull, serve
  *   parts        transfer_record, transfer_destination, transfer_staging, reservation > fanout
  *
- * `serve` is the owner's side of a pull, `pull` the reader's. The files of pull call each other in a circle
+ * `serve` is the owner's side of a pull, `pull` the reader's. Five files of pull call each other in a circle
  * because the states of a pull do: an attempt that fails goes back from moving to asking. */
 #ifndef DAEMON_TRANSFER_IMPL_H
 #define DAEMON_TRANSFER_IMPL_H

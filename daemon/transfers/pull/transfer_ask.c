@@ -137,7 +137,8 @@ void transfer_in_ask(struct transfer *transfer)
     if (!transfer->wish.meta_only && !transfer->subpull.parent && !subpulls_wanted_here(transfer) && transfer->target) {
         struct transfers *transfers = transfer->transfers;
         uint64_t id = transfer->id;
-        transfer_in_early(transfer);
+        if (transfer_in_early(transfer))
+            transfer_in_move(transfer);
         if (map_get_u64(&transfers->by_id, id) != transfer || transfer->sm.state == TRANSFER_ABORT)
             return; /* A receive could not be posted, and the transfer has failed. */
     }

@@ -11,7 +11,7 @@
  *   transfer_subpull.c    splits a pull of an object in several kinds of memory into sub-pulls
  *   transfer_replica.c    replicas: fills one, is served by one, is redirected to one on another node and comes back
  *
- * Six of them use one another in a circle (the list of tests/check-layers): an attempt that fails while it moves is asked for
+ * Five of them use one another in a circle (the list of tests/check-layers): an attempt that fails while it moves is asked for
  * again from the start, and a sub-pull goes through all steps of a pull within one.
  */
 #ifndef DAEMON_TRANSFER_PULL_H
@@ -209,8 +209,9 @@ enum rdt_status transfer_in_choose(struct transfer *transfer, bool has_inline, s
 bool transfer_in_path_is_coming(struct transfer *transfer);
 void transfer_in_take_path(struct transfer *transfer); /* uses the path that was chosen */
 
-/* With targets: posts the receives before PULL, if the path allows that. */
-void transfer_in_early(struct transfer *transfer);
+/* With targets: whether the receives can be posted before PULL. true: the path is taken and the memory reserved, so the caller
+ * goes on with transfer_in_move; false: nothing has changed. */
+bool transfer_in_early(struct transfer *transfer);
 
 /* The largest object that comes in the owner's answer. For a reader with its own memory, and where connections for data are
  * encrypted as the link is, that saves two threads' wake-ups up to RDT_PEER_INLINE_MAX_BYTES; on a trusted network the

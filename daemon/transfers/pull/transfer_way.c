@@ -157,14 +157,14 @@ uint64_t transfer_inline_max(const struct transfer *transfer)
 
 /* The reader's targets say what it will get. Where a two-sided transport is connected, the receives can be
  * posted before PULL is sent, and the owner does not wait for a second message. */
-void transfer_in_early(struct transfer *transfer)
+bool transfer_in_early(struct transfer *transfer)
 {
     const struct path_candidate *chosen;
     struct rdt_error err = {0};
 
     (void)snprintf(transfer->pull.answer.memory, sizeof transfer->pull.answer.memory, "host");
     if (layout_packed(transfer->target->layout, &transfer->packed, &transfer->stream_bytes, &err) != RDT_OK)
-        return;
+        return false;
     if (transfer->stream_bytes > transfer_inline_max(transfer) && transfer_in_choose(transfer, false, &err) == RDT_OK) {
         const struct transport *transport;
         chosen = record_chosen(&transfer->record);
@@ -175,10 +175,8 @@ void transfer_in_early(struct transfer *transfer)
             !order_wanted(transfer, peer_transport_find(transfer->pull.peer, chosen->name))) {
             transfer_in_take_path(transfer);
             if (transfer_plan(transfer, &err) == RDT_OK && transfer_staging_is_small(transfer) &&
-                transfer_reserve_staging(transfer, NULL, &err) == RDT_OK) {
-                transfer_in_move(transfer);
-                return;
-            }
+                transfer_reserve_staging(transfer, NULL, &err) == RDT_OK)
+                return true;
             free(transfer->pull.plan);
             transfer->pull.plan = NULL;
             list_remove(&transfer->pull.by_connection);
@@ -188,4 +186,5 @@ void transfer_in_early(struct transfer *transfer)
     free(transfer->packed);
     transfer->packed = NULL;
     transfer->stream_bytes = 0;
+    return false;
 }
