@@ -9,6 +9,7 @@
 struct shard_check {
     struct work work;
     struct version *version; /* NULL: it has ended meanwhile */
+    version_checked on_checked;
     struct shard_cover cover;
     uint32_t of;
     bool running;
@@ -19,13 +20,14 @@ struct shard_check {
     struct shard_row rows[]; /* [of] */
 };
 
-bool version_check_init(struct version *version)
+bool version_check_init(struct version *version, version_checked on_checked)
 {
     struct shard_check *check = calloc(1, sizeof *check + version->of * sizeof check->rows[0]);
 
     if (!check)
         return false;
     check->version = version;
+    check->on_checked = on_checked;
     check->of = version->of;
     shard_cover_init(&check->cover);
     version->check = check;
@@ -82,7 +84,7 @@ static void done(struct work *work)
 
     if (version) {
         version->check = NULL;
-        version_checked(version, check->manifest, check->manifest_bytes, &check->err);
+        check->on_checked(version, check->manifest, check->manifest_bytes, &check->err);
     }
     free(check->manifest);
     free(check);

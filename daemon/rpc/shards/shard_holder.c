@@ -137,3 +137,25 @@ enum rdt_status version_check_held(const struct version *version, struct rdt_err
     }
     return RDT_OK;
 }
+
+static bool lacks(const struct version *version, uint32_t rank)
+{
+    const struct part *part = version->parts[rank];
+
+    return !part || ((version->state == VERSION_COMPLETE || version->n_parts == version->of) && !part->held);
+}
+
+void version_list_ranks(const struct version *version, char *text_p, size_t size)
+{
+    unsigned n = 0;
+    size_t at = 0;
+
+    text_p[0] = '\0';
+    for (uint32_t i = 0; i < version->of; i++) {
+        if (!lacks(version, i) || n++ >= 16)
+            continue;
+        at += (size_t)snprintf(text_p + at, size - at, "%s%u", at > 0 ? " " : "", i);
+    }
+    if (n > 16)
+        (void)snprintf(text_p + at, size - at, " ... (%u in all)", n);
+}

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is known of the versions of a name, for the reply of SHARDS. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
@@ -49,28 +48,6 @@ enum rdt_status shards_view(const struct shards *shards, const struct owner *own
         reply->pending[reply->n_pending++] = row;
     }
     return RDT_OK;
-}
-
-static bool lacks(const struct version *version, uint32_t rank)
-{
-    const struct part *part = version->parts[rank];
-
-    return !part || ((version->state == VERSION_COMPLETE || version->n_parts == version->of) && !part->held);
-}
-
-void version_list_ranks(const struct version *version, char *text_p, size_t size)
-{
-    unsigned n = 0;
-    size_t at = 0;
-
-    text_p[0] = '\0';
-    for (uint32_t i = 0; i < version->of; i++) {
-        if (!lacks(version, i) || n++ >= 16)
-            continue;
-        at += (size_t)snprintf(text_p + at, size - at, "%s%u", at > 0 ? " " : "", i);
-    }
-    if (n > 16)
-        (void)snprintf(text_p + at, size - at, " ... (%u in all)", n);
 }
 
 void shards_each(const struct shards *shards, void (*each)(void *arg, const struct shard_state *state), void *arg)

@@ -71,6 +71,7 @@ static void name_settle(struct shard_name *name)
 
 static void settle(struct deadline *deadline);
 static void on_manifest_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why);
+static void on_checked(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
 
 static struct version *version_new(struct shard_name *name, const struct shard_part *part, struct account *account)
 {
@@ -80,7 +81,7 @@ static struct version *version_new(struct shard_name *name, const struct shard_p
         version->of = part->of;
         version->parts = calloc(part->of, sizeof(struct part *));
     }
-    if (!version || !version->parts || !version_check_init(version)) {
+    if (!version || !version->parts || !version_check_init(version, on_checked)) {
         if (version)
             free(version->parts);
         free(version);
@@ -233,7 +234,7 @@ static void overtake(struct version *version)
     }
 }
 
-void version_checked(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err)
+static void on_checked(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err)
 {
     struct shard_name *name = version->name;
     uint64_t number = 0;

@@ -3,7 +3,7 @@
  *
  *   rpc_shards.c       the requests
  *   shards.c           names and versions: from the first part of a step to its end
- *   shard_holder.c     the holds on the parts
+ *   shard_holder.c     the holds on the parts, and which parts lack one
  *   shard_cover.c      whether the parts cover every tensor once
  *   shard_check.c      has a worker find that out, and write the manifest
  *   shard_manifest.c   the manifest of a complete version
@@ -76,21 +76,18 @@ bool version_is_current(const struct version *version);
 struct version *version_restore(struct shards *shards, const struct shard_part *first, struct object *manifest);
 void version_free(struct version *version); /* all its calls have been answered */
 
-/* The ranks whose parts are not there, or lost, as struct shard_state.ranks has them. */
-void version_list_ranks(const struct version *version, char *text_p, size_t size); /* shard_view.c */
+/* ---- shard_check.c ---- */
 
 /* The worker has ended. err->status OK: the boxes cover every tensor once, and `packed`, borrowed, is the manifest without what
  * its version says of itself, with MANIFEST_TAIL_BYTES of room behind it. */
-void version_checked(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
+typedef void (*version_checked)(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
 
-/* ---- shard_check.c ---- */
-
-bool version_check_init(struct version *version); /* false: no memory */
+bool version_check_init(struct version *version, version_checked on_checked); /* false: no memory */
 void version_check_fini(struct version *version);
 /* Notes the boxes of a part, which boxes_read has checked. */
 enum rdt_status version_check_add(struct version *version, const struct shard_part *part, const struct layout *layout,
                                   const Rdt__Pb__Boxes *boxes, struct rdt_error *err);
-void version_check_start(struct version *version); /* version_checked follows; does nothing if it was started */
+void version_check_start(struct version *version); /* on_checked follows; does nothing if it was started */
 
 /* ---- shard_holder.c ---- */
 
@@ -103,6 +100,9 @@ enum rdt_status version_hold_part(struct version *version, struct part *part, st
 
 /* Whether all parts are still held: a forced free ends the holds of others, too. FREED names the first rank that has none. */
 enum rdt_status version_check_held(const struct version *version, struct rdt_error *err);
+
+/* The ranks whose parts are not there, or lost, as struct shard_state.ranks has them. */
+void version_list_ranks(const struct version *version, char *text_p, size_t size);
 
 /* ---- shard_manifest.c ---- */
 
