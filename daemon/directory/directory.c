@@ -1,50 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When each provider reads, and how the table is merged from their lists. */
+/* When each provider reads its source. */
 #include "daemon/directory/directory.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/text.h"
 #include "daemon/directory/directory_impl.h"
 
 #define FILE_INTERVAL_NS INT64_C(1000000000)
 #define DNS_INTERVAL_NS INT64_C(5000000000)
 
 static const struct {
-    const char *name, *key;
-    size_t option;
     int64_t interval_ns; /* 0: it is not read, but tells */
     enum rdt_status (*read)(struct directory_reading *, struct rdt_error *);
 } sources[DIRECTORY_SOURCES] = {
-    [DIRECTORY_FILE] = {"file", "nodes", offsetof(struct options, nodes), FILE_INTERVAL_NS, directory_read_file},
-    [DIRECTORY_DNS] = {"dns", "nodes_dns", offsetof(struct options, nodes_dns), DNS_INTERVAL_NS, directory_read_dns},
-    [DIRECTORY_ETCD] = {"etcd", "etcd_endpoints", offsetof(struct options, etcd_endpoints), 0, NULL},
+    [DIRECTORY_FILE] = {FILE_INTERVAL_NS, directory_read_file},
+    [DIRECTORY_DNS] = {DNS_INTERVAL_NS, directory_read_dns},
+    [DIRECTORY_ETCD] = {0, NULL},
 };
-
-const char *directory_source_name(enum directory_source source)
-{
-    return source < DIRECTORY_SOURCES ? sources[source].name : "met";
-}
-
-const char *directory_source_key(enum directory_source source)
-{
-    return sources[source].key;
-}
-
-const char *directory_source_from(const struct directory *directory, enum directory_source source)
-{
-    return *(char *const *)(const void *)((const char *)directory->options + sources[source].option);
-}
 
 static const char *argument_of(const struct directory_provider *provider)
 {
     return directory_source_from(provider->directory, provider->source);
 }
-
-/* ---- the table ---- */
 
 static struct node_entry *copy_of(const struct node_entry *from)
 {
@@ -55,50 +34,6 @@ static struct node_entry *copy_of(const struct node_entry *from)
         (*last)->next = NULL;
     }
     return first;
-}
-
-static const struct node_entry *find_address(const struct node_entry *entry, const char *address)
-{
-    while (entry && strcmp(entry->address, address) != 0)
-        entry = entry->next;
-    return entry;
-}
-
-static void merge(struct directory *directory)
-{
-    struct node_entry *table = NULL, **last = &table;
-
-    for (unsigned i = 0; i < DIRECTORY_SOURCES; i++)
-        for (const struct node_entry *entry = directory->providers[i].nodes; entry; entry = entry->next) {
-            if (i > 0 && find_address(table, entry->address))
-                continue;
-            *last = malloc(sizeof **last);
-            if (!*last) {
-                log_error("no memory for the node table, which stays as it is");
-                options_free_nodes(table);
-                return;
-            }
-            **last = *entry;
-            (*last)->next = NULL;
-            last = &(*last)->next;
-        }
-    if (options_same_nodes(table, directory->table)) {
-        options_free_nodes(table);
-        return;
-    }
-    options_free_nodes(directory->table);
-    directory->table = table;
-    if (directory->peers)
-        peers_set_nodes(directory->peers, table);
-}
-
-enum directory_source directory_source_of(const struct directory *directory, const struct peer *peer)
-{
-    for (unsigned i = 0; i < DIRECTORY_SOURCES; i++)
-        for (const struct node_entry *entry = directory->providers[i].nodes; entry; entry = entry->next)
-            if (peer_is_listed_as(peer, entry))
-                return (enum directory_source)i;
-    return DIRECTORY_SOURCES;
 }
 
 /* ---- reading ---- */
@@ -117,31 +52,6 @@ static void reading_free(struct directory_reading *reading)
     free(reading);
 }
 
-void directory_note(struct directory_provider *provider, const struct rdt_error *err)
-{
-    const char *name = sources[provider->source].name;
-    bool failed = provider->error[0] != '\0';
-
-    if (err) {
-        if (!failed || (sources[provider->source].read && strncmp(provider->error, err->msg, sizeof provider->error - 1) != 0))
-            log_warn("directory %s: %s; the nodes that it named last stay known", name, err->msg);
-        provider->errors++;
-        text_copy(provider->error, sizeof provider->error, err->msg);
-        return;
-    }
-    if (failed)
-        log_info("directory %s: it can be read again", name);
-    provider->error[0] = '\0';
-    provider->confirmed_ns = uv_hrtime();
-}
-
-void directory_take(struct directory_provider *provider, struct node_entry *take_nodes)
-{
-    options_free_nodes(provider->nodes);
-    provider->nodes = take_nodes;
-    merge(provider->directory);
-}
-
 static void take(struct directory_provider *provider, struct directory_reading *reading)
 {
     directory_note(provider, reading->status == RDT_OK ? NULL : &reading->err);
@@ -157,7 +67,7 @@ static void take(struct directory_provider *provider, struct directory_reading *
 static void wait_for_next(struct directory_provider *provider)
 {
     if (!deadline_set(provider->directory->deadlines, &provider->next, sources[provider->source].interval_ns))
-        log_error("directory %s: no memory for a timer: it is not read again", sources[provider->source].name);
+        log_error("directory %s: no memory for a timer: it is not read again", directory_source_name(provider->source));
 }
 
 static void on_read(struct work *work)
@@ -241,7 +151,7 @@ void directory_reload(struct directory *directory)
 {
     for (unsigned i = 0; i < DIRECTORY_SOURCES; i++)
         begin(&directory->providers[i]);
-    merge(directory);
+    directory_merge(directory);
 }
 
 void directory_close(struct directory *directory, bool comes_back)

@@ -33,10 +33,11 @@ void directory_etcd_begin(struct directory_provider *provider);                 
 bool directory_tell_name(struct directory *directory, const Rdt__Pb__EtcdName *message); /* false: it was not sent */
 void directory_etcd_close(struct directory *directory, bool comes_back);
 
-/* ---- directory.c ---- */
+/* ---- directory_table.c ---- */
 
 /* A provider has succeeded, or err says why not. */
 void directory_note(struct directory_provider *provider, const struct rdt_error *err);
 void directory_take(struct directory_provider *provider, struct node_entry *take_nodes); /* its new list */
+void directory_merge(struct directory *directory); /* makes the table anew, and gives it to peers/ */
 
 #endif
