@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which nodes are the homes of a name, and the messages between nodes about names. */
+/* The messages of other nodes about names, and the start and end of everything about names. */
 #include "daemon/directory/directory_names.h"
 
 #include <string.h>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
@@ -15,23 +12,6 @@
 
 #define TICK_NS INT64_C(1000000000)
 
-bool directory_names_active(const struct directory_names *all)
-{
-    const struct options *options = all->options;
-
-    return all->peers && (names_in_etcd(all) ||
-                          (strcmp(options->names, "nodes") == 0 &&
-                           (options->nodes[0] != '\0' || options->nodes_dns[0] != '\0' || options->etcd_endpoints[0] != '\0')));
-}
-
-const char *directory_names_silence(const struct directory_names *all)
-{
-    if (!names_in_etcd(all))
-        return "the nodes that would know the name have not answered";
-    return all->etcd_up ? "etcd, which decides who has the name, has not answered"
-                        : "etcd, which decides who has the name, cannot be asked (rdtctl nodes says why)";
-}
-
 bool ref_is_unplaced(const struct rdt_ref *ref)
 {
     static const uint8_t nobody[16];
@@ -39,85 +19,7 @@ bool ref_is_unplaced(const struct rdt_ref *ref)
     return ref->is_name && ref->address[0] == '\0' && memcmp(ref->node, nobody, sizeof nobody) == 0;
 }
 
-void name_key_make(struct name_key *key_p, const struct owner *owner, const uint8_t *id, size_t id_bytes)
-{
-    memset(key_p, 0, sizeof *key_p);
-    key_p->owner = *owner;
-    key_p->id_bytes = id_bytes;
-    memcpy(key_p->id, id, id_bytes);
-    key_p->bytes = owner_key(key_p->packed, owner, id, id_bytes);
-}
-
-/* ---- homes ---- */
-
-/* The result is the same on every node. */
-static uint64_t hash_of(const struct name_key *key)
-{
-    return XXH3_64bits(key->packed, key->bytes);
-}
-
-static uint64_t weight(uint64_t hash, const uint8_t uuid[16])
-{
-    return XXH3_64bits_withSeed(uuid, 16, hash);
-}
-
-static void consider(struct name_homes *homes, uint64_t weights[NAMES_HOMES], struct peer *peer, uint64_t of)
-{
-    unsigned at = homes->n;
-
-    while (at > 0 && weights[at - 1] < of)
-        at--;
-    if (at == NAMES_HOMES)
-        return;
-    if (homes->n < NAMES_HOMES)
-        homes->n++;
-    for (unsigned i = homes->n - 1; i > at; i--) {
-        homes->peer[i] = homes->peer[i - 1];
-        weights[i] = weights[i - 1];
-    }
-    homes->peer[at] = peer;
-    weights[at] = of;
-}
-
-/* Of this node and the nodes of the table that were met at least once. */
-void names_homes_of(const struct directory_names *all, const struct name_key *key, struct name_homes *homes_p)
-{
-    uint64_t weights[NAMES_HOMES], hash = hash_of(key);
-
-    homes_p->n = 0;
-    consider(homes_p, weights, NULL, weight(hash, all->node->uuid));
-    if (all->peers)
-        list_for_each (node, peers_all(all->peers)) {
-            struct peer *peer = container_of(node, struct peer, link);
-            if (peer->names && peer_is_listed(peer))
-                consider(homes_p, weights, peer, weight(hash, peer->uuid));
-        }
-}
-
 /* ---- messages ---- */
-
-bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
-                const struct name_place *place)
-{
-    Rdt__Pb__Name message = RDT__PB__NAME__INIT;
-    Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
-
-    (void)all;
-    if (peer->state != PEER_UP || !peer->names)
-        return false;
-    owner.tenant = (char *)key->owner.tenant;
-    owner.uid = key->owner.uid;
-    message.act = act;
-    message.owner = &owner;
-    message.name = (ProtobufCBinaryData){key->id_bytes, (uint8_t *)key->id};
-    if (place) {
-        message.epoch = place->epoch;
-        message.version = place->version;
-        message.node = (ProtobufCBinaryData){16, (uint8_t *)place->node};
-        message.address = (char *)place->address;
-    }
-    return peer_send(peer, RDT_PEER_NAME, &message.base, NULL) == RDT_OK;
-}
 
 static void on_register(struct directory_names *all, struct peer *peer, const struct name_key *key, struct name_place *place)
 {
@@ -129,8 +31,11 @@ static void on_register(struct directory_names *all, struct peer *peer, const st
     if (place->address[0] == '\0')
         text_copy(place->address, sizeof place->address, peer->address);
     status = names_home_register(all, peer, key, place, &known);
-    (void)names_send(all, peer, status == RDT_OK ? RDT__PB__NAME_ACT__NAME_ACT_GRANTED : RDT__PB__NAME_ACT__NAME_ACT_REFUSED,
-                     key, &known);
+    if (status == RDT_OK && place->version > 0)
+        names_seek_found(all, key, &known);
+    (void)names_send(all, peer,
+                     status == RDT_EXISTS ? RDT__PB__NAME_ACT__NAME_ACT_REFUSED : RDT__PB__NAME_ACT__NAME_ACT_GRANTED, key,
+                     &known);
 }
 
 static void on_seek(struct directory_names *all, struct peer *peer, const struct name_key *key)
@@ -230,7 +135,7 @@ static void on_tick(struct deadline *deadline)
     if (directory_names_active(all)) {
         names_claims_tick(all);
         names_seeks_tick(all);
-        names_home_tick(all, uv_hrtime());
+        names_home_tick(all, uv_hrtime(), names_claim_exists);
     }
     (void)deadline_set(all->deadlines, &all->tick, TICK_NS);
 }

@@ -350,7 +350,7 @@ static void ask(struct name_claim *claim)
         memcpy(claim->home[i], homes.peer[i] ? homes.peer[i]->uuid : all->node->uuid, 16);
         claim->answer[i] = ANSWER_AWAITED;
         if (!homes.peer[i])
-            take_answer(claim, i, &known, names_home_register(all, NULL, &claim->key, &place, &known) == RDT_OK);
+            take_answer(claim, i, &known, names_home_register(all, NULL, &claim->key, &place, &known) != RDT_EXISTS);
         else if (!names_send(all, homes.peer[i], RDT__PB__NAME_ACT__NAME_ACT_REGISTER, &claim->key, &place))
             claim->answer[i] = ANSWER_AWAY;
     }

@@ -3,37 +3,8 @@
  * finds nothing asks etcd itself, because the watch may be a moment behind. While etcd is away, what it told last counts, names
  * that are published here go on, and a name that is new waits until its caller's deadline. */
 #include "daemon/base/text.h"
-#include "daemon/directory/directory_impl.h"
 #include "daemon/directory/names_impl.h"
 #include "wire_limits.h"
-
-bool names_in_etcd(const struct directory_names *all)
-{
-    return strcmp(all->options->names, "etcd") == 0;
-}
-
-bool names_etcd_send(const struct directory_names *all, Rdt__Pb__NameAct act, const struct name_key *key,
-                     const struct name_place *place, int64_t revision)
-{
-    Rdt__Pb__EtcdName message = RDT__PB__ETCD_NAME__INIT;
-    Rdt__Pb__Name name = RDT__PB__NAME__INIT;
-    Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
-
-    if (!all->etcd_up)
-        return false;
-    owner.tenant = (char *)key->owner.tenant;
-    owner.uid = key->owner.uid;
-    name.act = act;
-    name.owner = &owner;
-    name.name = (ProtobufCBinaryData){key->id_bytes, (uint8_t *)key->id};
-    if (place) {
-        name.epoch = place->epoch;
-        name.version = place->version;
-    }
-    message.name = &name;
-    message.revision = revision;
-    return directory_tell_name(all->directory, &message);
-}
 
 void directory_names_etcd_told(void *arg, const Rdt__Pb__EtcdName *message)
 {
@@ -90,7 +61,7 @@ void directory_names_etcd_state(void *arg, bool up)
         names_claims_etcd_down(all);
         return;
     }
-    names_home_prune(all);
+    names_home_prune(all, names_claim_exists);
     names_claims_peer_up(all, NULL);
     names_seeks_ask(all);
 }

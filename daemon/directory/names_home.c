@@ -92,7 +92,7 @@ enum rdt_status names_home_register(struct directory_names *all, struct peer *fr
 
     if (!record) { /* no room: this home says nothing against it */
         *place_p = *claim;
-        return RDT_OK;
+        return RDT_LIMIT;
     }
     same = memcmp(record->place.node, node, sizeof record->place.node) == 0;
     if (record->held && !same && claim->epoch <= record->place.epoch && !(claim->epoch == 0 && is_stale(all, record))) {
@@ -115,12 +115,8 @@ enum rdt_status names_home_register(struct directory_names *all, struct peer *fr
     list_remove(&record->idle);
     record->heard_ns = uv_hrtime();
     *place_p = record->place;
-    if (claim->version > 0) { /* a claim alone has nothing to read yet */
-        if (all->peers)
-            tell_seekers(all, record);
-        if (from)
-            names_seek_found(all, key, &record->place);
-    }
+    if (claim->version > 0 && all->peers) /* a claim alone has nothing to read yet */
+        tell_seekers(all, record);
     return RDT_OK;
 }
 
@@ -192,10 +188,10 @@ void names_home_told(struct directory_names *all, const struct name_key *key, co
 
 /* Whether this node has the name in etcd, although nothing is published here: it ended while etcd was away, or with an earlier
  * daemon, or etcd has not taken the END. */
-static bool is_unclaimed(const struct directory_names *all, const struct name_record *record)
+static bool is_unclaimed(const struct directory_names *all, const struct name_record *record, name_is_claimed is_claimed)
 {
     return record->held && memcmp(record->place.node, all->node->uuid, sizeof record->place.node) == 0 &&
-           !names_claim_exists(all, &record->key);
+           !is_claimed(all, &record->key);
 }
 
 static void end_in_etcd(const struct directory_names *all, const struct name_record *record)
@@ -203,7 +199,7 @@ static void end_in_etcd(const struct directory_names *all, const struct name_rec
     (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, &record->key, &record->place, 0);
 }
 
-void names_home_prune(struct directory_names *all)
+void names_home_prune(struct directory_names *all, name_is_claimed is_claimed)
 {
     struct name_record *record;
     size_t cursor = 0;
@@ -211,7 +207,7 @@ void names_home_prune(struct directory_names *all)
     while ((record = map_next(&all->records, &cursor)))
         if (record->round != all->etcd_round)
             record_free(all, record);
-        else if (is_unclaimed(all, record))
+        else if (is_unclaimed(all, record, is_claimed))
             end_in_etcd(all, record);
 }
 
@@ -223,7 +219,7 @@ static bool is_sought(const struct name_record *record, uint64_t now)
     return false;
 }
 
-void names_home_tick(struct directory_names *all, uint64_t now_ns)
+void names_home_tick(struct directory_names *all, uint64_t now_ns, name_is_claimed is_claimed)
 {
     struct name_record *record;
     bool unclaimed;
@@ -238,7 +234,7 @@ void names_home_tick(struct directory_names *all, uint64_t now_ns)
             record_free(all, record);
             continue;
         }
-        unclaimed = is_unclaimed(all, record);
+        unclaimed = is_unclaimed(all, record, is_claimed);
         if (unclaimed && record->unclaimed && names_in_etcd(all)) /* what was sent a moment ago may be under way */
             end_in_etcd(all, record);
         record->unclaimed = unclaimed;

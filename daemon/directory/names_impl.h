@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files about names share. Private to the room. */
+/* What the files about names share. Private to the room. From the top down, each calls only those on lower lines:
+ *
+ *   directory_names.c, names_etcd.c   what other nodes and rdtd-etcd say
+ *   names_seek.c                      readers of this node
+ *   names_claim.c                     the names that are published here
+ *   names_home.c                      this node as a home
+ *   names_send.c                      who is asked about a name, and the messages to them */
 #ifndef DAEMON_NAMES_IMPL_H
 #define DAEMON_NAMES_IMPL_H
 
@@ -35,11 +41,11 @@ struct name_place { /* who has a name */
     char address[65];
 };
 
+/* ---- names_send.c ---- */
+
 /* Sends a message about the name. false: the link is not up. */
 bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
                 const struct name_place *place);
-
-/* ---- names_etcd.c ---- */
 
 bool names_in_etcd(const struct directory_names *all);
 bool names_etcd_send(const struct directory_names *all, Rdt__Pb__NameAct act, const struct name_key *key,
@@ -47,7 +53,8 @@ bool names_etcd_send(const struct directory_names *all, Rdt__Pb__NameAct act, co
 
 /* ---- names_home.c: this node as a home ---- */
 
-/* A registration. OK: granted; EXISTS: refused. *place_p is what this home knows now. from NULL: this node. */
+/* A registration. OK: granted; LIMIT: this home has no room for it, and says nothing against it; EXISTS: refused. *place_p is
+ * what this home knows now. from NULL: this node. */
 enum rdt_status names_home_register(struct directory_names *all, struct peer *from, const struct name_key *key,
                                     const struct name_place *claim, struct name_place *place_p);
 void names_home_end(struct directory_names *all, const struct name_key *key, const struct name_place *claim);
@@ -57,10 +64,13 @@ enum rdt_status names_home_seek(struct directory_names *all, struct peer *from, 
                                 struct name_place *place_p);
 /* In etcd is this; NULL: nothing. */
 void names_home_told(struct directory_names *all, const struct name_key *key, const struct name_place *place);
-void names_home_prune(struct directory_names *all); /* forgets what etcd has not told again */
+
+/* Whether the name is published here, or claimed for that. */
+typedef bool (*name_is_claimed)(const struct directory_names *all, const struct name_key *key);
+void names_home_prune(struct directory_names *all, name_is_claimed is_claimed); /* forgets what etcd has not told again */
 
 /* Forgets a few of those that were only sought, and that nobody seeks any more. */
-void names_home_tick(struct directory_names *all, uint64_t now_ns);
+void names_home_tick(struct directory_names *all, uint64_t now_ns, name_is_claimed is_claimed);
 void names_home_close(struct directory_names *all);
 
 /* ---- names_claim.c: the names that are published here ---- */

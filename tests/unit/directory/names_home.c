@@ -99,16 +99,16 @@ Test(names_home, a_name_that_was_only_sought_is_forgotten, .init = begin, .fini 
     uint64_t later = uv_hrtime() + UINT64_C(20000000000);
 
     cr_assert_eq(names_home_seek(&all, &b, &key, &known), RDT_AGAIN);
-    names_home_tick(&all, uv_hrtime());
+    names_home_tick(&all, uv_hrtime(), names_claim_exists);
     cr_assert_eq(map_count(&all.records), 1, "a name that a node waits for is forgotten");
     for (unsigned i = 0; i < 2; i++) /* one of them may begin at the end of the table */
-        names_home_tick(&all, later);
+        names_home_tick(&all, later, names_claim_exists);
     cr_assert_eq(map_count(&all.records), 0, "a name that nobody seeks any more is kept");
     cr_assert(list_empty(&all.idle), "a name that is forgotten may still give way to another");
     cr_assert_eq(ask(&a, 0, 1, &known), RDT_OK);
     ends(&a, 1);
     for (unsigned i = 0; i < 2; i++)
-        names_home_tick(&all, later);
+        names_home_tick(&all, later, names_claim_exists);
     cr_assert_eq(map_count(&all.records), 1, "the epoch of a name that was published is lost");
 }
 

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who is asked about a name, its homes or etcd, and the messages to them. */
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "daemon/directory/directory_impl.h"
+#include "daemon/directory/names_impl.h"
+
+bool names_in_etcd(const struct directory_names *all)
+{
+    return strcmp(all->options->names, "etcd") == 0;
+}
+
+bool directory_names_active(const struct directory_names *all)
+{
+    const struct options *options = all->options;
+
+    return all->peers && (names_in_etcd(all) ||
+                          (strcmp(options->names, "nodes") == 0 &&
+                           (options->nodes[0] != '\0' || options->nodes_dns[0] != '\0' || options->etcd_endpoints[0] != '\0')));
+}
+
+const char *directory_names_silence(const struct directory_names *all)
+{
+    if (!names_in_etcd(all))
+        return "the nodes that would know the name have not answered";
+    return all->etcd_up ? "etcd, which decides who has the name, has not answered"
+                        : "etcd, which decides who has the name, cannot be asked (rdtctl nodes says why)";
+}
+
+void name_key_make(struct name_key *key_p, const struct owner *owner, const uint8_t *id, size_t id_bytes)
+{
+    memset(key_p, 0, sizeof *key_p);
+    key_p->owner = *owner;
+    key_p->id_bytes = id_bytes;
+    memcpy(key_p->id, id, id_bytes);
+    key_p->bytes = owner_key(key_p->packed, owner, id, id_bytes);
+}
+
+/* ---- homes ---- */
+
+/* The result is the same on every node. */
+static uint64_t hash_of(const struct name_key *key)
+{
+    return XXH3_64bits(key->packed, key->bytes);
+}
+
+static uint64_t weight(uint64_t hash, const uint8_t uuid[16])
+{
+    return XXH3_64bits_withSeed(uuid, 16, hash);
+}
+
+static void consider(struct name_homes *homes, uint64_t weights[NAMES_HOMES], struct peer *peer, uint64_t of)
+{
+    unsigned at = homes->n;
+
+    while (at > 0 && weights[at - 1] < of)
+        at--;
+    if (at == NAMES_HOMES)
+        return;
+    if (homes->n < NAMES_HOMES)
+        homes->n++;
+    for (unsigned i = homes->n - 1; i > at; i--) {
+        homes->peer[i] = homes->peer[i - 1];
+        weights[i] = weights[i - 1];
+    }
+    homes->peer[at] = peer;
+    weights[at] = of;
+}
+
+/* Of this node and the nodes of the table that were met at least once. */
+void names_homes_of(const struct directory_names *all, const struct name_key *key, struct name_homes *homes_p)
+{
+    uint64_t weights[NAMES_HOMES], hash = hash_of(key);
+
+    homes_p->n = 0;
+    consider(homes_p, weights, NULL, weight(hash, all->node->uuid));
+    if (all->peers)
+        list_for_each (node, peers_all(all->peers)) {
+            struct peer *peer = container_of(node, struct peer, link);
+            if (peer->names && peer_is_listed(peer))
+                consider(homes_p, weights, peer, weight(hash, peer->uuid));
+        }
+}
+
+/* ---- messages ---- */
+
+bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__NameAct act, const struct name_key *key,
+                const struct name_place *place)
+{
+    Rdt__Pb__Name message = RDT__PB__NAME__INIT;
+    Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
+
+    (void)all;
+    if (peer->state != PEER_UP || !peer->names)
+        return false;
+    owner.tenant = (char *)key->owner.tenant;
+    owner.uid = key->owner.uid;
+    message.act = act;
+    message.owner = &owner;
+    message.name = (ProtobufCBinaryData){key->id_bytes, (uint8_t *)key->id};
+    if (place) {
+        message.epoch = place->epoch;
+        message.version = place->version;
+        message.node = (ProtobufCBinaryData){16, (uint8_t *)place->node};
+        message.address = (char *)place->address;
+    }
+    return peer_send(peer, RDT_PEER_NAME, &message.base, NULL) == RDT_OK;
+}
+
+bool names_etcd_send(const struct directory_names *all, Rdt__Pb__NameAct act, const struct name_key *key,
+                     const struct name_place *place, int64_t revision)
+{
+    Rdt__Pb__EtcdName message = RDT__PB__ETCD_NAME__INIT;
+    Rdt__Pb__Name name = RDT__PB__NAME__INIT;
+    Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
+
+    if (!all->etcd_up)
+        return false;
+    owner.tenant = (char *)key->owner.tenant;
+    owner.uid = key->owner.uid;
+    name.act = act;
+    name.owner = &owner;
+    name.name = (ProtobufCBinaryData){key->id_bytes, (uint8_t *)key->id};
+    if (place) {
+        name.epoch = place->epoch;
+        name.version = place->version;
+    }
+    message.name = &name;
+    message.revision = revision;
+    return directory_tell_name(all->directory, &message);
+}
