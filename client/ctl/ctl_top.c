@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdtctl top: clients, transfers and links by rate, again and again on a terminal, else once. A rate is the difference of two
+/* rdtctl top: clients, transfers and links by rate, refreshed on a terminal, else once. A rate is the difference of two
  * samples of the daemon's counters. */
 #include <curses.h>
 #include <inttypes.h>

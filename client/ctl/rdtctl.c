@@ -7,6 +7,7 @@
 #include "ctl.h"
 #include "ctl_commands.h"
 #include "ctl_progress.h"
+#include "proto/suggest.h"
 
 static struct ctl_command commands[] = {/* main gives them their names */
 #define X(name, arguments, help, more) {#name, ctl_##name, arguments, help, more},
@@ -30,6 +31,18 @@ static const struct ctl_command *find(const char *name)
             return &commands[i];
     }
     return NULL;
+}
+
+static int unknown_command(struct ctl *ctl, const char *name)
+{
+    struct suggest nearest;
+    char hint[64];
+
+    suggest_init(&nearest, name);
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        suggest_try(&nearest, commands[i].name);
+    suggest_hint(&nearest, "", hint, sizeof hint);
+    return ctl_usage_error(ctl, "unknown command '%s'%s", name, hint);
 }
 
 static void print_overview(FILE *out)
@@ -71,7 +84,7 @@ static int run(struct ctl *ctl, int argc, char **argv)
     }
     ctl->command = find(argv[next]);
     if (!ctl->command)
-        return ctl_usage_error(ctl, "unknown command '%s'", argv[next]);
+        return unknown_command(ctl, argv[next]);
     if (help) {
         help_argv[0] = argv[next];
         return ctl->command->run(ctl, 2, help_argv);

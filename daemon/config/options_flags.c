@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/suggest.h"
 #include "daemon/config/options_keys.h"
 #include "daemon/config/options_sources.h"
+#include "suggest.h"
 
 #define FLAG_BYTES 64
 

@@ -6,9 +6,9 @@
 #include <string.h>
 #include <strings.h>
 
-#include "daemon/base/suggest.h"
 #include "daemon/config/options_keys.h"
 #include "daemon/config/options_sources.h"
+#include "suggest.h"
 
 /* ---- faults ---- */
 

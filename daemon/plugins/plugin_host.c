@@ -9,8 +9,8 @@
 #include <strings.h>
 
 #include "daemon/base/log.h"
-#include "daemon/base/suggest.h"
 #include "daemon/plugins/plugin_events.h"
+#include "suggest.h"
 
 static void host_log(void *ctx, enum rdt_log_level level, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 

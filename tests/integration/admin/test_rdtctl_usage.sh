@@ -28,7 +28,8 @@ expect 2 '' '^usage: rdtctl COMMAND'
 expect 0 '^usage: rdtctl COMMAND' '' --help
 expect 0 '^usage: rdtctl COMMAND' '' help
 expect 0 '^rdtctl [0-9]+\.[0-9]+\.[0-9]+$' '' --version
-expect 2 '' "unknown command 'frobnicate'" frobnicate
+expect 2 '' "unknown command 'frobnicate'\$" frobnicate
+expect 2 '' "unknown command 'stauts'; did you mean status\?$" stauts
 expect 2 '' "unknown command 'frobnicate'" help frobnicate
 expect 2 '' 'unknown option --frobnicate' --frobnicate status
 

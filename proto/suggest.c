@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Edit distance with a limit: a candidate that differs in more than a third of the word is no help. */
-#include "daemon/base/suggest.h"
+#include "suggest.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds the word that somebody probably meant: the candidate with the smallest edit distance. */
-#ifndef DAEMON_SUGGEST_H
-#define DAEMON_SUGGEST_H
+#ifndef PROTO_SUGGEST_H
+#define PROTO_SUGGEST_H
 
 #include <stddef.h>
 
