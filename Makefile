@@ -73,7 +73,7 @@ say = $(if $(Q),@printf '  %-6s %s\n' '$(1)' '$(2)')
 # ---- what there is ----
 
 PROTOS := $(wildcard proto/*.proto)
-GEN_H  := $(PROTOS:proto/%.proto=$(B)/gen/%.pb-c.h)
+GEN_H  := $(PROTOS:proto/%.proto=$(B)/gen/%.pb-c.h) $(B)/gen/status_metrics.h
 GEN_O  := $(PROTOS:proto/%.proto=$(B)/obj/gen/%.pb-c.o)
 
 obj  = $(patsubst %.c,$(B)/obj/%.o,$(1))
@@ -272,6 +272,16 @@ $(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto $(PROTOS)
 	$(Q)mkdir -p $(@D)
 	$(Q)protoc-c --proto_path=proto --c_out=$(B)/gen $<
 
+# The fields of StatusReply that have a line "// rdtd_NAME: HELP" above them are metrics: rdt_metrics includes the first
+# file, and rdtd-exporter(8) the second.
+$(B)/gen/status_metrics.h: proto/rdt.proto
+	$(Q)mkdir -p $(@D)
+	$(Q)sed -n -e '/^message StatusReply/,/^}/ { /\/ rdtd_/ { N' \
+	    -e 's|.*/ \([a-z_]*\): \(.*\)\n *[a-z0-9]* \([a-z0-9_]*\) =.*|STATUS_METRIC(\1, "\2", \3)|p; } }' $< >$@
+$(B)/gen/status_metrics.scd: $(B)/gen/status_metrics.h
+	$(Q)sed 's/STATUS_METRIC(\([a-z_]*\), "\(.*\)", .*/*\1*\n\2\n/' $< | fold -sw 72 | sed 's/ $$//; s/^[^*]/\t&/' >$@
+$(B)/man/rdtd-exporter.8: $(B)/gen/status_metrics.scd
+
 # What rdtctl alone writes: the fields of Perfetto's format.
 $(B)/gen/perfetto.pb-c.c $(B)/gen/perfetto.pb-c.h: client/ctl/timeline/perfetto.proto
 	$(call say,PROTO,$<)
@@ -319,7 +329,8 @@ vpath %.scd $(sort $(dir $(MAN_SCD))) $(B)/man
 $(B)/man/%: %.scd
 	$(call say,MAN,$@)
 	$(Q)mkdir -p $(@D)
-	$(Q)awk '/^```/ { code = !code } code { gsub(/\\/, "\\\\\\\\") } { print }' $< | scdoc | $(tidy_page) >$@
+	$(Q)awk '/^; include / { file = "$(B)/gen/" $$3; while ((getline < file) > 0) print; next } \
+	    /^```/ { code = !code } code { gsub(/\\/, "\\\\\\\\") } { print }' $< | scdoc | $(tidy_page) >$@
 
 # ---- programs ----
 

@@ -98,16 +98,24 @@ static void number(const struct text *text, const char *name, const char *suffix
 
 #define LABELS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-static void counter(const struct text *text, const char *name, const char *unit, const char *help, uint64_t value)
+static bool ends_in(const char *name, const char *end)
 {
-    family(text, COUNTER, name, unit, help);
-    number(text, name, "_total", NULL, value);
+    size_t n = strlen(name), n_end = strlen(end);
+
+    return n >= n_end && strcmp(name + n - n_end, end) == 0;
 }
 
-static void gauge(const struct text *text, const char *name, const char *unit, const char *help, uint64_t value)
+/* A metric of one sample. Its type and unit follow from its name: counters, and only they, end in _total. */
+static void plain(const struct text *text, const char *name, const char *help, uint64_t value)
 {
-    family(text, GAUGE, name, unit, help);
-    number(text, name, "", NULL, value);
+    bool counts = ends_in(name, "_total");
+    char base[64];
+    const char *unit;
+
+    (void)snprintf(base, sizeof base, "%.*s", (int)(strlen(name) - (counts ? strlen("_total") : 0)), name);
+    unit = ends_in(base, "_bytes") ? "bytes" : ends_in(base, "_seconds") ? "seconds" : "";
+    family(text, counts ? COUNTER : GAUGE, base, unit, help);
+    number(text, base, counts ? "_total" : "", NULL, value);
 }
 
 static void histogram(const struct text *text, const char *name, const char *const *labels, const Rdt__Pb__Histogram *from,
@@ -142,67 +150,10 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
     family(text, GAUGE, "process_start_time_seconds", "seconds", "When the daemon started, in seconds since 1970.");
     sample(text, "process_start_time_seconds", "", NULL,
            (double)now.tv_sec + (double)now.tv_nsec / 1e9 - (double)from->uptime_ns / 1e9);
-    gauge(text, "rdtd_draining", "", "1 while the daemon shuts down.", strcmp(from->state, "draining") == 0);
-    gauge(text, "rdtd_clients", "", "Connected sessions.", from->clients);
-    gauge(text, "rdtd_objects", "", "Objects that exist or that somebody waits for.", from->objects);
-    gauge(text, "rdtd_regions", "", "Regions of memory.", from->regions);
-    gauge(text, "rdtd_memory_used_bytes", "bytes", "Host memory in use.", from->memory_bytes);
-    gauge(text, "rdtd_memory_limit_bytes", "bytes", "The most host memory that may be in use.", from->memory_limit_bytes);
-    gauge(text, "rdtd_memory_pool_bytes", "bytes", "Free pool: host memory that the next allocation reuses.", from->pool_bytes);
-    gauge(text, "rdtd_memory_cached_bytes", "bytes", "Region cache: released regions that their client may get again.",
-          from->cached_bytes);
-    gauge(text, "rdtd_memory_orphaned_bytes", "bytes",
-          "Memory in use whose region has ended, but which a process keeps mapped.", from->orphaned_bytes);
-    gauge(text, "rdtd_peer_certificate_expiry_timestamp_seconds", "",
-          "When this node's certificate for other nodes ends; 0: it has none.", (uint64_t)from->certificate_expires_s);
-    gauge(text, "rdtd_peer_crl_expiry_timestamp_seconds", "", "When the list of revoked certificates ends; 0: there is none.",
-          (uint64_t)from->crl_expires_s);
-    gauge(text, "rdtd_keeper_up", "", "1 while the keeper is connected; 0 as well if there is none.", from->keeper_up);
-    gauge(text, "rdtd_kept_objects", "", "Objects that survive a restart of the daemon.", from->kept_objects);
-    gauge(text, "rdtd_kept_sessions", "", "Sessions of clients that survive a restart of the daemon.", from->kept_sessions);
-    gauge(text, "rdtd_waiting_sessions", "", "Sessions of an earlier daemon whose clients have not come back yet.",
-          from->waiting_sessions);
-    gauge(text, "rdtd_kept_bytes", "bytes", "Memory of kept objects, whose descriptors the keeper has.", from->kept_bytes);
-    gauge(text, "rdtd_restored_objects", "", "Objects that the daemon found when it started.", from->restored_objects);
-    counter(text, "rdtd_resumed_sessions", "", "Sessions of an earlier daemon to which their clients have come back.",
-            from->resumed_sessions);
-    counter(text, "rdtd_unkept_objects", "", "Objects that should survive, but were lost at the start or cannot be kept.",
-            from->unkept_objects);
-    gauge(text, "rdtd_stored_objects", "", "Objects in the storage directory.", from->stored_objects);
-    gauge(text, "rdtd_stored_names", "", "Names whose newest stored version is recorded in the storage directory.",
-          from->stored_names);
-    gauge(text, "rdtd_stored_bytes", "bytes", "Files of stored objects, and of those that are being stored.",
-          from->stored_bytes);
-    gauge(text, "rdtd_storage_restored_objects", "", "Objects that the daemon found in the storage directory when it started.",
-          from->storage_restored);
-    gauge(text, "rdtd_storage_bad_files", "", "Files in the storage directory that the daemon could not use when it started.",
-          from->storage_bad_files);
-    counter(text, "rdtd_stores", "", "Objects that were stored.", from->stores_done);
-    counter(text, "rdtd_stores_bytes", "", "Bytes that were written to store objects.", from->stores_bytes);
-    counter(text, "rdtd_stores_failed", "", "Objects and versions of names that could not be stored.", from->stores_failed);
-    counter(text, "rdtd_spilled_objects", "", "Stored objects whose memory was given up for their files.",
-            from->spilled_objects);
-    counter(text, "rdtd_spilled_bytes", "", "Memory of stored objects that was given up for their files.", from->spilled_bytes);
-    gauge(text, "rdtd_shard_pending", "", "Versions of many parts that wait for parts.", from->shard_pending);
-    counter(text, "rdtd_shard_versions", "", "Versions of many parts that became complete.", from->shard_versions);
-    counter(text, "rdtd_shard_failures", "", "Versions of many parts that did not become complete.", from->shard_failures);
-    counter(text, "rdtd_memory_pool_hits", "", "Allocations that the free pool served.", from->pool_hits);
-    counter(text, "rdtd_memory_pool_misses", "", "Allocations that the free pool could not serve.", from->pool_misses);
-    counter(text, "rdtd_memory_cache_hits", "", "Allocations that the region cache served.", from->cache_hits);
-    gauge(text, "rdtd_replicas", "", "Replicas of other nodes' snapshots on this node.", from->replicas);
-    gauge(text, "rdtd_replica_bytes", "bytes", "Memory of replicas of other nodes' snapshots.", from->replica_bytes);
-    gauge(text, "rdtd_transfers_active", "", "Transfers that have not ended.", from->transfers_active);
-    counter(text, "rdtd_transfers_fell_back", "",
-            "Transfers by a slower transport than the nodes have, because a faster one was not usable.", from->fell_back);
-    counter(text, "rdtd_fetches_joined", "", "Fetches that joined a transfer which another fetch had begun.",
-            from->fetches_joined);
-    counter(text, "rdtd_fetches_from_replicas", "", "Fetches that a replica on this node answered.",
-            from->fetches_from_replicas);
-    counter(text, "rdtd_pulls_redirected", "", "Pulls of other nodes that were sent to a replica elsewhere.", from->redirected);
-    counter(text, "rdtd_pulls_redirected_again", "", "Redirected pulls that had come back from another replica.",
-            from->redirected_again);
-    counter(text, "rdtd_slow_readers", "", "Reports that a node which reads a snapshot of this one is slow.",
-            from->slow_readers);
+    plain(text, "rdtd_draining", "1 while the daemon shuts down.", strcmp(from->state, "draining") == 0);
+#define STATUS_METRIC(name, help, field) plain(text, #name, help, (uint64_t)from->field);
+#include "status_metrics.h" /* made from the comments in proto/rdt.proto */
+#undef STATUS_METRIC
 }
 
 /* ---- what METRICS says ---- */
@@ -228,8 +179,8 @@ static void put_requests(const struct text *text, const Rdt__Pb__MetricsReply *f
            "From the arrival of a request until its answer is queued, waits included.");
     for (size_t i = 0; i < from->n_verbs; i++)
         histogram(text, "rdtd_request_duration_seconds", LABELS("verb", from->verbs[i]->verb), from->verbs[i]->duration, from);
-    counter(text, "rdtd_room_waits", "", "Requests that waited for room under a limit or in memory.", from->waited_for_room);
-    gauge(text, "rdtd_room_waiters", "", "Requests that wait for room now.", from->waiting_for_room);
+    plain(text, "rdtd_room_waits_total", "Requests that waited for room under a limit or in memory.", from->waited_for_room);
+    plain(text, "rdtd_room_waiters", "Requests that wait for room now.", from->waiting_for_room);
 }
 
 static void put_transfers(const struct text *text, const Rdt__Pb__MetricsReply *from)
@@ -264,7 +215,7 @@ static void put_process(const struct text *text, const Rdt__Pb__MetricsReply *fr
     histogram(text, "rdtd_loop_busy_seconds", NULL, from->loop_busy, from);
     family(text, COUNTER, "process_cpu_seconds", "seconds", "User and system time of the daemon.");
     sample(text, "process_cpu_seconds", "_total", NULL, (double)from->cpu_ns / 1e9);
-    gauge(text, "process_resident_memory_bytes", "bytes", "Resident memory of the daemon, shared memory included.",
+    plain(text, "process_resident_memory_bytes", "Resident memory of the daemon, shared memory included.",
           from->resident_bytes);
 }
 
@@ -294,21 +245,21 @@ static void put_etcd(const struct text *text, const Rdt__Pb__EtcdInfo *etcd)
     const Rdt__Pb__EtcdInfo none = RDT__PB__ETCD_INFO__INIT;
 
     etcd = etcd ? etcd : &none;
-    gauge(text, "rdtd_directory_etcd_up", "", "1 while the daemon has read all nodes from etcd and receives their changes.",
+    plain(text, "rdtd_directory_etcd_up", "1 while the daemon has read all nodes from etcd and receives their changes.",
           etcd->up);
-    gauge(text, "rdtd_directory_etcd_revision", "", "The newest revision that etcd has reported.", (uint64_t)etcd->revision);
-    gauge(text, "rdtd_directory_etcd_bad_keys", "", "Keys below etcd_prefix that the daemon cannot read.", etcd->bad_keys);
-    gauge(text, "rdtd_directory_etcd_names", "", "Published names in etcd.", etcd->names);
-    counter(text, "rdtd_directory_etcd_requests", "", "Requests to etcd.", etcd->requests);
-    counter(text, "rdtd_directory_etcd_failures", "", "Requests to etcd that failed.", etcd->failures);
-    counter(text, "rdtd_directory_etcd_reconnects", "", "Times that the daemon turned to another endpoint of etcd.",
-            etcd->reconnects);
-    counter(text, "rdtd_directory_etcd_leases_lost", "", "Leases of this node that expired.", etcd->leases_lost);
-    counter(text, "rdtd_directory_etcd_lists", "", "Times that the daemon read all keys from etcd.", etcd->lists);
-    counter(text, "rdtd_directory_etcd_compactions", "",
-            "Watches that ended because etcd had compacted what they had not sent.", etcd->compactions);
-    counter(text, "rdtd_directory_etcd_events", "", "Changes that etcd has reported.", etcd->events);
-    counter(text, "rdtd_directory_etcd_programs", "", "Times that rdtd-etcd was started.", etcd->programs);
+    plain(text, "rdtd_directory_etcd_revision", "The newest revision that etcd has reported.", (uint64_t)etcd->revision);
+    plain(text, "rdtd_directory_etcd_bad_keys", "Keys below etcd_prefix that the daemon cannot read.", etcd->bad_keys);
+    plain(text, "rdtd_directory_etcd_names", "Published names in etcd.", etcd->names);
+    plain(text, "rdtd_directory_etcd_requests_total", "Requests to etcd.", etcd->requests);
+    plain(text, "rdtd_directory_etcd_failures_total", "Requests to etcd that failed.", etcd->failures);
+    plain(text, "rdtd_directory_etcd_reconnects_total", "Times that the daemon turned to another endpoint of etcd.",
+          etcd->reconnects);
+    plain(text, "rdtd_directory_etcd_leases_lost_total", "Leases of this node that expired.", etcd->leases_lost);
+    plain(text, "rdtd_directory_etcd_lists_total", "Times that the daemon read all keys from etcd.", etcd->lists);
+    plain(text, "rdtd_directory_etcd_compactions_total",
+          "Watches that ended because etcd had compacted what they had not sent.", etcd->compactions);
+    plain(text, "rdtd_directory_etcd_events_total", "Changes that etcd has reported.", etcd->events);
+    plain(text, "rdtd_directory_etcd_programs_total", "Times that rdtd-etcd was started.", etcd->programs);
 }
 
 static void put_lookups(const struct text *text, const Rdt__Pb__MetricsReply *from)
@@ -317,8 +268,8 @@ static void put_lookups(const struct text *text, const Rdt__Pb__MetricsReply *fr
     number(text, "rdtd_name_lookups", "_total", LABELS("outcome", "found"), from->names_found);
     number(text, "rdtd_name_lookups", "_total", LABELS("outcome", "missing"), from->names_missing);
     number(text, "rdtd_name_lookups", "_total", LABELS("outcome", "remembered"), from->names_remembered);
-    counter(text, "rdtd_names_refused", "", "Names that this node could not publish because another node has them.",
-            from->names_refused);
+    plain(text, "rdtd_names_refused_total", "Names that this node could not publish because another node has them.",
+          from->names_refused);
 }
 
 /* ---- lists ---- */
