@@ -34,10 +34,6 @@
  * would for an object that nobody has put. Such waiters wait in an AWAITED entry of the same id beside the object
  * (users->hidden_entry), which replaces the object in the table when the id is free again.
  *
- * object.c and the files that find, wait for and keep objects use one another in a circle (the list of tests/check-layers):
- * the end of an object takes it out of the table, fails its waiters and ends its time to live, each of which may drop the
- * last hold on an object and so end it.
- *
  * Everything here runs on the loop thread.
  */
 #ifndef DAEMON_OBJECT_H
