@@ -19,6 +19,14 @@
  * sense are left out and counted. If every endpoint goes on answering with an older state for three lives of a lease, etcd was
  * restored from a backup or built anew, and that state counts.
  *
+ * The files, from the top down; each calls only those on lower lines:
+ *
+ *   main.c                      the loop, and the socket to rdtd
+ *   claim.c                     the transactions by which a node gets a name
+ *   session.c                   the way to UP, and how that is kept up
+ *   facts.c > names.c, http.c   what the keys say; requests
+ *   value.c, tell.c             how keys and values are written; what rdtd is told
+ *
  * Refuses: to delete any key but the node's own, to write a name that another living node has, to fall back from TLS, to follow
  * redirections, and to use a proxy. */
 #ifndef RDTD_ETCD_H
@@ -35,6 +43,7 @@
 #define ANSWER_BYTES_MAX (8u << 20) /* of one answer, and of one line of a watch */
 #define VALUE_BYTES_MAX 1024u       /* of a key or a value that can be rdtd's */
 #define NODES_MAX 4096u
+#define QUEUE_BYTES_MAX (64u << 20) /* for a daemon that does not read; then this program ends, and is started again */
 #define PAGE_KEYS 256u
 #define REQUEST_MS 2000 /* the deadline of a request, so of noticing a frozen member */
 
@@ -59,7 +68,7 @@ struct request {
     int64_t revision; /* of etcd, when it was sent; -1: the answer may be of an earlier one */
     bool too_large;
     void (*on_done)(struct etcd *, struct request *, struct answer *);
-    void (*on_line)(struct etcd *, json_t *); /* of a stream; else NULL */
+    void (*on_line)(struct etcd *, json_t *); /* of a stream, else NULL; it gets NULL for what is no JSON object */
     void *arg;
     void (*arg_free)(void *);
     char curl_error[CURL_ERROR_SIZE];
@@ -105,9 +114,6 @@ void session_lease_lost(struct etcd *etcd);
 void session_leave(struct etcd *etcd);
 int64_t session_due_ms(const struct etcd *etcd); /* from now until session_tick has something to do */
 
-/* The registered node was deleted, or another daemon has written it. */
-void session_own_key(struct etcd *etcd, int64_t mod_revision, bool deleted, bool foreign);
-
 /* ---- facts.c: what the keys say ---- */
 
 struct known_node {
@@ -120,16 +126,35 @@ struct known_node {
 
 void facts_begin(struct etcd *etcd); /* of a list */
 void facts_end(struct etcd *etcd);
-void facts_take(struct etcd *etcd, const json_t *kv, bool deleted, bool listed);
+
+/* The registered node was deleted, or written; foreign: another daemon has written it. NULL for the keys of a list. */
+typedef void (*own_key_changed)(struct etcd *etcd, int64_t mod_revision, bool deleted, bool foreign);
+void facts_take(struct etcd *etcd, const json_t *kv, bool deleted, own_key_changed on_own_key);
+
 void facts_tick(struct etcd *etcd);
 void facts_send(struct etcd *etcd); /* the nodes, if they have changed */
 
 /* ---- names.c ---- */
 
-void names_ask(struct etcd *etcd, Rdt__Pb__EtcdName *take_message);
+struct place {
+    char node[33], address[65];
+    int64_t epoch, version;
+    bool held;
+};
+
+json_t *key_of_name(const struct etcd *etcd, const Rdt__Pb__Name *name);
+bool parse_place(const json_t *kv, struct place *place_p); /* false: the value makes no sense */
+
+/* place NULL: there is none to tell. */
+void tell_name(struct etcd *etcd, const Rdt__Pb__Name *about, Rdt__Pb__NameAct act, const struct place *place,
+               int64_t revision);
 
 /* Of a key ".../names/REST". false: it is none, or its value makes no sense. */
 bool names_take(struct etcd *etcd, const char *rest, const json_t *kv, bool deleted);
+
+/* ---- claim.c ---- */
+
+void claim_ask(struct etcd *etcd, Rdt__Pb__EtcdName *take_message);
 
 /* ---- main.c ---- */
 
@@ -166,6 +191,8 @@ struct etcd {
     bool nodes_changed, nodes_full;
     int64_t nodes_sent_ms;
 };
+
+/* ---- tell.c ---- */
 
 int64_t now_ms(void);
 bool tell(struct etcd *etcd, enum _Rdt__Pb__EtcdMessage type, const ProtobufCMessage *message); /* rdtd */

@@ -73,7 +73,7 @@ static void take_node(struct etcd *etcd, const uint8_t uuid[16], const char *add
 
 /* Of a key ".../nodes/UUID". */
 static void take_node_key(struct etcd *etcd, const char *key, const uint8_t uuid[16], const json_t *kv, bool deleted,
-                          bool listed)
+                          own_key_changed on_own_key)
 {
     uint8_t text[VALUE_BYTES_MAX];
     int64_t revision = value_int(kv, "mod_revision");
@@ -86,8 +86,8 @@ static void take_node_key(struct etcd *etcd, const char *key, const uint8_t uuid
 
     if (deleted) {
         node = find_node(etcd, uuid);
-        if (own)
-            session_own_key(etcd, revision, true, false);
+        if (own && on_own_key)
+            on_own_key(etcd, revision, true, false);
         else if (node && node->gone_ms == 0)
             node->gone_ms = now_ms();
         return;
@@ -99,14 +99,14 @@ static void take_node_key(struct etcd *etcd, const char *key, const uint8_t uuid
     value_to_hex(etcd->config->boot_id.data, here);
     if (!address || !boot || (address[0] != '\0' && !is_address(address)))
         bad(etcd, (const uint8_t *)key, (int)strlen(key), "the value of a node must be JSON with its address and boot");
-    else if (own && !listed)
-        session_own_key(etcd, revision, false, strcmp(boot, here) != 0);
+    else if (own && on_own_key)
+        on_own_key(etcd, revision, false, strcmp(boot, here) != 0);
     else if (!own && address[0] != '\0')
         take_node(etcd, uuid, address, revision);
     json_decref(value);
 }
 
-void facts_take(struct etcd *etcd, const json_t *kv, bool deleted, bool listed)
+void facts_take(struct etcd *etcd, const json_t *kv, bool deleted, own_key_changed on_own_key)
 {
     uint8_t key[VALUE_BYTES_MAX + 1], uuid[16];
     int n = value_bytes(json_object_get(kv, "key"), key, VALUE_BYTES_MAX);
@@ -120,7 +120,7 @@ void facts_take(struct etcd *etcd, const json_t *kv, bool deleted, bool listed)
     key[n] = '\0';
     rest = (const char *)key + prefix + 1;
     if (strncmp(rest, "nodes/", 6) == 0 && value_hex(rest + 6, uuid))
-        take_node_key(etcd, (const char *)key, uuid, kv, deleted, listed);
+        take_node_key(etcd, (const char *)key, uuid, kv, deleted, on_own_key);
     else if (strncmp(rest, "names/", 6) == 0 && etcd->config->names && names_take(etcd, rest + 6, kv, deleted))
         return;
     else if (!deleted && (strncmp(rest, "names/", 6) != 0 || etcd->config->names))

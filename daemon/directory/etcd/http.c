@@ -32,10 +32,7 @@ static bool take_lines(struct request *request)
 
         memmove(request->received, request->received + used, request->n_received - used);
         request->n_received -= used;
-        if (!json_is_object(json))
-            session_fail(etcd, "the watch sends what is not JSON");
-        else
-            request->on_line(etcd, json);
+        request->on_line(etcd, json_is_object(json) ? json : NULL);
         json_decref(json);
         if (etcd->drops != drops)
             return false;

@@ -8,36 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "etcd.h"
 
 #define SOCKET_FD 3
-#define QUEUE_BYTES_MAX (64u << 20) /* for a daemon that does not read; then this program ends, and is started again */
 #define BEAT_MS 1000
 
 static struct etcd etcd;
-
-int64_t now_ms(void)
-{
-    struct timespec now;
-
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-bool tell(struct etcd *to, enum _Rdt__Pb__EtcdMessage type, const ProtobufCMessage *message)
-{
-    size_t bytes = protobuf_c_message_get_packed_size(message);
-    uint8_t *payload;
-
-    if (to->writer.queued_bytes > QUEUE_BYTES_MAX ||
-        frame_writer_push(&to->writer, (uint16_t)type, 0, 0, (uint32_t)bytes, NULL, 0, &payload) != RDT_OK)
-        return false;
-    (void)protobuf_c_message_pack(message, payload);
-    return true;
-}
 
 /* ---- from rdtd ---- */
 
@@ -56,7 +34,7 @@ static void take(struct frame *frame)
         else
             session_begin(&etcd);
     } else if (frame->type == RDT__PB__ETCD_MESSAGE__ETCD_NAME && etcd.config) {
-        names_ask(&etcd, rdt__pb__etcd_name__unpack(NULL, frame->length, frame->payload));
+        claim_ask(&etcd, rdt__pb__etcd_name__unpack(NULL, frame->length, frame->payload));
     } else if (frame->type == RDT__PB__ETCD_MESSAGE__ETCD_LEAVE && etcd.config) {
         session_leave(&etcd);
     }

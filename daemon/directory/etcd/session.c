@@ -264,7 +264,8 @@ void session_lease_lost(struct etcd *etcd)
     etcd->leases[LEASE_NODE].due_ms = etcd->leases[LEASE_HELD].due_ms = etcd->leases[LEASE_ENDED].due_ms = 0;
 }
 
-void session_own_key(struct etcd *etcd, int64_t mod_revision, bool deleted, bool foreign)
+/* The registered node was deleted, or another daemon has written it. */
+static void on_own_key(struct etcd *etcd, int64_t mod_revision, bool deleted, bool foreign)
 {
     if (deleted) { /* the lease has expired, or somebody has deleted it */
         etcd->register_due = true;
@@ -312,6 +313,10 @@ static void on_watch_line(struct etcd *etcd, json_t *line)
     int64_t revision = value_int(header, "revision");
     size_t i;
 
+    if (!line) {
+        session_fail(etcd, "the watch sends what is not JSON");
+        return;
+    }
     if (!json_is_object(result) || !json_is_object(header)) {
         const char *why = json_string_value(json_object_get(error, "message"));
         session_fail(etcd, "the watch fails: %.200s",
@@ -348,7 +353,7 @@ static void on_watch_line(struct etcd *etcd, json_t *line)
     {
         const char *type = json_string_value(json_object_get(event, "type"));
         etcd->state.events++;
-        facts_take(etcd, json_object_get(event, "kv"), type && strcmp(type, "DELETE") == 0, false);
+        facts_take(etcd, json_object_get(event, "kv"), type && strcmp(type, "DELETE") == 0, on_own_key);
     }
 }
 
@@ -407,7 +412,7 @@ static void on_page(struct etcd *etcd, struct request *request, struct answer *a
     }
     if (etcd->list_revision == 0)
         etcd->list_revision = etcd->state.revision;
-    json_array_foreach(kvs, i, kv) facts_take(etcd, kv, false, true);
+    json_array_foreach(kvs, i, kv) facts_take(etcd, kv, false, NULL);
     if (json_is_true(json_object_get(answer->json, "more"))) {
         if (json_array_size(kvs) == 0 || !keep_next_key(etcd, json_array_get(kvs, json_array_size(kvs) - 1)))
             session_fail(etcd, "its list of keys does not go on");
