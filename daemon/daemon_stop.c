@@ -22,11 +22,16 @@
 
 /* ---- the rooms close ---- */
 
-/* libuv restores the default action, which would kill a process that is about to exit with 0. */
+/* libuv restores the default action, which would kill a process that is about to exit with 0, and so does UCX for SIGHUP when
+ * it is unloaded. So the signal is blocked for good, and ignored in threads of libraries that do not block it. */
 static void close_signal(uv_signal_t *handle)
 {
     int number = handle->signum;
+    sigset_t mask;
 
+    (void)sigemptyset(&mask);
+    if (number > 0 && sigaddset(&mask, number) == 0)
+        (void)pthread_sigmask(SIG_BLOCK, &mask, NULL);
     uv_close((uv_handle_t *)handle, NULL);
     if (number > 0)
         (void)signal(number, SIG_IGN);
