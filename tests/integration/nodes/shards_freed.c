@@ -103,7 +103,7 @@ Test(shards_freed, version_that_lost_its_name_with_the_daemon_ends_with_its_part
     static char flag[200];
     static const char *flags[] = {flag, "--backoff-max=500ms", NULL};
     struct cluster_options options = {.stream = true, .no_ucx = true, .same_socket = true};
-    struct test_keeper keeper;
+    struct test_keeper keeper = {0};
     struct rdt_ref name;
     rdt *conns[2];
 
