@@ -173,7 +173,7 @@ Test(storage, tensors_of_all_shapes_are_stored)
 Test(storage, keeper_and_files_fit_together)
 {
     static char flag[200];
-    struct test_keeper keeper;
+    struct test_keeper keeper = {0};
     struct rdt_ref ref, name = name_ref("weights");
     struct node_status status;
     rdt *conn;
@@ -441,7 +441,7 @@ static void check_spill(bool with_keeper)
 {
     static char flag[200];
     static const char *const names[] = {"a", "b", "c", "d"};
-    struct test_keeper keeper;
+    struct test_keeper keeper = {0};
     struct node_status status;
     rdt_object *mapped = NULL;
     struct rdt_ref ref;

@@ -66,7 +66,7 @@ Test(shards_large, version_of_1024_ranks_with_400_tensors_is_read_and_outlasts_i
     static struct rdt_ref refs[RANKS];
     static char flag[200];
     static const char *flags[] = {flag, NULL};
-    struct test_keeper keeper;
+    struct test_keeper keeper = {0};
     struct rdt_ref name;
     rdt *conn;
 
