@@ -3,7 +3,7 @@
 # network namespaces on a bridge, limited by tbf.
 
 fanout_nodes=17 # the owner and sixteen readers
-fanout_mbit=${BENCH_FANOUT_MBIT:-100}
+fanout_mbit=${BENCH_FANOUT_MBIT:-40}
 fanout_link() { # NUMBER: a namespace that lives in a process of its own; sets pid_netN
   start "net$1" "0-$((cores - 1))" unshare -n -- sleep 600
   local pid=pid_net$1 own limit="root tbf rate ${fanout_mbit}mbit burst 64k latency 50ms"
