@@ -371,6 +371,27 @@ Test(names, next_version_is_the_one_that_a_publish_gives)
     cr_assert_eq(unpublish("v"), RDT_OK);
 }
 
+/* Another node repeats a PUBLISH only by the mark that it gave the first one. */
+Test(names, publish_of_another_node_is_repeated_by_its_mark_only)
+{
+    static const uint8_t none[NAME_REPEAT_BYTES], mark[NAME_REPEAT_BYTES] = {1}, later[NAME_REPEAT_BYTES] = {2};
+    struct name_publish next = {.id = (const uint8_t *)"w", .id_bytes = 1, .visibility = RDT__PB__VISIBILITY__VISIBILITY_OWNER};
+    uint64_t version = 0;
+
+    cr_assert_eq(publish("w"), 1u);
+    next.object = put(next.visibility);
+    next.repeat = none; /* matches nothing, not even what this node published itself */
+    cr_assert_eq(names_repeated(&names, &next), 0u);
+    next.repeat = mark;
+    cr_assert_eq(names_repeated(&names, &next), 0u);
+    cr_assert_eq(names_publish(&names, &next, &version, &err), RDT_OK, "%s", err.msg);
+    cr_assert_eq(names_repeated(&names, &next), version);
+    next.repeat = later;
+    cr_assert_eq(names_repeated(&names, &next), 0u);
+    object_free(next.object, false, OBJECT_END_FREED);
+    cr_assert_eq(unpublish("w"), RDT_OK);
+}
+
 Test(names, too_many_awaited_names_are_refused)
 {
     static struct waiting waiting[50];
