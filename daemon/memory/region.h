@@ -23,24 +23,26 @@
  *                                            v                               |
  *   USED, LOANED --- last reference ---> ENDED <--- idle, given back --------'
  *   USED ---> COMMON --- last reference ---^
+ *   USED, COMMON --- last reference, sealed ---> CACHED
  *
  *   USED, LOANED      charged to the account of its owner, and found by its id
  *   COMMON            a replica that every fetch of this node shares: found by its id, and charged to no user
- *   RETURNED, CACHED  in the region cache of one client (region_cache.h): neither charged nor found. A client that has a
- *                     RETURNED region may write to it, and uses it again by its id; a CACHED one comes under a new
- *                     generation
+ *   RETURNED, CACHED  in a region cache (region_cache.h), of one client or of sealed memory: neither charged nor found. A
+ *                     client that has a RETURNED region may write to it, and uses it again by its id; a CACHED one comes
+ *                     under a new generation
  *
  * Where its memory goes in the end depends on who ever could reach it (enum region_exposure):
  *
  *   nobody                           pool.h, device_pool.h: it serves any client again
  *   one client                       region_cache.h, device_pool.h: it serves that client again
- *   several clients, or it is sealed,
- *   or the memory is imported        back to the kernel, on the work pool
+ *   readers of one owner, sealed     region_cache.h: it serves the snapshots and replicas of that owner again
+ *   several clients otherwise, or
+ *   the memory is imported           back to the kernel, on the work pool
  *
  * Unused memory is kept for reuse in three places, because it differs in what its next user may see. pool.h has host
  * blocks by size class, zeroed ahead on the work pool, for any client. device_pool.h has device blocks, which are zeroed
- * only when another owner gets them. region_cache.h has whole regions that their client still has mapped, under the
- * descriptor and the id that the client knows. What all three share is here: the limit, the timer (regions_watch) and
+ * only when another owner gets them. region_cache.h has whole regions under the descriptor that clients know: those that
+ * their client still has mapped, and sealed ones. What all three share is here: the limit, the timer (regions_watch) and
  * the order in which they free memory for other requests.
  *
  * All calls are made in the loop thread.
@@ -66,6 +68,13 @@
 
 struct region;
 
+struct cached_regions {
+    struct list list; /* struct region.by_client, the latest last */
+    unsigned n;
+    uint64_t bytes;
+    uint64_t hits; /* of sealed regions: how often one was used again */
+};
+
 struct regions {
     const struct events *events; /* NULL: no client watches events */
     struct plugins *plugins;
@@ -89,11 +98,12 @@ struct regions {
     void (*on_freed)(struct regions *regions, struct memory_device *device);
     struct pool free_pool;
     struct device_pool device_pool;
-    struct map cached_clients;   /* client id -> struct region_cache */
-    struct list cache;           /* struct region.by_age: cached regions of all clients, the oldest first */
-    uint64_t cached_bytes;       /* of all clients */
-    uint64_t cached_max_bytes;   /* the limit for one client */
-    uint64_t cached_hits;        /* how often a cached region was used again */
+    struct map cached_clients; /* client id -> struct region_cache */
+    struct cached_regions sealed;
+    struct list cache;           /* struct region.by_age: all cached regions, the oldest first */
+    uint64_t cached_bytes;       /* of all of them */
+    uint64_t cached_max_bytes;   /* the limit for one client, and for sealed regions */
+    uint64_t cached_hits;        /* how often a client's cached region was used again */
     struct deadlines *deadlines; /* NULL: nothing is pooled or cached */
     struct accounts *accounts;   /* whose requests may wait for room; NULL: none does */
     struct deadline sweep;
@@ -162,16 +172,19 @@ struct region {
     bool writable_outside; /* another process has a writable descriptor of it, which may outlive a seal */
     bool unwritten;        /* it shows bytes of others until region_written: it is neither exported nor pooled */
     bool sealed;           /* no new descriptor or mapping can write it */
-    bool abandoned;        /* a client ended without releasing it. It may have it mapped: its pages must not be removed */
-    bool read_ahead;       /* of FILE: its bytes are being read from the disk, or have been */
-    bool keep_mapped;      /* exported_to will keep it mapped after its release, for its next allocation or fetch */
+    bool refillable;       /* it is sealed, but the daemon's own mapping can still write it */
+    bool one_audience;     /* all clients that ever had a descriptor of it are of one owner: audience */
+    struct owner audience;
+    bool abandoned;   /* a client ended without releasing it. It may have it mapped: its pages must not be removed */
+    bool read_ahead;  /* of FILE: its bytes are being read from the disk, or have been */
+    bool keep_mapped; /* exported_to will keep it mapped after its release, for its next allocation or fetch */
     struct registration registrations[REGION_MAX_REGISTRATIONS];
     unsigned n_registrations;
     struct pinned pinned;
     unsigned device_copies;        /* from and to devices, of host memory that is not pinned */
     struct list uses;              /* struct region_use (region_use.h) */
     struct list readers;           /* struct region_reader.by_region: clients that keep it mapped without a hold */
-    struct list by_client, by_age; /* for region_cache.c */
+    struct list by_client, by_age; /* for region_cache.c: in cached_regions.list and in regions->cache */
     uint64_t cached_since_ns;
     void *record; /* the keeper has its descriptor, and a later daemon will have it (recovery.h); NULL: it has no record */
 };
@@ -193,7 +206,8 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
 void regions_fini(struct regions *regions);
 
 /* From now on unused memory is kept for reuse: at most pool_max_bytes in the pool of host memory, and at most
- * cached_max_bytes in the region cache of each client; 0: none. Memory that is unused for idle_ns is freed. */
+ * cached_max_bytes in the region cache of each client and in that of sealed memory; 0: none. Memory that is unused for idle_ns
+ * is freed. */
 void regions_set_reuse(struct regions *regions, struct deadlines *deadlines, uint64_t pool_max_bytes, uint64_t cached_max_bytes,
                        uint64_t idle_ns);
 
@@ -215,7 +229,8 @@ uint64_t regions_claimed_bytes(const struct regions *regions);
 void regions_watch(struct regions *regions);
 
 /* Allocates zeroed memory, charged to `account`, with one reference for the caller. Device memory that is
- * written whole (from REGION_RECEIVED on) is not zeroed if its old bytes are the same owner's.
+ * written whole (from REGION_RECEIVED on) is not zeroed if its old bytes are the same owner's. A SNAPSHOT or a COPY may get
+ * sealed memory of region_cache.h.
  *
  * RDT_OK: *region_p is ready (little memory, or memory of the pool, which REGION_ALLOCATED never gets). RDT_AGAIN:
  * on_ready is called later with the region or an error. on_ready NULL: never RDT_AGAIN, the loop allocates; only for host

@@ -247,6 +247,9 @@ enum rdt_status region_alloc(struct regions *regions, const char *kind_name, con
         return region_alloc_device(regions, kind, device, bytes, origin, account, client, region_p, on_ready, arg, err);
     if (bytes > regions->limit_bytes)
         return no_room(regions, bytes, err);
+    if ((origin == REGION_SNAPSHOT || origin == REGION_COPY) && !must_wait &&
+        (*region_p = region_cache_take_sealed(regions, bytes, origin, account)))
+        return RDT_OK;
     status = region_new(regions, kind, NULL, bytes, origin, account, client, 1, &region, err);
     if (status != RDT_OK)
         return status;

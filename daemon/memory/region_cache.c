@@ -4,24 +4,24 @@
 #include "daemon/base/sigbus_guard.h"
 #include "daemon/memory/region_impl.h"
 
-#define MAX_REGIONS 256u /* of one client: each takes a descriptor and two mappings */
+#define MAX_REGIONS 256u /* of one client, and of sealed memory: each takes a descriptor and its mappings */
 
-void region_cache_start(struct region_cache *cache, struct regions *regions, uint64_t client,
+void region_cache_start(struct region_cache *cache, struct regions *regions, uint64_t client, const struct owner *owner,
                         const struct region_cache_ops *ops)
 {
-    *cache = (struct region_cache){.regions = regions, .client = client, .ops = ops};
-    list_init(&cache->list);
+    *cache = (struct region_cache){.regions = regions, .client = client, .owner = *owner, .ops = ops};
+    list_init(&cache->cached.list);
     if (!map_put_u64(&regions->cached_clients, client, cache))
         cache->regions = NULL;
 }
 
-static void unlist(struct region_cache *cache, struct region *region)
+static void unlist(struct cached_regions *cached, struct region *region)
 {
     list_remove(&region->by_client);
     list_remove(&region->by_age);
-    cache->n--;
-    cache->bytes -= region->room;
-    cache->regions->cached_bytes -= region->room;
+    cached->n--;
+    cached->bytes -= region->room;
+    region->regions->cached_bytes -= region->room;
 }
 
 /* Ends the client's reference to a RETURNED region, which is the only one. */
@@ -32,25 +32,27 @@ static void end_reference(struct region_cache *cache, struct region *region)
     region->refs = 0;
 }
 
-/* Frees a region and tells its client. */
-static void drop(struct region_cache *cache, struct region *region, struct list *victims)
+/* Frees a cached region and tells its client. */
+static void drop(struct region *region, struct list *victims)
 {
+    struct regions *regions = region->regions;
+    struct region_cache *cache = region->sealed ? NULL : map_get_u64(&regions->cached_clients, region->exported_to);
     uint64_t id = region->id;
     bool was_loaned = region->state == REGION_RETURNED;
 
-    unlist(cache, region);
+    unlist(cache ? &cache->cached : &regions->sealed, region);
     if (was_loaned)
         end_reference(cache, region);
-    region_retire(region, true, victims);
+    region_retire(region, !region->sealed, victims); /* the kernel removes no pages of sealed memory */
     if (was_loaned)
         cache->ops->on_returned(cache, id, true);
-    else
+    else if (cache)
         cache->ops->on_drop(cache, id);
 }
 
 void region_cache_release(struct region_cache *cache, struct region *region)
 {
-    unlist(cache, region);
+    unlist(&cache->cached, region);
     end_reference(cache, region);
     region_retire(region, false, NULL);
 }
@@ -61,9 +63,9 @@ void region_cache_stop(struct region_cache *cache)
         return;
     map_remove_u64(&cache->regions->cached_clients, cache->client);
     device_pool_forget_client(&cache->regions->device_pool, cache->client);
-    while (!list_empty(&cache->list)) {
-        struct region *region = container_of(list_first(&cache->list), struct region, by_client);
-        unlist(cache, region);
+    while (!list_empty(&cache->cached.list)) {
+        struct region *region = container_of(list_first(&cache->cached.list), struct region, by_client);
+        unlist(&cache->cached, region);
         if (region->state == REGION_RETURNED)
             end_reference(cache, region);
         region_retire(region, true, NULL);
@@ -71,20 +73,21 @@ void region_cache_stop(struct region_cache *cache)
     cache->regions = NULL;
 }
 
-/* Puts an unused region into the cache. The oldest ones are freed to make room. */
-static void insert(struct region_cache *cache, struct region *region, enum region_state state)
+/* Puts an unused region into a cache. The oldest ones are freed to make room. */
+static void insert(struct cached_regions *cached, struct region *region, enum region_state state)
 {
-    struct regions *regions = cache->regions;
+    struct regions *regions = region->regions;
 
-    while (cache->n >= MAX_REGIONS || cache->bytes + region->room > regions->cached_max_bytes)
-        drop(cache, container_of(list_first(&cache->list), struct region, by_client), NULL);
-    region_uncharge_use(region);
+    while (cached->n >= MAX_REGIONS || cached->bytes + region->room > regions->cached_max_bytes)
+        drop(container_of(list_first(&cached->list), struct region, by_client), NULL);
+    if (region->state != REGION_COMMON)
+        region_uncharge_use(region);
     region_set_state(region, state);
     region->cached_since_ns = uv_hrtime();
-    list_append(&cache->list, &region->by_client);
+    list_append(&cached->list, &region->by_client);
     list_append(&regions->cache, &region->by_age);
-    cache->n++;
-    cache->bytes += region->room;
+    cached->n++;
+    cached->bytes += region->room;
     regions->cached_bytes += region->room;
     regions_watch(regions);
 }
@@ -96,29 +99,78 @@ bool region_may_be_cached(const struct region *region, uint64_t client)
            list_empty(&region->readers) && !sigbus_guard_is_broken(region->guard);
 }
 
-enum rdt_status region_cache_resume(struct region_cache *cache, struct region *region, struct rdt_error *err)
+static enum rdt_status use_again(struct cached_regions *cached, struct region *region, struct rdt_error *err)
 {
+    struct regions *regions = region->regions;
     enum rdt_status status;
 
-    if (!index_put(&cache->regions->by_id, region->id, region))
+    if (!index_put(&regions->by_id, region->id, region))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a region");
     status = region_charge_use(region, err);
     if (status != RDT_OK) {
-        (void)index_remove(&cache->regions->by_id, region->id);
+        (void)index_remove(&regions->by_id, region->id);
         return status;
     }
-    unlist(cache, region);
+    unlist(cached, region);
     region_set_state(region, REGION_USED);
-    cache->regions->cached_hits++;
-    event(cache->regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "new", region);
+    event(regions->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "new", region);
     return RDT_OK;
+}
+
+enum rdt_status region_cache_resume(struct region_cache *cache, struct region *region, struct rdt_error *err)
+{
+    enum rdt_status status = use_again(&cache->cached, region, err);
+
+    cache->regions->cached_hits += status == RDT_OK;
+    return status;
+}
+
+/* A descriptor stays charged while the region is cached. */
+static void move_to_account(struct region *region, struct account *account)
+{
+    (void)account_ref(account);
+    account_add(account, USAGE_FDS, region->n_fds);
+    account_give(region->account, USAGE_FDS, region->n_fds);
+    account_unref(region->account);
+    region->account = account;
+}
+
+/* The client may be gone before the region is. */
+static void leave_client(struct region *region)
+{
+    if (region->account->client != 0 && region->account->parent)
+        move_to_account(region, region->account->parent);
+}
+
+/* Caches a sealed region, if no process can write it, and only processes of one owner could read it. They have all released it:
+ * one that ended without a release may still read what it holds. */
+static bool insert_sealed(struct region *region)
+{
+    struct regions *regions = region->regions;
+
+    if (!region->refillable || !region->one_audience || region->writable_outside || region->abandoned ||
+        region->room > regions->cached_max_bytes || !regions->deadlines)
+        return false;
+    if (region->record)
+        regions->on_kept_end(regions->kept_arg, region);
+    if (region->record)
+        return false; /* a later daemon will have it */
+    region_tell_readers(region);
+    insert(&regions->sealed, region, REGION_CACHED);
+    region->generation++;
+    region->client = region->creator = 0;
+    leave_client(region);
+    return true;
 }
 
 bool region_cache_insert(struct region *region)
 {
     struct regions *regions = region->regions;
-    struct region_cache *cache = region->keep_mapped ? map_get_u64(&regions->cached_clients, region->exported_to) : NULL;
+    struct region_cache *cache;
 
+    if (region->sealed)
+        return insert_sealed(region);
+    cache = region->keep_mapped ? map_get_u64(&regions->cached_clients, region->exported_to) : NULL;
     if (!cache)
         return false;
     if (!region_may_be_cached(region, cache->client) || region->room > regions->cached_max_bytes || !region_map(region, NULL)) {
@@ -127,7 +179,7 @@ bool region_cache_insert(struct region *region)
         cache->ops->on_drop(cache, id);
         return true;
     }
-    insert(cache, region, REGION_CACHED);
+    insert(&cache->cached, region, REGION_CACHED);
     region->generation++; /* a request that names the old generation finds no region */
     region->exposure = REGION_BOUND;
     return true;
@@ -159,22 +211,29 @@ void region_cache_return(struct region *region)
         cache->ops->on_returned(cache, id, true);
         return;
     }
-    insert(cache, region, REGION_RETURNED);
+    insert(&cache->cached, region, REGION_RETURNED);
     cache->ops->on_returned(cache, id, false);
+}
+
+/* The smallest CACHED region with room for that many bytes, and of equal ones the latest, which the processor's caches may
+ * still have. audience: of sealed regions. */
+static struct region *best_of(const struct cached_regions *cached, uint64_t bytes, const struct owner *audience)
+{
+    struct region *best = NULL;
+
+    list_for_each (node, &cached->list) {
+        struct region *region = container_of(node, struct region, by_client);
+        if (region->room >= bytes && region->room / 2 <= bytes && (!best || region->room <= best->room) &&
+            region->state == REGION_CACHED && (!audience || owner_equal(&region->audience, audience)))
+            best = region;
+    }
+    return best;
 }
 
 struct region *region_cache_take(struct region_cache *cache, uint64_t bytes, enum region_origin origin)
 {
-    struct region *best = NULL;
+    struct region *best = cache->regions && bytes > 0 ? best_of(&cache->cached, bytes, NULL) : NULL;
 
-    if (!cache->regions || bytes == 0)
-        return NULL;
-    list_for_each (node, &cache->list) {
-        struct region *region = container_of(node, struct region, by_client);
-        if (region->room >= bytes && region->room / 2 <= bytes && (!best || region->room <= best->room) &&
-            region->state == REGION_CACHED)
-            best = region; /* the smallest, and of equal ones the latest, which the processor's caches may still have */
-    }
     if (!best)
         return NULL;
     best->bytes = bytes;
@@ -188,6 +247,26 @@ struct region *region_cache_take(struct region_cache *cache, uint64_t bytes, enu
     return best;
 }
 
+struct region *region_cache_take_sealed(struct regions *regions, uint64_t bytes, enum region_origin origin,
+                                        struct account *account)
+{
+    struct region *best = best_of(&regions->sealed, bytes, &account->owner);
+
+    if (!best || account_check(account, USAGE_FDS, best->n_fds, NULL) != RDT_OK ||
+        account_check(account, USAGE_ORPHANS, 1, NULL) != RDT_OK)
+        return NULL;
+    best->bytes = bytes;
+    best->origin = origin;
+    move_to_account(best, account);
+    if (use_again(&regions->sealed, best, NULL) != RDT_OK) {
+        leave_client(best);
+        return NULL; /* the allocation that follows fails, too, and says why */
+    }
+    regions->sealed.hits++;
+    best->refs = 1;
+    return best;
+}
+
 void region_cache_evict(struct regions *regions, uint64_t bytes, struct list *victims)
 {
     uint64_t given = 0;
@@ -195,7 +274,7 @@ void region_cache_evict(struct regions *regions, uint64_t bytes, struct list *vi
     while (given < bytes && !list_empty(&regions->cache)) {
         struct region *region = container_of(list_first(&regions->cache), struct region, by_age);
         given += region->room;
-        drop(map_get_u64(&regions->cached_clients, region->exported_to), region, victims);
+        drop(region, victims);
     }
 }
 
@@ -205,7 +284,7 @@ bool region_cache_sweep(struct regions *regions, uint64_t now_ns)
         struct region *region = container_of(list_first(&regions->cache), struct region, by_age);
         if (now_ns - region->cached_since_ns < regions->free_pool.idle_ns)
             return true;
-        drop(map_get_u64(&regions->cached_clients, region->exported_to), region, NULL);
+        drop(region, NULL);
     }
     return false;
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The region cache of a client: regions that no other client ever had. After their release they stay mapped at both ends
- * and serve the client's next fetch or allocation of about the same size, without a descriptor, a mapping or page faults.
- * Each use has a new generation.
+/* Region caches: whole regions that are used again, under the same id with a new generation, because a new descriptor,
+ * mapping and pages would cost more than the bytes that move.
+ *
+ * The region cache of a client has regions that no other client ever had. After their release they stay mapped at both ends
+ * and serve the client's next fetch or allocation of about the same size.
  *
  * The last unref of a region inserts it if its client keeps it mapped (region->keep_mapped). No other client ever gets
  * its memory. Cached regions are charged to memory_limit and bounded for each client. They are freed when they have been
@@ -10,6 +12,11 @@
  * A region that a client loans to its objects (Put.loaned) is RETURNED here while no object refers to it, for the
  * client's next put. The client still has it and may write to it. Other clients may have read it; if they keep a mapping,
  * they see what they would see of a live object.
+ *
+ * The cache of sealed regions (regions->sealed) has snapshots and replicas that only processes of one owner ever had, who
+ * could read but not write them, and who all have released them. They serve the next snapshot or replica of that owner, such
+ * as the next version of a model's weights. A process that keeps a descriptor or a mapping after its release can therefore see
+ * later bytes, but only bytes that its owner may read.
  *
  * All calls are made in the loop thread.
  */
@@ -21,9 +28,8 @@
 struct region_cache {        /* of one client */
     struct regions *regions; /* NULL: not started */
     uint64_t client;
-    struct list list; /* struct region.by_client, the latest last */
-    unsigned n;
-    uint64_t bytes;
+    struct owner owner; /* of the client */
+    struct cached_regions cached;
     const struct region_cache_ops *ops;
 };
 
@@ -37,7 +43,7 @@ struct region_cache_ops {
 };
 
 /* Starts the cache of a client. If there is no memory, the client has no cache, and cache->regions is NULL. */
-void region_cache_start(struct region_cache *cache, struct regions *regions, uint64_t client,
+void region_cache_start(struct region_cache *cache, struct regions *regions, uint64_t client, const struct owner *owner,
                         const struct region_cache_ops *ops);
 
 /* Frees the client's cached regions and its blocks in the device pool. Calls no on_drop, because the client is gone. Does
@@ -61,8 +67,13 @@ void region_cache_release(struct region_cache *cache, struct region *region);
 /* Only its client still refers to a LOANED region: moves it to RETURNED, or ends it. */
 void region_cache_return(struct region *region);
 
-/* A region has lost its last reference. Returns true if it is in the cache now, or has been freed here. */
+/* A region has lost its last reference. Returns true if it is in a cache now, or has been freed here. */
 bool region_cache_insert(struct region *region);
+
+/* Takes a sealed region for memory that the owner of the account may read, and charges it to the account. It has one
+ * reference for the caller, and contains older bytes of the same owner. NULL: none fits, or the account has no room. */
+struct region *region_cache_take_sealed(struct regions *regions, uint64_t bytes, enum region_origin origin,
+                                        struct account *account);
 
 /* Moves the memory of cached regions of at least `bytes` bytes, or of all, to `victims`, the oldest first. */
 void region_cache_evict(struct regions *regions, uint64_t bytes, struct list *victims);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "daemon/memory/handle.h"
+#include "daemon/memory/region_cache.h"
 #include "daemon/memory/region_file.h"
 #include "daemon/memory/region_impl.h"
 
@@ -39,6 +40,15 @@ enum rdt_status region_check(const struct region *region, struct rdt_error *err)
 
 void region_expose(struct region *region, uint64_t client)
 {
+    const struct region_cache *cache = client != 0 ? map_get_u64(&region->regions->cached_clients, client) : NULL;
+
+    if (region->exposure < REGION_EXPOSED) {
+        region->one_audience = cache;
+        if (cache)
+            region->audience = cache->owner;
+    } else if (!cache || !owner_equal(&region->audience, &cache->owner)) {
+        region->one_audience = false;
+    }
     if (region->exposure < REGION_EXPOSED && client != 0) {
         region->exposure = REGION_EXPOSED;
         region->exported_to = client;
@@ -72,6 +82,7 @@ enum rdt_status region_seal(struct region *region, struct rdt_error *err)
         return rdt_error_set(err, RDT_UNSUPPORTED, "memory kind %s cannot be sealed", region->kind->name);
     status = region->kind->ops.seal(region->kind->instance, &region->block, false, err);
     region->sealed = status == RDT_OK;
+    region->refillable = region->sealed && region->block.addr; /* it stays mapped as it is */
     return status;
 }
 

@@ -192,7 +192,7 @@ static bool stays_for_later(struct region *region)
     return region->record;
 }
 
-static void tell_readers(struct region *region)
+void region_tell_readers(struct region *region)
 {
     while (!list_empty(&region->readers)) {
         struct region_reader *reader = container_of(list_first(&region->readers), struct region_reader, by_region);
@@ -222,7 +222,7 @@ void region_retire(struct region *region, bool discard, struct list *victims)
     struct owner owner = region->account->owner;
     struct pool_block *block = little ? NULL : malloc(sizeof *block), on_stack, *filled = block ? block : &on_stack;
 
-    tell_readers(region);
+    region_tell_readers(region);
     fill_block(filled, region, discards && (block || !written));
     if (region->filled_bytes > 0 && !region_orphans_watch(regions->orphans, region, region->filled_bytes, true))
         regions_uncharge(regions, region->filled_bytes);

@@ -9,7 +9,7 @@
  *   region_device                       the same on devices
  *   region_export > region_file         who can reach the memory
  *   region                              references
- *   region_cache                        regions that their clients keep mapped
+ *   region_cache                        regions that are used again as a whole
  *   region_free > region_orphans        the end of the memory; regions->on_freed lets allocations go on that wait for it
  *   region_table                        the entries, with their states and charges
  */
@@ -92,6 +92,9 @@ void regions_free_init(struct regions *regions);
  * its pages even if a client has it mapped, unless it was abandoned. victims: moves the memory to that list instead, and
  * takes off its charge; NULL: none. */
 void region_retire(struct region *region, bool discard, struct list *victims);
+
+/* Tells the clients that keep a region mapped without a hold that it has ended. */
+void region_tell_readers(struct region *region);
 
 /* Moves the memory of a block, which is freed, to a region. The block's charge is the region's now. */
 void region_adopt(struct region *region, struct pool_block *take_block);

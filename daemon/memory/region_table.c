@@ -50,7 +50,7 @@ uint64_t regions_claimed_bytes(const struct regions *regions)
 static const struct sm_state states[REGION_STATES] = {
     [REGION_USED] = {"used", TO(REGION_LOANED) | TO(REGION_COMMON) | TO(REGION_CACHED) | TO(REGION_ENDED)},
     [REGION_LOANED] = {"loaned", TO(REGION_RETURNED) | TO(REGION_CACHED) | TO(REGION_ENDED)},
-    [REGION_COMMON] = {"common", TO(REGION_ENDED)},
+    [REGION_COMMON] = {"common", TO(REGION_CACHED) | TO(REGION_ENDED)},
     [REGION_RETURNED] = {"returned", TO(REGION_USED) | TO(REGION_ENDED)},
     [REGION_CACHED] = {"cached", TO(REGION_USED) | TO(REGION_ENDED)},
     [REGION_ENDED] = {"ended", 0},

@@ -50,6 +50,7 @@ void regions_init(struct regions *regions, struct plugins *plugins, struct work_
     regions_free_init(regions);
     pool_init(&regions->free_pool, pool, 0, 0);
     device_pool_init(&regions->device_pool, free_device_block);
+    list_init(&regions->sealed.list);
     memory_room_init(&regions->room);
 }
 
@@ -100,6 +101,7 @@ void regions_close(struct regions *regions)
     if (!regions->deadlines)
         return;
     region_orphans_close(regions->orphans);
+    region_cache_evict(regions, regions->sealed.bytes, NULL);
     pool_close(&regions->free_pool);
     (void)device_pool_sweep(&regions->device_pool, UINT64_MAX);
     device_pool_set_idle(&regions->device_pool, 0);

@@ -92,7 +92,7 @@ static void on_unmapped(struct mapped *mapped, uint64_t region)
 void client_start_caches(struct client *client, struct regions *regions)
 {
     mapped_start(&client->mapped, on_unmapped);
-    region_cache_start(&client->cache, regions, client->id, &cache_ops);
+    region_cache_start(&client->cache, regions, client->id, &client->account->owner, &cache_ops);
 }
 
 enum rdt_status client_region(struct client *client, uint64_t id, uint64_t generation, struct region **region_p,

@@ -102,8 +102,9 @@ enum rdt_status transfer_reserve(struct transfer *transfer, bool shared, region_
         transfer->received = region_cache_take(&transfer->client->cache, transfer->stream_bytes, REGION_RECEIVED);
     if (transfer->received)
         return RDT_OK;
-    return region_alloc(transfer->transfers->regions, "host", "", transfer->stream_bytes, REGION_RECEIVED, transfer->account,
-                        own ? transfer->client->id : 0, &transfer->received, on_ready, transfer, err);
+    return region_alloc(transfer->transfers->regions, "host", "", transfer->stream_bytes,
+                        shared ? REGION_COPY : REGION_RECEIVED, transfer->account, own ? transfer->client->id : 0,
+                        &transfer->received, on_ready, transfer, err);
 }
 
 static void target_free(struct target *target, struct account *account)

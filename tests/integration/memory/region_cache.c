@@ -12,6 +12,7 @@
 #include "client/call.h"
 #include "rdt.pb-c.h"
 #include "tests/support/cluster.h"
+#include "tests/support/tensors.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -67,6 +68,46 @@ static void finish(void)
     node_expect_idle(&node);
     node_kill(&node, SIGTERM); /* pooled memory would stay for a minute, so descriptors are not counted here */
     node_check_log(&node, none);
+}
+
+/* ---- sealed memory ---- */
+
+Test(region_cache, snapshot_has_the_memory_of_an_earlier_one_that_all_readers_released)
+{
+    const size_t bytes = 3 * MIB;
+    unsigned long inode = 0;
+    uint8_t *memory;
+    rdt_object *kept = NULL;
+
+    start(long_idle);
+    must_ok(rdt_alloc(producer, bytes, (void **)&memory, NULL));
+    for (uint32_t i = 0; i < 6; i++) {
+        struct rdt_put_options options = RDT_INIT(options);
+        struct rdt_tensor tensor = VECTOR(RDT_U8, bytes, memory);
+        struct rdt_ref ref;
+        rdt_object *object;
+        fill_pattern(memory, bytes, i);
+        options.flags = RDT_PUT_SNAPSHOT;
+        must_ok(rdt_put(producer, &tensor, 1, &options, &ref, NULL));
+        object = fetch_one(consumer, &ref, RDT_FETCH_SHARE);
+        tensor = tensor_of(object, 0);
+        must(holds_pattern(tensor.data, bytes, i));
+        must((inode_at(tensor.data) == inode) == (i != 0 && i != 3));
+        inode = inode_at(tensor.data);
+        if (i == 2) { /* one that is still held keeps its bytes, whatever comes after it */
+            kept = object;
+        } else if (i == 3) {
+            struct rdt_tensor old = tensor_of(kept, 0);
+            must(holds_pattern(old.data, bytes, 2));
+            rdt_release(kept);
+        }
+        if (i != 2)
+            rdt_release(object);
+        must_ok(rdt_free(producer, &ref, false, NULL));
+    }
+    must(status_now().pool_hits >= 4);
+    must_ok(rdt_dealloc(producer, memory, NULL));
+    finish();
 }
 
 /* ---- to the same client ---- */

@@ -67,6 +67,14 @@ static enum rdt_status fake_import(void *memory, const char *device, const struc
     return rdt_error_set(err, RDT_INVALID, "no import is good enough");
 }
 
+static enum rdt_status fake_seal(void *memory, struct rdt_block *block, bool proof, struct rdt_error *err)
+{
+    (void)memory;
+    (void)err;
+    block->read_only = true;
+    return proof ? RDT_UNSUPPORTED : RDT_OK;
+}
+
 static enum rdt_status fake_share(void *memory, const struct rdt_block *block, bool writable, int *fd_p, struct rdt_error *err)
 {
     (void)memory;
@@ -86,11 +94,15 @@ void fake_setup(void)
     cr_assert_eq(uv_loop_init(&fake.loop), 0);
     cr_assert_eq(plugins_create(&fake.loop, &options, &fake.plugins, &err), RDT_OK, "%s", err.msg);
     cr_assert_eq(work_pool_create(&fake.loop, 2, &fake.pool, &err), RDT_OK, "%s", err.msg);
-    fake.kind = (struct memory_kind){
-        .ops = {.alloc = fake_alloc, .free = fake_free, .map = fake_map, .share = fake_share, .import = fake_import},
-        .name = "fake",
-        .path = "",
-        .available = true};
+    fake.kind = (struct memory_kind){.ops = {.alloc = fake_alloc,
+                                             .free = fake_free,
+                                             .map = fake_map,
+                                             .share = fake_share,
+                                             .seal = fake_seal,
+                                             .import = fake_import},
+                                     .name = "fake",
+                                     .path = "",
+                                     .available = true};
     fake.transport = (struct transport){.ops = {.register_memory = fake_register, .unregister_memory = fake_unregister},
                                         .name = "fake",
                                         .path = "",

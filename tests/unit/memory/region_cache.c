@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The region cache of a client: which regions it gets again, and how it is told that a region has gone. */
+/* The region caches: which regions a client gets again, how it is told that a region has gone, and which sealed memory is used
+ * again for whom. */
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -50,7 +51,7 @@ Test(region_cache, region_with_lost_pages_is_not_cached)
     struct region *region;
     int fd;
 
-    region_cache_start(&cache, &fake.regions, 1, &cache_ops);
+    region_cache_start(&cache, &fake.regions, 1, &(struct owner){.uid = 1000}, &cache_ops);
     region = receive(SIZE, 1);
     cr_assert_eq(region_export_to(region, 1, true, &fd, NULL), RDT_OK);
     region->guard = broken_slot();
@@ -82,8 +83,8 @@ Test(region_cache, cached_region_serves_its_client_only)
     uint64_t id, generation;
     int fd;
 
-    region_cache_start(&a, &fake.regions, 1, &cache_ops);
-    region_cache_start(&b, &fake.regions, 2, &cache_ops);
+    region_cache_start(&a, &fake.regions, 1, &(struct owner){.uid = 1000}, &cache_ops);
+    region_cache_start(&b, &fake.regions, 2, &(struct owner){.uid = 1000}, &cache_ops);
     id = cache_region(SIZE, 1);
     cr_assert_eq(fake.regions.cached_bytes, SIZE);
     cr_assert_eq(regions_used_bytes(&fake.regions), 0u);
@@ -114,8 +115,8 @@ Test(region_cache, oldest_cached_region_is_freed_for_room_and_its_client_is_told
     struct region_cache a, b;
     uint64_t first;
 
-    region_cache_start(&a, &fake.regions, 1, &cache_ops);
-    region_cache_start(&b, &fake.regions, 2, &cache_ops);
+    region_cache_start(&a, &fake.regions, 1, &(struct owner){.uid = 1000}, &cache_ops);
+    region_cache_start(&b, &fake.regions, 2, &(struct owner){.uid = 1000}, &cache_ops);
     first = cache_region(SIZE, 1);
     (void)cache_region(SIZE, 2);
     fake.regions.limit_bytes = 2 * SIZE;
@@ -132,7 +133,7 @@ Test(region_cache, cache_of_a_client_stays_below_its_limit)
 {
     struct region_cache cache;
 
-    region_cache_start(&cache, &fake.regions, 1, &cache_ops);
+    region_cache_start(&cache, &fake.regions, 1, &(struct owner){.uid = 1000}, &cache_ops);
     for (unsigned i = 0; i < 10; i++) {
         struct region *regions[2];
         int fd;
@@ -154,7 +155,7 @@ Test(region_cache, region_of_a_gone_client_is_freed)
     struct region_cache cache;
     struct region *region;
 
-    region_cache_start(&cache, &fake.regions, 1, &cache_ops);
+    region_cache_start(&cache, &fake.regions, 1, &(struct owner){.uid = 1000}, &cache_ops);
     (void)cache_region(SIZE, 1);
     region = region_cache_take(&cache, SIZE, REGION_RECEIVED); /* a fetch into it is under way */
     region_cache_stop(&cache);
@@ -206,7 +207,7 @@ Test(region_cache, loaned_region_returns_and_is_used_again_under_its_id)
     struct region_cache cache;
     struct region *region;
 
-    region_cache_start(&cache, &fake.regions, 1, &loan_ops);
+    region_cache_start(&cache, &fake.regions, 1, &(struct owner){.uid = 1000}, &loan_ops);
     region = exported_region(1);
     for (unsigned i = 1; i < 4; i++) {
         (void)loan_and_return(region);
@@ -233,7 +234,7 @@ Test(region_cache, returned_region_ends_for_room_and_its_client_is_told)
     struct region_cache cache;
     struct region *region;
 
-    region_cache_start(&cache, &fake.regions, 1, &loan_ops);
+    region_cache_start(&cache, &fake.regions, 1, &(struct owner){.uid = 1000}, &loan_ops);
     (void)loan_and_return(exported_region(1));
     fake.regions.limit_bytes = SIZE;
     region = fake_region(SIZE, 3);
@@ -249,7 +250,7 @@ Test(region_cache, abandoned_region_does_not_return)
     struct region_cache cache;
     struct region *region;
 
-    region_cache_start(&cache, &fake.regions, 1, &loan_ops);
+    region_cache_start(&cache, &fake.regions, 1, &(struct owner){.uid = 1000}, &loan_ops);
     region = exported_region(1);
     region_mark_abandoned(region);
     (void)loan_and_return(region);
@@ -263,7 +264,7 @@ Test(region_cache, returned_region_ends_with_its_client)
 {
     struct region_cache cache;
 
-    region_cache_start(&cache, &fake.regions, 1, &loan_ops);
+    region_cache_start(&cache, &fake.regions, 1, &(struct owner){.uid = 1000}, &loan_ops);
     (void)loan_and_return(exported_region(1));
     region_cache_stop(&cache);
     cr_assert_eq(n_forgotten, 1u);
@@ -271,4 +272,136 @@ Test(region_cache, returned_region_ends_with_its_client)
     cr_assert_eq(fake.regions.cached_bytes, 0u);
     fake_run();
     cr_assert_eq(fake.n_freed, 1u);
+}
+
+/* ---- sealed regions ---- */
+
+static struct account second_account = {.owner = {.uid = 1001}, .refs = 1};
+static struct region_cache readers[3]; /* the clients 1 and 2 are of uid 1000, the client 3 of uid 1001 */
+
+static struct region *snapshot_of(uint64_t bytes, struct account *of)
+{
+    struct region *region = NULL;
+    enum rdt_status status =
+        region_alloc(&fake.regions, "fake", "", bytes, REGION_SNAPSHOT, of, 0, &region, on_ready, &region, NULL);
+
+    if (status == RDT_AGAIN)
+        fake_run();
+    cr_assert_not_null(region);
+    return region;
+}
+
+static void start_readers(void)
+{
+    for (unsigned i = 0; i < 3; i++)
+        region_cache_start(&readers[i], &fake.regions, i + 1, i < 2 ? &account.owner : &second_account.owner, &cache_ops);
+}
+
+static void stop_readers(void)
+{
+    for (unsigned i = 0; i < 3; i++)
+        region_cache_stop(&readers[i]);
+}
+
+static void show_to(struct region *region, uint64_t client, bool writable)
+{
+    int fd;
+
+    cr_assert_eq(region_export_to(region, client, writable, &fd, NULL), RDT_OK);
+}
+
+Test(region_cache, snapshot_that_one_owner_read_serves_its_next_snapshot)
+{
+    struct region *region;
+    uint64_t id;
+
+    start_readers();
+    region = snapshot_of(SIZE, &account);
+    id = region->id;
+    show_to(region, 1, false);
+    show_to(region, 2, false);
+    drop(region);
+    cr_assert_eq(fake.regions.cached_bytes, SIZE);
+    cr_assert_null(fake_find(id, 1));
+    cr_assert_null(region_cache_take(&readers[0], SIZE, REGION_RECEIVED), "no client may write it");
+    region = snapshot_of(SIZE - 10, &account);
+    cr_assert(region->id == id && region->generation == 2 && region->bytes == SIZE - 10);
+    cr_assert_eq(fake.regions.cached_bytes, 0u);
+    cr_assert_eq(regions_used_bytes(&fake.regions), SIZE);
+    drop(region); /* nobody read it this time, but processes may still have a descriptor */
+    cr_assert_eq(fake.regions.free_pool.bytes, 0u);
+    cr_assert_eq(fake.regions.cached_bytes, SIZE);
+    stop_readers();
+    cr_assert_eq(fake.regions.cached_bytes, SIZE, "it does not go with a client");
+}
+
+Test(region_cache, sealed_memory_goes_to_no_other_owner)
+{
+    struct region *region;
+    uint64_t id;
+
+    start_readers();
+    region = snapshot_of(SIZE, &account);
+    id = region->id;
+    show_to(region, 1, false);
+    drop(region);
+    region = snapshot_of(SIZE, &second_account);
+    cr_assert_neq(region->id, id);
+    drop(region);
+    region = snapshot_of(SIZE, &account);
+    cr_assert_eq(region->id, id);
+    show_to(region, 3, false); /* an owner who may see later bytes of the first only if they are shown to it, too */
+    drop(region);
+    cr_assert_eq(fake.regions.cached_bytes, 0u);
+    region = snapshot_of(SIZE, &account);
+    show_to(region, 0, false); /* nobody knows to whom */
+    drop(region);
+    cr_assert_eq(fake.regions.cached_bytes, 0u);
+    stop_readers();
+}
+
+Test(region_cache, memory_that_may_be_read_or_written_outside_is_not_used_again)
+{
+    struct region *region;
+
+    start_readers();
+    region = snapshot_of(SIZE, &account);
+    show_to(region, 1, false);
+    region_mark_abandoned(region);
+    drop(region);
+    cr_assert_eq(fake.regions.cached_bytes, 0u, "a child of its reader may have it");
+    region = receive(SIZE, 1);
+    show_to(region, 1, true);
+    cr_assert_eq(region_seal(region, NULL), RDT_OK);
+    drop(region);
+    cr_assert_eq(fake.regions.cached_bytes, 0u, "a writable descriptor is out");
+    region = snapshot_of(SIZE, &account);
+    show_to(region, 1, false);
+    region->refillable = false; /* as if a client had created it */
+    drop(region);
+    cr_assert_eq(fake.regions.cached_bytes, 0u);
+    stop_readers();
+}
+
+Test(region_cache, common_replica_is_charged_to_who_uses_it_again)
+{
+    struct region *region;
+
+    start_readers();
+    region = snapshot_of(SIZE, &account);
+    show_to(region, 1, false);
+    region_make_common(region);
+    drop(region);
+    cr_assert_eq(account.used[USAGE_BYTES], 0u);
+    region = snapshot_of(SIZE, &account);
+    cr_assert_eq(region->state, REGION_USED);
+    cr_assert_eq(account.used[USAGE_BYTES], SIZE);
+    drop(region);
+    cr_assert_eq(account.used[USAGE_BYTES], 0u);
+    cr_assert_eq(regions_used_bytes(&fake.regions), 0u);
+    fake.regions.limit_bytes = 3 * SIZE;
+    region = fake_region(3 * SIZE, 1);
+    cr_assert_eq(fake.regions.cached_bytes, 0u, "cached memory is freed before a request is refused");
+    drop(region);
+    stop_readers();
 }
