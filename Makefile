@@ -55,7 +55,7 @@ ifndef CFLAGS_$(VARIANT)
 $(error VARIANT=$(VARIANT): expected one of release, asan, tsan, cov, fuzz)
 endif
 
-WARNINGS := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wundef -Wformat=2 \
+WARNINGS := -Wall -Wextra -Wno-unused-parameter -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wundef -Wformat=2 \
             $(if $(filter 1,$(WERROR)),-Werror)
 ifeq ($(VARIANT),fuzz)
 WARNINGS := -Wall

@@ -291,7 +291,6 @@ static enum rdt_status give_nodes(struct lister *lister, const Rdt__Pb__ListRepl
 {
     struct rdt_node_transport transports[TRANSPORTS_MAX];
 
-    (void)err;
     for (size_t i = 0; i < page->n_peers; i++) {
         const Rdt__Pb__PeerInfo *from = page->peers[i];
         struct rdt_node_row row = {

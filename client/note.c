@@ -23,13 +23,11 @@ static void finish(rdt *conn, struct note *note)
 
 static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
 {
-    (void)frame;
     finish(conn, container_of(pending, struct note, pending));
 }
 
 static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
 {
-    (void)why;
     finish(conn, container_of(pending, struct note, pending));
 }
 

@@ -50,7 +50,6 @@ static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
     rdt_request *request = container_of(pending, rdt_request, pending);
     struct rdt_error err;
 
-    (void)conn;
     (void)rdt_error_set(&err, RDT_PROTOCOL, "%s %s: rdtd answered the handle with a frame of type %u", request->what,
                         request->label, frame->type);
     request_fail(request, &err);
@@ -113,7 +112,6 @@ static void on_answer(rdt *conn, struct pending *pending, struct frame *frame)
     rdt_request *request = container_of(pending, rdt_request, pending);
     struct rdt_error err;
 
-    (void)conn;
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &err);
         if (err.status == RDT_NOT_FOUND && request->repeated && frame->type == RDT_MSG_WAIT_FREED) {

@@ -138,7 +138,6 @@ static void watch_again(rdt *conn)
 
 static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
 {
-    (void)conn, (void)pending, (void)why;
 }
 
 static void on_resume_answer(rdt *conn, struct pending *pending, struct frame *frame)
@@ -146,7 +145,6 @@ static void on_resume_answer(rdt *conn, struct pending *pending, struct frame *f
     Rdt__Pb__ResumeReply *reply;
     struct rdt_error err;
 
-    (void)pending;
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &err);
         lose(conn, "did not go on with this session", &err);
@@ -217,7 +215,6 @@ static void on_hello_answer(rdt *conn, struct pending *pending, struct frame *fr
     Rdt__Pb__HelloReply *reply;
     struct rdt_error err;
 
-    (void)pending;
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &err);
         if (err.status == RDT_SHUTTING_DOWN || err.status == RDT_AGAIN)

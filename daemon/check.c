@@ -32,7 +32,6 @@ static enum rdt_status check_interfaces(const struct options *options, struct rd
 
 static void on_closed(void *arg)
 {
-    (void)arg;
 }
 
 enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err)

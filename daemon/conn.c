@@ -443,8 +443,6 @@ static void on_hello_timeout(struct deadline *deadline)
 
 static void on_process_end(uv_poll_t *poll, int status, int events)
 {
-    (void)status;
-    (void)events;
     conn_close(poll->data, "its process has ended");
 }
 

@@ -32,7 +32,7 @@ static void fill_hello(void *arg, struct peer *peer, Rdt__Pb__LinkHello *hello)
 {
     struct daemon *daemon = arg;
 
-    (void)peer; /* transports are offered when the link is up, since only then the node at its other end is known */
+    /* transports are offered when the link is up, since only then the node at its other end is known */
     hello->version = (char *)RDTD_VERSION;
     hello->tensor_runs = true;
     hello->names = true;
@@ -117,7 +117,6 @@ static bool may_forget_peer(void *arg, struct peer *peer)
 static enum rdt_status send_for_group(void *arg, struct peer *peer, enum rdt_peer_message type, const ProtobufCMessage *message,
                                       struct rdt_error *err)
 {
-    (void)arg;
     return peer_send(peer, type, message, err);
 }
 
@@ -400,7 +399,6 @@ static void ask_for_short_slices(void)
 
 static void on_closed(void *arg)
 {
-    (void)arg;
 }
 
 enum rdt_status daemon_run(struct options *options, struct rdt_error *err)

@@ -247,7 +247,6 @@ static void on_signal(uv_signal_t *handle, int number)
 
 static void on_watchdog(uv_timer_t *timer)
 {
-    (void)timer;
     sdnotify("WATCHDOG=1");
 }
 

@@ -33,7 +33,6 @@ static void on_connection(uv_poll_t *poll, int status, int events)
     struct listener_socket *listening = poll->data;
     struct listener *listener = listening->listener;
 
-    (void)events;
     if (status < 0)
         return;
     for (int i = 0; i < ACCEPTS_PER_TURN; i++) {

@@ -135,7 +135,6 @@ void daemon_on_hangup(uv_signal_t *handle, int number)
     struct daemon *daemon = handle->data;
     struct rdt_error err;
 
-    (void)number;
     if (daemon->rpc.draining)
         log_warn("SIGHUP: the daemon ends, so it does not reload its configuration");
     else if (daemon_reload(daemon, false, NULL, NULL, &err) != RDT_OK)

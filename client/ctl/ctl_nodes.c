@@ -44,7 +44,6 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
     struct ctl_table table;
     bool printed;
 
-    (void)ctl;
     ctl_table_init(&table, columns, sizeof columns / sizeof *columns);
     for (size_t i = 0; i < nodes->n_nodes; i++)
         add_node(&table, nodes->nodes[i]);

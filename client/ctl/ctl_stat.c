@@ -14,7 +14,6 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
     const Rdt__Pb__ObjectInfo *o = (const Rdt__Pb__ObjectInfo *)reply;
     char text[CTL_HUMAN_BYTES];
 
-    (void)ctl;
     ctl_line("object      %s", o->id);
     ctl_line("ref         %s", o->ref);
     ctl_line("state       %s, %s old", o->state, ctl_human_duration(o->age_ns, text));

@@ -13,7 +13,6 @@ static int print(struct ctl *ctl, const ProtobufCMessage *reply)
     const Rdt__Pb__StatusReply *s = (const Rdt__Pb__StatusReply *)reply;
     char a[CTL_HUMAN_BYTES], b[CTL_HUMAN_BYTES], c[CTL_HUMAN_BYTES], text[64];
 
-    (void)ctl;
     ctl_line("rdtd %s, %s for %s, pid %d", s->version, s->state, ctl_human_duration(s->uptime_ns, a), s->pid);
     ctl_line("node       %s", s->node);
     ctl_line("boot id    %s", s->boot_id);

@@ -77,7 +77,6 @@ static enum rdt_status map(void *arg, const struct rdt_shared *shared, void **ad
     CUdeviceptr base = 0;
     enum rdt_status status = cuda_driver_open(&driver, err);
 
-    (void)arg;
     (void)pthread_once(&once, init);
     if (status != RDT_OK)
         return status;
@@ -106,7 +105,6 @@ static void unmap(void *arg, void *addr, void *mapping)
 {
     struct cuda_driver *driver;
 
-    (void)arg, (void)addr;
     if (cuda_driver_open(&driver, NULL) == RDT_OK)
         unmap_here(driver, mapping);
 }

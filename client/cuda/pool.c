@@ -89,7 +89,6 @@ void *rdt_cuda_pool_alloc(ptrdiff_t bytes, int device, void *stream)
     struct block *block = calloc(1, sizeof *block);
     struct rdt_error err;
 
-    (void)stream;
     if (!block) {
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to allocate a block of GPU memory");
         count_failure(&err);
@@ -139,7 +138,6 @@ void rdt_cuda_pool_free(void *addr, ptrdiff_t bytes, int device, void *stream)
     struct retained *retained;
     struct block *block;
 
-    (void)bytes, (void)device, (void)stream;
     if (!addr)
         return;
     (void)pthread_mutex_lock(&mutex);

@@ -55,10 +55,6 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
     char *text = NULL;
     rdt *conn = NULL;
 
-    (void)version;
-    (void)upload;
-    (void)upload_bytes;
-    (void)state;
     if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
         return answer(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "text/plain", "only GET is served\n");
     if (strcmp(path, "/metrics") != 0)

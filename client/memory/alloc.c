@@ -25,13 +25,12 @@ static void finish(rdt *conn, struct pending *pending)
 
 static void on_frame(rdt *conn, struct pending *pending, struct frame *frame)
 {
-    (void)frame; /* An error means that the daemon does not know the region, so it is released in that case too. */
+    /* An error means that the daemon does not know the region, so it is released in that case too. */
     finish(conn, pending);
 }
 
 static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
 {
-    (void)why;
     finish(conn, pending);
 }
 

@@ -213,7 +213,6 @@ static void wake_one(struct owner_work *pool)
 /* The signal ends the wait for the peer of a lingering socket. It does not interrupt the freeing of pages. */
 static void on_signal(int number)
 {
-    (void)number;
 }
 
 static void interrupt_old(struct owner_work *pool)

@@ -51,8 +51,6 @@ static void on_fault(int number, siginfo_t *info, void *context)
     struct slot *slot = info->si_code > 0 ? find(addr) : NULL; /* otherwise a process sent the signal */
     uint64_t page_bytes = slot ? atomic_load(&slot->page_bytes) : 0;
 
-    (void)number;
-    (void)context;
     if (slot && put_zeros(addr & ~(uintptr_t)(page_bytes - 1), page_bytes))
         atomic_store(&slot->broken, true);
     else

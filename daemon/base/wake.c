@@ -10,8 +10,6 @@ static void on_readable(uv_poll_t *poll, int failure, int happened)
     struct wake *wake = poll->data;
     eventfd_t ignored;
 
-    (void)failure;
-    (void)happened;
     (void)eventfd_read(wake->fd, &ignored); /* first, so that a later wake_send wakes the loop again */
     wake->on_wake(wake);
 }

@@ -112,8 +112,6 @@ static void on_process_end(uv_poll_t *poll, int uv_status, int events)
     struct rdt_error err;
     int status = 0;
 
-    (void)uv_status;
-    (void)events;
     (void)waitpid(program->pid, &status, WNOHANG);
     let_go(program);
     if (!directory)

@@ -545,7 +545,6 @@ void names_claims_tick(struct directory_names *all)
 /* Those of which the node may be a home are told again: all, because the table may have changed. */
 void names_claims_peer_up(struct directory_names *all, const struct peer *peer)
 {
-    (void)peer;
     list_for_each (node, &all->claimed) {
         struct name_claim *claim = container_of(node, struct name_claim, link);
         if (is_used(claim) && list_empty(&claim->by_dirty))

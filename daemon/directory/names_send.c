@@ -93,7 +93,6 @@ bool names_send(const struct directory_names *all, struct peer *peer, Rdt__Pb__N
     Rdt__Pb__Name message = RDT__PB__NAME__INIT;
     Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
 
-    (void)all;
     if (peer->state != PEER_UP || !peer->names)
         return false;
     owner.tenant = (char *)key->owner.tenant;

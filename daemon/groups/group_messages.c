@@ -57,7 +57,6 @@ static enum rdt_status on_ready(struct groups *groups, struct peer *peer, const 
     struct group *group = group_by_token(groups, word->token.data, word->token.len);
     struct group_node *node;
 
-    (void)err;
     if (!group || group->sm.state != GROUP_FORMING || group->epoch != word->epoch)
         return RDT_OK;
     if (group->coordinator == peer && group->connected && group->suspicion.status == RDT_OK) {
@@ -148,7 +147,6 @@ static enum rdt_status on_ended(struct groups *groups, struct peer *peer, const 
     struct group *group = group_by_token(groups, word->token.data, word->token.len);
     struct group_node *node = group && !group->coordinator ? group_node_of(group, peer) : NULL;
 
-    (void)err;
     if (node) {
         node->ended = true;
         if (group->epoch == word->epoch && (group->sm.state == GROUP_FORMING || group->sm.state == GROUP_READY))

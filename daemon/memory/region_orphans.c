@@ -208,8 +208,6 @@ static void on_readable(uv_poll_t *poll, int status, int events)
     _Alignas(struct inotify_event) char buffer[4096];
     ssize_t n;
 
-    (void)status;
-    (void)events;
     while ((n = read(orphans->watcher->fd, buffer, sizeof buffer)) > 0) {
         const struct inotify_event *event;
         for (char *at = buffer; at < buffer + n; at += sizeof *event + event->len) {

@@ -179,7 +179,6 @@ static void on_filled(void *arg, struct region *region, const struct rdt_error *
     struct snapshot *snapshot = arg;
     struct rdt_error why = {0};
 
-    (void)region;
     if (err)
         why = *err;
     snapshot->step = STEP_RESERVE;

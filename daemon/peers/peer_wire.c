@@ -246,7 +246,6 @@ static void on_alloc(uv_handle_t *handle, size_t suggested, uv_buf_t *buf)
 {
     struct peer_link *link = handle->data;
 
-    (void)suggested;
     *buf = uv_buf_init((char *)link->config->read_buf, PEER_LINK_READ_BYTES);
 }
 

@@ -60,7 +60,6 @@ static void close_pem(struct pem *pem)
 
 static int no_passphrase(char *buf, int size, int rwflag, void *arg)
 {
-    (void)buf, (void)size, (void)rwflag, (void)arg;
     return -1;
 }
 

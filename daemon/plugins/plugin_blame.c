@@ -80,7 +80,6 @@ static void on_fatal(int number, siginfo_t *info, void *context)
     int owner = records && (!sent || aborted) ? whose_code_runs() : NOBODY;
     struct timespec now;
 
-    (void)context;
     if (owner != NOBODY) {
         struct record *record = &records->records[owner];
         (void)clock_gettime(CLOCK_REALTIME, &now);
@@ -131,7 +130,6 @@ static void note_range(uintptr_t lo, uintptr_t hi, int owner)
 
 static int note_library(struct dl_phdr_info *info, size_t bytes, void *owner)
 {
-    (void)bytes;
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *part = &info->dlpi_phdr[i];
         if (part->p_type == PT_LOAD && part->p_flags & PF_X)

@@ -134,7 +134,7 @@ static void on_unloaded(void *arg, const struct plugin_parts *parts, const struc
 {
     struct hotload *hotload = arg;
 
-    (void)err; /* closing cannot fail */
+    /* closing cannot fail */
     if (parts->transport)
         transfers_transport_forget(hotload->transfers, parts->transport);
     log_info("backend %s is unloaded", plugin_name(parts->plugin));

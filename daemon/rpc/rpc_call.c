@@ -236,7 +236,6 @@ void call_drop(struct call *call)
 
 bool calls_client_gone(struct rpc *rpc, struct client *client, uint64_t until_ns)
 {
-    (void)rpc;
     while (!list_empty(&client->rpc.calls)) {
         call_drop(container_of(list_first(&client->rpc.calls), struct call, link));
         if (uv_hrtime() >= until_ns)

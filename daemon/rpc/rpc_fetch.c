@@ -226,7 +226,6 @@ enum rdt_status rpc_cancel(struct call *call, const void *request, struct rdt_er
     struct fetch *fetch = map_get_u64(&call->client->transfers.fetches, message->handle);
     struct rdt_error why;
 
-    (void)err;
     if (fetch) { /* otherwise the fetch has ended meanwhile, which is not an error */
         (void)rdt_error_set(&why, RDT_CANCELLED, "the fetch was cancelled");
         fetch_fail(fetch, &why);

@@ -133,8 +133,6 @@ static void wake_freed(struct call *call)
 
 static void on_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
-    (void)object;
-    (void)why;
     wake_freed(container_of(waiter, struct call, object));
 }
 
@@ -241,7 +239,6 @@ enum rdt_status rpc_cancel_request(struct call *call, const void *request, struc
     struct remote_hold *hold = call->client ? remote_hold_find(call->client, message->request_id) : NULL;
     struct rdt_error why;
 
-    (void)err;
     if (other) {
         if (other->on_end)
             other->on_end(other);

@@ -39,7 +39,6 @@ enum rdt_status rpc_drain(struct call *call, const void *request, struct rdt_err
     const Rdt__Pb__Drain *message = request;
     Rdt__Pb__Empty reply = RDT__PB__EMPTY__INIT;
 
-    (void)err;
     if (call->rpc->drained == message->undo)
         log_info("uid %u %s", call->account->owner.uid,
                  message->undo ? "has ended the draining: new objects are taken again"

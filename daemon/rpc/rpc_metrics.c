@@ -143,7 +143,6 @@ enum rdt_status rpc_metrics(struct call *call, const void *request, struct rdt_e
     uint64_t bounds_ns[HISTOGRAM_BUCKETS - 1];
     struct rpc *rpc = call->rpc;
 
-    (void)request;
     for (unsigned i = 0; i < HISTOGRAM_BUCKETS - 1; i++)
         bounds_ns[i] = histogram_bound_ns(i);
     reply.n_bounds_ns = HISTOGRAM_BUCKETS - 1;

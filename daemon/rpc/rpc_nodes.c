@@ -76,7 +76,6 @@ enum rdt_status rpc_nodes(struct call *call, const void *request, struct rdt_err
     Rdt__Pb__NodeInfo *self;
     bool whole = true;
 
-    (void)request;
     reply.nodes = arena_alloc(call->arena, NODES_MAX * sizeof *reply.nodes);
     reply.providers = nodes_providers(rpc->directory, call->arena, &reply.n_providers);
     self = reply.nodes ? add_node(&reply, call->arena, rpc->node->address, rpc->node->address, rpc->node->uuid) : NULL;

@@ -433,9 +433,7 @@ static struct object *find_pending(struct call *call, const Rdt__Pb__Ready *mess
 
 static void on_late_snapshot(void *arg, struct object *object, const struct rdt_error *err)
 {
-    (void)arg;
-    (void)object;
-    (void)err; /* the fetches that wait for the object get the error */
+    /* the fetches that wait for the object get the error */
 }
 
 enum rdt_status rpc_ready(struct call *call, const void *request, struct rdt_error *err)

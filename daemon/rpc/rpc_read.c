@@ -95,8 +95,6 @@ static void done_read(struct work *work)
 /* The client's turns have nothing to do for it, because done_read continues. */
 static bool reading_step(struct client_task *task, uint64_t until_ns)
 {
-    (void)task;
-    (void)until_ns;
     return false;
 }
 

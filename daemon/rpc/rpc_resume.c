@@ -205,7 +205,6 @@ enum rdt_status rpc_resume(struct call *call, const void *request, struct rdt_er
 
 enum rdt_status rpc_close(struct call *call, const void *request, struct rdt_error *err)
 {
-    (void)request, (void)err;
     recovery_end_session(call->rpc->recovery, call->client);
     call_reply_empty(call);
     return RDT_OK;

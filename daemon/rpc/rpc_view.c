@@ -21,7 +21,6 @@ enum rdt_status rpc_ping(struct call *call, const void *request, struct rdt_erro
     const Rdt__Pb__Ping *ping = request;
     Rdt__Pb__Ping reply = RDT__PB__PING__INIT;
 
-    (void)err;
     reply.data = ping->data;
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;
@@ -36,7 +35,6 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     size_t n = 0;
     struct transfers_stats transfers;
 
-    (void)request;
     node_hex(rpc->node->uuid, uuid);
     node_hex(rpc->node->boot_id, boot);
     reply.version = (char *)RDTD_VERSION;

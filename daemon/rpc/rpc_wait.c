@@ -92,7 +92,6 @@ static void on_published(struct name_waiter *waiter, struct object *object, uint
 {
     struct call *call = container_of(waiter, struct call, named);
 
-    (void)version;
     if (object)
         answer_live(call, object);
     else

@@ -103,7 +103,6 @@ struct stored *stored_new(struct storage *storage, uint64_t generation, struct o
 
 static void run_nothing(struct work *work)
 {
-    (void)work;
 }
 
 static void done_barrier(struct work *work)

@@ -138,7 +138,6 @@ static bool can_read(const struct fanout_place *reader, const struct fanout_plac
 {
     struct peer_session *there = container_of(source, struct replica_entry, place)->session;
 
-    (void)arg;
     return there->peer->state == PEER_UP && there->peer->address[0] &&
            share_transport(there, container_of(reader, struct replica_entry, place)->session);
 }
@@ -151,7 +150,6 @@ static void ask_again(struct fanout_place *place, void *arg)
     Rdt__Pb__AskAgainWhy why = (Rdt__Pb__AskAgainWhy)place->asked;
     Rdt__Pb__Replicas message = RDT__PB__REPLICAS__INIT;
 
-    (void)arg;
     message.ask_again = &generation;
     message.n_ask_again = 1;
     message.ask_again_why = &why;

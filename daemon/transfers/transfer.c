@@ -235,7 +235,6 @@ bool transfers_client_gone(struct transfers *transfers, struct client *client, u
     struct rdt_error why;
     struct fetch *fetch;
 
-    (void)transfers;
     (void)rdt_error_set(&why, RDT_CANCELLED, "the client has ended");
     while ((fetch = map_next(&client->transfers.fetches, &client->transfers.reaped_fetches))) {
         struct transfer *transfer = fetch->transfer;

@@ -311,7 +311,6 @@ static void fill(struct transfer *transfer);
 
 static void on_filled(void *arg, struct region *region, const struct rdt_error *err)
 {
-    (void)region;
     step_ended(arg, err, fill);
 }
 

@@ -215,7 +215,6 @@ void transfers_peer_down(struct transfers *transfers, struct peer *peer, const s
 {
     struct peer_session *session = peer->session;
 
-    (void)transfers;
     if (session)
         session_fail(session, why);
 }
@@ -288,7 +287,6 @@ static enum rdt_status on_end(struct peer_session *session, const void *message,
 {
     const Rdt__Pb__PullEnd *end = message;
 
-    (void)err;
     if (end->from_owner)
         transfer_in_on_end(session, end);
     else
@@ -298,15 +296,12 @@ static enum rdt_status on_end(struct peer_session *session, const void *message,
 
 static enum rdt_status on_aborted(struct peer_session *session, const void *message, struct rdt_error *err)
 {
-    (void)session; /* The reader's memory depends on its own operations only. */
-    (void)message;
-    (void)err;
+    /* The reader's memory depends on its own operations only. */
     return RDT_OK;
 }
 
 static enum rdt_status on_copies(struct peer_session *session, const void *message, struct rdt_error *err)
 {
-    (void)err;
     replica_directory_on_message(&session->transfers->directory, session, message);
     replicas_on_message(&session->transfers->replicas, session, message);
     return RDT_OK;
@@ -321,7 +316,6 @@ static enum rdt_status on_broadcast_word(struct peer_session *session, const voi
 {
     const Rdt__Pb__BroadcastResult *word = message;
 
-    (void)err;
     if (word->from_root)
         transfer_member_on_over(session, word);
     else

@@ -29,7 +29,6 @@ static void on_pinned(void *arg, struct region *region, const struct rdt_error *
 {
     struct stage_work creation = *(struct stage_work *)arg;
 
-    (void)region, (void)err;
     free(arg);
     creation.on_ready(creation.arg, creation.stage, NULL);
 }

@@ -40,7 +40,6 @@ void tickets_init(struct tickets *tickets, void (*on_ready)(struct tickets *))
 void tickets_fini(struct tickets *tickets)
 {
     assert(list_empty(&tickets->all) && list_empty(&tickets->queues));
-    (void)tickets;
 }
 
 bool ticket_is_first(const uint8_t here[16], const uint8_t there[16])

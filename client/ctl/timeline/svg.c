@@ -88,7 +88,6 @@ enum rdt_status timeline_write_svg(const struct timeline *timeline, FILE *out, s
     uint64_t from_ns = timeline->n ? timeline->events[0].at_ns : 0, until_ns = from_ns + 1;
     double scale;
 
-    (void)err;
     for (size_t i = 0; i < timeline->n; i++) {
         const struct timeline_event *event = &timeline->events[i];
         if (row_of(rows, &n, event) == ROWS_MAX)

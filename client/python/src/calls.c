@@ -9,7 +9,6 @@ static PyObject *node(PyObject *self, PyObject *ignored)
     struct rdt_error err;
     enum rdt_status status;
 
-    (void)ignored;
     if (!conn_enter(conn))
         return NULL;
     status = rdt_node(conn->rdt, &info, &err);
@@ -112,7 +111,6 @@ static PyObject *span(PyObject *self, PyObject *tensor)
     size_t itemsize;
     bool empty = false;
 
-    (void)self;
     if (!list)
         return NULL;
     Py_INCREF(tensor);
@@ -223,7 +221,6 @@ static PyObject *fileno_of(PyObject *self, PyObject *ignored)
     struct conn *conn = (struct conn *)self;
     int fd;
 
-    (void)ignored;
     if (!conn_enter(conn))
         return NULL;
     fd = rdt_fd(conn->rdt);
@@ -239,7 +236,6 @@ static PyObject *dispatch(PyObject *self, PyObject *ignored)
     enum rdt_status status;
     struct rdt_error err;
 
-    (void)ignored;
     if (!conn_enter(conn))
         return NULL;
     CONN_CALL(conn, status = rdt_dispatch(conn->rdt, NULL, &err));

@@ -128,7 +128,6 @@ PyObject *conn_close(PyObject *self, PyObject *ignored)
 {
     struct conn *conn = (struct conn *)self;
 
-    (void)ignored;
     if (conn->closed)
         Py_RETURN_NONE;
     Py_INCREF(conn);

@@ -21,7 +21,6 @@ PyObject *delta_encode(PyObject *module, PyObject *args)
     PyObject *result = NULL;
     size_t used = 0;
 
-    (void)module;
     if (!PyArg_ParseTuple(args, "y*y*nw*:delta_encode", &base, &next, &elem_bytes, &out))
         return NULL;
     if (base.len != next.len) {
@@ -46,7 +45,6 @@ PyObject *delta_apply(PyObject *module, PyObject *args)
     struct rdt_error err = {0};
     enum rdt_status status = RDT_INVALID;
 
-    (void)module;
     if (!PyArg_ParseTuple(args, "w*ny*:delta_apply", &target, &elem_bytes, &delta))
         return NULL;
     if (whole_elements(&target, elem_bytes)) {

@@ -171,7 +171,6 @@ PyObject *tensor_dlpack_device(PyObject *self, PyObject *ignored)
 {
     int gpu = ((struct tensor *)self)->gpu;
 
-    (void)ignored;
     return gpu == HOST ? Py_BuildValue("(ii)", DL_CPU, 0) : Py_BuildValue("(ii)", DL_CUDA, gpu);
 }
 
@@ -182,7 +181,6 @@ PyObject *tensor_capsule(PyObject *self, PyObject *ignored)
     struct tensor *tensor = (struct tensor *)self;
     uint8_t code, bits = (uint8_t)(8 * rdt_dtype_bytes(tensor->dtype));
 
-    (void)ignored;
     switch (tensor->dtype) {
     case RDT_F16:
     case RDT_BF16:

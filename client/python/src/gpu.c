@@ -25,7 +25,6 @@ bool gpu_place(PyObject *place, const char **memory_p, const char **device_p, bo
 
 bool gpu_open(struct conn *conn)
 {
-    (void)conn;
     (void)raise_status(
         RDT_UNSUPPORTED,
         "this package was built without cuda.h: run `make cuda-headers` or install the CUDA headers, and build it again");
@@ -33,43 +32,35 @@ bool gpu_open(struct conn *conn)
 }
 void gpu_close(struct conn *conn)
 {
-    (void)conn;
 }
 int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid)
 {
-    (void)conn, (void)memory, (void)uuid;
     return HOST;
 }
 bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p)
 {
-    (void)ordinal, (void)uuid_p;
     return gpu_open(conn);
 }
 enum rdt_status gpu_put(struct conn *conn, const struct borrowed_set *set, struct rdt_put_options *options,
                         struct rdt_ref *ref_p, bool may_share, Py_ssize_t *copied_p, bool *live_p, struct rdt_error *err)
 {
-    (void)conn, (void)set, (void)options, (void)ref_p, (void)may_share, (void)copied_p, (void)live_p;
     err->status = RDT_UNSUPPORTED; /* gpu_open has already reported why */
     return RDT_UNSUPPORTED;
 }
 enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
-    (void)conn, (void)set;
     err->status = RDT_UNSUPPORTED;
     return RDT_UNSUPPORTED;
 }
 void gpu_take_back(struct borrowed_set *set)
 {
-    (void)set;
 }
 enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
-    (void)conn, (void)set, (void)err;
     return RDT_OK;
 }
 void gpu_release(struct conn *conn, uint64_t gpus, const struct used_streams *used, rdt_object *take_object, void *take_addr)
 {
-    (void)gpus, (void)used;
     if (take_object)
         rdt_release(take_object);
     else
@@ -77,7 +68,6 @@ void gpu_release(struct conn *conn, uint64_t gpus, const struct used_streams *us
 }
 enum rdt_status gpu_read(struct conn *conn, const void *from, void *to, size_t bytes, struct rdt_error *err)
 {
-    (void)conn, (void)from, (void)to, (void)bytes;
     err->status = RDT_UNSUPPORTED;
     return RDT_UNSUPPORTED;
 }
@@ -87,7 +77,6 @@ static bool use_pool(struct conn *conn)
 }
 PyObject *gpu_pool_info(PyObject *module, PyObject *ignored)
 {
-    (void)module, (void)ignored;
     Py_RETURN_NONE;
 }
 
@@ -428,7 +417,6 @@ PyObject *gpu_pool_info(PyObject *module, PyObject *ignored)
 {
     struct rdt_cuda_pool_info info;
 
-    (void)module, (void)ignored;
     rdt_cuda_pool_info(&info);
     return Py_BuildValue("{s:n,s:n,s:n,s:i,s:s}", "blocks", (Py_ssize_t)info.blocks, "bytes", (Py_ssize_t)info.bytes,
                          "failures", (Py_ssize_t)info.failures, "status", (int)info.last.status, "last",
@@ -464,7 +452,6 @@ PyObject *conn_gpu(PyObject *self, PyObject *ordinal)
 
 PyObject *conn_gpu_open(PyObject *self, PyObject *ignored)
 {
-    (void)ignored;
     if (!gpu_open((struct conn *)self))
         return NULL;
     Py_RETURN_NONE;
@@ -472,7 +459,6 @@ PyObject *conn_gpu_open(PyObject *self, PyObject *ignored)
 
 PyObject *conn_use_pool(PyObject *self, PyObject *ignored)
 {
-    (void)ignored;
     if (!use_pool((struct conn *)self))
         return NULL;
     Py_RETURN_NONE;

@@ -74,7 +74,6 @@ PyObject *conn_groups(PyObject *self, PyObject *ignored)
     enum rdt_status status;
     PyObject *list = NULL;
 
-    (void)ignored;
     do { /* groups may have been added since the count */
         PyMem_Free(groups);
         groups = PyMem_Calloc(room, sizeof *groups);

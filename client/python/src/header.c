@@ -93,7 +93,6 @@ PyObject *header_names(PyObject *module, PyObject *header)
     const char *more;
     PyObject *names;
 
-    (void)module;
     if (!PyBytes_Check(header)) {
         PyErr_SetString(PyExc_TypeError, "a header is bytes");
         return NULL;

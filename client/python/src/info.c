@@ -219,7 +219,6 @@ PyObject *conn_nodes(PyObject *self, PyObject *ignored)
     struct rdt_error err;
     struct rows rows;
 
-    (void)ignored;
     if (!rows_begin(&rows, (struct conn *)self))
         return NULL;
     return rows_end(&rows, rdt_each_node(rows.conn->rdt, add_node, &rows, &err), &err);
@@ -330,7 +329,6 @@ PyObject *conn_status(PyObject *self, PyObject *ignored)
     struct rdt_error err;
     enum rdt_status status;
 
-    (void)ignored;
     if (!conn_enter(conn))
         return NULL;
     CONN_CALL(conn, status = rdt_daemon_status(conn->rdt, &daemon, &err));

@@ -82,7 +82,6 @@ bool option_timeout(PyObject *seconds, int64_t *ns_p)
 /* setup(errors, error, Ref, Request, numpy_names): registers the classes of the Python side. */
 static PyObject *setup(PyObject *module, PyObject *args)
 {
-    (void)module;
     Py_CLEAR(errors);
     if (!PyArg_ParseTuple(args, "O!OOOO!", &PyDict_Type, &errors, &error_type, &made_ref_type, &made_request_type, &PyDict_Type,
                           &numpy_names))
@@ -100,7 +99,6 @@ static PyObject *set_torch(PyObject *module, PyObject *args)
 {
     PyObject *type, *dtypes, *stream;
 
-    (void)module;
     if (!PyArg_ParseTuple(args, "O!O!O", &PyType_Type, &type, &PyDict_Type, &dtypes, &stream) || !torch_find_exchange(type))
         return NULL;
     Py_INCREF(type);

@@ -168,7 +168,6 @@ static PyObject *ref_pack(PyObject *self, PyObject *ignored)
     uint8_t packed[RDT_REF_PACKED_BYTES];
     size_t bytes = rdt_ref_pack(&((struct ref *)self)->ref, packed);
 
-    (void)ignored;
     return PyBytes_FromStringAndSize((const char *)packed, (Py_ssize_t)bytes);
 }
 
@@ -197,7 +196,6 @@ static PyObject *ref_reduce(PyObject *self, PyObject *ignored)
 {
     PyObject *packed, *unpack, *reduced = NULL;
 
-    (void)ignored;
     if (!hand_on((struct ref *)self))
         return NULL;
     packed = ref_pack(self, NULL);
@@ -243,7 +241,6 @@ static PyObject *ref_drop(PyObject *self, PyObject *ignored)
     struct rdt_error err;
     enum rdt_status status;
 
-    (void)ignored;
     ref->wanting = false;
     Py_CLEAR(ref->hold);
     if (!conn)
@@ -260,7 +257,6 @@ static PyObject *ref_drop(PyObject *self, PyObject *ignored)
 
 static PyObject *ref_keep(PyObject *self, PyObject *ignored)
 {
-    (void)ignored;
     ((struct ref *)self)->retained = true;
     Py_INCREF(self);
     return self;
@@ -309,7 +305,6 @@ static PyObject *get_id(PyObject *self, void *ignored)
 {
     const struct rdt_ref *ref = &((struct ref *)self)->ref;
 
-    (void)ignored;
     return PyBytes_FromStringAndSize(ref->id, ref->id_bytes);
 }
 
@@ -317,7 +312,6 @@ static PyObject *get_owner(PyObject *self, void *ignored)
 {
     const struct rdt_ref *ref = &((struct ref *)self)->ref;
 
-    (void)ignored;
     if (ref->any_owner)
         Py_RETURN_NONE;
     return Py_BuildValue("(Is)", (unsigned)ref->uid, ref->tenant);
@@ -327,7 +321,6 @@ static PyObject *get_holds(PyObject *self, void *ignored)
 {
     struct ref *ref = (struct ref *)self;
 
-    (void)ignored;
     return PyBool_FromLong(ref->conn || (ref->hold && request_holds(ref->hold)));
 }
 
@@ -335,7 +328,6 @@ static PyObject *get_hold(PyObject *self, void *ignored)
 {
     PyObject *hold = ((struct ref *)self)->hold;
 
-    (void)ignored;
     if (!hold)
         hold = Py_None;
     Py_INCREF(hold);
@@ -344,7 +336,6 @@ static PyObject *get_hold(PyObject *self, void *ignored)
 
 static int set_hold(PyObject *self, PyObject *value, void *ignored)
 {
-    (void)ignored;
     if (!value || !PyObject_TypeCheck(value, &request_type)) {
         PyErr_SetString(PyExc_TypeError, "_hold is a Request");
         return -1;
@@ -358,7 +349,6 @@ static PyObject *get_copied(PyObject *self, void *ignored)
 {
     struct ref *ref = (struct ref *)self;
 
-    (void)ignored;
     if (ref->copied < 0)
         Py_RETURN_NONE;
     return PyLong_FromSsize_t(ref->copied);
@@ -366,13 +356,11 @@ static PyObject *get_copied(PyObject *self, void *ignored)
 
 static PyObject *get_grace(PyObject *self, void *ignored)
 {
-    (void)ignored;
     return PyFloat_FromDouble((double)((struct ref *)self)->grace_ns / 1e9);
 }
 
 static int set_grace(PyObject *self, PyObject *value, void *ignored)
 {
-    (void)ignored;
     return value && timeout_from(value, GRACE_NS, &((struct ref *)self)->grace_ns) ? 0 : -1;
 }
 

@@ -160,7 +160,6 @@ static PyObject *request_held(PyObject *self, PyObject *ignored)
     struct rdt_ref held;
     struct rdt_error err;
 
-    (void)ignored;
     if (gone(request))
         return NULL;
     if (rdt_hold_ref(request->request, &held, &err) != RDT_OK)
@@ -173,7 +172,6 @@ static PyObject *request_state(PyObject *self, PyObject *ignored)
     struct request *request = (struct request *)self;
     enum rdt_status status = request->request ? rdt_request_status(request->request, NULL) : RDT_DISCONNECTED;
 
-    (void)ignored;
     return PyLong_FromLong(status);
 }
 
@@ -181,7 +179,6 @@ static PyObject *request_cancel(PyObject *self, PyObject *ignored)
 {
     struct request *request = (struct request *)self;
 
-    (void)ignored;
     if (request->request)
         rdt_cancel(request->request);
     Py_RETURN_NONE;
@@ -193,7 +190,6 @@ static PyObject *request_check(PyObject *self, PyObject *ignored)
     struct request *request = (struct request *)self;
     struct rdt_error err;
 
-    (void)ignored;
     if (gone(request))
         return NULL;
     if (rdt_request_status(request->request, &err) != RDT_OK)
@@ -207,7 +203,6 @@ static PyObject *request_take(PyObject *self, PyObject *ignored)
     rdt_object *object;
     struct rdt_error err;
 
-    (void)ignored;
     if (gone(request))
         return NULL;
     if (rdt_request_take_object(request->request, &object, &err) != RDT_OK)
@@ -362,13 +357,11 @@ static PyObject *get_metadata(PyObject *self, void *ignored)
     size_t bytes;
     const void *metadata = rdt_object_metadata(((struct object *)self)->object, &bytes);
 
-    (void)ignored;
     return PyBytes_FromStringAndSize(metadata, (Py_ssize_t)bytes);
 }
 
 static PyObject *get_count(PyObject *self, void *ignored)
 {
-    (void)ignored;
     return PyLong_FromSize_t(rdt_object_count(((struct object *)self)->object));
 }
 
@@ -377,7 +370,6 @@ static PyObject *object_info(PyObject *self, PyObject *ignored)
     struct rdt_object_info info;
     PyObject *ref;
 
-    (void)ignored;
     rdt_object_info(((struct object *)self)->object, &info);
     ref = ref_new(&info.ref, NULL);
     return Py_BuildValue("{s:N,s:s,s:K,s:K,s:d,s:O,s:O,s:K}", "ref", ref, "path", info.path, "transfer",
@@ -390,7 +382,6 @@ static PyObject *get_writable(PyObject *self, void *ignored)
 {
     struct rdt_object_info info;
 
-    (void)ignored;
     rdt_object_info(((struct object *)self)->object, &info);
     return PyBool_FromLong(info.writable);
 }
@@ -399,7 +390,6 @@ static PyObject *get_version(PyObject *self, void *ignored)
 {
     struct rdt_object_info info;
 
-    (void)ignored;
     rdt_object_info(((struct object *)self)->object, &info);
     return PyLong_FromUnsignedLongLong(info.version);
 }

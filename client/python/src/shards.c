@@ -138,7 +138,6 @@ PyObject *conn_part_version(PyObject *self, PyObject *request)
         PyErr_SetString(PyExc_TypeError, "expected a Request of this connection");
         return NULL;
     }
-    (void)self;
     if (rdt_part_version(((struct request *)request)->request, &version, &err) != RDT_OK)
         return raise_error(&err);
     return PyLong_FromUnsignedLongLong(version);

@@ -136,7 +136,6 @@ static PyObject *get_shape(PyObject *self, void *ignored)
 {
     struct tensor *tensor = (struct tensor *)self;
 
-    (void)ignored;
     return tuple_of(tensor->dims, (uint32_t)tensor->ndim);
 }
 
@@ -144,7 +143,6 @@ static PyObject *get_strides(PyObject *self, void *ignored)
 {
     struct tensor *tensor = (struct tensor *)self;
 
-    (void)ignored;
     return tuple_of(tensor->dims + tensor->ndim, (uint32_t)tensor->ndim);
 }
 
@@ -154,7 +152,6 @@ static PyObject *get_dtype(PyObject *self, void *ignored)
     enum rdt_dtype dtype = ((struct tensor *)self)->dtype;
     PyObject *name;
 
-    (void)ignored;
     if ((size_t)dtype >= sizeof names / sizeof *names)
         return PyUnicode_FromString(rdt_dtype_name(dtype));
     name = names[dtype];
@@ -166,7 +163,6 @@ static PyObject *get_dtype(PyObject *self, void *ignored)
 
 static PyObject *get_contiguous(PyObject *self, void *ignored)
 {
-    (void)ignored;
     return PyBool_FromLong(is_contiguous((struct tensor *)self, false));
 }
 
@@ -175,7 +171,6 @@ static PyObject *get_device(PyObject *self, void *ignored)
     static PyObject *cpu;
     int gpu = ((struct tensor *)self)->gpu;
 
-    (void)ignored;
     if (gpu != HOST)
         return PyUnicode_FromFormat("cuda:%d", gpu);
     if (!cpu)
@@ -229,13 +224,11 @@ static PyObject *interface_of(struct tensor *tensor, bool on_gpu)
 
 static PyObject *get_interface(PyObject *self, void *ignored)
 {
-    (void)ignored;
     return interface_of((struct tensor *)self, false);
 }
 
 static PyObject *get_cuda_interface(PyObject *self, void *ignored)
 {
-    (void)ignored;
     tensor_streams((struct tensor *)self)->unknown = true; /* the interface does not say which streams will use it */
     return interface_of((struct tensor *)self, true);
 }
@@ -250,7 +243,6 @@ static PyObject *tensor_bits(PyObject *self, PyObject *ignored)
                               .strides = (const int64_t *)tensor->dims + tensor->ndim,
                               .data = tensor->data};
 
-    (void)ignored;
     view.dtype = itemsize == 1 ? RDT_U8 : itemsize == 2 ? RDT_U16 : itemsize == 4 ? RDT_U32 : RDT_U64;
     if (itemsize == 16) {
         PyErr_SetString(PyExc_TypeError, "there is no integer type of 16 bytes");
@@ -263,7 +255,6 @@ static PyObject *tensor_tobytes(PyObject *self, PyObject *ignored)
 {
     struct tensor *tensor = (struct tensor *)self;
 
-    (void)ignored;
     if (tensor->gpu != HOST && is_contiguous(tensor, false)) {
         PyObject *bytes = PyBytes_FromStringAndSize(NULL, tensor->bytes);
         struct conn *conn = tensor_conn(tensor);

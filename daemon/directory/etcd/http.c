@@ -45,7 +45,6 @@ static size_t on_bytes(char *bytes, size_t one, size_t n, void *arg)
 {
     struct request *request = arg;
 
-    (void)one;
     if (request->n_received + n > ANSWER_BYTES_MAX) {
         request->too_large = true;
         return 0;

@@ -78,7 +78,6 @@ static void on_token(struct etcd *etcd, struct request *request, struct answer *
 {
     const char *token = json_string_value(json_object_get(answer->json, "token"));
 
-    (void)request;
     if (!answer->ok || !token || strlen(token) > PASSWORD_BYTES)
         session_fail(etcd, "user %.60s is refused: %s", etcd->config->user, answer->ok ? "there is no token" : answer->error);
     else if (!(etcd->token = strdup(token)))
@@ -110,7 +109,6 @@ static void authenticate(struct etcd *etcd)
 
 static void on_registered(struct etcd *etcd, struct request *request, struct answer *answer)
 {
-    (void)request;
     etcd->lease_busy = false;
     if (!answer->ok && answer->code == 5) { /* the lease has expired meanwhile */
         etcd->register_due = true;
@@ -193,7 +191,6 @@ static void on_granted(struct etcd *etcd, struct request *request, struct answer
 {
     int64_t id = answer->ok ? value_int(answer->json, "ID") : 0;
 
-    (void)request;
     if (id <= 0) {
         session_fail(etcd, "cannot get a lease: %s", answer->ok ? "it has no id" : answer->error);
         return;
@@ -214,7 +211,6 @@ static void grant(struct etcd *etcd)
 
 static void on_alive(struct etcd *etcd, struct request *request, struct answer *answer)
 {
-    (void)request;
     if (!answer->ok) {
         session_fail(etcd, "cannot renew the lease: %s", answer->error);
     } else if (value_int(json_object_get(answer->json, "result"), "TTL") > 0) {
@@ -288,7 +284,6 @@ static void on_own_key(struct etcd *etcd, int64_t mod_revision, bool deleted, bo
 
 static void on_watch_end(struct etcd *etcd, struct request *request, struct answer *answer)
 {
-    (void)request;
     session_fail(etcd, "the watch has ended: %s", answer->error);
 }
 
@@ -405,7 +400,6 @@ static void on_page(struct etcd *etcd, struct request *request, struct answer *a
     const json_t *kvs = json_object_get(answer->json, "kvs"), *kv;
     size_t i;
 
-    (void)request;
     if (!answer->ok) {
         session_fail(etcd, "cannot list the keys below %.100s: %s", etcd->config->prefix, answer->error);
         return;
@@ -502,8 +496,6 @@ int64_t session_due_ms(const struct etcd *etcd)
 
 static void on_revoked(struct etcd *etcd, struct request *request, struct answer *answer)
 {
-    (void)request;
-    (void)answer;
     etcd->done = true;
 }
 

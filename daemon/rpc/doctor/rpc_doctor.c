@@ -141,8 +141,6 @@ static void on_change(void *arg, const char *section, const char *key, const cha
 {
     struct differences *differences = arg;
 
-    (void)before;
-    (void)after;
     if (differences->reload + differences->restart == 0)
         (void)snprintf(differences->first, sizeof differences->first, "[%.24s] %.32s", section, key);
     *(reloads ? &differences->reload : &differences->restart) += 1;
@@ -445,7 +443,6 @@ enum rdt_status rpc_doctor(struct call *call, const void *request, struct rdt_er
     struct doctor *doctor = arena_alloc(call->arena, sizeof *doctor);
     Rdt__Pb__DoctorReply reply = RDT__PB__DOCTOR_REPLY__INIT;
 
-    (void)request;
     if (!call->admin && call->rpc->doctored_ns > 0 && uv_hrtime() - call->rpc->doctored_ns < PAUSE_NS)
         return rdt_error_set(err, RDT_BUSY, "the doctor has looked for a user less than a second ago: ask again in a second");
     if (!call->admin)

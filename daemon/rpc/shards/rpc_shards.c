@@ -104,8 +104,6 @@ static void on_part_gone(struct object_waiter *waiter, struct object *object, co
     struct call *call = container_of(waiter, struct call, object);
     struct rdt_error err;
 
-    (void)object;
-    (void)why;
     (void)rdt_error_set(&err, RDT_FREED, "the object of the part was freed before its version was complete");
     if (call->on_end)
         call->on_end(call);

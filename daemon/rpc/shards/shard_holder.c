@@ -26,8 +26,6 @@ static void lose_part(struct part *part, enum rdt_status status, const char *why
 
 static void on_part_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
-    (void)object;
-    (void)why;
     lose_part(container_of(waiter, struct part, gone), RDT_FREED, "it was freed by force");
 }
 
@@ -37,8 +35,7 @@ static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, 
     struct version *version = container_of(client, struct version, holder);
     struct part *part = request_id >= 1 && request_id <= version->of ? version->parts[request_id - 1] : NULL;
 
-    (void)take_fds;
-    (void)n_fds; /* an answer to HOLD has none */
+    /* an answer to HOLD has none */
     if (type == RDT_EVENT_HOLD_LOST && part) {
         const Rdt__Pb__ErrorReply *reply = (const Rdt__Pb__ErrorReply *)message;
         lose_part(part, (enum rdt_status)reply->status, reply->message);
@@ -59,19 +56,16 @@ static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, 
 
 static size_t no_bytes(const struct client *client)
 {
-    (void)client;
     return 0;
 }
 
 static uint64_t all_received(const struct client *client)
 {
-    (void)client;
     return 0;
 }
 
 static void no_turn(struct client *client)
 {
-    (void)client;
 }
 
 void version_holder_init(struct version *version)

@@ -195,8 +195,6 @@ static void version_fail(struct version *version, const struct rdt_error *why)
 
 static void on_manifest_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
-    (void)object;
-    (void)why;
     version_free(container_of(waiter, struct version, manifest));
 }
 

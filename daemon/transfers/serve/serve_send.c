@@ -62,7 +62,6 @@ static void on_registered(void *arg, struct region *region, const struct rdt_err
 {
     struct serve *out = arg;
 
-    (void)region;
     out->n_ops--;
     if (out->sm.state == SERVE_ABORT)
         serve_settle(out);
