@@ -18,16 +18,14 @@ from ._gpu import TorchPools
 from ._groups import GroupCalls
 from ._info import InfoCalls
 from ._memory import As, MemoryCalls
-from ._requests import MODES, Fetched, FetchInto, How, Ref, Request, Steps, is_open
+from ._requests import MODES, VISIBILITY, Fetched, FetchInto, How, Ref, Request, Steps, Visible, is_open, ref_of
 from ._shards import PartCalls
 from ._structure import Layout, bare, encode, encode_nested, flatten, refused
 from ._versions import Published, Versions
 from ._waits import WaitCalls
 
-Visible = Literal["owner", "tenant", "all"]
 Mode = Literal["auto", "share", "copy", "cow"]
 
-_VISIBILITY = {"owner": 0, "tenant": 1, "all": 2}
 _SNAPSHOT, _DETACHED, _IMMUTABLE, _MAY_SHARE = 1, 2, 16, 0x20000  # the last one is transfer.c's
 AUTO, COW = MODES["auto"], MODES["cow"]
 _SIMPLE = frozenset(("mode", "as_"))  # get handles these options without a Request
@@ -202,7 +200,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             raise ValueError("ttl needs detached=True")
         encoded = encode(value, allow_pickle)
         key = id.encode() if isinstance(id, str) else id
-        rest = (_choice(_VISIBILITY, visible, "visible"), transport, flags, timeout, ttl)
+        rest = (_choice(VISIBILITY, visible, "visible"), transport, flags, timeout, ttl)
         where = None if stream is None else stream_number(stream)
         try:
             ref: Optional[Ref] = self._put(encoded.tensors, key, encoded.metadata or None, *rest,
@@ -447,7 +445,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         if stored and lease:
             raise ValueError("a name with a lease ends with this connection, so it is not stored")
         ttl_ns = 0 if ttl is None else min(max(int(ttl * 1e9), 1), 2**62)
-        published = Published(*self._publish(name, ref, _choice(_VISIBILITY, visible, "visible"), lease, ttl_ns))
+        published = Published(*self._publish(name, ref, _choice(VISIBILITY, visible, "visible"), lease, ttl_ns))
         if stored:
             self._store(published.ref, None)
         return published
@@ -455,7 +453,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     def unpublish(self, name: Union[str, _rdt.Ref]) -> None:
         """Removes a name and its hold on the object. Requests that wait for a version end with `Freed`.
         Errors: NotFound, Denied, PeerLost."""
-        self._unpublish(name if isinstance(name, _rdt.Ref) else Ref.from_name(name))
+        self._unpublish(ref_of(name))
 
     def name(self, name: str, after: int = 0, *, owner: Union[str, int, None] = None,
              near: Optional[_rdt.Ref] = None,

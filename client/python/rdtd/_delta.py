@@ -8,9 +8,9 @@ from typing import Any, Mapping, Optional, Union
 
 from . import _rdt
 from ._arrays import dtype_text, kind_of, torch
-from ._connection import Connection, Visible
+from ._connection import Connection
 from ._errors import Freed, Mismatch, NotFound
-from ._requests import MODES, Ref
+from ._requests import MODES, Ref, Visible, ref_of
 from ._versions import Published
 
 _SUFFIX = ".delta"  # of the name under which the delta to the newest version is published
@@ -122,7 +122,7 @@ class DeltaFollower:
         self.bytes_fetched = 0
         """The bytes that the last update fetched."""
         self._connection = connection
-        self._name = name if isinstance(name, _rdt.Ref) else Ref.from_name(name)
+        self._name = ref_of(name)
         self._tensors = dict(tensors)
         self._memory = {key: _memory_of(key, value) for key, value in self._tensors.items()}
         self._holds: Optional[str] = None  # the object whose bytes the tensors hold

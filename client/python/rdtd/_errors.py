@@ -4,6 +4,7 @@ failure."""
 from __future__ import annotations
 
 import pickle
+from typing import Optional
 
 from . import _rdt
 
@@ -15,6 +16,8 @@ __all__ = [
     "ShuttingDown", "Busy", "SystemFailed", "Internal", "PickleRefused",
 ]
 
+BY_STATUS: dict[int, type[Error]] = {}
+
 
 class Error(Exception):
     """An error of librdt. str() is one sentence that names the object. `status` is the number from
@@ -22,104 +25,110 @@ class Error(Exception):
 
     status: int = 0
 
+    def __init_subclass__(cls, of: Optional[str] = None) -> None:
+        """of: the status whose errors raise this class."""
+        if of:
+            cls.status = _rdt.STATUSES[of]
+            BY_STATUS[cls.status] = cls
+
     @property
     def status_name(self) -> str:
         """The name of the status, for example "TIMED_OUT"."""
         return status_name(self.status)
 
 
-class Invalid(Error, ValueError):
+class Invalid(Error, ValueError, of="INVALID"):
     """INVALID: an argument is not valid."""
 
 
-class NoMemory(Error, MemoryError):
+class NoMemory(Error, MemoryError, of="NO_MEMORY"):
     """NO_MEMORY: the system or the daemon's memory_limit has no room."""
 
 
-class LimitReached(Error, MemoryError):
+class LimitReached(Error, MemoryError, of="LIMIT"):
     """LIMIT: the request exceeds a limit of this client or user. The message names the limit and its
     configuration key."""
 
 
-class NotFound(Error, LookupError):
+class NotFound(Error, LookupError, of="NOT_FOUND"):
     """NOT_FOUND: no such object, name, node or group."""
 
 
-class Exists(Error, FileExistsError):
+class Exists(Error, FileExistsError, of="EXISTS"):
     """EXISTS: the id or name is in use."""
 
 
-class Denied(Error, PermissionError):
+class Denied(Error, PermissionError, of="DENIED"):
     """DENIED: the object belongs to another user."""
 
 
-class Freed(Error, LookupError):
+class Freed(Error, LookupError, of="FREED"):
     """FREED: the object was freed, or it was detached and its ttl has passed."""
 
 
-class OwnerDied(Error, ConnectionError):
+class OwnerDied(Error, ConnectionError, of="OWNER_DIED"):
     """OWNER_DIED: the process that put the object has ended, and nobody else held the object."""
 
 
-class PeerLost(Error, ConnectionError):
+class PeerLost(Error, ConnectionError, of="PEER_LOST"):
     """PEER_LOST: the other node is dead, frozen, unreachable or restarting. A retry may succeed."""
 
 
-class TimedOut(Error, TimeoutError):
+class TimedOut(Error, TimeoutError, of="TIMED_OUT"):
     """TIMED_OUT: the deadline passed."""
 
 
-class Cancelled(Error):
+class Cancelled(Error, of="CANCELLED"):
     """CANCELLED: the request was cancelled, or its connection was closed."""
 
 
-class TransportFailed(Error, ConnectionError):
+class TransportFailed(Error, ConnectionError, of="TRANSPORT"):
     """TRANSPORT: the transport failed; the message has its own text. A retry may succeed."""
 
 
-class NoPath(Error):
+class NoPath(Error, of="NO_PATH"):
     """NO_PATH: no acceptable path. The message names every candidate and why it was rejected."""
 
 
-class Mismatch(Error, ValueError):
+class Mismatch(Error, ValueError, of="MISMATCH"):
     """MISMATCH: a target does not match its tensor. Nothing was written."""
 
 
-class Unsupported(Error, NotImplementedError):
+class Unsupported(Error, NotImplementedError, of="UNSUPPORTED"):
     """UNSUPPORTED: not supported by this version, or the backend is not loaded."""
 
 
-class ProtocolBroken(Error, ConnectionError):
+class ProtocolBroken(Error, ConnectionError, of="PROTOCOL"):
     """PROTOCOL: the other end violated the protocol or uses another version of it."""
 
 
-class Restarted(Error, ConnectionError):
+class Restarted(Error, ConnectionError, of="RESTARTED"):
     """RESTARTED: the daemon restarted, and did not go on with the request or with the session; the message says
     which. Connect again if it was the session."""
 
 
-class Disconnected(Error, ConnectionError):
+class Disconnected(Error, ConnectionError, of="DISCONNECTED"):
     """DISCONNECTED: the daemon has ended, or the connection was closed: connect again. From connect(): no
     daemon serves the socket."""
 
 
-class Forked(Error, RuntimeError):
+class Forked(Error, RuntimeError, of="FORKED"):
     """FORKED: a child process used its parent's connection. Connect in the child, or use rdtd.default()."""
 
 
-class ShuttingDown(Error, ConnectionError):
+class ShuttingDown(Error, ConnectionError, of="SHUTTING_DOWN"):
     """SHUTTING_DOWN: the daemon is shutting down."""
 
 
-class Busy(Error):
+class Busy(Error, of="BUSY"):
     """BUSY: the object is in use."""
 
 
-class SystemFailed(Error, OSError):
+class SystemFailed(Error, OSError, of="SYSTEM"):
     """SYSTEM: a system call failed; `errno` has the reason."""
 
 
-class Internal(Error):
+class Internal(Error, of="INTERNAL"):
     """INTERNAL: a bug in rdtd."""
 
 
@@ -134,17 +143,3 @@ _NAMES = {number: name for name, number in _rdt.STATUSES.items()}
 def status_name(status: int) -> str:
     """The name of a status of rdt_status.h, for example "TIMED_OUT"."""
     return _NAMES.get(status, "UNKNOWN")
-
-
-BY_STATUS: dict[int, type[Error]] = {
-    _rdt.STATUSES[name]: cls
-    for name, cls in {
-        "INVALID": Invalid, "NO_MEMORY": NoMemory, "LIMIT": LimitReached, "NOT_FOUND": NotFound,
-        "EXISTS": Exists, "DENIED": Denied,
-        "FREED": Freed, "OWNER_DIED": OwnerDied, "PEER_LOST": PeerLost, "TIMED_OUT": TimedOut,
-        "CANCELLED": Cancelled,
-        "TRANSPORT": TransportFailed, "NO_PATH": NoPath, "MISMATCH": Mismatch, "UNSUPPORTED": Unsupported,
-        "PROTOCOL": ProtocolBroken, "RESTARTED": Restarted, "DISCONNECTED": Disconnected, "FORKED": Forked,
-        "SHUTTING_DOWN": ShuttingDown, "BUSY": Busy, "SYSTEM": SystemFailed, "INTERNAL": Internal,
-    }.items()
-}

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generator, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Generator, Literal, NamedTuple, Optional, Union
 
 from . import _rdt
 from ._aio import AGAIN, OK
@@ -40,6 +40,8 @@ def forked() -> None:
 
 
 MODES = {"auto": 0, "share": 1, "copy": 2, "cow": 3}
+VISIBILITY = {"owner": 0, "tenant": 1, "all": 2}
+Visible = Literal["owner", "tenant", "all"]
 
 
 class Ref(_rdt.Ref):
@@ -171,6 +173,12 @@ class Ref(_rdt.Ref):
 
     def __exit__(self, *ignored: object) -> None:
         self.free()
+
+
+def ref_of(name: Any) -> Ref:
+    """The Ref of a name that may be given as a Ref already."""
+    made: Ref = Ref.from_name(name) if isinstance(name, str) else name
+    return made
 
 
 def _settle(hold: _rdt.Request) -> None:
@@ -448,6 +456,4 @@ class FetchInto(Request):
 
 
 def _still_running(timeout: Optional[float]) -> TimedOut:
-    error = TimedOut(f"the request is still running after {timeout} s; it was not cancelled")
-    error.status = _rdt.STATUSES["TIMED_OUT"]
-    return error
+    return TimedOut(f"the request is still running after {timeout} s; it was not cancelled")

@@ -6,12 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _rdt
-from ._requests import Ref, Request
+from ._requests import VISIBILITY, Ref, Request, Visible, ref_of
 
 if TYPE_CHECKING:
     from ._rdt import Plan as _Plan
 
-_VISIBILITY = {"owner": 0, "tenant": 1, "all": 2}
 _MOVES = {"auto": 0, "whole": 1, "slices": 2}
 
 
@@ -67,6 +66,14 @@ def _shape(tensor: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in tensor.shape)
 
 
+def _boxes(listed: Mapping[str, Any]) -> list[Box]:
+    return [value if isinstance(value, Box) else Box(value) for value in listed.values()]
+
+
+def _start(box: Box) -> tuple[int, ...]:
+    return (0,) * len(_shape(box.tensor)) if box.start is None else tuple(int(n) for n in box.start)
+
+
 class Plan:
     """Reads the same boxes of version after version: see Connection.plan."""
 
@@ -91,29 +98,24 @@ class Plan:
 
 class PartCalls(_rdt.Conn):
     def put_part(self, boxes: Mapping[str, Union[Box, tuple[Any, ...], Any]], *,
-                 visible: Literal["owner", "tenant", "all"] = "owner", timeout: Optional[float] = None) -> Ref:
+                 visible: Visible = "owner", timeout: Optional[float] = None) -> Ref:
         """Puts a snapshot of tensors in host memory that are boxes of larger tensors, each under the larger
         tensor's key. A value is a Box, or a tensor that is whole. Errors as `put`."""
-        listed = {key: value if isinstance(value, Box) else Box(value) for key, value in boxes.items()}
+        listed = _boxes(boxes)
         shapes = [_shape(box.tensor) if box.global_shape is None else tuple(int(n) for n in box.global_shape)
-                  for box in listed.values()]
-        starts = [(0,) * len(shape) if box.start is None else tuple(int(n) for n in box.start)
-                  for box, shape in zip(listed.values(), shapes)]
-        return self._put_part([box.tensor for box in listed.values()], list(listed), shapes, starts,
-                              _VISIBILITY[visible], timeout)
+                  for box in listed]
+        return self._put_part([box.tensor for box in listed], list(boxes), shapes, list(map(_start, listed)),
+                              VISIBILITY[visible], timeout)
 
     def start_part(self, name: Union[str, Ref], step: int, rank: int, of: int, part: _rdt.Ref, *,
-                   visible: Literal["owner", "tenant", "all"] = "owner",
-                   timeout: Optional[float] = None) -> Request:
+                   visible: Visible = "owner", timeout: Optional[float] = None) -> Request:
         """Starts `publish_part` for a Ref of `put_part` and returns the Request. Cancelling or deleting it
         before it has ended withdraws the part, and the version fails for all its publishers."""
-        at = name if isinstance(name, Ref) else Ref.from_name(name)
-        return self._publish_part(at, step, rank, of, part, _VISIBILITY[visible], timeout)
+        return self._publish_part(ref_of(name), step, rank, of, part, VISIBILITY[visible], timeout)
 
     def publish_part(self, name: Union[str, Ref], step: int, rank: int, of: int,
                      part: Union[_rdt.Ref, Mapping[str, Any]], *,
-                     visible: Literal["owner", "tenant", "all"] = "owner",
-                     timeout: Optional[float] = None) -> int:
+                     visible: Visible = "owner", timeout: Optional[float] = None) -> int:
         """Publishes a Ref of `put_part`, or boxes, which are put first, as the part of `rank` (below `of`) of
         the version `step` of a name. Returns the version's number when all parts are there and cover every
         tensor once: only then can anybody see the version. Steps grow. name: a string, or a Ref with an address:
@@ -130,8 +132,7 @@ class PartCalls(_rdt.Conn):
     def manifest(self, name: Union[str, Ref], *, timeout: Optional[float] = None) -> Manifest:
         """Returns what the newest version of a name consists of; waits for the first one. Errors: Invalid (the
         version is an ordinary object), TimedOut."""
-        at = name if isinstance(name, Ref) else Ref.from_name(name)
-        version, step, parts = self._manifest(at, timeout)
+        version, step, parts = self._manifest(ref_of(name), timeout)
         return Manifest(version, step, [Part(ref, [Shard(*row) for row in rows]) for ref, rows in parts])
 
     def plan(self, name: Union[str, Ref], targets: Mapping[str, Union[Box, Any]], *,
@@ -142,8 +143,7 @@ class PartCalls(_rdt.Conn):
         f8_e4m3fn and f8_e5m2. Strides are the target's. The targets are borrowed as long as the Plan lives.
         move: "whole": parts of other nodes come whole, once for all processes of this node; "slices": only what
         this plan wants; "auto": whole if it is at least half."""
-        at = name if isinstance(name, Ref) else Ref.from_name(name)
-        boxes = [value if isinstance(value, Box) else Box(value) for value in targets.values()]
-        starts = [(0,) * len(_shape(box.tensor)) if box.start is None else tuple(int(n) for n in box.start)
-                  for box in boxes]
-        return Plan(self, at, self._plan(at, [box.tensor for box in boxes], list(targets), starts, _MOVES[move]))
+        at = ref_of(name)
+        boxes = _boxes(targets)
+        return Plan(self, at, self._plan(at, [box.tensor for box in boxes], list(targets), list(map(_start, boxes)),
+                                         _MOVES[move]))

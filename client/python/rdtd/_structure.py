@@ -412,13 +412,7 @@ class _Place:
         self.number = number
 
     def tobytes(self) -> bytes:
-        raise _mismatch(f"the object's structure is too large to be matched with into: {_IN_ORDER}")
-
-
-def _mismatch(text: str) -> Mismatch:
-    error = Mismatch(text)
-    error.status = _rdt.STATUSES["MISMATCH"]
-    return error
+        raise Mismatch(f"the object's structure is too large to be matched with into: {_IN_ORDER}")
 
 
 def arrange(metadata: bytes, count: int, into: Any, may_unpickle: bool) -> list[Any]:
@@ -430,7 +424,7 @@ def arrange(metadata: bytes, count: int, into: Any, may_unpickle: bool) -> list[
     placed: dict[int, Any] = {}
     _place(into, layout.filled(layout.tensors, may_unpickle, str), "into", placed)
     if len(placed) != count:
-        raise _mismatch(f"the object has {count} tensors, of which only {len(placed)} lie in its dicts, "
+        raise Mismatch(f"the object has {count} tensors, of which only {len(placed)} lie in its dicts, "
                         f"lists and tuples: {_IN_ORDER}")
     return [placed[i] for i in range(count)]
 
@@ -438,27 +432,27 @@ def arrange(metadata: bytes, count: int, into: Any, may_unpickle: bool) -> list[
 def _place(into: Any, put: Any, where: str, placed: dict[int, Any]) -> None:
     if kind_of(into):
         if not isinstance(put, _Place):
-            raise _mismatch(f"{where} is a tensor, but the object has {_described(put)} there")
+            raise Mismatch(f"{where} is a tensor, but the object has {_described(put)} there")
         if put.number in placed:
-            raise _mismatch(f"{where}: the object has this tensor in two places: {_IN_ORDER}")
+            raise Mismatch(f"{where}: the object has this tensor in two places: {_IN_ORDER}")
         placed[put.number] = into
     elif isinstance(into, dict):
         if not isinstance(put, dict):
-            raise _mismatch(f"{where} is a dict, but the object has {_described(put)} there")
+            raise Mismatch(f"{where} is a dict, but the object has {_described(put)} there")
         for key, item in into.items():
             if key not in put:
-                raise _mismatch(f"{where} has the key {key!r}, but the object has {_described(put)} there")
+                raise Mismatch(f"{where} has the key {key!r}, but the object has {_described(put)} there")
             _place(item, put[key], f"{where}[{key!r}]", placed)
         for key, item in put.items():
             if key not in into and _has_tensors(item):
-                raise _mismatch(f"{where} has no target for the object's key {key!r}")
+                raise Mismatch(f"{where} has no target for the object's key {key!r}")
     else:
         if not isinstance(put, (list, tuple)):
-            raise _mismatch(f"{where} is a {type(into).__name__}, but the object has {_described(put)} "
+            raise Mismatch(f"{where} is a {type(into).__name__}, but the object has {_described(put)} "
                             f"there: give it that structure, or {_IN_ORDER}")
         parts = [item for item in put if _has_tensors(item)]
         if len(parts) != len(into):
-            raise _mismatch(f"{where} has {len(into)} targets, but the object has {_described(put)} there, "
+            raise Mismatch(f"{where} has {len(into)} targets, but the object has {_described(put)} there, "
                             f"with tensors in {len(parts)} of its items")
         for i, (item, part) in enumerate(zip(into, parts)):
             _place(item, part, f"{where}[{i}]", placed)

@@ -18,7 +18,7 @@ import torch  # type: ignore[import]
 import rdtd
 
 from ._arrays import torch as load_torch
-from ._requests import Ref
+from ._requests import Ref, ref_of
 from ._shards import Box, Plan, PlanRun
 
 Split = tuple[int, int, int]
@@ -126,7 +126,7 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     load_torch()
     connection = connection or rdtd.default()
     rank, world_size = _ranks(rank, world_size)
-    at = name if isinstance(name, Ref) else Ref.from_name(name)
+    at = ref_of(name)
     number = _next_step(connection, at) if step is None else step
     return connection.publish_part(at, number, rank, world_size, boxes(model, layout=layout, rank=rank),
                                    visible=visible, timeout=timeout)
@@ -136,7 +136,7 @@ class ModelPlan:
     """Reads version after version of a name into a model: see `plan`."""
 
     def __init__(self, connection: rdtd.Connection, name: Union[str, Ref], locals_: list[_Local], move: Any) -> None:
-        at = name if isinstance(name, Ref) else Ref.from_name(name)
+        at = ref_of(name)
         targets: dict[str, Box] = {}
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         for local in locals_:

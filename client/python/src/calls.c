@@ -76,7 +76,7 @@ static enum rdt_status hold(rdt *conn, const struct rdt_ref *ref, bool takes_ove
 static PyObject *start(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
-    PyObject *ref, *timeout;
+    PyObject *ref;
     unsigned long long address;
     Py_ssize_t bytes;
     struct rdt_ref value;
@@ -87,8 +87,7 @@ static PyObject *start(PyObject *self, PyObject *args)
     double patience = 0;
     int what;
 
-    if (!PyArg_ParseTuple(args, "iOKnO|d:_start", &what, &ref, &address, &bytes, &timeout, &patience) ||
-        !timeout_from(timeout, -1, &timeout_ns))
+    if (!PyArg_ParseTuple(args, "iOKnO&|d:_start", &what, &ref, &address, &bytes, timeout_or_forever, &timeout_ns, &patience))
         return NULL;
     if ((what != 2 && !ref_read(ref, &value)) || !conn_enter(conn))
         return NULL;
@@ -173,11 +172,9 @@ static PyObject *store(PyObject *self, PyObject *args)
     enum rdt_status status;
     char file[4200];
     struct ref *ref;
-    PyObject *timeout;
     int64_t timeout_ns;
 
-    if (!PyArg_ParseTuple(args, "O!O:_store", &ref_type, &ref, &timeout) || !timeout_from(timeout, -1, &timeout_ns) ||
-        !conn_enter(conn))
+    if (!PyArg_ParseTuple(args, "O!O&:_store", &ref_type, &ref, timeout_or_forever, &timeout_ns) || !conn_enter(conn))
         return NULL;
     value = ref->ref;
     CONN_CALL(conn, status = rdt_store(conn->rdt, &value, timeout_ns, file, sizeof file, &err));

@@ -146,13 +146,13 @@ static PyObject *conn_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     struct rdt_connect_options options = RDT_INIT(options);
     static char *names[] = {"socket", "name", "timeout", NULL};
-    PyObject *timeout = Py_None, *socket_bytes = NULL, *socket = Py_None;
+    PyObject *socket_bytes = NULL, *socket = Py_None;
     struct conn *conn;
     struct rdt_error err;
     enum rdt_status status;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OzO:Connection", names, &socket, &options.name, &timeout) ||
-        !option_timeout(timeout, &options.timeout_ns))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OzO&:Connection", names, &socket, &options.name, timeout_option,
+                                     &options.timeout_ns))
         return NULL;
     if (socket != Py_None && !PyUnicode_FSConverter(socket, &socket_bytes))
         return NULL;

@@ -7,44 +7,52 @@
 
 /* ---- dtypes ---- */
 
+/* What numpy and the buffer protocol have: the kind and the size of an element in a typestr, and the struct module's format. */
+static const struct {
+    enum rdt_dtype dtype;
+    char kind;
+    uint8_t bytes;
+    char format[3];
+} numpy_types[] = {
+    {RDT_BOOL, 'b', 1, "?"}, {RDT_U8, 'u', 1, "B"},  {RDT_I8, 'i', 1, "b"},   {RDT_U16, 'u', 2, "H"},    {RDT_I16, 'i', 2, "h"},
+    {RDT_U32, 'u', 4, "I"},  {RDT_I32, 'i', 4, "i"}, {RDT_U64, 'u', 8, "Q"},  {RDT_I64, 'i', 8, "q"},    {RDT_F16, 'f', 2, "e"},
+    {RDT_F32, 'f', 4, "f"},  {RDT_F64, 'f', 8, "d"}, {RDT_C64, 'c', 8, "Zf"}, {RDT_C128, 'c', 16, "Zd"},
+};
+#define N_NUMPY_TYPES (sizeof numpy_types / sizeof *numpy_types)
+
+enum rdt_dtype dtype_of_numpy(char kind, Py_ssize_t bytes)
+{
+    for (size_t i = 0; i < N_NUMPY_TYPES; i++)
+        if (numpy_types[i].kind == kind && numpy_types[i].bytes == bytes)
+            return numpy_types[i].dtype;
+    return 0;
+}
+
+const char *numpy_of_dtype(enum rdt_dtype dtype, char *kind_p)
+{
+    for (size_t i = 0; i < N_NUMPY_TYPES; i++) {
+        if (numpy_types[i].dtype == dtype) {
+            *kind_p = numpy_types[i].kind;
+            return numpy_types[i].format;
+        }
+    }
+    return NULL;
+}
+
 /* The dtype of a format of the struct module. 0: rdtd has none. */
 static enum rdt_dtype dtype_of_format(const char *format, Py_ssize_t itemsize)
 {
+    static const char kinds[256] = {
+        ['?'] = 'b', ['c'] = 'u', ['b'] = 'i', ['h'] = 'i', ['i'] = 'i', ['l'] = 'i', ['q'] = 'i', ['B'] = 'u',
+        ['H'] = 'u', ['I'] = 'u', ['L'] = 'u', ['Q'] = 'u', ['e'] = 'f', ['f'] = 'f', ['d'] = 'f', ['Z'] = 'c'};
+
     if (!format)
         return RDT_U8;
     if (*format == '@' || *format == '=' || *format == '<')
         format++;
-    if (format[0] == 'Z' && format[1] && !format[2])
-        return itemsize == 8 ? RDT_C64 : itemsize == 16 ? RDT_C128 : 0;
-    if (!format[0] || format[1])
+    if (!format[0] || (format[0] == 'Z' ? !format[1] || format[2] : format[1] != 0))
         return 0;
-    switch (format[0]) {
-    case '?':
-        return RDT_BOOL;
-    case 'c':
-    case 'B':
-        return RDT_U8;
-    case 'b':
-        return RDT_I8;
-    case 'e':
-        return RDT_F16;
-    case 'f':
-        return RDT_F32;
-    case 'd':
-        return RDT_F64;
-    case 'h':
-    case 'i':
-    case 'l':
-    case 'q':
-        return itemsize == 8 ? RDT_I64 : itemsize == 4 ? RDT_I32 : itemsize == 2 ? RDT_I16 : 0;
-    case 'H':
-    case 'I':
-    case 'L':
-    case 'Q':
-        return itemsize == 8 ? RDT_U64 : itemsize == 4 ? RDT_U32 : itemsize == 2 ? RDT_U16 : 0;
-    default:
-        return 0;
-    }
+    return dtype_of_numpy(kinds[(unsigned char)format[0]], itemsize);
 }
 
 enum { DL_INT, DL_UINT, DL_FLOAT, DL_BFLOAT = 4, DL_COMPLEX, DL_BOOL };

@@ -67,19 +67,13 @@ PyObject *gpu_dlpack(struct borrowed *borrowed, PyObject *object, PyObject *stre
 /* The dtype of a typestr such as "<f4"; 0: rdtd has none. */
 static enum rdt_dtype dtype_of_typestr(const char *text)
 {
-    static const struct {
-        const char *text;
-        enum rdt_dtype dtype;
-    } known[] = {{"b1", RDT_BOOL}, {"u1", RDT_U8},  {"i1", RDT_I8},  {"u2", RDT_U16},  {"i2", RDT_I16},
-                 {"u4", RDT_U32},  {"i4", RDT_I32}, {"u8", RDT_U64}, {"i8", RDT_I64},  {"f2", RDT_F16},
-                 {"f4", RDT_F32},  {"f8", RDT_F64}, {"c8", RDT_C64}, {"c16", RDT_C128}};
+    char *end;
+    long bytes;
 
-    if (text[0] != '<' && text[0] != '|' && text[0] != '=')
+    if (strlen(text) < 3 || !strchr("<|=", text[0]))
         return 0;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (strcmp(text + 1, known[i].text) == 0)
-            return known[i].dtype;
-    return 0;
+    bytes = strtol(text + 2, &end, 10);
+    return *end ? 0 : dtype_of_numpy(text[1], bytes);
 }
 
 /* Version 2 of the interface has no stream: the data is then valid on the legacy default stream. */

@@ -30,9 +30,7 @@ bool gpu_open(struct conn *conn)
         "this package was built without cuda.h: run `make cuda-headers` or install the CUDA headers, and build it again");
     return false;
 }
-void gpu_close(struct conn *conn)
-{
-}
+void gpu_close(struct conn *conn) {}
 int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid)
 {
     return HOST;
@@ -52,9 +50,7 @@ enum rdt_status gpu_offer(struct conn *conn, struct borrowed_set *set, struct rd
     err->status = RDT_UNSUPPORTED;
     return RDT_UNSUPPORTED;
 }
-void gpu_take_back(struct borrowed_set *set)
-{
-}
+void gpu_take_back(struct borrowed_set *set) {}
 enum rdt_status gpu_deliver(struct conn *conn, struct borrowed_set *set, struct rdt_error *err)
 {
     return RDT_OK;

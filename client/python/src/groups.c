@@ -18,15 +18,15 @@ PyObject *conn_group_create(PyObject *self, PyObject *args)
     struct conn *conn = (struct conn *)self;
     struct rdt_group_options options = RDT_INIT(options);
     struct rdt_member *members = NULL;
-    PyObject *list, *timeout, *held = NULL;
+    PyObject *list, *held = NULL;
     const char *name, *transport;
     struct rdt_error err;
     enum rdt_status status = RDT_OK;
     size_t count = 0;
     bool entered = false;
 
-    if (!PyArg_ParseTuple(args, "ssO!O:_group_create", &name, &transport, &PyList_Type, &list, &timeout) ||
-        !option_timeout(timeout, &options.timeout_ns))
+    if (!PyArg_ParseTuple(args, "ssO!O&:_group_create", &name, &transport, &PyList_Type, &list, timeout_option,
+                          &options.timeout_ns))
         return NULL;
     held = PyList_AsTuple(list); /* a copy: the caller's list may change meanwhile */
     members = held ? PyMem_Calloc((size_t)PyTuple_GET_SIZE(held) + 1, sizeof *members) : NULL;
@@ -106,7 +106,6 @@ end:
 PyObject *conn_broadcast(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
-    PyObject *timeout;
     struct ref *ref;
     rdt_request *request;
     const char *group;
@@ -114,8 +113,8 @@ PyObject *conn_broadcast(PyObject *self, PyObject *args)
     enum rdt_status status;
     int64_t timeout_ns;
 
-    if (!PyArg_ParseTuple(args, "O!sO:_broadcast", &ref_type, &ref, &group, &timeout) ||
-        !timeout_from(timeout, -1, &timeout_ns) || !conn_enter(conn))
+    if (!PyArg_ParseTuple(args, "O!sO&:_broadcast", &ref_type, &ref, &group, timeout_or_forever, &timeout_ns) ||
+        !conn_enter(conn))
         return NULL;
     status = rdt_broadcast_start(conn->rdt, &ref->ref, group, timeout_ns, &request, &err);
     return request_started(conn, status, request, &err);

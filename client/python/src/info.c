@@ -226,21 +226,12 @@ PyObject *conn_nodes(PyObject *self, PyObject *ignored)
 
 /* ---- the daemon ---- */
 
-struct count {
-    const char *key;
-    uint64_t value;
-};
-
-static bool set_counts(PyObject *dict, const struct count *counts, size_t n)
+static bool set_number(PyObject *dict, const char *key, unsigned long long value)
 {
-    bool set = true;
+    PyObject *number = PyLong_FromUnsignedLongLong(value);
+    bool set = number && PyDict_SetItemString(dict, key, number) == 0;
 
-    for (size_t i = 0; set && i < n; i++) {
-        PyObject *number = PyLong_FromUnsignedLongLong(counts[i].value);
-
-        set = number && PyDict_SetItemString(dict, counts[i].key, number) == 0;
-        Py_XDECREF(number);
-    }
+    Py_XDECREF(number);
     return set;
 }
 
@@ -252,73 +243,32 @@ static PyObject *words(const char *chars)
     return list;
 }
 
+/* The numbers of struct rdt_daemon_status, which a dict has under the names of the members. */
+/* clang-format off */
+#define STATUS_NUMBERS(X) \
+    X(clients) X(objects) X(regions) X(memory_bytes) X(memory_limit_bytes) X(pool_bytes) X(pool_hits) X(pool_misses) \
+    X(cached_bytes) X(cache_hits) X(orphaned_bytes) X(replicas) X(replica_bytes) X(nodes_up) X(nodes_known) \
+    X(transfers_active) X(transfers_done) X(transfers_failed) X(transfers_cancelled) X(transfers_timed_out) \
+    X(bytes_in) X(bytes_out) X(bytes_local) X(fetches_joined) X(fetches_from_replicas) X(redirected) \
+    X(redirected_again) X(slow_readers) X(fell_back) X(busy_polls) X(busy_polls_missed) X(kept_objects) X(kept_names) \
+    X(kept_bytes) X(restored_objects) X(unkept_objects) X(kept_sessions) X(kept_holds) X(restored_sessions) \
+    X(resumed_sessions) X(waiting_sessions) X(certificate_expires_s) X(crl_expires_s) X(stored_objects) \
+    X(stored_names) X(stored_bytes) X(stores_done) X(stores_bytes) X(stores_failed) X(storage_restored) \
+    X(storage_bad_files) X(spilled_objects) X(spilled_bytes) X(shard_versions) X(shard_failures) X(shard_pending)
+/* clang-format on */
+
 static PyObject *status_dict(const struct rdt_daemon_status *s)
 {
-    const struct count counts[] = {
-        {"clients", s->clients},
-        {"objects", s->objects},
-        {"regions", s->regions},
-        {"memory_bytes", s->memory_bytes},
-        {"memory_limit_bytes", s->memory_limit_bytes},
-        {"pool_bytes", s->pool_bytes},
-        {"pool_hits", s->pool_hits},
-        {"pool_misses", s->pool_misses},
-        {"cached_bytes", s->cached_bytes},
-        {"cache_hits", s->cache_hits},
-        {"orphaned_bytes", s->orphaned_bytes},
-        {"replicas", s->replicas},
-        {"replica_bytes", s->replica_bytes},
-        {"nodes_up", s->nodes_up},
-        {"nodes_known", s->nodes_known},
-        {"transfers_active", s->transfers_active},
-        {"transfers_done", s->transfers_done},
-        {"transfers_failed", s->transfers_failed},
-        {"transfers_cancelled", s->transfers_cancelled},
-        {"transfers_timed_out", s->transfers_timed_out},
-        {"bytes_in", s->bytes_in},
-        {"bytes_out", s->bytes_out},
-        {"bytes_local", s->bytes_local},
-        {"fetches_joined", s->fetches_joined},
-        {"fetches_from_replicas", s->fetches_from_replicas},
-        {"redirected", s->redirected},
-        {"redirected_again", s->redirected_again},
-        {"slow_readers", s->slow_readers},
-        {"fell_back", s->fell_back},
-        {"busy_polls", s->busy_polls},
-        {"busy_polls_missed", s->busy_polls_missed},
-        {"kept_objects", s->kept_objects},
-        {"kept_names", s->kept_names},
-        {"kept_bytes", s->kept_bytes},
-        {"restored_objects", s->restored_objects},
-        {"unkept_objects", s->unkept_objects},
-        {"kept_sessions", s->kept_sessions},
-        {"kept_holds", s->kept_holds},
-        {"restored_sessions", s->restored_sessions},
-        {"resumed_sessions", s->resumed_sessions},
-        {"waiting_sessions", s->waiting_sessions},
-        {"certificate_expires_s", (uint64_t)s->certificate_expires_s},
-        {"crl_expires_s", (uint64_t)s->crl_expires_s},
-        {"stored_objects", s->stored_objects},
-        {"stored_names", s->stored_names},
-        {"stored_bytes", s->stored_bytes},
-        {"stores_done", s->stores_done},
-        {"stores_bytes", s->stores_bytes},
-        {"stores_failed", s->stores_failed},
-        {"storage_restored", s->storage_restored},
-        {"storage_bad_files", s->storage_bad_files},
-        {"spilled_objects", s->spilled_objects},
-        {"spilled_bytes", s->spilled_bytes},
-        {"shard_versions", s->shard_versions},
-        {"shard_failures", s->shard_failures},
-        {"shard_pending", s->shard_pending},
-    };
     PyObject *dict = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:d,s:N,s:O,s:s}", "version", s->version, "node", s->node,
                                    "boot_id", s->boot_id, "state", s->state, "address", s->address, "socket", s->socket, "pid",
                                    (int)s->pid, "uptime", seconds(s->uptime_ns), "backends", words(s->backends), "keeper_up",
                                    s->keeper_up ? Py_True : Py_False, "storage_dir", s->storage_dir);
 
-    if (dict && !set_counts(dict, counts, sizeof counts / sizeof *counts))
+#define X(member)                                                          \
+    if (dict && !set_number(dict, #member, (unsigned long long)s->member)) \
         Py_CLEAR(dict);
+    STATUS_NUMBERS(X)
+#undef X
     return dict;
 }
 

@@ -70,12 +70,22 @@ bool timeout_from(PyObject *seconds, int64_t none, int64_t *ns_p)
     return true;
 }
 
-bool option_timeout(PyObject *seconds, int64_t *ns_p)
+int timeout_or_forever(PyObject *seconds, void *ns_p)
+{
+    return timeout_from(seconds, -1, ns_p);
+}
+
+int timeout_or_none(PyObject *seconds, void *ns_p)
+{
+    return timeout_from(seconds, 0, ns_p);
+}
+
+int timeout_option(PyObject *seconds, void *ns_p)
 {
     if (!timeout_from(seconds, 0, ns_p))
         return false;
-    if (seconds != Py_None && *ns_p == 0)
-        *ns_p = RDT_NO_WAIT;
+    if (seconds != Py_None && *(int64_t *)ns_p == 0)
+        *(int64_t *)ns_p = RDT_NO_WAIT;
     return true;
 }
 

@@ -98,6 +98,7 @@ struct object {
     PyObject_HEAD struct conn *conn;
     struct used_streams used;
     rdt_object *object;
+    struct rdt_object_info info;
     uint64_t gpus; /* bit n: a tensor of this object is on the GPU with ordinal n */
 };
 
@@ -141,7 +142,11 @@ PyObject *none_or_raise(enum rdt_status status, const struct rdt_error *err); /*
 
 /* Converts a timeout (seconds, or None, which becomes `none`) to nanoseconds. Returns false with an exception set. */
 bool timeout_from(PyObject *seconds, int64_t none, int64_t *ns_p);
-bool option_timeout(PyObject *seconds, int64_t *ns_p); /* for options of rdt.h, where 0 is the default, and not "do not wait" */
+
+/* The same as converters for O& of PyArg_ParseTuple, to an int64_t. */
+int timeout_or_forever(PyObject *seconds, void *ns_p); /* None is without end */
+int timeout_or_none(PyObject *seconds, void *ns_p);    /* None does not wait */
+int timeout_option(PyObject *seconds, void *ns_p);     /* for options of rdt.h, where 0 is the default, and not "do not wait" */
 
 /* ---- conn ---- */
 
@@ -333,6 +338,8 @@ PyObject *gpu_pool_info(PyObject *module, PyObject *ignored);
 /* dtypes from and to DLPack's codes. 0 or false: there is no such dtype. */
 enum rdt_dtype dtype_of_dlpack(uint8_t code, uint8_t bits, uint16_t lanes);
 bool dlpack_of_dtype(enum rdt_dtype dtype, uint8_t *code_p, uint8_t *bits_p);
+enum rdt_dtype dtype_of_numpy(char kind, Py_ssize_t bytes);     /* of the kind and the size in a typestr; 0: rdtd has none */
+const char *numpy_of_dtype(enum rdt_dtype dtype, char *kind_p); /* the format of the struct module; NULL: numpy has none */
 
 /* _rdt.header_names(bytes): (names in the order of their tensors, "__metadata__" as JSON), or None if put did not write this
  * header. */

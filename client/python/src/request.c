@@ -294,6 +294,7 @@ PyObject *object_new(struct conn *conn, rdt_object *take_object)
     object->conn = conn;
     object->object = take_object;
     object->gpus = 0;
+    rdt_object_info(take_object, &object->info);
     object->used = (struct used_streams){.n = 0};
     for (size_t i = 0; conn->cuda && i < rdt_object_count(take_object); i++) {
         int gpu = gpu_of_tensor(object, i);
@@ -322,7 +323,6 @@ static PyObject *object_tensors(PyObject *self, PyObject *args)
     struct object *object = (struct object *)self;
     size_t count = rdt_object_count(object->object);
     PyObject *list;
-    struct rdt_object_info info;
     struct rdt_error err;
     int readonly = 0;
 
@@ -331,7 +331,6 @@ static PyObject *object_tensors(PyObject *self, PyObject *args)
     list = PyList_New((Py_ssize_t)count);
     if (!list)
         return NULL;
-    rdt_object_info(object->object, &info);
     for (size_t i = 0; i < count; i++) {
         struct rdt_tensor view;
         PyObject *tensor;
@@ -342,7 +341,7 @@ static PyObject *object_tensors(PyObject *self, PyObject *args)
             return raise_error(&err);
         }
         gpu = object->gpus ? gpu_of_tensor(object, i) : HOST;
-        tensor = tensor_new(self, &view, (readonly && gpu == HOST) || !info.writable, gpu);
+        tensor = tensor_new(self, &view, (readonly && gpu == HOST) || !object->info.writable, gpu);
         if (!tensor) {
             Py_DECREF(list);
             return NULL;
@@ -367,39 +366,24 @@ static PyObject *get_count(PyObject *self, void *ignored)
 
 static PyObject *object_info(PyObject *self, PyObject *ignored)
 {
-    struct rdt_object_info info;
-    PyObject *ref;
+    const struct rdt_object_info *info = &((struct object *)self)->info;
 
-    rdt_object_info(((struct object *)self)->object, &info);
-    ref = ref_new(&info.ref, NULL);
-    return Py_BuildValue("{s:N,s:s,s:K,s:K,s:d,s:O,s:O,s:K}", "ref", ref, "path", info.path, "transfer",
-                         (unsigned long long)info.transfer, "bytes_moved", (unsigned long long)info.bytes_moved, "elapsed",
-                         (double)info.elapsed_ns / 1e9, "writable", info.writable ? Py_True : Py_False, "mutable_shared",
-                         info.mutable_shared ? Py_True : Py_False, "version", (unsigned long long)info.version);
-}
-
-static PyObject *get_writable(PyObject *self, void *ignored)
-{
-    struct rdt_object_info info;
-
-    rdt_object_info(((struct object *)self)->object, &info);
-    return PyBool_FromLong(info.writable);
-}
-
-static PyObject *get_version(PyObject *self, void *ignored)
-{
-    struct rdt_object_info info;
-
-    rdt_object_info(((struct object *)self)->object, &info);
-    return PyLong_FromUnsignedLongLong(info.version);
+    return Py_BuildValue("{s:N,s:s,s:K,s:K,s:d,s:O,s:O,s:K}", "ref", ref_new(&info->ref, NULL), "path", info->path, "transfer",
+                         (unsigned long long)info->transfer, "bytes_moved", (unsigned long long)info->bytes_moved, "elapsed",
+                         (double)info->elapsed_ns / 1e9, "writable", info->writable ? Py_True : Py_False, "mutable_shared",
+                         info->mutable_shared ? Py_True : Py_False, "version", (unsigned long long)info->version);
 }
 
 static PyGetSetDef object_getset[] = {
     {"metadata", get_metadata, NULL, NULL, NULL},
     {"count", get_count, NULL, NULL, NULL},
-    {"writable", get_writable, NULL, NULL, NULL},
-    {"version", get_version, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef object_members[] = {
+    {"writable", T_BOOL, offsetof(struct object, info.writable), READONLY, NULL},
+    {"version", T_ULONGLONG, offsetof(struct object, info.version), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyMethodDef object_methods[] = {
@@ -414,5 +398,6 @@ PyTypeObject object_type = {
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_dealloc = object_dealloc,
     .tp_methods = object_methods,
+    .tp_members = object_members,
     .tp_getset = object_getset,
 };

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Versions of many parts: Conn's puts and publishes of parts, manifests, and plans. */
 #include <rdt_plan.h>
-#include <string.h>
 
 #include "rdtpy.h"
 
@@ -41,7 +40,7 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
     struct rdt_put_options options = RDT_INIT(options);
-    PyObject *tensors, *lists[3], *timeout, *made = NULL;
+    PyObject *tensors, *lists[3], *made = NULL;
     struct borrowed_set *set = NULL;
     struct rdt_shard *shards = NULL;
     int64_t *dims = NULL, *at;
@@ -51,8 +50,8 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
     enum rdt_status status;
     int visibility;
 
-    if (!PyArg_ParseTuple(args, "OOOOiO:_put_part", &tensors, &lists[0], &lists[1], &lists[2], &visibility, &timeout) ||
-        !timeout_from(timeout, 0, &options.timeout_ns))
+    if (!PyArg_ParseTuple(args, "OOOOiO&:_put_part", &tensors, &lists[0], &lists[1], &lists[2], &visibility, timeout_or_none,
+                          &options.timeout_ns))
         return NULL;
     set = borrowed_set_from(tensors, false, Py_None, "part:");
     if (!set || !are_lists(set->count, lists, 3))
@@ -111,16 +110,15 @@ PyObject *conn_publish_part(PyObject *self, PyObject *args)
     struct ref *name, *object;
     unsigned long long step;
     unsigned rank, of;
-    PyObject *timeout;
     rdt_request *request;
     struct rdt_error err;
     enum rdt_status status;
     int64_t timeout_ns;
     int visibility;
 
-    if (!PyArg_ParseTuple(args, "O!KIIO!iO:_publish_part", &ref_type, &name, &step, &rank, &of, &ref_type, &object, &visibility,
-                          &timeout) ||
-        !timeout_from(timeout, -1, &timeout_ns) || !conn_enter(conn))
+    if (!PyArg_ParseTuple(args, "O!KIIO!iO&:_publish_part", &ref_type, &name, &step, &rank, &of, &ref_type, &object,
+                          &visibility, timeout_or_forever, &timeout_ns) ||
+        !conn_enter(conn))
         return NULL;
     options.visibility = (enum rdt_visibility)visibility;
     Py_BEGIN_ALLOW_THREADS status =
@@ -169,13 +167,12 @@ PyObject *conn_manifest(PyObject *self, PyObject *args)
     struct rdt_manifest_info info;
     rdt_manifest *manifest;
     struct ref *name;
-    PyObject *timeout, *parts;
+    PyObject *parts;
     struct rdt_error err;
     enum rdt_status status;
     int64_t timeout_ns;
 
-    if (!PyArg_ParseTuple(args, "O!O:_manifest", &ref_type, &name, &timeout) || !timeout_from(timeout, -1, &timeout_ns) ||
-        !conn_enter(conn))
+    if (!PyArg_ParseTuple(args, "O!O&:_manifest", &ref_type, &name, timeout_or_forever, &timeout_ns) || !conn_enter(conn))
         return NULL;
     Py_BEGIN_ALLOW_THREADS status = rdt_manifest_fetch(conn->rdt, &name->ref, timeout_ns, &manifest, &err);
     Py_END_ALLOW_THREADS if (status != RDT_OK)
@@ -286,10 +283,9 @@ static PyObject *plan_run(PyObject *self, PyObject *args)
     unsigned long long after;
     struct rdt_error err;
     enum rdt_status status;
-    PyObject *timeout;
     int64_t timeout_ns;
 
-    if (!PyArg_ParseTuple(args, "KO:run", &after, &timeout) || !timeout_from(timeout, -1, &timeout_ns))
+    if (!PyArg_ParseTuple(args, "KO&:run", &after, timeout_or_forever, &timeout_ns))
         return NULL;
     if (plan->runs) {
         PyErr_SetString(PyExc_RuntimeError, "the plan is being run by another thread: make a plan for each");

@@ -4,17 +4,6 @@
 
 static char empty[64]; /* the address of tensors without elements */
 
-/* The format letter of the struct module; NULL: there is none. */
-static const char *tensor_format(enum rdt_dtype dtype)
-{
-    static const char *const formats[] = {
-        [RDT_BOOL] = "?", [RDT_U8] = "B",  [RDT_I8] = "b",   [RDT_U16] = "H",  [RDT_I16] = "h",
-        [RDT_U32] = "I",  [RDT_I32] = "i", [RDT_U64] = "Q",  [RDT_I64] = "q",  [RDT_F16] = "e",
-        [RDT_F32] = "f",  [RDT_F64] = "d", [RDT_C64] = "Zf", [RDT_C128] = "Zd"};
-
-    return (size_t)dtype < sizeof formats / sizeof *formats ? formats[dtype] : NULL;
-}
-
 PyObject *tensor_new(PyObject *owner, const struct rdt_tensor *view, bool readonly, int gpu)
 {
     Py_ssize_t ndim = (Py_ssize_t)view->ndim, itemsize = (Py_ssize_t)rdt_dtype_bytes(view->dtype), count = 1;
@@ -70,7 +59,8 @@ static bool is_contiguous(const struct tensor *tensor, bool fortran)
 static int tensor_getbuffer(PyObject *self, Py_buffer *view, int flags)
 {
     struct tensor *tensor = (struct tensor *)self;
-    const char *format = tensor_format(tensor->dtype);
+    char kind;
+    const char *format = numpy_of_dtype(tensor->dtype, &kind);
     bool c = is_contiguous(tensor, false);
 
     view->obj = NULL;
@@ -197,24 +187,17 @@ struct used_streams *tensor_streams(struct tensor *tensor)
  * already valid. */
 static PyObject *interface_of(struct tensor *tensor, bool on_gpu)
 {
-    const char *format = tensor_format(tensor->dtype);
     size_t itemsize = rdt_dtype_bytes(tensor->dtype);
-    char typestr[8];
-    char kind;
+    char typestr[8], kind;
 
     if ((tensor->gpu != HOST) != on_gpu) {
         PyErr_Format(PyExc_AttributeError, on_gpu ? "the tensor is in host memory" : "the tensor is on GPU %d", tensor->gpu);
         return NULL;
     }
-    if (!format) {
+    if (!numpy_of_dtype(tensor->dtype, &kind)) {
         PyErr_Format(PyExc_AttributeError, "numpy has no typestr for %s", rdt_dtype_name(tensor->dtype));
         return NULL;
     }
-    kind = format[0] == '?'            ? 'b'
-           : format[0] == 'Z'          ? 'c'
-           : strchr("efd", format[0])  ? 'f'
-           : strchr("bhiq", format[0]) ? 'i'
-                                       : 'u';
     (void)PyOS_snprintf(typestr, sizeof typestr, "%c%c%zu", itemsize == 1 ? '|' : '<', kind, itemsize);
     return Py_BuildValue("{s:i,s:s,s:N,s:N,s:(NO)}", "version", 3, "typestr", typestr, "shape",
                          tuple_of(tensor->dims, (uint32_t)tensor->ndim), "strides",
@@ -359,7 +342,7 @@ PyTypeObject tensor_type = {
 static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     struct rdt_alloc_options options = RDT_INIT(options);
-    PyObject *timeout, *place = Py_None;
+    PyObject *place = Py_None;
     struct conn *conn;
     struct memory *memory;
     Py_ssize_t bytes;
@@ -368,8 +351,9 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     void *addr = NULL;
     bool host_stays; /* there are no other tensors */
 
-    if (kwargs || !PyArg_ParseTuple(args, "O!nO|O:Memory", &conn_type, &conn, &bytes, &timeout, &place) ||
-        !timeout_from(timeout, 0, &options.timeout_ns) || !gpu_place(place, &options.memory, &options.device, &host_stays))
+    if (kwargs ||
+        !PyArg_ParseTuple(args, "O!nO&|O:Memory", &conn_type, &conn, &bytes, timeout_or_none, &options.timeout_ns, &place) ||
+        !gpu_place(place, &options.memory, &options.device, &host_stays))
         return NULL;
     if (options.timeout_ns > 0) {
         options.call_timeout_ns = options.timeout_ns;

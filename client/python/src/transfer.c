@@ -114,7 +114,7 @@ PyObject *conn_put(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
     struct rdt_put_options options = RDT_INIT(options);
-    PyObject *tensors, *timeout, *ttl, *names, *stream = Py_None, *made, *header = NULL;
+    PyObject *tensors, *names, *stream = Py_None, *made, *header = NULL;
     Py_buffer id = {0}, metadata = {0};
     struct borrowed_set *set = NULL;
     enum rdt_memory *how = NULL;
@@ -125,17 +125,16 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     bool live = false, may_share;
     int visibility;
 
-    if (!PyArg_ParseTuple(args, "Oz*z*izIOOO|O:_put", &tensors, &id, &metadata, &visibility, &options.transport, &options.flags,
-                          &timeout, &ttl, &names, &stream))
-        return NULL;
+    if (!PyArg_ParseTuple(args, "Oz*z*izIO&O&O|O:_put", &tensors, &id, &metadata, &visibility, &options.transport,
+                          &options.flags, timeout_or_none, &options.timeout_ns, timeout_or_none, &options.ttl_ns, &names,
+                          &stream))
+        return NULL; /* a timeout of 0 does not wait for room, nor does None */
     options.id = id.buf;
     options.id_bytes = (size_t)id.len;
     options.metadata = metadata.buf;
     options.metadata_bytes = (size_t)metadata.len;
     options.visibility = (enum rdt_visibility)visibility;
     made = NULL;
-    if (!timeout_from(timeout, 0, &options.timeout_ns) || !timeout_from(ttl, 0, &options.ttl_ns))
-        goto end; /* 0 does not wait for room, nor does None */
     set = borrowed_set_from(tensors, false, stream, "put:");
     how = set ? PyMem_Calloc(set->count + 1, sizeof *how) : NULL;
     if (!how) {
@@ -348,15 +347,15 @@ PyObject *conn_fetch(PyObject *self, PyObject *args)
     struct conn *conn = (struct conn *)self;
     struct rdt_fetch_options options = RDT_INIT(options);
     struct fetching fetching = {0};
-    PyObject *refs, *timeout, *slices, *targets, *place = Py_None, *list = NULL;
+    PyObject *refs, *slices, *targets, *place = Py_None, *list = NULL;
     struct rdt_error err;
     enum rdt_status status = RDT_OK;
     double patience = 0;
     int mode, metadata_only = 0;
 
-    if (!PyArg_ParseTuple(args, "O!iOzzOO|Ozdp:_fetch", &PyList_Type, &refs, &mode, &timeout, &options.transport,
-                          &options.least_path, &slices, &targets, &place, &options.group, &patience, &metadata_only) ||
-        !option_timeout(timeout, &options.timeout_ns) ||
+    if (!PyArg_ParseTuple(args, "O!iO&zzOO|Ozdp:_fetch", &PyList_Type, &refs, &mode, timeout_option, &options.timeout_ns,
+                          &options.transport, &options.least_path, &slices, &targets, &place, &options.group, &patience,
+                          &metadata_only) ||
         !gpu_place(place, &options.memory, &options.device, &options.host_stays))
         return NULL;
     options.mode = (enum rdt_fetch_mode)mode;
@@ -467,7 +466,7 @@ end:
 PyObject *conn_wait(PyObject *self, PyObject *args)
 {
     struct conn *conn = (struct conn *)self;
-    PyObject *list, *timeout, *ended = NULL;
+    PyObject *list, *ended = NULL;
     Py_ssize_t how_many, count;
     rdt_request **requests;
     bool *done;
@@ -475,8 +474,8 @@ PyObject *conn_wait(PyObject *self, PyObject *args)
     struct rdt_error err;
     enum rdt_status status = RDT_OK;
 
-    if (!PyArg_ParseTuple(args, "O!nO:_wait", &PyList_Type, &list, &how_many, &timeout) ||
-        !timeout_from(timeout, -1, &left_ns) || !conn_enter(conn))
+    if (!PyArg_ParseTuple(args, "O!nO&:_wait", &PyList_Type, &list, &how_many, timeout_or_forever, &left_ns) ||
+        !conn_enter(conn))
         return NULL;
     count = PyList_GET_SIZE(list);
     requests = PyMem_Calloc((size_t)count + 1, sizeof(rdt_request *));
