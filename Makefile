@@ -73,7 +73,7 @@ say = $(if $(Q),@printf '  %-6s %s\n' '$(1)' '$(2)')
 # ---- what there is ----
 
 PROTOS := $(wildcard proto/*.proto)
-GEN_H  := $(PROTOS:proto/%.proto=$(B)/gen/%.pb-c.h) $(B)/gen/status_metrics.h
+GEN_H  := $(PROTOS:proto/%.proto=$(B)/gen/%.pb-c.h) $(B)/gen/status_metrics.h $(B)/gen/etcd_metrics.h
 GEN_O  := $(PROTOS:proto/%.proto=$(B)/obj/gen/%.pb-c.o)
 
 obj  = $(patsubst %.c,$(B)/obj/%.o,$(1))
@@ -272,14 +272,16 @@ $(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto $(PROTOS)
 	$(Q)mkdir -p $(@D)
 	$(Q)protoc-c --proto_path=proto --c_out=$(B)/gen $<
 
-# The fields of StatusReply that have a line "// rdtd_NAME: HELP" above them are metrics: rdt_metrics includes the first
-# file, and rdtd-exporter(8) the second.
-$(B)/gen/status_metrics.h: proto/rdt.proto
+# The fields of these messages that have a line "// rdtd_NAME: HELP" above them are metrics: rdt_metrics includes these files,
+# and rdtd-exporter(8) what is made of the first.
+$(B)/gen/status_metrics.h: METRICS_OF = StatusReply
+$(B)/gen/etcd_metrics.h: METRICS_OF = EtcdInfo
+$(B)/gen/status_metrics.h $(B)/gen/etcd_metrics.h: proto/rdt.proto
 	$(Q)mkdir -p $(@D)
-	$(Q)sed -n -e '/^message StatusReply/,/^}/ { /\/ rdtd_/ { N' \
-	    -e 's|.*/ \([a-z_]*\): \(.*\)\n *[a-z0-9]* \([a-z0-9_]*\) =.*|STATUS_METRIC(\1, "\2", \3)|p; } }' $< >$@
+	$(Q)sed -n -e '/^message $(METRICS_OF)/,/^}/ { /\/ rdtd_/ { N' \
+	    -e 's|.*/ \([a-z_]*\): \(.*\)\n *[a-z0-9]* \([a-z0-9_]*\) =.*|METRIC(\1, "\2", \3)|p; } }' $< >$@
 $(B)/gen/status_metrics.scd: $(B)/gen/status_metrics.h
-	$(Q)sed 's/STATUS_METRIC(\([a-z_]*\), "\(.*\)", .*/*\1*\n\2\n/' $< | fold -sw 72 | sed 's/ $$//; s/^[^*]/\t&/' >$@
+	$(Q)sed 's/METRIC(\([a-z_]*\), "\(.*\)", .*/*\1*\n\2\n/' $< | fold -sw 72 | sed 's/ $$//; s/^[^*]/\t&/' >$@
 $(B)/man/rdtd-exporter.8: $(B)/gen/status_metrics.scd
 
 # What rdtctl alone writes: the fields of Perfetto's format.

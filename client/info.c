@@ -5,7 +5,6 @@
 
 #include "call.h"
 #include "options.h"
-#include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "rdt_info.h"
 #include "session/connection.h"
@@ -338,21 +337,16 @@ static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_stat
     (void)snprintf(status->state, sizeof status->state, "%s", from->state);
     (void)snprintf(status->address, sizeof status->address, "%s", from->address);
     (void)snprintf(status->socket, sizeof status->socket, "%s", from->socket);
+    (void)snprintf(status->node, sizeof status->node, "%s", from->node);
+    (void)snprintf(status->boot_id, sizeof status->boot_id, "%s", from->boot_id);
+    (void)snprintf(status->storage_dir, sizeof status->storage_dir, "%s", from->storage_dir);
+    for (size_t i = 0, used = 0; i < from->n_backends && used < sizeof status->backends; i++)
+        used +=
+            (size_t)snprintf(status->backends + used, sizeof status->backends - used, "%s%s", i ? " " : "", from->backends[i]);
     status->pid = from->pid;
     status->uptime_ns = from->uptime_ns;
-    status->clients = from->clients;
-    status->objects = from->objects;
-    status->regions = from->regions;
-    status->memory_bytes = from->memory_bytes;
-    status->memory_limit_bytes = from->memory_limit_bytes;
-    status->pool_bytes = from->pool_bytes;
-    status->cached_bytes = from->cached_bytes;
-    status->orphaned_bytes = from->orphaned_bytes;
-    status->replicas = from->replicas;
-    status->replica_bytes = from->replica_bytes;
     status->nodes_up = from->peers_up;
     status->nodes_known = from->peers_known;
-    status->transfers_active = from->transfers_active;
     status->transfers_done = from->transfers_done;
     status->transfers_failed = from->transfers_failed;
     status->transfers_cancelled = from->transfers_cancelled;
@@ -360,49 +354,15 @@ static void fill_status(const Rdt__Pb__StatusReply *from, struct rdt_daemon_stat
     status->bytes_in = from->bytes_in;
     status->bytes_out = from->bytes_out;
     status->bytes_local = from->bytes_local;
-    status->fetches_joined = from->fetches_joined;
-    status->fetches_from_replicas = from->fetches_from_replicas;
-    status->redirected = from->redirected;
-    status->redirected_again = from->redirected_again;
-    status->slow_readers = from->slow_readers;
-    status->fell_back = from->fell_back;
-    (void)snprintf(status->node, sizeof status->node, "%s", from->node);
-    (void)snprintf(status->boot_id, sizeof status->boot_id, "%s", from->boot_id);
-    for (size_t i = 0, used = 0; i < from->n_backends && used < sizeof status->backends; i++)
-        used +=
-            (size_t)snprintf(status->backends + used, sizeof status->backends - used, "%s%s", i ? " " : "", from->backends[i]);
-    status->pool_hits = from->pool_hits;
-    status->pool_misses = from->pool_misses;
-    status->cache_hits = from->cache_hits;
     status->busy_polls = from->busy_polls;
     status->busy_polls_missed = from->busy_polls_missed;
-    status->keeper_up = from->keeper_up;
-    status->kept_objects = from->kept_objects;
     status->kept_names = from->kept_names;
-    status->kept_bytes = from->kept_bytes;
-    status->restored_objects = from->restored_objects;
-    status->unkept_objects = from->unkept_objects;
-    status->kept_sessions = from->kept_sessions;
     status->kept_holds = from->kept_holds;
     status->restored_sessions = from->restored_sessions;
-    status->resumed_sessions = from->resumed_sessions;
-    status->waiting_sessions = from->waiting_sessions;
-    status->certificate_expires_s = from->certificate_expires_s;
-    status->crl_expires_s = from->crl_expires_s;
-    status->stored_objects = from->stored_objects;
-    status->stored_names = from->stored_names;
-    status->stored_bytes = from->stored_bytes;
-    status->stores_done = from->stores_done;
-    status->stores_bytes = from->stores_bytes;
-    status->stores_failed = from->stores_failed;
-    (void)snprintf(status->storage_dir, sizeof status->storage_dir, "%s", from->storage_dir);
-    status->storage_restored = from->storage_restored;
-    status->storage_bad_files = from->storage_bad_files;
-    status->spilled_objects = from->spilled_objects;
-    status->spilled_bytes = from->spilled_bytes;
-    status->shard_versions = from->shard_versions;
-    status->shard_failures = from->shard_failures;
-    status->shard_pending = from->shard_pending;
+    /* The members for metrics have the names of their fields. */
+#define METRIC(name, help, field) status->field = from->field;
+#include "status_metrics.h" /* made from the comments in proto/rdt.proto */
+#undef METRIC
 }
 
 enum rdt_status rdt_daemon_status(rdt *conn, struct rdt_daemon_status *status_p, struct rdt_error *err)

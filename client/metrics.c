@@ -4,7 +4,6 @@
  * The two formats differ in the names of the TYPE lines and in the last line only. Labels are bounded: verbs, statuses, paths
  * and transports by what exists, owners by OWNERS_MAX, nodes by NODES_MAX. No label names an object, a name or a client. */
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -151,9 +150,9 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
     sample(text, "process_start_time_seconds", "", NULL,
            (double)now.tv_sec + (double)now.tv_nsec / 1e9 - (double)from->uptime_ns / 1e9);
     plain(text, "rdtd_draining", "1 while the daemon shuts down.", strcmp(from->state, "draining") == 0);
-#define STATUS_METRIC(name, help, field) plain(text, #name, help, (uint64_t)from->field);
+#define METRIC(name, help, field) plain(text, #name, help, (uint64_t)from->field);
 #include "status_metrics.h" /* made from the comments in proto/rdt.proto */
-#undef STATUS_METRIC
+#undef METRIC
 }
 
 /* ---- what METRICS says ---- */
@@ -245,21 +244,9 @@ static void put_etcd(const struct text *text, const Rdt__Pb__EtcdInfo *etcd)
     const Rdt__Pb__EtcdInfo none = RDT__PB__ETCD_INFO__INIT;
 
     etcd = etcd ? etcd : &none;
-    plain(text, "rdtd_directory_etcd_up", "1 while the daemon has read all nodes from etcd and receives their changes.",
-          etcd->up);
-    plain(text, "rdtd_directory_etcd_revision", "The newest revision that etcd has reported.", (uint64_t)etcd->revision);
-    plain(text, "rdtd_directory_etcd_bad_keys", "Keys below etcd_prefix that the daemon cannot read.", etcd->bad_keys);
-    plain(text, "rdtd_directory_etcd_names", "Published names in etcd.", etcd->names);
-    plain(text, "rdtd_directory_etcd_requests_total", "Requests to etcd.", etcd->requests);
-    plain(text, "rdtd_directory_etcd_failures_total", "Requests to etcd that failed.", etcd->failures);
-    plain(text, "rdtd_directory_etcd_reconnects_total", "Times that the daemon turned to another endpoint of etcd.",
-          etcd->reconnects);
-    plain(text, "rdtd_directory_etcd_leases_lost_total", "Leases of this node that expired.", etcd->leases_lost);
-    plain(text, "rdtd_directory_etcd_lists_total", "Times that the daemon read all keys from etcd.", etcd->lists);
-    plain(text, "rdtd_directory_etcd_compactions_total",
-          "Watches that ended because etcd had compacted what they had not sent.", etcd->compactions);
-    plain(text, "rdtd_directory_etcd_events_total", "Changes that etcd has reported.", etcd->events);
-    plain(text, "rdtd_directory_etcd_programs_total", "Times that rdtd-etcd was started.", etcd->programs);
+#define METRIC(name, help, field) plain(text, #name, help, (uint64_t)etcd->field);
+#include "etcd_metrics.h" /* made from the comments in proto/rdt.proto */
+#undef METRIC
 }
 
 static void put_lookups(const struct text *text, const Rdt__Pb__MetricsReply *from)
