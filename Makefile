@@ -123,11 +123,11 @@ FAKES    := $(addprefix $(B)/tests/,fake_cuda/libcuda.so.1 fake_cuda/libnvidia-m
              stub_cuda/libcuda.so.1)
 CHECK    := $(B)/rdt-check-backend
 CHECK_O  := $(call obj,$(call srcs,tests/conformance) tests/support/backend_host.c tests/support/backend_peer.c)
-# Manual pages: NAME.N.scd lies in the room that it describes and becomes $(B)/man/NAME.N; rdtd prints the source of
-# rdtd.conf(5).
+# Manual pages: NAME.N.scd lies in the room that it describes and becomes $(B)/man/NAME.N; rdtd prints what
+# rdtd.conf(5) says of each key.
 MAN_SCD  := $(wildcard $(foreach n,1 3 5 7 8,daemon/*.$(n).scd daemon/*/*.$(n).scd client/*.$(n).scd \
             client/*/*.$(n).scd backends/*.$(n).scd proto/*.$(n).scd))
-MANPAGES := $(if $(shell command -v scdoc),$(addprefix $(B)/man/,$(notdir $(MAN_SCD:.scd=)) rdtd.conf.5))
+MANPAGES := $(if $(shell command -v scdoc),$(addprefix $(B)/man/,$(notdir $(MAN_SCD:.scd=))))
 CONF     := $(B)/rdtd.conf # the template, which rdtd prints
 
 # ---- libraries: looked for only when something is going to be compiled ----
@@ -318,16 +318,16 @@ $(LIBCUDA_O): OBJFLAGS += -iquote client $(CUDA_CFLAGS)
 $(CONF): $(B)/rdtd
 	$(Q)$< --dump-config=template >$@
 
-$(B)/man/rdtd.conf.5.scd: $(B)/rdtd
-	$(Q)mkdir -p $(@D)
+$(B)/gen/option_keys.scd: $(B)/rdtd
 	$(Q)$< --dump-config=man >$@
+$(B)/man/rdtd.conf.5: $(B)/gen/option_keys.scd
 
 # scdoc takes backslashes out of programs, too, so they are doubled for it. It writes a paragraph mark beside every
 # heading and before the end of an indented block, which mandoc reports: the marks beside headings go, the others move
 # behind the block, and the title becomes upper case.
 tidy_page = awk '/^\.TH / { sub(/"[^"]*"/, toupper($$2)) } /^\.P$$/ { held = 1; next } \
     { if (held && !heading && !/^\.(SH|SS|RE)/) print ".P"; held = /^\.RE/; heading = /^\.(TH|SH|SS)/; print }'
-vpath %.scd $(sort $(dir $(MAN_SCD))) $(B)/man
+vpath %.scd $(sort $(dir $(MAN_SCD)))
 $(B)/man/%: %.scd
 	$(call say,MAN,$@)
 	$(Q)mkdir -p $(@D)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What people read about the configuration: the file, its template, the manual page rdtd.conf(5) and --help. All
+/* What people read about the configuration: the file, its template, the keys in rdtd.conf(5), and --help. All
  * four are printed from the table of keys, so that none of them can differ from what the daemon does. */
 #include <ctype.h>
 #include <inttypes.h>
@@ -106,7 +106,7 @@ static void print_file(const struct options *options, bool as_template, FILE *ou
     }
 }
 
-/* ---- the manual page ---- */
+/* ---- the manual page: what daemon/config/rdtd.conf.5.scd includes ---- */
 
 /* Escapes what scdoc takes for markup. */
 static void escape(const char *text, char text_p[TEXT_BYTES])
@@ -139,83 +139,6 @@ static void print_man_key(const struct option_key *key, FILE *out)
     fprintf(out, "\n\tDefault: %s.\n\n", escaped[0] != 0 ? escaped : "empty");
 }
 
-static const char man_head[] = "rdtd.conf(5)\n"
-                               "\n"
-                               "# NAME\n"
-                               "\n"
-                               "rdtd.conf - configuration of the tensor daemon rdtd\n"
-                               "\n"
-                               "# SYNOPSIS\n"
-                               "\n"
-                               "_/etc/rdtd/rdtd.conf_, or the file that *rdtd --config* _FILE_ names\n"
-                               "\n"
-                               "# DESCRIPTION\n"
-                               "\n"
-                               "The file consists of sections, \\[name\\], with lines of the form _key_ =\n"
-                               "_value_. A line that begins with \\# or ; is a comment. Every key has a\n"
-                               "default, so the file may be empty or missing. *rdtd*(8) reads it at start,\n"
-                               "and again when *rdtctl reload* or SIGHUP asks for that. An unknown key,\n"
-                               "a value that is out of range or a key that is set twice is an error, and\n"
-                               "all errors are printed with their lines.\n"
-                               "\n"
-                               "The same keys can be set elsewhere, too. From the weakest to the strongest:\n"
-                               "the default, the file, the environment variable *RDTD\\_KEY* (as in\n"
-                               "_RDTD\\_LOG\\_LEVEL=debug_), the flag *--key* (as in _--log-level debug_).\n"
-                               "*--set* _SECTION.KEY=VALUE_ sets any key, also those of backends.\n"
-                               "\n"
-                               "Values are written as follows.\n"
-                               "\n"
-                               "*BYTES*\n"
-                               "\tA number of bytes, or a number with the unit K, M, G or T, which are powers\n"
-                               "\tof 1024: _512K_, _4MiB_, _1G_.\n"
-                               "\n"
-                               "*TIME*\n"
-                               "\tA number with the unit ns, us, ms, s, m or h: _500ms_, _2s_, _1m_.\n"
-                               "\n"
-                               "*PATH*\n"
-                               "\tA path of the file system. A relative path of _nodes_ or _key\\_file_\n"
-                               "\tstarts at the folder of the configuration file.\n"
-                               "\n"
-                               "*rdtd --check-config* checks the configuration and exits.\n"
-                               "*rdtd --dump-config* prints the values that would be used, also those of\n"
-                               "loaded backends. *rdtd --dump-config=template* prints the template that\n"
-                               "*make install* installs.\n";
-
-static const char man_tail[] = "# SECTIONS OF BACKENDS\n"
-                               "\n"
-                               "A backend reads the section that has its name, for instance \\[ucx\\] or\n"
-                               "\\[stream\\]. *rdtd --dump-config* lists the keys of the backends that are\n"
-                               "loaded, each with its meaning.\n"
-                               "\n"
-                               "# FILES\n"
-                               "\n"
-                               "_/etc/rdtd/rdtd.conf_\n"
-                               "\tThe configuration. *make install* installs a template in which every key\n"
-                               "\tis commented out; it does not overwrite a file that was edited.\n"
-                               "\n"
-                               "_/run/rdtd/rdtd.sock_\n"
-                               "\tThe socket where clients connect.\n"
-                               "\n"
-                               "_/var/lib/rdtd/_\n"
-                               "\tThe uuid of the node.\n"
-                               "\n"
-                               "# EXAMPLES\n"
-                               "\n"
-                               "A node with 64 GiB for objects, which exchanges them with other nodes:\n"
-                               "\n"
-                               "```\n"
-                               "[daemon]\n"
-                               "memory_limit = 64GiB\n"
-                               "\n"
-                               "[network]\n"
-                               "listen = 192.0.2.1:7171\n"
-                               "key_file = /etc/rdtd/peer.key\n"
-                               "```\n"
-                               "\n"
-                               "# SEE ALSO\n"
-                               "\n"
-                               "*rdtd*(8), *rdtctl*(1), *rdt-concepts*(7), *rdt-network*(7)\n";
-
 /* Which keys need no restart. */
 static void print_man_reload(FILE *out)
 {
@@ -245,7 +168,6 @@ static void print_man(FILE *out)
 {
     char escaped[TEXT_BYTES];
 
-    fputs(man_head, out);
     for (size_t i = 0; i < n_option_sections; i++) {
         fputs("\n# SECTION ", out);
         for (const char *p = option_sections[i].name; *p != 0; p++)
@@ -259,8 +181,6 @@ static void print_man(FILE *out)
                 print_man_key(&option_keys[k], out);
     }
     print_man_reload(out);
-    fputc('\n', out);
-    fputs(man_tail, out);
 }
 
 void options_dump(const struct options *options, enum options_dump dump, FILE *out)
@@ -300,10 +220,10 @@ void options_help(FILE *out)
     print_flag("--set SECTION.KEY=VALUE", "Sets any key, those of backends included.", out);
     print_flag("--backend PATH", "Loads one more plug-in; may be repeated.", out);
     print_flag("--check-config", "Checks the configuration and exits.", out);
-    print_flag(
-        "--dump-config[=template|man]",
-        "Prints the configuration that would be used, the template of rdtd.conf, or the source of its manual page, and exits.",
-        out);
+    print_flag("--dump-config[=template|man]",
+               "Prints the configuration that would be used, the template of rdtd.conf, or what rdtd.conf(5) says of the keys, "
+               "and exits.",
+               out);
     print_flag("--version", "", out);
     print_flag("--help", "", out);
     for (size_t i = 0; i < n_option_keys; i++) {

@@ -14,7 +14,7 @@ trap cleanup EXIT
 failed=0
 bad() { echo "$*"; failed=1; }
 
-pages=(daemon/{rdtd.8,rdtd-keeper.8,rdt-concepts.7,rdt-container.7}.scd daemon/peers/rdt-network.7.scd daemon/directory/rdtd-etcd.8.scd client/librdt.3.scd client/ctl/rdtctl.1.scd client/exporter/rdtd-exporter.8.scd
+pages=(daemon/{rdtd.8,rdtd-keeper.8,rdt-concepts.7,rdt-container.7}.scd daemon/config/rdtd.conf.5.scd daemon/peers/rdt-network.7.scd daemon/directory/rdtd-etcd.8.scd client/librdt.3.scd client/ctl/rdtctl.1.scd client/exporter/rdtd-exporter.8.scd
   client/python/rdt-{python,ray}.7.scd backends/rdt-{backend,gpu}.7.scd)
 for page in "${pages[@]}"; do [[ -e $page ]] || bad "the page $page is missing"; done
 known=" ${pages[*]} "
@@ -25,7 +25,7 @@ done
 # ---- form ----
 
 if command -v scdoc >/dev/null && command -v mandoc >/dev/null; then
-  for page in "${pages[@]}" rdtd.conf.5.scd; do
+  for page in "${pages[@]}"; do
     page=$RDT_BUILD_DIR/man/$(basename "$page" .scd)
     [[ -s $page ]] || { bad "$page was not made"; continue; }
     mandoc -T lint "$page" >"$dir/lint" || failed=1
