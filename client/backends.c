@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdt_backend_load and rdt_backend_unload. */
-#include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "call.h"
 #include "rdt.pb-c.h"

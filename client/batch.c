@@ -4,8 +4,10 @@
 
 #include <stdlib.h>
 
+#include "proto/grow.h"
+
 struct batch {
-    struct chain link;         /* conn->batches */
+    struct list link;          /* conn->batches */
     uint64_t first;            /* handle */
     size_t n, left;            /* fetches, and those without an answer */
     struct mapping **mappings; /* [n_mappings] one reference each */
@@ -14,12 +16,9 @@ struct batch {
 
 static struct batch *find(const rdt *conn, uint64_t handle)
 {
-    for (struct chain *link = conn->batches.next; link != &conn->batches; link = link->next) {
-        struct batch *batch = container_of(link, struct batch, link);
-
+    list_each (struct batch, batch, &conn->batches, link)
         if (handle - batch->first < batch->n)
             return batch;
-    }
     return NULL;
 }
 
@@ -27,7 +26,7 @@ static void end(rdt *conn, struct batch *batch)
 {
     for (size_t i = 0; i < batch->n_mappings; i++)
         memory_unref(&conn->memory, batch->mappings[i]);
-    chain_remove(&batch->link);
+    list_remove(&batch->link);
     free(batch->mappings);
     free(batch);
 }
@@ -40,7 +39,7 @@ bool batch_begin(rdt *conn, uint64_t first, size_t n)
         return false;
     batch->first = first;
     batch->n = batch->left = n;
-    chain_append(&conn->batches, &batch->link);
+    list_append(&conn->batches, &batch->link);
     return true;
 }
 
@@ -56,15 +55,11 @@ void batch_drop(rdt *conn, uint64_t first)
  * rdt_close. */
 static void add(struct batch *batch, struct mapping *take_mapping)
 {
-    if (batch->n_mappings == batch->room) {
-        size_t room = batch->room ? 2 * batch->room : 4;
-        struct mapping **mappings = realloc(batch->mappings, room * sizeof *mappings);
+    struct mapping **mappings = array_grow(batch->mappings, batch->n_mappings, &batch->room, sizeof *mappings);
 
-        if (!mappings)
-            return;
-        batch->mappings = mappings;
-        batch->room = room;
-    }
+    if (!mappings)
+        return;
+    batch->mappings = mappings;
     batch->mappings[batch->n_mappings++] = take_mapping;
 }
 
@@ -93,6 +88,6 @@ void batch_on_answer(rdt *conn, const Rdt__Pb__FetchDone *done, struct frame *fr
 
 void batches_fini(rdt *conn)
 {
-    while (!chain_is_empty(&conn->batches))
-        end(conn, container_of(conn->batches.next, struct batch, link));
+    list_drain (struct batch, batch, &conn->batches, link)
+        end(conn, batch);
 }

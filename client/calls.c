@@ -212,14 +212,17 @@ enum rdt_status rdt_wait_freed_range(rdt *conn, const void *addr, size_t bytes, 
 
 /* ---- starting to wait: a request that the daemon's reply ends ---- */
 
-/* Sends the message and starts the request. Frees the request on an error. Takes the lock. */
+/* Sends the message and starts the request. Frees the request on an error; NULL: there was no memory for it. Takes the lock. */
 static enum rdt_status start_wait(rdt_request *take_request, enum rdt_message type, const ProtobufCMessage *message,
                                   rdt_request **request_p, struct rdt_error *err)
 {
-    rdt *conn = take_request->conn;
     struct repeat *repeat;
     enum rdt_status status = RDT_OK;
+    rdt *conn;
 
+    if (!take_request)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
+    conn = take_request->conn;
     connection_lock(conn);
     if (!expiry_reserve(&conn->expiries, 1))
         status = rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
@@ -238,15 +241,13 @@ static enum rdt_status start_wait(rdt_request *take_request, enum rdt_message ty
     return status;
 }
 
-static rdt_request *create_wait(rdt *conn, const struct rdt_ref *ref, const char *what, int64_t timeout_ns,
-                                struct rdt_error *err)
+/* NULL: no memory. */
+static rdt_request *create_wait(rdt *conn, const struct rdt_ref *ref, const char *what, int64_t timeout_ns)
 {
     rdt_request *request = request_create(conn, ref, timeout_ns, NULL);
 
     if (request)
         request_make_wait(request, what);
-    else
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a request");
     return request;
 }
 
@@ -255,17 +256,14 @@ enum rdt_status rdt_wait_put_start(rdt *conn, const struct rdt_ref *ref, int64_t
 {
     Rdt__Pb__Wait message = RDT__PB__WAIT__INIT;
     Rdt__Pb__Ref wire;
-    rdt_request *request;
     enum rdt_status status = call_wire_ref(conn, ref, &wire, err);
 
     if (status != RDT_OK)
         return status;
-    request = create_wait(conn, ref, ref->is_name ? "wait for a version of" : "wait for the put of", timeout_ns, err);
-    if (!request)
-        return RDT_NO_MEMORY;
     message.ref = &wire;
     message.timeout_ns = wire_timeout_ns(timeout_ns);
-    return start_wait(request, RDT_MSG_WAIT, &message.base, request_p, err);
+    return start_wait(create_wait(conn, ref, ref->is_name ? "wait for a version of" : "wait for the put of", timeout_ns),
+                      RDT_MSG_WAIT, &message.base, request_p, err);
 }
 
 enum rdt_status rdt_wait_freed_start(rdt *conn, const struct rdt_ref *ref, int64_t timeout_ns, rdt_request **request_p,
@@ -273,17 +271,14 @@ enum rdt_status rdt_wait_freed_start(rdt *conn, const struct rdt_ref *ref, int64
 {
     Rdt__Pb__WaitFreed message = RDT__PB__WAIT_FREED__INIT;
     Rdt__Pb__Ref wire;
-    rdt_request *request;
     enum rdt_status status = call_wire_ref(conn, ref, &wire, err);
 
     if (status != RDT_OK)
         return status;
-    request = create_wait(conn, ref, "wait for the end of", timeout_ns, err);
-    if (!request)
-        return RDT_NO_MEMORY;
     message.ref = &wire;
     message.timeout_ns = wire_timeout_ns(timeout_ns);
-    return start_wait(request, RDT_MSG_WAIT_FREED, &message.base, request_p, err);
+    return start_wait(create_wait(conn, ref, "wait for the end of", timeout_ns), RDT_MSG_WAIT_FREED, &message.base, request_p,
+                      err);
 }
 
 enum rdt_status rdt_wait_freed_range_start(rdt *conn, const void *addr, size_t bytes, int64_t timeout_ns,
@@ -303,10 +298,9 @@ enum rdt_status rdt_wait_freed_range_start(rdt *conn, const void *addr, size_t b
     connection_unlock(conn);
     if (status != RDT_OK)
         return status;
-    request = create_wait(conn, &none, "wait for the end of what is in", timeout_ns, err);
-    if (!request)
-        return RDT_NO_MEMORY;
-    (void)snprintf(request->label, sizeof request->label, "[%p, +%zu)", addr, bytes);
+    request = create_wait(conn, &none, "wait for the end of what is in", timeout_ns);
+    if (request)
+        (void)snprintf(request->label, sizeof request->label, "[%p, +%zu)", addr, bytes);
     message.timeout_ns = wire_timeout_ns(timeout_ns);
     return start_wait(request, RDT_MSG_WAIT_FREED, &message.base, request_p, err);
 }
@@ -338,10 +332,9 @@ static enum rdt_status start_hold(rdt *conn, const struct rdt_ref *ref, int64_t 
 
     if (status != RDT_OK)
         return status;
-    request = create_wait(conn, ref, "hold of", timeout_ns, err);
-    if (!request)
-        return RDT_NO_MEMORY;
-    request_make_hold(request);
+    request = create_wait(conn, ref, "hold of", timeout_ns);
+    if (request)
+        request_make_hold(request);
     message.ref = &wire;
     message.timeout_ns = wire_timeout_ns(timeout_ns);
     message.takes_over = takes_over;
@@ -412,15 +405,11 @@ enum rdt_status rdt_broadcast_start(rdt *conn, const struct rdt_ref *ref, const 
 {
     Rdt__Pb__Broadcast message;
     Rdt__Pb__Ref wire;
-    rdt_request *request;
     enum rdt_status status = fill_broadcast(conn, ref, group, timeout_ns, &wire, &message, err);
 
     if (status != RDT_OK)
         return status;
-    request = create_wait(conn, ref, "broadcast of", timeout_ns, err);
-    if (!request)
-        return RDT_NO_MEMORY;
-    return start_wait(request, RDT_MSG_BROADCAST, &message.base, request_p, err);
+    return start_wait(create_wait(conn, ref, "broadcast of", timeout_ns), RDT_MSG_BROADCAST, &message.base, request_p, err);
 }
 
 /* ---- parts of a version ---- */
@@ -461,10 +450,9 @@ enum rdt_status rdt_publish_part_start(rdt *conn, const struct rdt_ref *name, ui
 
     if (status != RDT_OK)
         return status;
-    request = create_wait(conn, name, "part of", timeout_ns, err);
-    if (!request)
-        return RDT_NO_MEMORY;
-    request_make_part(request);
+    request = create_wait(conn, name, "part of", timeout_ns);
+    if (request)
+        request_make_part(request);
     message.step = step;
     message.rank = rank;
     message.of = of;

@@ -64,10 +64,10 @@ static void free_all(rdt *conn)
             pending->ops->on_lost(conn, pending, &why);
         }
     }
-    while (!chain_is_empty(&conn->requests))
-        request_destroy(container_of(conn->requests.next, rdt_request, link));
-    while (!chain_is_empty(&conn->objects))
-        fetched_destroy(container_of(conn->objects.next, rdt_object, link));
+    list_drain (rdt_request, request, &conn->requests, link)
+        request_destroy(request);
+    list_drain (rdt_object, object, &conn->objects, link)
+        fetched_destroy(object);
     events_fini(conn);
     ids_fini(&conn->abandoned);
     batches_fini(conn);
@@ -92,8 +92,8 @@ static void close_in_child(rdt *conn)
     pending_fini(&conn->pending); /* its entries lie on the stacks of those threads */
     if (!pending_init(&conn->pending))
         return;
-    for (struct chain *link = conn->requests.next; link != &conn->requests; link = link->next)
-        container_of(link, rdt_request, link)->copying = false;
+    list_each (rdt_request, request, &conn->requests, link)
+        request->copying = false;
     free_all(conn);
     free(conn); /* The conditions are not destroyed: that would wait for threads that sleep on them in the parent. */
 }
@@ -170,13 +170,13 @@ static enum rdt_status create(int take_sock, rdt **conn_p, struct rdt_error *err
     conn->on_away = resume_on_away;
     conn->on_dialled = resume_on_dialled;
     conn->fd_timer_ns = CLOCK_NEVER;
-    chain_init(&conn->batches);
-    chain_init(&conn->loans_idle);
-    chain_init(&conn->loans_active);
-    chain_init(&conn->requests);
-    chain_init(&conn->objects);
-    chain_init(&conn->arrived);
-    chain_init(&conn->events);
+    list_init(&conn->batches);
+    list_init(&conn->loans_idle);
+    list_init(&conn->loans_active);
+    list_init(&conn->requests);
+    list_init(&conn->objects);
+    list_init(&conn->arrived);
+    list_init(&conn->events);
     frame_reader_init(&conn->reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&conn->writer);
     frame_writer_init(&conn->later);

@@ -151,10 +151,9 @@ static enum rdt_status build_slice(struct arena *arena, const struct rdt_slice *
 
     if (status != RDT_OK)
         return status;
-    message = arena_alloc(arena, sizeof *message);
+    message = arena_message(arena, &rdt__pb__slice__descriptor);
     if (!message)
         return no_memory(err, 1);
-    rdt__pb__slice__init(message);
     message->ndim = arena_alloc(arena, (count + 1) * sizeof *message->ndim);
     message->start = arena_alloc(arena, (n_dims + 1) * sizeof *message->start);
     message->count = arena_alloc(arena, (n_dims + 1) * sizeof *message->count);
@@ -180,21 +179,15 @@ static enum rdt_status build_targets(struct arena *arena, const struct targets *
     struct layout_rows *rows = NULL;
 
     item->targets = arena_alloc(arena, sizeof *item->targets);
-    item->target_regions = arena_alloc(arena, targets->n_mappings * sizeof *item->target_regions);
+    item->target_regions = arena_messages(arena, &rdt__pb__region_use__descriptor, targets->n_mappings);
     if (!item->targets || !item->target_regions)
         return no_memory(err, 1);
     if (in_runs && targets->layout->count >= LAYOUT_RUNS_LEAST)
         rows = arena_alloc(arena, sizeof *rows); /* NULL: the list is sent without runs */
     layout_to_wire(targets->layout, true, rows, item->targets);
     for (uint32_t i = 0; i < targets->n_mappings; i++) {
-        Rdt__Pb__RegionUse *use = arena_alloc(arena, sizeof *use);
-
-        if (!use)
-            return no_memory(err, 1);
-        rdt__pb__region_use__init(use);
-        use->region = targets->mappings[i]->region;
-        use->generation = targets->mappings[i]->generation;
-        item->target_regions[i] = use;
+        item->target_regions[i]->region = targets->mappings[i]->region;
+        item->target_regions[i]->generation = targets->mappings[i]->generation;
     }
     item->n_target_regions = targets->n_mappings;
     return RDT_OK;

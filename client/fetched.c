@@ -77,7 +77,7 @@ void fetched_destroy(rdt_object *object)
         return;
     release(object, false);
     targets_destroy(object->conn, object->targets);
-    chain_remove(&object->link);
+    list_remove(&object->link);
     if (object->boxes)
         rdt__pb__boxes__free_unpacked(object->boxes, NULL);
     free(object->first_box_dim);
@@ -252,7 +252,7 @@ enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for an object");
     object->conn = conn;
     object->to_copy = done->to_copy;
-    chain_init(&object->link);
+    list_init(&object->link);
     status = fill_info(object, done, err);
     if (status == RDT_OK && content != FETCHED_IN_TARGETS)
         status = fill_tensors(object, done, frame, content, err);
@@ -263,7 +263,7 @@ enum rdt_status fetched_create(rdt *conn, const Rdt__Pb__FetchDone *done, struct
         return status;
     }
     object->hold = done->hold;
-    chain_append(&conn->objects, &object->link);
+    list_append(&conn->objects, &object->link);
     *object_p = object;
     return RDT_OK;
 }

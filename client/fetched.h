@@ -11,7 +11,7 @@
 
 struct rdt_object {
     struct rdt *conn;
-    struct chain link; /* conn->objects */
+    struct list link; /* conn->objects */
     struct rdt_object_info info;
     uint64_t hold; /* 0: nothing is held */
     struct layout *layout;

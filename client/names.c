@@ -6,8 +6,6 @@
 
 #include "call.h"
 #include "options.h"
-#include "proto/wire_limits.h"
-#include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
 #include "session/connection.h"
 

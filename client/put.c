@@ -31,6 +31,7 @@
 #include "memory/loans.h"
 #include "memory/sealed_memfd.h"
 #include "options.h"
+#include "proto/grow.h"
 #include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 #include "rdt.pb-c.h"
@@ -52,7 +53,8 @@ struct put {
     struct shards_packed shards;
     enum rdt_memory *how; /* [count] */
     Rdt__Pb__RegionUse *regions;
-    uint32_t n_regions, room;
+    uint32_t n_regions;
+    size_t room;
 
     enum way way;
     uint64_t copied_bytes; /* packed, with padding between tensors */
@@ -92,17 +94,11 @@ static void put_fini(struct put *put, bool done)
 
 static enum rdt_status add_region(struct put *put, const struct mapping *mapping, uint32_t *index_p, struct rdt_error *err)
 {
-    Rdt__Pb__RegionUse *use;
+    Rdt__Pb__RegionUse *regions = array_grow(put->regions, put->n_regions, &put->room, sizeof *regions), *use;
 
-    if (put->n_regions == put->room) {
-        uint32_t room = put->room ? 2 * put->room : 8;
-        Rdt__Pb__RegionUse *regions = realloc(put->regions, room * sizeof *regions);
-
-        if (!regions)
-            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %u regions", room);
-        put->regions = regions;
-        put->room = room;
-    }
+    if (!regions)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a list of %u regions", put->n_regions + 1);
+    put->regions = regions;
     use = &put->regions[put->n_regions];
     rdt__pb__region_use__init(use);
     use->region = mapping->region;

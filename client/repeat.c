@@ -107,7 +107,7 @@ enum rdt_status repeat_send(rdt *conn, const struct repeat *repeat, uint64_t id,
  * the order of their handles. */
 static size_t keep_running(rdt *conn, const struct repeat *repeat, Rdt__Pb__Fetch *fetch)
 {
-    struct chain *link = conn->requests.next;
+    struct list *link = conn->requests.next;
     size_t n = 0;
 
     for (size_t i = 0; i < fetch->n_items; i++) {
@@ -133,9 +133,9 @@ static size_t keep_running(rdt *conn, const struct repeat *repeat, Rdt__Pb__Fetc
 /* The message was not sent, so each of its requests finds out by itself. */
 static void forget_sent(rdt *conn, const struct repeat *repeat)
 {
-    for (struct chain *link = conn->requests.next; link != &conn->requests; link = link->next)
-        if (container_of(link, rdt_request, link)->repeat == repeat)
-            container_of(link, rdt_request, link)->sent_on = 0;
+    list_each (rdt_request, request, &conn->requests, link)
+        if (request->repeat == repeat)
+            request->sent_on = 0;
 }
 
 enum rdt_status repeat_fetch(rdt *conn, rdt_request *request, struct rdt_error *err)

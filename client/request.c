@@ -5,7 +5,6 @@
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "fetched.h"
 #include "proto/messages.h"
@@ -215,8 +214,8 @@ rdt_request *request_create(rdt *conn, const struct rdt_ref *ref, int64_t timeou
     request->what = "fetch of";
     request->timeout_ns = timeout_ns;
     request->targets = take_targets;
-    chain_init(&request->link);
-    chain_init(&request->arrived);
+    list_init(&request->link);
+    list_init(&request->arrived);
     request_label(ref, request->label);
     return request;
 }
@@ -227,7 +226,7 @@ void request_start(rdt_request *request, int64_t deadline_ns)
 
     request->pending.id = connection_id(conn);
     pending_add(&conn->pending, &request->pending);
-    chain_append(&conn->requests, &request->link);
+    list_append(&conn->requests, &request->link);
     request->expiry.at_ns = deadline_ns;
     if (deadline_ns != CLOCK_NEVER)
         expiry_add(&conn->expiries, &request->expiry);
@@ -261,7 +260,7 @@ static void forget(rdt_request *request)
 static void end(rdt_request *request)
 {
     forget(request);
-    chain_remove(&request->arrived);
+    list_remove(&request->arrived);
     move(request, REQUEST_ENDED);
     request->conn->unseen++;
     connection_notify(request->conn);
@@ -323,9 +322,7 @@ void request_on_hold_lost(rdt *conn, struct frame *frame)
     struct rdt_error err;
 
     (void)connection_error_reply(frame, &err);
-    for (struct chain *link = conn->requests.next; link != &conn->requests; link = link->next) {
-        rdt_request *request = container_of(link, rdt_request, link);
-
+    list_each (rdt_request, request, &conn->requests, link) {
         if (request->pending.id != frame->request_id || !request->holds)
             continue;
         drop_hold(request); /* the daemon need not remember it any more */
@@ -363,7 +360,7 @@ void request_arrive(rdt_request *request, rdt_object *take_object)
     } else {
         forget(request); /* The daemon has met the deadline. Whoever waits for the request limits the time of the copy. */
         move(request, REQUEST_ARRIVED);
-        chain_append(&request->conn->arrived, &request->arrived);
+        list_append(&request->conn->arrived, &request->arrived);
         connection_notify(request->conn);
     }
 }
@@ -398,7 +395,7 @@ void request_copy_some(rdt_request *request)
     bool more;
 
     request->copying = true;
-    chain_remove(&request->arrived);
+    list_remove(&request->arrived);
     connection_unlock(conn);
     more = copy_some(request);
     connection_lock(conn);
@@ -409,7 +406,7 @@ void request_copy_some(rdt_request *request)
     } else if (!more) {
         end_in_targets(request, true);
     } else {
-        chain_append(&conn->arrived, &request->arrived);
+        list_append(&conn->arrived, &request->arrived);
         connection_notify(conn); /* this thread may not return to it, so any thread that waits may copy the next part */
     }
 }
@@ -436,7 +433,7 @@ void request_destroy(rdt_request *request)
     drop_hold(request);
     drop_object(request);
     targets_destroy(request->conn, request->targets);
-    chain_remove(&request->link);
+    list_remove(&request->link);
     free(request);
 }
 

@@ -27,8 +27,8 @@ enum request_state { REQUEST_RUNNING, REQUEST_ARRIVED, REQUEST_ENDED };
 
 struct rdt_request {
     struct rdt *conn;
-    struct chain link;               /* conn->requests */
-    struct chain arrived;            /* conn->arrived, while ARRIVED and not `copying` */
+    struct list link;                /* conn->requests */
+    struct list arrived;             /* conn->arrived, while ARRIVED and not `copying` */
     struct pending pending;          /* its id is the handle; in the table while RUNNING */
     struct expiry expiry;            /* while RUNNING, if it has a deadline */
     int64_t timeout_ns;              /* as the caller gave it */

@@ -67,17 +67,11 @@ static bool list_belongings(rdt *conn, struct belongings *all_p)
 {
     bool ok = memory_list_own(&conn->memory, &all_p->regions);
 
-    for (struct chain *link = conn->objects.next; ok && link != &conn->objects; link = link->next) {
-        const rdt_object *object = container_of(link, rdt_object, link);
-
-        ok = object->hold == 0 || ids_append(&all_p->holds, object->hold);
-    }
-    for (struct chain *link = conn->requests.next; ok && link != &conn->requests; link = link->next) {
-        const rdt_request *request = container_of(link, rdt_request, link);
-
+    list_each (const rdt_object, object, &conn->objects, link)
+        ok = ok && (object->hold == 0 || ids_append(&all_p->holds, object->hold));
+    list_each (const rdt_request, request, &conn->requests, link)
         if (request->for_hold && (request->holds || request->state == REQUEST_RUNNING))
-            ok = ids_append(&all_p->remote_holds, request->pending.id);
-    }
+            ok = ok && ids_append(&all_p->remote_holds, request->pending.id);
     return ok;
 }
 
@@ -92,20 +86,17 @@ static void lose(rdt *conn, const char *what, const struct rdt_error *why)
 
 static bool has_hold(const rdt *conn, uint64_t hold)
 {
-    for (struct chain *link = conn->objects.next; link != &conn->objects; link = link->next)
-        if (container_of(link, rdt_object, link)->hold == hold)
+    list_each (const rdt_object, object, &conn->objects, link)
+        if (object->hold == hold)
             return true;
     return false;
 }
 
 static bool has_remote_hold(const rdt *conn, uint64_t id)
 {
-    for (struct chain *link = conn->requests.next; link != &conn->requests; link = link->next) {
-        const rdt_request *request = container_of(link, rdt_request, link);
-
+    list_each (const rdt_request, request, &conn->requests, link)
         if (request->pending.id == id && request->holds)
             return true;
-    }
     return false;
 }
 
@@ -136,9 +127,7 @@ static void watch_again(rdt *conn)
     (void)note_send(conn, RDT_MSG_WATCH, &request.base, false, NULL); /* without memory for it there are no more events */
 }
 
-static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why)
-{
-}
+static void on_lost(rdt *conn, struct pending *pending, const struct rdt_error *why) {}
 
 static void on_resume_answer(rdt *conn, struct pending *pending, struct frame *frame)
 {

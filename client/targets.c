@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "proto/grow.h"
 #include "tensor.h"
 
 void targets_destroy(rdt *conn, struct targets *targets)
@@ -41,17 +42,13 @@ static enum rdt_status fill(struct targets *targets, const struct rdt_tensor *te
     return RDT_OK;
 }
 
-static bool add_mapping(struct targets *targets, struct mapping *mapping, uint32_t *room)
+static bool add_mapping(struct targets *targets, struct mapping *mapping, size_t *room)
 {
-    if (targets->n_mappings == *room) {
-        uint32_t more = *room ? 2 * *room : 4;
-        struct mapping **mappings = realloc(targets->mappings, more * sizeof *mappings);
+    struct mapping **mappings = array_grow(targets->mappings, targets->n_mappings, room, sizeof *mappings);
 
-        if (!mappings)
-            return false;
-        targets->mappings = mappings;
-        *room = more;
-    }
+    if (!mappings)
+        return false;
+    targets->mappings = mappings;
     mapping->index = targets->n_mappings;
     memory_ref(mapping);
     targets->mappings[targets->n_mappings++] = mapping;
@@ -65,7 +62,7 @@ static bool find_places(rdt *conn, struct targets *targets)
     struct layout *layout = targets->layout;
     uint64_t mark = memory_mark(&conn->memory);
     struct mapping *mapping = NULL; /* of the previous target; the next one often lies there too */
-    uint32_t room = 0;
+    size_t room = 0;
     bool all = true;
 
     for (uint32_t i = 0; i < layout->count; i++) {

@@ -2,8 +2,6 @@
 /* Checks what the caller says about a tensor, before anything is computed from it. */
 #include "tensor.h"
 
-#include <stdlib.h>
-
 #include "proto/wire_limits.h"
 
 /* *bytes_p receives the bytes of all elements. */

@@ -128,7 +128,7 @@ enum rdt_status rdt_dispatch(rdt *conn, size_t *n_ended_p, struct rdt_error *err
         return status;
     connection_lock(conn);
     connection_poll(conn);
-    if (!chain_is_empty(&conn->arrived)) /* copies one part; rdt_fd stays readable as long as there is more */
+    if (!list_empty(&conn->arrived)) /* copies one part; rdt_fd stays readable as long as there is more */
         request_copy_some(container_of(conn->arrived.next, rdt_request, arrived));
     connection_flush(conn);
     if (n_ended_p)

@@ -30,9 +30,7 @@ static enum rdt_status check_interfaces(const struct options *options, struct rd
     return RDT_OK;
 }
 
-static void on_closed(void *arg)
-{
-}
+static void on_closed(void *arg) {}
 
 enum rdt_status daemon_check(const struct options *options, FILE *dump, struct rdt_error *err)
 {

@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -205,8 +204,7 @@ static void on_prepare(uv_prepare_t *prepare)
 {
     struct conns *conns = prepare->data;
 
-    while (!list_empty(&conns->unflushed)) {
-        struct conn *conn = container_of(list_first(&conns->unflushed), struct conn, unflushed);
+    list_drain (struct conn, conn, &conns->unflushed, unflushed) {
         list_remove(&conn->unflushed);
         (void)flush(conn);
     }
@@ -455,9 +453,7 @@ static void on_work_ended(void *arg)
 
     if (conns->n_behind == 0)
         return;
-    list_for_each (node, &conns->all) {
-        struct conn *conn = container_of(node, struct conn, link);
-
+    list_each (struct conn, conn, &conns->all, link) {
         if (!conn->behind || conn->closing || !conn_may_read(conn))
             continue;
         conn->behind = false;
@@ -581,8 +577,7 @@ void conns_close(struct conns *conns, void (*on_empty)(void *arg), void *arg)
     uv_close((uv_handle_t *)&conns->prepare, NULL);
     busy_poll_close(&conns->rpc->busy_poll);
     loop_meter_close(&conns->rpc->loop_meter);
-    list_for_each_safe (node, &conns->all) {
-        struct conn *conn = container_of(node, struct conn, link);
+    list_each_safe (struct conn, conn, &conns->all, link) {
         /* the last answers: bytes that the socket does not accept now are lost */
         if (!conn->closing && conn->sock >= 0 && conn->writer.queued_frames > 0)
             (void)frame_writer_send(&conn->writer, conn->sock, NULL);

@@ -19,12 +19,12 @@
 #include <uv.h>
 
 #include "daemon/base/deadline.h"
-#include "daemon/base/list.h"
 #include "daemon/base/log.h"
 #include "daemon/base/owner_work.h"
 #include "daemon/objects/client.h"
 #include "daemon/rpc/rpc.h"
 #include "proto/frame.h"
+#include "proto/list.h"
 
 #define FRAME_FDS_AT_ONCE 253u /* SCM_MAX_FD: the most descriptors that one recvmsg may bring */
 #define HELLO_TIMEOUT_NS 10000000000ll

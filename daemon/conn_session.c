@@ -11,7 +11,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/conn_identity.h"
 
@@ -181,8 +180,7 @@ static void on_grace_over(struct deadline *deadline)
 
 void conn_sessions_wait(struct conns *conns)
 {
-    list_for_each_safe (node, &conns->all) {
-        struct conn *conn = container_of(node, struct conn, link);
+    list_each_safe (struct conn, conn, &conns->all, link) {
         if (conn->sock >= 0 || conn->closing)
             continue;
         conn->grace.on_passed = on_grace_over;

@@ -5,7 +5,6 @@
  */
 #include <inttypes.h>
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -144,11 +143,9 @@ static bool has_client(void *arg, const struct owner *owner, const char *name)
 {
     const struct daemon *daemon = arg;
 
-    list_for_each (node, &daemon->rpc.clients) {
-        const struct client *client = container_of(node, struct client, link);
+    list_each (const struct client, client, &daemon->rpc.clients, link)
         if (!client->gone && strcmp(client->name, name) == 0 && owner_equal(&client->account->owner, owner))
             return true;
-    }
     return false;
 }
 
@@ -397,9 +394,7 @@ static void ask_for_short_slices(void)
     (void)syscall(SYS_sched_setattr, 0, &attr, 0);
 }
 
-static void on_closed(void *arg)
-{
-}
+static void on_closed(void *arg) {}
 
 enum rdt_status daemon_run(struct options *options, struct rdt_error *err)
 {

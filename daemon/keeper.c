@@ -8,7 +8,6 @@
  * With a command it also starts that command, which is the daemon, and starts it again when it dies: for containers, whose
  * first process it can be. */
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <poll.h>
 #include <signal.h>

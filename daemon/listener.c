@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -17,16 +16,6 @@
 #define ACCEPTS_PER_TURN 64
 #define PAUSE_NS 100000000ll
 #define FAILURES_EVERY_NS UINT64_C(10000000000)
-
-static void on_connection(uv_poll_t *poll, int status, int events);
-
-static void on_pause_over(struct deadline *deadline)
-{
-    struct listener *listener = container_of(deadline, struct listener, pause);
-
-    for (unsigned i = 0; i < listener->n; i++)
-        (void)uv_poll_start(&listener->sockets[i].poll, UV_READABLE, on_connection);
-}
 
 static void on_connection(uv_poll_t *poll, int status, int events)
 {
@@ -49,6 +38,14 @@ static void on_connection(uv_poll_t *poll, int status, int events)
         }
         return; /* EAGAIN, or the client has closed its connection already */
     }
+}
+
+static void on_pause_over(struct deadline *deadline)
+{
+    struct listener *listener = container_of(deadline, struct listener, pause);
+
+    for (unsigned i = 0; i < listener->n; i++)
+        (void)uv_poll_start(&listener->sockets[i].poll, UV_READABLE, on_connection);
 }
 
 static void add_socket(struct listener *listener, int fd)

@@ -4,6 +4,7 @@
 #include "layout.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define FIRST_BLOCK_BYTES ((size_t)4 << 10)
 #define MOST_BLOCK_BYTES ((size_t)256 << 10)
@@ -108,6 +109,41 @@ void *arena_alloc(struct arena *arena, size_t bytes)
     result = (uint8_t *)block + block->used;
     block->used += bytes;
     return result;
+}
+
+char *arena_text(struct arena *arena, const char *text, size_t most_bytes)
+{
+    size_t bytes = strnlen(text, most_bytes);
+    char *copy = arena_alloc(arena, bytes + 1);
+
+    if (copy) {
+        memcpy(copy, text, bytes);
+        copy[bytes] = '\0';
+    }
+    return copy;
+}
+
+void *arena_message(struct arena *arena, const ProtobufCMessageDescriptor *type)
+{
+    void *message = arena_alloc(arena, type->sizeof_message);
+
+    if (message)
+        protobuf_c_message_init(type, message);
+    return message;
+}
+
+void *arena_messages(struct arena *arena, const ProtobufCMessageDescriptor *type, size_t n)
+{
+    void **list = arena_alloc(arena, n * sizeof *list);
+    char *messages = arena_alloc(arena, n * type->sizeof_message);
+
+    if (!list || !messages)
+        return NULL;
+    for (size_t i = 0; i < n; i++) {
+        list[i] = messages + i * type->sizeof_message;
+        protobuf_c_message_init(type, list[i]);
+    }
+    return list;
 }
 
 void arena_fini(struct arena *arena)

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/grow.h"
+
 uint64_t box_elems(uint32_t ndim, const uint64_t *count)
 {
     uint64_t elems = 1;
@@ -62,19 +64,15 @@ void cover_fini(struct cover *cover)
 static enum rdt_status append(struct cover *cover, const uint64_t *start, const uint64_t *count, struct rdt_error *err)
 {
     size_t one = 2 * (size_t)cover->ndim + (cover->ndim == 0);
+    uint64_t *holes;
 
     if (cover->n == COVER_MAX_HOLES)
         return rdt_error_set(err, RDT_LIMIT, "the parts of a tensor that are missing need more than %u boxes to describe",
                              COVER_MAX_HOLES);
-    if (cover->n == cover->room) {
-        uint32_t room = cover->room ? 2 * cover->room : 4;
-        uint64_t *holes = realloc(cover->holes, room * one * sizeof *holes);
-
-        if (!holes)
-            return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of a tensor");
-        cover->holes = holes;
-        cover->room = room;
-    }
+    holes = array_grow(cover->holes, cover->n, &cover->room, one * sizeof *holes);
+    if (!holes)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of a tensor");
+    cover->holes = holes;
     memcpy(cover->holes + cover->n * one, start, cover->ndim * sizeof *start);
     memcpy(cover->holes + cover->n * one + cover->ndim, count, cover->ndim * sizeof *count);
     cover->n++;

@@ -27,7 +27,8 @@ void box_text(uint32_t ndim, const uint64_t *start, const uint64_t *count, char 
 /* What is not covered yet of a tensor, as boxes that do not overlap. Adding a box that meets k of them takes O(k) time. */
 struct cover {
     uint32_t ndim;
-    uint32_t n, room;
+    uint32_t n;
+    size_t room;
     uint64_t *holes; /* [n][2 * ndim]: start, then count */
 };
 

@@ -154,7 +154,14 @@ void arena_init(struct arena *arena, size_t max_bytes);
 /* Uses the caller's buffer before it allocates, so that small messages need no allocation. The buffer is
  * aligned for any type and outlives the arena. */
 void arena_init_with(struct arena *arena, size_t max_bytes, void *buffer, size_t bytes);
-void *arena_alloc(struct arena *arena, size_t bytes); /* NULL: above the cap, or out of memory */
+
+/* Each of these returns NULL above the cap, or out of memory. arena_text copies at most so many bytes of a text. arena_message
+ * creates an initialised message, and arena_messages a list of n pointers to such messages. */
+void *arena_alloc(struct arena *arena, size_t bytes);
+char *arena_text(struct arena *arena, const char *text, size_t most_bytes);
+void *arena_message(struct arena *arena, const ProtobufCMessageDescriptor *type);
+void *arena_messages(struct arena *arena, const ProtobufCMessageDescriptor *type, size_t n);
+
 /* Decodes a message, which is valid until arena_fini. `what` names it in errors. PROTOCOL: the payload is
  * not such a message; LIMIT: it would exceed the cap; NO_MEMORY. */
 enum rdt_status arena_unpack(struct arena *arena, const ProtobufCMessageDescriptor *type, const void *payload, size_t bytes,

@@ -6,7 +6,6 @@
 
 #include "ctl.h"
 #include "ctl_commands.h"
-#include "ctl_json.h"
 #include "ctl_progress.h"
 #include "rdt.pb-c.h"
 

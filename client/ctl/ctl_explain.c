@@ -2,7 +2,6 @@
 /* rdtctl explain: which path a transfer took, and why others were rejected. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ctl.h"

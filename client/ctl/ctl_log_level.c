@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rdtctl log-level: shows or changes what the running daemon logs. */
 #include <stdio.h>
-#include <string.h>
 
 #include "ctl.h"
 #include "ctl_commands.h"

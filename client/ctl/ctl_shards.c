@@ -2,7 +2,6 @@
 /* rdtctl shards: which box of which tensor each part of a version has, and what later versions still lack. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ctl.h"

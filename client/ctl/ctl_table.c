@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/grow.h"
 #include "proto/plain_text.h"
 
 const char *ctl_human_bytes(uint64_t bytes, char text[CTL_HUMAN_BYTES])
@@ -126,23 +127,14 @@ void ctl_table_fini(struct ctl_table *table)
 
 void ctl_table_add(struct ctl_table *table, const char *fmt, ...)
 {
-    char *text = NULL;
+    char *text = NULL, **cells = array_grow(table->cells, table->n_cells, &table->size, sizeof *cells);
     va_list args;
     int length;
 
-    if (table->n_cells == table->size) {
-        size_t size = table->size ? 2 * table->size : 64;
-        char **cells = realloc(table->cells, size * sizeof *cells);
-
-        if (!cells) {
-            table->no_memory = true;
-            return;
-        }
+    if (cells)
         table->cells = cells;
-        table->size = size;
-    }
     va_start(args, fmt);
-    length = vasprintf(&text, fmt, args);
+    length = cells ? vasprintf(&text, fmt, args) : -1;
     va_end(args);
     if (length < 0) {
         table->no_memory = true;

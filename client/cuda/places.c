@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "client/cuda/gpu.h"
+#include "proto/grow.h"
 
 /* The index of the first allocation that ends behind the address. */
 static size_t first_behind(const struct places *places, uintptr_t at)
@@ -32,15 +33,11 @@ struct allocation *places_at(struct places *places, uintptr_t at)
 static enum rdt_status remember(struct places *places, const struct allocation *allocation, struct rdt_error *err)
 {
     size_t before = first_behind(places, allocation->range.from);
+    struct allocation *all = array_grow(places->all, places->n, &places->room, sizeof *all);
 
-    if (places->n == places->room) {
-        size_t room = places->room ? 2 * places->room : 16;
-        struct allocation *all = realloc(places->all, room * sizeof *all);
-        if (!all)
-            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to find where %zu allocations lie", room);
-        places->all = all;
-        places->room = room;
-    }
+    if (!all)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to find where %zu allocations lie", places->n + 1);
+    places->all = all;
     memmove(&places->all[before + 1], &places->all[before], (places->n - before) * sizeof *places->all);
     places->all[before] = *allocation;
     places->n++;

@@ -3,7 +3,6 @@
  * of GPU memory, and one wait. Each begins at a multiple of 512 bytes, as cudaMalloc's memory does.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/cuda/gpu.h"
 

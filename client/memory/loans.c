@@ -30,13 +30,11 @@ static struct loan *take_idle(rdt *conn, uint64_t bytes)
 {
     struct loan *best = NULL;
 
-    for (struct chain *link = conn->loans_idle.next; link != &conn->loans_idle; link = link->next) {
-        struct loan *loan = container_of(link, struct loan, link);
+    list_each (struct loan, loan, &conn->loans_idle, link)
         if (loan->bytes >= bytes && loan->bytes <= size_class(bytes) && (!best || loan->bytes < best->bytes))
             best = loan;
-    }
     if (best) {
-        chain_remove(&best->link);
+        list_remove(&best->link);
         best->in_put = true;
     }
     return best;
@@ -49,7 +47,7 @@ static struct loan *read_and_take_idle(rdt *conn, uint64_t bytes)
     connection_lock(conn);
     /* A REGION_BACK may lie in the socket, unread. Reading it first finds regions that have come back, and avoids copying
      * into a region that the daemon has dropped: that copy would be in vain, and nobody would account for its pages. */
-    if (!conn->polling && !(chain_is_empty(&conn->loans_idle) && chain_is_empty(&conn->loans_active)))
+    if (!conn->polling && !(list_empty(&conn->loans_idle) && list_empty(&conn->loans_active)))
         connection_poll(conn);
     loan = take_idle(conn, bytes);
     connection_unlock(conn);
@@ -73,7 +71,7 @@ enum rdt_status loans_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_n
             return status;
         }
         connection_lock(conn);
-        chain_init(&loan->link);
+        list_init(&loan->link);
         loan->in_put = true;
         loan->mapping->loan = loan;
         connection_unlock(conn);
@@ -87,7 +85,7 @@ enum rdt_status loans_take(rdt *conn, uint64_t bytes, bool fresh, int64_t room_n
 /* Ends the loan. With `release` the daemon is told; else it has dropped the region itself. */
 static void destroy(rdt *conn, struct loan *loan, bool release)
 {
-    chain_remove(&loan->link);
+    list_remove(&loan->link);
     loan->mapping->loan = NULL;
     if (release)
         alloc_release(conn, loan->mapping);
@@ -99,15 +97,15 @@ static void destroy(rdt *conn, struct loan *loan, bool release)
 /* Moves a loan that no put uses to where it belongs, by what the daemon has said about it. */
 static void update(rdt *conn, struct loan *loan)
 {
-    chain_remove(&loan->link);
+    list_remove(&loan->link);
     if (loan->gone) {
         destroy(conn, loan, false);
     } else if (loan->returned) {
         loan->returned = false;
         loan->reused = true;
-        chain_prepend(&conn->loans_idle, &loan->link);
+        list_prepend(&conn->loans_idle, &loan->link);
     } else {
-        chain_prepend(&conn->loans_active, &loan->link);
+        list_prepend(&conn->loans_active, &loan->link);
     }
 }
 
@@ -140,8 +138,8 @@ void loans_on_back(rdt *conn, struct frame *frame)
 
 void loans_drop_idle(rdt *conn)
 {
-    while (!chain_is_empty(&conn->loans_idle))
-        destroy(conn, container_of(conn->loans_idle.next, struct loan, link), false);
+    list_drain (struct loan, loan, &conn->loans_idle, link)
+        destroy(conn, loan, false);
 }
 
 bool loans_on_missing(rdt *conn, uint64_t region)
@@ -153,11 +151,10 @@ bool loans_on_missing(rdt *conn, uint64_t region)
     return loan;
 }
 
-static void free_all(struct chain *loans)
+static void free_all(struct list *loans)
 {
-    while (!chain_is_empty(loans)) {
-        struct loan *loan = container_of(loans->next, struct loan, link);
-        chain_remove(&loan->link);
+    list_drain (struct loan, loan, loans, link) {
+        list_remove(&loan->link);
         loan->mapping->loan = NULL;
         free(loan);
     }

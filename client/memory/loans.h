@@ -21,7 +21,7 @@ struct loan {
     bool in_put;    /* a put uses it, and looks at `returned` and `gone` when it ends */
     bool returned;  /* the object has ended */
     bool gone;      /* the daemon has dropped the region */
-    struct chain link;
+    struct list link;
 };
 
 /* Finds an idle loan of about `bytes`, or allocates a region; with `fresh` it always allocates one. The loan is the

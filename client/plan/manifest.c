@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "client/session/clock.h"
-#include "proto/wire_limits.h"
 #include "proto/wire_ref.h"
 
 static enum rdt_status no_memory(struct rdt_error *err)

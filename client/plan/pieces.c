@@ -6,6 +6,7 @@
 
 #include "client/plan/cast.h"
 #include "proto/cover.h"
+#include "proto/grow.h"
 
 static int by_key(const void *a, const void *b)
 {
@@ -67,17 +68,11 @@ static enum rdt_status check_want(const struct wanted *want, const struct source
 static enum rdt_status add(struct pieces *pieces, uint32_t want_index, const struct wanted *want, uint32_t source_index,
                            const struct source *source, const uint64_t *start, const uint64_t *count, struct rdt_error *err)
 {
-    struct piece *piece;
+    struct piece *list = array_grow(pieces->list, pieces->n, &pieces->room, sizeof *list), *piece;
 
-    if (pieces->n == pieces->room) {
-        size_t room = pieces->room ? 2 * pieces->room : 64;
-        struct piece *list = realloc(pieces->list, room * sizeof *list);
-
-        if (!list)
-            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a plan of %zu pieces", room);
-        pieces->list = list;
-        pieces->room = room;
-    }
+    if (!list)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a plan of %zu pieces", pieces->n + 1);
+    pieces->list = list;
     piece = &pieces->list[pieces->n];
     *piece = (struct piece){.want = want_index, .part = source->part, .tensor = source->tensor, .source = source_index};
     piece->from = malloc((3 * (size_t)want->ndim + 1) * sizeof *piece->from);

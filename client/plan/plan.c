@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "client/options.h"
-#include "client/plan/cast.h"
 #include "client/plan/manifest.h"
 #include "client/plan/strided.h"
 #include "client/session/clock.h"

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -131,7 +130,7 @@ static void update_fd(rdt *conn)
         (void)timerfd_settime(conn->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
         conn->fd_timer_ns = next_ns;
     }
-    set_event(conn, conn->unseen > 0 || !chain_is_empty(&conn->events) || !chain_is_empty(&conn->arrived) ||
+    set_event(conn, conn->unseen > 0 || !list_empty(&conn->events) || !list_empty(&conn->arrived) ||
                         (connection_has_ended(conn) && !conn->fd_told_lost));
 }
 

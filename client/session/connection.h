@@ -86,12 +86,9 @@
 #include "pending.h"
 #include "proto/container_of.h"
 #include "proto/frame.h"
+#include "proto/list.h"
 #include "proto/poll_rule.h"
 #include "proto/wire_limits.h"
-
-struct chain { /* a doubly linked list of what lives on the connection; an empty one points at itself */
-    struct chain *next, *prev;
-};
 
 enum connection_state { CONNECTION_UP, CONNECTION_AWAY, CONNECTION_GREETING, CONNECTION_RESUMING, CONNECTION_ENDED };
 
@@ -164,15 +161,15 @@ struct rdt {
     /* watch.c */
     uint32_t watched;        /* the kinds of rdt_watch; 0: nothing is watched */
     uint64_t event_base;     /* what the numbers of this daemon's events are above */
-    struct chain events;     /* received and not yet taken */
+    struct list events;      /* received and not yet taken */
     size_t event_bytes;      /* of all of them */
     uint64_t event_sequence; /* number of the event that was taken last */
 
     struct memory memory;
-    struct chain loans_idle, loans_active; /* of loans.c; the one that was used last is first */
-    struct chain batches;                  /* of batch.c */
-    struct chain requests, objects;        /* all of them; rdt_close ends them */
-    struct chain arrived;                  /* requests whose bytes must still be copied into their targets */
+    struct list loans_idle, loans_active; /* of loans.c; the one that was used last is first */
+    struct list batches;                  /* of batch.c */
+    struct list requests, objects;        /* all of them; rdt_close ends them */
+    struct list arrived;                  /* requests whose bytes must still be copied into their targets */
 };
 
 /* Every public function calls this first, without the lock. Errors: FORKED (in a child), INVALID (NULL). */
@@ -261,35 +258,5 @@ enum rdt_status connection_lost_error(const rdt *conn, struct rdt_error *err);
 
 /* Writes the ErrorReply of a frame to err. Never returns RDT_OK. */
 enum rdt_status connection_error_reply(const struct frame *frame, struct rdt_error *err);
-
-static inline void chain_init(struct chain *chain)
-{
-    chain->next = chain->prev = chain;
-}
-
-static inline bool chain_is_empty(const struct chain *chain)
-{
-    return chain->next == chain;
-}
-
-static inline void chain_append(struct chain *chain, struct chain *link)
-{
-    link->prev = chain->prev;
-    link->next = chain;
-    chain->prev->next = link;
-    chain->prev = link;
-}
-
-static inline void chain_prepend(struct chain *chain, struct chain *link)
-{
-    chain_append(chain->next, link);
-}
-
-static inline void chain_remove(struct chain *link) /* a link that is in no chain must be initialised */
-{
-    link->prev->next = link->next;
-    link->next->prev = link->prev;
-    chain_init(link);
-}
 
 #endif

@@ -8,7 +8,7 @@
 #define MOST_BYTES ((size_t)4 << 20)
 
 struct watched {
-    struct chain link;
+    struct list link;
     size_t bytes;
     uint64_t base; /* what the daemon's number is above */
     uint8_t payload[];
@@ -16,10 +16,8 @@ struct watched {
 
 static void forget_all(rdt *conn)
 {
-    while (!chain_is_empty(&conn->events)) {
-        struct watched *watched = container_of(conn->events.next, struct watched, link);
-
-        chain_remove(&watched->link);
+    list_drain (struct watched, watched, &conn->events, link) {
+        list_remove(&watched->link);
         free(watched);
     }
     conn->event_bytes = 0;
@@ -50,7 +48,7 @@ static struct watched *create(size_t bytes, uint64_t base)
 static void add(rdt *conn, struct watched *watched)
 {
     conn->event_bytes += watched->bytes;
-    chain_append(&conn->events, &watched->link);
+    list_append(&conn->events, &watched->link);
     connection_notify(conn);
 }
 
@@ -74,7 +72,7 @@ static uint64_t last_sequence(const rdt *conn)
     uint64_t sequence = conn->event_sequence;
     Rdt__Pb__Event *event;
 
-    if (chain_is_empty(&conn->events))
+    if (list_empty(&conn->events))
         return sequence;
     event = rdt__pb__event__unpack(NULL, last->bytes, last->payload);
     if (event) {
@@ -103,12 +101,11 @@ void events_go_on(rdt *conn)
 Rdt__Pb__Event *events_take(rdt *conn, struct rdt_error *err)
 {
     err->status = RDT_OK;
-    while (!chain_is_empty(&conn->events)) {
-        struct watched *watched = container_of(conn->events.next, struct watched, link);
+    list_drain (struct watched, watched, &conn->events, link) {
         Rdt__Pb__Event *event = rdt__pb__event__unpack(NULL, watched->bytes, watched->payload);
         bool is_row;
 
-        chain_remove(&watched->link);
+        list_remove(&watched->link);
         conn->event_bytes -= watched->bytes;
         if (event)
             event->sequence += watched->base;

@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+#include "proto/grow.h"
+
 /* Returns the place of the id plus 1; 0: it is not in the list. */
 static size_t find(const struct id_list *list, uint64_t id)
 {
@@ -16,15 +18,11 @@ static size_t find(const struct id_list *list, uint64_t id)
 
 bool ids_append(struct id_list *list, uint64_t id)
 {
-    if (list->count == list->room) {
-        size_t room = list->room ? 2 * list->room : 8;
-        uint64_t *ids = realloc(list->ids, room * sizeof *ids);
+    uint64_t *ids = array_grow(list->ids, list->count, &list->room, sizeof *ids);
 
-        if (!ids)
-            return false;
-        list->ids = ids;
-        list->room = room;
-    }
+    if (!ids)
+        return false;
+    list->ids = ids;
     list->ids[list->count++] = id;
     return true;
 }

@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "proto/grow.h"
+
 #define FIRST_BUCKETS 64
 
 bool memory_init(struct memory *memory)
@@ -243,22 +245,18 @@ enum rdt_status memory_offer(struct memory *memory, struct mapping *mapping, str
 {
     uintptr_t lo = (uintptr_t)mapping->addr, hi = lo + mapping->bytes;
     struct mapping *other = memory_at(memory, lo, hi);
+    struct mapping **offered;
     size_t place;
 
     if (other)
         return rdt_error_set(err, RDT_INVALID,
                              "[%p, +%zu) overlaps [%p, +%zu), which the daemon knows already: rdt_dealloc it first",
                              (void *)mapping->addr, mapping->bytes, (void *)other->addr, other->bytes);
-    if (memory->n_offered == memory->room) {
-        size_t room = memory->room ? 2 * memory->room : 16;
-        struct mapping **offered = realloc(memory->offered, room * sizeof *offered);
-
-        if (!offered)
-            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the record of [%p, +%zu)", (void *)mapping->addr,
-                                 mapping->bytes);
-        memory->offered = offered;
-        memory->room = room;
-    }
+    offered = array_grow(memory->offered, memory->n_offered, &memory->room, sizeof *offered);
+    if (!offered)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for the record of [%p, +%zu)", (void *)mapping->addr,
+                             mapping->bytes);
+    memory->offered = offered;
     place = first_above(memory, lo);
     memmove(memory->offered + place + 1, memory->offered + place, (memory->n_offered - place) * sizeof *memory->offered);
     memory->offered[place] = mapping;

@@ -124,11 +124,9 @@ void account_unref(struct account *account)
 /* The first request that waits in the account for that. */
 static struct account_wait *first_waiting(const struct account *at, enum usage what, const void *on)
 {
-    list_for_each (node, &at->waiting[what]) {
-        struct account_wait *wait = container_of(node, struct account_wait, link);
+    list_each (struct account_wait, wait, &at->waiting[what], link)
         if (wait->on == on && !wait->postponed)
             return wait;
-    }
     return NULL;
 }
 

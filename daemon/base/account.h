@@ -33,10 +33,10 @@
 #define DAEMON_ACCOUNT_H
 
 #include "daemon/base/events.h"
-#include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/base/owner.h"
 #include "daemon/base/usage.h"
+#include "proto/list.h"
 #include "rdt_status.h"
 
 struct account_limits { /* 0: no limit */

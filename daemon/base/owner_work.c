@@ -10,10 +10,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "daemon/base/list.h"
 #include "daemon/base/log.h"
 #include "daemon/base/map.h"
 #include "daemon/base/wake.h"
+#include "proto/list.h"
 
 #define MAX_THREADS (2u * OWNER_WORK_SHARED_THREADS)
 #define STACK_BYTES ((size_t)256 << 10)
@@ -95,11 +95,9 @@ static bool may_run(const struct owner_work *pool, const struct lane *lane)
 /* Under the mutex. NULL: no lane may run anything now. */
 static struct lane *next_lane(struct owner_work *pool)
 {
-    list_for_each (node, &pool->turns) {
-        struct lane *lane = container_of(node, struct lane, link);
+    list_each (struct lane, lane, &pool->turns, link)
         if (may_run(pool, lane))
             return lane;
-    }
     return NULL;
 }
 
@@ -211,19 +209,15 @@ static void wake_one(struct owner_work *pool)
 }
 
 /* The signal ends the wait for the peer of a lingering socket. It does not interrupt the freeing of pages. */
-static void on_signal(int number)
-{
-}
+static void on_signal(int number) {}
 
 static void interrupt_old(struct owner_work *pool)
 {
     uint64_t now = uv_hrtime();
 
-    list_for_each (node, &pool->threads) {
-        const struct thread *thread = container_of(node, struct thread, link);
+    list_each (const struct thread, thread, &pool->threads, link)
         if (thread->since_ns > 0 && now - thread->since_ns >= OWNER_WORK_TICK_MS * 1000000ull)
             (void)pthread_kill(thread->id, SIGURG);
-    }
 }
 
 /* ---- on the loop ---- */
@@ -318,8 +312,7 @@ static void on_all_closed(struct wake *wake)
     bool last;
 
     map_fini(&pool->lanes);
-    while (!list_empty(&pool->reserve)) {
-        struct descriptor *descriptor = container_of(list_first(&pool->reserve), struct descriptor, link);
+    list_drain (struct descriptor, descriptor, &pool->reserve, link) {
         list_remove(&descriptor->link);
         free(descriptor);
     }
@@ -366,12 +359,9 @@ static void end_step(struct owner_work *pool)
 
 static void charge_late(struct owner_work *pool)
 {
-    list_for_each (node, &pool->open) {
-        struct descriptor *descriptor = container_of(node, struct descriptor, link);
-
+    list_each (struct descriptor, descriptor, &pool->open, link)
         if (descriptor->ticks < LATE_TICKS && ++descriptor->ticks == LATE_TICKS)
             account_add(descriptor->account, USAGE_FDS, 1);
-    }
 }
 
 static void on_tick(uv_timer_t *tick)

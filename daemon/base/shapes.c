@@ -3,8 +3,6 @@
  * is count, sum of ndim, then for each tensor dtype, ndim and shape. */
 #include "daemon/base/shapes.h"
 
-#include <stdlib.h>
-
 static size_t number_bytes(uint64_t number)
 {
     size_t n = 1;

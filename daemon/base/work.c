@@ -11,9 +11,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/base/wake.h"
+#include "proto/list.h"
 
 #define ZERO_BYTES (512u << 10) /* zeroed in one piece: some tens of microseconds */
 #define TOUCH_BYTES (128u << 10)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The configuration file, by inih. inih does not tell its handler the line, so the reader counts lines. */
 #include <errno.h>
-#include <fcntl.h>
 #include <ini.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a configuration that was read again has changed, and which of that a running daemon takes over. */
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 

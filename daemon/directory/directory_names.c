@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/directory/names_impl.h"
 #include "proto/layout.h"

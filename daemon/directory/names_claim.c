@@ -210,8 +210,7 @@ static void decide(struct name_claim *claim)
     claim->state = lost ? CLAIM_LOST : CLAIM_HELD;
     list_init(&waiters);
     list_splice(&waiters, &claim->waiters);
-    while (!list_empty(&waiters)) {
-        struct claim_waiter *waiter = container_of(list_first(&waiters), struct claim_waiter, link);
+    list_drain (struct claim_waiter, waiter, &waiters, link) {
         list_remove(&waiter->link);
         waiter->on_decided(waiter);
     }
@@ -295,11 +294,9 @@ void names_claim_told(struct directory_names *all, const struct name_key *key, c
 
 void names_claims_etcd_down(struct directory_names *all)
 {
-    list_for_each_safe (node, &all->claimed) {
-        struct name_claim *claim = container_of(node, struct name_claim, link);
+    list_each_safe (struct name_claim, claim, &all->claimed, link)
         if (claim->asking)
             wait_for_etcd(claim);
-    }
 }
 
 /* ---- asking ---- */
@@ -545,19 +542,16 @@ void names_claims_tick(struct directory_names *all)
 /* Those of which the node may be a home are told again: all, because the table may have changed. */
 void names_claims_peer_up(struct directory_names *all, const struct peer *peer)
 {
-    list_for_each (node, &all->claimed) {
-        struct name_claim *claim = container_of(node, struct name_claim, link);
+    list_each (struct name_claim, claim, &all->claimed, link)
         if (is_used(claim) && list_empty(&claim->by_dirty))
             list_append(&all->dirty, &claim->by_dirty);
-    }
     if (!list_empty(&all->dirty) && deadline_left_ns(&all->flush) < 0)
         (void)deadline_set(all->deadlines, &all->flush, INT64_C(2000000));
 }
 
 void names_claims_close(struct directory_names *all)
 {
-    while (!list_empty(&all->claimed)) {
-        struct name_claim *claim = container_of(list_first(&all->claimed), struct name_claim, link);
+    list_drain (struct name_claim, claim, &all->claimed, link) {
         list_for_each_safe (node, &claim->waiters)
             list_remove(node);
         claim_free(claim);

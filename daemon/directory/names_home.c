@@ -2,7 +2,6 @@
 /* This node as a home: who has registered which name, and which nodes wait for one. */
 #include <stdlib.h>
 
-#include "daemon/base/log.h"
 #include "daemon/directory/names_impl.h"
 
 #define SEEKERS_MAX 4096u

@@ -148,8 +148,7 @@ void names_seek_found(struct directory_names *all, const struct name_key *key, c
     list_for_each (node, &seekers)
         container_of(node, struct name_seeker, link)->seek = NULL;
     settle(seek);
-    while (!list_empty(&seekers)) {
-        struct name_seeker *seeker = container_of(list_first(&seekers), struct name_seeker, link);
+    list_drain (struct name_seeker, seeker, &seekers, link) {
         list_remove(&seeker->link);
         all->n_found++;
         seeker->on_found(seeker, place->node, place->address);
@@ -160,11 +159,9 @@ static void tell_missing(struct name_seek *seek)
 {
     seek->all->n_missing++;
     seek->busy = true;
-    list_for_each_safe (node, &seek->seekers) {
-        struct name_seeker *seeker = container_of(node, struct name_seeker, link);
+    list_each_safe (struct name_seeker, seeker, &seek->seekers, link)
         if (seeker->on_missing) /* which may remove it */
             seeker->on_missing(seeker);
-    }
     seek->busy = false;
     settle(seek);
 }

@@ -78,11 +78,9 @@ void names_homes_of(const struct directory_names *all, const struct name_key *ke
     homes_p->n = 0;
     consider(homes_p, weights, NULL, weight(hash, all->node->uuid));
     if (all->peers)
-        list_for_each (node, peers_all(all->peers)) {
-            struct peer *peer = container_of(node, struct peer, link);
+        list_each (struct peer, peer, peers_all(all->peers), link)
             if (peer->names && peer_is_listed(peer))
                 consider(homes_p, weights, peer, weight(hash, peer->uuid));
-        }
 }
 
 /* ---- messages ---- */

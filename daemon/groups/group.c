@@ -24,21 +24,17 @@ static const struct sm_state states[] = {
 
 struct group *group_find(const struct groups *groups, const struct owner *owner, const char *name)
 {
-    list_for_each (node, &groups->all) {
-        struct group *group = container_of(node, struct group, link);
+    list_each (struct group, group, &groups->all, link)
         if (group->sm.state != GROUP_ENDING && strcmp(group->name, name) == 0 && owner_equal(&group->owner, owner))
             return group;
-    }
     return NULL;
 }
 
 struct group *group_by_token(const struct groups *groups, const uint8_t *token, size_t bytes)
 {
-    list_for_each (node, &groups->all) {
-        struct group *group = container_of(node, struct group, link);
+    list_each (struct group, group, &groups->all, link)
         if (bytes == sizeof group->token && memcmp(group->token, token, bytes) == 0)
             return group;
-    }
     return NULL;
 }
 
@@ -128,8 +124,7 @@ void group_set_state(struct group *group, enum group_state state)
 /* Ends a group whose coordinator has restarted and so does not know it. owner NULL: of any owner. */
 static void drop_orphan(struct groups *groups, const struct owner *owner)
 {
-    list_for_each_safe (node, &groups->all) {
-        struct group *group = container_of(node, struct group, link);
+    list_each_safe (struct group, group, &groups->all, link) {
         if (group->orphan && group->sm.state == GROUP_DOWN && (!owner || owner_equal(&group->owner, owner))) {
             group_begin_end(group);
             return;
@@ -191,8 +186,7 @@ struct group *group_new(struct groups *groups, const struct owner *owner, const 
 
 void group_notify_waiters(struct list *waiters, const struct rdt_error *err)
 {
-    while (!list_empty(waiters)) {
-        struct group_waiter *waiter = container_of(list_first(waiters), struct group_waiter, link);
+    list_drain (struct group_waiter, waiter, waiters, link) {
         list_remove(&waiter->link);
         waiter->on_done(waiter, err);
     }
@@ -247,8 +241,7 @@ void groups_close(struct groups *groups, void (*on_closed)(void *arg), void *arg
         on_closed(arg);
         return;
     }
-    list_for_each_safe (node, &groups->all) {
-        struct group *group = container_of(node, struct group, link);
+    list_each_safe (struct group, group, &groups->all, link) {
         if (group->sm.state != GROUP_ENDING)
             group_begin_end(group);
         else if (group->n_open == 0)

@@ -197,8 +197,8 @@ struct group *group_by_token(const struct groups *groups, const uint8_t *token, 
  * which may be NULL. */
 bool group_has(const struct group *group, const uint8_t node[16], const char *client, uint32_t *rank_p);
 
-/* Fills in members and list, both [n_members]; they point into the group. */
-void group_list_members(const struct group *group, Rdt__Pb__GroupMember *members, Rdt__Pb__GroupMember **list);
+/* Returns [n_members] messages in the arena, which point into the group; NULL: no memory. */
+Rdt__Pb__GroupMember **group_list_members(const struct group *group, struct arena *arena);
 
 /* Returns the first rank of this node, or NULL. */
 struct group_rank *group_rank_here(const struct group *group);

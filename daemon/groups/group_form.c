@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The coordinator of a group: brings the nodes of its members together, epoch by epoch. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
 
-#include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/groups/group_impl.h"
 
@@ -48,12 +46,10 @@ enum rdt_status group_check_clients(const struct group *group, struct rdt_error 
 
 static struct memory_device *find_device(const struct groups *groups, const char *uuid)
 {
-    list_for_each (node, plugins_memory_kinds(groups->plugins)) {
-        const struct memory_kind *kind = container_of(node, struct memory_kind, link);
+    list_each (const struct memory_kind, kind, plugins_memory_kinds(groups->plugins), link)
         for (unsigned i = 0; i < kind->n_devices; i++)
             if (strcasecmp(kind->devices[i].uuid, uuid) == 0)
                 return &kind->devices[i];
-    }
     return NULL;
 }
 
@@ -88,21 +84,20 @@ void group_check_ready(struct group *group)
     group_notify_waiters(&group->forming, NULL);
 }
 
-size_t group_list_offers(const struct group *group, bool here_only, Rdt__Pb__GroupOffer *offers, Rdt__Pb__GroupOffer **list)
+Rdt__Pb__GroupOffer **group_list_offers(const struct group *group, bool here_only, struct arena *arena, size_t *n_p)
 {
+    Rdt__Pb__GroupOffer **list = arena_messages(arena, &rdt__pb__group_offer__descriptor, group->n_ranks);
     size_t n = 0;
 
-    for (uint32_t i = 0; i < group->n_ranks; i++) {
+    for (uint32_t i = 0; list && i < group->n_ranks; i++) {
         const struct group_rank *rank = &group->ranks[i];
         if (here_only && !rank->open)
             continue;
-        rdt__pb__group_offer__init(&offers[n]);
-        offers[n].rank = i;
-        offers[n].blob = (ProtobufCBinaryData){rank->blob_bytes, rank->blob};
-        list[n] = &offers[n];
-        n++;
+        list[n]->rank = i;
+        list[n++]->blob = (ProtobufCBinaryData){rank->blob_bytes, rank->blob};
     }
-    return n;
+    *n_p = n;
+    return list;
 }
 
 void group_connect_here(struct group *group)
@@ -118,24 +113,19 @@ void group_connect_here(struct group *group)
 static void commit(struct group *group)
 {
     Rdt__Pb__GroupCommit message = RDT__PB__GROUP_COMMIT__INIT;
-    Rdt__Pb__GroupOffer *offers, **list;
+    struct arena arena;
 
     for (uint32_t i = 0; i < group->n_nodes; i++)
         if (!group->nodes[i].accepted)
             return;
-    offers = calloc(group->n_ranks + 1u, sizeof *offers);
-    list = calloc(group->n_ranks + 1u, sizeof(Rdt__Pb__GroupOffer *));
-    if (offers && list) {
-        message.token = (ProtobufCBinaryData){sizeof group->token, group->token};
-        message.epoch = group->epoch;
-        message.offers = list;
-        message.n_offers = group_list_offers(group, false, offers, list);
-        for (uint32_t i = 0; i < group->n_nodes; i++)
-            (void)group_send(group, group->nodes[i].peer, RDT_PEER_GROUP_COMMIT, &message.base);
-    }
-    free(offers);
-    free(list);
-    if (offers && list)
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    message.token = (ProtobufCBinaryData){sizeof group->token, group->token};
+    message.epoch = group->epoch;
+    message.offers = group_list_offers(group, false, &arena, &message.n_offers);
+    for (uint32_t i = 0; message.offers && i < group->n_nodes; i++)
+        (void)group_send(group, group->nodes[i].peer, RDT_PEER_GROUP_COMMIT, &message.base);
+    arena_fini(&arena);
+    if (message.offers)
         group_connect_here(group);
     else
         group_fail(group, RDT_NO_MEMORY, "no memory for the offers of %u ranks", group->n_ranks);
@@ -145,28 +135,24 @@ static enum rdt_status send_proposal(struct group *group, struct rdt_error *err)
 {
     Rdt__Pb__GroupPropose message = RDT__PB__GROUP_PROPOSE__INIT;
     Rdt__Pb__Requester owner = RDT__PB__REQUESTER__INIT;
-    Rdt__Pb__GroupMember *members = calloc(group->n_members, sizeof *members);
-    Rdt__Pb__GroupMember **list = calloc(group->n_members, sizeof(Rdt__Pb__GroupMember *));
+    struct arena arena;
 
-    if (members && list) {
-        owner.tenant = group->owner.tenant;
-        owner.uid = group->owner.uid;
-        message.token = (ProtobufCBinaryData){sizeof group->token, group->token};
-        message.name = group->name;
-        message.owner = &owner;
-        message.transport = (char *)(uintptr_t)group->transport->name;
-        message.version = (char *)(uintptr_t)group->transport->version;
-        message.epoch = group->epoch;
-        message.first = !group->formed;
-        group_list_members(group, members, list);
-        message.members = list;
-        message.n_members = group->n_members;
-        for (uint32_t i = 0; i < group->n_nodes; i++)
-            (void)group_send(group, group->nodes[i].peer, RDT_PEER_GROUP_PROPOSE, &message.base);
-    }
-    free(members);
-    free(list);
-    return members && list ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for group \"%s\"", group->name);
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    owner.tenant = group->owner.tenant;
+    owner.uid = group->owner.uid;
+    message.token = (ProtobufCBinaryData){sizeof group->token, group->token};
+    message.name = group->name;
+    message.owner = &owner;
+    message.transport = (char *)(uintptr_t)group->transport->name;
+    message.version = (char *)(uintptr_t)group->transport->version;
+    message.epoch = group->epoch;
+    message.first = !group->formed;
+    message.members = group_list_members(group, &arena);
+    message.n_members = group->n_members;
+    for (uint32_t i = 0; message.members && i < group->n_nodes; i++)
+        (void)group_send(group, group->nodes[i].peer, RDT_PEER_GROUP_PROPOSE, &message.base);
+    arena_fini(&arena);
+    return message.members ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for group \"%s\"", group->name);
 }
 
 /* Sends the proposal once the links to all nodes are up, and so the identities of the nodes are known. */

@@ -75,7 +75,7 @@ enum rdt_status group_check_clients(const struct group *group,
 enum rdt_status group_check_devices(const struct group *group,
                                     struct rdt_error *err); /* that this node has its members' devices */
 void group_drop_orphan(struct groups *groups, const struct owner *owner, const char *name);
-size_t group_list_offers(const struct group *group, bool here_only, Rdt__Pb__GroupOffer *offers, Rdt__Pb__GroupOffer **list);
+Rdt__Pb__GroupOffer **group_list_offers(const struct group *group, bool here_only, struct arena *arena, size_t *n_p);
 enum rdt_status group_take_offers(struct group *group, const struct peer *from, Rdt__Pb__GroupOffer **offers, size_t n,
                                   struct rdt_error *err); /* from NULL: offers of any node */
 void group_connect_here(struct group *group);

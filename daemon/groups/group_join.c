@@ -1,25 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The other nodes of a group, which take part when the coordinator proposes it. */
-#include <stdlib.h>
 
 #include "daemon/groups/group_impl.h"
 
 static void accept_proposal(struct group *group)
 {
     Rdt__Pb__GroupAccept message = RDT__PB__GROUP_ACCEPT__INIT;
-    Rdt__Pb__GroupOffer *offers = calloc(group->n_ranks + 1u, sizeof *offers);
-    Rdt__Pb__GroupOffer **list = calloc(group->n_ranks + 1u, sizeof(Rdt__Pb__GroupOffer *));
+    struct arena arena;
 
-    if (offers && list) {
-        message.token = (ProtobufCBinaryData){sizeof group->token, group->token};
-        message.epoch = group->epoch;
-        message.offers = list;
-        message.n_offers = group_list_offers(group, true, offers, list);
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    message.token = (ProtobufCBinaryData){sizeof group->token, group->token};
+    message.epoch = group->epoch;
+    message.offers = group_list_offers(group, true, &arena, &message.n_offers);
+    if (message.offers)
         (void)group_send(group, group->coordinator, RDT_PEER_GROUP_ACCEPT, &message.base);
-    }
-    free(offers);
-    free(list);
-    if (!offers || !list)
+    arena_fini(&arena);
+    if (!message.offers)
         group_fail(group, RDT_NO_MEMORY, "no memory for group \"%s\"", group->name);
 }
 

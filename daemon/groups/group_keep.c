@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The records of the groups that this node coordinates: they outlast its daemon. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "daemon/groups/group_impl.h"
 #include "daemon/recovery/recovery.h"
@@ -10,25 +9,22 @@ void group_keep(struct group *group)
 {
     struct recovery *recovery = group->groups->recovery;
     Rdt__Pb__JournalGroup record = RDT__PB__JOURNAL_GROUP__INIT;
-    Rdt__Pb__GroupMember *members, **list;
+    struct arena arena;
 
     if (!recovery || group->coordinator || group->record)
         return;
-    members = calloc(group->n_members, sizeof *members);
-    list = calloc(group->n_members, sizeof(Rdt__Pb__GroupMember *));
-    if (members && list) {
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    record.members = group_list_members(group, &arena);
+    if (record.members) {
         record.token = (ProtobufCBinaryData){sizeof group->token, group->token};
         record.name = group->name;
         record.uid = group->owner.uid;
         record.tenant = group->owner.tenant;
         record.transport = (char *)(uintptr_t)group->transport->name;
-        group_list_members(group, members, list);
-        record.members = list;
         record.n_members = group->n_members;
         group->record = recovery_keep_group(recovery, &record, group->number, group->epoch);
     }
-    free(members);
-    free(list);
+    arena_fini(&arena);
 }
 
 void group_keep_epoch(struct group *group)

@@ -280,13 +280,12 @@ static bool has_node(const struct group *group, const struct peer *peer)
 
 void groups_peer_up(struct groups *groups, struct peer *peer, bool boot_changed)
 {
-    list_for_each_safe (node, &groups->all) {
-        struct group *group = container_of(node, struct group, link);
+    list_each_safe (struct group, group, &groups->all, link) {
         if (group->coordinator == peer && boot_changed && group->sm.state != GROUP_ENDING) {
             group->orphan = true;
             group->will_retry = false;
             (void)snprintf(group->why, sizeof group->why,
-                           "node %s, where it was created, has restarted: destroy it and create it again", peer->name);
+                           "&group->link %s, where it was created, has restarted: destroy it and create it again", peer->name);
         } else if (group->coordinator == peer && group->sm.state != GROUP_ENDING) {
             /* The coordinator may have ended the group while the link was down; if so, it answers that. */
             group_send_word_all(group, RDT_PEER_GROUP_FAILED, RDT_PEER_LOST, "the link was down", false);
@@ -326,8 +325,7 @@ static void coordinator_lost(struct group *group, const struct rdt_error *why)
 
 void groups_peer_down(struct groups *groups, struct peer *peer, const struct rdt_error *why)
 {
-    list_for_each_safe (node, &groups->all) {
-        struct group *group = container_of(node, struct group, link);
+    list_each_safe (struct group, group, &groups->all, link) {
         struct group_node *there = group->coordinator ? NULL : group_node_of(group, peer);
         if (group->coordinator == peer) {
             coordinator_lost(group, why);
@@ -357,8 +355,7 @@ static bool may_move(const struct group_member *member, const struct peer *from)
 
 void groups_peer_merged(struct groups *groups, struct peer *from, struct peer *into)
 {
-    list_for_each_safe (node, &groups->all) {
-        struct group *group = container_of(node, struct group, link);
+    list_each_safe (struct group, group, &groups->all, link) {
         bool changed = false;
         for (uint32_t i = 0; i < group->n_members; i++)
             if (may_move(&group->members[i], from)) {
@@ -372,11 +369,9 @@ void groups_peer_merged(struct groups *groups, struct peer *from, struct peer *i
 
 bool groups_name_peer(const struct groups *groups, const struct peer *peer)
 {
-    list_for_each (node, &groups->all) {
-        const struct group *group = container_of(node, struct group, link);
+    list_each (const struct group, group, &groups->all, link)
         if (group->coordinator == peer || has_node(group, peer) || group_node_of(group, peer))
             return true;
-    }
     return false;
 }
 

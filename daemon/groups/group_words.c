@@ -60,16 +60,17 @@ struct group_member *group_missing(const struct group *group)
     return NULL;
 }
 
-void group_list_members(const struct group *group, Rdt__Pb__GroupMember *members, Rdt__Pb__GroupMember **list)
+Rdt__Pb__GroupMember **group_list_members(const struct group *group, struct arena *arena)
 {
-    for (uint32_t i = 0; i < group->n_members; i++) {
+    Rdt__Pb__GroupMember **list = arena_messages(arena, &rdt__pb__group_member__descriptor, group->n_members);
+
+    for (uint32_t i = 0; list && i < group->n_members; i++) {
         struct group_member *from = &group->members[i];
-        rdt__pb__group_member__init(&members[i]);
-        members[i].client = from->client;
-        members[i].device = from->device;
-        members[i].node = (ProtobufCBinaryData){sizeof from->node, from->node};
-        members[i].address = from->address;
-        members[i].rank = from->rank;
-        list[i] = &members[i];
+        list[i]->client = from->client;
+        list[i]->device = from->device;
+        list[i]->node = (ProtobufCBinaryData){sizeof from->node, from->node};
+        list[i]->address = from->address;
+        list[i]->rank = from->rank;
     }
+    return list;
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/device_copy.h"
 
-#include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 struct batch {

@@ -33,21 +33,17 @@ static uint64_t bytes_of(const struct device_pool *pool, const struct memory_dev
 {
     uint64_t bytes = 0;
 
-    list_for_each (node, &pool->blocks) {
-        const struct pool_block *block = container_of(node, struct pool_block, link);
+    list_each (const struct pool_block, block, &pool->blocks, link)
         bytes += block->device == device && block->client == client ? block->bytes : 0;
-    }
     return bytes;
 }
 
 /* The oldest block on the device that only that client had; any: whoever had it. */
 static struct pool_block *oldest(const struct device_pool *pool, const struct memory_device *device, uint64_t client, bool any)
 {
-    list_for_each (node, &pool->blocks) {
-        struct pool_block *block = container_of(node, struct pool_block, link);
+    list_each (struct pool_block, block, &pool->blocks, link)
         if (block->device == device && (any || block->client == client))
             return block;
-    }
     return NULL;
 }
 
@@ -82,8 +78,7 @@ struct pool_block *device_pool_take(struct device_pool *pool, const struct devic
 
     if (pool->idle_ns == 0)
         return NULL;
-    list_for_each (node, &pool->blocks) {
-        struct pool_block *block = container_of(node, struct pool_block, link);
+    list_each (struct pool_block, block, &pool->blocks, link) {
         if (block->device != wish->device || (block->client != 0 && block->client != wish->client))
             continue;
         if (block->bytes < wish->bytes || block->bytes - wish->bytes > wish->bytes / 4)
@@ -114,8 +109,7 @@ void device_pool_evict(struct device_pool *pool, const struct memory_device *dev
 
 bool device_pool_sweep(struct device_pool *pool, uint64_t now_ns)
 {
-    while (!list_empty(&pool->blocks)) {
-        struct pool_block *block = container_of(list_first(&pool->blocks), struct pool_block, link);
+    list_drain (struct pool_block, block, &pool->blocks, link) {
         if (now_ns - block->since_ns < pool->idle_ns)
             return true;
         drop(pool, block);
@@ -125,26 +119,21 @@ bool device_pool_sweep(struct device_pool *pool, uint64_t now_ns)
 
 void device_pool_forget_client(struct device_pool *pool, uint64_t client)
 {
-    list_for_each_safe (node, &pool->blocks) {
-        struct pool_block *block = container_of(node, struct pool_block, link);
+    list_each_safe (struct pool_block, block, &pool->blocks, link)
         if (block->client == client)
             drop(pool, block);
-    }
 }
 
 void device_pool_forget_kind(struct device_pool *pool, const struct memory_kind *kind)
 {
-    list_for_each_safe (node, &pool->blocks) {
-        struct pool_block *block = container_of(node, struct pool_block, link);
+    list_each_safe (struct pool_block, block, &pool->blocks, link)
         if (block->kind == kind)
             drop(pool, block);
-    }
 }
 
 void device_pool_forget_transport(struct device_pool *pool, const struct transport *transport)
 {
-    list_for_each_safe (node, &pool->blocks) {
-        struct pool_block *block = container_of(node, struct pool_block, link);
+    list_each_safe (struct pool_block, block, &pool->blocks, link) {
         bool registered = false;
         for (unsigned i = 0; i < block->n_registrations; i++)
             registered |= block->registrations[i].transport == transport;

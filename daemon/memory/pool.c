@@ -6,8 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/base/log.h"
-
 #define PINNED_MIN_BYTES (UINT64_C(1) << 20)
 #define MAX_AHEAD 4 /* free blocks of one class: no pool can foresee a burst of more requests than a few at a time */
 
@@ -410,8 +408,7 @@ void pool_forget_transport(struct pool *pool, const struct transport *transport)
             pool->transports[n++] = pool->transports[i];
     pool->n_transports = n;
     for (unsigned i = 0; i < POOL_CLASSES; i++)
-        list_for_each_safe (node, &pool->classes[i].free) {
-            struct pool_block *block = container_of(node, struct pool_block, link);
+        list_each_safe (struct pool_block, block, &pool->classes[i].free, link) {
             if (!is_with_unloading_plugin(block))
                 continue;
             list_remove(&block->link);
@@ -425,8 +422,7 @@ void pool_forget_pins(struct pool *pool, const struct memory_kind *kind)
     if (pool->pinned_for == kind)
         pool->pinned_for = NULL;
     for (unsigned i = 0; i < POOL_CLASSES; i++)
-        list_for_each_safe (node, &pool->classes[i].free) {
-            struct pool_block *block = container_of(node, struct pool_block, link);
+        list_each_safe (struct pool_block, block, &pool->classes[i].free, link) {
             if (block->pinned.kind != kind)
                 continue;
             list_remove(&block->link);

@@ -14,12 +14,12 @@
 #ifndef DAEMON_POOL_H
 #define DAEMON_POOL_H
 
-#include "daemon/base/list.h"
 #include "daemon/base/memory_room.h"
 #include "daemon/base/owner.h"
 #include "daemon/base/sigbus_guard.h"
 #include "daemon/base/work.h"
 #include "daemon/plugins/plugin.h"
+#include "proto/list.h"
 
 #define BLOCK_MAX_REGISTRATIONS 4
 /* Memory of up to this size is allocated in the loop, and not pooled. A private copy into memory that the loop

@@ -54,7 +54,6 @@
 #include "daemon/base/deadline.h"
 #include "daemon/base/events.h"
 #include "daemon/base/index.h"
-#include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/base/memory_room.h"
 #include "daemon/base/owner_work.h"
@@ -64,6 +63,7 @@
 #include "daemon/memory/pool.h"
 #include "daemon/plugins/plugin.h"
 #include "proto/layout.h"
+#include "proto/list.h"
 #include "rdt.pb-c.h"
 
 struct region;

@@ -209,8 +209,7 @@ static void refuse(struct page_work *page)
 
 void regions_admit(struct regions *regions)
 {
-    while (!list_empty(&regions->awaiting)) {
-        struct page_work *page = container_of(list_first(&regions->awaiting), struct page_work, link);
+    list_drain (struct page_work, page, &regions->awaiting, link) {
         uint64_t bytes = page->region->room;
         if (take_room(page->region, &page->victims)) {
             stop_awaiting(page, bytes);

@@ -63,8 +63,7 @@ void region_cache_stop(struct region_cache *cache)
         return;
     map_remove_u64(&cache->regions->cached_clients, cache->client);
     device_pool_forget_client(&cache->regions->device_pool, cache->client);
-    while (!list_empty(&cache->cached.list)) {
-        struct region *region = container_of(list_first(&cache->cached.list), struct region, by_client);
+    list_drain (struct region, region, &cache->cached.list, by_client) {
         unlist(&cache->cached, region);
         if (region->state == REGION_RETURNED)
             end_reference(cache, region);
@@ -221,8 +220,7 @@ static struct region *best_of(const struct cached_regions *cached, uint64_t byte
 {
     struct region *best = NULL;
 
-    list_for_each (node, &cached->list) {
-        struct region *region = container_of(node, struct region, by_client);
+    list_each (struct region, region, &cached->list, by_client) {
         if (region->room >= bytes && region->room / 2 <= bytes && (!best || region->room <= best->room) &&
             region->state == REGION_CACHED && (!audience || owner_equal(&region->audience, audience)))
             best = region;
@@ -280,8 +278,7 @@ void region_cache_evict(struct regions *regions, uint64_t bytes, struct list *vi
 
 bool region_cache_sweep(struct regions *regions, uint64_t now_ns)
 {
-    while (!list_empty(&regions->cache)) {
-        struct region *region = container_of(list_first(&regions->cache), struct region, by_age);
+    list_drain (struct region, region, &regions->cache, by_age) {
         if (now_ns - region->cached_since_ns < regions->free_pool.idle_ns)
             return true;
         drop(region, NULL);

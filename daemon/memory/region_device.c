@@ -215,8 +215,7 @@ static void refuse(struct device_work *creation)
 
 void regions_admit_device(struct memory_device *device)
 {
-    while (!list_empty(&device->memory.awaiting)) {
-        struct device_work *creation = container_of(list_first(&device->memory.awaiting), struct device_work, link);
+    list_drain (struct device_work, creation, &device->memory.awaiting, link) {
         uint64_t room = creation->region->room;
         bool now = fits(device, room, device->memory.used_bytes - device->memory.pooled_bytes);
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/region_file.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
 
 #include "daemon/memory/region_impl.h"

@@ -29,8 +29,7 @@ static void on_slow_late(struct deadline *deadline)
     struct regions *regions = container_of(deadline, struct regions, slow_late);
     uint64_t now = uv_hrtime();
 
-    while (!list_empty(&regions->slow)) {
-        struct pool_block *block = container_of(list_first(&regions->slow), struct pool_block, link);
+    list_drain (struct pool_block, block, &regions->slow, link) {
         if (now - block->since_ns < SLOW_NS) {
             (void)deadline_set(regions->deadlines, deadline, (int64_t)(block->since_ns + SLOW_NS - now));
             break;
@@ -102,8 +101,7 @@ static void free_written(struct regions *regions, struct pool_block *take_block)
 
 void region_free_victims(struct list *victims)
 {
-    list_for_each_safe (node, victims) {
-        struct pool_block *block = container_of(node, struct pool_block, link);
+    list_each_safe (struct pool_block, block, victims, link) {
         pool_block_free(block);
         if (block->device)
             memory_kind_unuse(block->kind);
@@ -194,10 +192,8 @@ static bool stays_for_later(struct region *region)
 
 void region_tell_readers(struct region *region)
 {
-    while (!list_empty(&region->readers)) {
-        struct region_reader *reader = container_of(list_first(&region->readers), struct region_reader, by_region);
+    list_drain (struct region_reader, reader, &region->readers, by_region)
         reader->on_gone(reader);
-    }
 }
 
 void region_retire(struct region *region, bool discard, struct list *victims)

@@ -102,8 +102,7 @@ static void on_grace(struct deadline *deadline)
     struct regions *regions = orphans->regions;
     uint64_t now = uv_hrtime();
 
-    while (!list_empty(&orphans->recent)) {
-        struct orphan *orphan = container_of(list_first(&orphans->recent), struct orphan, link);
+    list_drain (struct orphan, orphan, &orphans->recent, link) {
         if (now - orphan->since_ns < GRACE_NS) {
             (void)deadline_set(regions->deadlines, &orphans->grace, (int64_t)(orphan->since_ns + GRACE_NS - now));
             break;

@@ -90,15 +90,13 @@ void region_use_remove(struct region_use *use)
     if (list_empty(&use->waiters))
         return;
     list_init(&idle);
-    list_for_each_safe (node, &use->waiters) {
-        struct region_waiter *waiter = container_of(node, struct region_waiter, link);
-        list_remove(node);
+    list_each_safe (struct region_waiter, waiter, &use->waiters, link) {
+        list_remove(&waiter->link);
         if (!wait_at(region, next, waiter))
-            list_append(&idle, node);
+            list_append(&idle, &waiter->link);
     }
     region_ref(region); /* a waiter may hold the last reference */
-    while (!list_empty(&idle)) {
-        struct region_waiter *waiter = container_of(list_first(&idle), struct region_waiter, link);
+    list_drain (struct region_waiter, waiter, &idle, link) {
         list_remove(&waiter->link);
         waiter->on_idle(waiter);
     }

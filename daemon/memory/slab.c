@@ -40,11 +40,9 @@ static void on_sweep(struct deadline *deadline)
     struct slabs *slabs = container_of(deadline, struct slabs, sweep);
 
     for (unsigned i = 0; i < SLAB_CLASSES; i++)
-        list_for_each_safe (node, &slabs->classes[i]) {
-            struct slab_chunk *chunk = container_of(node, struct slab_chunk, link);
+        list_each_safe (struct slab_chunk, chunk, &slabs->classes[i], link)
             if (chunk->n_used == 0)
                 chunk_free(chunk);
-        }
 }
 
 void slabs_init(struct slabs *slabs, struct regions *regions, struct deadlines *deadlines, const char *kind,

@@ -10,8 +10,8 @@
 
 #include "daemon/base/account.h"
 #include "daemon/base/deadline.h"
-#include "daemon/base/list.h"
 #include "daemon/memory/region.h"
+#include "proto/list.h"
 #include "wire_limits.h"
 
 #define SLAB_MIN_BYTES 64u

@@ -201,8 +201,7 @@ bool client_work(struct client *client, uint64_t until_ns)
 {
     struct client_task *task;
 
-    while (!list_empty(&client->wakes)) {
-        struct client_wake *wake = container_of(list_first(&client->wakes), struct client_wake, link);
+    list_drain (struct client_wake, wake, &client->wakes, link) {
         list_remove(&wake->link);
         wake->run(wake);
         if (uv_hrtime() >= until_ns)

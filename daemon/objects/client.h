@@ -8,7 +8,6 @@
 #include <sys/types.h>
 
 #include "daemon/base/account.h"
-#include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/base/owner_work.h"
 #include "daemon/memory/mapped.h"
@@ -16,6 +15,7 @@
 #include "daemon/memory/region_cache.h"
 #include "daemon/objects/lasting.h"
 #include "proto/frame.h"
+#include "proto/list.h"
 #include "proto/messages.h"
 #include "rdt.pb-c.h"
 

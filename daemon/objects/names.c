@@ -119,11 +119,8 @@ static void set_object(struct name *name, struct object *object, struct name_car
     }
     if (name->names->lasting) /* after the new object, and before the end of the old one */
         name->names->lasting->on_name(name->names->lasting->arg, name);
-    list_for_each (node, &name->names->observers) {
-        const struct names_observer *observer = container_of(node, struct names_observer, link);
-
+    list_each (const struct names_observer, observer, &name->names->observers, link)
         observer->on_change(observer->arg, name);
-    }
     if (!old)
         return;
     if (list_empty(&old_carrier->names)) {

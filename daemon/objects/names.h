@@ -13,9 +13,9 @@
 
 #include "daemon/base/account.h"
 #include "daemon/base/deadline.h"
-#include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/objects/object_table.h"
+#include "proto/list.h"
 
 struct name;
 

@@ -53,12 +53,11 @@ static void notify_due(struct name *name)
 
 void name_notify(struct name *name)
 {
-    list_for_each_safe (node, &name->waiters) {
-        const struct name_waiter *waiter = container_of(node, struct name_waiter, link);
+    list_each_safe (struct name_waiter, waiter, &name->waiters, link) {
         if (waiter->after >= name->version || !name_visible_to(name, waiter->requester))
             continue;
-        list_remove(node);
-        list_append(&name->due, node);
+        list_remove(&waiter->link);
+        list_append(&name->due, &waiter->link);
     }
     notify_due(name);
 }

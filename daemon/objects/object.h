@@ -42,10 +42,10 @@
 #include <string.h>
 
 #include "daemon/base/account.h"
-#include "daemon/base/list.h"
 #include "daemon/memory/region_use.h"
 #include "daemon/memory/slab.h"
 #include "proto/layout.h"
+#include "proto/list.h"
 #include "rdt_ref.h"
 
 struct client;

@@ -85,8 +85,7 @@ void object_notify_waiters(struct object *object, const struct rdt_error *why)
 
 void object_notifies_end(struct object_table *table)
 {
-    while (!list_empty(&table->notifies)) {
-        struct object_notify *notify = container_of(list_first(&table->notifies), struct object_notify, link);
+    list_drain (struct object_notify, notify, &table->notifies, link) {
         notify_some(notify->object, &notify->why, UINT_MAX);
         end(notify);
     }

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/objects/object_table.h"
 
-#include <stdlib.h>
 #include <sys/random.h>
 #include <uv.h>
 
-#include "daemon/base/shapes.h"
 #include "daemon/objects/client.h"
 #include "daemon/objects/object_table_impl.h"
 

@@ -18,11 +18,9 @@ static void waiter_move(struct object_waiter *waiter, struct object *to)
 /* Both objects have users. all: also waiters that may not see the object. */
 static void waiters_move(struct object *from, struct object *to, bool all)
 {
-    list_for_each_safe (node, &from->users->waiters) {
-        struct object_waiter *waiter = container_of(node, struct object_waiter, link);
+    list_each_safe (struct object_waiter, waiter, &from->users->waiters, link)
         if (all || object_visible_to(to, waiter->requester))
             waiter_move(waiter, to);
-    }
 }
 
 void object_take_over_waiters(struct object *object, struct object *awaited)

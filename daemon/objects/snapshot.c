@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/objects/snapshot.h"
 
-#include <assert.h>
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "daemon/base/log.h"
 #include "daemon/memory/copy.h"
 #include "daemon/memory/device_copy.h"
 #include "daemon/memory/placing.h"

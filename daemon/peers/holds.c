@@ -263,13 +263,12 @@ static void compare_list(struct holds_node *node, const Rdt__Pb__Holds *message)
     if (!message->last)
         return;
     list_init(&holds);
-    list_for_each_safe (at, &node->taken) {
-        struct node_hold *hold = container_of(at, struct node_hold, by_node);
+    list_each_safe (struct node_hold, hold, &node->taken, by_node) {
         if (hold->list_seen == node->list_number)
             continue;
         (void)map_remove_u64(&node->here, hold->number);
-        list_remove(at);
-        list_append(&holds, at);
+        list_remove(&hold->by_node);
+        list_append(&holds, &hold->by_node);
     }
     drop_later(node, &holds);
 }
@@ -410,11 +409,9 @@ static void send_list(struct holds_node *node)
 
 struct holds_node *holds_awaited(struct holds *holds, const uint8_t uuid[16])
 {
-    list_for_each (at, &holds->nodes) {
-        struct holds_node *node = container_of(at, struct holds_node, link);
+    list_each (struct holds_node, node, &holds->nodes, link)
         if (!node->peer && memcmp(node->uuid, uuid, sizeof node->uuid) == 0)
             return node;
-    }
     return NULL;
 }
 
@@ -435,13 +432,12 @@ static void adopt(struct holds_node *node, struct peer *peer, bool returns)
     list_init(&dropped);
     node->peer = peer;
     peer->holds = node;
-    list_for_each_safe (at, &node->taken) {
-        struct node_hold *hold = container_of(at, struct node_hold, by_node);
+    list_each_safe (struct node_hold, hold, &node->taken, by_node) {
         if (memcmp(hold->boot_id, peer->boot_id, sizeof hold->boot_id) == 0)
             continue;
         (void)map_remove_u64(&node->here, hold->number);
-        list_remove(at);
-        list_append(&node->stale, at);
+        list_remove(&hold->by_node);
+        list_append(&node->stale, &hold->by_node);
     }
     if (returns && !list_empty(&node->stale) && deadline_set(holds->deadlines, &node->linger, (int64_t)holds->grace_ns))
         return;

@@ -4,7 +4,6 @@
 #include "daemon/peers/peer_impl.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>

@@ -46,9 +46,9 @@
 
 #include "daemon/base/account.h"
 #include "daemon/base/events.h"
-#include "daemon/base/list.h"
 #include "daemon/base/owner_work.h"
 #include "proto/frame.h"
+#include "proto/list.h"
 #include "proto/messages.h"
 #include "rdt_peer.pb-c.h"
 

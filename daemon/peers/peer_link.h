@@ -23,11 +23,11 @@
 #include <stdbool.h>
 #include <uv.h>
 
-#include "daemon/base/list.h"
 #include "daemon/base/sm.h"
 #include "daemon/peers/peer.h"
 #include "daemon/peers/tls.h"
 #include "layout.h"
+#include "proto/list.h"
 #include "strangers.h"
 
 #define PEER_LINK_READ_BYTES (64u << 10)

@@ -62,12 +62,9 @@ static bool has_source(const struct peer *peer, const uint8_t source[16])
 /* Whether the source is an address of the nodes file, or one where a node is met now. */
 static bool is_listed(const struct peers *peers, const uint8_t source[16])
 {
-    list_for_each (node, &peers->all) {
-        const struct peer *peer = container_of(node, struct peer, link);
-
+    list_each (const struct peer, peer, &peers->all, link)
         if ((peer->dial->listed || peer->state == PEER_UP) && has_source(peer, source))
             return true;
-    }
     return false;
 }
 

@@ -181,12 +181,9 @@ static enum rdt_status meet_acceptor(struct peer_link *link, struct rdt_error *e
 
 static void drop_held(struct peer *peer)
 {
-    list_for_each_safe (node, &peer->peers->links) {
-        struct peer_link *link = container_of(node, struct peer_link, node);
-
+    list_each_safe (struct peer_link, link, &peer->peers->links, node)
         if (link->held && link->peer == peer)
             peer_drop_link(peer->peers, link, NULL);
-    }
 }
 
 static void on_confirmed(struct peer_link *link)
@@ -222,11 +219,9 @@ static void learn_address(struct peer *peer, const struct peer_link *link)
 /* Dials the node that was at this peer's address before: whoever answers there gets the name. */
 static void dial_predecessor(const struct peer *peer)
 {
-    list_for_each_safe (node, &peer->peers->all) {
-        struct peer *other = container_of(node, struct peer, link);
+    list_each_safe (struct peer, other, &peer->peers->all, link)
         if (other != peer && other->state == PEER_BACKOFF && peer->address[0] && strcmp(other->address, peer->address) == 0)
             peer_dial_now(other);
-    }
 }
 
 /* The accepting end decides about a link that the caller wants: take it now, hold it, or close it. */
@@ -350,12 +345,9 @@ static enum rdt_status on_frame(struct peer_link *link, const struct frame *fram
 
 static struct peer_link *find_held(const struct peer *peer)
 {
-    list_for_each (node, &peer->peers->links) {
-        struct peer_link *link = container_of(node, struct peer_link, node);
-
+    list_each (struct peer_link, link, &peer->peers->links, node)
         if (link->held && link->peer == peer)
             return link;
-    }
     return NULL;
 }
 

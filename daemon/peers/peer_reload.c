@@ -49,12 +49,11 @@ void peers_drop_key(struct tls_context *take_key)
 /* Links go on with what they have agreed on, unless the other end's certificate has been revoked since. */
 static void end_refused_links(struct peers *peers)
 {
-    list_for_each_safe (node, &peers->links) {
-        struct peer_link *link = container_of(node, struct peer_link, node);
+    list_each_safe (struct peer_link, link, &peers->links, node) {
         struct rdt_error why;
         if (peer_link_state(link) != LINK_UP || tls_check_again(&link->tls, peers->tls, &why) == RDT_OK)
             continue;
-        log_warn("node %s: %s", link->peer->name, why.msg);
+        log_warn("&link->node %s: %s", link->peer->name, why.msg);
         peer_link_refuse(link, &why);
     }
 }
@@ -145,11 +144,9 @@ static void list(struct peer *peer, const struct node_entry *entry)
 
 static struct peer *find(struct peers *peers, const struct node_entry *entry)
 {
-    list_for_each (node, &peers->all) {
-        struct peer *peer = container_of(node, struct peer, link);
+    list_each (struct peer, peer, &peers->all, link)
         if (is_about(entry, peer))
             return peer;
-    }
     return NULL;
 }
 
@@ -181,11 +178,9 @@ void peers_set_nodes(struct peers *peers, const struct node_entry *entries)
 {
     if (!peers->tls || peers->closing)
         return;
-    list_for_each (node, &peers->all) {
-        struct peer *peer = container_of(node, struct peer, link);
+    list_each (struct peer, peer, &peers->all, link)
         if (peer->dial->listed && !entry_of(entries, peer))
             unlist(peer);
-    }
     for (const struct node_entry *entry = entries; entry; entry = entry->next) {
         struct peer *peer = find(peers, entry);
         if (peer)

@@ -7,7 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/base/log.h"
 #include "daemon/peers/peer_impl.h"
 
 #define MET_MAX 4096u       /* above that, nodes that are away and unused are forgotten */
@@ -81,11 +80,9 @@ static bool is_idle(const struct peer *peer)
 /* Returns a hidden entry that leads to this one, or NULL. */
 static struct peer *alias_of(const struct peer *peer)
 {
-    list_for_each (node, &peer->peers->hidden) {
-        struct peer *alias = container_of(node, struct peer, link);
+    list_each (struct peer, alias, &peer->peers->hidden, link)
         if (alias->dial->same == peer)
             return alias;
-    }
     return NULL;
 }
 
@@ -138,12 +135,10 @@ static bool forget_oldest(struct peers *peers, bool met, const struct account *a
     for (;;) { /* from the oldest on, until one can be forgotten */
         struct peer *oldest = NULL;
 
-        list_for_each (node, &peers->all) {
-            struct peer *peer = container_of(node, struct peer, link);
+        list_each (struct peer, peer, &peers->all, link)
             if (is_of(peer, met, account) && is_idle(peer) && peer->since_ns > after &&
                 (!oldest || peer->since_ns < oldest->since_ns))
                 oldest = peer;
-        }
         if (!oldest || forget(oldest))
             return oldest;
         after = oldest->since_ns;
@@ -156,11 +151,9 @@ static void forget_old(struct peers *peers)
     uint64_t now = uv_hrtime();
     unsigned n_hidden = 0;
 
-    list_for_each_safe (node, &peers->all) {
-        struct peer *peer = container_of(node, struct peer, link);
+    list_each_safe (struct peer, peer, &peers->all, link)
         if (!peer_has_been_met(peer) && is_idle(peer) && !peer->dial->wanted && now - peer->since_ns > FORGET_NS)
             (void)forget(peer);
-    }
     list_for_each (node, &peers->hidden)
         n_hidden++;
     if (n_hidden > HIDDEN_MAX) /* one for each that is added */
@@ -286,11 +279,9 @@ bool peer_merge(struct peer *from, struct peer *into)
 /* Another node has taken an address of the peer, so the next request by any other of its addresses dials. */
 static void distrust_aliases(const struct peer *peer)
 {
-    list_for_each (node, &peer->peers->hidden) {
-        struct peer *alias = container_of(node, struct peer, link);
+    list_each (struct peer, alias, &peer->peers->hidden, link)
         if (alias->dial->same == peer)
             memset(alias->boot_id, 0, sizeof alias->boot_id);
-    }
 }
 
 bool peer_replace(struct peer *from, struct peer *into)
@@ -333,12 +324,11 @@ static bool matches_address(const struct peer *peer, const char *address)
 static bool find_by_address(struct peers *peers, const char *address, struct peer **peer_p)
 {
     *peer_p = NULL;
-    list_for_each (node, &peers->all) {
-        struct peer *peer = container_of(node, struct peer, link);
+    list_each (struct peer, peer, &peers->all, link) {
         if (!matches_address(peer, address) || (*peer_p && peer->state != PEER_UP))
             continue;
         *peer_p = peer;
-        if (peer->state == PEER_UP) /* it is reachable there now, whichever node was there before */
+        if (peer->state == PEER_UP) /* it is reachable there now, whichever &peer->link was there before */
             return true;
     }
     if (*peer_p)

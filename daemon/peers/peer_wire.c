@@ -518,11 +518,9 @@ void peer_wire_look_up_too(struct peer_link *link, struct account *account)
 {
     if (list_empty(&link->lookups))
         return;
-    list_for_each (node, &link->lookups) {
-        const struct peer_lookup *lookup = container_of(node, struct peer_lookup, node);
+    list_each (const struct peer_lookup, lookup, &link->lookups, node)
         if (lookup->of_user == (account != NULL) && (!account || owner_equal(&lookup->owner, &account->owner)))
             return;
-    }
     (void)look_up(link, account); /* without memory for it, the others still count */
 }
 

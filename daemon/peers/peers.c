@@ -123,8 +123,7 @@ void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg)
     peers->on_closed = on_closed;
     peers->on_closed_arg = arg;
     rdt_error_set(&why, RDT_SHUTTING_DOWN, "the daemon is shutting down");
-    while (!list_empty(&peers->links)) {
-        struct peer_link *link = container_of(list_first(&peers->links), struct peer_link, node);
+    list_drain (struct peer_link, link, &peers->links, node) {
         struct peer *peer = link->peer;
         bool was_up = peer && peer->link_up == link;
 

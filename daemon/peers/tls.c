@@ -2,7 +2,6 @@
 /* TLS 1.3 over memory BIOs, and the pre-shared key: see tls.h for what it refuses. */
 #include "daemon/peers/tls_impl.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 

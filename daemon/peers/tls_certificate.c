@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Certificates: reading this node's, and judging those of others. Who a node is stands in the subject alternative names of
  * its certificate, as URIs (SPIFFE, urn:uuid:) or DNS names; the common name means nothing. */
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <time.h>

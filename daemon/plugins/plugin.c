@@ -27,8 +27,7 @@ enum rdt_status plugins_check_names(struct plugins *plugins, const struct plugin
             return rdt_error_set(err, RDT_INVALID, "backend %s: the name '%s' is a section of the configuration", plugin->path,
                                  plugin->name);
     }
-    list_for_each (node, &plugins->files) {
-        const struct plugin *other = container_of(node, struct plugin, link);
+    list_each (const struct plugin, other, &plugins->files, link) {
         const char *what = NULL, *name = plugin->name;
         if (strcasecmp(other->name, name) == 0)
             what = "backend";
@@ -129,8 +128,7 @@ static struct plugin_parts parts_of(struct plugin *plugin)
 /* Transports are closed first, because they may use memory of another plug-in's kind. */
 static void close_instances(struct plugins *plugins)
 {
-    list_for_each (node, &plugins->transports) {
-        struct transport *transport = container_of(node, struct transport, link);
+    list_each (struct transport, transport, &plugins->transports, link) {
         plugin_close(&(struct plugin_parts){.transport = transport});
         transport->opened = false;
     }
@@ -142,8 +140,7 @@ static void close_instances(struct plugins *plugins)
 
 static void plugins_free(struct plugins *plugins)
 {
-    list_for_each_safe (node, &plugins->files) {
-        struct plugin *plugin = container_of(node, struct plugin, link);
+    list_each_safe (struct plugin, plugin, &plugins->files, link) {
         struct plugin_parts parts = parts_of(plugin);
         plugin_parts_free(&parts);
         plugin_unload(plugin, true);
@@ -275,21 +272,17 @@ struct list *plugins_transports(struct plugins *plugins)
 
 struct memory_kind *plugins_memory_kind(struct plugins *plugins, const char *name)
 {
-    list_for_each (node, &plugins->memory_kinds) {
-        struct memory_kind *kind = container_of(node, struct memory_kind, link);
+    list_each (struct memory_kind, kind, &plugins->memory_kinds, link)
         if (strcasecmp(kind->name, name[0] != 0 ? name : "host") == 0)
             return kind;
-    }
     return NULL;
 }
 
 struct transport *plugins_transport(struct plugins *plugins, const char *name)
 {
-    list_for_each (node, &plugins->transports) {
-        struct transport *transport = container_of(node, struct transport, link);
+    list_each (struct transport, transport, &plugins->transports, link)
         if (strcasecmp(transport->name, name) == 0)
             return transport;
-    }
     return NULL;
 }
 
@@ -343,8 +336,7 @@ enum rdt_status plugins_find(struct plugins *plugins, const char *name, struct p
     char names[256] = "none";
     size_t used = 0;
     for (unsigned pass = 0; pass < 3; pass++)
-        list_for_each (node, &plugins->files) {
-            struct plugin *plugin = container_of(node, struct plugin, link);
+        list_each (struct plugin, plugin, &plugins->files, link) {
             if (has_name(plugin, name, pass)) {
                 *parts_p = parts_of(plugin);
                 return RDT_OK;

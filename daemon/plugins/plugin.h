@@ -26,7 +26,7 @@
 #include <uv.h>
 
 #include "backends/rdt_backend.h"
-#include "daemon/base/list.h"
+#include "proto/list.h"
 
 struct plugins;
 struct plugin;

@@ -7,8 +7,8 @@
 #include <uv.h>
 
 #include "backends/rdt_backend.h"
-#include "daemon/base/list.h"
 #include "daemon/base/wake.h"
+#include "proto/list.h"
 
 struct plugin_event;
 struct memory_kind;

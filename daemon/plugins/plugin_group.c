@@ -2,7 +2,6 @@
 /* Reports of plug-ins about groups, and the calls that create and end one rank of a group. */
 #include <assert.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "daemon/base/log.h"
 #include "daemon/plugins/plugin.h"

@@ -55,8 +55,7 @@ static const char *key_value(const struct plugin *plugin, const struct options *
 
 void plugin_host_dump(const struct list *plugins, const struct options *options, FILE *out)
 {
-    list_for_each (node, plugins) {
-        const struct plugin *plugin = container_of(node, struct plugin, link);
+    list_each (const struct plugin, plugin, plugins, link) {
         const struct rdt_config_key *key = plugin->backend.config_keys;
         if (!key || !key->name)
             continue;
@@ -151,11 +150,9 @@ enum rdt_status plugin_host_check(const struct list *plugins, const struct optio
 {
     for (const struct options_extra *extra = options->extras; extra; extra = extra->next) {
         const struct plugin *plugin = NULL;
-        list_for_each (node, plugins) {
-            const struct plugin *candidate = container_of(node, struct plugin, link);
+        list_each (const struct plugin, candidate, plugins, link)
             if (strcasecmp(candidate->name, extra->section) == 0)
                 plugin = candidate;
-        }
         if (plugin && find_key(plugin, extra->key))
             continue;
         enum rdt_status status = plugin ? unknown_key(plugin, extra, err) : unknown_section(plugins, extra, err);

@@ -6,8 +6,8 @@
 #include <stdbool.h>
 
 #include "backends/rdt_backend.h"
-#include "daemon/base/list.h"
 #include "daemon/config/options.h"
+#include "proto/list.h"
 
 struct plugin {
     struct list link;

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "daemon/config/options.h"
 #include "daemon/plugins/plugin_blame.h"
@@ -198,8 +197,7 @@ static void intern_name(struct plugins *plugins, struct transport *transport)
 {
     struct plugin_name *fresh = transport->own_name;
     transport->own_name = NULL;
-    list_for_each (node, &plugins->names) {
-        struct plugin_name *name = container_of(node, struct plugin_name, link);
+    list_each (struct plugin_name, name, &plugins->names, link) {
         if (strcmp(name->text, fresh->text) == 0) {
             transport->name = name->text;
             free(fresh);

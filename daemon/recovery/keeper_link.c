@@ -289,8 +289,7 @@ void keeper_link_drop(struct keeper_link *link, uint64_t id)
 
 static void send_queued(struct keeper_link *link)
 {
-    while (!list_empty(&link->queue)) {
-        struct packet *packet = container_of(list_first(&link->queue), struct packet, link);
+    list_drain (struct packet, packet, &link->queue, link) {
         int error = send_packet(link->fd, packet->message, packet->fds, packet->n_fds);
         if (error == EAGAIN)
             return;
@@ -400,8 +399,7 @@ static void disconnect(struct keeper_link *link)
     link->fd = -1;
     link->greeted = false;
     link->drops.n = 0;
-    while (!list_empty(&link->queue)) {
-        struct packet *packet = container_of(list_first(&link->queue), struct packet, link);
+    list_drain (struct packet, packet, &link->queue, link) {
         list_remove(&packet->link);
         free_packet(link, packet);
     }

@@ -10,9 +10,9 @@
 #include <uv.h>
 
 #include "daemon/base/deadline.h"
-#include "daemon/base/list.h"
 #include "daemon/base/work.h"
 #include "proto/keeper.h"
+#include "proto/list.h"
 #include "rdt_status.h"
 
 struct keeper_link {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The groups that this node coordinates: writing and reading their records. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/recovery/recovery_impl.h"
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writing: what outlasts this process gets a record in the journal, and its memory goes to the keeper. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/base/log.h"
 #include "daemon/objects/detached.h"

@@ -8,6 +8,7 @@
 #include "daemon/objects/transit.h"
 #include "daemon/recovery/recovery_impl.h"
 #include "proto/boxes.h"
+#include "proto/grow.h"
 #include "rdt_journal.pb-c.h"
 #include "rdt_put_flags.h"
 
@@ -37,21 +38,17 @@ static int compare_keys(const void *a, const void *b)
 /* All records of one kind, in the order of their keys. */
 static enum rdt_status collect(struct restoring *restoring, enum record_kind kind, struct rdt_error *err)
 {
-    struct journal_slot *slot;
+    struct journal_slot *slot, **slots;
     uint64_t cursor = 0;
 
     restoring->n_slots = 0;
     while ((slot = journal_next(restoring->recovery->journal, &cursor))) {
         if (slot->kind != kind)
             continue;
-        if (restoring->n_slots == restoring->room) {
-            size_t room = restoring->room ? 2 * restoring->room : 1024;
-            struct journal_slot **slots = realloc(restoring->slots, room * sizeof(struct journal_slot *));
-            if (!slots)
-                return rdt_error_set(err, RDT_NO_MEMORY, "no memory to read the journal");
-            restoring->slots = slots;
-            restoring->room = room;
-        }
+        slots = array_grow(restoring->slots, restoring->n_slots, &restoring->room, sizeof(struct journal_slot *));
+        if (!slots)
+            return rdt_error_set(err, RDT_NO_MEMORY, "no memory to read the journal");
+        restoring->slots = slots;
         restoring->slots[restoring->n_slots++] = slot;
     }
     if (restoring->n_slots > 0)

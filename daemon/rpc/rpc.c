@@ -52,7 +52,12 @@ static int64_t wait_limit_ns(const struct call *call, const void *request)
     return put->timeout_ns;
 }
 
-static void on_try_again(struct client_wake *wake);
+static void on_try_again(struct client_wake *wake)
+{
+    struct call *call = container_of(wake, struct call, wake);
+
+    rpc_dispatch(call, call->packed, call->packed_bytes);
+}
 
 static void on_room(struct account_wait *room)
 {
@@ -95,13 +100,6 @@ static enum rdt_status wait_for_room(struct call *call, const uint8_t *payload, 
     accounts->full_of = full_of;
     account_request_end(accounts, &call->room);
     return RDT_OK;
-}
-
-static void on_try_again(struct client_wake *wake)
-{
-    struct call *call = container_of(wake, struct call, wake);
-
-    rpc_dispatch(call, call->packed, call->packed_bytes);
 }
 
 void rpc_postpone_waits(struct client *client)

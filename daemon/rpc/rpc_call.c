@@ -246,11 +246,9 @@ bool calls_client_gone(struct rpc *rpc, struct client *client, uint64_t until_ns
 
 struct call *call_find(struct client *client, uint64_t request_id)
 {
-    list_for_each (node, &client->rpc.calls) {
-        struct call *call = container_of(node, struct call, link);
+    list_each (struct call, call, &client->rpc.calls, link)
         if (call->request_id == request_id)
             return call;
-    }
     return NULL;
 }
 

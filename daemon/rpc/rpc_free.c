@@ -2,7 +2,6 @@
 /* FREE, WAIT_FREED and CANCEL_REQUEST: the end of objects, and of waits for them. */
 #include <stdlib.h>
 
-#include "daemon/base/log.h"
 #include "daemon/rpc/rpc_call.h"
 #include "daemon/rpc/rpc_holders.h"
 #include "wire_ref.h"

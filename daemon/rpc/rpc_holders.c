@@ -84,8 +84,7 @@ static void add_clients(struct holders *holders, const struct object *object)
 {
     size_t examined = 0;
 
-    list_for_each (node, object_holders(object, HOLDER_READER)) {
-        const struct hold *hold = container_of(node, struct hold, by_object);
+    list_each (const struct hold, hold, object_holders(object, HOLDER_READER), by_object) {
         struct row *row = may_see(holders, &hold->client->account->owner) ? count_one(holders, "reader", hold->client) : NULL;
         if (row)
             set_client(row, hold->client, hold->id);
@@ -93,8 +92,7 @@ static void add_clients(struct holders *holders, const struct object *object)
             break;
     }
     examined = 0;
-    list_for_each (remote_node, object_holders(object, HOLDER_REMOTE)) {
-        const struct remote_hold *hold = container_of(remote_node, struct remote_hold, by_object);
+    list_each (const struct remote_hold, hold, object_holders(object, HOLDER_REMOTE), by_object) {
         struct row *row = may_see(holders, &hold->client->account->owner) ? count_one(holders, "hold", hold->client) : NULL;
         if (row)
             set_client(row, hold->client, hold->request_id);
@@ -114,9 +112,9 @@ static void add_nodes(struct holders *holders, const struct object *object)
 {
     size_t examined = 0;
 
-    list_for_each (node, object_holders(object, HOLDER_NODE)) {
-        const struct node_hold *hold = container_of(node, struct node_hold, by_object);
-        struct row *row = may_see(holders, &hold->account->owner) ? count_one(holders, "node", node_hold_node(hold)) : NULL;
+    list_each (const struct node_hold, hold, object_holders(object, HOLDER_NODE), by_object) {
+        struct row *row =
+            may_see(holders, &hold->account->owner) ? count_one(holders, "&hold->by_object", node_hold_node(hold)) : NULL;
         if (row)
             set_node(row, node_hold_uuid(hold), node_hold_name(hold));
         if (++examined == HOLDERS_EXAMINED)

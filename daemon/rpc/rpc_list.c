@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LIST and EXPLAIN: pages of every table. A page token is the place after which the next page starts. A table may change
  * between two pages, so a row can be missing or appear twice, but each row is correct when it is sent. */
-#include <stdio.h>
-#include <stdlib.h>
+#include <stddef.h>
+#include <string.h>
 
 #include "daemon/rpc/rpc_row.h"
 
@@ -22,6 +22,15 @@ struct page {
 static bool page_full(const struct page *page)
 {
     return page->n == page->max || page->failed || (page->n >= MIN_ROWS && uv_hrtime() >= page->until_ns);
+}
+
+/* Whether the page has room for a row. If not, the next page begins after this token. */
+static bool page_has_room(struct page *page, uint64_t next)
+{
+    if (!page_full(page))
+        return true;
+    page->reply.next = next;
+    return false;
 }
 
 static void page_add(struct page *page, void *row)
@@ -87,7 +96,6 @@ static void list_objects(struct call *call, const Rdt__Pb__List *list, struct pa
     struct object *object = NULL;
     size_t examined = 0;
 
-    page->reply.objects = (Rdt__Pb__ObjectInfo **)page->rows;
     while (list->after < AWAITED_PAGES && (object = object_table_next(table, last, &generation))) {
         if (examined++ == EXAMINED_MAX || !add_object(call, list, object, page)) {
             page->reply.next = last;
@@ -97,7 +105,6 @@ static void list_objects(struct call *call, const Rdt__Pb__List *list, struct pa
     }
     if (!object)
         list_awaited(call, list, list->after < AWAITED_PAGES ? 0 : list->after - AWAITED_PAGES, examined, page);
-    page->reply.n_objects = page->n;
 }
 
 static void list_regions(struct call *call, const Rdt__Pb__List *list, struct page *page)
@@ -117,8 +124,6 @@ static void list_regions(struct call *call, const Rdt__Pb__List *list, struct pa
             page_add(page, row_region(&page->arena, region));
         last = id;
     }
-    page->reply.regions = (Rdt__Pb__RegionInfo **)page->rows;
-    page->reply.n_regions = page->n;
 }
 
 /* ---- clients, owners ---- */
@@ -133,31 +138,21 @@ static void list_owners(struct call *call, const Rdt__Pb__List *list, struct pag
     while ((account = map_next(&accounts->by_owner, &cursor))) {
         if (++place <= list->after || !call_may_see(call, &account->owner))
             continue;
-        if (page_full(page)) {
-            page->reply.next = place - 1;
+        if (!page_has_room(page, place - 1))
             break;
-        }
         page_add(page, row_owner(&page->arena, account));
     }
-    page->reply.owners = (Rdt__Pb__OwnerInfo **)page->rows;
-    page->reply.n_owners = page->n;
 }
 
 static void list_clients(struct call *call, const Rdt__Pb__List *list, struct page *page)
 {
-    list_for_each (node, &call->rpc->clients) /* in order of id: they are appended */
-    {
-        const struct client *client = container_of(node, struct client, link);
+    list_each (const struct client, client, &call->rpc->clients, link) /* in order of id: they are appended */ {
         if (client->id <= list->after || !is_for(call, list->kind, client))
             continue;
-        if (page_full(page)) {
-            page->reply.next = client->id - 1;
+        if (!page_has_room(page, client->id - 1))
             break;
-        }
         page_add(page, row_client(&page->arena, client));
     }
-    page->reply.clients = (Rdt__Pb__ClientInfo **)page->rows;
-    page->reply.n_clients = page->n;
 }
 
 /* ---- names ---- */
@@ -166,41 +161,29 @@ static void list_names(struct call *call, const Rdt__Pb__List *list, struct page
 {
     size_t prefix = strlen(list->id_prefix);
 
-    list_for_each (node, &call->rpc->names->published) /* in order of number: they are appended */
-    {
-        const struct name *name = container_of(node, struct name, link);
+    list_each (const struct name, name, &call->rpc->names->published, link) /* in order of number: they are appended */ {
         if (name->number <= list->after || !is_for(call, list->kind, name))
             continue;
         if (prefix > name->id_bytes || memcmp(name_id(name), list->id_prefix, prefix) != 0)
             continue;
-        if (page_full(page)) {
-            page->reply.next = name->number - 1;
+        if (!page_has_room(page, name->number - 1))
             break;
-        }
         page_add(page, row_name(&page->arena, name));
     }
-    page->reply.names = (Rdt__Pb__NameInfo **)page->rows;
-    page->reply.n_names = page->n;
 }
 
 /* ---- groups ---- */
 
 static void list_groups(struct call *call, const Rdt__Pb__List *list, struct page *page)
 {
-    list_for_each (node, &call->rpc->groups->all) /* in order of number: they are appended */
-    {
-        const struct group *group = container_of(node, struct group, link);
+    list_each (const struct group, group, &call->rpc->groups->all, link) /* in order of number: they are appended */ {
         if (group->number <= list->after || !is_for(call, list->kind, group) ||
             strncmp(group->name, list->id_prefix, strlen(list->id_prefix)) != 0)
             continue;
-        if (page_full(page)) {
-            page->reply.next = group->number - 1;
+        if (!page_has_room(page, group->number - 1))
             break;
-        }
         page_add(page, row_group(&page->arena, group));
     }
-    page->reply.groups = (Rdt__Pb__GroupInfo **)page->rows;
-    page->reply.n_groups = page->n;
 }
 
 /* ---- peers ---- */
@@ -213,19 +196,15 @@ static void list_peers(struct call *call, const Rdt__Pb__List *list, struct page
         list_for_each (node, peers_all(call->rpc->peers)) {
             if (++place <= list->after)
                 continue;
-            if (page_full(page)) {
-                page->reply.next = place - 1;
+            if (!page_has_room(page, place - 1))
                 break;
-            }
             page_add(page, row_peer(&page->arena, container_of(node, struct peer, link), call->admin));
         }
-    page->reply.peers = (Rdt__Pb__PeerInfo **)page->rows;
-    page->reply.n_peers = page->n;
 }
 
 /* ---- backends: one page ---- */
 
-static void list_backends(struct call *call, struct page *page)
+static void list_backends(struct call *call, const Rdt__Pb__List *list, struct page *page)
 {
     list_for_each (node, plugins_memory_kinds(call->rpc->plugins)) {
         if (!page_full(page))
@@ -235,8 +214,6 @@ static void list_backends(struct call *call, struct page *page)
         if (!page_full(page))
             page_add(page, row_transport(&page->arena, container_of(transport_node, struct transport, link)));
     }
-    page->reply.backends = (Rdt__Pb__BackendInfo **)page->rows;
-    page->reply.n_backends = page->n;
 }
 
 /* ---- transfers: those that are active, then the latest that have ended ---- */
@@ -263,7 +240,7 @@ static bool passes(const struct call *call, const struct record_filter *filter, 
                             memcmp(filter->ref->id, record->ref.id, filter->ref->id_bytes) == 0);
 }
 
-static void list_records(struct call *call, const struct record_filter *filter, struct page *page)
+static void add_records(struct call *call, const struct record_filter *filter, struct page *page)
 {
     const struct transfers *transfers = call->rpc->transfers;
     const struct transfer_record *record;
@@ -275,11 +252,32 @@ static void list_records(struct call *call, const struct record_filter *filter, 
     for (uint64_t i = 0; !page_full(page) && (record = transfers_history(transfers, i)); i++)
         if (passes(call, filter, record))
             page_add(page, row_transfer(&page->arena, record));
-    page->reply.transfers = (Rdt__Pb__TransferInfo **)page->rows;
-    page->reply.n_transfers = page->n;
+}
+
+static void list_transfers(struct call *call, const Rdt__Pb__List *list, struct page *page)
+{
+    add_records(call, &(struct record_filter){.client = list->client, .state = list->state}, page);
 }
 
 /* ---- the requests ---- */
+
+/* Where the reply has the rows of a list, and their number. */
+#define ROWS(member) offsetof(Rdt__Pb__ListReply, member), offsetof(Rdt__Pb__ListReply, n_##member)
+
+static const struct listing {
+    size_t rows_at, n_at;
+    void (*list)(struct call *call, const Rdt__Pb__List *list, struct page *page);
+} listings[] = {
+    [RDT__PB__LIST_KIND__LIST_KIND_OBJECTS] = {ROWS(objects), list_objects},
+    [RDT__PB__LIST_KIND__LIST_KIND_REGIONS] = {ROWS(regions), list_regions},
+    [RDT__PB__LIST_KIND__LIST_KIND_CLIENTS] = {ROWS(clients), list_clients},
+    [RDT__PB__LIST_KIND__LIST_KIND_PEERS] = {ROWS(peers), list_peers},
+    [RDT__PB__LIST_KIND__LIST_KIND_BACKENDS] = {ROWS(backends), list_backends},
+    [RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS] = {ROWS(transfers), list_transfers},
+    [RDT__PB__LIST_KIND__LIST_KIND_NAMES] = {ROWS(names), list_names},
+    [RDT__PB__LIST_KIND__LIST_KIND_GROUPS] = {ROWS(groups), list_groups},
+    [RDT__PB__LIST_KIND__LIST_KIND_OWNERS] = {ROWS(owners), list_owners},
+};
 
 static enum rdt_status page_init(struct page *page, uint32_t max, struct rdt_error *err)
 {
@@ -293,10 +291,12 @@ static enum rdt_status page_init(struct page *page, uint32_t max, struct rdt_err
     return page->rows ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory for a page");
 }
 
-static enum rdt_status page_send(struct page *page, struct call *call, struct rdt_error *err)
+static enum rdt_status page_send(struct page *page, const struct listing *listing, struct call *call, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
 
+    memcpy((char *)&page->reply + listing->rows_at, &page->rows, sizeof page->rows);
+    memcpy((char *)&page->reply + listing->n_at, &page->n, sizeof page->n);
     if (page->failed && page->n == 0)
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a page");
     else
@@ -308,7 +308,7 @@ static enum rdt_status page_send(struct page *page, struct call *call, struct rd
 enum rdt_status rpc_list(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__List *list = request;
-    struct record_filter filter = {.client = list->client, .state = list->state};
+    const struct listing *listing;
     struct page page;
     struct rdt_ref at = {.id = "names", .id_bytes = 5, .any_owner = 1};
     enum rdt_status status;
@@ -321,44 +321,16 @@ enum rdt_status rpc_list(struct call *call, const void *request, struct rdt_erro
         return rdt_error_set(err, RDT_INVALID, "the node has %zu bytes, not %zu", list->node.len, sizeof at.node);
     if (call->client && call_is_remote(call, &at))
         return call_forward(call, &at, &list->base, -1, err);
+    if ((unsigned)list->kind >= sizeof listings / sizeof *listings)
+        return rdt_error_set(err, RDT_INVALID, "lists of kind %d are unknown", (int)list->kind);
+    listing = &listings[list->kind];
     status = page_init(&page, list->max, err);
     if (status != RDT_OK)
         return status;
     if (list->kind != RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS && list->kind != RDT__PB__LIST_KIND__LIST_KIND_BACKENDS)
         page.until_ns = uv_hrtime() + PAGE_NS; /* the others have only one page */
-    switch (list->kind) {
-    case RDT__PB__LIST_KIND__LIST_KIND_OBJECTS:
-        list_objects(call, list, &page);
-        break;
-    case RDT__PB__LIST_KIND__LIST_KIND_REGIONS:
-        list_regions(call, list, &page);
-        break;
-    case RDT__PB__LIST_KIND__LIST_KIND_CLIENTS:
-        list_clients(call, list, &page);
-        break;
-    case RDT__PB__LIST_KIND__LIST_KIND_PEERS:
-        list_peers(call, list, &page);
-        break;
-    case RDT__PB__LIST_KIND__LIST_KIND_BACKENDS:
-        list_backends(call, &page);
-        break;
-    case RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS:
-        list_records(call, &filter, &page);
-        break;
-    case RDT__PB__LIST_KIND__LIST_KIND_NAMES:
-        list_names(call, list, &page);
-        break;
-    case RDT__PB__LIST_KIND__LIST_KIND_GROUPS:
-        list_groups(call, list, &page);
-        break;
-    case RDT__PB__LIST_KIND__LIST_KIND_OWNERS:
-        list_owners(call, list, &page);
-        break;
-    default:
-        arena_fini(&page.arena);
-        return rdt_error_set(err, RDT_INVALID, "lists of kind %d are unknown", (int)list->kind);
-    }
-    return page_send(&page, call, err);
+    listing->list(call, list, &page);
+    return page_send(&page, listing, call, err);
 }
 
 enum rdt_status rpc_explain(struct call *call, const void *request, struct rdt_error *err)
@@ -378,12 +350,12 @@ enum rdt_status rpc_explain(struct call *call, const void *request, struct rdt_e
     if (status != RDT_OK)
         return status;
     filter.ref = message->ref ? &ref : NULL;
-    list_records(call, &filter, &page);
+    add_records(call, &filter, &page);
     if (page.n == 0) {
         arena_fini(&page.arena);
         return rdt_error_set(err, RDT_NOT_FOUND,
                              "this node knows no transfer of that number or object (it keeps the records of the latest %u)",
                              TRANSFER_HISTORY);
     }
-    return page_send(&page, call, err);
+    return page_send(&page, &listings[RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS], call, err);
 }

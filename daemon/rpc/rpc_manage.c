@@ -58,27 +58,21 @@ struct changes {
     size_t n;
 };
 
-static char *copy(struct arena *arena, const char *text)
-{
-    char *copied = arena_alloc(arena, strlen(text) + 1);
-
-    return copied ? strcpy(copied, text) : (char *)"";
-}
-
 static void on_change(void *arg, const char *section, const char *key, const char *before, const char *after, bool reloads)
 {
     struct changes *changes = arg;
-    Rdt__Pb__OptionChange *change = changes->n < MAX_CHANGES ? arena_alloc(changes->arena, sizeof *change) : NULL;
+    Rdt__Pb__OptionChange *change =
+        changes->n < MAX_CHANGES ? arena_message(changes->arena, &rdt__pb__option_change__descriptor) : NULL;
 
     if (!change)
         return; /* the log has all of them */
-    rdt__pb__option_change__init(change);
-    change->section = copy(changes->arena, section);
-    change->key = copy(changes->arena, key);
-    change->before = copy(changes->arena, before);
-    change->after = copy(changes->arena, after);
+    change->section = arena_text(changes->arena, section, SIZE_MAX);
+    change->key = arena_text(changes->arena, key, SIZE_MAX);
+    change->before = arena_text(changes->arena, before, SIZE_MAX);
+    change->after = arena_text(changes->arena, after, SIZE_MAX);
     change->applied = reloads;
-    changes->rows[changes->n++] = change;
+    if (change->section && change->key && change->before && change->after)
+        changes->rows[changes->n++] = change;
 }
 
 enum rdt_status rpc_reload(struct call *call, const void *request, struct rdt_error *err)

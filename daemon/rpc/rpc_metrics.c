@@ -9,11 +9,10 @@
 
 static Rdt__Pb__Histogram *histogram(struct arena *arena, struct histogram *from)
 {
-    Rdt__Pb__Histogram *to = arena_alloc(arena, sizeof *to);
+    Rdt__Pb__Histogram *to = arena_message(arena, &rdt__pb__histogram__descriptor);
 
     if (!to)
         return NULL;
-    rdt__pb__histogram__init(to);
     to->n_counts = HISTOGRAM_BUCKETS;
     to->counts = from->counts;
     to->sum_ns = from->sum_ns;
@@ -31,58 +30,43 @@ static uint64_t total(const struct histogram *histogram)
 
 static bool add_failures(struct arena *arena, const struct request_metrics *from, Rdt__Pb__VerbMetrics *to)
 {
-    to->failures = arena_alloc(arena, RPC_STATUSES * sizeof *to->failures);
+    to->failures = arena_messages(arena, &rdt__pb__failures__descriptor, RPC_STATUSES);
     for (unsigned i = 1; to->failures && i < RPC_STATUSES; i++) {
-        Rdt__Pb__Failures *row;
-
         if (from->failures[i] == 0)
             continue;
-        row = arena_alloc(arena, sizeof *row);
-        if (!row)
-            return false;
-        rdt__pb__failures__init(row);
-        row->status = -(int32_t)i;
-        row->count = from->failures[i];
-        to->failures[to->n_failures++] = row;
+        to->failures[to->n_failures]->status = -(int32_t)i;
+        to->failures[to->n_failures++]->count = from->failures[i];
     }
     return to->failures != NULL;
 }
 
 static bool add_verbs(struct arena *arena, struct rpc *rpc, Rdt__Pb__MetricsReply *reply)
 {
-    reply->verbs = arena_alloc(arena, RPC_VERBS * sizeof *reply->verbs);
+    reply->verbs = arena_messages(arena, &rdt__pb__verb_metrics__descriptor, RPC_VERBS);
     for (unsigned type = 0; reply->verbs && type < RPC_VERBS; type++) {
         struct request_metrics *from = &rpc->requests[type];
-        Rdt__Pb__VerbMetrics *row;
+        Rdt__Pb__VerbMetrics *row = reply->verbs[reply->n_verbs];
 
         if (total(&from->duration) == 0)
             continue;
-        row = arena_alloc(arena, sizeof *row);
-        if (!row)
-            return false;
-        rdt__pb__verb_metrics__init(row);
         row->verb = (char *)verb_find(type)->name;
         row->duration = histogram(arena, &from->duration);
         if (!row->duration || !add_failures(arena, from, row))
             return false;
-        reply->verbs[reply->n_verbs++] = row;
+        reply->n_verbs++;
     }
     return reply->verbs != NULL;
 }
 
 static bool add_paths(struct arena *arena, struct transfers *transfers, Rdt__Pb__MetricsReply *reply)
 {
-    reply->paths = arena_alloc(arena, TRANSFER_PATHS * sizeof *reply->paths);
+    reply->paths = arena_messages(arena, &rdt__pb__path_metrics__descriptor, TRANSFER_PATHS);
     for (unsigned i = 0; reply->paths && i < TRANSFER_PATHS; i++) {
         struct transfer_path *from = &transfers->paths[i];
-        Rdt__Pb__PathMetrics *row;
+        Rdt__Pb__PathMetrics *row = reply->paths[reply->n_paths];
 
         if (!from->direction)
             continue;
-        row = arena_alloc(arena, sizeof *row);
-        if (!row)
-            return false;
-        rdt__pb__path_metrics__init(row);
         row->path = from->name;
         row->direction = (char *)from->direction;
         row->bytes = from->bytes;
@@ -92,7 +76,7 @@ static bool add_paths(struct arena *arena, struct transfers *transfers, Rdt__Pb_
         row->failed = from->ended[TRANSFER_FAILED];
         row->cancelled = from->ended[TRANSFER_CANCELLED];
         row->timed_out = from->ended[TRANSFER_TIMED_OUT];
-        reply->paths[reply->n_paths++] = row;
+        reply->n_paths++;
     }
     return reply->paths != NULL;
 }
@@ -116,11 +100,11 @@ static void add_process(Rdt__Pb__MetricsReply *reply)
 static Rdt__Pb__EtcdInfo *etcd_info(struct arena *arena, const struct directory *directory, uint64_t names)
 {
     const struct etcd_counters *from = &directory->counters;
-    Rdt__Pb__EtcdInfo *info = directory->providers[DIRECTORY_ETCD].active ? arena_alloc(arena, sizeof *info) : NULL;
+    Rdt__Pb__EtcdInfo *info =
+        directory->providers[DIRECTORY_ETCD].active ? arena_message(arena, &rdt__pb__etcd_info__descriptor) : NULL;
 
     if (!info)
         return NULL;
-    rdt__pb__etcd_info__init(info);
     info->up = from->up;
     info->endpoint = (char *)from->endpoint;
     info->revision = from->revision;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NODES: the node table, and the state of the link to each node. */
-#include <stdio.h>
 
 #include "daemon/base/node.h"
 #include "daemon/rpc/rpc_nodes.h"
@@ -11,12 +10,11 @@ static Rdt__Pb__NodeInfo *add_node(Rdt__Pb__NodesReply *reply, struct arena *are
                                    const uint8_t uuid[16])
 {
     static const uint8_t unknown[16];
-    Rdt__Pb__NodeInfo *info = arena_alloc(arena, sizeof *info);
+    Rdt__Pb__NodeInfo *info = arena_message(arena, &rdt__pb__node_info__descriptor);
     char *hex = arena_alloc(arena, 33);
 
     if (!info || !hex)
         return NULL;
-    rdt__pb__node_info__init(info);
     hex[0] = '\0';
     if (memcmp(uuid, unknown, sizeof unknown) != 0)
         node_hex(uuid, hex);
@@ -46,17 +44,14 @@ static bool add_peer(const struct call *call, Rdt__Pb__NodesReply *reply, const 
 
 Rdt__Pb__ProviderInfo **nodes_providers(const struct directory *directory, struct arena *arena, size_t *n_p)
 {
-    Rdt__Pb__ProviderInfo **rows = arena_alloc(arena, DIRECTORY_SOURCES * sizeof *rows);
+    Rdt__Pb__ProviderInfo **rows = arena_messages(arena, &rdt__pb__provider_info__descriptor, DIRECTORY_SOURCES);
 
     *n_p = 0;
     for (unsigned i = 0; rows && i < DIRECTORY_SOURCES; i++) {
         const struct directory_provider *provider = &directory->providers[i];
-        Rdt__Pb__ProviderInfo *info = provider->active ? arena_alloc(arena, sizeof *info) : NULL;
-        if (provider->active && !info)
-            return NULL;
-        if (!info)
+        Rdt__Pb__ProviderInfo *info = rows[*n_p];
+        if (!provider->active)
             continue;
-        rdt__pb__provider_info__init(info);
         info->source = (char *)directory_source_name(provider->source);
         info->from = (char *)directory_source_from(directory, provider->source);
         for (const struct node_entry *entry = provider->nodes; entry; entry = entry->next)
@@ -64,7 +59,7 @@ Rdt__Pb__ProviderInfo **nodes_providers(const struct directory *directory, struc
         info->age_ns = provider->confirmed_ns ? (int64_t)(uv_hrtime() - provider->confirmed_ns) : INT64_C(-1);
         info->errors = provider->errors;
         info->error = (char *)provider->error;
-        rows[(*n_p)++] = info;
+        ++*n_p;
     }
     return rows;
 }

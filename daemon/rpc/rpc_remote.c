@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests about objects of another node: this node sends them there over the peer link, and serves those of other nodes. */
-#include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/base/log.h"
 #include "daemon/rpc/rpc_call.h"
 #include "wire_error.h"
-#include "wire_ref.h"
 
 #define MAX_CALLS 16384u    /* the most calls of one node that are deferred here */
 #define POLL_NS 200000000ll /* the timeout of a call with timeout 0, because it needs a round trip to the other node */

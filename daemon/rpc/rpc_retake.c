@@ -8,7 +8,6 @@
 #include "daemon/base/log.h"
 #include "daemon/recovery/recovery.h"
 #include "daemon/rpc/rpc_call.h"
-#include "wire_ref.h"
 
 #define BATCH 256u /* holds asked for in one turn of the loop */
 #define LOST_LINES_NS UINT64_C(1000000000)

@@ -4,14 +4,6 @@
 #include "daemon/plugins/plugin_blame.h"
 #include "daemon/rpc/rpc_view.h"
 
-static char *copy_text(struct arena *arena, const char *text)
-{
-    size_t bytes = strlen(text) + 1;
-    char *copy = arena_alloc(arena, bytes);
-
-    return copy ? memcpy(copy, text, bytes) : NULL;
-}
-
 Rdt__Pb__ObjectInfo *row_object(struct arena *arena, struct object *object)
 {
     struct object_view *view = arena_alloc(arena, sizeof *view);
@@ -27,11 +19,10 @@ static const char *const origins[] = {"allocated", "imported", "received",  "sna
 
 Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region)
 {
-    Rdt__Pb__RegionInfo *info = arena_alloc(arena, sizeof *info);
+    Rdt__Pb__RegionInfo *info = arena_message(arena, &rdt__pb__region_info__descriptor);
 
     if (!info)
         return NULL;
-    rdt__pb__region_info__init(info);
     info->region = region->id;
     info->generation = region->generation;
     info->memory = (char *)region->kind->name;
@@ -54,29 +45,23 @@ Rdt__Pb__RegionInfo *row_region(struct arena *arena, const struct region *region
 /* The usage of each limit, in the order of daemon/base/usage.h; 0: no memory. */
 static size_t add_usage(struct arena *arena, const struct account *account, Rdt__Pb__Usage ***list_p)
 {
-    Rdt__Pb__Usage *rows = arena_alloc(arena, USAGE_COUNT * sizeof *rows);
-    Rdt__Pb__Usage **list = arena_alloc(arena, USAGE_COUNT * sizeof(Rdt__Pb__Usage *));
+    Rdt__Pb__Usage **list = arena_messages(arena, &rdt__pb__usage__descriptor, USAGE_COUNT);
 
-    if (!rows || !list)
-        return 0;
-    for (unsigned i = 0; i < USAGE_COUNT; i++) {
-        rdt__pb__usage__init(&rows[i]);
-        rows[i].what = (char *)usage_name((enum usage)i);
-        rows[i].used = account->used[i];
-        rows[i].limit = account->limits ? account->limits[i] : 0;
-        list[i] = &rows[i];
+    for (unsigned i = 0; list && i < USAGE_COUNT; i++) {
+        list[i]->what = (char *)usage_name((enum usage)i);
+        list[i]->used = account->used[i];
+        list[i]->limit = account->limits ? account->limits[i] : 0;
     }
     *list_p = list;
-    return USAGE_COUNT;
+    return list ? USAGE_COUNT : 0;
 }
 
 Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client)
 {
-    Rdt__Pb__ClientInfo *info = arena_alloc(arena, sizeof *info);
+    Rdt__Pb__ClientInfo *info = arena_message(arena, &rdt__pb__client_info__descriptor);
 
     if (!info)
         return NULL;
-    rdt__pb__client_info__init(info);
     info->client = client->id;
     info->name = (char *)client->name;
     info->tenant = (char *)client->account->owner.tenant;
@@ -99,11 +84,10 @@ Rdt__Pb__ClientInfo *row_client(struct arena *arena, const struct client *client
 
 Rdt__Pb__OwnerInfo *row_owner(struct arena *arena, const struct account *account)
 {
-    Rdt__Pb__OwnerInfo *info = arena_alloc(arena, sizeof *info);
+    Rdt__Pb__OwnerInfo *info = arena_message(arena, &rdt__pb__owner_info__descriptor);
 
     if (!info)
         return NULL;
-    rdt__pb__owner_info__init(info);
     info->tenant = (char *)account->owner.tenant;
     info->uid = account->owner.uid;
     info->clients = (uint32_t)account->used[USAGE_SESSIONS];
@@ -123,18 +107,17 @@ Rdt__Pb__NameInfo *row_name(struct arena *arena, const struct name *name)
 
 Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer, bool admin)
 {
-    Rdt__Pb__PeerInfo *info = arena_alloc(arena, sizeof *info);
+    Rdt__Pb__PeerInfo *info = arena_message(arena, &rdt__pb__peer_info__descriptor);
     uint64_t now = uv_hrtime();
     char hex[33];
     struct peer_summary summary;
 
     if (!info)
         return NULL;
-    rdt__pb__peer_info__init(info);
     node_hex(peer->uuid, hex);
-    info->uuid = copy_text(arena, hex);
+    info->uuid = arena_text(arena, hex, SIZE_MAX);
     node_hex(peer->boot_id, hex);
-    info->boot_id = copy_text(arena, hex);
+    info->boot_id = arena_text(arena, hex, SIZE_MAX);
     info->name = (char *)peer->name;
     info->address = (char *)peer->address;
     info->state = (char *)peer_state_name(peer->state);
@@ -158,11 +141,11 @@ Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer, bool a
     if (!info->uuid || !info->boot_id || !info->transports || !info->lanes || !info->unusable)
         return NULL;
     for (; info->n_unusable < summary.n_unusable; info->n_unusable++)
-        if (!(info->unusable[info->n_unusable] = copy_text(arena, summary.unusable[info->n_unusable])))
+        if (!(info->unusable[info->n_unusable] = arena_text(arena, summary.unusable[info->n_unusable], SIZE_MAX)))
             return NULL;
     for (unsigned i = 0; i < summary.n_transports; i++) {
         info->transports[info->n_transports++] = (char *)summary.transports[i];
-        info->lanes[info->n_lanes] = copy_text(arena, summary.lanes[i]);
+        info->lanes[info->n_lanes] = arena_text(arena, summary.lanes[i], SIZE_MAX);
         if (!info->lanes[info->n_lanes++])
             return NULL;
     }
@@ -172,13 +155,12 @@ Rdt__Pb__PeerInfo *row_peer(struct arena *arena, const struct peer *peer, bool a
 static Rdt__Pb__BackendInfo *row_backend(struct arena *arena, const char *name, const char *kind, const char *path,
                                          bool available, const char *why_not)
 {
-    Rdt__Pb__BackendInfo *info = arena_alloc(arena, sizeof *info);
+    Rdt__Pb__BackendInfo *info = arena_message(arena, &rdt__pb__backend_info__descriptor);
     struct plugin_crashes crashes;
     char text[200];
 
     if (!info)
         return NULL;
-    rdt__pb__backend_info__init(info);
     info->name = (char *)name;
     info->kind = (char *)kind;
     info->path = (char *)path;
@@ -187,7 +169,7 @@ static Rdt__Pb__BackendInfo *row_backend(struct arena *arena, const char *name, 
     if (plugin_blame_find(path, &crashes)) {
         plugin_blame_describe(&crashes, text, sizeof text);
         info->crashes = crashes.count;
-        info->last_crash = copy_text(arena, text);
+        info->last_crash = arena_text(arena, text, SIZE_MAX);
         if (!info->last_crash)
             return NULL;
     }
@@ -200,14 +182,11 @@ Rdt__Pb__BackendInfo *row_memory(struct arena *arena, const struct memory_kind *
 
     if (!info || kind->n_devices == 0)
         return info;
-    info->devices = arena_alloc(arena, kind->n_devices * sizeof *info->devices);
+    info->devices = arena_messages(arena, &rdt__pb__device_info__descriptor, kind->n_devices);
     for (unsigned i = 0; info->devices && i < kind->n_devices; i++) {
         const struct memory_device *device = &kind->devices[i];
         struct rdt_device now = memory_device_now(device);
-        Rdt__Pb__DeviceInfo *row = arena_alloc(arena, sizeof *row);
-        if (!row)
-            return NULL;
-        rdt__pb__device_info__init(row);
+        Rdt__Pb__DeviceInfo *row = info->devices[i];
         row->memory = (char *)kind->name;
         row->uuid = (char *)device->uuid;
         row->name = (char *)device->name;
@@ -223,8 +202,8 @@ Rdt__Pb__BackendInfo *row_memory(struct arena *arena, const struct memory_kind *
         row->opened = now.opened;
         row->overhead_bytes = now.overhead_bytes;
         row->why_not = (char *)(now.why_not ? now.why_not : "");
-        info->devices[info->n_devices++] = row;
     }
+    info->n_devices = kind->n_devices;
     return info->devices ? info : NULL;
 }
 
@@ -257,20 +236,17 @@ Rdt__Pb__BackendInfo *row_part(struct arena *arena, const struct plugin_parts *p
 static bool add_sources(struct arena *arena, const struct transfer_record *record, Rdt__Pb__TransferInfo *info)
 {
     unsigned n = record->n_sources > 0 ? record->n_sources + 1 : 0;
-    Rdt__Pb__TransferSource *sources = arena_alloc(arena, (n + 1) * sizeof *sources);
-    Rdt__Pb__TransferSource **list = arena_alloc(arena, (n + 1) * sizeof *list);
+    Rdt__Pb__TransferSource **list = arena_messages(arena, &rdt__pb__transfer_source__descriptor, n);
 
-    if (!sources || !list)
+    if (!list)
         return false;
     for (unsigned i = 0; i < n; i++) {
         bool left = i < record->n_sources;
-        rdt__pb__transfer_source__init(&sources[i]);
-        sources[i].peer = (char *)(left ? record->sources[i].peer : record->peer);
-        sources[i].left = (char *)(left ? record->sources[i].left : "");
-        sources[i].bytes = left                                       ? record->sources[i].bytes
-                           : record->bytes_done > record->source_from ? record->bytes_done - record->source_from
-                                                                      : 0;
-        list[i] = &sources[i];
+        list[i]->peer = (char *)(left ? record->sources[i].peer : record->peer);
+        list[i]->left = (char *)(left ? record->sources[i].left : "");
+        list[i]->bytes = left                                       ? record->sources[i].bytes
+                         : record->bytes_done > record->source_from ? record->bytes_done - record->source_from
+                                                                    : 0;
     }
     info->n_sources = n;
     info->sources = list;
@@ -282,20 +258,17 @@ Rdt__Pb__TransferInfo *row_transfer(struct arena *arena, const struct transfer_r
     Rdt__Pb__TransferInfo *info = arena_alloc(arena, sizeof *info);
     const struct path_decision *decision = record->decision;
     unsigned n = decision ? decision->n : 0;
-    Rdt__Pb__Candidate *candidates = arena_alloc(arena, (n + 1) * sizeof *candidates);
-    Rdt__Pb__Candidate **list = arena_alloc(arena, (n + 1) * sizeof *list);
+    Rdt__Pb__Candidate **list = arena_messages(arena, &rdt__pb__candidate__descriptor, n);
     char *ref = arena_alloc(arena, RDT_REF_TEXT_BYTES);
     char *waits = arena_alloc(arena, RECORD_WAITS_BYTES);
 
-    if (!info || !candidates || !list || !ref || !waits)
+    if (!info || !list || !ref || !waits)
         return NULL;
     transfer_record_to_wire(record, info, ref, waits);
     for (unsigned i = 0; i < n; i++) {
-        rdt__pb__candidate__init(&candidates[i]);
-        candidates[i].path = (char *)decision->candidates[i].name;
-        candidates[i].chosen = (int)i == decision->chosen;
-        candidates[i].reason = (char *)decision->candidates[i].reason;
-        list[i] = &candidates[i];
+        list[i]->path = (char *)decision->candidates[i].name;
+        list[i]->chosen = (int)i == decision->chosen;
+        list[i]->reason = (char *)decision->candidates[i].reason;
     }
     info->n_candidates = n;
     info->candidates = list;
@@ -313,14 +286,12 @@ static uint32_t transfers_in_group(const struct group *group)
 
 Rdt__Pb__GroupInfo *row_group(struct arena *arena, const struct group *group)
 {
-    Rdt__Pb__GroupInfo *info = arena_alloc(arena, sizeof *info);
-    Rdt__Pb__GroupMember *members = arena_alloc(arena, (group->n_members + 1u) * sizeof *members);
-    Rdt__Pb__GroupMember **list = arena_alloc(arena, (group->n_members + 1u) * sizeof(Rdt__Pb__GroupMember *));
+    Rdt__Pb__GroupInfo *info = arena_message(arena, &rdt__pb__group_info__descriptor);
+    Rdt__Pb__GroupMember **members = group_list_members(group, arena);
     char *coordinator = arena_alloc(arena, 33);
 
-    if (!info || !members || !list || !coordinator)
+    if (!info || !members || !coordinator)
         return NULL;
-    rdt__pb__group_info__init(info);
     node_hex(group->coordinator ? group->coordinator->uuid : group->groups->node->uuid, coordinator);
     info->name = (char *)group->name;
     info->tenant = (char *)group->owner.tenant;
@@ -333,9 +304,8 @@ Rdt__Pb__GroupInfo *row_group(struct arena *arena, const struct group *group)
     info->coordinator = coordinator;
     info->ranks = group->n_ranks;
     info->transfers = transfers_in_group(group);
-    group_list_members(group, members, list);
     info->n_members = group->n_members;
-    info->members = list;
+    info->members = members;
     return info;
 }
 

@@ -7,7 +7,6 @@
 
 #include "daemon/rpc/rpc_call.h"
 #include "daemon/storage/storage.h"
-#include "wire_ref.h"
 
 struct storing {
     struct storage_waiter waiter;

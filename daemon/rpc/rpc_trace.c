@@ -14,26 +14,19 @@ static bool may_see(const struct call *call, const struct trace_record *record)
     return call->admin || (record->uid == owner->uid && record->tenant == trace_tenant(owner->tenant));
 }
 
-/* A copy that is zero-terminated; "" without memory. */
 static char *text_of(struct arena *arena, const char *text, size_t room)
 {
-    size_t length = strnlen(text, room);
-    char *copy = arena_alloc(arena, length + 1);
+    char *copy = arena_text(arena, text, room);
 
-    if (!copy)
-        return (char *)"";
-    memcpy(copy, text, length);
-    copy[length] = '\0';
-    return copy;
+    return copy ? copy : (char *)"";
 }
 
 static Rdt__Pb__TraceRecord *row(struct arena *arena, const struct trace_record *record)
 {
-    Rdt__Pb__TraceRecord *out = arena_alloc(arena, sizeof *out);
+    Rdt__Pb__TraceRecord *out = arena_message(arena, &rdt__pb__trace_record__descriptor);
 
     if (!out)
         return NULL;
-    rdt__pb__trace_record__init(out);
     out->at_ns = record->at_ns;
     out->transfer = record->transfer;
     out->node = record->node;
@@ -55,13 +48,12 @@ static void add_clocks(struct call *call, Rdt__Pb__TraceReply *reply)
     reply->clocks = clocks;
     if (!clocks || !call->rpc->peers)
         return;
-    list_for_each (node, peers_all(call->rpc->peers)) {
-        const struct peer *peer = container_of(node, struct peer, link);
+    list_each (const struct peer, peer, peers_all(call->rpc->peers), link) {
         Rdt__Pb__TraceClock *clock;
         char uuid[33];
-        if (peer->clock_rtt_ns == 0 || reply->n_clocks == CLOCKS_MAX || !(clock = arena_alloc(call->arena, sizeof *clock)))
+        if (peer->clock_rtt_ns == 0 || reply->n_clocks == CLOCKS_MAX ||
+            !(clock = arena_message(call->arena, &rdt__pb__trace_clock__descriptor)))
             continue;
-        rdt__pb__trace_clock__init(clock);
         node_hex(peer->uuid, uuid);
         clock->node = text_of(call->arena, uuid, sizeof uuid);
         clock->offset_ns = peer->clock_offset_ns;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* WAIT and HOLD: both wait until an object is live. WAIT then describes it, and HOLD takes a hold on it. */
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "daemon/objects/transit.h"
 #include "daemon/rpc/rpc_place.h"

@@ -91,8 +91,7 @@ static void emit(void *arg, Rdt__Pb__ListKind kind, const char *what, const void
     arena_init(&arena, RDT_MAX_DECODED_BYTES);
     message.what = (char *)what;
     message.kind = kind;
-    list_for_each (node, &rpc->watches) {
-        struct watch *watch = container_of(node, struct watch, link);
+    list_each (struct watch, watch, &rpc->watches, link) {
         const struct client *client = watch->client;
         if (!(watch->kinds & 1u << kind) || !row_is_for(kind, thing, &client->account->owner, client->admin))
             continue;

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <openssl/evp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,64 +66,16 @@ bool storage_is_name_file(const char *name)
 
 /* ---- writing a header ---- */
 
-struct text { /* that grows */
-    char *data;
-    size_t used, room;
-    bool failed;
-};
-
-static bool make_room(struct text *text, size_t bytes)
-{
-    size_t room = text->room ? text->room : 4096;
-    char *data;
-
-    while (room - text->used < bytes)
-        room *= 2;
-    if (room == text->room || text->failed)
-        return !text->failed;
-    data = realloc(text->data, room);
-    text->failed = !data;
-    if (data) {
-        text->data = data;
-        text->room = room;
-    }
-    return data;
-}
-
-static void __attribute__((format(printf, 2, 3))) add(struct text *text, const char *fmt, ...)
-{
-    va_list args;
-    int n;
-
-    if (!make_room(text, 256))
-        return;
-    va_start(args, fmt);
-    n = vsnprintf(text->data + text->used, text->room - text->used, fmt, args);
-    va_end(args);
-    if (n < 0 || (size_t)n >= text->room - text->used)
-        text->failed = true;
-    else
-        text->used += (size_t)n;
-}
-
-static void add_bytes(struct text *text, const uint8_t *bytes, size_t n)
-{
-    if (!make_room(text, n))
-        return;
-    memcpy(text->data + text->used, bytes, n);
-    text->used += n;
-}
-
 /* A JSON string of bytes that a user chose: what is no printable ASCII becomes '?'. rdtd itself does not read it. */
-static void add_string(struct text *text, const uint8_t *bytes, size_t n)
+static void add_string(FILE *out, const uint8_t *bytes, size_t n)
 {
-    add(text, "\"");
-    for (size_t i = 0; i < n; i++)
+    fputc('"', out);
+    for (size_t i = 0; i < n; i++) {
         if (bytes[i] == '"' || bytes[i] == '\\')
-            add(text, "\\%c", bytes[i]);
-        else
-            add(text, "%c", bytes[i] >= 0x20 && bytes[i] < 0x7f ? bytes[i] : '?');
-    add(text, "\"");
+            fputc('\\', out);
+        fputc(bytes[i] >= 0x20 && bytes[i] < 0x7f ? bytes[i] : '?', out);
+    }
+    fputc('"', out);
 }
 
 static const char *const dtype_texts[] = {
@@ -134,50 +85,47 @@ static const char *const dtype_texts[] = {
 };
 
 /* A dtype that safetensors does not know is written as bytes, with one dimension more. */
-static void add_tensor(struct text *text, const struct layout *layout, uint32_t i, uint64_t at, const struct tensor_name *name)
+static void add_tensor(FILE *out, const struct layout *layout, uint32_t i, uint64_t at, const struct tensor_name *name)
 {
     const uint64_t *shape = layout->shape + layout->first_dim[i];
     const char *dtype = dtype_texts[layout->dtype[i]];
 
-    add(text, ",");
+    fputc(',', out);
     if (name)
-        add_bytes(text, name->text, name->bytes);
+        (void)fwrite(name->text, 1, name->bytes, out);
     else
-        add(text, "\"%" PRIu32 "\"", i);
-    add(text, ":{\"dtype\":\"%s\",\"shape\":[", dtype ? dtype : "U8");
+        fprintf(out, "\"%" PRIu32 "\"", i);
+    fprintf(out, ":{\"dtype\":\"%s\",\"shape\":[", dtype ? dtype : "U8");
     for (uint32_t d = 0; d < layout->ndim[i]; d++)
-        add(text, "%s%" PRIu64, d > 0 ? "," : "", shape[d]);
+        fprintf(out, "%s%" PRIu64, d > 0 ? "," : "", shape[d]);
     if (!dtype)
-        add(text, "%s%" PRIu64, layout->ndim[i] > 0 ? "," : "", layout_item_bytes(layout->dtype[i]));
-    add(text, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", at, at + layout_bytes(layout, i));
+        fprintf(out, "%s%" PRIu64, layout->ndim[i] > 0 ? "," : "", layout_item_bytes(layout->dtype[i]));
+    fprintf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", at, at + layout_bytes(layout, i));
 }
 
-static void add_facts(struct text *text, const Rdt__Pb__StoredObject *facts)
+/* False: no memory. */
+static bool add_facts(FILE *out, const Rdt__Pb__StoredObject *facts)
 {
     size_t packed_bytes = protobuf_c_message_get_packed_size(&facts->base);
-    uint8_t *packed = malloc(packed_bytes + 1);
+    uint8_t *packed = malloc(packed_bytes + 1), *encoded = malloc(packed_bytes / 3 * 4 + 8);
     char digest[HASH_BYTES + 1];
+    bool added = packed && encoded && packed_bytes <= STORAGE_MAX_HEADER_BYTES;
 
-    if (!packed || packed_bytes > STORAGE_MAX_HEADER_BYTES) {
-        text->failed = true;
-        free(packed);
-        return;
-    }
-    (void)protobuf_c_message_pack(&facts->base, packed);
-    hash(packed, packed_bytes, digest);
-    add(text, BEGINNING "%s ", digest);
-    if (make_room(text, packed_bytes / 3 * 4 + 8))
-        text->used += (size_t)EVP_EncodeBlock((uint8_t *)text->data + text->used, packed, (int)packed_bytes);
-    free(packed);
-    add(text, "\",\"rdtd.owner\":\"uid %" PRIu32 "%s", facts->uid, facts->tenant[0] ? " of tenant " : "\"");
-    if (facts->tenant[0]) {
+    if (added) {
+        (void)protobuf_c_message_pack(&facts->base, packed);
+        hash(packed, packed_bytes, digest);
+        (void)EVP_EncodeBlock(encoded, packed, (int)packed_bytes); /* ends it with a zero */
+        fprintf(out, BEGINNING "%s %s\",\"rdtd.owner\":\"uid %" PRIu32 "%s", digest, (const char *)encoded, facts->uid,
+                facts->tenant[0] ? " of tenant " : "");
         for (const char *c = facts->tenant; *c; c++) /* of letters, digits and a few others, but never trust that */
-            add(text, "%c", *c >= 0x20 && *c < 0x7f && *c != '"' && *c != '\\' ? *c : '?');
-        add(text, "\"");
+            fputc(*c >= 0x20 && *c < 0x7f && *c != '"' && *c != '\\' ? *c : '?', out);
+        fputs("\",\"rdtd.id\":", out);
+        add_string(out, facts->id.data, facts->id.len);
+        fputc('}', out);
     }
-    add(text, ",\"rdtd.id\":");
-    add_string(text, facts->id.data, facts->id.len);
-    add(text, "}");
+    free(packed);
+    free(encoded);
+    return added;
 }
 
 /* By descending size of an element; the sort is a stable one. */
@@ -203,28 +151,33 @@ uint64_t storage_place_tensors(struct layout *layout, uint32_t *order)
 static enum rdt_status write_header(struct stored_plan *plan, const Rdt__Pb__StoredObject *facts, const struct layout *packed,
                                     const struct tensor_name *names, struct rdt_error *err)
 {
-    struct text text = {0};
-    uint64_t bytes;
+    char *data = NULL;
+    size_t used = 0;
+    FILE *out = open_memstream(&data, &used);
+    bool written = out != NULL;
+    uint64_t bytes = 0;
 
-    if (!make_room(&text, 4096))
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the header of a stored object");
-    text.used = LENGTH_BYTES;
-    add_facts(&text, facts);
-    for (uint32_t n = 0; n < packed->count && !text.failed; n++)
-        add_tensor(&text, packed, plan->order[n], packed->offset[plan->order[n]], names ? &names[plan->order[n]] : NULL);
-    add(&text, "}");
-    bytes = (text.used + STORAGE_ALIGN_BYTES - 1) / STORAGE_ALIGN_BYTES * STORAGE_ALIGN_BYTES;
-    if (!make_room(&text, bytes - text.used) || bytes > STORAGE_MAX_HEADER_BYTES) {
-        free(text.data);
+    if (out) {
+        fprintf(out, "%*s", (int)LENGTH_BYTES, "");
+        written = add_facts(out, facts);
+        for (uint32_t n = 0; n < packed->count; n++)
+            add_tensor(out, packed, plan->order[n], packed->offset[plan->order[n]], names ? &names[plan->order[n]] : NULL);
+        fputc('}', out);
+        written = fflush(out) == 0 && written;
+        bytes = (used + STORAGE_ALIGN_BYTES - 1) / STORAGE_ALIGN_BYTES * STORAGE_ALIGN_BYTES;
+        fprintf(out, "%*s", (int)(bytes - used), "");
+        written = fclose(out) == 0 && written;
+    }
+    if (!written || bytes > STORAGE_MAX_HEADER_BYTES) {
+        free(data);
         return rdt_error_set(
             err, bytes > STORAGE_MAX_HEADER_BYTES ? RDT_LIMIT : RDT_NO_MEMORY,
             "the header of the stored object would have %llu bytes: at most %u are possible, and memory for them",
             (unsigned long long)bytes, STORAGE_MAX_HEADER_BYTES);
     }
-    memset(text.data + text.used, ' ', bytes - text.used);
     for (unsigned i = 0; i < LENGTH_BYTES; i++)
-        text.data[i] = (char)((bytes - LENGTH_BYTES) >> (8 * i));
-    plan->header = (uint8_t *)text.data;
+        data[i] = (char)((bytes - LENGTH_BYTES) >> (8 * i));
+    plan->header = (uint8_t *)data;
     plan->header_bytes = bytes;
     return RDT_OK;
 }

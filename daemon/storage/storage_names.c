@@ -175,8 +175,7 @@ static bool submit(struct stored_name *name, struct claim *claim)
 
 void stored_write_claims(struct stored *stored)
 {
-    list_for_each_safe (node, &stored->claims) {
-        struct claim *claim = container_of(node, struct claim, link);
+    list_each_safe (struct claim, claim, &stored->claims, link) {
         struct stored_name *name = claim->name;
         struct rdt_error err;
         if (claim->submitted)
@@ -207,11 +206,9 @@ static bool claim_add(struct stored *stored, const struct name *name, const char
 
     if (stored_name && (stored_name->version >= name->version || stored_name->asked >= name->version))
         return true;
-    list_for_each (node, &stored->claims) {
-        const struct claim *other = container_of(node, struct claim, link);
+    list_each (const struct claim, other, &stored->claims, link)
         if (other->name == stored_name && other->version >= name->version)
             return true;
-    }
     record.uid = name->account->owner.uid;
     record.tenant = name->account->owner.tenant;
     record.id = (ProtobufCBinaryData){name->id_bytes, (uint8_t *)name_id(name)};

@@ -13,6 +13,7 @@
 #include "daemon/base/text.h"
 #include "daemon/memory/region_file.h"
 #include "daemon/storage/storage_impl.h"
+#include "proto/grow.h"
 #include "proto/wire_limits.h"
 
 #define MAX_LOGGED 20u /* bad files are logged one by one up to this many */
@@ -35,32 +36,25 @@ static void bad(struct storage *storage, const char *file, const struct rdt_erro
 
 /* ---- which files there are ---- */
 
-static bool make_room(void **list, size_t n, size_t *room, size_t bytes)
-{
-    size_t more = *room ? 2 * *room : 256;
-    void *grown = n < *room ? *list : realloc(*list, more * bytes);
-
-    if (!grown)
-        return false;
-    *room = n < *room ? *room : more;
-    *list = grown;
-    return true;
-}
-
 static bool add_file(struct restoring *restoring, const char *name)
 {
     struct storage *storage = restoring->storage;
     uint64_t generation;
     struct rdt_error why;
     size_t length = strlen(name);
+    void *grown;
 
     if (storage_is_object_file(name, &generation)) {
-        if (!make_room((void **)&restoring->generations, restoring->n_objects, &restoring->room_objects, sizeof generation))
+        grown = array_grow(restoring->generations, restoring->n_objects, &restoring->room_objects, sizeof generation);
+        if (!grown)
             return false;
+        restoring->generations = grown;
         restoring->generations[restoring->n_objects++] = generation;
     } else if (storage_is_name_file(name)) {
-        if (!make_room((void **)&restoring->names, restoring->n_names, &restoring->room_names, sizeof *restoring->names))
+        grown = array_grow(restoring->names, restoring->n_names, &restoring->room_names, sizeof *restoring->names);
+        if (!grown)
             return false;
+        restoring->names = grown;
         text_copy(restoring->names[restoring->n_names++], STORAGE_FILE_NAME_BYTES, name);
     } else if (length > 4 && strcmp(name + length - 4, ".tmp") == 0 && length < STORAGE_FILE_NAME_BYTES) {
         (void)unlinkat(storage->dir, name, 0); /* the earlier daemon ended while it wrote this */

@@ -13,8 +13,7 @@ struct stored *stored_get(const struct storage *storage, uint64_t generation)
 
 void stored_fail_waiters(struct stored *stored, const struct rdt_error *err)
 {
-    while (!list_empty(&stored->waiters)) {
-        struct storage_waiter *waiter = container_of(list_first(&stored->waiters), struct storage_waiter, link);
+    list_drain (struct storage_waiter, waiter, &stored->waiters, link) {
         list_remove(&waiter->link);
         waiter->on_done(waiter, err);
     }
@@ -101,9 +100,7 @@ struct stored *stored_new(struct storage *storage, uint64_t generation, struct o
     return stored;
 }
 
-static void run_nothing(struct work *work)
-{
-}
+static void run_nothing(struct work *work) {}
 
 static void done_barrier(struct work *work)
 {
@@ -121,8 +118,7 @@ void stored_submit_barrier(struct storage *storage, struct storage_barrier *barr
 /* The removal of its file has begun, or there will be none. */
 static void release_barriers(struct stored *stored)
 {
-    while (!list_empty(&stored->barriers)) {
-        struct storage_barrier *barrier = container_of(list_first(&stored->barriers), struct storage_barrier, link);
+    list_drain (struct storage_barrier, barrier, &stored->barriers, link) {
         list_remove(&barrier->link);
         stored_submit_barrier(stored->storage, barrier);
     }

@@ -2,7 +2,6 @@
 /* See fanout.h. */
 #include "daemon/transfers/fanout.h"
 
-#include <assert.h>
 #include <stddef.h>
 
 /* A slow reader takes a part of its source's bandwidth only. */
@@ -129,11 +128,9 @@ static uint64_t load(const struct list *readers, const struct fanout *fanout, co
 {
     uint64_t bytes = 0;
 
-    list_for_each (node, readers) {
-        const struct fanout_place *place = container_of(node, struct fanout_place, by_source);
+    list_each (const struct fanout_place, place, readers, by_source)
         if (place != except && place->asked == FANOUT_NOT_ASKED)
             bytes += place->pace != FANOUT_FAIR ? fanout->bytes / SLOW_SHARE : fanout->bytes;
-    }
     return bytes;
 }
 
@@ -159,8 +156,7 @@ struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read 
         return NULL;
     }
     walk(reader, mark_below);
-    list_for_each (node, &fanout->places) {
-        struct fanout_place *other = container_of(node, struct fanout_place, link);
+    list_each (struct fanout_place, other, &fanout->places, link) {
         uint64_t cost;
         if (other->below || other == reader->avoids || (other->pace != FANOUT_FAIR && reader->pace != FANOUT_SLOW) ||
             (!other->whole && !receives(other)))
@@ -196,11 +192,9 @@ void fanout_demote(struct fanout_place *place, enum fanout_verdict pace, fanout_
         place->fanout->compared = NULL;
         place->fanout->n_compared = COMPARE_TIMES;
     }
-    list_for_each_safe (node, &place->readers) {
-        struct fanout_place *reader = container_of(node, struct fanout_place, by_source);
+    list_each_safe (struct fanout_place, reader, &place->readers, by_source)
         if (reader->pace != FANOUT_SLOW)
             move_on(reader, FANOUT_ASKED_SOURCE, ask_again, arg);
-    }
     if (receives(place) &&
         place->source) /* Leaving the owner's node gains nothing, and sends to a slow node take long to end. */
         move_on(place, FANOUT_ASKED_READER, ask_again, arg);
@@ -223,11 +217,9 @@ void fanout_left(struct fanout_place *reader, fanout_ask_again *ask_again, void 
 
 static struct fanout_place *next_to_compare(const struct fanout *fanout)
 {
-    list_for_each (node, &fanout->places) {
-        struct fanout_place *place = container_of(node, struct fanout_place, link);
+    list_each (struct fanout_place, place, &fanout->places, link)
         if (place->source && place->pace == FANOUT_FAIR && !place->whole && !place->was_compared)
             return place;
-    }
     return NULL;
 }
 

@@ -36,7 +36,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/base/list.h"
+#include "proto/list.h"
 
 /* How long a node that was slow counts as slow: then it may show that it has recovered. */
 #define FANOUT_SLOW_NS UINT64_C(60000000000)

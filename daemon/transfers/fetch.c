@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From a FETCH message to transfers. Everything that a client says is checked here, before anything starts. */
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-#include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/transfers/coalescer.h"
 #include "daemon/transfers/peer_session.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connections of transports to a peer. They are offered when the link is up, and rebuilt under a new epoch
  * when one fails or must be isolated. */
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
@@ -195,11 +194,9 @@ static void peer_transport_open(struct peer_transport *pt)
 
 struct peer_transport *peer_transport_find(struct peer_session *session, const char *name)
 {
-    list_for_each (node, &session->transports) {
-        struct peer_transport *pt = container_of(node, struct peer_transport, link);
+    list_each (struct peer_transport, pt, &session->transports, link)
         if (strcasecmp(pt->transport->name, name) == 0)
             return pt;
-    }
     return NULL;
 }
 
@@ -225,8 +222,7 @@ static struct peer_transport *peer_transport_get(struct peer_session *session, s
 
 void peer_transports_up(struct peer_session *session)
 {
-    list_for_each (node, plugins_transports(session->transfers->plugins)) {
-        struct transport *transport = container_of(node, struct transport, link);
+    list_each (struct transport, transport, plugins_transports(session->transfers->plugins), link) {
         struct peer_transport *pt = transport_is_grouped(transport) ? NULL : peer_transport_get(session, transport);
         if (!pt)
             continue;
@@ -241,13 +237,12 @@ void peer_transports_up(struct peer_session *session)
 
 void peer_transports_down(struct peer_session *session)
 {
-    list_for_each (node, &session->transports) {
-        struct peer_transport *pt = container_of(node, struct peer_transport, link);
+    list_each (struct peer_transport, pt, &session->transports, link) {
         pt->remote_known = false;
         pt->blob_epoch = 0;
         deadline_unset(session->transfers->deadlines, &pt->retry);
         if (pt->sm.state == PT_OFFERED || pt->sm.state == PT_CONNECTED)
-            close_connection(pt, "the link to the node ended");
+            close_connection(pt, "the link to the &pt->link ended");
     }
 }
 
@@ -369,8 +364,7 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
 
 void transfers_transport_loaded(struct transfers *transfers, struct transport *transport)
 {
-    list_for_each (node, &transfers->sessions) {
-        struct peer_session *session = container_of(node, struct peer_session, link);
+    list_each (struct peer_session, session, &transfers->sessions, link) {
         struct peer_transport *pt =
             session->peer->state == PEER_UP && !transport_is_grouped(transport) ? peer_transport_get(session, transport) : NULL;
         if (pt && pt->sm.state == PT_NONE)
@@ -393,8 +387,7 @@ bool peer_transport_has_users(const struct peer_transport *pt)
 
 void transfers_transport_leave(struct transfers *transfers, struct transport *transport)
 {
-    list_for_each (node, &transfers->sessions) {
-        struct peer_session *session = container_of(node, struct peer_session, link);
+    list_each (struct peer_session, session, &transfers->sessions, link) {
         struct peer_transport *pt = peer_transport_find(session, transport->name);
         if (!pt)
             continue;

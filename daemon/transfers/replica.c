@@ -129,11 +129,9 @@ static bool adopt(struct replica *replica, const struct transfer *transfer)
 
 static void wake_expected(struct replica *replica)
 {
-    list_for_each_safe (node, &replica->replicas->expected) {
-        struct serve *out = container_of(node, struct serve, by_replica);
+    list_each_safe (struct serve, out, &replica->replicas->expected, by_replica)
         if (out->ref.generation == replica->ref.generation && memcmp(out->ref.node, replica->ref.node, 16) == 0)
             replica_serve(replica->replicas, out);
-    }
 }
 
 bool replica_create(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
@@ -287,8 +285,7 @@ static bool idle(const struct replica *replica)
 /* Drops idle replicas, least recently used first, until replicas_max_bytes is met. */
 static void make_room(struct replicas *replicas)
 {
-    list_for_each_safe (node, &replicas->listed) {
-        struct replica *replica = container_of(node, struct replica, link);
+    list_each_safe (struct replica, replica, &replicas->listed, link) {
         if (replicas->bytes <= replicas->transfers->options->replicas_max_bytes)
             return;
         if (idle(replica))
@@ -298,8 +295,7 @@ static void make_room(struct replicas *replicas)
 
 static void tell_waiters(struct replica *replica)
 {
-    while (!list_empty(&replica->waiters)) {
-        struct replica_waiter *waiter = container_of(list_first(&replica->waiters), struct replica_waiter, link);
+    list_drain (struct replica_waiter, waiter, &replica->waiters, link) {
         list_remove(&waiter->link);
         waiter->on_end(waiter);
     }
@@ -341,8 +337,7 @@ void replica_end_filling(struct transfer *transfer)
         replica->plan = NULL;
         (void)rdt_error_set(&err, RDT_PEER_LOST, "the replica of object \"%s\" on this node will not become complete",
                             replica->ref.id);
-        while (!list_empty(&replica->pulls)) {
-            struct serve *out = container_of(list_first(&replica->pulls), struct serve, by_replica);
+        list_drain (struct serve, out, &replica->pulls, by_replica) {
             list_remove(&out->by_replica); /* Its operations may have to end first. */
             replica->replicas->events->on_failed(out, &err);
         }
@@ -384,8 +379,7 @@ static void on_beat(struct deadline *deadline)
 
     if (list_empty(&replica->pulls))
         return;
-    list_for_each (node, &replica->pulls) {
-        struct serve *out = container_of(node, struct serve, by_replica);
+    list_each (struct serve, out, &replica->pulls, by_replica) {
         Rdt__Pb__PullParked parked = RDT__PB__PULL_PARKED__INIT;
         parked.transfer = out->number;
         if (can_vouch(out))
@@ -477,12 +471,11 @@ void replicas_peer_up(struct replicas *replicas, struct peer_session *session)
     uint64_t generations[MAX_GENERATIONS];
     size_t n = 0;
 
-    list_for_each_safe (node, &replicas->listed) {
-        struct replica *replica = container_of(node, struct replica, link);
+    list_each_safe (struct replica, replica, &replicas->listed, link) {
         if (replica->origin != session)
             continue;
         if (memcmp(replica->boot_id, session->peer->boot_id, sizeof replica->boot_id) != 0) {
-            unlist(replica); /* The node has restarted, so its objects are gone. */
+            unlist(replica); /* The &replica->link has restarted, so its objects are gone. */
             continue;
         }
         generations[n++] = replica->ref.generation;
@@ -539,14 +532,11 @@ uint64_t replicas_evict(struct replicas *replicas, uint64_t bytes)
 {
     uint64_t idle_bytes = 0, evicted_bytes = 0;
 
-    list_for_each (node, &replicas->listed) {
-        const struct replica *replica = container_of(node, struct replica, link);
+    list_each (const struct replica, replica, &replicas->listed, link)
         idle_bytes += idle(replica) ? replica->bytes : 0;
-    }
     if (idle_bytes < bytes)
         return idle_bytes; /* Evicting all idle replicas would not free enough memory. */
-    list_for_each_safe (node, &replicas->listed) {
-        struct replica *replica = container_of(node, struct replica, link);
+    list_each_safe (struct replica, replica, &replicas->listed, link) {
         if (evicted_bytes >= bytes)
             break;
         if (!idle(replica))

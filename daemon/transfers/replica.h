@@ -28,11 +28,11 @@
 #define DAEMON_REPLICA_H
 
 #include "daemon/base/deadline.h"
-#include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/objects/object.h"
 #include "daemon/transfers/fanout.h"
 #include "daemon/transports/chunk.h"
+#include "proto/list.h"
 #include "rdt_peer.pb-c.h"
 
 struct serve;

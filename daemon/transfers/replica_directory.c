@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See replica_directory.h. */
-#include <assert.h>
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
@@ -52,8 +51,7 @@ void replica_entry_serve_here(struct replica_entry *entry)
 
 void replica_directory_fini(struct replica_directory *directory)
 {
-    list_for_each (node, &directory->transfers->sessions) {
-        struct peer_session *session = container_of(node, struct peer_session, link);
+    list_each (struct peer_session, session, &directory->transfers->sessions, link) {
         replica_directory_link_up(session);
         while (!list_empty(&session->replica_entries))
             replica_entry_free(container_of(list_first(&session->replica_entries), struct replica_entry, by_node));
@@ -65,11 +63,9 @@ void replica_directory_fini(struct replica_directory *directory)
 
 static struct replica_entry *find(const struct replicated_object *replicated, const struct peer_session *session)
 {
-    list_for_each (node, &replicated->nodes) {
-        struct replica_entry *entry = container_of(node, struct replica_entry, link);
+    list_each (struct replica_entry, entry, &replicated->nodes, link)
         if (entry->session == session)
             return entry;
-    }
     return NULL;
 }
 
@@ -124,8 +120,7 @@ struct replica_entry *replica_entry_add(struct replica_directory *directory, str
 /* Whether both nodes offer the same transport, as far as this node knows. */
 static bool share_transport(struct peer_session *a, struct peer_session *b)
 {
-    list_for_each (node, &a->transports) {
-        const struct peer_transport *one = container_of(node, struct peer_transport, link);
+    list_each (const struct peer_transport, one, &a->transports, link) {
         const struct peer_transport *other = peer_transport_find(b, one->transport->name);
         if (other && one->remote_known && other->remote_known && !one->remote_why_not[0] && !other->remote_why_not[0] &&
             strcmp(one->remote_version, other->remote_version) == 0)
@@ -246,11 +241,9 @@ static bool note_whole(struct replica_directory *directory, struct peer_session 
 
 static struct peer_session *session_of(const struct transfers *transfers, const ProtobufCBinaryData *uuid)
 {
-    list_for_each (node, &transfers->sessions) {
-        struct peer_session *session = container_of(node, struct peer_session, link);
+    list_each (struct peer_session, session, &transfers->sessions, link)
         if (uuid->len == 16 && memcmp(session->peer->uuid, uuid->data, 16) == 0)
             return session;
-    }
     return NULL;
 }
 
@@ -309,8 +302,7 @@ void replica_directory_link_down(struct peer_session *session)
     uint64_t now = uv_hrtime(), until_ns = session->peer->answered_ns + transfers->options->peer_timeout_ns;
     bool serves = session->peer->answered_ns != 0 && now < until_ns && !transfers->closing;
 
-    while (!list_empty(&session->replica_entries)) {
-        struct replica_entry *entry = container_of(list_first(&session->replica_entries), struct replica_entry, by_node);
+    list_drain (struct replica_entry, entry, &session->replica_entries, by_node) {
         if (serves)
             replica_entry_lose(entry, (int64_t)(until_ns - now));
         else

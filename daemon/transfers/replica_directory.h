@@ -25,10 +25,10 @@
 #define DAEMON_REPLICA_DIRECTORY_H
 
 #include "daemon/base/deadline.h"
-#include "daemon/base/list.h"
 #include "daemon/base/map.h"
 #include "daemon/objects/object.h"
 #include "daemon/transfers/fanout.h"
+#include "proto/list.h"
 #include "rdt_peer.pb-c.h"
 
 struct replica_directory;

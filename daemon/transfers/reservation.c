@@ -89,8 +89,7 @@ static void settle(struct reservation_group *group)
     /* A single transfer learns from the allocation itself whether there is room. */
     status = complete && group->n_ready == 1 ? RDT_OK : check_limit(group, &err);
     reservation->refs++;
-    while (!list_empty(&group->ready)) {
-        struct transfer *transfer = container_of(list_first(&group->ready), struct transfer, reserve.link);
+    list_drain (struct transfer, transfer, &group->ready, reserve.link) {
         take_out(transfer);
         unref(reservation);
         transfer->reserve.on_room(transfer, status == RDT_OK ? NULL : &err);

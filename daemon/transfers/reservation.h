@@ -12,8 +12,8 @@
 #ifndef DAEMON_RESERVATION_H
 #define DAEMON_RESERVATION_H
 
-#include "daemon/base/list.h"
 #include "daemon/memory/region.h"
+#include "proto/list.h"
 
 struct peer_session;
 struct reservation;

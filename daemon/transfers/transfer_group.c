@@ -3,9 +3,7 @@
  * peer_transport that lives as long as the group. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <strings.h>
 
-#include "daemon/base/text.h"
 #include "daemon/transfers/peer_transport.h"
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_impl.h"
@@ -27,8 +25,7 @@ static bool in_use(const struct peer_transport *pt)
 /* Frees the sides of groups that are gone and have no users any more. */
 static void sweep(struct peer_session *session)
 {
-    list_for_each_safe (node, &session->in_groups) {
-        struct peer_transport *pt = container_of(node, struct peer_transport, link);
+    list_each_safe (struct peer_transport, pt, &session->in_groups, link) {
         if (in_use(pt))
             continue;
         list_remove(&pt->link);
@@ -38,16 +35,14 @@ static void sweep(struct peer_session *session)
 
 bool transfer_groups_use(const struct transfers *transfers, const struct transport *transport, struct rdt_error *err)
 {
-    list_for_each (node, &transfers->groups->all) {
-        const struct group *group = container_of(node, struct group, link);
+    list_each (const struct group, group, &transfers->groups->all, link) {
         if (group->transport != transport)
             continue;
         (void)rdt_error_set(err, RDT_BUSY, "transport %s is in use: group \"%s\" of uid %u; rdtctl groups destroy ends it",
                             transport->name, group->name, group->owner.uid);
         return true;
     }
-    list_for_each (session_node, &transfers->sessions) {
-        struct peer_session *session = container_of(session_node, struct peer_session, link);
+    list_each (struct peer_session, session, &transfers->sessions, link) {
         sweep(session);
         list_for_each (pt_node, &session->in_groups)
             if (container_of(pt_node, struct peer_transport, link)->transport == transport) {
@@ -144,8 +139,7 @@ static void wake(struct transfers *transfers, struct group *group)
 {
     const struct group_rank *here = group_rank_here(group);
 
-    list_for_each_safe (session_node, &transfers->sessions) {
-        struct peer_session *session = container_of(session_node, struct peer_session, link);
+    list_each_safe (struct peer_session, session, &transfers->sessions, link) {
         const struct group_rank *there = group_rank_for(group, session->peer->uuid, "", NULL);
         if (here && there)
             (void)connection_of(session, group, here, there);
@@ -156,8 +150,7 @@ static void wake(struct transfers *transfers, struct group *group)
 
 void transfer_groups_on_change(struct transfers *transfers, struct group *group, enum group_change change)
 {
-    list_for_each_safe (node, &group->connections) {
-        struct peer_transport *pt = container_of(node, struct peer_transport, by_group);
+    list_each_safe (struct peer_transport, pt, &group->connections, by_group) {
         switch (change) {
         case GROUP_CONNECTED:
             connect_side(pt);
@@ -239,8 +232,7 @@ struct group *transfer_group_of(const struct transfer *transfer, const struct tr
             (void)snprintf(why_p, 192, "group %.40s has ended, or was formed anew", transfer->wish.group);
         return shared && shared->transport == transport ? shared : NULL;
     }
-    list_for_each (node, &transfers->groups->all) {
-        struct group *group = container_of(node, struct group, link);
+    list_each (struct group, group, &transfers->groups->all, link) {
         bool fits;
         if (group->transport != transport || group->sm.state == GROUP_ENDING || !reader ||
             !owner_equal(&group->owner, &transfer->account->owner) ||
@@ -332,15 +324,13 @@ bool transfer_group_is_local(const struct transfer *transfer, const struct objec
 
     if (!transport || !transport_is_grouped(transport) || !transfer->client)
         return false;
-    list_for_each (node, &transfers->groups->all) {
-        const struct group *group = container_of(node, struct group, link);
+    list_each (const struct group, group, &transfers->groups->all, link)
         if (group->transport == transport && group->sm.state != GROUP_ENDING &&
             owner_equal(&group->owner, &transfer->account->owner) &&
             (!transfer->wish.group[0] || strcmp(transfer->wish.group, group->name) == 0) &&
             group_has(group, transfers->node->uuid, transfer->client->name, NULL) &&
             group_has(group, transfers->node->uuid, producer, NULL))
             return true;
-    }
     return false;
 }
 

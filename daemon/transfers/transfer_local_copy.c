@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of objects on this node into other memory of this node: memory for the copy, the threads of the pool
  * and the copies of devices, and their end. transfer_local.c decides what is copied. */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "daemon/memory/copy.h"
@@ -62,7 +61,11 @@ static enum rdt_status check_regions(const struct transfer *transfer, struct rdt
 }
 
 static void part_ended(struct local_copy *local);
-static uint64_t copied(const struct local_copy *local);
+
+static uint64_t copied(const struct local_copy *local)
+{
+    return atomic_load(&local->copy.copied) + (local->device ? device_copy_bytes(local->device) : local->device_bytes);
+}
 
 static void job_done(struct work *work)
 {
@@ -83,11 +86,6 @@ static void job_done(struct work *work)
         atomic_store(&local->copy.stop, true); /* No step is left, or nobody wants the copy any more. */
     else
         part_ended(local);
-}
-
-static uint64_t copied(const struct local_copy *local)
-{
-    return atomic_load(&local->copy.copied) + (local->device ? device_copy_bytes(local->device) : local->device_bytes);
 }
 
 /* The pool's or the devices' part of the copy has ended. The copy ends when both have. */

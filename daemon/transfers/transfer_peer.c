@@ -2,10 +2,8 @@
 /* The events of peers, groups and connections: passes them on to the pulls, serves, replicas and broadcasts
  * that they concern. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/log.h"
 #include "daemon/transfers/broadcast/transfer_broadcast.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
@@ -70,10 +68,9 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
     struct list none;
 
     list_init(&none);
-    list_for_each_safe (node, session ? &old_session->pending : &none) {
-        struct transfer *transfer = container_of(node, struct transfer, pull.by_peer);
+    list_each_safe (struct transfer, transfer, session ? &old_session->pending : &none, pull.by_peer) {
         if (from_is_known && memcmp(transfer->ref.node, nobody, sizeof nobody) != 0)
-            continue; /* The transfer wants that node, whoever has its address now. */
+            continue; /* The transfer wants that &transfer->pull.by_peer, whoever has its address now. */
         list_remove(&transfer->pull.by_peer);
         list_append(&session->pending, &transfer->pull.by_peer);
         transfer->pull.peer = session;
@@ -186,11 +183,9 @@ static void tell_closed(struct peer_transport *pt)
 /* The transfers that wait for the group to be formed anew will not be served. */
 static void tell_gone(struct peer_transport *pt)
 {
-    list_for_each_safe (node, &pt->users_in) {
-        struct transfer *transfer = container_of(node, struct transfer, pull.by_connection);
+    list_each_safe (struct transfer, transfer, &pt->users_in, pull.by_connection)
         if (transfer->sm.state == TRANSFER_CONNECT)
             transfer_fail(transfer, RDT_TRANSPORT, "%s: the group is destroyed", pt->transport->name);
-    }
 }
 
 const struct connection_events transfers_connection_events = {.on_connected = tell_connected,

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The answers of a transfer: gives each of its fetches the object, the received memory, or the metadata. */
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -259,8 +257,7 @@ void transfer_deliver_object(struct transfer *transfer, struct object *object, s
     else
         object_ref(object, &ref);
     object_hold(object); /* The object must outlive this function. */
-    while (!list_empty(&transfer->fetches)) {
-        struct fetch *fetch = container_of(list_first(&transfer->fetches), struct fetch, by_transfer);
+    list_drain (struct fetch, fetch, &transfer->fetches, by_transfer) {
         struct rdt_error err = {0};
         enum rdt_status status = RDT_OK;
         struct hold *hold = NULL;
@@ -366,8 +363,7 @@ static enum rdt_status fill_received(struct result *result, struct transfer *tra
 
 void transfer_deliver_received(struct transfer *transfer)
 {
-    while (!list_empty(&transfer->fetches)) {
-        struct fetch *fetch = container_of(list_first(&transfer->fetches), struct fetch, by_transfer);
+    list_drain (struct fetch, fetch, &transfer->fetches, by_transfer) {
         struct rdt_error err = {0};
         struct hold *hold = NULL;
         struct result result;
@@ -391,8 +387,7 @@ void transfer_deliver_received(struct transfer *transfer)
 
 void transfer_deliver_meta(struct transfer *transfer)
 {
-    while (!list_empty(&transfer->fetches)) {
-        struct fetch *fetch = container_of(list_first(&transfer->fetches), struct fetch, by_transfer);
+    list_drain (struct fetch, fetch, &transfer->fetches, by_transfer) {
         struct result result;
 
         result_init(&result, transfer, &transfer->ref);

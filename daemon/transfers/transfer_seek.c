@@ -5,7 +5,6 @@
 
 #include "daemon/base/text.h"
 #include "daemon/transfers/transfer_impl.h"
-#include "daemon/transfers/transfer_record.h"
 
 static void on_found(struct name_seeker *seeker, const uint8_t node[16], const char *address)
 {

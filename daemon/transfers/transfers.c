@@ -118,12 +118,10 @@ uint64_t transfers_evict_replicas(struct transfers *transfers, uint64_t bytes)
 void transfers_refuse_parked(struct transfers *transfers)
 {
     transfers->refuse_parked = true;
-    list_for_each_safe (node, &transfers->active) {
-        struct transfer *transfer = container_of(node, struct transfer, record.link);
+    list_each_safe (struct transfer, transfer, &transfers->active, record.link)
         if (transfer->sm.state == TRANSFER_PARKED)
             transfer_fail(transfer, RDT_SHUTTING_DOWN, "object \"%s\" cannot be put any more: the daemon is shutting down",
                           transfer->ref.id);
-    }
     serve_refuse_parked(transfers);
 }
 
@@ -132,17 +130,16 @@ void transfers_refuse_parked(struct transfers *transfers)
 enum rdt_status transfers_transport_idle(const struct transfers *transfers, const struct transport *transport,
                                          struct rdt_error *err)
 {
-    list_for_each (node, &transfers->sessions) {
-        struct peer_session *session = container_of(node, struct peer_session, link);
+    list_each (struct peer_session, session, &transfers->sessions, link) {
         const struct peer_transport *pt = peer_transport_find(session, transport->name);
         if (!pt || !peer_transport_has_users(pt))
             continue;
         if (!list_empty(&pt->users_in))
             return rdt_error_set(
-                err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s uses it", transport->name,
+                err, RDT_BUSY, "transport %s is in use: transfer %llu from &session->link %s uses it", transport->name,
                 (unsigned long long)container_of(list_first(&pt->users_in), struct transfer, pull.by_connection)->id,
                 session->peer->name);
-        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s uses it", transport->name,
+        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to &session->link %s uses it", transport->name,
                              session->peer->name);
     }
     if (transfers->groups && transfer_groups_use(transfers, transport, err))
@@ -155,8 +152,7 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
 
 bool transfers_transport_gone(const struct transfers *transfers, const struct transport *transport)
 {
-    list_for_each (node, &transfers->sessions) {
-        struct peer_session *session = container_of(node, struct peer_session, link);
+    list_each (struct peer_session, session, &transfers->sessions, link) {
         const struct peer_transport *pt = peer_transport_find(session, transport->name);
         if (pt && (pt->sm.state != PT_NONE || peer_transport_has_users(pt)))
             return false;
@@ -216,8 +212,7 @@ void transfers_peer_summary(const struct peer *peer, struct peer_summary *summar
     summary->bytes_in = session->bytes_in;
     summary->bytes_out = session->bytes_out;
     summary->fell_back = session->fell_back;
-    list_for_each (node, &session->transports) {
-        const struct peer_transport *pt = container_of(node, struct peer_transport, link);
+    list_each (const struct peer_transport, pt, &session->transports, link) {
         if (pt->remote_known && summary->n_versions < PATH_MAX_CANDIDATES &&
             strcmp(pt->transport->version, pt->remote_version) != 0)
             (void)snprintf(summary->versions[summary->n_versions++], sizeof summary->versions[0], "%s %.64s here, %s there",

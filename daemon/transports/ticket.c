@@ -124,8 +124,7 @@ static bool is_next_in(const struct ticket_place *place)
 {
     unsigned under_way = 0;
 
-    list_for_each (node, &place->queue->places) {
-        const struct ticket_place *at = container_of(node, struct ticket_place, link);
+    list_each (const struct ticket_place, at, &place->queue->places, link) {
         if (at == place)
             return under_way < TICKET_DEPTH;
         if (at->ticket->sm.state != TICKET_POSTED)

@@ -38,8 +38,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/base/list.h"
 #include "daemon/base/sm.h"
+#include "proto/list.h"
 #include "rdt_status.h"
 
 #define TICKET_DEPTH 2u

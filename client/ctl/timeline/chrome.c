@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chrome's JSON, which Perfetto's and Chrome's viewers open. Its arguments and otherData have everything exactly, so that a
  * file can be read again to be merged with another node's. */
-#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>

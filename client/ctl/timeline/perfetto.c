@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Perfetto's own format: a node is a process, a transfer a track in it, a stage a slice of that, and an object a flow. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/ctl/timeline/timeline.h"
 #include "perfetto.pb-c.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One picture: a row for each transfer, in which each stage is a bar. */
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "client/ctl/timeline/timeline.h"

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/grow.h"
+
 void timeline_fini(struct timeline *timeline)
 {
     for (unsigned i = 0; i < timeline->n_nodes; i++)
@@ -15,14 +17,11 @@ void timeline_fini(struct timeline *timeline)
 
 enum rdt_status timeline_add(struct timeline *timeline, const struct timeline_event *event, struct rdt_error *err)
 {
-    if (timeline->n == timeline->size) {
-        size_t size = timeline->size ? 2 * timeline->size : 1024;
-        struct timeline_event *events = realloc(timeline->events, size * sizeof *events);
-        if (!events)
-            return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %zu events", size);
-        timeline->events = events;
-        timeline->size = size;
-    }
+    struct timeline_event *events = array_grow(timeline->events, timeline->n, &timeline->size, sizeof *events);
+
+    if (!events)
+        return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for %zu events", timeline->n + 1);
+    timeline->events = events;
     timeline->events[timeline->n++] = *event;
     return RDT_OK;
 }

@@ -4,7 +4,6 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 static const char *const finding_names[] = {"ok", "warn", "fail", "skip"};
 
@@ -37,9 +36,8 @@ void doctor_finish_check(struct doctor *doctor)
 
 void doctor_find(struct doctor *doctor, enum finding finding, const char *remedy, const char *fmt, ...)
 {
-    Rdt__Pb__Check *check = arena_alloc(doctor->arena, sizeof *check);
-    char text[768], *copies[2];
-    const char *texts[2] = {text, remedy};
+    Rdt__Pb__Check *check = arena_message(doctor->arena, &rdt__pb__check__descriptor);
+    char text[768], *sentence, *copy;
     va_list args;
 
     if (doctor->shown >= DOCTOR_ROWS_OF_A_CHECK) {
@@ -51,21 +49,17 @@ void doctor_find(struct doctor *doctor, enum finding finding, const char *remedy
     va_start(args, fmt);
     (void)vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    for (unsigned i = 0; i < 2; i++) {
-        copies[i] = arena_alloc(doctor->arena, strlen(texts[i]) + 1);
-        if (copies[i])
-            strcpy(copies[i], texts[i]);
-    }
-    if (!check || !copies[0] || !copies[1]) {
+    sentence = arena_text(doctor->arena, text, sizeof text);
+    copy = arena_text(doctor->arena, remedy, SIZE_MAX);
+    if (!check || !sentence || !copy) {
         doctor->failed = true;
         return;
     }
-    rdt__pb__check__init(check);
     check->id = (char *)doctor->id;
     check->name = (char *)doctor->name;
     check->status = (char *)finding_names[finding];
-    check->sentence = copies[0];
-    check->remedy = copies[1];
+    check->sentence = sentence;
+    check->remedy = copy;
     doctor->rows[doctor->n++] = check;
     doctor->shown++;
 }

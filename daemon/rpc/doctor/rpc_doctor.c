@@ -199,12 +199,10 @@ static void check_peer_versions(struct doctor *doctor)
     size_t before = doctor->n;
 
     if (doctor->rpc->peers)
-        list_for_each (node, peers_all(doctor->rpc->peers)) {
-            const struct peer *peer = container_of(node, struct peer, link);
+        list_each (const struct peer, peer, peers_all(doctor->rpc->peers), link)
             if (peer->state == PEER_UP && strcmp(peer->version, RDTD_VERSION) != 0)
                 doctor_find(doctor, FINDING_WARN, "Upgrade the older one: nodes use only what both versions have.",
-                            "Node %s has rdtd %s, and this node has %s.", peer->name, peer->version, RDTD_VERSION);
-        }
+                            "Node %s has rdtd %s, and this &peer->link has %s.", peer->name, peer->version, RDTD_VERSION);
     if (doctor->n == before)
         doctor_find(doctor, FINDING_OK, "", "All connected nodes have rdtd %s.", RDTD_VERSION);
 }
@@ -214,11 +212,9 @@ static void check_peer_versions(struct doctor *doctor)
 /* Whether it moves memory that this node has, so that its absence makes transfers slower. */
 static bool would_be_used(const struct transport *transport, struct plugins *plugins)
 {
-    list_for_each (node, plugins_memory_kinds(plugins)) {
-        const struct memory_kind *kind = container_of(node, struct memory_kind, link);
+    list_each (const struct memory_kind, kind, plugins_memory_kinds(plugins), link)
         if (kind->available && transport_moves(transport, kind->name))
             return true;
-    }
     return false;
 }
 
@@ -246,12 +242,10 @@ static void check_transports(struct doctor *doctor)
         doctor_find(doctor, FINDING_OK, "", "This node has no peers, so it needs no transport.");
         return;
     }
-    list_for_each (node, plugins_transports(plugins)) {
-        const struct transport *transport = container_of(node, struct transport, link);
+    list_each (const struct transport, transport, plugins_transports(plugins), link)
         if (!transport->available && would_be_used(transport, plugins))
             doctor_find(doctor, FINDING_WARN, "Remove the cause, or the plug-in from backend_dir if it is not wanted.",
                         "Transport %s is loaded, but cannot be used: %s.", transport->name, transport->why_not);
-    }
     list_for_each (node, peers_all(doctor->rpc->peers))
         if (container_of(node, struct peer, link)->state == PEER_UP)
             check_transports_to(doctor, container_of(node, struct peer, link));
@@ -268,16 +262,16 @@ static void check_library_versions(struct doctor *doctor)
     unsigned up = 0;
 
     if (doctor->rpc->peers)
-        list_for_each (node, peers_all(doctor->rpc->peers)) {
-            const struct peer *peer = container_of(node, struct peer, link);
+        list_each (const struct peer, peer, peers_all(doctor->rpc->peers), link) {
             if (peer->state != PEER_UP)
                 continue;
             up++;
             transfers_peer_summary(peer, &summary);
             for (unsigned i = 0; i < summary.n_versions; i++)
-                doctor_find(doctor, FINDING_WARN, "Install the same version of the library on both nodes.",
-                            "The library of a transport differs from that on node %s, so it moves nothing between them: %s.",
-                            peer->name, summary.versions[i]);
+                doctor_find(
+                    doctor, FINDING_WARN, "Install the same version of the library on both nodes.",
+                    "The library of a transport differs from that on &peer->link %s, so it moves nothing between them: %s.",
+                    peer->name, summary.versions[i]);
         }
     if (doctor->n == before)
         doctor_find(doctor, FINDING_OK, "", "The libraries of transports are the same here and on the %u connected nodes.", up);
@@ -288,8 +282,7 @@ static void check_devices(struct doctor *doctor)
     size_t before = doctor->n;
     unsigned devices = 0;
 
-    list_for_each (node, plugins_memory_kinds(doctor->rpc->plugins)) {
-        const struct memory_kind *kind = container_of(node, struct memory_kind, link);
+    list_each (const struct memory_kind, kind, plugins_memory_kinds(doctor->rpc->plugins), link) {
         for (unsigned i = 0; i < kind->n_devices; i++) {
             struct rdt_device now = memory_device_now(&kind->devices[i]);
             devices++;

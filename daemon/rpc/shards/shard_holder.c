@@ -64,9 +64,7 @@ static uint64_t all_received(const struct client *client)
     return 0;
 }
 
-static void no_turn(struct client *client)
-{
-}
+static void no_turn(struct client *client) {}
 
 void version_holder_init(struct version *version)
 {

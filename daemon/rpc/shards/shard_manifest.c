@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/rpc/shards/shards_impl.h"
+#include "proto/grow.h"
 #include "proto/manifest.h"
 #include "wire_ref.h"
 
@@ -25,7 +26,8 @@ struct packer {
     struct packed_layout *list; /* all of them */
     /* Of the keys that have been met, in order. */
     struct shard_tensor **tensors; /* [n_tensors] */
-    uint32_t n_tensors, room_tensors;
+    uint32_t n_tensors;
+    size_t room_tensors;
     uint32_t *dtype, *ndim, *key; /* of one part: columns */
     uint64_t *shape, *start;
 };
@@ -75,17 +77,14 @@ static enum rdt_status put_field(struct packer *packer, unsigned field, const Pr
 
 static enum rdt_status number_tensor(struct packer *packer, struct shard_tensor *tensor, struct rdt_error *err)
 {
+    struct shard_tensor **tensors;
+
     if (tensor->number != UINT32_MAX)
         return RDT_OK;
-    if (packer->n_tensors == packer->room_tensors) {
-        uint32_t room = packer->room_tensors ? 2 * packer->room_tensors : 64;
-        struct shard_tensor **tensors = realloc(packer->tensors, room * sizeof *tensors);
-
-        if (!tensors)
-            return no_memory(err);
-        packer->tensors = tensors;
-        packer->room_tensors = room;
-    }
+    tensors = array_grow(packer->tensors, packer->n_tensors, &packer->room_tensors, sizeof *tensors);
+    if (!tensors)
+        return no_memory(err);
+    packer->tensors = tensors;
     tensor->number = packer->n_tensors;
     packer->tensors[packer->n_tensors++] = tensor;
     return RDT_OK;

@@ -32,8 +32,7 @@ enum rdt_status shards_view(const struct shards *shards, const struct owner *own
     }
     if (!reply->pending || !reply->failure)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to list the versions of \"%s\"", ref->id);
-    list_for_each (node, &name->versions) {
-        const struct version *version = container_of(node, struct version, link);
+    list_each (const struct version, version, &name->versions, link) {
         Rdt__Pb__PendingVersion *row = version->state == VERSION_FILLING ? malloc(sizeof *row) : NULL;
         if (!row)
             continue;
@@ -57,8 +56,7 @@ void shards_each(const struct shards *shards, void (*each)(void *arg, const stru
     size_t cursor = 0;
 
     while ((name = map_next(&shards->names, &cursor)))
-        list_for_each (node, &name->versions) {
-            const struct version *version = container_of(node, struct version, link);
+        list_each (const struct version, version, &name->versions, link) {
             struct shard_state state = {.owner = &version->account->owner,
                                         .id = shard_name_id(name),
                                         .id_bytes = name->id_bytes,

@@ -8,7 +8,6 @@
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/rpc/shards/shards_impl.h"
-#include "proto/wire_limits.h"
 
 #define MAX_FILLING 16u      /* versions of one name that are not complete */
 #define MAX_IDLE_NAMES 1024u /* names that are kept only to say why their last version failed */
@@ -223,8 +222,7 @@ static void overtake(struct version *version)
 {
     struct rdt_error why;
 
-    list_for_each_safe (node, &version->name->versions) {
-        struct version *other = container_of(node, struct version, link);
+    list_each_safe (struct version, other, &version->name->versions, link) {
         if (other->state != VERSION_FILLING || other->step > version->step)
             continue;
         (void)rdt_error_set(&why, RDT_FREED, "step %llu is complete, and has overtaken it", (unsigned long long)version->step);
@@ -282,11 +280,9 @@ static void settle(struct deadline *deadline)
 
 static struct version *find_step(const struct shard_name *name, uint64_t step)
 {
-    list_for_each (node, &name->versions) {
-        struct version *version = container_of(node, struct version, link);
+    list_each (struct version, version, &name->versions, link)
         if (version->step == step && version->state == VERSION_FILLING)
             return version;
-    }
     return NULL;
 }
 

@@ -298,8 +298,7 @@ static struct receiver *find_receiver(struct broadcast *broadcast, const struct 
 
 struct broadcast *broadcast_find(const struct peer_session *session, uint64_t number, struct receiver **receiver_p)
 {
-    list_for_each (node, &session->transfers->broadcasts) {
-        struct broadcast *broadcast = container_of(node, struct broadcast, link);
+    list_each (struct broadcast, broadcast, &session->transfers->broadcasts, link) {
         if (broadcast->number != number || broadcast->sm.state == BROADCAST_OVER)
             continue;
         *receiver_p = find_receiver(broadcast, session);
@@ -346,8 +345,7 @@ void broadcast_on_word(struct peer_session *session, const Rdt__Pb__BroadcastRes
 
 void broadcasts_peer_up(struct peer_session *session)
 {
-    list_for_each_safe (node, &session->transfers->broadcasts) {
-        struct broadcast *broadcast = container_of(node, struct broadcast, link);
+    list_each_safe (struct broadcast, broadcast, &session->transfers->broadcasts, link) {
         struct receiver *receiver = find_receiver(broadcast, session);
         if (broadcast->sm.state != BROADCAST_ASKED || !receiver || receiver->asked || receiver->done)
             continue;
@@ -381,8 +379,7 @@ void broadcasts_peer_merged(struct peer_session *from, struct peer_session *into
 
 void broadcasts_link_down(struct peer_session *session, const struct rdt_error *why)
 {
-    list_for_each_safe (node, &session->transfers->broadcasts) {
-        struct broadcast *broadcast = container_of(node, struct broadcast, link);
+    list_each_safe (struct broadcast, broadcast, &session->transfers->broadcasts, link) {
         struct receiver *receiver = find_receiver(broadcast, session);
         bool collective = broadcast->collective && broadcast->sm.state == BROADCAST_ASKED;
         if (!receiver || receiver->done || broadcast->sm.state == BROADCAST_WAITING || broadcast->sm.state == BROADCAST_OVER)
@@ -397,8 +394,7 @@ void broadcasts_link_down(struct peer_session *session, const struct rdt_error *
 
 void broadcasts_on_group(struct transfers *transfers, struct group *group, enum group_change change)
 {
-    list_for_each_safe (node, &transfers->broadcasts) {
-        struct broadcast *broadcast = container_of(node, struct broadcast, link);
+    list_each_safe (struct broadcast, broadcast, &transfers->broadcasts, link) {
         struct rdt_error why;
         if (broadcast->group != group)
             continue;

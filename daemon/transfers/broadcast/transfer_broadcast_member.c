@@ -10,7 +10,6 @@
  * PULLING is a transfer without a client (pull.member), in the group, from the root itself. Fetches of the
  * object here meanwhile wait for the same replica (replica.h). If the broadcast fails then, the transfer goes
  * on as an ordinary pull for them. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +20,6 @@
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
-#include "wire_error.h"
 #include "wire_ref.h"
 
 #define MEMBERS_MAX 1024u /* of one root at a time */
@@ -270,11 +268,9 @@ const struct transfer_kind transfer_member_kind = {.abort = transfer_in_abort,
 
 static struct broadcast_member *find(const struct peer_session *root, uint64_t number)
 {
-    list_for_each (node, &root->members) {
-        struct broadcast_member *member = container_of(node, struct broadcast_member, link);
+    list_each (struct broadcast_member, member, &root->members, link)
         if (member->number == number)
             return member;
-    }
     return NULL;
 }
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reader's side while bytes move: receives or reads chunks, watches the progress, notes failures. */
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
@@ -552,9 +550,7 @@ void transfer_in_cancel_ops(struct transfer *transfer)
 
 void transfer_in_connection_failed(struct peer_transport *pt)
 {
-    list_for_each_safe (node, &pt->users_in) {
-        struct transfer *transfer = container_of(node, struct transfer, pull.by_connection);
+    list_each_safe (struct transfer, transfer, &pt->users_in, pull.by_connection)
         if (transfer->sm.state == TRANSFER_TICKET || is_moving(transfer))
             note_failure(transfer, RDT_TRANSPORT, pt->broken);
-    }
 }

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pulls and replicas of snapshots: a pull is served by a replica here, joins the transfer that fills one, is
  * redirected to a replica on another node, or comes back from there. */
-#include <assert.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -13,7 +11,6 @@
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_record.h"
-#include "wire_ref.h"
 
 /* A node with a replica sends chunks or says every FANOUT_BEAT_NS that it lives. So only the readers of the node that has
  * stopped leave it, not those behind them. A reader counts the beats in which it has heard nothing: if it stood still itself,
@@ -31,8 +28,7 @@
 /* All fetches of the transfer wait for the other transfer from now on. */
 static void merge(struct transfer *transfer, struct transfer *into)
 {
-    while (!list_empty(&transfer->fetches)) {
-        struct fetch *fetch = container_of(list_first(&transfer->fetches), struct fetch, by_transfer);
+    list_drain (struct fetch, fetch, &transfer->fetches, by_transfer) {
         list_remove(&fetch->by_transfer);
         list_append(&into->fetches, &fetch->by_transfer);
         into->transfers->joined += !fetch->counted;

@@ -169,8 +169,7 @@ void subpulls_abort(struct transfer *whole)
 {
     whole->n_ops++; /* The whole must not end meanwhile. */
     deadline_unset(whole->transfers->deadlines, &whole->pull.subpulls->failing);
-    while (!list_empty(&whole->pull.subpulls->list)) {
-        struct transfer *child = container_of(list_first(&whole->pull.subpulls->list), struct transfer, subpull.link);
+    list_drain (struct transfer, child, &whole->pull.subpulls->list, subpull.link) {
         list_remove(&child->subpull.link); /* A sub-pull whose memory is in use ends later. */
         transfer_abort(child);
     }

@@ -33,8 +33,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
                                .preferred = transfer->pull.answer.preferred,
                                .has_target = transfer->target};
 
-    list_for_each (node, &transfer->pull.peer->transports) {
-        struct peer_transport *pt = container_of(node, struct peer_transport, link);
+    list_each (struct peer_transport, pt, &transfer->pull.peer->transports, link) {
         if (query.n_offers == PATH_MAX_CANDIDATES)
             break;
         peer_transport_offer_to_path(pt, transfer->pull.answer.memory, query.target_memory, &offers[query.n_offers]);
@@ -47,8 +46,7 @@ static enum rdt_status choose_of(struct transfer *transfer, bool has_inline, str
         }
         query.n_offers++;
     }
-    list_for_each (transport_node, plugins_transports(transfer->transfers->plugins)) {
-        struct transport *transport = container_of(transport_node, struct transport, link);
+    list_each (struct transport, transport, plugins_transports(transfer->transfers->plugins), link) {
         struct path_offer *offer = &offers[query.n_offers];
         if (query.n_offers == PATH_MAX_CANDIDATES || !transport_is_grouped(transport) || !transfer->pull.answer.arrived)
             continue; /* Before the answer it is not known which client put the object. */

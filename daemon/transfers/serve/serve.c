@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The life of the owner's side of a pull: creation, states, failure, end. serve.h draws the states. */
 #include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"
@@ -13,7 +11,6 @@
 #include "daemon/transfers/serve/serve.h"
 #include "daemon/transfers/transfer_order.h"
 #include "daemon/transfers/transfer_record.h"
-#include "wire_ref.h"
 
 static const struct sm_state states[] = {
     [SERVE_PARKED] = {"parked", 1u << SERVE_OFFERED | 1u << SERVE_ENDED},

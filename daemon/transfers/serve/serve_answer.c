@@ -62,8 +62,7 @@ static bool should_redirect(const struct serve *out)
         return false;
     if (out->stream_bytes < FANOUT_CHUNK_MIN)
         return ahead >= least;
-    list_for_each (node, &transfers->serves) {
-        const struct serve *other = container_of(node, struct serve, record.link);
+    list_each (const struct serve, other, &transfers->serves, record.link) {
         if (ahead >= least)
             return true;
         ahead += other == out ? 0 : other->stream_bytes;

@@ -14,8 +14,7 @@ static uint64_t usual_rate(const struct serve *out)
 
     if (out->replica)
         return out->replica->rate > usual ? out->replica->rate : usual;
-    list_for_each (node, &out->transfers->serves) {
-        const struct serve *other = container_of(node, struct serve, record.link);
+    list_each (const struct serve, other, &out->transfers->serves, record.link) {
         uint64_t took_ns = now_ns - other->record.began_ns, rate;
         if (other == out || other->object != out->object || other->sm.state != SERVE_SENDING || took_ns == 0 ||
             other->record.bytes_done < FANOUT_RATE_CHUNKS * out->plan->chunks[0].bytes)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The owner's side of a pull, driven by the messages of the reader and the events of its node: a pull is
  * looked up, waits until its object has been put, is answered (serve_answer.c) and sent (serve_send.c). */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,8 +14,7 @@
 
 void serve_refuse_parked(struct transfers *transfers)
 {
-    list_for_each_safe (node, &transfers->serves) {
-        struct serve *out = container_of(node, struct serve, record.link);
+    list_each_safe (struct serve, out, &transfers->serves, record.link) {
         struct rdt_error err;
         if (out->sm.state != SERVE_PARKED)
             continue;
@@ -224,8 +222,7 @@ void serve_link_down(struct peer_session *session)
 void serve_connection_closed(struct peer_transport *pt)
 {
     pt->sends_in_flight = 0;
-    list_for_each_safe (node, &pt->users_out) {
-        struct serve *out = container_of(node, struct serve, by_connection);
+    list_each_safe (struct serve, out, &pt->users_out, by_connection) {
         struct rdt_error err;
         out->reader_done = true;
         if (out->sm.state == SERVE_ABORT) {

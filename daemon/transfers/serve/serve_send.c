@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The owner's side while bytes move: prepares memory, and posts the chunks of all serves on a connection in
  * rotation, so that none starves another. */
-#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-#include "daemon/base/log.h"
 #include "daemon/memory/region_fill.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/peer_transport.h"

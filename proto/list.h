@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An intrusive doubly linked list with a sentinel. Not thread-safe. */
-#ifndef DAEMON_LIST_H
-#define DAEMON_LIST_H
+/* An intrusive doubly linked list with a sentinel. Not thread-safe. It is in proto/ because the daemon and the library use it. */
+#ifndef RDT_LIST_H
+#define RDT_LIST_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "proto/container_of.h"
 
@@ -18,6 +19,23 @@ struct list {
 #define list_for_each_safe(node, head)                                                \
     for (struct list *node = (head)->next, *node##_next = node->next; node != (head); \
          node = node##_next, node##_next = node->next)
+
+/* Loops over the structures `at` of this type whose `member` is in the list. */
+#define list_each(type, at, head, member)                                                    \
+    for (type *at = container_of((head)->next, type, member); list_in(at, member) != (head); \
+         at = container_of(at->member.next, type, member))
+
+/* The same; the body may remove `at` and free it. */
+#define list_each_safe(type, at, head, member)                                                                          \
+    for (type *at = container_of((head)->next, type, member), *at##_next = container_of(at->member.next, type, member); \
+         list_in(at, member) != (head); at = at##_next, at##_next = container_of(at->member.next, type, member))
+
+/* The first structure, again and again, until the body has emptied the list. */
+#define list_drain(type, at, head, member) \
+    for (type * at; !list_empty(head) && (at = container_of((head)->next, type, member));)
+
+/* The member's address. It is computed, because at the end `at` is what would be around the head, where no structure is. */
+#define list_in(at, member) ((struct list *)(void *)((char *)(uintptr_t)(at) + offsetof(__typeof__(*(at)), member)))
 
 static inline void list_init(struct list *head)
 {
@@ -35,6 +53,11 @@ static inline void list_append(struct list *head, struct list *node)
     node->next = head;
     head->prev->next = node;
     head->prev = node;
+}
+
+static inline void list_prepend(struct list *head, struct list *node)
+{
+    list_append(head->next, node);
 }
 
 /* Leaves the node empty, so that a second removal is harmless. */
