@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NODES: the node table, and the state of the link to each node. */
 
-#include "daemon/base/node.h"
 #include "daemon/rpc/rpc_nodes.h"
+#include "daemon/base/node.h"
 
 #define NODES_MAX 8192u /* of one answer */
 
