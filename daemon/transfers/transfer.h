@@ -158,6 +158,10 @@ struct transfers {
     struct deadline tickets_ready, tickets_tick;
     struct list active; /* struct transfer_record.link: transfers to this node's clients */
     struct list serves; /* struct transfer_record.link: transfers to other nodes */
+    /* Of these, struct serve.by_pace: long sends of snapshots, whose readers are watched; and how many send, except to readers
+     * that were found to take little. */
+    struct list paced;
+    unsigned n_sharing;
     struct transfer_record history[TRANSFER_HISTORY];
     uint64_t n_history;
     struct trace trace;                       /* when transfers entered their states, for rdtctl trace */

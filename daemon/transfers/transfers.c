@@ -29,6 +29,7 @@ void transfers_init(struct transfers *transfers)
 {
     list_init(&transfers->active);
     list_init(&transfers->serves);
+    list_init(&transfers->paced);
     list_init(&transfers->sessions);
     list_init(&transfers->broadcasts);
     map_init(&transfers->by_id);

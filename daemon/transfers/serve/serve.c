@@ -31,6 +31,10 @@ void serve_set_state(struct serve *out, enum serve_state state)
 {
     sm_move(&out->sm, state);
     out->record.state = sm_name(&out->sm);
+    if (state == SERVE_SENDING)
+        serve_begin_pace(out);
+    else
+        serve_end_pace(out);
     if (state != SERVE_ENDED) /* how it ended follows */
         record_stage(out->transfers, &out->record);
 }
@@ -283,6 +287,7 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
     list_init(&out->by_connection);
     list_init(&out->in_turn);
     list_init(&out->by_replica);
+    list_init(&out->by_pace);
     sm_init(&out->sm, states, sizeof states / sizeof states[0], SERVE_PARKED);
     record_start(&out->record, transfers->next_id++, requester, ref, "out", "parked");
     text_copy(out->record.peer, sizeof out->record.peer, session->peer->name);

@@ -40,6 +40,8 @@ struct serve {
     bool came_back;         /* it has left the node `left`, to which it was redirected, or was asked to ask again */
     uint8_t left[16];
     struct fanout_pace pace;
+    struct list by_pace; /* SENDING: in transfers->paced if it is long enough for a verdict */
+    bool shares;         /* SENDING: counted in transfers->n_sharing */
     uint64_t inline_max_bytes;
     /* the reader's timeout; TICKET: how long the reader may stay silent; ABORT: the grace time */
     struct deadline deadline;
@@ -135,6 +137,10 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
 
 /* SENDING: a chunk has ended, or more bytes have come. */
 void serve_watch_pace(struct serve *out);
+
+/* SENDING begins, or has ended: takes constant time, as serve_watch_pace does unless there are many long sends. */
+void serve_begin_pace(struct serve *out);
+void serve_end_pace(struct serve *out);
 
 /* ---- the answer (serve_answer.c) ---- */
 

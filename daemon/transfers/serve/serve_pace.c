@@ -14,9 +14,9 @@ static uint64_t usual_rate(const struct serve *out)
 
     if (out->replica)
         return out->replica->rate > usual ? out->replica->rate : usual;
-    list_each (const struct serve, other, &out->transfers->serves, record.link) {
+    list_each (const struct serve, other, &out->transfers->paced, by_pace) {
         uint64_t took_ns = now_ns - other->record.began_ns, rate;
-        if (other == out || other->object != out->object || other->sm.state != SERVE_SENDING || took_ns == 0 ||
+        if (other == out || other->object != out->object || took_ns == 0 ||
             other->record.bytes_done < FANOUT_RATE_CHUNKS * out->plan->chunks[0].bytes)
             continue;
         rate = (uint64_t)((double)other->record.bytes_done * 1e9 / (double)took_ns);
@@ -30,13 +30,31 @@ static unsigned count_readers(const struct serve *out)
 {
     unsigned n = 0;
 
-    if (out->replica)
-        list_for_each (node, &out->replica->pulls)
-            n += container_of(node, struct serve, by_replica)->pace.told == FANOUT_FAIR;
-    else
-        list_for_each (node, &out->transfers->serves)
-            n += container_of(node, struct serve, record.link)->pace.told == FANOUT_FAIR;
+    if (!out->replica)
+        return out->transfers->n_sharing;
+    list_for_each (node, &out->replica->pulls)
+        n += container_of(node, struct serve, by_replica)->pace.told == FANOUT_FAIR;
     return n;
+}
+
+static void set_shares(struct serve *out, bool shares)
+{
+    if (out->shares != shares)
+        out->transfers->n_sharing += shares ? 1 : -1u;
+    out->shares = shares;
+}
+
+void serve_begin_pace(struct serve *out)
+{
+    set_shares(out, true);
+    if (out->object->snapshot && !out->ordered && !out->staged && out->plan && out->plan->n > FANOUT_RATE_CHUNKS)
+        list_append(&out->transfers->paced, &out->by_pace);
+}
+
+void serve_end_pace(struct serve *out)
+{
+    set_shares(out, false);
+    list_remove(&out->by_pace);
 }
 
 void serve_watch_pace(struct serve *out)
@@ -49,13 +67,15 @@ void serve_watch_pace(struct serve *out)
     enum fanout_verdict verdict = FANOUT_FAIR;
     uint64_t usual;
 
-    if (!out->object->snapshot || out->ordered || out->staged)
+    if (list_empty(&out->by_pace))
         return;
     usual = filling ? 0 : usual_rate(out);
     if (usual > 0 || filling)
         verdict = fanout_pace(&out->pace, uv_hrtime(), have, sent, usual, count_readers(out), plan->chunks[0].bytes);
-    if (verdict != FANOUT_FAIR)
+    if (verdict != FANOUT_FAIR) {
+        set_shares(out, false);
         out->record.reader = verdict == FANOUT_SLOW ? "slow" : "lags";
+    }
     if (out->replica && verdict != FANOUT_FAIR)
         replica_reader_is_slow(out->replica, out->session, verdict);
     else if (!out->replica && (verdict != FANOUT_FAIR || transfers->usual_rate == 0))

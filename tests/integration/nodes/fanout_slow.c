@@ -12,6 +12,7 @@ TestSuite(fanout_slow, .timeout = 240);
 #define MIB ((size_t)1024 * 1024)
 #define BYTES (24 * MIB) /* at least 16 MiB show the owner's node what a reader can take */
 #define SLOW 1u
+#define WAITS 4u /* the node whose readers wait for other objects */
 #define SLOW_BYTES_PER_SECOND 1e6 /* 400 Mbit/s, and a fiftieth of that */
 
 static struct cluster c;
@@ -73,6 +74,22 @@ static uint64_t sent_by(unsigned node)
     return status.bytes_out;
 }
 
+#define WAITING 64u
+
+/* Fetches of objects that nobody has put wait at the owner's node; they take none of its bandwidth. */
+static void start_waiting(rdt *owner, rdt *reader, rdt_request *waits_p[WAITING])
+{
+    struct rdt_ref any = put_snapshot(owner, 3), never = any;
+
+    never.generation = 0;
+    for (unsigned i = 0; i < WAITING; i++) {
+        never.id_bytes = (uint8_t)snprintf(never.id, sizeof never.id, "never-%u", i);
+        waits_p[i] = start_one(reader, &never, RDT_FOREVER);
+    }
+    must_arrive(reader, start_one(reader, &any, LONG), 3); /* the others were asked for before */
+    must_ok(rdt_free(owner, &any, true, &err));
+}
+
 static void end(rdt *owner, rdt *const *readers)
 {
     for (unsigned i = SLOW; i < c.n; i++)
@@ -84,14 +101,14 @@ static void end(rdt *owner, rdt *const *readers)
 Test(fanout_slow, readers_leave_a_slow_node)
 {
     const char *flags[] = {"--fanout-min=1MiB", NULL};
-    rdt *owner = NULL, *readers[4] = {NULL};
-    rdt_request *requests[4] = {NULL};
+    rdt *owner = NULL, *readers[5] = {NULL};
+    rdt_request *requests[WAITS] = {NULL}, *waits[WAITING];
     struct rdt_ref ref;
     struct node_status status;
     uint64_t before;
     int64_t took_ns;
 
-    cluster_start(&c, 4, &(struct cluster_options){.cables = true, .no_ucx = true, .stream = true, .flags = flags});
+    cluster_start(&c, 5, &(struct cluster_options){.cables = true, .no_ucx = true, .stream = true, .flags = flags});
     if (!shape(400)) {
         end(owner, readers);
         cr_skip_test("no `tc` here (iproute2), or no token bucket in the kernel");
@@ -111,14 +128,16 @@ Test(fanout_slow, readers_leave_a_slow_node)
         cr_skip_test("beside all that runs on this machine, the slow cable is not slower than the others");
     }
 
+    start_waiting(owner, readers[WAITS], waits);
+
     /* The slow node is the first, and the others read from it. */
     ref = put_snapshot(owner, 7);
     before = sent_by(0);
-    for (unsigned i = SLOW; i < c.n; i++) {
+    for (unsigned i = SLOW; i < WAITS; i++) {
         requests[i] = start_one(readers[i], &ref, LONG);
         wait_until(10 * SEC, receives(i));
     }
-    for (unsigned i = SLOW + 1; i < c.n; i++)
+    for (unsigned i = SLOW + 1; i < WAITS; i++)
         must_arrive(readers[i], requests[i], 7);
     must_be(RDT_TIMED_OUT, rdt_wait(readers[SLOW], &requests[SLOW], 1, 1, 0, NULL, NULL, &err)); /* it is not done yet */
     must_say(sent_by(SLOW) < BYTES / 2, "the slow node sent %llu bytes to the others", (unsigned long long)sent_by(SLOW));
@@ -129,6 +148,8 @@ Test(fanout_slow, readers_leave_a_slow_node)
     rdt_cancel(requests[SLOW]);
     must_be(RDT_CANCELLED, rdt_wait(readers[SLOW], &requests[SLOW], 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(requests[SLOW]);
+    for (unsigned i = 0; i < WAITING; i++)
+        rdt_request_destroy(waits[i]);
     cluster_expect_idle_of_transfers(&c);
     must_ok(rdt_free(owner, &ref, true, &err));
     end(owner, readers);
