@@ -129,7 +129,8 @@ static void done_write(struct record_work *record)
                          name->file);
         if (storage->n_failed <= STORAGE_MAX_WARNED)
             log_warn("%s; it is published, but not stored", record->err.msg);
-        name->asked = name->version;
+        if (name->asked == claim->version) /* otherwise a newer record is on its way */
+            name->asked = name->version;
         stored_fail_waiters(stored, &record->err);
     }
     claim_free(claim);

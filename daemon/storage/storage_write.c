@@ -34,20 +34,29 @@ static enum rdt_status write_all(int fd, const uint8_t *data, uint64_t bytes, ui
     return RDT_OK;
 }
 
-/* Closes the file, which is complete, and gives it its name. Takes fd in any case. */
+/* Closes the file, which is complete, and gives it its name. A file that had the name gets the temporary one, and is removed
+ * when the disk has the new one: if that fails, it gets its name back, because objects and names go on as it says. (Where the
+ * file system cannot exchange names, it is lost then.) Takes fd in any case. The caller removes what has the temporary name. */
 static enum rdt_status finish(int dir, int fd, const char *temporary, const char *name, struct rdt_error *err)
 {
     int failed = fsync(fd) != 0 ? errno : 0;
+    bool exchanged, stays = false;
 
     if (close(fd) != 0 && failed == 0)
         failed = errno;
-    if (failed == 0 && renameat(dir, temporary, dir, name) != 0)
+    exchanged = failed == 0 && renameat2(dir, temporary, dir, name, RENAME_EXCHANGE) == 0;
+    if (failed == 0 && !exchanged && renameat(dir, temporary, dir, name) != 0) {
         failed = errno;
-    if (failed == 0 && fsync(dir) != 0) {
+    } else if (failed == 0 && fsync(dir) != 0) {
         failed = errno;
-        (void)unlinkat(dir, name, 0);
+        stays = exchanged ? renameat2(dir, temporary, dir, name, RENAME_EXCHANGE) != 0 : unlinkat(dir, name, 0) != 0;
+    } else if (exchanged) {
+        (void)unlinkat(dir, temporary, 0);
     }
-    return failed == 0 ? RDT_OK : rdt_error_sys(err, failed, "writing");
+    if (failed == 0)
+        return RDT_OK;
+    return rdt_error_sys(err, failed,
+                         stays ? "writing, and it cannot be removed, so the next start would restore it" : "writing");
 }
 
 enum rdt_status storage_write_file(int dir, const char *name, const void *content, size_t bytes, struct rdt_error *err)

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A disk that fails when a directory is to be written: files, and what the room remembers of them, are as they were. */
+#include <criterion/criterion.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "daemon/storage/storage_impl.h"
+#include "tests/support/check.h"
+
+static atomic_uint n_failing; /* so many of the next fsyncs of a directory fail */
+
+/* In place of libc's, for the daemon's objects in this program. */
+int fsync(int fd)
+{
+    struct stat st;
+
+    if (atomic_load(&n_failing) > 0 && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
+        atomic_fetch_sub(&n_failing, 1);
+        errno = EIO;
+        return -1;
+    }
+    return (int)syscall(SYS_fsync, fd);
+}
+
+static char path[160];
+static int dir;
+
+static void setup(void)
+{
+    (void)snprintf(path, sizeof path, "%.100s/disk.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    must(mkdtemp(path) && (dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) >= 0);
+}
+
+TestSuite(storage_disk, .init = setup, .timeout = 60);
+
+static const char *content_of(const char *name)
+{
+    static char text[STORAGE_MAX_NAME_BYTES];
+    int fd = openat(dir, name, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
+
+    must(n >= 0);
+    text[n] = '\0';
+    if (fd >= 0)
+        (void)close(fd);
+    return text;
+}
+
+static unsigned count_files(void)
+{
+    DIR *all = opendir(path);
+    unsigned n = 0;
+
+    must(all);
+    while (readdir(all))
+        n++;
+    (void)closedir(all);
+    return n - 2; /* . and .. */
+}
+
+Test(storage_disk, file_before_stays_when_the_next_one_cannot_be_written)
+{
+    must_ok(storage_write_file(dir, "a.name", "one", 3, &err));
+    atomic_store(&n_failing, 1);
+    must_refuse(RDT_SYSTEM, "writing: ", storage_write_file(dir, "a.name", "two", 3, &err));
+    cr_assert_str_eq(content_of("a.name"), "one");
+    cr_assert_eq(count_files(), 1u);
+    must_ok(storage_write_file(dir, "a.name", "three", 5, &err));
+    cr_assert_str_eq(content_of("a.name"), "three");
+    cr_assert_eq(count_files(), 1u);
+    atomic_store(&n_failing, 1);
+    must_be(RDT_SYSTEM, storage_write_file(dir, "new.name", "four", 4, &err));
+    cr_assert_eq(count_files(), 1u, "what could not be written is there");
+    must_ok(storage_remove_file(dir, "a.name", &err));
+    must(close(dir) == 0 && rmdir(path) == 0);
+}
+
+/* ---- records of names ---- */
+
+static uv_loop_t loop;
+static struct accounts accounts;
+static struct account *account;
+static struct storage storage;
+static struct object *objects[4];
+static struct name *name;
+
+static void begin(void)
+{
+    static const struct owner owner = {.uid = 1000};
+
+    must(uv_loop_init(&loop) == 0);
+    accounts_init(&accounts);
+    account = account_get(&accounts, &owner);
+    storage = (struct storage){.directory = path, .dir = dir, .accounts = &accounts};
+    map_init(&storage.stored);
+    map_init(&storage.by_name);
+    list_init(&storage.queue);
+    must_ok(work_pool_create(&loop, 1, &storage.helper, &err));
+    name = calloc(1, sizeof *name + OWNER_KEY_MAX_BYTES);
+    *name = (struct name){.account = account, .published = true, .id_bytes = 7};
+    name->key_bytes = (uint8_t)owner_key(name->key, &owner, (const uint8_t *)"weights", 7);
+}
+
+static void on_closed(void *arg)
+{
+    (void)arg;
+}
+
+static void end(void)
+{
+    work_pool_close(storage.helper, on_closed, NULL);
+    must(uv_run(&loop, UV_RUN_DEFAULT) == 0 && uv_loop_close(&loop) == 0);
+    storage_fini(&storage);
+    for (unsigned i = 0; i < 4; i++)
+        free(objects[i]);
+    free(name);
+    account_unref(account);
+    accounts_fini(&accounts);
+}
+
+/* An object that is on the disk, or will be. */
+static struct stored *store(uint64_t generation, bool durable)
+{
+    struct object *object = objects[generation] = calloc(1, sizeof *object);
+    struct stored *stored;
+
+    object->generation = generation;
+    object->account = account;
+    stored = stored_new(&storage, generation, object, 100);
+    must(stored);
+    if (durable)
+        stored_set_durable(stored);
+    return stored;
+}
+
+static void publish(uint64_t version, uint64_t generation)
+{
+    name->version = version;
+    name->object = objects[generation];
+    storage_name_changed(&storage, name);
+}
+
+/* The version that the record on the disk says. */
+static uint64_t recorded(void)
+{
+    char file[STORAGE_FILE_NAME_BYTES];
+    uint8_t text[STORAGE_MAX_NAME_BYTES];
+    const Rdt__Pb__StoredName *record;
+    struct arena arena;
+    uint64_t version;
+    ssize_t n;
+    int fd;
+
+    storage_name_file(name->key, name->key_bytes, file);
+    fd = openat(dir, file, O_RDONLY | O_CLOEXEC);
+    must(fd >= 0 && (n = read(fd, text, sizeof text)) > 0 && close(fd) == 0);
+    arena_init(&arena, (size_t)4 * STORAGE_MAX_NAME_BYTES);
+    must_ok(stored_name_parse(text, (size_t)n, &arena, &record, &err));
+    version = record->version;
+    arena_fini(&arena);
+    return version;
+}
+
+static void settle(const struct stored *stored)
+{
+    while (!list_empty(&stored->claims))
+        (void)uv_run(&loop, UV_RUN_ONCE);
+}
+
+/* An object that was published first may be on the disk last. */
+Test(storage_disk, version_that_could_not_be_recorded_lets_no_older_one_overtake_the_next)
+{
+    struct stored *late, *failing, *newest;
+
+    begin();
+    late = store(1, false);
+    publish(4, 1);
+    failing = store(2, true);
+    newest = store(3, true);
+    atomic_store(&n_failing, 1);
+    publish(5, 2);
+    publish(6, 3);
+    settle(failing);
+    settle(newest);
+    cr_assert_eq(storage.n_failed, 1u);
+    cr_assert_eq(recorded(), 6u);
+    stored_set_durable(late);
+    stored_write_claims(late);
+    settle(late);
+    cr_assert_eq(recorded(), 6u);
+    end();
+}
