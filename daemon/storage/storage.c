@@ -119,6 +119,13 @@ static void store_failed(struct stored *stored, struct store_work *store)
     give_up(stored, &err);
 }
 
+/* The writing was stopped because nobody held the object, but somebody holds it again by now, and wants it stored. */
+static bool is_wanted_again(const struct stored *stored)
+{
+    return !stored->storage->frozen && stored->object && stored->object->holds > 1 &&
+           (!list_empty(&stored->waiters) || !list_empty(&stored->claims));
+}
+
 static void done_store(struct work *work)
 {
     struct store_work *store = (struct store_work *)work;
@@ -129,7 +136,9 @@ static void done_store(struct work *work)
 
     storage->writing = NULL;
     stored->work = NULL;
-    if (store->status != RDT_OK) {
+    if (store->status != RDT_OK && store->cancelled && is_wanted_again(stored)) {
+        stored_queue(stored);
+    } else if (store->status != RDT_OK) {
         store_failed(stored, store);
     } else {
         log_debug("obj %016" PRIx64 " is stored in %s (%" PRIu64 " bytes)", stored->generation, storage->directory, bytes);
@@ -273,7 +282,7 @@ enum rdt_status storage_store(struct storage *storage, struct object *object, st
         stored = stored_new(storage, object->generation, object, bytes);
         if (!stored)
             return rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object");
-        list_append(&storage->queue, &stored->queue);
+        stored_queue(stored);
     }
     if (!stored_claim_names(stored))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory to store a name");

@@ -82,8 +82,9 @@ struct stored *stored_get(const struct storage *storage, uint64_t generation); /
 /* Clients come and go, and what is stored stays: it is charged to their owner. */
 struct account *stored_account(const struct object *object);
 
-/* QUEUED, with the bytes charged to the owner of the object. NULL: no memory. */
+/* With the bytes charged to the owner of the object. NULL: no memory. stored_queue or stored_set_durable comes next. */
 struct stored *stored_new(struct storage *storage, uint64_t generation, struct object *object, uint64_t bytes);
+void stored_queue(struct stored *stored); /* QUEUED: it will be written, and who waits for its removal is answered */
 void stored_set_durable(struct stored *stored);
 void stored_free(struct stored *stored); /* it has no claims and no waiters; its charge and its account are the caller's */
 

@@ -124,6 +124,13 @@ static void release_barriers(struct stored *stored)
     }
 }
 
+void stored_queue(struct stored *stored)
+{
+    stored->state = STORED_QUEUED;
+    release_barriers(stored);
+    list_append(&stored->storage->queue, &stored->queue);
+}
+
 void stored_free(struct stored *stored)
 {
     struct storage *storage = stored->storage;

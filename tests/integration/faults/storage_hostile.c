@@ -64,6 +64,79 @@ Test(storage_hostile, free_does_not_end_the_writing_of_what_others_hold)
     remove_store();
 }
 
+/* A detached object of 5 bytes that is stored; its ref. */
+static Rdt__Pb__PutReply *put_stored(struct raw *raw)
+{
+    Rdt__Pb__Put put = RDT__PB__PUT__INIT;
+    Rdt__Pb__TensorList list = RDT__PB__TENSOR_LIST__INIT;
+    uint32_t dtype = RDT_U8, ndim = 1;
+    uint64_t shape = 5, offset = 0;
+
+    list.n_dtype = list.n_ndim = list.n_shape = list.n_offset = 1;
+    list.dtype = &dtype;
+    list.ndim = &ndim;
+    list.shape = &shape;
+    list.offset = &offset;
+    put.id = (ProtobufCBinaryData){7, (uint8_t *)"revived"};
+    put.tensors = &list;
+    put.flags = RDT_PUT_SNAPSHOT | RDT_PUT_STORED;
+    put.inline_data = (ProtobufCBinaryData){5, (uint8_t *)"bytes"};
+    return (Rdt__Pb__PutReply *)raw_reply(raw, raw_send(raw, RDT_MSG_PUT, &put.base, NULL, 0), &rdt__pb__put_reply__descriptor);
+}
+
+/* Handles everything that the connection has sent before. */
+static void barrier(struct raw *raw)
+{
+    Rdt__Pb__List list = RDT__PB__LIST__INIT;
+
+    list.kind = RDT__PB__LIST_KIND__LIST_KIND_CLIENTS;
+    protobuf_c_message_free_unpacked(
+        raw_reply(raw, raw_send(raw, RDT_MSG_LIST, &list.base, NULL, 0), &rdt__pb__list_reply__descriptor), NULL);
+}
+
+/* The free stops the writing, but before the thread has noticed, another client holds the object, and a third one has it stored. */
+Test(storage_hostile, object_that_is_held_again_while_its_writing_stops_is_stored)
+{
+    struct rdt_ref ref = {.id = "revived", .id_bytes = 7, .any_owner = 1};
+    Rdt__Pb__Free free_message = RDT__PB__FREE__INIT;
+    Rdt__Pb__Store store_message = RDT__PB__STORE__INIT;
+    Rdt__Pb__PutReply *put;
+    struct raw producer, storer;
+    rdt_request *hold;
+    uint64_t freed, stored;
+    rdt *conn;
+
+    start();
+    conn = node_client(&node, "reader");
+    raw_connect(&producer, node.socket);
+    raw_hello(&producer);
+    raw_connect(&storer, node.socket);
+    raw_hello(&storer);
+    if (!node_hold_workers(&node))
+        cr_skip_test("this process may not trace the daemon");
+    put = put_stored(&producer);
+    free_message.ref = store_message.ref = put->ref;
+    store_message.timeout_ns = LONG;
+    freed = raw_send(&producer, RDT_MSG_FREE, &free_message.base, NULL, 0);
+    barrier(&producer);
+    must_ok(rdt_hold_start(conn, &ref, LONG, &hold, &err));
+    must_ok(rdt_wait(conn, &hold, 1, 1, LONG, NULL, NULL, &err));
+    stored = raw_send(&storer, RDT_MSG_STORE, &store_message.base, NULL, 0);
+    barrier(&storer);
+    node_release_workers(&node);
+    protobuf_c_message_free_unpacked(raw_reply(&storer, stored, &rdt__pb__store_reply__descriptor), NULL);
+    protobuf_c_message_free_unpacked(raw_reply(&producer, freed, &rdt__pb__empty__descriptor), NULL);
+    cr_assert_eq(count_files(".safetensors"), 1u);
+    protobuf_c_message_free_unpacked(&put->base, NULL);
+    rdt_request_destroy(hold);
+    must_be_empty();
+    raw_close(&producer);
+    raw_close(&storer);
+    rdt_close(conn);
+    node_end(&node, NULL);
+    remove_store();
+}
+
 /* ---- more than there is room for ---- */
 
 /* A page of memory, whose first byte is a tensor of 2^62 bytes. */
