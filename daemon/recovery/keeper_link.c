@@ -265,10 +265,21 @@ static void on_flush(struct deadline *deadline)
     flush_drops(container_of(deadline, struct keeper_link, flush));
 }
 
+static bool waits_to_drop(const struct keeper_link *link, const uint64_t *ids, unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        for (unsigned k = 0; k < link->drops.n; k++)
+            if (ids[i] == link->drops.ids[k])
+                return true;
+    return false;
+}
+
 void keeper_link_store(struct keeper_link *link, const uint64_t *ids, const int *fds, unsigned n)
 {
     struct keeper_message message = {.type = KEEPER_STORE, .n = (uint16_t)n};
 
+    if (waits_to_drop(link, ids, n)) /* a region whose record could not be written may get one after all */
+        flush_drops(link);
     if (!keeper_link_is_up(link))
         return;
     memcpy(message.ids, ids, n * sizeof *ids);
