@@ -6,6 +6,7 @@
 #include "rdt_put_flags.h"
 #include "tests/integration/faults/recovery.h"
 #include "tests/support/raw.h"
+#include "wire_ref.h"
 
 TestSuite(recovery_sessions, .timeout = SUITE_SECONDS(60));
 
@@ -178,6 +179,54 @@ Test(recovery_sessions, put_that_was_answered_to_nobody_is_not_put_twice)
     send_again(&raw, RDT_MSG_PUT, id + 1, &put.base); /* another request is another object */
     same = reply_ref(&raw, id + 1);
     cr_assert_not(rdt_ref_equal(&ref, &same));
+    raw_close(&raw);
+    node_expect_idle(&node);
+    end();
+}
+
+/* When the copy is whole, the object gets another record. */
+Test(recovery_sessions, put_of_a_snapshot_that_was_copied_later_is_not_put_twice)
+{
+    Rdt__Pb__Resume message = RDT__PB__RESUME__INIT;
+    Rdt__Pb__RegionUse use = RDT__PB__REGION_USE__INIT, *uses[1] = {&use};
+    Rdt__Pb__Ready ready = RDT__PB__READY__INIT;
+    Rdt__Pb__Ref wire = RDT__PB__REF__INIT;
+    Rdt__Pb__TensorList tensors;
+    uint32_t region_index = 0;
+    struct welcome welcome;
+    struct rdt_ref ref, same;
+    Rdt__Pb__Put put;
+    struct raw raw;
+    rdt *other;
+    uint64_t id;
+
+    begin();
+    welcome = greet(&raw, NULL);
+    use.region = raw_alloc(&raw, 4096, NULL, &use.generation);
+    fill_put(&put, &tensors);
+    put.flags = RDT_PUT_SNAPSHOT | RDT_PUT_PENDING;
+    put.regions = uses;
+    put.n_regions = tensors.n_region_index = 1;
+    tensors.region_index = &region_index;
+    put.inline_data = (ProtobufCBinaryData){0};
+    id = raw_send(&raw, RDT_MSG_PUT, &put.base, NULL, 0);
+    ref = reply_ref(&raw, id);
+    ref.any_owner = 1;
+    wire_ref_from(&ref, &wire);
+    ready.ref = &wire;
+    (void)raw_send(&raw, RDT_MSG_READY, &ready.base, NULL, 0);
+    other = node_client(&node, "other");
+    must_ok(rdt_wait_put(other, &ref, LONG, &err));
+    rdt_close(other);
+    again(SIGKILL);
+    raw_close(&raw);
+    must(greet(&raw, welcome.token).resumed);
+    message.regions = &use.region;
+    message.n_regions = 1;
+    protobuf_c_message_free_unpacked(&resume(&raw, &message)->base, NULL);
+    send_again(&raw, RDT_MSG_PUT, id, &put.base);
+    same = reply_ref(&raw, id);
+    cr_assert(ref.generation == same.generation, "there are two objects");
     raw_close(&raw);
     node_expect_idle(&node);
     end();
