@@ -20,18 +20,32 @@ struct shard_check {
     struct shard_row rows[]; /* [of] */
 };
 
-bool version_check_init(struct version *version, version_checked on_checked)
+static enum rdt_status charge(struct version *version, uint64_t bytes, struct rdt_error *err)
 {
-    struct shard_check *check = calloc(1, sizeof *check + version->of * sizeof check->rows[0]);
+    enum rdt_status status = account_take(version->account, USAGE_HEAP, bytes, err);
 
+    if (status == RDT_OK)
+        version->check_bytes += bytes;
+    return status;
+}
+
+enum rdt_status version_check_init(struct version *version, version_checked on_checked, struct rdt_error *err)
+{
+    struct shard_check *check;
+    size_t bytes = sizeof *check + version->of * sizeof check->rows[0];
+    enum rdt_status status = charge(version, bytes, err);
+
+    if (status != RDT_OK)
+        return status;
+    check = calloc(1, bytes);
     if (!check)
-        return false;
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
     check->version = version;
     check->on_checked = on_checked;
     check->of = version->of;
     shard_cover_init(&check->cover);
     version->check = check;
-    return true;
+    return RDT_OK;
 }
 
 void version_check_fini(struct version *version)
@@ -39,6 +53,8 @@ void version_check_fini(struct version *version)
     struct shard_check *check = version->check;
 
     version->check = NULL;
+    account_give(version->account, USAGE_HEAP, version->check_bytes);
+    version->check_bytes = 0;
     if (!check)
         return;
     check->version = NULL;
@@ -61,9 +77,7 @@ enum rdt_status version_check_add(struct version *version, const struct shard_pa
                                "fewer or larger tensors",
                                RDT_MAX_METADATA_BYTES, version->n_parts);
     if (status == RDT_OK)
-        status = account_take(version->account, USAGE_HEAP, check->cover.bytes - before, err);
-    if (status == RDT_OK)
-        version->cover_bytes += check->cover.bytes - before;
+        status = charge(version, check->cover.bytes - before, err);
     check->rows[part->rank] = (struct shard_row){part->object, part->part->bytes};
     return status;
 }

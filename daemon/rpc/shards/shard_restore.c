@@ -15,8 +15,10 @@ static struct part *add_part(struct version *version, uint32_t rank, const struc
 {
     struct part *part = calloc(1, sizeof *part);
 
-    if (!part)
+    if (!part || version_charge(version, sizeof *part, NULL) != RDT_OK) {
+        free(part);
         return NULL;
+    }
     *part = (struct part){.version = version, .rank = rank, .ref = *ref};
     version->parts[rank] = part;
     version->n_parts++;

@@ -72,22 +72,44 @@ static void settle(struct deadline *deadline);
 static void on_manifest_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why);
 static void on_checked(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
 
-static struct version *version_new(struct shard_name *name, const struct shard_part *part, struct account *account)
+enum rdt_status version_charge(struct version *version, uint64_t bytes, struct rdt_error *err)
+{
+    enum rdt_status status = account_take(version->account, USAGE_HEAP, bytes, err);
+
+    if (status == RDT_OK)
+        version->heap_bytes += bytes;
+    return status;
+}
+
+/* What it has of the heap. */
+static enum rdt_status version_grow(struct version *version, struct rdt_error *err)
+{
+    enum rdt_status status = version_charge(version, sizeof *version + version->of * sizeof(struct part *), err);
+
+    if (status == RDT_OK && !(version->parts = calloc(version->of, sizeof(struct part *))))
+        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
+    return status == RDT_OK ? version_check_init(version, on_checked, err) : status;
+}
+
+static enum rdt_status version_new(struct shard_name *name, const struct shard_part *part, struct account *account,
+                                   struct version **version_p, struct rdt_error *err)
 {
     struct version *version = calloc(1, sizeof *version);
+    enum rdt_status status;
 
-    if (version) {
-        version->of = part->of;
-        version->parts = calloc(part->of, sizeof(struct part *));
-    }
-    if (!version || !version->parts || !version_check_init(version, on_checked)) {
-        if (version)
-            free(version->parts);
+    if (!version)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
+    version->of = part->of;
+    version->account = account_ref(account);
+    status = version_grow(version, err);
+    if (status != RDT_OK) {
+        account_give(account, USAGE_HEAP, version->heap_bytes + version->check_bytes);
+        account_unref(account);
+        free(version->parts);
         free(version);
-        return NULL;
+        return status;
     }
     version->name = name;
-    version->account = account_ref(account);
     version->step = part->step;
     version->visibility = part->visibility;
     version->began_ns = uv_hrtime();
@@ -98,7 +120,8 @@ static struct version *version_new(struct shard_name *name, const struct shard_p
                                               (const uint8_t *)shard_name_id(name), name->id_bytes);
     version_holder_init(version);
     list_append(&name->versions, &version->link);
-    return version;
+    *version_p = version;
+    return RDT_OK;
 }
 
 /* Its name is published, or not wanted any more. */
@@ -129,7 +152,7 @@ void version_free(struct version *version)
     for (uint32_t i = 0; i < version->of; i++)
         free(version->parts[i]);
     version_check_fini(version);
-    account_give(version->account, USAGE_HEAP, version->cover_bytes);
+    account_give(version->account, USAGE_HEAP, version->heap_bytes);
     account_unref(version->account);
     free(version->parts);
     free(version);
@@ -139,12 +162,14 @@ void version_free(struct version *version)
 struct version *version_restore(struct shards *shards, const struct shard_part *first, struct object *manifest)
 {
     struct shard_name *name = name_get(shards, &manifest->account->owner, &first->name);
-    struct version *version = name ? version_new(name, first, manifest->account) : NULL;
+    struct version *version;
 
-    if (!version && name)
-        name_settle(name);
-    if (!version)
+    if (!name)
         return NULL;
+    if (version_new(name, first, manifest->account, &version, NULL) != RDT_OK) {
+        name_settle(name);
+        return NULL;
+    }
     version->state = VERSION_COMPLETE;
     version_check_fini(version);
     if (!object_wait_freed(manifest, &version->manifest)) {
@@ -250,8 +275,7 @@ static void on_checked(struct version *version, uint8_t *packed, size_t bytes, s
         version_fail(version, err);
         return;
     }
-    account_give(version->account, USAGE_HEAP, version->cover_bytes);
-    version->cover_bytes = 0;
+    version_check_fini(version); /* ends its charge */
     version->state = VERSION_COMPLETE;
     end_claim(version);
     name->current = version;
@@ -337,8 +361,12 @@ static enum rdt_status cover_part(struct version *version, const struct shard_pa
 static enum rdt_status part_new(struct version *version, const struct shard_part *from, struct part **part_p,
                                 struct rdt_error *err)
 {
-    struct part *part = calloc(1, sizeof *part);
+    struct part *part;
+    enum rdt_status status = version_charge(version, sizeof *part, err);
 
+    if (status != RDT_OK)
+        return status;
+    part = calloc(1, sizeof *part);
     if (!part)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a part");
     *part = (struct part){.version = version, .rank = from->rank, .ref = from->object};
@@ -363,8 +391,8 @@ enum rdt_status shards_add(struct shards *shards, struct call *call, const struc
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for a name");
     version = find_step(name, from->step);
     status = check_part(name, version, from, err);
-    if (status == RDT_OK && !version && !(version = version_new(name, from, call->account)))
-        status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
+    if (status == RDT_OK && !version)
+        status = version_new(name, from, call->account, &version, err);
     if (status == RDT_OK)
         status = call_defer(call, from->timeout_ns, NULL, err);
     if (status != RDT_OK) {

@@ -54,7 +54,8 @@ struct version {
     struct object_waiter manifest; /* COMPLETE: waits for its end */
     struct deadline settle;        /* after an answer about a hold: complete it, or fail it */
     struct rdt_error why;          /* a hold failed, or was lost */
-    uint64_t cover_bytes;          /* of the boxes of its parts in `check`, which are charged */
+    uint64_t heap_bytes;           /* charged for it and its parts, without `check` */
+    uint64_t check_bytes;          /* charged for `check` */
 };
 
 static inline const char *shard_name_id(const struct shard_name *name)
@@ -72,6 +73,9 @@ unsigned shard_name_n_filling(const struct shard_name *name);
  * something else was published under it. */
 bool version_is_current(const struct version *version);
 
+/* Charges the owner for memory of the version. LIMIT. */
+enum rdt_status version_charge(struct version *version, uint64_t bytes, struct rdt_error *err);
+
 /* A COMPLETE version of an earlier daemon, without parts. first: has name, step, of and visibility. NULL: no memory. */
 struct version *version_restore(struct shards *shards, const struct shard_part *first, struct object *manifest);
 void version_free(struct version *version); /* all its calls have been answered */
@@ -82,9 +86,10 @@ void version_free(struct version *version); /* all its calls have been answered 
  * its version says of itself, with MANIFEST_TAIL_BYTES of room behind it. */
 typedef void (*version_checked)(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
 
-bool version_check_init(struct version *version, version_checked on_checked); /* false: no memory */
+/* Charges it to the version. LIMIT, NO_MEMORY. */
+enum rdt_status version_check_init(struct version *version, version_checked on_checked, struct rdt_error *err);
 void version_check_fini(struct version *version);
-/* Notes the boxes of a part, which boxes_read has checked. */
+/* Notes the boxes of a part, which boxes_read has checked, and charges them. LIMIT, NO_MEMORY, INVALID. */
 enum rdt_status version_check_add(struct version *version, const struct shard_part *part, const struct layout *layout,
                                   const Rdt__Pb__Boxes *boxes, struct rdt_error *err);
 void version_check_start(struct version *version); /* on_checked follows; does nothing if it was started */

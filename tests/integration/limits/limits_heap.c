@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon's heap that a client occupies: incomplete messages, answers that nobody reads, and metadata in flight. All of
  * it is charged to the client, and a limit bounds it. */
+#include "client/rdt_plan.h"
 #include "tests/integration/limits/limits.h"
 #include "tests/support/cluster.h"
 
@@ -170,4 +171,26 @@ Test(limits_heap, metadata_from_another_node_is_its_readers_until_it_is_answered
     rdt_close(owner);
     rdt_close(reader);
     cluster_end(&c, NULL);
+}
+
+/* Whoever publishes the first part has the daemon make room for all. */
+Test(limits_heap, versions_of_many_parts_are_their_publishers)
+{
+    const char *flags[] = {"--client-max-heap=900KiB", NULL};
+    struct rdt_ref part, name;
+    rdt_request *request;
+    uint64_t before;
+
+    begin(flags);
+    must_ok(rdt_ref_from_name("policy", 0, NULL, &name, &err));
+    must_ok(rdt_put(conn, NULL, 0, NULL, &part, &err)); /* a rank may have no tensors */
+    before = used(session(conn), "heap");
+    must_refuse(RDT_LIMIT, "client_max_heap", rdt_publish_part(conn, &name, 1, 0, 4096, &part, NULL, LONG, NULL, &err));
+    cr_assert_eq(used(session(conn), "heap"), before);
+    must_ok(rdt_publish_part_start(conn, &name, 1, 0, 1000, &part, NULL, LONG, &request, &err));
+    wait_until(LONG, used(session(conn), "heap") >= before + 1000 * sizeof(struct rdt_ref));
+    rdt_request_destroy(request);
+    wait_until(LONG, used(session(conn), "heap") == before);
+    must_ok(rdt_free(conn, &part, false, &err));
+    end((const char *const[]){"is no version", NULL});
 }
