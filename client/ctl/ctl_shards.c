@@ -57,16 +57,20 @@ static enum rdt_status print_manifest(const Rdt__Pb__ShardsReply *reply, struct 
     struct manifest manifest;
     enum rdt_status status = manifest_open(message, &manifest, err);
 
+    if (status != RDT_OK) { /* it is somebody's metadata, and says anything */
+        manifest_close(&manifest);
+        return status;
+    }
     printf("version %" PRIu64 ", step %" PRIu64 ": complete, %zu parts, %s old\n", message->version, message->step,
            message->n_parts, ctl_human_duration(reply->age_ns, age));
     ctl_table_init(&table, columns, sizeof columns / sizeof columns[0]);
-    for (size_t i = 0; i < message->n_parts && status == RDT_OK; i++) {
+    for (size_t i = 0; i < message->n_parts; i++) {
         Rdt__Pb__Boxes boxes;
         const struct layout *layout = manifest_part(&manifest, i, &boxes);
 
         add_part(&table, message->parts[i], &boxes, layout);
     }
-    if (status == RDT_OK && !ctl_table_print(&table, "no tensors", stdout))
+    if (!ctl_table_print(&table, "no tensors", stdout))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for the list");
     ctl_table_fini(&table);
     manifest_close(&manifest);
