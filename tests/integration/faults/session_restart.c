@@ -94,6 +94,34 @@ Test(session_restart, parked_requests_of_blocked_threads_go_on)
     end_all();
 }
 
+/* The kernel has taken the messages, so librdt has nothing left to send: what a daemon has not read is sent to the next one. */
+Test(session_restart, requests_that_the_daemon_had_not_read_go_on)
+{
+    struct waiter waiters[2];
+    struct rdt_ref ref = ref_named("later");
+    char bytes[1000] = "bytes";
+    rdt_object *object;
+
+    begin_with_clients();
+    node_freeze(&node);
+    for (unsigned i = 0; i < 2; i++)
+        waiters[i].conn = conn;
+    must_ok(rdt_wait_put_start(conn, &ref, LONG, &waiters[0].request, &err));
+    waiters[1].request = start_one(conn, &ref, LONG);
+    for (unsigned i = 0; i < 2; i++)
+        must(pthread_create(&waiters[i].thread, NULL, wait_blocked, &waiters[i]) == 0);
+    again(SIGKILL);
+    (void)put_one(other, &VECTOR(RDT_U8, sizeof bytes, bytes), "later");
+    for (unsigned i = 0; i < 2; i++)
+        must(pthread_join(waiters[i].thread, NULL) == 0);
+    must_ok(rdt_request_take_object(waiters[1].request, &object, &err));
+    rdt_release(object);
+    for (unsigned i = 0; i < 2; i++)
+        rdt_request_destroy(waiters[i].request);
+    must_ok(rdt_free(other, &ref, false, &err));
+    end_all();
+}
+
 Test(session_restart, event_loop_goes_on)
 {
     struct rdt_ref ref = ref_named("later");
