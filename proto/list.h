@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An intrusive doubly linked list with a sentinel. Not thread-safe. It is in proto/ because the daemon and the library use it. */
+/* An intrusive doubly linked list with a sentinel, for the daemon and for the library. Not thread-safe. */
 #ifndef RDT_LIST_H
 #define RDT_LIST_H
 

@@ -4,6 +4,8 @@
 #include "daemon/rpc/rpc_nodes.h"
 #include "daemon/base/node.h"
 
+#include "daemon/base/node.h"
+
 #define NODES_MAX 8192u /* of one answer */
 
 static Rdt__Pb__NodeInfo *add_node(Rdt__Pb__NodesReply *reply, struct arena *arena, const char *name, const char *address,

@@ -79,9 +79,9 @@ sound
 echo 'pthread_cond_timedwait(&more, &mutex, &until);' >>"$tmp/tree/backends/ucx/ucx.c"
 sees 'backends/ucx/ucx.c: pthread_cond_timedwait waits by a clock that may be set'
 
-plant proto/frame.c '"daemon/base/map.h"' 'proto/frame.c: may not include daemon/base/map.h'
+plant proto/frame.c '"daemon/base/list.h"' 'proto/frame.c: may not include daemon/base/list.h'
 plant proto/frame.c '<uv.h>' 'proto/frame.c: may not include <uv.h>'
-plant client/client.c '"daemon/base/map.h"' 'client/client.c: may not include daemon/base/map.h'
+plant client/client.c '"daemon/base/list.h"' 'client/client.c: may not include daemon/base/list.h'
 plant client/client.c '"backends/rdt_backend.h"' 'client/client.c: may not include backends/rdt_backend.h'
 plant client/client.c '<jansson.h>' 'client/client.c: may not include <jansson.h>'
 plant daemon/plugins/plugin.h '"client/rdt.h"' 'daemon/plugins/plugin.h: may not include client/rdt.h'
@@ -91,22 +91,22 @@ plant daemon/plugins/plugin.h '<cuda.h>' 'daemon/plugins/plugin.h: may not inclu
 plant daemon/transfers/transfer.h '"daemon/rpc/rpc.h"' 'daemon/transfers/transfer.h: may not include daemon/rpc/rpc.h: the room rpc is above transfers'
 plant daemon/objects/object.h '"daemon/transfers/transfer.h"' 'daemon/objects/object.h: may not include daemon/transfers/transfer.h: the room transfers is above objects'
 plant daemon/plugins/plugin.h '"../objects/object.h"' 'daemon/plugins/plugin.h: may not include daemon/objects/object.h: the room objects is above plugins'
-plant daemon/base/map.h '"daemon/plugins/plugin.h"' 'daemon/base/map.h: may not include daemon/plugins/plugin.h: the room plugins is above base'
+plant daemon/base/list.h '"daemon/plugins/plugin.h"' 'daemon/base/list.h: may not include daemon/plugins/plugin.h: the room plugins is above base'
 plant daemon/rpc/rpc_put.c '"daemon/transfers/transfer_impl.h"' 'daemon/rpc/rpc_put.c: may not include daemon/transfers/transfer_impl.h, a private header of the room transfers'
 plant daemon/transfers/serve/serve.c '"daemon/rpc/rpc.h"' 'daemon/transfers/serve/serve.c: may not include daemon/rpc/rpc.h: the room rpc is above transfers'
 plant daemon/rpc/rpc_put.c '"daemon/transfers/serve/serve.h"' 'daemon/rpc/rpc_put.c: may not include daemon/transfers/serve/serve.h, a private header of the room transfers'
 sound
 mkdir ../daemon/attic
-echo '#include "daemon/base/map.h"' >../daemon/attic/old.c
+echo '#include "daemon/base/list.h"' >../daemon/attic/old.c
 sees 'daemon/attic/old.c: the room attic is not in the table'
 plant client/session/memory.c '"client/client.c"' 'client/session/memory.c: may not include client/client.c'
 plant client/client.c '"client/ctl/rdtctl.c"' 'client/client.c: may not include client/ctl/rdtctl.c'
-plant backends/ucx/ucx.c '"daemon/base/map.h"' 'backends/ucx/ucx.c: may not include daemon/base/map.h'
+plant backends/ucx/ucx.c '"daemon/base/list.h"' 'backends/ucx/ucx.c: may not include daemon/base/list.h'
 plant backends/ucx/ucx.c '"proto/frame.c"' 'backends/ucx/ucx.c: may not include proto/frame.c'
 plant backends/common/ring.h '"backends/ucx/own.h"' 'backends/common/ring.h: may not include backends/ucx/own.h'
 plant backends/host/host.c '"backends/ucx/own.h"' 'backends/host/host.c: may not include backends/ucx/own.h'
 plant backends/host/host.c '<ucp/api/ucp.h>' 'backends/host/host.c: may not include <ucp/api/ucp.h>'
-plant tests/loopback/x.c '"daemon/base/map.h"' 'tests/loopback/x.c: may not include daemon/base/map.h'
+plant tests/loopback/x.c '"daemon/base/list.h"' 'tests/loopback/x.c: may not include daemon/base/list.h'
 plant client/rdt.h '"rdt.pb-c.h"' 'client/rdt.h: installed, may not include "rdt.pb-c.h"'
 plant client/rdt.h '"proto/rdt_status.h"' 'client/rdt.h: installed, may not include "proto/rdt_status.h"'
 plant proto/rdt_status.h '<protobuf-c/protobuf-c.h>' 'proto/rdt_status.h: installed, may not include <protobuf-c/protobuf-c.h>'
