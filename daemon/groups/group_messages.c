@@ -285,7 +285,7 @@ void groups_peer_up(struct groups *groups, struct peer *peer, bool boot_changed)
             group->orphan = true;
             group->will_retry = false;
             (void)snprintf(group->why, sizeof group->why,
-                           "&group->link %s, where it was created, has restarted: destroy it and create it again", peer->name);
+                           "node %s, where it was created, has restarted: destroy it and create it again", peer->name);
         } else if (group->coordinator == peer && group->sm.state != GROUP_ENDING) {
             /* The coordinator may have ended the group while the link was down; if so, it answers that. */
             group_send_word_all(group, RDT_PEER_GROUP_FAILED, RDT_PEER_LOST, "the link was down", false);

@@ -53,7 +53,7 @@ static void end_refused_links(struct peers *peers)
         struct rdt_error why;
         if (peer_link_state(link) != LINK_UP || tls_check_again(&link->tls, peers->tls, &why) == RDT_OK)
             continue;
-        log_warn("&link->node %s: %s", link->peer->name, why.msg);
+        log_warn("node %s: %s", link->peer->name, why.msg);
         peer_link_refuse(link, &why);
     }
 }

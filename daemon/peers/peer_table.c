@@ -328,7 +328,7 @@ static bool find_by_address(struct peers *peers, const char *address, struct pee
         if (!matches_address(peer, address) || (*peer_p && peer->state != PEER_UP))
             continue;
         *peer_p = peer;
-        if (peer->state == PEER_UP) /* it is reachable there now, whichever &peer->link was there before */
+        if (peer->state == PEER_UP) /* it is reachable there now, whichever node was there before */
             return true;
     }
     if (*peer_p)

@@ -113,8 +113,7 @@ static void add_nodes(struct holders *holders, const struct object *object)
     size_t examined = 0;
 
     list_each (const struct node_hold, hold, object_holders(object, HOLDER_NODE), by_object) {
-        struct row *row =
-            may_see(holders, &hold->account->owner) ? count_one(holders, "&hold->by_object", node_hold_node(hold)) : NULL;
+        struct row *row = may_see(holders, &hold->account->owner) ? count_one(holders, "node", node_hold_node(hold)) : NULL;
         if (row)
             set_node(row, node_hold_uuid(hold), node_hold_name(hold));
         if (++examined == HOLDERS_EXAMINED)

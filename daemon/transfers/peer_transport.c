@@ -242,7 +242,7 @@ void peer_transports_down(struct peer_session *session)
         pt->blob_epoch = 0;
         deadline_unset(session->transfers->deadlines, &pt->retry);
         if (pt->sm.state == PT_OFFERED || pt->sm.state == PT_CONNECTED)
-            close_connection(pt, "the link to the &pt->link ended");
+            close_connection(pt, "the link to the node ended");
     }
 }
 

@@ -475,7 +475,7 @@ void replicas_peer_up(struct replicas *replicas, struct peer_session *session)
         if (replica->origin != session)
             continue;
         if (memcmp(replica->boot_id, session->peer->boot_id, sizeof replica->boot_id) != 0) {
-            unlist(replica); /* The &replica->link has restarted, so its objects are gone. */
+            unlist(replica); /* The node has restarted, so its objects are gone. */
             continue;
         }
         generations[n++] = replica->ref.generation;

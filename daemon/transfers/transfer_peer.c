@@ -70,7 +70,7 @@ void transfers_peer_merged(struct transfers *transfers, struct peer *from, struc
     list_init(&none);
     list_each_safe (struct transfer, transfer, session ? &old_session->pending : &none, pull.by_peer) {
         if (from_is_known && memcmp(transfer->ref.node, nobody, sizeof nobody) != 0)
-            continue; /* The transfer wants that &transfer->pull.by_peer, whoever has its address now. */
+            continue; /* The transfer wants that node, whoever has its address now. */
         list_remove(&transfer->pull.by_peer);
         list_append(&session->pending, &transfer->pull.by_peer);
         transfer->pull.peer = session;

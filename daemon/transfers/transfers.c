@@ -137,10 +137,10 @@ enum rdt_status transfers_transport_idle(const struct transfers *transfers, cons
             continue;
         if (!list_empty(&pt->users_in))
             return rdt_error_set(
-                err, RDT_BUSY, "transport %s is in use: transfer %llu from &session->link %s uses it", transport->name,
+                err, RDT_BUSY, "transport %s is in use: transfer %llu from node %s uses it", transport->name,
                 (unsigned long long)container_of(list_first(&pt->users_in), struct transfer, pull.by_connection)->id,
                 session->peer->name);
-        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to &session->link %s uses it", transport->name,
+        return rdt_error_set(err, RDT_BUSY, "transport %s is in use: a transfer to node %s uses it", transport->name,
                              session->peer->name);
     }
     if (transfers->groups && transfer_groups_use(transfers, transport, err))

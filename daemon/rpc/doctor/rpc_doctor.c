@@ -202,7 +202,7 @@ static void check_peer_versions(struct doctor *doctor)
         list_each (const struct peer, peer, peers_all(doctor->rpc->peers), link)
             if (peer->state == PEER_UP && strcmp(peer->version, RDTD_VERSION) != 0)
                 doctor_find(doctor, FINDING_WARN, "Upgrade the older one: nodes use only what both versions have.",
-                            "Node %s has rdtd %s, and this &peer->link has %s.", peer->name, peer->version, RDTD_VERSION);
+                            "Node %s has rdtd %s, and this node has %s.", peer->name, peer->version, RDTD_VERSION);
     if (doctor->n == before)
         doctor_find(doctor, FINDING_OK, "", "All connected nodes have rdtd %s.", RDTD_VERSION);
 }
@@ -268,10 +268,9 @@ static void check_library_versions(struct doctor *doctor)
             up++;
             transfers_peer_summary(peer, &summary);
             for (unsigned i = 0; i < summary.n_versions; i++)
-                doctor_find(
-                    doctor, FINDING_WARN, "Install the same version of the library on both nodes.",
-                    "The library of a transport differs from that on &peer->link %s, so it moves nothing between them: %s.",
-                    peer->name, summary.versions[i]);
+                doctor_find(doctor, FINDING_WARN, "Install the same version of the library on both nodes.",
+                            "The library of a transport differs from that on node %s, so it moves nothing between them: %s.",
+                            peer->name, summary.versions[i]);
         }
     if (doctor->n == before)
         doctor_find(doctor, FINDING_OK, "", "The libraries of transports are the same here and on the %u connected nodes.", up);
