@@ -87,7 +87,8 @@ static bool check_socket(struct report *report)
     }
     report->owner = st.st_uid;
     if (!S_ISSOCK(st.st_mode)) {
-        find(report, id, name, FAIL, "Name the daemon's socket with --socket or RDT_SOCKET.", "%s is no socket.", report->path);
+        find(report, id, name, FAIL, "Name the daemon's socket with --socket or RDT_SOCKET.", "%s is not a socket.",
+             report->path);
         return false;
     }
     if (access(report->path, W_OK) < 0) {

@@ -22,10 +22,10 @@ void doctor_directory(struct doctor *doctor)
         if (provider->error[0] == '\0')
             doctor_find(doctor, FINDING_OK, "", "The option %s names %u nodes.", key, n);
         else if (provider->confirmed_ns == 0)
-            doctor_find(doctor, FINDING_WARN, "Mend what the sentence names; the daemon then reads it by itself.",
+            doctor_find(doctor, FINDING_WARN, "Correct what the sentence names; the daemon then reads it by itself.",
                         "The option %s has named no node yet: %s.", key, provider->error);
         else
-            doctor_find(doctor, FINDING_WARN, "Mend what the sentence names; the daemon then reads it by itself.",
+            doctor_find(doctor, FINDING_WARN, "Correct what the sentence names; the daemon then reads it by itself.",
                         "The option %s cannot be read, so its %u nodes are those of %" PRIu64 " s ago: %s.", key, n,
                         (uv_hrtime() - provider->confirmed_ns) / 1000000000, provider->error);
     }
@@ -42,11 +42,11 @@ void doctor_etcd(struct doctor *doctor)
     if (!provider->active)
         doctor_find(doctor, FINDING_OK, "", "etcd_endpoints is not set, so etcd is not used.");
     else if (!etcd->up)
-        doctor_find(doctor, FINDING_WARN, "Mend what the sentence names; the daemon then goes on by itself.",
+        doctor_find(doctor, FINDING_WARN, "Correct what the sentence names; the daemon then continues by itself.",
                     "This node is not registered in etcd now: %s.",
                     provider->error[0] != '\0' ? provider->error : "it is being connected");
     else if (provider->error[0] != '\0')
-        doctor_find(doctor, FINDING_WARN, "Mend what the sentence names; the daemon then notices by itself.",
+        doctor_find(doctor, FINDING_WARN, "Correct what the sentence names; the daemon then notices by itself.",
                     "This node is registered at %s, but: %s.", etcd->endpoint, provider->error);
     else
         doctor_find(doctor, FINDING_OK, "",

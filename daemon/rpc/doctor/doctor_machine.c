@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernel and the configuration of this machine allow the daemon. The files that are read here are the kernel's, which
- * answers at once. */
+/* What the kernel and the configuration of this machine allow the daemon. The files that are read here are in /proc and /sys,
+ * where reading does not block. */
 #include <dirent.h>
 #include <inttypes.h>
 #include <limits.h>

@@ -95,7 +95,7 @@ void doctor_storage_files(struct doctor *doctor)
     if (is_off(doctor))
         return;
     if (storage->n_bad > 0)
-        doctor_find(doctor, FINDING_WARN, "The daemon's log names them and says why: mend or remove them.",
+        doctor_find(doctor, FINDING_WARN, "The daemon's log names them and says why: repair or remove them.",
                     "%" PRIu64 " files in storage_dir could not be used at the start.", storage->n_bad);
     if (storage->n_failed > 0)
         doctor_find(doctor, FINDING_WARN, "The daemon's log says why; store the objects again when there is room.",

@@ -9,7 +9,7 @@
 #include "daemon/rpc/doctor/doctor.h"
 
 #define EXPIRES_SOON_DAYS 7
-#define NEAR_PERCENT 90u              /* of a limit: from here on the check warns */
+#define NEAR_PERCENT 90u              /* percentage of a limit from which the check warns */
 #define PAUSE_NS UINT64_C(1000000000) /* for users, because the loop serves nobody else for about a millisecond meanwhile */
 #define MOVES_NOTHING_NS UINT64_C(30000000000)
 #define TAKES_LONG_NS UINT64_C(600000000000)
@@ -87,9 +87,10 @@ static void check_key(struct doctor *doctor)
     if (!options_have_peers(options))
         doctor_find(doctor, FINDING_OK, "", "Neither key_file nor peer_cert is set, so this node has no peers.");
     else if (peers_check(options, &err) != RDT_OK)
-        doctor_find(doctor, FINDING_FAIL,
-                    "Mend what the sentence names: the running daemon has what it read before, but the next start would fail.",
-                    "The peer link could not be started again: %s.", err.msg);
+        doctor_find(
+            doctor, FINDING_FAIL,
+            "Correct what the sentence names: the running daemon uses what it read before, but its next start would fail.",
+            "The peer link could not be started again: %s.", err.msg);
     else if (options->listen[0] == '\0')
         doctor_find(
             doctor, FINDING_OK, "",
@@ -101,7 +102,7 @@ static void check_key(struct doctor *doctor)
                     doctor->rpc->node->address);
 }
 
-/* A certificate that ends shuts this node out, and a list of revoked ones that ends shuts all nodes out. */
+/* A certificate that expires shuts this node out, and a list of revoked certificates that expires shuts all nodes out. */
 static void check_expiry(struct doctor *doctor, const char *what, int64_t expires_s, const char *remedy)
 {
     int64_t left = expires_s - (int64_t)time(NULL), day = 24 * 3600;
@@ -153,7 +154,7 @@ static void check_configuration(struct doctor *doctor)
     struct rdt_error err;
 
     if (above->reload(above->arg, true, on_change, &differences, &err) != RDT_OK)
-        doctor_find(doctor, FINDING_FAIL, "Mend it (rdtd --check-config prints every fault): the next start would fail.",
+        doctor_find(doctor, FINDING_FAIL, "Correct it (rdtd --check-config prints every fault): the next start would fail.",
                     "The configuration has a fault since the daemon read it: %s.", err.msg);
     else if (differences.reload + differences.restart > 0)
         doctor_find(
@@ -225,33 +226,47 @@ static void check_transports_to(struct doctor *doctor, const struct peer *peer)
     transfers_peer_summary(peer, &summary);
     for (unsigned i = 0; i < summary.n_unusable; i++)
         doctor_find(doctor, FINDING_WARN, "Remove the cause on the node that has it, or unload the transport there.",
-                    "To node %s this transport cannot be used: %s.", peer->name, summary.unusable[i]);
+                    "A transport cannot be used with node %s: %s.", peer->name, summary.unusable[i]);
     if (summary.fell_back > 0)
         doctor_find(doctor, FINDING_WARN, "`rdtctl explain REF` says for each transfer which transports were rejected and why.",
-                    "%" PRIu64 " transfers from node %s took a slower transport than both nodes have.", summary.fell_back,
-                    peer->name);
+                    "%" PRIu64 " transfers from node %s did not take the fastest transport that both nodes have.",
+                    summary.fell_back, peer->name);
+}
+
+/* Some transports run only if the configuration trusts the network, and their reason names that key (open in rdt_backend.h).
+ * Where it does not, they are off by choice, and nothing is wrong. */
+static bool is_off_by_choice(const struct transport *transport, const struct options *options)
+{
+    return !options->trusted_network && strstr(transport->why_not, "trusted_network");
 }
 
 static void check_transports(struct doctor *doctor)
 {
     struct plugins *plugins = doctor->rpc->plugins;
-    size_t before = doctor->n;
+    size_t before = doctor->n, off = 0;
     char names[256];
 
     if (!doctor->rpc->peers) {
         doctor_find(doctor, FINDING_OK, "", "This node has no peers, so it needs no transport.");
         return;
     }
-    list_each (const struct transport, transport, plugins_transports(plugins), link)
-        if (!transport->available && would_be_used(transport, plugins))
+    list_each (const struct transport, transport, plugins_transports(plugins), link) {
+        if (transport->available)
+            continue;
+        if (is_off_by_choice(transport, doctor->rpc->options)) {
+            doctor_find(doctor, FINDING_OK, "", "Transport %s is off: %s.", transport->name, transport->why_not);
+            off++;
+        } else if (would_be_used(transport, plugins)) {
             doctor_find(doctor, FINDING_WARN, "Remove the cause, or the plug-in from backend_dir if it is not wanted.",
                         "Transport %s is loaded, but cannot be used: %s.", transport->name, transport->why_not);
+        }
+    }
     list_for_each (node, peers_all(doctor->rpc->peers))
         if (container_of(node, struct peer, link)->state == PEER_UP)
             check_transports_to(doctor, container_of(node, struct peer, link));
     plugins_transport_names(plugins, names, sizeof names);
-    if (doctor->n == before)
-        doctor_find(doctor, FINDING_OK, "", "Every transport can be used. Loaded: %s.", names);
+    if (doctor->n == before + off)
+        doctor_find(doctor, FINDING_OK, "", "No transport has a fault. Loaded: %s.", names);
 }
 
 /* Ends with different libraries are not connected, because they might exchange wrong bytes. */
@@ -385,13 +400,13 @@ static void check_crashes(struct doctor *doctor)
         plugin_blame_describe(&crashes, text, sizeof text);
         doctor_find(doctor, FINDING_WARN,
                     "Install another build of it, which ends this warning, or take it out of backend_dir; coredumpctl may have "
-                    "what its maker needs to know.",
+                    "a core dump for its author.",
                     "Backend %s: %s.", crashes.path, text);
     }
     if (doctor->n == before)
         doctor_find(doctor, FINDING_OK, "", "%s",
                     doctor->rpc->options->state_dir[0] == '\0'
-                        ? "Nobody would know of a plug-in that has crashed the daemon, because there is no state_dir."
+                        ? "A crash of a plug-in is not recorded, because there is no state_dir."
                         : "No plug-in that is installed has crashed the daemon.");
 }
 
