@@ -23,11 +23,11 @@
  * - Threads. The comment of each operation, and of each group of operations, names the thread that calls it:
  *     loop thread      serves all clients and peers. The operation returns at once: it does not block, and hands what
  *                      takes time to a thread of the plug-in, which reports through the host table.
- *     pool threads     a few, which all users share, each with a call at a time. The operation may take as long as its
- *                      bytes need, but must not wait for anybody else, such as a client or a peer.
- *     owner's thread   works only for the user whose memory it is, and may wait.
- *     opening thread   before the daemon serves anybody: its main thread; for a plug-in that is loaded or unloaded
- *                      later, and at the daemon's end: a thread for this purpose. It may take as long as it likes.
+ *     pool threads     a few threads that all users share; each runs one call at a time. The operation may take as long as
+ *                      its bytes need, but must not wait for anybody else, such as a client or a peer.
+ *     owner's thread   works only for the user who owns the memory, and may wait.
+ *     opening thread   the main thread, before the daemon serves anybody; a thread of its own for a plug-in that is loaded
+ *                      or unloaded later, and at the daemon's end. It may take as long as it likes.
  *   rdt-backend(7) has the list. Functions of the host table are called from any thread.
  * - Processor time. The work of a plug-in must not delay the other processes of the machine. The daemon gives its
  *   threads, and those that a plug-in starts, short scheduler slices (Linux 6.12 and later). A thread that copies
@@ -196,7 +196,7 @@ struct rdt_device {
     const char *why_not;     /* NULL, or a sentence: why the device cannot be used */
 };
 
-/* since 1.3: by what another process of the same owner maps a block. Device memory has no read-only mappings. */
+/* since 1.3: what another process of the same owner needs to map a block. Device memory has no read-only mappings. */
 struct rdt_export {
     enum rdt_import_kind kind;   /* VMM: one fd for each chunk; LEGACY_IPC: the handle */
     uint64_t offset;             /* of the block's first byte within the memory that the fds or the handle name */
@@ -225,8 +225,9 @@ struct rdt_memory_copy {
     void *priv[6];     /* for the plug-in's use; the core zeroes it before copy_start */
 };
 
-/* By which operation it was made. FILE: by none. The descriptor is a read-only one of a regular file of the daemon's own that
- * nobody changes; the block is read-only, and its page_bytes say that touching it may fail, as reading a disk may. */
+/* The operation that made a block which is restored. FILE: none of them. The descriptor is then a read-only one of a regular
+ * file that belongs to the daemon and that nobody changes. The block is read-only, and has page_bytes, because touching it may
+ * fail as reading a disk may. */
 enum rdt_restore { RDT_RESTORE_ALLOCATED, RDT_RESTORE_IMPORTED, RDT_RESTORE_TAKEN, RDT_RESTORE_FILE };
 
 struct rdt_memory_ops {
@@ -245,7 +246,7 @@ struct rdt_memory_ops {
     enum rdt_status (*alloc)(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
                              struct rdt_error *err);
 
-    /* Makes a block of memory that a client owns. The handle and the descriptors in *import are borrowed. INVALID,
+    /* Makes a block from memory that a client owns. The handle and the descriptors in *import are borrowed. INVALID,
      * with a sentence that says what is wrong with the handle; NO_MEMORY; SYSTEM. NULL: the kind cannot import. Loop
      * thread, which must not wait for whoever owns the descriptor (a file system may be a client's process); pool
      * threads for a kind with devices. */
@@ -326,12 +327,12 @@ struct rdt_memory_ops {
     enum rdt_status (*pin)(void *memory, void *addr, uint64_t bytes, void **pin_p, struct rdt_error *err);
     void (*unpin)(void *memory, void *pin);
 
-    /* since 1.3: writes for people how bytes travel between two devices, given by their uuids: "peer access
+    /* since 1.3: describes for people how bytes travel between two devices, given by their uuids: "peer access
      * (NVLink)", "host memory of the driver". text_p has `size` bytes and receives one line that ends
      * with a zero. NULL: there is nothing to say. Loop thread, after a copy between the two has ended. */
     void (*describe_copy)(void *memory, const char *from, const char *to, char *text_p, size_t size);
 
-    /* since 1.4: makes a block of memory that a client created for a snapshot of `bytes`. fd is borrowed. The plug-in
+    /* since 1.4: makes a block from memory that a client created for a snapshot of `bytes`. fd is borrowed. The plug-in
      * checks that the memory consists of exactly the whole pages for that size, that all of them are present, and
      * that nobody can write the memory, truncate it or punch holes into it any more. It then opens its own
      * read-only way to the memory, which nothing that the client does can end. The core does not call seal for such
@@ -339,21 +340,21 @@ struct rdt_memory_ops {
      * the kind takes no such memory. Loop thread, which must not wait for the client. */
     enum rdt_status (*take)(void *memory, int fd, uint64_t bytes, struct rdt_block *block_p, struct rdt_error *err);
 
-    /* since 1.5: makes the block again that an earlier process of this daemon had, from its descriptor (rdt_block.fd),
-     * which the plug-in owns on success. `bytes` is what alloc, import or take was called with, and offset that of the
-     * import. The descriptor was kept by a process that this daemon trusts, yet the plug-in checks that the memory is
-     * as large as it should be and cannot become smaller. INVALID. NULL: blocks of this kind cannot be restored, and
-     * objects in them end with the daemon. Loop thread.
-     * For a kind with devices the descriptor is the only one that export_block named, at offset 0, of a block that alloc
-     * made; `bytes` is the size of that chunk, and block_p->device is set. The plug-in maps the block and sets addr. What
-     * it cannot import again is refused. What a client imported is imported again by `import`, from what export_block said.
-     * Before the daemon serves anybody: both may take as long as they like. */
+    /* since 1.5: restores a block of an earlier process of this daemon from its descriptor (rdt_block.fd), which the
+     * plug-in owns on success. `bytes` is the argument of the alloc, import or take that made the block, and offset that
+     * of the import. The descriptor comes from a process that this daemon trusts, yet the plug-in checks that the memory
+     * has its full size and cannot shrink. INVALID. NULL: blocks of this kind cannot be restored, and objects in them end
+     * with the daemon. Loop thread.
+     * For a kind with devices, restore is called for a block of alloc for which export_block reported one descriptor, at
+     * offset 0; `bytes` is the size of that chunk, and block_p->device is set. The plug-in maps the block and sets addr,
+     * and refuses a block that it cannot import again. Memory that a client imported is imported again by `import`, with
+     * the result of export_block. This happens before the daemon serves anybody: both may take as long as they like. */
     enum rdt_status (*restore)(void *memory, enum rdt_restore from, int take_fd, uint64_t offset, uint64_t bytes,
                                struct rdt_block *block_p, struct rdt_error *err);
 
-    /* since 1.7: as alloc, but the block may show bytes that others left in the memory. The core uses it for memory that it
-     * writes before any other process can map it, and clears by zero_part what it does not write. NULL: it calls alloc. Only
-     * for a kind with devices. Pool threads. */
+    /* since 1.7: as alloc, but the block may contain bytes that others left in the memory. The core uses it for memory that it
+     * writes before any other process can map it, and clears with zero_part the parts that it does not write. NULL: the core
+     * calls alloc instead. Only for a kind with devices. Pool threads. */
     enum rdt_status (*alloc_unzeroed)(void *memory, const char *device, uint64_t bytes, struct rdt_block *block_p,
                                       struct rdt_error *err);
 
@@ -410,8 +411,9 @@ struct rdt_transport_ops {
     uint32_t speed;                  /* the core tries the higher first; ucx has 100, stream 50 */
 
     /* Opens the transport and stores its state in *transport_p. *host is valid until close returns. UNSUPPORTED, with
-     * the reason in a sentence ("trusted_network is not set: ..."), if it cannot run here: the core then lists the
-     * transport as not available, with that reason. Opening thread. */
+     * the reason in a sentence, if it cannot run here: the core then lists the transport as not available, with that
+     * reason. If it does not run because trusted_network is not set, the reason names that key: `rdtctl doctor` then
+     * reports no fault. Opening thread. */
     enum rdt_status (*open)(const struct rdt_host *host, void **transport_p, struct rdt_error *err);
 
     /* Closes the transport: joins the plug-in's threads and frees everything. Every connection and group has been
@@ -470,13 +472,13 @@ struct rdt_transport_ops {
      * an operation; the core disconnects when it has to. Loop thread. */
     void (*cancel)(void *conn, struct rdt_op *op);
 
-    /* since 1.2: writes for people which way the bytes of this connection go, in the vendor's words ("tcp/eth0",
+    /* since 1.2: describes for people the path that the bytes of this connection take, in the vendor's words ("tcp/eth0",
      * "rc_mlx5/mlx5_0:1"), and what is wrong with it. text_p has `size` bytes and receives one line that ends with a
-     * zero. AGAIN: it is not known yet. NULL: there is nothing to say. Loop thread. */
+     * zero. AGAIN: the path is not known yet. NULL: there is nothing to say. Loop thread. */
     enum rdt_status (*describe)(void *conn, char *text_p, size_t size);
 
     /* since 1.2: two-sided. Returns the name ("gpu0") of the ordered queue in which this end's sends and receives of
-     * that memory stand, whatever their connection. In an ordered queue an operation may hold up those posted after
+     * that memory wait, whatever their connection. In an ordered queue an operation may hold up those posted after
      * it until its counterpart on the other node is posted. The core then posts chunk by chunk, one transfer after
      * the other, in an order that is the same in the queues of all nodes; of one transfer it posts the receives
      * before the sends. The name has at most 64 bytes and is valid while the connection is. If queue is NULL or
@@ -510,12 +512,12 @@ struct rdt_transport_ops {
     /* since 1.2: frees a group: after group_closed, or one that was neither offered nor connected. Loop thread. */
     void (*group_destroy)(void *group);
 
-    /* since 1.2: asked once, after open. False: as it is configured, the transport neither registers memory
+    /* since 1.2: called once, after open. False: as it is configured, the transport neither registers memory
      * nor reads one-sided, and the core treats these operations as NULL. NULL: the transport does what it has
      * operations for. Opening thread. */
     bool (*reads)(void *transport);
 
-    /* since 1.3: asked once after open, for each of memory_kinds. False: with the vendor library that is installed,
+    /* since 1.3: called once after open, for each of memory_kinds. False: with the vendor library that is installed,
      * the transport does not move this kind, and the core treats it as not listed. NULL: it moves every kind that is
      * listed. Opening thread. */
     bool (*moves)(void *transport, const char *memory_kind);
@@ -527,15 +529,15 @@ struct rdt_transport_ops {
      * ranks post in any order, and several broadcasts, of several roots, run at a time beside sends and
      * receives, so that (root, transfer, chunk) says which posts belong together. The operation of a rank
      * ends when the plug-in no longer needs its piece, from which it may pass the bytes on. Not called for a
-     * transport whose operations stand in an ordered queue. Loop thread. */
+     * transport whose operations wait in an ordered queue. Loop thread. */
     enum rdt_status (*post_broadcast)(void *group, uint32_t root, struct rdt_op *op, struct rdt_error *err);
 
     /* since 1.3: as cancel, for one rank's operation of a broadcast. Before the root has posted, the
      * operation must end at once. Whenever the call comes, the other ranks still receive their bytes. Loop thread. */
     void (*cancel_broadcast)(void *group, struct rdt_op *op);
 
-    /* since 1.6: asked after moves was false for one of memory_kinds. Returns why, as one sentence for people that names the
-     * remedy; valid until close. NULL: there is nothing to say. Opening thread. */
+    /* since 1.6: called after moves has returned false for one of memory_kinds. Returns the reason, as one sentence for people
+     * that names the remedy; valid until close. NULL: there is nothing to say. Opening thread. */
     const char *(*why_not_moved)(void *transport, const char *memory_kind);
 };
 

@@ -314,7 +314,7 @@ enum rdt_status rdt_hand_on(rdt *conn, const struct rdt_ref *ref, int64_t grace_
     enum rdt_status status = call_wire_ref(conn, ref, &wire, err);
 
     if (status == RDT_OK && (ref->is_name || ref->generation == 0 || grace_ns <= 0))
-        status = rdt_error_set(err, RDT_INVALID, "a ref that is handed on names one object, and its grace period is above 0");
+        status = rdt_error_set(err, RDT_INVALID, "rdt_hand_on needs the ref of one object, and a grace period above 0");
     if (status != RDT_OK)
         return status;
     message.ref = &wire;

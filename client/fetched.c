@@ -108,7 +108,7 @@ static enum rdt_status fill_info(rdt_object *object, const Rdt__Pb__FetchDone *d
     info->version = done->version;
     info->writable = true; /* map_all clears it if a region is read-only */
     if (done->box_bytes > done->metadata.len)
-        return rdt_error_set(err, RDT_PROTOCOL, "rdtd sent boxes that are longer than the metadata that they end");
+        return rdt_error_set(err, RDT_PROTOCOL, "rdtd sent boxes that are longer than the metadata that contains them");
     object->metadata_bytes = done->metadata.len - done->box_bytes;
     if (object->metadata_bytes > 0) {
         object->metadata = malloc(object->metadata_bytes);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Deltas: what changed from one version of a tensor to the next. rdt.h does not include this header.
+/* Deltas: the changes from one version of a tensor to the next. rdt.h does not include this header.
  *
- * A step of reinforcement learning changes about one of a hundred values of a bf16 model, anywhere in it, so a list of the
- * changed values is a fiftieth of the tensor (tests/bench/delta_steps.py measures it on real optimizer steps). A publisher
- * puts the delta beside the tensor, and a reader on another node that has the version before in memory of its own fetches
- * the delta and applies it in place. These functions move nothing and need no session; they only turn two versions into
- * bytes, and bytes into the newer version. They may be called from any thread.
+ * A step of reinforcement learning changes about one in a hundred values of a bf16 model, anywhere in it, so a list of the
+ * changed values has a fiftieth of the tensor's size (tests/bench/delta_steps.py measures it on real optimizer steps). A
+ * publisher puts the delta beside the tensor. A reader on another node that has the previous version in memory of its own
+ * fetches the delta and applies it in place. These functions move nothing and need no session: one computes the delta of two
+ * versions, the other applies it. They may be called from any thread.
  *
  * A delta is little-endian: a header of 48 bytes (the text "rdtdelta", a u32 version, 1, a u32 elem_bytes, then u64 elems,
  * changed, gap_bytes and the XXH3 hash of the whole newer version), then the gaps, zeros up to a multiple of eight bytes,
@@ -20,17 +20,16 @@
 extern "C" {
 #endif
 
-/* Writes the delta from base to next, both of elems elements of elem_bytes (1, 2, 4 or 8) bytes, contiguous, to
- * out [out_bytes], and its length to *used_p. Elements are compared as bits, so a zero and a negative zero differ. out may
- * be any memory that does not overlap the others. Errors: LIMIT (the delta is longer than out_bytes: send the tensor
- * instead), INVALID (elem_bytes). */
+/* Writes the delta from base to next to out [out_bytes], and its length to *used_p. base and next have elems contiguous
+ * elements of elem_bytes (1, 2, 4 or 8) bytes. Elements are compared as bits, so zero and negative zero differ. out may be
+ * any memory that does not overlap the others. Errors: LIMIT (the delta is longer than out_bytes: send the tensor instead),
+ * INVALID (elem_bytes). */
 enum rdt_status rdt_delta_encode(const void *base, const void *next, size_t elems, size_t elem_bytes, void *out,
                                  size_t out_bytes, size_t *used_p, struct rdt_error *err);
 
 /* Turns target, which holds the base of the delta [delta_bytes], into the newer version, in place. Errors: INVALID (this is
- * not a delta for so many elements of so many bytes, or it is torn): then target is unchanged. MISMATCH: target did not hold
- * the base, because the result has another hash: then target holds neither version, and the caller fetches the whole tensor
- * into it. */
+ * not a delta for this number and size of elements, or it is damaged): target is unchanged. MISMATCH (target did not hold the
+ * base, because the result has another hash): target holds neither version, and the caller fetches the whole tensor into it. */
 enum rdt_status rdt_delta_apply(void *target, size_t elems, size_t elem_bytes, const void *delta, size_t delta_bytes,
                                 struct rdt_error *err);
 

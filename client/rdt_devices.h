@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory on devices: mappers of its kinds, and ranges of it that a program shares. rdt.h includes this header.
+/* Memory on devices: mappers for its kinds, and ranges of it that a program shares. rdt.h includes this header.
  *
- * librdt touches no device and links no vendor's library: it names memory, and a library for the kind (librdt-cuda) maps
- * it. When that has registered its mapper, rdt_alloc_with allocates device memory, rdt_import_shared offers the
- * caller's, tensors in either are put and are targets of fetches as others are (data is the device's address), and
- * fetches bring such tensors. Device memory that the daemon does not know must not be given to rdt_put or as a target:
- * librdt takes memory that it does not know for host memory. Handles go only to processes of the memory's own uid and
- * tenant; other readers of the object get a copy.
+ * librdt touches no device and links no vendor's library: it passes on descriptions of memory, and a library for the kind
+ * (librdt-cuda) maps it. When that library has registered its mapper, rdt_alloc_with allocates device memory and
+ * rdt_import_shared makes the caller's device memory known to the daemon. Tensors in either can be put, and can be targets of
+ * fetches (data is the device's address), and fetches can place tensors there. Device memory that the daemon does not know must
+ * not be passed to rdt_put or as a target, because librdt takes it for host memory. Only processes of the memory's own uid and
+ * tenant receive its handles; other readers of the object get a copy.
  */
 #ifndef RDT_DEVICES_H
 #define RDT_DEVICES_H
@@ -26,58 +26,59 @@ struct rdt_shared {
     const char *device; /* uuid */
     enum rdt_shared_kind kind;
     uint64_t bytes;
-    uint64_t offset;             /* where the range begins in the memory that the fds, or the handle, name */
+    uint64_t offset;             /* of the range within the memory that the fds, or the handle, name */
     const int *fds;              /* VMM: [n_fds], one for each chunk, in order; borrowed */
     const uint64_t *chunk_bytes; /* [n_fds] */
     size_t n_fds;
     const void *handle; /* LEGACY_IPC: the handle of the whole allocation */
     size_t handle_bytes;
-    int64_t timeout_ns; /* used by rdt_import_shared; 0: five minutes; negative: without end */
+    int64_t timeout_ns; /* used by rdt_import_shared; 0: five minutes; negative: no limit */
 };
 
 struct rdt_mapper {
     size_t struct_size;
     const char *memory; /* the kind of memory that it maps */
-    /* Maps `shared`. *addr_p receives where this process reads and writes the first byte, *mapping_p what unmap
-     * gets. It runs in any thread that waits on the connection, under the connection's lock: it must not call
-     * librdt, and must not wait for work that the caller has queued on the device. */
+    /* Maps `shared`. *addr_p receives the address of the first byte in this process, and *mapping_p the value that is passed
+     * to unmap. It runs in any thread that waits on the connection, under the connection's lock: it must not call librdt, and
+     * must not wait for work that the caller has queued on the device. */
     enum rdt_status (*map)(void *arg, const struct rdt_shared *shared, void **addr_p, void **mapping_p, struct rdt_error *err);
     /* Unmaps; runs once for each map, in any thread, when nothing uses the mapping any more. It must not call
      * librdt. */
     void (*unmap)(void *arg, void *addr, void *mapping);
     void *arg;
-    /* The devices that this process can map, by uuid; the preferred one first. Fetches then bring to the first of them that
-     * the daemon has what lies on a device that is not among them. n_devices 0: it can map all. Copied. */
+    /* The uuids of the devices that this process can map, the preferred one first. A fetch brings tensors that lie on any other
+     * device to the first of these that the daemon has. n_devices 0: the process can map all devices. Copied. */
     const char *const *devices;
     size_t n_devices; /* at most 64 */
 };
 
 /* Registers a mapper for one kind of memory, until the connection ends. *mapper is copied; its arg is borrowed until then.
- * EXISTS: the kind has a mapper already. */
+ * EXISTS: the kind already has a mapper. */
 enum rdt_status rdt_map_by(rdt *rdt, const struct rdt_mapper *mapper, struct rdt_error *err);
 
-/* Offers memory that the caller has at addr, described by `shared`; rdt_dealloc ends it. The fds are borrowed, and may be
- * closed afterwards; any number of chunks is allowed. The memory must stay until it is given back and no object or transfer
- * uses it any more (rdt_wait_freed_range): else the daemon would read memory that is gone. Errors: UNSUPPORTED (the daemon
- * has no such kind or device), INVALID, LIMIT, SYSTEM (the device refused it; the sentence says why), TIMED_OUT. */
+/* Makes memory that the caller has at addr, and that `shared` describes, known to the daemon; rdt_dealloc releases it. The
+ * fds are borrowed, and may be closed afterwards; any number of chunks is allowed. The caller must keep the memory until it
+ * has called rdt_dealloc and no object or transfer uses the memory any more (rdt_wait_freed_range): otherwise the daemon
+ * would read memory that no longer exists. Errors: UNSUPPORTED (the daemon has no such kind or device), INVALID, LIMIT,
+ * SYSTEM (the device refused it; the sentence says why), TIMED_OUT. */
 enum rdt_status rdt_import_shared(rdt *rdt, const struct rdt_shared *shared, void *addr, struct rdt_error *err);
 
-/* Finds the range of rdt_alloc, rdt_import or rdt_import_shared that holds all of [addr, addr + bytes). *known_p is false
- * if the daemon knows none of these bytes. *memory_p and *device_p, each may be NULL, receive kind and uuid of the range,
- * and are valid while the range is. INVALID: only a part is known. */
+/* Finds the range of rdt_alloc, rdt_import or rdt_import_shared that contains all of [addr, addr + bytes). *known_p is false
+ * if the daemon knows none of these bytes. *memory_p and *device_p, each may be NULL, receive the memory kind and the device's
+ * uuid, and are valid as long as the range. INVALID: only a part of the bytes is known. */
 enum rdt_status rdt_known(rdt *rdt, const void *addr, size_t bytes, bool *known_p, const char **memory_p, const char **device_p,
                           struct rdt_error *err);
 
 struct rdt_device_info {
     char memory[33], uuid[65], name[96];
     uint64_t bytes;          /* of the device */
-    uint64_t used_bytes;     /* that the daemon has allocated on it */
+    uint64_t used_bytes;     /* the memory that the daemon has allocated on it */
     uint64_t limit_bytes;    /* the limit of used_bytes; 0: none */
     bool opened;             /* the daemon uses it */
-    uint64_t overhead_bytes; /* what using it costs beside used_bytes; UINT64_MAX: unknown */
+    uint64_t overhead_bytes; /* the memory that using it takes in addition to used_bytes; UINT64_MAX: unknown */
     char why_not[128];       /* why it cannot be used; "": it can */
 };
-/* Writes the daemon's devices to devices_p, at most max. *count_p is how many there are. */
+/* Writes the daemon's devices to devices_p, at most max. *count_p receives how many there are. */
 enum rdt_status rdt_devices(rdt *rdt, struct rdt_device_info *devices_p, size_t max, size_t *count_p, struct rdt_error *err);
 
 #ifdef __cplusplus

@@ -3,9 +3,9 @@
  *
  * Some transports (gloo) move bytes only within a group: an ordered set of actors on several nodes whose daemons are
  * connected with one another. A group belongs to its owner (uid and tenant), not to the session that created it: any
- * member may use it, and it stays until it is destroyed, or until the daemon that created it ends without a keeper. An actor
- * may be in several. When one of its nodes is lost or the transport fails, the group forms anew by itself under the next epoch;
- * only the transfers that were in it fail, with TRANSPORT.
+ * member may use it, and it exists until it is destroyed, or until the daemon that created it ends without a keeper. An actor
+ * may be in several groups. When one of its nodes is lost or the transport fails, the group forms again by itself under the
+ * next epoch, and only the transfers that were running in it fail, with TRANSPORT.
  */
 #ifndef RDT_GROUPS_H
 #define RDT_GROUPS_H
@@ -25,34 +25,33 @@ struct rdt_member {
 
 struct rdt_group_options {
     size_t struct_size;
-    int64_t timeout_ns; /* how long to wait until every member's node is connected; 0: a minute; negative:
-                         * without end */
+    int64_t timeout_ns; /* how long to wait until every member's node is connected; 0: a minute; negative: no limit */
 };
 
-/* Forms a group of members [count] in rank order. All must be connected now, as this owner's. Returns when each of their
- * nodes is ready; after an error there is no group. Errors: EXISTS (the name), NOT_FOUND (a member is not connected),
- * UNSUPPORTED (the transport is not loaded, not available, or needs no group), INVALID (fewer than two members, or one
- * twice), PEER_LOST, TRANSPORT, TIMED_OUT, LIMIT. */
+/* Forms a group of members [count] in rank order. All members must be connected now, as clients of this owner. Returns when
+ * each of their nodes is ready; after an error there is no group. Errors: EXISTS (the name), NOT_FOUND (a member is not
+ * connected), UNSUPPORTED (the transport is not loaded, not available, or needs no group), INVALID (fewer than two members,
+ * or one of them twice), PEER_LOST, TRANSPORT, TIMED_OUT, LIMIT. */
 enum rdt_status rdt_group_create(rdt *rdt, const char *name, const char *transport, const struct rdt_member *members,
                                  size_t count, const struct rdt_group_options *options, struct rdt_error *err);
 
-/* Ends the group for all its members; transfers in it fail with TRANSPORT. Returns when no reachable node has it any more.
- * NOT_FOUND: this node knows no such group of this owner. */
+/* Ends the group for all its members; transfers in it fail with TRANSPORT. Returns when no reachable node has the group any
+ * more. NOT_FOUND: this node knows no such group of this owner. */
 enum rdt_status rdt_group_destroy(rdt *rdt, const char *name, struct rdt_error *err);
 
-/* Copies a snapshot to every other node of the group. The nodes keep it as a replica, which serves later fetches by clients
- * there at once, until the object ends or the memory is needed (the daemon's replicas_max). Only the object's owner (uid
- * and tenant) may call it, on the object's node, which must be in the group. The bytes go by the group's transport, by its
- * own broadcast if it has one; nodes that have a replica get no bytes. Returns when every replica is complete. The first
- * failure is the answer and names its node; nodes whose replica is complete keep it. Errors: INVALID (the object is live:
- * put it with RDT_PUT_SNAPSHOT), UNSUPPORTED (it is another node's, or in memory that the transport does not read),
- * NOT_FOUND (the object, or the group on this node), DENIED (another owner's), FREED, NO_PATH (the group is down),
- * PEER_LOST, TRANSPORT (the group was taken down), LIMIT and NO_MEMORY (of this node or the named one), TIMED_OUT (a copy
- * that is moving is completed or taken back). */
+/* Copies a snapshot to every other node of the group. Each node keeps it as a replica, which serves later fetches of its
+ * clients at once, until the object ends or the memory is needed (the daemon's replicas_max). Only the object's owner (uid
+ * and tenant) may call it, on the object's node, which must be in the group. The bytes travel by the group's transport, by
+ * its own broadcast if it has one; nodes that already have a replica receive no bytes. Returns when every replica is
+ * complete. The first failure is the answer and names its node; nodes whose replica is complete keep it. Errors: INVALID (the
+ * object is live: put it with RDT_PUT_SNAPSHOT), UNSUPPORTED (it is on another node, or in memory that the transport does not
+ * read), NOT_FOUND (the object, or the group on this node), DENIED (another owner's object), FREED, NO_PATH (the group is
+ * down), PEER_LOST, TRANSPORT (the group was taken down), LIMIT and NO_MEMORY (of this node or the named one), TIMED_OUT (a
+ * copy that is under way is completed or undone). */
 enum rdt_status rdt_broadcast(rdt *rdt, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
                               struct rdt_error *err);
 
-/* Starts rdt_broadcast and returns. timeout_ns is the request's. The caller destroys *request_p; rdt_cancel ends the
+/* Starts rdt_broadcast and returns. timeout_ns limits the request. The caller destroys *request_p; rdt_cancel ends the
  * broadcast as a time-out does. */
 enum rdt_status rdt_broadcast_start(rdt *rdt, const struct rdt_ref *ref, const char *group, int64_t timeout_ns,
                                     rdt_request **request_p, struct rdt_error *err);
@@ -65,8 +64,8 @@ struct rdt_group {
     uint32_t members, ranks;
 };
 
-/* Writes this owner's groups that this node is in or has created, at most max, to groups_p. *count_p is how many there
- * are. */
+/* Writes this owner's groups that this node is a member of or has created to groups_p, at most max. *count_p receives how
+ * many there are. */
 enum rdt_status rdt_group_list(rdt *rdt, struct rdt_group *groups_p, size_t max, size_t *count_p, struct rdt_error *err);
 
 #ifdef __cplusplus

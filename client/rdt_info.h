@@ -15,14 +15,14 @@
  *   struct rdt_ref may be copied and kept.
  * - The function returns true to go on, and false to end the list, which then returns RDT_OK. It may call librdt, also on the
  *   same connection: no lock is held.
- * - Rows come from the daemon in pages. The daemon goes on between pages, so a row can be missed or come twice. It is never
- *   wrong.
+ * - Rows come from the daemon in pages. The tables may change between two pages, so a row can be missing or appear twice, but
+ *   its content is right.
  * - Rows grow at their end in later versions. A program reads the members that it was compiled with, so it must not copy a row
  *   by sizeof into something of another version's.
  * - Times are in nanoseconds, sizes in bytes. Ids and names are text as rdtctl shows it: a byte that does not print, a space
  *   and "%" are %XX.
  * - A session sees what belongs to its owner (uid and tenant), and what is visible to it. Root and the daemon's own user see
- *   everything. Everybody sees all nodes, and the counters of the daemon.
+ *   everything. Every session sees all nodes and the counters of the daemon.
  * - Errors of each function here: INVALID (a NULL argument; an options struct with an unknown filter), DISCONNECTED, FORKED,
  *   NO_MEMORY, PROTOCOL (the daemon's answer cannot be read), TIMED_OUT (no answer within a minute). The functions list
  *   further ones.
@@ -54,23 +54,23 @@ struct rdt_list_options {
     uint64_t limit;     /* at most so many rows; 0: all */
 };
 
-/* Lists the objects of this node, those that somebody waits for included. options may be NULL. */
+/* Lists the objects of this node, including those that somebody waits for. options may be NULL. */
 enum rdt_status rdt_each_object(rdt *rdt, const struct rdt_list_options *options,
                                 bool (*each)(void *arg, const struct rdt_object_row *row), void *arg, struct rdt_error *err);
 
-/* One who holds an object, with the number of his holds. */
+/* A holder of an object, with the number of its holds. */
 struct rdt_holder {
     /* "producer"             the client that put it and has not freed it
-     * "detached"             nobody: it is detached, and its producer is gone
+     * "detached"             no client: the object is detached, and its producer has ended
      * "reader"               a client of this node that has fetched it
-     * "hold"                 a client of this node that has it by rdt_hold
-     * "node"                 another node, for its clients that have it by rdt_hold
+     * "hold"                 a client of this node that holds it by rdt_hold
+     * "node"                 another node, for its clients that hold it by rdt_hold
      * "name"                 a published name whose newest version it is
      * "in transit"           refs that are on their way to another process (rdt_hand_on)
      * "transfer"             transfers to other nodes
      * "pins"                 not holds: transfers that still touch its memory
      * "replica", "replica being filled"   no hold: a node that has, or is receiving, a replica
-     * "others"               holds that no other row counts: they are too many, or others' than this session may see */
+     * "others"               the holds that no other row counts: more than fit, or of clients that this session may not see */
     const char *kind;
     uint32_t count;          /* of holds; 0 for a replica */
     uint64_t client;         /* "producer", "detached", "reader", "hold": the session, as rdtctl shows it; 0: none */
@@ -81,13 +81,13 @@ struct rdt_holder {
     const char *node_uuid;   /* the same node's uuid in hex; else "" */
     const char *name;        /* "name": the published name; else "" */
     uint64_t version;        /* of that name */
-    const char *sentence;    /* the row for people: client 7 "eval" (pid 4211) reads it */
+    const char *sentence;    /* the row as a sentence: client 7 "eval" (pid 4211) reads it */
 };
 
-/* Describes the object of ref, or the object of a name's newest version, in *stat_p, which may be NULL, and calls `each`
- * for everybody who holds it, on its own node or another. The object's owner, root and the user of the object's daemon see
- * all holders, but at most 32 rows. Another session sees the clients of its own uid and tenant, and how many holds there
- * are besides. All rows are of one moment. Errors also: those of rdt_stat. */
+/* Describes the object of ref, or the object of a name's newest version, in *stat_p, which may be NULL, and calls `each` for
+ * every holder, on the object's node or another. The object's owner, root and the user of the object's daemon see all
+ * holders, but at most 32 rows. Another session sees the clients of its own uid and tenant, and the number of other holds.
+ * All rows show the same moment. Errors also: those of rdt_stat. */
 enum rdt_status rdt_holders(rdt *rdt, const struct rdt_ref *ref, struct rdt_stat *stat_p,
                             bool (*each)(void *arg, const struct rdt_holder *holder), void *arg, struct rdt_error *err);
 
@@ -107,7 +107,7 @@ struct rdt_name_row {
     int64_t ttl_left_ns;            /* the name ends after that time unless it is published again; -1: it does not */
 };
 
-/* Lists the names that are published on this node. Of the options, state and client are not for names. */
+/* Lists the names that are published on this node. The options state and client do not apply to names. */
 enum rdt_status rdt_each_name(rdt *rdt, const struct rdt_list_options *options,
                               bool (*each)(void *arg, const struct rdt_name_row *row), void *arg, struct rdt_error *err);
 
@@ -117,12 +117,12 @@ struct rdt_node_transport {
     const char *name;
     bool usable;      /* the two nodes can use it with each other */
     const char *path; /* usable: the path of its bytes in its own words ("tcp/eth0"), "" until it is known */
-    const char *why;  /* not usable: the reason */
+    const char *why;  /* not usable: why */
 };
 
 struct rdt_node_row {
     const char *uuid;       /* in hex; "": the node was never reached */
-    const char *boot_id;    /* the same, of the present start of its daemon */
+    const char *boot_id;    /* in hex: changes at each start of its daemon */
     const char *name;       /* in the nodes file, else the address */
     const char *address;    /* "host:port" of its peer link */
     const char *state;      /* "idle", "connecting", "up", "backoff": as rdtctl peers shows it */
@@ -134,11 +134,11 @@ struct rdt_node_row {
     uint32_t transfers_out; /* running, to that node */
     uint64_t bytes_in;      /* moved so far */
     uint64_t bytes_out;
-    uint64_t fell_back;                          /* transfers from there that took a slower transport than both nodes have */
+    uint64_t fell_back;                          /* transfers from there that did not take the fastest common transport */
     const char *last_error;                      /* why there is no link; "" while the state is "up" */
     const struct rdt_node_transport *transports; /* [n_transports], usable ones first, best first */
     size_t n_transports;
-    const char *identity; /* who the node is by its certificate (URI or DNS name); "": the link uses the key */
+    const char *identity; /* the URI or DNS name in the node's certificate; "": the link uses the pre-shared key */
 };
 
 /* Lists the other nodes that this node's daemon knows. A daemon without a peer link knows none. */
@@ -160,48 +160,48 @@ struct rdt_daemon_status {
     uint64_t memory_bytes;            /* host memory in use, orphaned memory included */
     uint64_t memory_limit_bytes;      /* memory_limit */
     uint64_t pool_bytes;              /* free pool: memory beside memory_bytes, under the same limit */
-    uint64_t cached_bytes;            /* region cache, likewise */
+    uint64_t cached_bytes;            /* region cache: the same */
     uint64_t orphaned_bytes;          /* freed memory that a client still keeps open or mapped */
     uint64_t replicas, replica_bytes; /* of other nodes' snapshots */
     uint32_t nodes_up, nodes_known;   /* other nodes */
     uint32_t transfers_active;
-    uint64_t transfers_done, transfers_failed;         /* since the daemon started, as all counters below */
-    uint64_t transfers_cancelled, transfers_timed_out; /* no failures: their readers gave up, or ended */
+    uint64_t transfers_done, transfers_failed;         /* since the daemon started, like all counters below */
+    uint64_t transfers_cancelled, transfers_timed_out; /* not failures: their readers cancelled, timed out, or ended */
     uint64_t bytes_in, bytes_out, bytes_local;         /* from other nodes, to other nodes, within this one */
-    uint64_t fetches_joined;                           /* fetches that joined a transfer under way */
-    uint64_t fetches_from_replicas;                    /* fetches that a replica on this node answered */
+    uint64_t fetches_joined;                           /* fetches that joined a running transfer */
+    uint64_t fetches_from_replicas;                    /* fetches that a replica on this node served */
     uint64_t redirected;                               /* pulls of other nodes that were redirected to a replica */
-    uint64_t fell_back;                                /* transfers that took a slower transport than both nodes have */
+    uint64_t fell_back;                                /* transfers that did not take the fastest common transport */
     char node[33], boot_id[33];                        /* in hex, as in struct rdt_node_row */
     char backends[512];                                /* the names of the loaded backends, with blanks between them */
-    uint64_t pool_hits, pool_misses;                   /* allocations that the free pool could serve, and could not */
+    uint64_t pool_hits, pool_misses;                   /* allocations that the free pool served, and did not serve */
     uint64_t cache_hits;                               /* allocations that the region cache served */
     uint64_t busy_polls;        /* waits for a client's message in which the daemon polled before it slept */
     uint64_t busy_polls_missed; /* of those, the ones in which no message came while it polled */
-    bool keeper_up;             /* rdtd-keeper is connected, and what follows survives a restart of the daemon */
+    bool keeper_up;             /* rdtd-keeper is connected, and the next three survive a restart of the daemon */
     uint64_t kept_objects, kept_names, kept_bytes;
-    uint64_t restored_objects; /* that the daemon found when it started */
-    uint64_t unkept_objects;   /* that should have survived, but were lost at the start or cannot be kept */
-    /* Sessions that a restart does not end, and their holds; of an earlier daemon: those that were found at the start, those to
-     * which their processes have come back, and those to which they have not yet. */
+    uint64_t restored_objects; /* objects that the daemon restored from the keeper when it started */
+    uint64_t unkept_objects;   /* objects that should have survived, but were lost at the start or cannot be kept */
+    /* Sessions that survive a restart, and their holds. Of the sessions of an earlier daemon: those that were restored at the
+     * start, those whose clients have come back, and those that still wait for their clients. */
     uint64_t kept_sessions, kept_holds, restored_sessions, resumed_sessions, waiting_sessions;
-    int64_t certificate_expires_s; /* seconds since 1970 when this node's certificate ends; 0: it has none */
-    int64_t crl_expires_s;         /* the same of its list of revoked certificates */
-    /* What is in the storage directory (rdt_store): objects, names, and bytes of the files of objects. */
+    int64_t certificate_expires_s; /* when this node's certificate expires, in seconds since 1970; 0: it has none */
+    int64_t crl_expires_s;         /* the same for its list of revoked certificates */
+    /* The content of the storage directory (rdt_store): objects, names, and bytes of the files of objects. */
     uint64_t stored_objects, stored_names, stored_bytes;
     uint64_t stores_done, stores_bytes;      /* objects that were stored since the start, and the bytes written for them */
     uint64_t stores_failed;                  /* objects and versions of names that could not be stored since the start */
-    uint64_t storage_restored;               /* objects that the daemon found there when it started */
-    uint64_t storage_bad_files;              /* files that it found there and could not use */
-    uint64_t spilled_objects, spilled_bytes; /* stored objects whose memory was given up for their files, since the start */
+    uint64_t storage_restored;               /* objects that the daemon restored from there when it started */
+    uint64_t storage_bad_files;              /* files there that the daemon could not use */
+    uint64_t spilled_objects, spilled_bytes; /* stored objects that gave up their memory for their files, since the start */
     char storage_dir[1024];                  /* "": nothing is stored; a longer path is cut off */
-    uint64_t redirected_again;               /* of `redirected`, pulls that had come back from another replica */
-    uint64_t shard_versions, shard_failures; /* versions of many parts that became complete here, and that did not */
-    uint64_t slow_readers;                   /* reports that a node which reads a snapshot of this one is slow */
-    uint64_t shard_pending;                  /* versions of many parts that wait for parts here */
+    uint64_t redirected_again;               /* of `redirected`, pulls that came back from another replica */
+    uint64_t shard_versions, shard_failures; /* versions of many parts that became complete here, and that failed */
+    uint64_t slow_readers;                   /* reports that a node that reads a snapshot from this one is slow */
+    uint64_t shard_pending;                  /* versions of many parts that still wait for parts here */
 };
 
-/* Writes the daemon's state, as many of the members as status_p->struct_size has room for. */
+/* Writes the daemon's state: as many of the members as fit into status_p->struct_size. */
 enum rdt_status rdt_daemon_status(rdt *rdt, struct rdt_daemon_status *status_p, struct rdt_error *err);
 
 enum rdt_metrics_format {
@@ -209,9 +209,9 @@ enum rdt_metrics_format {
     RDT_METRICS_PROMETHEUS = 1,  /* Prometheus's text format 0.0.4, which node_exporter's textfile collector reads */
 };
 
-/* Writes the daemon's counters, gauges and histograms as text; rdtd-exporter(8) lists them. *text_p is the caller's, freed by
- * free(). Unprivileged sessions get the usage of their own owner only. A scraper should ask every few seconds at most: the text
- * of a node with 64 owners and 256 peers has about 200 KiB. */
+/* Writes the daemon's counters, gauges and histograms as text; rdtd-exporter(8) lists them. The caller frees *text_p with
+ * free(). Unprivileged sessions get the usage of their own owner only. A scraper should ask every few seconds at most: the
+ * text of a node with 64 owners and 256 peers has about 200 KiB. */
 enum rdt_status rdt_metrics(rdt *rdt, enum rdt_metrics_format format, char **text_p, struct rdt_error *err);
 
 #ifdef __cplusplus

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sharded tensors: a version of a name that many processes publish in parts, and plans by which a reader takes any boxes of it.
+/* Sharded tensors: versions of a name that many processes publish in parts, and plans with which a reader fetches boxes of
+ * them.
  *
  *     trainer, rank r of n                                       sampler
  *     rdt_put(c, shards.., &put, &ref, &err);  (put.shards)      rdt_ref_from_name("policy", 0, NULL, &name, &err);
@@ -7,9 +8,9 @@
  *                                                                for (uint64_t after = 0;; after = run.version)
  *                                                                    rdt_plan_run(plan, after, RDT_FOREVER, &run, &err);
  *
- * The version becomes visible when all parts of its step are there and cover every tensor exactly once. Readers never see parts
- * of two steps. The name lives on one node, that of its ref; the parts are ordinary objects, each on the node of its publisher,
- * and are held as long as anybody holds the version, whatever becomes of their publishers. */
+ * A version becomes visible when all parts of its step have been published and cover every tensor exactly once. Readers never
+ * see parts of two steps. The name lives on one node, that of its ref. The parts are ordinary objects, each on the node of its
+ * publisher; they are held as long as anybody holds the version, even after their publishers have ended. */
 #ifndef RDT_PLAN_H
 #define RDT_PLAN_H
 
@@ -23,31 +24,32 @@ extern "C" {
 
 struct rdt_part_options {
     size_t struct_size;
-    enum rdt_visibility visibility; /* who may fetch the version: not wider than the object's, and the same for all parts */
+    enum rdt_visibility visibility; /* who may fetch the version: not wider than the object's, and equal for all parts */
 };
 
 /* Publishes the object, which was put with shards, as the part of `rank` (below `of`) of the version `step` of a name, and
- * returns when the version is complete; *version_p, may be NULL, is its number. name: of rdt_ref_from_name. Where there is a
- * node table, a name without an address is that of any node, else that of this session's node. The object is on this
- * session's node, or on the name's; it should be a snapshot, and may be freed when the call has returned. Steps grow.
- * Errors, of which all but those of this part alone end the version for all its publishers: INVALID (the step is not above
- * that of the newest version; `rank` or `of`; boxes that overlap or are missing: the sentence names tensor, box and ranks),
- * EXISTS (the rank has published this step; another node has the name), OWNER_DIED (another publisher ended, cancelled or
- * timed out), FREED (a later step became complete first; a part was freed by force), TIMED_OUT (not all parts came), LIMIT (the
- * manifest is longer than 4 MiB, of which 1,024 ranks with 400 tensors each need less than half if these are cut alike; too
- * many incomplete steps), DENIED, PEER_LOST, RESTARTED. */
+ * returns when the version is complete; *version_p, may be NULL, receives its number. name comes from rdt_ref_from_name.
+ * Where there is a node table, a name without an address may live on any node; elsewhere it lives on this session's node. The
+ * object must be on this session's node or on the name's; it should be a snapshot, and may be freed when the call has
+ * returned. Each step must be greater than the one before. Errors, of which all but those of this part alone end the version
+ * for all its publishers: INVALID (the step is not above that of the newest version; `rank` or `of`; boxes that overlap or
+ * are missing: the sentence names tensor, box and ranks), EXISTS (the rank has published this step; another node has the
+ * name), OWNER_DIED (another publisher ended, cancelled or timed out), FREED (a later step became complete first; a part was
+ * freed by force), TIMED_OUT (not all parts were published in time), LIMIT (the manifest is longer than 4 MiB, of which 1,024
+ * ranks with 400 tensors each need less than half if these are cut alike; too many incomplete steps), DENIED, PEER_LOST,
+ * RESTARTED. */
 enum rdt_status rdt_publish_part(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
                                  const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
                                  uint64_t *version_p, struct rdt_error *err);
 
 /* Starts rdt_publish_part and returns. The caller destroys *request_p. If the request has not ended by then, the part is
- * withdrawn, and the version fails. */
+ * withdrawn and the version fails. */
 enum rdt_status rdt_publish_part_start(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
                                        const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
                                        rdt_request **request_p, struct rdt_error *err);
 
-/* Writes the version's number. Errors: AGAIN (the request has not ended), INVALID (not of rdt_publish_part_start), how it
- * failed. */
+/* Writes the version's number. Errors: AGAIN (the request has not ended), INVALID (not of rdt_publish_part_start), or the
+ * error with which the request failed. */
 enum rdt_status rdt_part_version(const rdt_request *request, uint64_t *version_p, struct rdt_error *err);
 
 /* ---- the manifest of a version ---- */
@@ -66,13 +68,13 @@ struct rdt_box { /* a tensor of a part. The pointers are borrowed from the manif
     const int64_t *global_shape, *start, *count; /* [ndim] */
 };
 
-/* Waits for a version of the name above name->after, and holds it with all its parts until rdt_manifest_release. Errors: those
+/* Waits for a version of the name above name->after, and holds it and all its parts until rdt_manifest_release. Errors: those
  * of a fetch; INVALID (the version is an ordinary object). */
 enum rdt_status rdt_manifest_fetch(rdt *rdt, const struct rdt_ref *name, int64_t timeout_ns, rdt_manifest **manifest_p,
                                    struct rdt_error *err);
 void rdt_manifest_info(const rdt_manifest *manifest, struct rdt_manifest_info *info_p);
 
-/* Writes the ref of part i, which has *tensors_p tensors. INVALID: no such part. */
+/* Writes the ref of part i, and to *tensors_p how many tensors it has. INVALID: there is no such part. */
 enum rdt_status rdt_manifest_part(const rdt_manifest *manifest, size_t i, struct rdt_ref *ref_p, size_t *tensors_p,
                                   struct rdt_error *err);
 enum rdt_status rdt_manifest_box(const rdt_manifest *manifest, size_t part, size_t tensor, struct rdt_box *box_p,
@@ -81,8 +83,8 @@ void rdt_manifest_release(rdt_manifest *manifest); /* may be NULL */
 
 /* ---- plans ---- */
 
-/* A box that the reader wants, and the host memory that receives it. A GPU gets it from there, or by rdt_fetch of slices with
- * targets on the device. */
+/* A box that the reader wants, and the host memory that receives it. To bring a box to a GPU, copy it from there, or fetch it
+ * by rdt_fetch with slices and with targets on the device. */
 struct rdt_want {
     const char *key;
     uint32_t ndim;
@@ -93,19 +95,19 @@ struct rdt_want {
     const int64_t *strides; /* [ndim] elements; NULL: row-major contiguous */
 };
 
-/* Whether elements can be cast on the way: f32, f16 and bf16 to each other and to f8_e4m3fn and f8_e5m2. They are rounded to
- * the nearest, ties to even. A number that is too large becomes infinity, or the largest number of f8_e4m3fn, which has no
+/* Returns whether a plan can cast elements: f32, f16 and bf16 to each other and to f8_e4m3fn and f8_e5m2. Values are rounded to
+ * the nearest, ties to even. A value that is too large becomes infinity, or the largest number of f8_e4m3fn, which has no
  * infinity. Equal dtypes can always be cast. */
 bool rdt_can_cast(enum rdt_dtype from, enum rdt_dtype to);
 
-/* Casts n elements, contiguous. The memory must not overlap. UNSUPPORTED: there is no such cast. */
+/* Casts n contiguous elements. The two memory ranges must not overlap. UNSUPPORTED: there is no such cast. */
 enum rdt_status rdt_cast(enum rdt_dtype from, const void *data, enum rdt_dtype to, void *data_p, size_t n,
                          struct rdt_error *err);
 
 enum rdt_plan_move {
-    RDT_PLAN_AUTO = 0,  /* whole parts of this node, and of other nodes those of which at least half is wanted; else slices */
-    RDT_PLAN_WHOLE = 1, /* whole parts: a part that is a snapshot comes to this node once, however many processes read it */
-    RDT_PLAN_SLICES = 2 /* of other nodes only what this plan wants, even if others of this node want other slices */
+    RDT_PLAN_AUTO = 0,  /* whole parts from this node, and from other nodes if at least half of a part is wanted; else slices */
+    RDT_PLAN_WHOLE = 1, /* whole parts: a part that is a snapshot is moved to this node once, for all processes that read it */
+    RDT_PLAN_SLICES = 2 /* from other nodes only what this plan wants, even if other processes here want other slices */
 };
 
 struct rdt_plan_options {
@@ -116,25 +118,26 @@ struct rdt_plan_options {
 
 typedef struct rdt_plan rdt_plan;
 
-/* Prepares to read the boxes `wants` [count] of versions of the name. The wants are copied; their memory must stay until
- * rdt_plan_destroy. Asks the daemon nothing. Errors: INVALID, and UNSUPPORTED if the memory is a device's, name the want. */
+/* Prepares to read the boxes `wants` [count] of versions of the name. The wants are copied; the memory that they name must
+ * stay until rdt_plan_destroy. Does not contact the daemon. Errors: INVALID, and UNSUPPORTED if the memory is a device's; the
+ * sentence names the want. */
 enum rdt_status rdt_plan_create(rdt *rdt, const struct rdt_ref *name, const struct rdt_want *wants, size_t count,
                                 const struct rdt_plan_options *options, rdt_plan **plan_p, struct rdt_error *err);
 
 struct rdt_plan_run {
     uint64_t version, step;
-    bool planned;         /* the pieces were computed anew, because the layout of the version was a new one */
+    bool planned;         /* the pieces were computed again, because the version has a new layout */
     size_t parts, pieces; /* parts that were fetched from, and boxes that were copied */
     uint64_t bytes;       /* written to the wants' memory */
-    uint64_t bytes_moved; /* that came from other nodes for this run */
+    uint64_t bytes_moved; /* received from other nodes for this run */
     int64_t wait_ns, fetch_ns, copy_ns;
 };
 
-/* Waits until timeout_ns for a version above `after`, and writes all wants from that one version; 0 for `after` takes the
- * newest. All bytes are on this node before the first is written to the wants, so after an error of waiting or fetching the
- * wants have what they had. One thread at a time. *run_p, may be NULL, receives what was done. Errors: TIMED_OUT, NOT_FOUND
- * (the version has no such tensor), MISMATCH (another number of dimensions, or a box that ends outside the tensor), UNSUPPORTED
- * (a cast that does not exist), those of a fetch. */
+/* Waits until timeout_ns for a version above `after` (0: the newest), and writes all wants from that one version. All bytes
+ * are on this node before the first is written, so an error of waiting or fetching leaves the wants unchanged. One thread at
+ * a time may run a plan. *run_p, may be NULL, receives what was done. Errors: TIMED_OUT, NOT_FOUND (the version has no such
+ * tensor), MISMATCH (another number of dimensions, or a box that ends outside the tensor), UNSUPPORTED (a cast that does not
+ * exist), those of a fetch. */
 enum rdt_status rdt_plan_run(rdt_plan *plan, uint64_t after, int64_t timeout_ns, struct rdt_plan_run *run_p,
                              struct rdt_error *err);
 void rdt_plan_destroy(rdt_plan *plan); /* may be NULL */

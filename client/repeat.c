@@ -40,9 +40,9 @@ enum rdt_status repeat_allowed(const struct verb *verb, uint64_t sent_on, struct
 {
     if (sent_on == 0 || verb->properties & VERB_REPEATABLE)
         return RDT_OK;
-    return rdt_error_set(err, RDT_RESTARTED,
-                         "rdtd restarted before it answered %s, and may have carried it out: look, and repeat it if it has not",
-                         verb->name);
+    return rdt_error_set(
+        err, RDT_RESTARTED,
+        "rdtd restarted before it answered %s, and may have carried it out: check, and repeat it if it has not", verb->name);
 }
 
 /* ---- time-outs ---- */

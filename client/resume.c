@@ -136,7 +136,7 @@ static void on_resume_answer(rdt *conn, struct pending *pending, struct frame *f
 
     if (frame->flags & FRAME_ERROR) {
         (void)connection_error_reply(frame, &err);
-        lose(conn, "did not go on with this session", &err);
+        lose(conn, "did not continue this session", &err);
         return;
     }
     reply = rdt__pb__resume_reply__unpack(NULL, frame->length, frame->payload);
@@ -191,7 +191,7 @@ static void on_welcome(rdt *conn, const Rdt__Pb__HelloReply *reply)
     } else if (!reply->resumed || reply->session_id != conn->node.session) {
         lose(conn, "no longer has this session", NULL);
     } else if (resume_read_hello(conn, reply, &err) != RDT_OK) {
-        lose(conn, "did not go on with this session", &err);
+        lose(conn, "did not continue this session", &err);
     } else {
         mapper_devices_untold(conn);
         socket_move(conn, CONNECTION_RESUMING);
@@ -209,7 +209,7 @@ static void on_hello_answer(rdt *conn, struct pending *pending, struct frame *fr
         if (err.status == RDT_SHUTTING_DOWN || err.status == RDT_AGAIN)
             connection_hang_up(conn, &err); /* the one after it may take the session */
         else
-            lose(conn, "did not go on with this session", &err);
+            lose(conn, "did not continue this session", &err);
         return;
     }
     reply = rdt__pb__hello_reply__unpack(NULL, frame->length, frame->payload);

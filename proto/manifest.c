@@ -90,7 +90,8 @@ enum rdt_status manifest_open(const Rdt__Pb__Manifest *message, struct manifest 
             return rdt_error_set(err, RDT_INVALID, "a part of the manifest is incomplete");
         layout = manifest_part(manifest, i, &boxes);
         if (part->n_start != layout->n_dims)
-            return rdt_error_set(err, RDT_INVALID, "a part of the manifest begins in %zu dimensions, and has %u", part->n_start,
+            return rdt_error_set(err, RDT_INVALID,
+                                 "a part of the manifest has starts in %zu dimensions, but its tensors have %u", part->n_start,
                                  layout->n_dims);
         n_boxes += layout->count;
         if (n_boxes > MANIFEST_MAX_BOXES)

@@ -43,10 +43,10 @@ enum rdt_dtype {
 #undef X
 };
 
-/* Bytes of one element; 0 for an unknown number. */
+/* Returns the size of one element in bytes; 0 for an unknown number. */
 size_t rdt_dtype_bytes(enum rdt_dtype dtype);
 
-/* "bf16"; NULL for an unknown number. Static storage. */
+/* Returns the name, such as "bf16"; NULL for an unknown number. Static storage. */
 const char *rdt_dtype_name(enum rdt_dtype dtype);
 
 #ifdef __cplusplus

@@ -8,21 +8,21 @@ enum rdt_put_flags {
      * write them again at once. Tensors that librdt had to copy into the daemon's memory anyway are not
      * copied twice. Readers map a snapshot read-only, or privately (RDT_FETCH_COW). */
     RDT_PUT_SNAPSHOT = 1,
-    /* The object outlives this session by ttl_ns, counted from the session's end; then it ends as by
-     * rdt_free, and later fetches are answered FREED. Any session of the same owner may rdt_free it. Its
+    /* The object outlives this session by ttl_ns, counted from the session's end; then it is freed as by
+     * rdt_free, and later fetches fail with FREED. Any session of the same owner may rdt_free it. Its
      * bytes stay charged to the owner. */
     RDT_PUT_DETACHED = 2,
-    /* The tensors' bytes will be written later, by a stream of the caller. The put returns the ref at once, and
-     * the object is `filling`: fetches of it and waits for it wait until rdt_ready, and nothing reads its
-     * memory before. rdt_fail, or the end of this session, fails them. All tensors must be in memory that the
-     * daemon knows. With SNAPSHOT the copy is made at rdt_ready. */
+    /* The tensors' bytes will be written later, for example by a GPU stream. The put returns the ref at once, and
+     * the object is `filling`: fetches and waits continue after rdt_ready, and nothing reads its memory before.
+     * rdt_fail, or the end of this session, makes them fail. All tensors must be in memory that the daemon knows.
+     * With SNAPSHOT the copy is made at rdt_ready. */
     RDT_PUT_PENDING = 4,
-    /* Of a SNAPSHOT: the daemon begins to store the object in its storage_dir when the put returns; rdt_store waits until that
-     * is done, and says if it failed. UNSUPPORTED: the daemon stores nothing. */
+    /* Only with SNAPSHOT: the daemon begins to store the object in its storage_dir when the put returns; rdt_store waits until
+     * that is done, and reports a failure. UNSUPPORTED: the daemon stores nothing. */
     RDT_PUT_STORED = 8,
-    /* The caller promises that nobody writes the tensors while the object exists: not before rdt_wait_freed. Nothing is copied,
-     * and other nodes handle the object as a snapshot: they keep replicas of it and pass it on to each other. If the promise
-     * is broken, readers may see bytes of several writes. SNAPSHOT overrides it. */
+    /* The caller promises that nobody writes the tensors while the object exists, that is, before rdt_wait_freed has returned.
+     * Nothing is copied, and other nodes treat the object as a snapshot: they keep replicas of it and pass it on to each
+     * other. If the promise is broken, readers may see bytes of several writes. SNAPSHOT overrides this flag. */
     RDT_PUT_IMMUTABLE = 16,
 };
 

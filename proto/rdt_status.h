@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The statuses of rdtd: one enum in code and on the wire, and the error that travels with them.
+/* The statuses of rdtd: one enum in code and on the wire, and the error that accompanies them.
  *
  * Installed. Numbers are fixed for ever; new ones are added at the end. 0 is success, every failure is negative.
  */
@@ -44,18 +44,18 @@ enum rdt_status {
 #undef X
 };
 
-/* What went wrong, in one sentence that names the thing. Filled by the first function that notices; callers may only
- * prefix. A function that takes one accepts NULL and leaves it alone on success. */
+/* What went wrong, in one sentence that names the thing. The first function that notices the failure fills it; callers may
+ * only add a prefix. A function that takes an error accepts NULL, and does not change the error on success. */
 struct rdt_error {
     enum rdt_status status;
     int sys_errno; /* errno behind RDT_SYSTEM, else 0 */
     char msg[504]; /* always terminated; may be cut */
 };
 
-/* "TIMED_OUT"; never NULL ("UNKNOWN" for an unknown number). Static storage. */
+/* Returns the name, such as "TIMED_OUT"; "UNKNOWN" for an unknown number, never NULL. Static storage. */
 const char *rdt_status_name(enum rdt_status status);
 
-/* "the deadline passed"; never NULL. Static storage. */
+/* Returns the sentence, such as "the deadline passed"; never NULL. Static storage. */
 const char *rdt_status_sentence(enum rdt_status status);
 
 /* Fills err (may be NULL) and returns status. */

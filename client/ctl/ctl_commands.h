@@ -21,10 +21,11 @@ struct ctl;
     X(status, "", "shows the daemon: version, address, memory, counters", NULL)                                         \
     X(ping, "", "measures round trips to the daemon", "With --timeout each round trip gets that time.")                 \
     X(doctor, "", "checks the installation, and says what to do about each finding",                                    \
-      "Each line has a status (ok, warn, fail, or skip for what could not be checked), an id that never changes, a\n"   \
-      "sentence, and below it the remedy. rdtctl(1) lists the ids. --quiet leaves out what is ok. The exit status is\n" \
-      "0 if all is ok, 1 after warnings, 2 after failures, and 3 if something could not be checked and nothing was\n"   \
-      "found. Sessions other than root's and the daemon's own user's see the limits and transfers of their user only.") \
+      "Each line has a status (ok, warn, fail, or skip for a check that could not be made), an id that never\n"         \
+      "changes, a sentence, and below it the remedy. rdtctl(1) lists the ids. --quiet leaves out what is ok. The\n"     \
+      "exit status is 0 if all is ok, 1 after warnings, 2 after failures, and 3 if a check could not be made and\n"     \
+      "nothing was found. Sessions other than root's and the daemon's own user's see the limits and transfers of\n"     \
+      "their user only.")                                                                                               \
     X(metrics, "", "prints counters, gauges and histograms for Prometheus",                                             \
       "The format prometheus is what node_exporter's textfile collector reads. Sessions other than root's and the\n"    \
       "daemon's own user's see the usage of their own user only.")                                                      \
@@ -43,12 +44,12 @@ struct ctl;
       "KEY=VALUE are settings of the plug-in's own section and take precedence over the configuration. `list`\n"        \
       "does the same as `rdtctl backends`.")                                                                            \
     X(log_level, "[error|warn|info|debug|trace]", "shows or changes what the running daemon logs",                      \
-      "The level lasts until the next change, or until the daemon ends; log_level in rdtd.conf is that of the next\n"   \
-      "start. Only root and the daemon's own user may ask.")                                                            \
+      "The level lasts until the next change, or until the daemon ends; the next start takes log_level from\n"          \
+      "rdtd.conf. Only root and the daemon's own user may ask.")                                                        \
     X(reload, "", "makes the running daemon read its configuration again",                                              \
-      "Prints each value that differs. Limits, the log level, the nodes and the key change at once; what is for the\n"  \
-      "next start is marked so (rdtd.conf(5) lists both). If anything in the configuration is wrong, nothing\n"         \
-      "changes. Only root and the daemon's own user may do it.")                                                        \
+      "Prints each value that differs. Limits, the log level, the nodes and the key change at once; values that\n"      \
+      "take effect at the next start are marked (rdtd.conf(5) lists both). If anything in the configuration is\n"       \
+      "wrong, nothing changes. Only root and the daemon's own user may do it.")                                         \
     X(perf, "HOST:PORT|--serve PORT", "measures how fast objects come from another node",                               \
       "Run `rdtctl perf --serve PORT` on the other node first, and open that port. Fetches objects of 4 KiB, 64 KiB\n"  \
       "and 64 MiB from there by each transport that both nodes have, into memory that is warm, and the same bytes\n"    \
@@ -56,9 +57,9 @@ struct ctl;
       "interrupted; everybody may fetch its objects, which contain zeros.")                                             \
     X(drain, "", "lets the daemon run out of work before it is stopped",                                                \
       "From now on puts, publishes, groups and broadcasts fail with BUSY, and everything else goes on. Returns when\n"  \
-      "no transfer runs and a stop would lose no object, that is when all that are left survive a restart; or\n"        \
-      "after --timeout (30 s; exit status 4), and says what is left. --undo ends it. Only root and the daemon's own\n"  \
-      "user may do it.")                                                                                                \
+      "no transfer runs and a stop would lose no object, because all that are left survive a restart; or after\n"       \
+      "--timeout (30 s; exit status 4), and says what is left. --undo ends the draining. Only root and the\n"           \
+      "daemon's own user may do it.")                                                                                   \
     X(trace, "[TRANSFER|REF] -o FILE | --merge FILE FILE ... -o FILE", "writes a time line of transfers",               \
       "The daemon always remembers the latest 8192 moments when a transfer entered one of its stages. The formats\n"    \
       "perfetto and chrome are for the viewers at ui.perfetto.dev and chrome://tracing, svg is one picture. With\n"     \
@@ -67,9 +68,10 @@ struct ctl;
       "Sessions other than root's and the daemon's own user's see transfers of their own user only.")                   \
     X(transfers, "", "lists running transfers and those that ended last", NULL)                                         \
     X(names, "", "lists published names and their newest versions", NULL)                                               \
-    X(nodes, "", "lists the nodes of the cluster, who names them, and their links",                                     \
-      "SOURCE says where a node is known from: file and dns are the options nodes and nodes_dns, met is a node\n"       \
-      "that has connected or that a ref named, self is this one. LISTED is the age of that list.")                      \
+    X(nodes, "", "lists the nodes of the cluster, the sources that name them, and their links",                         \
+      "SOURCE says where a node is known from: file, dns and etcd are the options nodes, nodes_dns and\n"               \
+      "etcd_endpoints; met is a node that has connected or that a ref named; self is this one. LISTED is the age\n"     \
+      "of that list.")                                                                                                  \
     X(shards, "NAME|REF", "lists which part of a version has which box of which tensor, and what is missing",           \
       "For names whose versions consist of many objects (rdt_publish_part). Shows the newest complete version,\n"       \
       "the steps that are not complete with the ranks that they lack, and why the last one failed.")                    \
@@ -90,7 +92,7 @@ struct ctl;
     X(explain, "REF|TRANSFER", "shows which path a transfer took, and why others were rejected",                        \
       "TRANSFER is the number that `rdtctl fetch` and `rdtctl transfers` show. With a REF, its latest transfers\n"      \
       "are shown.")                                                                                                     \
-    X(stat, "REF|--name NAME", "shows one object: what it is and what keeps it",                                        \
+    X(stat, "REF|--name NAME", "shows one object: what it is and who holds it",                                         \
       "With --name it shows the object of the name's newest version.")                                                  \
     X(put, "FILE", "puts a safetensors or npy file as an object, while this command runs",                              \
       "Reads the file into the daemon's memory, prints the object's ref, and stays in the foreground: the\n"            \
@@ -105,13 +107,13 @@ struct ctl;
       "header that fits them. If FILE ends in .npy it becomes an npy file, row-major: then the object must be\n"        \
       "one tensor of a dtype that numpy has.")                                                                          \
     X(wait, "REF|--name NAME", "waits until an object is put, or a name has a version above --after",                   \
-      "Without --timeout it waits without end.")                                                                        \
+      "Without --timeout it waits for ever.")                                                                           \
     X(free, "REF", "drops the producer's hold, or with --force ends the object for later readers", NULL)                \
     X(publish, "NAME REF", "makes an object the next version of a name",                                                \
       "The name lives on the object's node and holds the object until the next version or unpublish. Prints a\n"        \
       "ref of the name, which is valid on every node, and the version. `rdtctl put FILE --publish NAME` puts\n"         \
       "and publishes a file.")                                                                                          \
-    X(unpublish, "NAME|REF", "ends a name; waits for its next version fail", NULL)
+    X(unpublish, "NAME|REF", "removes a name; waits for its next version fail", NULL)
 
 #define X(name, arguments, help, more) int ctl_##name(struct ctl *ctl, int argc, char **argv);
 CTL_COMMAND_MAP(X)

@@ -177,7 +177,8 @@ static enum rdt_status make_header(struct ctl *ctl, struct fetch *fetch, char **
     }
     safetensors_destroy(parsed);
     if (!ctl->quiet && metadata_bytes) {
-        fprintf(stderr, "rdtctl: fetch: the tensors are named by their numbers, because the metadata is no header for them: ");
+        fprintf(stderr,
+                "rdtctl: fetch: the tensors are named by their numbers, because the metadata is not a header for them: ");
         ctl_print_plain(why.msg, stderr);
         fputc('\n', stderr);
     }

@@ -11,7 +11,7 @@ int ctl_free(struct ctl *ctl, int argc, char **argv)
     bool force = false;
     int64_t wait_ns = 0;
     const struct ctl_option options[] = {
-        {0, "force", CTL_FLAG, NULL, "end it on every node for later fetches; its holders keep it", &force},
+        {0, "force", CTL_FLAG, NULL, "make later fetches fail on every node; holders keep the object", &force},
         {0, "wait", CTL_DURATION, "TIME", "then wait until no hold or transfer is left on any node", &wait_ns},
         {0},
     };

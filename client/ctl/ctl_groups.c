@@ -88,5 +88,5 @@ int ctl_groups(struct ctl *ctl, int argc, char **argv)
         return create(ctl, transport, operands, count);
     if (strcmp(operands[0], "destroy") == 0)
         return destroy(ctl, operands, count);
-    return ctl_usage_error(ctl, "'%.40s' is none of create, destroy", operands[0]);
+    return ctl_usage_error(ctl, "'%.40s' is neither create nor destroy", operands[0]);
 }

@@ -387,7 +387,7 @@ static enum rdt_status add_all_nodes(struct ctl *ctl, const struct view *view, c
         uint8_t uuid[16];
 
         if (strlen(node->node) != 32 || !parse_uuid(node->node, uuid))
-            status = rdt_error_set(err, RDT_PEER_LOST, "it was not met yet");
+            status = rdt_error_set(err, RDT_PEER_LOST, "it has not been reached yet");
         else if (strcmp(node->state, "up") != 0 && strcmp(node->state, "here") != 0)
             status = rdt_error_set(err, RDT_PEER_LOST, "%s", node->error);
         else

@@ -52,7 +52,7 @@ int ctl_metrics(struct ctl *ctl, int argc, char **argv)
     if (code != CTL_GO)
         return code;
     if (ctl->json)
-        return ctl_usage_error(ctl, "metrics have formats of their own, JSON is none of them: see --format");
+        return ctl_usage_error(ctl, "metrics are not available as JSON: see --format");
     if (ctl_connect(ctl, &err) || rdt_metrics(ctl->rdt, (enum rdt_metrics_format)format, &text, &err))
         return ctl_fail(ctl, &err);
     status = file ? replace_file(file, text, &err) : RDT_OK;

@@ -146,7 +146,7 @@ static enum rdt_status put_there(struct perf *perf, enum size size, struct rdt_e
         return rdt_ref_from_text(line + 4, &perf->refs[size], err);
     if (status == RDT_OK)
         return rdt_error_set(err, RDT_PROTOCOL, "the other end cannot put %" PRIu64 " bytes: %.300s", perf->bytes[size],
-                             strncmp(line, "ERROR ", 6) == 0 ? line + 6 : "it is no rdtctl perf");
+                             strncmp(line, "ERROR ", 6) == 0 ? line + 6 : "it is not rdtctl perf");
     return status;
 }
 

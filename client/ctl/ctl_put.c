@@ -296,7 +296,8 @@ int ctl_put(struct ctl *ctl, int argc, char **argv)
     if (put.publish && (explicit_hold || put.for_ns >= 0))
         return ctl_usage_error(ctl, "--publish ends at once, because the name holds the object: leave out --for and --hold");
     if (put.stored && !put.publish && !put.detached)
-        return ctl_usage_error(ctl, "--stored needs --publish or --detached: what ends with this command is not stored");
+        return ctl_usage_error(ctl,
+                               "--stored needs --publish or --detached: an object that ends with this command is not stored");
     if (put.ttl_ns && !put.detached)
         return ctl_usage_error(ctl, "--ttl needs --detached: give both");
     if (put.detached && !explicit_hold && put.for_ns < 0)

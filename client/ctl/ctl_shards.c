@@ -77,7 +77,7 @@ static enum rdt_status print_manifest(const Rdt__Pb__ShardsReply *reply, struct 
     return status;
 }
 
-/* Parts that did not outlast a daemon. */
+/* Parts that did not survive a restart of a daemon. */
 static void print_lost(const Rdt__Pb__ShardsReply *reply)
 {
     if (reply->n_lost == 0)

@@ -12,11 +12,11 @@
  * (rdt_cuda_alloc, rdt_cuda_offer).
  *
  * Devices are named by UUID ("GPU-..."), as nvidia-smi -L shows them. Pointers are CUDA's own, and a stream is a CUstream or
- * a cudaStream_t. Calls may come from any thread; when one returns, the context that was current in the thread is current
+ * a cudaStream_t. Any thread may make any call; when a call returns, the context that was current in the thread is current
  * again. The library uses primary contexts only.
  *
- * Errors of every function: INVALID (a NULL argument), NO_MEMORY, and SYSTEM with the driver's text; further ones are said
- * there.
+ * Errors of every function: INVALID (a NULL argument), NO_MEMORY, and SYSTEM with the driver's text. Each function lists its
+ * further errors.
  */
 #ifndef RDT_CUDA_H
 #define RDT_CUDA_H
@@ -30,17 +30,17 @@ extern "C" {
 typedef struct rdt_cuda rdt_cuda;
 
 /* Opens GPU memory for a connection, which is borrowed until rdt_cuda_close. UNSUPPORTED: there is no driver, only a stub of
- * one, or no GPU; the sentence says which. EXISTS: the connection has such a handle already. */
+ * one, or no GPU; the sentence says which. EXISTS: the connection already has such a handle. */
 enum rdt_status rdt_cuda_open(rdt *rdt, rdt_cuda **cuda_p, struct rdt_error *err);
 
-/* Closes the handle. Must be called before rdt_close, when no other call that uses the handle is under way. Waits until no
- * stream copies tensors of a put any more (RDT_CUDA_COPIED). An object whose stream has not come to it will never be ready:
- * its waiters get OWNER_DIED when the session ends. NULL is fine. */
+/* Closes the handle. Must be called before rdt_close, when no other call uses the handle. Waits until no stream copies
+ * tensors of a put any more (RDT_CUDA_COPIED). An object whose stream has not yet reached the put will never be ready:
+ * fetches that wait for it fail with OWNER_DIED when the session ends. cuda may be NULL. */
 void rdt_cuda_close(rdt_cuda *cuda);
 
-/* Allocates zeroed memory of the daemon on that GPU and maps it; device NULL: the only GPU of this process or of the daemon. A
- * put takes tensors in it without a copy. rdt_dealloc ends it. Errors: UNSUPPORTED (the daemon has no such GPU), INVALID,
- * NO_MEMORY, LIMIT. */
+/* Allocates zeroed memory of the daemon on that GPU and maps it; device NULL: the only GPU of this process or of the daemon.
+ * A put takes tensors in it without a copy. rdt_dealloc releases it. Errors: UNSUPPORTED (the daemon has no such GPU),
+ * INVALID, NO_MEMORY, LIMIT. */
 enum rdt_status rdt_cuda_alloc(rdt_cuda *cuda, const char *device, size_t bytes, void **addr_p, struct rdt_error *err);
 
 enum rdt_cuda_how {
@@ -57,64 +57,67 @@ struct rdt_cuda_put_options {
     size_t struct_size;
     const struct rdt_put_options *put; /* NULL: defaults */
     /* has_stream: the work that writes the GPU tensors is queued in `stream`; NULL is a stream, too. The put returns at once,
-     * and the object is ready, and readable by others, when all work that was queued in the stream then has finished. Without
-     * has_stream the tensors are written already. */
+     * and the object becomes ready, and readable by others, when all work that was queued in the stream at the put has
+     * finished. Without has_stream the tensors have already been written. */
     bool has_stream;
     void *stream;
-    enum rdt_cuda_how *how; /* NULL, or [count]: receives how each tensor was taken */
-    /* Copies GPU tensors that the daemon does not know, even those whose memory could be exported. Readers then do not see
-     * what lies beside the tensor, and the caller may free or write the memory as soon as the stream has come to the copy
-     * (without a stream: when the put returns). */
+    enum rdt_cuda_how *how; /* NULL, or [count]: receives how each tensor was put */
+    /* Copies GPU tensors that the daemon does not know, even those whose memory could be exported. Readers then do not see the
+     * memory beside the tensor, and the caller may free or write the tensor as soon as the stream has made the copy (without a
+     * stream: when the put returns). */
     bool copy;
 };
 
-/* rdt_put of tensors in host and GPU memory. It ends within timeout_ns of its put options, whatever the daemon and the GPU do
- * meanwhile: exporting and copying take of that time. No other call waits for it, except puts of the same allocation.
+/* Puts tensors in host and GPU memory, as rdt_put does. The call ends within timeout_ns of its put options, whatever the
+ * daemon and the GPU do meanwhile; exporting and copying count towards that time. No other call waits for it, except puts of
+ * the same allocation.
  *
- * The allocation of a GPU tensor is exported whole, so readers of this uid and tenant that map it can read what lies beside
- * the tensor. Memory that was not COPIED must stay until the object is gone (rdt_free, rdt_wait_freed).
+ * The allocation of a GPU tensor is exported as a whole, so readers of this uid and tenant that map it can also read the
+ * memory beside the tensor. Memory that was not COPIED must stay until the object has ended (rdt_free, rdt_wait_freed).
  *
- * Errors: those of rdt_put; INVALID also for has_stream with host memory that the daemon does not know. */
+ * Errors: those of rdt_put; INVALID also if has_stream is set and a tensor lies in host memory that the daemon does not
+ * know. */
 enum rdt_status rdt_cuda_put(rdt_cuda *cuda, const struct rdt_tensor *tensors, size_t count,
                              const struct rdt_cuda_put_options *options, struct rdt_ref *ref_p, struct rdt_error *err);
 
 /* Makes GPU memory of the caller known to the daemon, as whole allocations, until rdt_dealloc(*base_p): for targets of
- * fetches, and for memory that is put repeatedly. UNSUPPORTED: it cannot be exported, or the daemon cannot map it. */
+ * fetches, and for memory that is put repeatedly. UNSUPPORTED: the memory cannot be exported, or the daemon cannot map it. */
 enum rdt_status rdt_cuda_offer(rdt_cuda *cuda, void *addr, size_t bytes, void **base_p, enum rdt_cuda_how *how_p,
                                struct rdt_error *err);
 
-/* Queues a copy from daemon memory of rdt_cuda_alloc to memory of the caller on the same GPU, or another one, in `stream`, and
- * frees the buffer when the stream has come there. For targets of fetches that rdt_cuda_offer cannot make known: the fetch
- * writes the buffer, and what the caller queues in the stream afterwards finds the bytes at `to`. The buffer is taken if OK is
- * returned. Errors: INVALID (`to` is not memory of a GPU), NO_MEMORY, SYSTEM. */
+/* Queues in `stream` a copy from a buffer of rdt_cuda_alloc to memory of the caller on the same GPU or another one, and frees
+ * the buffer when the stream has made the copy. For targets of fetches that rdt_cuda_offer cannot make known to the daemon:
+ * fetch into the buffer, then call this; work that the caller queues in the stream afterwards finds the bytes at `to`. If the
+ * call returns OK, it has taken the buffer. Errors: INVALID (`to` is not memory of a GPU), NO_MEMORY, SYSTEM. */
 enum rdt_status rdt_cuda_deliver(rdt_cuda *cuda, void *take_buffer, void *to, size_t bytes, void *stream,
                                  struct rdt_error *err);
 
 /* ---- names and streams ---- */
 
-/* Convert between a GPU's ordinal in this process, as CUDA's runtime and torch number them (CUDA_VISIBLE_DEVICES counts), and
- * its UUID. The text is valid for ever. NOT_FOUND: there is no such GPU; the sentence says which there are. */
+/* Convert between the UUID of a GPU and its ordinal in this process, as CUDA's runtime and torch number GPUs
+ * (CUDA_VISIBLE_DEVICES is taken into account). The text is valid for ever. NOT_FOUND: there is no such GPU; the sentence
+ * lists those that exist. */
 enum rdt_status rdt_cuda_uuid(rdt_cuda *cuda, int ordinal, const char **uuid_p, struct rdt_error *err);
 enum rdt_status rdt_cuda_ordinal(rdt_cuda *cuda, const char *uuid, int *ordinal_p, struct rdt_error *err);
 
-/* Returns the ordinal of the GPU in whose memory an address of this process lies, or -1 if it lies in none. */
+/* Returns the ordinal of the GPU in whose memory an address of this process lies, or -1 if it is not GPU memory. */
 enum rdt_status rdt_cuda_where(rdt_cuda *cuda, const void *addr, int *ordinal_p, struct rdt_error *err);
 
-/* Copies GPU memory that is written already to host memory, and waits for the copy. */
+/* Copies GPU memory that has already been written to host memory, and waits for the copy. */
 enum rdt_status rdt_cuda_read(rdt_cuda *cuda, const void *from, void *to, size_t bytes, struct rdt_error *err);
 
-/* Waits until all work that is queued in a stream of that GPU has finished. CUDA has no deadline for this, so it can take any
- * time. SYSTEM: the work failed. */
+/* Waits until all work that is queued in a stream of that GPU has finished. CUDA has no deadline for this, so there is no
+ * limit to the wait. SYSTEM: the work failed. */
 enum rdt_status rdt_cuda_wait_stream(rdt_cuda *cuda, int ordinal, void *stream, struct rdt_error *err);
 
-/* Calls run_then(arg), in a thread of the library, when all work that is in the streams of that GPU now has finished; at most 8
- * streams. Waits for nothing, so it may be used while a stream is captured into a graph; a stream that is being captured has no
- * work and is passed over. For releasing what streams still use: run_then may call librdt, and must not call rdt_cuda_close,
- * which waits for it. An error: run_then is not called. */
+/* Calls run_then(arg), in a thread of the library, when all work that is now queued in the streams [n] of that GPU has
+ * finished; n is at most 8. Does not wait, so it may be used while a stream is captured into a graph; a stream that is being
+ * captured has no work and is skipped. For releasing memory that streams still use: run_then may call librdt, but not
+ * rdt_cuda_close, which waits for it. If an error is returned, run_then is not called. */
 enum rdt_status rdt_cuda_after(rdt_cuda *cuda, int ordinal, void *const *streams, size_t n, void (*run_then)(void *arg),
                                void *arg, struct rdt_error *err);
 
-/* Waits, as cudaFree does, for all streams of the GPU's primary context in this process: for use before memory is given back
+/* Waits, as cudaFree does, for all streams of the GPU's primary context in this process. For use before memory is released
  * that work in any stream may use. Returns at once for a GPU that the library has not used in this process. */
 enum rdt_status rdt_cuda_wait_all(rdt_cuda *cuda, int ordinal, struct rdt_error *err);
 
@@ -123,16 +126,17 @@ enum rdt_status rdt_cuda_wait_all(rdt_cuda *cuda, int ordinal, struct rdt_error 
  * torch.cuda.memory.CUDAPluggableAllocator and RMM take. A put takes tensors in such memory without a copy
  * (RDT_CUDA_KNOWN). One connection of the process serves the allocator at a time. */
 
-/* Lets this connection serve allocations from now on; NULL: none does, and every allocation fails. Blocks that exist stay with
- * their own connection. rdt_cuda_close ends the use of the connection; its blocks lose their memory with rdt_close. */
+/* Lets this connection serve allocations from now on; NULL: no connection does, and every allocation fails. Existing blocks
+ * stay with their own connection. rdt_cuda_close ends the use of the connection; its blocks lose their memory with
+ * rdt_close. */
 void rdt_cuda_pool_use(rdt_cuda *cuda);
 
 /* Allocates at least `bytes` of zeroed memory on the GPU with that ordinal, in one round trip to the daemon. The stream is
- * ignored, because the memory is idle. Returns NULL on an error, which rdt_cuda_pool_info reports. Any thread. */
+ * ignored, because no work uses the memory yet. Returns NULL on an error, which rdt_cuda_pool_info reports. Any thread. */
 void *rdt_cuda_pool_alloc(ptrdiff_t bytes, int device, void *stream);
 
-/* Waits for the GPU, as cudaFree does, and gives the block back. Objects that were put from it keep its memory. Of a block
- * whose connection was closed only the address is left, which no other block receives until this call. NULL is fine. */
+/* Waits for the GPU, as cudaFree does, and releases the block. Objects that were put from it keep its memory. After the
+ * block's connection was closed, only its address is left, which no other block receives until this call. addr may be NULL. */
 void rdt_cuda_pool_free(void *addr, ptrdiff_t bytes, int device, void *stream);
 
 struct rdt_cuda_pool_info {

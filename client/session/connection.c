@@ -248,7 +248,7 @@ static void attend(rdt *conn)
     } else if (now_ns - conn->away_ns >= conn->grace_ns) {
         bool refused = conn->state == CONNECTION_AWAY && conn->dial_errno;
         char reason[128];
-        (void)rdt_error_set(&why, RDT_RESTARTED, "rdtd at %s ended, and no daemon went on with this session within %.3f s%s%s",
+        (void)rdt_error_set(&why, RDT_RESTARTED, "rdtd at %s ended, and no daemon continued this session within %.3f s%s%s",
                             conn->path, (double)conn->grace_ns / 1e9, refused ? ": connect: " : "",
                             refused ? strerror_r(conn->dial_errno, reason, sizeof reason) : "");
         connection_lose(conn, &why);

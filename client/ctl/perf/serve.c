@@ -73,11 +73,11 @@ static enum rdt_status answer(struct served *served, const char *line, struct rd
     char word[8], end;
 
     if (sscanf(line, "%7s %" SCNu64 "%c", word, &bytes, &end) != 2 || bytes == 0 || bytes > PERF_MAX_BYTES)
-        return rdt_error_set(err, RDT_PROTOCOL, "the other end is no rdtctl perf");
+        return rdt_error_set(err, RDT_PROTOCOL, "the other end is not rdtctl perf");
     if (strcmp(word, "SEND") == 0)
         return send_bytes(served, bytes, err);
     if (strcmp(word, "PUT") != 0)
-        return rdt_error_set(err, RDT_PROTOCOL, "the other end is no rdtctl perf of this version");
+        return rdt_error_set(err, RDT_PROTOCOL, "the other end is not rdtctl perf of this version");
     if (put(served, bytes, reply, err) != RDT_OK)
         (void)snprintf(reply, sizeof reply, "ERROR %.900s\n", err->msg);
     return perf_write(served->sock, reply, strlen(reply), err);

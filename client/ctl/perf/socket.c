@@ -141,5 +141,5 @@ enum rdt_status perf_read_line(int fd, char line_p[PERF_LINE_BYTES], struct rdt_
             return RDT_OK;
         }
     }
-    return rdt_error_set(err, RDT_PROTOCOL, "the other end is no rdtctl perf: its line is too long");
+    return rdt_error_set(err, RDT_PROTOCOL, "the other end is not rdtctl perf: its line is too long");
 }

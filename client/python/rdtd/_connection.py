@@ -49,7 +49,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     None: the name of the program. timeout: seconds to wait for the connection; None: 10.
 
     Any thread may make any call. Every call that waits releases the GIL, takes a `timeout` in seconds (None:
-    no limit; 0: it does not wait, and does what can be done at once) and can be interrupted by Ctrl-C. After
+    no limit; 0: it does not wait) and can be interrupted by Ctrl-C. After
     a fork, calls in the child raise `Forked`: connect again there (`rdtd.default()` does).
 
     Errors: Disconnected (no daemon serves the socket), Denied, LimitReached (too many clients),
@@ -120,8 +120,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     # ---- GPUs ----
 
     def _keep_live(self, ref: Ref, value: Any, snapshot: bool) -> None:
-        """Keeps tensors of torch's pool alive that were put, until their object no longer needs the
-        memory."""
+        """Keeps tensors of torch's pool alive after a put, until their object no longer needs the memory."""
         self.dispatch()
         self._kept_live = [(ends, kept) for ends, kept in self._kept_live if ends._state() == AGAIN]
         self._kept_live.append((self.when_put(ref) if snapshot else self.when_freed(ref), value))
@@ -157,31 +156,32 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         Tensors are numpy arrays, torch tensors, and objects with the buffer protocol, `__dlpack__` or
         `__cuda_array_interface__`, in host memory or on a CUDA GPU, with any strides. They are borrowed
         during the call. Tensors in memory from `empty` or `torch_pool` are not copied: the object is live, so
-        readers see later writes to that memory (`wait_freed` tells when nobody reads any more). All other
+        readers see later writes to that memory (`wait_freed` returns when nobody reads it any more). All other
         tensors are copied once (`Ref.copied` counts them), on their GPU if they are on one. Everything that
         is not a tensor becomes metadata of the object: JSON if possible, otherwise a pickle, which
         allow_pickle=False refuses with a TypeError that names the value; the out-of-band buffers of that
         pickle (PEP 574: Arrow's, for instance) are tensors, too. requires_grad is not preserved.
 
         id: an id of your choice, 1 to 128 bytes. Readers may wait for it before it is put. The connection
-        holds such an object, also after the Ref is deleted, until it is freed. snapshot: the daemon copies
-        now, and the object never changes.
+        holds such an object until it is freed, even after the Ref is deleted. snapshot: the daemon copies
+        the tensors now, and the object never changes.
         detached: the object outlives this connection by ttl seconds (None: ten minutes), and the Ref has no
         hold.
-        immutable: a promise that nobody writes the tensors while the object exists, so not before `wait_freed`.
-        Memory from `empty` is not copied then, and other nodes handle the object as a snapshot: their
-        readers fetch it once for each node, and many nodes pass it on to each other.
+        immutable: a promise that nobody writes the tensors while the object exists, that is, before `wait_freed`
+        has returned. Memory from `empty` is then not copied, and other nodes treat the object as a snapshot: it
+        is fetched once for all readers of a node, and many nodes pass it on to each other.
         stored: the object is a snapshot that the daemon stores in its storage_dir before put returns, as `store`
         does. If it cannot be stored, put raises the error and there is no object. After a restart of the
         daemon the object is there again if it is detached or published.
         grace: how many seconds the daemon holds the object for a process that the Ref is pickled for (see
         Ref), at most the daemon's detached_ttl_max; None: 10; 0: not at all. visible: who else may fetch it.
         transport: the preferred transport between nodes.
-        timeout: seconds, of which the daemon may wait for room under a limit; None or 0: it does not wait.
+        timeout: seconds for the call, including a wait of the daemon for room under a limit; None or 0: it does
+        not wait for room.
         copy: False: the object uses the memory of GPU tensors itself where the driver can share it (`Ref.copied`
-        counts all others). It is live then, the tensors are kept until it is freed, and readers of this user
-        can also read what lies beside them.
-        stream: the stream that writes the tensors on GPUs: a torch.cuda.Stream or CUDA's number of a stream.
+        counts all others). The object is then live, the tensors are kept until it is freed, and readers of this
+        user can also read the memory beside them.
+        stream: the stream that writes the tensors on GPUs: a torch.cuda.Stream or the CUDA number of a stream.
         None: torch's current stream for torch tensors; the stream that `__cuda_array_interface__` names; the
         legacy default stream for DLPack (whose producer makes it wait) and for rdtd's own tensors. If one
         stream writes all tensors, and they are torch's or rdtd's own, put returns at once and readers wait
@@ -227,11 +227,12 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
 
     def store(self, ref: _rdt.Ref, *, timeout: Optional[float] = None) -> str:
         """Stores a snapshot, or the newest version of a name, in the storage_dir of its daemon, as a safetensors
-        file, and returns the file's path on that node when it is on the disk. Then the object outlasts the
-        daemon and a reboot of its node if it is published or detached. An object that ends takes its file with
-        it. A TimedOut does not end the writing.
-        Errors: Unsupported (no storage_dir; memory on a GPU), Invalid (no snapshot), LimitReached (storage_max,
-        owner_max_stored_bytes), SystemFailed (the disk: the object stays in memory), Freed, Denied, NotFound, TimedOut, PeerLost."""
+        file, and returns the file's path on that node when it is on disk. The object then survives the daemon and
+        a reboot of its node if it is published or detached. When an object ends, its file is removed. After
+        TimedOut the daemon goes on writing.
+        Errors: Unsupported (no storage_dir; memory on a GPU), Invalid (not a snapshot), LimitReached (storage_max,
+        owner_max_stored_bytes), SystemFailed (the disk: the object stays in memory), Freed, Denied, NotFound,
+        TimedOut, PeerLost."""
         return self._store(ref, timeout)
 
     async def put_async(self, value: Any, **options: Any) -> Ref:
@@ -246,7 +247,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     def free(self, ref: _rdt.Ref, *, force: bool = False) -> None:
         """Drops the producer's hold on an object of this user. The object ends when its last reader has
         released it. With force=True nobody on any node can fetch it after this call has returned; readers
-        that have it keep it. Errors: NotFound, Freed, Denied, PeerLost."""
+        that have fetched it keep it. Errors: NotFound, Freed, Denied, PeerLost."""
         self._free(ref, force)
 
     # ---- fetch ----
@@ -269,39 +270,39 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
               mode: Optional[Mode] = None, as_: As = "auto", into: Any = None,
               slices: Any = None, transport: Optional[str] = None, least_path: Optional[str] = None,
               allow_pickle: Optional[bool] = None, device: Any = None, group: Optional[str] = None) -> Any:
-        """Starts to fetch all refs, before any is waited for. Returns a Request, or a list of Requests for a
-        list of refs.
+        """Starts to fetch all refs at the same time. Returns a Request, or a list of Requests for a list of
+        refs.
 
         A fetch of an id that has not been put yet, or of a name without a new version, waits until `timeout`
         (seconds; None: no limit).
         mode: "share": the object's own memory on this node, in constant time and read-only (writing to a
         torch tensor of it is a fault, because torch has no read-only tensors); "copy": private and writable;
-        "cow": private and writable in constant time for snapshots (live memory is copied now); "auto": share
-        on this node, copy from another node; read-only in both cases and for every size, so that a program
-        that works on small arrays works on large ones. None: "auto", except that torch gets "cow" instead of
-        read-only memory.
+        "cow": private and writable, in constant time for snapshots (live memory is copied at once); "auto": share
+        on this node, copy from another node. Arrays are then read-only in both cases and at every size, so a
+        program that works on small arrays also works on large ones. None: "auto", except that torch gets "cow"
+        instead of read-only memory.
         as_: "auto": tensors are returned as they were put (torch tensors as torch if torch is installed,
         others as numpy if numpy is installed); "numpy"; "torch"; "tensor": rdtd.Tensor, which needs neither;
         "list": the tensors without the structure.
         into: targets that receive the bytes: a tensor, or dicts, lists and tuples of tensors (for a list of
         refs: a list of these), contiguous and with the dtypes and shapes of the object's tensors. Some may lie
-        on GPUs and others in host memory. Targets in dicts are matched by key, those in lists and tuples by index. So `into` needs the structure of the
-        object, except for parts without tensors. With as_="list", into is a list of targets in the order of
-        the tensors. The result is `into`. slices: a list with, for each tensor of the object, None or, for
-        example, numpy.s_[0:10, 5:6] (for a list of refs: a list of such lists): fetches only that box of the
-        tensor.
-        transport: use only this transport. least_path: refuse every path that is slower than "share", "cow",
-        "copy", "inline" or a transport.
+        on GPUs and others in host memory. Targets in dicts are matched by key, those in lists and tuples by
+        index. So `into` needs the structure of the object, except for parts without tensors. With as_="list",
+        into is a list of targets in the order of the tensors. The result is `into`. slices: a list that has, for
+        each tensor of the object, None or the box of the tensor to be fetched, such as numpy.s_[0:10, 5:6] (for a
+        list of refs: a list of such lists).
+        transport: use only this transport. least_path: the slowest acceptable path: "share", "cow", "copy",
+        "inline", "direct" or a transport's name.
         group: use only this group (see `create_group`); None: if a path needs a group, the first one that
         both nodes are members of.
         allow_pickle: whether to load a structure that is a pickle, which can run any code of its producer;
         None: only if the producer is this user.
-        device: where the tensors shall be: "host", or a GPU as in `empty`. None: where they are, if torch has
-        opened a GPU in this process or this connection has used one before; otherwise host memory. Tensors
-        from another node arrive in host memory. as_="numpy" implies "host". numpy arrays that were put come
-        as rdtd.Tensor on a GPU, which DLPack and `__cuda_array_interface__` pass on. All bytes are there when
-        the fetch has ended: no stream has to be waited for. Targets on a GPU whose memory the driver does not
-        share are written when the result is taken.
+        device: where to bring the tensors: "host", or a GPU as in `empty`. None: they stay where they are, if
+        torch has opened a GPU in this process or this connection has used one before; otherwise they go to host
+        memory. Tensors from another node arrive in host memory. as_="numpy" implies "host". On a GPU, tensors
+        that were put as numpy arrays arrive as rdtd.Tensor, which supports DLPack and
+        `__cuda_array_interface__`. All bytes are there when the fetch has ended: there is no need to wait for a
+        stream. Targets on a GPU whose memory the driver does not share are written when the result is taken.
         Errors, from this call or from the request: Freed, OwnerDied, NotFound, Denied, PeerLost,
         TransportFailed, NoPath, Mismatch (names the tensor or the key; nothing was written), NoMemory,
         LimitReached, TimedOut, Cancelled, PickleRefused."""
@@ -421,14 +422,14 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         `ref` is a Ref of the name for other nodes and users. The name holds the object until the next version
         is published or the name ends: when it is unpublished, and
 
-        - with `lease`, when this connection ends, so that a dead publisher is noticed: who waits for the next
-          version gets `OwnerDied`. The object must be of this node;
-        - with `ttl`, when nothing was published under the name for so many seconds: who waits gets `Freed`.
+        - with `lease`, when this connection ends, so that a dead publisher is noticed: waits for the next version
+          raise `OwnerDied`. The object must be on this node;
+        - with `ttl`, when nothing has been published under the name for that many seconds: waits raise `Freed`.
 
-        Each publish decides that anew. stored: returns when this version, or a newer one, is on the daemon's disk
-        (see `store`), so that the name has it after a reboot; the version before is then removed from there. If
-        that fails, the version is published nevertheless, and the error is raised. what: a Ref, or a value, which is put first (options as in `put`, with
-        snapshot=True by default unless immutable=True).
+        Each publish sets lease and ttl anew. stored: returns when this version, or a newer one, is on the daemon's
+        disk (see `store`), so that the name has it after a reboot; the previous version is then removed from the
+        disk. If storing fails, the version stays published, and the error is raised. what: a Ref, or a value,
+        which is put first (options as in `put`, with snapshot=True by default unless immutable=True).
         Errors: Invalid, NotFound, Freed, Denied, LimitReached, Unsupported, PeerLost."""
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl must be a number of seconds above 0, or None, not {ttl!r}")
@@ -451,7 +452,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         return published
 
     def unpublish(self, name: Union[str, _rdt.Ref]) -> None:
-        """Removes a name and its hold on the object. Requests that wait for a version end with `Freed`.
+        """Removes a name and its hold on the object. Requests that wait for a version raise `Freed`.
         Errors: NotFound, Denied, PeerLost."""
         self._unpublish(ref_of(name))
 
@@ -475,13 +476,13 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         name: the name, or a Ref of it (`publish(...).ref`). owner, near, address: see `name`. options: see
         `fetch`; the timeout is for each version.
 
-        reconnect: goes on when the publisher's node or this node's daemon is lost or restarts, or when the
-        name ends with its publisher (`lease`), instead of raising `PeerLost`, `Disconnected`, `ShuttingDown`
-        or `OwnerDied`. It tries again, at first at once and then every two seconds, until the step's timeout.
-        If nothing was published by then it raises `TimedOut`, with the last failure as its cause. A daemon
-        without a keeper counts a name's versions from 1 again when it restarts, so versions may go down; the
-        version that was returned last is not returned twice. If this connection is lost, the iteration opens
-        one of its own."""
+        reconnect: the iteration continues when the publisher's node or this node's daemon is lost or restarts, or
+        when the name ends with its publisher (`lease`), instead of raising `PeerLost`, `Disconnected`,
+        `ShuttingDown` or `OwnerDied`. It tries again, first at once and then every two seconds, until the step's
+        timeout. If nothing was published by then, it raises `TimedOut`, with the last failure as its cause. A
+        daemon without a keeper counts a name's versions from 1 again when it restarts, so version numbers may go
+        down; the version that was returned last is not returned twice. If this connection is lost, the iteration
+        opens one of its own."""
         timeout = options.get("timeout")
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"a timeout must be None or a number of seconds that is not negative, not {timeout}")

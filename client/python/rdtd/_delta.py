@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights as deltas: each step publishes what changed beside the whole, and readers on other nodes fetch only that."""
+"""Weights as deltas: each step publishes the changes beside the whole, and readers on other nodes fetch only the changes."""
 from __future__ import annotations
 
 import json
@@ -33,7 +33,7 @@ def _memory_of(key: str, value: Any) -> tuple[Any, int]:
 
 class DeltaPublisher:
     """Publishes the versions of a dict of tensors under a name, each as a snapshot, and beside it the delta from
-    the version before, under the name with ".delta" added. `DeltaFollower` reads both.
+    the previous version, under the name with ".delta" added. `DeltaFollower` reads both.
 
         weights = rdtd.DeltaPublisher(c, "policy")
         weights.publish(model.state_dict())  # after each step
@@ -75,7 +75,7 @@ class DeltaPublisher:
         return version
 
     def unpublish(self) -> None:
-        """Ends both names, and gives back the snapshot of the last version. Error: NotFound (nothing is published)."""
+        """Removes both names, and frees the snapshot of the last version. Error: NotFound (nothing is published)."""
         last, self._last = self._last, None
         self._connection.unpublish(self.name)
         self._connection.unpublish(self.name + _SUFFIX)
@@ -112,7 +112,7 @@ class DeltaFollower:
 
     The tensors are written in place. They are changed by the delta if they hold the version before it, and
     otherwise fetched whole: the first time, after a version was missed, and when the tensors were written by
-    somebody else, which a hash of the result finds out."""
+    somebody else, which a hash of the result detects."""
 
     def __init__(self, connection: Connection, name: Union[str, _rdt.Ref], tensors: Mapping[str, Any]) -> None:
         self.version = 0

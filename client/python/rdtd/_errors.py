@@ -103,7 +103,7 @@ class ProtocolBroken(Error, ConnectionError, of="PROTOCOL"):
 
 
 class Restarted(Error, ConnectionError, of="RESTARTED"):
-    """RESTARTED: the daemon restarted, and did not go on with the request or with the session; the message says
+    """RESTARTED: the daemon restarted, and did not continue the request or the session; the message says
     which. Connect again if it was the session."""
 
 

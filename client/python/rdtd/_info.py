@@ -30,7 +30,7 @@ class InfoCalls(_rdt.Conn):
     def objects(self, *, prefix: Optional[str] = None,
                 state: Optional[Literal["awaited", "filling", "live", "draining"]] = None, client: int = 0,
                 limit: int = 0) -> list[dict[str, Any]]:
-        """Lists the objects of this node, those that somebody waits for included, as dicts: the keys of
+        """Lists the objects of this node, including those that somebody waits for, as dicts: the keys of
         `stat` without holders, and id; owner (uid, tenant); visible ("owner", "tenant", "all"); transport
         (preferred, or ""); producer (session).
 

@@ -65,12 +65,12 @@ class Ref(_rdt.Ref):
     - A Ref made from text, from a name or from an id, and a Ref that a call returned as information, has no
       hold until `Connection.hold`.
 
-    Handing a Ref on: pickling a Ref that holds its object gives the object a grace period (`put(grace=)`, 10
+    Passing a Ref on: pickling a Ref that holds its object gives the object a grace period (`put(grace=)`, 10
     seconds): the daemon holds it until the other process has unpickled the Ref and holds the object itself,
-    or until the time is over, whatever becomes of this Ref and this process. So `return c.put(x)` in a pool's
+    or until the time has passed, whatever happens to this Ref and this process. So `return c.put(x)` in a pool's
     worker and `queue.put(c.put(x))` just work. Each pickling is for one receiver. The grace period is for
     objects of this user, on this node or another; for another node's object, pickling makes a round trip to
-    that node. If the Ref may be longer on its way, keep yours, or put with `detached=True` and a `ttl`.
+    that node. If the Ref may take longer to arrive, keep yours, or put with `detached=True` and a `ttl`.
     `keep()` passes the hold to the connection. A fetched value holds its memory by itself, whatever happens
     to the Ref. """
 
@@ -348,7 +348,7 @@ class Request(_rdt.Request):
 
     @staticmethod
     def _tensors(how: How, brought: _rdt.Object) -> list[_rdt.Tensor]:
-        """Whether an array can be written shall not depend on where its object lies, nor on its size: without
+        """Whether an array can be written must not depend on where its object lies, nor on its size: without
         a mode it is read-only, also where its memory is this process's own. (Of torch's tensors it is not:
         they ignore this.)"""
         return brought.tensors(how.into is None and how.mode in (None, "auto"))

@@ -117,9 +117,10 @@ class PartCalls(_rdt.Conn):
                      part: Union[_rdt.Ref, Mapping[str, Any]], *,
                      visible: Visible = "owner", timeout: Optional[float] = None) -> int:
         """Publishes a Ref of `put_part`, or boxes, which are put first, as the part of `rank` (below `of`) of
-        the version `step` of a name. Returns the version's number when all parts are there and cover every
-        tensor once: only then can anybody see the version. Steps grow. name: a string, or a Ref with an address:
-        publishers on several nodes need it where there is no node table. Errors: Invalid (names the tensor and
+        the version `step` of a name. Returns the version's number when all parts have been published and cover
+        every tensor once: only then can anybody see the version. Each step must be greater than the one before.
+        name: a string, or a Ref with an address, which publishers on several nodes need where there is no node
+        table. Errors: Invalid (names the tensor and
         the box), Exists (this rank has published, or another node has the name), OwnerDied (another publisher
         ended or gave up), Freed (a later step became complete first), TimedOut, LimitReached."""
         if isinstance(part, _rdt.Ref):

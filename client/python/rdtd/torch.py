@@ -4,10 +4,10 @@
     rdtd.torch.publish(model, "policy")     # every rank of the trainer
     rdtd.torch.update(model, "policy")      # every sampler, whatever its own sharding
 
-A parameter that is a DTensor (tensor parallel, FSDP2) says itself which box of the whole tensor its rank has. For
-Megatron-style layers, whose parameters are plain tensors, `layout` says it: a mapping, or a function of name and
+A parameter that is a DTensor (tensor parallel, FSDP2) describes itself which box of the whole tensor its rank has. For
+Megatron-style layers, whose parameters are plain tensors, `layout` describes it: a mapping, or a function of name and
 tensor, to (dim, rank, size), where `size` ranks each have an equal piece along `dim`. Every other plain tensor is
-whole and equal on all ranks, and rank 0 publishes it; (0, 0, 1) says that this rank publishes it, as a pipeline stage
+whole and equal on all ranks, and rank 0 publishes it; (0, 0, 1) means that this rank publishes it, as a pipeline stage
 does. Tensors on GPUs are copied through host memory."""
 from __future__ import annotations
 
@@ -119,10 +119,10 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
             rank: Optional[int] = None, world_size: Optional[int] = None, visible: Any = "owner",
             timeout: Optional[float] = None, connection: Optional[rdtd.Connection] = None) -> int:
     """Publishes a model, or a state dict, as the next version of a name; every rank calls it. Returns the version
-    when all ranks have published; the tensors were copied, and may be changed. name: a string, or a Ref with its
-    node's address, which ranks on several nodes need where there is no node table. step: a number that grows from version to version and is the same on all
-    ranks; None: counted. rank, world_size: of this publisher; None: torch.distributed's, or 0 of 1. Errors: ValueError
-    (a partial DTensor), and those of Connection.publish_part."""
+    when all ranks have published; the tensors have been copied, and may be changed. name: a string, or a Ref with
+    its node's address, which ranks on several nodes need where there is no node table. step: a number that grows
+    from version to version and is the same on all ranks; None: counted. rank, world_size: of this publisher; None:
+    torch.distributed's, or 0 of 1. Errors: ValueError (a partial DTensor), and those of Connection.publish_part."""
     load_torch()
     connection = connection or rdtd.default()
     rank, world_size = _ranks(rank, world_size)

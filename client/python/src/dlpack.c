@@ -152,7 +152,7 @@ PyObject *tensor_dlpack(PyObject *self, PyObject *args, PyObject *kwargs)
         }
     }
     if (copy == Py_True) {
-        PyErr_SetString(PyExc_BufferError, "the tensor is handed out as it is, never copied: copy=True cannot be had");
+        PyErr_SetString(PyExc_BufferError, "the tensor is passed on as it is and never copied: copy=True is not supported");
         return NULL;
     }
     if (tensor->readonly && !versioned) {

@@ -313,7 +313,7 @@ static bool from_numpy_name(struct borrowed *borrowed, struct rdt_tensor *tensor
     ok = !PyErr_Occurred();
 end:
     if (!ok && !PyErr_Occurred())
-        PyErr_SetString(PyExc_TypeError, "it is no tensor");
+        PyErr_SetString(PyExc_TypeError, "it is not a tensor");
     Py_XDECREF(dtype);
     Py_XDECREF(name);
     Py_XDECREF(flags);

@@ -94,7 +94,7 @@ PyObject *header_names(PyObject *module, PyObject *header)
     PyObject *names;
 
     if (!PyBytes_Check(header)) {
-        PyErr_SetString(PyExc_TypeError, "a header is bytes");
+        PyErr_SetString(PyExc_TypeError, "a header must be bytes");
         return NULL;
     }
     cursor = (struct cursor){PyBytes_AS_STRING(header), PyBytes_AS_STRING(header) + PyBytes_GET_SIZE(header)};

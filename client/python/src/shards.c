@@ -27,7 +27,7 @@ static bool are_lists(size_t count, PyObject *const *lists, unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
         if (!PyList_Check(lists[i]) || (size_t)PyList_GET_SIZE(lists[i]) != count) {
-            PyErr_SetString(PyExc_ValueError, "keys, shapes and starts are lists as long as that of the tensors");
+            PyErr_SetString(PyExc_ValueError, "keys, shapes and starts must be lists with one entry for each tensor");
             return false;
         }
     }

@@ -264,7 +264,7 @@ static bool read_slices(struct fetching *fetching, size_t i, PyObject *list)
         if (box == Py_None)
             continue;
         if (!PyTuple_Check(box)) {
-            PyErr_SetString(PyExc_TypeError, "a slice is a tuple");
+            PyErr_SetString(PyExc_TypeError, "a slice must be a tuple");
             return false;
         }
         ndim = PyTuple_GET_SIZE(box);

@@ -9,7 +9,7 @@
 #include "proto/wire_limits.h"
 #include "wire_ref.h"
 
-/* What the daemon of the object's node says of the object. */
+/* The description of the object by the daemon of its node. */
 struct description {
     Rdt__Pb__PartDescription part;
     Rdt__Pb__TensorList tensors;
@@ -58,7 +58,7 @@ static void description_fini(struct description *description)
     arena_fini(&description->arena);
 }
 
-/* The live object of this node that the caller may publish for those readers. */
+/* Finds the live object of this node, which the caller must be allowed to publish for those readers. */
 static enum rdt_status find_object(const struct call *call, const struct rdt_ref *ref, Rdt__Pb__Visibility visibility,
                                    struct object **object_p, struct rdt_error *err)
 {
@@ -70,8 +70,9 @@ static enum rdt_status find_object(const struct call *call, const struct rdt_ref
         status = rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user may publish it", ref->id,
                                (*object_p)->account->owner.uid);
     if (status == RDT_OK && (int)visibility > (*object_p)->visibility)
-        status = rdt_error_set(err, RDT_INVALID,
-                               "the version is for more readers than its part \"%s\": put it with that visibility", ref->id);
+        status =
+            rdt_error_set(err, RDT_INVALID,
+                          "the version is visible to more readers than its part \"%s\": put it with that visibility", ref->id);
     return status;
 }
 
@@ -89,7 +90,7 @@ static enum rdt_status check(const struct call *call, const Rdt__Pb__PublishPart
     return RDT_OK;
 }
 
-/* What is left of the time that the other parts may take. */
+/* The rest of the time that the other parts may take. */
 static int64_t left_ns(const struct call *call, int64_t timeout_ns)
 {
     int64_t spent_ns = (int64_t)(uv_hrtime() - call->began_ns);
@@ -97,8 +98,8 @@ static int64_t left_ns(const struct call *call, int64_t timeout_ns)
     return timeout_ns < 0 ? timeout_ns : timeout_ns > spent_ns ? timeout_ns - spent_ns : 0;
 }
 
-/* The object of a part is gone, although the name's node holds it or will: it was freed by force. The other publishers learn
- * from that node that this rank waits no more. */
+/* The object of a part has ended although the name's node holds it or will: it was freed by force. That node tells the other
+ * publishers that this rank no longer waits. */
 static void on_part_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
     struct call *call = container_of(waiter, struct call, object);
@@ -111,7 +112,7 @@ static void on_part_gone(struct object_waiter *waiter, struct object *object, co
     call_fail(call, &err);
 }
 
-/* The name is on another node: sends it what this node knows of the object. */
+/* The name is on another node: sends that node the description of the object. */
 static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *message, const struct rdt_ref *name,
                                const struct rdt_ref *ref, struct rdt_error *err)
 {
@@ -121,7 +122,7 @@ static enum rdt_status forward(struct call *call, const Rdt__Pb__PublishPart *me
     enum rdt_status status;
 
     filled.timeout_ns = left_ns(call, message->timeout_ns);
-    if (call_is_remote(call, ref)) /* perhaps it is on the name's node, which then knows it */
+    if (call_is_remote(call, ref)) /* the object may be on the name's node, which then finds it */
         return call_forward(call, name, &filled.base, filled.timeout_ns, err);
     status = find_object(call, ref, message->visibility, &object, err);
     if (status != RDT_OK)

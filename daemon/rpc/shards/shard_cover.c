@@ -6,7 +6,7 @@
 
 #include "proto/cover.h"
 
-#define MAX_DEPTH 64u             /* of cuts inside cuts; what is deeper is compared box by box */
+#define MAX_DEPTH 64u             /* the depth of nested cuts; below it, boxes are compared one by one */
 #define MAX_COMPARED (1ull << 26) /* boxes that are compared with one another: about 0.3 s of a worker's time */
 
 static enum rdt_status no_memory(const char *key, struct rdt_error *err)
@@ -70,7 +70,7 @@ static enum rdt_status tensor_new(struct shard_cover *cover, const char *key, ui
     return RDT_OK;
 }
 
-/* The tensor of that key, which every part must describe alike. */
+/* Finds or adds the tensor of that key, which every part must describe alike. */
 static enum rdt_status find_tensor(struct shard_cover *cover, uint32_t rank, const char *key, uint32_t dtype, uint32_t ndim,
                                    const uint64_t *shape, struct shard_tensor **tensor_p, struct rdt_error *err)
 {
@@ -122,7 +122,7 @@ enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const 
     dims = noted->dims;
     noted->next = cover->boxes;
     cover->boxes = noted;
-    /* as much again while they are sorted */
+    /* the same amount again while they are sorted */
     cover->bytes += 2 * (sizeof *noted + 2 * (size_t)layout->n_dims * sizeof *dims + layout->count * sizeof *noted->tensors);
     for (uint32_t i = 0; i < layout->count; i++) {
         const uint64_t *count = layout->shape + layout->first_dim[i];
@@ -131,7 +131,7 @@ enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const 
 
         if (boxes->key[i][0] == '\0')
             return rdt_error_set(err, RDT_INVALID,
-                                 "tensor %u of the part of rank %u is no box of a larger tensor: it has no key", i, rank);
+                                 "tensor %u of the part of rank %u is not a box of a larger tensor: it has no key", i, rank);
         status = find_tensor(cover, rank, boxes->key[i], layout->dtype[i], ndim, boxes->global_shape + at, &tensor, err);
         if (status != RDT_OK)
             return status;
@@ -154,7 +154,7 @@ struct edge {
     uint32_t box;
 };
 
-/* Of one tensor. A region that is looked at is a box, and all boxes of [lo, hi) of `order` lie within it. */
+/* The check of one tensor. The region that is checked is a box, and all boxes of [lo, hi) of `order` lie within it. */
 struct checker {
     const struct shard_tensor *tensor;
     uint32_t *order;    /* [n]: indices of boxes */
@@ -175,7 +175,7 @@ static uint64_t end_of(const struct checker *checker, uint32_t at, uint32_t d)
     return box[d] + box[checker->tensor->ndim + d];
 }
 
-/* part: "", or "all of " if some of the region is there. */
+/* part: "", or "all of " if a part of the region is covered. */
 static enum rdt_status hole(const struct checker *checker, const char *part, struct rdt_error *err)
 {
     char text[BOX_TEXT_BYTES];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether the parts of a version are boxes that cover every larger tensor once. Pure bookkeeping, for any thread. */
+/* Checks whether the parts of a version are boxes that cover every larger tensor once. Uses no table of the daemon; any
+ * thread. */
 #ifndef DAEMON_SHARD_COVER_H
 #define DAEMON_SHARD_COVER_H
 
@@ -12,13 +13,13 @@ struct shard_tensor { /* a larger tensor */
     uint32_t n;      /* boxes that are not empty */
     /* While they are checked: */
     uint32_t n_sorted;
-    uint32_t *ranks; /* [n]: whose each box is */
+    uint32_t *ranks; /* [n]: the rank of each box */
     uint64_t *boxes; /* [n][2 * ndim]: start, then count */
     uint32_t number; /* for the manifest */
     char key[];
 };
 
-/* The boxes of one part. Each part has an allocation of its own, so that to add one takes time for its own boxes only. */
+/* The boxes of one part. Each part has an allocation of its own, so that adding one takes time only for its own boxes. */
 struct shard_boxes {
     struct shard_boxes *next;
     uint32_t rank, n;
@@ -30,8 +31,8 @@ struct shard_boxes {
 struct shard_cover {
     struct map tensors; /* key -> struct shard_tensor */
     struct shard_boxes *boxes;
-    uint64_t bytes;          /* about so many of the heap */
-    uint64_t manifest_bytes; /* the manifest will have at least so many */
+    uint64_t bytes;          /* of the heap, approximately */
+    uint64_t manifest_bytes; /* the least size of the manifest */
 };
 
 void shard_cover_init(struct shard_cover *cover);

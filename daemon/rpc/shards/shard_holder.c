@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The holds on the parts of a version. A client that nobody is connected to has them (version->holder), so that holds on other
+/* The holds on the parts of a version. They belong to a client without a connection (version->holder), so that holds on other
  * nodes are taken and released like those of any client. */
 #include <stdio.h>
 
@@ -7,7 +7,7 @@
 #include "daemon/rpc/shards/shards_impl.h"
 #include "wire_ref.h"
 
-/* A version that is not complete cannot become so any more. */
+/* A version that is not complete can no longer become complete. */
 static void lose_part(struct part *part, enum rdt_status status, const char *why)
 {
     struct version *version = part->version;
@@ -20,7 +20,7 @@ static void lose_part(struct part *part, enum rdt_status status, const char *why
         return;
     (void)rdt_error_set(&version->why, status, "the part of rank %u, object \"%s\", is lost: %s", part->rank, part->ref.id,
                         why);
-    /* not here: the caller still uses the object or the client */
+    /* not inside this call: the caller still uses the object or the client */
     (void)deadline_set(version->name->shards->rpc->deadlines, &version->settle, 0);
 }
 
@@ -50,7 +50,7 @@ static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, 
         part->held = true;
         version->n_held++;
     }
-    /* not here: the call that brings the answer still uses the client */
+    /* not inside this call: the caller, which brings the answer, still uses the client */
     (void)deadline_set(version->name->shards->rpc->deadlines, &version->settle, 0);
 }
 
@@ -114,7 +114,7 @@ enum rdt_status version_hold_part(struct version *version, struct part *part, st
     message.timeout_ns = 0;
     status = call_forward(call, &part->ref, &message.base, (int64_t)rpc->options->connect_timeout_ns, err);
     if (status != RDT_OK) {
-        call->request_id = 0; /* the error is the caller's, not an answer */
+        call->request_id = 0; /* this is the caller's error, and no answer */
         call_fail(call, err);
     }
     return status;

@@ -24,7 +24,7 @@ struct packer {
     size_t n, room;
     struct map layouts;         /* packed -> struct packed_layout */
     struct packed_layout *list; /* all of them */
-    /* Of the keys that have been met, in order. */
+    /* The keys so far, in order. */
     struct shard_tensor **tensors; /* [n_tensors] */
     uint32_t n_tensors;
     size_t room_tensors;
@@ -161,7 +161,7 @@ static enum rdt_status put_part(struct packer *packer, const struct shard_boxes 
     return status;
 }
 
-/* Appends what is known of the keys. */
+/* Appends the columns about the keys. */
 static enum rdt_status put_keys(struct packer *packer, struct rdt_error *err)
 {
     Rdt__Pb__Manifest manifest = RDT__PB__MANIFEST__INIT;
@@ -193,7 +193,7 @@ static enum rdt_status put_keys(struct packer *packer, struct rdt_error *err)
     return status;
 }
 
-/* Columns that are long enough for each of the parts. */
+/* Allocates columns that are long enough for each of the parts. */
 static enum rdt_status make_columns(struct packer *packer, const struct shard_cover *cover, struct rdt_error *err)
 {
     size_t n = 1, n_dims = 1;

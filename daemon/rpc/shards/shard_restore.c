@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Versions of an earlier daemon: their manifests have outlasted it, and say which parts are to be held again. Parts of this
- * node are held at once, those of other nodes when these nodes can be asked (rpc_retake.c). */
+/* Versions of an earlier daemon: their manifests have survived, and list the parts to be held again. Parts of this node are
+ * held at once, those of other nodes when these nodes can be asked (rpc_retake.c). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,7 +45,7 @@ static enum rdt_status restore_part(struct version *version, const Rdt__Pb__Mani
     here = node_is_here(rpc->node, ref.node, ref.address);
     object = here ? index_get(&rpc->objects->by_generation, ref.generation) : NULL;
     if (here && (!object || object->state != OBJECT_LIVE)) {
-        log_warn("the part of rank %u of step %llu of \"%.*s\" did not outlast the earlier daemon: who reads it fails until "
+        log_warn("the part of rank %u of step %llu of \"%.*s\" did not survive the earlier daemon: readers of it fail until "
                  "the next version is published",
                  part->rank, (unsigned long long)version->step, version->name->id_bytes, shard_name_id(version->name));
         return RDT_OK;
@@ -72,7 +72,7 @@ static enum rdt_status restore(struct shards *shards, struct object *object, con
 
     if (manifest->name.len == 0 || manifest->name.len > RDT_MAX_ID_BYTES || manifest->n_parts == 0 ||
         manifest->n_parts > SHARDS_MAX_RANKS)
-        return rdt_error_set(err, RDT_INVALID, "its manifest is wrong");
+        return rdt_error_set(err, RDT_INVALID, "its manifest is invalid");
     memcpy(first.name.id, manifest->name.data, manifest->name.len);
     version = version_restore(shards, &first, object);
     if (!version)
@@ -93,9 +93,9 @@ void shards_restore(void *shards, struct object *object)
     if (object->metadata_bytes > magic && memcmp(object_metadata(object), MANIFEST_MAGIC, magic) == 0)
         manifest = rdt__pb__manifest__unpack(NULL, object->metadata_bytes - magic, object_metadata(object) + magic);
     if (!manifest)
-        (void)rdt_error_set(&err, RDT_INVALID, "its manifest is wrong");
+        (void)rdt_error_set(&err, RDT_INVALID, "its manifest is invalid");
     else if (restore(shards, object, manifest, &err) == RDT_OK)
-        log_debug("version %llu of \"%.*s\" has outlasted the earlier daemon", (unsigned long long)manifest->version,
+        log_debug("version %llu of \"%.*s\" has survived the earlier daemon", (unsigned long long)manifest->version,
                   (int)manifest->name.len, (const char *)manifest->name.data);
     if (err.status != RDT_OK)
         log_error("the parts of version %llu of \"%.*s\" are not held any more: %s",

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is known of the versions of a name, for the reply of SHARDS. */
+/* The description of the versions of a name, for the reply of SHARDS. */
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>

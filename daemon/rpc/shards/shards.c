@@ -124,7 +124,7 @@ static enum rdt_status version_new(struct shard_name *name, const struct shard_p
     return RDT_OK;
 }
 
-/* Its name is published, or not wanted any more. */
+/* The claim on the name is no longer needed: the name is published, or the version has failed. */
 static void end_claim(struct version *version)
 {
     const struct shard_name *name = version->name;
@@ -200,7 +200,7 @@ static void answer_all(struct version *version, const struct rdt_error *err, uin
     }
 }
 
-/* Nothing of the version was visible. Its publishers are told. */
+/* No reader has seen the version. Its publishers are told. */
 static void version_fail(struct version *version, const struct rdt_error *why)
 {
     struct shard_name *name = version->name;
@@ -222,7 +222,7 @@ static void on_manifest_gone(struct object_waiter *waiter, struct object *object
     version_free(container_of(waiter, struct version, manifest));
 }
 
-/* The publisher's session or link ended, its request was cancelled, or its time is over. */
+/* The publisher's session or link ended, its request was cancelled, or its time-out has passed. */
 static void on_publisher_end(struct call *call)
 {
     struct part *part = call->waiting;
@@ -232,7 +232,7 @@ static void on_publisher_end(struct call *call)
     version_list_ranks(part->version, ranks, sizeof ranks);
     (void)snprintf(lacks, sizeof lacks, "%s in time: %u of %u parts are there, %s ranks %s", call->verb->unmet,
                    part->version->n_parts, part->version->of,
-                   part->version->n_parts < part->version->of ? "without those of" : "but no node has answered for", ranks);
+                   part->version->n_parts < part->version->of ? "but not those of" : "but no answer about those of", ranks);
     free(call->why);
     call->why = strdup(lacks); /* if it was the deadline */
     part->call = NULL;
@@ -250,7 +250,7 @@ static void overtake(struct version *version)
     list_each_safe (struct version, other, &version->name->versions, link) {
         if (other->state != VERSION_FILLING || other->step > version->step)
             continue;
-        (void)rdt_error_set(&why, RDT_FREED, "step %llu is complete, and has overtaken it", (unsigned long long)version->step);
+        (void)rdt_error_set(&why, RDT_FREED, "step %llu became complete first", (unsigned long long)version->step);
         version_fail(other, &why);
     }
 }
@@ -341,7 +341,7 @@ static enum rdt_status check_part(const struct shard_name *name, const struct ve
     return RDT_OK;
 }
 
-/* Notes the boxes of the part. Another node may have sent anything. */
+/* Notes the boxes of the part, which may come from another node and are therefore checked. */
 static enum rdt_status cover_part(struct version *version, const struct shard_part *from, struct rdt_error *err)
 {
     static const Rdt__Pb__Boxes none = RDT__PB__BOXES__INIT;
@@ -433,7 +433,7 @@ void shards_clear(struct shards *shards)
         name->failure[0] = '\0';
         if (last)
             name_settle(name);
-        while (!last) { /* the last version takes the name with it */
+        while (!last) { /* the name ends with its last version */
             struct version *version = container_of(list_first(&name->versions), struct version, link);
             last = version->link.next == &name->versions;
             answer_all(version, &why, 0);

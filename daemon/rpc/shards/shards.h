@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Versions of names that consist of many objects, each published by another process, perhaps on another node.
  *
- *   the first part of a step          every part is there and held, and covers its tensors once
- *   ────────────────────────► FILLING ───────────────────────────────────────────────────────► COMPLETE ──► gone with its
+ *   the first part of a step          all parts are there and held, and cover every tensor once
+ *   ────────────────────────► FILLING ───────────────────────────────────────────────────────► COMPLETE ──► ends with its
  *                                │  a publisher ends, cancels or times out; boxes overlap                    manifest
- *                                │  or are missing; a part is gone; a later step is complete
- *                                └──► FAILED: all its publishers are told why; nothing of it was ever visible
+ *                                │  or are missing; a part has ended; a later step is complete
+ *                                └──► FAILED: all its publishers are told why; readers have never seen it
  *
  * A complete version is the name's next version like any other: an object, the manifest, whose metadata lists the parts.
  * Readers that fetch, hold or wait for it need no further rules. The parts are held as long as the manifest exists, those on
  * other nodes by holds across nodes, which belong to a client without a connection (version->holder).
  *
- * With a keeper, complete versions outlast this daemon: the manifest has a record, and says what to hold again
+ * With a keeper, complete versions survive this daemon: the manifest has a record, and lists the parts to be held again
  * (shard_restore.c).
  *
- * A publisher's request waits until its version is complete, and is its lease: calls end with their clients and links.
+ * A publisher's request waits until its version is complete, and is the lease of its part: calls end with their clients and
+ * links.
  *
  * Everything here runs on the loop thread. */
 #ifndef DAEMON_SHARDS_H
@@ -33,7 +34,7 @@ struct shards {
     struct rpc *rpc;
     struct map names; /* owner and name -> struct shard_name */
     uint64_t n_complete, n_failed;
-    struct log_rare failures; /* publishers can fail as often as they like */
+    struct log_rare failures; /* publishers can cause any number of failures */
 };
 
 void shards_init(struct shards *shards, struct rpc *rpc);
@@ -59,7 +60,7 @@ struct shard_part {
  * about boxes that can never become a version: then the whole version fails. */
 enum rdt_status shards_add(struct shards *shards, struct call *call, const struct shard_part *part, struct rdt_error *err);
 
-/* Fills in what is known of the name's versions: reply->manifest is not set. The caller frees it by shards_view_fini. */
+/* Describes the name's versions in *reply_p, except reply->manifest. The caller frees it by shards_view_fini. */
 enum rdt_status shards_view(const struct shards *shards, const struct owner *owner, const struct rdt_ref *name,
                             Rdt__Pb__ShardsReply *reply_p, struct rdt_error *err);
 void shards_view_fini(Rdt__Pb__ShardsReply *reply);
@@ -72,8 +73,8 @@ struct shard_state {
     uint64_t step, age_ns;
     uint32_t of, n_parts;
     bool complete;
-    /* As text, "1 4 5", or "1 4 ... (83 in all)": complete: those whose parts are lost; else those whose parts are not
-     * there, or, if all are, that are not held yet. */
+    /* As text, "1 4 5", or "1 4 ... (83 in all)". Of a complete version: the ranks whose parts are lost. Otherwise: the ranks
+     * whose parts are missing or, if none is, whose parts are not held yet. */
     char ranks[128];
 };
 void shards_each(const struct shards *shards, void (*each)(void *arg, const struct shard_state *state), void *arg);

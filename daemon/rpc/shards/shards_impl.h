@@ -5,7 +5,7 @@
  *   shards.c           names and versions: from the first part of a step to its end
  *   shard_holder.c     the holds on the parts, and which parts lack one
  *   shard_cover.c      whether the parts cover every tensor once
- *   shard_check.c      has a worker find that out, and write the manifest
+ *   shard_check.c      has a worker check this, and write the manifest
  *   shard_manifest.c   the manifest of a complete version
  *   shard_restore.c    complete versions of an earlier daemon
  *   shard_view.c       the reply of SHARDS
@@ -21,7 +21,7 @@
 struct shard_name {
     struct shards *shards;
     struct list versions;    /* struct version.link, those that are not complete and those that still exist */
-    struct version *current; /* the last that became complete; NULL: its manifest is gone */
+    struct version *current; /* the last version that became complete; NULL: its manifest has ended */
     char failure[256];       /* "": none failed */
     uint64_t failed_ns;
     uint8_t key_bytes, id_bytes;
@@ -34,7 +34,7 @@ struct part {
     struct call *call; /* of its publisher, which waits; NULL: it was answered */
     struct rdt_ref ref;
     struct object_waiter gone; /* of the object, if it is on this node: a forced free ends the hold */
-    bool held;                 /* COMPLETE: false: it is lost: it did not outlast a daemon, or was freed by force */
+    bool held;                 /* COMPLETE: false: the part is lost: it did not survive a daemon, or was freed by force */
 };
 
 enum version_state { VERSION_FILLING, VERSION_COMPLETE };
@@ -82,8 +82,8 @@ void version_free(struct version *version); /* all its calls have been answered 
 
 /* ---- shard_check.c ---- */
 
-/* The worker has ended. err->status OK: the boxes cover every tensor once, and `packed`, borrowed, is the manifest without what
- * its version says of itself, with MANIFEST_TAIL_BYTES of room behind it. */
+/* The worker has ended. err->status OK: the boxes cover every tensor once, and `packed`, borrowed, is the manifest without the
+ * fields about its version, with MANIFEST_TAIL_BYTES of room behind it. */
 typedef void (*version_checked)(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
 
 /* Charges it to the version. LIMIT, NO_MEMORY. */
@@ -103,10 +103,10 @@ void version_holder_fini(struct version *version);
  * comes later and sets version->settle. */
 enum rdt_status version_hold_part(struct version *version, struct part *part, struct object *here, struct rdt_error *err);
 
-/* Whether all parts are still held: a forced free ends the holds of others, too. FREED names the first rank that has none. */
+/* Whether all parts are still held, because a forced free ends holds. FREED names the first rank whose part is not held. */
 enum rdt_status version_check_held(const struct version *version, struct rdt_error *err);
 
-/* The ranks whose parts are not there, or lost, as struct shard_state.ranks has them. */
+/* Lists the ranks whose parts are missing or lost, as in struct shard_state.ranks. */
 void version_list_ranks(const struct version *version, char *text_p, size_t size);
 
 /* ---- shard_manifest.c ---- */
@@ -118,8 +118,8 @@ struct shard_row { /* of a rank */
     uint64_t bytes;
 };
 
-/* Writes the manifest of parts [of] that shard_cover_check has found whole; any thread. *packed_p is the caller's to free, and
- * has MANIFEST_TAIL_BYTES of room behind *bytes_p. LIMIT: it would be longer than RDT_MAX_METADATA_BYTES; NO_MEMORY. */
+/* Writes the manifest of parts [of] that shard_cover_check has accepted; any thread. The caller frees *packed_p, which has
+ * MANIFEST_TAIL_BYTES of room behind *bytes_p. LIMIT: it would be longer than RDT_MAX_METADATA_BYTES; NO_MEMORY. */
 enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struct shard_row *rows, uint32_t of,
                                     uint8_t **packed_p, size_t *bytes_p, struct rdt_error *err);
 

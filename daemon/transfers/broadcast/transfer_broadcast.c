@@ -467,11 +467,10 @@ static enum rdt_status check_object(const struct transfers *transfers, const str
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user broadcasts it", ref->id,
                              object->account->owner.uid);
     if (!object->snapshot)
-        return rdt_error_set(
-            err, RDT_INVALID,
-            "object \"%s\" is live: what its producer writes later would not show in the replicas; put it with "
-            "RDT_PUT_SNAPSHOT (rdtctl put --snapshot)",
-            ref->id);
+        return rdt_error_set(err, RDT_INVALID,
+                             "object \"%s\" is live: later writes of its producer would not reach the replicas; put it with "
+                             "RDT_PUT_SNAPSHOT (rdtctl put --snapshot)",
+                             ref->id);
     for (uint32_t i = 0; i < object_n_places(object); i++)
         if (!region_is_host(object_region(object, i)))
             return rdt_error_set(err, RDT_UNSUPPORTED, "object \"%s\" is in %s memory: replicas are in host memory only",

@@ -42,7 +42,7 @@ for name in $commands; do
   expect 0 '^ +--socket PATH' '' "$name" -h
   expect 0 "^usage: rdtctl $name" '' help "$name"
   expect 2 '' "rdtctl: $name: INVALID: unknown option --frobnicate" "$name" --frobnicate
-  expect 2 '' "unexpected argument|needs |is none of" "$name" one two three four
+  expect 2 '' "unexpected argument|needs |is none of|is neither" "$name" one two three four
   expect 2 '' "unknown option -Z" "$name" -Z
 done
 

@@ -495,7 +495,7 @@ static int stay_too_long(struct actor *self, void *arg)
     (void)alloc_memory(conn, MIB);
     actor_step(self);
     actor_await(self); /* the daemon is gone */
-    must_refuse(RDT_RESTARTED, "no daemon went on with this session", rdt_ping(conn, LONG, &err));
+    must_refuse(RDT_RESTARTED, "no daemon continued this session", rdt_ping(conn, LONG, &err));
     must_be(RDT_RESTARTED, rdt_ping(conn, LONG, &err));
     actor_step(self);
     actor_await(self); /* the next daemon is there */

@@ -230,7 +230,7 @@ Test(shards, time_out_names_the_ranks_that_are_missing)
     conn = on(0);
     name = name_on(0, "policy", 0);
     ref = put_rank(conn, 1, 1, 4, true);
-    must_refuse(RDT_TIMED_OUT, "1 of 4 parts are there, without those of ranks 0 2 3",
+    must_refuse(RDT_TIMED_OUT, "1 of 4 parts are there, but not those of ranks 0 2 3",
                 rdt_publish_part(conn, &name, 1, 1, 4, &ref, NULL, 100 * MSEC, NULL, &err));
     must_ok(rdt_free(conn, &ref, false, &err));
     rdt_close(conn);
@@ -362,7 +362,7 @@ Test(shards, forged_manifests_are_refused_by_their_readers_alone)
     must_refuse(RDT_INVALID, "a part of the manifest is incomplete", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
     manifest->parts[1]->layout = 0; /* which has a tensor more */
     publish_message(conn, manifest);
-    must_refuse(RDT_INVALID, "a part of the manifest begins in 2 dimensions, and has 3",
+    must_refuse(RDT_INVALID, "a part of the manifest has starts in 2 dimensions, but its tensors have 3",
                 rdt_plan_run(other.plan, 0, LONG, NULL, &err));
     manifest->parts[1]->layout = 1;
     manifest->layouts[1]->key[0] = 2;
@@ -544,7 +544,7 @@ Test(shards, a_later_step_overtakes_and_a_reader_keeps_its_version)
     ref = put_rank(conn, 1, 0, 2, true);
     slow = start_part(conn, &name, 1, 0, 2, &ref);
     must(publish((rdt *const[]){far, conn}, 2, &name, 2, 2, true) == 1);
-    must_refuse(RDT_FREED, "step 2 is complete, and has overtaken it", rdt_wait(conn, &slow, 1, 1, LONG, NULL, NULL, &err));
+    must_refuse(RDT_FREED, "step 2 became complete first", rdt_wait(conn, &slow, 1, 1, LONG, NULL, NULL, &err));
     rdt_request_destroy(slow);
     must_ok(rdt_free(conn, &ref, false, &err));
     must_ok(rdt_manifest_fetch(conn, &name, LONG, &manifest, &err));

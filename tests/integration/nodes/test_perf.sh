@@ -42,7 +42,7 @@ exec 3<>"/dev/tcp/127.0.0.1/$port"
 printf 'GET / HTTP/1.1\r\n\r\n' >&3
 cat <&3 >/dev/null
 exec 3>&-
-until_true grep -q 'the other end is no rdtctl perf' "$dir/serve.log"
+until_true grep -q 'the other end is not rdtctl perf' "$dir/serve.log"
 printf 'PUT 99999999999999\n' >"/dev/tcp/127.0.0.1/$port"
 ctl b perf "127.0.0.1:$port" -c 1 -b 65536 >/dev/null || bad "a stranger has ended it: $(cat "$dir/serve.log")"
 ctl b perf "127.0.0.1:${pid[a]}" 2>"$dir/why" && bad "nobody listens there"

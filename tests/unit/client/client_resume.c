@@ -98,7 +98,7 @@ Test(client_resume, request_with_an_unknown_effect_ends_with_restarted)
 
     assert_status(RDT_RESTARTED, rdt_broadcast(conn, &ref, "all", LONG_NS, &err));
     cr_assert_str_eq(err.msg,
-                     "rdtd restarted before it answered BROADCAST, and may have carried it out: look, and repeat it if it "
+                     "rdtd restarted before it answered BROADCAST, and may have carried it out: check, and repeat it if it "
                      "has not");
     assert_status(RDT_OK, rdt_ping(conn, LONG_NS, &err)); /* the session goes on */
     rdt_close(conn);

@@ -90,7 +90,7 @@ Test(client_resume_ends, refused_token_says_why)
     rdt *conn = start(&fake, refuse_the_token, NULL);
 
     assert_status(RDT_RESTARTED, rdt_ping(conn, LONG_NS, &err));
-    cr_assert(strstr(err.msg, "did not go on with this session: the session belongs to uid 7: connect anew"), "%s", err.msg);
+    cr_assert(strstr(err.msg, "did not continue this session: the session belongs to uid 7: connect anew"), "%s", err.msg);
     rdt_close(conn);
     fake_stop(&fake);
 }
@@ -110,8 +110,8 @@ Test(client_resume_ends, grace_over_ends_the_session)
     rdt *conn = start(&fake, die_for_ever, NULL);
 
     assert_status(RDT_RESTARTED, rdt_ping(conn, LONG_NS, &err));
-    cr_assert(strstr(err.msg, "ended, and no daemon went on with this session within 0.060 s: connect: Connection refused"),
-              "%s", err.msg);
+    cr_assert(strstr(err.msg, "ended, and no daemon continued this session within 0.060 s: connect: Connection refused"), "%s",
+              err.msg);
     rdt_close(conn);
     fake_stop(&fake);
     cr_assert_eq(fake_count_fds(), fds);
