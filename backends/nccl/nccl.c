@@ -114,7 +114,7 @@ static enum rdt_status group_connect(void *arg, const void *const *blobs, const 
     struct party *party = arg;
 
     if (bytes[0] != sizeof party->id)
-        return rdt_error_set(err, RDT_PROTOCOL, "the offer of rank 0 is not one of nccl: it has %zu bytes", bytes[0]);
+        return rdt_error_set(err, RDT_PROTOCOL, "the offer of rank 0 is not an nccl offer: it has %zu bytes", bytes[0]);
     memcpy(&party->id, blobs[0], sizeof party->id);
     party->connected = true;
     lane_connect(party->lane, party);

@@ -202,6 +202,6 @@ bool lanes_are_slow(const struct slow_rule *rule, const char *list, char *why, s
     for (const char *at = rule->least; *at; at += strcspn(at, ","), at += *at == ',')
         if (strcspn(at, ",") && any_matches_name(list, at, strcspn(at, ",")))
             return false;
-    (void)snprintf(why, size, "no lane is one of least_lane = %s", rule->least);
+    (void)snprintf(why, size, "no lane is in least_lane = %s", rule->least);
     return true;
 }

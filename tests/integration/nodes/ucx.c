@@ -177,7 +177,7 @@ Test(ucx, memory_of_the_machine_is_read_one_sided)
 
 /* ---- lanes that are slow ---- */
 
-#define NO_RDMA "no lane is one of least_lane = rdma"
+#define NO_RDMA "no lane is in least_lane = rdma"
 
 static unsigned lines_with(const struct test_node *node, const char *text)
 {
@@ -202,11 +202,11 @@ Test(ucx, slow_lanes_are_told_once)
         rdt_object *object = fetch_by(&ref, "ucx");
 
         (void)snprintf(number, sizeof number, "%llu", (unsigned long long)info_of(object).transfer);
-        expect_ctl(1, "slow: no lane is one of least_lane", "explain", number);
+        expect_ctl(1, "slow: no lane is in least_lane", "explain", number);
         rdt_release(object);
     }
     for (unsigned i = 0; i < 2; i++) {
-        expect_ctl(i, "slow: no lane is one of least_lane = rc,rdma", "peers", NULL);
+        expect_ctl(i, "slow: no lane is in least_lane = rc,rdma", "peers", NULL);
         must(lines_with(&c.node[i], "slow lanes") == 1);
     }
     must_ok(rdt_free(owner, &ref, false, &err));
