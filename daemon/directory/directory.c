@@ -103,7 +103,7 @@ static void on_time(struct deadline *deadline)
     owner_work_submit(provider->directory->owner_work, &reading->work, NULL, false);
 }
 
-/* Nothing that is being read counts any more. */
+/* Readings that are under way no longer count. */
 static void stop(struct directory_provider *provider)
 {
     deadline_unset(provider->directory->deadlines, &provider->next);
@@ -112,7 +112,7 @@ static void stop(struct directory_provider *provider)
     provider->reading = NULL;
 }
 
-/* With these options. A source that the configuration no longer has names no node. */
+/* Starts the providers with the present options. A source that is no longer configured names no node. */
 static void begin(struct directory_provider *provider)
 {
     struct directory *directory = provider->directory;
@@ -120,7 +120,7 @@ static void begin(struct directory_provider *provider)
     stop(provider);
     provider->active = directory->peers && argument_of(provider)[0] != '\0';
     memset(provider->stamp, 0, sizeof provider->stamp);
-    if (provider->source == DIRECTORY_FILE) { /* the configuration has just read it */
+    if (provider->source == DIRECTORY_FILE) { /* the configuration check has just read the file */
         options_free_nodes(provider->nodes);
         provider->nodes = copy_of(directory->options->node_list);
         provider->confirmed_ns = provider->active ? uv_hrtime() : 0;

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The node table: which nodes this one knows, and from where.
  *
- * Owns: the lists of the providers, and the table that is merged from them. The first two read
- * their source again and again on a thread of the daemon, never on the loop; etcd tells of changes by itself:
+ * Owns: the lists of the providers, and the table that is merged from them. The first two providers read their source
+ * repeatedly on a thread of the daemon, never on the loop; etcd reports changes by itself:
  *
  *   file   the file of the option nodes, as soon as it has changed
  *   dns    the option nodes_dns: all addresses of a host name, or the SRV records of a service
- *   etcd   the option etcd_endpoints: what the program rdtd-etcd says, which is started here and registers this node there
+ *   etcd   the option etcd_endpoints: the list of the program rdtd-etcd, which is started here and registers this node in etcd
  *
  *   timer --> thread: read the source --> loop: take the list, merge, peers_set_nodes --> timer
  *   rdtd-etcd --> socket ---------------> loop: take the list, merge, peers_set_nodes
  *
- * Promises: a provider that fails changes nothing. Its last good list counts until it succeeds again, and the failure is
- * shown by `rdtctl nodes`, the doctor and the metrics. An address that two providers name is that of the first provider above.
+ * Promises: a provider that fails changes nothing. Its last good list stays in force until it succeeds again, and `rdtctl
+ * nodes`, the doctor and the metrics show the failure. If two providers name an address, the entry of the first one above
+ * counts.
  *
- * Refuses: to dial, and to say who a node is. That is for peers/, which gets the table.
+ * Refuses: to dial, and to decide who a node is. peers/ does that; it gets the table.
  *
  * Everything here runs on the loop thread. */
 #ifndef DAEMON_DIRECTORY_H
@@ -49,7 +50,7 @@ struct directory_provider {
 };
 
 struct etcd_counters {
-    bool up; /* the list is whole, and changes are told */
+    bool up; /* the list is complete, and changes are received */
     uint64_t requests, failures, reconnects, leases_lost, lists, compactions, events, programs;
     uint32_t bad_keys;
     int64_t revision;
@@ -63,7 +64,7 @@ struct directory {
     struct peers *peers; /* NULL: this daemon has no peer link, and the table is empty */
     struct owner_work *owner_work;
     struct deadlines *deadlines;
-    void *names; /* whom the next two tell; NULL: nobody */
+    void *names; /* the argument of the next two; NULL: nobody is told */
     void (*on_name)(void *names, const Rdt__Pb__EtcdName *message);
     void (*on_etcd)(void *names, bool up);
     struct directory_provider providers[DIRECTORY_SOURCES];
@@ -75,14 +76,14 @@ struct directory {
     int64_t etcd_pause_ns;         /* the last one before a start */
 };
 
-/* Begins to read. The fields up to `deadlines` must be set. */
+/* Starts to read. The fields up to `deadlines` must be set. */
 void directory_start(struct directory *directory);
 
 /* After options_adopt: takes over the new options. */
 void directory_reload(struct directory *directory);
 
-/* Frees everything. Readings that are under way end by themselves; rdtd-etcd takes this node out of etcd, unless a next daemon
- * is going to be this node. */
+/* Frees everything. Readings that are under way end by themselves. rdtd-etcd removes this node from etcd, unless it comes back:
+ * the next daemon will be the same node. */
 void directory_close(struct directory *directory, bool comes_back);
 
 const char *directory_source_name(enum directory_source source);                                    /* "file" */

@@ -273,7 +273,7 @@ static void tell(struct etcd_program *program, enum _Rdt__Pb__EtcdMessage type, 
         return;
     if (bytes > 0)
         memcpy(payload, packed, bytes);
-    (void)frame_writer_send(&program->writer, program->sock, &err); /* an error is seen by on_socket, too */
+    (void)frame_writer_send(&program->writer, program->sock, &err); /* on_socket detects an error, too */
     set_events(program);
 }
 
@@ -426,7 +426,7 @@ static void start(struct directory *directory)
     tell(program, RDT__PB__ETCD_MESSAGE__ETCD_CONFIG, program->config, program->config_bytes);
 }
 
-/* Its end is awaited by its own struct. */
+/* Its own struct waits for its end. */
 static void leave(struct directory *directory, bool comes_back)
 {
     struct etcd_program *program = directory->etcd;
@@ -464,7 +464,7 @@ void directory_etcd_begin(struct directory_provider *provider)
         start(directory);
 }
 
-/* The daemon ends, so nobody awaits the programs' ends. */
+/* The daemon ends, so nobody waits for the programs' ends. */
 void directory_etcd_close(struct directory *directory, bool comes_back)
 {
     leave(directory, comes_back);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The nodes file. It is read when what its path leads to is another file than the last time, or has changed: Kubernetes swaps
- * a link in the path, an editor renames a new file over the old one. */
+/* The nodes file. It is read again when its path leads to another file than last time, or when the file has changed:
+ * Kubernetes replaces a link in the path, and an editor renames a new file over the old one. */
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>

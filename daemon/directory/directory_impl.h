@@ -15,7 +15,7 @@ struct directory_reading {
     enum rdt_status (*read)(struct directory_reading *, struct rdt_error *);
     char *argument;           /* the option's value */
     uint8_t stamp[48];        /* in: of the last good reading; out: of this one */
-    bool unchanged;           /* out: the list of the last good reading is still true */
+    bool unchanged;           /* out: the list of the last good reading is still valid */
     struct node_entry *nodes; /* out, with RDT_OK */
     struct rdt_error err;
     enum rdt_status status;
@@ -35,9 +35,9 @@ void directory_etcd_close(struct directory *directory, bool comes_back);
 
 /* ---- directory_table.c ---- */
 
-/* A provider has succeeded, or err says why not. */
+/* Records that a provider has succeeded, or has failed with err. */
 void directory_note(struct directory_provider *provider, const struct rdt_error *err);
 void directory_take(struct directory_provider *provider, struct node_entry *take_nodes); /* its new list */
-void directory_merge(struct directory *directory); /* makes the table anew, and gives it to peers/ */
+void directory_merge(struct directory *directory); /* builds the table again, and gives it to peers/ */
 
 #endif

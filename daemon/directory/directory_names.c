@@ -25,7 +25,7 @@ static void on_register(struct directory_names *all, struct peer *peer, const st
     struct name_place known;
     enum rdt_status status;
 
-    /* the node says where it is itself; without an address, others cannot reach it but by its own link */
+    /* the node states its own address; without one, other nodes reach it only by the link that it dialled */
     memcpy(place->node, peer->uuid, sizeof place->node);
     if (place->address[0] == '\0')
         text_copy(place->address, sizeof place->address, peer->address);
@@ -52,7 +52,7 @@ static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__
     struct owner owner;
     struct name_key key;
 
-    /* a node that may not act for an owner has no names of that owner */
+    /* a node that may not act for an owner cannot have names of that owner */
     if (!all->check_requester(all->arg, message->owner, &owner, NULL))
         return;
     name_key_make(&key, &owner, message->name.data, message->name.len);
@@ -60,7 +60,7 @@ static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__
         memcpy(place.node, message->node.data, sizeof place.node);
     text_copy(place.address, sizeof place.address, message->address);
     if (names_in_etcd(all) && message->act != RDT__PB__NAME_ACT__NAME_ACT_SEEK)
-        return; /* the other node's option names differs, and nothing but etcd says who has a name */
+        return; /* the option names differs on the other node, and here only etcd decides which node has a name */
     switch (message->act) {
     case RDT__PB__NAME_ACT__NAME_ACT_REGISTER:
         on_register(all, peer, &key, &place);

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names that are found from any node: where each name of the cluster is published.
+/* Names that can be found from any node: where each name of the cluster is published.
  *
- * Every name has up to three homes: the nodes of the table that a rendezvous hash over uuid, owner and name puts first. The
- * node where the name is published keeps the truth, and tells the homes; a home knows only {name, owner, epoch, version, node}.
- * A reader's node asks the homes, then goes to that node, where the reader waits as for any name of another node.
+ * Every name has up to three homes: the nodes of the table that a rendezvous hash over uuid, owner and name ranks first. The
+ * node where the name is published has the authoritative entry, and registers it with the homes; a home knows only {name,
+ * owner, epoch, version, node}. A reader's node asks the homes and then that node, where the reader waits as for any name of
+ * another node.
  *
  *   publisher's node          home                        reader's node
- *     | REGISTER ------------> |  nobody else has it        |
+ *     | REGISTER ------------> |  no other node has it      |
  *     | <------------- GRANTED |  epoch, last version       |
- *     |   or <-------- REFUSED |  who has it                |
+ *     |   or <-------- REFUSED |  the node that has it      |
  *     |                        | <-------------------- SEEK |
  *     |                        | FOUND -------------------> |  at once, or when the name is registered
  *     |                        | MISSING -----------------> |  nobody has registered it yet
  *     | REGISTER (each 10 s)-> |                            |
  *     | END -----------------> |  keeps epoch and version   |
  *
- * A claim, this node's for a name that is published here:
+ * A claim is this node's registration of a name that is published here:
  *
  *                    more homes grant it than know any other node
  *      CLAIMING -----------------------------------------> HELD
@@ -23,19 +24,21 @@
  *          |  more homes know another node                  |  another node took it over while this one was away
  *          +--------------------> LOST <--------------------+
  *
- * A home gives a name to who asks first. It gives it to another node only when the first has ended it, or has been away for
- * NAMES_STALE_NS; the epoch then grows, and a node with a lower epoch is refused. If two nodes hold a name at different homes,
- * because these could not talk or were asked at once, the one that most homes know wins, and of equal ones the lowest uuid.
+ * A home grants a name to the first node that asks. It grants it to another node only when the first one has unpublished it, or
+ * has been away for NAMES_STALE_NS; the epoch then grows, and a node with a lower epoch is refused. If two nodes hold a name at
+ * different homes, because the homes could not reach each other or were asked at the same time, the node that more homes know
+ * wins, and of equals the one with the lower uuid.
  *
  * A version of many parts claims its name with the first part, and keeps the claim until it is complete or has failed.
  *
- * Promises: a publish waits for homes at most NAMES_CLAIM_NS, and only the first of a name. Homes that are away stop nothing:
- * what they would have said is caught up by the next registration. A reader that finds no home uses what it found last.
+ * Promises: only the first publish of a name waits for homes, for at most NAMES_CLAIM_NS. Homes that are away do not stop a
+ * publish: the next registration makes up for their answers. A reader that cannot ask any home uses the last place that it
+ * knows.
  *
- * With names = etcd there are no homes: the truth is in etcd, and rdtd-etcd grants, refuses and tells (names_etcd.c). A name
- * may then be taken over as soon as the lease of its node has expired.
+ * With names = etcd there are no homes: etcd has the authoritative entries, and rdtd-etcd grants, refuses and reports
+ * (names_etcd.c). A name may then be taken over as soon as the lease of its node has expired.
  *
- * Refuses: to show who may read a name. The publisher's node decides that.
+ * Refuses: to know who may read a name. The publisher's node decides that.
  *
  * Everything here runs on the loop thread. */
 #ifndef DAEMON_DIRECTORY_NAMES_H
@@ -49,7 +52,8 @@
 #define NAMES_STALE_NS UINT64_C(30000000000)
 #define NAMES_REGISTER_NS INT64_C(10000000000)
 #define NAMES_CLAIM_NS INT64_C(2000000000)
-/* that a home keeps; the names that nobody has give way to others, and further names are found only by homes with room */
+/* The most records of a home. A record of a name that no node has is dropped in favour of others; when all are in use, further
+ * names are found only through homes that have room. */
 #define NAMES_RECORDS_MAX 262144u
 
 struct directory_names {
@@ -63,16 +67,16 @@ struct directory_names {
     /* Whether the peer may act for this owner. */
     bool (*check_requester)(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err);
     struct map records, claims, seeks; /* owner and name -> struct name_record, name_claim, name_seek */
-    struct list idle;                  /* struct name_record.idle; the one that nobody has had for longest is first */
-    struct list claimed;               /* struct name_claim.link; the one that was registered longest ago is first */
+    struct list idle;                  /* struct name_record.idle: names that no node has, longest first */
+    struct list claimed;               /* struct name_claim.link: the one that was registered longest ago is first */
     struct list dirty;                 /* struct name_claim.by_dirty: their version has changed */
     struct deadline tick, flush;
     bool etcd_up;        /* names = etcd: it can be asked */
-    uint32_t etcd_round; /* grows when it is lost; records of earlier rounds are old when it is up again */
-    unsigned n_asking;   /* claims whose answer of etcd is awaited */
+    uint32_t etcd_round; /* grows when etcd is lost; when it is up again, records of earlier rounds are outdated */
+    unsigned n_asking;   /* claims that wait for an answer of etcd */
     size_t sweep;        /* cursor of records: where the next tick looks for some to forget */
     struct names_observer observer;
-    uint64_t n_found, n_missing, n_refused, n_by_memory; /* answers to readers, and names that another node has */
+    uint64_t n_found, n_missing, n_refused, n_by_memory; /* outcomes of look-ups; refused: publishes of another node's name */
 };
 
 /* A publish that waits for the homes. Embedded; on_decided is called once, when the publish may be tried again. */
@@ -87,7 +91,7 @@ struct name_seeker {
     struct name_seek *seek; /* NULL: it does not wait */
     /* Called once, and the seeker does not wait any more. */
     void (*on_found)(struct name_seeker *seeker, const uint8_t node[16], const char *address);
-    /* All homes that answer know no such name. The seeker waits on. May be NULL. */
+    /* No home that answers knows such a name. The seeker continues to wait. May be NULL. */
     void (*on_missing)(struct name_seeker *seeker);
 };
 
@@ -95,7 +99,7 @@ struct name_seeker {
 void directory_names_start(struct directory_names *all);
 void directory_names_close(struct directory_names *all);
 
-/* From now on other nodes do not hear what happens to names of this one. */
+/* From now on other nodes are not told about changes of this node's names. */
 void directory_names_mute(struct directory_names *all);
 
 /* From rdtd-etcd: struct directory.on_name and on_etcd; arg is a struct directory_names. */
@@ -133,11 +137,11 @@ enum rdt_status directory_names_seek(struct directory_names *all, const struct o
                                      struct name_seeker *seeker, struct rdt_error *err);
 void name_seeker_remove(struct name_seeker *seeker); /* does nothing if it does not wait */
 
-/* Writes which homes of the name cannot be asked, as a clause "; the node n2 ... "; "" if all can. */
+/* Describes in text_p which homes of the name cannot be asked, as a clause "; the node n2 ... "; "" if all can. */
 void directory_names_explain(const struct directory_names *all, const struct owner *owner, const uint8_t *id, size_t id_bytes,
                              char *text_p, size_t size);
 
-/* What it means that there is no answer: a clause. */
+/* Returns a clause that says what it means that there is no answer. */
 const char *directory_names_silence(const struct directory_names *all);
 
 /* Whether a ref of a name leaves its node open. */

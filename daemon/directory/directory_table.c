@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The providers, what they have said last, and the table that is merged from their lists. */
+/* The providers, their last lists, and the table that is merged from these. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -87,7 +87,7 @@ void directory_note(struct directory_provider *provider, const struct rdt_error 
     if (err) {
         if (!failed ||
             (provider->source != DIRECTORY_ETCD && strncmp(provider->error, err->msg, sizeof provider->error - 1) != 0))
-            log_warn("directory %s: %s; the nodes that it named last stay known", name, err->msg);
+            log_warn("directory %s: %s; its last list stays in force", name, err->msg);
         provider->errors++;
         text_copy(provider->error, sizeof provider->error, err->msg);
         return;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The names that are published on this node: what their homes say, and when they are told again. */
+/* The names that are published on this node: the answers of their homes, and when they are registered again. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -7,8 +7,8 @@
 #include "daemon/base/text.h"
 #include "daemon/directory/names_impl.h"
 
-#define ASKING_MAX 256u    /* claims that rdtd-etcd has at a time */
-#define TOLD_PER_TURN 256u /* claims that the homes are told in one turn of the loop */
+#define ASKING_MAX 256u    /* claims that are sent to rdtd-etcd at a time */
+#define TOLD_PER_TURN 256u /* claims that are sent to homes in one iteration of the loop */
 
 enum claim_state { CLAIM_CLAIMING, CLAIM_HELD, CLAIM_LOST };
 enum answer { ANSWER_AWAITED, ANSWER_GRANTED, ANSWER_REFUSED, ANSWER_AWAY };
@@ -20,10 +20,10 @@ struct name_claim {
     enum claim_state state;
     uint64_t epoch;          /* that the homes gave; 0: none yet */
     uint64_t version;        /* the newest one here; 0: nothing is published */
-    int64_t revision;        /* of its key in etcd, as this node wrote it; 0: unknown */
+    int64_t revision;        /* revision of its key in etcd when this node wrote it; 0: unknown */
     bool awaits_etcd;        /* counted in all->n_asking */
     uint64_t told_ns;        /* when the homes were last told */
-    unsigned n_users;        /* names_claim_use: what will be published is not complete yet */
+    unsigned n_users;        /* names_claim_use: the version that will be published is not complete yet */
     struct name_place other; /* LOST: who has it */
     /* The present round of questions. */
     bool asking;
@@ -127,7 +127,7 @@ static void tell_again(struct name_claim *claim, int64_t delay_ns)
         (void)deadline_set(all->deadlines, &all->flush, delay_ns);
 }
 
-/* How many homes say that the node of answer i has the name. */
+/* Returns how many homes have answered that the node of answer i has the name. */
 static unsigned count_votes(const struct name_claim *claim, unsigned i)
 {
     unsigned n = 0;
@@ -137,8 +137,8 @@ static unsigned count_votes(const struct name_claim *claim, unsigned i)
     return n;
 }
 
-/* Whether another node has the name, which becomes claim->other: the node that most homes know, and of equal ones that with the
- * lowest uuid. So of several nodes that ask at the same time, each of which some homes know, all find the same one. */
+/* Whether another node has the name. claim->other becomes that node: the one that most homes know, and of equals the one with
+ * the lowest uuid. So several nodes that ask at the same time, each known to some homes, all find the same one. */
 static bool find_winner(struct name_claim *claim, unsigned granted)
 {
     const uint8_t *winner = claim->all->node->uuid;
@@ -157,7 +157,7 @@ static bool find_winner(struct name_claim *claim, unsigned granted)
     return lost;
 }
 
-/* etcd has not answered. What this node has stays its own, and what it wants waits for etcd. */
+/* etcd has not answered. Names that this node has stay its own, and its new claims wait for etcd. */
 static void wait_for_etcd(struct name_claim *claim)
 {
     struct directory_names *all = claim->all;
@@ -273,8 +273,8 @@ void names_claim_etcd_answer(struct directory_names *all, const struct name_key 
         names_claims_flush(&all->flush); /* the next ones */
 }
 
-/* etcd says who has the name, or that nobody has (place NULL). What is sent to it at once may arrive in another order: an END
- * behind the registration that follows, or before the one that it follows. */
+/* etcd reports which node has the name; place NULL: none. Messages that are sent to it at the same time may be handled in
+ * another order: an END after the next registration, or before the previous one. */
 void names_claim_told(struct directory_names *all, const struct name_key *key, const struct name_place *place, int64_t revision)
 {
     struct name_claim *claim = find(all, key);
@@ -288,7 +288,7 @@ void names_claim_told(struct directory_names *all, const struct name_key *key, c
         (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, key, place, revision);
     if (!claim || claim->state != CLAIM_HELD || place->epoch <= claim->epoch || memcmp(place->node, all->node->uuid, 16) == 0)
         return;
-    claim->revision = 0; /* another node took it over while this one was away; if it is asked now, it is told so */
+    claim->revision = 0; /* another node took it over while this one was away; the answer to its next registration says so */
     tell_again(claim, INT64_C(2000000));
 }
 
@@ -322,7 +322,8 @@ static void ask_etcd(struct name_claim *claim, const struct name_place *place)
         wait_for_etcd(claim);
 }
 
-/* Tells all homes, and asks whether this node has the name. A LOST claim asks as if it were new. */
+/* Registers the name with all homes, whose answers say whether this node has it. A LOST claim is registered as if it were
+ * new. */
 static void ask(struct name_claim *claim)
 {
     struct directory_names *all = claim->all;
@@ -440,7 +441,7 @@ static void tell_end(const struct name_claim *claim)
     if (claim->state == CLAIM_LOST)
         return;
     place_here(claim, &place);
-    if (names_in_etcd(all)) { /* if it is away, names_home_prune does */
+    if (names_in_etcd(all)) { /* if etcd is away, names_home_prune does this later */
         (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, &claim->key, &place, claim->revision);
         return;
     }
@@ -462,7 +463,7 @@ void directory_names_changed(struct directory_names *all, const struct name *nam
         return;
     name_key_make(&key, &name->account->owner, name_id(name), name->id_bytes);
     claim = find(all, &key);
-    if (!claim && name->published) { /* an earlier daemon had published it */
+    if (!claim && name->published) { /* an earlier daemon had published the name */
         claim = claim_new(all, &key);
         if (claim)
             claim->state = CLAIM_HELD;
@@ -500,7 +501,7 @@ void names_claims_flush(struct deadline *deadline)
     struct directory_names *all = container_of(deadline, struct directory_names, flush);
     bool etcd = names_in_etcd(all);
     unsigned n = 0;
-    struct list now; /* a claim that cannot be told is dirty again at once */
+    struct list now; /* a claim that cannot be sent is dirty again at once */
 
     if (etcd && !all->etcd_up)
         return;
@@ -510,7 +511,7 @@ void names_claims_flush(struct deadline *deadline)
         ask(container_of(list_first(&now), struct name_claim, by_dirty)); /* takes it out */
     if (!list_empty(&now) && !etcd)
         (void)deadline_set(all->deadlines, &all->flush, 0);
-    list_splice(&now, &all->dirty); /* those that have waited come before those that are told again */
+    list_splice(&now, &all->dirty); /* claims that wait come before those that are registered again */
     list_splice(&all->dirty, &now);
 }
 
@@ -523,7 +524,7 @@ void names_claims_tick(struct directory_names *all)
         if (now - claim->told_ns < (uint64_t)NAMES_REGISTER_NS)
             return;
         if (names_in_etcd(all) && (is_used(claim) || !list_empty(&claim->waiters))) { /* nothing to remind etcd of */
-            if (claim->state == CLAIM_LOST) /* it does not say when the node that took the name is gone */
+            if (claim->state == CLAIM_LOST) /* a home does not report the end of the node that took the name */
                 tell_again(claim, INT64_C(2000000));
             claim->told_ns = now;
             list_remove(&claim->link);
@@ -539,7 +540,7 @@ void names_claims_tick(struct directory_names *all)
     }
 }
 
-/* Those of which the node may be a home are told again: all, because the table may have changed. */
+/* Registers again the names of which that node may be a home: all of them, because the table may have changed. */
 void names_claims_peer_up(struct directory_names *all, const struct peer *peer)
 {
     list_each (struct name_claim, claim, &all->claimed, link)

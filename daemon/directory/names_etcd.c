@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names whose one truth is in etcd. rdtd-etcd tells every name that is there, so a look-up needs no message; only one that
- * finds nothing asks etcd itself, because the watch may be a moment behind. While etcd is away, what it told last counts, names
- * that are published here go on, and a name that is new waits until its caller's deadline. */
+/* Names whose authoritative entries are in etcd. rdtd-etcd reports every name in etcd, so a look-up needs no message; only a
+ * look-up that finds nothing asks etcd itself, because the watch may be a moment behind. While etcd is away, its last reports
+ * stay in force, names that are published here get further versions, and the first publish of a name waits until its caller's
+ * deadline. */
 #include "daemon/base/text.h"
 #include "daemon/directory/names_impl.h"
 #include "wire_limits.h"
@@ -48,7 +49,7 @@ void directory_names_etcd_told(void *arg, const Rdt__Pb__EtcdName *message)
     }
 }
 
-/* What is told between two of these is whole when etcd is up again. */
+/* The names that are reported between two of these messages are complete when etcd is up again. */
 void directory_names_etcd_state(void *arg, bool up)
 {
     struct directory_names *all = arg;

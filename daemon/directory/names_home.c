@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* This node as a home: who has registered which name, and which nodes wait for one. */
+/* This node as a home: which node has registered which name, and which nodes wait for one. */
 #include <stdlib.h>
 
 #include "daemon/directory/names_impl.h"
 
 #define SEEKERS_MAX 4096u
 #define SWEEP 4096u                     /* records that a tick looks at */
-#define SEEKER_NS UINT64_C(15000000000) /* a node that waits asks again every 5 s */
+#define SEEKER_NS UINT64_C(15000000000) /* a node that waits repeats its question every 5 s */
 
 struct seeker {
     uint8_t node[16];
@@ -15,12 +15,12 @@ struct seeker {
 
 struct name_record {
     struct name_key key;
-    struct list idle;        /* in all->idle while nobody has the name */
+    struct list idle;        /* in all->idle while no node has the name */
     struct name_place place; /* of the last node that had it */
-    bool held;               /* false: nobody has it; epoch and version are remembered */
+    bool held;               /* false: no node has it; epoch and version are remembered */
     uint64_t heard_ns;
     uint32_t round;         /* of etcd, that told it */
-    bool unclaimed;         /* in etcd this node has it, but the last tick found that it is not published here */
+    bool unclaimed;         /* according to etcd this node has it, but at the last tick it was not published here */
     struct seeker *seekers; /* [n_seekers] */
     unsigned n_seekers;
 };
@@ -33,7 +33,8 @@ static void record_free(struct directory_names *all, struct name_record *record)
     free(record);
 }
 
-/* A name that nobody has gives way to a new one: anyone may look for names that never come, and publish for a moment. */
+/* A record of a name that no node has is replaced by a new one, because anyone may look for names that are never published,
+ * and publish names for a moment. */
 static struct name_record *record_get(struct directory_names *all, const struct name_key *key)
 {
     struct name_record *record = map_get(&all->records, key->packed, key->bytes);
@@ -56,8 +57,8 @@ static struct name_record *record_get(struct directory_names *all, const struct 
     return record;
 }
 
-/* Whether the node that has the name has not been heard of for so long that another one may have it: it has been away, or it
- * has come back without the name. */
+/* Whether another node may take the name over, because the node that has it has been away for too long, or has come back
+ * without the name. */
 static bool is_stale(const struct directory_names *all, const struct name_record *record)
 {
     const struct peer *peer = all->peers ? peers_known(all->peers, record->place.node) : NULL;
@@ -89,7 +90,7 @@ enum rdt_status names_home_register(struct directory_names *all, struct peer *fr
     struct name_record *record = record_get(all, key);
     bool same;
 
-    if (!record) { /* no room: this home says nothing against it */
+    if (!record) { /* no room: this home does not object */
         *place_p = *claim;
         return RDT_LIMIT;
     }
@@ -99,7 +100,7 @@ enum rdt_status names_home_register(struct directory_names *all, struct peer *fr
         return RDT_EXISTS;
     }
     if (!record->held && !same && claim->epoch > 0 && claim->epoch < record->place.epoch) {
-        *place_p = record->place; /* it lost the name, and the node that had it since has ended it */
+        *place_p = record->place; /* it lost the name, and the node that took it has ended it */
         return RDT_EXISTS;
     }
     if (claim->epoch > record->place.epoch)
@@ -114,7 +115,7 @@ enum rdt_status names_home_register(struct directory_names *all, struct peer *fr
     list_remove(&record->idle);
     record->heard_ns = uv_hrtime();
     *place_p = record->place;
-    if (claim->version > 0 && all->peers) /* a claim alone has nothing to read yet */
+    if (claim->version > 0 && all->peers) /* a claim alone has no version to read yet */
         tell_seekers(all, record);
     return RDT_OK;
 }
@@ -185,8 +186,8 @@ void names_home_told(struct directory_names *all, const struct name_key *key, co
     }
 }
 
-/* Whether this node has the name in etcd, although nothing is published here: it ended while etcd was away, or with an earlier
- * daemon, or etcd has not taken the END. */
+/* Whether this node has the name according to etcd although nothing is published here: the name ended while etcd was away, or
+ * with an earlier daemon, or etcd has not handled the END. */
 static bool is_unclaimed(const struct directory_names *all, const struct name_record *record, name_is_claimed is_claimed)
 {
     return record->held && memcmp(record->place.node, all->node->uuid, sizeof record->place.node) == 0 &&
@@ -234,7 +235,7 @@ void names_home_tick(struct directory_names *all, uint64_t now_ns, name_is_claim
             continue;
         }
         unclaimed = is_unclaimed(all, record, is_claimed);
-        if (unclaimed && record->unclaimed && names_in_etcd(all)) /* what was sent a moment ago may be under way */
+        if (unclaimed && record->unclaimed && names_in_etcd(all)) /* a message may still be under way */
             end_in_etcd(all, record);
         record->unclaimed = unclaimed;
     }

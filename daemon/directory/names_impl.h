@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files about names share. Private to the room. From the top down, each calls only those on lower lines:
  *
- *   directory_names.c, names_etcd.c   what other nodes and rdtd-etcd say
+ *   directory_names.c, names_etcd.c   messages from other nodes and from rdtd-etcd
  *   names_seek.c                      readers of this node
  *   names_claim.c                     the names that are published here
  *   names_home.c                      this node as a home
- *   names_send.c                      who is asked about a name, and the messages to them */
+ *   names_send.c                      which nodes are asked about a name, and the messages to them */
 #ifndef DAEMON_NAMES_IMPL_H
 #define DAEMON_NAMES_IMPL_H
 
@@ -13,7 +13,7 @@
 
 #define NAMES_NUMBER_MAX (UINT64_C(1) << 62) /* of versions and epochs in messages: they only grow, and must never wrap */
 
-/* The next epoch. Another node chose the present one, so it may be the last. */
+/* Returns the next epoch. The present one comes from another node, so it may already be the highest. */
 static inline uint64_t name_number_after(uint64_t number)
 {
     return number < NAMES_NUMBER_MAX ? number + 1 : NAMES_NUMBER_MAX;
@@ -35,7 +35,7 @@ struct name_homes {
 };
 void names_homes_of(const struct directory_names *all, const struct name_key *key, struct name_homes *homes_p);
 
-struct name_place { /* who has a name */
+struct name_place { /* the node that has a name */
     uint64_t epoch, version;
     uint8_t node[16];
     char address[65];
@@ -53,23 +53,23 @@ bool names_etcd_send(const struct directory_names *all, Rdt__Pb__NameAct act, co
 
 /* ---- names_home.c: this node as a home ---- */
 
-/* A registration. OK: granted; LIMIT: this home has no room for it, and says nothing against it; EXISTS: refused. *place_p is
- * what this home knows now. from NULL: this node. */
+/* Handles a registration. OK: granted; LIMIT: this home has no room for it, and does not object; EXISTS: refused. *place_p
+ * receives what this home knows now. from NULL: this node. */
 enum rdt_status names_home_register(struct directory_names *all, struct peer *from, const struct name_key *key,
                                     const struct name_place *claim, struct name_place *place_p);
 void names_home_end(struct directory_names *all, const struct name_key *key, const struct name_place *claim);
 
-/* from NULL: a reader of this node, whom nothing is sent. AGAIN: nobody has registered the name. */
+/* Handles a look-up. from NULL: a reader of this node, to which no message is sent. AGAIN: no node has registered the name. */
 enum rdt_status names_home_seek(struct directory_names *all, struct peer *from, const struct name_key *key,
                                 struct name_place *place_p);
-/* In etcd is this; NULL: nothing. */
+/* etcd has this place for the name; NULL: none. */
 void names_home_told(struct directory_names *all, const struct name_key *key, const struct name_place *place);
 
-/* Whether the name is published here, or claimed for that. */
+/* Whether the name is published here, or claimed in order to be published. */
 typedef bool (*name_is_claimed)(const struct directory_names *all, const struct name_key *key);
-void names_home_prune(struct directory_names *all, name_is_claimed is_claimed); /* forgets what etcd has not told again */
+void names_home_prune(struct directory_names *all, name_is_claimed is_claimed); /* forgets names that etcd no longer reports */
 
-/* Forgets a few of those that were only sought, and that nobody seeks any more. */
+/* Forgets a few of the names that were only looked up, and for which nobody waits any more. */
 void names_home_tick(struct directory_names *all, uint64_t now_ns, name_is_claimed is_claimed);
 void names_home_close(struct directory_names *all);
 
@@ -98,7 +98,7 @@ void names_claims_close(struct directory_names *all);
 void names_seek_found(struct directory_names *all, const struct name_key *key, const struct name_place *place);
 void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key);
 void names_seek_missing_everywhere(struct directory_names *all, const struct name_key *key);
-void names_seeks_ask(struct directory_names *all); /* again, for all who wait */
+void names_seeks_ask(struct directory_names *all); /* asks again, for all readers that wait */
 void names_seeks_tick(struct directory_names *all);
 void names_seeks_peer_up(struct directory_names *all, struct peer *peer);
 void names_seeks_close(struct directory_names *all);

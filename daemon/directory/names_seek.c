@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Readers of this node that look for a name, and what was found last. */
+/* Readers of this node that look for a name, and the place where it was found last. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -7,15 +7,15 @@
 #include "daemon/directory/names_impl.h"
 
 #define ASK_AGAIN_NS UINT64_C(5000000000)
-#define MEMORY_MAX 65536u /* names whose place is remembered for when no home answers */
+#define MEMORY_MAX 65536u /* the most names whose place is remembered, in case no home answers */
 
 struct name_seek {
     struct directory_names *all;
     struct name_key key;
-    struct list seekers;     /* struct name_seeker; empty: only `place` is of use */
+    struct list seekers;     /* struct name_seeker; empty: the entry only remembers `place` */
     struct name_place place; /* where it was found last; epoch 0: nowhere */
     uint64_t asked_ns;
-    bool busy; /* its seekers are being told, so it must not be freed */
+    bool busy; /* its seekers are being notified, so it must not be freed */
     unsigned n_missing;
     uint8_t missing[NAMES_HOMES][16]; /* homes that do not know it, since asked_ns */
 };
@@ -166,7 +166,7 @@ static void tell_missing(struct name_seek *seek)
     settle(seek);
 }
 
-/* Tells those who do not wait, when every home that can be asked has said so. */
+/* Notifies the seekers with on_missing when every home that can be asked has answered MISSING. */
 void names_seek_missing(struct directory_names *all, const struct peer *from, const struct name_key *key)
 {
     struct name_seek *seek = map_get(&all->seeks, key->packed, key->bytes);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who is asked about a name, its homes or etcd, and the messages to them. */
+/* The nodes that are asked about a name, its homes or etcd, and the messages to them. */
 #include <string.h>
 
 #define XXH_INLINE_ALL
@@ -70,7 +70,7 @@ static void consider(struct name_homes *homes, uint64_t weights[NAMES_HOMES], st
     weights[at] = of;
 }
 
-/* Of this node and the nodes of the table that were met at least once. */
+/* Chooses among this node and the nodes of the table that were met at least once. */
 void names_homes_of(const struct directory_names *all, const struct name_key *key, struct name_homes *homes_p)
 {
     uint64_t weights[NAMES_HOMES], hash = hash_of(key);

@@ -59,7 +59,7 @@ static struct holds_node *node_get(struct holds *holds, struct peer *peer)
 
 static void send_holds(struct holds_node *node, const Rdt__Pb__Holds *message)
 {
-    /* if the link is down, the list that follows says the same */
+    /* if the link is down, the next list has the same effect */
     if (node->peer)
         (void)peer_send(node->peer, RDT_PEER_HOLDS, &message->base, NULL);
 }
@@ -119,7 +119,7 @@ static void on_linger_over(struct deadline *deadline)
     drop_later(node, &node->stale);
 }
 
-/* That node's daemon has restarted, and takes again what its clients still hold. */
+/* That node's daemon has restarted, and takes the holds of its clients again. */
 static void let_linger(struct holds_node *node)
 {
     map_fini(&node->here);
@@ -309,7 +309,7 @@ static void drop_there(struct holds_node *node, uint64_t number)
     if (node->holds->recovery && recovery_is_frozen(node->holds->recovery))
         return; /* the next daemon takes it again */
     if (node->peer->state != PEER_UP || node->holds->closing)
-        return; /* so that it is missing in the next list */
+        return; /* so that it is not in the next list */
     node->unnotified[node->n_unnotified++] = number;
     if (node->n_unnotified == HOLDS_BATCH ||
         (node->n_unnotified == 1 && !deadline_set(node->holds->deadlines, &node->notify, 0)))
@@ -374,13 +374,12 @@ void holds_settled(struct holds *holds, struct peer *peer)
     Rdt__Pb__Holds message = RDT__PB__HOLDS__INIT;
 
     message.settled = true;
-    /* The next daemon may take more. What nobody calls settled stays for hold_grace. */
+    /* The next daemon may take further holds again. Holds that are never reported as settled stay for hold_grace. */
     if (!holds->closing && !(holds->recovery && recovery_is_frozen(holds->recovery)))
         (void)peer_send(peer, RDT_PEER_HOLDS, &message.base, NULL);
 }
 
-/* Sends the list of everything held there, in several messages. If one cannot be sent, the owner's node
- * keeps all holds. */
+/* Sends the list of all holds on that node, in several messages. If one cannot be sent, the owner's node keeps all holds. */
 static void send_list(struct holds_node *node)
 {
     uint64_t *numbers = malloc(LIST_HOLDS * sizeof *numbers);
@@ -422,8 +421,8 @@ void holds_dial(const struct holds_node *node)
     (void)peers_find(node->holds->peers, node->uuid, node->address, NULL, &peer, NULL);
 }
 
-/* The awaited node is back: its holds are as if only the link had been cut, but for those of an earlier daemon of that node,
- * which takes them again under other numbers, if it can (returns). */
+/* The node is back: its holds are as if only the link had been cut, except those of an earlier daemon of that node, which
+ * that node takes again under other numbers, if it can (returns). */
 static void adopt(struct holds_node *node, struct peer *peer, bool returns)
 {
     struct holds *holds = node->holds;
@@ -459,7 +458,7 @@ void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed, bo
         let_linger(node);
     else if (boot_changed)
         drop_all(node);
-    if (node->asked) /* an owner whose daemon has restarted may have the holds of the earlier one, or says that they are lost */
+    if (node->asked) /* a restarted owner may have the holds of its earlier daemon, or reports that they are lost */
         send_list(node);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Holds across nodes: what this node's clients hold on objects of other nodes, and what clients of other
- * nodes hold here.
+/* Holds across nodes: holds of this node's clients on objects of other nodes, and holds of other nodes'
+ * clients on objects here.
  *
  * A client's HOLD of another node's object travels there as a call, and the owner's node notes the hold under
  * the call's number. When the client drops the hold, its node notifies the owner's node, several holds in one
@@ -15,12 +15,13 @@
  *    +-|----------------------------+------> dropped: it is not in the list, or the holder's daemon has restarted
  *      +------> dropped: the holder's client has dropped it, or the object was freed by force
  *
- * A holder whose daemon has restarted and whose clients' sessions go on takes their holds again, under new numbers; the old
- * ones stay until it says that it has them all, or hold_grace has passed, so that the objects do.
+ * If the holder's daemon has restarted and its clients' sessions continue, it takes their holds again, under new numbers. The
+ * old holds, and with them the objects, stay until the holder says that it has taken all of them again, or hold_grace has
+ * passed.
  *
- * The holds have records (recovery.h), so they outlast the owner's daemon, too. Those of an earlier daemon wait in a struct
- * holds_node without a peer until the holder's link is up, for at most restart_grace; then they are as if the link had been
- * cut.
+ * The holds have records (recovery.h), so they also survive the owner's daemon. Holds of an earlier daemon wait in a struct
+ * holds_node without a peer until the holder's link is up, for at most restart_grace; then they are treated as if the link had
+ * been cut.
  *
  * Many holds of one node are dropped in small batches, so that the loop is not held up; a forced free drops
  * all holds of its object at once. Everything here runs on the loop thread.
@@ -37,7 +38,7 @@ struct holds_node;
 
 struct holds {
     struct deadlines *deadlines;
-    struct recovery *recovery; /* NULL: nothing outlasts this daemon */
+    struct recovery *recovery; /* NULL: nothing survives this daemon */
     struct peers *peers;       /* of holds_restore */
     uint64_t grace_ns;
     struct list nodes; /* struct holds_node.link */
@@ -75,7 +76,8 @@ enum rdt_status holds_take(struct holds *holds, struct peer *peer, uint64_t numb
 /* Drops every hold of other nodes on an object that was freed by force. The caller must hold the object. */
 void holds_object_freed(struct object *object);
 
-/* The holder: its name for people, which is its address or uuid if nobody has met it yet, and a pointer that stands for it. */
+/* The holder: its uuid, its name for people (its address or uuid if it has not been met yet), and a pointer that identifies
+ * it. */
 const uint8_t *node_hold_uuid(const struct node_hold *hold);
 const char *node_hold_name(const struct node_hold *hold);
 const void *node_hold_node(const struct node_hold *hold);
@@ -87,8 +89,7 @@ const void *node_hold_node(const struct node_hold *hold);
 enum rdt_status holds_prepare(struct holds *holds, struct peer *peer, struct rdt_error *err);
 
 /* The call was answered: gives the hold to the client under the id of its request, or to the hold of an earlier daemon that
- * the client has under this id. On an error the owner's
- * node is notified that the hold is dropped. LIMIT, NO_MEMORY. */
+ * the client has under this id. On an error the owner's node is notified that the hold is dropped. LIMIT, NO_MEMORY. */
 enum rdt_status holds_taken(struct holds *holds, struct peer *peer, uint64_t number, struct client *client, uint64_t request_id,
                             struct rdt_error *err);
 
@@ -106,7 +107,7 @@ void holds_unwanted(struct holds *holds, struct peer *peer, uint64_t number);
 /* Frees what is stored for a peer that will be forgotten. false: there are holds, on this node or there. */
 bool holds_forget_peer(struct holds *holds, struct peer *peer);
 
-/* returns: if its boot has changed, the node takes the holds of its clients again, which have until hold_grace for that. */
+/* returns: if its boot has changed, the node will take the holds of its clients again, within hold_grace. */
 void holds_peer_up(struct holds *holds, struct peer *peer, bool boot_changed, bool returns);
 void holds_peer_down(struct holds *holds, struct peer *peer);
 enum rdt_status holds_peer_frame(struct holds *holds, struct peer *peer, const struct frame *frame, struct rdt_error *err);

@@ -8,7 +8,7 @@
 #include "daemon/base/text.h"
 #include "daemon/peers/holds_impl.h"
 
-/* Takes over what the record has, and frees it. false: no memory; then the hold ends. */
+/* Takes over the references of the record, and frees it. false: no memory; then the hold ends. */
 static bool restore_hold(struct holds *holds, struct node_hold_record *record)
 {
     struct holds_node *node = holds_awaited(holds, record->image.node);

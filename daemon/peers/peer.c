@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The other nodes: their states, and when each is dialled. Who they are is in peer_table.c, how two nodes meet in
- * peer_meet.c, one connection in peer_link.c. */
+/* The other nodes: their states, and when each is dialled. peer_table.c has their identities, peer_meet.c decides how two
+ * nodes meet, and peer_link.c is one connection. */
 #include "daemon/peers/peer_impl.h"
 
 #include <stdio.h>
@@ -124,8 +124,8 @@ enum rdt_status peer_start_dial(struct peer *peer, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* Logs one line when a node goes away, and not one for each failed attempt. Nodes and addresses that only
- * users named share one line in a while. */
+/* Logs one line when a node is lost, and not one for each failed attempt. Nodes and addresses that only users have named
+ * share one line at a limited rate. */
 static void log_failure(struct peer *peer, const struct rdt_error *why)
 {
     bool users = peer->dial->at_hint || !peer_has_been_met(peer);
@@ -141,7 +141,7 @@ static void log_failure(struct peer *peer, const struct rdt_error *why)
         log_at(news ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG, "%s: %s", who, why->msg);
 }
 
-/* What users learn of an address that is not in the nodes file and where no node was met. */
+/* The sentence for users about an address that is not in the nodes file and where no node was met. */
 static const char secret_error[] = "no node with this node's key answers there";
 
 void peer_failed(struct peer *peer, const struct rdt_error *cause)
@@ -176,7 +176,7 @@ void peer_lost(struct peer *peer, const struct rdt_error *why)
     peer_describe(peer, who);
     if (lost.status != RDT_LIMIT && lost.status != RDT_PROTOCOL && lost.status != RDT_SHUTTING_DOWN)
         lost.status = RDT_PEER_LOST;
-    log_debug("%s is down: %s", who, lost.msg); /* the receiver of on_down reports it to people */
+    log_debug("%s is down: %s", who, lost.msg); /* the receiver of on_down logs it */
     snprintf(peer->last_error, sizeof peer->last_error, "%.191s", lost.msg);
     peer->last_error_secret = false;
     peer_back_off(peer);
@@ -220,7 +220,7 @@ void peer_take_link(struct peer *peer, struct peer_link *link, const struct rdt_
     peer->names = hello->names;
     peer->last_error[0] = 0;
     peer->rtt_ns = 0;
-    peer->clock_rtt_ns = 0; /* its machine may have started again */
+    peer->clock_rtt_ns = 0; /* the machine may have rebooted */
     peer->confirmed_ns = peer->answered_ns = 0;
     peer->patience_ns = (uint64_t)hello->peer_timeout_ms * 1000000u;
     peer->epoch++;

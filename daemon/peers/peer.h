@@ -5,8 +5,8 @@
  * moment it becomes known until peers_close; and the holds that clients of one node have on objects of
  * another (holds.h).
  *
- * Shows: peer.h and holds.h. All other headers are private. Two fields of struct peer, session and n_calls, belong to
- * rooms above.
+ * Public headers: peer.h and holds.h. All other headers are private. Two fields of struct peer, session and n_calls, belong
+ * to rooms above.
  *
  * Refuses: to believe anything before both ends have proved that they hold the key (tls.h), and a first frame
  * that is not a hello (peer_link.h). It knows no object, transfer or group: frames, and changes of the link,
@@ -23,17 +23,17 @@
  *   IDLE and BACKOFF also become UP, when a link that the peer dialled comes up.
  *   (1) The dial is given up: the entry turned out to be another peer, or this node itself.
  *
- * An address is not an identity. A peer has a uuid because the nodes file says so, because a hello said so, or because a
- * ref does. Only the nodes file is insisted on. A uuid that a hello gave is valid until another node answers at the
- * address: that node then has the name and the address, and requests that name the old uuid fail. What a ref says is only
- * what that request wants, and no look-up by address uses it. Further addresses at which a node has answered lead to it
- * only while the link to that same daemon is up; after that they are dialled again.
+ * An address is not an identity. The uuid of a peer comes from the nodes file, from a hello, or from a ref. Only a uuid of
+ * the nodes file is enforced. A uuid from a hello is valid until another node answers at the address: that node then has the
+ * name and the address, and requests that name the old uuid fail. A uuid from a ref only says which node that request wants,
+ * and no look-up by address uses it. Further addresses at which a node has answered lead to it only while the link to that
+ * same daemon is up; after that they are dialled again.
  *
  *                          met                          another node answers there
  *   named by a request ----------> met (or listed) -----------------------------> without an address
  *         |                              |                                              |
- *         | idle for a minute, or        | 4096 others, away, in no use                 |
- *         | room is wanted               v                                              |
+ *         | idle for a minute, or        | 4096 others exist, and it is away and unused |
+ *         | room is needed               v                                              |
  *         +------------------------> forgotten <----------------------------------------+
  *
  * Everything here runs on the loop thread.
@@ -70,13 +70,13 @@ struct peer {
     char name[65];       /* from the nodes file, else the address */
     char address[65];    /* where to dial; "": only the peer dials */
     char version[32];
-    char identity[256]; /* of the last link: who the node is by its certificate; "": by the key */
+    char identity[256]; /* of the last link: the URI or DNS name in its certificate; "": the link used the key */
     enum peer_state state;
     uint64_t since_ns;    /* uv_hrtime() of the last change of state */
     uint64_t retry_at_ns; /* BACKOFF: when the next dial is due */
     uint64_t rtt_ns;      /* of the last ping */
-    /* Its monotonic clock minus this node's, by the pong that came fastest of late, and the round trip of that, which bounds
-     * the error; clock_rtt_ns is 0 if it is not known. */
+    /* Its monotonic clock minus this node's, measured by the fastest recent pong, and the round trip of that pong, which
+     * bounds the error; clock_rtt_ns is 0 if the offset is not known. */
     int64_t clock_offset_ns;
     uint64_t clock_rtt_ns, clock_ns; /* clock_ns: when that was */
     /* when the last ping that it answered was sent; 0: it has answered none on this link */
@@ -87,7 +87,7 @@ struct peer {
     char last_error[192];         /* why it is not up: peer_why_away */
     bool last_error_secret;       /* it is about an address that only requests named */
     bool tensor_runs;             /* of the last link: the node understands lists of tensors in runs */
-    bool names;                   /* of the last link: the node knows where names are (RDT_PEER_NAME) */
+    bool names;                   /* of the last link: the node understands RDT_PEER_NAME */
     unsigned epoch;               /* number of links that came up */
     unsigned n_calls;             /* for rpc/rpc_remote.c: calls of that node that wait here for their answer */
     struct peer_session *session; /* for transfers/, which owns it: struct peer_session that survives links */
@@ -108,9 +108,9 @@ struct peers_callbacks {
     /* A frame has come whose type is not HELLO, PING, PONG or GOODBYE. frame is borrowed. An error ends the link. */
     enum rdt_status (*on_frame)(void *arg, struct peer *peer, const struct frame *frame, struct rdt_error *err);
     /* The node `from`, of which only the address was known, is the same node as `into`, or this node
-     * itself (into is NULL). What waits for the link of `from` must now wait for that of `into`. If the
-     * uuid of `from` is known, another node has taken its address: then only what names no uuid moves to
-     * `into`, and on_down follows for the rest. May be NULL. */
+     * itself (into is NULL). Requests that wait for the link of `from` must now wait for that of `into`. If
+     * the uuid of `from` is known, another node has taken its address: then only requests that name no uuid
+     * move to `into`, and on_down follows for the others. May be NULL. */
     void (*on_merged)(void *arg, struct peer *from, struct peer *into);
     /* Whether nothing above refers to the peer any more. If so, the rooms above have freed what they keep
      * for it (session, holds), and the peer is freed. NULL: peers are never forgotten. */
@@ -132,15 +132,15 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
  * Errors: INVALID, SYSTEM. */
 enum rdt_status peers_check(const struct options *options, struct rdt_error *err);
 
-/* The key or the certificates have changed: take_key is what links that begin from now on use (NULL: nothing has changed).
- * Links that are up stay up, unless the certificate of the other end is no longer accepted. */
+/* The key or the certificates have changed: links that begin from now on use take_key (NULL: nothing has changed). Links that
+ * are up stay up, unless the certificate of the other end is no longer accepted. */
 void peers_reload(struct peers *peers, struct tls_context *take_key);
 
-/* The nodes that are listed from now on, which are copied; NULL: none. Those that are new, or have another address, are
- * dialled; those that are not listed any more are known as if they had connected by themselves. */
+/* Sets the nodes that are listed from now on, which are copied; NULL: none. Nodes that are new or have another address are
+ * dialled; nodes that are no longer listed stay known, like nodes that have connected by themselves. */
 void peers_set_nodes(struct peers *peers, const struct node_entry *entries);
 
-/* Whether the entry is about the peer: it has its uuid or, if either is not known, its address. */
+/* Whether the entry describes the peer: it has the peer's uuid or, if one of the two uuids is not known, its address. */
 bool peer_is_listed_as(const struct peer *peer, const struct node_entry *entry);
 
 /* Reads the key and the certificates of the configuration. The context is the caller's. Errors: as tls_context_create. */
@@ -150,7 +150,7 @@ enum rdt_status peers_open_tls(const struct options *options, struct tls_context
 enum rdt_status peers_read_key(const struct peers *peers, const struct options *options, struct tls_context **key_p,
                                struct rdt_error *err);
 
-/* Seconds since 1970 when this node's certificate and its list of revoked certificates end; 0: it has none. */
+/* When this node's certificate and its list of revoked certificates expire, in seconds since 1970; 0: it has none. */
 void peers_certificate_expires(const struct peers *peers, int64_t *certificate_p, int64_t *crl_p);
 
 void peers_drop_key(struct tls_context *take_key); /* NULL is allowed */
@@ -168,7 +168,7 @@ void peers_close(struct peers *peers, void (*on_closed)(void *arg), void *arg);
 enum rdt_status peers_find(struct peers *peers, const uint8_t uuid[16], const char *address, struct account *account,
                            struct peer **peer_p, struct rdt_error *err);
 
-/* Another node reports that it reaches this one now. If the node is in back-off here, it is dialled at once;
+/* Another node reports that it can reach this one now. If that node is in back-off here, it is dialled at once;
  * otherwise nothing happens. */
 void peers_hear_of(struct peers *peers, const uint8_t uuid[16], const char *address);
 
@@ -180,8 +180,8 @@ const char *peer_state_name(enum peer_state state);
 /* Writes "node n2 (7f3a...)" for use in sentences; text_p has 128 bytes. */
 void peer_describe(const struct peer *peer, char *text_p);
 
-/* Why the peer is not up, "" if there is nothing to say: for an administrator, or for users, who do not learn what was found
- * at an address that only requests named. */
+/* Returns why the peer is not up, or "". Users other than administrators do not learn what was found at an address that only
+ * requests have named. */
 const char *peer_why_away(const struct peer *peer, bool admin);
 
 /* For a peer in back-off: returns PEER_LOST, with a sentence for this requester (NULL: an administrator) that names the

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the entry of a peer says, for every other file of this room. */
+/* Properties of the entry of a peer, for every other file of this room. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

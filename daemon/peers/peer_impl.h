@@ -11,9 +11,9 @@
 #include "daemon/peers/peer.h"
 #include "daemon/peers/peer_link.h"
 
-/* Where the uuid of an entry comes from. A uuid from a ref is only what that request wants, and gives an
- * address no identity. A uuid from a hello is valid for the address until another node answers there. Only
- * the nodes file is insisted on. */
+/* Where the uuid of an entry comes from. A uuid from a ref only says which node that request wants, and gives
+ * an address no identity. A uuid from a hello is valid for the address until another node answers there. Only
+ * a uuid of the nodes file is enforced. */
 enum peer_proof { PROOF_NONE, PROOF_REF, PROOF_HELLO, PROOF_FILE };
 
 #define DIAL_SOURCES 8u
@@ -24,11 +24,11 @@ struct peer_dial {
     struct account *account; /* of the user whose request added the entry, one reference; NULL: no request did */
     /* The owners who last named peer.address and `hint` in a request, one reference each; NULL: the daemon or another node. */
     struct account *address_by, *hint_by;
-    char hint[65];                     /* where the last request says that the node is, if that differs from peer.address */
+    char hint[65];                     /* the node's address in the last request, if that differs from peer.address */
     bool at_hint;                      /* the last dial went to `hint` */
     unsigned n_hints;                  /* dials in a row that went there */
     bool hint_secret;                  /* the user who gave `hint` may not learn why the node cannot be reached there */
-    bool secret;                       /* not met, and wanted by users who may not learn why it cannot be reached */
+    bool secret;                       /* not met, and requested by users who may not learn why it cannot be reached */
     bool hidden;                       /* in peers->hidden */
     char logged[192];                  /* the last failure in the log */
     uv_timer_t timer;                  /* for the back-off */
@@ -71,7 +71,7 @@ struct peers {
  *
  *   peers                       start and end
  *   peer_reload, peer_listen
- *   peer_meet                   who is at the other end of a link
+ *   peer_meet                   the identity of the node at the other end of a link
  *   peer_table                  the entries of the nodes
  *   peer                        the state of each, and when it is dialled
  *   peer_link                   the hellos, frames and pings of one connection
@@ -107,8 +107,8 @@ void peer_hide(struct peer *peer, struct peer *same);
  * and dial. false: the other entry's own dial has progressed further, and this one is closed. */
 bool peer_merge(struct peer *from, struct peer *into);
 
-/* Another node answers where `from` was met before, and gets the name, the address and the dial. `from`
- * stays without an address, and the caller ends its dial by peer_failed. false: as above. */
+/* Another node answers at the address of `from`, and gets its name, address and dial. `from` is left without an
+ * address, and the caller ends its dial by peer_failed. false: as above. */
 bool peer_replace(struct peer *from, struct peer *into);
 
 /* Decrements n_open: a handle was closed or a link freed. The last one of a room that closes frees all entries. */
@@ -122,8 +122,8 @@ void peer_back_off(struct peer *peer);
 /* Ends the back-off and dials. */
 void peer_dial_now(struct peer *peer);
 
-/* On whose threads the host name of the present dial is looked up. A user's hint, and an address where nobody was met, are
- * looked up on the threads of the user who named it last; all others on those of the daemon (NULL). */
+/* Returns the account on whose threads the host name of the present dial is looked up. A user's hint, and an address where no
+ * node was met, are looked up on the threads of the user who named it last; all others on those of the daemon (NULL). */
 struct account *peer_look_up_account(const struct peer *peer);
 
 /* Starts to connect. NO_MEMORY, INVALID. */
@@ -146,7 +146,7 @@ void peer_lost(struct peer *peer, const struct rdt_error *why);
 
 extern const struct peer_link_events peer_meet_events;
 
-/* Warns, but rarely, of a connection of which it is not known which node it is from. */
+/* Logs a warning, at a limited rate, about a connection from an unknown node. */
 void peers_warn_of_stranger(struct peers *peers, const char *remote, const char *text);
 
 /* ---- peer_reload.c ---- */

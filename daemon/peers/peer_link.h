@@ -13,8 +13,8 @@
  *          v                  v
  *     any of them ---------> ENDED   on_end, unless peer_link_close() was called; then on_freed
  *
- * The end that accepted says hello first, so that the end that dialled knows whom it reached before it commits itself
- * by its own hello. The end that accepted then takes the connection (and sends its first ping, which confirms it) or
+ * The end that accepted sends its hello first, so that the end that dialled knows which node it has reached before it commits
+ * itself with its own hello. The end that accepted then keeps the connection, and sends its first ping, which confirms it, or
  * closes it. peer_meet.c has the rules.
  */
 #ifndef DAEMON_PEER_LINK_H

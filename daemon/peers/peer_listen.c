@@ -81,7 +81,7 @@ static void admit_stranger(struct peers *peers, struct peer_link *link)
     if (!goes)
         return;
     link = container_of(goes, struct peer_link, stranger);
-    peers_warn_of_stranger(peers, link->remote, "closed: too many others have connected and not said who they are");
+    peers_warn_of_stranger(peers, link->remote, "closed: too many other connections have not identified themselves");
     peer_drop_link(peers, link, NULL);
 }
 

@@ -84,7 +84,7 @@ static void take(struct peer_link *link)
     struct rdt_error why_old;
 
     rdt_error_set(&why_old, RDT_PEER_LOST, "%s",
-                  restarted ? "it restarted" : "it dialled again, because the connection was dead for it");
+                  restarted ? "it restarted" : "it connected again, because this connection was dead at its end");
     peer_take_link(link->peer, link, &why_old);
 }
 

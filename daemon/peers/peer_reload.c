@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a changed configuration changes here: the key, and which nodes are listed. */
+/* Applies a changed configuration: the key, and the listed nodes. */
 #include <stdio.h>
 #include <string.h>
 
@@ -46,7 +46,7 @@ void peers_drop_key(struct tls_context *take_key)
     tls_context_destroy(take_key);
 }
 
-/* Links go on with what they have agreed on, unless the other end's certificate has been revoked since. */
+/* Existing links continue with their keys, unless the other end's certificate is no longer accepted. */
 static void end_refused_links(struct peers *peers)
 {
     list_each_safe (struct peer_link, link, &peers->links, node) {
@@ -115,7 +115,7 @@ static void unlist(struct peer *peer)
     peer_emit(peer, "renamed");
 }
 
-/* Makes a known peer what the line says. */
+/* Updates a known peer from the line. */
 static void list(struct peer *peer, const struct node_entry *entry)
 {
     struct peer_dial *dial = peer->dial;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of the other nodes: their identities and addresses, who may add entries, and when they are
- * forgotten. peer.h has the rules. */
+/* The table of the other nodes: their identities and addresses, which requests may add entries, and when they are forgotten.
+ * peer.h has the rules. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #define UNMET_MAX 1024u     /* of all users together */
 #define UNMET_OWNER_MAX 64u /* of one user */
 #define HIDDEN_MAX 256u
-#define FORGET_NS UINT64_C(60000000000)   /* an unmet node that no request wants is forgotten after this time */
+#define FORGET_NS UINT64_C(60000000000)   /* an unmet node that no request needs is forgotten after this time */
 #define DIAL_EVERY_NS UINT64_C(250000000) /* the average rate of one user's dials of unlisted addresses */
 #define DIAL_BURST 64u
 
@@ -71,7 +71,7 @@ static void on_forgotten(uv_handle_t *handle)
     peers_handle_closed(peers);
 }
 
-/* Whether nobody uses the entry now. Unmet ones are in back-off or idle most of the time. */
+/* Whether nothing uses the entry now. Unmet entries are in back-off or idle most of the time. */
 static bool is_idle(const struct peer *peer)
 {
     return !peer->dial->listed && !peer->dial->link && (peer->state == PEER_IDLE || peer->state == PEER_BACKOFF);
@@ -310,8 +310,7 @@ struct list *peers_all(struct peers *peers)
     return &peers->all;
 }
 
-/* Whether a look-up by this address or name means the peer. A uuid that only a ref has given says nothing
- * about an address. */
+/* Whether a look-up by this address or name means the peer. A uuid from a ref gives no information about an address. */
 static bool matches_address(const struct peer *peer, const char *address)
 {
     if (strcmp(peer->address, address) != 0 && strcmp(peer->name, address) != 0)
@@ -385,7 +384,7 @@ static void set_namer(struct account **by_p, struct account *account)
     *by_p = owner ? account_ref(owner) : NULL;
 }
 
-/* Makes the requester wait for no other user's look-ups: what it names is looked up on its own threads. */
+/* Looks up the names of the requester on its own threads, so that it does not wait for other users' look-ups. */
 static void note_namer(struct peer *peer, const char *address, struct account *account)
 {
     struct peer_dial *dial = peer->dial;
@@ -415,9 +414,9 @@ static enum rdt_status check_address(const char *address, struct rdt_error *err)
 
 #define HINTS_IN_A_ROW 2u
 
-/* The node may have moved to where this request says that it is. That address is dialled at once, even if
- * the node could not be reached elsewhere. But after HINTS_IN_A_ROW such dials the node's own address comes first, so that
- * no user keeps others from the node by hints. The address changes only when the node has been met there. */
+/* The node may have moved to the address in this request. That address is dialled at once, even if the node could not be
+ * reached elsewhere. But after HINTS_IN_A_ROW such dials the node's own address comes first, so that no user can keep others
+ * from the node by hints. The address changes only when the node has been met there. */
 static enum rdt_status take_hint(struct peer *peer, const char *address, struct account *account, struct rdt_error *err)
 {
     struct peer_dial *dial = peer->dial;

@@ -8,7 +8,7 @@
 #include "daemon/base/log.h"
 #include "daemon/peers/peer_impl.h"
 
-#define PEERS_STRANGERS_MAX 64u       /* connections that have not said which node they are from */
+#define PEERS_STRANGERS_MAX 64u       /* connections whose node is not known yet */
 #define PEERS_STRANGERS_OF_SOURCE 32u /* the same, from one address that the nodes file does not list */
 
 enum rdt_status peers_check(const struct options *options, struct rdt_error *err)

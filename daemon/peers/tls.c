@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TLS 1.3 over memory BIOs, and the pre-shared key: see tls.h for what it refuses. */
+/* TLS 1.3 over memory BIOs, and the pre-shared key. tls.h lists what it refuses. */
 #include "daemon/peers/tls_impl.h"
 
 #include <stdlib.h>
@@ -187,7 +187,7 @@ enum rdt_status tls_init(struct tls *tls, struct tls_context *context, bool serv
         SSL_set_verify(ssl, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
         SSL_set_accept_state(ssl);
     } else {
-        /* Without authorities nobody is trusted by certificate, so a server that shows one instead of the key fails here. */
+        /* Without authorities no certificate is accepted, so a server that shows one instead of the key fails here. */
         SSL_set_verify(ssl, SSL_VERIFY_PEER, NULL);
         SSL_set_connect_state(ssl);
     }
@@ -231,7 +231,7 @@ enum rdt_status tls_handshake(struct tls *tls, struct rdt_error *err)
         return rdt_error_set(err, RDT_DENIED, "no TLS: the other end has another %s, or is not rdtd (%s)",
                              tls->context->store ? "authority or key" : "key", tls_reason());
     }
-    /* The setup in tls_init already refuses ends that prove nothing; these checks do not depend on it. */
+    /* The setup in tls_init already refuses ends that do not prove their identity; these checks do not depend on it. */
     if (SSL_session_reused(tls->ssl))
         return tls->context->has_key ? RDT_OK : rdt_error_set(err, RDT_DENIED, "no TLS: the other end used a key");
     if (!tls->context->store || !SSL_get0_peer_certificate(tls->ssl) || SSL_get_verify_result(tls->ssl) != X509_V_OK)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TLS 1.3 between memory and memory: ciphertext goes in, plaintext comes out, and the reverse. Both ends prove who they
- * are, by a key that all nodes share (tls.c) or by certificates (tls_certificate.c). Owns the key, the certificates and
- * OpenSSL's state; knows no socket, and never blocks.
+/* TLS 1.3 on memory buffers: ciphertext goes in and plaintext comes out, and the reverse. Both ends prove their identity, by a
+ * key that all nodes share (tls.c) or by certificates (tls_certificate.c). Owns the key, the certificates and OpenSSL's
+ * state; knows no socket, and never blocks.
  *
  *   this node has      the other has      they use
  *   key                key                the key
@@ -10,11 +10,11 @@
  *   key, certificate   certificate        certificates, of both ends
  *   key                certificate        nothing: DENIED at both
  *
- * So nodes change from the key to certificates one after the other: first all get a certificate beside the key, then all
- * lose the key. A node without a key never accepts one.
+ * So nodes can change from the key to certificates one after the other: first all nodes get a certificate beside the key, then
+ * the key is removed from each. A node without a key never accepts one.
  *
- * Refuses everything but what two nodes need: no earlier version, no session tickets, no early data, one cipher suite, no
- * end that proves nothing, a fresh Diffie-Hellman exchange each time (a key that leaks later opens no old recording).
+ * Allows only what two nodes need: no earlier version, no session tickets, no early data, one cipher suite, no end that does
+ * not prove its identity, and a new Diffie-Hellman exchange each time (a key that leaks later does not decrypt old traffic).
  */
 #ifndef DAEMON_TLS_H
 #define DAEMON_TLS_H
@@ -31,8 +31,8 @@
 
 struct tls_context; /* the key, the certificates, and what all connections share */
 
-/* How this node proves who it is, and whom it believes. Paths of files; "" or NULL: none. A key, or all of certificate,
- * private_key and authorities, must be there. */
+/* How this node proves its identity, and which nodes it accepts. Paths of files; "" or NULL: none. There must be a key, or all
+ * of certificate, private_key and authorities. */
 struct tls_files {
     const char *key;         /* content without trailing white space, at least 16 bytes */
     const char *certificate; /* PEM: this node's, then those of intermediate authorities */
@@ -40,7 +40,7 @@ struct tls_files {
     const char *authorities; /* PEM: the certificates that the other end's must lead to */
     const char *revoked;     /* PEM: a list of revoked certificates (CRL) of each authority; "": nothing is revoked */
     /* No path: patterns separated by commas. One of the DNS names or URIs in the other end's certificate must match one of
-     * them; * stands for any characters but a dot in a DNS name, and any but a slash in a URI. "": no name is asked for. */
+     * them; * stands for any characters but a dot in a DNS name, and any but a slash in a URI. "": any name is accepted. */
     const char *allow;
 };
 
@@ -48,10 +48,10 @@ struct tls_files {
  * others; a file is not what it should be; the private key is of another certificate; the certificate has expired or does
  * not lead to the authorities. SYSTEM: a file cannot be read. The sentence names the file. */
 enum rdt_status tls_context_create(const struct tls_files *files, struct tls_context **context_p, struct rdt_error *err);
-void tls_context_destroy(struct tls_context *context);                           /* its connections keep what they need of it */
+void tls_context_destroy(struct tls_context *context);                           /* its connections keep their references */
 bool tls_context_same(const struct tls_context *a, const struct tls_context *b); /* their files have the same content */
 
-/* When this node's certificate ends, and when its list of revoked certificates does; seconds since 1970; 0: it has none. */
+/* When this node's certificate and its list of revoked certificates expire, in seconds since 1970; 0: it has none. */
 int64_t tls_context_expires(const struct tls_context *context);
 int64_t tls_context_revoked_expires(const struct tls_context *context);
 
@@ -69,12 +69,12 @@ void tls_fini(struct tls *tls); /* accepts a zeroed struct */
 /* Adds ciphertext from the other end. Error: NO_MEMORY. */
 enum rdt_status tls_feed(struct tls *tls, const void *bytes, size_t n, struct rdt_error *err);
 
-/* RDT_OK: the other end has proved that it holds the key, or a certificate that this node believes; RDT_AGAIN: feed more;
+/* RDT_OK: the other end has proved that it holds the key, or a certificate that this node accepts; RDT_AGAIN: feed more;
  * RDT_DENIED: it has not. Each time there may be something to send. An end that connected may get RDT_OK before the other
- * end has looked at its certificate; a refusal then comes from tls_read. */
+ * end has checked its certificate; tls_read then reports a refusal. */
 enum rdt_status tls_handshake(struct tls *tls, struct rdt_error *err);
 
-/* After the handshake: who the other end is by its certificate, its first URI or else DNS name; "": it used the key. */
+/* After the handshake: the identity in the other end's certificate, its first URI or else DNS name; "": it used the key. */
 void tls_identity(const struct tls *tls, char identity_p[TLS_IDENTITY_BYTES]);
 
 /* After the handshake, of the other end's certificate; an end that used the key passes. DENIED: none of its names is allowed;
@@ -85,8 +85,8 @@ enum rdt_status tls_check_peer(const struct tls *tls, const char *host, struct r
 /* After the handshake. DENIED: the other end's certificate is of a node with another uuid: it has a URI "urn:uuid:...". */
 enum rdt_status tls_check_uuid(const struct tls *tls, const uint8_t uuid[16], struct rdt_error *err);
 
-/* DENIED: a connection that is up would not be accepted with these files, because the other end's certificate has been
- * revoked, its name is no longer allowed, or its authority is gone. A connection by key stays. */
+/* DENIED: an existing connection would not be accepted with these files, because the other end's certificate has been
+ * revoked, its name is no longer allowed, or its authority was removed. A connection that uses the key stays. */
 enum rdt_status tls_check_again(const struct tls *tls, const struct tls_context *context, struct rdt_error *err);
 
 /* After the handshake. RDT_OK: *n_p > 0 bytes; RDT_AGAIN: no whole record yet; RDT_DISCONNECTED: the other

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Certificates: reading this node's, and judging those of others. Who a node is stands in the subject alternative names of
- * its certificate, as URIs (SPIFFE, urn:uuid:) or DNS names; the common name means nothing. */
+/* Certificates: reads this node's, and verifies those of others. The identity of a node is in the subject alternative names
+ * of its certificate, as URIs (SPIFFE, urn:uuid:) or DNS names; the common name has no meaning. */
 #include <string.h>
 #include <strings.h>
 #include <time.h>
@@ -155,7 +155,7 @@ static enum rdt_status use_revoked(struct tls_context *context, const char *path
     return status;
 }
 
-/* Judges a certificate as OpenSSL does in a handshake. */
+/* Verifies a certificate as OpenSSL does in a handshake. */
 static long verify(const struct tls_context *context, X509 *certificate, STACK_OF(X509) * chain)
 {
     X509_STORE_CTX *judge = X509_STORE_CTX_new();
@@ -171,7 +171,7 @@ static long verify(const struct tls_context *context, X509 *certificate, STACK_O
     return result;
 }
 
-/* A node whose own certificate no other node would accept says so at its start. */
+/* If no other node would accept this node's certificate, the start fails. */
 static enum rdt_status check_own(const struct tls_context *context, const struct tls_files *files, struct rdt_error *err)
 {
     STACK_OF(X509) *chain = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files with keys and certificates, and what OpenSSL says about them. */
+/* Files with keys and certificates, and OpenSSL's messages about them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

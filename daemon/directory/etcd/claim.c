@@ -15,7 +15,7 @@
 
 #include "etcd.h"
 
-#define TRIES 8u /* of one claim, when the key changes again and again */
+#define TRIES 8u /* attempts of one claim, if the key changes repeatedly */
 
 static json_t *key_of_node(const struct etcd *etcd, const char *node)
 {
@@ -41,7 +41,7 @@ static json_t *put_of(const struct etcd *etcd, const Rdt__Pb__Name *name, const 
 
 static void on_txn(struct etcd *etcd, struct request *request, struct answer *answer);
 
-/* What is being asked, and what the transaction writes if it succeeds. */
+/* A request about a name, and the value that the transaction writes if it succeeds. */
 struct step {
     Rdt__Pb__EtcdName *message;
     struct place writes;
@@ -82,7 +82,7 @@ static void done(struct etcd *etcd, const struct step *step, bool granted, const
                   granted ? RDT__PB__NAME_ACT__NAME_ACT_GRANTED : RDT__PB__NAME_ACT__NAME_ACT_REFUSED, place, revision);
 }
 
-/* The key is not as it was thought to be: kv is what it is, NULL: there is none. */
+/* The key differs from what was expected: kv is its present content; NULL: there is no such key. */
 static void understand_key(struct etcd *etcd, struct request *request, struct step *step, const json_t *kv)
 {
     int64_t revision = kv ? value_int(kv, "mod_revision") : 0;
@@ -120,7 +120,7 @@ static void on_txn(struct etcd *etcd, struct request *request, struct answer *an
     struct step *step = request->arg;
     const json_t *range;
 
-    if (!answer->ok && answer->code == 5) { /* a lease has expired: it is granted anew, and rdtd asks again */
+    if (!answer->ok && answer->code == 5) { /* a lease has expired: a new one is granted, and rdtd asks again */
         session_lease_lost(etcd);
         return;
     }

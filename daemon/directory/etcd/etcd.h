@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdtd-etcd: talks to etcd for rdtd, so that rdtd needs neither an HTTP client nor JSON, and nothing that etcd does or says can
- * stop rdtd. rdtd starts it, and tells it everything over a socket pair (proto/rdt_etcd.proto); it ends with that socket.
+/* rdtd-etcd: talks to etcd for rdtd, so that rdtd needs neither an HTTP client nor JSON, and nothing that etcd does or sends
+ * can stop rdtd. rdtd starts it, and configures it over a socket pair (proto/rdt_etcd.proto); it ends when that socket is
+ * closed.
  *
  * One loop, one thread. All requests go to one endpoint at a time, by etcd's JSON gateway:
  *
@@ -8,24 +9,24 @@
  *                      v                                                                                      |
  *   WAITING --> AUTHENTICATING --> LEASING --> LISTING --> WATCHING --> REGISTERING --> UP -------------------+
  *                                                 ^                                      |
- *                                                 +--- what the watch needs is compacted-+
+ *                                                 +- changes of the watch were compacted-+
  *
- * While UP, the lease is renewed three times in its life. Now and then the node's key is written again, and must come back by
- * the watch: a watch that is silent, or a member that is frozen or cut off, is noticed by that.
+ * While UP, the lease is renewed three times in its time to live. Now and then the node's key is written again, and must come
+ * back through the watch: this detects a watch that is silent, and a member that is frozen or cut off.
  *
- * Promises: whatever happens, rdtd keeps the last good list, and hears why there is no newer one. A node whose lease has
- * expired stays in the list for one more life of a lease, so that nodes that were cut off together find one another again. An
- * answer that is malformed, too large, or older than what was seen fails the request and changes nothing; entries that make no
- * sense are left out and counted. If every endpoint goes on answering with an older state for three lives of a lease, etcd was
- * restored from a backup or built anew, and that state counts.
+ * Promises: whatever happens, rdtd keeps the last good list, and is told why there is no newer one. A node whose lease has
+ * expired stays in the list for the time to live of another lease, so that nodes that were cut off together find one another
+ * again. An answer that is malformed, too large, or older than an earlier one fails the request and changes nothing; entries
+ * that make no sense are left out and counted. If every endpoint answers with an older state for three times to live of a
+ * lease, etcd was restored from a backup or rebuilt, and that state becomes valid.
  *
  * The files, from the top down; each calls only those on lower lines:
  *
  *   main.c                      the loop, and the socket to rdtd
- *   claim.c                     the transactions by which a node gets a name
- *   session.c                   the way to UP, and how that is kept up
- *   facts.c > names.c, http.c   what the keys say; requests
- *   value.c, tell.c             how keys and values are written; what rdtd is told
+ *   claim.c                     the transactions with which a node gets a name
+ *   session.c                   reaching the phase UP, and staying there
+ *   facts.c > names.c, http.c   the content of the keys; requests
+ *   value.c, tell.c             the form of keys and values; messages to rdtd
  *
  * Refuses: to delete any key but the node's own, to write a name that another living node has, to fall back from TLS, to follow
  * redirections, and to use a proxy. */
@@ -41,19 +42,19 @@
 #include "rdt_etcd.pb-c.h"
 
 #define ANSWER_BYTES_MAX (8u << 20) /* of one answer, and of one line of a watch */
-#define VALUE_BYTES_MAX 1024u       /* of a key or a value that can be rdtd's */
+#define VALUE_BYTES_MAX 1024u       /* of a key or a value of rdtd's */
 #define NODES_MAX 4096u
-#define QUEUE_BYTES_MAX (64u << 20) /* for a daemon that does not read; then this program ends, and is started again */
+#define QUEUE_BYTES_MAX (64u << 20) /* if the daemon leaves more than this unread, the program ends, and is started again */
 #define PAGE_KEYS 256u
-#define REQUEST_MS 2000 /* the deadline of a request, so of noticing a frozen member */
+#define REQUEST_MS 2000 /* the deadline of a request, after which a frozen member is noticed */
 
 struct etcd;
 
 /* ---- http.c: requests ---- */
 
 struct answer {
-    bool ok;      /* etcd has done what it was asked */
-    int code;     /* of gRPC, if etcd says that it has not; 0: there is no answer */
+    bool ok;      /* etcd has carried out the request */
+    int code;     /* the gRPC code of etcd's error; 0: there is no answer */
     json_t *json; /* ok: an object */
     char error[256];
 };
@@ -65,10 +66,10 @@ struct request {
     struct curl_slist *headers;
     char *body, *received;
     size_t n_received, room;
-    int64_t revision; /* of etcd, when it was sent; -1: the answer may be of an earlier one */
+    int64_t revision; /* of etcd, when the request was sent; -1: the answer may have an earlier one */
     bool too_large;
     void (*on_done)(struct etcd *, struct request *, struct answer *);
-    void (*on_line)(struct etcd *, json_t *); /* of a stream, else NULL; it gets NULL for what is no JSON object */
+    void (*on_line)(struct etcd *, json_t *); /* of a stream, else NULL; its argument is NULL if a line is not a JSON object */
     void *arg;
     void (*arg_free)(void *);
     char curl_error[CURL_ERROR_SIZE];
@@ -76,8 +77,8 @@ struct request {
 
 enum request_kind { REQUEST_KEYS, REQUEST_LEASE, REQUEST_STREAM };
 
-/* Sends POST PATH. take_body and take_arg are taken in any case; arg_free, which may be NULL, gets the argument with the end of
- * the request. on_done comes later, once, unless the requests are dropped. false: no memory. */
+/* Sends POST PATH. take_body and take_arg are taken in any case; arg_free, which may be NULL, is called with the argument at
+ * the end of the request. on_done is called later, once, unless the requests are dropped. false: no memory. */
 bool request_send(struct etcd *etcd, const char *path, enum request_kind kind, json_t *take_body,
                   void (*on_done)(struct etcd *, struct request *, struct answer *), void *take_arg, void (*arg_free)(void *));
 void requests_drop(struct etcd *etcd); /* all, without callbacks */
@@ -87,7 +88,7 @@ void requests_read(struct etcd *etcd); /* calls on_done of those that have ended
 
 json_t *value_base64(const void *bytes, size_t n); /* NULL: no memory */
 
-/* A string of base64 that becomes at most size bytes. -1: it is none, or is longer. */
+/* Decodes a string of base64 and returns its length. -1: it is not base64, or longer than size bytes. */
 int value_bytes(const json_t *text, uint8_t *out_p, size_t size);
 int64_t value_int(const json_t *object, const char *name); /* etcd writes 64 bits as strings; 0: there is none */
 json_t *value_of_int(int64_t number);
@@ -107,21 +108,21 @@ struct lease {
 enum phase { WAITING, AUTHENTICATING, LEASING, LISTING, WATCHING, REGISTERING, UP };
 
 void session_begin(struct etcd *etcd);
-void session_tick(struct etcd *etcd); /* what is due */
+void session_tick(struct etcd *etcd); /* does everything that is due */
 void session_fail(struct etcd *etcd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Leases are looked at again at once, because one of them is gone. */
+/* Checks the leases at once, because one of them has been lost. */
 void session_lease_lost(struct etcd *etcd);
 void session_leave(struct etcd *etcd);
 int64_t session_due_ms(const struct etcd *etcd); /* from now until session_tick has something to do */
 
-/* ---- facts.c: what the keys say ---- */
+/* ---- facts.c: the content of the keys ---- */
 
 struct known_node {
     uint8_t uuid[16];
     char address[65];
     int64_t mod_revision;
-    unsigned generation; /* of the list that named it last */
-    int64_t gone_ms;     /* since when etcd names it no more; 0: it does */
+    unsigned generation; /* of the last list that named it */
+    int64_t gone_ms;     /* when etcd ceased to name it; 0: etcd names it */
 };
 
 void facts_begin(struct etcd *etcd); /* of a list */
@@ -145,11 +146,11 @@ struct place {
 json_t *key_of_name(const struct etcd *etcd, const Rdt__Pb__Name *name);
 bool parse_place(const json_t *kv, struct place *place_p); /* false: the value makes no sense */
 
-/* place NULL: there is none to tell. */
+/* place NULL: no place is sent. */
 void tell_name(struct etcd *etcd, const Rdt__Pb__Name *about, Rdt__Pb__NameAct act, const struct place *place,
                int64_t revision);
 
-/* Of a key ".../names/REST". false: it is none, or its value makes no sense. */
+/* Handles a key ".../names/REST". false: it is not the key of a name, or its value makes no sense. */
 bool names_take(struct etcd *etcd, const char *rest, const json_t *kv, bool deleted);
 
 /* ---- claim.c ---- */
@@ -176,7 +177,7 @@ struct etcd {
     char *token; /* of a user; NULL: none */
     int64_t ttl_ms;
     struct lease leases[LEASES];
-    unsigned at_lease; /* that is being looked at */
+    unsigned at_lease; /* the one that is being checked */
     bool lease_busy, register_due;
     int64_t proof_ms, proof_until_ms; /* 0: none */
     int64_t own_revision, proven_revision;
@@ -184,7 +185,7 @@ struct etcd {
     char *next_key; /* of the next page of the list */
     size_t next_key_bytes;
     char cluster_id[32];
-    int64_t rewound_ms; /* since when answers are older than what was seen; 0: they are not */
+    int64_t rewound_ms; /* since when answers are older than earlier ones; 0: they are not */
 
     struct known_node nodes[NODES_MAX];
     unsigned n_nodes, generation;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the keys say: which nodes there are. A key or value that makes no sense is left out, and the state says how many there
- * are and what is wrong with one of them. */
+/* The content of the keys: the nodes. A key or value that makes no sense is left out; the state has the number of such keys,
+ * and what is wrong with one of them. */
 #include <stdio.h>
 #include <string.h>
 
@@ -146,7 +146,7 @@ void facts_tick(struct etcd *etcd)
     int64_t now = now_ms();
 
     if (etcd->phase != UP || now - etcd->up_ms < etcd->ttl_ms)
-        return; /* the others may have been away from etcd with this node */
+        return; /* the others may have been cut off from etcd together with this node */
     for (unsigned i = etcd->n_nodes; i-- > 0;)
         if (etcd->nodes[i].gone_ms > 0 && now - etcd->nodes[i].gone_ms >= etcd->ttl_ms)
             remove_node(etcd, &etcd->nodes[i]);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests to etcd's JSON gateway, by libcurl. What an answer means is left to those who asked; here it is only checked that it
- * is whole, small enough, JSON, and not older than what was seen before. */
+/* Requests to etcd's JSON gateway, by libcurl. The callers interpret the answers; this file only checks that an answer is
+ * complete, small enough, JSON, and not older than an earlier one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ static void request_free(struct request *request)
     free(request);
 }
 
-/* Hands over the lines that are whole. A callback may drop all requests, this one included: then it returns false. */
+/* Passes on the lines that are complete. A callback may drop all requests, including this one; then returns false. */
 static bool take_lines(struct request *request)
 {
     struct etcd *etcd = request->etcd;
@@ -154,7 +154,7 @@ void requests_drop(struct etcd *etcd)
     }
 }
 
-/* Whether the answer is of the cluster that is known, and not older than what is. */
+/* Whether the answer is from the known cluster, and not older than an earlier one. */
 static bool is_recent(struct etcd *etcd, const struct request *request, struct answer *answer)
 {
     const json_t *header = json_object_get(answer->json, "header");

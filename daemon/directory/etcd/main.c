@@ -51,7 +51,7 @@ static void read_socket(void)
         if (status == RDT_AGAIN)
             return;
         if (status != RDT_OK) {
-            etcd.done = !etcd.leaving; /* a lease that is being revoked is awaited */
+            etcd.done = !etcd.leaving; /* waits for the end of a lease that is being revoked */
             return;
         }
     }

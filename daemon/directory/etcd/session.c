@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The way to a state in which the list is whole, the watch goes on and this node is registered; and how that is kept up. */
+/* Reaches, and maintains, the state in which the list is complete, the watch runs and this node is registered. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,11 +10,11 @@
 
 #define PAUSE_MIN_MS 200
 #define PAUSE_MAX_MS 5000
-#define PROOF_MS 30000     /* between two proofs that the watch lives */
-#define PROOF_WAIT_MS 5000 /* for what was written to come back */
+#define PROOF_MS 30000     /* between two checks that the watch works */
+#define PROOF_WAIT_MS 5000 /* for the written key to come back */
 #define NAME_LEASE_MS INT64_C(86400000)
-#define NAME_LEASE_KEPT_MS INT64_C(82800000) /* of it there is always so much left */
-#define CALM_MS 10000                        /* up for so long: the next failure begins with short pauses again */
+#define NAME_LEASE_KEPT_MS INT64_C(82800000) /* the lease always has at least this much left */
+#define CALM_MS 10000                        /* after being up for this long, the next failure begins with short pauses again */
 #define PASSWORD_BYTES 512
 
 static void lease_check(struct etcd *etcd);
@@ -223,7 +223,7 @@ static void on_alive(struct etcd *etcd, struct request *request, struct answer *
     }
 }
 
-/* A lease of ended names is not renewed, but replaced, so that these do go some day. */
+/* A lease of ended names is not renewed but replaced, so that these names are removed in the end. */
 static void next_lease(struct etcd *etcd)
 {
     int64_t now = now_ms();
@@ -409,7 +409,7 @@ static void on_page(struct etcd *etcd, struct request *request, struct answer *a
     json_array_foreach(kvs, i, kv) facts_take(etcd, kv, false, NULL);
     if (json_is_true(json_object_get(answer->json, "more"))) {
         if (json_array_size(kvs) == 0 || !keep_next_key(etcd, json_array_get(kvs, json_array_size(kvs) - 1)))
-            session_fail(etcd, "its list of keys does not go on");
+            session_fail(etcd, "its list of keys does not continue");
         else
             next_page(etcd);
         return;

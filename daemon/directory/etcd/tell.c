@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What rdtd is told, which main.c writes to its socket; and the clock. */
+/* Messages to rdtd, which main.c writes to the socket; and the clock. */
 #include <time.h>
 
 #include "etcd.h"

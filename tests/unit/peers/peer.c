@@ -465,7 +465,7 @@ Test(peer, cut_cable_is_replaced)
     world_until(&world, a->n_up == 2 && b->n_up == 2);
     cr_assert_eq(a->n_down, 1);
     cr_assert_eq(b->n_down, 1);
-    cr_assert_not_null(strstr(b->why.msg, "dialled again"), "%s", b->why.msg);
+    cr_assert_not_null(strstr(b->why.msg, "connected again"), "%s", b->why.msg);
     cr_assert_eq(b->n_boot_changed, 0);
     cr_assert_eq(world_send(b, 1, 10, NULL), RDT_OK);
     world_until(&world, a->n_frames);
