@@ -20,7 +20,7 @@
 #define EXTENT_HEADER_BYTES 64u
 #define MIN_SLOT_BYTES 128u
 #define CLASSES 20u /* 128 bytes, doubled up to 64 MiB */
-/* The file is that long from the beginning, without pages. It never grows, so nobody can be surprised by its end. */
+/* The file has this length from the beginning, without pages. It never grows, so accesses never reach beyond its end. */
 #define FILE_BYTES (UINT64_C(16) << 30)
 #define LARGE_BYTES (64u << 10) /* the pages of a free slot of this size go back to the kernel */
 #define PAGE_BYTES 4096u
@@ -79,7 +79,7 @@ static uint64_t slots_in(const struct extent *extent)
     return (extent->bytes - EXTENT_HEADER_BYTES) / extent->slot_bytes;
 }
 
-/* Fast, and good enough to tell a whole record from a damaged one; it is no proof against a forger. */
+/* Fast, and sufficient to distinguish a whole record from a damaged one; it does not protect against forgery. */
 static uint64_t mix(uint64_t sum, uint64_t word)
 {
     sum = (sum ^ word) * UINT64_C(0x9e3779b97f4a7c15);
@@ -100,7 +100,7 @@ static uint64_t checksum(const struct journal_slot *slot)
     return mix(sum, word);
 }
 
-/* All that was stored before is in place when the commit word is. */
+/* Everything that was stored before is in place when the commit word is. */
 static void set_commit(struct journal_slot *slot, uint32_t commit)
 {
     atomic_store_explicit((_Atomic uint32_t *)&slot->commit, commit, memory_order_release);
@@ -242,7 +242,7 @@ enum rdt_status journal_open(int take_fd, struct journal **journal_p, struct rdt
         at += extent->bytes;
     }
     if (status == RDT_OK) {
-        header(journal)->version = JOURNAL_VERSION; /* from now on it gets records that an older daemon does not know */
+        header(journal)->version = JOURNAL_VERSION; /* from now on it contains records that an older daemon does not know */
         *journal_p = journal;
     } else {
         journal_close(journal);
@@ -261,7 +261,7 @@ void journal_close(struct journal *journal)
 
 /* ---- records ---- */
 
-/* The extent is valid before the header says that it is there. */
+/* The extent must be valid before the header counts it. */
 static bool add_extent(struct journal *journal, unsigned class)
 {
     struct header *head = header(journal);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The journal: a file of shared memory with one record for everything that shall survive this process.
+/* The journal: a file of shared memory with one record for everything that must survive this process.
  *
- * A record is written before the request that made it is answered, and is removed when its thing ends. Records do not
- * move, and nothing is appended for ever: a removed record leaves its slot to the next one of its size, so the file is as
- * large as what once lived together, and there is no compaction. A record counts from the moment its commit word is
- * written, which is last. So a daemon that is killed in between leaves either a whole record or none.
+ * A record is written before the request that caused it is answered, and is removed when the thing that it describes ends.
+ * Records do not move, and the file does not grow with time: a removed record leaves its slot to the next one of its size, so
+ * the file is as large as the most records that ever existed at one time, and there is no compaction. A record is valid once
+ * its commit word is written, which happens last. So a daemon that is killed in between leaves either a whole record or none.
  *
  *   file     header (a page), then extents up to header->end
  *   extent   64 KiB, or more for one large slot: its slots' size, then the slots
  *   slot     commit word, kind, key, checksum, flags and three numbers that may change while the record lives, payload
  *
- * The payload's checksum says whether the record is whole. Whoever wrote the file may have been a daemon that went wild,
- * so nothing in it is trusted: journal_open checks every extent, and journal_next returns whole records only.
+ * A checksum shows whether a record is whole. A faulty daemon may have written the file, so nothing in it is trusted:
+ * journal_open checks every extent, and journal_next returns whole records only.
  *
  * All calls are made in the loop thread. */
 #ifndef DAEMON_JOURNAL_H
@@ -28,13 +28,13 @@
 #define JOURNAL_NUMBERS 3u
 #define JOURNAL_MAX_BYTES (32u << 20) /* of one payload */
 
-/* What the header keeps for the daemon, which changes it in place. */
+/* The part of the header that belongs to the daemon, which changes it in place. */
 struct journal_state {
     uint8_t node_uuid[16];
     uint64_t generations;   /* the first generation of the daemon that writes this journal */
     uint64_t names_version; /* at least the highest version that any name ever had */
-    uint32_t n_attempts;    /* starts in a row that have begun to read this journal; 0: the last one has read all of it */
-    /* Since version 2: ids from these on have never been used by any daemon, whether or not their things have records. */
+    uint32_t n_attempts;    /* consecutive starts that have begun to read this journal; 0: the last one has read all of it */
+    /* Since version 2: no daemon has ever used ids from these on, with or without a record. */
     uint64_t next_region, next_hold, next_session;
     uint64_t oldest_generation; /* of the first daemon that wrote this journal */
 };
@@ -55,8 +55,8 @@ struct journal;
 /* Creates an empty journal. NO_MEMORY, SYSTEM. */
 enum rdt_status journal_create(struct journal **journal_p, struct rdt_error *err);
 
-/* Opens the journal of an earlier daemon; take_fd is the journal's or closed. UNSUPPORTED: its version is not ours.
- * INVALID: it is no journal, or it is damaged. SYSTEM, NO_MEMORY. */
+/* Opens the journal of an earlier daemon. take_fd is taken on success, and closed otherwise. UNSUPPORTED: its version cannot be
+ * read. INVALID: it is not a journal, or it is damaged. SYSTEM, NO_MEMORY. */
 enum rdt_status journal_open(int take_fd, struct journal **journal_p, struct rdt_error *err);
 
 void journal_close(struct journal *journal); /* the file stays with whoever has its descriptor; NULL is allowed */
@@ -64,9 +64,9 @@ void journal_close(struct journal *journal); /* the file stays with whoever has 
 int journal_fd(const struct journal *journal); /* borrowed */
 struct journal_state *journal_state(struct journal *journal);
 
-/* Adds a record in two steps: the caller writes the payload, [bytes], of the slot that the first one returns. Nothing is
- * there before the second one, and no other record may be added or removed in between. numbers: [JOURNAL_NUMBERS]. NULL: it
- * is too large, or there is no memory. */
+/* Adds a record in two steps: journal_begin returns a slot, whose payload, [bytes], the caller writes; journal_commit makes the
+ * record valid. No other record may be added or removed in between. numbers: [JOURNAL_NUMBERS]. NULL: the record is too large,
+ * or there is no memory. */
 struct journal_slot *journal_begin(struct journal *journal, size_t bytes);
 void journal_commit(struct journal *journal, struct journal_slot *slot, uint32_t kind, uint64_t key, uint32_t flags,
                     const uint64_t *numbers);
@@ -74,8 +74,8 @@ void journal_remove(struct journal *journal, struct journal_slot *slot);
 void journal_set_number(struct journal_slot *slot, unsigned i, uint64_t number);
 void journal_set_flags(struct journal_slot *slot, uint32_t flags);
 
-/* Iterates over the whole records. *cursor starts at 0. NULL: the end. A record may be removed when it has been returned. A
- * damaged one is freed and counted. */
+/* Iterates over the records that are whole. *cursor starts at 0. NULL: the end. A record may be removed when it has been
+ * returned. A damaged record is freed and counted. */
 struct journal_slot *journal_next(struct journal *journal, uint64_t *cursor);
 uint64_t journal_damaged(const struct journal *journal);
 

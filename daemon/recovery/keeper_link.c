@@ -15,7 +15,7 @@
 #define START_MS 5000       /* how long the daemon's start waits for each packet of the keeper */
 #define RETRY_NS 1000000000 /* between attempts to connect, and for the keeper's greeting */
 #define FLUSH_NS 5000000    /* how long drops are collected */
-#define MAX_QUEUED 4096u    /* packets; a keeper that lets more of them wait has hung */
+#define MAX_QUEUED 4096u    /* packets; a keeper that leaves more of them unread has hung */
 
 /* A handle of libuv, which outlives the connection by one turn of the loop. */
 struct keeper_watch {
@@ -227,7 +227,7 @@ static void queue_packet(struct keeper_link *link, const struct keeper_message *
         int fd = fcntl(fds[packet->n_fds], F_DUPFD_CLOEXEC, 0);
         if (fd < 0) {
             free_packet(link, packet);
-            go_down(link, "no descriptor is left for what waits to be sent");
+            go_down(link, "no descriptor is left for a queued message");
             return;
         }
         packet->fds[packet->n_fds++] = fd;
@@ -322,7 +322,7 @@ static void come_up(struct keeper_link *link)
     link->on_up(link->arg);
     log_info("the keeper at %s answers again and has everything", link->path);
     if (link->n_held > 0 && link->fd >= 0)
-        send_or_queue(link, &fetch, NULL, 0); /* so that it drops what ended meanwhile */
+        send_or_queue(link, &fetch, NULL, 0); /* so that it drops the descriptors of what has ended meanwhile */
 }
 
 static void handle(struct keeper_link *link, const struct keeper_message *message, const int *fds, int n)
@@ -420,13 +420,13 @@ static void disconnect(struct keeper_link *link)
 static void go_down(struct keeper_link *link, const char *why)
 {
     if (keeper_link_is_up(link))
-        log_error("lost the keeper at %s: %s. Until it is there again, nothing survives a crash of rdtd", link->path, why);
+        log_error("lost the keeper at %s: %s. Until it is back, nothing survives a crash of rdtd", link->path, why);
     disconnect(link);
     if (link->deadlines)
         (void)deadline_set(link->deadlines, &link->retry, RETRY_NS);
 }
 
-/* The time to try again, or no greeting has come since the last attempt. */
+/* It is time to try again, or the last attempt has brought no greeting. */
 static void on_retry(struct deadline *deadline)
 {
     struct keeper_link *link = container_of(deadline, struct keeper_link, retry);

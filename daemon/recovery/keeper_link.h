@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The daemon's end of the connection to its keeper (proto/keeper.h). Sending never waits: packets that the keeper does not
- * take at once wait in a queue with duplicates of their descriptors. When the keeper has ended or does not read for long,
- * the link is down until a new connection succeeds, and then on_up sends everything again.
+/* The daemon's end of the connection to its keeper (proto/keeper.h). Sending never blocks: packets that the keeper does not
+ * accept at once wait in a queue, with duplicates of their descriptors. If the keeper ends or does not read for long, the link
+ * is down until a new connection succeeds; on_up then sends everything again.
  *
  * All calls are made in the loop thread. */
 #ifndef DAEMON_KEEPER_LINK_H
@@ -31,10 +31,10 @@ struct keeper_link {
     uint64_t n_refused;          /* descriptors that the keeper had no room for */
 
     /* Set by the owner after keeper_link_open. */
-    struct work_pool *pool; /* closes descriptors that waited: by then they may be the last ones of much memory */
+    struct work_pool *pool; /* closes descriptors from the queue, which may be the last ones of much memory */
     void *arg;
     void (*on_up)(void *arg);                /* store everything now */
-    bool (*is_kept)(void *arg, uint64_t id); /* whether the keeper should still have it */
+    bool (*is_kept)(void *arg, uint64_t id); /* whether the keeper should still hold it */
 };
 
 /* Connects and waits for the keeper's greeting, and sets link->n_held. For the daemon's start: it blocks for some seconds at
@@ -48,7 +48,7 @@ enum rdt_status keeper_link_fetch(struct keeper_link *link, void (*on_fd)(void *
 /* From now on the loop drives the link, and connects again when it is lost. */
 void keeper_link_start(struct keeper_link *link, uv_loop_t *loop, struct deadlines *deadlines);
 
-/* Sends what waits as far as the keeper takes it, and ends the connection. The loop may need one more turn for that. */
+/* Sends the queued packets as far as the keeper accepts them, and ends the connection. The loop may need one more iteration. */
 void keeper_link_close(struct keeper_link *link);
 
 bool keeper_link_is_up(const struct keeper_link *link);
@@ -56,7 +56,7 @@ bool keeper_link_is_up(const struct keeper_link *link);
 /* Hands descriptors to the keeper; they are borrowed. n is at most KEEPER_MAX_IDS. Does nothing while the link is down. */
 void keeper_link_store(struct keeper_link *link, const uint64_t *ids, const int *fds, unsigned n);
 
-/* The keeper closes it within some milliseconds. */
+/* Makes the keeper close that descriptor, within some milliseconds. */
 void keeper_link_drop(struct keeper_link *link, uint64_t id);
 
 #endif

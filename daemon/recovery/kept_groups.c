@@ -32,14 +32,14 @@ void recovery_free_group(struct kept_group *group)
     free(group);
 }
 
-/* Whoever knows groups checks the rest. */
+/* groups/ checks the rest. */
 bool restore_group(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err)
 {
     struct arena arena;
     const Rdt__Pb__JournalGroup *record = restore_unpack(&arena, slot, &rdt__pb__journal_group__descriptor, err);
     struct kept_group *group = record ? calloc(1, sizeof *group) : NULL;
 
-    arena_fini(&arena); /* its limits held, so that it may be unpacked for good */
+    arena_fini(&arena); /* within its limits, so it may be unpacked for good */
     if (!record)
         return false;
     if (group)

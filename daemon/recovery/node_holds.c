@@ -52,7 +52,7 @@ static bool fill(struct node_hold_record *hold, const Rdt__Pb__JournalNodeHold *
 {
     if (record->node.len != sizeof hold->image.node || record->boot_id.len != sizeof hold->image.boot_id ||
         strlen(record->address) >= sizeof hold->address) {
-        (void)rdt_error_set(err, RDT_INVALID, "its record is wrong");
+        (void)rdt_error_set(err, RDT_INVALID, "its record is invalid");
         return false;
     }
     memcpy(hold->image.node, record->node.data, sizeof hold->image.node);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a session's PUBLISHes have done whose versions are not the newest ones any more. If the answer to such a request is
- * lost with the daemon, the session sends the request again, and it must get the same answer. A session has few requests
- * without an answer, so only its last ones are remembered. */
+/* The effects of a session's PUBLISHes whose versions are no longer the newest ones. If the answer to such a request is lost
+ * with the daemon, the session sends the request again, and must get the same answer. A session has few requests without an
+ * answer, so only the last ones are remembered. */
 #include <stdlib.h>
 
 #include "daemon/recovery/recovery_impl.h"
@@ -80,12 +80,12 @@ bool restore_published(struct restoring *restoring, struct journal_slot *slot, s
 {
     struct client *client = map_get_u64(&restoring->sessions, slot->numbers[NUMBER_PUBLISHED_SESSION]);
     uint64_t request = slot->numbers[NUMBER_PUBLISHED_REQUEST];
-    uint64_t version = client ? (uintptr_t)map_get_u64(&client->resumed, request) : 0; /* of the name's own record, perhaps */
+    uint64_t version = client ? (uintptr_t)map_get_u64(&client->resumed, request) : 0; /* perhaps from the name's own record */
 
     if (!client) /* the session ended a moment before the earlier daemon did */
         return false;
     if (slot->key == 0 || request == 0 || (version != 0 && version != slot->key)) {
-        (void)rdt_error_set(err, RDT_INVALID, "its record is wrong");
+        (void)rdt_error_set(err, RDT_INVALID, "its record is invalid");
         return false;
     }
     if (!add_published(restoring->recovery, slot)) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing: what outlasts this process gets a record in the journal, and its memory goes to the keeper. */
+/* Writing: everything that survives this process gets a record in the journal, and its descriptors are sent to the keeper. */
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
@@ -96,7 +96,7 @@ static void on_kept_end(void *arg, struct region *region)
         recovery_drop_region(recovery, region);
 }
 
-/* Each of these numbers is a fact of its own, and none is needed to read the others. */
+/* The numbers are independent of each other, so the order in which they are stored does not matter. */
 static void refresh_region(const struct region *region, uint64_t session)
 {
     const struct region_image image = region_image(region);
@@ -125,7 +125,7 @@ static void fill_device(const struct region_image *image, Rdt__Pb__JournalRegion
     record_p->handle = (ProtobufCBinaryData){image->exported.handle_bytes, (uint8_t *)image->exported.handle};
 }
 
-/* Gives the region a record with what it is now. false: it cannot be kept. */
+/* Writes a record of the region as it is now. false: it cannot be kept. */
 static bool keep_region(struct recovery *recovery, struct region *region, uint64_t session)
 {
     struct region_image image = region_image(region);
@@ -155,7 +155,7 @@ static bool keep_region(struct recovery *recovery, struct region *region, uint64
     record.creator = image.creator;
     if (image.device[0] != '\0')
         fill_device(&image, &record);
-    recovery_store_region(recovery, &storing, region); /* a record never names memory that is not kept yet */
+    recovery_store_region(recovery, &storing, region); /* a record never refers to memory that the keeper has not been sent */
     recovery_store_end(recovery, &storing);
     slot = recovery_add_record(recovery, RECORD_REGION, region->id, &record.base, image.origin, numbers);
     if (slot && recovery_add_region(recovery, region, slot))
@@ -205,7 +205,7 @@ static uint32_t object_flags(const struct object *object)
     return flags | (object->forced || !object->named ? OBJECT_IS_FORCED : 0);
 }
 
-/* The object's regions get records; their ids into ids_p [object->n_regions]. */
+/* Gives the object's regions records, and writes their ids to ids_p [object->n_regions]. */
 static bool keep_regions(struct recovery *recovery, const struct object *object, uint64_t *ids_p)
 {
     for (uint32_t i = 0; i < object->n_regions; i++) {
@@ -273,7 +273,7 @@ static void lose(struct recovery *recovery, const struct object *object)
               (unsigned long long)object->generation);
 }
 
-/* Its regions' records say what the regions are from now on: a snapshot may have taken them from its client. */
+/* Updates the records of its regions: a snapshot may have taken the regions from its client. */
 static void refresh_regions(const struct object *object)
 {
     for (uint32_t i = 0; object->snapshot && i < object->n_regions; i++) {
@@ -296,7 +296,7 @@ static void keep_object(struct recovery *recovery, struct object *object)
         free(ids);
 }
 
-/* The request itself is the record, because to copy it is faster than to make it again from the object. */
+/* The request itself is the record, because copying it is faster than building it again from the object. */
 static void keep_put(struct recovery *recovery, struct object *object, const struct object_put *put)
 {
     Rdt__Pb__JournalObject record = RDT__PB__JOURNAL_OBJECT__INIT;
@@ -449,7 +449,8 @@ bool recovery_keep_held(struct recovery *recovery, struct object *object)
     return object->record;
 }
 
-/* What is held: the object's regions, if it is a replica, or those of a copy. NULL: no memory, or they cannot be kept. */
+/* The regions that a hold keeps: the object's, if it is a replica, or those of a copy. NULL: no memory, or they cannot be
+ * kept. */
 static uint64_t *held_regions(struct recovery *recovery, const struct hold *hold, uint32_t *n_p)
 {
     uint32_t n = hold->region ? 1 : hold->object ? hold->object->n_regions : hold->n_regions;

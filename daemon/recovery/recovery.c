@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The start and the end, and what the keeper is told. */
+/* The start and the end of the room, and the messages to the keeper. */
 #include "daemon/recovery/recovery.h"
 
 #include <stdlib.h>
@@ -145,7 +145,7 @@ static enum rdt_status open_journal(struct recovery *recovery, int take_fd, bool
     return status == RDT_OK ? recovery_restore(recovery, held, err) : status;
 }
 
-/* From here on no id is used twice, whatever the next daemon restores. */
+/* From here on no id is used twice, no matter what the next daemon restores. */
 static void save_ids(struct recovery *recovery)
 {
     struct journal_state *state = journal_state(recovery->journal);
@@ -192,7 +192,7 @@ enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool 
     fd = recovery_take_held(&held, KEEPER_JOURNAL);
     if (status == RDT_OK)
         status = fd >= 0 ? open_journal(recovery, fd, may_take_uuid, &held, err) : new_journal(recovery, err);
-    if (status != RDT_OK && recovery->journal) { /* the next start finds everything as it was */
+    if (status != RDT_OK && recovery->journal) { /* the next start finds everything unchanged */
         journal_close(recovery->journal);
         recovery->journal = NULL;
     }
@@ -215,7 +215,7 @@ void recovery_drain(struct recovery *recovery)
     recovery->lasting.ending = true;
 }
 
-/* What is recorded now stays for the next daemon, whatever happens to the objects here. */
+/* The present records stay for the next daemon, whatever happens to the objects here. */
 static void freeze(struct recovery *recovery)
 {
     if (!recovery->journal || recovery->frozen)
@@ -226,7 +226,7 @@ static void freeze(struct recovery *recovery)
              (unsigned long long)recovery->n_sessions);
 }
 
-/* The start has ended before anybody took them. */
+/* The start has failed before they were taken. */
 static void drop_restored(struct recovery *recovery)
 {
     while (recovery->groups.next && !list_empty(&recovery->groups))
@@ -242,7 +242,7 @@ bool recovery_is_frozen(const struct recovery *recovery)
 
 void recovery_close(struct recovery *recovery)
 {
-    freeze(recovery); /* first: what is dropped here, the next daemon shall have */
+    freeze(recovery); /* first: the next daemon is to have what is dropped here */
     drop_restored(recovery);
     if (recovery->journal)
         keeper_link_close(&recovery->link);
@@ -251,7 +251,7 @@ void recovery_close(struct recovery *recovery)
 void recovery_fini(struct recovery *recovery)
 {
     recovery->frozen = true;
-    if (recovery->regions) /* NULL: the daemon did not come that far */
+    if (recovery->regions) /* NULL: the start failed before this */
         recovery->regions->saved_next_id = NULL;
     client_save_hold_ids(NULL);
     recovery_fini_published(recovery);

@@ -1,34 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The room of recovery: what survives the end of this process, planned or not, and what an earlier process left.
+/* The room of recovery: records the state that must survive the end of this process, planned or not, and restores that of an
+ * earlier process.
  *
- * Owns: the journal (journal.h), which has a record of every object and name that outlasts this process
+ * Owns: the journal (journal.h), which has a record of every object and name that survives this process
  * (objects/lasting.h), of the regions in which those objects lie, and of each client's session: its regions, its holds with
- * and without data, and the names of which it is the lease; and the link to the keeper (keeper_link.h), a process of our own
+ * and without data, and the names of which it is the lease; and the link to the keeper (keeper_link.h), a separate process
  * that holds the descriptors of those regions and of the journal while no daemon runs.
  *
- * Shows: this header.
+ * Public header: this one.
  *
- * Refuses: to know connections, requests and peers. What a client has cached is not recorded: regions that it has released
- * and kept mapped, and regions of others that it maps without a hold. Memory on devices is kept if the daemon allocated it and
- * one descriptor stands for it. Holds across nodes are recorded: those on objects of other nodes, which whoever knows peers
- * takes again, and those of other nodes on objects here, which wait for their nodes.
+ * Refuses: to know connections, requests and peers. A client's caches are not recorded: regions that it has released and kept
+ * mapped, and regions of others that it maps without a hold. Memory on devices is kept if the daemon allocated it and has one
+ * descriptor for it, or if a client imported it. Holds across nodes are recorded: holds on objects of other nodes, which a room
+ * above takes again, and holds of other nodes on objects here, which wait for their nodes.
  *
- *   HELLO                          the session's record: who it is, and a hash of its token
- *   a client gets a region         its descriptor goes to the keeper, then its record is written, which names the session
+ *   HELLO                          the session's record: its owner and process, and a hash of its token
+ *   a client gets a region         its descriptor is sent to the keeper, then its record is written, which names the session
  *   a put, or a published or       its regions' records, then its own, which has the session and the number of the put;
  *   detached object                all of it before the request is answered
  *   a fetch, a HOLD                a record of the hold, and of the object, if it has none
  *   something changes              numbers and flags in the record change in place
- *   it ends                        its record is removed; the keeper drops the region
+ *   something ends                 its record is removed; the keeper drops the region
  *
  *   start      the keeper greets ──► no journal: a new one ──────────────────────────────► SERVING
- *                              └──► a journal: its version is not ours: the start is refused
+ *                              └──► a journal: its version cannot be read: the start is refused
  *                                              it crashed the daemon RECOVERY_ATTEMPTS times: set aside, a new one
- *                                              sessions, regions, objects, names and holds are made again
+ *                                              otherwise sessions, regions, objects, names and holds are restored
  *                                              ──► SERVING
- *   SIGTERM    recovery_close: from now on nothing is recorded, so the next daemon finds all that is here
+ *   SIGTERM    recovery_close: from now on the journal does not change, so the next daemon finds everything that is in it
  *
- * A session that was restored waits for its client, as its connection says (conn.h):
+ * A restored session waits for its client (conn.h):
  *
  *   RECORDED ──► WAITING ── HELLO with the token ──► RESUMED ── RESUME: what the client does not list ends ──► served
  *                   └── its process has ended, or cannot be watched and restart_grace passes ──► it ends as its client would
@@ -44,13 +45,13 @@
 #include "daemon/recovery/keeper_link.h"
 #include "rdt_journal.pb-c.h"
 
-#define RECOVERY_ATTEMPTS 5u /* starts in a row that did not survive the reading of the journal */
+#define RECOVERY_ATTEMPTS 5u /* consecutive starts that ended while they read the journal */
 
 struct journal;
 
 #define SESSION_TOKEN_BYTES 16u
 
-/* What is recorded of a session, beside what struct client has. */
+/* The recorded properties of a session that struct client does not have. */
 struct session_image {
     uint64_t id;
     struct owner owner;
@@ -62,14 +63,14 @@ struct session_image {
     bool tensor_runs;
 };
 
-/* A hold of a restored session on an object of another node. It is the hold's `far`, so it is freed with the hold. Whoever
- * takes the hold again sets another release_far. */
+/* A hold of a restored session on an object of another node. It is the hold's `far`, so it is freed with the hold. The room
+ * that takes the hold again sets another release_far. */
 struct far_record {
-    struct list link; /* in recovery->far_holds; then it belongs to whoever takes the hold again */
+    struct list link; /* in recovery->far_holds; then it belongs to the room that takes the hold again */
     struct client *client;
     uint64_t request_id;
     uint8_t node[16]; /* where the object is */
-    void *taker;      /* for whoever takes the hold again */
+    void *taker;      /* for that room's use */
     size_t ref_bytes;
     uint8_t ref[]; /* a packed Rdt__Pb__Ref */
 };
@@ -82,18 +83,18 @@ struct node_hold_image {
     struct owner owner;
 };
 
-/* One that an earlier daemon has left. Whoever takes it over takes its charge, its reference to the account and its record, and
- * drops its hold on the object. */
+/* Such a hold of an earlier daemon. Taking it over means taking its charge, its reference to the account and its record, and
+ * dropping its hold on the object. */
 struct node_hold_record {
     struct list link; /* in recovery->node_holds */
     struct node_hold_image image;
     char address[65];
-    struct account *account; /* a reference, charged for the hold; NULL: somebody has taken it over */
+    struct account *account; /* a reference, charged for the hold; NULL: the hold has been taken over */
     struct object *object;   /* with a hold */
     void *record;
 };
 
-/* A group that an earlier daemon coordinated. Whoever takes it over frees it by recovery_free_group. */
+/* A group that an earlier daemon coordinated. The room that takes it over frees it by recovery_free_group. */
 struct kept_group {
     struct list link; /* in recovery->groups */
     Rdt__Pb__JournalGroup *group;
@@ -121,32 +122,32 @@ struct recovery {
     struct keeper_link link;
     struct journal *journal; /* NULL: nothing is kept */
     struct lasting lasting;
-    bool frozen;             /* nothing is recorded any more */
+    bool frozen;             /* changes are no longer recorded */
     struct map kept_regions; /* id -> struct region, with a record */
     struct list far_holds;   /* struct far_record.link */
     struct list node_holds;  /* struct node_hold_record.link */
     struct list groups;      /* struct kept_group.link */
     struct map sessions;     /* id -> struct client: those with a record */
-    struct map published;    /* session id -> struct published: of sessions with a record, what their last PUBLISHes did */
-    struct map filling;      /* generation -> request id of the put of a snapshot that is being copied, and has no record */
+    struct map published;    /* session id -> struct published: the effects of the last PUBLISHes of sessions with a record */
+    struct map filling;      /* generation -> request id of the put of a snapshot that is being copied, without a record */
     uint64_t kept_bytes;     /* of those regions */
     uint64_t n_objects, n_names, n_sessions, n_holds; /* with a record */
-    uint64_t n_restored;                              /* objects that this daemon found at its start */
+    uint64_t n_restored;                              /* objects that this daemon restored at its start */
     uint64_t n_restored_sessions;
     uint64_t n_lost; /* objects whose record could not be written or restored */
 };
 
-/* Connects to recovery->keeper, whose fields above have been set, and makes again what an earlier daemon had. Blocks for
- * some seconds at most, and for about 10 microseconds an object. With an empty state_dir the node gets the uuid of the
- * earlier daemon. Nothing may have been put or published before. Errors, which end the start: DISCONNECTED, BUSY, PROTOCOL
+/* Connects to recovery->keeper and restores the state of an earlier daemon. The public fields must be set. Blocks for some
+ * seconds at most, and for about 10 microseconds for each object. With an empty state_dir the node gets the uuid of the earlier
+ * daemon. Nothing may have been put or published before. Errors, which end the start: DISCONNECTED, BUSY, PROTOCOL
  * (the keeper); UNSUPPORTED (the journal's version); INVALID (the journal is of another node, or its header is damaged);
  * NO_MEMORY, SYSTEM. */
 enum rdt_status recovery_start(struct recovery *recovery, uv_loop_t *loop, bool may_take_uuid, struct rdt_error *err);
 
-/* Where the first session id that no daemon has used is stored; NULL: nothing is kept. */
+/* Returns where the first unused session id is stored; NULL: nothing is kept. */
 uint64_t *recovery_session_ids(struct recovery *recovery);
 
-/* Records the session of a client that was greeted, which has nothing yet. false: it will end with this process. */
+/* Records the session of a client that was just greeted. false: the session will end with this process. */
 bool recovery_keep_session(struct recovery *recovery, struct client *client, const struct session_image *image);
 void recovery_end_session(struct recovery *recovery, struct client *client); /* does nothing if it has no record */
 
@@ -158,10 +159,10 @@ void recovery_end_node_hold(struct recovery *recovery, void *record); /* record 
  * asked. false: no memory. */
 bool recovery_await_far_hold(struct recovery *recovery, struct client *client, uint64_t request_id, const Rdt__Pb__Ref *ref);
 
-/* Whether what ends from now on is there again in the next daemon. */
+/* Whether the journal is frozen: things that end from now on exist again in the next daemon. */
 bool recovery_is_frozen(const struct recovery *recovery);
 
-/* Removes it from the list, gives back what it has, and frees it. Its record stays. */
+/* Removes the hold from the list, releases everything that it has, and frees it. Its record stays. */
 void recovery_free_node_hold(struct node_hold_record *hold);
 
 /* Records a group. Its epoch is changed by recovery_set_epoch, before anybody is told of the new one. record NULL: does
@@ -171,10 +172,10 @@ void recovery_set_epoch(struct recovery *recovery, void *record, uint32_t epoch)
 void recovery_end_group(struct recovery *recovery, void *record);
 void recovery_free_group(struct kept_group *group); /* its record stays */
 
-/* The daemon will end: sessions that outlast it leave what it cannot answer any more to the next one. */
+/* The daemon will end: the next daemon will answer the open requests of sessions that survive. */
 void recovery_drain(struct recovery *recovery);
 
-/* The daemon ends: what is recorded now stays for the next one, whatever happens to the objects here. Ends the link to the
+/* The daemon ends: the present records stay for the next one, whatever happens to the objects here. Ends the link to the
  * keeper. The loop must still run. */
 void recovery_close(struct recovery *recovery);
 void recovery_fini(struct recovery *recovery);

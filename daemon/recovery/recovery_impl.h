@@ -50,7 +50,7 @@ struct held { /* by the keeper */
 
 /* ---- storing.c ---- */
 
-/* What the keeper is about to be given, in as few packets as possible. */
+/* Descriptors that are about to be sent to the keeper, in as few packets as possible. */
 struct storing {
     uint64_t ids[KEEPER_MAX_IDS];
     int fds[KEEPER_MAX_IDS]; /* borrowed */
@@ -63,14 +63,14 @@ void recovery_store_end(struct recovery *recovery, struct storing *storing);
 
 /* ---- record.c ---- */
 
-/* From now on what changes is recorded. */
+/* From now on changes are recorded. */
 void recovery_record(struct recovery *recovery);
 
 /* Adds a record. NULL: it is too large, or there is no memory. numbers NULL: all are 0. */
 struct journal_slot *recovery_add_record(struct recovery *recovery, enum record_kind kind, uint64_t key,
                                          const ProtobufCMessage *message, uint32_t flags, const uint64_t *numbers);
 
-/* What is held lasts as long as the hold. false: the object cannot be kept. */
+/* Records an object that is held, which must exist as long as the hold. false: the object cannot be kept. */
 bool recovery_keep_held(struct recovery *recovery, struct object *object);
 
 /* Notes that the region has a record already. false: no memory. */
@@ -81,8 +81,7 @@ void recovery_drop_region(struct recovery *recovery, struct region *region);
 
 /* ---- published.c ---- */
 
-/* The name whose record will be removed has another version, or has ended: what its PUBLISH has done is remembered for its
- * session. */
+/* The name whose record will be removed has a newer version, or has ended: remembers for the session what its PUBLISH did. */
 void recovery_remember_published(struct recovery *recovery, const struct journal_slot *name);
 
 /* Only writes that record, for restore_published. NULL: there is nothing to remember, or no memory. */
@@ -105,8 +104,8 @@ struct restoring {
     size_t n_objects;
 };
 
-/* Makes again what the journal says; what is used of `held` is removed from it. NO_MEMORY, after which nothing has been removed
- * from the journal. */
+/* Restores the records of the journal; the descriptors that are used are removed from `held`. NO_MEMORY, after which nothing
+ * has been removed from the journal. */
 enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, struct rdt_error *err);
 
 /* Takes the descriptor from the map, to which it belonged; -1: it is not there. */
@@ -116,7 +115,7 @@ int recovery_take_held(struct map *held, uint64_t id);
 const void *restore_unpack(struct arena *arena, const struct journal_slot *slot, const ProtobufCMessageDescriptor *type,
                            struct rdt_error *err);
 
-/* Each makes again what a record says. false: it is lost, err says why; with RDT_OK it was not wanted any more. */
+/* Each restores a record. false: it is lost, and err says why; if err is RDT_OK, the record was no longer needed. */
 bool restore_session(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
 bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);
 bool restore_remote_hold(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err);

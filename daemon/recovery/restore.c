@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading: makes again what an earlier daemon recorded. A record that cannot be restored is removed, with a line in the log
- * that names it, and costs nothing else. */
+/* Reading: restores the records of an earlier daemon. A record that cannot be restored is removed, with a line in the log
+ * that names it, and affects nothing else. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ static void lose(struct restoring *restoring, struct journal_slot *slot, const c
 
 /* ---- collecting records ---- */
 
-/* Of two records of one object, which a daemon leaves that dies while it replaces one, the pending one is older. */
+/* A daemon that is killed while it replaces a record leaves two records of one object; the pending one is older. */
 static int compare_keys(const void *a, const void *b)
 {
     const struct journal_slot *left = *(struct journal_slot *const *)a, *right = *(struct journal_slot *const *)b;
@@ -69,8 +69,9 @@ static struct account *account_for(struct restoring *restoring, uint64_t session
     return account_ref(client->account);
 }
 
-/* What the session's request did; client NULL, request 0: it is not repeated. Without memory, a repeated PUT finds an object
- * with its id, or puts another one. Of two records with one request, which only a wild daemon writes, the first counts. */
+/* Notes the effect of the session's request; client NULL or request 0: it will not be repeated. Without memory, a repeated
+ * PUT finds an object with its id, or puts another one. Of two records with one request, which only a faulty daemon writes,
+ * the first counts. */
 static void note_answer(struct client *client, uint64_t request, uint64_t answer)
 {
     if (client && request != 0 && !map_get_u64(&client->resumed, request))
@@ -107,7 +108,7 @@ static struct region_image image_of(struct restoring *restoring, const struct jo
                                  .creator = record->creator,
                                  .origin = (enum region_origin)slot->flags};
 
-    if (image.generation == 0) { /* of version 1 of the journal, or written by a wild daemon */
+    if (image.generation == 0) { /* of version 1 of the journal, or written by a faulty daemon */
         image.generation = 1;
         image.bytes = record->bytes;
         image.origin = (enum region_origin)record->origin;
@@ -156,7 +157,7 @@ static int *take_fds(struct restoring *restoring, uint64_t region, uint32_t n, s
     return NULL;
 }
 
-/* The region has one reference, which release_unused takes away. */
+/* The region has one reference, which release_unused drops. */
 static bool restore_region(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err)
 {
     struct recovery *recovery = restoring->recovery;
@@ -203,14 +204,14 @@ static void release_unused(struct restoring *restoring)
 
 /* ---- objects ---- */
 
-/* What a record says of an object, whether it has the PUT or the object's own fields. */
+/* The content of a record of an object, whether it has the PUT or the object's own fields. */
 struct object_record {
     const Rdt__Pb__TensorList *tensors;
     const uint32_t *loaned; /* [n_loaned] */
     size_t n_loaned;
 };
 
-/* Checks what the core checks of a client's put: the record may come from a daemon that had gone wild. */
+/* Makes the checks of a client's put, because a faulty daemon may have written the record. */
 static enum rdt_status check_object(const struct object_put *put, struct rdt_error *err)
 {
     struct region_span *spans = calloc(put->n_regions + 1, sizeof *spans);
@@ -224,13 +225,13 @@ static enum rdt_status check_object(const struct object_put *put, struct rdt_err
         status = rdt_error_set(err, RDT_INVALID, "tensor %u ends beyond the object's bytes", spans[put->n_regions].last);
     free(spans);
     if (status == RDT_OK && put->box_bytes > put->metadata_bytes)
-        status = rdt_error_set(err, RDT_INVALID, "its record is wrong");
+        status = rdt_error_set(err, RDT_INVALID, "its record is invalid");
     if (status == RDT_OK && put->box_bytes > 0)
         status = boxes_check(put->metadata + put->metadata_bytes - put->box_bytes, put->box_bytes, put->layout, err);
     if (status == RDT_OK && (put->id_bytes > RDT_MAX_ID_BYTES || put->metadata_bytes > RDT_MAX_METADATA_BYTES ||
                              put->inline_bytes > SLAB_MAX_BYTES || (put->inline_bytes > 0 && put->n_regions > 0) ||
                              (unsigned)put->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL))
-        status = rdt_error_set(err, RDT_INVALID, "its record is wrong");
+        status = rdt_error_set(err, RDT_INVALID, "its record is invalid");
     return status;
 }
 
@@ -245,7 +246,7 @@ static enum rdt_status find_regions(struct recovery *recovery, const uint64_t *i
     return RDT_OK;
 }
 
-/* What is left of a time; at least 1. */
+/* The rest of a time; at least 1. */
 static int64_t left_of(uint64_t until_ns, uint64_t now_ns)
 {
     return until_ns > now_ns ? (int64_t)(until_ns - now_ns < INT64_MAX ? until_ns - now_ns : INT64_MAX) : 1;
@@ -309,7 +310,7 @@ static void lend_again(struct restoring *restoring, struct region **regions, uin
     }
 }
 
-/* The object gets a hold that end_restoring takes away, beside the one of its producer. */
+/* The object gets a hold that end_restoring drops, in addition to its producer's. */
 static void add_object(struct restoring *restoring, struct object *object, const struct journal_slot *slot, uint64_t now_ns)
 {
     restoring->objects[restoring->n_objects++] = object;
@@ -417,7 +418,7 @@ static bool restore_name(struct restoring *restoring, struct journal_slot *slot,
                                        .ttl_ns = until_ns > 0 ? left_of(until_ns, uv_hrtime()) : 0};
         if (!owner_equal(&owner, &object->account->owner) || record->id.len == 0 || record->id.len > RDT_MAX_ID_BYTES ||
             (unsigned)record->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL || object->state != OBJECT_LIVE)
-            (void)rdt_error_set(err, RDT_INVALID, "its record is wrong");
+            (void)rdt_error_set(err, RDT_INVALID, "its record is invalid");
         else
             restored = names_restore(recovery->names, &publish, slot->key, &name, err) == RDT_OK;
     }
@@ -472,7 +473,7 @@ static enum rdt_status restore_all(struct restoring *restoring, enum record_kind
     return status;
 }
 
-/* What holds the parts of versions takes its holds again, before end_restoring. */
+/* Takes the holds on the parts of versions again, before end_restoring. */
 static void restore_manifests(struct restoring *restoring)
 {
     struct recovery *recovery = restoring->recovery;
@@ -482,9 +483,9 @@ static void restore_manifests(struct restoring *restoring)
             recovery->restore_manifest(recovery->manifest_arg, restoring->objects[i]);
 }
 
-/* Takes away the holds of add_object. What nobody else holds has lost its producer with the earlier daemon. A put that has
- * not ended never will if its session's record is gone: that ends first when a client does, and the daemon may die before
- * the object does. */
+/* Drops the holds of add_object. An object that nobody else holds has lost its producer with the earlier daemon. A put that
+ * has not ended never will if its session's record is gone: when a client ends, its session's record is removed first, and
+ * the daemon may have been killed before the object ended. */
 static void end_restoring(struct restoring *restoring)
 {
     for (size_t i = 0; i < restoring->n_objects; i++) {
@@ -531,7 +532,7 @@ enum rdt_status recovery_restore(struct recovery *recovery, struct map *held, st
 
     map_init(&restoring.sessions);
     recovery->accounts->unlimited = true;
-    recovery->frozen = true; /* what is made again has its records */
+    recovery->frozen = true; /* what is restored has its records already */
     recovery_record(recovery);
     status = restore_kinds(&restoring, err);
     if (status == RDT_OK)

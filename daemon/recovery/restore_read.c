@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What every kind of record needs to be restored: its payload, the account of its owner, the descriptor that the keeper has. */
+/* Functions that every kind of record needs to be restored: for its payload, the account of its owner, and the keeper's
+ * descriptor. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +20,7 @@ bool restore_owner(uint32_t uid, const char *tenant, struct owner *owner_p, stru
 {
     *owner_p = (struct owner){.uid = uid};
     if (strlen(tenant) >= sizeof owner_p->tenant) {
-        (void)rdt_error_set(err, RDT_INVALID, "its record is wrong: no tenant has such a name");
+        (void)rdt_error_set(err, RDT_INVALID, "its record is invalid: no tenant has such a name");
         return false;
     }
     text_copy(owner_p->tenant, sizeof owner_p->tenant, tenant);

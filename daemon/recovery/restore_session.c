@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading: the sessions of an earlier daemon, and what they hold. */
+/* Reading: the sessions of an earlier daemon, and their holds. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ static bool image_from(const Rdt__Pb__JournalSession *record, uint64_t id, struc
                                       .tensor_runs = record->tensor_runs};
     if (record->token_sha256.len != sizeof image_p->token_sha256 || strlen(record->tenant) >= sizeof image_p->owner.tenant ||
         strlen(record->name) >= sizeof image_p->name) {
-        (void)rdt_error_set(err, RDT_INVALID, "its record is wrong");
+        (void)rdt_error_set(err, RDT_INVALID, "its record is invalid");
         return false;
     }
     memcpy(image_p->token_sha256, record->token_sha256.data, sizeof image_p->token_sha256);
@@ -96,7 +96,7 @@ bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct
     return hold;
 }
 
-/* The hold has ended before anybody took it again. */
+/* The hold has ended before it was taken again. */
 static void forget(void *far)
 {
     struct far_record *record = far;

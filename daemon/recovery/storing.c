@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gives descriptors to the keeper, many in one packet. */
+/* Sends descriptors to the keeper, many in one packet. */
 #include "daemon/memory/region.h"
 #include "daemon/recovery/recovery_impl.h"
 

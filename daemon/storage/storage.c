@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which objects are stored: their states, and who waits for them. */
+/* The objects that are stored: their states, and the requests that wait for them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -26,7 +26,8 @@ bool storage_wait(struct storage *storage, const struct object *object, struct s
     return true;
 }
 
-/* Whether the object has ended, or ends when it has been written, because nobody else holds it. Its file may still come. */
+/* Whether the object has ended, or ends when it has been written, because nobody else holds it. Its file may still be
+ * created. */
 static bool is_ending(const struct stored *stored)
 {
     if (!stored->object)
@@ -151,7 +152,7 @@ static void done_store(struct work *work)
         stored_write_claims(stored);
     }
     work_free_all(store);
-    object_unpin(object); /* it may be gone after this, and then storage_object_ended has been called */
+    object_unpin(object); /* the object may have ended after this, and then storage_object_ended has been called */
     object_drop(object);
     stored = stored_get(storage, generation);
     if (stored)
@@ -159,7 +160,7 @@ static void done_store(struct work *work)
     (void)start_next(storage, 0, NULL);
 }
 
-/* What the thread needs of the object. */
+/* The properties of the object that the thread needs. */
 static enum rdt_status prepare(struct store_work *store, struct object *object, struct rdt_error *err)
 {
     uint32_t n = object_n_places(object);
@@ -218,7 +219,7 @@ static enum rdt_status start(struct stored *stored, struct rdt_error *err)
     return RDT_OK;
 }
 
-/* Returns why the object of that generation cannot be written, if it was its turn. */
+/* Returns why the object of that generation, whose turn it was, cannot be written. */
 static enum rdt_status start_next(struct storage *storage, uint64_t generation, struct rdt_error *err)
 {
     enum rdt_status status = RDT_OK;
@@ -250,7 +251,8 @@ static enum rdt_status check(const struct storage *storage, const struct object 
     return RDT_OK;
 }
 
-/* Its file has at most so many bytes: the header has metadata and shapes in base64, and names and shapes as text. */
+/* Returns the greatest size that its file can have: the header has metadata and shapes in base64, and names and shapes as
+ * text. */
 static uint64_t most_bytes(const struct object *object)
 {
     return object->bytes + STORAGE_ALIGN_BYTES + (uint64_t)object->metadata_bytes * 7 / 3 +

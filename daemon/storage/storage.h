@@ -4,7 +4,7 @@
  * Owns: the directory, whose files nobody else may write (storage_file.h has their format), and the threads that write and
  * remove files there, so that a slow disk delays nobody else. At the start it restores the files of an earlier daemon.
  *
- * Shows: this header.
+ * Public header: this one.
  *
  * Refuses: to know clients, requests and peers; memory on devices; objects that may change. Storing an object changes neither
  * who holds it nor how long it lives: when it ends, its file is removed. A later daemon restores only objects that outlive
@@ -43,28 +43,28 @@ struct storage {
 
     /* The rest belongs to this room. */
     struct names_observer observer;
-    int dir;                     /* -1: nothing is stored */
-    struct work_pool *writer;    /* writes objects */
-    struct work_pool *helper;    /* everything that is quick: records, removals; and reads files ahead */
-    struct map stored;           /* generation -> struct stored */
-    struct map by_name;          /* name of the record's file -> struct stored_name */
-    struct list queue;           /* struct stored.queue */
-    struct stored *writing;      /* NULL: nothing is being written */
-    bool frozen;                 /* the daemon starts or ends: what happens to objects and names does not touch the files */
-    unsigned n_removals;         /* on their way to the disk */
-    uint64_t n_objects, n_names; /* durable */
+    int dir;                           /* -1: nothing is stored */
+    struct work_pool *writer;          /* writes objects */
+    struct work_pool *helper;          /* everything that is quick: records, removals; and reads files ahead */
+    struct map stored;                 /* generation -> struct stored */
+    struct map by_name;                /* name of the record's file -> struct stored_name */
+    struct list queue;                 /* struct stored.queue */
+    struct stored *writing;            /* NULL: nothing is being written */
+    bool frozen;                       /* the daemon starts or ends: changes of objects and names do not affect the files */
+    unsigned n_removals;               /* submitted, and not done yet */
+    uint64_t n_objects, n_names;       /* durable */
     uint64_t n_written, bytes_written; /* objects that were stored since the start */
     uint64_t n_failed;                 /* objects and records that could not be written */
-    uint64_t n_restored;               /* objects that this daemon found at its start */
-    uint64_t n_bad;                    /* files that it found and could not use */
-    uint64_t n_spilled, spilled_bytes; /* objects whose memory was given up for their files, since the start */
+    uint64_t n_restored;               /* objects that this daemon restored at its start */
+    uint64_t n_bad;                    /* files that it could not use */
+    uint64_t n_spilled, spilled_bytes; /* objects whose memory was freed because their files can serve them, since the start */
     struct log_rare spill_failures;
 };
 
-/* Opens the directory, creating it if it does not exist, and restores what an earlier daemon stored; after recovery_start, and
- * before anything is put or published. Reads the headers of all files, and no tensor. A file that is no valid one is left
- * alone, with a line in the log. Errors, which end the start: INVALID (whose the directory is, or its mode), BUSY (another
- * daemon has it), SYSTEM, NO_MEMORY. Does nothing if `directory` is "". */
+/* Opens the directory, creating it if it does not exist, and restores the objects that an earlier daemon stored. To be called
+ * after recovery_start, and before anything is put or published. Reads the headers of all files, and no tensor. A file that is
+ * not valid is ignored, with a line in the log. Errors, which end the start: INVALID (the directory's owner or mode), BUSY
+ * (another daemon uses it), SYSTEM, NO_MEMORY. Does nothing if `directory` is "". */
 enum rdt_status storage_start(struct storage *storage, uv_loop_t *loop, struct rdt_error *err);
 
 /* The daemon ends: objects and names that end from now on keep their files for the next daemon. Writing stops. */
@@ -74,32 +74,32 @@ void storage_freeze(struct storage *storage);
 void storage_close(struct storage *storage, void (*on_closed)(void *arg), void *arg);
 void storage_fini(struct storage *storage);
 
-/* Begins to store the object and the names that it is published under, unless that is so already. UNSUPPORTED: nothing is
+/* Begins to store the object and the names under which it is published, unless that has been done. UNSUPPORTED: nothing is
  * stored here, or the object lies on a device; INVALID: it is not live, or may change; LIMIT: storage_max, or
  * owner_max_stored_bytes of the object's owner; NO_MEMORY. */
 enum rdt_status storage_store(struct storage *storage, struct object *object, struct rdt_error *err);
 
 struct storage_waiter {
     struct list link;
-    /* Is called once, after its removal. err NULL: object and names are durable. Otherwise why not: SYSTEM (the disk; the
-     * sentence names the file), LIMIT, FREED (the object ended first), SHUTTING_DOWN. */
+    /* Called once, after the waiter was removed from its list. err NULL: object and names are durable. Otherwise: SYSTEM (the
+     * disk; the sentence names the file), LIMIT, FREED (the object ended first), SHUTTING_DOWN. */
     void (*on_done)(struct storage_waiter *, const struct rdt_error *err);
 };
 
-/* After storage_store: waits until all of it is durable. false: it is. list_remove(&waiter->link) ends the wait. */
+/* After storage_store: waits until object and names are durable. false: they are. list_remove(&waiter->link) ends the wait. */
 bool storage_wait(struct storage *storage, const struct object *object, struct storage_waiter *waiter);
 
 /* An object of this node can no longer be fetched (object_table.on_ended). */
 void storage_object_ended(struct storage *storage, const struct object *object);
 
-/* Gives up the memory of stored objects that nobody uses, which then lie in their files: at least `bytes`, if there are as
- * many. Returns how many. */
+/* Frees the memory of stored objects that nobody uses, which are then served from their files: at least `bytes`, if there are
+ * as many. Returns how many bytes were freed. */
 uint64_t storage_spill(struct storage *storage, uint64_t bytes);
 
-/* Calls on_done when the files whose removal has begun are gone; the answer to a free or an unpublish waits for this, because a
- * daemon that is killed must not bring back what was ended. The object of that generation (0: none) was freed: if it is being
- * written and nobody else holds it, the writing stops, and on_done waits for that. false: nothing is on its way, and on_done is
- * not called. */
+/* Calls on_done when the files whose removal has begun are removed. The answer to a free or an unpublish waits for this,
+ * because after a crash the next daemon must not restore what was ended. The object of that generation (0: none) was freed: if
+ * it is being written and nobody else holds it, the writing stops, and on_done waits for that. false: there is nothing to wait
+ * for, and on_done is not called. */
 struct storage_barrier {
     struct work work; /* first */
     struct list link; /* in stored->barriers */

@@ -18,7 +18,7 @@
 #define BEGINNING "{\"__metadata__\":{\"rdtd\":\"" STORAGE_VERSION " "
 #define NAME_BEGINNING "rdtd-name " STORAGE_VERSION " "
 #define LENGTH_BYTES 8u
-#define MAX_DECODED_BYTES ((size_t)256 << 20) /* of the heap, of what a header says */
+#define MAX_DECODED_BYTES ((size_t)256 << 20) /* bytes of the heap for the content of a header */
 
 /* ---- names of files ---- */
 
@@ -66,7 +66,8 @@ bool storage_is_name_file(const char *name)
 
 /* ---- writing a header ---- */
 
-/* A JSON string of bytes that a user chose: what is no printable ASCII becomes '?'. rdtd itself does not read it. */
+/* Writes bytes that a user chose as a JSON string: every byte that is not printable ASCII becomes '?'. rdtd itself does not
+ * read it. */
 static void add_string(FILE *out, const uint8_t *bytes, size_t n)
 {
     fputc('"', out);
@@ -117,7 +118,7 @@ static bool add_facts(FILE *out, const Rdt__Pb__StoredObject *facts)
         (void)EVP_EncodeBlock(encoded, packed, (int)packed_bytes); /* ends it with a zero */
         fprintf(out, BEGINNING "%s %s\",\"rdtd.owner\":\"uid %" PRIu32 "%s", digest, (const char *)encoded, facts->uid,
                 facts->tenant[0] ? " of tenant " : "");
-        for (const char *c = facts->tenant; *c; c++) /* of letters, digits and a few others, but never trust that */
+        for (const char *c = facts->tenant; *c; c++) /* letters, digits and a few other characters, but this is checked */
             fputc(*c >= 0x20 && *c < 0x7f && *c != '"' && *c != '\\' ? *c : '?', out);
         fputs("\",\"rdtd.id\":", out);
         add_string(out, facts->id.data, facts->id.len);
@@ -128,7 +129,7 @@ static bool add_facts(FILE *out, const Rdt__Pb__StoredObject *facts)
     return added;
 }
 
-/* By descending size of an element; the sort is a stable one. */
+/* Sorts by descending size of an element; the sort is stable. */
 uint64_t storage_place_tensors(struct layout *layout, uint32_t *order)
 {
     uint64_t bytes = 0;
@@ -241,10 +242,10 @@ static enum rdt_status unpack(struct arena *arena, const ProtobufCMessageDescrip
     hash(packed, bytes, found);
     if (memcmp(found, digest, HASH_BYTES) != 0)
         return rdt_error_set(err, RDT_INVALID, "its checksum is wrong");
-    return arena_unpack(arena, type, packed, bytes, "what it says of the object", message_p, err);
+    return arena_unpack(arena, type, packed, bytes, "its description of the object", message_p, err);
 }
 
-/* The facts between `from` and the next quotation mark. */
+/* Decodes the facts between `from` and the next quotation mark. */
 static enum rdt_status read_facts(struct stored_file *file, const char *from, size_t left, struct rdt_error *err)
 {
     const char *end = left > HASH_BYTES + 1 ? memchr(from, '"', left) : NULL;
@@ -280,7 +281,7 @@ static enum rdt_status check_facts(const struct stored_file *file, uint64_t file
     if (facts->generation == 0 || facts->generation >= INT64_MAX || facts->id.len == 0 || facts->id.len > RDT_MAX_ID_BYTES ||
         facts->metadata.len > RDT_MAX_METADATA_BYTES || strlen(facts->tenant) >= sizeof((struct owner *)0)->tenant ||
         (unsigned)facts->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL || facts->detached_ttl_ns < 0)
-        return rdt_error_set(err, RDT_INVALID, "what it says of the object is impossible");
+        return rdt_error_set(err, RDT_INVALID, "its description of the object is invalid");
     if (facts->data_bytes != file_bytes - file->header_bytes)
         return rdt_error_set(err, RDT_INVALID, "it has %llu bytes of tensors, and should have %llu",
                              (unsigned long long)(file_bytes - file->header_bytes), (unsigned long long)facts->data_bytes);
@@ -312,10 +313,10 @@ enum rdt_status stored_file_parse(const uint8_t *header, uint64_t header_bytes, 
     enum rdt_status status;
 
     if (header_bytes < beginning || memcmp(header, BEGINNING, beginning) != 0)
-        return rdt_error_set(err, RDT_INVALID, "it is no file that this rdtd has written: its header does not begin with %s",
+        return rdt_error_set(err, RDT_INVALID, "it is not a file that this rdtd has written: its header does not begin with %s",
                              BEGINNING);
     if ((LENGTH_BYTES + header_bytes) % STORAGE_ALIGN_BYTES != 0 || LENGTH_BYTES + header_bytes > file_bytes)
-        return rdt_error_set(err, RDT_INVALID, "its header has an impossible length");
+        return rdt_error_set(err, RDT_INVALID, "its header has an invalid length");
     *file_p = (struct stored_file){.header_bytes = LENGTH_BYTES + header_bytes};
     arena_init(&file_p->arena, MAX_DECODED_BYTES);
     status = read_facts(file_p, (const char *)header + beginning, header_bytes - beginning, err);
@@ -342,7 +343,7 @@ enum rdt_status storage_check_file(int fd, uint64_t *bytes_p, struct rdt_error *
     if (fstat(fd, &st) != 0)
         return rdt_error_sys(err, errno, "examining it");
     if (!S_ISREG(st.st_mode))
-        return rdt_error_set(err, RDT_INVALID, "it is no regular file");
+        return rdt_error_set(err, RDT_INVALID, "it is not a regular file");
     if (st.st_uid != geteuid())
         return rdt_error_set(err, RDT_INVALID, "it belongs to uid %u, and the daemon is uid %u", st.st_uid, geteuid());
     if (st.st_mode & 0377 || st.st_nlink != 1)
@@ -420,7 +421,7 @@ enum rdt_status stored_name_parse(const uint8_t *text, size_t bytes, struct aren
     enum rdt_status status;
 
     if (bytes < before || memcmp(text, NAME_BEGINNING, beginning) != 0 || text[before - 1] != '\n')
-        return rdt_error_set(err, RDT_INVALID, "it is no record that this rdtd has written");
+        return rdt_error_set(err, RDT_INVALID, "it is not a record that this rdtd has written");
     status = unpack(arena, &rdt__pb__stored_name__descriptor, (const char *)text + beginning, text + before, bytes - before,
                     &message, err);
     if (status != RDT_OK)
@@ -429,7 +430,7 @@ enum rdt_status stored_name_parse(const uint8_t *text, size_t bytes, struct aren
     if (record->id.len == 0 || record->id.len > RDT_MAX_ID_BYTES || record->version == 0 || record->generation == 0 ||
         strlen(record->tenant) >= sizeof((struct owner *)0)->tenant || record->ttl_ns < 0 ||
         (unsigned)record->visibility > RDT__PB__VISIBILITY__VISIBILITY_ALL)
-        return rdt_error_set(err, RDT_INVALID, "what it says of the name is impossible");
+        return rdt_error_set(err, RDT_INVALID, "its description of the name is invalid");
     *record_p = record;
     return RDT_OK;
 }

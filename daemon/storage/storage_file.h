@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files of storage_dir: how they look, and what makes one valid.
+/* The files of storage_dir: their format, and the checks that make a file valid.
  *
  *   GENERATION.safetensors   an object, as a safetensors file that any reader of that format understands
  *
@@ -12,9 +12,9 @@
  *   *.tmp                    a file that is not complete; the next start removes it
  *
  * BASE64 is a packed StoredObject (proto/rdt_storage.proto), and SHA256 its checksum. rdtd reads nothing else of the header:
- * the JSON is for other readers. NAME is what the object's metadata call a tensor, if they are a safetensors header, as those
- * of a file that rdtctl has put and of a dict of Python are; otherwise the tensors are "0", "1" and so on. rdtd trusts no
- * file: sizes, checksums and the place of each tensor are checked before anything is made of them.
+ * the JSON is for other readers. NAME is the tensor's name in the object's metadata, if that is a safetensors header, as for a
+ * file that rdtctl has put and for a dict of Python; otherwise the tensors are "0", "1" and so on. rdtd trusts no file: sizes,
+ * checksums and the place of each tensor are checked before they are used.
  *
  * These functions use no table. Any thread may call them. */
 #ifndef DAEMON_STORAGE_FILE_H
@@ -34,7 +34,7 @@
 void storage_object_file(uint64_t generation, const char *suffix, char name_p[STORAGE_FILE_NAME_BYTES]);
 bool storage_is_object_file(const char *name, uint64_t *generation_p);
 
-/* What is known of an object beside its tensors; everything is borrowed. */
+/* The properties of an object other than its tensors; everything is borrowed. */
 struct stored_facts {
     uint64_t generation;
     struct owner owner;
@@ -45,8 +45,8 @@ struct stored_facts {
     int64_t ttl_ns;
 };
 
-/* Makes the layout that of the same tensors in the file, in one region: row-major, offsets from the beginning of the data.
- * order [count] receives the tensors in the order of their bytes. Returns the bytes of the data. */
+/* Changes the layout to that of the same tensors in the file, in one region: row-major, with offsets from the beginning of the
+ * data. order [count] receives the tensors in the order of their bytes. Returns the bytes of the data. */
 uint64_t storage_place_tensors(struct layout *layout, uint32_t *order);
 
 /* The name of a tensor as a JSON string, with its quotes. */
@@ -55,8 +55,8 @@ struct tensor_name {
     size_t bytes;
 };
 
-/* Finds the names of the tensors [count] of the layout in the metadata, all different. false: the metadata are no safetensors
- * header of such tensors, or a name has escapes or characters that must not be shown; names_p is then undefined. */
+/* Finds the names of the tensors [count] of the layout in the metadata, all different. false: the metadata is not a safetensors
+ * header of such tensors, or a name has escapes or control characters; names_p is then undefined. */
 bool storage_tensor_names(const uint8_t *metadata, size_t bytes, const struct layout *layout, struct tensor_name *names_p);
 
 /* How an object is written. */
@@ -81,8 +81,8 @@ struct stored_file {
     uint64_t header_bytes;              /* where the data begin */
 };
 
-/* Checks the header of a file of file_bytes: header [header_bytes] is what stands behind the length. INVALID: the sentence says
- * what is wrong; NO_MEMORY. On success the caller calls stored_file_fini; otherwise *file_p is undefined. */
+/* Checks the header of a file of file_bytes: header [header_bytes] are the bytes that follow the length. INVALID: the sentence
+ * says what is wrong; NO_MEMORY. On success the caller calls stored_file_fini; otherwise *file_p is undefined. */
 enum rdt_status stored_file_parse(const uint8_t *header, uint64_t header_bytes, uint64_t file_bytes, struct stored_file *file_p,
                                   struct rdt_error *err);
 
@@ -101,7 +101,7 @@ bool storage_is_name_file(const char *name);
 /* Writes the content of a record to text_p, which has `size` bytes; returns its length, 0: it does not fit. */
 size_t stored_name_pack(const Rdt__Pb__StoredName *record, uint8_t *text_p, size_t size);
 
-/* Reads it again. *record_p lives in the arena, which the caller ends. INVALID. */
+/* Reads such a content. *record_p lives in the arena, which the caller ends. INVALID. */
 enum rdt_status stored_name_parse(const uint8_t *text, size_t bytes, struct arena *arena, const Rdt__Pb__StoredName **record_p,
                                   struct rdt_error *err);
 

@@ -9,7 +9,7 @@
 #include "daemon/storage/storage.h"
 #include "daemon/storage/storage_file.h"
 
-#define STORAGE_MAX_WARNED 100u /* failures are logged up to this many; all are counted, and told to whoever waits */
+#define STORAGE_MAX_WARNED 100u /* failures are logged up to this many; all are counted and reported to the waiters */
 #define LANE_FILES 1u           /* records and removals, in the order of their submission */
 
 enum stored_state { STORED_QUEUED, STORED_WRITING, STORED_DURABLE };
@@ -18,23 +18,23 @@ enum stored_state { STORED_QUEUED, STORED_WRITING, STORED_DURABLE };
 struct stored {
     struct storage *storage;
     uint64_t generation;
-    struct object *object; /* NULL: it has ended; what stays is for records of names on the disk */
+    struct object *object; /* NULL: it has ended, and the file stays only for records of names on the disk */
     enum stored_state state;
     struct account *account; /* of the owner; one reference */
     uint64_t bytes;          /* charged to it */
     struct list queue;       /* QUEUED: in storage->queue */
     struct list waiters;     /* struct storage_waiter.link */
-    struct list claims;      /* struct claim.link: names whose version it is, and whose record does not say so yet */
-    struct list barriers;    /* struct storage_barrier.link: submitted when nothing is left but a removal that has begun */
+    struct list claims;      /* struct claim.link: names whose version it is, and whose record does not refer to it yet */
+    struct list barriers;    /* struct storage_barrier.link: submitted when only a removal that has begun is left */
     unsigned n_names;        /* records on the disk that refer to it */
     struct store_work *work; /* WRITING */
 };
 
-/* A name with a record on the disk, or with one on its way. */
+/* A name with a record on the disk, or with one that is being written. */
 struct stored_name {
     struct storage *storage;
     char file[STORAGE_FILE_NAME_BYTES]; /* the key in storage->by_name */
-    uint64_t version, generation;       /* what the record says; 0: there is none */
+    uint64_t version, generation;       /* in the record; 0: there is none */
     uint64_t asked;                     /* the highest version whose record has been submitted */
     uint64_t ended;                     /* the name was unpublished, and has no record up to this version */
     unsigned refs;                      /* claims, and work that is under way */
@@ -79,7 +79,7 @@ enum rdt_status storage_remove_file(int dir, const char *name, struct rdt_error 
 
 struct stored *stored_get(const struct storage *storage, uint64_t generation); /* NULL: it is not stored */
 
-/* Clients come and go, and what is stored stays: it is charged to their owner. */
+/* Returns the account of the object's owner, which is charged for the file, because the file may outlive the client. */
 struct account *stored_account(const struct object *object);
 
 /* With the bytes charged to the owner of the object. NULL: no memory. stored_queue or stored_set_durable comes next. */
@@ -90,7 +90,7 @@ void stored_free(struct stored *stored); /* it has no claims and no waiters; its
 
 /* Calls barrier->on_done when the removals that have begun before are over. */
 void stored_submit_barrier(struct storage *storage, struct storage_barrier *barrier);
-void stored_settle(struct stored *stored); /* tells its waiters if nothing is left to do, and removes what nobody needs */
+void stored_settle(struct stored *stored); /* tells its waiters if nothing is left to do, and removes an unneeded file */
 void stored_fail_waiters(struct stored *stored, const struct rdt_error *err);
 
 /* ---- storage_names.c ---- */
@@ -98,7 +98,7 @@ void stored_fail_waiters(struct stored *stored, const struct rdt_error *err);
 /* Something has happened to a name (struct names_observer). */
 void storage_name_changed(void *arg, struct name *name);
 
-/* Adds a claim for each name that the object is published under, and that has no such record. false: no memory. */
+/* Adds a claim for each name under which the object is published and that has no such record. false: no memory. */
 bool stored_claim_names(struct stored *stored);
 
 /* The object is durable: the records of its claims are written. */
@@ -110,7 +110,7 @@ bool stored_name_restore(struct storage *storage, const char *file, uint64_t ver
 
 /* ---- storage_restore.c ---- */
 
-/* Makes again what the directory has. */
+/* Restores the objects and names of the directory. */
 enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err);
 
 #endif

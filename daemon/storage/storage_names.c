@@ -73,7 +73,7 @@ void stored_drop_claims(struct stored *stored)
 
 /* ---- what a record refers to ---- */
 
-/* The record says this version now; version 0: there is none. */
+/* The record on the disk now has this version; version 0: there is no record. */
 static void set_record(struct stored_name *name, uint64_t version, struct stored *stored)
 {
     struct storage *storage = name->storage;
@@ -181,7 +181,8 @@ void stored_write_claims(struct stored *stored)
         struct rdt_error err;
         if (claim->submitted)
             continue;
-        if (claim->version <= name->asked || claim->version <= name->ended) { /* a newer one was quicker, or the name ended */
+        if (claim->version <= name->asked ||
+            claim->version <= name->ended) { /* a newer one was faster, or the name has ended */
             claim_free(claim);
         } else if (submit(name, claim)) {
             name->asked = claim->version;

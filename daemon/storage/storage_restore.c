@@ -20,18 +20,18 @@
 
 struct restoring {
     struct storage *storage;
-    uint64_t *generations; /* [n_objects], ascending: of the files of objects */
+    uint64_t *generations; /* [n_objects], ascending: the generations of the files of objects */
     size_t n_objects, room_objects;
     char (*names)[STORAGE_FILE_NAME_BYTES]; /* [n_names]: the files of records */
     size_t n_names, room_names;
-    struct object **held; /* [n_held]: objects with a hold of this file */
+    struct object **held; /* [n_held]: objects on which this file has a hold */
     size_t n_held;
 };
 
 static void bad(struct storage *storage, const char *file, const struct rdt_error *why)
 {
     if (++storage->n_bad <= MAX_LOGGED)
-        log_error("%s/%s is left alone: %s", storage->directory, file, why->msg);
+        log_error("%s/%s is ignored: %s", storage->directory, file, why->msg);
 }
 
 /* ---- which files there are ---- */
@@ -57,9 +57,9 @@ static bool add_file(struct restoring *restoring, const char *name)
         restoring->names = grown;
         text_copy(restoring->names[restoring->n_names++], STORAGE_FILE_NAME_BYTES, name);
     } else if (length > 4 && strcmp(name + length - 4, ".tmp") == 0 && length < STORAGE_FILE_NAME_BYTES) {
-        (void)unlinkat(storage->dir, name, 0); /* the earlier daemon ended while it wrote this */
+        (void)unlinkat(storage->dir, name, 0); /* the earlier daemon ended while it wrote this file */
     } else if (strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, "lost+found") != 0) {
-        (void)rdt_error_set(&why, RDT_INVALID, "rdtd writes no file of such a name");
+        (void)rdt_error_set(&why, RDT_INVALID, "rdtd does not write files with such names");
         bad(storage, name, &why);
     }
     return true;
@@ -130,7 +130,7 @@ static enum rdt_status read_bytes(int fd, struct stored_file *file, uint8_t *dat
     return RDT_OK;
 }
 
-/* Takes *fd if the object lies in the file. */
+/* Takes *fd if the object is served from the file. */
 static enum rdt_status put_again(struct storage *storage, int *fd, struct stored_file *file, struct object **object_p,
                                  struct rdt_error *err)
 {
@@ -198,7 +198,7 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
         if (status != RDT_OK)
             return status;
         restoring->held[restoring->n_held++] = object;
-        if (object_has_producer_hold(object)) /* that of a detached object; else the hold of the put is ours */
+        if (object_has_producer_hold(object)) /* the hold of a detached object; otherwise this file has the hold of the put */
             object_hold(object);
         storage->n_restored++;
     }
@@ -254,7 +254,7 @@ static enum rdt_status read_record(const struct storage *storage, const char *fi
     return status;
 }
 
-/* Whether the keeper had the name, with this version or a later one. */
+/* Whether the name was restored from the keeper, with this version or a later one. */
 static bool is_published(const struct storage *storage, const struct owner *owner, const Rdt__Pb__StoredName *record)
 {
     struct rdt_ref ref = {.uid = owner->uid, .id_bytes = (uint8_t)record->id.len, .is_name = 1, .after = record->version - 1};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Giving up the memory of stored objects for their files, when the memory is wanted. Only objects that nobody reads, maps or
- * transfers are moved, because nothing but the object refers to their memory. */
+/* Frees the memory of stored objects, which are then served from their files, when the memory is needed. Only objects that
+ * nobody reads, maps or transfers are moved, because nothing but the object refers to their memory. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "daemon/memory/region_file.h"
 #include "daemon/storage/storage_impl.h"
 
-#define MAX_FAILED 8u /* attempts for one allocation, which waits: without descriptors or memory all of them fail */
+#define MAX_FAILED 8u /* attempts for one allocation, which waits: without descriptors or memory all would fail */
 #define FAILURE_LINES_NS UINT64_C(1000000000)
 
 static uint32_t count_list(const struct list *list)
@@ -34,7 +34,7 @@ static uint32_t idle_holds(const struct storage *storage, const struct object *o
     return n + count_list(object_holders(object, HOLDER_REMOTE)) + count_list(object_holders(object, HOLDER_NODE));
 }
 
-/* The memory that the object would give up; 0: it is in use, or in a file already. */
+/* The memory that would be freed; 0: the object is in use, or already in its file. */
 static uint64_t spillable_bytes(const struct storage *storage, const struct stored *stored)
 {
     const struct object *object = stored->object;

@@ -61,7 +61,7 @@ static bool number(struct cursor *cursor, uint64_t *value_p)
     return digits > 0;
 }
 
-/* Whatever comes before the comma or bracket that ends it. */
+/* Skips everything before the comma or bracket that ends the value. */
 static bool skip_value(struct cursor *cursor)
 {
     struct tensor_name ignored;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the threads of this room do with files. A file gets its name when all of it is on the disk, so that a daemon that
- * is killed leaves a complete file or a temporary one. */
+/* The work of this room's threads on files. A file gets its name when all of it is on the disk, so that a daemon that is
+ * killed leaves a complete file or a temporary one. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One stored object: its entry, who waits for it, and the end of its file. */
+/* One stored object: its entry, its waiters, and the removal of its file. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,14 +51,14 @@ static void done_removal(struct work *work)
     free(removal);
 }
 
-/* The helper removes the file. Then the account, whose reference is taken, is given back the bytes. */
+/* The helper removes the file. Then the charge is taken off the account, whose reference is taken. */
 static void remove_file(struct storage *storage, const char *file, struct account *account, uint64_t bytes)
 {
     struct removal *removal = calloc(1, sizeof *removal);
 
     if (!removal) {
         log_error("no memory to remove %s/%s: the next start would restore it", storage->directory, file);
-        account_unref(account); /* the file is still there, so the node's account still has it */
+        account_unref(account); /* the file still exists, so the node's account is still charged for it */
         return;
     }
     removal->storage = storage;
@@ -72,7 +72,7 @@ static void remove_file(struct storage *storage, const char *file, struct accoun
 
 /* ---- one object ---- */
 
-/* Clients come and go, and what is stored stays: it is charged to their owner. */
+/* The file may outlive the client, so its owner is charged for it. */
 struct account *stored_account(const struct object *object)
 {
     return object->account->client ? object->account->parent : object->account;
@@ -115,7 +115,7 @@ void stored_submit_barrier(struct storage *storage, struct storage_barrier *barr
     work_submit(storage->helper, &barrier->work);
 }
 
-/* The removal of its file has begun, or there will be none. */
+/* The removal of its file has begun, or no file will be created. */
 static void release_barriers(struct stored *stored)
 {
     list_drain (struct storage_barrier, barrier, &stored->barriers, link) {
@@ -161,7 +161,7 @@ void stored_settle(struct stored *stored)
     stored_fail_waiters(stored, NULL);
     if (storage->frozen)
         return;
-    if (stored->object || stored->n_names > 0) { /* somebody has it again, or it is a version of a name */
+    if (stored->object || stored->n_names > 0) { /* it is in use again, or it is a version of a name */
         release_barriers(stored);
         return;
     }

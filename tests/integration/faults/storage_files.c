@@ -75,19 +75,19 @@ static const char *huge_header(void)
 static const char *odd_header(void)
 {
     change(object_file, 0, 8);
-    return "impossible length";
+    return "invalid length";
 }
 
 static const char *not_ours(void)
 {
     change(object_file, 8, 1);
-    return "no file that this rdtd has written";
+    return "not a file that this rdtd has written";
 }
 
 static const char *other_version(void)
 {
     change(object_file, 33, '1' ^ '2'); /* {"__metadata__":{"rdtd":"1 */
-    return "no file that this rdtd has written";
+    return "not a file that this rdtd has written";
 }
 
 static const char *wrong_checksum(void)
@@ -99,7 +99,7 @@ static const char *wrong_checksum(void)
 static const char *flipped_fact(void)
 {
     change(object_file, 110, 'A' ^ 'B');
-    return "is left alone";
+    return "is ignored";
 }
 
 static const char *other_generation(void)
@@ -135,13 +135,13 @@ static const char *symbolic_link(void)
 static const char *fifo(void)
 {
     must(unlink(object_file) == 0 && mkfifo(object_file, 0400) == 0);
-    return "it is no regular file";
+    return "it is not a regular file";
 }
 
 static const char *folder(void)
 {
     must(unlink(object_file) == 0 && mkdir(object_file, 0400) == 0);
-    return "it is no regular file";
+    return "it is not a regular file";
 }
 
 static const char *other_users(void)
@@ -159,7 +159,7 @@ static const char *foreign(void)
     (void)snprintf(path, sizeof path, "%.100s/model.safetensors", store);
     write_file(path, "somebody's");
     must(unlink(object_file) == 0);
-    return "rdtd writes no file of such a name";
+    return "rdtd does not write files with such names";
 }
 
 static const char *damaged_record(void)
