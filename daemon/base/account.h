@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The room at the bottom of the daemon, which every other room uses: data structures, time, threads, and the accounts of
- * what is limited.
+ * everything that has a limit.
  *
  * Owns: lists, maps and ordered tables (list.h, map.h, index.h); deadlines (deadline.h); state tables (sm.h); the log
  * (log.h); events for clients that watch (events.h); the identity of the node and of owners (node.h, owner.h); the worker
@@ -8,23 +8,23 @@
  * (busy_poll.h); the memory that the kernel leaves (memory_room.h); the guard against SIGBUS (sigbus_guard.h); packed shapes
  * (shapes.h); the service manager's protocols (sdnotify.h); and the accounts below.
  *
- * Shows: all of its headers.
+ * Public headers: all of them.
  *
  * Refuses: to know any other room. It knows no object, client or peer, and includes nothing of the daemon but itself.
  *
  * Accounts count what is in use and check it against limits: one for each client, one for each owner that has anything
  * here, and one for the node. Objects, regions, requests and transfers refer to the account of their client, or of the
- * owner when another node requested them. An account lives until its last reference goes, so what a client leaves behind
- * stays counted.
+ * owner when another node requested them. An account exists until its last reference is dropped, so things that a client
+ * leaves behind stay counted.
  *
  *   node <-- owner (tenant, uid) <-- client
  *
- * The last eighth of what the node has is for owners that have at most a 64th of it, so one or a few of them cannot take
- * everything from the others.
+ * The last eighth of each limit of the node is reserved for owners that use at most a 64th of it, so one or a few owners
+ * cannot take everything from the others.
  *
  * A limited thing is charged to all three at once before anything is done, and is refused as a whole if one of them has no
- * room. A request that may wait for room queues at the account that had none and is called in order. Owners that wait for
- * room of the node are called in turn, however many requests each of them has. No room is reserved for a request that
+ * room. A request that may wait for room queues at the account that had none, and is called in order. Owners that wait for
+ * room of the node take turns, however many requests each of them has. No room is reserved for a request that
  * needs much of it (account.c says why).
  *
  * Everything here runs on the loop thread unless a header says otherwise.

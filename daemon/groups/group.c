@@ -106,7 +106,7 @@ void group_set_state(struct group *group, enum group_state state)
     group->since_ns = uv_hrtime();
     group->stuck = false;
     if (state == GROUP_READY) {
-        /* Users form groups as often as they like, so only a group that had been lost deserves a line. */
+        /* Users may form any number of groups, so only a group that comes back after a loss gets a line. */
         log_at(group->formed ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG, "group %s (%s, epoch %u) is ready: %u members, %u ranks",
                group->name, group->transport->name, group->epoch, group->n_members, group->n_ranks);
         group->why[0] = '\0';

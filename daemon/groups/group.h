@@ -7,11 +7,10 @@
  * members, in order of first appearance: clients of one node and device share a rank, and a node may have
  * several ranks.
  *
- * Shows: this header. group_impl.h is private.
+ * Public header: this one. group_impl.h is private.
  *
- * Refuses: to know transfers; those that move within a group hear of its changes by on_change. It waits for
- * nothing without a deadline: when one passes, `why`, or the waiter's error, names the node or client that is
- * missing.
+ * Refuses: to know transfers; those that move within a group are told of its changes by on_change. Every wait
+ * has a deadline: when it passes, `why`, or the waiter's error, names the node or client that is missing.
  *
  * The node on which a group was created coordinates it. It proposes the group to the nodes of all members
  * under a new epoch, collects the offers of their transports, and opens the group when all nodes are
@@ -32,10 +31,10 @@
  *  ended here and on every node that can be reached, it is freed.
  *
  * Without its coordinator a group is DOWN on all nodes, and `why` says so. It comes back with the link to
- * that node, unless another group has taken its name. If the coordinator has restarted, and had no keeper, the group
+ * that node, unless another group has taken its name. If the coordinator has restarted without a keeper, the group
  * stays DOWN until it is destroyed or another group takes its name; if the group was never formed, or the coordinator
- * has ended it meanwhile, it ends. With a keeper the next daemon of that node has the group, DOWN, and forms it again under
- * a higher epoch when its nodes are there.
+ * has ended it meanwhile, it ends. With a keeper the next daemon of that node restores the group, DOWN, and forms it again
+ * under a higher epoch when all its nodes are connected.
  *
  * Everything here runs on the loop thread.
  */
@@ -85,7 +84,7 @@ struct groups {
     struct plugins *plugins;
     struct deadlines *deadlines;
     struct accounts *accounts;
-    struct recovery *recovery; /* NULL: no group outlasts this daemon */
+    struct recovery *recovery; /* NULL: no group survives this daemon */
     struct groups_callbacks callbacks;
     const struct group_course *course; /* of group_messages.c */
     struct list all;                   /* struct group.link, by number */

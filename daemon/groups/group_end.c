@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How an epoch of a group ends, and the group itself: who is told, and who waits for whom. */
+/* The end of an epoch of a group, and of the group itself: the nodes that are told, and the waits for them. */
 #include <stdarg.h>
 #include <stdio.h>
 

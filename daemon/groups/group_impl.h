@@ -16,7 +16,7 @@
 
 #define GROUPS_MAX LIMITS_GROUPS
 
-/* What follows from what happens on this node: group_messages.c. */
+/* The reactions of group_messages.c to events on this node. */
 struct group_course {
     void (*on_connected)(struct group *group);                                       /* connected on this node */
     void (*on_failed)(struct group *group, enum rdt_status status, const char *why); /* the plug-in reported it */
@@ -63,7 +63,7 @@ void group_propose(struct group *group); /* FORMING: sends the proposal if the l
 void group_check_ready(struct group *group);
 enum rdt_status group_on_accept(struct groups *groups, struct peer *peer, const void *from, struct rdt_error *err);
 
-/* What the coordinator and the other nodes check and send. */
+/* Checks and messages of the coordinator and the other nodes. */
 bool group_is_name(const char *text, size_t most);
 bool group_member_fits(const Rdt__Pb__GroupMember *from);
 void group_member_take(struct group_member *member, const Rdt__Pb__GroupMember *from); /* one that fits */
@@ -80,7 +80,7 @@ enum rdt_status group_take_offers(struct group *group, const struct peer *from, 
                                   struct rdt_error *err); /* from NULL: offers of any node */
 void group_connect_here(struct group *group);
 
-/* ---- group_keep.c: what outlasts the coordinator's daemon ---- */
+/* ---- group_keep.c: groups that survive the coordinator's daemon ---- */
 
 void group_keep(struct group *group);       /* it is formed: records it, if this node coordinates it */
 void group_keep_epoch(struct group *group); /* before the epoch is proposed */

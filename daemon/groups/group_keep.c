@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The records of the groups that this node coordinates: they outlast its daemon. */
+/* The records of the groups that this node coordinates, which survive its daemon. */
 #include <stdio.h>
 
 #include "daemon/groups/group_impl.h"

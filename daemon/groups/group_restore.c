@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How the next daemon has the groups again that this node coordinates. */
+/* Restores the groups that an earlier daemon of this node coordinated. */
 #include "daemon/base/log.h"
 #include "daemon/base/text.h"
 #include "daemon/groups/group_impl.h"
@@ -14,7 +14,7 @@ static enum rdt_status restore(struct groups *groups, const struct kept_group *k
     enum rdt_status status;
 
     if (record->token.len != sizeof group->token || strlen(record->tenant) >= sizeof owner.tenant || kept->epoch == 0)
-        return rdt_error_set(err, RDT_INVALID, "its record is wrong");
+        return rdt_error_set(err, RDT_INVALID, "its record is invalid");
     text_copy(owner.tenant, sizeof owner.tenant, record->tenant);
     status = group_check_new(groups, &owner, record->name, record->transport, record->n_members, &transport, err);
     if (status != RDT_OK)
@@ -32,7 +32,7 @@ static enum rdt_status restore(struct groups *groups, const struct kept_group *k
             group_member_take(&group->members[i], record->members[i]);
         } else {
             group_begin_end(group);
-            return rdt_error_set(err, RDT_INVALID, "its record is wrong");
+            return rdt_error_set(err, RDT_INVALID, "its record is invalid");
         }
     group->record = kept->record;
     group_set_deadline(group, 0);

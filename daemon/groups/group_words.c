@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a group says to other nodes, whom it can reach, and how long it waits. */
+/* The messages of a group to other nodes, the nodes that it can reach, and the times that it waits. */
 #include "daemon/groups/group_impl.h"
 
 int64_t group_patience_ns(const struct group *group)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bytes of a region that no tensor covers: alignment between tensors. Whoever writes a region whole does not write them, so
- * they must be cleared before another process can map the region. */
+/* The bytes of a region that no tensor covers: alignment between tensors. Writing all tensors of a region does not write these
+ * bytes, so they must be cleared before another process can map the region. */
 #ifndef DAEMON_GAPS_H
 #define DAEMON_GAPS_H
 

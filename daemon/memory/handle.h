@@ -15,7 +15,7 @@ struct handle_kind {
     void (*show)(const struct rdt_export *exported, struct region_share *share_p); /* fills in the message */
 };
 
-/* NULL: no device memory travels so. */
+/* NULL: there is no such kind of handle for device memory. */
 const struct handle_kind *handle_kind(int kind);
 
 #endif

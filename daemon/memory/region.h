@@ -83,7 +83,7 @@ struct regions {
     struct index by_id;
     uint64_t next_id;
     uint64_t *saved_next_id; /* next_id for a later daemon; NULL: none needs it */
-    /* A region with a record ends: whoever wrote the record removes it, unless a later daemon shall have the memory. */
+    /* A region with a record ends: its record must be removed, unless a later daemon is to have the memory. */
     void (*on_kept_end)(void *arg, struct region *region);
     void *kept_arg;
     uint64_t bytes, limit_bytes; /* host memory that the daemon allocated: in use, pooled, cached, or being freed */
@@ -94,7 +94,8 @@ struct regions {
     struct deadline slow_late;   /* set while `slow` is not empty */
     struct list awaiting;        /* struct page_work: allocations that wait, in order, for memory that is being freed */
     uint64_t awaiting_bytes;
-    /* Memory of the device (NULL: of the host) has been freed: who waits for it may go on. It may call anyone. */
+    /* Memory of the device (NULL: of the host) has been freed: allocations that wait for it may continue. It may call
+     * anyone. */
     void (*on_freed)(struct regions *regions, struct memory_device *device);
     struct pool free_pool;
     struct device_pool device_pool;
@@ -267,9 +268,9 @@ enum rdt_status region_take(struct regions *regions, int fd, uint64_t bytes, str
 enum rdt_status region_import(struct regions *regions, const char *kind, const struct rdt_import *import,
                               struct account *account, uint64_t client, struct region **region_p, struct rdt_error *err);
 
-/* ---- regions that outlast the daemon (region_restore.c) ---- */
+/* ---- regions that survive the daemon (region_restore.c) ---- */
 
-/* What a later daemon must know of a region, beside its descriptors. */
+/* The properties of a region that a later daemon needs in addition to its descriptors. */
 struct region_image {
     const char *kind;
     const char *device; /* uuid; "": host memory */
@@ -279,13 +280,13 @@ struct region_image {
     uint64_t client, creator;   /* region->client, region->creator */
 };
 
-/* The descriptors by which a later daemon could have the memory, borrowed; none, if it is a client's, who named it by a legacy
- * handle. false: it could not. */
+/* Returns the descriptors from which a later daemon could restore the memory, borrowed; none, if a client imported it by a
+ * legacy handle. false: it could not be restored. */
 bool region_kept_fds(const struct region *region, const int **fds_p, uint32_t *n_p);
 struct region_image region_image(const struct region *region);
 
-/* Makes the region of an earlier daemon again, under the same id, which must be above those of all regions so far. One
- * reference for the caller. Nobody's limit refuses it. Takes the descriptors [n_fds] on success; n_fds is 1, except for memory
+/* Restores a region of an earlier daemon, under the same id, which must be above those of all regions so far. One reference
+ * for the caller. No limit refuses it. Takes the descriptors [n_fds] on success; n_fds is 1, except for memory
  * on a device that a client imported. For the daemon's start: memory on a device is mapped again, and the first such region
  * opens the device. INVALID, UNSUPPORTED, NO_MEMORY, or the plug-in's error. */
 enum rdt_status region_restore(struct regions *regions, const struct region_image *image, const int *take_fds, uint32_t n_fds,

@@ -62,11 +62,12 @@ void region_expose(struct region *region, uint64_t client)
 static enum rdt_status check_reach(const struct region *region, uint64_t client, struct rdt_error *err)
 {
     if (region->unwritten)
-        return rdt_error_set(err, RDT_INTERNAL, "region %llu has not been written yet, and may go to no client",
+        return rdt_error_set(err, RDT_INTERNAL, "region %llu has not been written yet, and must not be passed to a client",
                              (unsigned long long)region->id);
     if (region->exposure != REGION_BOUND || region->exported_to == client)
         return RDT_OK;
-    return rdt_error_set(err, RDT_INTERNAL, "region %llu has memory that client %llu had before, and may go to no other client",
+    return rdt_error_set(err, RDT_INTERNAL,
+                         "region %llu has memory that client %llu had before, and must not be passed to another client",
                          (unsigned long long)region->id, (unsigned long long)region->exported_to);
 }
 

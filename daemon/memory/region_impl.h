@@ -68,7 +68,7 @@ void regions_admit(struct regions *regions);
 
 /* ---- region_export.c ---- */
 
-/* By what another process maps a region on a device. INTERNAL: the plug-in has a bug. */
+/* Returns what another process needs to map a region on a device. INTERNAL: the plug-in has a bug. */
 enum rdt_status region_ask_export(const struct region *region, struct rdt_export *export_p, struct rdt_error *err);
 
 /* ---- region_device.c ---- */
@@ -78,7 +78,7 @@ enum rdt_status region_alloc_device(struct regions *regions, struct memory_kind 
                                     enum region_origin origin, struct account *account, uint64_t client,
                                     struct region **region_p, region_ready on_ready, void *arg, struct rdt_error *err);
 
-/* Whether what a client says of its memory makes sense. INVALID, UNSUPPORTED. */
+/* Checks a client's description of its memory. INVALID, UNSUPPORTED. */
 enum rdt_status region_check_import(const struct memory_kind *kind, const struct rdt_import *import, struct rdt_error *err);
 
 /* Memory of the device has been freed: like regions_admit, for the allocations that wait for it. */

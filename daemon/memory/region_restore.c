@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions that outlast the daemon: what a later one must know of them, and how it has them again. Memory on a device that the
- * daemon allocated outlasts it if one descriptor stands for all of it; what a client imported is imported again. */
+/* Regions that survive the daemon: what the next daemon must know about them, and how it restores them. Device memory that the
+ * daemon allocated survives if one descriptor stands for all of it; memory that a client imported is imported again. */
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -87,7 +87,7 @@ static enum rdt_status check_image(const struct regions *regions, const struct r
                                                          image->exported.chunk_bytes[0] >= image->room);
     if (image->id >= regions->next_id && origin_ok && image->bytes > 0 && image->room >= image->bytes)
         return RDT_OK;
-    return rdt_error_set(err, RDT_INVALID, "the record of region %llu is wrong", (unsigned long long)image->id);
+    return rdt_error_set(err, RDT_INVALID, "the record of region %llu is invalid", (unsigned long long)image->id);
 }
 
 /* The plug-in duplicates what it needs of the descriptors. */
@@ -123,7 +123,7 @@ static enum rdt_status restore_block(struct region *region, const struct region_
     enum rdt_status status;
 
     if (n_fds != 1 && !is_imported_device(region))
-        return rdt_error_set(err, RDT_INVALID, "the record of region %llu is wrong", (unsigned long long)image->id);
+        return rdt_error_set(err, RDT_INVALID, "the record of region %llu is invalid", (unsigned long long)image->id);
     if (region_is_host(region))
         return ops->restore(region->kind->instance, made_by(image, take_fds[0]), take_fds[0], image->offset,
                             image->origin == REGION_IMPORTED ? image->bytes : image->room, &region->block, err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A client: one session of one actor process, with what it holds and what it has requested. Its connection
+/* A client: one session of one actor process, with its holds and its requests. Its connection
  * (daemon/conn.c) embeds it and sends its frames. When the session ends, the lists and maps here lead to
  * everything that must be released. */
 #ifndef DAEMON_CLIENT_H
@@ -21,7 +21,7 @@
 
 struct watch;
 
-/* A message is charged to the client's heap when it, or what waits to be read with it, is larger than
+/* A message is charged to the client's heap when it, or the unread input that contains it, is larger than
  * this. */
 #define CLIENT_UNCOUNTED_BYTES (256u << 10)
 #define CLIENT_FDS_OUT 16 /* entries of struct client.fds_out */
@@ -54,7 +54,7 @@ struct import_parts {
     uint64_t chunk_bytes[RDT_EXPORT_MAX_FDS];
 };
 
-/* What transfers/ keeps for each client; other rooms do not touch it. */
+/* The state of transfers/ for each client; other rooms do not touch it. */
 struct client_transfers {
     struct map fetches;    /* handle -> struct fetch */
     size_t reaped_fetches; /* how far the end of the client has walked that map */
@@ -68,7 +68,7 @@ struct client_transfers {
     char *mapped_devices; /* " cuda:UUID cuda:UUID ", the preferred one first. NULL, or none of a kind: all of that kind */
 };
 
-/* What rpc/ keeps for each client; other rooms do not touch it. */
+/* The state of rpc/ for each client; other rooms do not touch it. */
 struct client_rpc {
     struct list calls; /* struct call.link: deferred requests */
     unsigned n_calls;
@@ -87,11 +87,11 @@ struct client {
     bool notice_given; /* The log has a warning that other clients share memory that this one may still write. */
     char name[65];
     uint64_t since_ns;
-    const struct lasting *lasting; /* its session outlasts this process, and has records; NULL: it does not */
+    const struct lasting *lasting; /* its session survives this process, and has records; NULL: it does not */
     void *record;                  /* of lasting: the session's own */
     uint8_t session[16];           /* of lasting: tells it from every other session of every node */
     struct map resumed;            /* request id -> generation or version: what its PUTs and PUBLISHes did at earlier daemons */
-    bool waiting;                  /* its session is an earlier daemon's, and it has not come back yet */
+    bool waiting;                  /* the session is an earlier daemon's, and its client has not come back yet */
     bool was_resumed, must_resume; /* it has come back; it has not sent RESUME since */
     struct list link;              /* in the list of all clients */
     struct list objects;           /* struct object.by_producer: objects that it put and has not freed */
@@ -188,7 +188,7 @@ void client_read_barriers_run(struct client *client, uint64_t bytes);
 /* Runs the wakes, then the task. Returns false if work remains. */
 bool client_work(struct client *client, uint64_t until_ns);
 
-/* Where the first hold id that no daemon has used is stored; NULL: nowhere. It is read now. */
+/* Sets where the first unused hold id is stored, and reads it; NULL: nowhere. */
 void client_save_hold_ids(uint64_t *next_p);
 
 /* The client may name the region from now on: takes a reference that the caller has. false: out of memory, and nothing has
@@ -196,7 +196,7 @@ void client_save_hold_ids(uint64_t *next_p);
 bool client_add_region(struct client *client, struct region *take_region);
 void client_forget_region(struct client *client, struct region *region);
 
-/* Makes a hold of an earlier daemon again: on the object, or on the regions. NULL: out of memory, or the id is in use. */
+/* Restores a hold of an earlier daemon: on the object, or on the regions. NULL: out of memory, or the id is in use. */
 struct hold *client_restore_hold(struct client *client, uint64_t id, struct object *object, struct region *const *regions,
                                  uint32_t n_regions);
 

@@ -3,7 +3,7 @@
  * session that put it. The producer's hold remains during that time; when it has passed, the object ends
  * as if it were freed.
  *
- * Few objects are detached, so what they need beside struct object is stored here, by generation. */
+ * Few objects are detached, so their additional data is stored here, by generation. */
 #ifndef DAEMON_DETACHED_H
 #define DAEMON_DETACHED_H
 

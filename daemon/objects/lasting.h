@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What outlasts this process: objects that are detached, published under a name, or in transit, the names themselves, and
- * the sessions of clients with all that they hold. Whoever keeps a record of them (daemon/recovery) is told of every change
- * here, before the client is answered. What has a record carries it in its field `record`. */
+/* The things that survive this process: objects that are detached, published under a name, or in transit, the names
+ * themselves, and the sessions of clients with everything that they hold. The room that records them (daemon/recovery) is
+ * told of every change by these callbacks, before the client is answered. The field `record` of a thing is its record. */
 #ifndef DAEMON_LASTING_H
 #define DAEMON_LASTING_H
 
@@ -19,14 +19,14 @@ struct remote_hold;
 
 struct lasting {
     void *arg;
-    bool ending; /* the daemon will end: what it cannot answer any more is left to the next one */
+    bool ending; /* the daemon will end: the next one answers the requests that are still open */
     /* A client puts the object, which is not live yet. */
     void (*on_put)(void *arg, struct object *object, const struct object_put *put);
-    /* Something has changed in why the object lasts, or it no longer does; object_lasts says which. */
+    /* The reasons why the object survives have changed, or it no longer survives; object_lasts says which. */
     void (*on_object)(void *arg, struct object *object);
     /* It has a record, and lies in other regions now. The earlier ones end after this. */
     void (*on_object_moved)(void *arg, struct object *object);
-    /* The name was published, has a new version, has lost its object, or has ended; name_lasts says which. */
+    /* The name was published, has a new version, has lost its object, or has ended; name_lasts says whether it survives. */
     void (*on_name)(void *arg, struct name *name);
 
     /* Of clients whose session lasts (client->lasting): */

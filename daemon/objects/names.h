@@ -3,8 +3,8 @@
  *
  * A name holds the object of its newest version only, so the memory that a name keeps is bounded by that
  * object and by those that readers still hold. It belongs to its owner and stays until it is unpublished,
- * unless its last publish says more: with a lease the name ends with the session that published, and with a
- * time to live it ends when nothing newer is published in that time. Versions count from 1. A version number
+ * unless its last publish limits it: with a lease the name ends with the session that published it, and with
+ * a time to live it ends when nothing newer is published in that time. Versions count from 1. A version number
  * is never used twice while the daemon runs, not even after the name has ended.
  *
  * Everything here runs on the loop thread. */
@@ -19,8 +19,8 @@
 
 struct name;
 
-/* Somebody who hears when a name has a new version, has lost its object, or has ended. The caller's memory; it is in the list
- * names->observers from list_append to list_remove, and does not change the list when it is called. */
+/* Is called when a name has a new version, has lost its object, or has ended. The caller owns the memory, which is in the list
+ * names->observers from list_append to list_remove. The callback does not change the list. */
 struct names_observer {
     struct list link;
     void (*on_change)(void *arg, struct name *name);
@@ -133,14 +133,15 @@ enum rdt_status names_publish(struct names *names, const struct name_publish *pu
 /* The number that the next version of the owner's name will have. */
 uint64_t names_next_version(const struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes);
 
-/* Publishes again what an earlier daemon had published, under its version. The name is borrowed. */
+/* Restores a name that an earlier daemon had, with its version. The name is borrowed. */
 enum rdt_status names_restore(struct names *names, const struct name_publish *publish, uint64_t version, struct name **name_p,
                               struct rdt_error *err);
 
-/* The next version of the name will be above `version`, because another node has published so many. */
+/* The next version of the name must be above `version`, which another node has published. */
 void names_set_floor(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes, uint64_t version);
 
-/* Whether it outlasts this process: it is published, has an object, and is no lease of a session that ends before. */
+/* Whether the name survives this process: it is published, has an object, and is not the lease of a session that ends
+ * before. */
 bool name_lasts(const struct name *name);
 
 /* Ends the names whose lease is the session of the client, which has ended. false: until_ns has passed; call again. */
@@ -167,9 +168,9 @@ void name_waiter_remove(struct name_waiter *waiter); /* cancels a wait; does not
 /* The object was freed by force: its names drop it, and their waiters wait for the next version. */
 void names_object_freed(struct names *names, const struct object *object);
 
-/* Writes a clause for the error of a wait that ends in vain, for a name or an object of this owner and id: the
- * requester may see such a name of another user, or there is an object where a name was asked for, or the
- * other way round. text is "" if there is nothing to say. */
+/* Writes a hint for the error of a wait that has timed out, for a name or an object of this owner and id: there is
+ * such a name of another user that the requester may see, or an object where a name was requested, or a name where
+ * an object was requested. text is "" if there is no hint. */
 void names_explain_name(struct names *names, struct object_table *objects, const struct owner *owner, const uint8_t *id,
                         size_t id_bytes, const struct owner *requester, char *text, size_t size);
 void names_explain_object(struct names *names, const struct owner *owner, const uint8_t *id, size_t id_bytes,

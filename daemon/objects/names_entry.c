@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The entries of the table of names: who sees them, and when they are remembered, forgotten and freed. */
+/* The entries of the table of names: their visibility, and when they are remembered, forgotten and freed. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an object is made of, its holds, pins and waiters, and its end. */
+/* The parts of an object, its holds, pins and waiters, and its end. */
 #include "daemon/objects/object.h"
 
 #include <assert.h>
@@ -391,7 +391,7 @@ enum rdt_status object_error_ended(enum object_end end, const char *id, int id_b
         return rdt_error_set(
             err, RDT_FREED,
             "object \"%.*s\" was freed when its producer dropped its Ref or closed its connection: keep both, or put with "
-            "detached=True (RDT_PUT_DETACHED); a pickled Ref that is longer on its way needs put(grace=)",
+            "detached=True (RDT_PUT_DETACHED); a pickled Ref that takes longer to arrive needs put(grace=)",
             id_bytes, id);
     case OBJECT_END_FREED:
     default:
@@ -412,7 +412,7 @@ const char *object_state_name(const struct object *object)
     return states[object->state].name;
 }
 
-/* Whoever has mapped device memory may write it. */
+/* A process that has mapped device memory may write it. */
 static bool may_show_device(const struct region *region, const struct owner *requester, const char **why_not_p)
 {
     if (region->origin == REGION_SNAPSHOT || region->origin == REGION_COPY)

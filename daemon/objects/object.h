@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The room of objects: what clients put and fetch, and the clients themselves.
  *
- * Owns: every object of this node and the table that finds it by id or generation; the holds that keep objects, those of
- * detached objects and of refs in transit included; published names; snapshots; and every client's session with all that
- * it holds.
+ * Owns: every object of this node and the table that finds it by id or generation; the holds that keep objects alive,
+ * including those of detached objects and of refs in transit; published names; snapshots; and every client's session with
+ * everything that it holds.
  *
- * Shows: object.h (one object: tensors, visibility, holds, pins), object_table.h (putting, finding and waiting for
+ * Public headers: object.h (one object: tensors, visibility, holds, pins), object_table.h (putting, finding and waiting for
  * objects), object_parts.h (the expensive part of a put, for any thread), snapshot.h, names.h, client.h, remote_hold.h
  * (holds without bytes), detached.h, and transit.h (holds in transit).
  *
- * Refuses: to know requests, transfers, peers and sockets. They act on objects by holds and pins and hear of changes by
- * waiters and callbacks; a client's frames leave by callbacks that its connection sets.
+ * Refuses: to know requests, transfers, peers and sockets. They act on objects through holds and pins, and are told of
+ * changes through waiters and callbacks; a client's frames are sent by callbacks that its connection sets.
  *
  * An object has these states:
  *
@@ -67,7 +67,7 @@ enum holder_kind {
     HOLDER_KINDS
 };
 
-/* Who holds an object and who waits for it. Most objects have neither, and then no such struct. */
+/* The holders of an object, and those who wait for it. An object without either has no such struct. */
 struct object_users {
     struct list holders[HOLDER_KINDS];
     struct list waiters;         /* struct object_waiter: for the object to become live; their owners may see it */
@@ -77,7 +77,7 @@ struct object_users {
     unsigned peer_holds; /* how many of object->holds belong to transfers to other nodes */
 };
 
-/* There may be a million objects, so what few of them need is stored elsewhere. An object is one
+/* There may be a million objects, so data that few of them need is stored elsewhere. An object is one
  * allocation with its key, metadata and, if its bytes are in the arena, its shapes. Large metadata and
  * shapes have a second allocation.
  *
@@ -251,8 +251,8 @@ const char *object_state_name(const struct object *object);
  * them. If not, *why_not_p says why. */
 bool object_may_show(struct object *object, const struct owner *requester, const char **why_not_p);
 
-/* Whether it outlasts this process: it is live, can be found, and is detached, published, in transit, or held by a producer
- * whose session lasts. What readers hold lasts, too, if their sessions do (client.h). */
+/* Whether the object survives this process: it is live, can be found, and is detached, published, in transit, or held by a
+ * producer whose session survives. Objects that readers hold survive, too, if the readers' sessions do (client.h). */
 bool object_lasts(const struct object *object);
 void object_lasting_changed(struct object *object); /* tells table->lasting, if there is such an object */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What happens to an object: its memory comes or moves, its put fails, its producer or somebody else frees it. */
+/* Changes of an object: it gets memory or moves, its put fails, its producer or somebody else frees it. */
 #include <assert.h>
 #include <stdlib.h>
 

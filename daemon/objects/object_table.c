@@ -7,7 +7,7 @@
 #include "daemon/objects/client.h"
 #include "daemon/objects/object_table_impl.h"
 
-#define GENERATION_BITS 40u /* those that count within one start of the daemon */
+#define GENERATION_BITS 40u /* the bits that count within one start of the daemon */
 
 void object_table_init(struct object_table *table, const struct node *node, struct accounts *accounts, struct slabs *slabs,
                        uint64_t max_objects)
@@ -75,8 +75,8 @@ void object_table_fini(struct object_table *table)
     index_fini(&table->by_generation);
 }
 
-/* Whether the client that put the object has ended. What it held is released over many turns, but nobody may see its objects
- * meanwhile. */
+/* Whether the client that put the object has ended. Everything that it held is released over many turns, but nobody may see
+ * its objects meanwhile. */
 static bool producer_has_ended(const struct object *object)
 {
     return object && object->producer && object->producer->gone;

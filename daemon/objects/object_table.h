@@ -14,7 +14,7 @@
 
 struct object_table {
     const struct events *events;   /* NULL: no client watches events */
-    const struct lasting *lasting; /* NULL: nobody records what outlasts sessions */
+    const struct lasting *lasting; /* NULL: nothing is recorded */
     const struct node *node;
     struct accounts *accounts;
     struct slabs *slabs;
@@ -37,12 +37,11 @@ struct object_table {
         uint64_t generation[TOMBSTONES];
         unsigned next;
     } dropped, owner_died;
-    /* Is called when an object is freed by force: whoever holds it for later readers must drop it. NULL:
-     * nobody does. */
+    /* Is called when an object is freed by force: holds for later readers must be dropped. NULL: there are
+     * none. */
     void (*on_forced)(void *arg, struct object *object);
     void *arg;
-    /* Is called when an object of this node can no longer be fetched, though it could before. NULL: nobody
-     * wants to know. */
+    /* Is called when an object of this node that could be fetched no longer can. NULL: nobody is told. */
     void (*on_ended)(void *arg, const struct object *object);
     void *on_ended_arg;
     const char *stored_dir; /* where objects with object->stored have their files; NULL: nowhere */
@@ -93,8 +92,8 @@ enum rdt_status object_table_put(struct object_table *table, const struct object
  * that it continued with `oldest`. Objects with generations from `least` on can be put again. */
 void object_table_continue(struct object_table *table, uint64_t oldest, uint64_t earlier, uint64_t least);
 
-/* An object of an earlier daemon will be put that has this generation. No new object gets it. Call it in ascending order.
- * false: this daemon may have given it to an object already, or there is no memory. */
+/* Reserves this generation for an object of an earlier daemon that will be put; no new object gets it. To be called in
+ * ascending order. false: this daemon may have given it to an object already, or there is no memory. */
 bool object_table_reserve(struct object_table *table, uint64_t generation);
 
 /* Withdraws the put of a filling object that was refused before the client had an answer. Waiters for the

@@ -21,7 +21,7 @@ struct remote_hold {
     enum rdt_status lost; /* why it holds nothing any more, though its client has not ended it; RDT_OK: it holds */
 };
 
-/* The hold keeps nothing any more: its client is told by HOLD_LOST, now, and again by remote_holds_tell_lost if it was away. */
+/* The hold is lost: its client is told by HOLD_LOST, now, and again by remote_holds_tell_lost if it was away. */
 void remote_hold_lose(struct remote_hold *hold, const struct rdt_error *why);
 void remote_holds_tell_lost(struct client *client);
 

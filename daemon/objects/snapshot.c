@@ -18,7 +18,7 @@ struct snapshot {
     snapshot_done on_done; /* NULL: nobody waits for the result */
     void *arg;
     enum step step;
-    bool *handed_over; /* [n_regions]; what is still true after PROVE becomes part of the snapshot without a copy */
+    bool *handed_over; /* [n_regions]; those still true after PROVE become part of the snapshot without a copy */
     struct layout *layout;
     /* Of `layout`: the regions taken over, borrowed from the object, then the new ones. */
     struct region **regions;
@@ -327,7 +327,7 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
     return RDT_AGAIN;
 }
 
-/* ---- a last look for a cancel of the client ---- */
+/* ---- the last check for a cancel of the client ---- */
 
 static void on_barrier(struct client_read_barrier *barrier)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Makes an object that never changes out of memory that may change. The tensors are copied, packed, into regions of their
- * own, which are then sealed for ever. Two kinds of regions become part of the snapshot without a copy: one that is sealed
- * already, and one that its client has unmapped and handed over, if the kernel can prove that nobody else can write it.
+/* Makes an object that never changes from memory that may change. The tensors are copied, packed, into regions of their
+ * own, which are then sealed for ever. Two kinds of regions become part of the snapshot without a copy: a region that is
+ * already sealed, and one that its client has unmapped and handed over, if the kernel can prove that nobody else can write it.
  *
  *   PROVE (regions handed over) -> RESERVE -> COPY -> BARRIER (the client's messages up to now) -> the object is live
  *
