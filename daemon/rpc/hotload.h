@@ -4,7 +4,7 @@
  *   IDLE ----load--> LOADING (the file is opened on a thread) ------> IDLE   every node whose link is up gets an offer
  *   IDLE --unload--> LEAVING --connections closed--> FORGETTING --registrations gone--> CLOSING (on a thread) --> IDLE
  *
- * A backend that is in use is not unloaded: the error names its user. From LEAVING on nothing new starts with the
+ * A backend that is in use is not unloaded: the error names its user. From LEAVING on, nothing new starts to use the
  * backend, and the unload cannot be undone. All functions and callbacks run on the loop thread.
  */
 #ifndef DAEMON_HOTLOAD_H

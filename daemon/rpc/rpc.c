@@ -24,7 +24,7 @@ static rpc_handler handler_of(unsigned type)
     return type < sizeof handlers / sizeof handlers[0] ? handlers[type] : NULL;
 }
 
-/* Checks what the row of the table demands of the caller. */
+/* Checks the caller's rights that the row of the table requires. */
 static enum rdt_status check_row(const struct call *call, struct rdt_error *err)
 {
     if (call->verb->properties & VERB_ADMIN && !call->admin)

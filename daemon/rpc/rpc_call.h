@@ -6,8 +6,8 @@
  *                  +--> deferred (call_defer): in the list of its client or node
  *                          |--> answered
  *                          |--> deadline: TIMED_OUT      |  each first calls on_end,
- *                          |--> CANCEL_REQUEST           |  which undoes what the
- *                          +--> client or node gone      |  handler waits for
+ *                          |--> CANCEL_REQUEST           |  which ends what the
+ *                          +--> client or node has ended |  handler waits for
  *
  * A handler returns RDT_OK if it has answered the call or has deferred it; any other status is answered for it, with err.
  */
@@ -37,14 +37,14 @@ struct request_metrics { /* answered requests of one type */
     uint64_t failures[RPC_STATUSES]; /* by -status */
 };
 
-struct rpc_above { /* what only the room above can do; daemon.c fills it */
+struct rpc_above { /* functions of the room above; daemon.c fills it */
     void *arg;
     /* Reads the configuration again, reports what differs, and, unless it only checks, adopts what a running daemon can.
      * After an error nothing has changed. */
     enum rdt_status (*reload)(void *arg, bool check, options_on_change on_change, void *change_arg, struct rdt_error *err);
 };
 
-struct rpc { /* what the handlers use; daemon.c fills it */
+struct rpc { /* everything that the handlers use; daemon.c fills it */
     uv_loop_t *loop;
     const struct options *options;
     const struct node *node;
@@ -119,7 +119,7 @@ struct call {
     struct name_waiter named;
     struct name_seeker seeker;
     struct claim_waiter claim;
-    bool placed; /* where the name is has been found out; place_node is 0 if it is nowhere but here */
+    bool placed; /* the node of the name is known; place_node is 0 if it is this node */
     uint8_t place_node[16];
     char place_address[65];
     struct region_waiter range;
@@ -199,7 +199,7 @@ enum rdt_status calls_peer_frame(struct rpc *rpc, struct peer *peer, const struc
 void retakes_start(struct rpc *rpc);
 void retakes_clear(struct rpc *rpc);
 
-/* What rpc_retake.c wants to know of links, and of the calls by which it takes holds again. */
+/* The events that rpc_retake.c needs: of links, and of the calls by which it takes holds again. */
 struct retake_events {
     void (*on_peer_up)(struct rpc *rpc,
                        struct peer *peer); /* asks at once, or tells the node that there is nothing to ask for */

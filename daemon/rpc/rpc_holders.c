@@ -136,7 +136,7 @@ static void add_names(struct holders *holders, const struct rpc *rpc, const stru
     }
 }
 
-/* What does not belong to a client: refs in transit, transfers to other nodes, and the pins of transfers. */
+/* Holds that belong to no client: refs in transit and transfers to other nodes; and the pins of transfers. */
 static void add_daemons(struct holders *holders, const struct object *object)
 {
     struct row *row;

@@ -15,7 +15,7 @@ enum rdt_status rpc_log_level(struct call *call, const void *request, struct rdt
                              message->level);
     if (level != before) {
         log_threshold = level;
-        /* whatever the level, because it explains what the log has from here on, and what it lacks */
+        /* at every level, because it explains which messages the log has from here on */
         log_write(LOG_LEVEL_INFO, "uid %u has changed the log level from %s to %s", call->account->owner.uid,
                   log_level_name(before), log_level_name(level));
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* METRICS: what only the daemon can count. A client joins it with STATUS and lists (client/metrics.c). */
+/* METRICS: counters that neither STATUS nor the lists have. A client joins them with these (client/metrics.c). */
 #include <inttypes.h>
 #include <stdio.h>
 #include <sys/resource.h>
@@ -96,7 +96,7 @@ static void add_process(Rdt__Pb__MetricsReply *reply)
                         ((uint64_t)usage.ru_utime.tv_usec + (uint64_t)usage.ru_stime.tv_usec) * 1000u;
 }
 
-/* NULL: it is not configured. Its texts are the directory's. */
+/* Returns NULL if etcd is not configured. The texts are borrowed from the directory. */
 static Rdt__Pb__EtcdInfo *etcd_info(struct arena *arena, const struct directory *directory, uint64_t names)
 {
     const struct etcd_counters *from = &directory->counters;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests about a name whose ref leaves the node open: the node table's homes know where it is. Private to rpc/. */
+/* Requests about a name whose ref names no node: the homes of the name know where it is. Private to rpc/. */
 #ifndef DAEMON_RPC_PLACE_H
 #define DAEMON_RPC_PLACE_H
 

@@ -36,7 +36,7 @@ void put_digest_make(struct put_digest *digest, const Rdt__Pb__Put *message)
     digest->status = layout_from_wire(message->tensors, &digest->layout, &digest->err);
     put.layout = digest->layout;
     if (digest->status == RDT_OK && message->box_bytes > message->metadata.len)
-        digest->status = rdt_error_set(&digest->err, RDT_INVALID, "the boxes are longer than the metadata that they end");
+        digest->status = rdt_error_set(&digest->err, RDT_INVALID, "the boxes are longer than the metadata that contains them");
     if (digest->status == RDT_OK && message->box_bytes > 0)
         digest->status = boxes_check(message->metadata.data + message->metadata.len - message->box_bytes, message->box_bytes,
                                      digest->layout, &digest->err);
@@ -175,7 +175,7 @@ static bool answer_again(struct call *call, const Rdt__Pb__Put *message, struct 
     if (object)
         answer(call, object);
     else
-        (void)rdt_error_set(err, RDT_FREED, "the object that this put made was freed meanwhile");
+        (void)rdt_error_set(err, RDT_FREED, "the object of this put has been freed meanwhile");
     return true;
 }
 

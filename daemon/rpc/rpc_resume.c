@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RESUME and CLOSE. RESUME: a session that outlasted an earlier daemon says what it still has. Whatever else the daemon has of
- * it was released by a request, or given by an answer, that was lost with the old connection: it ends here. The client may have
- * a hundred thousand holds, so this takes several turns. CLOSE: the session ends with its connection, whatever becomes of the
- * daemon. */
+/* RESUME and CLOSE. RESUME: the client of a session that survived an earlier daemon lists what it still has. Everything else
+ * of the session is released here: the release, or the answer that granted it, was lost with the old connection. The client
+ * may have a hundred thousand holds, so this takes several turns. CLOSE: the session ends with its connection, even if the
+ * daemon restarts. */
 #include <stdlib.h>
 
 #include "daemon/memory/region_cache.h"
@@ -49,7 +49,7 @@ static void release_region(struct client *client, struct region *region)
     region_unref(region);
 }
 
-/* Ends the next thing of the kind that the client did not list. false: there are no more. */
+/* Ends the next item of the kind that the client did not list. false: there are no more. */
 static bool end_next(struct resuming *resuming)
 {
     void *entry = map_next(map_of(resuming->client, resuming->kind), &resuming->cursor);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Takes again what restored sessions hold on objects of other nodes, which those nodes keep for hold_grace. A node that does
- * not answer is asked again until restart_grace has passed. */
+/* Takes again the holds of restored sessions on objects of other nodes, which those nodes keep for hold_grace. A node that
+ * does not answer is asked again until restart_grace has passed. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,7 +67,7 @@ static struct far_record *record_of(const struct client *client, uint64_t reques
     return hold && hold->far && hold->release_far == forget ? hold->far : NULL;
 }
 
-/* A node that does not come back can have thousands of them. */
+/* Thousands of holds may depend on a node that does not come back. */
 static void lose(struct rpc *rpc, struct client *client, uint64_t request_id, const struct rdt_error *why)
 {
     char who[256];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* STORE, and the answers of requests that remove what is stored. */
+/* STORE, and the answers of requests that remove stored objects. */
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -49,7 +49,7 @@ static void on_done(struct storage_waiter *waiter, const struct rdt_error *err)
         answer(call, generation, version);
 }
 
-/* The object that the ref means; of a name its newest version. */
+/* Finds the object of the ref; for a name, that of its newest version. */
 static enum rdt_status find(struct call *call, const struct rdt_ref *ref, struct object **object_p, uint64_t *version_p,
                             struct rdt_error *err)
 {
@@ -142,7 +142,7 @@ static void on_removed(struct storage_barrier *barrier)
     call_reply_empty(call);
 }
 
-/* If the call cannot wait, it is answered at once: what it asked for is done. */
+/* If the call cannot wait, it is answered at once, because its work is done. */
 void call_reply_removed(struct call *call, uint64_t generation)
 {
     struct removing *removing = call->request_id != 0 || call->peer ? calloc(1, sizeof *removing) : NULL;

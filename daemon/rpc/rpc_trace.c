@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* TRACE: a page of the ring of transfers' stages, and how the clocks of other nodes differ from this one's. */
+/* TRACE: a page of the ring of transfers' stages, and the differences between the clocks of other nodes and this one's. */
 #include <unistd.h>
 
 #include "daemon/rpc/rpc_call.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The request coalescer: what this node is asking other nodes for, so that fetches of one object by one user
+/* The request coalescer: the requests of this node to other nodes, so that fetches of one object by one user
  * become one transfer.
  *
  * A fetch must read bytes that are no older than its own start. So a fetch joins another transfer in two
@@ -22,8 +22,8 @@
  * The same holds for published names: a fetch of the next version is queued while another transfer waits for
  * the same version. Only fetches that have read the same version gather.
  *
- * Fetches join only if they want the whole object, in memory that the daemon allocates, without a wish for a
- * path, and name it by generation or by name: a bare id may mean another object a moment later. All fetches
+ * Fetches join only if they want the whole object, in memory that the daemon allocates, by any path, and name
+ * it by generation or by name: a bare id may mean another object a moment later. All fetches
  * of one transfer have one owner as their requester, because the owner's node decides per requester who may
  * have the object. */
 #ifndef DAEMON_COALESCER_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The session of a peer: what transfers know of one node that was ever asked or served. peer->session points
- * to it. */
+/* The session of a peer: the state of transfers about one node that was ever asked or served. peer->session
+ * points to it. */
 #ifndef DAEMON_PEER_SESSION_H
 #define DAEMON_PEER_SESSION_H
 
@@ -42,9 +42,8 @@ void peer_session_free(struct peer_session *session);
 enum rdt_status peer_session_send(struct peer_session *session, enum rdt_peer_message type, const ProtobufCMessage *message,
                                   struct rdt_error *err);
 
-/* Asks the peer for a sign of life by peer_probe and counts it in session->asked. One ping is under way at a
- * time: a failure that is found meanwhile needs the next one, because the node may have gone since it
- * answered. */
+/* Pings the peer by peer_probe and counts the ping in session->asked. One ping is under way at a time: a failure
+ * that is found meanwhile needs the next ping, because the node may have ended since it answered. */
 void peer_session_ping(struct peer_session *session);
 
 /* A failed operation may be the first sign that the whole node is lost. The transfer has noted the failure

@@ -13,11 +13,11 @@
 struct peer_transport;
 struct serve;
 
-/* What a connection tells its users. The table is given at start. Each callback may end transfers and close
+/* The events that a connection reports to its users. The table is given at start. Each callback may end transfers and close
  * connections. */
 struct connection_events {
     void (*on_connected)(struct peer_transport *pt);  /* it is connected */
-    void (*on_refused)(struct peer_transport *pt);    /* the other node does not want it: pt->remote_why_not */
+    void (*on_refused)(struct peer_transport *pt);    /* the other node declines it: pt->remote_why_not */
     void (*on_broken)(struct peer_transport *pt);     /* the operations on it are about to end: pt->broken */
     void (*on_closed)(struct peer_transport *pt);     /* all operations on it have ended: pt->broken */
     void (*on_group_gone)(struct peer_transport *pt); /* its group is destroyed: it will not be connected again */
@@ -83,7 +83,7 @@ bool peer_transport_is_coming(const struct peer_transport *pt);
 /* Why it moves no bytes to this node although it is available here: "ucx: ..."; "" if it does, or will. */
 void peer_transport_why_not(const struct peer_transport *pt, char *text_p, size_t size);
 
-/* What it could do, for path_choose. */
+/* Describes for path_choose what the connection could do. */
 void peer_transport_offer_to_path(const struct peer_transport *pt, const char *source_memory, const char *target_memory,
                                   struct path_offer *offer_p);
 
@@ -93,8 +93,8 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
  * memory. */
 struct peer_transport *transfer_group_side(const struct transfer *transfer, struct group *group);
 
-/* What this group transport could do for the transfer, for path_choose, by the group that transfer_group_of
- * finds. The texts lie in why_p. */
+/* Describes for path_choose what this group transport could do for the transfer, in the group that transfer_group_of
+ * finds. The texts are stored in why_p. */
 void transfer_group_offer(const struct transfer *transfer, struct transport *transport, struct path_offer *offer_p,
                           char why_p[192]);
 

@@ -83,11 +83,11 @@ enum transfer_state {
     TRANSFER_ENDED,
 };
 
-/* How transfers end. Only TRANSFER_FAILED is for an alarm: a reader that gives up, or that waits for an object which nobody
- * puts, is no failure of the node's. */
+/* How transfers end. Only TRANSFER_FAILED should raise an alert: a reader that cancels, or that waits for an object that nobody
+ * puts, is not a failure of the node. */
 enum transfer_outcome { TRANSFER_DONE, TRANSFER_FAILED, TRANSFER_CANCELLED, TRANSFER_TIMED_OUT, TRANSFER_OUTCOMES };
 
-/* A node from which bytes of a fetch came, and why the fetch has left it. */
+/* A node that sent bytes of a fetch, and why the fetch has left it. */
 struct transfer_source {
     char peer[65];
     uint64_t bytes;
@@ -107,12 +107,12 @@ struct transfer_record {
     char peer[65];
     const char *state;
     char path[65];
-    char lanes[64]; /* how the bytes went, in the words of the transport; "": it does not say */
+    char lanes[64]; /* the path of the bytes in the words of the transport; "": unknown */
     uint64_t bytes, bytes_done;
     struct transfer_source *sources; /* [n_sources] that the fetch has left, in order; owned */
     unsigned n_sources;
     uint64_t source_from; /* bytes done when the present source began */
-    const char *reader;   /* of a transfer to another node: how that takes it, "lags" or "slow"; NULL: no slower than others */
+    const char *reader;   /* of a transfer to another node: that node "lags" or is "slow"; NULL: it is neither */
     uint64_t since_ns;    /* when it was requested */
     uint64_t began_ns;    /* when the object was found and work began; 0: not yet */
     uint64_t elapsed_ns;  /* from began_ns to the end; 0: not ended */
@@ -149,9 +149,9 @@ struct transfers {
     uint64_t next_id;
     struct map by_id;                            /* id -> struct transfer of this node's clients, not ended */
     struct map coalesced_requests;               /* struct coalesced: requests that other fetches may join */
-    const struct connection_events *connections; /* what connections tell their users */
-    const struct order_events *order;            /* what ordered queues tell their users */
-    const struct serve_events *serve;            /* what the owner's side of pulls tells broadcasts */
+    const struct connection_events *connections; /* from connections to their users */
+    const struct order_events *order;            /* from ordered queues to their users */
+    const struct serve_events *serve;            /* from the owner's side of pulls to broadcasts */
     struct replicas replicas;
     struct replica_directory directory;
     struct tickets tickets; /* the tickets of this node's ordered queues */
@@ -231,10 +231,10 @@ void transfers_object_ended(struct transfers *transfers, const struct object *ob
  * the bytes evicted. */
 uint64_t transfers_evict_replicas(struct transfers *transfers, uint64_t bytes);
 
-/* The daemon stops and takes no more puts: transfers that wait for one fail now with SHUTTING_DOWN. */
+/* The daemon stops and accepts no more puts: transfers that wait for one fail now with SHUTTING_DOWN. */
 void transfers_refuse_parked(struct transfers *transfers);
 
-/* What the caller of fetch_start may know of a transfer. */
+/* Properties of a transfer for the caller of fetch_start. */
 uint64_t transfer_id(const struct transfer *transfer);
 unsigned transfer_fetch_count(const struct transfer *transfer); /* how many fetches have joined it since its start */
 bool transfer_is_local(const struct transfer *transfer);        /* its ref names an object of this node */
@@ -294,8 +294,8 @@ void transfers_transport_cut(struct transfers *transfers, const struct transport
 bool transfers_transport_gone(const struct transfers *transfers, const struct transport *transport);
 void transfers_transport_forget(struct transfers *transfers, const struct transport *transport);
 
-/* A peer states on whose behalf it asks. It is believed only for tenants that share_tenants names. Returns
- * false and fills err otherwise. */
+/* Checks the user on whose behalf a peer sends a request. The peer is believed only for tenants that
+ * share_tenants names. Returns false and fills err otherwise. */
 bool transfers_check_requester(const struct transfers *transfers, const Rdt__Pb__Requester *requester, struct owner *owner_p,
                                struct rdt_error *err);
 

@@ -184,7 +184,7 @@ void transfer_local_serve(struct transfer *transfer, struct object *object)
     if (!object_may_show(object, &transfer->account->owner, &why_not))
         query.show_why_not = why_not;
     if (!object->snapshot && !object->loaned)
-        query.cow_why_not = "the object is live: what its producer writes later would show in a private mapping of it";
+        query.cow_why_not = "the object is live: later writes of its producer would show in a private mapping of it";
     if (place_tensors(transfer, object, &query, &unshared, &err) != RDT_OK) {
         transfer_fail_err(transfer, &err);
         return;

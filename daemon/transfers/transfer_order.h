@@ -9,11 +9,11 @@
 struct peer_transport;
 struct serve;
 
-/* What ordered queues tell the transfers whose tickets they hold. The table is given at start; each callback
+/* The events that ordered queues report to the transfers whose tickets they hold. The table is given at start; each callback
  * may end the transfer. */
 struct order_events {
     void (*receive)(struct transfer *); /* TICKET: both ends have their tickets: posts the receives */
-    void (*waits)(struct transfer *);   /* the transfer waits in a queue, so it does not stand still */
+    void (*waits)(struct transfer *);   /* the transfer waits in a queue, so it has not stalled */
     void (*send)(struct serve *);       /* SERVE_TICKET: both ends have their tickets: sends */
     void (*fail_serve)(struct serve *, const struct rdt_error *err);
 };

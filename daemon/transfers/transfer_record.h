@@ -21,13 +21,13 @@ const struct path_candidate *record_chosen(const struct transfer_record *record)
 /* Drops a reference. NULL is fine. */
 void record_drop_decision(struct path_decision *decision);
 
-/* Notes how the bytes went, once, in the words of the connection's transport. */
+/* Notes the path of the bytes, once, in the words of the connection's transport. */
 void record_lanes(struct transfer_record *record, const struct plugin_conn *conn);
 
 /* Notes, once, how bytes went from one device to another of the kind, in the words of its plug-in. */
 void record_devices(struct transfer_record *record, const struct memory_device *from, const struct memory_device *to);
 
-/* The fetch leaves its source, record->peer. Without memory, `rdtctl explain` will not know of it. */
+/* The fetch leaves its source, record->peer. Without memory, `rdtctl explain` will not show it. */
 void record_source_left(struct transfer_record *record, const char *why);
 
 /* Notes why the transfer will not be done. Only the first reason counts. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of the path that the bytes of a transfer take: one pure function of the source's memory, the target's memory,
- * what both nodes offer, and what the reader wishes. The transfer keeps the decision, with the reason for each rejection,
+ * the offers of both nodes, and the reader's options. The transfer keeps the decision, with the reason for each rejection,
  * for `rdtctl explain`.
  */
 #ifndef DAEMON_PATH_H
@@ -20,7 +20,7 @@ struct path_candidate {
     enum path_kind kind;
     char name[65];           /* "local/share", "inline", "ucx" */
     bool possible;           /* false: rejected */
-    bool unfit;              /* rejected for what the reader wishes, or for the memory: mending the network would not help */
+    bool unfit;              /* rejected because of the reader's options or the memory: repairing the network would not help */
     bool wrong_memory;       /* a transport that does not move this kind of memory at all */
     bool offered_by_neither; /* a transport that neither node offers, such as ucx where no network is trusted */
     bool one_sided;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stage: host memory that bytes pass through between a device and a transport that does not move the device's
+/* A stage: host memory through which bytes pass between a device and a transport that does not move the device's
  * memory. It has a few slots of one size, so that copies run while other slots are on the wire, and it is pinned for the
  * device's kind where that plug-in can pin. Each transfer has one at each end that needs it. The memory comes from the pool,
  * and goes back there pinned, so a later stage of that size is ready at once.
@@ -31,7 +31,7 @@ enum rdt_status stage_create(struct regions *regions, struct memory_kind *kind, 
 /* Frees a stage of which no slot is in use; NULL is allowed. */
 void stage_destroy(struct stage *stage);
 
-/* Slots of slot_bytes bytes each. stage_take_slot returns NULL if all are in use. */
+/* Take and return slots of slot_bytes bytes each. stage_take_slot returns NULL if all are in use. */
 uint8_t *stage_take_slot(struct stage *stage);
 void stage_return_slot(struct stage *stage, const uint8_t *slot);
 unsigned stage_free_slots(const struct stage *stage);

@@ -196,7 +196,7 @@ static bool answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
         return true;
     }
     if (!meta->snapshot || meta->has_inline || meta->bytes == 0)
-        transfer_fail(transfer, RDT_PROTOCOL, "node %s broadcasts an object that is no snapshot, or has no bytes",
+        transfer_fail(transfer, RDT_PROTOCOL, "node %s broadcasts an object that is not a snapshot, or has no bytes",
                       transfer->record.peer);
     else if (meta->bytes > max_bytes)
         transfer_fail(transfer, RDT_LIMIT,
