@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What --check-config and --dump-config check beside the options: the network interfaces, the
- * key file, the addresses, state_dir and the plug-ins. */
+/* The checks of --check-config and --dump-config in addition to the options: the network interfaces, the key file, the
+ * addresses, state_dir and the plug-ins. */
 #include <net/if.h>
 #include <string.h>
 #include <uv.h>
@@ -40,7 +40,7 @@ enum rdt_status daemon_check(const struct options *options, FILE *dump, struct r
 
     if (!dump) {
         if (log_threshold > LOG_LEVEL_WARN)
-            log_threshold = LOG_LEVEL_WARN; /* backends are opened for a moment: what they say then is not true for long */
+            log_threshold = LOG_LEVEL_WARN; /* backends are opened for a moment only: their reports may soon be outdated */
         status = check_interfaces(options, err);
         if (status == RDT_OK)
             status = node_check(options->state_dir, err);

@@ -106,8 +106,8 @@ static bool release_some(struct conn *conn, uint64_t until_ns)
     return client_fini(client, until_ns);
 }
 
-/* Ends the connection. What the client held is released in later turns, so that the end of a client with many objects does
- * not delay the others. The struct is freed in the close callback of its last handle. */
+/* Ends the connection. Everything that the client held is released in later turns, so that the end of a client with many
+ * objects does not delay the others. The struct is freed in the close callback of its last handle. */
 void conn_close(struct conn *conn, const char *why)
 {
     struct client *client = &conn->client;
@@ -134,7 +134,7 @@ void conn_close(struct conn *conn, const char *why)
     frame_writer_fini(&conn->writer);
     conn_charge_queue(conn);
     if (conn->sock >= 0 && !conn->moved)
-        (void)shutdown(conn->sock, SHUT_RDWR); /* a forked child may hold the other end open: it must see the end, too */
+        (void)shutdown(conn->sock, SHUT_RDWR); /* a forked child may hold the other end open, and must notice the end, too */
     if (conn->sock >= 0)
         uv_close((uv_handle_t *)&conn->sock_poll, on_handle_closed);
     if (conn->pidfd >= 0)
@@ -247,7 +247,7 @@ static void send_message(struct client *client, uint16_t type, uint8_t flags, ui
     struct rdt_error err;
     uint8_t *payload;
 
-    if (conn->sock < 0) { /* what happens to a session that waits, its client learns by RESUME */
+    if (conn->sock < 0) { /* the client of a waiting session learns of changes through RESUME */
         drop_fds(conn, take_fds, n_fds);
         return;
     }

@@ -9,7 +9,7 @@
 #include "daemon/conn_session.h"
 #include "proto/plain_text.h"
 
-/* Why the client is not served; status RDT_OK: it is. *hello_p is NULL if the message could not be read. */
+/* Returns why the client is not served; status RDT_OK: it is. *hello_p is NULL if the message could not be read. */
 static struct rdt_error check_hello(struct conn *conn, const struct frame *frame, struct arena *arena,
                                     const Rdt__Pb__Hello **hello_p)
 {
@@ -34,7 +34,8 @@ static struct rdt_error check_hello(struct conn *conn, const struct frame *frame
     return err;
 }
 
-/* The waiting session that the client resumes. NULL: it begins a new one, or err says why it may not go on. */
+/* Returns the waiting session that the client resumes. NULL: the client begins a new one, or err says why it may not resume
+ * the session. */
 static struct conn *find_session(struct conn *conn, const Rdt__Pb__Hello *hello, struct rdt_error *err)
 {
     struct conn *session =
@@ -110,7 +111,7 @@ void conn_hello(struct conn *conn, struct frame *frame)
     if (err.status == RDT_OK && hello->session_token.len > 0)
         session = find_session(conn, hello, &err);
     if (err.status == RDT_OK && !session)
-        err = conn->refusal; /* a limit; a session that goes on counts already */
+        err = conn->refusal; /* a limit; a session that is resumed already counts */
     if (err.status != RDT_OK) {
         conn_refuse(conn, frame, &err);
     } else if (session) {

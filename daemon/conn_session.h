@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sessions that outlast their daemon (recovery/recovery.h): their tokens, and those of an earlier daemon that wait for their
+/* Sessions that survive their daemon (recovery/recovery.h): their tokens, and those of an earlier daemon that wait for their
  * clients. A waiting session is a connection without a socket; when its client greets the daemon on a new connection with
  * the session's token, that connection's socket moves over.
  *

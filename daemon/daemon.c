@@ -173,7 +173,8 @@ static void on_object_ended(void *arg, const struct object *object)
     storage_object_ended(&daemon->storage, object);
 }
 
-/* Replicas without users are given up first, then the memory of stored objects; nothing is if both together are too little. */
+/* Replicas without users are evicted first, then the memory of stored objects; nothing is freed if both together are too
+ * little. */
 static uint64_t evict(void *arg, uint64_t bytes)
 {
     struct daemon *daemon = arg;

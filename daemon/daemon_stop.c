@@ -118,7 +118,7 @@ static void close_transfers(void *arg)
     transit_end_all(&daemon->objects);
     shards_clear(&daemon->rpc.shards); /* they hold objects, here and on other nodes */
     holds_clear(&daemon->rpc.holds);
-    if (daemon->options->keeper[0] != '\0') /* the next daemon has the names again: other nodes must not take them */
+    if (daemon->options->keeper[0] != '\0') /* the next daemon restores the names: other nodes must not take them over */
         directory_names_mute(&daemon->directory_names);
     names_clear(&daemon->names); /* names hold objects, and the work pool, which frees their memory, still runs */
     transfers_close(&daemon->transfers, close_groups, daemon);
@@ -151,10 +151,10 @@ void daemon_close(struct daemon *daemon)
     if (daemon->stopping)
         return;
     daemon->stopping = true;
-    conns_stop(&daemon->conns); /* first: what is answered after the next line would not be recorded */
+    conns_stop(&daemon->conns); /* first, because answers after the next line would not be recorded */
     daemon->regions.ending = true;
     storage_freeze(&daemon->storage);
-    recovery_close(&daemon->recovery); /* what is closed below does not end for the next daemon */
+    recovery_close(&daemon->recovery); /* closing things below must not end them for the next daemon */
     daemon->close_limit.on_passed = on_close_timeout;
     (void)deadline_set(&daemon->deadlines, &daemon->close_limit, CLOSE_TIMEOUT_NS);
     deadline_unset(&daemon->deadlines, &daemon->drain_limit);

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdtd-keeper: holds the descriptors of rdtd's memory and of its journal while no rdtd runs (proto/keeper.h).
- *
- * It owns a table of descriptors by number, and nothing else. It understands nothing of what it holds, has one thread, never
- * waits for anybody, and never maps anything. One daemon uses it at a time; when that daemon ends, everything stays. What it
- * holds is gone when it ends itself.
- *
- * With a command it also starts that command, which is the daemon, and starts it again when it dies: for containers, whose
- * first process it can be. */
+/* rdtd-keeper: holds the descriptors of rdtd's memory and of its journal while no rdtd runs (proto/keeper.h). It owns a table
+ * of descriptors by number, and nothing else. It does not interpret what it holds, has one thread, never blocks, and never
+ * maps memory. One daemon uses it at a time; when that daemon ends, the keeper keeps everything. When the keeper itself ends,
+ * everything is lost. With a command it also starts that command, which is the daemon, and starts it again when it dies: for
+ * containers, whose first process it can be. */
 #include <errno.h>
 #include <getopt.h>
 #include <poll.h>
@@ -97,7 +94,7 @@ static bool store(uint64_t id, int take_fd)
     return true;
 }
 
-/* The entries behind it move up, so that a search never meets a gap. */
+/* Moves the entries behind it up, so that a search never meets a gap. */
 static void drop(uint64_t id)
 {
     struct entry *gap = id != 0 ? find(id) : NULL;
@@ -215,7 +212,7 @@ static void greet(struct peer *peer, const struct keeper_message *hello)
     (void)send_packet(peer, &reply, NULL);
 }
 
-/* false: the peer makes no sense. Takes the descriptors. */
+/* false: the peer's message makes no sense. Takes the descriptors. */
 static bool handle(struct peer *peer, const struct keeper_message *message, const int *take_fds, unsigned n_fds)
 {
     struct keeper_message full = {.type = KEEPER_FULL};
@@ -272,13 +269,13 @@ static bool receive(struct peer *peer)
     if (bytes < (ssize_t)keeper_message_bytes(0) || message.n > KEEPER_MAX_IDS ||
         (size_t)bytes != keeper_message_bytes(message.n) || header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
         if (bytes > 0)
-            log_warn("process %d sent what is no message for a keeper: its connection is closed", (int)peer->pid);
+            log_warn("process %d sent something that is not a message for a keeper: its connection is closed", (int)peer->pid);
         while (n > 0)
             (void)close(fds[--n]);
     } else if (handle(peer, &message, fds, n)) {
         return true;
     } else {
-        log_warn("process %d sent a message of type %u that has no place here: its connection is closed", (int)peer->pid,
+        log_warn("process %d sent a message of type %u that is not expected here: its connection is closed", (int)peer->pid,
                  message.type);
     }
     hang_up(peer);
@@ -380,7 +377,7 @@ static bool on_signal(int signals)
             (void)kill(command.pid, (int)info.ssi_signo);
         return info.ssi_signo != SIGHUP && command.pid == 0;
     }
-    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) /* as the first process of a container it inherits others */
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) /* as the first process of a container it inherits other processes */
         if (pid == command.pid && command_ended(status))
             return true;
     return false;

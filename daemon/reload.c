@@ -56,7 +56,7 @@ static void reload_log_level(const struct daemon *daemon, const struct options *
         log_threshold = level;
 }
 
-/* Key or certificates have changed. If no path has, the content of the files has. */
+/* Reports that the key or the certificates have changed. If no path has changed, the content of a file has. */
 static void note_files(const struct options *now, const struct options *fresh, struct reload *reload)
 {
     if (strcmp(now->key_file, fresh->key_file) != 0 || strcmp(now->peer_cert, fresh->peer_cert) != 0 ||

@@ -183,7 +183,7 @@ const struct option_key option_keys[] = {
      .fallback = "10s",
      .help = "How long clients try to return to their sessions after the daemon is gone, and how long the next daemon waits "
              "for a session whose process it cannot watch. A session whose process is known to live waits for as long as "
-             "that lives. It needs a keeper.",
+             "the process lives. The key needs a keeper.",
      .why = "Raise it where the daemon takes longer to start, or to be replaced."},
     {ROW("daemon", "backend_dir", OPTION_STRING, backend_dir, 0, PATH_BYTES), .fallback = option_backend_dir, .value = "PATH",
      .help = "The directory from which the daemon loads every rdt_*.so at start. If it is empty, nothing is loaded from "
@@ -229,7 +229,7 @@ const struct option_key option_keys[] = {
      .help = "The number of threads that allocate, copy and register memory.",
      .why = "Raise it on a machine with many cores where copies limit the speed."},
     {ROW("daemon", "busy_poll", OPTION_DURATION, busy_poll_ns, 0, RDT_BUSY_POLL_MAX_NS), .fallback = "50us",
-     .help = "The longest time that the daemon and its clients look for the next message before they sleep, while messages "
+     .help = "The longest time that the daemon and its clients poll for the next message before they sleep, while messages "
              "follow one another closely. 0 means that they always sleep.",
      .why = "Set it to 0 to save processor time at the price of latency."},
     {ROW("daemon", "detached_ttl_max", OPTION_DURATION, detached_max_ns, MS, 8760 * HOUR), .reload = RELOAD_ALWAYS,
@@ -304,54 +304,56 @@ const struct option_key option_keys[] = {
     {ROW("network", "nodes", OPTION_STRING, nodes, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .is_path = true, .fallback = "",
      .value = "PATH",
      .help = "A file that names the other nodes, a line for each: NAME ADDRESS:PORT [UUID]. The daemon reads it again when it "
-             "has changed, and keeps what it read last while the file is missing or wrong. If it is empty, nodes have no "
+             "has changed, and keeps the last good list while the file is missing or wrong. If the key is empty, nodes have no "
              "names.",
      .why = "Set it to write refs with node names, to find published names on every node, or to accept a node only with its "
             "known uuid."},
     {ROW("network", "nodes_dns", OPTION_STRING, nodes_dns, 0, 255), .reload = RELOAD_ALWAYS, .check = check_nodes_dns,
      .fallback = "", .value = "HOST:PORT",
-     .help = "The other nodes by DNS: every address of HOST, at PORT; or _SERVICE._tcp.NAME, the hosts and ports of these SRV "
-             "records. It is looked up every 5 seconds; while no name server answers, the nodes that it named last count.",
-     .why = "Set it where nodes come and go, as to a headless Service of Kubernetes."},
+     .help = "Finds the other nodes by DNS. HOST:PORT means every address of HOST, at PORT; _SERVICE._tcp.NAME means the hosts "
+             "and ports of these SRV records. The daemon looks them up every 5 seconds; while no name server answers, the last "
+             "list stays in force.",
+     .why = "Set it where nodes come and go, for example to a headless Service of Kubernetes."},
     {ROW("network", "etcd_endpoints", OPTION_STRING, etcd_endpoints, 0, 1000), .reload = RELOAD_ALWAYS,
      .check = check_endpoints, .fallback = "", .value = "URL,...",
      .help =
-         "The other nodes by etcd: https://HOST:PORT of its members, separated by commas. The daemon registers itself there "
-         "and learns of the others at once. It needs the program rdtd-etcd; while etcd is away, what it said last counts.",
+         "Finds the other nodes by etcd: https://HOST:PORT of its members, separated by commas. The daemon registers itself "
+         "there "
+         "and learns of the others at once. It needs the program rdtd-etcd; while etcd is away, the last list stays in force.",
      .why = "Set it where there is an etcd, and nodes come and go."},
     {ROW("network", "etcd_prefix", OPTION_STRING, etcd_prefix, 1, 190), .reload = RELOAD_ALWAYS, .check = check_prefix,
-     .fallback = "/rdtd", .value = "KEY", .help = "What all keys of rdtd in etcd begin with.",
-     .why = "Set it where clusters of rdtd that are apart share an etcd."},
+     .fallback = "/rdtd", .value = "KEY", .help = "The prefix of all keys of rdtd in etcd.",
+     .why = "Set it where several separate clusters of rdtd share an etcd."},
     {ROW("network", "etcd_ca", OPTION_STRING, etcd_ca, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .is_path = true, .fallback = "",
      .value = "PATH",
      .help = "The authorities that the certificates of etcd must lead to, in PEM format; if it is empty, those of the system.",
      .why = "Set it where etcd has certificates of an authority of its own."},
     {ROW("network", "etcd_cert", OPTION_STRING, etcd_cert, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .is_path = true,
      .fallback = "", .value = "PATH",
-     .help = "The certificate that etcd is shown, in PEM format. If etcd knows users, it must have no common name.",
+     .help = "The certificate that the daemon shows to etcd, in PEM format. If etcd has users, it must have no common name.",
      .why = "Set it, with etcd_key, where etcd asks for client certificates."},
     {ROW("network", "etcd_key", OPTION_STRING, etcd_key, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .is_path = true,
      .fallback = "", .value = "PATH", .help = "The private key of etcd_cert, in PEM format without passphrase.",
      .why = "Set it with etcd_cert."},
     {ROW("network", "etcd_user", OPTION_STRING, etcd_user, 0, 60), .reload = RELOAD_ALWAYS, .fallback = "", .value = "NAME",
-     .help = "The user of etcd, whose role must allow to read and write below etcd_prefix.",
-     .why = "Set it, with etcd_password_file, where etcd knows users."},
+     .help = "The user of etcd, whose role must permit reading and writing below etcd_prefix.",
+     .why = "Set it, with etcd_password_file, where etcd has users."},
     {ROW("network", "etcd_password_file", OPTION_STRING, etcd_password_file, 0, PATH_BYTES), .reload = RELOAD_ALWAYS,
      .is_path = true, .fallback = "", .value = "PATH",
      .help = "The file whose first line is the password of etcd_user. It is read at each log-in.",
      .why = "Set it with etcd_user."},
     {ROW("network", "etcd_ttl", OPTION_DURATION, etcd_ttl_ns, 2 * S, HOUR), .reload = RELOAD_ALWAYS, .fallback = "15s",
-     .help = "The life of the lease under which this node is registered. A node that etcd has not heard of for so long is "
-             "taken from the table after as long again.",
+     .help =
+         "The time to live of the lease under which this node is registered. A node that has not renewed its lease for that "
+         "long is removed from the table after the same time again.",
      .why = "Lower it to be rid of dead nodes sooner; raise it where etcd is slow."},
     {ROW("network", "names", OPTION_STRING, names, 1, 8), .reload = RELOAD_ALWAYS, .check = check_names, .fallback = "nodes",
      .value = "nodes|etcd|local",
-     .help = "Who knows where a published name is. nodes: the nodes of the table, if it has any; then a name is "
-             "found from all of them without an address, and belongs to one node at a time. etcd: that of etcd_endpoints, "
-             "which decides between two nodes that publish one name. local: nobody; a name of another "
-             "node needs its address.",
-     .why = "Set it to local where the nodes publish names of their own under the same words. It must be the same on all "
-            "nodes."},
+     .help = "Where the nodes of published names are registered. nodes: on nodes of the table, if it has any; a name is then "
+             "found from all of them without an address, and belongs to one node at a time. etcd: in the etcd of "
+             "etcd_endpoints, which decides between two nodes that publish one name. local: nowhere; a name of another node "
+             "needs its address.",
+     .why = "Set it to local where nodes publish different things under the same name. It must be the same on all nodes."},
     {ROW("network", "key_file", OPTION_STRING, key_file, 0, PATH_BYTES), .reload = RELOAD_OF_PEERS, .is_path = true,
      .fallback = "", .value = "PATH",
      .help = "The file with the pre-shared key of the peer link, which must be the same on all nodes. Without it and without "
@@ -362,7 +364,7 @@ const struct option_key option_keys[] = {
      .fallback = "", .value = "PATH",
      .help = "This node's certificate for the peer link, in PEM format, followed by those of intermediate authorities. Its "
              "subject alternative names say who the node is.",
-     .why = "Set it, with peer_key and peer_ca, where nodes shall not share one key."},
+     .why = "Set it, with peer_key and peer_ca, where nodes must not share one key."},
     {ROW("network", "peer_key", OPTION_STRING, peer_key, 0, PATH_BYTES), .reload = RELOAD_OF_PEERS, .is_path = true,
      .fallback = "", .value = "PATH",
      .help = "The private key of peer_cert, in PEM format without passphrase, readable by its owner only.",
@@ -378,7 +380,7 @@ const struct option_key option_keys[] = {
      .why = "Set it to shut a node out before its certificate expires. A list that has expired shuts all nodes out."},
     {ROW("network", "peer_allow", OPTION_STRING, peer_allow, 0, PATH_BYTES), .reload = RELOAD_OF_PEERS, .fallback = "",
      .value = "PATTERN,...",
-     .help = "Who other nodes must be: a URI or DNS name in their certificates must match one of these patterns. A * stands "
+     .help = "Which nodes are accepted: a URI or DNS name in their certificates must match one of these patterns. A * stands "
              "for any characters but a dot in a name, and any but a slash in a URI. If it is empty, any certificate of peer_ca "
              "will do.",
      .why = "Set it where the authority also signs certificates that are not of rdtd, as in spiffe://example.org/rdtd/*."},
@@ -389,7 +391,7 @@ const struct option_key option_keys[] = {
      .why = "Set it to listed where users must not be able to probe the network from this machine."},
     {ROW("network", "share_tenants", OPTION_STRING, share_tenants, 0, PATH_BYTES), .reload = RELOAD_ALWAYS, .fallback = "",
      .value = "NAME,...",
-     .help = "The tenants whose users other nodes may act for, separated by commas; * means all of them, empty only the "
+     .help = "The tenants for whose users other nodes may act, separated by commas; * means all of them, empty means only the "
              "unnamed tenant.",
      .why = "List the tenants whose uids mean the same people on all nodes."},
     {ROW("network", "trusted_network", OPTION_BOOL, trusted_network, 0, 0), .fallback = "no",
@@ -400,8 +402,7 @@ const struct option_key option_keys[] = {
      .help = "The network interfaces for tensor data, separated by commas; empty means any.",
      .why = "Name the fast ones where the machine also has slow or public ones."},
     {ROW("network", "peer_timeout", OPTION_DURATION, peer_timeout_ns, 20 * MS, HOUR), .fallback = "5s",
-     .help = "A peer that sends nothing for this time is lost. A silent peer is asked for a sign of life five times in "
-             "this period.",
+     .help = "A peer that sends nothing for this time is lost. The daemon pings a silent peer five times in this period.",
      .why = "Lower it to notice dead nodes sooner; raise it for a network with longer interruptions."},
     {ROW("network", "connect_timeout", OPTION_DURATION, connect_timeout_ns, 10 * MS, HOUR), .fallback = "5s",
      .help = "The longest time that a connection to a peer may take, TLS included.",
@@ -431,8 +432,8 @@ const struct option_key option_keys[] = {
      .why = "Raise it for a network with longer interruptions."},
     {ROW("transfer", "replicas_max", OPTION_BYTES, replicas_max_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS,
      .fallback = "4GiB",
-     .help = "The most memory for replicas of other nodes' snapshots that stay for later readers. Replicas that nobody reads "
-             "give way to every other use of memory. 0 means that none stays.",
+     .help = "The most memory for replicas of other nodes' snapshots that the daemon keeps for later readers. Replicas that "
+             "nobody reads are evicted when the memory is needed for anything else. 0 means that it keeps none.",
      .why = "Raise it on a node whose readers share large snapshots."},
     {ROW("transfer", "fanout_min", OPTION_BYTES, fanout_min_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS, .fallback = "4MiB",
      .help =
