@@ -13,7 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define SOON_MS 2000
+#define MOMENT_MS 2000
+#define SOON_MS 10000
 #define LATER_MS 20000
 #define MIB ((uint64_t)1 << 20)
 #define RANKS 3
@@ -572,7 +573,7 @@ GROUP_CHECK(malformed_offers_make_no_group)
         }
         status = connect_rank(0);
         if (status == RDT_OK)
-            (void)host_group_wait_failed(&world.groups[0], SOON_MS); /* or it waits for a rank that never comes */
+            (void)host_group_wait_failed(&world.groups[0], MOMENT_MS); /* or it waits for a rank that never comes */
         must(kind == 4 || world.groups[0].n_ready == 0, "it is ready by an offer that is none (%u)", kind);
         close_all();
         finish();

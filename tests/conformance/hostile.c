@@ -37,7 +37,7 @@ TRANSPORT_CHECK(zero_bytes_end_once)
     host_op_fill(&recv, 1, 0, &byte, 0);
     if (host_op_post(&conn, &recv, POST_RECV, &err) == RDT_OK) {
         if (backend_peer_send(&peer, 1, 0, 0, 1))
-            (void)host_op_wait(&recv, SOON_MS);
+            (void)host_op_wait(&recv, MOMENT_MS);
         must_eq(byte, CANARY, "a receive of no bytes wrote one");
     } else {
         recv.n_done = 1;

@@ -275,7 +275,7 @@ TRANSPORT_CHECK(chunk_of_another_length_writes_nothing)
     /* The plug-in may end the operations or the connection, or wait to be disconnected. It must not write, or report
      * success. */
     for (unsigned i = 0; i < 4; i++)
-        if (host_op_wait(&ops[i], SOON_MS))
+        if (host_op_wait(&ops[i], MOMENT_MS))
             must_neq(ops[i].status, RDT_OK, "%llu bytes passed for 1000", (unsigned long long)lengths[i]);
     leave(&conn);
     for (unsigned i = 0; i < 4; i++) {

@@ -12,7 +12,8 @@
 #include "tests/conformance/check.h"
 #include "tests/support/backend_peer.h"
 
-#define SOON_MS 2000   /* for what should be immediate */
+#define MOMENT_MS 2000 /* in which something wrong would show */
+#define SOON_MS 10000  /* for what should be immediate, on a busy machine */
 #define LATER_MS 20000 /* for what may take as long as its bytes */
 #define MIB ((uint64_t)1 << 20)
 
