@@ -468,8 +468,9 @@ struct rdt_transport_ops {
     enum rdt_status (*post_read)(void *conn, struct rdt_op *op, struct rdt_error *err);
 
     /* Asks that an operation end early. It still ends by op_done, with RDT_OK if it was too late to stop it. An
-     * operation that has not been matched with the peer's yet must end at once. NULL: the transport cannot abort
-     * an operation; the core disconnects when it has to. Loop thread. */
+     * operation that has not been matched with the peer's yet must end at once. Both ends of a transfer that is given up
+     * cancel what they have posted, in any order. NULL: the transport cannot abort an operation; the core disconnects
+     * when it has to. Loop thread. */
     void (*cancel)(void *conn, struct rdt_op *op);
 
     /* since 1.2: describes for people the path that the bytes of this connection take, in the vendor's words ("tcp/eth0",

@@ -163,6 +163,15 @@ static void begin_grace(struct serve *out)
     (void)deadline_set(out->transfers->deadlines, &out->deadline, (int64_t)out->transfers->options->quiesce_grace_ns);
 }
 
+/* Sends that the transport has not begun end at once; the others when their bytes have moved. */
+static void cancel_sends(struct serve *out)
+{
+    if (!out->connection || out->connection->sm.state != PT_CONNECTED)
+        return; /* The disconnect ends them. */
+    list_for_each (node, &out->posted)
+        plugin_op_cancel(&out->connection->conn, &container_of(node, struct chunk_op, posted)->base);
+}
+
 void serve_stop(struct serve *out)
 {
     if (out->sm.state == SERVE_ABORT)
@@ -173,6 +182,7 @@ void serve_stop(struct serve *out)
         return;
     }
     serve_set_state(out, SERVE_ABORT);
+    cancel_sends(out);
     if (out->n_ops > 0 || (out->one_sided && !out->reader_done))
         begin_grace(out);
     serve_settle(out);
@@ -210,8 +220,8 @@ static void on_deadline(struct deadline *deadline)
     struct rdt_error err;
 
     if (out->sm.state == SERVE_ABORT) {
-        /* Sends cannot be called back. While they end one by one, on a slow network or behind others, the connection works, and
-         * other transfers use it: the reader's next fetch of this object, for instance. */
+        /* Sends that have begun cannot be called back. While they end one by one, on a slow network or behind others, the
+         * connection works, and other transfers use it: the reader's next fetch of this object, for instance. */
         if (out->n_ops < out->n_ops_left)
             begin_grace(out);
         else if (out->connection && out->connection->sm.state != PT_NONE)
@@ -286,6 +296,7 @@ struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull,
     out->deadline.on_passed = on_deadline;
     list_init(&out->by_connection);
     list_init(&out->in_turn);
+    list_init(&out->posted);
     list_init(&out->by_replica);
     list_init(&out->by_pace);
     sm_init(&out->sm, states, sizeof states / sizeof states[0], SERVE_PARKED);

@@ -67,7 +67,8 @@ struct serve {
     uint8_t **bases; /* [n_regions] where the object's regions start */
     uint32_t filled; /* how many of them have all their pages (region_fill.h) */
     uint32_t next_chunk, chunks_done;
-    unsigned n_ops;      /* operations and pool work that may touch memory */
+    struct list posted;  /* struct chunk_op.posted: sends that the transport has */
+    unsigned n_ops;      /* they, and pool work, which may touch memory, too */
     unsigned n_ops_left; /* ABORT: of them, when the present grace time began */
     struct peer_transport *connection;
     struct list by_connection, in_turn;

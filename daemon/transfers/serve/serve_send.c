@@ -280,6 +280,7 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
 
 static void op_free(struct chunk_op *op)
 {
+    list_remove(&op->posted);
     if (op->staging && op->out->staged)
         stage_return_slot(op->out->stage, op->staging);
     else
@@ -345,7 +346,9 @@ static void hand_over(struct chunk_op *op)
         status = err.status;
     else if (op->out->sm.state == SERVE_SENDING && pt->sm.state == PT_CONNECTED)
         status = plugin_op_send(&pt->conn, &op->base, &err);
-    if (status != RDT_OK)
+    if (status == RDT_OK)
+        list_append(&op->out->posted, &op->posted);
+    else
         chunk_ended(op, status, err.msg);
 }
 
@@ -422,6 +425,7 @@ static bool send_next(struct serve *out, struct rdt_error *err)
         return false;
     }
     op->out = out;
+    list_init(&op->posted);
     op->chunk = index;
     op->base.on_done = on_sent;
     op->base.op.transfer = out->number;

@@ -465,7 +465,7 @@ Test(quiesce, owner_pinned_until_readers_engine_is_done)
         if (s == 0) /* reads that are late; sends that cannot be called back */
             slow_down(1, 150 * MSEC, 500 * MSEC);
         else
-            slow_down(0, 500 * MSEC, 0);
+            cluster_faults(&c, 0, "delay_ms=500\nno_abort=1\n");
         request = start_into(&ref, NULL, LONG);
         await_transfer(&c.node[0], "out", "sending");
         if (s == 0)
@@ -504,7 +504,7 @@ Test(quiesce, sends_that_end_slowly_leave_the_next_fetch_its_connection)
 
     begin(2, "two", "2s");
     ref = put_pattern(owner, NULL, BYTES, 1);
-    cluster_faults(&c, 0, "delay_ms=800\n"); /* each of four */
+    cluster_faults(&c, 0, "delay_ms=800\nno_abort=1\n"); /* each of four */
     request = start_into(&ref, NULL, LONG);
     await_engine(&c.node[1]);
     wait_until(20 * SEC, operations_of(&c.node[0]) > 0);
