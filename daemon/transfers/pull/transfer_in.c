@@ -158,7 +158,7 @@ static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
 static void on_room(struct transfer *transfer, const struct rdt_error *err)
 {
     if (err)
-        transfer_fail_err(transfer, err);
+        transfer_in_fail_here(transfer, err);
     else
         reserve_next(transfer);
 }
@@ -298,7 +298,7 @@ static void on_ready(void *arg, struct region *region, const struct rdt_error *e
     if (transfer_in_op_ended(transfer))
         return;
     if (err)
-        transfer_fail_err(transfer, err);
+        transfer_in_fail_here(transfer, err);
     else
         reserve_next(transfer);
 }
@@ -333,7 +333,7 @@ static void reserve_next(struct transfer *transfer)
     if (status == RDT_AGAIN)
         transfer->n_ops++; /* The pool works for the transfer. */
     else if (status != RDT_OK)
-        transfer_fail_err(transfer, &err);
+        transfer_in_fail_here(transfer, &err);
     else
         transfer_in_move(transfer);
 }

@@ -214,13 +214,19 @@ static void skip_arrived(struct transfer *transfer)
     transfer->record.source_from = transfer->record.bytes_done;
 }
 
+void transfer_in_fail_here(struct transfer *transfer, const struct rdt_error *err)
+{
+    transfer->pull.failed_here = true;
+    transfer_fail_err(transfer, err);
+}
+
 /* A failed post: if the connection has failed, the transport decides, or the link if the node is gone. */
 static void post_failed(struct transfer *transfer, const struct rdt_error *err)
 {
     if (err->status == RDT_TRANSPORT || err->status == RDT_PEER_LOST)
         note_failure(transfer, RDT_TRANSPORT, err->msg);
     else
-        transfer_fail_err(transfer, err);
+        transfer_in_fail_here(transfer, err);
 }
 
 /* Nothing has moved yet, so the transfer can wait until the connection is rebuilt or the link goes down. */
@@ -462,7 +468,7 @@ static void done_scatter(struct work *work)
         return;
     if (target_check(transfer->target, &err) != RDT_OK ||
         (transfer->received && region_check(transfer->received, &err) != RDT_OK))
-        transfer_fail_err(transfer, &err);
+        transfer_in_fail_here(transfer, &err);
     else
         chunk_arrived(transfer, index);
 }
@@ -479,7 +485,7 @@ static void on_device_scattered(void *arg, const struct rdt_error *err)
     if (transfer_in_op_ended(transfer))
         return;
     if (err)
-        transfer_fail_err(transfer, err);
+        transfer_in_fail_here(transfer, err);
     else
         chunk_arrived(transfer, index);
 }

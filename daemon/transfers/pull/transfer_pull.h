@@ -129,6 +129,7 @@ struct pull {
     size_t n_keys;
 
     /* Failure. */
+    bool failed_here;       /* this node's own failure, for which no source is to blame */
     enum rdt_status failed; /* the first failure of an operation of this attempt */
     char failure[192];
     /* the number (peer_session.asked) of the ping whose answer decides about the failure; 0: none */
@@ -220,6 +221,9 @@ bool transfer_in_early(struct transfer *transfer);
 uint64_t transfer_inline_max(const struct transfer *transfer);
 
 /* ---- moving (transfer_move.c) ---- */
+
+/* As transfer_fail_err, for a failure of this node itself: the source is not left for it. */
+void transfer_in_fail_here(struct transfer *transfer, const struct rdt_error *err);
 
 /* All memory is reserved: gets the tickets of ordered queues, posts the receives and asks the owner to start. */
 void transfer_in_move(struct transfer *transfer);

@@ -250,6 +250,8 @@ bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_err
 {
     struct transfers *transfers = transfer->transfers;
 
+    if (transfer->pull.failed_here) /* Another source would not help. */
+        return false;
     if (transfers->closing || !transfer->pull.origin || !transfer->pull.peer || transfer->pull.peer == transfer->pull.origin ||
         transfer->sm.state == TRANSFER_ABORT || (list_empty(&transfer->fetches) && !replica_in_demand(transfer->pull.replica)))
         return false;
