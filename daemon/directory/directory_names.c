@@ -46,15 +46,29 @@ static void on_seek(struct directory_names *all, struct peer *peer, const struct
                      found ? &place : NULL);
 }
 
+/* A node that may not act for an owner has no names of that owner, and is told so: it would wait. */
+static void refuse_owner(struct directory_names *all, struct peer *peer, const Rdt__Pb__Name *message)
+{
+    struct owner owner = {.uid = message->owner->uid};
+    struct name_key key;
+
+    if (message->act != RDT__PB__NAME_ACT__NAME_ACT_REGISTER && message->act != RDT__PB__NAME_ACT__NAME_ACT_SEEK)
+        return;
+    text_copy(owner.tenant, sizeof owner.tenant, message->owner->tenant);
+    name_key_make(&key, &owner, message->name.data, message->name.len);
+    (void)names_send(all, peer, RDT__PB__NAME_ACT__NAME_ACT_NOT_SHARED, &key, NULL);
+}
+
 static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__Name *message)
 {
     struct name_place place = {.epoch = message->epoch, .version = message->version};
     struct owner owner;
     struct name_key key;
 
-    /* a node that may not act for an owner cannot have names of that owner */
-    if (!all->check_requester(all->arg, message->owner, &owner, NULL))
+    if (!all->check_requester(all->arg, message->owner, &owner, NULL)) {
+        refuse_owner(all, peer, message);
         return;
+    }
     name_key_make(&key, &owner, message->name.data, message->name.len);
     if (message->node.len == sizeof place.node)
         memcpy(place.node, message->node.data, sizeof place.node);
@@ -80,6 +94,10 @@ static void take(struct directory_names *all, struct peer *peer, const Rdt__Pb__
         names_seek_found(all, &key, &place);
         break;
     case RDT__PB__NAME_ACT__NAME_ACT_MISSING:
+        names_seek_missing(all, peer, &key);
+        break;
+    case RDT__PB__NAME_ACT__NAME_ACT_NOT_SHARED:
+        names_claim_away(all, peer, &key);
         names_seek_missing(all, peer, &key);
         break;
     default: /* of a later version */

@@ -24,10 +24,12 @@
  *          |  more homes know another node                  |  another node took it over while this one was away
  *          +--------------------> LOST <--------------------+
  *
- * A home grants a name to the first node that asks. It grants it to another node only when the first one has unpublished it, or
- * has been away for NAMES_STALE_NS; the epoch then grows, and a node with a lower epoch is refused. If two nodes hold a name at
- * different homes, because the homes could not reach each other or were asked at the same time, the node that more homes know
- * wins, and of equals the one with the lower uuid.
+ * Who asks a home that does not share the owner's tenant is told NOT_SHARED, and it counts as away. For a tenant that this node
+ * does not share, no other node is asked.
+ *
+ * A home gives a name to who asks first. It gives it to another node only when the first has ended it, or has been away for
+ * NAMES_STALE_NS; the epoch then grows, and a node with a lower epoch is refused. If two nodes hold a name at different homes,
+ * because these could not talk or were asked at once, the one that most homes know wins, and of equal ones the lowest uuid.
  *
  * A version of many parts claims its name with the first part, and keeps the claim until it is complete or has failed.
  *

@@ -245,6 +245,19 @@ static void on_patience(struct deadline *deadline)
     decide(claim);
 }
 
+void names_claim_away(struct directory_names *all, const struct peer *from, const struct name_key *key)
+{
+    struct name_claim *claim = find(all, key);
+
+    if (!claim || !claim->asking)
+        return;
+    for (unsigned i = 0; i < claim->n_homes; i++)
+        if (memcmp(claim->home[i], from->uuid, 16) == 0 && claim->answer[i] == ANSWER_AWAITED)
+            claim->answer[i] = ANSWER_AWAY;
+    if (is_complete(claim))
+        decide(claim);
+}
+
 void names_claim_answer(struct directory_names *all, struct peer *from, const struct name_key *key,
                         const struct name_place *place, bool granted)
 {

@@ -78,6 +78,9 @@ void names_home_close(struct directory_names *all);
 void names_claim_answer(struct directory_names *all, struct peer *from, const struct name_key *key,
                         const struct name_place *place, bool granted);
 
+/* The node, which may be a home of the name, can say nothing of its owner. */
+void names_claim_away(struct directory_names *all, const struct peer *from, const struct name_key *key);
+
 void names_claim_etcd_answer(struct directory_names *all, const struct name_key *key, const struct name_place *place,
                              bool granted, int64_t revision);
 void names_claim_told(struct directory_names *all, const struct name_key *key, const struct name_place *place,

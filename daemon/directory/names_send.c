@@ -70,7 +70,18 @@ static void consider(struct name_homes *homes, uint64_t weights[NAMES_HOMES], st
     weights[at] = of;
 }
 
-/* Chooses among this node and the nodes of the table that were met at least once. */
+/* Whether other nodes may act for the owner here: an answer about another owner's name would not be believed. */
+static bool is_shared(const struct directory_names *all, const struct owner *owner)
+{
+    Rdt__Pb__Requester requester = RDT__PB__REQUESTER__INIT;
+    struct owner same;
+
+    requester.uid = owner->uid;
+    requester.tenant = (char *)owner->tenant;
+    return all->check_requester(all->arg, &requester, &same, NULL);
+}
+
+/* Of this node and the nodes of the table that were met at least once. */
 void names_homes_of(const struct directory_names *all, const struct name_key *key, struct name_homes *homes_p)
 {
     uint64_t weights[NAMES_HOMES], hash = hash_of(key);
@@ -78,8 +89,8 @@ void names_homes_of(const struct directory_names *all, const struct name_key *ke
     homes_p->n = 0;
     consider(homes_p, weights, NULL, weight(hash, all->node->uuid));
     if (all->peers)
-        list_each (struct peer, peer, peers_all(all->peers), link)
-            if (peer->names && peer_is_listed(peer))
+        list_each (struct peer, peer, peers_all(all->peers), link) {
+            if (peer->names && peer_is_listed(peer) && is_shared(all, &key->owner))
                 consider(homes_p, weights, peer, weight(hash, peer->uuid));
 }
 
