@@ -459,6 +459,7 @@ $(B)/tests/gpu/gpu-probe: $(call obj,$(call srcs,tests/gpu/probe)) $(B)/.sources
 	$(Q)$(CC) -pie $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -ldl
 $(B)/tests/abi/frozen: $(call obj,$(call srcs,tests/abi/layout))
 $(addprefix $(B)/tests/integration/,hostile/hostile_replica hostile/hostile_holds hostile/hostile_peer hostile/hostile_tickets calls/tensor_runs): $(B)/librdtd.a # the rogue peer uses the daemon's TLS
+$(B)/tests/integration/faults/recovery_damage: $(B)/librdtd.a # it writes journals
 $(B)/tests/integration/nodes/stream_lanes: $(call obj,proto/rdt_status.c)
 $(B)/tests/unit/backends/gloo_mesh: $(B)/obj/backends/gloo/mesh.o $(B)/obj/backends/gloo/pair.o
 $(B)/tests/unit/backends/gloo_mesh: TEST_LIBS += $(BACKEND_LIBS_gloo)

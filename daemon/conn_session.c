@@ -70,9 +70,11 @@ static bool hash_token(const void *token, size_t bytes, uint8_t hash_p[32])
     return EVP_Digest(token, bytes, hash_p, &n, EVP_sha256(), NULL) == 1 && n == 32;
 }
 
+/* false: no memory, or two sessions have it, as a wild daemon may write. */
 static bool list_token(struct conn *conn)
 {
-    return map_put(&conn->conns->tokens, conn->token_hash, sizeof conn->token_hash, conn);
+    return !map_get(&conn->conns->tokens, conn->token_hash, sizeof conn->token_hash) &&
+           map_put(&conn->conns->tokens, conn->token_hash, sizeof conn->token_hash, conn);
 }
 
 bool conn_session_begin(struct conn *conn, uint8_t token_p[SESSION_TOKEN_BYTES])
@@ -147,6 +149,8 @@ struct client *conn_session_restore(void *arg, const struct session_image *image
         return NULL;
     client = &conn->client;
     client_init(client, image->id);
+    if (image->id >= conns->next_id) /* the journal says so, too, but it may be wrong */
+        conns->next_id = image->id + 1;
     client->account = account_get_client(conns->rpc->objects->accounts, &image->owner, image->id);
     memcpy(conn->token_hash, image->token_sha256, sizeof conn->token_hash);
     memcpy(client->session, conn->token_hash, sizeof client->session);

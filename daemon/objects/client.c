@@ -322,6 +322,8 @@ struct hold *client_restore_hold(struct client *client, uint64_t id, struct obje
 {
     if (map_get_u64(&client->holds, id))
         return NULL;
+    if (id >= next_hold) /* the journal says so, too, but it may be wrong */
+        next_hold = id + 1;
     return object ? hold_object(client, id, object) : hold_regions(client, id, regions, n_regions);
 }
 

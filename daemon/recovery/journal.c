@@ -175,7 +175,7 @@ static enum rdt_status check_header(const struct journal *journal, struct rdt_er
                              JOURNAL_OLDEST, JOURNAL_VERSION);
     if (head->end < HEADER_BYTES || head->end > FILE_BYTES || (head->end - HEADER_BYTES) % UNIT_BYTES != 0)
         return rdt_error_set(err, RDT_INVALID, "its header is damaged");
-    if ((head->state.next_region | head->state.next_hold | head->state.next_session) >> MAX_ID_BITS != 0)
+    if ((head->state.next_region | head->state.next_hold | head->state.next_session | head->state.names_version) >> MAX_ID_BITS)
         return rdt_error_set(err, RDT_INVALID, "the ids in its header are damaged");
     return RDT_OK;
 }

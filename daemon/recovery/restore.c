@@ -142,9 +142,14 @@ static bool give_to_session(struct restoring *restoring, struct region *region)
 /* Takes the descriptors of the region from the keeper's. NULL: err says why. */
 static int *take_fds(struct restoring *restoring, uint64_t region, uint32_t n, struct rdt_error *err)
 {
-    int *fds = n <= RDT_EXPORT_MAX_FDS ? malloc((n + 1u) * sizeof *fds) : NULL;
+    int *fds;
     uint32_t had = 0;
 
+    if (n > RDT_EXPORT_MAX_FDS) {
+        (void)rdt_error_set(err, RDT_INVALID, "its record is wrong: no memory has %u descriptors", n);
+        return NULL;
+    }
+    fds = malloc((n + 1u) * sizeof *fds);
     while (fds && had < n && (fds[had] = recovery_take_held(restoring->held, keeper_id(region, had))) >= 0)
         had++;
     if (fds && had == n)
@@ -164,7 +169,9 @@ static bool restore_region(struct restoring *restoring, struct journal_slot *slo
     struct arena arena;
     const Rdt__Pb__JournalRegion *record = restore_unpack(&arena, slot, &rdt__pb__journal_region__descriptor, err);
     struct account *account =
-        record ? account_for(restoring, slot->numbers[NUMBER_REGION_SESSION], record->uid, record->tenant, err) : NULL;
+        record && restore_check_id(slot->key, err)
+            ? account_for(restoring, slot->numbers[NUMBER_REGION_SESSION], record->uid, record->tenant, err)
+            : NULL;
     struct region_image image = record ? image_of(restoring, slot, record) : (struct region_image){.id = slot->key};
     int *fds = account ? take_fds(restoring, slot->key, image.exported.n_fds, err) : NULL;
     struct region *region = NULL;
@@ -368,14 +375,24 @@ static struct object *put_again(struct restoring *restoring, struct journal_slot
     return object;
 }
 
+/* No object of this daemon must get the same one. */
+static bool check_generation(struct recovery *recovery, uint64_t generation, struct rdt_error *err)
+{
+    if (generation > 0 && generation < INT64_MAX && object_table_reserve(recovery->objects, generation))
+        return true;
+    (void)rdt_error_set(err, RDT_INVALID, "its record is wrong: no earlier daemon had this generation");
+    return false;
+}
+
 static bool restore_object(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err)
 {
     struct recovery *recovery = restoring->recovery;
     struct arena arena;
     const Rdt__Pb__JournalObject *record = restore_unpack(&arena, slot, &rdt__pb__journal_object__descriptor, err);
     bool twice = record && index_get(&recovery->objects->by_generation, slot->key);
-    struct account *account =
-        record && !twice ? account_for(restoring, record->session, record->uid, record->tenant, err) : NULL;
+    struct account *account = record && !twice && check_generation(recovery, slot->key, err)
+                                  ? account_for(restoring, record->session, record->uid, record->tenant, err)
+                                  : NULL;
     struct region **regions = account ? malloc((record->n_regions + 1) * sizeof(struct region *)) : NULL;
     bool restored = false;
 
@@ -403,7 +420,9 @@ static bool restore_name(struct restoring *restoring, struct journal_slot *slot,
     struct owner owner;
     bool restored = false;
 
-    if (record && record->lease && !client) {
+    if (record && !restore_check_id(slot->key, err)) {
+        ; /* its version is none */
+    } else if (record && record->lease && !client) {
         ; /* its session ended a moment before the earlier daemon did */
     } else if (record && !object) {
         (void)rdt_error_set(err, RDT_NOT_FOUND, "its object is lost");

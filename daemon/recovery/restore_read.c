@@ -16,6 +16,16 @@ int recovery_take_held(struct map *held, uint64_t id)
     return fd;
 }
 
+#define MAX_ID_BITS 60u
+
+bool restore_check_id(uint64_t id, struct rdt_error *err)
+{
+    if (id > 0 && id >> MAX_ID_BITS == 0)
+        return true;
+    (void)rdt_error_set(err, RDT_INVALID, "its record is wrong: nothing has the number %llu", (unsigned long long)id);
+    return false;
+}
+
 bool restore_owner(uint32_t uid, const char *tenant, struct owner *owner_p, struct rdt_error *err)
 {
     *owner_p = (struct owner){.uid = uid};

@@ -35,11 +35,12 @@ bool restore_session(struct restoring *restoring, struct journal_slot *slot, str
     struct client *client = NULL;
     struct session_image image;
 
-    if (record && image_from(record, slot->key, &image, err) && !map_get_u64(&restoring->sessions, slot->key)) {
+    if (record && restore_check_id(slot->key, err) && image_from(record, slot->key, &image, err) &&
+        !map_get_u64(&restoring->sessions, slot->key)) {
         client = recovery->restore_session(recovery->restore_arg, &image);
         if (!client || !map_put_u64(&restoring->sessions, slot->key, client) ||
             !map_put_u64(&recovery->sessions, slot->key, client))
-            (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the session");
+            (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the session, or two have its token");
     }
     if (client && err->status == RDT_OK) {
         client->record = slot;
@@ -73,7 +74,8 @@ bool restore_hold(struct restoring *restoring, struct journal_slot *slot, struct
     struct recovery *recovery = restoring->recovery;
     struct arena arena;
     const Rdt__Pb__JournalHold *record = restore_unpack(&arena, slot, &rdt__pb__journal_hold__descriptor, err);
-    struct client *client = record ? map_get_u64(&restoring->sessions, record->session) : NULL;
+    struct client *client =
+        record && restore_check_id(slot->key, err) ? map_get_u64(&restoring->sessions, record->session) : NULL;
     struct object *object = client ? index_get(&recovery->objects->by_generation, record->generation) : NULL;
     struct region **regions = NULL;
     struct hold *hold = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a daemon makes again from the journal of an earlier one: sessions, regions, objects, names, holds and groups. The
- * earlier one may have gone wild, so the records are whole and say anything.
+/* What a daemon makes again from the journal of an earlier one: sessions, regions, objects, names, versions of many parts, holds
+ * and groups. The earlier one may have gone wild, so the records are whole and say anything.
  *
  *   | kind 1 | key 1 | flags 1 | three numbers 1 each | size 2 | payload | ...
  *
@@ -17,6 +17,7 @@
 #include "daemon/objects/object.h"
 #include "daemon/objects/transit.h"
 #include "daemon/recovery/recovery_impl.h"
+#include "daemon/rpc/rpc_call.h"
 #include "tests/fuzz/harness/fuzz.h"
 
 #define REGION_BYTES 65536u
@@ -95,6 +96,8 @@ struct world {
     struct names names;
     struct deadlines deadlines;
     struct recovery recovery;
+    struct directory_names directory_names; /* knows no name */
+    struct rpc rpc;                         /* what versions of many parts use of it */
     struct list sessions;
 };
 
@@ -151,8 +154,19 @@ static void world_init(struct world *world, struct journal *journal)
                                         .deadlines = &world->deadlines,
                                         .restore_session = restore_session_here,
                                         .restore_arg = world,
+                                        .restore_manifest = shards_restore,
+                                        .manifest_arg = &world->rpc.shards,
                                         .link = {.fd = -1},
                                         .journal = journal};
+    world->rpc = (struct rpc){.node = &world->node,
+                              .deadlines = &world->deadlines,
+                              .regions = &world->regions,
+                              .objects = &world->objects,
+                              .names = &world->names,
+                              .recovery = &world->recovery,
+                              .directory_names = &world->directory_names};
+    map_init(&world->directory_names.claims);
+    shards_init(&world->rpc.shards, &world->rpc);
     map_init(&world->recovery.filling);
     map_init(&world->recovery.kept_regions);
     map_init(&world->recovery.sessions);
@@ -192,6 +206,7 @@ static void world_fini(struct world *world)
     object_notifies_end(&world->objects);
     detached_end_all(&world->objects);
     transit_end_all(&world->objects);
+    shards_clear(&world->rpc.shards);
     names_clear(&world->names);
     fuzz_must(world->objects.by_generation.used == 0);
     names_fini(&world->names);
@@ -202,6 +217,7 @@ static void world_fini(struct world *world)
     regions_fini(&world->regions);
     deadlines_close(&world->deadlines, NULL);
     accounts_fini(&world->accounts);
+    map_fini(&world->directory_names.claims);
     map_fini(&recovery->filling);
     map_fini(&recovery->kept_regions);
     map_fini(&recovery->sessions);
