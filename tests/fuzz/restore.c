@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a daemon makes again from the journal of an earlier one: sessions, regions, objects, names, versions of many parts, holds
- * and groups. The earlier one may have gone wild, so the records are whole and say anything.
+/* What a daemon makes again from the journal of an earlier one: sessions, regions, objects, names, versions of many parts,
+ * holds and groups. The earlier one may have gone wild, so the records are whole and say anything.
  *
  *   | kind 1 | key 1 | flags 1 | three numbers 1 each | size 2 | payload | ...
  *

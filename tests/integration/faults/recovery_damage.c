@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Journals that a faulty daemon has left: records with wrong bytes under right checksums, wrong numbers, kinds and keys, records
- * that are cut off or there twice, and damage anywhere in the file. The next daemon starts without what it cannot use, or
- * refuses to start and says why. It never crashes. (fuzz/restore and fuzz/journal give the two readers far more of them.) */
+/* Journals that a faulty daemon has left: records with wrong bytes under right checksums, wrong numbers, kinds and keys,
+ * records that are cut off or there twice, and damage anywhere in the file. The next daemon starts without what it cannot
+ * use, or refuses to start and says why. It never crashes. (fuzz/restore and fuzz/journal give the readers far more.) */
 #include <sys/stat.h>
 
 #include "client/rdt_plan.h"

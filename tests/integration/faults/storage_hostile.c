@@ -94,7 +94,7 @@ static void barrier(struct raw *raw)
         raw_reply(raw, raw_send(raw, RDT_MSG_LIST, &list.base, NULL, 0), &rdt__pb__list_reply__descriptor), NULL);
 }
 
-/* The free stops the writing, but before the thread has noticed, another client holds the object, and a third one has it stored. */
+/* The free stops the writing, but before the thread has noticed, another client holds the object, and a third has it stored. */
 Test(storage_hostile, object_that_is_held_again_while_its_writing_stops_is_stored)
 {
     struct rdt_ref ref = {.id = "revived", .id_bytes = 7, .any_owner = 1};

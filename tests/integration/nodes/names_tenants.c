@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of tenants that the nodes do not share: nobody waits for nodes that can say nothing of them. A publish that waited would
- * take two seconds, and the hundred of a test longer than its suite's limit. */
+/* Names of tenants that the nodes do not share: nobody waits for nodes that can say nothing of them. A publish that waited
+ * would take two seconds, and the hundred of a test longer than its suite's limit. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 
