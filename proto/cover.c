@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/grow.h"
+#define MAX_DEPTH 64u             /* of cuts inside cuts; what is deeper is compared box by box */
+#define MAX_COMPARED (1ull << 26) /* boxes that are compared with one another: about 0.3 s */
 
 uint64_t box_elems(uint32_t ndim, const uint64_t *count)
 {
@@ -42,98 +43,154 @@ void box_text(uint32_t ndim, const uint64_t *start, const uint64_t *count, char 
     (void)snprintf(text_p + at, BOX_TEXT_BYTES - at, "]");
 }
 
-enum rdt_status cover_init(struct cover *cover, uint32_t ndim, const uint64_t *shape, struct rdt_error *err)
+struct edge {
+    uint64_t start;
+    uint32_t box;
+};
+
+/* A region that is looked at is a box, and all boxes of [lo, hi) of `order` lie within it. */
+struct checker {
+    uint32_t ndim;
+    const uint64_t *boxes;
+    uint32_t *order;    /* [n]: indices of boxes */
+    struct edge *edges; /* [n], for sorting */
+    uint64_t n_compared;
+    struct cover_fault region; /* its start and count; the fault when there is one */
+};
+
+static const uint64_t *box_of(const struct checker *checker, uint32_t at)
 {
-    *cover = (struct cover){.ndim = ndim};
-    if (box_elems(ndim, shape) == 0)
-        return RDT_OK; /* nothing is to be covered */
-    cover->holes = calloc(2 * (size_t)ndim + 1, sizeof *cover->holes);
-    if (!cover->holes)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of a tensor");
-    memcpy(cover->holes + ndim, shape, ndim * sizeof *shape);
-    cover->n = cover->room = 1;
-    return RDT_OK;
+    return checker->boxes + 2 * (size_t)checker->ndim * checker->order[at];
 }
 
-void cover_fini(struct cover *cover)
+static uint64_t end_of(const struct checker *checker, uint32_t at, uint32_t d)
 {
-    free(cover->holes);
-    *cover = (struct cover){0};
+    const uint64_t *box = box_of(checker, at);
+
+    return box[d] + box[checker->ndim + d];
 }
 
-static enum rdt_status append(struct cover *cover, const uint64_t *start, const uint64_t *count, struct rdt_error *err)
+static int compare_edges(const void *a, const void *b)
 {
-    size_t one = 2 * (size_t)cover->ndim + (cover->ndim == 0);
-    uint64_t *holes;
+    const struct edge *left = a, *right = b;
 
-    if (cover->n == COVER_MAX_HOLES)
-        return rdt_error_set(err, RDT_LIMIT, "the parts of a tensor that are missing need more than %u boxes to describe",
-                             COVER_MAX_HOLES);
-    holes = array_grow(cover->holes, cover->n, &cover->room, one * sizeof *holes);
-    if (!holes)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of a tensor");
-    cover->holes = holes;
-    memcpy(cover->holes + cover->n * one, start, cover->ndim * sizeof *start);
-    memcpy(cover->holes + cover->n * one + cover->ndim, count, cover->ndim * sizeof *count);
-    cover->n++;
-    return RDT_OK;
+    if (left->start != right->start)
+        return left->start > right->start ? 1 : -1;
+    return left->box > right->box ? 1 : -1;
 }
 
-/* Adds what is left of the hole without the part that both have: at most two boxes for each dimension. In dimension d the
- * pieces beside the part keep the part's range in the dimensions before d, so that no element is in two pieces. */
-static enum rdt_status split(struct cover *left, const uint64_t *hole, const uint64_t *part_start, const uint64_t *part_count,
-                             struct rdt_error *err)
+/* Orders the boxes of [lo, hi) by where they start in dimension d. */
+static void sort(struct checker *checker, uint32_t d, uint32_t lo, uint32_t hi)
 {
-    uint64_t start[32], count[32];
-    enum rdt_status status = RDT_OK;
+    bool sorted = true;
 
-    memcpy(start, hole, left->ndim * sizeof *start);
-    memcpy(count, hole + left->ndim, left->ndim * sizeof *count);
-    for (uint32_t d = 0; d < left->ndim && status == RDT_OK; d++) {
-        uint64_t from = start[d], to = start[d] + count[d], part_end = part_start[d] + part_count[d];
-
-        if (from < part_start[d]) {
-            count[d] = part_start[d] - from;
-            status = append(left, start, count, err);
-        }
-        if (status == RDT_OK && part_end < to) {
-            start[d] = part_end;
-            count[d] = to - part_end;
-            status = append(left, start, count, err);
-        }
-        start[d] = part_start[d];
-        count[d] = part_count[d];
+    for (uint32_t i = lo; i < hi; i++) {
+        checker->edges[i] = (struct edge){box_of(checker, i)[d], checker->order[i]};
+        sorted = sorted && (i == lo || checker->edges[i - 1].start <= checker->edges[i].start);
     }
-    return status;
+    if (sorted)
+        return;
+    qsort(checker->edges + lo, hi - lo, sizeof *checker->edges, compare_edges);
+    for (uint32_t i = lo; i < hi; i++)
+        checker->order[i] = checker->edges[i].box;
 }
 
-enum rdt_status cover_add(struct cover *cover, const uint64_t *start, const uint64_t *count, struct rdt_error *err)
+/* The end of the boxes, sorted by d, that hang together from `from` on: a cut behind the last of them, *to_p, meets none. */
+static uint64_t run_end(const struct checker *checker, uint32_t d, uint32_t from, uint32_t hi, uint32_t *to_p)
 {
-    uint32_t ndim = cover->ndim;
-    size_t one = 2 * (size_t)ndim + (ndim == 0);
-    uint64_t elems = box_elems(ndim, count), covered = 0, part_start[32], part_count[32];
-    struct cover left = {.ndim = ndim};
-    enum rdt_status status = RDT_OK;
+    uint64_t end = end_of(checker, from, d);
+    uint32_t i = from + 1;
 
-    if (elems == 0)
-        return RDT_OK;
-    for (uint32_t i = 0; i < cover->n && status == RDT_OK; i++) {
-        const uint64_t *hole = cover->holes + i * one;
+    for (; i < hi && box_of(checker, i)[d] < end; i++)
+        end = end_of(checker, i, d) > end ? end_of(checker, i, d) : end;
+    *to_p = i;
+    return end;
+}
 
-        if (!box_intersect(ndim, hole, hole + ndim, start, count, part_start, part_count)) {
-            status = append(&left, hole, hole + ndim, err);
-        } else {
-            covered += box_elems(ndim, part_count);
-            status = split(&left, hole, part_start, part_count, err);
-        }
+/* The region cannot be cut without cutting a box: it has one box, boxes that overlap, or boxes that interlock. */
+static enum rdt_status compare_all(struct checker *checker, uint32_t lo, uint32_t hi)
+{
+    uint64_t elems = 0, common_start[32], common_count[32];
+    uint32_t ndim = checker->ndim;
+
+    for (uint32_t i = lo; i < hi; i++) {
+        const uint64_t *box = box_of(checker, i);
+
+        elems += box_elems(ndim, box + ndim);
+        checker->n_compared += i - lo;
+        if (checker->n_compared > MAX_COMPARED)
+            return RDT_LIMIT;
+        for (uint32_t k = lo; k < i; k++)
+            if (box_intersect(ndim, box_of(checker, k), box_of(checker, k) + ndim, box, box + ndim, common_start,
+                              common_count)) {
+                checker->region.box = checker->order[i];
+                checker->region.other = checker->order[k];
+                return RDT_EXISTS;
+            }
     }
-    if (status == RDT_OK && covered != elems)
-        status = RDT_EXISTS;
-    if (status != RDT_OK) {
-        cover_fini(&left);
+    checker->region.in_part = elems < box_elems(ndim, checker->region.count);
+    return checker->region.in_part ? RDT_NOT_FOUND : RDT_OK;
+}
+
+/* Checks that the boxes of [lo, hi) fill the region: cuts it wherever no box is in the way, then looks at each piece. The
+ * boxes of a grid, or of a grid whose cells are cut again, take O(n log n) time. */
+static enum rdt_status check_region(struct checker *checker, uint32_t lo, uint32_t hi, unsigned depth)
+{
+    uint64_t *start = checker->region.start, *count = checker->region.count;
+    enum rdt_status status = RDT_OK;
+    uint32_t d = 0, to;
+
+    for (; d < checker->ndim && depth < MAX_DEPTH; d++) {
+        uint64_t end;
+        sort(checker, d, lo, hi);
+        end = run_end(checker, d, lo, hi, &to);
+        if (to < hi || box_of(checker, lo)[d] > start[d] || end < start[d] + count[d])
+            break;
+    }
+    if (d == checker->ndim || depth == MAX_DEPTH)
+        return compare_all(checker, lo, hi);
+    uint64_t first = start[d], all = count[d], at = first;
+    for (uint32_t i = lo; i < hi && status == RDT_OK; i = to) {
+        uint64_t begin = box_of(checker, i)[d], end = run_end(checker, d, i, hi, &to);
+
+        start[d] = at;
+        count[d] = (begin > at ? begin : end) - at;
+        status = begin > at ? RDT_NOT_FOUND : check_region(checker, i, to, depth + 1);
+        at = end;
+    }
+    if (status == RDT_OK && at < first + all) {
+        start[d] = at;
+        count[d] = first + all - at;
+        status = RDT_NOT_FOUND;
+    }
+    if (status != RDT_OK) /* the region is the fault */
         return status;
-    }
-    free(cover->holes);
-    *cover = left;
+    start[d] = first;
+    count[d] = all;
     return RDT_OK;
+}
+
+enum rdt_status cover_check(uint32_t ndim, const uint64_t *shape, const uint64_t *boxes, uint32_t n,
+                            struct cover_fault *fault_p)
+{
+    struct checker checker = {.ndim = ndim, .boxes = boxes};
+    enum rdt_status status = RDT_NO_MEMORY;
+
+    if (box_elems(ndim, shape) == 0)
+        return RDT_OK;
+    memcpy(checker.region.count, shape, ndim * sizeof *shape);
+    if (n == 0) {
+        *fault_p = checker.region;
+        return RDT_NOT_FOUND;
+    }
+    checker.order = malloc(n * sizeof *checker.order);
+    checker.edges = malloc(n * sizeof *checker.edges);
+    for (uint32_t i = 0; checker.order && i < n; i++)
+        checker.order[i] = i;
+    if (checker.order && checker.edges)
+        status = check_region(&checker, 0, n, 0);
+    *fault_p = checker.region;
+    free(checker.order);
+    free(checker.edges);
+    return status;
 }

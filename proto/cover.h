@@ -11,8 +11,7 @@
 
 #include "rdt_status.h"
 
-#define BOX_TEXT_BYTES 512u    /* enough for a box of 32 dimensions whose numbers are not all large; longer ones are cut */
-#define COVER_MAX_HOLES 65536u /* boxes in which the uncovered part of one tensor is kept */
+#define BOX_TEXT_BYTES 512u /* enough for a box of 32 dimensions whose numbers are not all large; longer ones are cut */
 
 uint64_t box_elems(uint32_t ndim, const uint64_t *count); /* 0 if a dimension is 0 */
 
@@ -24,31 +23,16 @@ bool box_intersect(uint32_t ndim, const uint64_t *start_a, const uint64_t *count
 /* Writes "[0:4, 8:16]", each dimension as start:end, to text_p [BOX_TEXT_BYTES]. */
 void box_text(uint32_t ndim, const uint64_t *start, const uint64_t *count, char *text_p);
 
-/* What is not covered yet of a tensor, as boxes that do not overlap. Adding a box that meets k of them takes O(k) time. */
-struct cover {
-    uint32_t ndim;
-    uint32_t n;
-    size_t room;
-    uint64_t *holes; /* [n][2 * ndim]: start, then count */
+/* Why boxes do not fill a tensor. */
+struct cover_fault {
+    uint64_t start[32], count[32]; /* NOT_FOUND: a region that no box has */
+    bool in_part;                  /* boxes have some of that region */
+    uint32_t box, other;           /* EXISTS: indices of two boxes that overlap */
 };
 
-/* Begins with everything uncovered. shape: [ndim]. NO_MEMORY. cover_fini frees it, also after an error. */
-enum rdt_status cover_init(struct cover *cover, uint32_t ndim, const uint64_t *shape, struct rdt_error *err);
-void cover_fini(struct cover *cover);
-
-/* Covers the box. Errors, after which nothing has changed: EXISTS (an element of the box is covered already; err has no
- * sentence), LIMIT (more than COVER_MAX_HOLES boxes would be needed), NO_MEMORY. */
-enum rdt_status cover_add(struct cover *cover, const uint64_t *start, const uint64_t *count, struct rdt_error *err);
-
-static inline bool cover_is_whole(const struct cover *cover)
-{
-    return cover->n == 0;
-}
-
-/* One box that is not covered: borrowed, until the cover changes. Only if it is not whole. */
-static inline const uint64_t *cover_hole(const struct cover *cover)
-{
-    return cover->holes;
-}
+/* Whether the boxes, [n][2 * ndim], start then count, none of them empty and all within the tensor, have each of its elements
+ * once. Errors: NOT_FOUND, EXISTS: *fault_p says where; LIMIT: the boxes interlock in too complicated a way; NO_MEMORY. */
+enum rdt_status cover_check(uint32_t ndim, const uint64_t *shape, const uint64_t *boxes, uint32_t n,
+                            struct cover_fault *fault_p);
 
 #endif

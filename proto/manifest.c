@@ -73,30 +73,68 @@ static enum rdt_status read_layouts(const Rdt__Pb__Manifest *message, struct man
     return status;
 }
 
+/* Checks the indices of the parts and makes room for their starts. A few bytes of a part may stand for many boxes. */
+static enum rdt_status make_starts(struct manifest *manifest, struct rdt_error *err)
+{
+    const Rdt__Pb__Manifest *message = manifest->message;
+    uint64_t n_boxes = 0, n_dims = 0;
+
+    for (size_t i = 0; i < message->n_parts; i++) {
+        const Rdt__Pb__ManifestPart *part = message->parts[i];
+        const struct layout *layout;
+
+        if (!part->ref || part->layout >= manifest->n_layouts || part->move >= message->n_moves)
+            return rdt_error_set(err, RDT_INVALID, "a part of the manifest is incomplete");
+        layout = manifest->layouts[part->layout].layout;
+        if (message->moves[part->move]->n_by != layout->n_dims)
+            return rdt_error_set(err, RDT_INVALID, "a part of the manifest begins in %zu dimensions, and has %u",
+                                 message->moves[part->move]->n_by, layout->n_dims);
+        n_boxes += layout->count;
+        n_dims += layout->n_dims;
+        if (n_boxes > MANIFEST_MAX_BOXES || n_dims > MANIFEST_MAX_DIMS)
+            return rdt_error_set(err, RDT_LIMIT, "the manifest has more than %u boxes, or they have more than %u dimensions",
+                                 MANIFEST_MAX_BOXES, MANIFEST_MAX_DIMS);
+    }
+    manifest->start = malloc((message->n_parts + 1) * sizeof *manifest->start);
+    manifest->starts = malloc((n_dims + 1) * sizeof *manifest->starts);
+    return manifest->start && manifest->starts ? RDT_OK : no_memory(err);
+}
+
+static bool lies_within(const struct manifest_layout *of, const uint64_t *start)
+{
+    const struct layout *layout = of->layout;
+    bool within = true;
+
+    for (uint32_t d = 0; d < layout->n_dims; d++)
+        within = within && start[d] <= of->global_shape[d] && layout->shape[d] <= of->global_shape[d] - start[d];
+    return within;
+}
+
 enum rdt_status manifest_open(const Rdt__Pb__Manifest *message, struct manifest *manifest_p, struct rdt_error *err)
 {
     struct manifest *manifest = manifest_p;
-    uint64_t n_boxes = 0;
+    uint64_t *start;
     enum rdt_status status;
 
     *manifest = (struct manifest){.message = message};
     status = read_layouts(message, manifest, err);
+    if (status == RDT_OK)
+        status = make_starts(manifest, err);
+    start = manifest->starts;
     for (size_t i = 0; i < message->n_parts && status == RDT_OK; i++) {
         const Rdt__Pb__ManifestPart *part = message->parts[i];
-        const struct layout *layout;
+        const int64_t *by = message->moves[part->move]->by;
+        struct manifest_layout *of = &manifest->layouts[part->layout];
+        bool first = !of->start;
         Rdt__Pb__Boxes boxes;
 
-        if (!part->ref || part->layout >= manifest->n_layouts)
-            return rdt_error_set(err, RDT_INVALID, "a part of the manifest is incomplete");
-        layout = manifest_part(manifest, i, &boxes);
-        if (part->n_start != layout->n_dims)
-            return rdt_error_set(err, RDT_INVALID,
-                                 "a part of the manifest has starts in %zu dimensions, but its tensors have %u", part->n_start,
-                                 layout->n_dims);
-        n_boxes += layout->count;
-        if (n_boxes > MANIFEST_MAX_BOXES)
-            return rdt_error_set(err, RDT_LIMIT, "the manifest has more than %u boxes", MANIFEST_MAX_BOXES);
-        status = boxes_fit(&boxes, layout, err);
+        for (uint32_t d = 0; d < of->layout->n_dims; d++)
+            start[d] = (first ? 0 : of->start[d]) + (uint64_t)by[d];
+        manifest->start[i] = of->start = start;
+        start += of->layout->n_dims;
+        (void)manifest_part(manifest, i, &boxes);
+        if (first || !lies_within(of, of->start)) /* for the later parts, all but the starts has been checked */
+            status = boxes_fit(&boxes, of->layout, err);
     }
     return status;
 }
@@ -109,20 +147,21 @@ void manifest_close(struct manifest *manifest)
         free(manifest->layouts[i].global_shape);
     }
     free(manifest->layouts);
+    free(manifest->start);
+    free(manifest->starts);
     *manifest = (struct manifest){0};
 }
 
 const struct layout *manifest_part(const struct manifest *manifest, size_t i, Rdt__Pb__Boxes *boxes_p)
 {
-    const Rdt__Pb__ManifestPart *part = manifest->message->parts[i];
-    const struct manifest_layout *of = &manifest->layouts[part->layout];
+    const struct manifest_layout *of = &manifest->layouts[manifest->message->parts[i]->layout];
 
     rdt__pb__boxes__init(boxes_p);
     boxes_p->key = of->key;
     boxes_p->n_key = of->layout->count;
     boxes_p->global_shape = of->global_shape;
     boxes_p->n_global_shape = of->layout->n_dims;
-    boxes_p->start = part->start;
-    boxes_p->n_start = part->n_start;
+    boxes_p->start = manifest->start[i];
+    boxes_p->n_start = of->layout->n_dims;
     return of->layout;
 }

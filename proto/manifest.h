@@ -6,20 +6,24 @@
 
 #include "proto/layout.h"
 
-#define MANIFEST_MAGIC "rdtshrd2"
+#define MANIFEST_MAGIC "rdtshrd3"
 #define MANIFEST_MAGIC_BYTES 8u
 #define MANIFEST_MAX_BOXES (1u << 23) /* of all parts: 4,096 ranks with 2,048 tensors each */
+#define MANIFEST_MAX_DIMS (1u << 24)  /* of all these boxes; each takes 8 bytes of the reader's memory */
 
 struct manifest_layout {
     struct layout *layout;  /* without places */
     char **key;             /* [layout->count], borrowed from the message */
     uint64_t *global_shape; /* [layout->n_dims] */
+    uint64_t *start;        /* of the last part with this layout, borrowed from the manifest; NULL: there is none */
 };
 
 struct manifest {
     const Rdt__Pb__Manifest *message; /* borrowed */
     size_t n_layouts;
     struct manifest_layout *layouts; /* [n_layouts] */
+    uint64_t **start;                /* [parts]: of each part [layout->n_dims] */
+    uint64_t *starts;                /* all of them */
 };
 
 /* Whether the metadata begin like those of a manifest of any format; MANIFEST_MAGIC is the only one that is read. */

@@ -143,26 +143,36 @@ enum rdt_status rdt_manifest_box(const rdt_manifest *manifest, size_t part, size
 
 struct source *manifest_sources(const rdt_manifest *manifest, size_t *n_p)
 {
-    struct source *sources;
-    size_t n = 0;
+    const Rdt__Pb__Manifest *message = manifest->message;
+    size_t *next = calloc(message->n_key + 1, sizeof *next); /* of each key, behind a 0: where its next source goes */
+    struct source *sources = NULL;
 
-    for (size_t i = 0; i < manifest->message->n_parts; i++)
-        n += manifest->parts[i].layout->count;
-    sources = malloc((n + 1) * sizeof *sources);
-    n = 0;
-    for (size_t i = 0; sources && i < manifest->message->n_parts; i++) {
+    *n_p = 0;
+    for (size_t i = 0; next && i < message->n_parts; i++) {
+        const Rdt__Pb__ManifestLayout *layout = message->layouts[message->parts[i]->layout];
+        for (size_t t = 0; t < layout->n_key; t++)
+            next[layout->key[t] + 1]++;
+        *n_p += layout->n_key;
+    }
+    for (size_t k = 0; next && k < message->n_key; k++)
+        next[k + 1] += next[k];
+    if (next)
+        sources = malloc((*n_p + 1) * sizeof *sources);
+    for (size_t i = 0; sources && i < message->n_parts; i++) {
+        const Rdt__Pb__ManifestLayout *layout = message->layouts[message->parts[i]->layout];
         const struct manifest_part *part = &manifest->parts[i];
         for (uint32_t t = 0; t < part->layout->count; t++)
-            sources[n++] = (struct source){.key = part->boxes.key[t],
-                                           .part = (uint32_t)i,
-                                           .tensor = t,
-                                           .dtype = (enum rdt_dtype)part->layout->dtype[t],
-                                           .ndim = part->layout->ndim[t],
-                                           .global_shape = part->boxes.global_shape + part->layout->first_dim[t],
-                                           .start = part->boxes.start + part->layout->first_dim[t],
-                                           .count = part->layout->shape + part->layout->first_dim[t]};
+            sources[next[layout->key[t]]++] =
+                (struct source){.key = part->boxes.key[t],
+                                .part = (uint32_t)i,
+                                .tensor = t,
+                                .dtype = (enum rdt_dtype)part->layout->dtype[t],
+                                .ndim = part->layout->ndim[t],
+                                .global_shape = part->boxes.global_shape + part->layout->first_dim[t],
+                                .start = part->boxes.start + part->layout->first_dim[t],
+                                .count = part->layout->shape + part->layout->first_dim[t]};
     }
-    *n_p = n;
+    free(next);
     return sources;
 }
 
@@ -195,8 +205,10 @@ bool manifest_same_layout(const rdt_manifest *a, const rdt_manifest *b)
             return false;
     for (size_t i = 0; i < a->message->n_parts; i++) {
         const Rdt__Pb__ManifestPart *one = a->message->parts[i], *other = b->message->parts[i];
+        size_t n_dims = a->checked.layouts[one->layout].layout->n_dims;
 
-        if (one->layout != other->layout || !same(one->start, one->n_start, other->start, other->n_start, sizeof *one->start))
+        if (one->layout != other->layout ||
+            !same(a->checked.start[i], n_dims, b->checked.start[i], n_dims, sizeof **a->checked.start))
             return false;
     }
     return true;

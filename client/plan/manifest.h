@@ -23,8 +23,8 @@ struct rdt_manifest {
     struct manifest_part *parts; /* [message->n_parts] */
 };
 
-/* The tensors of all parts, in order: [*n_p], the caller's to free; their pointers are borrowed from the manifest. NULL: no
- * memory. */
+/* The tensors of all parts, in order of their keys in the manifest, then of the parts: [*n_p], the caller's to free; their
+ * pointers are borrowed from the manifest. NULL: no memory. */
 struct source *manifest_sources(const rdt_manifest *manifest, size_t *n_p);
 
 /* Whether both versions have the same boxes in the same parts, wherever these lie. */

@@ -8,14 +8,43 @@
 #include "proto/cover.h"
 #include "proto/grow.h"
 
+struct group { /* the sources of one key */
+    const struct source *first;
+    size_t n;
+};
+
 static int by_key(const void *a, const void *b)
 {
-    const struct source *one = *(const struct source *const *)a, *other = *(const struct source *const *)b;
-    int order = strcmp(one->key, other->key);
+    const struct group *one = a, *other = b;
 
-    if (order != 0)
-        return order;
-    return one < other ? -1 : one > other; /* in the order of the parts */
+    return strcmp(one->first->key, other->first->key);
+}
+
+/* Lists the groups of sources in order of their keys: far fewer than there are sources, of which there may be millions. */
+static struct group *list_groups(const struct source *sources, size_t n_sources, size_t *n_p)
+{
+    struct group *groups = NULL;
+    size_t n = 0, room = 0;
+
+    for (size_t i = 0; i < n_sources; i++) {
+        if (i > 0 && (sources[i].key == sources[i - 1].key || strcmp(sources[i].key, sources[i - 1].key) == 0)) {
+            groups[n - 1].n++;
+            continue;
+        }
+        if (n == room) {
+            struct group *grown = realloc(groups, (room = room ? 2 * room : 64) * sizeof *groups);
+            if (!grown) {
+                free(groups);
+                return NULL;
+            }
+            groups = grown;
+        }
+        groups[n++] = (struct group){&sources[i], 1};
+    }
+    if (n > 0)
+        qsort(groups, n, sizeof *groups, by_key);
+    *n_p = n;
+    return n > 0 ? groups : calloc(1, sizeof *groups);
 }
 
 static int by_part(const void *a, const void *b)
@@ -29,20 +58,20 @@ static int by_part(const void *a, const void *b)
     return one->want < other->want ? -1 : one->want > other->want;
 }
 
-/* Returns the index of the first source with the key; n: there is none. */
-static size_t find(const struct source *const *sorted, size_t n, const char *key)
+/* NULL: no source has the key. */
+static const struct group *find(const struct group *groups, size_t n, const char *key)
 {
     size_t low = 0, high = n;
 
     while (low < high) {
         size_t middle = low + (high - low) / 2;
 
-        if (strcmp(sorted[middle]->key, key) < 0)
+        if (strcmp(groups[middle].first->key, key) < 0)
             low = middle + 1;
         else
             high = middle;
     }
-    return low < n && strcmp(sorted[low]->key, key) == 0 ? low : n;
+    return low < n && strcmp(groups[low].first->key, key) == 0 ? &groups[low] : NULL;
 }
 
 static enum rdt_status check_want(const struct wanted *want, const struct source *source, struct rdt_error *err)
@@ -89,71 +118,85 @@ static enum rdt_status add(struct pieces *pieces, uint32_t want_index, const str
     return RDT_OK;
 }
 
-/* No daemon makes such a manifest. */
+/* No daemon makes such a manifest. start: in the want. */
 static enum rdt_status wrong_parts(const struct wanted *want, const uint64_t *start, const uint64_t *count, const char *what,
                                    struct rdt_error *err)
 {
+    uint64_t in_tensor[PIECES_MAX_NDIM];
     char text[BOX_TEXT_BYTES];
 
-    box_text(want->ndim, start, count, text);
+    for (uint32_t d = 0; d < want->ndim; d++)
+        in_tensor[d] = want->start[d] + start[d];
+    box_text(want->ndim, in_tensor, count, text);
     return rdt_error_set(err, RDT_INVALID, "tensor \"%s\": %s elements of the box %.200s: publish it by rdt_publish_part",
                          want->key, what, text);
 }
 
-static enum rdt_status plan_want(struct pieces *pieces, uint32_t index, const struct wanted *want, const struct source *sources,
-                                 const struct source *const *sorted, size_t n, struct rdt_error *err)
+/* Whether the pieces from `first` on fill the want once. */
+static enum rdt_status check_whole(const struct pieces *pieces, size_t first, const struct wanted *want, struct rdt_error *err)
 {
-    uint64_t start[PIECES_MAX_NDIM], count[PIECES_MAX_NDIM];
-    struct cover cover = {0};
-    size_t at = find(sorted, n, want->key);
-    enum rdt_status status;
+    size_t n = pieces->n - first, one = 2 * (size_t)want->ndim;
+    uint64_t *boxes = malloc((n * one + 1) * sizeof *boxes);
+    struct cover_fault fault;
+    const uint64_t *box;
+    enum rdt_status status = RDT_NO_MEMORY;
 
-    if (at == n)
+    for (size_t i = 0; boxes && i < n; i++) {
+        memcpy(boxes + i * one, pieces->list[first + i].to, want->ndim * sizeof *boxes);
+        memcpy(boxes + i * one + want->ndim, pieces->list[first + i].count, want->ndim * sizeof *boxes);
+    }
+    if (boxes)
+        status = cover_check(want->ndim, want->count, boxes, (uint32_t)n, &fault);
+    if (status == RDT_NOT_FOUND)
+        status = wrong_parts(want, fault.start, fault.count, "no part of the version has", err);
+    else if (status == RDT_EXISTS && (box = boxes + (fault.box > fault.other ? fault.box : fault.other) * one))
+        status = wrong_parts(want, box, box + want->ndim, "several parts of the version have", err);
+    else if (status != RDT_OK)
+        status =
+            rdt_error_set(err, status, "tensor \"%s\" has too many parts, or there is no memory to plan for them", want->key);
+    free(boxes);
+    return status;
+}
+
+static enum rdt_status plan_want(struct pieces *pieces, uint32_t index, const struct wanted *want, const struct source *sources,
+                                 const struct group *group, struct rdt_error *err)
+{
+    uint64_t start[PIECES_MAX_NDIM], count[PIECES_MAX_NDIM], left = box_elems(want->ndim, want->count), elems;
+    size_t first = pieces->n;
+    enum rdt_status status = RDT_OK;
+
+    if (!group)
         return rdt_error_set(err, RDT_NOT_FOUND, "the version has no tensor \"%s\": rdtctl shards lists what it has",
                              want->key);
-    status = check_want(want, sorted[at], err); /* before the dimensions are used */
-    if (status == RDT_OK)
-        status = cover_init(&cover, want->ndim, want->count, err);
-    for (; status == RDT_OK && at < n && strcmp(sorted[at]->key, want->key) == 0; at++) {
-        const struct source *source = sorted[at];
+    for (size_t i = 0; status == RDT_OK && i < group->n; i++) {
+        const struct source *source = group->first + i;
 
         status = check_want(want, source, err); /* each of them: a manifest may be anybody's metadata */
-        if (status != RDT_OK)
-            break;
-        if (!box_intersect(want->ndim, source->start, source->count, want->start, want->count, start, count))
+        if (status != RDT_OK ||
+            !box_intersect(want->ndim, source->start, source->count, want->start, want->count, start, count))
             continue;
         status = add(pieces, index, want, (uint32_t)(source - sources), source, start, count, err);
-        if (status == RDT_OK)
-            status = cover_add(&cover, pieces->list[pieces->n - 1].to, count, err);
-        if (status == RDT_EXISTS)
-            status = wrong_parts(want, start, count, "several parts of the version have", err);
+        elems = box_elems(want->ndim, count);
+        if (elems > left) /* some overlap: few bytes of a manifest may stand for millions of boxes */
+            break;
+        left -= elems;
     }
-    if (status == RDT_OK && !cover_is_whole(&cover)) {
-        const uint64_t *hole = cover_hole(&cover);
-
-        for (uint32_t d = 0; d < want->ndim; d++)
-            start[d] = want->start[d] + hole[d];
-        status = wrong_parts(want, start, hole + want->ndim, "no part of the version has", err);
-    }
-    cover_fini(&cover);
-    return status;
+    return status == RDT_OK ? check_whole(pieces, first, want, err) : status;
 }
 
 enum rdt_status pieces_plan(const struct source *sources, size_t n_sources, const struct wanted *wants, size_t n_wants,
                             struct pieces *pieces_p, struct rdt_error *err)
 {
-    const struct source **sorted = malloc((n_sources + 1) * sizeof *sorted);
+    size_t n_groups = 0;
+    struct group *groups = list_groups(sources, n_sources, &n_groups);
     struct pieces pieces = {0};
     enum rdt_status status = RDT_OK;
 
-    if (!sorted)
+    if (!groups)
         return rdt_error_set(err, RDT_NO_MEMORY, "there is no memory for a plan of %zu tensors", n_sources);
-    for (size_t i = 0; i < n_sources; i++)
-        sorted[i] = &sources[i];
-    qsort(sorted, n_sources, sizeof(const struct source *), by_key);
     for (size_t i = 0; i < n_wants && status == RDT_OK; i++)
-        status = plan_want(&pieces, (uint32_t)i, &wants[i], sources, sorted, n_sources, err);
-    free(sorted);
+        status = plan_want(&pieces, (uint32_t)i, &wants[i], sources, find(groups, n_groups, wants[i].key), err);
+    free(groups);
     if (status != RDT_OK) {
         pieces_fini(&pieces);
         return status;

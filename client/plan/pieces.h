@@ -38,9 +38,10 @@ struct pieces {
     struct piece *list; /* [n], in order of part, then tensor */
 };
 
-/* Computes the pieces. The sources cover their tensors once, as the daemon has checked; still every want is checked to be
- * filled whole, once. Errors: NOT_FOUND (no such tensor), MISMATCH (dimensions, or a box that ends outside), UNSUPPORTED (no
- * such cast), INVALID (the sources overlap, or have holes), NO_MEMORY. Each names the tensor. */
+/* Computes the pieces. The sources of one key lie one behind the other. They cover their tensors once, as the daemon has
+ * checked; still every want is checked to be filled whole, once. Errors: NOT_FOUND (no such tensor), MISMATCH (dimensions, or
+ * a box that ends outside), UNSUPPORTED (no such cast), INVALID (the sources overlap, or have holes), LIMIT (their boxes
+ * interlock in too complicated a way), NO_MEMORY. Each names the tensor. */
 enum rdt_status pieces_plan(const struct source *sources, size_t n_sources, const struct wanted *wants, size_t n_wants,
                             struct pieces *pieces_p, struct rdt_error *err);
 void pieces_fini(struct pieces *pieces);

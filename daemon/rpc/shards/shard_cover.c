@@ -6,9 +6,6 @@
 
 #include "proto/cover.h"
 
-#define MAX_DEPTH 64u             /* the depth of nested cuts; below it, boxes are compared one by one */
-#define MAX_COMPARED (1ull << 26) /* boxes that are compared with one another: about 0.3 s of a worker's time */
-
 static enum rdt_status no_memory(const char *key, struct rdt_error *err)
 {
     return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of tensor \"%s\"", key);
@@ -104,11 +101,6 @@ static struct shard_boxes *boxes_new(const struct layout *layout, uint32_t rank)
     return boxes;
 }
 
-static unsigned varint_bytes(uint64_t value)
-{
-    return (70u - (unsigned)__builtin_clzll(value | 1)) / 7;
-}
-
 enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const struct layout *layout,
                                 const Rdt__Pb__Boxes *boxes, struct rdt_error *err)
 {
@@ -140,8 +132,6 @@ enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const 
         dims += 2 * (size_t)ndim;
         noted->tensors[noted->n++] = tensor;
         tensor->n += box_elems(ndim, count) > 0;
-        for (uint32_t d = 0; d < ndim; d++)
-            cover->manifest_bytes += varint_bytes(boxes->start[at + d]);
         at += ndim;
     }
     return RDT_OK;
@@ -149,172 +139,50 @@ enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const 
 
 /* ---- checking ---- */
 
-struct edge {
-    uint64_t start;
-    uint32_t box;
-};
-
-/* The check of one tensor. The region that is checked is a box, and all boxes of [lo, hi) of `order` lie within it. */
-struct checker {
-    const struct shard_tensor *tensor;
-    uint32_t *order;    /* [n]: indices of boxes */
-    struct edge *edges; /* [n], for sorting */
-    uint64_t n_compared;
-    uint64_t start[32], count[32]; /* the region */
-};
-
-static const uint64_t *box_of(const struct checker *checker, uint32_t at)
-{
-    return checker->tensor->boxes + 2 * (size_t)checker->tensor->ndim * checker->order[at];
-}
-
-static uint64_t end_of(const struct checker *checker, uint32_t at, uint32_t d)
-{
-    const uint64_t *box = box_of(checker, at);
-
-    return box[d] + box[checker->tensor->ndim + d];
-}
-
-/* part: "", or "all of " if a part of the region is covered. */
-static enum rdt_status hole(const struct checker *checker, const char *part, struct rdt_error *err)
+static enum rdt_status hole(const struct shard_tensor *tensor, const struct cover_fault *fault, struct rdt_error *err)
 {
     char text[BOX_TEXT_BYTES];
 
-    box_text(checker->tensor->ndim, checker->start, checker->count, text);
-    return rdt_error_set(err, RDT_INVALID, "tensor \"%s\": no rank has published %sthe box %.200s", checker->tensor->key, part,
-                         text);
+    box_text(tensor->ndim, fault->start, fault->count, text);
+    return rdt_error_set(err, RDT_INVALID, "tensor \"%s\": no rank has published %sthe box %.200s", tensor->key,
+                         fault->in_part ? "all of " : "", text);
 }
 
-static enum rdt_status overlap(const struct checker *checker, uint32_t a, uint32_t b, struct rdt_error *err)
+static enum rdt_status overlap(const struct shard_tensor *tensor, const struct cover_fault *fault, struct rdt_error *err)
 {
-    const struct shard_tensor *tensor = checker->tensor;
-    bool in_order = tensor->ranks[checker->order[a]] >= tensor->ranks[checker->order[b]];
-    uint32_t later = in_order ? a : b, earlier = in_order ? b : a;
+    bool in_order = tensor->ranks[fault->box] >= tensor->ranks[fault->other];
+    uint32_t later = in_order ? fault->box : fault->other, earlier = in_order ? fault->other : fault->box;
+    const uint64_t *a = tensor->boxes + 2 * (size_t)tensor->ndim * later,
+                   *b = tensor->boxes + 2 * (size_t)tensor->ndim * earlier;
     char text[BOX_TEXT_BYTES], other[BOX_TEXT_BYTES];
 
-    box_text(tensor->ndim, box_of(checker, later), box_of(checker, later) + tensor->ndim, text);
-    box_text(tensor->ndim, box_of(checker, earlier), box_of(checker, earlier) + tensor->ndim, other);
+    box_text(tensor->ndim, a, a + tensor->ndim, text);
+    box_text(tensor->ndim, b, b + tensor->ndim, other);
     return rdt_error_set(err, RDT_INVALID,
                          "tensor \"%s\": the box %.120s of rank %u overlaps the box %.120s of rank %u: each element must be "
                          "published once",
-                         tensor->key, text, tensor->ranks[checker->order[later]], other,
-                         tensor->ranks[checker->order[earlier]]);
-}
-
-static int compare_edges(const void *a, const void *b)
-{
-    const struct edge *left = a, *right = b;
-
-    if (left->start != right->start)
-        return left->start > right->start ? 1 : -1;
-    return left->box > right->box ? 1 : -1;
-}
-
-/* Orders the boxes of [lo, hi) by where they start in dimension d. */
-static void sort(struct checker *checker, uint32_t d, uint32_t lo, uint32_t hi)
-{
-    bool sorted = true;
-
-    for (uint32_t i = lo; i < hi; i++) {
-        checker->edges[i] = (struct edge){box_of(checker, i)[d], checker->order[i]};
-        sorted = sorted && (i == lo || checker->edges[i - 1].start <= checker->edges[i].start);
-    }
-    if (sorted)
-        return;
-    qsort(checker->edges + lo, hi - lo, sizeof *checker->edges, compare_edges);
-    for (uint32_t i = lo; i < hi; i++)
-        checker->order[i] = checker->edges[i].box;
-}
-
-/* The end of the boxes, sorted by d, that hang together from `from` on: a cut behind the last of them, *to_p, meets none. */
-static uint64_t run_end(const struct checker *checker, uint32_t d, uint32_t from, uint32_t hi, uint32_t *to_p)
-{
-    uint64_t end = end_of(checker, from, d);
-    uint32_t i = from + 1;
-
-    for (; i < hi && box_of(checker, i)[d] < end; i++)
-        end = end_of(checker, i, d) > end ? end_of(checker, i, d) : end;
-    *to_p = i;
-    return end;
-}
-
-/* The region cannot be cut without cutting a box: it has one box, boxes that overlap, or boxes that interlock. */
-static enum rdt_status compare_all(struct checker *checker, uint32_t lo, uint32_t hi, struct rdt_error *err)
-{
-    const struct shard_tensor *tensor = checker->tensor;
-    uint64_t elems = 0, common_start[32], common_count[32];
-
-    for (uint32_t i = lo; i < hi; i++) {
-        const uint64_t *box = box_of(checker, i);
-
-        elems += box_elems(tensor->ndim, box + tensor->ndim);
-        checker->n_compared += i - lo;
-        if (checker->n_compared > MAX_COMPARED)
-            return rdt_error_set(err, RDT_LIMIT,
-                                 "tensor \"%s\": its %u boxes interlock in a way that takes too long to check: cut it along "
-                                 "its dimensions",
-                                 tensor->key, tensor->n);
-        for (uint32_t k = lo; k < i; k++)
-            if (box_intersect(tensor->ndim, box_of(checker, k), box_of(checker, k) + tensor->ndim, box, box + tensor->ndim,
-                              common_start, common_count))
-                return overlap(checker, i, k, err);
-    }
-    return elems == box_elems(tensor->ndim, checker->count) ? RDT_OK : hole(checker, "all of ", err);
-}
-
-/* Checks that the boxes of [lo, hi) fill the region: cuts it wherever no box is in the way, then looks at each piece. The
- * boxes of a grid, or of a grid whose cells are cut again, take O(n log n) time. */
-static enum rdt_status check_region(struct checker *checker, uint32_t lo, uint32_t hi, unsigned depth, struct rdt_error *err)
-{
-    enum rdt_status status = RDT_OK;
-    uint32_t d = 0, to;
-
-    for (; d < checker->tensor->ndim && depth < MAX_DEPTH; d++) {
-        uint64_t end;
-        sort(checker, d, lo, hi);
-        end = run_end(checker, d, lo, hi, &to);
-        if (to < hi || box_of(checker, lo)[d] > checker->start[d] || end < checker->start[d] + checker->count[d])
-            break;
-    }
-    if (d == checker->tensor->ndim || depth == MAX_DEPTH)
-        return compare_all(checker, lo, hi, err);
-    uint64_t first = checker->start[d], all = checker->count[d], at = first;
-    for (uint32_t i = lo; i < hi && status == RDT_OK; i = to) {
-        uint64_t begin = box_of(checker, i)[d], end = run_end(checker, d, i, hi, &to);
-
-        checker->start[d] = at;
-        checker->count[d] = (begin > at ? begin : end) - at;
-        status = begin > at ? hole(checker, "", err) : check_region(checker, i, to, depth + 1, err);
-        at = end;
-    }
-    if (status == RDT_OK && at < first + all) {
-        checker->start[d] = at;
-        checker->count[d] = first + all - at;
-        status = hole(checker, "", err);
-    }
-    checker->start[d] = first;
-    checker->count[d] = all;
-    return status;
+                         tensor->key, text, tensor->ranks[later], other, tensor->ranks[earlier]);
 }
 
 static enum rdt_status check_tensor(const struct shard_tensor *tensor, struct rdt_error *err)
 {
-    struct checker checker = {.tensor = tensor};
-    enum rdt_status status;
+    struct cover_fault fault;
 
-    if (box_elems(tensor->ndim, tensor->shape) == 0)
+    switch (cover_check(tensor->ndim, tensor->shape, tensor->boxes, tensor->n, &fault)) {
+    case RDT_OK:
         return RDT_OK;
-    memcpy(checker.count, tensor->shape, tensor->ndim * sizeof *tensor->shape);
-    if (tensor->n == 0)
-        return hole(&checker, "", err);
-    checker.order = malloc(tensor->n * sizeof *checker.order);
-    checker.edges = malloc(tensor->n * sizeof *checker.edges);
-    for (uint32_t i = 0; checker.order && i < tensor->n; i++)
-        checker.order[i] = i;
-    status = checker.order && checker.edges ? check_region(&checker, 0, tensor->n, 0, err) : no_memory(tensor->key, err);
-    free(checker.order);
-    free(checker.edges);
-    return status;
+    case RDT_NOT_FOUND:
+        return hole(tensor, &fault, err);
+    case RDT_EXISTS:
+        return overlap(tensor, &fault, err);
+    case RDT_LIMIT:
+        return rdt_error_set(err, RDT_LIMIT,
+                             "tensor \"%s\": its %u boxes interlock in a way that takes too long to check: cut it along its "
+                             "dimensions",
+                             tensor->key, tensor->n);
+    default:
+        return no_memory(tensor->key, err);
+    }
 }
 
 /* Gives every tensor its boxes. */

@@ -12,24 +12,32 @@
  * any order. */
 #define PARTS_FIELD 3u
 #define LAYOUTS_FIELD 8u
+#define MOVES_FIELD 9u
 
-struct packed_layout {
-    struct packed_layout *next;
+/* A message that parts refer to by its number, because many of them have the same. */
+struct shared {
+    struct shared *next;
+    uint64_t *start; /* of a layout: where the last part with it starts */
     uint32_t number;
     uint8_t packed[];
+};
+
+struct shared_field {
+    struct map messages; /* packed -> struct shared */
+    struct shared *list; /* all of them */
 };
 
 struct packer {
     uint8_t *to; /* [room] */
     size_t n, room;
-    struct map layouts;         /* packed -> struct packed_layout */
-    struct packed_layout *list; /* all of them */
-    /* The keys so far, in order. */
+    struct shared_field layouts, moves;
+    /* Of the keys that have been met, in order. */
     struct shard_tensor **tensors; /* [n_tensors] */
     uint32_t n_tensors;
     size_t room_tensors;
     uint32_t *dtype, *ndim, *key; /* of one part: columns */
     uint64_t *shape, *start;
+    int64_t *by;
 };
 
 static enum rdt_status no_memory(struct rdt_error *err)
@@ -90,33 +98,54 @@ static enum rdt_status number_tensor(struct packer *packer, struct shard_tensor 
     return RDT_OK;
 }
 
-/* The number of the layout, which is appended if no earlier part has it. */
-static enum rdt_status number_layout(struct packer *packer, const Rdt__Pb__ManifestLayout *layout, uint32_t *number_p,
-                                     struct rdt_error *err)
+/* Appends the message if no earlier part has the same. */
+static enum rdt_status share(struct packer *packer, struct shared_field *of, unsigned field, const ProtobufCMessage *message,
+                             struct shared **shared_p, struct rdt_error *err)
 {
-    size_t bytes = rdt__pb__manifest_layout__get_packed_size(layout);
-    struct packed_layout *new = malloc(sizeof *new + bytes), *known;
-    enum rdt_status status;
+    size_t bytes = protobuf_c_message_get_packed_size(message);
+    struct shared *new = malloc(sizeof *new + bytes), *known;
 
     if (!new)
         return no_memory(err);
-    new->number = (uint32_t)map_count(&packer->layouts);
-    (void)rdt__pb__manifest_layout__pack(layout, new->packed);
-    known = map_get(&packer->layouts, new->packed, bytes);
-    if (known) {
-        *number_p = known->number;
+    *new = (struct shared){.next = of->list, .number = (uint32_t)map_count(&of->messages)};
+    (void)protobuf_c_message_pack(message, new->packed);
+    known = map_get(&of->messages, new->packed, bytes);
+    if (known || !map_put(&of->messages, new->packed, bytes, new)) {
         free(new);
-        return RDT_OK;
+        *shared_p = known;
+        return known ? RDT_OK : no_memory(err);
     }
-    if (!map_put(&packer->layouts, new->packed, bytes, new)) {
-        free(new);
+    of->list = *shared_p = new;
+    return put_field(packer, field, message, err);
+}
+
+static void shared_field_fini(struct shared_field *of)
+{
+    while (of->list) {
+        struct shared *next = of->list->next;
+        free(of->list->start);
+        free(of->list);
+        of->list = next;
+    }
+    map_fini(&of->messages);
+}
+
+/* How far the part, which starts at packer->start, is from the last part with the same layout. */
+static enum rdt_status put_move(struct packer *packer, struct shared *layout, size_t n_dims, struct shared **move_p,
+                                struct rdt_error *err)
+{
+    Rdt__Pb__ManifestMove move = RDT__PB__MANIFEST_MOVE__INIT;
+
+    if (!layout->start)
+        layout->start = calloc(n_dims + 1, sizeof *layout->start);
+    if (!layout->start)
         return no_memory(err);
-    }
-    new->next = packer->list;
-    packer->list = new;
-    status = put_field(packer, LAYOUTS_FIELD, &layout->base, err);
-    *number_p = new->number;
-    return status;
+    for (size_t d = 0; d < n_dims; d++)
+        packer->by[d] = (int64_t)(packer->start[d] - layout->start[d]);
+    memcpy(layout->start, packer->start, n_dims * sizeof *layout->start);
+    move.by = packer->by;
+    move.n_by = n_dims;
+    return share(packer, &packer->moves, MOVES_FIELD, &move.base, move_p, err);
 }
 
 static enum rdt_status put_part(struct packer *packer, const struct shard_boxes *boxes, const struct shard_row *row,
@@ -125,6 +154,7 @@ static enum rdt_status put_part(struct packer *packer, const struct shard_boxes 
     Rdt__Pb__ManifestLayout layout = RDT__PB__MANIFEST_LAYOUT__INIT;
     Rdt__Pb__ManifestPart part = RDT__PB__MANIFEST_PART__INIT;
     Rdt__Pb__TensorList tensors = RDT__PB__TENSOR_LIST__INIT;
+    struct shared *shared_layout = NULL, *shared_move = NULL;
     const uint64_t *dims = boxes->dims;
     Rdt__Pb__Ref wire;
     size_t at = 0;
@@ -148,17 +178,20 @@ static enum rdt_status put_part(struct packer *packer, const struct shard_boxes 
     layout.tensors = &tensors;
     layout.key = packer->key;
     tensors.n_dtype = tensors.n_ndim = layout.n_key = boxes->n;
-    tensors.n_shape = part.n_start = at;
+    tensors.n_shape = at;
     wire_ref_from(&row->ref, &wire);
     part.ref = &wire;
     part.rank = boxes->rank;
     part.bytes = row->bytes;
-    part.start = packer->start;
     if (status == RDT_OK)
-        status = number_layout(packer, &layout, &part.layout, err);
+        status = share(packer, &packer->layouts, LAYOUTS_FIELD, &layout.base, &shared_layout, err);
     if (status == RDT_OK)
-        status = put_field(packer, PARTS_FIELD, &part.base, err);
-    return status;
+        status = put_move(packer, shared_layout, at, &shared_move, err);
+    if (status != RDT_OK)
+        return status;
+    part.layout = shared_layout->number;
+    part.move = shared_move->number;
+    return put_field(packer, PARTS_FIELD, &part.base, err);
 }
 
 /* Appends the columns about the keys. */
@@ -207,17 +240,15 @@ static enum rdt_status make_columns(struct packer *packer, const struct shard_co
     packer->key = malloc(n * sizeof *packer->key);
     packer->shape = malloc(n_dims * sizeof *packer->shape);
     packer->start = malloc(n_dims * sizeof *packer->start);
-    return packer->dtype && packer->ndim && packer->key && packer->shape && packer->start ? RDT_OK : no_memory(err);
+    packer->by = malloc(n_dims * sizeof *packer->by);
+    return packer->dtype && packer->ndim && packer->key && packer->shape && packer->start && packer->by ? RDT_OK
+                                                                                                        : no_memory(err);
 }
 
 static void packer_fini(struct packer *packer)
 {
-    while (packer->list) {
-        struct packed_layout *next = packer->list->next;
-        free(packer->list);
-        packer->list = next;
-    }
-    map_fini(&packer->layouts);
+    shared_field_fini(&packer->layouts);
+    shared_field_fini(&packer->moves);
     free(packer->to);
     free(packer->tensors);
     free(packer->dtype);
@@ -225,6 +256,7 @@ static void packer_fini(struct packer *packer)
     free(packer->key);
     free(packer->shape);
     free(packer->start);
+    free(packer->by);
 }
 
 enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struct shard_row *rows, uint32_t of,
@@ -234,7 +266,8 @@ enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struc
     struct packer packer = {0};
     enum rdt_status status;
 
-    map_init(&packer.layouts);
+    map_init(&packer.layouts.messages);
+    map_init(&packer.moves.messages);
     status = by_rank ? make_columns(&packer, cover, err) : no_memory(err);
     if (status == RDT_OK)
         status = make_room(&packer, MANIFEST_MAGIC_BYTES, err);

@@ -93,7 +93,8 @@ void shards_restore(void *shards, struct object *object)
     if (object->metadata_bytes > magic && memcmp(object_metadata(object), MANIFEST_MAGIC, magic) == 0)
         manifest = rdt__pb__manifest__unpack(NULL, object->metadata_bytes - magic, object_metadata(object) + magic);
     if (!manifest)
-        (void)rdt_error_set(&err, RDT_INVALID, "its manifest is invalid");
+        (void)rdt_error_set(&err, RDT_INVALID,
+                            "its manifest is wrong, or has the format of another release: publish the next version");
     else if (restore(shards, object, manifest, &err) == RDT_OK)
         log_debug("version %llu of \"%.*s\" has survived the earlier daemon", (unsigned long long)manifest->version,
                   (int)manifest->name.len, (const char *)manifest->name.data);

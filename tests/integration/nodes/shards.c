@@ -325,7 +325,7 @@ Test(shards, forged_manifests_are_refused_by_their_readers_alone)
     static struct view view, other;
     struct rdt_ref name, forged;
     Rdt__Pb__Manifest *manifest;
-    uint64_t *start;
+    int64_t *start; /* of the second part, which is the only one of its layout */
     rdt *conn;
 
     begin(1);
@@ -334,7 +334,7 @@ Test(shards, forged_manifests_are_refused_by_their_readers_alone)
     forged = name_on(0, "forged", 0);
     must(publish(&conn, 1, &name, 1, 2, true) == 1);
     manifest = real_manifest(conn, &name);
-    start = manifest->parts[1]->start;
+    start = manifest->moves[manifest->parts[1]->move]->by;
     view_open(&view, conn, &name, 0, COLUMNS, RDT_PLAN_AUTO);
     view_open(&other, conn, &forged, 0, COLUMNS, RDT_PLAN_AUTO);
     publish_message(conn, manifest); /* an honest one may be anybody's */
@@ -376,7 +376,7 @@ Test(shards, forged_manifests_are_refused_by_their_readers_alone)
     manifest->ndim[1] = 2;
     publish_message(conn, manifest);
     must_refuse(RDT_INVALID, "too few or too many dimensions", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
-    publish_forged(conn, "rdtshrd1", "", 0);
+    publish_forged(conn, "rdtshrd2", "", 0);
     must_refuse(RDT_UNSUPPORTED, "has the format of another release", rdt_plan_run(other.plan, 0, LONG, NULL, &err));
     must_ok(rdt_plan_run(view.plan, 0, LONG, NULL, &err));
     view_check(&view, 1);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans against a map of every element: random tensors cut into random boxes, random wants. And what a cover says of boxes that
- * overlap or are missing. */
+/* Plans against a map of every element: random tensors cut into random boxes, random wants. */
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,38 +179,26 @@ Test(plan_pieces, refuses_parts_that_differ_in_kind)
     free(one);
 }
 
-Test(plan_pieces, cover_knows_overlaps_and_holes)
+Test(plan_pieces, parts_that_overlap_or_are_missing_are_refused)
 {
-    for (unsigned round = 0; round < ROUNDS; round++) {
-        struct boxes boxes;
-        struct cover cover;
-        uint32_t left_out;
+    uint64_t shape[2] = {4, 6}, none[2] = {0, 0}, upper[2] = {3, 6}, lower[2] = {2, 0}, all[2] = {4, 6}, rest[2] = {2, 6};
+    struct source sources[2] = {
+        {.key = "w", .dtype = RDT_F32, .ndim = 2, .global_shape = shape, .start = none, .count = upper},
+        {.key = "w", .part = 1, .dtype = RDT_F32, .ndim = 2, .global_shape = shape, .start = lower, .count = rest}};
+    struct wanted want = {"w", RDT_F32, 2, none, all};
+    struct pieces pieces;
 
-        make(&boxes);
-        left_out = (uint32_t)below(boxes.n);
-        must_ok(cover_init(&cover, boxes.ndim, boxes.shape, &err));
-        for (uint32_t i = 0; i < boxes.n; i++) {
-            if (i == left_out)
-                continue;
-            must_ok(cover_add(&cover, boxes.start[i], boxes.count[i], &err));
-            must_be(RDT_EXISTS, cover_add(&cover, boxes.start[i], boxes.count[i], &err));
-        }
-        must(!cover_is_whole(&cover));
-        /* every hole lies in the box that was left out, and together they have its elements */
-        uint64_t elems = 0, both_start[4], both_count[4];
-        for (uint32_t i = 0; i < cover.n; i++) {
-            const uint64_t *hole = cover.holes + i * (2 * (size_t)boxes.ndim + (boxes.ndim == 0));
-            uint64_t n = box_elems(boxes.ndim, hole + boxes.ndim);
-            must(box_intersect(boxes.ndim, hole, hole + boxes.ndim, boxes.start[left_out], boxes.count[left_out], both_start,
-                               both_count));
-            must(box_elems(boxes.ndim, both_count) == n);
-            elems += n;
-        }
-        must(elems == box_elems(boxes.ndim, boxes.count[left_out]));
-        must_ok(cover_add(&cover, boxes.start[left_out], boxes.count[left_out], &err));
-        must(cover_is_whole(&cover));
-        cover_fini(&cover);
-    }
+    must_refuse(RDT_INVALID, "tensor \"w\": several parts of the version have elements of the box [2:4, 0:6]",
+                pieces_plan(sources, 2, &want, 1, &pieces, &err));
+    sources[0].start = sources[1].start;
+    sources[0].count = rest;
+    must_refuse(RDT_INVALID, "tensor \"w\": no part of the version has elements of the box [0:2, 0:6]",
+                pieces_plan(sources, 1, &want, 1, &pieces, &err));
+    want.start = lower; /* what is missing or overlaps elsewhere does not matter */
+    want.count = rest;
+    must_ok(pieces_plan(sources, 1, &want, 1, &pieces, &err));
+    must(pieces.n == 1 && pieces.list[0].from[0] == 0 && pieces.list[0].to[0] == 0);
+    pieces_fini(&pieces);
 }
 
 Test(plan_pieces, strided_copy_follows_any_strides)
