@@ -27,14 +27,22 @@ static const struct sm_state states[] = {
 #define USUAL_MIN_BYTES (UINT64_C(16) << 20)
 #define READER_LATE_NS INT64_C(2000000000)
 
+void serve_shares(struct serve *out, bool shares)
+{
+    if (out->shares != shares)
+        out->transfers->n_sharing += shares ? 1 : -1u;
+    out->shares = shares;
+}
+
 void serve_set_state(struct serve *out, enum serve_state state)
 {
     sm_move(&out->sm, state);
     out->record.state = sm_name(&out->sm);
-    if (state == SERVE_SENDING)
-        serve_begin_pace(out);
-    else
-        serve_end_pace(out);
+    serve_shares(out, state == SERVE_SENDING);
+    if (state != SERVE_SENDING)
+        list_remove(&out->by_pace);
+    else if (out->object->snapshot && !out->ordered && !out->staged && out->plan && out->plan->n > FANOUT_RATE_CHUNKS)
+        list_append(&out->transfers->paced, &out->by_pace);
     if (state != SERVE_ENDED) /* how it ended follows */
         record_stage(out->transfers, &out->record);
 }

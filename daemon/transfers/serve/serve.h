@@ -106,6 +106,7 @@ struct serve_events {
 struct serve *serve_new(struct peer_session *session, const Rdt__Pb__Pull *pull, const struct rdt_ref *ref,
                         const struct owner *requester, struct rdt_error *err);
 void serve_set_state(struct serve *out, enum serve_state state);
+void serve_shares(struct serve *out, bool shares); /* whether it is counted in transfers->n_sharing */
 
 /* Maps the object's regions into `bases`. */
 enum rdt_status serve_map(struct serve *out, struct rdt_error *err);
@@ -138,10 +139,6 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
 
 /* SENDING: a chunk has ended, or more bytes have come. */
 void serve_watch_pace(struct serve *out);
-
-/* SENDING begins, or has ended: takes constant time, as serve_watch_pace does unless there are many long sends. */
-void serve_begin_pace(struct serve *out);
-void serve_end_pace(struct serve *out);
 
 /* ---- the answer (serve_answer.c) ---- */
 

@@ -37,26 +37,6 @@ static unsigned count_readers(const struct serve *out)
     return n;
 }
 
-static void set_shares(struct serve *out, bool shares)
-{
-    if (out->shares != shares)
-        out->transfers->n_sharing += shares ? 1 : -1u;
-    out->shares = shares;
-}
-
-void serve_begin_pace(struct serve *out)
-{
-    set_shares(out, true);
-    if (out->object->snapshot && !out->ordered && !out->staged && out->plan && out->plan->n > FANOUT_RATE_CHUNKS)
-        list_append(&out->transfers->paced, &out->by_pace);
-}
-
-void serve_end_pace(struct serve *out)
-{
-    set_shares(out, false);
-    list_remove(&out->by_pace);
-}
-
 void serve_watch_pace(struct serve *out)
 {
     struct transfers *transfers = out->transfers;
@@ -73,7 +53,7 @@ void serve_watch_pace(struct serve *out)
     if (usual > 0 || filling)
         verdict = fanout_pace(&out->pace, uv_hrtime(), have, sent, usual, count_readers(out), plan->chunks[0].bytes);
     if (verdict != FANOUT_FAIR) {
-        set_shares(out, false);
+        serve_shares(out, false);
         out->record.reader = verdict == FANOUT_SLOW ? "slow" : "lags";
     }
     if (out->replica && verdict != FANOUT_FAIR)
