@@ -323,6 +323,7 @@ enum rdt_status storage_start(struct storage *storage, uv_loop_t *loop, struct r
     map_init(&storage->stored);
     map_init(&storage->by_name);
     list_init(&storage->queue);
+    list_init(&storage->in_memory);
     if (storage->directory[0] == '\0')
         return RDT_OK;
     status = open_directory(storage, err);

@@ -43,16 +43,17 @@ struct storage {
 
     /* The rest belongs to this room. */
     struct names_observer observer;
-    int dir;                           /* -1: nothing is stored */
-    struct work_pool *writer;          /* writes objects */
-    struct work_pool *helper;          /* everything that is quick: records, removals; and reads files ahead */
-    struct map stored;                 /* generation -> struct stored */
-    struct map by_name;                /* name of the record's file -> struct stored_name */
-    struct list queue;                 /* struct stored.queue */
-    struct stored *writing;            /* NULL: nothing is being written */
-    bool frozen;                       /* the daemon starts or ends: changes of objects and names do not affect the files */
-    unsigned n_removals;               /* submitted, and not done yet */
-    uint64_t n_objects, n_names;       /* durable */
+    int dir;                     /* -1: nothing is stored */
+    struct work_pool *writer;    /* writes objects */
+    struct work_pool *helper;    /* everything that is quick: records, removals; and reads files ahead */
+    struct map stored;           /* generation -> struct stored */
+    struct map by_name;          /* name of the record's file -> struct stored_name */
+    struct list queue;           /* struct stored.queue */
+    struct list in_memory;       /* struct stored.queue of durable objects whose memory could be given up */
+    struct stored *writing;      /* NULL: nothing is being written */
+    bool frozen;                 /* the daemon starts or ends: what happens to objects and names does not touch the files */
+    unsigned n_removals;         /* on their way to the disk */
+    uint64_t n_objects, n_names; /* durable */
     uint64_t n_written, bytes_written; /* objects that were stored since the start */
     uint64_t n_failed;                 /* objects and records that could not be written */
     uint64_t n_restored;               /* objects that this daemon restored at its start */

@@ -22,7 +22,7 @@ struct stored {
     enum stored_state state;
     struct account *account; /* of the owner; one reference */
     uint64_t bytes;          /* charged to it */
-    struct list queue;       /* QUEUED: in storage->queue */
+    struct list queue;       /* QUEUED: in storage->queue; DURABLE: in storage->in_memory while it has memory */
     struct list waiters;     /* struct storage_waiter.link */
     struct list claims;      /* struct claim.link: names whose version it is, and whose record does not refer to it yet */
     struct list barriers;    /* struct storage_barrier.link: submitted when only a removal that has begun is left */
@@ -92,6 +92,11 @@ void stored_free(struct stored *stored); /* it has no claims and no waiters; its
 void stored_submit_barrier(struct storage *storage, struct storage_barrier *barrier);
 void stored_settle(struct stored *stored); /* tells its waiters if nothing is left to do, and removes an unneeded file */
 void stored_fail_waiters(struct stored *stored, const struct rdt_error *err);
+
+/* ---- storage_spill.c ---- */
+
+/* Whether its object has regions of its own that are not in a file. */
+bool stored_has_memory(const struct stored *stored);
 
 /* ---- storage_names.c ---- */
 

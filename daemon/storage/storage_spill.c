@@ -11,7 +11,8 @@
 #include "daemon/memory/region_file.h"
 #include "daemon/storage/storage_impl.h"
 
-#define MAX_FAILED 8u /* attempts for one allocation, which waits: without descriptors or memory all would fail */
+#define MAX_FAILED 8u    /* attempts for one allocation, which waits: without descriptors or memory all of them fail */
+#define MAX_IN_USE 4096u /* objects in use that are passed over for one allocation; the next one looks at others */
 #define FAILURE_LINES_NS UINT64_C(1000000000)
 
 static uint32_t count_list(const struct list *list)
@@ -34,21 +35,33 @@ static uint32_t idle_holds(const struct storage *storage, const struct object *o
     return n + count_list(object_holders(object, HOLDER_REMOTE)) + count_list(object_holders(object, HOLDER_NODE));
 }
 
-/* The memory that would be freed; 0: the object is in use, or already in its file. */
+bool stored_has_memory(const struct stored *stored)
+{
+    const struct object *object = stored->object;
+
+    if (!object || !object->layout)
+        return false;
+    for (uint32_t i = 0; i < object->n_regions; i++)
+        if (!region_is_charged(object->uses[i].region))
+            return false;
+    return object->n_regions > 0;
+}
+
+/* The memory that the object would give up; 0: it is in use. */
 static uint64_t spillable_bytes(const struct storage *storage, const struct stored *stored)
 {
     const struct object *object = stored->object;
     uint64_t bytes = 0;
 
-    if (stored->state != STORED_DURABLE || !object || !object->layout || object->state != OBJECT_LIVE || object->pins > 0)
+    if (object->state != OBJECT_LIVE || object->pins > 0)
         return 0;
     for (uint32_t i = 0; i < object->n_regions; i++) {
         const struct region *region = object->uses[i].region;
-        if (region->refs != 1 || !list_empty(&region->readers) || !region_is_charged(region))
+        if (region->refs != 1 || !list_empty(&region->readers))
             return 0;
         bytes += region->room;
     }
-    return bytes > 0 && object->holds == idle_holds(storage, object) ? bytes : 0;
+    return object->holds == idle_holds(storage, object) ? bytes : 0;
 }
 
 static enum rdt_status spill(struct storage *storage, struct stored *stored, struct rdt_error *err)
@@ -85,27 +98,47 @@ static enum rdt_status spill(struct storage *storage, struct stored *stored, str
     return status;
 }
 
+/* Moves objects that can be given up from storage->in_memory to chosen, until they have `bytes`; returns how many they have. */
+static uint64_t choose(struct storage *storage, uint64_t bytes, struct list *chosen)
+{
+    struct list in_use;
+    uint64_t there = 0;
+    unsigned n_in_use = 0;
+
+    list_init(&in_use);
+    while (there < bytes && n_in_use < MAX_IN_USE && !list_empty(&storage->in_memory)) {
+        struct stored *stored = container_of(list_first(&storage->in_memory), struct stored, queue);
+        uint64_t room;
+        list_remove(&stored->queue);
+        if (!stored_has_memory(stored))
+            continue;
+        room = spillable_bytes(storage, stored);
+        list_append(room > 0 ? chosen : &in_use, &stored->queue);
+        n_in_use += room == 0;
+        there += room;
+    }
+    list_splice(&storage->in_memory, &in_use);
+    return there;
+}
+
 uint64_t storage_spill(struct storage *storage, uint64_t bytes)
 {
-    uint64_t there = 0, done = 0;
-    struct stored *stored;
+    uint64_t there, done = 0;
+    struct list chosen;
     struct rdt_error err;
     unsigned failed = 0;
-    size_t cursor = 0;
 
-    if (!storage->writer || storage->frozen || map_count(&storage->stored) == 0)
+    if (!storage->writer || storage->frozen)
         return 0;
     storage->spill_failures.every_ns = FAILURE_LINES_NS;
-    while (there < bytes && (stored = map_next(&storage->stored, &cursor)))
-        there += spillable_bytes(storage, stored);
-    if (there < bytes)
-        return there;
-    cursor = 0;
-    while (done < bytes && failed < MAX_FAILED && (stored = map_next(&storage->stored, &cursor))) {
+    list_init(&chosen);
+    there = choose(storage, bytes, &chosen);
+    list_for_each_safe (node, &chosen) {
+        struct stored *stored = container_of(node, struct stored, queue);
         uint64_t room = spillable_bytes(storage, stored);
         enum rdt_status status;
-        if (room == 0)
-            continue;
+        if (there < bytes || failed == MAX_FAILED)
+            break;
         storage->accounts->unlimited = true; /* its owner may be at a limit, and gives back as much as it takes */
         status = spill(storage, stored, &err);
         storage->accounts->unlimited = false;
@@ -117,9 +150,11 @@ uint64_t storage_spill(struct storage *storage, uint64_t bytes)
             continue;
         }
         log_debug("obj %016" PRIx64 " gives up %" PRIu64 " bytes of memory for its file", stored->generation, room);
+        list_remove(&stored->queue);
         storage->n_spilled++;
         storage->spilled_bytes += room;
         done += room;
     }
-    return done;
+    list_splice(&storage->in_memory, &chosen);
+    return there < bytes ? there : done;
 }

@@ -149,6 +149,8 @@ void stored_set_durable(struct stored *stored)
     stored->storage->n_objects++;
     if (stored->object)
         stored->object->stored = OBJECT_STORED;
+    if (stored_has_memory(stored))
+        list_append(&stored->storage->in_memory, &stored->queue);
 }
 
 void stored_settle(struct stored *stored)
