@@ -12,7 +12,7 @@ TestSuite(fanout_slow, .timeout = 240);
 #define MIB ((size_t)1024 * 1024)
 #define BYTES (24 * MIB) /* at least 16 MiB show the owner's node what a reader can take */
 #define SLOW 1u
-#define WAITS 4u /* the node whose readers wait for other objects */
+#define WAITS 4u                  /* the node whose readers wait for other objects */
 #define SLOW_BYTES_PER_SECOND 1e6 /* 400 Mbit/s, and a fiftieth of that */
 
 static struct cluster c;
@@ -79,14 +79,18 @@ static uint64_t sent_by(unsigned node)
 /* Fetches of objects that nobody has put wait at the owner's node; they take none of its bandwidth. */
 static void start_waiting(rdt *owner, rdt *reader, rdt_request *waits_p[WAITING])
 {
-    struct rdt_ref any = put_snapshot(owner, 3), never = any;
+    uint8_t byte = 3;
+    struct rdt_tensor small = VECTOR(RDT_U8, 1, &byte);
+    struct rdt_ref any, never;
 
+    must_ok(rdt_put(owner, &small, 1, NULL, &any, &err));
+    never = any;
     never.generation = 0;
     for (unsigned i = 0; i < WAITING; i++) {
         never.id_bytes = (uint8_t)snprintf(never.id, sizeof never.id, "never-%u", i);
         waits_p[i] = start_one(reader, &never, RDT_FOREVER);
     }
-    must_arrive(reader, start_one(reader, &any, LONG), 3); /* the others were asked for before */
+    rdt_release(fetch_one(reader, &any, RDT_FETCH_AUTO)); /* the others were asked for before */
     must_ok(rdt_free(owner, &any, true, &err));
 }
 
