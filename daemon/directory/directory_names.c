@@ -139,7 +139,7 @@ void directory_names_peer_up(struct directory_names *all, struct peer *peer)
 {
     if (!peer->names || !directory_names_active(all) || names_in_etcd(all))
         return;
-    names_claims_peer_up(all, peer);
+    names_claims_tell_again(all); /* not only those of which this node is a home now: the table may have changed */
     names_seeks_peer_up(all, peer);
 }
 
@@ -154,7 +154,7 @@ static void on_tick(struct deadline *deadline)
         names_seeks_tick(all);
         names_home_tick(all, uv_hrtime(), names_claim_exists);
     }
-    (void)deadline_set(all->deadlines, &all->tick, TICK_NS);
+    (void)deadline_set(all->deadlines, &all->tick, all->pruning ? 0 : TICK_NS);
 }
 
 static void on_change(void *arg, struct name *name)

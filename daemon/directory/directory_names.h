@@ -72,11 +72,13 @@ struct directory_names {
     struct list idle;                  /* struct name_record.idle: names that no node has, longest first */
     struct list claimed;               /* struct name_claim.link: the one that was registered longest ago is first */
     struct list dirty;                 /* struct name_claim.by_dirty: their version has changed */
+    uint64_t retell_ns;                /* what the homes were told before this time is told again */
     struct deadline tick, flush;
     bool etcd_up;        /* names = etcd: it can be asked */
     uint32_t etcd_round; /* grows when etcd is lost; when it is up again, records of earlier rounds are outdated */
     unsigned n_asking;   /* claims that wait for an answer of etcd */
     size_t sweep;        /* cursor of records: where the next tick looks for some to forget */
+    bool pruning;        /* etcd is up again, and the records of earlier rounds are being forgotten */
     struct names_observer observer;
     uint64_t n_found, n_missing, n_refused, n_by_memory; /* outcomes of look-ups; refused: publishes of another node's name */
 };

@@ -7,8 +7,9 @@
 #include "daemon/base/text.h"
 #include "daemon/directory/names_impl.h"
 
-#define ASKING_MAX 256u    /* claims that are sent to rdtd-etcd at a time */
-#define TOLD_PER_TURN 256u /* claims that are sent to homes in one iteration of the loop */
+#define ASKING_MAX 256u          /* claims that rdtd-etcd has at a time */
+#define TOLD_PER_TURN 256u       /* claims that the homes are told in one turn of the loop, */
+#define TELL_NS UINT64_C(200000) /* in so much time: with many nodes it takes a while to find the homes of a name */
 
 enum claim_state { CLAIM_CLAIMING, CLAIM_HELD, CLAIM_LOST };
 enum answer { ANSWER_AWAITED, ANSWER_GRANTED, ANSWER_REFUSED, ANSWER_AWAY };
@@ -127,7 +128,16 @@ static void tell_again(struct name_claim *claim, int64_t delay_ns)
         (void)deadline_set(all->deadlines, &all->flush, delay_ns);
 }
 
-/* Returns how many homes have answered that the node of answer i has the name. */
+/* The claim that was told longest ago, if all of its homes are to be told again. */
+static struct name_claim *next_to_retell(const struct directory_names *all)
+{
+    struct name_claim *claim =
+        list_empty(&all->claimed) ? NULL : container_of(list_first(&all->claimed), struct name_claim, link);
+
+    return claim && claim->told_ns < all->retell_ns ? claim : NULL;
+}
+
+/* How many homes say that the node of answer i has the name. */
 static unsigned count_votes(const struct name_claim *claim, unsigned i)
 {
     unsigned n = 0;
@@ -282,7 +292,7 @@ void names_claim_etcd_answer(struct directory_names *all, const struct name_key 
         take_answer(claim, 0, place, granted);
         decide(claim);
     }
-    if (!list_empty(&all->dirty))
+    if (!list_empty(&all->dirty) || next_to_retell(all))
         names_claims_flush(&all->flush); /* the next ones */
 }
 
@@ -307,7 +317,8 @@ void names_claim_told(struct directory_names *all, const struct name_key *key, c
 
 void names_claims_etcd_down(struct directory_names *all)
 {
-    list_each_safe (struct name_claim, claim, &all->claimed, link)
+    for (struct list *node = all->claimed.prev; node != &all->claimed && all->n_asking > 0; node = node->prev) {
+        struct name_claim *claim = container_of(node, struct name_claim, link); /* those that ask are among the last */
         if (claim->asking)
             wait_for_etcd(claim);
 }
@@ -509,58 +520,83 @@ void directory_names_unuse(struct directory_names *all, const struct owner *owne
         claim_free(claim);
 }
 
+/* Tells the homes, or etcd, that the node still has the name, or that it has not needed it. */
+static void retell(struct name_claim *claim)
+{
+    if (is_used(claim) || !list_empty(&claim->waiters) || claim->told_ns == 0) {
+        ask(claim);
+    } else {
+        tell_end(claim); /* it was claimed, and never published */
+        claim_free(claim);
+    }
+}
+
 void names_claims_flush(struct deadline *deadline)
 {
     struct directory_names *all = container_of(deadline, struct directory_names, flush);
     bool etcd = names_in_etcd(all);
+    uint64_t until_ns = uv_hrtime() + TELL_NS;
     unsigned n = 0;
-    struct list now; /* a claim that cannot be sent is dirty again at once */
+    struct name_claim *claim;
+    struct list now; /* a claim that cannot be told is dirty again at once */
 
     if (etcd && !all->etcd_up)
         return;
     list_init(&now);
     list_splice(&now, &all->dirty);
-    for (; !list_empty(&now) && n < TOLD_PER_TURN && !(etcd && all->n_asking >= ASKING_MAX); n++)
-        ask(container_of(list_first(&now), struct name_claim, by_dirty)); /* takes it out */
-    if (!list_empty(&now) && !etcd)
+    for (; !(etcd && all->n_asking >= ASKING_MAX) && n < TOLD_PER_TURN && uv_hrtime() < until_ns; n++)
+        if (!list_empty(&now))
+            ask(container_of(list_first(&now), struct name_claim, by_dirty)); /* takes it out */
+        else if ((claim = next_to_retell(all)))
+            retell(claim);
+        else
+            break;
+    if ((!list_empty(&now) || next_to_retell(all)) && !(etcd && all->n_asking >= ASKING_MAX))
         (void)deadline_set(all->deadlines, &all->flush, 0);
     list_splice(&now, &all->dirty); /* claims that wait come before those that are registered again */
     list_splice(&all->dirty, &now);
+}
+
+static void retell_before(struct directory_names *all, uint64_t ns)
+{
+    if (ns > all->retell_ns)
+        all->retell_ns = ns;
+    if (next_to_retell(all) && deadline_left_ns(&all->flush) < 0)
+        (void)deadline_set(all->deadlines, &all->flush, INT64_C(2000000));
+}
+
+void names_claims_tell_again(struct directory_names *all)
+{
+    retell_before(all, uv_hrtime());
+}
+
+/* Nothing reminds etcd of a name but the lease of its node. */
+static void tick_in_etcd(struct directory_names *all, uint64_t now)
+{
+    for (unsigned n = 0; n < 1024 && !list_empty(&all->claimed); n++) {
+        struct name_claim *claim = container_of(list_first(&all->claimed), struct name_claim, link);
+        if (now - claim->told_ns < (uint64_t)NAMES_REGISTER_NS)
+            return;
+        if (!is_used(claim) && list_empty(&claim->waiters)) {
+            retell(claim);
+            continue;
+        }
+        if (claim->state == CLAIM_LOST) /* it does not say when the node that took the name is gone */
+            tell_again(claim, INT64_C(2000000));
+        claim->told_ns = now;
+        list_remove(&claim->link);
+        list_append(&all->claimed, &claim->link);
+    }
 }
 
 void names_claims_tick(struct directory_names *all)
 {
     uint64_t now = uv_hrtime();
 
-    for (unsigned n = 0; n < 1024 && !list_empty(&all->claimed); n++) {
-        struct name_claim *claim = container_of(list_first(&all->claimed), struct name_claim, link);
-        if (now - claim->told_ns < (uint64_t)NAMES_REGISTER_NS)
-            return;
-        if (names_in_etcd(all) && (is_used(claim) || !list_empty(&claim->waiters))) { /* nothing to remind etcd of */
-            if (claim->state == CLAIM_LOST) /* a home does not report the end of the node that took the name */
-                tell_again(claim, INT64_C(2000000));
-            claim->told_ns = now;
-            list_remove(&claim->link);
-            list_append(&all->claimed, &claim->link);
-            continue;
-        }
-        if (!is_used(claim) && claim->told_ns > 0 && list_empty(&claim->waiters)) {
-            tell_end(claim); /* it was claimed, and never published */
-            claim_free(claim);
-        } else {
-            ask(claim);
-        }
-    }
-}
-
-/* Registers again the names of which that node may be a home: all of them, because the table may have changed. */
-void names_claims_peer_up(struct directory_names *all, const struct peer *peer)
-{
-    list_each (struct name_claim, claim, &all->claimed, link)
-        if (is_used(claim) && list_empty(&claim->by_dirty))
-            list_append(&all->dirty, &claim->by_dirty);
-    if (!list_empty(&all->dirty) && deadline_left_ns(&all->flush) < 0)
-        (void)deadline_set(all->deadlines, &all->flush, INT64_C(2000000));
+    if (names_in_etcd(all))
+        tick_in_etcd(all, now);
+    else if (now > (uint64_t)NAMES_REGISTER_NS)
+        retell_before(all, now - (uint64_t)NAMES_REGISTER_NS);
 }
 
 void names_claims_close(struct directory_names *all)

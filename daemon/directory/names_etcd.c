@@ -62,7 +62,8 @@ void directory_names_etcd_state(void *arg, bool up)
         names_claims_etcd_down(all);
         return;
     }
-    names_home_prune(all, names_claim_exists);
-    names_claims_peer_up(all, NULL);
+    names_home_prune(all);
+    (void)deadline_set(all->deadlines, &all->tick, 0);
+    names_claims_tell_again(all);
     names_seeks_ask(all);
 }

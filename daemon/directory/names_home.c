@@ -69,6 +69,12 @@ static bool is_stale(const struct directory_names *all, const struct name_record
     return !peer || peer->state != PEER_UP || (peer->since_ns > record->heard_ns && now - peer->since_ns > NAMES_STALE_NS);
 }
 
+/* Whether etcd had told it before it was away, and has not told it again. */
+static bool is_old(const struct directory_names *all, const struct name_record *record)
+{
+    return all->etcd_up && record->round != all->etcd_round;
+}
+
 static void tell_seekers(struct directory_names *all, struct name_record *record)
 {
     uint64_t now = uv_hrtime();
@@ -163,7 +169,7 @@ enum rdt_status names_home_seek(struct directory_names *all, struct peer *from, 
 {
     struct name_record *record = from ? record_get(all, key) : map_get(&all->records, key->packed, key->bytes);
 
-    if (record && record->held && record->place.version > 0) {
+    if (record && !is_old(all, record) && record->held && record->place.version > 0) {
         *place_p = record->place;
         return RDT_OK;
     }
@@ -199,16 +205,10 @@ static void end_in_etcd(const struct directory_names *all, const struct name_rec
     (void)names_etcd_send(all, RDT__PB__NAME_ACT__NAME_ACT_END, &record->key, &record->place, 0);
 }
 
-void names_home_prune(struct directory_names *all, name_is_claimed is_claimed)
+void names_home_prune(struct directory_names *all)
 {
-    struct name_record *record;
-    size_t cursor = 0;
-
-    while ((record = map_next(&all->records, &cursor)))
-        if (record->round != all->etcd_round)
-            record_free(all, record);
-        else if (is_unclaimed(all, record, is_claimed))
-            end_in_etcd(all, record);
+    all->sweep = 0;
+    all->pruning = true;
 }
 
 static bool is_sought(const struct name_record *record, uint64_t now)
@@ -228,14 +228,15 @@ void names_home_tick(struct directory_names *all, uint64_t now_ns, name_is_claim
         record = map_next(&all->records, &all->sweep);
         if (!record) {
             all->sweep = 0;
+            all->pruning = false;
             return;
         }
-        if (record->place.epoch == 0 && !is_sought(record, now_ns)) {
+        if (is_old(all, record) || (record->place.epoch == 0 && !is_sought(record, now_ns))) {
             record_free(all, record);
             continue;
         }
         unclaimed = is_unclaimed(all, record, is_claimed);
-        if (unclaimed && record->unclaimed && names_in_etcd(all)) /* a message may still be under way */
+        if (unclaimed && (record->unclaimed || all->pruning) && names_in_etcd(all)) /* what was just sent may be under way */
             end_in_etcd(all, record);
         record->unclaimed = unclaimed;
     }

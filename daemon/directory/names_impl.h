@@ -67,7 +67,8 @@ void names_home_told(struct directory_names *all, const struct name_key *key, co
 
 /* Whether the name is published here, or claimed in order to be published. */
 typedef bool (*name_is_claimed)(const struct directory_names *all, const struct name_key *key);
-void names_home_prune(struct directory_names *all, name_is_claimed is_claimed); /* forgets names that etcd no longer reports */
+/* Begins to forget what etcd has not told again, which counts no more from now on: names_home_tick does it in steps. */
+void names_home_prune(struct directory_names *all);
 
 /* Forgets a few of the names that were only looked up, and for which nobody waits any more. */
 void names_home_tick(struct directory_names *all, uint64_t now_ns, name_is_claimed is_claimed);
@@ -93,7 +94,7 @@ bool names_claim_exists(const struct directory_names *all, const struct name_key
 bool names_claim_held(const struct directory_names *all, const struct name_key *key);
 void names_claims_flush(struct deadline *deadline);
 void names_claims_tick(struct directory_names *all);
-void names_claims_peer_up(struct directory_names *all, const struct peer *peer);
+void names_claims_tell_again(struct directory_names *all); /* all of them, in steps */
 void names_claims_close(struct directory_names *all);
 
 /* ---- names_seek.c: readers of this node ---- */

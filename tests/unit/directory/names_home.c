@@ -160,3 +160,54 @@ Test(names_home, an_epoch_that_another_node_made_up_does_not_wrap, .init = begin
     cr_assert_eq(ask(&b, 0, 1, &known), RDT_OK);
     cr_assert_leq(known.epoch, NAMES_NUMBER_MAX, "other nodes refuse a message with such an epoch");
 }
+
+static bool is_claimed(const struct directory_names *names, const struct name_key *which)
+{
+    (void)names;
+    (void)which;
+    return true;
+}
+
+static void told(unsigned i)
+{
+    struct name_place place = {.epoch = 1, .version = 1, .node = {10}};
+    static const struct owner owner = {.uid = 1000};
+
+    name_key_make(&key, &owner, (const uint8_t *)&i, sizeof i);
+    names_home_told(&all, &key, &place);
+}
+
+static bool is_found(unsigned i)
+{
+    static const struct owner owner = {.uid = 1000};
+    struct name_place known;
+
+    name_key_make(&key, &owner, (const uint8_t *)&i, sizeof i);
+    return names_home_seek(&all, NULL, &key, &known) == RDT_OK;
+}
+
+Test(names_home, what_etcd_does_not_tell_again_counts_no_more_and_is_forgotten_in_steps, .init = begin, .fini = end)
+{
+    enum { N = 10000 };
+    static const struct options options = {.names = (char *)"etcd"};
+    unsigned turns = 0;
+
+    all.options = &options;
+    all.etcd_up = true;
+    for (unsigned i = 0; i < N; i++)
+        told(i);
+    all.etcd_up = false;
+    all.etcd_round++;
+    cr_assert(is_found(0), "while etcd is away, what it told last counts");
+    for (unsigned i = 0; i < N; i += 2)
+        told(i);
+    all.etcd_up = true;
+    names_home_prune(&all);
+    for (unsigned i = 0; i < N; i++)
+        cr_assert_eq(is_found(i), i % 2 == 0, "before anything was forgotten");
+    cr_assert_eq(map_count(&all.records), N);
+    for (; all.pruning; turns++)
+        names_home_tick(&all, uv_hrtime(), is_claimed);
+    cr_assert_gt(turns, 1);
+    cr_assert_eq(map_count(&all.records), N / 2);
+}
