@@ -246,7 +246,7 @@ static void init_rooms(struct daemon *daemon)
                                .directory_names = &daemon->directory_names,
                                .next_forward = 1,
                                .started_ns = uv_hrtime(),
-                               .above = {.arg = daemon, .reload = daemon_reload},
+                               .above = {.arg = daemon, .reload = daemon_reload, .compare = daemon_compare},
                                .dispatch = rpc_dispatch};
     holds_init(&daemon->rpc.holds, &daemon->deadlines, &daemon->recovery, options->hold_grace_ns);
     watches_init(&daemon->rpc);

@@ -53,6 +53,8 @@ void daemon_check_memory_limit(const struct daemon *daemon);
 
 /* Of rpc.above: see there. arg is the daemon. daemon_on_hangup does it, too. */
 enum rdt_status daemon_reload(void *arg, bool check, options_on_change on_change, void *change_arg, struct rdt_error *err);
+void daemon_compare(void *arg, const struct options *fresh, const struct tls_context *key, options_on_change on_change,
+                    void *change_arg);
 void daemon_on_hangup(uv_signal_t *handle, int number);
 
 /* Sends SIGTERM, SIGINT and SIGHUP, and systemd's watchdog, to the loop. */

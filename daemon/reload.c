@@ -92,6 +92,23 @@ static void begin(void)
     sdnotify("RELOADING=1\nMONOTONIC_USEC=%lld", (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000);
 }
 
+static void compare(const struct daemon *daemon, const struct options *fresh, bool new_key, struct reload *reload)
+{
+    options_compare(daemon->options, fresh, note, reload);
+    if (new_key)
+        note_files(daemon->options, fresh, reload);
+    reload_log_level(daemon, fresh, reload);
+}
+
+void daemon_compare(void *arg, const struct options *fresh, const struct tls_context *key, options_on_change on_change,
+                    void *change_arg)
+{
+    const struct daemon *daemon = arg;
+    struct reload reload = {.on_change = on_change, .arg = change_arg, .check = true};
+
+    compare(daemon, fresh, daemon->peers && key && peers_is_new_key(daemon->peers, key), &reload);
+}
+
 enum rdt_status daemon_reload(void *arg, bool check, options_on_change on_change, void *change_arg, struct rdt_error *err)
 {
     struct daemon *daemon = arg;
@@ -110,10 +127,7 @@ enum rdt_status daemon_reload(void *arg, bool check, options_on_change on_change
     }
     if (!check)
         begin();
-    options_compare(daemon->options, &fresh, note, &reload);
-    if (key)
-        note_files(daemon->options, &fresh, &reload);
-    reload_log_level(daemon, &fresh, &reload);
+    compare(daemon, &fresh, key, &reload);
     if (check) {
         peers_drop_key(key);
     } else {

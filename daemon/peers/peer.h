@@ -128,7 +128,7 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
                              const struct peers_callbacks *callbacks, struct peers **peers_p, struct rdt_error *err);
 
 /* Checks everything that peers_create would refuse, without creating anything: mode and length of the key
- * file, and that `listen` is an address of this machine. The port may be in use by the running daemon.
+ * file, and that `listen` is an address of this machine. The port may be in use by the running daemon. Any thread.
  * Errors: INVALID, SYSTEM. */
 enum rdt_status peers_check(const struct options *options, struct rdt_error *err);
 
@@ -143,14 +143,18 @@ void peers_set_nodes(struct peers *peers, const struct node_entry *entries);
 /* Whether the entry describes the peer: it has the peer's uuid or, if one of the two uuids is not known, its address. */
 bool peer_is_listed_as(const struct peer *peer, const struct node_entry *entry);
 
-/* Reads the key and the certificates of the configuration. The context is the caller's. Errors: as tls_context_create. */
+/* Reads the key and the certificates of the configuration; any thread. The context is the caller's. Errors: as
+ * tls_context_create. */
 enum rdt_status peers_open_tls(const struct options *options, struct tls_context **context_p, struct rdt_error *err);
 
 /* The same for peers_reload. *key_p is NULL if nothing in the files has changed; peers_drop_key frees it if it is not used. */
 enum rdt_status peers_read_key(const struct peers *peers, const struct options *options, struct tls_context **key_p,
                                struct rdt_error *err);
 
-/* When this node's certificate and its list of revoked certificates expire, in seconds since 1970; 0: it has none. */
+/* Whether the context, of peers_open_tls, differs from what peers_reload was given last. */
+bool peers_is_new_key(const struct peers *peers, const struct tls_context *key);
+
+/* Seconds since 1970 when this node's certificate and its list of revoked certificates end; 0: it has none. */
 void peers_certificate_expires(const struct peers *peers, int64_t *certificate_p, int64_t *crl_p);
 
 void peers_drop_key(struct tls_context *take_key); /* NULL is allowed */

@@ -21,6 +21,11 @@ enum rdt_status peers_open_tls(const struct options *options, struct tls_context
     return tls_context_create(&files, context_p, err);
 }
 
+bool peers_is_new_key(const struct peers *peers, const struct tls_context *key)
+{
+    return !tls_context_same(key, peers->tls);
+}
+
 enum rdt_status peers_read_key(const struct peers *peers, const struct options *options, struct tls_context **key_p,
                                struct rdt_error *err)
 {
@@ -29,7 +34,7 @@ enum rdt_status peers_read_key(const struct peers *peers, const struct options *
 
     if (status != RDT_OK)
         return status;
-    *key_p = tls_context_same(key, peers->tls) ? NULL : key;
+    *key_p = peers_is_new_key(peers, key) ? key : NULL;
     if (!*key_p)
         tls_context_destroy(key);
     return RDT_OK;

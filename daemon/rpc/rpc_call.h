@@ -42,6 +42,9 @@ struct rpc_above { /* functions of the room above; daemon.c fills it */
     /* Reads the configuration again, reports what differs, and, unless it only checks, adopts what a running daemon can.
      * After an error nothing has changed. */
     enum rdt_status (*reload)(void *arg, bool check, options_on_change on_change, void *change_arg, struct rdt_error *err);
+    /* Reports what differs in a configuration that was read again, and in the key of the peer link (NULL: it has none). */
+    void (*compare)(void *arg, const struct options *fresh, const struct tls_context *key, options_on_change on_change,
+                    void *change_arg);
 };
 
 struct rpc { /* everything that the handlers use; daemon.c fills it */
@@ -86,6 +89,7 @@ struct rpc { /* everything that the handlers use; daemon.c fills it */
     bool draining;        /* the daemon ends */
     bool drained;         /* DRAIN: no new objects are taken, until its undoing or the end of the daemon */
     uint64_t doctored_ns; /* when the doctor last looked for a user who is no administrator */
+    unsigned n_looks;     /* of the doctor at files, from which it has not come back */
     struct rpc_above above;
     /* Is rpc_dispatch. As a pointer, because rpc_remote.c would otherwise depend on every handler. */
     void (*dispatch)(struct call *call, const uint8_t *payload, size_t bytes);

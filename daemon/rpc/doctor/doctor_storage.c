@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The directory of stored objects: whether the daemon can still use it, how much room it has, and what failed there. */
-#include <errno.h>
 #include <inttypes.h>
 #include <linux/magic.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "daemon/rpc/doctor/doctor.h"
@@ -38,17 +35,17 @@ void doctor_storage(struct doctor *doctor)
 {
     const char *path = doctor->rpc->options->storage_dir, *why;
     struct stat st;
-    struct statfs fs;
 
-    if (is_off(doctor))
+    if (is_off(doctor) || !doctor_has_seen(doctor, DOCTOR_STORAGE_DIR, "storage_dir"))
         return;
-    if (stat(path, &st) != 0 || statfs(path, &fs) != 0) {
+    st = doctor->files->storage;
+    if (doctor->files->storage_errno != 0) {
         doctor_find(doctor, FINDING_FAIL,
                     "Put the directory back: without it nothing can be stored, and the next start is empty.",
-                    "The daemon cannot examine storage_dir %s: %s.", path, strerror(errno));
+                    "The daemon cannot examine storage_dir %s: %s.", path, strerror(doctor->files->storage_errno));
         return;
     }
-    why = unsuitable(fs.f_type);
+    why = unsuitable(doctor->files->storage_fs.f_type);
     if (st.st_uid != geteuid() || st.st_mode & 077 || !S_ISDIR(st.st_mode))
         doctor_find(doctor, FINDING_FAIL, "Run chown and chmod 0700: the next start would fail.",
                     "storage_dir %s belongs to uid %u and has mode %04o; it must be the daemon's (uid %u), mode 0700.", path,
@@ -67,11 +64,12 @@ void doctor_storage_room(struct doctor *doctor)
              most = doctor->rpc->options->storage_max_bytes, left, all;
     struct statfs fs;
 
-    if (is_off(doctor))
+    if (is_off(doctor) || !doctor_has_seen(doctor, DOCTOR_STORAGE_DIR, "storage_dir"))
         return;
-    if (statfs(path, &fs) != 0) {
+    fs = doctor->files->storage_fs;
+    if (doctor->files->storage_errno != 0) {
         doctor_find(doctor, FINDING_FAIL, "Put the directory back.", "The daemon cannot examine storage_dir %s: %s.", path,
-                    strerror(errno));
+                    strerror(doctor->files->storage_errno));
         return;
     }
     left = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize;

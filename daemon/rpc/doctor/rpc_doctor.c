@@ -7,6 +7,7 @@
 #include "daemon/plugins/plugin_blame.h"
 #include "daemon/recovery/recovery.h"
 #include "daemon/rpc/doctor/doctor.h"
+#include "proto/wire_limits.h"
 
 #define EXPIRES_SOON_DAYS 7
 #define NEAR_PERCENT 90u              /* percentage of a limit from which the check warns */
@@ -63,13 +64,14 @@ static void check_limits(struct doctor *doctor)
 static void check_state_dir(struct doctor *doctor)
 {
     const char *state_dir = doctor->rpc->options->state_dir;
-    struct rdt_error err;
 
     if (state_dir[0] == '\0')
         doctor_find(doctor, FINDING_OK, "", "state_dir is empty, so the node has a new uuid after each start.");
-    else if (node_check(state_dir, &err) != RDT_OK)
+    else if (!doctor_has_seen(doctor, DOCTOR_STATE_DIR, "state_dir"))
+        return;
+    else if (doctor->files->state_dir.status != RDT_OK)
         doctor_find(doctor, FINDING_FAIL, "Give the folder back to the daemon's user: without it the next start fails.",
-                    "The daemon cannot use its state_dir any more: %s.", err.msg);
+                    "The daemon cannot use its state_dir any more: %s.", doctor->files->state_dir.msg);
     else
         doctor_find(doctor, FINDING_OK, "", "The node's uuid is in %s.", state_dir);
 }
@@ -82,15 +84,15 @@ static const char *names_peer(const struct options *options)
 static void check_key(struct doctor *doctor)
 {
     const struct options *options = doctor->rpc->options;
-    struct rdt_error err;
 
+    if (!doctor_has_seen(doctor, DOCTOR_KEY, "The key or a certificate of the peer link"))
+        return;
     if (!options_have_peers(options))
         doctor_find(doctor, FINDING_OK, "", "Neither key_file nor peer_cert is set, so this node has no peers.");
-    else if (peers_check(options, &err) != RDT_OK)
-        doctor_find(
-            doctor, FINDING_FAIL,
-            "Correct what the sentence names: the running daemon uses what it read before, but its next start would fail.",
-            "The peer link could not be started again: %s.", err.msg);
+    else if (doctor->files->peers.status != RDT_OK)
+        doctor_find(doctor, FINDING_FAIL,
+                    "Mend what the sentence names: the running daemon has what it read before, but the next start would fail.",
+                    "The peer link could not be started again: %s.", doctor->files->peers.msg);
     else if (options->listen[0] == '\0')
         doctor_find(
             doctor, FINDING_OK, "",
@@ -151,11 +153,17 @@ static void check_configuration(struct doctor *doctor)
 {
     const struct rpc_above *above = &doctor->rpc->above;
     struct differences differences = {0};
-    struct rdt_error err;
+    const struct rdt_error *fault;
 
-    if (above->reload(above->arg, true, on_change, &differences, &err) != RDT_OK)
-        doctor_find(doctor, FINDING_FAIL, "Correct it (rdtd --check-config prints every fault): the next start would fail.",
-                    "The configuration has a fault since the daemon read it: %s.", err.msg);
+    if (!doctor_has_seen(doctor, DOCTOR_CONFIGURATION, "The configuration, or the nodes file,") ||
+        !doctor_has_seen(doctor, DOCTOR_KEY, "The key or a certificate of the peer link"))
+        return;
+    fault = doctor->files->configuration.status != RDT_OK ? &doctor->files->configuration : &doctor->files->peers;
+    if (fault->status == RDT_OK)
+        above->compare(above->arg, &doctor->files->fresh, doctor->files->key, on_change, &differences);
+    if (fault->status != RDT_OK)
+        doctor_find(doctor, FINDING_FAIL, "Mend it (rdtd --check-config prints every fault): the next start would fail.",
+                    "The configuration has a fault since the daemon read it: %s.", fault->msg);
     else if (differences.reload + differences.restart > 0)
         doctor_find(
             doctor, FINDING_WARN, "`rdtctl reload --check` lists them, and `rdtctl reload` applies what needs no restart.",
@@ -445,18 +453,14 @@ static const struct {
 
 _Static_assert(sizeof checks / sizeof checks[0] <= DOCTOR_CHECKS, "raise DOCTOR_CHECKS");
 
-enum rdt_status rpc_doctor(struct call *call, const void *request, struct rdt_error *err)
+static enum rdt_status look(struct call *call, struct doctor_files *files, struct arena *arena, struct rdt_error *err)
 {
-    struct doctor *doctor = arena_alloc(call->arena, sizeof *doctor);
+    struct doctor *doctor = arena_alloc(arena, sizeof *doctor);
     Rdt__Pb__DoctorReply reply = RDT__PB__DOCTOR_REPLY__INIT;
 
-    if (!call->admin && call->rpc->doctored_ns > 0 && uv_hrtime() - call->rpc->doctored_ns < PAUSE_NS)
-        return rdt_error_set(err, RDT_BUSY, "the doctor has looked for a user less than a second ago: ask again in a second");
-    if (!call->admin)
-        call->rpc->doctored_ns = uv_hrtime();
     if (!doctor)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
-    *doctor = (struct doctor){.call = call, .rpc = call->rpc, .arena = call->arena};
+    *doctor = (struct doctor){.call = call, .rpc = call->rpc, .arena = arena, .files = files};
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++) {
         doctor_begin_check(doctor, checks[i].id, checks[i].name);
         checks[i].check(doctor);
@@ -468,4 +472,25 @@ enum rdt_status rpc_doctor(struct call *call, const void *request, struct rdt_er
     reply.n_checks = doctor->n;
     call_reply(call, &reply.base, NULL, 0);
     return RDT_OK;
+}
+
+static void on_seen(struct call *call, struct doctor_files *files)
+{
+    struct rdt_error err;
+    struct arena arena;
+
+    arena_init(&arena, RDT_MAX_DECODED_BYTES);
+    if (look(call, files, &arena, &err) != RDT_OK)
+        call_fail(call, &err);
+    arena_fini(&arena);
+}
+
+enum rdt_status rpc_doctor(struct call *call, const void *request, struct rdt_error *err)
+{
+    (void)request;
+    if (!call->admin && call->rpc->doctored_ns > 0 && uv_hrtime() - call->rpc->doctored_ns < PAUSE_NS)
+        return rdt_error_set(err, RDT_BUSY, "the doctor has looked for a user less than a second ago: ask again in a second");
+    if (!call->admin)
+        call->rpc->doctored_ns = uv_hrtime();
+    return doctor_look(call, on_seen, err);
 }

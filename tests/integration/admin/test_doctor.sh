@@ -88,6 +88,31 @@ mv "$dir/state2" "$dir/state"
 expect ok RDT020 "uuid is in $dir/state"
 stop
 
+# ---- files that do not answer ----
+
+# A pipe without a writer stands for a file system that has stopped: who opens it waits.
+start
+cp "$dir/state/node_uuid" "$dir/uuid"
+rm "$dir/state/node_uuid"
+mkfifo "$dir/state/node_uuid"
+expect fail RDT020 '^state_dir has not answered for [0-9]+ s\.$'
+[[ $(field RDT019 status) == skip && $(field RDT070 status) == ok ]] || bad "other checks: $(cat "$dir/json")"
+ctl ping >/dev/null || bad 'the daemon waits for a file'
+for i in 1 2 3; do ctl doctor --json >"$dir/json.$i" & many[i]=$!; done
+wait "${many[@]:1}"
+ctl doctor --json >"$dir/json"
+field RDT020 sentence | grep -qx 'state_dir was not looked at, because a file system does not answer.' ||
+  bad "more than four looks: $(field RDT020 sentence)"
+cat "$dir/uuid" >"$dir/state/node_uuid" # answers one of them, and its reader sees the end of the file
+for ((i = 0; i < 400; i++)); do # the others have opened it meanwhile, or find a file
+  rm -f "$dir/state/node_uuid"
+  cp "$dir/uuid" "$dir/state/node_uuid"
+  ctl doctor --json >"$dir/json"
+  [[ $(field RDT020 status) == ok ]] && break || sleep 0.05
+done
+expect ok RDT020 'uuid is in'
+stop
+
 # ---- limits ----
 
 in_daemon=(prlimit --nofile=600)
