@@ -321,6 +321,7 @@ void names_claims_etcd_down(struct directory_names *all)
         struct name_claim *claim = container_of(node, struct name_claim, link); /* those that ask are among the last */
         if (claim->asking)
             wait_for_etcd(claim);
+    }
 }
 
 /* ---- asking ---- */
