@@ -56,7 +56,7 @@ bool coalescer_fits(const Rdt__Pb__Fetch *message, const Rdt__Pb__FetchItem *ite
 struct transfer *coalescer_open(const struct transfers *transfers, const struct rdt_ref *ref, const struct owner *requester);
 
 /* Begins a transfer that fits. true: it may ask as soon as the link is up; false: it is queued behind another
- * transfer, and transfer_in_resume will follow. */
+ * transfer, whose coalescer_close returns its id. */
 bool coalescer_begin(struct transfer *transfer);
 
 /* Called when PULL is about to be sent. */

@@ -290,6 +290,21 @@ void transfer_fail(struct transfer *transfer, enum rdt_status status, const char
     transfer_fail_err(transfer, &err);
 }
 
+bool transfer_op_ended(struct transfer *transfer)
+{
+    transfer->n_ops--;
+    if (transfer->sm.state != TRANSFER_ABORT && transfer->sm.state != TRANSFER_REWIND)
+        return false;
+    transfer_settle(transfer);
+    return true;
+}
+
+void transfer_settle(struct transfer *transfer)
+{
+    if (transfer->n_ops == 0)
+        transfer->kind->settled(transfer);
+}
+
 /* No fetch waits any more: stops the operations. The memory is freed when they have ended. */
 void transfer_abort(struct transfer *transfer)
 {

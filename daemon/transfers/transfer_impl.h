@@ -8,7 +8,7 @@
  *
  *   room         transfers, transfer_peer, fetch > transfer_seek
  *   members      transfer_broadcast_member
- *   pull         transfer_in, _ask, _move, _replica, _subpull > _way
+ *   pull         transfer_in > _replica > _ask > _move > _subpull > _way
  *   broadcast    transfer_broadcast, transfer_broadcast_move
  *   serve        serve_pull > serve_answer > serve_send > serve_pace > serve -> serve_events: broadcast
  *   local        transfer_local > transfer_local_copy
@@ -19,8 +19,8 @@
  *   connections  transfer_group > peer_transport > peer_session              -> connection_events: pull, serve
  *   parts        transfer_record, transfer_destination, transfer_staging, reservation > fanout
  *
- * `serve` is the owner's side of a pull, `pull` the reader's. Five files of pull call each other in a circle
- * because the states of a pull do: an attempt that fails goes back from moving to asking. */
+ * `serve` is the owner's side of a pull, `pull` the reader's. A pull that starts again goes back from moving to asking. It
+ * does so by the table too: when its last operation has ended, the core calls `settled` of its kind. */
 #ifndef DAEMON_TRANSFER_IMPL_H
 #define DAEMON_TRANSFER_IMPL_H
 
@@ -60,7 +60,7 @@ struct fetch_wish {
 };
 
 /* The part of a transfer that only a fetch of an object on this node uses: an object of this node's clients, or a replica of
- * another node's snapshot. A pull that a replica here serves after all begins to use it in transfer_become_local. */
+ * another node's snapshot. A pull that a replica here serves after all becomes a local transfer. */
 struct local_fetch {
     struct object_waiter waiter; /* PARKED: called when the object is put */
     struct name_waiter named;    /* PARKED: called when a newer version of the name is published */
@@ -143,15 +143,18 @@ void transfer_seek(struct transfer *transfer);
  *
  *   local    a fetch of an object, or of a replica, on this node          transfer_local.c
  *   pull     a fetch from another node                                    transfer_in.c
- *   sub-pull the part of a pull that moves between two kinds of memory    transfer_subpull.c
+ *   sub-pull the part of a pull that moves between two kinds of memory    transfer_in.c
  *   member   this node's part of a broadcast                              transfer_broadcast_member.c
  */
 struct transfer_kind {
-    /* Begins a fetch, once; NULL: the file of the kind begins its transfers itself. May end the transfer. */
+    const struct transfer_kind *part; /* the kind of its sub-pulls; NULL: it has none */
+    /* Begins a transfer, once; NULL: the file of the kind begins its transfers itself. May end the transfer. */
     void (*start)(struct transfer *);
     /* Nobody waits any more, and the transfer has begun to use memory (ASKED and later). Moves it to ABORT;
      * it ends when its operations have. */
     void (*abort)(struct transfer *);
+    /* ABORT, REWIND: no operation touches its memory any more. Ends the transfer, or starts it again. */
+    void (*settled)(struct transfer *);
     /* The transfer has failed. Returns true if the kind has dealt with that: the transfer goes on another
      * way, or was ended. NULL: never. */
     bool (*recover)(struct transfer *, const struct rdt_error *err);
@@ -178,6 +181,11 @@ void transfer_fail_err(struct transfer *transfer, const struct rdt_error *err);
 void transfer_abort(struct transfer *transfer); /* no fetch waits any more: stops the operations, then ends it */
 void transfer_end(struct transfer *transfer);   /* nothing touches its memory: frees it */
 void transfer_free_layouts(struct transfer *transfer);
+
+/* Call when one operation of the transfer has ended. Returns true if the transfer is being aborted or rewound,
+ * which this function goes on with: the caller must not touch the transfer any more. */
+bool transfer_op_ended(struct transfer *transfer);
+void transfer_settle(struct transfer *transfer); /* ABORT, REWIND: calls `settled` of its kind if no operation is left */
 
 /* Allocates transfer->received: cached memory of the client, or new memory (RDT_AGAIN: on_ready is called
  * later with the transfer). Memory that several fetches share, or `shared` by a replica, belongs to no

@@ -326,4 +326,5 @@ static void release(struct transfer *transfer)
     }
 }
 
-const struct transfer_kind transfer_local_kind = {.start = start, .abort = transfer_local_abort, .release = release};
+const struct transfer_kind transfer_local_kind = {
+    .start = start, .abort = transfer_local_abort, .settled = transfer_end, .release = release};

@@ -296,10 +296,9 @@ static void step_started(struct transfer *transfer, enum rdt_status status, cons
 
 static void step_ended(struct transfer *transfer, const struct rdt_error *err, void (*next)(struct transfer *))
 {
-    transfer->n_ops--;
-    if (transfer->sm.state == TRANSFER_ABORT)
-        transfer_end(transfer);
-    else if (err)
+    if (transfer_op_ended(transfer))
+        return;
+    if (err)
         transfer_fail_err(transfer, err);
     else
         next(transfer);
@@ -405,6 +404,5 @@ void transfer_local_abort(struct transfer *transfer)
     if (transfer->local.copy && transfer->local.copy->device)
         device_copy_stop(transfer->local.copy->device);
     transfer_set_state(transfer, TRANSFER_ABORT);
-    if (transfer->n_ops == 0)
-        transfer_end(transfer);
+    transfer_settle(transfer);
 }

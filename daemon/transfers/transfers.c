@@ -21,7 +21,7 @@ static const struct replica_events replica_events = {.on_found = serve_answer,
                                                      .on_ask_again = transfer_replica_ask_again,
                                                      .on_unwanted = transfer_replica_unwanted};
 static const struct order_events order_events = {
-    .receive = transfer_in_receive, .waits = transfer_replica_moved, .send = serve_send_in_order, .fail_serve = serve_fail};
+    .receive = transfer_in_receive, .waits = transfer_in_heard, .send = serve_send_in_order, .fail_serve = serve_fail};
 static const struct serve_events serve_events = {
     .on_start = broadcast_reader_joins, .on_ready = broadcast_reader_ready, .on_end = broadcast_reader_ended};
 

@@ -153,7 +153,6 @@ static void pull(struct broadcast_member *member)
     text_copy(transfer->wish.group, sizeof transfer->wish.group, group->name);
     transfer->record.direction = "in";
     text_copy(transfer->record.peer, sizeof transfer->record.peer, member->root->peer->name);
-    transfer->pull.stall.on_passed = transfer_in_on_stall;
     transfer->pull.origin = member->root;
     transfer_in_pull_from(transfer, member->root);
 }
@@ -257,7 +256,9 @@ static bool recover(struct transfer *transfer, const struct rdt_error *err)
     return true;
 }
 
-const struct transfer_kind transfer_member_kind = {.abort = transfer_in_abort,
+const struct transfer_kind transfer_member_kind = {.part = &transfer_subpull_kind,
+                                                   .abort = transfer_in_abort,
+                                                   .settled = transfer_in_settled,
                                                    .recover = recover,
                                                    .release = transfer_pull_release,
                                                    .wanted = transfer_pull_wanted,

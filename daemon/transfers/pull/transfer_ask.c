@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a pull asks, and asks again: which node is asked, what it is told, which fetches wait for the answer to another pull of
- * the same object, and how a failed attempt starts again, by another path or by another PULL, once no operation touches the
- * memory any more. */
+/* How a pull asks, and asks again: which node is asked, what it is told, whether the pull waits for the answer to another one
+ * of the same object, and what an attempt that starts again forgets. */
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -14,7 +13,6 @@
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_order.h"
-#include "daemon/transfers/transfer_record.h"
 #include "wire_ref.h"
 
 enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *err)
@@ -37,7 +35,6 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
     text_copy(transfer->record.peer, sizeof transfer->record.peer, peer->name);
     if (peer->state == PEER_BACKOFF)
         return peer_away(peer, transfer->account, err);
-    transfer->pull.stall.on_passed = transfer_in_on_stall;
     if (!transfer->pull.joinable || coalescer_begin(transfer)) {
         /* Also while the link comes up: all items from that node wait for it. */
         reservation_join(transfer, transfer->pull.origin);
@@ -66,6 +63,7 @@ void transfer_in_leave_peer(struct transfer *transfer)
 void transfer_in_pull_from(struct transfer *transfer, struct peer_session *session)
 {
     transfer_in_leave_peer(transfer);
+    transfer->pull.stall.on_passed = transfer_in_on_stall;
     transfer->pull.peer = session;
     session->n_in++;
     if (session->peer->state == PEER_UP) {
@@ -75,35 +73,6 @@ void transfer_in_pull_from(struct transfer *transfer, struct peer_session *sessi
     }
     list_append(&session->pending, &transfer->pull.by_peer);
     transfer_set_state(transfer, TRANSFER_LINK);
-}
-
-void transfer_in_resume(struct transfer *transfer)
-{
-    if (transfer->sm.state != TRANSFER_QUEUED || (transfer->pull.coalesced && transfer->pull.coalesced->asked))
-        return;
-    if (transfer_replica_serves(transfer))
-        return;
-    transfer_in_pull_from(transfer, transfer->pull.origin);
-}
-
-static void on_resume(struct deadline *deadline)
-{
-    transfer_in_resume(container_of(deadline, struct transfer, pull.resume));
-}
-
-/* The transfer that waited for this answer goes on in the next loop iteration, because the caller may be in
- * the middle of another transfer's end. */
-void transfer_in_leave_coalesced(struct transfer *transfer)
-{
-    struct transfers *transfers = transfer->transfers;
-    uint64_t id = coalescer_close(transfer);
-    struct transfer *next = id ? map_get_u64(&transfers->by_id, id) : NULL;
-
-    if (!next || next->sm.state != TRANSFER_QUEUED)
-        return;
-    next->pull.resume.on_passed = on_resume;
-    if (!deadline_set(transfers->deadlines, &next->pull.resume, 0))
-        transfer_in_resume(next);
 }
 
 /* The longest time that one of its fetches would still wait. */
@@ -194,32 +163,21 @@ void transfer_in_send_abort(struct transfer *transfer)
 
 /* ---- starting again ---- */
 
-/* The owner did not start the early receives, because it prefers another transport or its connection was not
- * ready. If the path stays the same, the posted receives are used; otherwise they must end first. */
-void transfer_in_choose_again(struct transfer *transfer)
+static void free_metadata(struct transfer *transfer)
 {
-    struct transfers *transfers = transfer->transfers;
-    const struct path_candidate *chosen = NULL;
-
-    if (!subpulls_needed(transfer) && transfer_in_choose(transfer, false, NULL) == RDT_OK)
-        chosen = record_chosen(&transfer->record);
-    if (transfer->pull.failed == RDT_OK && chosen && !chosen->one_sided &&
-        strcmp(chosen->name, transfer->pull.connection->transport->name) == 0) {
-        transfer_set_state(transfer, TRANSFER_MOVE);
-        transfer_in_watch(transfer);
-        transfer_in_ask_start(transfer);
-        return;
-    }
-    transfer_set_state(transfer, TRANSFER_REWIND);
-    (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->quiesce_grace_ns);
-    transfer_in_cancel_ops(transfer);
-    transfer_in_rewound(transfer);
+    if (transfer->pull.own_metadata)
+        account_give(transfer->account, USAGE_HEAP, transfer->metadata_bytes);
+    free(transfer->pull.own_metadata);
+    transfer->pull.own_metadata = NULL;
+    transfer->metadata = NULL;
+    transfer->metadata_bytes = 0;
+    transfer->box_bytes = 0;
 }
 
 void transfer_in_forget_answer(struct transfer *transfer)
 {
     transfer_free_layouts(transfer);
-    transfer_in_free_metadata(transfer);
+    free_metadata(transfer);
     transfer->stream_bytes = 0;
     transfer->pull.answer.arrived = false;
 }
@@ -240,8 +198,7 @@ void transfer_in_free_chunks(struct transfer *transfer)
     pull->key_bytes = NULL;
 }
 
-/* Resets the attempt. All its operations have ended, and nothing that they moved counts. */
-static void rewind_move(struct transfer *transfer)
+void transfer_in_reset(struct transfer *transfer)
 {
     transfer->pull.failed = RDT_OK;
     deadline_unset(transfer->transfers->deadlines, &transfer->pull.stall);
@@ -260,25 +217,12 @@ static void rewind_move(struct transfer *transfer)
     transfer->record.bytes_done = 0;
 }
 
-/* REWIND, then asks again when no operation is left */
-static void go_back(struct transfer *transfer)
+void transfer_in_ask_owner(struct transfer *transfer)
 {
     struct rdt_error err = {0};
-    struct peer *peer;
+    struct peer *peer = transfer->pull.origin->peer;
 
-    if (transfer->sm.state != TRANSFER_REWIND)
-        transfer_set_state(transfer, TRANSFER_REWIND);
-    if (transfer->n_ops > 0) {
-        if (transfer->pull.chunk_ops) {
-            (void)deadline_set(transfer->transfers->deadlines, &transfer->pull.stall,
-                               (int64_t)transfer->transfers->options->quiesce_grace_ns);
-            transfer_in_cancel_ops(transfer);
-        }
-        return;
-    }
-    rewind_move(transfer);
     transfer_in_forget_answer(transfer);
-    peer = transfer->pull.origin->peer;
     if (peer->state == PEER_IDLE)
         (void)peers_find(transfer->transfers->peers, transfer->ref.node, transfer->ref.address, transfer->account, &peer, &err);
     else if (peer->state == PEER_BACKOFF)
@@ -303,18 +247,6 @@ bool transfer_in_ask_anew(struct transfer *transfer)
     transfer->id = transfer->record.id = id;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &transfer->record);
     transfer_in_leave_peer(transfer);
-    go_back(transfer);
+    transfer_in_rewind(transfer);
     return true;
-}
-
-void transfer_in_rewound(struct transfer *transfer)
-{
-    if (transfer->n_ops > 0)
-        return;
-    if (!transfer->pull.peer) {
-        go_back(transfer);
-        return;
-    }
-    rewind_move(transfer);
-    transfer_in_find_path(transfer, NULL);
 }

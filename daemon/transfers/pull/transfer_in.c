@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pulls from the answer up to the point where their bytes begin to move: what the answer says, memory, and
- * the end. transfer_ask.c asks, transfer_way.c chooses the path. */
+/* The life of a pull: what the answer says, memory, starting again, and the end. The files below it take the single steps and
+ * come back here by the operations of the kind (struct transfer_kind). */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,10 +15,14 @@
 #include "daemon/transfers/reservation.h"
 #include "daemon/transfers/transfer_impl.h"
 #include "daemon/transfers/transfer_order.h"
+#include "daemon/transfers/transfer_record.h"
 #include "wire_error.h"
 #include "wire_ref.h"
 
+#define MAX_KEYS 4096u /* regions of one object */
+
 static void reserve_next(struct transfer *transfer);
+static void find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
 static struct transfer *find(struct peer_session *session, uint64_t id)
 {
@@ -50,18 +54,7 @@ static enum rdt_status take_metadata(struct transfer *transfer, const ProtobufCB
     return RDT_OK;
 }
 
-void transfer_in_free_metadata(struct transfer *transfer)
-{
-    if (transfer->pull.own_metadata)
-        account_give(transfer->account, USAGE_HEAP, transfer->metadata_bytes);
-    free(transfer->pull.own_metadata);
-    transfer->pull.own_metadata = NULL;
-    transfer->metadata = NULL;
-    transfer->metadata_bytes = 0;
-    transfer->box_bytes = 0;
-}
-
-enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+static enum rdt_status read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
 {
     struct rdt_ref ref;
     enum rdt_status status = wire_ref_to(meta->ref, &ref, err);
@@ -163,7 +156,8 @@ static void on_room(struct transfer *transfer, const struct rdt_error *err)
         reserve_next(transfer);
 }
 
-void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+/* RESERVE: chooses the path, then reserves memory. `meta` is the answer that has just come; NULL: it came earlier. */
+static void find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
     struct rdt_error err = {0};
     enum rdt_status status;
@@ -199,28 +193,30 @@ void transfer_in_connected(struct transfer *transfer, const struct peer_transpor
     if (transfer->pull.connection)
         transfer_in_move(transfer);
     else
-        transfer_in_find_path(transfer, NULL);
+        find_path(transfer, NULL);
 }
 
-/* The other node does not want the connection, so it is not rebuilt: the transfer takes another path, or
- * fails. Members of a broadcast and sub-pulls wait on: only the root knows another path, and a sub-pull keeps
- * the slots that it has. */
-void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt)
+/* The owner did not start the early receives, because it prefers another transport or its connection was not
+ * ready. If the path stays the same, the posted receives are used; otherwise they must end first. */
+static void choose_again(struct transfer *transfer)
 {
-    if (transfer->sm.state != TRANSFER_CONNECT || transfer->pull.member || transfer->subpull.parent ||
-        (transfer->pull.connection && transfer->pull.connection != pt))
+    const struct path_candidate *chosen = NULL;
+
+    if (!subpulls_needed(transfer) && transfer_in_choose(transfer, false, NULL) == RDT_OK)
+        chosen = record_chosen(&transfer->record);
+    if (transfer->pull.failed == RDT_OK && chosen && !chosen->one_sided &&
+        strcmp(chosen->name, transfer->pull.connection->transport->name) == 0) {
+        transfer_set_state(transfer, TRANSFER_MOVE);
+        transfer_in_watch(transfer);
+        transfer_in_ask_start(transfer);
         return;
-    deadline_unset(transfer->transfers->deadlines, &transfer->pull.stall);
-    if (transfer->pull.connection) {
-        transfer_set_state(transfer, TRANSFER_REWIND);
-        transfer_in_rewound(transfer);
-    } else {
-        transfer_in_find_path(transfer, NULL);
     }
+    transfer_in_rewind(transfer);
 }
 
 static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
+    struct peer_session *session;
     struct rdt_error err = {0};
     enum rdt_status status;
 
@@ -231,11 +227,13 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
         return;
     }
     transfer->record.began_ns = uv_hrtime();
-    if (meta->redirect_node.len > 0) {
-        transfer_replica_redirected(transfer, meta);
+    status = read_meta(transfer, meta, &err);
+    if (status == RDT_OK && meta->redirect_node.len > 0) {
+        session = transfer_replica_redirected(transfer, meta);
+        if (session)
+            transfer_in_pull_from(transfer, session);
         return;
     }
-    status = transfer_in_read_meta(transfer, meta, &err);
     if (status == RDT_OK && transfer->wish.meta_only) {
         (void)snprintf(transfer->record.path, sizeof transfer->record.path, "metadata");
         transfer_deliver_meta(transfer);
@@ -246,15 +244,45 @@ static void take_answer(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
         if (meta->started)
             transfer_in_started(transfer);
         else
-            transfer_in_choose_again(transfer);
+            choose_again(transfer);
         return;
     }
     if (status == RDT_OK && transfer->kind->answered && transfer->kind->answered(transfer, meta))
         return;
     if (status == RDT_OK)
-        transfer_in_find_path(transfer, meta);
+        find_path(transfer, meta);
     else
         transfer_fail_err(transfer, &err);
+}
+
+/* QUEUED: the transfer before it was answered, or will not be. */
+static void resume(struct transfer *transfer)
+{
+    if (transfer->sm.state != TRANSFER_QUEUED || (transfer->pull.coalesced && transfer->pull.coalesced->asked))
+        return;
+    if (transfer_replica_serves(transfer))
+        return;
+    transfer_in_pull_from(transfer, transfer->pull.origin);
+}
+
+static void on_resume(struct deadline *deadline)
+{
+    resume(container_of(deadline, struct transfer, pull.resume));
+}
+
+/* The transfer that waited for this answer goes on in the next loop iteration, because the caller may be in
+ * the middle of another transfer's end. */
+static void leave_coalesced(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+    uint64_t id = coalescer_close(transfer);
+    struct transfer *next = id ? map_get_u64(&transfers->by_id, id) : NULL;
+
+    if (!next || next->sm.state != TRANSFER_QUEUED)
+        return;
+    next->pull.resume.on_passed = on_resume;
+    if (!deadline_set(transfers->deadlines, &next->pull.resume, 0))
+        resume(next);
 }
 
 void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *meta)
@@ -272,7 +300,7 @@ void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *
     take_answer(transfer, meta);
     next = id ? map_get_u64(&session->transfers->by_id, id) : NULL;
     if (next)
-        transfer_in_resume(next);
+        resume(next);
 }
 
 void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullParked *parked)
@@ -280,11 +308,56 @@ void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullPark
     struct transfer *transfer = find(session, parked->transfer);
 
     if (transfer && transfer->pull.peer != transfer->pull.origin)
-        transfer_replica_moved(transfer);
+        transfer_in_heard(transfer);
     if (!transfer || transfer->pull.answer.arrived || transfer->pull.peer != transfer->pull.origin)
         return;
     transfer->pull.awaits_put = true;
     reservation_leave(transfer); /* The other items need not wait for a put. */
+}
+
+static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullKeys *keys, struct rdt_error *err)
+{
+    enum rdt_status status = layout_from_wire(keys->tensors, &transfer->pull.remote, err);
+
+    if (status == RDT_OK)
+        status = layout_same_shape(transfer->source, transfer->pull.remote, err);
+    if (status == RDT_OK && keys->n_keys > MAX_KEYS)
+        status = rdt_error_set(err, RDT_PROTOCOL, "the owner sent %zu keys: at most %u are allowed", keys->n_keys, MAX_KEYS);
+    if (status != RDT_OK)
+        return status;
+    transfer->pull.keys = calloc(keys->n_keys + 1, sizeof *transfer->pull.keys);
+    transfer->pull.key_bytes = calloc(keys->n_keys + 1, sizeof *transfer->pull.key_bytes);
+    if (!transfer->pull.keys || !transfer->pull.key_bytes)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the keys");
+    for (size_t i = 0; i < keys->n_keys; i++) {
+        if (keys->keys[i].len > RDT_KEY_MAX_BYTES)
+            return rdt_error_set(err, RDT_PROTOCOL, "a key has %zu bytes: at most %u are allowed", keys->keys[i].len,
+                                 RDT_KEY_MAX_BYTES);
+        if (keys->keys[i].len > 0) /* An empty key: nothing is read from that region. */
+            memcpy(transfer->pull.keys[i], keys->keys[i].data, keys->keys[i].len);
+        transfer->pull.key_bytes[i] = keys->keys[i].len;
+    }
+    transfer->pull.n_keys = keys->n_keys;
+    for (uint32_t i = 0; i < transfer->pull.remote->count; i++)
+        if (layout_bytes(transfer->pull.remote, i) > 0 &&
+            (transfer->pull.remote->region[i] >= keys->n_keys || !layout_is_contiguous(transfer->pull.remote, i)))
+            return rdt_error_set(err, RDT_PROTOCOL, "tensor %u has no key, or is not contiguous", i);
+    return RDT_OK;
+}
+
+void transfer_in_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys)
+{
+    struct transfer *transfer = find(session, keys->transfer);
+    struct rdt_error err = {0};
+
+    if (!transfer || transfer->sm.state != TRANSFER_MOVE || !transfer->pull.one_sided || transfer->pull.keys)
+        return;
+    if (take_keys(transfer, keys, &err) != RDT_OK) {
+        rdt_error_prefix(&err, "keys from node %s", transfer->record.peer);
+        transfer_fail_err(transfer, &err);
+        return;
+    }
+    transfer_in_read_more(transfer);
 }
 
 /* ---- memory ---- */
@@ -295,7 +368,7 @@ static void on_ready(void *arg, struct region *region, const struct rdt_error *e
 
     if (!transfer->target && !transfer->received)
         transfer->received = region;
-    if (transfer_in_op_ended(transfer))
+    if (transfer_op_ended(transfer))
         return;
     if (err)
         transfer_in_fail_here(transfer, err);
@@ -344,44 +417,32 @@ void transfer_in_abort(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
 
-    transfer_in_leave_coalesced(transfer);
+    leave_coalesced(transfer);
     replica_end_filling(transfer);
     deadline_unset(transfers->deadlines, &transfer->pull.resume);
     deadline_unset(transfers->deadlines, &transfer->pull.patience);
     transfer_set_state(transfer, TRANSFER_ABORT);
-    if (!transfer->pull.one_sided || transfer->n_ops == 0)
+    if (!transfer->pull.one_sided) /* Otherwise the owner must keep the memory until the last read has ended. */
         transfer_in_send_abort(transfer);
     if (transfer->pull.subpulls)
         subpulls_abort(transfer);
-    if (transfer->n_ops == 0) {
+    transfer_in_stop_ops(transfer);
+    transfer_settle(transfer);
+}
+
+void transfer_in_settled(struct transfer *transfer)
+{
+    if (transfer->sm.state == TRANSFER_ABORT) {
+        if (transfer->pull.one_sided)
+            transfer_in_send_abort(transfer);
         transfer_end(transfer);
         return;
     }
-    if (!transfer->pull.chunk_ops || transfer->pull.subpulls)
-        return; /* The transfer waits for the pool, or for its sub-pulls. */
-    transfer_in_cancel_ops(transfer);
-    (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->quiesce_grace_ns);
-}
-
-void transfer_in_settle(struct transfer *transfer)
-{
-    if (transfer->n_ops > 0)
-        return;
-    if (transfer->pull.one_sided)
-        transfer_in_send_abort(transfer);
-    transfer_end(transfer);
-}
-
-bool transfer_in_op_ended(struct transfer *transfer)
-{
-    transfer->n_ops--;
-    if (transfer->sm.state == TRANSFER_ABORT)
-        transfer_in_settle(transfer);
-    else if (transfer->sm.state == TRANSFER_REWIND)
-        transfer_in_rewound(transfer);
+    transfer_in_reset(transfer);
+    if (transfer->pull.peer)
+        find_path(transfer, NULL);
     else
-        return false;
-    return true;
+        transfer_in_ask_owner(transfer);
 }
 
 void transfer_in_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
@@ -415,7 +476,7 @@ void transfer_pull_release(struct transfer *transfer)
     deadline_unset(transfers->deadlines, &transfer->pull.resume);
     deadline_unset(transfers->deadlines, &transfer->pull.patience);
     deadline_unset(transfers->deadlines, &transfer->pull.unwanted);
-    transfer_in_leave_coalesced(transfer);
+    leave_coalesced(transfer);
     list_remove(&transfer->pull.by_connection);
     transfer_in_leave_peer(transfer);
     order_leave(&transfer->record);
@@ -423,23 +484,34 @@ void transfer_pull_release(struct transfer *transfer)
     transfer_free_staging(transfer);
     transfer_in_free_chunks(transfer);
     subpulls_free(transfer);
-    transfer_in_free_metadata(transfer);
+    transfer_in_forget_answer(transfer);
+    if (transfer->subpull.parent)
+        subpull_ended(transfer);
 }
-
-const struct transfer_kind transfer_pull_kind = {.start = start,
-                                                 .abort = transfer_in_abort,
-                                                 .recover = transfer_replica_comes_back,
-                                                 .release = transfer_pull_release,
-                                                 .wanted = transfer_pull_wanted,
-                                                 .answered = transfer_replica_answered};
 
 bool transfer_pull_wanted(const struct transfer *transfer)
 {
     return replica_in_demand(transfer->pull.replica);
 }
 
-void transfer_become_local(struct transfer *transfer)
+const struct transfer_kind transfer_pull_kind = {.part = &transfer_subpull_kind,
+                                                 .start = start,
+                                                 .abort = transfer_in_abort,
+                                                 .settled = transfer_in_settled,
+                                                 .recover = transfer_replica_comes_back,
+                                                 .release = transfer_pull_release,
+                                                 .wanted = transfer_pull_wanted,
+                                                 .answered = transfer_replica_answered};
+
+static void start_part(struct transfer *transfer)
 {
-    transfer_pull_release(transfer);
-    transfer->kind = &transfer_local_kind;
+    transfer_in_pull_from(transfer, transfer->subpull.parent->pull.peer);
 }
+
+const struct transfer_kind transfer_subpull_kind = {.start = start_part,
+                                                    .abort = transfer_in_abort,
+                                                    .settled = transfer_in_settled,
+                                                    .recover = subpull_failed,
+                                                    .release = transfer_pull_release,
+                                                    .wanted = transfer_pull_wanted,
+                                                    .complete = subpull_complete};

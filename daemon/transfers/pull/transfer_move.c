@@ -11,7 +11,6 @@
 #include "daemon/transfers/transfer_order.h"
 #include "daemon/transfers/transfer_record.h"
 
-#define MAX_KEYS 4096u /* regions of one object */
 #define SMALL_COPY (256u << 10)
 
 static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const char *msg);
@@ -187,6 +186,12 @@ void transfer_in_ask_start(struct transfer *transfer)
         transfer_fail_err(transfer, &err);
 }
 
+void transfer_in_heard(struct transfer *transfer)
+{
+    transfer->pull.silent_beats = 0;
+    transfer->pull.heard = true;
+}
+
 void transfer_in_watch(struct transfer *transfer)
 {
     struct transfers *transfers = transfer->transfers;
@@ -227,6 +232,14 @@ static void post_failed(struct transfer *transfer, const struct rdt_error *err)
         note_failure(transfer, RDT_TRANSPORT, err->msg);
     else
         transfer_in_fail_here(transfer, err);
+}
+
+void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt)
+{
+    if (transfer->sm.state != TRANSFER_CONNECT || transfer->pull.member || transfer->subpull.parent ||
+        (transfer->pull.connection && transfer->pull.connection != pt))
+        return;
+    transfer_in_rewind(transfer);
 }
 
 /* Nothing has moved yet, so the transfer can wait until the connection is rebuilt or the link goes down. */
@@ -305,9 +318,7 @@ void transfer_in_move(struct transfer *transfer)
     transfer_in_ask_start(transfer);
 }
 
-/* ---- one-sided ---- */
-
-static void read_more(struct transfer *transfer)
+void transfer_in_read_more(struct transfer *transfer)
 {
     struct rdt_error err = {0};
 
@@ -323,53 +334,13 @@ static void read_more(struct transfer *transfer)
     }
 }
 
-static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullKeys *keys, struct rdt_error *err)
-{
-    enum rdt_status status = layout_from_wire(keys->tensors, &transfer->pull.remote, err);
-
-    if (status == RDT_OK)
-        status = layout_same_shape(transfer->source, transfer->pull.remote, err);
-    if (status == RDT_OK && keys->n_keys > MAX_KEYS)
-        status = rdt_error_set(err, RDT_PROTOCOL, "the owner sent %zu keys: at most %u are allowed", keys->n_keys, MAX_KEYS);
-    if (status != RDT_OK)
-        return status;
-    transfer->pull.keys = calloc(keys->n_keys + 1, sizeof *transfer->pull.keys);
-    transfer->pull.key_bytes = calloc(keys->n_keys + 1, sizeof *transfer->pull.key_bytes);
-    if (!transfer->pull.keys || !transfer->pull.key_bytes)
-        return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the keys");
-    for (size_t i = 0; i < keys->n_keys; i++) {
-        if (keys->keys[i].len > RDT_KEY_MAX_BYTES)
-            return rdt_error_set(err, RDT_PROTOCOL, "a key has %zu bytes: at most %u are allowed", keys->keys[i].len,
-                                 RDT_KEY_MAX_BYTES);
-        if (keys->keys[i].len > 0) /* An empty key: nothing is read from that region. */
-            memcpy(transfer->pull.keys[i], keys->keys[i].data, keys->keys[i].len);
-        transfer->pull.key_bytes[i] = keys->keys[i].len;
-    }
-    transfer->pull.n_keys = keys->n_keys;
-    for (uint32_t i = 0; i < transfer->pull.remote->count; i++)
-        if (layout_bytes(transfer->pull.remote, i) > 0 &&
-            (transfer->pull.remote->region[i] >= keys->n_keys || !layout_is_contiguous(transfer->pull.remote, i)))
-            return rdt_error_set(err, RDT_PROTOCOL, "tensor %u has no key, or is not contiguous", i);
-    return RDT_OK;
-}
-
-void transfer_in_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys)
-{
-    struct transfer *transfer = map_get_u64(&session->transfers->by_id, keys->transfer);
-    struct rdt_error err = {0};
-
-    if (!transfer || transfer->pull.peer != session || transfer->sm.state != TRANSFER_MOVE || !transfer->pull.one_sided ||
-        transfer->pull.keys)
-        return;
-    if (take_keys(transfer, keys, &err) != RDT_OK) {
-        rdt_error_prefix(&err, "keys from node %s", transfer->record.peer);
-        transfer_fail_err(transfer, &err);
-        return;
-    }
-    read_more(transfer);
-}
-
 /* ---- chunks ---- */
+
+static void deliver_replica(struct transfer *transfer, struct replica *replica)
+{
+    replica_whole(replica);
+    transfer_deliver_object(transfer, replica->object, replica->object->layout, PATH_SHARE);
+}
 
 static void finish(struct transfer *transfer)
 {
@@ -385,7 +356,7 @@ static void finish(struct transfer *transfer)
         text_copy(transfer->record.lanes, sizeof transfer->record.lanes, "broadcast");
     record_lanes(&transfer->record, &transfer->pull.connection->conn);
     if (transfer->pull.replica)
-        transfer_deliver_replica(transfer);
+        deliver_replica(transfer, transfer->pull.replica);
     else
         transfer_deliver_received(transfer);
     if (transfer->kind->complete)
@@ -417,14 +388,14 @@ static void chunk_arrived(struct transfer *transfer, uint32_t index)
 {
     transfer->pull.chunks_done++;
     transfer->record.bytes_done += transfer->pull.plan->chunks[index].bytes;
-    transfer_replica_moved(transfer);
+    transfer_in_heard(transfer);
     if (transfer->pull.replica)
         replica_arrived(transfer->pull.replica, index);
     pass_on_if_nearly_done(transfer);
     if (transfer->pull.chunks_done == transfer->pull.plan->n && transfer->n_ops == 0 && transfer->sm.state == TRANSFER_MOVE)
         finish(transfer);
     else if (transfer->pull.one_sided)
-        read_more(transfer);
+        transfer_in_read_more(transfer);
     else if (transfer->pull.staged_here)
         receive_more(transfer);
 }
@@ -464,7 +435,7 @@ static void done_scatter(struct work *work)
     uint32_t index = op->chunk;
 
     free(op);
-    if (transfer_in_op_ended(transfer))
+    if (transfer_op_ended(transfer))
         return;
     if (target_check(transfer->target, &err) != RDT_OK ||
         (transfer->received && region_check(transfer->received, &err) != RDT_OK))
@@ -482,7 +453,7 @@ static void on_device_scattered(void *arg, const struct rdt_error *err)
 
     stage_return_slot(transfer->pull.stage, op->staging);
     free(op);
-    if (transfer_in_op_ended(transfer))
+    if (transfer_op_ended(transfer))
         return;
     if (err)
         transfer_in_fail_here(transfer, err);
@@ -529,7 +500,7 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
         return;
     }
     free(op);
-    if (transfer_in_op_ended(transfer))
+    if (transfer_op_ended(transfer))
         return;
     if (status != RDT_OK)
         note_failure(transfer, status, msg);
@@ -537,7 +508,7 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
         chunk_arrived(transfer, index);
 }
 
-void transfer_in_cancel_ops(struct transfer *transfer)
+static void cancel_ops(struct transfer *transfer)
 {
     struct group_rank *here =
         transfer->pull.broadcast.collective && transfer->pull.connection && transfer->pull.connection->group
@@ -552,6 +523,24 @@ void transfer_in_cancel_ops(struct transfer *transfer)
         else if (transfer->pull.chunk_ops[i])
             plugin_op_cancel(&transfer->pull.connection->conn, &transfer->pull.chunk_ops[i]->base);
     }
+}
+
+void transfer_in_stop_ops(struct transfer *transfer)
+{
+    struct transfers *transfers = transfer->transfers;
+
+    if (transfer->n_ops == 0 || !transfer->pull.chunk_ops)
+        return; /* It waits for nothing, for the pool, or for its sub-pulls. */
+    cancel_ops(transfer);
+    (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->quiesce_grace_ns);
+}
+
+void transfer_in_rewind(struct transfer *transfer)
+{
+    if (transfer->sm.state != TRANSFER_REWIND)
+        transfer_set_state(transfer, TRANSFER_REWIND);
+    transfer_in_stop_ops(transfer);
+    transfer_settle(transfer);
 }
 
 void transfer_in_connection_failed(struct peer_transport *pt)

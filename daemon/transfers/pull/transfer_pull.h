@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pulls: fetches of objects that are on another node. The reader's node asks the owner's by PULL, reserves
  * memory by the answer, and receives the bytes in chunks (rdt_peer.proto draws the exchange, transfer.h the
- * states). The files:
+ * states). The files, each of which uses those below it only:
  *
- *   transfer_ask.c        asks: the peer, its link, the queue of the request coalescer, PULL; starts a failed attempt again
- *   transfer_in.c         takes the answer and reserves memory; abort and end
+ *   transfer_in.c         decides what comes next: takes answers, reserves memory, starts again, ends
+ *   transfer_replica.c    replicas: is served by one, is redirected to one on another node and comes back
+ *   transfer_ask.c        asks: the peer, its link, the request coalescer, PULL, PULL under a new id
+ *   transfer_move.c       moves the chunks, watches their progress, stops them
+ *   transfer_subpull.c    splits a pull of an object in several kinds of memory into sub-pulls
  *   transfer_way.c        chooses the path
  *   transfer_staging.c    cuts the stream into chunks, and memory for chunks of many small tensors
- *   transfer_move.c       moves the chunks
- *   transfer_subpull.c    splits a pull of an object in several kinds of memory into sub-pulls
- *   transfer_replica.c    replicas: fills one, is served by one, is redirected to one on another node and comes back
- *
- * Five of them use one another in a circle (the list of tests/check-layers): an attempt that fails while it moves is asked for
- * again from the start, and a sub-pull goes through all steps of a pull within one.
  */
 #ifndef DAEMON_TRANSFER_PULL_H
 #define DAEMON_TRANSFER_PULL_H
@@ -89,16 +86,17 @@ struct pull {
     uint8_t *own_metadata;
 
     /* Other fetches and nodes. */
-    bool joinable;                           /* other fetches may join while PULL is not sent (coalescer.h) */
-    struct coalesced *coalesced;             /* its requests, until they are answered; NULL: no other fetch can join */
-    struct deadline resume;                  /* QUEUED: set when the transfer before it has been answered */
-    bool keeps;                              /* a snapshot becomes a replica on this node */
-    struct replica *replica;                 /* the replica that it fills: a reference; NULL: none */
-    struct deadline unwanted;                /* set when the last other node has stopped pulling that replica */
-    bool no_redirect;                        /* it has come back from another node's replica, or wants a certain path */
-    struct deadline patience;                /* at another node's replica: the next beat */
-    unsigned silent_beats, silent_beats_max; /* in which that node said nothing, and in which it may */
-    bool came_back;                          /* it has left the node `left`, and asks the owner's for another source */
+    bool joinable;               /* other fetches may join while PULL is not sent (coalescer.h) */
+    struct coalesced *coalesced; /* its requests, until they are answered; NULL: no other fetch can join */
+    struct deadline resume;      /* QUEUED: set when the transfer before it has been answered */
+    bool keeps;                  /* a snapshot becomes a replica on this node */
+    struct replica *replica;     /* the replica that it fills: a reference; NULL: none */
+    struct deadline unwanted;    /* set when the last other node has stopped pulling that replica */
+    bool no_redirect;            /* it has come back from another node's replica, or wants a certain path */
+    struct deadline patience;    /* at another node's replica: the next beat */
+    unsigned silent_beats;       /* in which that node said nothing */
+    bool heard;                  /* it has said something */
+    bool came_back;              /* it has left the node `left`, and asks the owner's for another source */
     uint8_t left[16];
     unsigned n_redirects;            /* how often it has come back */
     struct broadcast_member *member; /* this node's part of a broadcast (transfer_broadcast_member.c); NULL: none */
@@ -156,51 +154,36 @@ void transfer_in_pull_from(struct transfer *transfer, struct peer_session *sessi
 /* Sends PULL: the link is up, and no other transfer asks for the same. */
 void transfer_in_ask(struct transfer *transfer);
 
-/* QUEUED: the transfer before it was answered, or will not be. */
-void transfer_in_resume(struct transfer *transfer);
-
-/* No other fetch can join any more. The transfer that is queued behind this one goes on in the next loop
- * iteration. */
-void transfer_in_leave_coalesced(struct transfer *transfer);
-
 /* Tells the asked node by PULL_ABORT; does nothing if no node is asked. */
 void transfer_in_send_abort(struct transfer *transfer);
 
-/* No node is asked any more. */
-void transfer_in_leave_peer(struct transfer *transfer);
+void transfer_in_leave_peer(struct transfer *transfer); /* no node is asked any more */
+
+/* Goes back to REWIND, from where it asks the owner's node again under a new id. false: no memory, and nothing has changed. */
+bool transfer_in_ask_anew(struct transfer *transfer);
+void transfer_in_ask_owner(struct transfer *transfer); /* REWIND, no operation is left: asks the owner's node, or fails */
+
+void transfer_in_forget_answer(struct transfer *transfer); /* drops the owner's answer; reserved memory stays */
+void transfer_in_free_chunks(struct transfer *transfer);   /* frees the plan, its operations, and the owner's keys */
+
+/* Resets the attempt. All its operations have ended, and nothing that they moved counts. */
+void transfer_in_reset(struct transfer *transfer);
 
 /* ---- the answer, memory and the end (transfer_in.c) ---- */
 
 void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *meta);
 void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullParked *parked);
+void transfer_in_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys);
 void transfer_in_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end);
 
-/* Checks the answer and notes it in the transfer. */
-enum rdt_status transfer_in_read_meta(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err);
-void transfer_in_free_metadata(struct transfer *transfer);
-
-/* RESERVE: chooses the path, then reserves memory. `meta` is the answer that has just come; NULL: it came earlier. */
-void transfer_in_find_path(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
-
-/* CONNECT, in other states nothing: the connection stands; or it will not be rebuilt, and the transfer takes
- * another path or fails. */
+/* CONNECT, in other states nothing: the connection stands. */
 void transfer_in_connected(struct transfer *transfer, const struct peer_transport *pt);
-void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt);
 
-void transfer_in_abort(struct transfer *transfer); /* the abort of every kind that pulls */
-/* ABORT: one operation has ended; the last one ends the transfer */
-void transfer_in_settle(struct transfer *transfer);
-void transfer_pull_release(struct transfer *transfer); /* the release of every kind that pulls */
-
-/* Call when one operation of the transfer has ended. Returns true if the attempt is being aborted or rewound,
- * which this function goes on with: the caller must not touch the transfer any more. */
-bool transfer_in_op_ended(struct transfer *transfer);
-
-/* The wanted of every kind that pulls: whether other nodes wait for its replica. */
+/* The operations of every kind that pulls: abort, settled, release, and wanted: whether other nodes wait for its replica. */
+void transfer_in_abort(struct transfer *transfer);
+void transfer_in_settled(struct transfer *transfer);
+void transfer_pull_release(struct transfer *transfer);
 bool transfer_pull_wanted(const struct transfer *transfer);
-
-/* A replica on this node serves the pull after all: it becomes a local transfer. */
-void transfer_become_local(struct transfer *transfer);
 
 /* ---- the path (transfer_way.c) ---- */
 
@@ -231,8 +214,17 @@ void transfer_in_wait(struct transfer *transfer);      /* CONNECT: waits for a c
 void transfer_in_started(struct transfer *transfer);   /* EARLY: the owner has started */
 void transfer_in_receive(struct transfer *transfer);   /* posts the receives, or asks for keys */
 void transfer_in_ask_start(struct transfer *transfer); /* sends PULL_START */
-void transfer_in_on_keys(struct peer_session *session, const Rdt__Pb__PullKeys *keys);
-void transfer_in_cancel_ops(struct transfer *transfer);
+void transfer_in_read_more(struct transfer *transfer); /* one-sided: the keys are there, or a read has ended */
+
+/* CONNECT, in other states nothing: the other node does not want the connection, so it is not rebuilt, and the transfer takes
+ * another path, or fails. Members of a broadcast and sub-pulls wait on: only the root knows another path, and a sub-pull keeps
+ * the slots that it has. */
+void transfer_in_refused(struct transfer *transfer, const struct peer_transport *pt);
+
+/* Cancels the operations on chunks, and takes the connection down if they do not end within quiesce_grace. */
+void transfer_in_stop_ops(struct transfer *transfer);
+void transfer_in_rewind(struct transfer *transfer); /* the attempt has failed: stops it; `settled` of its kind follows */
+void transfer_in_heard(struct transfer *transfer);  /* a chunk has come, or the other node says that it waits for one */
 
 void transfer_in_watch(struct transfer *transfer); /* starts the timer for progress (stall_timeout) */
 void transfer_in_on_stall(struct deadline *deadline);
@@ -251,15 +243,6 @@ enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready
 uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes);
 void transfer_free_staging(struct transfer *transfer);
 
-/* ---- starting again (transfer_ask.c) ---- */
-
-void transfer_in_free_chunks(struct transfer *transfer);   /* frees the plan, its operations, and the owner's keys */
-void transfer_in_choose_again(struct transfer *transfer);  /* the owner did not start the early receives: chooses again */
-void transfer_in_forget_answer(struct transfer *transfer); /* drops the owner's answer; reserved memory stays */
-/* The same under a new id; false: no memory, and nothing has changed. */
-bool transfer_in_ask_anew(struct transfer *transfer);
-void transfer_in_rewound(struct transfer *transfer); /* REWIND: one operation has ended; the last one starts again */
-
 /* ---- several kinds of memory (transfer_subpull.c) ---- */
 
 /* The tensors of an object may lie, or be wanted, in several kinds of memory. Then the reader asks once for the whole object
@@ -277,6 +260,11 @@ bool subpulls_needed(const struct transfer *transfer);
 /* RESERVE: reserves memory for the whole object and then starts the sub-pulls. The transfer ends with the
  * last of them, or with the first that fails. */
 void subpulls_begin(struct transfer *whole);
+
+/* The operations of sub-pulls: recover, complete, and the end of release. */
+bool subpull_failed(struct transfer *child, const struct rdt_error *err);
+void subpull_complete(struct transfer *child);
+void subpull_ended(struct transfer *child);
 
 /* Aborts all sub-pulls. The whole ends when the last of them has ended. */
 void subpulls_abort(struct transfer *whole);
@@ -307,15 +295,16 @@ bool transfer_replica_serves(struct transfer *transfer);
 /* The owner has answered about a snapshot. true: as above, or the transfer was redirected to another node;
  * false: this transfer moves the bytes. */
 bool transfer_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
-void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
+
+/* The owner has redirected the transfer. Returns the node to ask now: the owner's again if that cannot be done. NULL: as above,
+ * or the transfer has failed. */
+struct peer_session *transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta);
 
 /* The recover operation of pulls. true: the transfer had been redirected to a replica, and asks the owner's
  * node again. */
 bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_error *why);
-void transfer_replica_moved(struct transfer *transfer); /* a chunk has arrived, or the other node says that it waits for one */
 /* The owner's node has a better source than the present one. */
 void transfer_replica_ask_again(struct transfer *transfer, const char *why);
-void transfer_deliver_replica(struct transfer *transfer);
 
 /* The last other node has stopped pulling the replica that it fills: ends the transfer, unless a fetch of
  * this node waits for it. */

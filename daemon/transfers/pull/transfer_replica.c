@@ -68,8 +68,8 @@ static void use_replica(struct transfer *transfer, struct replica *replica)
         transfer->transfers->replicas.served++;
     replica_used(replica);
     reservation_leave(transfer);
-    transfer_become_local(transfer);
-    transfer_in_forget_answer(transfer);
+    transfer->kind->release(transfer);
+    transfer->kind = &transfer_local_kind;
     transfer->local.from_replica = true;
     transfer->ref = replica->ref;
     transfer->record.ref = replica->ref;
@@ -119,14 +119,6 @@ bool transfer_replica_answered(struct transfer *transfer, const Rdt__Pb__PullMet
     return false;
 }
 
-void transfer_deliver_replica(struct transfer *transfer)
-{
-    struct replica *replica = transfer->pull.replica;
-
-    replica_whole(replica);
-    transfer_deliver_object(transfer, replica->object, replica->object->layout, PATH_SHARE);
-}
-
 static void on_unwanted(struct deadline *deadline)
 {
     struct transfer *transfer = container_of(deadline, struct transfer, pull.unwanted);
@@ -154,32 +146,19 @@ void transfer_replica_unwanted(struct transfer *transfer)
 static void on_patience(struct deadline *deadline)
 {
     struct transfer *transfer = container_of(deadline, struct transfer, pull.patience);
+    bool last = transfer->pull.plan && transfer->pull.plan->n - transfer->pull.chunks_done <= LAST_CHUNKS;
+    unsigned max = last || !transfer->pull.heard ? SILENT_BEATS_LONG : SILENT_BEATS;
 
-    if (++transfer->pull.silent_beats < transfer->pull.silent_beats_max) {
+    if (++transfer->pull.silent_beats < max) {
         (void)deadline_set(transfer->transfers->deadlines, deadline, FANOUT_BEAT_NS);
         return;
     }
     transfer_fail(transfer, RDT_TIMED_OUT, "node %s, which has a replica, was silent for %.1f s", transfer->record.peer,
-                  (double)transfer->pull.silent_beats_max * FANOUT_BEAT_NS / 1e9);
+                  (double)max * FANOUT_BEAT_NS / 1e9);
 }
 
-void transfer_replica_moved(struct transfer *transfer)
-{
-    bool last = transfer->pull.plan && transfer->pull.plan->n - transfer->pull.chunks_done <= LAST_CHUNKS;
-
-    transfer->pull.silent_beats = 0;
-    transfer->pull.silent_beats_max = last ? SILENT_BEATS_LONG : SILENT_BEATS;
-}
-
-static enum rdt_status read_redirect(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
-{
-    if (!transfer->pull.keeps || transfer->pull.no_redirect || transfer->pull.peer != transfer->pull.origin ||
-        meta->redirect_node.len != 16 || !meta->snapshot || !meta->replica_noted || meta->has_inline)
-        return rdt_error_set(err, RDT_PROTOCOL, "node %s redirected a fetch that it must not redirect", transfer->record.peer);
-    return transfer_in_read_meta(transfer, meta, err);
-}
-
-static enum rdt_status follow_redirect(struct transfer *transfer, const Rdt__Pb__PullMeta *meta, struct rdt_error *err)
+static enum rdt_status follow_redirect(struct transfer *transfer, const Rdt__Pb__PullMeta *meta,
+                                       struct peer_session **session_p, struct rdt_error *err)
 {
     struct transfers *transfers = transfer->transfers;
     struct peer_session *session;
@@ -195,38 +174,39 @@ static enum rdt_status follow_redirect(struct transfer *transfer, const Rdt__Pb_
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for node %s", peer->name);
     transfer->pull.patience.on_passed = on_patience;
     transfer->pull.silent_beats = 0;
-    transfer->pull.silent_beats_max = SILENT_BEATS_LONG;
+    transfer->pull.heard = false;
     (void)deadline_set(transfers->deadlines, &transfer->pull.patience, FANOUT_BEAT_NS);
     (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", peer->name);
     log_debug("xfer %llu is redirected to the replica on node %s", (unsigned long long)transfer->id, peer->name);
-    transfer_in_pull_from(transfer, session);
+    *session_p = session;
     return RDT_OK;
 }
 
-void transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
+struct peer_session *transfer_replica_redirected(struct transfer *transfer, const Rdt__Pb__PullMeta *meta)
 {
+    struct peer_session *session = transfer->pull.origin;
     struct rdt_error err = {0};
 
-    if (read_redirect(transfer, meta, &err) != RDT_OK) {
-        transfer_fail_err(transfer, &err);
-        return;
+    if (!transfer->pull.keeps || transfer->pull.no_redirect || transfer->pull.peer != transfer->pull.origin ||
+        meta->redirect_node.len != 16 || !meta->snapshot || !meta->replica_noted || meta->has_inline) {
+        transfer_fail(transfer, RDT_PROTOCOL, "node %s redirected a fetch that it must not redirect", transfer->record.peer);
+        return NULL;
     }
     if (use_if_listed(transfer, meta->replica_noted))
-        return;
+        return NULL;
     reservation_leave(transfer); /* The other node may be silent. */
     if (!transfer->pull.replica && !replica_create(transfer, meta)) {
         replica_decline(transfer->pull.origin, transfer->ref.generation);
         (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory for a replica");
     } else {
-        /* The other node sends an answer of its own. */
-        transfer_in_forget_answer(transfer);
-        if (follow_redirect(transfer, meta, &err) == RDT_OK)
-            return;
+        (void)follow_redirect(transfer, meta, &session, &err);
     }
-    transfer_in_forget_answer(transfer);
-    log_debug("xfer %llu is not redirected to a replica: %s", (unsigned long long)transfer->id, err.msg);
-    transfer->pull.no_redirect = true;
-    transfer_in_pull_from(transfer, transfer->pull.origin);
+    transfer_in_forget_answer(transfer); /* The node that is asked next sends an answer of its own. */
+    if (err.status != RDT_OK) {
+        log_debug("xfer %llu is not redirected to a replica: %s", (unsigned long long)transfer->id, err.msg);
+        transfer->pull.no_redirect = true;
+    }
+    return session;
 }
 
 /* Asks the owner's node again, under a new number: the bytes of the old one may still be under way. */

@@ -73,8 +73,8 @@ bool subpulls_wanted_here(const struct transfer *transfer)
 
 bool subpulls_needed(const struct transfer *transfer)
 {
-    return !transfer->subpull.parent && !transfer->pull.subpulls && transfer->source &&
-           layout_total_bytes(transfer->source) > 0 && (transfer->pull.placement || subpulls_wanted_here(transfer));
+    return transfer->kind->part && !transfer->pull.subpulls && transfer->source && layout_total_bytes(transfer->source) > 0 &&
+           (transfer->pull.placement || subpulls_wanted_here(transfer));
 }
 
 /* ---- ends ---- */
@@ -87,7 +87,7 @@ static void on_failing(struct deadline *deadline)
 }
 
 /* The whole fails in the next loop iteration, because the caller may be walking a list that contains it. */
-static bool fail_whole(struct transfer *child, const struct rdt_error *err)
+bool subpull_failed(struct transfer *child, const struct rdt_error *err)
 {
     struct subpulls *subpulls = child->subpull.parent->pull.subpulls;
     struct transfers *transfers = child->transfers;
@@ -127,43 +127,32 @@ static void finish(struct transfer *whole)
     transfer_end(whole);
 }
 
-static void settle(struct transfer *whole)
+/* One operation of the whole has ended: a sub-pull, or their start. */
+static void op_ended(struct transfer *whole)
 {
-    if (whole->n_ops > 0)
-        return;
-    if (whole->sm.state == TRANSFER_ABORT)
-        transfer_in_settle(whole);
-    else if (whole->pull.subpulls->failure.status == RDT_OK)
+    if (!transfer_op_ended(whole) && whole->n_ops == 0 && whole->pull.subpulls->failure.status == RDT_OK)
         finish(whole);
 }
 
-static void release(struct transfer *child)
+void subpull_ended(struct transfer *child)
 {
     struct transfer *whole = child->subpull.parent;
 
-    transfer_pull_release(child);
     list_remove(&child->subpull.link);
-    whole->n_ops--;
     if (child->subpull.done) {
-        whole->record.bytes_done += child->stream_bytes;
+        whole->record.bytes_done += child->record.bytes;
         join_paths(whole, child);
     } else if (whole->pull.subpulls->failure.status == RDT_OK && whole->sm.state == TRANSFER_MOVE) {
         (void)rdt_error_set(&whole->pull.subpulls->failure, RDT_TRANSPORT, "a sub-pull was cancelled");
         (void)deadline_set(whole->transfers->deadlines, &whole->pull.subpulls->failing, 0);
     }
-    settle(whole);
+    op_ended(whole);
 }
 
-static void complete(struct transfer *child)
+void subpull_complete(struct transfer *child)
 {
     child->subpull.done = true;
 }
-
-const struct transfer_kind transfer_subpull_kind = {.abort = transfer_in_abort,
-                                                    .recover = fail_whole,
-                                                    .release = release,
-                                                    .wanted = transfer_pull_wanted,
-                                                    .complete = complete};
 
 void subpulls_abort(struct transfer *whole)
 {
@@ -243,7 +232,7 @@ static enum rdt_status target_part(const struct transfer *whole, const uint32_t 
 
 static enum rdt_status create(struct transfer *whole, const uint32_t *select, uint32_t n, struct rdt_error *err)
 {
-    struct transfer *child = transfer_new(whole->transfers, &transfer_subpull_kind, whole->client, whole->account, &whole->ref);
+    struct transfer *child = transfer_new(whole->transfers, whole->kind->part, whole->client, whole->account, &whole->ref);
     enum rdt_status status;
 
     if (!child)
@@ -261,7 +250,6 @@ static enum rdt_status create(struct transfer *whole, const uint32_t *select, ui
     text_copy(child->wish.group, sizeof child->wish.group, whole->wish.group);
     text_copy(child->record.peer, sizeof child->record.peer, whole->record.peer);
     child->pull.origin = whole->pull.origin;
-    child->pull.stall.on_passed = transfer_in_on_stall;
     list_init(&child->subpull.link);
     list_append(&whole->pull.subpulls->list, &child->subpull.link);
     whole->n_ops++;
@@ -272,9 +260,9 @@ static enum rdt_status create(struct transfer *whole, const uint32_t *select, ui
     if (status == RDT_OK && whole->wish.slice && !(child->wish.slice = slice_dup(whole->wish.slice)))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a sub-pull");
     if (status == RDT_OK)
-        transfer_in_pull_from(child, whole->pull.peer);
+        child->kind->start(child);
     else
-        (void)fail_whole(child, err);
+        (void)subpull_failed(child, err);
     return status;
 }
 
@@ -303,10 +291,9 @@ static void start(struct transfer *whole)
     }
     free(select);
     free(done);
-    whole->n_ops--;
     if (whole->pull.subpulls->failure.status != RDT_OK)
         (void)deadline_set(whole->transfers->deadlines, &whole->pull.subpulls->failing, 0);
-    settle(whole);
+    op_ended(whole);
 }
 
 static void on_devices_reserved(void *arg, struct region *region, const struct rdt_error *err);
@@ -328,11 +315,10 @@ static void on_devices_reserved(void *arg, struct region *region, const struct r
 {
     struct transfer *whole = arg;
 
-    whole->n_ops--;
     destination_take(whole, region);
-    if (whole->sm.state == TRANSFER_ABORT)
-        transfer_in_settle(whole);
-    else if (err)
+    if (transfer_op_ended(whole))
+        return;
+    if (err)
         transfer_fail_err(whole, err);
     else
         reserve_devices(whole);

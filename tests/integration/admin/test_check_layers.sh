@@ -174,12 +174,6 @@ object objects/object 'int names_find(void); int object_find(void); int object_f
 object objects/names 'int table_find(void); int names_find(void); int names_find(void) { return table_find(); }'
 object objects/object_table 'int object_find(void); int table_find(void); int table_find(void) { return object_find(); }'
 sees 'daemon/objects/object.c: uses names_find of daemon/objects/names.c, which uses daemon/objects/object.c in turn'
-sound
-mkdir -p "$tmp"/tree/{,build/obj/}daemon/transfers/pull
-touch "$tmp"/tree/daemon/transfers/pull/transfer_{in,replica}.c
-object transfers/pull/transfer_in 'int transfer_in(void); int transfer_in(void) { return 0; }'
-object transfers/pull/transfer_replica 'int replica_end(void); int replica_end(void) { return 0; }'
-sees 'daemon/transfers/pull/transfer_replica.c: is in no circle any more: take it off the list of circles'
 
 sound
 printf '\n%.0s' {1..595} >>"$tmp/tree/daemon/rpc/rpc_put.c"
