@@ -73,7 +73,8 @@ say = $(if $(Q),@printf '  %-6s %s\n' '$(1)' '$(2)')
 # ---- what there is ----
 
 PROTOS := $(wildcard proto/*.proto)
-GEN_H  := $(PROTOS:proto/%.proto=$(B)/gen/%.pb-c.h) $(B)/gen/status_metrics.h $(B)/gen/etcd_metrics.h
+METRICS_H := $(addprefix $(B)/gen/,status_metrics.h reply_metrics.h etcd_metrics.h)
+GEN_H  := $(PROTOS:proto/%.proto=$(B)/gen/%.pb-c.h) $(METRICS_H)
 GEN_O  := $(PROTOS:proto/%.proto=$(B)/obj/gen/%.pb-c.o)
 
 obj  = $(patsubst %.c,$(B)/obj/%.o,$(1))
@@ -272,17 +273,18 @@ $(B)/gen/%.pb-c.c $(B)/gen/%.pb-c.h: proto/%.proto $(PROTOS)
 	$(Q)mkdir -p $(@D)
 	$(Q)protoc-c --proto_path=proto --c_out=$(B)/gen $<
 
-# The fields of these messages that have a line "// rdtd_NAME: HELP" above them are metrics: rdt_metrics includes these files,
-# and rdtd-exporter(8) what is made of the first.
+# The fields of these messages that have a line "// rdtd_NAME: HELP" above them are metrics without labels: rdt_metrics includes
+# these files, and rdtd-exporter(8) what is made of them.
 $(B)/gen/status_metrics.h: METRICS_OF = StatusReply
+$(B)/gen/reply_metrics.h: METRICS_OF = MetricsReply
 $(B)/gen/etcd_metrics.h: METRICS_OF = EtcdInfo
-$(B)/gen/status_metrics.h $(B)/gen/etcd_metrics.h: proto/rdt.proto
+$(METRICS_H): proto/rdt.proto
 	$(Q)mkdir -p $(@D)
-	$(Q)sed -n -e '/^message $(METRICS_OF)/,/^}/ { /\/ rdtd_/ { N' \
+	$(Q)sed -n -e '/^message $(METRICS_OF)/,/^}/ { /\/ \(rdtd\|process\)_[a-z_]*: / { N' \
 	    -e 's|.*/ \([a-z_]*\): \(.*\)\n *[a-z0-9]* \([a-z0-9_]*\) =.*|METRIC(\1, "\2", \3)|p; } }' $< >$@
-$(B)/gen/status_metrics.scd: $(B)/gen/status_metrics.h
-	$(Q)sed 's/METRIC(\([a-z_]*\), "\(.*\)", .*/*\1*\n\2\n/' $< | fold -sw 72 | sed 's/ $$//; s/^[^*]/\t&/' >$@
-$(B)/man/rdtd-exporter.8: $(B)/gen/status_metrics.scd
+$(B)/gen/metrics.scd: $(METRICS_H)
+	$(Q)sed 's/METRIC(\([a-z_]*\), "\(.*\)", .*/*\1*\n\2\n/' $^ | fold -sw 72 | sed 's/ $$//; s/^[^*]/\t&/' >$@
+$(B)/man/rdtd-exporter.8: $(B)/gen/metrics.scd
 
 # What rdtctl alone writes: the fields of Perfetto's format.
 $(B)/gen/perfetto.pb-c.c $(B)/gen/perfetto.pb-c.h: client/ctl/timeline/perfetto.proto

@@ -137,6 +137,9 @@ static void histogram(const struct text *text, const char *name, const char *con
     sample(text, name, "_sum", labels, from ? (double)from->sum_ns / 1e9 : 0);
 }
 
+/* The files ..._metrics.h are made from the comments in proto/rdt.proto. */
+#define METRIC(name, help, field) plain(text, #name, help, (uint64_t)from->field);
+
 /* ---- what STATUS says ---- */
 
 static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from)
@@ -150,9 +153,7 @@ static void put_status(const struct text *text, const Rdt__Pb__StatusReply *from
     sample(text, "process_start_time_seconds", "", NULL,
            (double)now.tv_sec + (double)now.tv_nsec / 1e9 - (double)from->uptime_ns / 1e9);
     plain(text, "rdtd_draining", "1 while the daemon shuts down.", strcmp(from->state, "draining") == 0);
-#define METRIC(name, help, field) plain(text, #name, help, (uint64_t)from->field);
-#include "status_metrics.h" /* made from the comments in proto/rdt.proto */
-#undef METRIC
+#include "status_metrics.h"
 }
 
 /* ---- what METRICS says ---- */
@@ -178,8 +179,6 @@ static void put_requests(const struct text *text, const Rdt__Pb__MetricsReply *f
            "From the arrival of a request until its answer is queued, waits included.");
     for (size_t i = 0; i < from->n_verbs; i++)
         histogram(text, "rdtd_request_duration_seconds", LABELS("verb", from->verbs[i]->verb), from->verbs[i]->duration, from);
-    plain(text, "rdtd_room_waits_total", "Requests that waited for room under a limit or in memory.", from->waited_for_room);
-    plain(text, "rdtd_room_waiters", "Requests that wait for room now.", from->waiting_for_room);
 }
 
 static void put_transfers(const struct text *text, const Rdt__Pb__MetricsReply *from)
@@ -214,8 +213,7 @@ static void put_process(const struct text *text, const Rdt__Pb__MetricsReply *fr
     histogram(text, "rdtd_loop_busy_seconds", NULL, from->loop_busy, from);
     family(text, COUNTER, "process_cpu_seconds", "seconds", "User and system time of the daemon.");
     sample(text, "process_cpu_seconds", "_total", NULL, (double)from->cpu_ns / 1e9);
-    plain(text, "process_resident_memory_bytes", "Resident memory of the daemon, shared memory included.",
-          from->resident_bytes);
+#include "reply_metrics.h"
 }
 
 static void put_directory(const struct text *text, const Rdt__Pb__MetricsReply *from)
@@ -239,14 +237,12 @@ static void put_directory(const struct text *text, const Rdt__Pb__MetricsReply *
     }
 }
 
-static void put_etcd(const struct text *text, const Rdt__Pb__EtcdInfo *etcd)
+static void put_etcd(const struct text *text, const Rdt__Pb__EtcdInfo *from)
 {
     const Rdt__Pb__EtcdInfo none = RDT__PB__ETCD_INFO__INIT;
 
-    etcd = etcd ? etcd : &none;
-#define METRIC(name, help, field) plain(text, #name, help, (uint64_t)etcd->field);
-#include "etcd_metrics.h" /* made from the comments in proto/rdt.proto */
-#undef METRIC
+    from = from ? from : &none;
+#include "etcd_metrics.h"
 }
 
 static void put_lookups(const struct text *text, const Rdt__Pb__MetricsReply *from)
@@ -255,8 +251,6 @@ static void put_lookups(const struct text *text, const Rdt__Pb__MetricsReply *fr
     number(text, "rdtd_name_lookups", "_total", LABELS("outcome", "found"), from->names_found);
     number(text, "rdtd_name_lookups", "_total", LABELS("outcome", "missing"), from->names_missing);
     number(text, "rdtd_name_lookups", "_total", LABELS("outcome", "remembered"), from->names_remembered);
-    plain(text, "rdtd_names_refused_total", "Names that this node could not publish because another node has them.",
-          from->names_refused);
 }
 
 /* ---- lists ---- */

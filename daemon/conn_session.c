@@ -129,7 +129,7 @@ enum rdt_status conn_session_move(struct conn *waiting, struct conn *from, struc
     deadline_unset(waiting->rpc->deadlines, &waiting->grace);
     waiting->client.waiting = false;
     waiting->rpc->n_waiting--;
-    waiting->rpc->n_resumed++;
+    waiting->rpc->counts->resumed_sessions++;
     waiting->client.was_resumed = waiting->client.must_resume = true;
     waiting->client.pid = from->client.pid;
     from->moved = true;

@@ -212,7 +212,9 @@ static void init_rooms(struct daemon *daemon)
     names_init(&daemon->names, &daemon->accounts, &daemon->deadlines, options->max_objects);
     daemon->objects.on_forced = on_forced;
     daemon->objects.arg = daemon;
+    daemon->counts = (Rdt__Pb__StatusReply)RDT__PB__STATUS_REPLY__INIT;
     daemon->transfers = (struct transfers){.loop = &daemon->loop,
+                                           .counts = &daemon->counts,
                                            .options = options,
                                            .node = &daemon->node,
                                            .plugins = daemon->plugins,
@@ -229,6 +231,7 @@ static void init_rooms(struct daemon *daemon)
     daemon->objects.on_ended = on_object_ended;
     daemon->objects.on_ended_arg = daemon;
     daemon->rpc = (struct rpc){.loop = &daemon->loop,
+                               .counts = &daemon->counts,
                                .options = options,
                                .node = &daemon->node,
                                .plugins = daemon->plugins,
@@ -315,7 +318,8 @@ static enum rdt_status start_storage(struct daemon *daemon, struct rdt_error *er
                                        .accounts = &daemon->accounts,
                                        .plugins = daemon->plugins,
                                        .objects = &daemon->objects,
-                                       .names = &daemon->names};
+                                       .names = &daemon->names,
+                                       .counts = &daemon->counts};
     return storage_start(&daemon->storage, &daemon->loop, err);
 }
 

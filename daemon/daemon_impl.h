@@ -16,6 +16,7 @@ struct daemon {
     uv_loop_t loop;
     struct options *options; /* daemon_reload changes it */
     struct node node;
+    Rdt__Pb__StatusReply counts; /* what the rooms count for STATUS, each in the fields that rdt.proto describes */
     struct plugins *plugins;
     struct work_pool *pool;
     struct owner_work *owner_work;

@@ -139,6 +139,7 @@ static void begin(struct directory_provider *provider)
 
 void directory_start(struct directory *directory)
 {
+    directory->etcd_info = (Rdt__Pb__EtcdInfo)RDT__PB__ETCD_INFO__INIT;
     for (unsigned i = 0; i < DIRECTORY_SOURCES; i++) {
         directory->providers[i] = (struct directory_provider){
             .directory = directory, .source = (enum directory_source)i, .next = {.on_passed = on_time}};

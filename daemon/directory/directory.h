@@ -49,14 +49,6 @@ struct directory_provider {
     struct directory_reading *reading; /* under way on a thread; NULL: none */
 };
 
-struct etcd_counters {
-    bool up; /* the list is complete, and changes are received */
-    uint64_t requests, failures, reconnects, leases_lost, lists, compactions, events, programs;
-    uint32_t bad_keys;
-    int64_t revision;
-    char endpoint[128];
-};
-
 struct directory {
     uv_loop_t *loop;
     const struct options *options;
@@ -68,12 +60,13 @@ struct directory {
     void (*on_name)(void *names, const Rdt__Pb__EtcdName *message);
     void (*on_etcd)(void *names, bool up);
     struct directory_provider providers[DIRECTORY_SOURCES];
-    struct node_entry *table;      /* merged; what peers/ has */
-    struct etcd_program *etcd;     /* NULL: it does not run */
-    struct list etcd_left;         /* struct etcd_program.link: those that have been told to end */
-    struct etcd_counters counters; /* of all programs since the start */
-    struct deadline etcd_start;    /* when the next program is started */
-    int64_t etcd_pause_ns;         /* the last one before a start */
+    struct node_entry *table;    /* merged; what peers/ has */
+    struct etcd_program *etcd;   /* NULL: it does not run */
+    struct list etcd_left;       /* struct etcd_program.link: those that have been told to end */
+    Rdt__Pb__EtcdInfo etcd_info; /* of all programs since the start; without names */
+    char etcd_endpoint[128];     /* of etcd_info */
+    struct deadline etcd_start;  /* when the next program is started */
+    int64_t etcd_pause_ns;       /* the last one before a start */
 };
 
 /* Starts to read. The fields up to `deadlines` must be set. */

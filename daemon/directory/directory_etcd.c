@@ -48,14 +48,14 @@ struct etcd_program {
     uint8_t *config; /* packed, as it was sent */
     size_t config_bytes;
     uint64_t began_ns;
-    struct etcd_counters before; /* of earlier programs */
+    Rdt__Pb__EtcdInfo before; /* of earlier programs */
 };
 
 static void start(struct directory *directory);
 
 static void set_up(struct directory *directory, bool up)
 {
-    directory->counters.up = up;
+    directory->etcd_info.up = up;
     if (directory->names)
         directory->on_etcd(directory->names, up);
 }
@@ -137,31 +137,35 @@ static void on_silence(struct deadline *deadline)
 
 /* ---- what it says ---- */
 
+/* Adds all counters of earlier programs. */
+static void add_counters(Rdt__Pb__EtcdInfo *info, const Rdt__Pb__EtcdInfo *before)
+{
+    for (unsigned i = 0; i < rdt__pb__etcd_info__descriptor.n_fields; i++) {
+        const ProtobufCFieldDescriptor *field = &rdt__pb__etcd_info__descriptor.fields[i];
+        if (field->type == PROTOBUF_C_TYPE_UINT64)
+            *(uint64_t *)(void *)((char *)info + field->offset) +=
+                *(const uint64_t *)(const void *)((const char *)before + field->offset);
+    }
+}
+
 static void take_state(struct etcd_program *program, const Rdt__Pb__EtcdState *state)
 {
     struct directory *directory = program->directory;
     struct directory_provider *provider = provider_of(directory);
-    struct etcd_counters *counters = &directory->counters;
-    const struct etcd_counters *before = &program->before;
+    const Rdt__Pb__EtcdInfo none = RDT__PB__ETCD_INFO__INIT, *info = state->info ? state->info : &none;
     struct rdt_error err;
 
-    set_up(directory, state->up);
-    counters->requests = before->requests + state->requests;
-    counters->failures = before->failures + state->failures;
-    counters->reconnects = before->reconnects + state->reconnects;
-    counters->leases_lost = before->leases_lost + state->leases_lost;
-    counters->lists = before->lists + state->lists;
-    counters->compactions = before->compactions + state->compactions;
-    counters->events = before->events + state->events;
-    counters->bad_keys = state->bad_keys;
-    counters->revision = state->revision;
-    text_copy(counters->endpoint, sizeof counters->endpoint, state->endpoint);
+    directory->etcd_info = *info;
+    directory->etcd_info.endpoint = directory->etcd_endpoint;
+    text_copy(directory->etcd_endpoint, sizeof directory->etcd_endpoint, info->endpoint);
+    add_counters(&directory->etcd_info, &program->before);
+    set_up(directory, info->up);
     if (state->error[0] == '\0') {
-        if (state->up)
+        if (info->up)
             directory_note(provider, NULL);
         return;
     }
-    if (state->up)
+    if (info->up)
         provider->confirmed_ns = uv_hrtime(); /* something else is wrong in etcd */
     if (strncmp(provider->error, state->error, sizeof provider->error - 1) == 0)
         return;
@@ -419,8 +423,8 @@ static void start(struct directory *directory)
     program->directory = directory;
     program->deadlines = directory->deadlines;
     program->began_ns = uv_hrtime();
-    directory->counters.programs++;
-    program->before = directory->counters;
+    directory->etcd_info.programs++;
+    program->before = directory->etcd_info;
     directory->etcd = program;
     watch(program, directory->loop);
     tell(program, RDT__PB__ETCD_MESSAGE__ETCD_CONFIG, program->config, program->config_bytes);

@@ -51,6 +51,7 @@ struct rpc { /* everything that the handlers use; daemon.c fills it */
     uv_loop_t *loop;
     const struct options *options;
     const struct node *node;
+    Rdt__Pb__StatusReply *counts; /* where everything is counted that STATUS shows */
     struct plugins *plugins;
     struct deadlines *deadlines;
     struct regions *regions;
@@ -81,8 +82,8 @@ struct rpc { /* everything that the handlers use; daemon.c fills it */
     struct log_rare lost_holds;
     const struct retake_events *retake_events; /* NULL: retakes_start has not run */
     unsigned n_clients;
-    unsigned n_waiting, n_resumed; /* sessions of an earlier daemon: their clients have not come back yet; they have */
-    struct busy_poll busy_poll;    /* conn.c reports messages to it */
+    unsigned n_waiting;         /* sessions of an earlier daemon whose clients have not come back yet */
+    struct busy_poll busy_poll; /* conn.c reports messages to it */
     struct loop_meter loop_meter;
     struct request_metrics requests[RPC_VERBS]; /* by type number */
     uint64_t started_ns;

@@ -96,36 +96,12 @@ static void add_process(Rdt__Pb__MetricsReply *reply)
                         ((uint64_t)usage.ru_utime.tv_usec + (uint64_t)usage.ru_stime.tv_usec) * 1000u;
 }
 
-/* Returns NULL if etcd is not configured. The texts are borrowed from the directory. */
-static Rdt__Pb__EtcdInfo *etcd_info(struct arena *arena, const struct directory *directory, uint64_t names)
-{
-    const struct etcd_counters *from = &directory->counters;
-    Rdt__Pb__EtcdInfo *info =
-        directory->providers[DIRECTORY_ETCD].active ? arena_message(arena, &rdt__pb__etcd_info__descriptor) : NULL;
-
-    if (!info)
-        return NULL;
-    info->up = from->up;
-    info->endpoint = (char *)from->endpoint;
-    info->revision = from->revision;
-    info->requests = from->requests;
-    info->failures = from->failures;
-    info->reconnects = from->reconnects;
-    info->leases_lost = from->leases_lost;
-    info->lists = from->lists;
-    info->compactions = from->compactions;
-    info->events = from->events;
-    info->bad_keys = from->bad_keys;
-    info->programs = from->programs;
-    info->names = names;
-    return info;
-}
-
 enum rdt_status rpc_metrics(struct call *call, const void *request, struct rdt_error *err)
 {
     Rdt__Pb__MetricsReply reply = RDT__PB__METRICS_REPLY__INIT;
     uint64_t bounds_ns[HISTOGRAM_BUCKETS - 1];
     struct rpc *rpc = call->rpc;
+    Rdt__Pb__EtcdInfo etcd = rpc->directory->etcd_info;
 
     for (unsigned i = 0; i < HISTOGRAM_BUCKETS - 1; i++)
         bounds_ns[i] = histogram_bound_ns(i);
@@ -139,8 +115,10 @@ enum rdt_status rpc_metrics(struct call *call, const void *request, struct rdt_e
     reply.providers = nodes_providers(rpc->directory, call->arena, &reply.n_providers);
     if (!reply.providers)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the metrics");
-    reply.etcd = etcd_info(call->arena, rpc->directory,
-                           strcmp(rpc->options->names, "etcd") == 0 ? map_count(&rpc->directory_names->records) : 0);
+    if (strcmp(rpc->options->names, "etcd") == 0)
+        etcd.names = map_count(&rpc->directory_names->records);
+    if (rpc->directory->providers[DIRECTORY_ETCD].active)
+        reply.etcd = &etcd;
     reply.names_found = rpc->directory_names->n_found;
     reply.names_missing = rpc->directory_names->n_missing;
     reply.names_remembered = rpc->directory_names->n_by_memory;

@@ -135,7 +135,7 @@ static void begin_to_store(struct call *call, struct object *object)
 
     if (storage_store(call->rpc->storage, object, &why) == RDT_OK)
         return;
-    call->rpc->storage->n_failed++;
+    call->rpc->counts->stores_failed++;
     log_debug("obj %016llx of uid %u is not stored: %s", (unsigned long long)object->generation, object->account->owner.uid,
               why.msg);
 }

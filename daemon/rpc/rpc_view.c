@@ -29,11 +29,11 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
 {
     const struct rpc *rpc = call->rpc;
     struct recovery_counts kept = recovery_counts(call->rpc->recovery);
-    Rdt__Pb__StatusReply reply = RDT__PB__STATUS_REPLY__INIT;
+    Rdt__Pb__StatusReply reply = *rpc->counts;
     char uuid[33], boot[33];
     size_t n = 0;
-    struct transfers_stats transfers;
 
+    transfers_status(rpc->transfers, &reply);
     node_hex(rpc->node->uuid, uuid);
     node_hex(rpc->node->boot_id, boot);
     reply.version = (char *)RDTD_VERSION;
@@ -55,8 +55,6 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     if (rpc->peers)
         peers_certificate_expires(rpc->peers, &reply.certificate_expires_s, &reply.crl_expires_s);
     reply.keeper_up = kept.keeper_up;
-    reply.shard_versions = rpc->shards.n_complete;
-    reply.shard_failures = rpc->shards.n_failed;
     reply.shard_pending = shards_n_filling(&rpc->shards);
     reply.kept_objects = kept.objects;
     reply.kept_names = kept.names;
@@ -66,7 +64,6 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.kept_sessions = kept.sessions;
     reply.kept_holds = kept.holds;
     reply.restored_sessions = kept.restored_sessions;
-    reply.resumed_sessions = rpc->n_resumed;
     reply.waiting_sessions = rpc->n_waiting;
     reply.orphaned_bytes = region_orphans_bytes(rpc->regions->orphans);
     reply.memory_limit_bytes = rpc->regions->limit_bytes;
@@ -75,36 +72,12 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
             reply.peers_known++;
             reply.peers_up += container_of(node, struct peer, link)->state == PEER_UP;
         }
-    transfers_stats(rpc->transfers, &transfers);
-    reply.transfers_active = transfers.active;
-    reply.transfers_done = transfers.ended[TRANSFER_DONE];
-    reply.transfers_failed = transfers.ended[TRANSFER_FAILED];
-    reply.transfers_cancelled = transfers.ended[TRANSFER_CANCELLED];
-    reply.transfers_timed_out = transfers.ended[TRANSFER_TIMED_OUT];
     reply.busy_polls = rpc->busy_poll.rule.n_found + rpc->busy_poll.rule.n_missed;
     reply.busy_polls_missed = rpc->busy_poll.rule.n_missed;
-    reply.bytes_in = transfers.bytes_in;
-    reply.bytes_out = transfers.bytes_out;
-    reply.bytes_local = transfers.bytes_local;
-    reply.fetches_joined = transfers.fetches_joined;
-    reply.fell_back = transfers.fell_back;
-    reply.replicas = transfers.replicas;
-    reply.replica_bytes = transfers.replica_bytes;
-    reply.fetches_from_replicas = transfers.replica_fetches;
-    reply.redirected = transfers.redirected;
     reply.storage_dir = rpc->options->storage_dir;
     reply.stored_objects = rpc->storage->n_objects;
     reply.stored_names = rpc->storage->n_names;
     reply.stored_bytes = rpc->objects->accounts->node.used[USAGE_STORED_BYTES];
-    reply.stores_done = rpc->storage->n_written;
-    reply.stores_failed = rpc->storage->n_failed;
-    reply.stores_bytes = rpc->storage->bytes_written;
-    reply.storage_restored = rpc->storage->n_restored;
-    reply.storage_bad_files = rpc->storage->n_bad;
-    reply.spilled_objects = rpc->storage->n_spilled;
-    reply.spilled_bytes = rpc->storage->spilled_bytes;
-    reply.redirected_again = transfers.redirected_again;
-    reply.slow_readers = transfers.slow_readers;
     reply.socket = rpc->options->socket;
     list_for_each (node, plugins_memory_kinds(rpc->plugins))
         n += container_of(node, struct memory_kind, link)->available;

@@ -114,7 +114,7 @@ static void store_failed(struct stored *stored, struct store_work *store)
     } else {
         rdt_error_prefix(&err, "storing object \"%.*s\" in %s/%016" PRIx64 ".safetensors", (int)store->facts.id_bytes,
                          (const char *)store->facts.id, storage->directory, stored->generation);
-        if (++storage->n_failed <= STORAGE_MAX_WARNED)
+        if (++storage->counts->stores_failed <= STORAGE_MAX_WARNED)
             log_warn("%s; the object stays in memory", err.msg);
     }
     give_up(stored, &err);
@@ -146,8 +146,8 @@ static void done_store(struct work *work)
         account_add(stored->account, USAGE_STORED_BYTES, bytes);
         account_give(stored->account, USAGE_STORED_BYTES, stored->bytes);
         stored->bytes = bytes;
-        storage->n_written++;
-        storage->bytes_written += bytes;
+        storage->counts->stores_done++;
+        storage->counts->stores_bytes += bytes;
         stored_set_durable(stored);
         stored_write_claims(stored);
     }
@@ -198,7 +198,7 @@ static enum rdt_status start(struct stored *stored, struct rdt_error *err)
     if (!store || prepare(store, stored->object, err) != RDT_OK) {
         if (!store)
             (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to store an object");
-        storage->n_failed++;
+        storage->counts->stores_failed++;
         give_up(stored, err);
         if (store)
             work_free_all(store);

@@ -40,6 +40,7 @@ struct storage {
     struct plugins *plugins;
     struct object_table *objects;
     struct names *names;
+    Rdt__Pb__StatusReply *counts; /* where everything is counted that STATUS shows */
 
     /* The rest belongs to this room. */
     struct names_observer observer;
@@ -54,11 +55,6 @@ struct storage {
     bool frozen;                 /* the daemon starts or ends: what happens to objects and names does not touch the files */
     unsigned n_removals;         /* on their way to the disk */
     uint64_t n_objects, n_names; /* durable */
-    uint64_t n_written, bytes_written; /* objects that were stored since the start */
-    uint64_t n_failed;                 /* objects and records that could not be written */
-    uint64_t n_restored;               /* objects that this daemon restored at its start */
-    uint64_t n_bad;                    /* files that it could not use */
-    uint64_t n_spilled, spilled_bytes; /* objects whose memory was freed because their files can serve them, since the start */
     struct log_rare spill_failures;
 };
 

@@ -124,10 +124,10 @@ static void done_write(struct record_work *record)
     if (record->status == RDT_OK) {
         set_record(name, claim->version, stored);
     } else {
-        storage->n_failed++;
+        storage->counts->stores_failed++;
         rdt_error_prefix(&record->err, "storing version %" PRIu64 " of a name in %s/%s", claim->version, storage->directory,
                          name->file);
-        if (storage->n_failed <= STORAGE_MAX_WARNED)
+        if (storage->counts->stores_failed <= STORAGE_MAX_WARNED)
             log_warn("%s; it is published, but not stored", record->err.msg);
         if (name->asked == claim->version) /* otherwise a newer record is on its way */
             name->asked = name->version;
@@ -188,7 +188,7 @@ void stored_write_claims(struct stored *stored)
             name->asked = claim->version;
             claim->submitted = true;
         } else {
-            stored->storage->n_failed++;
+            stored->storage->counts->stores_failed++;
             (void)rdt_error_set(&err, RDT_NO_MEMORY, "no memory to store a name");
             stored_fail_waiters(stored, &err);
             claim_free(claim);

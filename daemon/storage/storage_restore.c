@@ -30,7 +30,7 @@ struct restoring {
 
 static void bad(struct storage *storage, const char *file, const struct rdt_error *why)
 {
-    if (++storage->n_bad <= MAX_LOGGED)
+    if (++storage->counts->storage_bad_files <= MAX_LOGGED)
         log_error("%s/%s is ignored: %s", storage->directory, file, why->msg);
 }
 
@@ -200,7 +200,7 @@ static enum rdt_status restore_object(struct restoring *restoring, uint64_t gene
         restoring->held[restoring->n_held++] = object;
         if (object_has_producer_hold(object)) /* the hold of a detached object; otherwise this file has the hold of the put */
             object_hold(object);
-        storage->n_restored++;
+        storage->counts->storage_restored++;
     }
     stored = stored_new(storage, generation, object, bytes);
     if (!stored)
@@ -331,7 +331,7 @@ static void end_restoring(struct restoring *restoring)
             object_producer_ended(object);
         else
             object->end = OBJECT_END_OWNER_DIED;
-        storage->n_restored -= goes;
+        storage->counts->storage_restored -= goes;
         object_drop(object);
     }
     storage->frozen = false;
@@ -352,8 +352,9 @@ enum rdt_status storage_restore(struct storage *storage, struct rdt_error *err)
         storage->accounts->unlimited = false;
         end_restoring(&restoring);
         log_info("%s: restored %" PRIu64 " objects and %" PRIu64 " names (%" PRIu64 " bytes) in %.1f ms%s", storage->directory,
-                 storage->n_restored, storage->n_names, storage->accounts->node.used[USAGE_STORED_BYTES],
-                 (double)(uv_hrtime() - began_ns) / 1e6, storage->n_bad > 0 ? "; some files are not usable, see above" : "");
+                 storage->counts->storage_restored, storage->n_names, storage->accounts->node.used[USAGE_STORED_BYTES],
+                 (double)(uv_hrtime() - began_ns) / 1e6,
+                 storage->counts->storage_bad_files > 0 ? "; some files are not usable, see above" : "");
     }
     free(restoring.generations);
     free(restoring.names);

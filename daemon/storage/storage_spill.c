@@ -151,8 +151,8 @@ uint64_t storage_spill(struct storage *storage, uint64_t bytes)
         }
         log_debug("obj %016" PRIx64 " gives up %" PRIu64 " bytes of memory for its file", stored->generation, room);
         list_remove(&stored->queue);
-        storage->n_spilled++;
-        storage->spilled_bytes += room;
+        storage->counts->spilled_objects++;
+        storage->counts->spilled_bytes += room;
         done += room;
     }
     list_splice(&storage->in_memory, &chosen);

@@ -404,7 +404,7 @@ enum rdt_status fetch_start(struct transfers *transfers, struct client *client, 
     if (!twin && !is_here) {
         twin = find_joinable(transfers, client, message, item, &ref);
         joins = twin;
-        transfers->joined += joins;
+        transfers->counts->fetches_joined += joins;
     }
     if (twin) {
         *transfer_p = NULL;

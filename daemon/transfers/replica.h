@@ -58,7 +58,6 @@ struct replicas {
     struct list listed;   /* struct replica.link, least recently used first */
     struct list expected; /* struct serve.by_replica: pulls of a replica that does not exist yet */
     uint64_t bytes;       /* bytes of listed replicas */
-    uint64_t served;      /* fetches that a complete replica answered */
 };
 
 /* Waits for a replica that is being filled. */

@@ -164,8 +164,8 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry, const u
     source = fanout_choose(&entry->place, can_read, NULL);
     if (!source)
         return NULL;
-    directory->redirected++;
-    directory->moved += left != NULL;
+    directory->transfers->counts->redirected++;
+    directory->transfers->counts->redirected_again += left != NULL;
     return container_of(source, struct replica_entry, place)->session;
 }
 
@@ -178,7 +178,7 @@ static void demote(struct replica_entry *entry, enum fanout_verdict verdict)
     if (verdict == FANOUT_SLOW && entry->place.pace != FANOUT_SLOW) {
         log_info("node %s takes bytes slowly: for %u s only slow nodes read from it", reader->peer->name,
                  (unsigned)(FANOUT_SLOW_NS / 1000000000));
-        entry->replicated->directory->slow++;
+        entry->replicated->directory->transfers->counts->slow_readers++;
         reader->slow_until_ns = uv_hrtime() + FANOUT_SLOW_NS;
     } else if (verdict == FANOUT_LAGS) {
         log_debug("obj %016llx: node %s lags, so no other node reads from it",

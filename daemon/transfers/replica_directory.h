@@ -63,9 +63,6 @@ struct replica_directory_waiter {
 struct replica_directory {
     struct transfers *transfers;
     struct map by_generation; /* struct replicated_object */
-    uint64_t redirected;      /* number of pulls that were redirected to a replica */
-    uint64_t moved;           /* number of pulls that came back from a replica and were redirected to another one */
-    uint64_t slow;            /* number of nodes that were found to be slow */
 };
 
 void replica_directory_init(struct replica_directory *directory, struct transfers *transfers);

@@ -63,6 +63,7 @@
 #include "daemon/transports/path.h"
 #include "daemon/transports/stage.h"
 #include "daemon/transports/ticket.h"
+#include "rdt.pb-c.h"
 
 #define TRANSFER_HISTORY 512
 #define TRANSFER_PATHS 32 /* pairs of path and direction that are counted apart; the last entry counts all others */
@@ -169,14 +170,11 @@ struct transfers {
     char decided_show[192], decided_cow[192]; /* its show_why_not and cow_why_not, */
     /* and the decision on it, which the same query gets again: a reference; NULL: none */
     struct path_decision *decision;
-    uint64_t usual_rate;   /* bytes/s at which readers lately took what this node sent; 0: not known */
-    uint64_t last_sent_ns; /* when the last transfer to another node ended; 0: never */
-    uint64_t bytes_in, bytes_out, bytes_local;
+    uint64_t usual_rate;          /* bytes/s at which readers lately took what this node sent; 0: not known */
+    uint64_t last_sent_ns;        /* when the last transfer to another node ended; 0: never */
+    Rdt__Pb__StatusReply *counts; /* where everything is counted that STATUS shows */
     struct transfer_path paths[TRANSFER_PATHS];
-    uint64_t copying_bytes; /* bytes of local copies on the work pool */
-    /* transfers from other nodes by a slower transport than the nodes have, which could not be used */
-    uint64_t fell_back;
-    uint64_t joined;                     /* fetches that joined a transfer which another fetch had begun */
+    uint64_t copying_bytes;              /* bytes of local copies on the work pool */
     void (*on_idle)(struct transfers *); /* see transfers_set_on_idle */
     struct list broadcasts;              /* struct broadcast.link: of this node's objects (transfer_broadcast.h) */
     /* struct peer_session.link: one for each node that was ever asked or served */
@@ -202,21 +200,8 @@ void transfers_set_on_idle(struct transfers *transfers, void (*on_idle)(struct t
 /* The time since the last transfer to another node ended; UINT64_MAX: there was none. */
 uint64_t transfers_quiet_ns(const struct transfers *transfers);
 
-/* Counters since the start of the daemon, except where it says "now". */
-struct transfers_stats {
-    unsigned active;                           /* now */
-    uint64_t ended[TRANSFER_OUTCOMES];         /* transfers */
-    uint64_t bytes_in, bytes_out, bytes_local; /* from other nodes, to other nodes, copied on this node */
-    uint64_t fetches_joined;                   /* that took part in a transfer which another fetch had begun */
-    /* transfers from other nodes by a slower transport than the nodes have, which could not be used */
-    uint64_t fell_back;
-    uint64_t replicas, replica_bytes; /* of other nodes' snapshots on this node, now */
-    uint64_t replica_fetches;         /* fetches that such a replica answered */
-    uint64_t redirected;              /* pulls of other nodes that were sent to a replica elsewhere */
-    uint64_t redirected_again;        /* of these, pulls that had come back from another replica */
-    uint64_t slow_readers;            /* reports that a node which reads a snapshot of this one is slow */
-};
-void transfers_stats(const struct transfers *transfers, struct transfers_stats *stats_p);
+/* Writes what STATUS says of transfers now, and of those that have ended. */
+void transfers_status(const struct transfers *transfers, Rdt__Pb__StatusReply *reply_p);
 
 /* The transfer with this id that has not ended, or NULL. */
 struct transfer *transfers_find(const struct transfers *transfers, uint64_t id);

@@ -124,7 +124,7 @@ struct fetch {
     uint64_t message; /* client->transfers.n_fetch_messages of its message; 0: each answer brings its own fds */
     bool cow;         /* memory that several fetches share is to be mapped privately */
     bool no_wait;     /* the client does not wait for a put; its deadline has not passed yet */
-    bool counted;     /* counted in transfers->joined */
+    bool counted;     /* counted in transfers->counts->fetches_joined */
     bool merged;      /* it joined a transfer: `version` of the name is its own */
     uint64_t version;
 };

@@ -49,7 +49,7 @@ static void let_reader_copy(struct transfer *transfer, struct object *object)
         return;
     }
     transfer->record.bytes = transfer->record.bytes_done = layout_total_bytes(transfer->source);
-    transfer->transfers->bytes_local += transfer->record.bytes;
+    transfer->transfers->counts->bytes_local += transfer->record.bytes;
     transfer_deliver_object(transfer, object, transfer->source, PATH_COPY);
     transfer_end(transfer);
 }
@@ -79,7 +79,7 @@ static void reply_inline(struct transfer *transfer, struct object *object)
     if (status == RDT_OK) {
         transfer->is_inline = true;
         transfer->record.bytes = transfer->record.bytes_done = transfer->stream_bytes;
-        transfer->transfers->bytes_local += transfer->stream_bytes;
+        transfer->transfers->counts->bytes_local += transfer->stream_bytes;
         transfer_deliver_received(transfer);
     }
     if (transfer->inline_data == data)

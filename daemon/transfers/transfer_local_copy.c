@@ -103,7 +103,7 @@ static void part_ended(struct local_copy *local)
         return;
     }
     if (transfer->sm.state == TRANSFER_MOVE) {
-        transfer->transfers->bytes_local += transfer->record.bytes_done;
+        transfer->transfers->counts->bytes_local += transfer->record.bytes_done;
         transfer_deliver_received(transfer);
     }
     transfer_end(transfer);

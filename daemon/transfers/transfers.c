@@ -80,23 +80,17 @@ uint64_t transfers_quiet_ns(const struct transfers *transfers)
     return transfers->last_sent_ns ? uv_hrtime() - transfers->last_sent_ns : UINT64_MAX;
 }
 
-void transfers_stats(const struct transfers *transfers, struct transfers_stats *stats_p)
+void transfers_status(const struct transfers *transfers, Rdt__Pb__StatusReply *reply_p)
 {
-    *stats_p = (struct transfers_stats){.active = transfers_active(transfers),
-                                        .bytes_in = transfers->bytes_in,
-                                        .bytes_out = transfers->bytes_out,
-                                        .bytes_local = transfers->bytes_local,
-                                        .fetches_joined = transfers->joined,
-                                        .fell_back = transfers->fell_back,
-                                        .replicas = map_count(&transfers->replicas.by_origin),
-                                        .replica_bytes = transfers->replicas.bytes,
-                                        .replica_fetches = transfers->replicas.served,
-                                        .redirected = transfers->directory.redirected,
-                                        .redirected_again = transfers->directory.moved,
-                                        .slow_readers = transfers->directory.slow};
+    uint64_t *const ended[TRANSFER_OUTCOMES] = {&reply_p->transfers_done, &reply_p->transfers_failed,
+                                                &reply_p->transfers_cancelled, &reply_p->transfers_timed_out};
+
+    reply_p->transfers_active = transfers_active(transfers);
+    reply_p->replicas = map_count(&transfers->replicas.by_origin);
+    reply_p->replica_bytes = transfers->replicas.bytes;
     for (unsigned i = 0; i < TRANSFER_PATHS; i++)
         for (unsigned outcome = 0; outcome < TRANSFER_OUTCOMES; outcome++)
-            stats_p->ended[outcome] += transfers->paths[i].ended[outcome];
+            *ended[outcome] += transfers->paths[i].ended[outcome];
 }
 
 const struct transfer_record *transfers_history(const struct transfers *transfers, uint64_t n)

@@ -164,7 +164,7 @@ struct etcd {
     struct request *requests;
     unsigned drops; /* times that all were dropped */
     Rdt__Pb__EtcdConfig *config;
-    Rdt__Pb__EtcdState state;
+    Rdt__Pb__EtcdInfo state;
     bool state_changed, leaving, done;
     char endpoint[256], error[512], own_error[256], bad_error[256];
 

@@ -62,6 +62,7 @@ static void read_socket(void)
 static void tell_state(void)
 {
     static int64_t told_ms;
+    Rdt__Pb__EtcdState message = RDT__PB__ETCD_STATE__INIT;
     char error[1024];
     int64_t now = now_ms();
 
@@ -73,9 +74,10 @@ static void tell_state(void)
                        etcd.config->prefix, etcd.bad_error);
     if (error[0] == '\0' && etcd.nodes_full)
         (void)snprintf(error, sizeof error, "there are more than %u nodes", NODES_MAX);
-    etcd.state.error = error;
     etcd.state.endpoint = etcd.endpoint;
-    if (tell(&etcd, RDT__PB__ETCD_MESSAGE__ETCD_STATE, &etcd.state.base)) {
+    message.info = &etcd.state;
+    message.error = error;
+    if (tell(&etcd, RDT__PB__ETCD_MESSAGE__ETCD_STATE, &message.base)) {
         etcd.state_changed = false;
         told_ms = now;
     }
@@ -128,7 +130,7 @@ int main(int argc, char **argv)
         srand(*(unsigned *)(void *)seed);
     frame_reader_init(&etcd.reader, RDT_MAX_FRAME_BYTES);
     frame_writer_init(&etcd.writer);
-    rdt__pb__etcd_state__init(&etcd.state);
+    rdt__pb__etcd_info__init(&etcd.state);
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK || !(etcd.multi = curl_multi_init()))
         return 1;
     status = run();

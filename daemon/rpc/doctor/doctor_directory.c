@@ -36,7 +36,7 @@ void doctor_directory(struct doctor *doctor)
 void doctor_etcd(struct doctor *doctor)
 {
     const struct directory *directory = doctor->rpc->directory;
-    const struct etcd_counters *etcd = &directory->counters;
+    const Rdt__Pb__EtcdInfo *etcd = &directory->etcd_info;
     const struct directory_provider *provider = &directory->providers[DIRECTORY_ETCD];
 
     if (!provider->active)

@@ -89,17 +89,18 @@ void doctor_storage_room(struct doctor *doctor)
 void doctor_storage_files(struct doctor *doctor)
 {
     const struct storage *storage = doctor->rpc->storage;
+    const Rdt__Pb__StatusReply *counts = storage->counts;
 
     if (is_off(doctor))
         return;
-    if (storage->n_bad > 0)
+    if (counts->storage_bad_files > 0)
         doctor_find(doctor, FINDING_WARN, "The daemon's log names them and says why: repair or remove them.",
-                    "%" PRIu64 " files in storage_dir could not be used at the start.", storage->n_bad);
-    if (storage->n_failed > 0)
+                    "%" PRIu64 " files in storage_dir could not be used at the start.", counts->storage_bad_files);
+    if (counts->stores_failed > 0)
         doctor_find(doctor, FINDING_WARN, "The daemon's log says why; store the objects again when there is room.",
-                    "%" PRIu64 " objects or versions of names could not be stored since the start.", storage->n_failed);
-    if (storage->n_bad == 0 && storage->n_failed == 0)
+                    "%" PRIu64 " objects or versions of names could not be stored since the start.", counts->stores_failed);
+    if (counts->storage_bad_files == 0 && counts->stores_failed == 0)
         doctor_find(doctor, FINDING_OK, "",
                     "%" PRIu64 " objects and %" PRIu64 " names are stored; %" PRIu64 " objects were restored at the start.",
-                    storage->n_objects, storage->n_names, storage->n_restored);
+                    storage->n_objects, storage->n_names, counts->storage_restored);
 }

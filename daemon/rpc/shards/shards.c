@@ -212,7 +212,7 @@ static void version_fail(struct version *version, const struct rdt_error *why)
     log_warn_rarely(&name->shards->failures, "versions of many parts", err.msg);
     text_copy(name->failure, sizeof name->failure, err.msg);
     name->failed_ns = uv_hrtime();
-    name->shards->n_failed++;
+    name->shards->rpc->counts->shard_failures++;
     answer_all(version, &err, 0);
     version_free(version);
 }
@@ -279,7 +279,7 @@ static void on_checked(struct version *version, uint8_t *packed, size_t bytes, s
     version->state = VERSION_COMPLETE;
     end_claim(version);
     name->current = version;
-    name->shards->n_complete++;
+    name->shards->rpc->counts->shard_versions++;
     log_debug("step %llu of \"%.*s\" is complete: version %llu, %u parts", (unsigned long long)version->step, name->id_bytes,
               shard_name_id(name), (unsigned long long)number, version->of);
     answer_all(version, NULL, number);

@@ -32,8 +32,7 @@ struct rpc;
 
 struct shards {
     struct rpc *rpc;
-    struct map names; /* owner and name -> struct shard_name */
-    uint64_t n_complete, n_failed;
+    struct map names;         /* owner and name -> struct shard_name */
     struct log_rare failures; /* publishers can cause any number of failures */
 };
 

@@ -27,7 +27,7 @@ static void chunk_ended(struct broadcast_op *op, enum rdt_status status, const c
     broadcast->n_ops--;
     if (status == RDT_OK) {
         broadcast->chunks_done++;
-        broadcast->transfers->bytes_out += bytes;
+        broadcast->transfers->counts->bytes_out += bytes;
         send_more(broadcast);
     } else if (broadcast->sm.state == BROADCAST_MOVING) {
         (void)rdt_error_set(&err, RDT_TRANSPORT, "the broadcast in group %s: %s",

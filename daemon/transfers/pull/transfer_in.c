@@ -142,7 +142,7 @@ static void take_inline(struct transfer *transfer, const Rdt__Pb__PullMeta *meta
         return;
     }
     transfer->record.bytes_done = meta->inline_data.len;
-    transfer->transfers->bytes_in += meta->inline_data.len;
+    transfer->transfers->counts->bytes_in += meta->inline_data.len;
     transfer->pull.peer->bytes_in += meta->inline_data.len;
     transfer_deliver_received(transfer);
     transfer_end(transfer);

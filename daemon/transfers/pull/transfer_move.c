@@ -350,7 +350,7 @@ static void finish(struct transfer *transfer)
         (void)peer_session_send(transfer->pull.peer, RDT_PEER_PULL_END, &end.base, NULL);
     }
     transfer->pull.peer->bytes_in += transfer->stream_bytes;
-    transfer->transfers->bytes_in += transfer->stream_bytes;
+    transfer->transfers->counts->bytes_in += transfer->stream_bytes;
     transfer->pull.connection->failures = 0;
     if (transfer->pull.broadcast.collective)
         text_copy(transfer->record.lanes, sizeof transfer->record.lanes, "broadcast");

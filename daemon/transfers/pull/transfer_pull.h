@@ -108,7 +108,7 @@ struct pull {
     bool one_sided;                    /* this node reads; otherwise the owner sends */
     bool staged_here, staged_there;    /* the path goes through host memory on this or the other node */
     bool single;                       /* every chunk is of one tensor, since an end is device memory */
-    bool fell_back;                    /* counted in transfers->fell_back */
+    bool fell_back;                    /* counted in transfers->counts->fell_back */
 
     /* The chunks. */
     struct chunk_plan *plan;

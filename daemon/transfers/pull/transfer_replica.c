@@ -31,7 +31,7 @@ static void merge(struct transfer *transfer, struct transfer *into)
     list_drain (struct fetch, fetch, &transfer->fetches, by_transfer) {
         list_remove(&fetch->by_transfer);
         list_append(&into->fetches, &fetch->by_transfer);
-        into->transfers->joined += !fetch->counted;
+        into->transfers->counts->fetches_joined += !fetch->counted;
         fetch->counted = true;
         fetch->version = fetch->merged ? fetch->version : transfer->version;
         fetch->merged = true;
@@ -65,7 +65,7 @@ static void use_replica(struct transfer *transfer, struct replica *replica)
         return;
     }
     list_for_each (node, &transfer->fetches)
-        transfer->transfers->replicas.served++;
+        transfer->transfers->counts->fetches_from_replicas++;
     replica_used(replica);
     reservation_leave(transfer);
     transfer->kind->release(transfer);

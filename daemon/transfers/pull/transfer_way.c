@@ -88,7 +88,7 @@ static void note_fall_back(struct transfer *transfer)
     transfer->pull.fell_back = true;
     if (!better->offered_by_neither) {
         session->fell_back++;
-        transfer->transfers->fell_back++;
+        transfer->transfers->counts->fell_back++;
     }
     (void)snprintf(what, sizeof what, "%s instead of %s", chosen->name, better->name);
     if (strcmp(what, session->fell_back_to) != 0) {

@@ -46,7 +46,7 @@ static enum rdt_status gather_inline(struct serve *out, Rdt__Pb__PullMeta *meta,
     }
     meta->has_inline = true;
     meta->inline_data = (ProtobufCBinaryData){out->stream_bytes, data};
-    out->transfers->bytes_out += out->stream_bytes;
+    out->transfers->counts->bytes_out += out->stream_bytes;
     out->session->bytes_out += out->stream_bytes;
     out->record.bytes_done = out->stream_bytes;
     return RDT_OK;

@@ -158,7 +158,7 @@ void serve_on_end(struct peer_session *session, const Rdt__Pb__PullEnd *end)
     out->reader_done = true;
     if (out->sm.state == SERVE_SENDING && out->one_sided && end->status == RDT_OK) {
         out->record.bytes_done = out->stream_bytes;
-        out->transfers->bytes_out += out->stream_bytes;
+        out->transfers->counts->bytes_out += out->stream_bytes;
         session->bytes_out += out->stream_bytes;
         if (out->connection)
             record_lanes(&out->record, &out->connection->conn);

@@ -314,7 +314,7 @@ static void chunk_ended(struct chunk_op *op, enum rdt_status status, const char 
     } else {
         out->chunks_done++;
         out->record.bytes_done += bytes;
-        out->transfers->bytes_out += bytes;
+        out->transfers->counts->bytes_out += bytes;
         out->session->bytes_out += bytes;
         if (out->chunks_done == out->plan->n) {
             record_lanes(&out->record, &pt->conn);
