@@ -286,6 +286,17 @@ $(B)/gen/metrics.scd: $(METRICS_H)
 	$(Q)sed 's/METRIC(\([a-z_]*\), "\(.*\)", .*/*\1*\n\2\n/' $^ | fold -sw 72 | sed 's/ $$//; s/^[^*]/\t&/' >$@
 $(B)/man/rdtd-exporter.8: $(B)/gen/metrics.scd
 
+# The functions of the installed headers, by header and section, for librdt(3).
+$(B)/gen/functions.scd: $(wildcard client/rdt*.h proto/rdt_*.h)
+	$(Q)mkdir -p $(@D)
+	$(Q)awk 'FNR == 1 { file = FILENAME; sub(/.*\//, "", file); title = "*" file "*" } \
+	    /^\/\* ---- / { title = $$0; gsub(/^\/\* ---- | ----.*/, "", title); title = "*" file "*, " title } \
+	    !/^(typedef|static|#)/ && match($$0, /^[a-z][a-z0-9_ *]*[ *]rdt_[a-z0-9_]+\(/) { \
+	    name = substr($$0, 1, RLENGTH); sub(/.*[ *]/, "", name); \
+	    printf "%s\t%s)", title == last ? ",\n" : (last ? "\n\n" : "") title "\n", name; last = title } \
+	    END { print "\n" }' $^ >$@
+$(B)/man/librdt.3: $(B)/gen/functions.scd
+
 # What rdtctl alone writes: the fields of Perfetto's format.
 $(B)/gen/perfetto.pb-c.c $(B)/gen/perfetto.pb-c.h: client/ctl/timeline/perfetto.proto
 	$(call say,PROTO,$<)

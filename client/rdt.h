@@ -563,6 +563,8 @@ enum rdt_status rdt_backend_load(rdt *rdt, const char *path, const char *const *
  * memory), DENIED, TIMED_OUT (the unloading continues). */
 enum rdt_status rdt_backend_unload(rdt *rdt, const char *name, int64_t timeout_ns, struct rdt_error *err);
 
+/* ---- one object ---- */
+
 struct rdt_stat {
     struct rdt_ref ref;
     char state[16]; /* "awaited", "filling", "live", "draining" */

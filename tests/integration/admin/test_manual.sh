@@ -84,12 +84,13 @@ words daemon/rdtd.8.scd >"$dir/rdtd"
 for option in $(rdtd --help | sed '/^\[/,$d' | grep -oE '^  --[a-z-]+' | tr -d ' '); do
   grep -qE -- "(^|[^a-z-])$option([^a-z-]|$)" "$dir/rdtd" || bad "rdtd(8) does not have $option"
 done
-for function in $(sed -nE '/^(typedef|static|#)/d; s/^[a-z][a-z0-9_ *]*[ *](rdt_[a-z0-9_]+)\(.*/\1/p' client/rdt*.h proto/rdt_ref.h); do
-  grep -q "\b$function\b" client/librdt.3.scd || bad "librdt(3) does not have $function()"
+page=$RDT_BUILD_DIR/man/librdt.3
+for function in $(nm -D --defined-only "$RDT_BUILD_DIR/librdt.so" | sed -nE 's/.* T ([^@]+).*/\1/p'); do
+  [[ ! -s $page ]] || grep -q "\b$function()" "$page" || bad "librdt(3) does not have $function()"
 done
-for function in $(awk '/^# FUNCTIONS/ {on = 1; next} /^# / {on = 0} on' client/librdt.3.scd | grep -oE '\brdt_[a-z_]+\(' |
-  tr -d '('); do
-  grep -qE "\b$function\(" client/rdt*.h proto/rdt_*.h || bad "librdt(3) names $function(), which does not exist"
+for function in $(grep -oE '\brdt_[a-z0-9_]+\(' client/librdt.3.scd | tr -d '(' | sort -u); do
+  grep -qE "\b$function\(" client/rdt*.h client/cuda/rdt*.h proto/rdt_*.h ||
+    bad "librdt(3) names $function(), which does not exist"
 done
 
 # ---- statuses and sentences ----
