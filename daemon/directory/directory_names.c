@@ -198,3 +198,8 @@ void directory_names_close(struct directory_names *all)
     names_seeks_close(all);
     names_home_close(all);
 }
+
+void claim_waiter_remove(struct claim_waiter *waiter)
+{
+    list_remove(&waiter->link);
+}

@@ -91,24 +91,11 @@ static void claim_free(struct name_claim *claim)
 
 /* ---- the decision ---- */
 
-static void describe(const struct directory_names *all, const struct name_place *place, char text[128])
-{
-    const struct peer *peer = all->peers ? peers_known(all->peers, place->node) : NULL;
-    char hex[33];
-
-    if (peer) {
-        peer_describe(peer, text);
-        return;
-    }
-    node_hex(place->node, hex);
-    (void)snprintf(text, 128, "node %.8s at %s", hex, place->address);
-}
-
 static enum rdt_status refuse(const struct name_claim *claim, struct rdt_error *err)
 {
     char who[128];
 
-    describe(claim->all, &claim->other, who);
+    names_describe(claim->all, &claim->other, who);
     return rdt_error_set(err, RDT_EXISTS,
                          "name \"%.*s\" is %s on %s (epoch %llu, version %llu): unpublish it there first, or publish "
                          "under another name",
@@ -447,11 +434,6 @@ bool directory_names_use(struct directory_names *all, const struct owner *owner,
     if (claim)
         claim->n_users++;
     return claim;
-}
-
-void claim_waiter_remove(struct claim_waiter *waiter)
-{
-    list_remove(&waiter->link);
 }
 
 /* ---- changes ---- */

@@ -51,6 +51,9 @@ bool names_in_etcd(const struct directory_names *all);
 bool names_etcd_send(const struct directory_names *all, Rdt__Pb__NameAct act, const struct name_key *key,
                      const struct name_place *place, int64_t revision); /* false: etcd is away */
 
+/* Writes which node a place is at, for an error or a log line. */
+void names_describe(const struct directory_names *all, const struct name_place *place, char text[128]);
+
 /* ---- names_home.c: this node as a home ---- */
 
 /* Handles a registration. OK: granted; LIMIT: this home has no room for it, and does not object; EXISTS: refused. *place_p

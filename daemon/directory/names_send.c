@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The nodes that are asked about a name, its homes or etcd, and the messages to them. */
+#include <stdio.h>
 #include <string.h>
 
 #define XXH_INLINE_ALL
@@ -139,4 +140,19 @@ bool names_etcd_send(const struct directory_names *all, Rdt__Pb__NameAct act, co
     message.name = &name;
     message.revision = revision;
     return directory_tell_name(all->directory, &message);
+}
+
+/* ---- text ---- */
+
+void names_describe(const struct directory_names *all, const struct name_place *place, char text[128])
+{
+    const struct peer *peer = all->peers ? peers_known(all->peers, place->node) : NULL;
+    char hex[33];
+
+    if (peer) {
+        peer_describe(peer, text);
+        return;
+    }
+    node_hex(place->node, hex);
+    (void)snprintf(text, 128, "node %.8s at %s", hex, place->address);
 }

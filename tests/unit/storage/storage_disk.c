@@ -90,6 +90,7 @@ static uv_loop_t loop;
 static struct accounts accounts;
 static struct account *account;
 static struct storage storage;
+static Rdt__Pb__StatusReply counts;
 static struct object *objects[4];
 static struct name *name;
 
@@ -100,7 +101,7 @@ static void begin(void)
     must(uv_loop_init(&loop) == 0);
     accounts_init(&accounts);
     account = account_get(&accounts, &owner);
-    storage = (struct storage){.directory = path, .dir = dir, .accounts = &accounts};
+    storage = (struct storage){.directory = path, .dir = dir, .accounts = &accounts, .counts = &counts};
     map_init(&storage.stored);
     map_init(&storage.by_name);
     list_init(&storage.queue);
@@ -191,7 +192,7 @@ Test(storage_disk, version_that_could_not_be_recorded_lets_no_older_one_overtake
     publish(6, 3);
     settle(failing);
     settle(newest);
-    cr_assert_eq(storage.n_failed, 1u);
+    cr_assert_eq(counts.stores_failed, 1u);
     cr_assert_eq(recorded(), 6u);
     stored_set_durable(late);
     stored_write_claims(late);
