@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/memory/region_cache.h"
 
+#include <string.h>
+
 #include "daemon/base/sigbus_guard.h"
 #include "daemon/memory/region_impl.h"
 
-#define MAX_REGIONS 256u /* of one client, and of sealed memory: each takes a descriptor and its mappings */
+#define MAX_REGIONS 256u                    /* of one client, and of sealed memory: each takes a descriptor and its mappings */
+#define CLEARED_BYTES (UINT64_C(256) << 10) /* of old bytes behind the new ones: the loop clears at most so many */
 
 void region_cache_start(struct region_cache *cache, struct regions *regions, uint64_t client, const struct owner *owner,
                         const struct region_cache_ops *ops)
@@ -141,6 +144,15 @@ static void leave_client(struct region *region)
         move_to_account(region, region->account->parent);
 }
 
+/* Whether an account uses more than half of its descriptors: unused regions must not take the rest. */
+static bool fds_are_short(const struct account *account)
+{
+    for (; account; account = account->parent)
+        if (account->limits && account->limits[USAGE_FDS] > 0 && account->used[USAGE_FDS] > account->limits[USAGE_FDS] / 2)
+            return true;
+    return false;
+}
+
 /* Caches a sealed region, if no process can write it, and only processes of one owner could read it. They have all released it:
  * one that ended without a release may still read what it holds. */
 static bool insert_sealed(struct region *region)
@@ -148,7 +160,7 @@ static bool insert_sealed(struct region *region)
     struct regions *regions = region->regions;
 
     if (!region->refillable || !region->one_audience || region->writable_outside || region->abandoned ||
-        region->room > regions->cached_max_bytes || !regions->deadlines)
+        region->room > regions->cached_max_bytes || !regions->deadlines || fds_are_short(region->account))
         return false;
     if (region->record)
         regions->on_kept_end(regions->kept_arg, region);
@@ -184,15 +196,6 @@ bool region_cache_insert(struct region *region)
     return true;
 }
 
-/* Whether an account uses more than half of its descriptors: unused regions must not take the rest. */
-static bool fds_are_short(const struct account *account)
-{
-    for (; account; account = account->parent)
-        if (account->limits && account->limits[USAGE_FDS] > 0 && account->used[USAGE_FDS] > account->limits[USAGE_FDS] / 2)
-            return true;
-    return false;
-}
-
 void region_cache_return(struct region *region)
 {
     struct regions *regions = region->regions;
@@ -214,6 +217,12 @@ void region_cache_return(struct region *region)
     cache->ops->on_returned(cache, id, false);
 }
 
+/* A reader of sealed memory sees all of it, so older bytes behind the new ones must be cleared. */
+static bool is_soon_clear(const struct region *region, uint64_t bytes)
+{
+    return region->bytes <= bytes || region->bytes - bytes <= CLEARED_BYTES;
+}
+
 /* The smallest CACHED region with room for that many bytes, and of equal ones the latest, which the processor's caches may
  * still have. audience: of sealed regions. */
 static struct region *best_of(const struct cached_regions *cached, uint64_t bytes, const struct owner *audience)
@@ -222,7 +231,8 @@ static struct region *best_of(const struct cached_regions *cached, uint64_t byte
 
     list_each (struct region, region, &cached->list, by_client) {
         if (region->room >= bytes && region->room / 2 <= bytes && (!best || region->room <= best->room) &&
-            region->state == REGION_CACHED && (!audience || owner_equal(&region->audience, audience)))
+            region->state == REGION_CACHED &&
+            (!audience || (owner_equal(&region->audience, audience) && is_soon_clear(region, bytes))))
             best = region;
     }
     return best;
@@ -253,7 +263,9 @@ struct region *region_cache_take_sealed(struct regions *regions, uint64_t bytes,
     if (!best || account_check(account, USAGE_FDS, best->n_fds, NULL) != RDT_OK ||
         account_check(account, USAGE_ORPHANS, 1, NULL) != RDT_OK)
         return NULL;
-    best->bytes = bytes;
+    if (best->bytes > bytes)
+        memset((uint8_t *)best->block.addr + bytes, 0, best->bytes - bytes);
+    best->bytes = bytes; /* there are only zeros behind them */
     best->origin = origin;
     move_to_account(best, account);
     if (use_again(&regions->sealed, best, NULL) != RDT_OK) {
@@ -263,6 +275,25 @@ struct region *region_cache_take_sealed(struct regions *regions, uint64_t bytes,
     regions->sealed.hits++;
     best->refs = 1;
     return best;
+}
+
+void region_clear_gaps(struct region *region, const struct layout *layout, uint32_t index)
+{
+    uint8_t *base = region->block.addr;
+    uint64_t end = 0;
+
+    if (!region->sealed || !region_is_host(region))
+        return; /* it came zeroed */
+    for (uint32_t i = 0; i < layout->count; i++) {
+        uint64_t bytes = layout_bytes(layout, i);
+        if (bytes == 0 || layout->region[i] != index)
+            continue;
+        if (layout->offset[i] > end)
+            memset(base + end, 0, layout->offset[i] - end);
+        end = layout->offset[i] + bytes;
+    }
+    if (region->bytes > end)
+        memset(base + end, 0, region->bytes - end);
 }
 
 void region_cache_evict(struct regions *regions, uint64_t bytes, struct list *victims)

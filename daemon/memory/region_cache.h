@@ -16,7 +16,9 @@
  * The cache of sealed regions (regions->sealed) has snapshots and replicas that only processes of one owner ever had, who
  * could read but not write them, and who all have released them. They serve the next snapshot or replica of that owner, such
  * as the next version of a model's weights. A process that keeps a descriptor or a mapping after its release can therefore see
- * later bytes, but only bytes that its owner may read.
+ * later bytes, but only bytes that its owner may read. The next object may be shown to other owners, who must not see the
+ * older bytes that it does not cover: what lies behind it is cleared here, and what lies between its tensors by
+ * region_clear_gaps.
  *
  * All calls are made in the loop thread.
  */
@@ -62,6 +64,10 @@ enum rdt_status region_cache_resume(struct region_cache *cache, struct region *r
 /* Ends a RETURNED region, because the client releases it. */
 void region_cache_release(struct region_cache *cache, struct region *region);
 
+/* Clears the gaps between the tensors of the layout that lie in its region number `index`, if older bytes are there. The tensors
+ * of a snapshot or a replica are packed in their order, and must be written after this call. */
+void region_clear_gaps(struct region *region, const struct layout *layout, uint32_t index);
+
 /* ---- for the other files of this room ---- */
 
 /* Only its client still refers to a LOANED region: moves it to RETURNED, or ends it. */
@@ -71,7 +77,8 @@ void region_cache_return(struct region *region);
 bool region_cache_insert(struct region *region);
 
 /* Takes a sealed region for memory that the owner of the account may read, and charges it to the account. It has one
- * reference for the caller, and contains older bytes of the same owner. NULL: none fits, or the account has no room. */
+ * reference for the caller, and contains older bytes of the same owner, but only zeros behind the first `bytes` bytes. NULL:
+ * none fits, or the account has no room. */
 struct region *region_cache_take_sealed(struct regions *regions, uint64_t bytes, enum region_origin origin,
                                         struct account *account);
 

@@ -7,6 +7,7 @@
 #include "daemon/memory/copy.h"
 #include "daemon/memory/device_copy.h"
 #include "daemon/memory/placing.h"
+#include "daemon/memory/region_cache.h"
 #include "daemon/memory/region_fill.h"
 
 enum step { STEP_PROVE, STEP_RESERVE, STEP_COPY, STEP_BARRIER, STEP_END };
@@ -301,6 +302,7 @@ static enum rdt_status copy(struct snapshot *snapshot, struct rdt_error *err)
 
     for (uint32_t i = 0; i < snapshot->n_fresh; i++) {
         snapshot->regions[snapshot->n_taken + i] = snapshot->fresh[i];
+        region_clear_gaps(snapshot->fresh[i], snapshot->layout, snapshot->n_taken + i);
         host_bytes += region_is_host(snapshot->fresh[i]) ? snapshot->fresh[i]->bytes : 0;
     }
     if (snapshot->n_fresh == 0)

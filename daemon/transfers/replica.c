@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/log.h"
+#include "daemon/memory/region_cache.h"
 #include "daemon/transfers/peer_session.h"
 #include "daemon/transfers/replica.h"
 #include "daemon/transfers/serve/serve.h"
@@ -226,6 +227,7 @@ enum rdt_status replica_place(struct replica *replica, struct transfer *transfer
 
     if (status != RDT_OK)
         return status;
+    region_clear_gaps(transfer->received, replica->object->layout, 0);
     transfer->received->origin = REGION_COPY;
     transfer->received->client = 0;
     event(replica->replicas->transfers->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "kept", transfer->received);

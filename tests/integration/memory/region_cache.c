@@ -110,6 +110,45 @@ Test(region_cache, snapshot_has_the_memory_of_an_earlier_one_that_all_readers_re
     finish();
 }
 
+/* A snapshot for all owners in the memory of one that only its owner could read. Its readers have all of it mapped. */
+Test(region_cache, snapshot_shows_no_bytes_of_an_earlier_one)
+{
+    const size_t bytes = 3 * MIB, first = 1000, second = 3 * MIB - 8 * 1024;
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensors[2], tensor;
+    struct rdt_ref ref;
+    rdt_object *object;
+    unsigned long inode;
+    uint8_t *memory;
+    const uint8_t *base;
+
+    start(long_idle);
+    must_ok(rdt_alloc(producer, bytes, (void **)&memory, NULL));
+    memset(memory, 0xff, bytes);
+    options.flags = RDT_PUT_SNAPSHOT;
+    tensor = VECTOR(RDT_U8, bytes, memory);
+    must_ok(rdt_put(producer, &tensor, 1, &options, &ref, NULL));
+    object = fetch_one(consumer, &ref, RDT_FETCH_SHARE);
+    inode = inode_at(tensor_of(object, 0).data);
+    rdt_release(object);
+    must_ok(rdt_free(producer, &ref, false, NULL));
+
+    tensors[0] = VECTOR(RDT_U8, first, memory);
+    tensors[1] = VECTOR(RDT_U8, second, memory + 1024);
+    options.visibility = RDT_VISIBLE_TO_ALL;
+    must_ok(rdt_put(producer, tensors, 2, &options, &ref, NULL));
+    object = fetch_one(consumer, &ref, RDT_FETCH_SHARE);
+    base = tensor_of(object, 0).data;
+    must(inode_at(base) == inode);
+    must((const uint8_t *)tensor_of(object, 1).data == base + 1024);
+    for (size_t i = 0; i < bytes; i++)
+        must(base[i] == (i < first || (i >= 1024 && i < 1024 + second) ? 0xff : 0));
+    rdt_release(object);
+    must_ok(rdt_free(producer, &ref, false, NULL));
+    must_ok(rdt_dealloc(producer, memory, NULL));
+    finish();
+}
+
 /* ---- to the same client ---- */
 
 Test(region_cache, next_fetch_reuses_the_released_memory)

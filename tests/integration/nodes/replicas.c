@@ -315,6 +315,44 @@ Test(replicas, forced_free_reaches_every_node)
 
 /* ---- who may ---- */
 
+/* The memory of the first replica, which only its owner could read, becomes that of the second. */
+Test(replicas, next_replica_shows_no_bytes_of_an_earlier_one)
+{
+    const size_t first = 1000, second = 3 * MIB - 8 * 1024;
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensors[2];
+    unsigned long inode;
+    struct rdt_ref ref;
+    rdt_object *object;
+    uint8_t *memory;
+    const uint8_t *base;
+
+    begin(2);
+    memory = alloc_memory(owner, 3 * MIB);
+    memset(memory, 0xff, 3 * MIB);
+    options.flags = RDT_PUT_SNAPSHOT;
+    tensors[0] = VECTOR(RDT_U8, 3 * MIB, memory);
+    must_ok(rdt_put(owner, tensors, 1, &options, &ref, &err));
+    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    inode = inode_at(tensor_of(object, 0).data);
+    rdt_release(object);
+    must_ok(rdt_free(owner, &ref, true, &err));
+
+    tensors[0] = VECTOR(RDT_U8, first, memory);
+    tensors[1] = VECTOR(RDT_U8, second, memory + 1024);
+    options.visibility = RDT_VISIBLE_TO_ALL;
+    must_ok(rdt_put(owner, tensors, 2, &options, &ref, &err));
+    object = fetch_one(reader, &ref, RDT_FETCH_AUTO);
+    base = tensor_of(object, 0).data;
+    must(inode_at(base) == inode);
+    for (size_t i = 0; i < 3 * MIB; i++)
+        must(base[i] == (i < first || (i >= 1024 && i < 1024 + second) ? 0xff : 0));
+    rdt_release(object);
+    must_ok(rdt_free(owner, &ref, true, &err));
+    must_ok(rdt_dealloc(owner, memory, &err));
+    end(NULL);
+}
+
 struct visit {
     const struct test_node *node;
     struct rdt_ref ref;

@@ -360,6 +360,67 @@ Test(region_cache, sealed_memory_goes_to_no_other_owner)
     stop_readers();
 }
 
+Test(region_cache, old_bytes_that_the_next_object_does_not_cover_are_cleared)
+{
+    struct layout *layout = layout_create(2, 2);
+    struct region *region;
+    uint8_t *base;
+
+    layout->dtype[0] = layout->dtype[1] = RDT_U8;
+    layout->ndim[0] = layout->ndim[1] = 1;
+    layout->first_dim[0] = 0;
+    layout->first_dim[1] = 1;
+    layout->region[0] = layout->region[1] = 7;
+    layout->shape[0] = 100;
+    layout->shape[1] = SIZE - 1000;
+    layout->offset[0] = 0;
+    layout->offset[1] = 128;
+    layout_set_row_major(layout, 0);
+    layout_set_row_major(layout, 1);
+    start_readers();
+    region = snapshot_of(SIZE, &account);
+    base = region->block.addr;
+    memset(base, 0xff, SIZE);
+    show_to(region, 1, false);
+    drop(region);
+    region = snapshot_of(SIZE - 872, &account);
+    cr_assert_eq(region->block.addr, base);
+    for (size_t i = SIZE - 872; i < SIZE; i++)
+        cr_assert_eq(base[i], 0, "another owner may see the byte %zu behind the object", i);
+    region_clear_gaps(region, layout, 7);
+    for (size_t i = 0; i < SIZE - 872; i++)
+        cr_assert_eq(base[i], i >= 100 && i < 128 ? 0 : 0xff);
+    drop(region);
+    fake.regions.cached_max_bytes = 16 * SIZE;
+    region = snapshot_of(8 * SIZE, &account);
+    base = region->block.addr;
+    show_to(region, 1, false);
+    drop(region);
+    region = snapshot_of(5 * SIZE, &account);
+    cr_assert_neq(region->block.addr, base, "the loop would have too much to clear");
+    drop(region);
+    stop_readers();
+    free(layout);
+}
+
+Test(region_cache, sealed_memory_does_not_take_the_descriptors_of_its_owner)
+{
+    static const uint64_t limits[USAGE_COUNT] = {[USAGE_FDS] = 4};
+    struct region *regions[4];
+
+    start_readers();
+    account.limits = limits;
+    for (unsigned i = 0; i < 4; i++) {
+        regions[i] = snapshot_of(SIZE, &account);
+        show_to(regions[i], 1, false);
+    }
+    for (unsigned i = 0; i < 4; i++)
+        drop(regions[i]);
+    cr_assert_eq(account.used[USAGE_FDS], 2u, "%llu of 4 are left", 4 - (unsigned long long)account.used[USAGE_FDS]);
+    stop_readers();
+    account.limits = NULL;
+}
+
 Test(region_cache, memory_that_may_be_read_or_written_outside_is_not_used_again)
 {
     struct region *region;
