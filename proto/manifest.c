@@ -87,7 +87,8 @@ static enum rdt_status make_starts(struct manifest *manifest, struct rdt_error *
             return rdt_error_set(err, RDT_INVALID, "a part of the manifest is incomplete");
         layout = manifest->layouts[part->layout].layout;
         if (message->moves[part->move]->n_by != layout->n_dims)
-            return rdt_error_set(err, RDT_INVALID, "a part of the manifest begins in %zu dimensions, and has %u",
+            return rdt_error_set(err, RDT_INVALID,
+                                 "a part of the manifest has starts in %zu dimensions, but its tensors have %u",
                                  message->moves[part->move]->n_by, layout->n_dims);
         n_boxes += layout->count;
         n_dims += layout->n_dims;

@@ -64,8 +64,8 @@ enum rdt_status region_cache_resume(struct region_cache *cache, struct region *r
 /* Ends a RETURNED region, because the client releases it. */
 void region_cache_release(struct region_cache *cache, struct region *region);
 
-/* Clears the gaps between the tensors of the layout that lie in its region number `index`, if older bytes are there. The tensors
- * of a snapshot or a replica are packed in their order, and must be written after this call. */
+/* Clears the gaps between the tensors of the layout that lie in its region number `index`, if older bytes are there. The
+ * tensors of a snapshot or a replica are packed in their order, and must be written after this call. */
 void region_clear_gaps(struct region *region, const struct layout *layout, uint32_t index);
 
 /* ---- for the other files of this room ---- */

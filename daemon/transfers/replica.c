@@ -249,6 +249,7 @@ enum rdt_status replica_plan(struct replica *replica, const struct chunk_plan *p
     if (replica->arrived && replica->plan_n != plan->n) {
         free(replica->arrived);
         replica->arrived = NULL;
+        replica->arrived_to = 0;
     }
     if (!replica->arrived && !(replica->arrived = calloc(plan->n + 1u, sizeof *replica->arrived)))
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for %u chunks", plan->n);
@@ -272,7 +273,11 @@ bool replica_wants(const struct replica *replica, uint32_t chunk)
 
 void replica_arrived(struct replica *replica, uint32_t chunk)
 {
+    const struct chunk *at = &replica->plan->chunks[chunk];
+
     replica->arrived[chunk] = true;
+    if (at->offset + at->bytes > replica->arrived_to)
+        replica->arrived_to = at->offset + at->bytes;
     replica->refs++; /* A pull that fails may be the last that wanted the replica. */
     wake_pulls(replica);
     replica_unref(replica);
@@ -442,6 +447,11 @@ void replica_unserve(struct serve *out)
     if (replica->filling && list_empty(&replica->pulls))
         replica->replicas->events->on_unwanted(replica->filling);
     replica_unref(replica);
+}
+
+bool replica_reaches(const struct replica *replica, uint64_t offset)
+{
+    return !replica->filling || offset < replica->arrived_to;
 }
 
 bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes)

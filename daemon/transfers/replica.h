@@ -88,6 +88,7 @@ struct replica {
     const struct chunk_plan *plan; /* of `filling` */
     bool *arrived;                 /* [plan_n] */
     uint32_t plan_n;
+    uint64_t arrived_to;  /* end of the last chunk of the stream that has arrived */
     struct list pulls;    /* struct serve.by_replica: pulls of other nodes */
     struct deadline beat; /* when those that wait for bytes are told that this node waits too */
     struct list waiters;  /* struct replica_waiter.link; with a waiter it is filled even if no fetch waits */
@@ -143,6 +144,9 @@ void replica_unserve(struct serve *out); /* the pull ends */
 
 /* A node that pulls the replica lags or is slow: tells the owner's node. */
 void replica_reader_is_slow(const struct replica *replica, const struct peer_session *reader, enum fanout_verdict verdict);
+
+/* Whether any bytes from this offset on have arrived. */
+bool replica_reaches(const struct replica *replica, uint64_t offset);
 
 /* Whether these bytes of the packed stream have arrived. */
 bool replica_has(const struct replica *replica, uint64_t offset, uint64_t bytes);

@@ -38,6 +38,7 @@ static const struct rdt_config_key config_keys[] = {
     {"give_up_every", "0", "every n-th operation ends as if it had been cancelled"},
     {"no_abort", "no", "yes: cancel does nothing"},
     {"late_ms", "0", "a cancelled operation ends this much later, and its memory is written just before"},
+    {"hold_chunk", "0", "chunk n - 1 of each transfer is not sent as long as this is n"},
     {"disconnect_delay_ms", "0", "a disconnect takes effect this much later"},
     {"fault_file", "", "file of key=value lines that override the faults above, read before every operation"},
     {NULL, NULL, NULL},

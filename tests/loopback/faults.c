@@ -17,6 +17,7 @@ static const struct {
     {"give_up_every", offsetof(struct faults, give_up_every)},
     {"no_abort", offsetof(struct faults, no_abort)},
     {"late_ms", offsetof(struct faults, late_ms)},
+    {"hold_chunk", offsetof(struct faults, hold_chunk)},
     {"disconnect_delay_ms", offsetof(struct faults, disconnect_delay_ms)},
     {"refuse_group", offsetof(struct faults, refuse_group)},
     {"hang_group", offsetof(struct faults, hang_group)},

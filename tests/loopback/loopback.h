@@ -32,6 +32,7 @@ struct faults {
     uint32_t give_up_every;       /* every n-th operation ends as if it had been cancelled */
     uint32_t no_abort;            /* cancel does nothing */
     uint32_t late_ms;             /* a cancelled operation ends this much later, and its memory is written just before */
+    uint32_t hold_chunk;          /* chunk n - 1 of each transfer is not sent as long as this is n; 0: none is held */
     uint32_t disconnect_delay_ms; /* a disconnect takes effect this much later */
     uint32_t refuse_group;        /* tests/grouped: a group is not connected */
     uint32_t hang_group;          /* tests/grouped: a group never becomes ready */

@@ -214,6 +214,16 @@ static void run_due(struct operation *operation)
     }
 }
 
+/* A send whose chunk is held is due again after a millisecond. */
+static bool is_held(struct operation *operation, uint64_t now)
+{
+    if (operation->kind != OP_SEND || operation->state != OP_WAITING ||
+        faults_now(operation->conn->transport).hold_chunk != operation->op->chunk + 1)
+        return false;
+    operation->due_ns = now + MS_NS;
+    return true;
+}
+
 uint64_t ops_run(struct conn *conn)
 {
     uint64_t now = now_ns(), next_ns = conn->closing ? conn->close_ns : 0;
@@ -222,9 +232,9 @@ uint64_t ops_run(struct conn *conn)
         next = at->next;
         if (at->state != OP_WAITING && at->state != OP_LATE)
             continue;
-        if (at->due_ns <= now)
+        if (at->due_ns <= now && !is_held(at, now))
             run_due(at);
-        else if (!next_ns || at->due_ns < next_ns)
+        else if (at->due_ns > now && (!next_ns || at->due_ns < next_ns))
             next_ns = at->due_ns;
     }
     return next_ns;

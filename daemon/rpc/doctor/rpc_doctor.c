@@ -90,9 +90,10 @@ static void check_key(struct doctor *doctor)
     if (!options_have_peers(options))
         doctor_find(doctor, FINDING_OK, "", "Neither key_file nor peer_cert is set, so this node has no peers.");
     else if (doctor->files->peers.status != RDT_OK)
-        doctor_find(doctor, FINDING_FAIL,
-                    "Mend what the sentence names: the running daemon has what it read before, but the next start would fail.",
-                    "The peer link could not be started again: %s.", doctor->files->peers.msg);
+        doctor_find(
+            doctor, FINDING_FAIL,
+            "Correct what the sentence names: the running daemon has what it read before, but the next start would fail.",
+            "The peer link could not be started again: %s.", doctor->files->peers.msg);
     else if (options->listen[0] == '\0')
         doctor_find(
             doctor, FINDING_OK, "",
@@ -162,7 +163,7 @@ static void check_configuration(struct doctor *doctor)
     if (fault->status == RDT_OK)
         above->compare(above->arg, &doctor->files->fresh, doctor->files->key, on_change, &differences);
     if (fault->status != RDT_OK)
-        doctor_find(doctor, FINDING_FAIL, "Mend it (rdtd --check-config prints every fault): the next start would fail.",
+        doctor_find(doctor, FINDING_FAIL, "Correct it (rdtd --check-config prints every fault): the next start would fail.",
                     "The configuration has a fault since the daemon read it: %s.", fault->msg);
     else if (differences.reload + differences.restart > 0)
         doctor_find(

@@ -101,6 +101,7 @@ void serve_end(struct serve *out)
     free(out->packed);
     drop_expected(out);
     free(out->plan);
+    free(out->is_posted);
     free(out->bases);
     free(out->select);
     free(out->places);

@@ -64,12 +64,13 @@ struct serve {
     struct device_place *places; /* [n_places] with staged: the object's regions as ends of device copies */
     uint32_t credit;             /* the reader has posted receives for chunks below this number */
     struct chunk_plan *plan;
-    uint8_t **bases; /* [n_regions] where the object's regions start */
-    uint32_t filled; /* how many of them have all their pages (region_fill.h) */
-    uint32_t next_chunk, chunks_done;
-    struct list posted;  /* struct chunk_op.posted: sends that the transport has */
-    unsigned n_ops;      /* they, and pool work, which may touch memory, too */
-    unsigned n_ops_left; /* ABORT: of them, when the present grace time began */
+    uint8_t **bases;                  /* [n_regions] where the object's regions start */
+    uint32_t filled;                  /* how many of them have all their pages (region_fill.h) */
+    uint32_t next_chunk, chunks_done; /* next_chunk: the first that was not posted */
+    bool *is_posted;                  /* [plan->n] of a replica that is being filled; NULL: chunks are posted in their order */
+    struct list posted;               /* struct chunk_op.posted: sends that the transport has */
+    unsigned n_ops;                   /* they, and pool work, which may touch memory, too */
+    unsigned n_ops_left;              /* ABORT: of them, when the present grace time began */
     struct peer_transport *connection;
     struct list by_connection, in_turn;
     bool one_sided;

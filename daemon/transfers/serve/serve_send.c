@@ -157,6 +157,8 @@ void serve_begin(struct serve *out, struct peer_transport *pt)
     list_append(&pt->users_out, &out->by_connection);
     object_pin(out->object);
     out->pinned = true;
+    if (out->plan && out->replica && out->replica->filling && !out->staged) /* Without memory for it they are in order. */
+        out->is_posted = calloc(out->plan->n + 1u, sizeof *out->is_posted);
     serve_set_state(out, SERVE_PREPARE);
     prepare(out);
 }
@@ -413,9 +415,17 @@ static void gather_from_device(struct chunk_op *op)
         on_device_gathered(op, &err);
 }
 
-static bool send_next(struct serve *out, struct rdt_error *err)
+static void note_posted(struct serve *out, uint32_t index)
 {
-    uint32_t index = out->next_chunk, region_index;
+    if (out->is_posted)
+        out->is_posted[index] = true;
+    while (out->next_chunk < out->plan->n && (out->is_posted ? out->is_posted[out->next_chunk] : out->next_chunk == index))
+        out->next_chunk++;
+}
+
+static bool send_chunk(struct serve *out, uint32_t index, struct rdt_error *err)
+{
+    uint32_t region_index;
     const struct chunk *chunk = &out->plan->chunks[index];
     struct chunk_op *op = calloc(1, sizeof *op);
     uint64_t offset;
@@ -450,7 +460,7 @@ static bool send_next(struct serve *out, struct rdt_error *err)
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to gather %llu bytes", (unsigned long long)chunk->bytes);
         return false;
     }
-    out->next_chunk++;
+    note_posted(out, index);
     out->n_ops++;
     if (!out->ordered)
         out->connection->sends_in_flight++;
@@ -477,6 +487,18 @@ static bool can_send_chunk(const struct serve *out, uint32_t index)
            (!out->replica || replica_has(out->replica, out->plan->chunks[index].offset, out->plan->chunks[index].bytes));
 }
 
+/* The first chunk from this one on that can be sent and was not; plan->n: none. Chunks of a replica may arrive in any order,
+ * because a transport has several connections, and are passed on likewise: one that is late holds up no other. */
+static uint32_t next_to_send(const struct serve *out, uint32_t from)
+{
+    const struct chunk_plan *plan = out->plan;
+
+    for (uint32_t i = from; out->is_posted && i < plan->n && replica_reaches(out->replica, plan->chunks[i].offset); i++)
+        if (!out->is_posted[i] && can_send_chunk(out, i))
+            return i;
+    return !out->is_posted && can_send_chunk(out, from) ? from : plan->n;
+}
+
 /* Posts chunks in ordered queues: one after the other, while the serve has its ticket. The operations of
  * other transfers do not count, because they may stand behind this one in the queue. */
 static void send_in_order(struct serve *out)
@@ -490,7 +512,7 @@ static void send_in_order(struct serve *out)
     out->n_ops++; /* The serve must not end meanwhile. */
     while (out->sm.state == SERVE_SENDING && out->connection->sm.state == PT_CONNECTED && !out->gathering &&
            can_send_chunk(out, out->next_chunk) && out->n_ops - 1 < max_ops)
-        if (!send_next(out, &err))
+        if (!send_chunk(out, out->next_chunk, &err))
             serve_fail(out, &err);
     out->n_ops--;
     out->posting = false;
@@ -506,7 +528,8 @@ static void send_more(struct serve *out)
         send_in_order(out);
         return;
     }
-    if (out->sm.state != SERVE_SENDING || out->one_sided || !list_empty(&out->in_turn) || !can_send_chunk(out, out->next_chunk))
+    if (out->sm.state != SERVE_SENDING || out->one_sided || !list_empty(&out->in_turn) ||
+        next_to_send(out, out->next_chunk) == out->plan->n)
         return;
     list_append(&out->connection->sending, &out->in_turn);
     serve_pump(out->connection);
@@ -555,12 +578,15 @@ void serve_pump(struct peer_transport *pt)
     pt->pumping = true;
     while (pt->sm.state == PT_CONNECTED && !list_empty(&pt->sending) && may_post(pt)) {
         struct serve *out = container_of(list_first(&pt->sending), struct serve, in_turn);
+        uint32_t index = next_to_send(out, out->next_chunk);
         struct rdt_error err = {0};
 
         list_remove(&out->in_turn);
-        if (can_send_chunk(out, out->next_chunk + 1))
+        if (index == out->plan->n)
+            continue;
+        if (next_to_send(out, index + 1) < out->plan->n)
             list_append(&pt->sending, &out->in_turn);
-        if (!send_next(out, &err))
+        if (!send_chunk(out, index, &err))
             serve_fail(out, &err);
     }
     pt->pumping = false;

@@ -146,6 +146,23 @@ Test(fanout, row_of_nodes_passes_it_on)
     end();
 }
 
+/* One chunk does not come: the second node in the row gets all others nevertheless. */
+Test(fanout, late_chunk_holds_up_no_other)
+{
+    begin();
+    cluster_faults(&c, 0, "hold_chunk=5\n");
+    for (unsigned i = 1; i < READERS; i++)
+        cluster_faults(&c, i, "");
+    for (unsigned i = 0; i < READERS; i++) {
+        requests[i] = start_one(readers[i], &ref, LONG);
+        wait_until(20 * SEC, moving(1 + i, "in", BYTES - 64 * KIB));
+    }
+    must(status_of(0).redirected == READERS - 1);
+    for (unsigned i = 0; i < READERS; i++)
+        must_arrive(i);
+    end();
+}
+
 /* The owner's memory is read by the first; a copy that is not whole yet is not read, but sent. */
 Test(fanout, row_of_nodes_where_memory_is_read)
 {
