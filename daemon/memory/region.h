@@ -72,7 +72,6 @@ struct cached_regions {
     struct list list; /* struct region.by_client, the latest last */
     unsigned n;
     uint64_t bytes;
-    uint64_t hits; /* of sealed regions: how often one was used again */
 };
 
 struct regions {
@@ -99,14 +98,15 @@ struct regions {
     void (*on_freed)(struct regions *regions, struct memory_device *device);
     struct pool free_pool;
     struct device_pool device_pool;
-    struct map cached_clients; /* client id -> struct region_cache */
-    struct cached_regions sealed;
-    struct list cache;           /* struct region.by_age: all cached regions, the oldest first */
-    uint64_t cached_bytes;       /* of all of them */
-    uint64_t cached_max_bytes;   /* the limit for one client, and for sealed regions */
-    uint64_t cached_hits;        /* how often a client's cached region was used again */
-    struct deadlines *deadlines; /* NULL: nothing is pooled or cached */
-    struct accounts *accounts;   /* whose requests may wait for room; NULL: none does */
+    struct map cached_clients;    /* client id -> struct region_cache */
+    struct cached_regions sealed; /* of no client */
+    uint64_t sealed_hits;         /* how often one of them was used again */
+    struct list cache;            /* struct region.by_age: all cached regions, the oldest first */
+    uint64_t cached_bytes;        /* of all of them */
+    uint64_t cached_max_bytes;    /* the limit for one client, and for sealed regions */
+    uint64_t cached_hits;         /* how often a client's cached region was used again */
+    struct deadlines *deadlines;  /* NULL: nothing is pooled or cached */
+    struct accounts *accounts;    /* whose requests may wait for room; NULL: none does */
     struct deadline sweep;
     /* Called before an allocation is refused: releases regions without users of at least `bytes` bytes, or none if there
      * are fewer. Returns how many bytes there were. NULL: there are no such regions. */

@@ -272,7 +272,7 @@ struct region *region_cache_take_sealed(struct regions *regions, uint64_t bytes,
         leave_client(best);
         return NULL; /* the allocation that follows fails, too, and says why */
     }
-    regions->sealed.hits++;
+    regions->sealed_hits++;
     best->refs = 1;
     return best;
 }

@@ -48,7 +48,7 @@ enum rdt_status rpc_status(struct call *call, const void *request, struct rdt_er
     reply.regions = rpc->regions->by_id.used;
     reply.memory_bytes = regions_used_bytes(rpc->regions);
     reply.pool_bytes = rpc->regions->free_pool.bytes + rpc->regions->sealed.bytes;
-    reply.pool_hits = rpc->regions->free_pool.hits + rpc->regions->sealed.hits;
+    reply.pool_hits = rpc->regions->free_pool.hits + rpc->regions->sealed_hits;
     reply.pool_misses = rpc->regions->free_pool.misses;
     reply.cached_bytes = rpc->regions->cached_bytes - rpc->regions->sealed.bytes;
     reply.cache_hits = rpc->regions->cached_hits;
