@@ -31,9 +31,9 @@ expect() {
   shift 3
   ctl doctor --json "$@" >"$dir/json"
   found=$?
-  field "$id" status | grep -qx "$status" || bad "$id is $(field "$id" status), not $status: $(field "$id" sentence)"
-  field "$id" sentence | grep -qE -- "$pattern" || bad "$id does not say '$pattern': $(field "$id" sentence)"
-  [[ $status == ok ]] || field "$id" remedy | grep -qE '\.$' || bad "$id names no remedy: $(cat "$dir/json")"
+  grep -qx "$status" <<<"$(field "$id" status)" || bad "$id is $(field "$id" status), not $status: $(field "$id" sentence)"
+  grep -qE -- "$pattern" <<<"$(field "$id" sentence)" || bad "$id does not say '$pattern': $(field "$id" sentence)"
+  [[ $status == ok ]] || grep -qE '\.$' <<<"$(field "$id" remedy)" || bad "$id names no remedy: $(cat "$dir/json")"
   case $status in
   fail) ((found == 2)) || bad "exit status $found after a failure" ;;
   warn) ((found == 1 || found == 2)) || bad "exit status $found after a warning" ;;
@@ -43,7 +43,7 @@ expect() {
 # ---- no daemon ----
 
 expect fail RDT001 'There is no socket at .*/s: No such file'
-field RDT009 status | grep -qx skip || bad "RDT009 without a daemon: $(cat "$dir/json")"
+grep -qx skip <<<"$(field RDT009 status)" || bad "RDT009 without a daemon: $(cat "$dir/json")"
 touch "$dir/s"
 expect fail RDT001 's is not a socket'
 rm "$dir/s"
@@ -101,7 +101,7 @@ ctl ping >/dev/null || bad 'the daemon waits for a file'
 for i in 1 2 3; do ctl doctor --json >"$dir/json.$i" & many[i]=$!; done
 wait "${many[@]:1}"
 ctl doctor --json >"$dir/json"
-field RDT020 sentence | grep -qx 'state_dir was not looked at, because a file system does not answer.' ||
+grep -qx 'state_dir was not looked at, because a file system does not answer.' <<<"$(field RDT020 sentence)" ||
   bad "more than four looks: $(field RDT020 sentence)"
 cat "$dir/uuid" >"$dir/state/node_uuid" # answers one of them, and its reader sees the end of the file
 for ((i = 0; i < 400; i++)); do # the others have opened it meanwhile, or find a file
@@ -126,7 +126,7 @@ for i in 1 2 3 4; do ctl put -q "$dir/empty.safetensors" --id "o$i" --detached >
 expect warn RDT016 "User $(id -u) uses 4 of 4 objects"
 if [[ $(id -u) == 0 ]]; then
   setpriv --reuid 4321 --clear-groups "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" doctor --json >"$dir/json"
-  field RDT016 sentence | grep -q Nobody || bad "another user sees: $(field RDT016 sentence)"
+  grep -q Nobody <<<"$(field RDT016 sentence)" || bad "another user sees: $(field RDT016 sentence)"
   # Users cannot keep the daemon busy with it.
   for i in 1 2 3 4 5 6 7 8; do
     setpriv --reuid 4321 --clear-groups "$RDT_BUILD_DIR/rdtctl" --socket "$dir/s" doctor >"$dir/many.$i" &
