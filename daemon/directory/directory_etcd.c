@@ -156,6 +156,7 @@ static void take_state(struct etcd_program *program, const Rdt__Pb__EtcdState *s
     struct rdt_error err;
 
     directory->etcd_info = *info;
+    directory->etcd_info.base.n_unknown_fields = 0; /* of a later version of the program; they are freed with the message */
     directory->etcd_info.endpoint = directory->etcd_endpoint;
     text_copy(directory->etcd_endpoint, sizeof directory->etcd_endpoint, info->endpoint);
     add_counters(&directory->etcd_info, &program->before);

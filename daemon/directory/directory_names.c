@@ -148,13 +148,14 @@ void directory_names_peer_up(struct directory_names *all, struct peer *peer)
 static void on_tick(struct deadline *deadline)
 {
     struct directory_names *all = container_of(deadline, struct directory_names, tick);
+    bool active = directory_names_active(all);
 
-    if (directory_names_active(all)) {
-        names_claims_tick(all);
+    if (active) {
+        names_claims_tick(all, uv_hrtime());
         names_seeks_tick(all);
         names_home_tick(all, uv_hrtime(), names_claim_exists);
     }
-    (void)deadline_set(all->deadlines, &all->tick, all->pruning ? 0 : TICK_NS);
+    (void)deadline_set(all->deadlines, &all->tick, active && all->pruning ? 0 : TICK_NS);
 }
 
 static void on_change(void *arg, struct name *name)

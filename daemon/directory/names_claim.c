@@ -554,11 +554,11 @@ void names_claims_tell_again(struct directory_names *all)
 }
 
 /* Nothing reminds etcd of a name but the lease of its node. */
-static void tick_in_etcd(struct directory_names *all, uint64_t now)
+static void tick_in_etcd(struct directory_names *all, uint64_t now_ns)
 {
     for (unsigned n = 0; n < 1024 && !list_empty(&all->claimed); n++) {
         struct name_claim *claim = container_of(list_first(&all->claimed), struct name_claim, link);
-        if (now - claim->told_ns < (uint64_t)NAMES_REGISTER_NS)
+        if (next_to_retell(all) || now_ns - claim->told_ns < (uint64_t)NAMES_REGISTER_NS)
             return;
         if (!is_used(claim) && list_empty(&claim->waiters)) {
             retell(claim);
@@ -566,20 +566,18 @@ static void tick_in_etcd(struct directory_names *all, uint64_t now)
         }
         if (claim->state == CLAIM_LOST) /* it does not say when the node that took the name is gone */
             tell_again(claim, INT64_C(2000000));
-        claim->told_ns = now;
+        claim->told_ns = now_ns;
         list_remove(&claim->link);
         list_append(&all->claimed, &claim->link);
     }
 }
 
-void names_claims_tick(struct directory_names *all)
+void names_claims_tick(struct directory_names *all, uint64_t now_ns)
 {
-    uint64_t now = uv_hrtime();
-
     if (names_in_etcd(all))
-        tick_in_etcd(all, now);
-    else if (now > (uint64_t)NAMES_REGISTER_NS)
-        retell_before(all, now - (uint64_t)NAMES_REGISTER_NS);
+        tick_in_etcd(all, now_ns);
+    else if (now_ns > (uint64_t)NAMES_REGISTER_NS)
+        retell_before(all, now_ns - (uint64_t)NAMES_REGISTER_NS);
 }
 
 void names_claims_close(struct directory_names *all)

@@ -72,7 +72,7 @@ static bool is_stale(const struct directory_names *all, const struct name_record
 /* Whether etcd had told it before it was away, and has not told it again. */
 static bool is_old(const struct directory_names *all, const struct name_record *record)
 {
-    return all->etcd_up && record->round != all->etcd_round;
+    return all->etcd_up && record->round != all->etcd_round && names_in_etcd(all);
 }
 
 static void tell_seekers(struct directory_names *all, struct name_record *record)

@@ -96,7 +96,7 @@ bool names_claim_lost(const struct directory_names *all, const struct name_key *
 bool names_claim_exists(const struct directory_names *all, const struct name_key *key); /* whatever its state */
 bool names_claim_held(const struct directory_names *all, const struct name_key *key);
 void names_claims_flush(struct deadline *deadline);
-void names_claims_tick(struct directory_names *all);
+void names_claims_tick(struct directory_names *all, uint64_t now_ns);
 void names_claims_tell_again(struct directory_names *all); /* all of them, in steps */
 void names_claims_close(struct directory_names *all);
 

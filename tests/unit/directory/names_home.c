@@ -211,3 +211,18 @@ Test(names_home, what_etcd_does_not_tell_again_counts_no_more_and_is_forgotten_i
     cr_assert_gt(turns, 1);
     cr_assert_eq(map_count(&all.records), N / 2);
 }
+
+Test(names_home, etcd_that_names_only_nodes_leaves_names_alone, .init = begin, .fini = end)
+{
+    static const struct options options = {.names = (char *)"nodes"};
+    struct name_place known;
+
+    all.options = &options;
+    cr_assert_eq(ask(&a, 0, 7, &known), RDT_OK);
+    all.etcd_up = true;
+    all.etcd_round++; /* it was away */
+    names_home_prune(&all);
+    cr_assert_eq(names_home_seek(&all, &b, &key, &known), RDT_OK);
+    names_home_tick(&all, uv_hrtime(), is_claimed);
+    cr_assert_eq(names_home_seek(&all, &b, &key, &known), RDT_OK);
+}
