@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Nobody can write a snapshot: not through its descriptor, and not the client that handed over the memory and kept a
  * mapping of it. */
+#include "proto/wire_ref.h"
 #include "tests/integration/memory/snapshot.h"
 
 /* ---- nobody can write it ---- */
@@ -14,8 +15,7 @@ static int shared_fd(struct raw *raw, const struct rdt_ref *ref, Rdt__Pb__FetchM
     Rdt__Pb__FetchDone *done;
     int fd;
 
-    name.id = (ProtobufCBinaryData){ref->id_bytes, (uint8_t *)ref->id};
-    name.any_owner = true;
+    wire_ref_from(ref, &name);
     item.handle = 99;
     item.ref = &name;
     fetch.items = &items;
@@ -185,5 +185,67 @@ Test(snapshot_sealed, giver_that_keeps_a_mapping_or_the_descriptor_changes_nothi
         close(fd);
     }
     raw_close(&raw);
+    end();
+}
+
+/* ---- memory that is used again ---- */
+
+/* A user gets a snapshot for everybody in memory that had a private one of another user, and maps the whole descriptor. */
+Test(snapshot_sealed, other_user_sees_no_byte_of_an_earlier_private_snapshot)
+{
+    const size_t first = 1000, second = BYTES - 100000;
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_tensor tensors[2];
+    struct stat whole;
+    struct rdt_ref ref;
+    struct raw strange;
+    rdt_object *object;
+    rdt *reader;
+    unsigned long inode;
+    char *memory, *mapped;
+    size_t bytes;
+    int fd;
+
+    if (geteuid() != 0) {
+        cr_skip_test("needs root, to become another user");
+        return;
+    }
+    begin(NULL);
+    must(chdir(node.dir) == 0);
+    must(seteuid(12345) == 0);
+    raw_connect(&strange, "s");
+    must(seteuid(0) == 0);
+    raw_hello(&strange);
+    reader = node_client(&node, "reader");
+    memory = alloc_memory(conn, BYTES);
+    memset(memory, 0xff, BYTES);
+    ref = put_snapshot(&VECTOR(RDT_U8, BYTES, memory), 1, "private");
+    object = fetch_one(reader, &ref, RDT_FETCH_SHARE);
+    inode = inode_at(tensor_of(object, 0).data);
+    rdt_release(object);
+    must_ok(rdt_free(conn, &ref, false, &err));
+
+    memset(memory, 0x55, BYTES);
+    tensors[0] = VECTOR(RDT_U8, first, memory);
+    tensors[1] = VECTOR(RDT_U8, second, memory);
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.visibility = RDT_VISIBLE_TO_ALL;
+    must_ok(rdt_put(conn, tensors, 2, &options, &ref, &err));
+    fd = shared_fd(&strange, &ref, RDT__PB__FETCH_MODE__FETCH_MODE_SHARE, &bytes);
+    must(fstat(fd, &whole) == 0);
+    cr_assert_eq(whole.st_ino, inode, "the memory was not used again");
+    mapped = mmap(NULL, (size_t)whole.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    cr_assert_neq(mapped, MAP_FAILED);
+    for (size_t i = 0, n = 0; i < (size_t)whole.st_size; i++) {
+        n += mapped[i] == 0x55;
+        cr_assert(mapped[i] == 0 || mapped[i] == 0x55, "byte %zu of %zu", i, (size_t)whole.st_size);
+        cr_assert(i + 1 < (size_t)whole.st_size || n == first + second);
+    }
+    munmap(mapped, (size_t)whole.st_size);
+    close(fd);
+    raw_close(&strange);
+    rdt_close(reader);
+    must_ok(rdt_free(conn, &ref, false, &err));
+    must_ok(rdt_dealloc(conn, memory, &err));
     end();
 }
