@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NODES: the node table, and the state of the link to each node. */
-
 #include "daemon/rpc/rpc_nodes.h"
-#include "daemon/base/node.h"
 
 #include "daemon/base/node.h"
 
