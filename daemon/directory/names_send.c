@@ -89,9 +89,9 @@ void names_homes_of(const struct directory_names *all, const struct name_key *ke
 
     homes_p->n = 0;
     consider(homes_p, weights, NULL, weight(hash, all->node->uuid));
-    if (all->peers)
+    if (all->peers && is_shared(all, &key->owner))
         list_each (struct peer, peer, peers_all(all->peers), link)
-            if (peer->names && peer_is_listed(peer) && is_shared(all, &key->owner))
+            if (peer->names && peer_is_listed(peer))
                 consider(homes_p, weights, peer, weight(hash, peer->uuid));
 }
 

@@ -27,6 +27,14 @@ static void on_decided(struct claim_waiter *waiter)
     cr_assert(false, "the answer of the only home comes at once");
 }
 
+static bool check_requester(void *arg, const Rdt__Pb__Requester *requester, struct owner *owner_p, struct rdt_error *err)
+{
+    (void)arg;
+    (void)err;
+    *owner_p = (struct owner){.uid = requester->uid};
+    return true;
+}
+
 static struct options options;
 static struct peers peers;
 static struct names names;
@@ -45,7 +53,8 @@ static void begin(void)
                                    .peers = &peers,
                                    .names = &names,
                                    .deadlines = &deadlines,
-                                   .directory = &directory};
+                                   .directory = &directory,
+                                   .check_requester = check_requester};
     list_init(&peers.all);
     map_init(&names.by_key);
     list_init(&names.published);
