@@ -89,8 +89,8 @@ bool storage_wait(struct storage *storage, const struct object *object, struct s
 /* An object of this node can no longer be fetched (object_table.on_ended). */
 void storage_object_ended(struct storage *storage, const struct object *object);
 
-/* Frees the memory of stored objects that nobody uses, which are then served from their files: at least `bytes`, if there are
- * as many. Returns how many bytes were freed. */
+/* Frees at least `bytes` of the memory of stored objects that nobody uses, which are then served from their files. Returns how
+ * many bytes were freed; if the objects have fewer than `bytes`, nothing is freed, and it returns how many they have. */
 uint64_t storage_spill(struct storage *storage, uint64_t bytes);
 
 /* Calls on_done when the files whose removal has begun are removed. The answer to a free or an unpublish waits for this,

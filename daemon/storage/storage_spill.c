@@ -98,7 +98,8 @@ static enum rdt_status spill(struct storage *storage, struct stored *stored, str
     return status;
 }
 
-/* Moves objects that can be given up from storage->in_memory to chosen, until they have `bytes`; returns how many they have. */
+/* Moves objects whose memory can be freed from storage->in_memory to chosen, until they have `bytes`; returns how many bytes they
+ * have. */
 static uint64_t choose(struct storage *storage, uint64_t bytes, struct list *chosen)
 {
     struct list in_use;
@@ -124,7 +125,7 @@ static uint64_t choose(struct storage *storage, uint64_t bytes, struct list *cho
 uint64_t storage_spill(struct storage *storage, uint64_t bytes)
 {
     uint64_t there, done = 0;
-    struct list chosen;
+    struct list chosen, unmoved;
     struct rdt_error err;
     unsigned failed = 0;
 
@@ -132,13 +133,13 @@ uint64_t storage_spill(struct storage *storage, uint64_t bytes)
         return 0;
     storage->spill_failures.every_ns = FAILURE_LINES_NS;
     list_init(&chosen);
+    list_init(&unmoved);
     there = choose(storage, bytes, &chosen);
-    list_for_each_safe (node, &chosen) {
-        struct stored *stored = container_of(node, struct stored, queue);
+    while (there >= bytes && done < bytes && failed < MAX_FAILED && !list_empty(&chosen)) {
+        struct stored *stored = container_of(list_first(&chosen), struct stored, queue);
         uint64_t room = spillable_bytes(storage, stored);
         enum rdt_status status;
-        if (there < bytes || failed == MAX_FAILED)
-            break;
+        list_remove(&stored->queue);
         storage->accounts->unlimited = true; /* its owner may be at a limit, and gives back as much as it takes */
         status = spill(storage, stored, &err);
         storage->accounts->unlimited = false;
@@ -147,14 +148,16 @@ uint64_t storage_spill(struct storage *storage, uint64_t bytes)
             (void)snprintf(who, sizeof who, "obj %016" PRIx64 " stays in memory", stored->generation);
             log_warn_rarely(&storage->spill_failures, who, err.msg);
             failed++;
+            list_append(&unmoved, &stored->queue);
+            (void)choose(storage, room, &chosen); /* others in its place */
             continue;
         }
         log_debug("obj %016" PRIx64 " gives up %" PRIu64 " bytes of memory for its file", stored->generation, room);
-        list_remove(&stored->queue);
         storage->counts->spilled_objects++;
         storage->counts->spilled_bytes += room;
         done += room;
     }
     list_splice(&storage->in_memory, &chosen);
+    list_splice(&storage->in_memory, &unmoved);
     return there < bytes ? there : done;
 }

@@ -536,3 +536,38 @@ Test(storage, owners_at_a_limit_give_up_memory_too)
     node_end(&node, NULL);
     remove_store();
 }
+
+/* A file that cannot be opened costs only the memory of its own object. */
+Test(storage, memory_comes_from_the_objects_whose_files_are_there)
+{
+    char file[3][300], away[310];
+    struct rdt_ref refs[4];
+    void *room;
+    rdt *conn;
+
+    more_flags[0] = "--memory-limit=20971520";
+    start();
+    conn = node_client(&node, "trainer");
+    for (uint32_t i = 0; i < 4; i++) {
+        refs[i] = put_snapshot(conn, NULL, 4 * MIB, RDT_PUT_STORED, i);
+        must_ok(rdt_store(conn, &refs[i], LONG, i < 3 ? file[i] : NULL, i < 3 ? sizeof file[i] : 0, &err));
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        (void)snprintf(away, sizeof away, "%.299s.away", file[i]);
+        must(rename(file[i], away) == 0);
+    }
+    must_ok(rdt_alloc(conn, 8 * MIB, &room, &err));
+    must_ok(rdt_dealloc(conn, room, &err));
+    for (uint32_t i = 0; i < 3; i++) {
+        (void)snprintf(away, sizeof away, "%.299s.away", file[i]);
+        must(rename(away, file[i]) == 0);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        must_have(conn, &refs[i], 4 * MIB, i);
+        must_ok(rdt_free(conn, &refs[i], false, &err));
+    }
+    must_be_empty();
+    rdt_close(conn);
+    node_end(&node, (const char *const[]){"its file cannot be opened", NULL});
+    remove_store();
+}
