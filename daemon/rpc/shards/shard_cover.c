@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "proto/cover.h"
+#include "proto/manifest.h"
 
 static enum rdt_status no_memory(const char *key, struct rdt_error *err)
 {
@@ -104,11 +105,19 @@ static struct shard_boxes *boxes_new(const struct layout *layout, uint32_t rank)
 enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const struct layout *layout,
                                 const Rdt__Pb__Boxes *boxes, struct rdt_error *err)
 {
-    struct shard_boxes *noted = boxes_new(layout, rank);
+    struct shard_boxes *noted;
     enum rdt_status status;
     uint64_t *dims;
     size_t at = 0;
 
+    cover->n_boxes += layout->count;
+    cover->n_dims += layout->n_dims;
+    if (cover->n_boxes > MANIFEST_MAX_BOXES || cover->n_dims > MANIFEST_MAX_DIMS)
+        return rdt_error_set(err, RDT_LIMIT,
+                             "the version would have more than %u boxes, or they would have more than %u dimensions: publish "
+                             "fewer tensors",
+                             MANIFEST_MAX_BOXES, MANIFEST_MAX_DIMS);
+    noted = boxes_new(layout, rank);
     if (!noted)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the boxes of rank %u", rank);
     dims = noted->dims;

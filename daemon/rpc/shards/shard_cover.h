@@ -31,15 +31,17 @@ struct shard_boxes {
 struct shard_cover {
     struct map tensors; /* key -> struct shard_tensor */
     struct shard_boxes *boxes;
-    uint64_t bytes;          /* of the heap, approximately */
-    uint64_t manifest_bytes; /* the least size of the manifest */
+    uint64_t n_boxes, n_dims; /* of all parts */
+    uint64_t bytes;           /* of the heap, approximately */
+    uint64_t manifest_bytes;  /* the least size of the manifest */
 };
 
 void shard_cover_init(struct shard_cover *cover);
 void shard_cover_fini(struct shard_cover *cover);
 
 /* Adds the boxes of a part, which boxes_read has checked. After an error the cover is of no use. Errors: INVALID names tensor
- * and ranks: a tensor without a key, a dtype or shape that differs between parts; NO_MEMORY. */
+ * and ranks: a tensor without a key, a dtype or shape that differs between parts; LIMIT: no reader would accept so many boxes;
+ * NO_MEMORY. */
 enum rdt_status shard_cover_add(struct shard_cover *cover, uint32_t rank, const struct layout *layout,
                                 const Rdt__Pb__Boxes *boxes, struct rdt_error *err);
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/manifest.h"
 #include "tests/support/check.h"
 
 TestSuite(shard_cover, .timeout = 60);
@@ -188,4 +189,32 @@ Test(shard_cover, error_names_tensor_boxes_and_ranks)
 
     must_refuse(RDT_INVALID, "tensor \"w\": the box [3:8] of rank 1 overlaps the box [0:4] of rank 0", check(&rows, &err));
     must_refuse(RDT_INVALID, "tensor \"w\": no rank has published the box [4:5]", check(&gap, &err));
+}
+
+/* Its manifest may be small, but readers refuse it (proto/manifest.c). */
+Test(shard_cover, more_boxes_than_a_reader_accepts_are_refused)
+{
+    struct layout *layout = layout_create(1, 1);
+    Rdt__Pb__Boxes boxes = RDT__PB__BOXES__INIT;
+    char *key = (char *)"w";
+    uint64_t shape = 8, start = 0;
+    struct shard_cover cover;
+
+    layout->dtype[0] = RDT_F32;
+    layout->ndim[0] = 1;
+    layout->first_dim[0] = 0;
+    layout->shape[0] = 1;
+    boxes.key = &key;
+    boxes.global_shape = &shape;
+    boxes.start = &start;
+    boxes.n_key = boxes.n_global_shape = boxes.n_start = 1;
+    for (unsigned of_dims = 0; of_dims < 2; of_dims++) {
+        shard_cover_init(&cover);
+        *(of_dims ? &cover.n_dims : &cover.n_boxes) = (of_dims ? MANIFEST_MAX_DIMS : MANIFEST_MAX_BOXES) - 1;
+        must_ok(shard_cover_add(&cover, 0, layout, &boxes, &err));
+        start = 1;
+        must_refuse(RDT_LIMIT, "the version would have more than", shard_cover_add(&cover, 1, layout, &boxes, &err));
+        shard_cover_fini(&cover);
+    }
+    free(layout);
 }
