@@ -23,10 +23,10 @@ bool box_intersect(uint32_t ndim, const uint64_t *start_a, const uint64_t *count
 /* Writes "[0:4, 8:16]", each dimension as start:end, to text_p [BOX_TEXT_BYTES]. */
 void box_text(uint32_t ndim, const uint64_t *start, const uint64_t *count, char *text_p);
 
-/* Why boxes do not fill a tensor. */
+/* The reason why boxes do not fill a tensor. */
 struct cover_fault {
-    uint64_t start[32], count[32]; /* NOT_FOUND: a region that no box has */
-    bool in_part;                  /* boxes have some of that region */
+    uint64_t start[32], count[32]; /* NOT_FOUND: a region that boxes do not cover, or not all of it */
+    bool in_part;                  /* boxes cover some of that region */
     uint32_t box, other;           /* EXISTS: indices of two boxes that overlap */
 };
 

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-/* Returns the array with room for an element behind its n, or NULL without memory: the caller's array is as before then. */
+/* Returns the array with room for one more element than n. NULL: no memory, and the caller's array is unchanged. */
 static inline void *array_grow(void *array, size_t n, size_t *room_p, size_t elem_bytes)
 {
     size_t room = *room_p ? 2 * *room_p : 16;

@@ -26,15 +26,17 @@ struct list {
          at = container_of(at->member.next, type, member))
 
 /* The same; the body may remove `at` and free it. */
-#define list_each_safe(type, at, head, member)                                                                          \
-    for (type *at = container_of((head)->next, type, member), *at##_next = container_of(at->member.next, type, member); \
-         list_in(at, member) != (head); at = at##_next, at##_next = container_of(at->member.next, type, member))
+#define list_each_safe(type, at, head, member)                                    \
+    for (type *at = container_of((head)->next, type, member),                     \
+              *at##_next = container_of(list_in(at, member)->next, type, member); \
+         list_in(at, member) != (head); at = at##_next, at##_next = container_of(list_in(at, member)->next, type, member))
 
-/* The first structure, again and again, until the body has emptied the list. */
+/* Takes the first structure again and again, until the body has emptied the list. */
 #define list_drain(type, at, head, member) \
     for (type * at; !list_empty(head) && (at = container_of((head)->next, type, member));)
 
-/* The member's address. It is computed, because at the end `at` is what would be around the head, where no structure is. */
+/* The member's address. It is computed without an access to *at, because at the end of a loop there is no structure around the
+ * head. */
 #define list_in(at, member) ((struct list *)(void *)((char *)(uintptr_t)(at) + offsetof(__typeof__(*(at)), member)))
 
 static inline void list_init(struct list *head)
