@@ -45,7 +45,7 @@ static enum rdt_status read_object(rdt_manifest *manifest, const rdt_object *obj
     return status;
 }
 
-/* What is left of a time-out, as rdt.h has it. */
+/* The rest of a time-out, in the form of rdt.h. */
 static int64_t left_ns(int64_t deadline_ns)
 {
     int64_t left = clock_remaining_ns(deadline_ns);

@@ -23,7 +23,7 @@ static int by_key(const void *a, const void *b)
 /* Lists the groups of sources in order of their keys: far fewer than there are sources, of which there may be millions. */
 static struct group *list_groups(const struct source *sources, size_t n_sources, size_t *n_p)
 {
-    struct group *groups = NULL;
+    struct group *groups = NULL, *grown;
     size_t n = 0, room = 0;
 
     for (size_t i = 0; i < n_sources; i++) {
@@ -31,14 +31,12 @@ static struct group *list_groups(const struct source *sources, size_t n_sources,
             groups[n - 1].n++;
             continue;
         }
-        if (n == room) {
-            struct group *grown = realloc(groups, (room = room ? 2 * room : 64) * sizeof *groups);
-            if (!grown) {
-                free(groups);
-                return NULL;
-            }
-            groups = grown;
+        grown = array_grow(groups, n, &room, sizeof *groups);
+        if (!grown) {
+            free(groups);
+            return NULL;
         }
+        groups = grown;
         groups[n++] = (struct group){&sources[i], 1};
     }
     if (n > 0)
@@ -118,7 +116,7 @@ static enum rdt_status add(struct pieces *pieces, uint32_t want_index, const str
     return RDT_OK;
 }
 
-/* No daemon makes such a manifest. start: in the want. */
+/* No daemon makes such a manifest. start is relative to the want. */
 static enum rdt_status wrong_parts(const struct wanted *want, const uint64_t *start, const uint64_t *count, const char *what,
                                    struct rdt_error *err)
 {
@@ -138,7 +136,6 @@ static enum rdt_status check_whole(const struct pieces *pieces, size_t first, co
     size_t n = pieces->n - first, one = 2 * (size_t)want->ndim;
     uint64_t *boxes = malloc((n * one + 1) * sizeof *boxes);
     struct cover_fault fault;
-    const uint64_t *box;
     enum rdt_status status = RDT_NO_MEMORY;
 
     for (size_t i = 0; boxes && i < n; i++) {
@@ -147,13 +144,17 @@ static enum rdt_status check_whole(const struct pieces *pieces, size_t first, co
     }
     if (boxes)
         status = cover_check(want->ndim, want->count, boxes, (uint32_t)n, &fault);
-    if (status == RDT_NOT_FOUND)
+    if (status == RDT_NOT_FOUND) {
         status = wrong_parts(want, fault.start, fault.count, "no part of the version has", err);
-    else if (status == RDT_EXISTS && (box = boxes + (fault.box > fault.other ? fault.box : fault.other) * one))
+    } else if (status == RDT_EXISTS) {
+        const uint64_t *box = boxes + fault.box * one;
         status = wrong_parts(want, box, box + want->ndim, "several parts of the version have", err);
-    else if (status != RDT_OK)
-        status =
-            rdt_error_set(err, status, "tensor \"%s\" has too many parts, or there is no memory to plan for them", want->key);
+    } else if (status == RDT_LIMIT) {
+        status = rdt_error_set(err, RDT_LIMIT, "tensor \"%s\": its parts interlock in a way that takes too long to check",
+                               want->key);
+    } else if (status != RDT_OK) {
+        status = rdt_error_set(err, status, "there is no memory to plan for the parts of tensor \"%s\"", want->key);
+    }
     free(boxes);
     return status;
 }
