@@ -24,7 +24,6 @@
 #define FILE_BYTES (UINT64_C(16) << 30)
 #define LARGE_BYTES (64u << 10) /* the pages of a free slot of this size go back to the kernel */
 #define PAGE_BYTES 4096u
-#define MAX_ID_BITS 60u
 
 struct header {
     uint64_t magic;
@@ -175,7 +174,8 @@ static enum rdt_status check_header(const struct journal *journal, struct rdt_er
                              JOURNAL_OLDEST, JOURNAL_VERSION);
     if (head->end < HEADER_BYTES || head->end > FILE_BYTES || (head->end - HEADER_BYTES) % UNIT_BYTES != 0)
         return rdt_error_set(err, RDT_INVALID, "its header is damaged");
-    if ((head->state.next_region | head->state.next_hold | head->state.next_session | head->state.names_version) >> MAX_ID_BITS)
+    if ((head->state.next_region | head->state.next_hold | head->state.next_session | head->state.names_version) >>
+        JOURNAL_MAX_ID_BITS)
         return rdt_error_set(err, RDT_INVALID, "the ids in its header are damaged");
     return RDT_OK;
 }

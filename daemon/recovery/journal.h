@@ -27,6 +27,7 @@
 #define JOURNAL_OLDEST 1u /* the oldest version that can be read; it is then written as JOURNAL_VERSION */
 #define JOURNAL_NUMBERS 3u
 #define JOURNAL_MAX_BYTES (32u << 20) /* of one payload */
+#define JOURNAL_MAX_ID_BITS 60u       /* ids and versions have no more; others come from a faulty daemon */
 
 /* The part of the header that belongs to the daemon, which changes it in place. */
 struct journal_state {

@@ -336,15 +336,13 @@ static void forget_object(struct recovery *recovery, struct object *object)
     recovery->n_objects--;
 }
 
-/* Of the PUT, which a client may send again after a restart. 0: none, or no memory to read it. */
+/* Returns the request id of the PUT, which a client may send again after a restart. 0: none, or no memory to read it. */
 static uint64_t request_of(const struct journal_slot *slot)
 {
-    const Rdt__Pb__JournalObject *record;
     struct arena arena;
-    uint64_t request;
+    const Rdt__Pb__JournalObject *record = restore_unpack(&arena, slot, &rdt__pb__journal_object__descriptor, NULL);
+    uint64_t request = record ? record->request : 0;
 
-    record = restore_unpack(&arena, slot, &rdt__pb__journal_object__descriptor, NULL);
-    request = record ? record->request : 0;
     arena_fini(&arena);
     return request;
 }
@@ -356,12 +354,10 @@ static void write_again(struct recovery *recovery, struct object *object)
     uint64_t request = request_of(old);
 
     object->record = NULL;
-    if (request != 0 && map_put_u64(&recovery->filling, object->generation, (void *)(uintptr_t)request)) {
-        keep_object(recovery, object);
-        (void)map_remove_u64(&recovery->filling, object->generation);
-    } else {
-        keep_object(recovery, object);
-    }
+    if (request != 0) /* for write_object */
+        (void)map_put_u64(&recovery->filling, object->generation, (void *)(uintptr_t)request);
+    keep_object(recovery, object);
+    (void)map_remove_u64(&recovery->filling, object->generation);
     journal_remove(recovery->journal, old);
     recovery->n_objects--;
 }

@@ -129,7 +129,8 @@ struct recovery {
     struct list groups;      /* struct kept_group.link */
     struct map sessions;     /* id -> struct client: those with a record */
     struct map published;    /* session id -> struct published: the effects of the last PUBLISHes of sessions with a record */
-    struct map filling;      /* generation -> request id of the put of a snapshot that is being copied, without a record */
+    struct map filling;      /* generation -> request id of the put of a snapshot that is being copied, and of an object whose
+                              * record is being written again */
     uint64_t kept_bytes;     /* of those regions */
     uint64_t n_objects, n_names, n_sessions, n_holds; /* with a record */
     uint64_t n_restored;                              /* objects that this daemon restored at its start */

@@ -125,8 +125,8 @@ bool restore_published(struct restoring *restoring, struct journal_slot *slot, s
 
 bool restore_group(struct restoring *restoring, struct journal_slot *slot, struct rdt_error *err); /* kept_groups.c */
 
-/* Whether it can be the id of a session, region or hold, or the version of a name. A wild daemon writes others: 0 means none,
- * and what follows the last one would be 0. false: err says so. */
+/* Checks the id of a session, region or hold, or the version of a name, which a faulty daemon may have written: ids that grow
+ * from it must not reach 0, which means none. false: err says so. */
 bool restore_check_id(uint64_t id, struct rdt_error *err);
 
 /* false, NULL: err says why. */

@@ -146,7 +146,7 @@ static int *take_fds(struct restoring *restoring, uint64_t region, uint32_t n, s
     uint32_t had = 0;
 
     if (n > RDT_EXPORT_MAX_FDS) {
-        (void)rdt_error_set(err, RDT_INVALID, "its record is wrong: no memory has %u descriptors", n);
+        (void)rdt_error_set(err, RDT_INVALID, "its record is invalid: no region has %u descriptors", n);
         return NULL;
     }
     fds = malloc((n + 1u) * sizeof *fds);
@@ -375,12 +375,12 @@ static struct object *put_again(struct restoring *restoring, struct journal_slot
     return object;
 }
 
-/* No object of this daemon must get the same one. */
+/* Checks the generation, and makes sure that no object of this daemon gets the same one. */
 static bool check_generation(struct recovery *recovery, uint64_t generation, struct rdt_error *err)
 {
     if (generation > 0 && generation < INT64_MAX && object_table_reserve(recovery->objects, generation))
         return true;
-    (void)rdt_error_set(err, RDT_INVALID, "its record is wrong: no earlier daemon had this generation");
+    (void)rdt_error_set(err, RDT_INVALID, "its record is invalid: no earlier daemon had this generation");
     return false;
 }
 
@@ -421,7 +421,7 @@ static bool restore_name(struct restoring *restoring, struct journal_slot *slot,
     bool restored = false;
 
     if (record && !restore_check_id(slot->key, err)) {
-        ; /* its version is none */
+        ; /* err says why */
     } else if (record && record->lease && !client) {
         ; /* its session ended a moment before the earlier daemon did */
     } else if (record && !object) {

@@ -16,13 +16,11 @@ int recovery_take_held(struct map *held, uint64_t id)
     return fd;
 }
 
-#define MAX_ID_BITS 60u
-
 bool restore_check_id(uint64_t id, struct rdt_error *err)
 {
-    if (id > 0 && id >> MAX_ID_BITS == 0)
+    if (id > 0 && id >> JOURNAL_MAX_ID_BITS == 0)
         return true;
-    (void)rdt_error_set(err, RDT_INVALID, "its record is wrong: nothing has the number %llu", (unsigned long long)id);
+    (void)rdt_error_set(err, RDT_INVALID, "its record is invalid: %llu is not a valid id", (unsigned long long)id);
     return false;
 }
 

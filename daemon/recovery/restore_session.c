@@ -40,7 +40,7 @@ bool restore_session(struct restoring *restoring, struct journal_slot *slot, str
         client = recovery->restore_session(recovery->restore_arg, &image);
         if (!client || !map_put_u64(&restoring->sessions, slot->key, client) ||
             !map_put_u64(&recovery->sessions, slot->key, client))
-            (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the session, or two have its token");
+            (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory for the session, or another session has the same token");
     }
     if (client && err->status == RDT_OK) {
         client->record = slot;

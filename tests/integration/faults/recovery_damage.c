@@ -306,7 +306,7 @@ Test(recovery_damage, region_of_too_many_descriptors_is_lost_alone)
     give_to_keeper(fd);
     close(fd);
     must(starts(0));
-    cr_assert(node_log_has(&node, "its record is wrong: no memory has 5000 descriptors"));
+    cr_assert(node_log_has(&node, "its record is invalid: no region has 5000 descriptors"));
     conn = node_client(&node, "reader");
     must_have(conn, &ref, "whole", 100, 1);
     rdt_close(conn);
