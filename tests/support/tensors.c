@@ -122,6 +122,21 @@ enum rdt_status try_fetch(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_m
     return rdt_fetch(conn, ref, 1, &options, object_p, err);
 }
 
+struct rdt_ref put_half(rdt *conn, uint32_t rank, size_t bytes)
+{
+    static uint8_t zeros[1 << 16];
+    struct rdt_tensor tensor = MATRIX(RDT_U8, 1, (int64_t)bytes, zeros);
+    struct rdt_shard shard = {"x", (const int64_t[]){2, (int64_t)bytes}, (const int64_t[]){rank, 0}};
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+
+    must(bytes <= sizeof zeros);
+    options.flags = RDT_PUT_SNAPSHOT;
+    options.shards = &shard;
+    must_ok(rdt_put(conn, &tensor, 1, &options, &ref, &err));
+    return ref;
+}
+
 rdt_object *fetch_one(rdt *conn, const struct rdt_ref *ref, enum rdt_fetch_mode mode)
 {
     rdt_object *object = NULL;

@@ -29,21 +29,6 @@ static uint64_t pristine_bytes, dice = 5;
 
 /* ---- a daemon with one of everything ---- */
 
-static struct rdt_ref put_part(rdt *conn, uint32_t rank)
-{
-    static const uint8_t bytes[10000];
-    int64_t shape[2] = {1, sizeof bytes}, global[2] = {2, sizeof bytes}, start_at[2] = {rank, 0};
-    struct rdt_tensor tensor = {.dtype = RDT_U8, .ndim = 2, .shape = shape, .data = (void *)(uintptr_t)bytes};
-    struct rdt_shard shard = {"x", global, start_at};
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref ref;
-
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.shards = &shard;
-    must_ok(rdt_put(conn, &tensor, 1, &options, &ref, &err));
-    return ref;
-}
-
 /* Its session is in the journal, and its process lives. */
 static int populate(struct actor *self, void *arg)
 {
@@ -71,7 +56,7 @@ static int populate(struct actor *self, void *arg)
     pending.flags = RDT_PUT_PENDING;
     must_ok(rdt_put(conn, &VECTOR(RDT_U8, 64 * KIB, memory), 1, &pending, &small, &err));
     for (uint32_t i = 0; i < 2; i++) {
-        part[i] = put_part(conn, i);
+        part[i] = put_half(conn, i, 10000);
         must_ok(rdt_publish_part_start(conn, &name, 1, i, 2, &part[i], NULL, LONG, &parts[i], &err));
     }
     must_ok(rdt_wait(conn, parts, 2, 2, LONG, NULL, NULL, &err));

@@ -15,21 +15,7 @@ TestSuite(shards_freed, .timeout = 120);
 #define FIRST_SLOT 4160u /* behind the headers of the file and of an extent */
 #define LEAST_SLOT 128u
 
-/* Half of a tensor that is large enough for readers to share it. */
-static struct rdt_ref put_half(rdt *conn, uint32_t rank)
-{
-    static const uint8_t bytes[1 << 16];
-    int64_t shape[2] = {1, sizeof bytes}, global[2] = {2, sizeof bytes}, start[2] = {rank, 0};
-    struct rdt_tensor tensor = {.dtype = RDT_U8, .ndim = 2, .shape = shape, .data = (void *)(uintptr_t)bytes};
-    struct rdt_shard shard = {"x", global, start};
-    struct rdt_put_options options = RDT_INIT(options);
-    struct rdt_ref ref;
-
-    options.flags = RDT_PUT_SNAPSHOT;
-    options.shards = &shard;
-    must_ok(rdt_put(conn, &tensor, 1, &options, &ref, &err));
-    return ref;
-}
+#define HALF_BYTES ((size_t)1 << 16) /* large enough for readers to share it */
 
 /* A reader still has the part, so nobody is told of its end (shards_ends.c) before the last part comes. Then all ranks are
  * told, and nothing with a hole becomes visible. */
@@ -45,8 +31,8 @@ static void freed_part_fails_the_version(unsigned node)
     near = on(0);
     far = on(node);
     name = name_on(0, "policy", 0);
-    a = put_half(far, 0);
-    b = put_half(near, 1);
+    a = put_half(far, 0, HALF_BYTES);
+    b = put_half(near, 1, HALF_BYTES);
     object = fetch_one(far, &a, RDT_FETCH_SHARE);
     request = start_part(far, &name, 1, 0, 2, &a);
     wait_until(LONG, rdt_stat(far, &a, &stat, NULL) == RDT_OK && stat.holds == 3); /* with the producer's and the version's */
