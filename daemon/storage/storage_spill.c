@@ -98,8 +98,8 @@ static enum rdt_status spill(struct storage *storage, struct stored *stored, str
     return status;
 }
 
-/* Moves objects whose memory can be freed from storage->in_memory to chosen, until they have `bytes`; returns how many bytes they
- * have. */
+/* Moves objects whose memory can be freed from storage->in_memory to chosen, until they have `bytes`. Returns how many bytes
+ * they have. */
 static uint64_t choose(struct storage *storage, uint64_t bytes, struct list *chosen)
 {
     struct list in_use;

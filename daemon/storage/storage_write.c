@@ -34,9 +34,10 @@ static enum rdt_status write_all(int fd, const uint8_t *data, uint64_t bytes, ui
     return RDT_OK;
 }
 
-/* Closes the file, which is complete, and gives it its name. A file that had the name gets the temporary one, and is removed
- * when the disk has the new one: if that fails, it gets its name back, because objects and names go on as it says. (Where the
- * file system cannot exchange names, it is lost then.) Takes fd in any case. The caller removes what has the temporary name. */
+/* Closes the file, which is complete, and gives it its name. An older file with that name gets the temporary one, and is
+ * removed once the new file is on the disk. If that fails, the older file gets its name back, because it still describes the
+ * state that the daemon has; where the file system cannot exchange names, it is lost. Takes fd in any case. After an
+ * error, the caller removes the file with the temporary name. */
 static enum rdt_status finish(int dir, int fd, const char *temporary, const char *name, struct rdt_error *err)
 {
     int failed = fsync(fd) != 0 ? errno : 0;
@@ -55,8 +56,8 @@ static enum rdt_status finish(int dir, int fd, const char *temporary, const char
     }
     if (failed == 0)
         return RDT_OK;
-    return rdt_error_sys(err, failed,
-                         stays ? "writing, and it cannot be removed, so the next start would restore it" : "writing");
+    return rdt_error_sys(
+        err, failed, stays ? "writing the file, which cannot be removed and would be restored at the next start" : "writing");
 }
 
 enum rdt_status storage_write_file(int dir, const char *name, const void *content, size_t bytes, struct rdt_error *err)
