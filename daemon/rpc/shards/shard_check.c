@@ -20,20 +20,11 @@ struct shard_check {
     struct shard_row rows[]; /* [of] */
 };
 
-static enum rdt_status charge(struct version *version, uint64_t bytes, struct rdt_error *err)
-{
-    enum rdt_status status = account_take(version->account, USAGE_HEAP, bytes, err);
-
-    if (status == RDT_OK)
-        version->check_bytes += bytes;
-    return status;
-}
-
 enum rdt_status version_check_init(struct version *version, version_checked on_checked, struct rdt_error *err)
 {
     struct shard_check *check;
     size_t bytes = sizeof *check + version->of * sizeof check->rows[0];
-    enum rdt_status status = charge(version, bytes, err);
+    enum rdt_status status = version_charge(version, &version->check_bytes, bytes, err);
 
     if (status != RDT_OK)
         return status;
@@ -77,7 +68,7 @@ enum rdt_status version_check_add(struct version *version, const struct shard_pa
                                "fewer or larger tensors",
                                RDT_MAX_METADATA_BYTES, version->n_parts);
     if (status == RDT_OK)
-        status = charge(version, check->cover.bytes - before, err);
+        status = version_charge(version, &version->check_bytes, check->cover.bytes - before, err);
     check->rows[part->rank] = (struct shard_row){part->object, part->part->bytes};
     return status;
 }

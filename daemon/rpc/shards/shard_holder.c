@@ -35,7 +35,6 @@ static void on_hold_answer(struct client *client, uint16_t type, uint8_t flags, 
     struct version *version = container_of(client, struct version, holder);
     struct part *part = request_id >= 1 && request_id <= version->of ? version->parts[request_id - 1] : NULL;
 
-    /* an answer to HOLD has none */
     if (type == RDT_EVENT_HOLD_LOST && part) {
         const Rdt__Pb__ErrorReply *reply = (const Rdt__Pb__ErrorReply *)message;
         lose_part(part, (enum rdt_status)reply->status, reply->message);
@@ -114,7 +113,7 @@ enum rdt_status version_hold_part(struct version *version, struct part *part, st
     message.timeout_ns = 0;
     status = call_forward(call, &part->ref, &message.base, (int64_t)rpc->options->connect_timeout_ns, err);
     if (status != RDT_OK) {
-        call->request_id = 0; /* this is the caller's error, and no answer */
+        call->request_id = 0; /* the caller gets this error as a result, not as an answer */
         call_fail(call, err);
     }
     return status;

@@ -291,7 +291,7 @@ enum rdt_status shard_manifest_pack(const struct shard_cover *cover, const struc
     return status;
 }
 
-/* What the loop knows alone. */
+/* Writes the fields about the version, which only the loop knows. Returns their length. */
 static size_t put_tail(const struct version *version, uint64_t number, uint8_t *to)
 {
     Rdt__Pb__Manifest tail = RDT__PB__MANIFEST__INIT;

@@ -15,7 +15,7 @@ static struct part *add_part(struct version *version, uint32_t rank, const struc
 {
     struct part *part = calloc(1, sizeof *part);
 
-    if (!part || version_charge(version, sizeof *part, NULL) != RDT_OK) {
+    if (!part || version_charge(version, &version->heap_bytes, sizeof *part, NULL) != RDT_OK) {
         free(part);
         return NULL;
     }
@@ -88,20 +88,21 @@ void shards_restore(void *shards, struct object *object)
 {
     const size_t magic = MANIFEST_MAGIC_BYTES;
     Rdt__Pb__Manifest *manifest = NULL;
-    struct rdt_error err = {0};
+    struct rdt_error err;
 
     if (object->metadata_bytes > magic && memcmp(object_metadata(object), MANIFEST_MAGIC, magic) == 0)
         manifest = rdt__pb__manifest__unpack(NULL, object->metadata_bytes - magic, object_metadata(object) + magic);
     if (!manifest)
-        (void)rdt_error_set(&err, RDT_INVALID,
-                            "its manifest is wrong, or has the format of another release: publish the next version");
+        log_error(
+            "obj %016llx is the manifest of a version, whose parts are no longer held: it is invalid, or has the format of "
+            "another release. Publish the next version",
+            (unsigned long long)object->generation);
     else if (restore(shards, object, manifest, &err) == RDT_OK)
         log_debug("version %llu of \"%.*s\" has survived the earlier daemon", (unsigned long long)manifest->version,
                   (int)manifest->name.len, (const char *)manifest->name.data);
-    if (err.status != RDT_OK)
-        log_error("the parts of version %llu of \"%.*s\" are not held any more: %s",
-                  manifest ? (unsigned long long)manifest->version : 0ull, manifest ? (int)manifest->name.len : 0,
-                  manifest ? (const char *)manifest->name.data : "", err.msg);
+    else
+        log_error("the parts of version %llu of \"%.*s\" are no longer held: %s", (unsigned long long)manifest->version,
+                  (int)manifest->name.len, (const char *)manifest->name.data, err.msg);
     if (manifest)
         rdt__pb__manifest__free_unpacked(manifest, NULL);
 }

@@ -72,19 +72,11 @@ static void settle(struct deadline *deadline);
 static void on_manifest_gone(struct object_waiter *waiter, struct object *object, const struct rdt_error *why);
 static void on_checked(struct version *version, uint8_t *packed, size_t bytes, struct rdt_error *err);
 
-enum rdt_status version_charge(struct version *version, uint64_t bytes, struct rdt_error *err)
-{
-    enum rdt_status status = account_take(version->account, USAGE_HEAP, bytes, err);
-
-    if (status == RDT_OK)
-        version->heap_bytes += bytes;
-    return status;
-}
-
-/* What it has of the heap. */
+/* Charges the owner for the version, and allocates what it needs. */
 static enum rdt_status version_grow(struct version *version, struct rdt_error *err)
 {
-    enum rdt_status status = version_charge(version, sizeof *version + version->of * sizeof(struct part *), err);
+    uint64_t bytes = sizeof *version + version->of * sizeof(struct part *);
+    enum rdt_status status = version_charge(version, &version->heap_bytes, bytes, err);
 
     if (status == RDT_OK && !(version->parts = calloc(version->of, sizeof(struct part *))))
         status = rdt_error_set(err, RDT_NO_MEMORY, "no memory for a version");
@@ -230,9 +222,13 @@ static void on_publisher_end(struct call *call)
     struct rdt_error why;
 
     version_list_ranks(part->version, ranks, sizeof ranks);
-    (void)snprintf(lacks, sizeof lacks, "%s in time: %u of %u parts are there, %s ranks %s", call->verb->unmet,
-                   part->version->n_parts, part->version->of,
-                   part->version->n_parts < part->version->of ? "but not those of" : "but no answer about those of", ranks);
+    if (ranks[0] == '\0')
+        (void)snprintf(lacks, sizeof lacks, "%s in time: all %u parts are there, but their boxes are still being checked",
+                       call->verb->unmet, part->version->of);
+    else
+        (void)snprintf(lacks, sizeof lacks, "%s in time: %u of %u parts are there, %s ranks %s", call->verb->unmet,
+                       part->version->n_parts, part->version->of,
+                       part->version->n_parts < part->version->of ? "but not those of" : "but no answer about those of", ranks);
     free(call->why);
     call->why = strdup(lacks); /* if it was the deadline */
     part->call = NULL;
@@ -362,7 +358,7 @@ static enum rdt_status part_new(struct version *version, const struct shard_part
                                 struct rdt_error *err)
 {
     struct part *part;
-    enum rdt_status status = version_charge(version, sizeof *part, err);
+    enum rdt_status status = version_charge(version, &version->heap_bytes, sizeof *part, err);
 
     if (status != RDT_OK)
         return status;

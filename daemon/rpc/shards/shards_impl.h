@@ -73,8 +73,15 @@ unsigned shard_name_n_filling(const struct shard_name *name);
  * something else was published under it. */
 bool version_is_current(const struct version *version);
 
-/* Charges the owner for memory of the version. LIMIT. */
-enum rdt_status version_charge(struct version *version, uint64_t bytes, struct rdt_error *err);
+/* Charges the owner for memory of the version, and adds the bytes to *charged: its heap_bytes or check_bytes. LIMIT. */
+static inline enum rdt_status version_charge(struct version *version, uint64_t *charged, uint64_t bytes, struct rdt_error *err)
+{
+    enum rdt_status status = account_take(version->account, USAGE_HEAP, bytes, err);
+
+    if (status == RDT_OK)
+        *charged += bytes;
+    return status;
+}
 
 /* A COMPLETE version of an earlier daemon, without parts. first: has name, step, of and visibility. NULL: no memory. */
 struct version *version_restore(struct shards *shards, const struct shard_part *first, struct object *manifest);

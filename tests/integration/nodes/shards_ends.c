@@ -96,3 +96,23 @@ Test(shards_ends, a_part_of_a_complete_version_that_is_freed_by_force_is_lost)
     rdt_close(conn);
     cluster_end(&c, told);
 }
+
+/* No rank is to blame, so none is named. */
+Test(shards_ends, a_version_that_is_not_checked_in_time_says_so)
+{
+    struct rdt_ref name, part;
+    rdt *conn;
+
+    cluster_start(&c, 1, &(struct cluster_options){.stream = true, .no_ucx = true});
+    name = name_on(0, "policy", 0);
+    conn = on(0);
+    part = put_rank(conn, 1, 0, 1, true);
+    if (!node_hold_workers(&c.node[0]))
+        cr_skip_test("this process may not trace the daemon");
+    must_refuse(RDT_TIMED_OUT, "all 1 parts are there, but their boxes are still being checked",
+                rdt_publish_part(conn, &name, 1, 0, 1, &part, NULL, 500 * MSEC, NULL, &err));
+    node_release_workers(&c.node[0]);
+    must_ok(rdt_free(conn, &part, false, &err));
+    rdt_close(conn);
+    cluster_end(&c, told);
+}
