@@ -86,6 +86,19 @@ void transfer_in_on_stall(struct deadline *deadline)
     (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->stall_timeout_ns);
 }
 
+static void op_free(struct chunk_op *op)
+{
+    free(op->dropped);
+    free(op);
+}
+
+/* The replica has the chunk, which comes again because one before it is missing. The one in memory must stay as it is: it may
+ * be on its way to other nodes, and a receive that fails may leave any bytes. A read leaves only bytes of the object. */
+static bool is_there(const struct transfer *transfer, uint32_t index)
+{
+    return transfer->pull.replica && !transfer->pull.one_sided && !replica_wants(transfer->pull.replica, index);
+}
+
 static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struct rdt_error *err)
 {
     const struct chunk *chunk = &transfer->pull.plan->chunks[index];
@@ -93,7 +106,8 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
     struct region *region;
     uint64_t offset;
 
-    if (!op) {
+    if (!op || (is_there(transfer, index) && !(op->dropped = malloc(chunk->bytes)))) {
+        free(op);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive %llu bytes", (unsigned long long)chunk->bytes);
         return NULL;
     }
@@ -103,7 +117,11 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
     op->base.op.transfer = transfer->id;
     op->base.op.chunk = index;
     op->base.op.piece.bytes = chunk->bytes;
-    if (transfer_chunk_in_place(transfer, index, &region, &offset)) {
+    if (op->dropped) {
+        op->base.op.piece.addr = op->dropped;
+        op->base.op.memory_kind = "host";
+        op->base.op.device = "";
+    } else if (transfer_chunk_in_place(transfer, index, &region, &offset)) {
         /* The region was mapped while memory was reserved. */
         op->base.op.piece.addr = region_addr(region, NULL) + offset;
         (void)region_register(region, transfer->pull.connection->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
@@ -151,7 +169,7 @@ static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rd
         status = plugin_op_recv(&transfer->pull.connection->conn, &op->base, err);
     }
     if (status != RDT_OK) {
-        free(op);
+        op_free(op);
         return status;
     }
     transfer->pull.chunk_ops[index] = op;
@@ -499,7 +517,7 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
         }
         return;
     }
-    free(op);
+    op_free(op);
     if (transfer_op_ended(transfer))
         return;
     if (status != RDT_OK)
