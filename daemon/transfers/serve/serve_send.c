@@ -493,7 +493,8 @@ static uint32_t next_to_send(const struct serve *out, uint32_t from)
 {
     const struct chunk_plan *plan = out->plan;
 
-    for (uint32_t i = from; out->is_posted && i < plan->n && replica_reaches(out->replica, plan->chunks[i].offset); i++)
+    for (uint32_t i = from;
+         out->is_posted && i < plan->n && (out->is_posted[i] || replica_reaches(out->replica, plan->chunks[i].offset)); i++)
         if (!out->is_posted[i] && can_send_chunk(out, i))
             return i;
     return !out->is_posted && can_send_chunk(out, from) ? from : plan->n;
