@@ -131,7 +131,6 @@ struct chunk_op {
     struct serve *out;   /* a send of this serve; the other is NULL */
     struct list posted;  /* a send that the transport has: in out->posted */
     uint32_t chunk;
-    uint8_t *dropped;          /* receives a chunk that the replica has already; owned; NULL: the chunk is needed */
     uint8_t *staging;          /* NULL: the operation moves the chunk from or to its tensors directly */
     struct device_place place; /* the staging memory as one end of a device copy */
     struct device_copy *copy;

@@ -188,11 +188,13 @@ void transfer_in_free_chunks(struct transfer *transfer)
 
     free(pull->plan);
     free(pull->chunk_ops);
+    free(pull->unneeded);
     free(pull->remote);
     free(pull->keys);
     free(pull->key_bytes);
     pull->plan = NULL;
     pull->chunk_ops = NULL;
+    pull->unneeded = NULL;
     pull->remote = NULL;
     pull->keys = NULL;
     pull->key_bytes = NULL;

@@ -86,17 +86,24 @@ void transfer_in_on_stall(struct deadline *deadline)
     (void)deadline_set(transfers->deadlines, &transfer->pull.stall, (int64_t)transfers->options->stall_timeout_ns);
 }
 
-static void op_free(struct chunk_op *op)
-{
-    free(op->dropped);
-    free(op);
-}
-
 /* The replica has the chunk, which comes again because one before it is missing. The one in memory must stay as it is: it may
  * be on its way to other nodes, and a receive that fails may leave any bytes. A read leaves only bytes of the object. */
 static bool is_there(const struct transfer *transfer, uint32_t index)
 {
     return transfer->pull.replica && !transfer->pull.one_sided && !replica_wants(transfer->pull.replica, index);
+}
+
+/* Memory for chunks that are received and not needed, one over the other; NULL: there is none. */
+static uint8_t *unneeded(struct transfer *transfer)
+{
+    const struct chunk_plan *plan = transfer->pull.plan;
+    uint64_t most = 0;
+
+    for (uint32_t i = 0; !transfer->pull.unneeded && i < plan->n; i++)
+        most = plan->chunks[i].bytes > most ? plan->chunks[i].bytes : most;
+    if (!transfer->pull.unneeded)
+        transfer->pull.unneeded = malloc(most);
+    return transfer->pull.unneeded;
 }
 
 static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struct rdt_error *err)
@@ -106,7 +113,7 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
     struct region *region;
     uint64_t offset;
 
-    if (!op || (is_there(transfer, index) && !(op->dropped = malloc(chunk->bytes)))) {
+    if (!op || (is_there(transfer, index) && !unneeded(transfer))) {
         free(op);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive %llu bytes", (unsigned long long)chunk->bytes);
         return NULL;
@@ -117,8 +124,8 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
     op->base.op.transfer = transfer->id;
     op->base.op.chunk = index;
     op->base.op.piece.bytes = chunk->bytes;
-    if (op->dropped) {
-        op->base.op.piece.addr = op->dropped;
+    if (is_there(transfer, index)) {
+        op->base.op.piece.addr = transfer->pull.unneeded;
         op->base.op.memory_kind = "host";
         op->base.op.device = "";
     } else if (transfer_chunk_in_place(transfer, index, &region, &offset)) {
@@ -169,7 +176,7 @@ static enum rdt_status post(struct transfer *transfer, uint32_t index, struct rd
         status = plugin_op_recv(&transfer->pull.connection->conn, &op->base, err);
     }
     if (status != RDT_OK) {
-        op_free(op);
+        free(op);
         return status;
     }
     transfer->pull.chunk_ops[index] = op;
@@ -517,7 +524,7 @@ static void on_chunk_done(struct plugin_op *base, enum rdt_status status, const 
         }
         return;
     }
-    op_free(op);
+    free(op);
     if (transfer_op_ended(transfer))
         return;
     if (status != RDT_OK)

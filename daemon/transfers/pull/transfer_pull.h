@@ -113,6 +113,7 @@ struct pull {
     /* The chunks. */
     struct chunk_plan *plan;
     struct chunk_op **chunk_ops; /* [plan->n] receives or reads under way */
+    uint8_t *unneeded;           /* where chunks go that come again though they are there; NULL: none has */
     uint32_t first_chunk;        /* chunks before it have arrived in an earlier attempt */
     uint32_t next_chunk, chunks_done;
     struct staging staging;
