@@ -35,9 +35,9 @@ struct rdt_part_options {
  * for all its publishers: INVALID (the step is not above that of the newest version; `rank` or `of`; boxes that overlap or
  * are missing: the sentence names tensor, box and ranks), EXISTS (the rank has published this step; another node has the
  * name), OWNER_DIED (another publisher ended, cancelled or timed out), FREED (a later step became complete first; a part was
- * freed by force), TIMED_OUT (not all parts were published in time), LIMIT (the manifest is longer than 4 MiB, of which 1,024
- * ranks with 400 tensors each need less than half if these are cut alike; too many incomplete steps), DENIED, PEER_LOST,
- * RESTARTED. */
+ * freed by force), TIMED_OUT (not all parts were published in time), LIMIT (the manifest is longer than 4 MiB, of which 4,096
+ * ranks with 400 tensors each in a grid need an eighth; too many boxes, which rdtd(8) bounds; too many incomplete steps),
+ * DENIED, PEER_LOST, RESTARTED. */
 enum rdt_status rdt_publish_part(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
                                  const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
                                  uint64_t *version_p, struct rdt_error *err);

@@ -318,8 +318,8 @@ const struct option_key option_keys[] = {
      .check = check_endpoints, .fallback = "", .value = "URL,...",
      .help =
          "Finds the other nodes by etcd: https://HOST:PORT of its members, separated by commas. The daemon registers itself "
-         "there "
-         "and learns of the others at once. It needs the program rdtd-etcd; while etcd is away, the last list stays in force.",
+         "there and learns of the others at once. It needs the program rdtd-etcd; while etcd is away, the last list stays in "
+         "force.",
      .why = "Set it where there is an etcd, and nodes come and go."},
     {ROW("network", "etcd_prefix", OPTION_STRING, etcd_prefix, 1, 190), .reload = RELOAD_ALWAYS, .check = check_prefix,
      .fallback = "/rdtd", .value = "KEY", .help = "The prefix of all keys of rdtd in etcd.",
