@@ -150,6 +150,8 @@ def test_what_has_no_delta_is_named():
             publisher.publish({"a": np.ones(3), "step": 7})
         with raises(TypeError, "'step' is a int"):
             rdtd.DeltaFollower(c, "policy", {"step": 7})
+        with raises(TypeError, "must be str, not bytes"):
+            rdtd.DeltaFollower(c, b"policy", {})
 
 
 def test_tensors_of_torch_are_followed_in_place():

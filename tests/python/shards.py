@@ -57,6 +57,15 @@ def test_parts_and_plans() -> None:
         del request, plan, first, waiting
 
 
+def test_buffers_without_a_shape_are_boxes_of_a_shape_that_is_given() -> None:
+    with Node() as node, rdtd.connect(node.socket) as c:
+        part = c.put_part({"text": rdtd.Box(bytearray(b"plain bytes"), (11,))})
+        c.publish_part("text", 1, 0, 1, part, timeout=LONG)
+        (shard,) = c.manifest("text").parts[0].shards
+        assert (shard.key, shard.global_shape, shard.start) == ("text", (11,), (0,))
+        c.unpublish("text")
+
+
 def test_a_plan_runs_in_one_thread_at_a_time() -> None:
     if numpy is None:
         raise Skipped("numpy is not installed")

@@ -515,7 +515,7 @@ def test_put_names_what_it_cannot_take():
         for value, where in (({"w": np.zeros(3), "f": lambda: 1}, "value['f']"),
                              ([1, {"g": (2, lambda: 1)}], "value[1]['g'][1]"),
                              (Model({"h": lambda: 1}), "value.part['h']"), (lambda: 1, "value")):
-            with raises(TypeError, f"put: {where}, a builtins.function, is no tensor and cannot be pickled"):
+            with raises(TypeError, f"put: {where}, a builtins.function, is not a tensor and cannot be pickled"):
                 c.put(value)
         with raises(TypeError, "put: tensor 1, value['x'][0]: "):
             c.put({"w": np.zeros(3), "x": [Strange()]})

@@ -177,8 +177,7 @@ class Ref(_rdt.Ref):
 
 def ref_of(name: Any) -> Ref:
     """The Ref of a name that may be given as a Ref already."""
-    made: Ref = Ref.from_name(name) if isinstance(name, str) else name
-    return made
+    return name if isinstance(name, Ref) else Ref.from_name(name)
 
 
 def _settle(hold: _rdt.Request) -> None:

@@ -71,7 +71,9 @@ def _boxes(listed: Mapping[str, Any]) -> list[Box]:
 
 
 def _start(box: Box) -> tuple[int, ...]:
-    return (0,) * len(_shape(box.tensor)) if box.start is None else tuple(int(n) for n in box.start)
+    if box.start is not None:
+        return tuple(int(n) for n in box.start)
+    return (0,) * len(box.tensor.shape if box.global_shape is None else box.global_shape)
 
 
 class Plan:

@@ -73,7 +73,7 @@ def encode_nested(value: Any, allow_pickle: bool) -> Encoded:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         where, part = _unpicklable(value, "value")
         what = f"{where}, a {_type_name(part)}"
-        raise TypeError(f"put: {what}, is no tensor and cannot be pickled: {error}") from error
+        raise TypeError(f"put: {what}, is not a tensor and cannot be pickled: {error}") from error
     return _pack("pickle", out.getvalue(), tensors, kinds, pickler.buffers)
 
 
