@@ -198,7 +198,7 @@ static void version_fail(struct version *version, const struct rdt_error *why)
     struct shard_name *name = version->name;
     struct rdt_error err;
 
-    (void)rdt_error_set(&err, why->status, "step %llu of \"%.*s\" is no version (%u of %u parts were there): %s",
+    (void)rdt_error_set(&err, why->status, "step %llu of \"%.*s\" did not become a version (%u of %u parts had come): %s",
                         (unsigned long long)version->step, name->id_bytes, shard_name_id(name), version->n_parts, version->of,
                         why->msg);
     log_warn_rarely(&name->shards->failures, "versions of many parts", err.msg);

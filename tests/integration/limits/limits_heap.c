@@ -192,5 +192,5 @@ Test(limits_heap, versions_of_many_parts_are_their_publishers)
     rdt_request_destroy(request);
     wait_until(LONG, used(session(conn), "heap") == before);
     must_ok(rdt_free(conn, &part, false, &err));
-    end((const char *const[]){"is no version", NULL});
+    end((const char *const[]){"did not become a version", NULL});
 }

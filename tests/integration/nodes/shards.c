@@ -58,7 +58,7 @@ Test(shards, parts_of_two_nodes_feed_readers_on_both)
     cluster_end(&c, told);
 }
 
-/* ---- what is no version ---- */
+/* ---- what does not become a version ---- */
 
 Test(shards, overlapping_and_missing_boxes_are_refused)
 {
@@ -117,7 +117,7 @@ Test(shards, costly_parts_and_manifests_are_refused)
     static struct rdt_shard shards[BOXES];
     static int64_t starts[BOXES];
     static char metadata[METADATA] = MANIFEST_MAGIC;
-    static const char *const say[] = {"is no version", NULL};
+    static const char *const say[] = {"did not become a version", NULL};
     int64_t one[1] = {1}, global[1] = {2 * BOXES};
     struct rdt_put_options options = RDT_INIT(options);
     struct rdt_ref name, ref;
@@ -438,8 +438,9 @@ Test(shards, failures_do_not_flood_the_log)
     for (uint64_t step = 1; step <= 300; step++)
         must_refuse(RDT_INVALID, "no rank has published",
                     rdt_publish_part(conn, &name, step, 0, 1, &part, NULL, LONG, NULL, &err));
-    must(node_log_has(&c.node[0], "step 1 of \"policy\" is no version"));
-    must_say(node_log_count(&c.node[0], "is no version") < 150, "%u lines", node_log_count(&c.node[0], "is no version"));
+    must(node_log_has(&c.node[0], "step 1 of \"policy\" did not become a version"));
+    must_say(node_log_count(&c.node[0], "did not become a version") < 150, "%u lines",
+             node_log_count(&c.node[0], "is no version"));
     must_ok(rdt_free(conn, &part, false, &err));
     rdt_close(conn);
     cluster_end(&c, told);

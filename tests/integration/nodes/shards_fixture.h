@@ -21,8 +21,8 @@
 
 static struct cluster c;
 
-static const char *const told[] = {"is no version", "is down: ",      "is lost: ", "refused",
-                                   "not connected", "cannot connect", NULL};
+static const char *const told[] = {"did not become a version", "is down: ", "is lost: ", "refused", "not connected",
+                                   "cannot connect",           NULL};
 
 static inline rdt *on(unsigned node)
 {
