@@ -39,8 +39,7 @@
 #include "shards.h"
 #include "tensor.h"
 
-#define ROOM_MARGIN_NS INT64_C(10000000) /* what room_ns leaves for the daemon's answer, at most */
-#define COPY_BYTES ((uint64_t)64 << 20)  /* what is copied between two looks at the clock */
+#define COPY_BYTES ((uint64_t)64 << 20) /* what is copied between two looks at the clock */
 #define WRITE_MIN_BYTES 65536
 
 enum way { NOTHING, INLINE, SEALED, GIVEN, LOANED, RELEASED };
@@ -48,7 +47,8 @@ enum way { NOTHING, INLINE, SEALED, GIVEN, LOANED, RELEASED };
 struct put {
     rdt *conn;
     const struct rdt_put_options *options;
-    int64_t deadline_ns;
+    int64_t deadline_ns;   /* until when the daemon waits for room and copies */
+    int64_t answer_ns;     /* until when its answers may come */
     struct layout *layout; /* an offset is an address until the tensor's place is known */
     struct shards_packed shards;
     enum rdt_memory *how; /* [count] */
@@ -260,15 +260,10 @@ static enum rdt_status copy_in(struct put *put, uint32_t i, uint8_t *base, uint6
     return RDT_OK;
 }
 
-/* How long the daemon may let a request of this put wait for room. It is a little less than the put has left, so that
- * the daemon's sentence about what it waited for arrives in time. */
+/* How long a request of this put may wait for room in the daemon. */
 static int64_t room_ns(const struct put *put)
 {
-    int64_t left_ns = clock_remaining_ns(put->deadline_ns), margin_ns = left_ns / 8;
-
-    if (left_ns < 0)
-        return 0;
-    return left_ns - (margin_ns < ROOM_MARGIN_NS ? margin_ns : ROOM_MARGIN_NS);
+    return put->deadline_ns == CLOCK_NEVER ? 0 : clock_remaining_ns(put->deadline_ns);
 }
 
 /* Creates the memory of the chosen way, all but SEALED. *base_p is its address. */
@@ -286,11 +281,11 @@ static enum rdt_status make_room(struct put *put, bool fresh, uint8_t **base_p, 
                                                 (unsigned long long)put->copied_bytes);
     }
     if (put->way == LOANED) {
-        status = loans_take(put->conn, put->copied_bytes, fresh, room_ns(put), put->deadline_ns, &put->loan, err);
+        status = loans_take(put->conn, put->copied_bytes, fresh, room_ns(put), put->answer_ns, &put->loan, err);
         mapping = status == RDT_OK ? put->loan->mapping : NULL;
     } else {
-        status = alloc_region(put->conn, put->copied_bytes, room_ns(put), put->deadline_ns, &put->copy, write ? &put->fd : NULL,
-                              err);
+        status =
+            alloc_region(put->conn, put->copied_bytes, room_ns(put), put->answer_ns, &put->copy, write ? &put->fd : NULL, err);
         mapping = put->copy;
     }
     if (status != RDT_OK)
@@ -379,8 +374,8 @@ static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, st
      * does not wait for room either: a new region may need less. */
     if (put->deadline_ns != CLOCK_NEVER && !(put->loan && put->loan->reused))
         request.timeout_ns = room_ns(put) > 0 ? room_ns(put) : 1;
-    status = call_fds(put->conn, RDT_MSG_PUT, &request.base, put->way == SEALED ? put->fd : -1, put->deadline_ns, &answer, NULL,
-                      err);
+    status =
+        call_fds(put->conn, RDT_MSG_PUT, &request.base, put->way == SEALED ? put->fd : -1, put->answer_ns, &answer, NULL, err);
     free(request.regions);
     if (status != RDT_OK)
         return status;
@@ -470,7 +465,11 @@ static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, siz
                                 struct rdt_error *err)
 {
     struct rdt_put_options as_snapshot = *options;
-    struct put put = {.conn = conn, .options = options, .deadline_ns = deadline_ns, .fd = -1};
+    struct put put = {.conn = conn,
+                      .options = options,
+                      .deadline_ns = deadline_ns,
+                      .answer_ns = clock_after_answer_ns(deadline_ns, options->timeout_ns),
+                      .fd = -1};
     enum rdt_status status = put_init(&put, tensors, count, err);
     bool refused = false, sealed = false;
 
@@ -552,6 +551,7 @@ enum rdt_status put_snapshot_of(rdt *conn, void *take_addr, const struct rdt_ten
     if (status == RDT_OK)
         status = put_init(&put, tensors, count, err);
     put.deadline_ns = put_deadline_ns(&own);
+    put.answer_ns = clock_after_answer_ns(put.deadline_ns, own.timeout_ns);
     connection_lock(conn);
     mapping = memory_at(&conn->memory, (uintptr_t)take_addr, (uintptr_t)take_addr + 1);
     if (status == RDT_OK &&

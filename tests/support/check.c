@@ -33,6 +33,11 @@ void check_fail(const char *file, int line, const char *fmt, ...)
     abort();
 }
 
+bool check_is_late(const struct rdt_error *err)
+{
+    return err->status == RDT_TIMED_OUT && strncmp(err->msg, "rdtd did not answer", strlen("rdtd did not answer")) == 0;
+}
+
 void check_says(const char *file, int line, const struct rdt_error *err, enum rdt_status expected, const char *text)
 {
     if (err->status != expected)

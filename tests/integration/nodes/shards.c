@@ -440,7 +440,7 @@ Test(shards, failures_do_not_flood_the_log)
                     rdt_publish_part(conn, &name, step, 0, 1, &part, NULL, LONG, NULL, &err));
     must(node_log_has(&c.node[0], "step 1 of \"policy\" did not become a version"));
     must_say(node_log_count(&c.node[0], "did not become a version") < 150, "%u lines",
-             node_log_count(&c.node[0], "is no version"));
+             node_log_count(&c.node[0], "did not become a version"));
     must_ok(rdt_free(conn, &part, false, &err));
     rdt_close(conn);
     cluster_end(&c, told);
