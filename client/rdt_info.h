@@ -176,7 +176,7 @@ struct rdt_daemon_status {
     char backends[512];                                /* the names of the loaded backends, with blanks between them */
     uint64_t pool_hits, pool_misses;                   /* allocations that the free pool served, and did not serve */
     uint64_t cache_hits;                               /* allocations that the region cache served */
-    uint64_t busy_polls;        /* waits for a client's message in which the daemon polled before it slept */
+    uint64_t busy_polls;        /* waits for a message of a client or node in which rdtd polled before it slept */
     uint64_t busy_polls_missed; /* of those, the ones in which no message came while it polled */
     bool keeper_up;             /* rdtd-keeper is connected, and the next three survive a restart of the daemon */
     uint64_t kept_objects, kept_names, kept_bytes;

@@ -328,6 +328,7 @@ static enum rdt_status start_serving(struct daemon *daemon, struct rdt_error *er
     struct peers_callbacks callbacks = {.arg = daemon,
                                         .events = &daemon->rpc.events,
                                         .owner_work = daemon->owner_work,
+                                        .busy_poll = &daemon->rpc.busy_poll,
                                         .may_forget = may_forget_peer,
                                         .fill_hello = fill_hello,
                                         .on_up = on_peer_up,

@@ -62,7 +62,7 @@ struct options {
     uint32_t max_clients;           /* 4096 */
     uint32_t max_objects;           /* 1048576 */
     uint32_t worker_threads;        /* 2 */
-    uint64_t busy_poll_ns;          /* 50us: the longest polling before a sleep; 0: never */
+    uint64_t busy_poll_ns;          /* 200us: the longest polling before a sleep; 0: never */
     uint64_t detached_max_ns;       /* 24h: the key detached_ttl_max */
     uint64_t drain_timeout_ns;      /* 10s: how long SIGTERM waits for transfers */
     uint64_t idle_exit_ns;          /* 0: never; the daemon exits after this time without client and object */

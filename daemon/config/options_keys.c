@@ -228,7 +228,7 @@ const struct option_key option_keys[] = {
     {ROW("daemon", "worker_threads", OPTION_UINT, worker_threads, 1, 256), .fallback = "2",
      .help = "The number of threads that allocate, copy and register memory.",
      .why = "Raise it on a machine with many cores where copies limit the speed."},
-    {ROW("daemon", "busy_poll", OPTION_DURATION, busy_poll_ns, 0, RDT_BUSY_POLL_MAX_NS), .fallback = "50us",
+    {ROW("daemon", "busy_poll", OPTION_DURATION, busy_poll_ns, 0, RDT_BUSY_POLL_MAX_NS), .fallback = "200us",
      .help = "The longest time that the daemon and its clients poll for the next message before they sleep, while messages "
              "follow one another closely. 0 means that they always sleep.",
      .why = "Set it to 0 to save processor time at the price of latency."},

@@ -119,6 +119,7 @@ struct peers_callbacks {
     void (*on_answer)(void *arg, struct peer *peer);
     const struct events *events;   /* where changes are reported; NULL: nowhere */
     struct owner_work *owner_work; /* looks up host names */
+    struct busy_poll *busy_poll;   /* is told when bytes of a node have come; NULL: nothing is */
 };
 
 /* Reads the key, listens on options->listen (with port 0, node->address receives the real port) and dials the

@@ -61,6 +61,7 @@ struct peer_link_events {
 struct peer_link_config { /* shared by all links, and outlives them */
     uv_loop_t *loop;
     struct owner_work *owner_work;
+    struct busy_poll *busy_poll;
     struct tls_context *tls;
     uint64_t ping_interval_ns, peer_timeout_ns, connect_timeout_ns;
     const struct peer_link_events *events;

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/busy_poll.h"
+
 #define SLICE_BYTES ((size_t)256 << 10) /* plaintext that one iteration of the loop encrypts */
 #define ITERATION_NS 25000              /* for the messages of one node in one iteration */
 #define KEEP_OUT_BYTES ((size_t)64 << 10)
@@ -222,6 +224,8 @@ static enum rdt_status take_plaintext(struct peer_link *link, struct rdt_error *
             link->more = false;
             return status == RDT_AGAIN ? RDT_OK : status;
         }
+        if (link->config->busy_poll)
+            busy_poll_received(link->config->busy_poll);
         frame_reader_commit(&link->reader, n);
     }
 }

@@ -75,6 +75,7 @@ enum rdt_status peers_create(uv_loop_t *loop, const struct options *options, str
         .peer_timeout_ns = options->peer_timeout_ns,
         .connect_timeout_ns = options->connect_timeout_ns,
         .owner_work = callbacks->owner_work,
+        .busy_poll = callbacks->busy_poll,
         .events = &peer_meet_events,
         .arg = peers,
         .read_buf = read_buf,

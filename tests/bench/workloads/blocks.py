@@ -295,7 +295,7 @@ def sides():
     ucx = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "eth0"}
     large = {**ucx, "UCX_TCP_TX_SEG_SIZE": "256k", "UCX_TCP_RX_SEG_SIZE": "256k"}
     return [
-        Side("rdtd", both_nodes(rdtd_ends), "Python, trusted_network = yes, busy_poll 50us at both ends, sleeps after that"),
+        Side("rdtd", both_nodes(rdtd_ends), "Python, trusted_network = yes, busy_poll 200us at both ends, sleeps after that"),
         Side("nixl READ", both_nodes(nixl_ends, ucx), "Python, UCX over TCP, a progress thread at the owner, the reader looks itself"),
         Side("nixl READ, segments of 256k", both_nodes(nixl_ends, large), "the same with UCX_TCP_TX_SEG_SIZE=256k UCX_TCP_RX_SEG_SIZE=256k"),
         Side("plain socket", both_nodes(socket_ends), "Python, sendmsg and recvmsg_into of up to 512 blocks, one byte for each request"),

@@ -87,7 +87,7 @@ Test(busy_poll, busy_poll_of_zero_polls_nowhere)
 Test(busy_poll, clients_learn_the_default)
 {
     begin(NULL);
-    cr_assert_eq(told(), 50000);
+    cr_assert_eq(told(), 200000);
     end();
 }
 
