@@ -230,27 +230,28 @@ static void init_rooms(struct daemon *daemon)
     daemon->regions.evict_arg = daemon;
     daemon->objects.on_ended = on_object_ended;
     daemon->objects.on_ended_arg = daemon;
-    daemon->rpc = (struct rpc){.loop = &daemon->loop,
-                               .counts = &daemon->counts,
-                               .options = options,
-                               .node = &daemon->node,
-                               .plugins = daemon->plugins,
-                               .deadlines = &daemon->deadlines,
-                               .regions = &daemon->regions,
-                               .owner_work = daemon->owner_work,
-                               .objects = &daemon->objects,
-                               .names = &daemon->names,
-                               .recovery = &daemon->recovery,
-                               .storage = &daemon->storage,
-                               .transfers = &daemon->transfers,
-                               .hotload = &daemon->hotload,
-                               .groups = &daemon->groups,
-                               .directory = &daemon->directory,
-                               .directory_names = &daemon->directory_names,
-                               .next_forward = 1,
-                               .started_ns = uv_hrtime(),
-                               .above = {.arg = daemon, .reload = daemon_reload, .compare = daemon_compare},
-                               .dispatch = rpc_dispatch};
+    daemon->rpc = (struct rpc){
+        .loop = &daemon->loop,
+        .counts = &daemon->counts,
+        .options = options,
+        .node = &daemon->node,
+        .plugins = daemon->plugins,
+        .deadlines = &daemon->deadlines,
+        .regions = &daemon->regions,
+        .owner_work = daemon->owner_work,
+        .objects = &daemon->objects,
+        .names = &daemon->names,
+        .recovery = &daemon->recovery,
+        .storage = &daemon->storage,
+        .transfers = &daemon->transfers,
+        .hotload = &daemon->hotload,
+        .groups = &daemon->groups,
+        .directory = &daemon->directory,
+        .directory_names = &daemon->directory_names,
+        .next_forward = 1,
+        .started_ns = uv_hrtime(),
+        .above = {.arg = daemon, .read_again = daemon_read_again, .adopt = daemon_adopt, .compare = daemon_compare},
+        .dispatch = rpc_dispatch};
     holds_init(&daemon->rpc.holds, &daemon->deadlines, &daemon->recovery, options->hold_grace_ns);
     watches_init(&daemon->rpc);
     readings_init(&daemon->rpc);
@@ -276,6 +277,7 @@ static void init_rooms(struct daemon *daemon)
                                        .regions = &daemon->regions,
                                        .transfers = &daemon->transfers,
                                        .deadlines = &daemon->deadlines};
+    list_init(&daemon->fresh_configs);
     hotload_init(&daemon->hotload);
     list_init(&daemon->rpc.clients);
     list_init(&daemon->rpc.remote);

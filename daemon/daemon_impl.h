@@ -14,7 +14,7 @@
 
 struct daemon {
     uv_loop_t loop;
-    struct options *options; /* daemon_reload changes it */
+    struct options *options; /* daemon_adopt changes it */
     struct node node;
     Rdt__Pb__StatusReply counts; /* what the rooms count for STATUS, each in the fields that rdt.proto describes */
     struct plugins *plugins;
@@ -38,6 +38,7 @@ struct daemon {
     struct hotload hotload;
     struct rpc rpc;
     struct conns conns;
+    struct list fresh_configs; /* of reload.c */
     struct listener listener;
     uv_signal_t sigterm, sigint, sighup;
     uv_timer_t watchdog;
@@ -52,8 +53,11 @@ struct daemon {
 /* Warns if the control group's limit is less than memory_limit. */
 void daemon_check_memory_limit(const struct daemon *daemon);
 
-/* Of rpc.above: see there. arg is the daemon. daemon_on_hangup does it, too. */
-enum rdt_status daemon_reload(void *arg, bool check, options_on_change on_change, void *change_arg, struct rdt_error *err);
+/* Of rpc.above: see there. arg is the daemon. daemon_on_hangup reads and adopts, too. */
+enum rdt_status daemon_read_again(void *arg, void (*on_read)(void *read_arg, struct fresh_config *config), void *read_arg,
+                                  struct rdt_error *err);
+enum rdt_status daemon_adopt(void *arg, struct fresh_config *config, bool check, options_on_change on_change, void *change_arg,
+                             struct rdt_error *err);
 void daemon_compare(void *arg, const struct options *fresh, const struct tls_context *key, options_on_change on_change,
                     void *change_arg);
 void daemon_on_hangup(uv_signal_t *handle, int number);

@@ -21,7 +21,7 @@ int main(int argc, char **argv)
 {
     bool options_check_failed = false;
     struct rdt_error err = {0};
-    struct options options;
+    static struct options options; /* A thread that waits for a file may read them until the process has ended. */
     enum log_level level;
     enum rdt_status status = RDT_OK;
 
@@ -52,7 +52,6 @@ int main(int argc, char **argv)
     } else {
         status = daemon_run(&options, &err);
     }
-    options_fini(&options);
     if (status == RDT_OK)
         return 0;
     log_fatal(err.msg);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The configuration is read again: everything is checked first, then each room gets what has changed for it. */
+/* The configuration is read again: everything is checked first, then each room gets what has changed for it. A thread reads the
+ * files, so a file system that does not answer holds up only those who reload. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -109,48 +111,119 @@ void daemon_compare(void *arg, const struct options *fresh, const struct tls_con
     compare(daemon, fresh, daemon->peers && key && peers_is_new_key(daemon->peers, key), &reload);
 }
 
-enum rdt_status daemon_reload(void *arg, bool check, options_on_change on_change, void *change_arg, struct rdt_error *err)
+/* ---- reading ---- */
+
+struct fresh_config {
+    struct list link; /* daemon->fresh_configs: a thread reads the first, and the others wait */
+    struct work work;
+    struct daemon *daemon;
+    void (*on_read)(void *read_arg, struct fresh_config *config);
+    void *arg;
+    const struct options *now; /* of which no key that reloads may be read */
+    bool has_peers;
+    struct options options;
+    struct tls_context *key; /* NULL: there is none, or daemon_adopt has taken it */
+    struct rdt_error err;
+};
+
+static void run_reading(struct work *work)
+{
+    struct fresh_config *config = container_of(work, struct fresh_config, work);
+
+    if (options_load_again(config->now, &config->options, &config->err) == RDT_OK && config->has_peers &&
+        options_have_peers(&config->options))
+        (void)peers_open_tls(&config->options, &config->key, &config->err);
+}
+
+static void read_first(struct daemon *daemon)
+{
+    if (!list_empty(&daemon->fresh_configs))
+        owner_work_submit(daemon->owner_work, &container_of(daemon->fresh_configs.next, struct fresh_config, link)->work, NULL,
+                          false);
+}
+
+static void done_reading(struct work *work)
+{
+    struct fresh_config *config = container_of(work, struct fresh_config, work);
+    struct daemon *daemon = config->daemon;
+
+    list_remove(&config->link);
+    if (!daemon->stopping) {
+        read_first(daemon);
+        config->on_read(config->arg, config);
+    }
+    options_fini(&config->options);
+    peers_drop_key(config->key);
+    free(config);
+}
+
+enum rdt_status daemon_read_again(void *arg, void (*on_read)(void *read_arg, struct fresh_config *config), void *read_arg,
+                                  struct rdt_error *err)
 {
     struct daemon *daemon = arg;
-    struct reload reload = {.on_change = on_change, .arg = change_arg, .check = check};
-    struct tls_context *key = NULL;
-    struct options fresh;
-    enum rdt_status status = options_load_again(daemon->options, &fresh, err);
+    struct fresh_config *config = calloc(1, sizeof *config);
+    bool first = list_empty(&daemon->fresh_configs);
 
-    if (status != RDT_OK)
-        return status;
-    if (daemon->peers && options_have_peers(&fresh))
-        status = peers_read_key(daemon->peers, &fresh, &key, err);
-    if (status != RDT_OK) {
-        options_fini(&fresh);
-        return status;
-    }
-    if (!check)
-        begin();
-    compare(daemon, &fresh, key, &reload);
-    if (check) {
-        peers_drop_key(key);
-    } else {
-        options_adopt(daemon->options, &fresh);
-        spread_limits(daemon);
-        if (daemon->peers)
-            peers_reload(daemon->peers, key);
-        directory_reload(&daemon->directory);
-        log_info("the configuration was reloaded: %u changes took effect, %u are for the next start", reload.applied,
-                 reload.left);
-        sdnotify("READY=1");
-    }
-    options_fini(&fresh);
+    if (!config)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to read the configuration");
+    *config = (struct fresh_config){.work = {.run = run_reading, .done = done_reading},
+                                    .daemon = daemon,
+                                    .on_read = on_read,
+                                    .arg = read_arg,
+                                    .now = daemon->options,
+                                    .has_peers = daemon->peers != NULL};
+    list_append(&daemon->fresh_configs, &config->link);
+    if (first)
+        read_first(daemon);
     return RDT_OK;
 }
 
-void daemon_on_hangup(uv_signal_t *handle, int number)
+/* ---- adopting ---- */
+
+enum rdt_status daemon_adopt(void *arg, struct fresh_config *config, bool check, options_on_change on_change, void *change_arg,
+                             struct rdt_error *err)
 {
-    struct daemon *daemon = handle->data;
+    struct daemon *daemon = arg;
+    struct reload reload = {.on_change = on_change, .arg = change_arg, .check = check};
+    bool new_key = config->key && peers_is_new_key(daemon->peers, config->key);
+
+    if (config->err.status != RDT_OK) {
+        *err = config->err;
+        return err->status;
+    }
+    if (!check)
+        begin();
+    compare(daemon, &config->options, new_key, &reload);
+    if (check)
+        return RDT_OK;
+    options_adopt(daemon->options, &config->options);
+    spread_limits(daemon);
+    if (daemon->peers)
+        peers_reload(daemon->peers, new_key ? config->key : NULL);
+    if (new_key)
+        config->key = NULL;
+    directory_reload(&daemon->directory);
+    log_info("the configuration was reloaded: %u changes took effect, %u are for the next start", reload.applied, reload.left);
+    sdnotify("READY=1");
+    return RDT_OK;
+}
+
+static void on_read_after_hangup(void *arg, struct fresh_config *config)
+{
+    struct daemon *daemon = arg;
     struct rdt_error err;
 
     if (daemon->rpc.draining)
         log_warn("SIGHUP: the daemon ends, so it does not reload its configuration");
-    else if (daemon_reload(daemon, false, NULL, NULL, &err) != RDT_OK)
+    else if (daemon_adopt(daemon, config, false, NULL, NULL, &err) != RDT_OK)
+        log_error("SIGHUP: the configuration was not reloaded, and nothing has changed: %s", err.msg);
+}
+
+void daemon_on_hangup(uv_signal_t *handle, int number)
+{
+    struct rdt_error err;
+
+    (void)number;
+    if (daemon_read_again(handle->data, on_read_after_hangup, handle->data, &err) != RDT_OK)
         log_error("SIGHUP: the configuration was not reloaded, and nothing has changed: %s", err.msg);
 }

@@ -148,10 +148,6 @@ bool peer_is_listed_as(const struct peer *peer, const struct node_entry *entry);
  * tls_context_create. */
 enum rdt_status peers_open_tls(const struct options *options, struct tls_context **context_p, struct rdt_error *err);
 
-/* The same for peers_reload. *key_p is NULL if nothing in the files has changed; peers_drop_key frees it if it is not used. */
-enum rdt_status peers_read_key(const struct peers *peers, const struct options *options, struct tls_context **key_p,
-                               struct rdt_error *err);
-
 /* Whether the context, of peers_open_tls, differs from what peers_reload was given last. */
 bool peers_is_new_key(const struct peers *peers, const struct tls_context *key);
 

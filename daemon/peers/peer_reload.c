@@ -26,20 +26,6 @@ bool peers_is_new_key(const struct peers *peers, const struct tls_context *key)
     return !tls_context_same(key, peers->tls);
 }
 
-enum rdt_status peers_read_key(const struct peers *peers, const struct options *options, struct tls_context **key_p,
-                               struct rdt_error *err)
-{
-    struct tls_context *key;
-    enum rdt_status status = peers_open_tls(options, &key, err);
-
-    if (status != RDT_OK)
-        return status;
-    *key_p = peers_is_new_key(peers, key) ? key : NULL;
-    if (!*key_p)
-        tls_context_destroy(key);
-    return RDT_OK;
-}
-
 void peers_certificate_expires(const struct peers *peers, int64_t *certificate_p, int64_t *crl_p)
 {
     *certificate_p = peers->tls ? tls_context_expires(peers->tls) : 0;

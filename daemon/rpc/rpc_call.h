@@ -28,6 +28,7 @@
 #include "proto/verb.h"
 
 struct call;
+struct fresh_config;
 
 #define RPC_VERBS 128u   /* above the highest type number of a request */
 #define RPC_STATUSES 32u /* above the number of statuses */
@@ -39,9 +40,15 @@ struct request_metrics { /* answered requests of one type */
 
 struct rpc_above { /* functions of the room above; daemon.c fills it */
     void *arg;
-    /* Reads the configuration again, reports what differs, and, unless it only checks, adopts what a running daemon can.
-     * After an error nothing has changed. */
-    enum rdt_status (*reload)(void *arg, bool check, options_on_change on_change, void *change_arg, struct rdt_error *err);
+    /* Reads the configuration again on a thread, because its files may lie on a file system that does not answer. Then on_read
+     * runs on the loop, in the order of these calls; `config` is valid inside it. It does not run if the daemon ends before.
+     * NO_MEMORY. */
+    enum rdt_status (*read_again)(void *arg, void (*on_read)(void *read_arg, struct fresh_config *config), void *read_arg,
+                                  struct rdt_error *err);
+    /* In on_read: reports what differs, and, unless it only checks, adopts what a running daemon can. An error is that of the
+     * reading, and nothing has changed. */
+    enum rdt_status (*adopt)(void *arg, struct fresh_config *config, bool check, options_on_change on_change, void *change_arg,
+                             struct rdt_error *err);
     /* Reports what differs in a configuration that was read again, and in the key of the peer link (NULL: it has none). */
     void (*compare)(void *arg, const struct options *fresh, const struct tls_context *key, options_on_change on_change,
                     void *change_arg);

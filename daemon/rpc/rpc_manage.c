@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LOG_LEVEL, DRAIN, RELOAD: what an administrator changes in the running daemon. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "daemon/base/log.h"
 #include "daemon/config/options.h"
 #include "daemon/rpc/rpc_call.h"
@@ -51,6 +54,7 @@ enum rdt_status rpc_drain(struct call *call, const void *request, struct rdt_err
 /* ---- RELOAD ---- */
 
 #define MAX_CHANGES 256u
+#define PATIENCE_NS INT64_C(3000000000) /* with the files of the configuration */
 
 struct changes {
     struct arena *arena;
@@ -75,22 +79,76 @@ static void on_change(void *arg, const char *section, const char *key, const cha
         changes->rows[changes->n++] = change;
 }
 
-enum rdt_status rpc_reload(struct call *call, const void *request, struct rdt_error *err)
+/* A RELOAD that waits for the files. Without its call, which has ended, it changes nothing. */
+struct waiting_reload {
+    struct call *call;
+    bool check;
+};
+
+static enum rdt_status adopt(struct call *call, struct fresh_config *config, bool check, struct arena *arena,
+                             struct rdt_error *err)
 {
-    const Rdt__Pb__Reload *message = request;
     Rdt__Pb__ReloadReply reply = RDT__PB__RELOAD_REPLY__INIT;
-    struct changes *changes = arena_alloc(call->arena, sizeof *changes);
+    struct changes *changes = arena_alloc(arena, sizeof *changes);
     const struct rpc_above *above = &call->rpc->above;
     enum rdt_status status;
 
     if (!changes)
         return rdt_error_set(err, RDT_NO_MEMORY, "no memory for the answer");
-    *changes = (struct changes){.arena = call->arena};
-    status = above->reload(above->arg, message->check, on_change, changes, err);
+    *changes = (struct changes){.arena = arena};
+    status = above->adopt(above->arg, config, check, on_change, changes, err);
     if (status != RDT_OK)
         return status;
     reply.changes = changes->rows;
     reply.n_changes = changes->n;
     call_reply(call, &reply.base, NULL, 0);
+    return RDT_OK;
+}
+
+static void on_read(void *arg, struct fresh_config *config)
+{
+    struct waiting_reload *waiting = arg;
+    struct call *call = waiting->call;
+    struct rdt_error err;
+    struct arena arena;
+
+    if (call) {
+        call->waiting = NULL;
+        arena_init(&arena, RDT_MAX_DECODED_BYTES);
+        if (adopt(call, config, waiting->check, &arena, &err) != RDT_OK)
+            call_fail(call, &err);
+        arena_fini(&arena);
+    }
+    free(waiting);
+}
+
+static void on_reload_ends(struct call *call)
+{
+    struct waiting_reload *waiting = call->waiting;
+
+    if (waiting)
+        waiting->call = NULL;
+}
+
+enum rdt_status rpc_reload(struct call *call, const void *request, struct rdt_error *err)
+{
+    const Rdt__Pb__Reload *message = request;
+    const struct rpc_above *above = &call->rpc->above;
+    struct waiting_reload *waiting = malloc(sizeof *waiting);
+    enum rdt_status status;
+
+    if (!waiting)
+        return rdt_error_set(err, RDT_NO_MEMORY, "no memory to reload the configuration");
+    *waiting = (struct waiting_reload){.call = call, .check = message->check};
+    call->waiting = waiting;
+    status = call_defer(call, PATIENCE_NS, on_reload_ends, err);
+    if (status == RDT_OK)
+        status = above->read_again(above->arg, on_read, waiting, err);
+    if (status != RDT_OK) {
+        call->waiting = NULL;
+        free(waiting);
+        return status;
+    }
+    call->why = strdup("the file system of a file of the configuration does not answer, and nothing has changed: find out why");
     return RDT_OK;
 }

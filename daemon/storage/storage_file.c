@@ -171,10 +171,10 @@ static enum rdt_status write_header(struct stored_plan *plan, const Rdt__Pb__Sto
     }
     if (!written || bytes > STORAGE_MAX_HEADER_BYTES) {
         free(data);
-        return rdt_error_set(
-            err, bytes > STORAGE_MAX_HEADER_BYTES ? RDT_LIMIT : RDT_NO_MEMORY,
-            "the header of the stored object would have %llu bytes: at most %u are possible, and memory for them",
-            (unsigned long long)bytes, STORAGE_MAX_HEADER_BYTES);
+        return bytes > STORAGE_MAX_HEADER_BYTES
+                   ? rdt_error_set(err, RDT_LIMIT, "the header of the stored object would have %llu bytes, and %u are possible",
+                                   (unsigned long long)bytes, STORAGE_MAX_HEADER_BYTES)
+                   : rdt_error_set(err, RDT_NO_MEMORY, "no memory for the header of the stored object");
     }
     for (unsigned i = 0; i < LENGTH_BYTES; i++)
         data[i] = (char)((bytes - LENGTH_BYTES) >> (8 * i));

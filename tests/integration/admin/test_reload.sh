@@ -52,6 +52,22 @@ says "$dir/why" 'has 2 objects of at most 2'
   bad "what is for the next start is not named again"
 says "$dir/a/log" 'warn: reload: [daemon] worker_threads = "3" is for the next start; until then it stays "2"'
 
+# A pipe without a writer stands for a file system that does not answer: the daemon serves others, and a reload that nobody waits
+# for any more changes nothing.
+mv "$dir/a/conf" "$dir/a/answers"
+mkfifo "$dir/a/conf"
+ctl a reload >"$dir/out" 2>"$dir/why" && bad "a reload without its file"
+says "$dir/why" 'does not answer, and nothing has changed'
+ctl a reload --check 2>/dev/null &
+waiting=$!
+ctl a ping >/dev/null || bad "the daemon waits for the file"
+mv "$dir/a/conf" "$dir/pipe"
+mv "$dir/a/answers" "$dir/a/conf"
+printf '[limits]\nowner_max_objects = 7\n' >"$dir/pipe"
+wait "$waiting" # it was behind the first: it got its answer now, or was given up as well
+ctl a reload >"$dir/out" || bad "no reload after the file system has come back: $(cat "$dir/out")"
+grep -q owner_max_objects "$dir/out" && bad "a reload that was given up has changed something: $(cat "$dir/out")"
+
 # A level that rdtctl has set gives way to the configuration's.
 ctl a log-level -q trace
 ctl a reload | grep -qF '[daemon] log_level: trace -> debug' || bad "the log level of log-level stays"
