@@ -98,7 +98,7 @@ Test(options, defaults_are_as_documented)
     cr_assert_eq(options.max_objects, 1048576);
     cr_assert_eq(options.peer_timeout_ns, UINT64_C(5000000000));
     cr_assert_eq(options.chunk_bytes, 4u << 20);
-    cr_assert_eq(options.busy_poll_ns, 50000);
+    cr_assert_eq(options.busy_poll_ns, 200000);
     cr_assert_eq(options.stall_timeout_ns, UINT64_C(30000000000));
     cr_assert_null(options.extras);
     options_fini(&options);
