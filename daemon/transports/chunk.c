@@ -123,39 +123,71 @@ void chunk_scatter(const struct chunk *chunk, const struct layout *packed, const
     }
 }
 
-/* Whether tensor `next` follows tensor i without a gap, in memory and in the stream. Bytes of a gap in memory may belong to
- * another object. */
-static bool follows(const struct layout *packed, const struct layout *layout, uint32_t i, uint32_t next)
-{
-    uint64_t bytes = layout_bytes(packed, i);
+struct run_list {
+    struct chunk_run *runs;
+    uint32_t n, max;
+    uint32_t region; /* of the tensor whose runs are being added */
+};
 
-    return layout->region[next] == layout->region[i] && layout->offset[next] == layout->offset[i] + bytes &&
-           packed->offset[next] == packed->offset[i] + bytes && layout_is_contiguous(layout, next);
+static bool add_run(struct run_list *list, uint32_t region, uint64_t offset, uint64_t bytes)
+{
+    struct chunk_run *last = list->n > 0 ? &list->runs[list->n - 1] : NULL;
+
+    if (last && last->region == region && last->offset + last->bytes == offset) {
+        last->bytes += bytes;
+        return true;
+    }
+    if (list->n == list->max)
+        return false;
+    list->runs[list->n++] = (struct chunk_run){region, offset, bytes};
+    return true;
+}
+
+static bool on_runs(void *arg, uint64_t place, int64_t step_bytes, uint64_t run_bytes, uint64_t runs)
+{
+    struct run_list *list = arg;
+
+    for (uint64_t r = 0; r < runs; r++, place += (uint64_t)step_bytes)
+        if (!add_run(list, list->region, place, run_bytes))
+            return false;
+    return true;
+}
+
+uint32_t chunk_runs(const struct chunk *chunk, const struct layout *packed, const struct layout *layout,
+                    struct chunk_run *runs_p, uint32_t max)
+{
+    struct run_list list = {.runs = runs_p, .max = max};
+    uint64_t end = 0;
+
+    if (layout == packed)
+        return add_run(&list, 0, chunk->offset, chunk->bytes) ? 1 : 0;
+    for (uint32_t i = chunk->first; i < chunk->first + chunk->count; i++) {
+        uint64_t from, at, bytes;
+        bool fits;
+        if (layout_bytes(packed, i) == 0)
+            continue;
+        bytes = part(chunk, packed, i, &from, &at);
+        list.region = layout->region[i];
+        fits = at == end || add_run(&list, CHUNK_PADDING, 0, at - end);
+        if (fits && layout_is_contiguous(layout, i))
+            fits = add_run(&list, list.region, layout->offset[i] + from, bytes);
+        else if (fits)
+            fits = layout_runs(layout, i, from, bytes, on_runs, &list);
+        if (!fits)
+            return 0;
+        end = at + bytes;
+    }
+    return list.n;
 }
 
 bool chunk_piece(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint32_t *region_p,
                  uint64_t *offset_p)
 {
-    uint32_t end = chunk->first + chunk->count, i = chunk->first, last;
+    struct chunk_run run;
 
-    if (layout == packed) {
-        *region_p = 0;
-        *offset_p = chunk->offset;
-        return true;
-    }
-    while (i < end && layout_bytes(packed, i) == 0)
-        i++;
-    if (i >= end || !layout_is_contiguous(layout, i))
+    if (chunk_runs(chunk, packed, layout, &run, 1) == 0)
         return false;
-    last = i;
-    for (uint32_t rest = i + 1; rest < end; rest++) {
-        if (layout_bytes(packed, rest) == 0)
-            continue;
-        if (!follows(packed, layout, last, rest))
-            return false;
-        last = rest;
-    }
-    *region_p = layout->region[i];
-    *offset_p = layout->offset[i] + (chunk->offset - packed->offset[i]);
+    *region_p = run.region;
+    *offset_p = run.offset;
     return true;
 }

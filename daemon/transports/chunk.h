@@ -4,7 +4,8 @@
  *
  * The stream is the packed layout (layout_packed): the tensors in order, each at a multiple of 64 bytes. A tensor
  * of more than an eighth of chunk_bytes is cut by itself, so that its chunks go from memory to memory. Runs of
- * smaller tensors share a chunk, which the ends gather and scatter unless the tensors follow each other in memory.
+ * smaller tensors share a chunk, which lies in one piece if the tensors follow each other in memory. Otherwise the transport
+ * gets a list of its pieces, or the ends gather and scatter it.
  */
 #ifndef DAEMON_CHUNK_H
 #define DAEMON_CHUNK_H
@@ -40,8 +41,20 @@ void chunk_gather(const struct chunk *chunk, const struct layout *packed, const 
 void chunk_scatter(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint8_t *const *bases,
                    const uint8_t *stream);
 
-/* Returns true, with the region and the offset in it, if the chunk lies in memory as one piece: a contiguous tensor,
- * or several that follow each other without gaps, as in the packed layout. */
+#define CHUNK_PADDING UINT32_MAX
+
+struct chunk_run {
+    uint32_t region; /* CHUNK_PADDING: the bytes between two tensors of the stream, which lie nowhere in memory */
+    uint64_t offset, bytes;
+};
+
+/* Lists where the bytes of the chunk lie in memory, in the order of the stream. Two runs that are adjacent in the stream and in
+ * memory are one. Returns the number of runs; 0: there are more than `max`. */
+uint32_t chunk_runs(const struct chunk *chunk, const struct layout *packed, const struct layout *layout,
+                    struct chunk_run *runs_p, uint32_t max);
+
+/* Returns true, with the region and the offset in it, if that is one run: bytes of one tensor, or several tensors that follow
+ * each other without gaps. In the packed layout the gaps belong to the object. */
 bool chunk_piece(const struct chunk *chunk, const struct layout *packed, const struct layout *layout, uint32_t *region_p,
                  uint64_t *offset_p);
 

@@ -190,20 +190,41 @@ static void round_trip(const struct chunk_plan *here, const struct chunk_plan *t
     }
 }
 
-static void check_piece(const struct chunk_plan *plan, const struct layout *packed, const struct memory *memory)
+/* The runs are the chunk, in its order, and no two of them could be one. */
+static void check_runs(const struct chunk_plan *plan, const struct layout *packed, const struct memory *memory)
 {
     for (uint32_t c = 0; c < plan->n; c++) {
         const struct chunk *chunk = &plan->chunks[c];
-        uint8_t *stream = malloc(chunk->bytes);
-        uint32_t region;
-        uint64_t offset;
+        uint32_t most = (uint32_t)chunk->bytes, region, n;
+        struct chunk_run *runs = calloc(most, sizeof *runs);
+        uint8_t *stream = malloc(chunk->bytes), *joined = calloc(1, chunk->bytes);
+        uint64_t at = 0, offset;
 
-        if (chunk_piece(chunk, packed, memory->layout, &region, &offset)) {
-            chunk_gather(chunk, packed, memory->layout, memory->bases, stream);
-            cr_assert(offset + chunk->bytes <= memory->bytes[region]);
-            cr_assert_eq(memcmp(stream, memory->bases[region] + offset, chunk->bytes), 0, "the piece is not the chunk");
+        cr_assert(runs && stream && joined);
+        chunk_gather(chunk, packed, memory->layout, memory->bases, stream);
+        n = chunk_runs(chunk, packed, memory->layout, runs, most);
+        cr_assert(n > 0);
+        for (uint32_t i = 0; i < n; at += runs[i++].bytes) {
+            const struct chunk_run *run = &runs[i], *before = i > 0 ? run - 1 : NULL;
+            bool padding = run->region == CHUNK_PADDING;
+
+            if (run->bytes == 0 || at + run->bytes > chunk->bytes ||
+                (padding ? run->bytes >= LAYOUT_ALIGN_BYTES : run->offset + run->bytes > memory->bytes[run->region]))
+                cr_assert_fail("run %u of chunk %u is outside", i, c);
+            if (before && before->region == run->region && (padding || before->offset + before->bytes == run->offset))
+                cr_assert_fail("runs %u and %u of chunk %u are one", i - 1, i, c);
+            if (!padding)
+                memcpy(joined + at, memory->bases[run->region] + run->offset, run->bytes);
         }
+        cr_assert_eq(at, chunk->bytes);
+        cr_assert_eq(memcmp(joined, stream, chunk->bytes), 0, "the runs of chunk %u are not the chunk", c);
+        cr_assert_eq(chunk_runs(chunk, packed, memory->layout, runs, n - 1), 0u);
+        cr_assert_eq(chunk_piece(chunk, packed, memory->layout, &region, &offset), n == 1);
+        if (n == 1)
+            cr_assert(region == runs[0].region && offset == runs[0].offset);
+        free(runs);
         free(stream);
+        free(joined);
     }
 }
 
@@ -246,7 +267,7 @@ Test(chunk, random_plans_round_trip)
             for (uint64_t b = 0; b < target.bytes[r]; b++)
                 if (target.bases[r][b] != 0)
                     cr_assert_fail("round %u: byte %lu of region %u belongs to no tensor", round, (unsigned long)b, r);
-        check_piece(here, packed, &source);
+        check_runs(here, packed, &source);
 
         free(here);
         free(there);
@@ -376,6 +397,44 @@ static bool is_piece(const uint64_t sizes[3], uint64_t gap, uint64_t *offset_p)
     free(packed);
     free(layout);
     return piece;
+}
+
+/* Blocks of 100 bytes in two regions, the first two of them adjacent in memory but not in the stream, and one cut in the
+ * middle. */
+Test(chunk, runs_are_in_the_order_of_the_stream)
+{
+    static const struct chunk_run expected[] = {
+        {0, 50, 100}, {CHUNK_PADDING, 0, 28}, {0, 150, 100}, {CHUNK_PADDING, 0, 28}, {1, 7, 40}};
+    const uint64_t offsets[] = {50, 150, 7};
+    struct layout *layout = layout_create(3, 3), *packed;
+    struct chunk chunk = {.bytes = 296, .count = 3};
+    struct chunk_run runs[5];
+    uint64_t bytes;
+
+    for (uint32_t i = 0; i < 3; i++) {
+        layout->dtype[i] = RDT_U8;
+        layout->ndim[i] = 1;
+        layout->first_dim[i] = i;
+        layout->shape[i] = 100;
+        layout->strides[i] = 1;
+        layout->region[i] = i / 2;
+        layout->offset[i] = offsets[i];
+    }
+    cr_assert_eq(layout_packed(layout, &packed, &bytes, NULL), RDT_OK);
+    cr_assert_eq(chunk_runs(&chunk, packed, layout, runs, 5), 5u);
+    for (unsigned i = 0; i < 5; i++)
+        cr_assert(runs[i].region == expected[i].region && runs[i].offset == expected[i].offset &&
+                      runs[i].bytes == expected[i].bytes,
+                  "run %u", i);
+    chunk = (struct chunk){.offset = 296, .bytes = 60, .first = 2, .count = 1};
+    cr_assert_eq(chunk_runs(&chunk, packed, layout, runs, 5), 1u);
+    cr_assert(runs[0].region == 1 && runs[0].offset == 47 && runs[0].bytes == 60);
+    chunk = (struct chunk){.offset = 10, .bytes = 200, .count = 2};
+    cr_assert_eq(chunk_runs(&chunk, packed, packed, runs, 5), 1u); /* the padding of a packed layout is memory of the object */
+    cr_assert(runs[0].region == 0 && runs[0].offset == 10 && runs[0].bytes == 200);
+    cr_assert_eq(chunk_runs(&chunk, packed, packed, runs, 0), 0u);
+    free(packed);
+    free(layout);
 }
 
 /* Tensors without gaps in memory and in the stream are one piece. The bytes of a gap are not the object's. */
