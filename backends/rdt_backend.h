@@ -367,7 +367,8 @@ struct rdt_memory_ops {
 struct rdt_piece {
     void *addr;
     uint64_t bytes;
-    void *registration; /* of the region that contains the piece; NULL if the transport registers nothing */
+    void *registration; /* of the region that contains the piece; NULL if the transport registers nothing, and for memory of the
+                         * core that no client has, such as a buffer or the padding between two tensors */
 };
 
 /* One operation on one chunk. The core allocates it; the plug-in may use it from the post until it calls op_done. */
@@ -382,6 +383,13 @@ struct rdt_op {
     /* since 1.3 (rdt_host.struct_size covers copy_done): where the piece lies; valid until op_done. */
     const char *memory_kind; /* "host", "cuda" */
     const char *device;      /* uuid; "" for kinds without devices */
+    /* since 1.7: the chunk in several pieces of memory of the same kind and device, in the order of its bytes. Only if
+     * piece.addr is NULL, which it is for no other operation, and never with an older core, whose struct ends here. piece.bytes
+     * is then the length of all pieces. Each has one byte or more. Pieces of a receive may overlap where nobody needs the bytes
+     * (padding). n_pieces is at least 2, and at most what max_pieces has answered. The list is valid until op_done. The bytes
+     * that travel are the same as those of one piece: the peer may have the chunk in other pieces, or in one. */
+    const struct rdt_piece *pieces;
+    uint32_t n_pieces;
 };
 
 enum rdt_sides { RDT_ONE_SIDED = 1, RDT_TWO_SIDED = 2 };
@@ -540,6 +548,13 @@ struct rdt_transport_ops {
     /* since 1.6: called after moves has returned false for one of memory_kinds. Returns the reason, as one sentence for people
      * that names the remedy; valid until close. NULL: there is nothing to say. Opening thread. */
     const char *(*why_not_moved)(void *transport, const char *memory_kind);
+
+    /* since 1.7: two-sided. Returns how many pieces (rdt_op.pieces) an operation of post_send or post_recv on this conn may
+     * have in memory of that kind; 0 and 1: one. The core asks for host memory only. It gathers and scatters chunks that lie
+     * in more pieces than that, which costs a copy: a transport that copies the bytes anyway saves that one by taking lists,
+     * and a transport whose device reads memory by itself answers 1. The answer may change when the conn's path becomes
+     * known; operations that an earlier answer allows may still be posted. NULL: one. Loop thread. */
+    uint32_t (*max_pieces)(void *conn, const char *memory_kind);
 };
 
 /* ---- the backend ---- */

@@ -97,10 +97,9 @@ static size_t iov_bytes(const struct iovec *iov, unsigned n)
     return bytes;
 }
 
-ssize_t channel_read(struct lane *lane, void *first, size_t first_n, void *then, size_t then_n)
+ssize_t channel_read(struct lane *lane, const struct iovec *iov, unsigned n)
 {
-    struct iovec iov[2] = {{first, first_n}, {then, then_n}};
-    ssize_t n;
+    ssize_t read;
 
     if (lane->ssl) {
         size_t got = 0;
@@ -108,21 +107,21 @@ ssize_t channel_read(struct lane *lane, void *first, size_t first_n, void *then,
 
         ERR_clear_error();
         errno = 0;
-        result = SSL_read_ex(lane->ssl, first, first_n, &got);
+        result = SSL_read_ex(lane->ssl, iov->iov_base, iov->iov_len, &got);
         if (lane->fault) { /* set by on_message in tls.c */
             ERR_clear_error();
             return CHANNEL_BROKEN;
         }
         return result == 1 ? (ssize_t)got : tls_outcome(lane, result, READ);
     }
-    n = readv(lane->fd, iov, then_n ? 2 : 1);
-    if (n < 0)
+    read = readv(lane->fd, iov, (int)n);
+    if (read < 0)
         return plain_outcome(lane, &lane->readable);
-    if (n == 0)
+    if (read == 0)
         return CHANNEL_END;
-    if ((size_t)n < first_n + then_n && !lane->hung_up)
+    if ((size_t)read < iov_bytes(iov, n) && !lane->hung_up)
         lane->readable = false;
-    return n;
+    return read;
 }
 
 /* ---- gathering ---- */

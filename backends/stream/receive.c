@@ -32,7 +32,7 @@ static void take_header(struct lane *lane)
                   (unsigned long long)lane->header.chunk, (unsigned long long)lane->header.transfer);
     }
     lane->operation = operation;
-    lane->memory = operation ? operation->op->piece.addr : NULL;
+    lane->memory = operation ? pieces_of(operation->op) : (struct pieces){0};
     lane->bytes = lane->header.bytes;
     lane->at = 0;
     lane->stage = lane->bytes ? IN_BYTES : IN_TRAILER;
@@ -51,7 +51,7 @@ static void take_trailer(struct lane *lane)
     memmove(lane->small, lane->small + TRAILER_BYTES, lane->small_n); /* the start of the next header */
     lane->stage = IN_HEADER;
     lane->operation = NULL;
-    lane->memory = NULL;
+    lane->memory = (struct pieces){0};
     if (operation)
         op_end(operation, whole ? RDT_OK : RDT_TRANSPORT, whole ? NULL : "the sender ended the chunk early");
 }
@@ -60,11 +60,12 @@ static void take_trailer(struct lane *lane)
 static bool read_small(struct lane *lane, size_t bytes)
 {
     while (lane->small_n < bytes) {
+        const struct iovec iov = {lane->small + lane->small_n, bytes - lane->small_n};
         ssize_t n;
 
         if (!lane->readable)
             return false;
-        n = channel_read(lane, lane->small + lane->small_n, bytes - lane->small_n, NULL, 0);
+        n = channel_read(lane, &iov, 1);
         if (n < 0) {
             lane_fail(lane, NULL, 0);
             return false;
@@ -74,15 +75,36 @@ static bool read_small(struct lane *lane, size_t bytes)
     return true;
 }
 
+/* Fills iov_p with the memory for the chunk's next bytes and, behind the last one, for its trailer and the next header. Returns
+ * the number of parts. */
+static unsigned parts_of(struct lane *lane, uint64_t rest, struct iovec iov_p[MAX_PARTS])
+{
+    uint64_t most = rest < PART_BYTES ? rest : PART_BYTES, bytes = 0;
+    struct pieces memory;
+    unsigned max = lane->ssl ? 1 : MAX_PARTS - 1, n = 0; /* OpenSSL reads into one place */
+
+    if (lane->memory.list)
+        (void)pieces_at(&lane->memory, lane->at);
+    memory = lane->memory; /* a copy runs ahead of what has arrived */
+    for (; bytes < most && n < max; n++) {
+        iov_p[n] = memory.list ? pieces_at(&memory, lane->at + bytes) : (struct iovec){lane->thread->scratch, SCRATCH_BYTES};
+        if (iov_p[n].iov_len > most - bytes)
+            iov_p[n].iov_len = most - bytes;
+        bytes += iov_p[n].iov_len;
+    }
+    if (bytes == rest)
+        iov_p[n++] = (struct iovec){lane->small, TRAILER_BYTES + HEADER_BYTES};
+    return n;
+}
+
 /* Reads some of the chunk's bytes, and also its trailer and the next header if they have arrived already. Returns the number
  * of bytes. */
 static size_t read_bytes(struct lane *lane)
 {
     uint64_t rest = lane->bytes - lane->at;
-    uint8_t *to = lane->memory ? lane->memory + lane->at : lane->thread->scratch;
-    size_t max = lane->memory ? PIECE_BYTES : SCRATCH_BYTES;
-    bool all = rest <= max;
-    ssize_t n = channel_read(lane, to, all ? rest : max, lane->small, all ? TRAILER_BYTES + HEADER_BYTES : 0);
+    struct iovec iov[MAX_PARTS];
+    unsigned parts = parts_of(lane, rest, iov);
+    ssize_t n = channel_read(lane, iov, parts);
 
     if (n < 0) {
         lane_fail(lane, NULL, 0);

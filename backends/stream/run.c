@@ -160,7 +160,7 @@ static bool greeting_moved(struct lane *lane, bool out, size_t bytes)
 {
     while (lane->small_n < bytes && (out ? lane->writable : lane->readable)) {
         const struct iovec iov = {lane->small + lane->small_n, bytes - lane->small_n};
-        ssize_t n = out ? channel_write(lane, &iov, 1) : channel_read(lane, iov.iov_base, iov.iov_len, NULL, 0);
+        ssize_t n = out ? channel_write(lane, &iov, 1) : channel_read(lane, &iov, 1);
 
         if (n > 0)
             lane->small_n += (size_t)n;
@@ -243,9 +243,10 @@ static void greet_as_listener(struct lane *lane)
 static void watch_for_end(struct lane *lane)
 {
     uint8_t byte;
+    const struct iovec iov = {&byte, 1};
 
     while (lane->readable && lane->state != LANE_GONE) {
-        ssize_t n = channel_read(lane, &byte, 1, NULL, 0);
+        ssize_t n = channel_read(lane, &iov, 1);
 
         if (n > 0)
             lane_fail(lane, "it sent bytes on a connection on which only this end sends", 0);
@@ -312,7 +313,7 @@ static void end_early(struct lane *lane)
     struct operation *operation = lane->operation;
 
     lane->operation = NULL;
-    lane->memory = NULL;
+    lane->memory = (struct pieces){0};
     if (!lane->incoming)
         wire_put_trailer(false, lane->small + HEADER_BYTES);
     op_end(operation, RDT_CANCELLED, NULL);

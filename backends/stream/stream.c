@@ -105,6 +105,13 @@ static uint32_t sides(void *conn, const char *memory_kind)
     return memory_kind && !strcasecmp(memory_kind, "host") ? RDT_TWO_SIDED : 0;
 }
 
+static uint32_t max_pieces(void *conn, const char *memory_kind)
+{
+    (void)conn;
+    (void)memory_kind;
+    return UINT32_MAX;
+}
+
 static enum rdt_status describe(void *conn, char *text_p, size_t size)
 {
     conn_describe(conn, text_p, size);
@@ -153,6 +160,7 @@ static const struct rdt_transport_ops transport_ops = {
     .post_recv = post_recv,
     .cancel = cancel,
     .describe = describe,
+    .max_pieces = max_pieces,
 };
 
 static const struct rdt_config_key config_keys[] = {

@@ -44,6 +44,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include "backends/common/pieces.h"
 #include "backends/common/ring.h"
 #include "backends/common/threads.h"
 #include "backends/rdt_backend.h"
@@ -56,7 +57,8 @@
 #define MAX_STRANGERS 128u               /* accepted lanes that have not greeted yet */
 #define MAX_STRANGERS_OF_SOURCE 96u      /* ... from one address: a node may open many lanes at once */
 #define RECORD_BYTES 16384               /* largest payload of a TLS record */
-#define PIECE_BYTES ((size_t)1 << 20)    /* largest number of bytes that one system call moves; see send.c */
+#define PART_BYTES ((size_t)1 << 20)     /* largest number of bytes that one system call moves; see send.c */
+#define MAX_PARTS 256u                   /* ... and in how many places of memory they lie */
 #define GATHER_BYTES ((size_t)256 << 10) /* buffer for the TLS records that one system call sends; see channel.c */
 
 struct settings {
@@ -175,7 +177,7 @@ struct lane {
     struct operation *operation; /* RUNNING or STOPPING on this lane; NULL: none, or it was ended early */
     bool sending;                /* a chunk is being sent */
     uint64_t bytes, at;          /* length of the chunk; bytes received, or sent including header and trailer */
-    uint8_t *memory;             /* of the operation; NULL: none */
+    struct pieces memory;        /* of the operation, or none */
     struct header header;
     enum in_stage stage;
     uint64_t sent; /* bytes sent on this lane in all */
@@ -239,8 +241,8 @@ enum {
 };
 enum rdt_status channel_shake(struct lane *lane); /* the TLS handshake: RDT_AGAIN, RDT_OK, RDT_PROTOCOL */
 
-/* Reads into `first`, and what follows into `then` if it has arrived already (never with TLS). */
-ssize_t channel_read(struct lane *lane, void *first, size_t first_n, void *then, size_t then_n);
+/* Reads into iov[0], and what follows into the others if it has arrived already (never with TLS). */
+ssize_t channel_read(struct lane *lane, const struct iovec *iov, unsigned n);
 ssize_t channel_write(struct lane *lane, const struct iovec *iov, unsigned n);
 ssize_t channel_flush(struct lane *lane); /* sends the gathered records; CHANNEL_AGAIN: some are left; 1: none is */
 BIO_METHOD *channel_gather_method(void);  /* NULL: no memory */

@@ -4,6 +4,12 @@
  * A message above settings.eager_bytes is announced first, and UCX then moves its bytes directly into the memory of the
  * receive. A smaller message carries its bytes. Either is checked against the posted receives: only a receive of the same
  * chunk and length is written, and a message without one is dropped.
+ *
+ * What this file copies itself, to or from the memory of an operation, it tells UCX as data of a type of its own ("generic"),
+ * for which UCX calls `pack` and `unpack` part by part: the bytes sent on lanes that copy (see modify_all), and announced bytes
+ * that are received in several pieces. UCX fills and empties a whole socket at a time, which takes milliseconds; `pack` and
+ * `unpack` yield the processor in between. Other bytes are plain memory for UCX, with a stated memory type, since UCX would
+ * otherwise look it up.
  */
 #include <string.h>
 
@@ -12,7 +18,7 @@
 #define PIECE_BYTES ((size_t)256 << 10)      /* copied between two yields: some tens of microseconds */
 #define UNCOPIED_BYTES ((uint64_t)128 << 10) /* larger messages are announced on lanes that need not copy */
 
-/* ---- sending ---- */
+/* ---- copying ---- */
 
 static void copy(struct engine *engine, uint8_t *to, const uint8_t *from, size_t bytes)
 {
@@ -22,35 +28,58 @@ static void copy(struct engine *engine, uint8_t *to, const uint8_t *from, size_t
     }
 }
 
-/* On lanes that copy (see modify_all) the bytes are sent as UCX's "generic" data, for which UCX calls `pack` piece by piece.
- * UCX fills a whole socket at a time, which takes milliseconds; `pack` yields the processor between pieces. On lanes that
- * need not copy the bytes are sent as plain memory, with a stated memory type, since UCX would otherwise look it up. */
-static void *pack_start(void *context, const void *operation, size_t count)
+static void *data_start(void *context, const void *operation, size_t count)
 {
     (void)context;
     (void)count;
     return (void *)(uintptr_t)operation;
 }
 
-static size_t pack_size(void *state)
+static void *data_start_unpack(void *context, void *operation, size_t count)
+{
+    return data_start(context, operation, count);
+}
+
+static size_t data_size(void *state)
 {
     return ((const struct operation *)state)->op->piece.bytes;
 }
 
 static size_t pack(void *state, size_t offset, void *to, size_t max)
 {
-    const struct operation *operation = state;
-    const struct rdt_op *op = operation->op;
-    size_t bytes = op->piece.bytes - offset < max ? op->piece.bytes - offset : max;
+    struct operation *operation = state;
+    size_t rest = operation->op->piece.bytes - offset, bytes = rest < max ? rest : max, part;
 
-    copy(operation->conn->engine, to, (const uint8_t *)op->piece.addr + offset, bytes);
+    for (size_t at = 0; at < bytes; at += part) {
+        struct iovec from = pieces_at(&operation->pieces, offset + at);
+        part = from.iov_len < bytes - at ? from.iov_len : bytes - at;
+        copy(operation->conn->engine, (uint8_t *)to + at, from.iov_base, part);
+    }
     return bytes;
 }
 
-static void pack_finish(void *state)
+/* The offset comes from the peer. */
+static ucs_status_t unpack(void *state, size_t offset, const void *from, size_t bytes)
+{
+    struct operation *operation = state;
+    size_t all = operation->op->piece.bytes, part;
+
+    if (offset > all || bytes > all - offset)
+        return UCS_ERR_MESSAGE_TRUNCATED;
+    for (size_t at = 0; at < bytes; at += part) {
+        struct iovec to = pieces_at(&operation->pieces, offset + at);
+        part = to.iov_len < bytes - at ? to.iov_len : bytes - at;
+        copy(operation->conn->engine, to.iov_base, (const uint8_t *)from + at, part);
+    }
+    return UCS_OK;
+}
+
+static void data_finish(void *state)
 {
     (void)state;
 }
+
+/* ---- sending ---- */
 
 static void on_sent(void *request, ucs_status_t status, void *user_data)
 {
@@ -62,7 +91,8 @@ static void send_one(struct conn *conn, struct operation *operation)
 {
     const struct rdt_op *op = operation->op;
     const ucs_memory_type_t memory = ucx_memory_type(op->memory_kind);
-    const bool copies = conn->out->copies && memory == UCS_MEMORY_TYPE_HOST; /* `pack` cannot read GPU memory */
+    const bool copies =
+        !op->piece.addr || (conn->out->copies && memory == UCS_MEMORY_TYPE_HOST); /* `pack` cannot read GPU memory */
     const bool eager = op->piece.bytes <= conn->engine->settings.eager_bytes && memory == UCS_MEMORY_TYPE_HOST &&
                        (copies || op->piece.bytes <= UNCOPIED_BYTES);
     const ucp_request_param_t param = {
@@ -116,21 +146,24 @@ static void on_received(void *request, ucs_status_t status, size_t length, void 
 static ucs_status_t receive(struct engine *engine, struct operation *operation, void *data, size_t bytes, bool announced)
 {
     const ucs_memory_type_t memory = ucx_memory_type(operation->op->memory_kind);
+    void *const addr = operation->op->piece.addr; /* NULL: several pieces */
     const ucp_request_param_t param = {
-        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE,
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        (addr ? UCP_OP_ATTR_FIELD_MEMORY_TYPE : UCP_OP_ATTR_FIELD_DATATYPE),
         .cb.recv_am = on_received,
         .user_data = operation,
+        .datatype = engine->pieces,
         .memory_type = memory,
     };
     ucs_status_ptr_t request;
 
     if (!announced &&
         memory == UCS_MEMORY_TYPE_HOST) { /* UCX copies the bytes of a small message to GPU memory (see chunks_handle) */
-        copy(engine, operation->op->piece.addr, data, bytes);
+        (void)unpack(operation, 0, data, bytes);
         op_end(operation, RDT_OK, NULL);
         return UCS_OK;
     }
-    request = ucp_am_recv_data_nbx(engine->worker, data, operation->op->piece.addr, bytes, &param);
+    request = ucp_am_recv_data_nbx(engine->worker, data, addr ? addr : operation, addr ? bytes : 1, &param);
     if (UCS_PTR_IS_PTR(request))
         return UCS_INPROGRESS;
     op_end_ucs(operation, UCS_PTR_STATUS(request));
@@ -174,8 +207,12 @@ static ucs_status_t on_data(void *arg, const void *header_data, size_t header_by
 
 enum rdt_status chunks_handle(struct engine *engine, struct rdt_error *err)
 {
-    static const ucp_generic_dt_ops_t ops = {
-        .start_pack = pack_start, .packed_size = pack_size, .pack = pack, .finish = pack_finish};
+    static const ucp_generic_dt_ops_t ops = {.start_pack = data_start,
+                                             .start_unpack = data_start_unpack,
+                                             .packed_size = data_size,
+                                             .pack = pack,
+                                             .unpack = unpack,
+                                             .finish = data_finish};
     ucs_status_t ucs = ucp_dt_create_generic(&ops, NULL, &engine->pieces);
 
     if (ucs != UCS_OK)

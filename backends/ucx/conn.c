@@ -98,6 +98,16 @@ uint32_t conn_sides(struct conn *conn)
     return sides;
 }
 
+bool conn_copies(struct conn *conn)
+{
+    bool uncopied;
+
+    (void)pthread_mutex_lock(&conn->engine->lock);
+    uncopied = conn->uncopied;
+    (void)pthread_mutex_unlock(&conn->engine->lock);
+    return !uncopied;
+}
+
 enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size)
 {
     bool known;
@@ -179,6 +189,7 @@ static void on_link_ready(struct conn *conn, struct link *link)
         (void)snprintf(conn->lanes, sizeof conn->lanes, "%s%s%s%s", lanes, readable ? ", one-sided" : "",
                        slow ? "; slow: " : "", why);
     conn->readable = readable;
+    conn->uncopied = conn->uncopied || !link->copies;
     if (slow && engine->settings.on_slow == SLOW_REFUSE) {
         conn->refused = true;
         ops_end_queued(conn);

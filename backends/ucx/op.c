@@ -64,6 +64,7 @@ enum rdt_status op_post(struct conn *conn, struct rdt_op *op, enum op_kind kind,
     operation->conn = conn;
     operation->state = OP_QUEUED;
     operation->kind = kind;
+    operation->pieces = pieces_of(op);
 
     (void)pthread_mutex_lock(&engine->lock);
     if (conn->closing) {

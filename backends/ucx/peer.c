@@ -131,6 +131,17 @@ uint32_t peer_sides(const struct peer *peer, const char *memory_kind)
     return sides;
 }
 
+/* A list of pieces is copied (chunk.c), so it is no use on lanes that move one piece without copying it. */
+uint32_t peer_max_pieces(const struct peer *peer, const char *memory_kind)
+{
+    if (ucx_memory_type(memory_kind) != UCS_MEMORY_TYPE_HOST)
+        return 1;
+    for (unsigned i = 0; i < (peer->n ? peer->n : 1); i++)
+        if (!conn_copies(peer->conns[i]))
+            return 1;
+    return UINT32_MAX;
+}
+
 enum rdt_status peer_describe(const struct peer *peer, char *text_p, size_t size)
 {
     enum rdt_status status = RDT_AGAIN;

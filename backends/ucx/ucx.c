@@ -175,6 +175,11 @@ static uint32_t sides(void *peer, const char *memory_kind)
     return memory_kind ? peer_sides(peer, memory_kind) : 0;
 }
 
+static uint32_t max_pieces(void *peer, const char *memory_kind)
+{
+    return peer_max_pieces(peer, memory_kind);
+}
+
 static void disconnect(void *peer)
 {
     peer_disconnect(peer);
@@ -287,6 +292,7 @@ static const struct rdt_transport_ops transport_ops = {
     .describe = describe,
     .moves = moves,
     .why_not_moved = why_not_moved,
+    .max_pieces = max_pieces,
     .reads = reads, /* false over TCP, where UCX registers nothing and never reads */
 };
 

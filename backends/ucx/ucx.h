@@ -43,6 +43,7 @@
 #include <stdint.h>
 #include <ucp/api/ucp.h>
 
+#include "backends/common/pieces.h"
 #include "backends/common/ring.h"
 #include "backends/common/threads.h"
 #include "backends/rdt_backend.h"
@@ -111,6 +112,7 @@ struct operation {
     struct conn *conn;
     enum op_state state; /* [lock] */
     enum op_kind kind;
+    struct pieces pieces;      /* the memory of a send or receive; [data] while it is RUNNING */
     ucp_rkey_h rkey;           /* RUNNING reads */
     struct data_header header; /* UCX reads it until the send ends */
 };
@@ -133,6 +135,7 @@ struct conn {
     uint8_t peer_uuid[16];
     char lanes[LANES_BYTES]; /* [lock] lanes of the link that became READY last, and what is wrong with them; "": none yet */
     bool readable;           /* [lock] the lanes can read the peer's memory */
+    bool uncopied;           /* [lock] some lane moves bytes without copying them */
     bool refused;            /* [lock] the lanes are too slow, and the connection moves nothing */
     struct ring sends;       /* [lock] QUEUED sends and reads, in order */
     struct ring recvs[RECV_BUCKETS]; /* [lock] QUEUED receives, by transfer and chunk */
@@ -202,7 +205,7 @@ struct engine {
     ucp_context_h context;
     ucp_worker_h worker;             /* [data], except for ucp_worker_signal */
     uint64_t yielded_ns;             /* [data] when it last called sched_yield */
-    ucp_datatype_t pieces;           /* [data] UCX's type of the data that chunk.c sends; 0: not created yet */
+    ucp_datatype_t pieces;           /* [data] UCX's type of the data that chunk.c copies; 0: not created yet */
     ucp_listener_h listener;         /* [data] */
     struct sockaddr_storage address; /* goes into offers; constant after open */
 
@@ -251,6 +254,7 @@ size_t peer_offer(struct peer *peer, uint8_t blob[RDT_OFFER_MAX_BYTES]);
 enum rdt_status peer_connect(struct peer *peer, const void *blob, size_t bytes, struct rdt_error *err);
 void peer_disconnect(struct peer *peer);
 uint32_t peer_sides(const struct peer *peer, const char *memory_kind);
+uint32_t peer_max_pieces(const struct peer *peer, const char *memory_kind);
 enum rdt_status peer_describe(const struct peer *peer, char *text_p, size_t size);
 enum rdt_status peer_post(struct peer *peer, struct rdt_op *op, enum op_kind kind, struct rdt_error *err);
 void peer_cancel(const struct peer *peer, struct rdt_op *op);
@@ -311,6 +315,7 @@ enum rdt_status conn_connect(struct conn *conn, const struct sockaddr_storage *a
                              struct rdt_error *err);
 void conn_disconnect(struct conn *conn);
 uint32_t conn_sides(struct conn *conn);
+bool conn_copies(struct conn *conn); /* its lanes copy all bytes, as far as they are known */
 enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size);
 /* Data thread: */
 extern const struct link_events conn_link_events;

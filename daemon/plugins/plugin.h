@@ -261,6 +261,9 @@ void plugin_conn_describe(const struct plugin_conn *conn, char *text_p, size_t s
 /* The ordered queue for operations on such memory; NULL: operations are not ordered. */
 const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory_kind, const char *device);
 
+/* How many pieces an operation in such memory may have; 1: it takes no lists of pieces, or is not created. */
+uint32_t plugin_conn_pieces(const struct plugin_conn *conn, const char *memory_kind);
+
 /* Whether it moves bytes only within groups. */
 bool transport_is_grouped(const struct transport *transport);
 

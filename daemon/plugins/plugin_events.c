@@ -246,6 +246,13 @@ const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory
     return conn->handle && conn->transport->ops.queue ? conn->transport->ops.queue(conn->handle, memory_kind, device) : NULL;
 }
 
+uint32_t plugin_conn_pieces(const struct plugin_conn *conn, const char *memory_kind)
+{
+    uint32_t most =
+        conn->handle && conn->transport->ops.max_pieces ? conn->transport->ops.max_pieces(conn->handle, memory_kind) : 1;
+    return most > 1 ? most : 1;
+}
+
 /* ---- operations ---- */
 
 static void op_begin(struct plugin_op *op, struct transport *transport)

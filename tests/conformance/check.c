@@ -218,6 +218,7 @@ static void describe_transport(const struct rdt_transport_ops *ops)
     list("one-sided", HAS_OP(ops, post_read), &n);
     list("groups", HAS_OP(ops, group_create), &n);
     list("registers memory", HAS_OP(ops, register_memory), &n);
+    list("takes lists of pieces", HAS_OP(ops, max_pieces), &n);
     list(HAS_OP(ops, cancel) ? "can abort" : "cannot abort", true, &n);
     printf("; speed %u; moves", ops->speed);
     for (unsigned i = 0; ops->memory_kinds && ops->memory_kinds[i]; i++)
