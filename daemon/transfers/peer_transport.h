@@ -8,6 +8,7 @@
 #define DAEMON_PEER_TRANSPORT_H
 
 #include "daemon/memory/device_copy.h"
+#include "daemon/transfers/chunk_op.h"
 #include "daemon/transfers/peer_session.h"
 
 struct peer_transport;
@@ -123,19 +124,6 @@ void transfer_groups_on_change(struct transfers *transfers, struct group *group,
 bool transfer_groups_use(const struct transfers *transfers, const struct transport *transport, struct rdt_error *err);
 
 /* ---- chunks ---- */
-
-/* One operation on a connection, which moves a chunk. */
-struct chunk_op {
-    struct plugin_op base;
-    struct transfer *in; /* a receive or read of this transfer, or */
-    struct serve *out;   /* a send of this serve; the other is NULL */
-    struct list posted;  /* a send that the transport has: in out->posted */
-    uint32_t chunk;
-    uint8_t *staging;          /* NULL: the operation moves the chunk from or to its tensors directly */
-    struct device_place place; /* the staging memory as one end of a device copy */
-    struct device_copy *copy;
-    struct work work;
-};
 
 /* Which part of the tensors the chunk holds, for device copies (transfer_staging.c). */
 struct device_part chunk_part(const struct chunk *chunk, const struct layout *packed);

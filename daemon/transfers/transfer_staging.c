@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory for chunks that cannot be received at their final place: runs of small tensors, and memory that may
- * fault. It is one range for the whole transfer, counted under memory_limit, and reserved before the owner is
- * asked to send, because all receives must be posted before the first chunk can arrive. No client ever sees
- * it, so the region cache keeps it afterwards. */
+/* Memory for chunks that cannot be received at their final place: runs of small tensors, where the transport takes no
+ * lists of pieces or the pieces are too small, and memory that may fault. It is one range for the whole transfer,
+ * counted under memory_limit, and reserved before the owner is asked to send, because all receives must be posted
+ * before the first chunk can arrive. No client ever sees it, so the region cache keeps it afterwards. */
 #include <stdlib.h>
 
 #include "daemon/transfers/fanout.h"
@@ -16,22 +16,24 @@ static uint64_t align_up(uint64_t bytes)
     return (bytes + LAYOUT_ALIGN_BYTES - 1) / LAYOUT_ALIGN_BYTES * LAYOUT_ALIGN_BYTES;
 }
 
-static struct region *destination_region(const struct transfer *transfer, uint32_t index)
+static struct region *region_at(const void *owner, uint32_t index, uint8_t **base_p)
 {
-    return transfer->target ? transfer->target->uses[index].region : transfer->received;
+    const struct transfer *transfer = owner;
+    struct region *region = transfer->target ? transfer->target->uses[index].region : transfer->received;
+
+    *base_p = region_addr(region, NULL); /* It was mapped while memory was reserved. */
+    return region;
 }
 
-bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, struct region **region_p, uint64_t *offset_p)
+struct chunk_ground transfer_ground(const struct transfer *transfer)
 {
-    const struct layout *to = transfer->target ? transfer->target->layout : transfer->packed;
-    uint32_t region_index;
-
-    if (transfer->pull.staged_here)
-        return false;
-    if (!chunk_piece(&transfer->pull.plan->chunks[index], transfer->packed, to, &region_index, offset_p))
-        return false;
-    *region_p = destination_region(transfer, region_index);
-    return transfer->pull.one_sided || !region_may_fault(*region_p);
+    return (struct chunk_ground){.packed = transfer->packed,
+                                 .layout = transfer->target ? transfer->target->layout : transfer->packed,
+                                 .region_at = region_at,
+                                 .owner = transfer,
+                                 .transport = transfer->pull.connection->transport,
+                                 .max_pieces = transfer->pull.max_pieces,
+                                 .faults_allowed = transfer->pull.one_sided};
 }
 
 uint64_t transfer_chunk_bytes(const struct transfer *transfer)
@@ -48,8 +50,8 @@ uint64_t transfer_chunk_bytes(const struct transfer *transfer)
 
 enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err)
 {
-    uint64_t chunk_bytes = transfer_chunk_bytes(transfer), offset;
-    struct region *region;
+    uint64_t chunk_bytes = transfer_chunk_bytes(transfer);
+    struct chunk_ground ground;
     enum rdt_status status;
 
     if (transfer->pull.plan)
@@ -60,9 +62,14 @@ enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err)
         status = chunk_plan_create(transfer->packed, transfer->stream_bytes, chunk_bytes, &transfer->pull.plan, err);
     if (status != RDT_OK)
         return status;
+    transfer->pull.max_pieces = transfer->pull.staged_here ? 0
+                                : transfer->pull.one_sided || transfer->pull.broadcast.collective
+                                    ? 1
+                                    : plugin_conn_pieces(&transfer->pull.connection->conn, "host");
+    ground = transfer_ground(transfer);
     transfer->pull.staging.need = 0;
     for (uint32_t i = 0; i < transfer->pull.plan->n && !transfer->pull.staged_here; i++)
-        if (!transfer_chunk_in_place(transfer, i, &region, &offset))
+        if (!chunk_is_in_place(&transfer->pull.plan->chunks[i], &ground))
             transfer->pull.staging.need += align_up(transfer->pull.plan->chunks[i].bytes);
     return RDT_OK;
 }
@@ -85,8 +92,13 @@ enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready
     struct staging *staging = &transfer->pull.staging;
     struct regions *regions = transfer->transfers->regions;
     enum rdt_status status = RDT_OK;
+    uint64_t need = staging->need;
 
-    if (staging->need > 0 && !staging->region && !staging->heap) {
+    if (need > (staging->region ? staging->region->bytes : staging->heap_bytes)) { /* An earlier attempt needed less. */
+        transfer_free_staging(transfer);
+        staging->need = need;
+    }
+    if (need > 0 && !staging->region && !staging->heap) {
         if (transfer_staging_is_small(transfer)) {
             status = regions_charge(regions, staging->need, err);
             if (status == RDT_OK && !(staging->heap = aligned_alloc(LAYOUT_ALIGN_BYTES, staging->need))) {

@@ -151,6 +151,39 @@ static rdt_object *fetch_by_frozen(rdt *reader, const struct rdt_ref *ref)
     return object;
 }
 
+/* It does not know operations in several pieces, and gets none: chunks of scattered blocks are gathered and scattered. */
+static void move_blocks(rdt *owner, rdt *reader)
+{
+    enum { N = 90, BYTES = 5000, STEP = 5100 };
+    uint8_t *from = alloc_memory(owner, N * STEP), *to = alloc_memory(reader, N * STEP);
+    struct rdt_tensor sources[N], targets[N];
+    const struct rdt_tensor *list[] = {targets};
+    const size_t count = N;
+    static const int64_t shape[] = {BYTES};
+    struct rdt_fetch_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    for (size_t i = 0; i < N; i++) {
+        sources[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = from + i * STEP};
+        targets[i] = (struct rdt_tensor){.dtype = RDT_U8, .ndim = 1, .shape = shape, .data = to + (N - 1 - i) * STEP};
+        fill_pattern(sources[i].data, BYTES, (uint32_t)i);
+    }
+    must_ok(rdt_put(owner, sources, N, NULL, &ref, &err));
+    options.timeout_ns = LONG;
+    options.transport = "frozen";
+    options.targets = list;
+    options.target_counts = &count;
+    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must_go_by("frozen", object);
+    for (size_t i = 0; i < N; i++)
+        must(holds_pattern(targets[i].data, BYTES, (uint32_t)i));
+    rdt_release(object);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    must_ok(rdt_dealloc(owner, from, &err));
+    must_ok(rdt_dealloc(reader, to, &err));
+}
+
 Test(frozen, plugin_of_version_1_has_the_memory_and_moves_the_bytes)
 {
     static const size_t sizes[] = {40000, 64 * 1024, 5 * MIB + 3};
@@ -181,6 +214,7 @@ Test(frozen, plugin_of_version_1_has_the_memory_and_moves_the_bytes)
         must_ok(rdt_free(owner, &ref, false, &err));
         must_ok(rdt_dealloc(owner, memory, &err));
     }
+    move_blocks(owner, reader);
     rdt_close(owner);
     rdt_close(reader);
     node_expect_idle(&owners);

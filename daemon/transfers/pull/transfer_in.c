@@ -190,10 +190,12 @@ void transfer_in_connected(struct transfer *transfer, const struct peer_transpor
         return;
     transfer_set_state(transfer, TRANSFER_RESERVE);
     deadline_unset(transfer->transfers->deadlines, &transfer->pull.stall);
-    if (transfer->pull.connection)
-        transfer_in_move(transfer);
-    else
+    if (transfer->pull.connection) {
+        transfer_in_free_chunks(transfer); /* The new connection may take other lists of pieces. */
+        reserve_next(transfer);
+    } else {
         find_path(transfer, NULL);
+    }
 }
 
 /* The owner did not start the early receives, because it prefers another transport or its connection was not

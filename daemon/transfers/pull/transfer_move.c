@@ -109,11 +109,11 @@ static uint8_t *unneeded(struct transfer *transfer)
 static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struct rdt_error *err)
 {
     const struct chunk *chunk = &transfer->pull.plan->chunks[index];
-    struct chunk_op *op = calloc(1, sizeof *op);
-    struct region *region;
-    uint64_t offset;
+    struct chunk_ground ground = transfer_ground(transfer);
+    bool there = is_there(transfer, index);
+    struct chunk_op *op = chunk_op_create(chunk, there ? NULL : &ground);
 
-    if (!op || (is_there(transfer, index) && !unneeded(transfer))) {
+    if (!op || (there && !unneeded(transfer))) {
         free(op);
         (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to receive %llu bytes", (unsigned long long)chunk->bytes);
         return NULL;
@@ -123,23 +123,11 @@ static struct chunk_op *make_op(struct transfer *transfer, uint32_t index, struc
     op->base.on_done = on_chunk_done;
     op->base.op.transfer = transfer->id;
     op->base.op.chunk = index;
-    op->base.op.piece.bytes = chunk->bytes;
-    if (is_there(transfer, index)) {
+    if (there)
         op->base.op.piece.addr = transfer->pull.unneeded;
-        op->base.op.memory_kind = "host";
-        op->base.op.device = "";
-    } else if (transfer_chunk_in_place(transfer, index, &region, &offset)) {
-        /* The region was mapped while memory was reserved. */
-        op->base.op.piece.addr = region_addr(region, NULL) + offset;
-        (void)region_register(region, transfer->pull.connection->transport, &op->base.op.piece.registration, NULL, NULL, NULL);
-        op->base.op.memory_kind = region->kind->name;
-        op->base.op.device = region_device_uuid(region);
-    } else {
+    else if (!op->in_place)
         op->base.op.piece.addr = op->staging =
             transfer->pull.staged_here ? stage_take_slot(transfer->pull.stage) : transfer_take_staging(transfer, chunk->bytes);
-        op->base.op.memory_kind = "host";
-        op->base.op.device = "";
-    }
     return op;
 }
 

@@ -24,6 +24,7 @@
 #include "rdt_peer.pb-c.h"
 
 struct broadcast_member;
+struct chunk_ground;
 struct chunk_op;
 struct coalesced;
 struct peer_session;
@@ -112,6 +113,7 @@ struct pull {
 
     /* The chunks. */
     struct chunk_plan *plan;
+    uint32_t max_pieces;         /* of an operation (struct chunk_ground) */
     struct chunk_op **chunk_ops; /* [plan->n] receives or reads under way */
     uint8_t *unneeded;           /* where chunks go that come again though they are there; NULL: none has */
     uint32_t first_chunk;        /* chunks before it have arrived in an earlier attempt */
@@ -238,7 +240,7 @@ void transfer_in_connection_failed(struct peer_transport *pt); /* notes pt->brok
  * transfer_take_staging takes them chunk by chunk. Freed with the transfer. */
 uint64_t transfer_chunk_bytes(const struct transfer *transfer); /* how the stream is cut */
 enum rdt_status transfer_plan(struct transfer *transfer, struct rdt_error *err);
-bool transfer_chunk_in_place(const struct transfer *transfer, uint32_t index, struct region **region_p, uint64_t *offset_p);
+struct chunk_ground transfer_ground(const struct transfer *transfer); /* of the plan's chunks */
 bool transfer_staging_is_small(const struct transfer *transfer);
 enum rdt_status transfer_reserve_staging(struct transfer *transfer, region_ready on_ready, struct rdt_error *err);
 uint8_t *transfer_take_staging(struct transfer *transfer, uint64_t bytes);

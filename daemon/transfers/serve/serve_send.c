@@ -423,43 +423,38 @@ static void note_posted(struct serve *out, uint32_t index)
         out->next_chunk++;
 }
 
+static struct region *region_at(const void *owner, uint32_t index, uint8_t **base_p)
+{
+    const struct serve *out = owner;
+
+    *base_p = out->bases[index];
+    return object_region(out->object, index);
+}
+
 static bool send_chunk(struct serve *out, uint32_t index, struct rdt_error *err)
 {
-    uint32_t region_index;
     const struct chunk *chunk = &out->plan->chunks[index];
-    struct chunk_op *op = calloc(1, sizeof *op);
-    uint64_t offset;
+    struct plugin_conn *conn = &out->connection->conn;
+    struct chunk_ground ground = {.packed = out->packed,
+                                  .layout = out->source,
+                                  .region_at = region_at,
+                                  .owner = out,
+                                  .transport = conn->transport,
+                                  .max_pieces = out->staged ? 0 : plugin_conn_pieces(conn, "host")};
+    struct chunk_op *op = chunk_op_create(chunk, &ground);
 
-    if (!op) {
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to send");
+    if (op && !op->in_place)
+        op->base.op.piece.addr = op->staging = out->staged ? stage_take_slot(out->stage) : malloc(chunk->bytes);
+    if (!op || (!op->in_place && !op->staging)) {
+        free(op);
+        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to send %llu bytes", (unsigned long long)chunk->bytes);
         return false;
     }
     op->out = out;
-    list_init(&op->posted);
     op->chunk = index;
     op->base.on_done = on_sent;
     op->base.op.transfer = out->number;
     op->base.op.chunk = index;
-    op->base.op.piece.bytes = chunk->bytes;
-    /* Only the daemon reads memory that may fault: a transport's connection would not survive the fault. */
-    op->base.op.memory_kind = "host";
-    op->base.op.device = "";
-    if (out->staged) {
-        op->base.op.piece.addr = op->staging = stage_take_slot(out->stage);
-    } else if (chunk_piece(chunk, out->packed, out->source, &region_index, &offset) &&
-               !region_may_fault(object_region(out->object, region_index))) {
-        op->base.op.piece.addr = out->bases[region_index] + offset;
-        op->base.op.memory_kind = object_region(out->object, region_index)->kind->name;
-        op->base.op.device = region_device_uuid(object_region(out->object, region_index));
-        (void)region_register(object_region(out->object, region_index), out->connection->transport,
-                              &op->base.op.piece.registration, NULL, NULL, NULL);
-    } else if ((op->staging = malloc(chunk->bytes))) {
-        op->base.op.piece.addr = op->staging;
-    } else {
-        free(op);
-        (void)rdt_error_set(err, RDT_NO_MEMORY, "no memory to gather %llu bytes", (unsigned long long)chunk->bytes);
-        return false;
-    }
     note_posted(out, index);
     out->n_ops++;
     if (!out->ordered)

@@ -42,8 +42,8 @@ static struct node_status status_of_reader(void)
 
 /* ---- targets of many small tensors ---- */
 
-#define SMALL 4096
-#define N_SMALL 6000 /* 24 MiB in runs that no transport can receive in place */
+#define SMALL 1024
+#define N_SMALL 24000 /* 24 MiB in runs that no transport receives in place */
 
 #define STEP (SMALL + 64) /* targets with gaps between them, so none can be received in place */
 
