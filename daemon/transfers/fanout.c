@@ -11,10 +11,12 @@
 /* A reader lags after STRETCHES slow stretches in succession. A node that only stands still for a while takes many chunks
  * quickly between two such stretches. The least time covers chunks that end together because the kernel took them together. */
 #define STRETCH_NS UINT64_C(2000000)
-#define STRETCHES 4u
+#define STRETCHES 5u
 #define WINDOW_CHUNKS 32u  /* that have come to the source in one window */
 #define BACKLOG_CHUNKS 24u /* more than the chunks under way: the reader lacks nothing */
 #define SLOW_RATIO 3u      /* a healthy reader on a busy machine may fall to half of its share for a while */
+
+#define MARK_NS UINT64_C(4000000)
 
 #define COMPARE_AFTER 16u  /* chunks that the first reader has taken alone */
 #define COMPARE_CHUNKS 64u /* that it takes meanwhile: time enough for a second one that is slow to take STRETCHES stretches */
@@ -144,7 +146,22 @@ static void unmark_below(struct fanout_place *place)
     place->below = false;
 }
 
-struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read *can_read, void *arg)
+static void move_on(struct fanout_place *place, enum fanout_asked why, fanout_ask_again *ask_again, void *arg)
+{
+    place->asked = why;
+    ask_again(place, arg);
+}
+
+/* Slow readers leave the source of a reader that is not, because they would keep a part of its bandwidth. */
+static void displace_slow(const struct fanout_place *reader, fanout_ask_again *ask_again, void *arg)
+{
+    list_each_safe (struct fanout_place, place, reader->source ? &reader->source->readers : &reader->fanout->direct, by_source)
+        if (place->pace != FANOUT_FAIR && place->asked == FANOUT_NOT_ASKED)
+            move_on(place, FANOUT_ASKED_READER, ask_again, arg);
+}
+
+struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read *can_read, fanout_ask_again *ask_again,
+                                   void *arg)
 {
     struct fanout *fanout = reader->fanout;
     uint64_t least = load(&fanout->direct, fanout, reader);
@@ -171,33 +188,42 @@ struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read 
     }
     walk(reader, unmark_below);
     enter(reader, best);
+    if (reader->pace == FANOUT_FAIR)
+        displace_slow(reader, ask_again, arg);
     return best;
 }
 
-static void move_on(struct fanout_place *place, enum fanout_asked why, fanout_ask_again *ask_again, void *arg)
+/* A node that lags goes behind those that read from it, so it waits until they have come to its source (displace_slow). */
+static void move_on_if_free(struct fanout_place *place, fanout_ask_again *ask_again, void *arg)
 {
-    place->asked = why;
-    ask_again(place, arg);
+    const struct fanout *fanout = place->fanout;
+    bool alone = !place->source && fanout->direct.next == fanout->direct.prev; /* at the owner's node */
+
+    list_each (const struct fanout_place, reader, &place->readers, by_source)
+        if (reader->pace != FANOUT_SLOW)
+            return;
+    if (receives(place) && !alone)
+        move_on(place, FANOUT_ASKED_READER, ask_again, arg);
 }
 
 void fanout_demote(struct fanout_place *place, enum fanout_verdict pace, fanout_ask_again *ask_again, void *arg)
 {
-    bool was_fair = place->pace == FANOUT_FAIR;
+    enum fanout_verdict was = place->pace;
 
-    place->pace = pace > place->pace ? pace : place->pace;
-    if (!was_fair)
+    if (pace <= was)
         return;
-    place->avoids = place->source;
-    if (!place->source) { /* The other one of the two stays at the owner. */
-        place->fanout->compared = NULL;
-        place->fanout->n_compared = COMPARE_TIMES;
+    place->pace = pace;
+    if (was == FANOUT_FAIR) {
+        place->avoids = place->source;
+        if (!place->source) { /* The other one of the two stays at the owner. */
+            place->fanout->compared = NULL;
+            place->fanout->n_compared = COMPARE_TIMES;
+        }
+        list_each_safe (struct fanout_place, reader, &place->readers, by_source)
+            if (reader->pace != FANOUT_SLOW)
+                move_on(reader, FANOUT_ASKED_SOURCE, ask_again, arg);
     }
-    list_each_safe (struct fanout_place, reader, &place->readers, by_source)
-        if (reader->pace != FANOUT_SLOW)
-            move_on(reader, FANOUT_ASKED_SOURCE, ask_again, arg);
-    if (receives(place) &&
-        place->source) /* Leaving the owner's node gains nothing, and sends to a slow node take long to end. */
-        move_on(place, FANOUT_ASKED_READER, ask_again, arg);
+    move_on_if_free(place, ask_again, arg);
 }
 
 void fanout_left(struct fanout_place *reader, fanout_ask_again *ask_again, void *arg)
@@ -245,38 +271,114 @@ void fanout_compare(struct fanout_place *first, uint64_t sent, fanout_ask_again 
 
 /* ---- pace ---- */
 
-/* Whether the reader took less than a third of its share since the window began, in which `could` bytes were to be had. */
-static bool is_slow_in(const struct fanout_window *window, uint64_t sent, uint64_t could, unsigned readers)
+/* What could be had since then: at the usual rate, or as much as came. */
+static uint64_t could_have(const struct fanout_window *since, const struct fanout_seen *now)
 {
-    return (sent - window->sent) * SLOW_RATIO * (readers > 0 ? readers : 1) < could;
+    if (now->usual == 0)
+        return now->at.had - since->had;
+    return (uint64_t)((double)now->usual * (double)(now->at.since_ns - since->since_ns) / 1e9);
 }
 
-enum fanout_verdict fanout_pace(struct fanout_pace *pace, uint64_t now_ns, uint64_t have, uint64_t sent, uint64_t usual,
-                                unsigned readers, uint64_t chunk_bytes)
+/* The most that the source's node is known to have been able to send since then, to all its readers. */
+static uint64_t could_send(const struct fanout_window *since, const struct fanout_seen *now)
 {
-    struct fanout_window now = {.since_ns = now_ns, .had = have, .sent = sent}, *stretch = &pace->stretch,
-                         *window = &pace->window;
-    bool lacks = have < sent + BACKLOG_CHUNKS * chunk_bytes; /* The reader may wait for the source. */
-    uint64_t could;
+    uint64_t could = could_have(since, now), in = now->at.received - since->received, out = now->at.sent_all - since->sent_all;
+
+    could = in > could ? in : could;
+    return out > could ? out : could;
+}
+
+/* Whether the reader took less than a third of what it could have had. That is an equal share, or what the others left. */
+static bool lags_since(const struct fanout_window *since, const struct fanout_seen *now)
+{
+    uint64_t took = now->at.sent - since->sent, all = now->at.sent_all - since->sent_all, others = all > took ? all - took : 0;
+    uint64_t could = could_have(since, now), most = could_send(since, now),
+             share = most / (now->sharing > 0 ? now->sharing : 1);
+
+    if (most > others && most - others > share)
+        share = most - others;
+    return took * SLOW_RATIO < (share < could ? share : could);
+}
+
+/* The reader lags as far as its source can see. What its node receives from others decides. */
+static void suspect(struct fanout_pace *pace, enum fanout_verdict verdict, const struct fanout_window *since,
+                    const struct fanout_seen *now)
+{
+    pace->suspected = verdict;
+    pace->ask = true;
+    pace->asked_ns = now->at.since_ns;
+    pace->over_ns = now->at.since_ns - since->since_ns;
+    pace->could = could_send(since, now);
+}
+
+enum fanout_verdict fanout_pace(struct fanout_pace *pace, const struct fanout_seen *now)
+{
+    struct fanout_window *stretch = &pace->stretch, *window = &pace->window;
+    bool lacks = now->at.had < now->at.sent + BACKLOG_CHUNKS * now->chunk_bytes; /* The reader may wait for the source. */
 
     if (window->since_ns == 0)
-        *stretch = *window = now;
-    if (pace->told == FANOUT_FAIR && sent - stretch->sent >= chunk_bytes && now_ns - stretch->since_ns >= STRETCH_NS) {
-        could = usual > 0 ? (uint64_t)((double)usual * (double)(now_ns - stretch->since_ns) / 1e9) : have - stretch->had;
-        pace->n_slow = is_slow_in(stretch, sent, could, readers) ? pace->n_slow + 1 : 0;
-        *stretch = now;
-        if (pace->n_slow >= STRETCHES && !lacks)
-            return pace->told = FANOUT_LAGS;
+        *stretch = *window = now->at;
+    if (pace->suspected != FANOUT_FAIR)
+        return now->at.since_ns - pace->asked_ns < FANOUT_SILENCE_NS ? FANOUT_FAIR : fanout_answered(pace, 0, 0);
+    if (pace->told == FANOUT_FAIR && now->at.sent - stretch->sent >= now->chunk_bytes &&
+        now->at.since_ns - stretch->since_ns >= STRETCH_NS) {
+        if (!lags_since(stretch, now))
+            pace->n_slow = 0;
+        else if (pace->n_slow++ == 0)
+            pace->lags = *stretch;
+        *stretch = now->at;
+        if (pace->n_slow >= STRETCHES && !lacks) {
+            pace->n_slow = 0;
+            suspect(pace, FANOUT_LAGS, &pace->lags, now);
+            return FANOUT_FAIR;
+        }
     }
     if (lacks) {
-        *window = now;
+        *window = now->at;
         return FANOUT_FAIR;
     }
-    could = usual > 0 ? (uint64_t)((double)usual * (double)(now_ns - window->since_ns) / 1e9) : have - window->had;
-    if (pace->told == FANOUT_SLOW || now_ns - window->since_ns < WINDOW_NS || could < WINDOW_CHUNKS * chunk_bytes)
+    if (pace->told == FANOUT_SLOW || now->at.since_ns - window->since_ns < WINDOW_NS ||
+        could_have(window, now) < WINDOW_CHUNKS * now->chunk_bytes)
         return FANOUT_FAIR;
-    if (is_slow_in(window, sent, could, readers))
-        return pace->told = FANOUT_SLOW;
-    *window = now;
+    if (lags_since(window, now))
+        suspect(pace, FANOUT_SLOW, window, now);
+    *window = now->at;
     return FANOUT_FAIR;
+}
+
+enum fanout_verdict fanout_answered(struct fanout_pace *pace, uint64_t over_ns, uint64_t received)
+{
+    enum fanout_verdict verdict = pace->suspected;
+    double would = over_ns > 0 ? (double)received * (double)pace->over_ns / (double)over_ns : 0;
+
+    pace->suspected = FANOUT_FAIR;
+    if (verdict == FANOUT_FAIR || would * SLOW_RATIO >= (double)pace->could)
+        return FANOUT_FAIR;
+    return pace->told = verdict;
+}
+
+/* ---- what a node receives ---- */
+
+void fanout_received(struct fanout_intake *intake, uint64_t now_ns, uint64_t bytes)
+{
+    const struct fanout_mark *last = &intake->marks[(intake->n - 1) % FANOUT_MARKS];
+
+    intake->bytes += bytes;
+    if (intake->n == 0 || now_ns - last->at_ns >= MARK_NS)
+        intake->marks[intake->n++ % FANOUT_MARKS] = (struct fanout_mark){now_ns, intake->bytes};
+}
+
+uint64_t fanout_received_in(const struct fanout_intake *intake, uint64_t now_ns, uint64_t *over_ns)
+{
+    uint64_t least = intake->n > FANOUT_MARKS ? intake->n - FANOUT_MARKS : 0;
+
+    for (uint64_t i = intake->n; i-- > least;) {
+        const struct fanout_mark *mark = &intake->marks[i % FANOUT_MARKS];
+        if (now_ns - mark->at_ns >= *over_ns)
+            return intake->bytes - mark->bytes;
+    }
+    if (least == 0) /* Nothing was received before the first mark. */
+        return intake->bytes;
+    *over_ns = now_ns - intake->marks[least % FANOUT_MARKS].at_ns;
+    return intake->bytes - intake->marks[least % FANOUT_MARKS].bytes;
 }

@@ -13,13 +13,16 @@
  *   - A new reader gets the source with the least cost: the bytes that the source sends to others already, and one chunk for
  *     each node between it and the owner.
  *   - A slow node is a leaf. Its source finds out (fanout_pace), because only the source knows that it had bytes which the
- *     reader did not take: a node behind a slow one takes bytes slowly too, but is not to blame. The reader is judged twice:
+ *     reader did not take: a node behind a slow one takes bytes slowly too, but is not to blame. A node that receives many
+ *     objects takes each slowly, so the source asks it, and it is slow only if it receives little over all its transfers. The
+ *     verdict is about the node, and holds for all objects that it receives. The reader is judged twice:
  *       LAGS   it took several chunks in succession at less than a third of the rate at which it could have had them. Nobody
- *              reads from it any more, until it is whole: its readers ask again, and so does the node itself, because its
- *              source may be the one to blame. This comes after about 4 chunks of a slow node, and costs a node that was not
- *              slow little.
+ *              reads from it any more, until it is whole. Its readers ask again, and when they have come to its source, so
+ *              does the node itself: it would keep a part of their bandwidth, and its source may be the one to blame. It goes
+ *              to the end of the chain. This comes after about 5 chunks of a slow node, and costs a node that was not slow
+ *              little.
  *       SLOW   the same for half a second. It counts for later objects, too (FANOUT_SLOW_NS), and other slow nodes may
- *              read from it.
+ *              read from it, so slow nodes form a chain of their own.
  *     A node whose processors are shared stands still for a while, but takes chunks quickly in between: it does not lag.
  *   - The owner has all bytes, so it knows at what rate a reader could have had them only from earlier sends, or from another
  *     reader. If it does not know, it has others read from it for a while, one after the other (fanout_compare).
@@ -105,8 +108,10 @@ void fanout_leave(struct fanout_place *place);
 void fanout_set_whole(struct fanout_place *place);
 void fanout_serve_here(struct fanout_place *place); /* it reads from the owner's node, whatever is best */
 
-/* Chooses the source of a reader, new or come back, and enters it. NULL: the owner's node. */
-struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read *can_read, void *arg);
+/* Chooses the source of a reader, new or come back, and enters it. NULL: the owner's node. Readers there that lag or are slow
+ * are asked to ask again, unless this one is slow too. */
+struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read *can_read, fanout_ask_again *ask_again,
+                                   void *arg);
 
 /* The reader has left its source, and asks again: fanout_choose comes next. Unless it was asked to, its source stood still or
  * ended, and lags from now on. If that is whole, this reader avoids it, and the others find out themselves. */
@@ -116,25 +121,57 @@ void fanout_left(struct fanout_place *reader, fanout_ask_again *ask_again, void 
  * read from the owner for a while, one after the other, so that fanout_pace can judge both. */
 void fanout_compare(struct fanout_place *first, uint64_t sent, fanout_ask_again *ask_again, void *arg);
 
-/* The node of this place lags or is slow, as its source says. Those that must have another source now are asked to ask
- * again. */
+/* The node of this place lags or is slow, as its source says. Its readers are asked to ask again, or, if nobody reads from it,
+ * the node itself. */
 void fanout_demote(struct fanout_place *place, enum fanout_verdict pace, fanout_ask_again *ask_again, void *arg);
 
 /* ---- how a source finds out that a reader is slow ---- */
 
-struct fanout_pace { /* all zero at the beginning of a pull */
-    struct fanout_window {
-        uint64_t since_ns, had, sent;
-    } stretch, window; /* of a few chunks, and of some time */
-    unsigned n_slow;   /* stretches in succession in which the reader was slow */
+struct fanout_window { /* what had moved at one time */
+    uint64_t since_ns;
+    uint64_t had, sent;          /* bytes of the stream that the source has, and of those that it has sent to this reader */
+    uint64_t received, sent_all; /* bytes of all transfers that the source's node has received, and sent */
+};
+
+struct fanout_pace {                            /* all zero at the beginning of a pull */
+    struct fanout_window stretch, lags, window; /* the beginnings: of a few chunks, of slow stretches, of some time */
+    unsigned n_slow;                            /* stretches in succession in which the reader was slow */
+    enum fanout_verdict suspected;              /* the reader's node was asked what it received: not FAIR until it answers */
+    bool ask;                                   /* ask it now: the caller does, and clears this */
+    uint64_t asked_ns, over_ns, could;          /* when, over what time, and what it could have received in that */
     enum fanout_verdict told;
 };
 
-/* The source has `have` bytes of the stream and has sent `sent` of them. `usual` is what a reader could take, in bytes for
- * each second; 0: as fast as bytes come to the source. `readers` is the number of readers that share the source. Returns
- * LAGS and SLOW once each, when the reader has taken less than a third of its share in a short and in a long time in which
- * it lacked nothing. A healthy node on a busy machine may lag for a moment. */
-enum fanout_verdict fanout_pace(struct fanout_pace *pace, uint64_t now_ns, uint64_t have, uint64_t sent, uint64_t usual,
-                                unsigned readers, uint64_t chunk_bytes);
+struct fanout_seen {
+    struct fanout_window at; /* now */
+    uint64_t usual;          /* what a reader could take, in bytes for each second; 0: as fast as bytes come to the source */
+    unsigned sharing;        /* readers of all objects that share the source's bandwidth, with this one */
+    uint64_t chunk_bytes;
+};
+
+/* Finds LAGS and SLOW once each: the reader has taken less than a third of its share, in a short and in a long time in which it
+ * lacked nothing. A healthy node on a busy machine may lag for a moment. The source sees what it sends itself only, and a node
+ * that receives many objects has a part of its link for each. So pace->ask is set then, and the verdict comes from
+ * fanout_answered, or, if the node has not answered for FANOUT_SILENCE_NS, from here. */
+enum fanout_verdict fanout_pace(struct fanout_pace *pace, const struct fanout_seen *now);
+
+/* The reader's node says how much it has received in that time, over all its transfers. It is slow if that is less than a third
+ * of what its source could have sent. */
+enum fanout_verdict fanout_answered(struct fanout_pace *pace, uint64_t over_ns, uint64_t received);
+
+#define FANOUT_MARKS 256u
+
+struct fanout_intake { /* what a node receives, over all transfers; all zero at the beginning */
+    uint64_t bytes;
+    uint64_t n;
+    struct fanout_mark {
+        uint64_t at_ns, bytes;
+    } marks[FANOUT_MARKS]; /* at least 4 ms apart, so that they cover a second */
+};
+
+void fanout_received(struct fanout_intake *intake, uint64_t now_ns, uint64_t bytes);
+
+/* The bytes that were received in the last *over_ns. If that is longer than is known, *over_ns becomes shorter. */
+uint64_t fanout_received_in(const struct fanout_intake *intake, uint64_t now_ns, uint64_t *over_ns);
 
 #endif

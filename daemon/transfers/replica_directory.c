@@ -161,7 +161,7 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry, const u
         entry->place.asked = FANOUT_ASKED_SOURCE; /* It had not begun at this source. */
     if (left)
         fanout_left(&entry->place, ask_again, NULL);
-    source = fanout_choose(&entry->place, can_read, NULL);
+    source = fanout_choose(&entry->place, can_read, ask_again, NULL);
     if (!source)
         return NULL;
     directory->transfers->counts->redirected++;
@@ -171,6 +171,7 @@ struct peer_session *replica_entry_redirect(struct replica_entry *entry, const u
 
 /* ---- messages ---- */
 
+/* The verdict is about the reader's node, so it counts for all that the node receives of this one's objects. */
 static void demote(struct replica_entry *entry, enum fanout_verdict verdict)
 {
     struct peer_session *reader = entry->session;
@@ -184,7 +185,9 @@ static void demote(struct replica_entry *entry, enum fanout_verdict verdict)
         log_debug("obj %016llx: node %s lags, so no other node reads from it",
                   (unsigned long long)entry->replicated->generation, reader->peer->name);
     }
-    fanout_demote(&entry->place, verdict, ask_again, NULL);
+    list_each_safe (struct replica_entry, other, &reader->replica_entries, by_node)
+        if (!other->place.whole)
+            fanout_demote(&other->place, verdict, ask_again, NULL);
 }
 
 /* The entry of a node that receives from the source (NULL: this node); NULL: it has another source, or is done. */

@@ -171,6 +171,7 @@ struct transfers {
     /* and the decision on it, which the same query gets again: a reference; NULL: none */
     struct path_decision *decision;
     uint64_t usual_rate;          /* bytes/s at which readers lately took what this node sent; 0: not known */
+    struct fanout_intake intake;  /* what this node receives */
     uint64_t last_sent_ns;        /* when the last transfer to another node ended; 0: never */
     Rdt__Pb__StatusReply *counts; /* where everything is counted that STATUS shows */
     struct transfer_path paths[TRANSFER_PATHS];

@@ -3,13 +3,16 @@
  * (daemon/transfers/fanout.h) decides who reads from whom and who is slow. No daemon runs, and no byte moves.
  *
  *     fanout [-n NODES] [-k OBJECTS] [-s BYTES] [-b BYTES_PER_SECOND] [-l LOSS] [-w SLOW] [-r] [-d DEATHS] [-z FROZEN]
- *            [-a LATE] [-c BUSY] [-x SEED] [-p]
+ *            [-a LATE] [-c BUSY] [-t LANES] [-x SEED]
  *
  * Time passes in steps of half a chunk. In each step a node shares its upward bandwidth among the nodes that it sends to, and
- * its downward bandwidth among those that send to it; a reader that cannot take its share leaves it to the others. A node
- * passes a chunk on when it has all of it and HOP_NS have passed. What is simulated besides:
+ * its downward bandwidth among those that send to it; a reader that cannot take its share leaves it to the others. Between two
+ * nodes there are LANES connections, as the transport "stream" has them, which share that bandwidth at random. Each carries one
+ * chunk at a time, and one that is free takes the next chunk that the source has. A node passes a chunk on when it has all of
+ * it and HOP_NS have passed. What is simulated besides:
  *
- *   LOSS    one of LOSS times 512 KiB is delayed by LOSS_NS, as by a lost packet that TCP notices late
+ *   LOSS    one of LOSS times 512 KiB is delayed by LOSS_NS, as by a lost packet that TCP notices late, and so is the next
+ *           chunk on that connection
  *   SLOW    one of SLOW nodes has a tenth of the bandwidth, both ways; with -r the owner knows them from an earlier version
  *   DEATHS  so many nodes die in the middle; their readers notice after KILL_NS
  *   FROZEN  so many nodes freeze in the middle; their readers notice after FANOUT_SILENCE_NS
@@ -17,8 +20,8 @@
  *   LATE    one of LATE nodes comes late, up to half of the time that one reader needs
  *
  * Prints one line: time of the last healthy node over size / bandwidth; the same of the middle one; bytes that the owner sent
- * and that a node received at most, over the size; how often readers had to ask again. With -p a second line says where the
- * time of the last node went: from its last byte back to the owner's first, always to the node that the next one waited for. */
+ * and that a node received at most, over the size; how often readers had to ask again, were found to lag or to be slow, and
+ * how many of the slow ones are not (wronged). */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,21 +36,34 @@
 #define BUSY_NS 10000000.0
 #define REVIEW_NS 1000000.0
 #define LOSS_BYTES 524288.0
-#define PENDING 8
+#define PENDING 32
+#define MAX_LANES 4u
+
+enum { MISSING, RECEIVED, VISIBLE }; /* a chunk at a node: a VISIBLE one can be passed on */
 
 struct flow { /* one object on its way to one node */
     struct fanout_place place;
     unsigned object;
     struct node *node, *source; /* source NULL: it asks */
-    double bytes, visible;      /* received; whole chunks that it can pass on */
-    double wasted;              /* received twice */
-    double asks_at;             /* 0: it does not ask */
-    double stalled_until;
-    double began, began_bytes; /* at its source */
+    uint8_t *chunks;            /* [n_chunks] MISSING ... */
+    bool *taken;                /* [n_chunks] received from this source or in a lane; true below `next`, too */
+    unsigned next;              /* the first chunk that is not taken */
+    unsigned n_received, n_visible, visible_end;
+    unsigned had_all; /* it had taken all when its source had so many */
+    double sent;      /* bytes for it from all sources */
+    double asks_at;   /* 0: it does not ask */
+    double began;     /* at its source */
+    unsigned began_chunks;
+    struct lane {
+        bool busy;
+        unsigned chunk;
+        double left, weight, stalled_until;
+    } lanes[MAX_LANES];
     struct {
-        double at, bytes;
+        double at;
+        unsigned chunk;
     } pending[PENDING]; /* chunks that become visible */
-    unsigned first, n;
+    unsigned n_pending;
     struct fanout_pace pace;
     bool done;
     double done_at;
@@ -62,30 +78,32 @@ struct node {
     double left; /* scratch: upward bandwidth that no reader has taken */
     unsigned n_open;
     double sent;
+    struct fanout_intake *intake; /* apart: the nodes are walked in each step */
+    unsigned n_sharing;           /* readers that read from it */
     struct flow *flows;
 };
 
 static unsigned n_nodes = 8, n_objects = 1, n_slow_of, n_deaths, n_frozen, n_late_of, n_busy_of, seed = 1, loss_of;
 static double size = 4294967296.0, bandwidth = 1.25e9;
 static bool remembered;
+static unsigned n_lanes = 1, n_chunks;
 
 static struct node *nodes; /* [n_nodes + 1]; the last is the owner */
 static struct node *owner;
 static struct fanout *objects;
 static double chunk, object_bytes, now_ns, step_ns;
-static unsigned asked_again, found_slow, lagged;
+static unsigned asked_again, found_slow, lagged, wronged;
 
-/* With -p: what each node did in each step, and from which node it received. */
-enum { MOVES, SHARES, SLOW_MOVES, STALLS, ASKS, LEFT_ALONE, AWAY, WAITS, N_STATES };
-static const char *const state_names[N_STATES] = {"moves", "moves_at_a_share", "moves_slowly",      "lost_packet",
-                                                  "asks",  "source_is_gone",   "processor_is_away", "waits"};
-struct moment {
-    uint8_t state;
-    uint16_t source;
-};
-static bool explains;
-static struct moment *history; /* [n_steps][n_nodes] */
-static size_t n_steps;
+/* A node that has all stands still as soon as its last chunks can be passed on. */
+static bool is_active(const struct node *node)
+{
+    return node->come && (node->done_at == 0 || now_ns <= node->done_at + 2 * (HOP_NS + LOSS_NS));
+}
+
+#define each_flow(flow)                                                                                                      \
+    for (unsigned i_ = 0; i_ < n_nodes; i_++)                                                                                \
+        for (struct flow *flow = is_active(&nodes[i_]) ? nodes[i_].flows : NULL; flow && flow < nodes[i_].flows + n_objects; \
+             flow++)
 
 static double chance(void)
 {
@@ -107,9 +125,9 @@ static void ask_at(struct flow *flow, double at)
 {
     if (flow->done || flow->node->dead || (flow->asks_at > 0 && flow->asks_at <= at))
         return;
-    flow->wasted += flow->bytes - (double)(uint64_t)(flow->bytes / chunk) * chunk;
-    flow->bytes -= flow->bytes - (double)(uint64_t)(flow->bytes / chunk) * chunk;
     flow->source = NULL;
+    for (unsigned i = 0; i < n_lanes; i++)
+        flow->lanes[i] = (struct lane){0};
     flow->asks_at = at;
 }
 
@@ -129,16 +147,41 @@ static void choose(struct flow *flow)
     if (flow->asks_at > 0)
         fanout_left(&flow->place, on_ask_again, NULL);
     flow->asks_at = 0;
-    source = fanout_choose(&flow->place, can_read, NULL);
+    source = fanout_choose(&flow->place, can_read, on_ask_again, NULL);
     flow->source = source ? flow_of(source)->node : owner;
     flow->pace = (struct fanout_pace){0};
     flow->began = now_ns;
-    flow->began_bytes = flow->bytes;
+    for (flow->next = 0; flow->next < n_chunks && flow->chunks[flow->next] != MISSING; flow->next++)
+        ;
+    flow->n_received = flow->began_chunks = flow->next;
+    memset(flow->taken, 0, n_chunks * sizeof *flow->taken);
+    flow->had_all = n_chunks + 1;
 }
 
-static double has(const struct flow *flow) /* what the flow's source could send */
+static unsigned has(const struct flow *flow) /* chunks that the flow's source could send */
 {
-    return flow->source == owner ? object_bytes : flow->source->flows[flow->object].visible;
+    return flow->source == owner ? n_chunks : flow->source->flows[flow->object].n_visible;
+}
+
+static bool source_has(const struct flow *flow, unsigned i)
+{
+    return flow->source == owner || flow->source->flows[flow->object].chunks[i] == VISIBLE;
+}
+
+/* The next chunk that the source can send; n_chunks: none. */
+static unsigned next_chunk(struct flow *flow)
+{
+    unsigned end = flow->source == owner ? n_chunks : flow->source->flows[flow->object].visible_end;
+
+    if (flow->had_all == has(flow)) /* Nothing has come since. */
+        return n_chunks;
+    while (flow->next < n_chunks && flow->taken[flow->next])
+        flow->next++;
+    for (unsigned i = flow->next; i < end; i++)
+        if (!flow->taken[i] && source_has(flow, i))
+            return i;
+    flow->had_all = has(flow);
+    return n_chunks;
 }
 
 /* ---- events ---- */
@@ -185,18 +228,6 @@ static void finish(struct flow *flow)
         flow->node->done_at = now_ns;
 }
 
-/* The readers of the flow's object that share its source, without those that the source has found to take little. */
-static unsigned n_readers(const struct flow *flow)
-{
-    const struct list *readers =
-        flow->source == owner ? &objects[flow->object].direct : &flow->source->flows[flow->object].place.readers;
-    unsigned n = 0;
-
-    list_for_each (node, readers)
-        n += flow_of(container_of(node, struct fanout_place, by_source))->pace.told == FANOUT_FAIR;
-    return n;
-}
-
 /* What the flow could take from its source, as that knows from an earlier version, from how the bytes came, or from its other
  * reader; 0: as much as comes there. */
 static uint64_t usual(const struct flow *flow)
@@ -209,7 +240,7 @@ static uint64_t usual(const struct flow *flow)
     }
     list_for_each (node, &objects[flow->object].direct) {
         const struct flow *other = flow_of(container_of(node, struct fanout_place, by_source));
-        double sent = other->bytes - other->began_bytes;
+        double sent = (other->n_received - other->began_chunks) * chunk;
         if (other != flow && other->source == owner && sent >= FANOUT_RATE_CHUNKS * chunk &&
             sent / (now_ns - other->began) * 1e9 > rate)
             rate = sent / (now_ns - other->began) * 1e9;
@@ -217,36 +248,87 @@ static uint64_t usual(const struct flow *flow)
     return (uint64_t)rate;
 }
 
+/* Counts the readers that share each source, without those that it has found to take little. */
+static void count_sharing(void)
+{
+    for (unsigned i = 0; i <= n_nodes; i++)
+        nodes[i].n_sharing = 0;
+    each_flow(flow) if (flow->source && !flow->done && !flow->node->dead && flow->pace.told == FANOUT_FAIR)
+        flow->source->n_sharing++;
+}
+
+static enum fanout_verdict judge(struct flow *flow)
+{
+    struct fanout_seen seen = {.at = {.since_ns = (uint64_t)now_ns,
+                                      .had = (uint64_t)(has(flow) * chunk),
+                                      .sent = (uint64_t)(flow->n_received * chunk),
+                                      .received = flow->source->intake->bytes,
+                                      .sent_all = (uint64_t)flow->source->sent},
+                               .usual = usual(flow),
+                               .sharing = flow->source->n_sharing + (flow->pace.told != FANOUT_FAIR),
+                               .chunk_bytes = (uint64_t)chunk};
+    enum fanout_verdict verdict = fanout_pace(&flow->pace, &seen);
+    uint64_t over_ns = flow->pace.over_ns, received;
+
+    if (!flow->pace.ask)
+        return verdict;
+    flow->pace.ask = false;
+    received = fanout_received_in(flow->node->intake, (uint64_t)now_ns, &over_ns);
+    return fanout_answered(&flow->pace, over_ns, received);
+}
+
 static void review(void)
 {
-    for (unsigned i = 0; i < n_nodes; i++)
-        for (unsigned k = 0; k < n_objects && nodes[i].come; k++) {
-            struct flow *flow = &nodes[i].flows[k];
-            enum fanout_verdict verdict;
-            if (!flow->source || flow->source->dead || nodes[i].dead)
-                continue;
-            verdict = fanout_pace(&flow->pace, (uint64_t)now_ns, (uint64_t)has(flow), (uint64_t)flow->bytes, usual(flow),
-                                  n_readers(flow), (uint64_t)chunk);
-            if (flow->source == owner && !remembered && !flow->done)
-                fanout_compare(&flow->place, (uint64_t)flow->bytes, on_ask_again, NULL);
-            if (verdict == FANOUT_FAIR)
-                continue;
-            found_slow += verdict == FANOUT_SLOW;
-            lagged += verdict == FANOUT_LAGS;
-            if (verdict == FANOUT_SLOW)
-                nodes[i].known_slow = true;
-            for (unsigned j = 0; j < n_objects; j++)
-                if (!nodes[i].flows[j].done)
-                    fanout_demote(&nodes[i].flows[j].place, verdict, on_ask_again, NULL);
-        }
+    count_sharing();
+    each_flow(flow)
+    {
+        enum fanout_verdict verdict;
+        if (!flow->source || flow->source->dead || flow->node->dead)
+            continue;
+        verdict = judge(flow);
+        if (flow->source == owner && !remembered && !flow->done)
+            fanout_compare(&flow->place, (uint64_t)(flow->n_received * chunk), on_ask_again, NULL);
+        if (verdict == FANOUT_FAIR)
+            continue;
+        found_slow += verdict == FANOUT_SLOW;
+        lagged += verdict == FANOUT_LAGS;
+        wronged += verdict == FANOUT_SLOW && !flow->node->slow;
+        if (verdict == FANOUT_SLOW)
+            flow->node->known_slow = true;
+        for (unsigned k = 0; k < n_objects; k++) /* It is about the node. */
+            if (!flow->node->flows[k].done)
+                fanout_demote(&flow->node->flows[k].place, verdict, on_ask_again, NULL);
+    }
 }
 
 /* ---- one step ---- */
 
-static bool can_move(const struct flow *flow)
+/* Gives each lane that is free a chunk. False: no lane moves. */
+static bool fill_lanes(struct flow *flow)
+{
+    bool moves = false;
+
+    for (unsigned i = 0; i < n_lanes; i++) {
+        struct lane *lane = &flow->lanes[i];
+        if (!lane->busy) {
+            unsigned next = next_chunk(flow);
+            if (next == n_chunks)
+                continue;
+            flow->taken[next] = true;
+            lane->busy = true;
+            lane->chunk = next;
+            lane->left = next == n_chunks - 1 ? object_bytes - chunk * (n_chunks - 1) : chunk;
+            lane->weight = 0.5 + chance();
+        }
+        moves = moves || lane->stalled_until <= now_ns;
+    }
+    return moves;
+}
+
+static bool can_move(struct flow *flow)
 {
     return flow->source && !flow->done && !flow->source->dead && !flow->node->dead && !flow->source->away &&
-           !flow->node->away && flow->stalled_until <= now_ns && flow->bytes < has(flow);
+           !flow->node->away && fill_lanes(flow);
 }
 
 /* Each connection carries one chunk at a time, of its objects in turn. */
@@ -273,124 +355,89 @@ static double wants(const struct flow *flow)
     return flow->node->down / flow->node->n_in;
 }
 
-static void arrive(struct flow *flow, double bytes)
+static void chunk_arrived(struct flow *flow, struct lane *lane)
 {
-    double limit = has(flow), before = (double)(uint64_t)(flow->bytes / chunk), after;
-
-    bytes = bytes < limit - flow->bytes ? bytes : limit - flow->bytes;
-    flow->source->sent += bytes;
-    flow->bytes += bytes;
-    after = (double)(uint64_t)((flow->bytes + 0.5) / chunk);
-    if (after > before || flow->bytes + 0.5 >= object_bytes) {
-        flow->node->turn = (flow->object + 1) % n_objects;
-        if (loss_of > 0 && chance() * loss_of * LOSS_BYTES < chunk)
-            flow->stalled_until = now_ns + LOSS_NS;
-        if (flow->n < PENDING) {
-            unsigned slot = (flow->first + flow->n++) % PENDING;
-            flow->pending[slot].at = now_ns + HOP_NS + (flow->stalled_until > now_ns ? LOSS_NS : 0);
-            flow->pending[slot].bytes = flow->bytes + 0.5 >= object_bytes ? object_bytes : after * chunk;
-        }
+    lane->busy = false;
+    flow->node->turn = (flow->object + 1) % n_objects;
+    if (loss_of > 0 && chance() * loss_of * LOSS_BYTES < chunk)
+        lane->stalled_until = now_ns + LOSS_NS;
+    flow->n_received++;
+    if (flow->chunks[lane->chunk] == MISSING) {
+        flow->chunks[lane->chunk] = RECEIVED;
+        if (flow->n_pending == PENDING)
+            exit(3);
+        flow->pending[flow->n_pending].at = now_ns + HOP_NS + (lane->stalled_until > now_ns ? LOSS_NS : 0);
+        flow->pending[flow->n_pending++].chunk = lane->chunk;
     }
-    if (flow->bytes + 0.5 >= object_bytes)
+    if (flow->n_received == n_chunks)
         finish(flow);
 }
 
-/* Before bytes move: what the node will do in this step. */
-static void note(const struct node *node, struct moment *moment)
+/* Lanes share what the flow gets. */
+static void arrive(struct flow *flow, double bytes)
 {
-    const struct flow *flow = node->flows;
-    const struct node *source = flow->source;
-
-    moment->source = (uint16_t)(source ? source - nodes : owner - nodes);
-    moment->state = node->slow ? SLOW_MOVES : MOVES;
-    if (!source)
-        moment->state = ASKS;
-    else if (source->dead)
-        moment->state = LEFT_ALONE;
-    else if (source->away || node->away)
-        moment->state = AWAY;
-    else if (flow->stalled_until > now_ns)
-        moment->state = STALLS;
-    else if (flow->bytes >= has(flow))
-        moment->state = WAITS;
-    else if (source->n_out > 1)
-        moment->state = SHARES;
-}
-
-static void note_all(void)
-{
-    struct moment *row;
-
-    if (!explains)
-        return;
-    history = realloc(history, (n_steps + 1) * n_nodes * sizeof *history);
-    if (!history)
-        exit(2);
-    row = &history[n_steps++ * n_nodes];
-    for (unsigned i = 0; i < n_nodes; i++)
-        if (nodes[i].come && !nodes[i].flows->done)
-            note(&nodes[i], &row[i]);
-}
-
-static void print_path(void)
-{
-    unsigned last = n_nodes, hops = 0;
-    double in[N_STATES] = {0};
-
-    for (unsigned i = 0; explains && i < n_nodes; i++)
-        if (!nodes[i].dead && !nodes[i].slow && (last == n_nodes || nodes[i].done_at > nodes[last].done_at))
-            last = i;
-    if (last == n_nodes)
-        return;
-    for (size_t step = (size_t)(nodes[last].done_at / step_ns); step-- > 0;) {
-        const struct moment *moment = &history[step * n_nodes + last];
-        while (moment->state == WAITS && moment->source != owner - nodes && nodes[moment->source].flows->bytes > 0 &&
-               (nodes[moment->source].done_at == 0 || nodes[moment->source].done_at > (double)step * step_ns)) {
-            last = moment->source;
-            moment = &history[step * n_nodes + last];
-            hops++;
+    while (bytes > 0.5 && !flow->done && fill_lanes(flow)) {
+        double weights = 0, part = bytes;
+        for (unsigned i = 0; i < n_lanes; i++)
+            if (flow->lanes[i].busy && flow->lanes[i].stalled_until <= now_ns)
+                weights += flow->lanes[i].weight;
+        for (unsigned i = 0; i < n_lanes; i++) /* until the first of them has its chunk */
+            if (flow->lanes[i].busy && flow->lanes[i].stalled_until <= now_ns &&
+                flow->lanes[i].left * weights / flow->lanes[i].weight < part)
+                part = flow->lanes[i].left * weights / flow->lanes[i].weight;
+        bytes -= part;
+        flow->source->sent += part;
+        flow->sent += part;
+        fanout_received(flow->node->intake, (uint64_t)now_ns, (uint64_t)part);
+        for (unsigned i = 0; i < n_lanes && !flow->done; i++) {
+            struct lane *lane = &flow->lanes[i];
+            if (!lane->busy || lane->stalled_until > now_ns)
+                continue;
+            lane->left -= part * lane->weight / weights;
+            if (lane->left < 0.5)
+                chunk_arrived(flow, lane);
         }
-        in[moment->state] += step_ns;
     }
-    printf("path hops=%u", hops);
-    for (unsigned i = 0; i < N_STATES; i++)
-        printf(" %s=%.3f", state_names[i], in[i] / (size / bandwidth * 1e9));
-    printf("\n");
 }
 
 static void pass_on(struct flow *flow)
 {
-    while (flow->n > 0 && flow->pending[flow->first].at <= now_ns) {
-        flow->visible = flow->pending[flow->first].bytes;
-        flow->first = (flow->first + 1) % PENDING;
-        flow->n--;
-    }
+    for (unsigned i = 0; i < flow->n_pending;)
+        if (flow->pending[i].at <= now_ns) {
+            unsigned at = flow->pending[i].chunk;
+            flow->chunks[at] = VISIBLE;
+            flow->n_visible++;
+            flow->visible_end = at + 1 > flow->visible_end ? at + 1 : flow->visible_end;
+            flow->pending[i] = flow->pending[--flow->n_pending];
+        } else {
+            i++;
+        }
 }
-
-#define each_flow(flow)                       \
-    for (unsigned i_ = 0; i_ < n_nodes; i_++) \
-        for (struct flow *flow = nodes[i_].come ? nodes[i_].flows : NULL; flow && flow < nodes[i_].flows + n_objects; flow++)
 
 static void move(void)
 {
+    bool more = true;
+
     for (unsigned i = 0; i <= n_nodes; i++)
         nodes[i].n_out = 0;
     for (unsigned i = 0; i < n_nodes; i++)
-        if (nodes[i].come)
+        if (is_active(&nodes[i]))
             open_connections(&nodes[i]);
     for (unsigned i = 0; i <= n_nodes; i++) {
         nodes[i].left = nodes[i].up;
         nodes[i].n_open = nodes[i].n_out;
     }
-    note_all();
-    for (unsigned pass = 0; pass < 3; pass++) /* Readers that take less than a share leave the rest to the others. */
+    for (unsigned pass = 0; pass < 3 && more; pass++) { /* Readers that take less than a share leave the rest to the others. */
+        more = false;
         each_flow(flow) if (flow->chosen && flow->source->n_open > 0 && wants(flow) < flow->source->left / flow->source->n_open)
         {
             flow->source->left -= wants(flow);
             flow->source->n_open--;
             flow->chosen = NULL;
             arrive(flow, wants(flow) * step_ns / 1e9);
+            more = true;
         }
+    }
     each_flow(flow) if (flow->chosen)
     {
         struct node *source = flow->source;
@@ -450,7 +497,7 @@ static void report(void)
     for (unsigned i = 0; i < n_nodes; i++) {
         double bytes = 0;
         for (unsigned k = 0; k < n_objects; k++)
-            bytes += nodes[i].flows[k].bytes + nodes[i].flows[k].wasted;
+            bytes += nodes[i].flows[k].sent;
         most = bytes > most ? bytes : most;
         if (nodes[i].dead || nodes[i].slow)
             continue;
@@ -459,9 +506,9 @@ static void report(void)
     }
     qsort(took, n, sizeof *took, compare);
     printf("simulated nodes=%u objects=%u last=%.2f middle=%.2f owner_sent=%.2f node_received=%.3f asked_again=%u "
-           "lagged=%u found_slow=%u unfinished=%u\n",
+           "lagged=%u found_slow=%u wronged=%u unfinished=%u\n",
            n_nodes, n_objects, n ? took[n - 1] : 0, n ? took[n / 2] : 0, owner->sent / size, most / size, asked_again, lagged,
-           found_slow, unfinished);
+           found_slow, wronged, unfinished);
     free(took);
 }
 
@@ -475,13 +522,17 @@ static void set_up(void)
     object_bytes = size / n_objects;
     chunk = (double)fanout_chunk_bytes((uint64_t)object_bytes, UINT64_C(4) << 20);
     step_ns = chunk / bandwidth * 1e9 / 2;
+    n_chunks = (unsigned)((object_bytes + chunk - 1) / chunk);
     for (unsigned k = 0; k < n_objects; k++)
         fanout_init(&objects[k], (uint64_t)object_bytes, (uint64_t)chunk);
     for (unsigned i = 0; i <= n_nodes; i++) {
         nodes[i].up = nodes[i].down = bandwidth;
+        nodes[i].intake = calloc(1, sizeof *nodes[i].intake);
         nodes[i].flows = i < n_nodes ? calloc(n_objects, sizeof *nodes[i].flows) : NULL;
-        if (i < n_nodes && !nodes[i].flows)
-            exit(2);
+        for (unsigned k = 0; i < n_nodes && k < n_objects; k++) {
+            nodes[i].flows[k].chunks = calloc(n_chunks, 1);
+            nodes[i].flows[k].taken = calloc(n_chunks, sizeof(bool));
+        }
     }
     for (unsigned i = 0; n_slow_of && i < n_nodes / n_slow_of; i++) {
         struct node *node = &nodes[(unsigned)(chance() * n_nodes)];
@@ -509,59 +560,33 @@ static void set_up(void)
         nodes[i].busy = chance() * n_busy_of < 1;
 }
 
+/* The options with a whole number. */
+static const struct {
+    char letter;
+    unsigned *number;
+} options[] = {{'n', &n_nodes},  {'k', &n_objects}, {'l', &loss_of},   {'w', &n_slow_of}, {'d', &n_deaths},
+               {'z', &n_frozen}, {'a', &n_late_of}, {'c', &n_busy_of}, {'t', &n_lanes},   {'x', &seed}};
+
 int main(int argc, char **argv)
 {
     int option;
 
-    while ((option = getopt(argc, argv, "n:k:s:b:l:w:rd:z:a:c:x:p")) != -1) {
+    while ((option = getopt(argc, argv, "n:k:s:b:l:w:rd:z:a:c:x:t:")) != -1) {
         double number = optarg ? strtod(optarg, NULL) : 0;
-        switch (option) {
-        case 'n':
-            n_nodes = (unsigned)number;
-            break;
-        case 'k':
-            n_objects = (unsigned)number;
-            break;
-        case 's':
-            size = number;
-            break;
-        case 'b':
-            bandwidth = number;
-            break;
-        case 'l':
-            loss_of = (unsigned)number;
-            break;
-        case 'w':
-            n_slow_of = (unsigned)number;
-            break;
-        case 'r':
-            remembered = true;
-            break;
-        case 'd':
-            n_deaths = (unsigned)number;
-            break;
-        case 'z':
-            n_frozen = (unsigned)number;
-            break;
-        case 'a':
-            n_late_of = (unsigned)number;
-            break;
-        case 'c':
-            n_busy_of = (unsigned)number;
-            break;
-        case 'p':
-            explains = n_objects == 1;
-            break;
-        case 'x':
-            seed = (unsigned)number;
-            break;
-        default:
+        if (option == '?')
             return 2;
-        }
+        if (option == 'r')
+            remembered = true;
+        else if (option == 's')
+            size = number;
+        else if (option == 'b')
+            bandwidth = number;
+        for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+            if (options[i].letter == option)
+                *options[i].number = (unsigned)number;
     }
     set_up();
     simulate();
     report();
-    print_path();
     return 0;
 }

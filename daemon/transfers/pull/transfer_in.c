@@ -305,10 +305,23 @@ void transfer_in_on_meta(struct peer_session *session, const Rdt__Pb__PullMeta *
         resume(next);
 }
 
+/* The source cannot see what this node receives from others. */
+static void tell_received(const struct transfer *transfer, uint64_t over_ns)
+{
+    Rdt__Pb__PullCredit answer = RDT__PB__PULL_CREDIT__INIT;
+
+    answer.transfer = transfer->id;
+    answer.over_ns = over_ns;
+    answer.received = fanout_received_in(&transfer->transfers->intake, uv_hrtime(), &answer.over_ns);
+    (void)peer_session_send(transfer->pull.peer, RDT_PEER_PULL_CREDIT, &answer.base, NULL);
+}
+
 void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullParked *parked)
 {
     struct transfer *transfer = find(session, parked->transfer);
 
+    if (transfer && parked->over_ns > 0)
+        tell_received(transfer, parked->over_ns);
     if (transfer && transfer->pull.peer != transfer->pull.origin)
         transfer_in_heard(transfer);
     if (!transfer || transfer->pull.answer.arrived || transfer->pull.peer != transfer->pull.origin)

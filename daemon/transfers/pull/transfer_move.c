@@ -401,6 +401,7 @@ static void chunk_arrived(struct transfer *transfer, uint32_t index)
 {
     transfer->pull.chunks_done++;
     transfer->record.bytes_done += transfer->pull.plan->chunks[index].bytes;
+    fanout_received(&transfer->transfers->intake, uv_hrtime(), transfer->pull.plan->chunks[index].bytes);
     transfer_in_heard(transfer);
     if (transfer->pull.replica)
         replica_arrived(transfer->pull.replica, index);

@@ -141,6 +141,9 @@ void serve_on_start(struct peer_session *session, const Rdt__Pb__PullStart *star
 /* SENDING: a chunk has ended, or more bytes have come. */
 void serve_watch_pace(struct serve *out);
 
+/* The reader's node says how much it receives (fanout_answered). */
+void serve_take_answer(struct serve *out, const Rdt__Pb__PullCredit *answer);
+
 /* ---- the answer (serve_answer.c) ---- */
 
 /* The object is there and the requester may have it: answers, and ends the serve unless chunks are to follow. */

@@ -25,39 +25,57 @@ static uint64_t usual_rate(const struct serve *out)
     return usual;
 }
 
-/* The readers that share this node's bandwidth, without those that were found to take little of it. */
-static unsigned count_readers(const struct serve *out)
+static void ask(struct serve *out)
 {
-    unsigned n = 0;
+    Rdt__Pb__PullParked question = RDT__PB__PULL_PARKED__INIT;
 
-    if (!out->replica)
-        return out->transfers->n_sharing;
-    list_for_each (node, &out->replica->pulls)
-        n += container_of(node, struct serve, by_replica)->pace.told == FANOUT_FAIR;
-    return n;
+    out->pace.ask = false;
+    question.transfer = out->number;
+    question.over_ns = out->pace.over_ns;
+    (void)peer_session_send(out->session, RDT_PEER_PULL_PARKED, &question.base, NULL);
 }
 
-void serve_watch_pace(struct serve *out)
+static void take_verdict(struct serve *out, enum fanout_verdict verdict, uint64_t sent)
 {
-    struct transfers *transfers = out->transfers;
-    const struct chunk_plan *plan = out->plan;
-    bool filling = out->replica && out->replica->filling;
-    uint64_t have = filling ? out->replica->filling->record.bytes_done : out->stream_bytes;
-    uint64_t sent = out->chunks_done < plan->n ? plan->chunks[out->chunks_done].offset : out->stream_bytes;
-    enum fanout_verdict verdict = FANOUT_FAIR;
-    uint64_t usual;
-
-    if (list_empty(&out->by_pace))
-        return;
-    usual = filling ? 0 : usual_rate(out);
-    if (usual > 0 || filling)
-        verdict = fanout_pace(&out->pace, uv_hrtime(), have, sent, usual, count_readers(out), plan->chunks[0].bytes);
     if (verdict != FANOUT_FAIR) {
         serve_shares(out, false);
         out->record.reader = verdict == FANOUT_SLOW ? "slow" : "lags";
     }
     if (out->replica && verdict != FANOUT_FAIR)
         replica_reader_is_slow(out->replica, out->session, verdict);
-    else if (!out->replica && (verdict != FANOUT_FAIR || transfers->usual_rate == 0))
-        replica_directory_reader_took(&transfers->directory, out->object->generation, out->session, sent, verdict);
+    else if (!out->replica && (verdict != FANOUT_FAIR || out->transfers->usual_rate == 0))
+        replica_directory_reader_took(&out->transfers->directory, out->object->generation, out->session, sent, verdict);
+}
+
+static uint64_t sent_of(const struct serve *out)
+{
+    return out->chunks_done < out->plan->n ? out->plan->chunks[out->chunks_done].offset : out->stream_bytes;
+}
+
+void serve_watch_pace(struct serve *out)
+{
+    const struct transfers *transfers = out->transfers;
+    bool filling = out->replica && out->replica->filling;
+    struct fanout_seen seen = {.chunk_bytes = out->plan->chunks[0].bytes, .sharing = transfers->n_sharing + !out->shares};
+    enum fanout_verdict verdict = FANOUT_FAIR;
+
+    if (list_empty(&out->by_pace))
+        return;
+    seen.usual = filling ? 0 : usual_rate(out);
+    seen.at = (struct fanout_window){.since_ns = uv_hrtime(),
+                                     .had = filling ? out->replica->filling->record.bytes_done : out->stream_bytes,
+                                     .sent = sent_of(out),
+                                     .received = transfers->intake.bytes,
+                                     .sent_all = transfers->counts->bytes_out};
+    if (seen.usual > 0 || filling)
+        verdict = fanout_pace(&out->pace, &seen);
+    if (out->pace.ask)
+        ask(out);
+    take_verdict(out, verdict, seen.at.sent);
+}
+
+void serve_take_answer(struct serve *out, const Rdt__Pb__PullCredit *answer)
+{
+    if (!list_empty(&out->by_pace))
+        take_verdict(out, fanout_answered(&out->pace, answer->over_ns, answer->received), sent_of(out));
 }

@@ -175,6 +175,8 @@ void serve_on_credit(struct peer_session *session, const Rdt__Pb__PullCredit *cr
 {
     struct serve *out = map_get_u64(&session->serves, credit->transfer);
 
+    if (out && credit->over_ns > 0)
+        serve_take_answer(out, credit);
     if (!out || out->sm.state == SERVE_ABORT || credit->chunks <= out->credit)
         return;
     out->credit = credit->chunks;

@@ -214,6 +214,43 @@ Test(hostile_peer, what_was_not_asked_is_passed_over)
     end_with_insider();
 }
 
+/* How much has come in the last `over_ns`, over all transfers: a source that finds its reader slow asks that. */
+static void ask_what_came(uint64_t number, uint64_t over_ns, unsigned n)
+{
+    Rdt__Pb__PullParked question = RDT__PB__PULL_PARKED__INIT;
+    Rdt__Pb__PullCredit *answer;
+
+    question.transfer = number;
+    question.over_ns = over_ns;
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_PARKED, &question.base);
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL_CREDIT, n));
+    answer = rdt__pb__pull_credit__unpack(NULL, rogue_peer.came[RDT_PEER_PULL_CREDIT].bytes,
+                                          rogue_peer.came[RDT_PEER_PULL_CREDIT].payload);
+    cr_assert(answer->transfer == number && answer->over_ns > 0 && answer->over_ns <= over_ns);
+    cr_assert_eq(answer->received, 0);
+    rdt__pb__pull_credit__free_unpacked(answer, NULL);
+}
+
+Test(hostile_peer, source_may_ask_what_this_node_receives)
+{
+    Rdt__Pb__PullEnd over = RDT__PB__PULL_END__INIT;
+    rdt_request *request;
+    uint64_t number;
+
+    begin_with_insider(NULL);
+    request = asked(&number);
+    ask_what_came(number, 1000000000, 1);
+    ask_what_came(number, UINT64_MAX, 2);
+    over.transfer = number;
+    over.status = RDT_FREED;
+    over.message = (char *)"so there";
+    over.from_owner = true;
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_END, &over.base);
+    ends_with(request, RDT_FREED, "so there");
+    honest_fetch_works();
+    end_with_insider();
+}
+
 Test(hostile_peer, second_answer_changes_nothing)
 {
     struct answer answer;
