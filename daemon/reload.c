@@ -221,9 +221,12 @@ static void on_read_after_hangup(void *arg, struct fresh_config *config)
 
 void daemon_on_hangup(uv_signal_t *handle, int number)
 {
+    struct daemon *daemon = handle->data;
     struct rdt_error err;
 
     (void)number;
-    if (daemon_read_again(handle->data, on_read_after_hangup, handle->data, &err) != RDT_OK)
+    if (daemon->rpc.draining || daemon->stopping) /* The threads may be gone. */
+        log_warn("SIGHUP: the daemon ends, so it does not reload its configuration");
+    else if (daemon_read_again(daemon, on_read_after_hangup, daemon, &err) != RDT_OK)
         log_error("SIGHUP: the configuration was not reloaded, and nothing has changed: %s", err.msg);
 }
