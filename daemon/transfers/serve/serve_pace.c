@@ -56,11 +56,12 @@ void serve_watch_pace(struct serve *out)
 {
     const struct transfers *transfers = out->transfers;
     bool filling = out->replica && out->replica->filling;
-    struct fanout_seen seen = {.chunk_bytes = out->plan->chunks[0].bytes, .sharing = transfers->n_sharing + !out->shares};
+    struct fanout_seen seen = {.sharing = transfers->n_sharing + !out->shares};
     enum fanout_verdict verdict = FANOUT_FAIR;
 
-    if (list_empty(&out->by_pace))
+    if (list_empty(&out->by_pace)) /* The plan may have no chunks. */
         return;
+    seen.chunk_bytes = out->plan->chunks[0].bytes;
     seen.usual = filling ? 0 : usual_rate(out);
     seen.at = (struct fanout_window){.since_ns = uv_hrtime(),
                                      .had = filling ? out->replica->filling->record.bytes_done : out->stream_bytes,
