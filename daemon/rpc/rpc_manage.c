@@ -149,6 +149,6 @@ enum rdt_status rpc_reload(struct call *call, const void *request, struct rdt_er
         free(waiting);
         return status;
     }
-    call->why = strdup("the file system of a file of the configuration does not answer, and nothing has changed: find out why");
+    call->why = strdup("the file system of the configuration, key or certificates does not answer, and nothing has changed");
     return RDT_OK;
 }
