@@ -16,6 +16,8 @@
 #define BACKLOG_CHUNKS 24u /* more than the chunks under way: the reader lacks nothing */
 #define SLOW_RATIO 3u      /* a healthy reader on a busy machine may fall to half of its share for a while */
 
+#define MAX_LEFT_WHOLE 2u /* sources with all bytes that a reader leaves before it reads from the owner */
+
 #define MARK_NS UINT64_C(4000000)
 
 #define COMPARE_AFTER 16u  /* chunks that the first reader has taken alone */
@@ -167,7 +169,7 @@ struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read 
     uint64_t least = load(&fanout->direct, fanout, reader);
     struct fanout_place *best = NULL;
 
-    if (reader->compare) {
+    if (reader->compare || reader->n_left_whole >= MAX_LEFT_WHOLE) {
         reader->compare = false;
         enter(reader, NULL);
         return NULL;
@@ -235,9 +237,10 @@ void fanout_left(struct fanout_place *reader, fanout_ask_again *ask_again, void 
     enter(reader, NULL);
     if (!source || asked)
         return;
-    if (source->whole) /* Nothing would end that it lags: it becomes whole once only. */
+    if (source->whole) { /* Nothing would end that it lags: it becomes whole once only. */
         reader->avoids = source;
-    else
+        reader->n_left_whole++;
+    } else
         fanout_demote(source, FANOUT_LAGS, ask_again, arg);
 }
 
@@ -318,6 +321,8 @@ enum fanout_verdict fanout_pace(struct fanout_pace *pace, const struct fanout_se
 
     if (window->since_ns == 0)
         *stretch = *window = now->at;
+    if (lacks)
+        *window = now->at;
     if (pace->suspected != FANOUT_FAIR)
         return now->at.since_ns - pace->asked_ns < FANOUT_SILENCE_NS ? FANOUT_FAIR : fanout_answered(pace, 0, 0);
     if (pace->told == FANOUT_FAIR && now->at.sent - stretch->sent >= now->chunk_bytes &&
@@ -332,10 +337,6 @@ enum fanout_verdict fanout_pace(struct fanout_pace *pace, const struct fanout_se
             suspect(pace, FANOUT_LAGS, &pace->lags, now);
             return FANOUT_FAIR;
         }
-    }
-    if (lacks) {
-        *window = now->at;
-        return FANOUT_FAIR;
     }
     if (pace->told == FANOUT_SLOW || now->at.since_ns - window->since_ns < WINDOW_NS ||
         could_have(window, now) < WINDOW_CHUNKS * now->chunk_bytes)

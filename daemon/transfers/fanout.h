@@ -84,6 +84,7 @@ struct fanout_place {            /* of one reader */
     enum fanout_asked asked;     /* whether it was asked to ask again: then its source is not to blame when it does */
     bool spares_owner;           /* it has come back: the owner has sent those bytes before, and another node is as good */
     const struct fanout_place *avoids; /* the source where it lagged, as that may be the one to blame; only compared */
+    unsigned n_left_whole;             /* sources with all bytes that stood still or ended */
     bool compare, was_compared;        /* its next source is the owner's node, to be compared; it was */
     bool below;                        /* used during one call */
 };
@@ -114,7 +115,8 @@ struct fanout_place *fanout_choose(struct fanout_place *reader, fanout_can_read 
                                    void *arg);
 
 /* The reader has left its source, and asks again: fanout_choose comes next. Unless it was asked to, its source stood still or
- * ended, and lags from now on. If that is whole, this reader avoids it, and the others find out themselves. */
+ * ended, and lags from now on. If that is whole, this reader avoids it, and the others find out themselves; after the second
+ * one it reads from the owner, or it would go to and fro between two that are frozen. */
 void fanout_left(struct fanout_place *reader, fanout_ask_again *ask_again, void *arg);
 
 /* The owner's node, which does not know yet what a reader could take from it, has sent so many bytes to this one. Has others

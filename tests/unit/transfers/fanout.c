@@ -213,6 +213,19 @@ Test(fanout_decides, whole_node_that_a_reader_left_stays_a_source_of_others)
     cr_assert_eq(join(3, false), &places[0]);
 }
 
+/* It would go to and fro between the two. */
+Test(fanout_decides, reader_that_left_two_whole_nodes_reads_from_the_owner)
+{
+    begin(4);
+    fanout_set_whole(&places[0]);
+    fanout_set_whole(&places[1]);
+    fanout_left(&places[2], on_ask_again, NULL);
+    cr_assert_eq(fanout_choose(&places[2], can_read, on_ask_again, NULL), &places[0]);
+    fanout_left(&places[2], on_ask_again, NULL);
+    cr_assert_eq(fanout_choose(&places[2], can_read, on_ask_again, NULL), NULL);
+    cr_assert_eq(join(4, false), &places[0], "others still read from it");
+}
+
 Test(fanout_decides, reader_that_comes_back_spares_an_idle_owner)
 {
     begin(3);
@@ -316,6 +329,23 @@ Test(fanout_decides, reader_whose_node_does_not_answer_is_slow)
     }
     cr_assert_eq(times[FANOUT_LAGS], 0, "it has taken nothing");
     cr_assert_eq(times[FANOUT_SLOW], 1);
+}
+
+/* Bytes that it could not have had while its node was asked do not count. */
+Test(fanout_decides, reader_that_lacked_bytes_while_its_node_was_asked_is_not_slow)
+{
+    struct fanout_pace pace = {0};
+    struct fanout_seen seen = {.sharing = 1, .chunk_bytes = MIB};
+    unsigned i;
+
+    for (i = 1; !pace.ask; i++) {
+        cr_assert_lt(i, 60);
+        seen.at = (struct fanout_window){i * STEP_NS, .had = i * 10 * MIB, .sent = i * MIB, .received = i * 10 * MIB};
+        cr_assert_eq(fanout_pace(&pace, &seen), FANOUT_FAIR);
+    }
+    seen.at = (struct fanout_window){i * STEP_NS, .had = i * 10 * MIB, .sent = i * 10 * MIB, .received = i * 10 * MIB};
+    cr_assert_eq(fanout_pace(&pace, &seen), FANOUT_FAIR);
+    cr_assert_eq(pace.window.since_ns, i * STEP_NS, "the time in which it lacks nothing begins anew");
 }
 
 /* One MiB each 10 ms for a second, nothing in the next one, and so on. */
