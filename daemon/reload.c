@@ -117,7 +117,7 @@ struct fresh_config {
     struct list link; /* daemon->fresh_configs: a thread reads the first, and the others wait */
     struct work work;
     struct daemon *daemon;
-    void (*on_read)(void *read_arg, struct fresh_config *config);
+    void (*on_read)(void *read_arg, struct fresh_config *config); /* config is NULL when the daemon ends */
     void *arg;
     const struct options *now; /* of which no key that reloads may be read */
     bool has_peers;
@@ -148,10 +148,9 @@ static void done_reading(struct work *work)
     struct daemon *daemon = config->daemon;
 
     list_remove(&config->link);
-    if (!daemon->stopping) {
+    if (!daemon->stopping)
         read_first(daemon);
-        config->on_read(config->arg, config);
-    }
+    config->on_read(config->arg, daemon->stopping ? NULL : config);
     options_fini(&config->options);
     peers_drop_key(config->key);
     free(config);
@@ -213,7 +212,7 @@ static void on_read_after_hangup(void *arg, struct fresh_config *config)
     struct daemon *daemon = arg;
     struct rdt_error err;
 
-    if (daemon->rpc.draining)
+    if (!config || daemon->rpc.draining)
         log_warn("SIGHUP: the daemon ends, so it does not reload its configuration");
     else if (daemon_adopt(daemon, config, false, NULL, NULL, &err) != RDT_OK)
         log_error("SIGHUP: the configuration was not reloaded, and nothing has changed: %s", err.msg);

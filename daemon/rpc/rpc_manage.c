@@ -112,8 +112,9 @@ static void on_read(void *arg, struct fresh_config *config)
     struct rdt_error err;
     struct arena arena;
 
-    if (call) {
+    if (call)
         call->waiting = NULL;
+    if (call && config) {
         arena_init(&arena, RDT_MAX_DECODED_BYTES);
         if (adopt(call, config, waiting->check, &arena, &err) != RDT_OK)
             call_fail(call, &err);
