@@ -23,10 +23,21 @@
 
 #include "backends/gloo/pair.hh"
 
-struct mesh_device {
+/* Gloo's device. Its thread wakes a hundred times a second, so it exists only while a mesh does. */
+struct running_device {
     std::shared_ptr<gloo::transport::Device> device;
-    std::unique_ptr<pairs::ThreadPause> pause;
+    pairs::ThreadPause pause;
+
+    explicit running_device(const gloo::transport::tcp::attr &attr)
+        : device(gloo::transport::tcp::CreateDevice(attr)), pause(static_cast<gloo::transport::tcp::Device &>(*device))
+    {
+    }
+};
+
+struct mesh_device {
+    gloo::transport::tcp::attr attr;
     std::mutex mutex;
+    std::weak_ptr<running_device> running; /* with the mutex */
     std::condition_variable more;
     std::list<struct mesh *> discarded; /* with the mutex; the reaper destroys them */
     bool ending = false;                /* with the mutex */
@@ -35,6 +46,7 @@ struct mesh_device {
 
 struct mesh final : pairs::Owner {
     struct mesh_device *device;
+    std::shared_ptr<running_device> running;
     uint32_t size;
     std::mutex mutex;
     bool closing = false;
@@ -135,19 +147,27 @@ bool start_reaper(struct mesh_device *device)
     return error == 0;
 }
 
+std::shared_ptr<running_device> run(struct mesh_device *device)
+{
+    std::lock_guard<std::mutex> lock(device->mutex);
+    auto running = device->running.lock();
+
+    if (!running)
+        device->running = running = std::make_shared<running_device>(device->attr);
+    return running;
+}
+
 } // namespace
 
 bool mesh_device_create(const char *interface, const char *address, struct mesh_device **device_p, char why[MESH_WHY_BYTES])
 {
     return pairs::guarded(why, [&] {
         auto device = std::make_unique<mesh_device>();
-        gloo::transport::tcp::attr attr;
         if (interface[0])
-            attr.iface = interface;
+            device->attr.iface = interface;
         else
-            attr.hostname = address;
-        device->device = gloo::transport::tcp::CreateDevice(attr);
-        device->pause = std::make_unique<pairs::ThreadPause>(static_cast<gloo::transport::tcp::Device &>(*device->device));
+            device->attr.hostname = address;
+        (void)run(device.get()); /* says whether it can */
         if (!start_reaper(device.get()))
             throw std::runtime_error("the system refused to start a thread");
         *device_p = device.release();
@@ -172,14 +192,15 @@ bool mesh_create(struct mesh_device *device, const struct mesh_id *id, uint32_t 
         /* An incomplete mesh is destroyed by the reaper, too. */
         std::unique_ptr<struct mesh, void (*)(struct mesh *)> mesh(new struct mesh, mesh_discard);
         mesh->device = device;
-        mesh->pause = device->pause.get();
+        mesh->running = run(device);
+        mesh->pause = &mesh->running->pause;
         mesh->rank = rank;
         mesh->size = size;
         mesh->id = *id;
         mesh->context =
-            std::make_shared<pairs::GroupContext>(static_cast<int>(rank), static_cast<int>(size), device->device, *mesh);
+            std::make_shared<pairs::GroupContext>(static_cast<int>(rank), static_cast<int>(size), mesh->running->device, *mesh);
         /* A pair already listens while its base class is constructed. */
-        pairs::PausedThread while_pairs_are_created(*device->pause);
+        pairs::PausedThread while_pairs_are_created(*mesh->pause);
         for (uint32_t i = 0; i < size; i++)
             if (i != rank)
                 mesh->context->pairs().createPair(static_cast<int>(i));

@@ -170,6 +170,36 @@ Test(gloo_mesh, ranks_connect_and_move)
     must_move();
 }
 
+static unsigned count_threads(void)
+{
+    DIR *dir = opendir("/proc/self/task");
+    unsigned n = 0;
+
+    cr_assert(dir);
+    while (readdir(dir))
+        n++;
+    (void)closedir(dir);
+    return n;
+}
+
+/* It would wake a hundred times a second. */
+Test(gloo_mesh, device_has_no_thread_of_gloo_without_a_mesh)
+{
+    unsigned with = count_threads();
+
+    mesh_discard(mesh[0]);
+    mesh_discard(mesh[1]);
+    for (unsigned i = 0; count_threads() != with - 1; i++) {
+        cr_assert_lt(i, 1000u, "the device's thread runs on");
+        (void)usleep(10000);
+    }
+    make(0, &id);
+    make(1, &id);
+    cr_assert_eq(count_threads(), with);
+    must_connect();
+    must_move();
+}
+
 Test(gloo_mesh, resets_at_the_door_end_nothing)
 {
     for (unsigned i = 0; i < 400; i++) {
