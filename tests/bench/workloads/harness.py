@@ -136,6 +136,10 @@ class Node:
            f"nsenter -t {self.pid} -n sh -c 'ip link set lo up && ip address add {self.address}/24 dev eth0 && ip link set eth0 up && "
            f"{shape % 'eth0' if rate else shape}' && {shape % outer if rate else shape}")
 
+    def command(self):
+        """What a command begins with to run on this node, with the /sys of its namespace, where UCX looks for interfaces."""
+        return ["nsenter", "-t", str(self.pid), "-n", "unshare", "-m", "sh", "-c", 'mount -t sysfs none /sys && exec "$@"', "sh"]
+
     def close(self):
         sh(f"ip link del {self.outer}")  # at once, and not when the kernel comes to the end of the namespace
         self.process.kill()
@@ -169,8 +173,7 @@ class Daemon:
                    "--log-level", "warn", "--memory-limit", str(memory_available() * 3 // 4)]
         if node:
             command += ["--listen", self.address, "--key-file", key, "--trusted-network", "yes", "--interfaces", "eth0"]
-            # ip netns exec, and not nsenter alone: UCX looks for interfaces in the namespace's own /sys
-            command = ["nsenter", "-t", str(node.pid), "-n", "unshare", "-m", "sh", "-c", 'mount -t sysfs none /sys && exec "$@"', "sh"] + command
+            command = node.command() + command
         for key_value in settings:
             command += ["--set", key_value]
         self.log = os.path.join(directory, f"{name}.log")
@@ -245,6 +248,11 @@ def percentile(values, share):
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
+def ray_workers():
+    """Ray's runtime_env: its workers know rdtd's transport."""
+    return {"worker_process_setup_hook": "rdtd.ray.register", "env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}}
+
+
 # ---- rounds ----
 
 @dataclass
@@ -306,10 +314,34 @@ class Bench:
             raise CannotRun(f"{error.name} is not installed") from None
         rdtd.ray.register(hooked=True)
         ray.init(num_cpus=2, object_store_memory=int(store_bytes), include_dashboard=False, log_to_driver=False,
-                 logging_level="error", _node_ip_address="127.0.0.1", _temp_dir=os.path.join(self.dir, "ray"),
-                 runtime_env={"worker_process_setup_hook": "rdtd.ray.register", "env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}})
+                 logging_level="error", _node_ip_address="127.0.0.1", _temp_dir=os.path.join(self.dir, "ray"), runtime_env=ray_workers())
         self.stack.callback(ray.shutdown)
         return ray
+
+    def ray_cluster(self, nodes, store_bytes, environments):
+        """Ray with one of its nodes on each node, until the round ends. Each has the resource "nodeNUMBER", and its workers have the
+        variables of its element of `environments`. Returns the address at which a driver on nodes[0] finds it."""
+        ray = os.path.join(os.path.dirname(sys.executable), "ray")
+        if not os.path.exists(ray):
+            raise CannotRun("ray is not installed")
+        address = f"{nodes[0].address}:6379"
+        for node, environment in zip(nodes, environments):
+            command = [*node.command(), ray, "start", "--block", "--disable-usage-stats", "--node-ip-address", node.address, "--num-cpus", "1",
+                       "--object-store-memory", str(int(store_bytes)), "--resources", f'{{"node{node.number}": 16}}']
+            command += ["--address", address] if node != nodes[0] else \
+                       ["--head", "--port", "6379", "--include-dashboard", "false", "--temp-dir", os.path.join(self.dir, "ray")]
+            log = os.path.join(self.dir, f"ray{node.number}.log")
+            with open(log, "wb") as file:
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env={**os.environ, **environment})
+            self.stack.callback(process.wait)
+            self.stack.callback(process.terminate)
+
+            def started():
+                if process.poll() is not None:
+                    raise RuntimeError(f"ray start ended: {open(log).read()[-1000:]}")
+                return "Ray runtime started" in open(log).read()
+            wait_until(started, 60, f"Ray on node {node.number}")
+        return address
 
     def inner(self):
         """For a part of a round that ends by itself: what a side started in it ends before the next part."""

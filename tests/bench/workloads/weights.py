@@ -12,10 +12,11 @@ The trainer writes all weights before each step, on nobody's clock. The first st
 import os
 import time
 
-from harness import CannotRun, Side, call_all, memory_available, now
+from harness import PATIENCE, CannotRun, Side, call_all, memory_available, now, ray_workers, wait_until
 
 SAMPLERS, LAYERS, VOCABULARY = 4, 32, 32000
 PORT = 29551
+UCX_OF_NIXL = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "eth0", "UCX_TCP_TX_SEG_SIZE": "256k", "UCX_TCP_RX_SEG_SIZE": "256k"}  # between nodes
 FREE = 1001  # the first step of the phase in which the trainer waits for nobody; odd, as the last one before is even
 
 
@@ -348,6 +349,10 @@ def by_file(folder=None):
     return side
 
 
+def by_shared_disk(bench):
+    raise CannotRun("nodes that are namespaces of one machine share its page cache, so a file on a shared disk would not travel")
+
+
 # ---- Ray ----
 
 class RayTrainer(Trainer):
@@ -373,41 +378,73 @@ class RaySampler(Sampler):
         return self.take(ray.get(refs[0]))
 
 
+def ray_steps(transport, size, dtype, steps, places=()):
+    """Lists of the times of each step after the first: handed, read, trainer. places: the trainer's and the samplers' resources."""
+    import ray
+    bases = (RayTrainer,)
+    body = {} if transport == "store" else {"tensors": ray.method(tensor_transport=transport)(lambda self: self.weights)}
+    Trainers = ray.remote(num_cpus=0, enable_tensor_transport=transport != "store")(type("RayTrainer_", bases, body))
+    Samplers = ray.remote(num_cpus=0, enable_tensor_transport=transport != "store")(RaySampler)
+    options = [{"resources": {place: 1}} for place in places] or [{}] * (1 + SAMPLERS)
+    trainer = Trainers.options(**options[0]).remote(size, dtype)
+    samplers = [Samplers.options(**option).remote() for option in options[1:]]
+    handed, whole, trainers = [], [], []
+    for step in range(1, steps + 2):
+        ray.get(trainer.write.remote(step), timeout=120)
+        start = now()
+        if transport == "store":
+            ref = ray.get(trainer.put.remote(), timeout=120)
+            kept = now() - start
+            got = ray.get([sampler.take_ref.remote(ref) for sampler in samplers], timeout=120)
+        else:
+            ref = trainer.tensors.remote()
+            got = ray.get([sampler.take.remote(ref) for sampler in samplers], timeout=120)
+            kept = max(one[0] for one in got) - start  # the weights must not change before
+        del ref
+        if {one[2] for one in got} != {step}:
+            raise RuntimeError(f"step {step} arrived as {[one[2] for one in got]}")
+        if step > 1:
+            handed.append(max(one[0] for one in got) - start)
+            whole.append(max(one[1] for one in got) - start)
+            trainers.append(kept)
+    return handed, whole, trainers
+
+
+class RayDriver:
+    """The driver of a cluster, a process on its first node."""
+
+    def __init__(self, address, nodes, environment):
+        import ray
+        import rdtd.ray
+        os.environ.update(environment)
+        rdtd.ray.register(hooked=True)
+        ray.init(address=address, _node_ip_address=address.split(":")[0], log_to_driver=False, logging_level="error", runtime_env=ray_workers())
+        wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == nodes, 60, f"{nodes} nodes of Ray")
+
+    def steps(self, *args):
+        return ray_steps(*args)
+
+
 def by_ray(transport):
-    def side(bench, size, dtype, case, steps=3):
+    def side(bench, size, dtype, case, nodes=None, steps=3):
         before = memory_available()
-        os.environ["RAY_ENABLE_ZERO_COPY_TORCH_TENSORS"] = "1"
-        if transport == "rdtd":
-            os.environ["RDT_SOCKET"] = bench.daemon().socket
-        ray = bench.ray(2.3 * size + (200 << 20) if transport == "store" else 100 << 20)
-        bases = (RayTrainer,)
-        body = {} if transport == "store" else {"tensors": ray.method(tensor_transport=transport)(lambda self: self.weights)}
-        Trainers = ray.remote(num_cpus=0, enable_tensor_transport=transport != "store")(type("RayTrainer_", bases, body))
-        Samplers = ray.remote(num_cpus=0, enable_tensor_transport=transport != "store")(RaySampler)
-        trainer, samplers = Trainers.remote(size, dtype), [Samplers.remote() for _ in range(SAMPLERS)]
-        if transport == "gloo":
-            from ray.experimental.collective import create_collective_group
-            create_collective_group([trainer, *samplers], backend="gloo")
-        handed, whole, trainers = [], [], []
-        for step in range(1, steps + 2):
-            ray.get(trainer.write.remote(step), timeout=120)
-            start = now()
-            if transport == "store":
-                ref = ray.get(trainer.put.remote(), timeout=120)
-                kept = now() - start
-                got = ray.get([sampler.take_ref.remote(ref) for sampler in samplers], timeout=120)
-            else:
-                ref = trainer.tensors.remote()
-                got = ray.get([sampler.take.remote(ref) for sampler in samplers], timeout=120)
-                kept = max(one[0] for one in got) - start  # the weights must not change before
-            del ref
-            if {one[2] for one in got} != {step}:
-                raise RuntimeError(f"step {step} arrived as {[one[2] for one in got]}")
-            if step > 1:
-                handed.append(max(one[0] for one in got) - start)
-                whole.append(max(one[1] for one in got) - start)
-                trainers.append(kept)
-        return figures(case, handed, whole, trainers, before)
+        environment = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1", "RAY_AUTH_MODE": "disabled"}
+        store = 2.3 * size + (200 << 20) if transport == "store" else 100 << 20
+        if nodes:
+            environment.update(UCX_OF_NIXL if transport == "nixl" else {})
+            sockets = [bench.daemon(f"n{node.number}", node).socket if transport == "rdtd" else "" for node in nodes]
+            environments = [{**environment, "RDT_SOCKET": socket} for socket in sockets]
+            address = bench.ray_cluster(nodes, store, environments)
+            driver = bench.actor(RayDriver, address, len(nodes), environments[0], node=nodes[0])
+            places = ["node1"] + [f"node{2 + i // 2}" for i in range(SAMPLERS)]
+            times = driver.call("steps", transport, size, dtype, steps, places, seconds=5 * PATIENCE)
+        else:
+            os.environ.update(environment)
+            if transport == "rdtd":
+                os.environ["RDT_SOCKET"] = bench.daemon().socket
+            bench.ray(store)
+            times = ray_steps(transport, size, dtype, steps)
+        return figures(case, *times, before)
     return side
 
 
@@ -460,8 +497,8 @@ class NixlSampler(Sampler):
 
 def by_nixl(bench, size, dtype, case, nodes, steps=3):
     before = memory_available()
-    os.environ.update(UCX_TLS="tcp", UCX_NET_DEVICES="eth0", UCX_TCP_TX_SEG_SIZE="256k", UCX_TCP_RX_SEG_SIZE="256k")
-    bench.stack.callback(lambda: [os.environ.pop(key) for key in ("UCX_TLS", "UCX_NET_DEVICES", "UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE")])
+    os.environ.update(UCX_OF_NIXL)
+    bench.stack.callback(lambda: [os.environ.pop(key) for key in UCX_OF_NIXL])
     trainer, *samplers = bench.actors([(NixlTrainer, size, dtype)] + [(NixlSampler, i, size, dtype) for i in range(SAMPLERS)],
                                       [nodes[0]] + [nodes[1 + i // 2] for i in range(SAMPLERS)])
     trainer.call("know", call_all(samplers, "metadata"))
@@ -519,4 +556,8 @@ def sides():
         Side("rdtd, snapshots, nodes", on_three_nodes(by_rdtd(SnapshotTrainer, None)), one + "; trusted_network = yes"),
         Side("gloo broadcast, nodes", on_three_nodes(by_gloo), "asynchronous, all tensors at once"),
         Side("nixl READ, nodes", on_three_nodes(by_nixl), "each sampler reads; UCX over TCP, segments of 256k, a progress thread at the trainer"),
+        Side("Ray object store, nodes", on_three_nodes(by_ray("store")), "ray.put; a node of Ray on each node"),
+        Side("Ray RDT over nixl, nodes", on_three_nodes(by_ray("nixl")), "tensor_transport='nixl'; UCX over TCP, segments of 256k"),
+        Side("safetensors on a shared disk, nodes", by_shared_disk),
+        Side("Ray RDT over rdtd, nodes", on_three_nodes(by_ray("rdtd")), "tensor_transport='rdtd'; trusted_network = yes"),
     ]
