@@ -195,6 +195,15 @@ static bool may_seal(const struct put *put)
     return true;
 }
 
+/* A loaned region is used again, so only its owner may have seen it, and its end must be known to this session. */
+static bool may_loan(const struct put *put)
+{
+    uint32_t flags = put->options->flags;
+
+    return put->options->visibility == RDT_VISIBLE_TO_OWNER &&
+           ((flags == 0 && put->conn->takes_loans) || (flags == RDT_PUT_IMMUTABLE && put->conn->takes_immutable_loans));
+}
+
 static enum way choose(const struct put *put)
 {
     const struct rdt_put_options *options = put->options;
@@ -205,10 +214,24 @@ static enum way choose(const struct put *put)
         return INLINE;
     if (options->flags & RDT_PUT_SNAPSHOT)
         return may_seal(put) ? SEALED : GIVEN;
-    /* A loaned region is used again, so only its owner may have seen it, and its end must be known to this session. */
-    if (put->conn->takes_loans && options->flags == 0 && options->visibility == RDT_VISIBLE_TO_OWNER)
-        return LOANED;
-    return RELEASED;
+    return may_loan(put) ? LOANED : RELEASED;
+}
+
+/* librdt copies all tensors in ordinary memory, and nobody writes its copies: the object is a snapshot, or, in a loaned region,
+ * immutable. */
+static void choose_flags(const struct put *put, struct rdt_put_options *own)
+{
+    bool may_be_unsealed = own->flags == (RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED) || own->flags == RDT_PUT_IMMUTABLE;
+
+    if (may_be_unsealed && put->n_regions == 0) {
+        own->flags = RDT_PUT_IMMUTABLE;
+        if (choose(put) == LOANED)
+            return;
+        own->flags = RDT_PUT_SNAPSHOT;
+    }
+    own->flags &= ~(uint32_t)RDT_PUT_UNSEALED;
+    if (own->flags & RDT_PUT_IMMUTABLE && put->n_regions == 0)
+        own->flags |= RDT_PUT_SNAPSHOT;
 }
 
 /* ---- copying ---- */
@@ -436,9 +459,11 @@ static enum rdt_status check_options(const struct rdt_put_options *options, stru
         return rdt_error_set(err, RDT_INVALID, "metadata is NULL, and metadata_bytes is %zu", options->metadata_bytes);
     if ((unsigned)options->visibility > RDT_VISIBLE_TO_ALL)
         return rdt_error_set(err, RDT_INVALID, "visibility %d is unknown", (int)options->visibility);
-    if (options->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL)
+    if (options->flags & ~(uint32_t)(RDT_PUT_FLAGS_ALL | RDT_PUT_UNSEALED))
         return rdt_error_set(err, RDT_UNSUPPORTED, "librdt %s knows no put flags 0x%x", RDT_VERSION,
-                             options->flags & ~(uint32_t)RDT_PUT_FLAGS_ALL);
+                             options->flags & ~(uint32_t)(RDT_PUT_FLAGS_ALL | RDT_PUT_UNSEALED));
+    if ((options->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED)) == RDT_PUT_UNSEALED)
+        return rdt_error_set(err, RDT_INVALID, "only a SNAPSHOT can be UNSEALED");
     return options_check_text(options->transport, RDT_MAX_NAME_BYTES, "transport", err);
 }
 
@@ -464,9 +489,9 @@ static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, siz
                                 const struct rdt_put_options *options, int64_t deadline_ns, bool fresh, struct rdt_ref *ref_p,
                                 struct rdt_error *err)
 {
-    struct rdt_put_options as_snapshot = *options;
+    struct rdt_put_options own = *options;
     struct put put = {.conn = conn,
-                      .options = options,
+                      .options = &own,
                       .deadline_ns = deadline_ns,
                       .answer_ns = clock_after_answer_ns(deadline_ns, options->timeout_ns),
                       .fd = -1};
@@ -474,11 +499,7 @@ static enum rdt_status put_once(rdt *conn, const struct rdt_tensor *tensors, siz
     bool refused = false, sealed = false;
 
     if (status == RDT_OK) {
-        /* librdt copies all of these tensors, and nobody writes its copies: the object is a snapshot. */
-        if (options->flags & RDT_PUT_IMMUTABLE && put.n_regions == 0) {
-            as_snapshot.flags |= RDT_PUT_SNAPSHOT;
-            put.options = &as_snapshot;
-        }
+        choose_flags(&put, &own);
         put.way = choose(&put);
         sealed = put.way == SEALED;
         status = sealed ? put_sealed(&put, tensors, &refused, ref_p, err) : RDT_AGAIN;

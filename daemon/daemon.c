@@ -198,8 +198,7 @@ static void init_rooms(struct daemon *daemon)
     regions_init(&daemon->regions, daemon->plugins, daemon->pool, options_effective_memory_limit(options));
     daemon_check_memory_limit(daemon);
     regions_set_reuse(&daemon->regions, &daemon->deadlines, daemon->regions.limit_bytes / 8,
-                      options->cache_max_bytes ? options->cache_max_bytes : daemon->regions.limit_bytes / 8,
-                      options->pool_idle_ns);
+                      options_effective_cache_max(options, daemon->regions.limit_bytes), options->pool_idle_ns);
     accounts_init(&daemon->accounts);
     limits_derive(options, daemon->open_files, &daemon->accounts.limits);
     daemon->own = (struct account){.owner.uid = geteuid(), .refs = 1};

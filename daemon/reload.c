@@ -79,7 +79,7 @@ static void spread_limits(struct daemon *daemon)
     limits_derive(options, daemon->open_files, &daemon->accounts.limits);
     daemon->objects.max_objects = daemon->names.max_names = options->max_objects;
     daemon->rpc.holds.grace_ns = options->hold_grace_ns;
-    regions_set_limits(&daemon->regions, limit, limit / 8, options->cache_max_bytes ? options->cache_max_bytes : limit / 8);
+    regions_set_limits(&daemon->regions, limit, limit / 8, options_effective_cache_max(options, limit));
     daemon_check_memory_limit(daemon);
     list_for_each (node, &daemon->rpc.clients)
         account_limits_changed(container_of(node, struct client, link)->account);

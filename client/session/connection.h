@@ -100,6 +100,7 @@ struct rdt {
     uint64_t inline_max_bytes;         /* tensors of up to this many bytes travel in the message */
     bool tensor_runs;                  /* the daemon reads lists of tensors in runs */
     bool takes_loans;                  /* the daemon understands Put.loaned */
+    bool takes_immutable_loans;        /* also with RDT_PUT_IMMUTABLE */
     uint64_t sealed_max_bytes;         /* a snapshot of up to this many bytes may lie in a memfd of this process, unless: */
     atomic_bool refuses_sealed;        /* the daemon refused such a memfd, and then took the same bytes in its own region */
     void (*on_event)(rdt *conn, struct frame *frame);      /* FRAME_EVENT */

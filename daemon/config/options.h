@@ -57,7 +57,7 @@ struct options {
     uint64_t memory_limit_bytes;    /* 0: half of the smaller of RAM and the cgroup's limit */
     uint64_t device_limit_bytes;    /* on each device; 0: nine tenths of what it has */
     uint64_t device_pool_max_bytes; /* of unused memory; 0: an eighth of device_limit */
-    uint64_t cache_max_bytes;       /* of one client; 0: an eighth of memory_limit */
+    uint64_t cache_max_bytes;       /* of one client; 0: a quarter of memory_limit */
     uint64_t pool_idle_ns;          /* 10s: unused memory of the pool and the cache is freed after this time */
     uint32_t max_clients;           /* 4096 */
     uint32_t max_objects;           /* 1048576 */
@@ -141,6 +141,8 @@ void options_adopt(struct options *options, struct options *fresh);
 /* The value of memory_limit or, for 0, half of the smaller of RAM and the limit of the daemon's control group
  * (version 1 or 2, and the groups above it). */
 uint64_t options_effective_memory_limit(const struct options *options);
+
+uint64_t options_effective_cache_max(const struct options *options, uint64_t memory_limit);
 
 /* Prints what `dump` says, in full, except that a backend's own section of OPTIONS_DUMP_EFFECTIVE comes from
  * plugins_dump. options is used for OPTIONS_DUMP_EFFECTIVE only, and may be NULL otherwise. */

@@ -14,3 +14,8 @@ uint64_t options_effective_memory_limit(const struct options *options)
     uint64_t group = memory_group_limit_bytes("/proc/self/cgroup", "/sys/fs/cgroup");
     return (group < ram ? group : ram) / 2;
 }
+
+uint64_t options_effective_cache_max(const struct options *options, uint64_t memory_limit)
+{
+    return options->cache_max_bytes != 0 ? options->cache_max_bytes : memory_limit / 4;
+}

@@ -243,7 +243,7 @@ static enum rdt_status check(const struct storage *storage, const struct object 
         return rdt_error_set(err, RDT_SHUTTING_DOWN, "the daemon is shutting down");
     if (object->state != OBJECT_LIVE || !object->named)
         return rdt_error_set(err, RDT_INVALID, "the object is %s: it can be stored once it is live", object_state_name(object));
-    if (!object->snapshot || object->immutable)
+    if (!object->snapshot || (object->immutable && !object->loaned))
         return rdt_error_set(err, RDT_INVALID,
                              "the object may change, and only snapshots can be stored: put it with RDT_PUT_SNAPSHOT");
     if (object_on_device(object))

@@ -444,6 +444,23 @@ def test_ml_dtypes_where_they_are():
         assert c.empty(3, "bf16").dtype == ml_dtypes.bfloat16
 
 
+def test_unsealed_snapshots_never_change_and_use_memory_again():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as reader:
+        block = bytearray(1 << 20)
+        for i in range(1, 5):
+            block[:] = bytes((i,)) * len(block)
+            ref = c.put(memoryview(block), snapshot="unsealed")
+            block[:] = bytes(len(block))
+            seen = reader.get(ref, as_="tensor")
+            assert bytes(memoryview(seen)[-3:]) == bytes((i,)) * 3 and memoryview(seen).readonly
+            del seen
+            c.free(ref)
+            c.wait_freed(ref)
+        assert c.status()["cache_hits"] >= 3
+        with raises(ValueError, "snapshot must be"):
+            c.put(block, snapshot="sealed")
+
+
 def test_arrays_are_read_only_whatever_their_size():
     need(np, "numpy")
     with (Node(listen=True) as a, Node(listen=True) as b, rdtd.connect(a.socket) as c,

@@ -26,7 +26,7 @@ from ._waits import WaitCalls
 
 Mode = Literal["auto", "share", "copy", "cow"]
 
-_SNAPSHOT, _DETACHED, _IMMUTABLE, _MAY_SHARE = 1, 2, 16, 0x20000  # the last one is transfer.c's
+_SNAPSHOT, _DETACHED, _IMMUTABLE, _UNSEALED, _MAY_SHARE = 1, 2, 16, 32, 0x20000  # the last one is transfer.c's
 AUTO, COW = MODES["auto"], MODES["cow"]
 _SIMPLE = frozenset(("mode", "as_"))  # get handles these options without a Request
 
@@ -144,8 +144,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
 
     # ---- put ----
 
-    def put(self, value: Any, *, id: Union[str, bytes, None] = None, snapshot: bool = False,
-            detached: bool = False, stored: bool = False,
+    def put(self, value: Any, *, id: Union[str, bytes, None] = None,
+            snapshot: Union[bool, Literal["unsealed"]] = False, detached: bool = False, stored: bool = False,
             ttl: Optional[float] = None, visible: Visible = "owner", transport: Optional[str] = None,
             timeout: Optional[float] = None,
             allow_pickle: bool = True, stream: Any = None, grace: Optional[float] = None,
@@ -163,8 +163,10 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         pickle (PEP 574: Arrow's, for instance) are tensors, too. requires_grad is not preserved.
 
         id: an id of your choice, 1 to 128 bytes. Readers may wait for it before it is put. The connection
-        holds such an object until it is freed, even after the Ref is deleted. snapshot: the daemon copies
-        the tensors now, and the object never changes.
+        holds such an object until it is freed, even after the Ref is deleted. snapshot: the tensors are copied
+        now, and the object never changes: its memory is sealed. "unsealed": the same, but the copy lies in memory
+        that is used again when the object has ended, so with large tensors a put takes several times less;
+        nothing but this library keeps that memory as it is. Memory from `empty` is sealed in any case.
         detached: the object outlives this connection by ttl seconds (None: ten minutes), and the Ref has no
         hold.
         immutable: a promise that nobody writes the tensors while the object exists, that is, before `wait_freed`
@@ -190,9 +192,11 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         Unsupported (for instance no driver), TimedOut."""
         if grace is not None and not grace >= 0:
             raise ValueError(f"grace must be None or a number of seconds that is not negative, not {grace}")
+        if snapshot not in (True, False, "unsealed"):
+            raise ValueError(f"snapshot must be True, False or 'unsealed', not {snapshot!r}")
         flags = (_SNAPSHOT if snapshot else 0) | (_DETACHED if detached else 0) | (0 if copy else _MAY_SHARE)
-        flags |= _IMMUTABLE if immutable else 0
-        snapshot = snapshot or stored
+        flags |= (_IMMUTABLE if immutable else 0) | (_UNSEALED if snapshot == "unsealed" and not stored else 0)
+        snapshot = bool(snapshot or stored)
         flags |= _SNAPSHOT if stored else 0
         if detached and not copy:
             raise ValueError("a detached object outlives its connection and tensors, so it needs a copy")
@@ -429,7 +433,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         Each publish sets lease and ttl anew. stored: returns when this version, or a newer one, is on the daemon's
         disk (see `store`), so that the name has it after a reboot; the previous version is then removed from the
         disk. If storing fails, the version stays published, and the error is raised. what: a Ref, or a value,
-        which is put first (options as in `put`, with snapshot=True by default unless immutable=True).
+        which is put first (options as in `put`, with snapshot="unsealed" by default, True with stored, and False with immutable).
         Errors: Invalid, NotFound, Freed, Denied, LimitReached, Unsupported, PeerLost."""
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl must be a number of seconds above 0, or None, not {ttl!r}")
@@ -437,7 +441,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             if options:
                 raise TypeError(f"the object was put already, so {', '.join(options)} cannot be applied")
             return self._publish_ref(name, what, visible, lease, ttl, stored)
-        options.setdefault("snapshot", not options.get("immutable"))
+        options.setdefault("snapshot", False if options.get("immutable") else stored or "unsealed")
         with self.put(what, visible=visible, **options) as ref:
             return self._publish_ref(name, ref, visible, lease, ttl, stored)
 

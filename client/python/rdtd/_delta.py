@@ -58,7 +58,7 @@ class DeltaPublisher:
         for key, value in tensors.items():
             _memory_of(key, value)
         c = self._connection
-        ref = c.put(dict(tensors), snapshot=True, visible=self._visible)
+        ref = c.put(dict(tensors), snapshot="unsealed", visible=self._visible)
         try:
             values: dict[str, Any] = c.get(ref, mode="share", as_="tensor")
             delta = self._delta(values)

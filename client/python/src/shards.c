@@ -78,7 +78,7 @@ PyObject *conn_put_part(PyObject *self, PyObject *args)
         shards[i].global_shape = at;
         shards[i].start = at + ndim;
     }
-    options.flags = RDT_PUT_SNAPSHOT;
+    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED;
     options.visibility = (enum rdt_visibility)visibility;
     options.shards = shards;
     if (!conn_enter(conn))

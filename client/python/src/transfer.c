@@ -107,7 +107,7 @@ static bool is_little(const struct borrowed_set *set)
 /* _put(tensors, id, metadata, visibility, transport, flags, timeout, ttl, names, stream). With names (one JSON string per
  * tensor) the metadata becomes a safetensors header that ends with `metadata`; the result is None, and nothing was put, if no
  * such header can be written. SNAPSHOT_UNLESS_OURS: the object is live if a tensor lies in memory from Connection.empty;
- * otherwise the copy becomes a snapshot, which other nodes may keep replicas of, or for small tensors a live object in memory
+ * otherwise the copy never changes, and other nodes may keep replicas of it, or for small tensors a live object in memory
  * of librdt's own, which is faster to put, or with tensors on GPUs a live object, because the library has copied those in
  * their stream and the daemon would copy them again. */
 PyObject *conn_put(PyObject *self, PyObject *args)
@@ -160,8 +160,9 @@ PyObject *conn_put(PyObject *self, PyObject *args)
     }
     if (options.flags & SNAPSHOT_UNLESS_OURS) {
         options.flags &= ~SNAPSHOT_UNLESS_OURS;
-        options.flags |=
-            set->on_gpus > 0 || memory_has_one_of(conn, set->tensors, set->count) || is_little(set) ? 0 : RDT_PUT_SNAPSHOT;
+        options.flags |= set->on_gpus > 0 || memory_has_one_of(conn, set->tensors, set->count) || is_little(set)
+                             ? 0
+                             : RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED;
     }
     may_share = options.flags & MAY_SHARE;
     options.flags &= ~MAY_SHARE;

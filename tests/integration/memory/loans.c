@@ -43,8 +43,9 @@ static void free_and_hear(const struct rdt_ref *ref)
     must_ok(rdt_wait_freed(conn, ref, LONG, &err));
 }
 
-static void cacheable(enum rdt_fetch_mode mode, const char *path)
+static void cacheable(enum rdt_fetch_mode mode, const char *path, uint32_t flags)
 {
+    struct rdt_put_options options = RDT_INIT(options);
     static const size_t sizes[] = {100000, MIB, 9 * MIB};
 
     begin(long_idle);
@@ -52,8 +53,14 @@ static void cacheable(enum rdt_fetch_mode mode, const char *path)
         unsigned long inode, first = 0;
         for (uint32_t i = 0; i < 10; i++) {
             size_t bytes = sizes[s] - 97 * i; /* about the same */
-            struct rdt_ref ref = put_pattern(conn, NULL, bytes, i);
+            uint8_t *data = malloc(bytes);
+            struct rdt_ref ref;
+            options.flags = flags;
+            fill_pattern(data, bytes, i);
+            must_ok(rdt_put(conn, &VECTOR(RDT_U8, (int64_t)bytes, data), 1, &options, &ref, &err));
+            memset(data, 0xee, bytes);
             inode = read_by_other(&ref, mode, path, bytes, i);
+            free(data);
             cr_assert(i == 0 || inode == first, "size %u, round %u", s, i);
             first = inode;
             free_and_hear(&ref);
@@ -66,12 +73,56 @@ static void cacheable(enum rdt_fetch_mode mode, const char *path)
 
 Test(loans, puts_reuse_the_same_memory)
 {
-    cacheable(RDT_FETCH_SHARE, "local/share");
+    cacheable(RDT_FETCH_SHARE, "local/share", 0);
+}
+
+Test(loans, unsealed_snapshots_reuse_the_same_memory)
+{
+    cacheable(RDT_FETCH_SHARE, "local/share", RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED);
+    cacheable(RDT_FETCH_COW, "local/cow", RDT_PUT_IMMUTABLE);
+}
+
+/* They must be sealed: others may see them, they outlive their producer, or they are the user's own memory. */
+Test(loans, snapshots_that_must_be_sealed_are)
+{
+    static const struct {
+        uint32_t flags;
+        enum rdt_visibility visibility;
+        bool own;
+    } cases[] = {
+        {0, RDT_VISIBLE_TO_ALL, false}, {RDT_PUT_DETACHED, RDT_VISIBLE_TO_OWNER, false}, {0, RDT_VISIBLE_TO_OWNER, true}};
+    struct rdt_put_options options = RDT_INIT(options);
+    uint8_t *ordinary = malloc(MIB), *own;
+
+    begin((const char *[]){"--pool-idle=1s", NULL});
+    own = alloc_memory(conn, MIB);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint8_t *data = cases[i].own ? own : ordinary;
+        struct rdt_ref ref;
+        rdt_object *object;
+
+        fill_pattern(data, MIB, 1);
+        options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED | cases[i].flags;
+        options.visibility = cases[i].visibility;
+        must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, data), 1, &options, &ref, &err));
+        memset(data, 0xee, MIB);
+        object = fetch_one(other, &ref, RDT_FETCH_SHARE);
+        cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 1), "case %zu", i);
+        rdt_release(object);
+        must_ok(rdt_free(conn, &ref, false, &err));
+    }
+    options = (struct rdt_put_options)RDT_INIT(options);
+    options.flags = RDT_PUT_UNSEALED;
+    must_refuse(RDT_INVALID, "only a SNAPSHOT",
+                rdt_put(conn, &VECTOR(RDT_U8, MIB, ordinary), 1, &options, &(struct rdt_ref){0}, &err));
+    must_ok(rdt_dealloc(conn, own, &err));
+    free(ordinary);
+    end(NULL);
 }
 
 Test(loans, they_are_mapped_privately_without_a_copy)
 {
-    cacheable(RDT_FETCH_COW, "local/cow");
+    cacheable(RDT_FETCH_COW, "local/cow", 0);
 }
 
 /* However it is read: the memory is not filled anew before the last has let go. */
@@ -479,8 +530,8 @@ Test(loans, false_loans_are_refused)
     refuses(&raw, &put, RDT_INVALID, "loans region 7 of 1");
     put.loaned = lent;
     put.flags = RDT_PUT_SNAPSHOT;
-    refuses(&raw, &put, RDT_INVALID, "without flags");
-    put.flags = 0;
+    refuses(&raw, &put, RDT_INVALID, "no flags but IMMUTABLE");
+    put.flags = RDT_PUT_IMMUTABLE;
     put.visibility = RDT__PB__VISIBILITY__VISIBILITY_ALL;
     refuses(&raw, &put, RDT_INVALID, "only their owner");
     put.visibility = RDT__PB__VISIBILITY__VISIBILITY_OWNER;

@@ -76,7 +76,7 @@ Test(immutable, nothing_is_copied_and_another_node_fetches_it_once)
     end(NULL);
 }
 
-Test(immutable, ordinary_memory_becomes_a_snapshot)
+Test(immutable, ordinary_memory_is_copied)
 {
     uint8_t *memory = malloc(BYTES);
     enum rdt_memory how;
