@@ -142,18 +142,30 @@ static void read_first(struct daemon *daemon)
                           false);
 }
 
+static void end_reading(struct fresh_config *take_config, struct fresh_config *seen)
+{
+    take_config->on_read(take_config->arg, seen);
+    options_fini(&take_config->options);
+    peers_drop_key(take_config->key);
+    free(take_config);
+}
+
 static void done_reading(struct work *work)
 {
     struct fresh_config *config = container_of(work, struct fresh_config, work);
     struct daemon *daemon = config->daemon;
 
     list_remove(&config->link);
-    if (!daemon->stopping)
+    if (!daemon->stopping) {
         read_first(daemon);
-    config->on_read(config->arg, daemon->stopping ? NULL : config);
-    options_fini(&config->options);
-    peers_drop_key(config->key);
-    free(config);
+        end_reading(config, config);
+        return;
+    }
+    list_drain (struct fresh_config, waiting, &daemon->fresh_configs, link) {
+        list_remove(&waiting->link);
+        end_reading(waiting, NULL);
+    }
+    end_reading(config, NULL);
 }
 
 enum rdt_status daemon_read_again(void *arg, void (*on_read)(void *read_arg, struct fresh_config *config), void *read_arg,
