@@ -158,7 +158,7 @@ static void move_on(struct fanout_place *place, enum fanout_asked why, fanout_as
 static void displace_slow(const struct fanout_place *reader, fanout_ask_again *ask_again, void *arg)
 {
     list_each_safe (struct fanout_place, place, reader->source ? &reader->source->readers : &reader->fanout->direct, by_source)
-        if (place->pace != FANOUT_FAIR && place->asked == FANOUT_NOT_ASKED)
+        if (place->pace != FANOUT_FAIR && place->asked == FANOUT_NOT_ASKED && place->n_left_whole < MAX_LEFT_WHOLE)
             move_on(place, FANOUT_ASKED_READER, ask_again, arg);
 }
 
