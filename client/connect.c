@@ -295,7 +295,6 @@ static enum rdt_status say_hello(rdt *conn, int64_t deadline_ns, struct rdt_erro
         conn->inline_max_bytes = RDT_INLINE_MAX_BYTES;
     conn->tensor_runs = ((const Rdt__Pb__HelloReply *)answer)->tensor_runs;
     conn->takes_loans = ((const Rdt__Pb__HelloReply *)answer)->loans;
-    conn->takes_immutable_loans = ((const Rdt__Pb__HelloReply *)answer)->immutable_loans;
     conn->sealed_max_bytes = ((const Rdt__Pb__HelloReply *)answer)->sealed_max_bytes;
     if (conn->sealed_max_bytes > RDT_SEALED_MAX_BYTES)
         conn->sealed_max_bytes = RDT_SEALED_MAX_BYTES;

@@ -393,9 +393,9 @@ static enum rdt_status send_put(const struct put *put, struct rdt_ref *ref_p, st
     }
     if (put->way == SEALED)
         request.sealed_bytes = put->copied_bytes;
-    /* 0 lets the daemon wait for a snapshot's copy without end, and not at all for room. A region that is loaned again
-     * does not wait for room either: a new region may need less. */
-    if (put->deadline_ns != CLOCK_NEVER && !(put->loan && put->loan->reused))
+    /* 0 lets the daemon wait for a snapshot's copy without end, and not at all for room. A live object in a region that is
+     * loaned again does not wait for room either: a new region may need less. */
+    if (put->deadline_ns != CLOCK_NEVER && !(put->loan && put->loan->reused && options->flags == 0))
         request.timeout_ns = room_ns(put) > 0 ? room_ns(put) : 1;
     status =
         call_fds(put->conn, RDT_MSG_PUT, &request.base, put->way == SEALED ? put->fd : -1, put->answer_ns, &answer, NULL, err);

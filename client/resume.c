@@ -42,6 +42,7 @@ enum rdt_status resume_read_hello(rdt *conn, const Rdt__Pb__HelloReply *reply, s
     (void)snprintf(node->tenant, sizeof node->tenant, "%s", reply->tenant);
     node->session = reply->session_id;
     node->uid = reply->uid;
+    conn->takes_immutable_loans = reply->immutable_loans; /* the next daemon may be older */
     conn->kept = reply->session_token.len == sizeof conn->token && reply->restart_grace_ns > 0;
     if (conn->kept) {
         memcpy(conn->token, reply->session_token.data, sizeof conn->token);

@@ -140,8 +140,17 @@ enum rdt_status object_fill(struct object *object, struct layout *take_layout, s
 
 enum rdt_status object_move(struct object *object, struct layout *take_layout, struct region *region, struct rdt_error *err)
 {
+    bool immutable = object->immutable, loaned = object->loaned;
+    enum rdt_status status;
+
     assert(object->state == OBJECT_LIVE && object->layout);
-    return set_memory(object, take_layout, &region, 1, err);
+    object->immutable = object->loaned = false; /* set_memory writes its record */
+    status = set_memory(object, take_layout, &region, 1, err);
+    if (status != RDT_OK) {
+        object->immutable = immutable;
+        object->loaned = loaned;
+    }
+    return status;
 }
 
 void object_ready(struct object *object)

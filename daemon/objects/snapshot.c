@@ -89,7 +89,7 @@ static enum rdt_status prove(struct snapshot *snapshot)
 
     for (uint32_t i = 0; i < object->n_regions; i++)
         bytes += snapshot->handed_over[i] && !object->uses[i].region->sealed ? object->uses[i].region->bytes : 0;
-    if (bytes == 0)
+    if (bytes == 0 || object->loaned)
         return RDT_OK;
     /* Never on the loop, however few the bytes are: the kernel waits up to 155 ms for a page that somebody may still write,
      * and a client can cause that with vmsplice. */
@@ -100,7 +100,19 @@ static enum rdt_status prove(struct snapshot *snapshot)
 
 /* ---- the layout of the snapshot ---- */
 
-/* Tensors in regions that are taken over stay where they are. The others are packed into new regions, one
+/* Nobody can write the region any more. */
+static void take_over(struct snapshot *snapshot, struct region *region)
+{
+    region->origin = REGION_SNAPSHOT;
+    if (!region->sealed)
+        event(snapshot->table->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "sealed", region);
+    region->sealed = true;
+    region->writable_outside = region->keep_mapped = false;
+    if (region->exposure == REGION_BOUND)
+        region->exposure = REGION_EXPOSED;
+}
+
+/* Tensors in regions that are taken over, or loaned, stay where they are. The others are packed into new regions, one
  * for each device and one for host memory. */
 static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
 {
@@ -121,14 +133,8 @@ static enum rdt_status plan(struct snapshot *snapshot, struct rdt_error *err)
         struct region *region = object->uses[i].region;
         if (!snapshot->handed_over[i])
             continue;
-        region->origin = REGION_SNAPSHOT;
-        if (!region->sealed)
-            event(snapshot->table->events, RDT__PB__LIST_KIND__LIST_KIND_REGIONS, "sealed", region);
-        region->sealed = true;
-        /* no client can write the memory any more */
-        region->writable_outside = region->keep_mapped = false;
-        if (region->exposure == REGION_BOUND)
-            region->exposure = REGION_EXPOSED;
+        if (!object->loaned)
+            take_over(snapshot, region);
         snapshot->regions[snapshot->n_taken++] = region;
         place[i] = snapshot->n_taken;
     }
@@ -434,7 +440,7 @@ enum rdt_status snapshot_start(struct regions *table, struct object *object, con
     }
     snapshot->was_pending = was_pending;
     for (uint32_t i = 0; handed_over && i < object->n_regions; i++)
-        snapshot->handed_over[i] = handed_over[i];
+        snapshot->handed_over[i] = handed_over[i] || object->loaned;
     snapshot->table = table;
     snapshot->object = object;
     snapshot->client = client;

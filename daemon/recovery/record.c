@@ -261,6 +261,7 @@ static void write_object(struct recovery *recovery, struct object *object, uint6
     record.transport = (char *)object->transport;
     record.snapshot = object->snapshot;
     record.immutable = object->immutable;
+    record.loaned = object->loaned;
     record.request = (uintptr_t)map_get_u64(&recovery->filling, object->generation);
     commit_object(recovery, object, &record);
     free(layout);

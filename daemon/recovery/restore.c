@@ -216,6 +216,7 @@ struct object_record {
     const Rdt__Pb__TensorList *tensors;
     const uint32_t *loaned; /* [n_loaned] */
     size_t n_loaned;
+    bool all_loaned;
 };
 
 /* Makes the checks of a client's put, because a faulty daemon may have written the record. */
@@ -280,7 +281,8 @@ static void from_fields(struct recovery *recovery, const Rdt__Pb__JournalObject 
     put_p->transport = transport_name(recovery, record->transport);
     put_p->snapshot = record->snapshot;
     put_p->immutable = record->immutable;
-    *more_p = (struct object_record){.tensors = record->tensors};
+    put_p->loaned = record->loaned;
+    *more_p = (struct object_record){.tensors = record->tensors, .all_loaned = record->loaned};
 }
 
 static bool from_put(struct recovery *recovery, struct arena *arena, const Rdt__Pb__JournalObject *record,
@@ -310,8 +312,9 @@ static bool from_put(struct recovery *recovery, struct arena *arena, const Rdt__
 
 static void lend_again(struct restoring *restoring, struct region **regions, uint32_t n, const struct object_record *more)
 {
-    for (size_t i = 0; i < more->n_loaned; i++) {
-        struct region *region = more->loaned[i] < n ? regions[more->loaned[i]] : NULL;
+    for (size_t i = 0; i < (more->all_loaned ? n : more->n_loaned); i++) {
+        uint32_t at = more->all_loaned ? (uint32_t)i : more->loaned[i];
+        struct region *region = at < n ? regions[at] : NULL;
         if (region && region->state == REGION_USED && map_get_u64(&restoring->sessions, region->client))
             region_set_state(region, REGION_LOANED);
     }

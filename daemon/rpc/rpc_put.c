@@ -254,6 +254,13 @@ static bool is_immutable(const Rdt__Pb__Put *message)
     return (message->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE)) == RDT_PUT_IMMUTABLE;
 }
 
+/* Whether it becomes live only when its client has had time to give it up: a put that timed out was never put. Memory that the
+ * producer itself writes is its own affair. */
+static bool may_be_given_up(const Rdt__Pb__Put *message)
+{
+    return message->n_loaned > 0 && message->n_loaned == message->n_regions && message->timeout_ns > 0;
+}
+
 static enum rdt_status check_stored(const struct call *call, const Rdt__Pb__Put *message, struct rdt_error *err)
 {
     if (!(message->flags & RDT_PUT_STORED))
@@ -305,7 +312,7 @@ static enum rdt_status put(struct call *call, const Rdt__Pb__Put *message, struc
                              .parts = &digest->parts,
                              .snapshot = message->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE),
                              .immutable = is_immutable(message),
-                             .sealed = is_immutable(message) ||
+                             .sealed = (is_immutable(message) && !may_be_given_up(message)) ||
                                        (message->sealed_bytes > 0 && message->n_regions == 0 && message->timeout_ns <= 0),
                              .loaned = message->n_loaned > 0 && message->n_loaned == message->n_regions,
                              .request_id = call->request_id,

@@ -77,7 +77,7 @@ def test_work_goes_on_while_the_daemon_is_killed_again_and_again():
             c = rdtd.connect(killed.node.socket)
             made = 0
             while killed.kills < 6:
-                ref = c.put({"w": np.full(50000, made), "small": np.arange(3)}, snapshot=made % 2 == 0)
+                ref = c.put({"w": np.full(50000, made), "small": np.arange(3)}, snapshot=(False, True, "unsealed")[made % 3])
                 got = c.get(ref)
                 assert got["w"][49999] == made and got["small"][2] == 2
                 made += 1

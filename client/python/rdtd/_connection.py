@@ -192,7 +192,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         Unsupported (for instance no driver), TimedOut."""
         if grace is not None and not grace >= 0:
             raise ValueError(f"grace must be None or a number of seconds that is not negative, not {grace}")
-        if snapshot not in (True, False, "unsealed"):
+        if isinstance(snapshot, str) and snapshot != "unsealed":
             raise ValueError(f"snapshot must be True, False or 'unsealed', not {snapshot!r}")
         flags = (_SNAPSHOT if snapshot else 0) | (_DETACHED if detached else 0) | (0 if copy else _MAY_SHARE)
         flags |= (_IMMUTABLE if immutable else 0) | (_UNSEALED if snapshot == "unsealed" and not stored else 0)
@@ -233,7 +233,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         """Stores a snapshot, or the newest version of a name, in the storage_dir of its daemon, as a safetensors
         file, and returns the file's path on that node when it is on disk. The object then survives the daemon and
         a reboot of its node if it is published or detached. When an object ends, its file is removed. After
-        TimedOut the daemon goes on writing.
+        TimedOut the daemon goes on writing. An "unsealed" snapshot stays in memory, too, as long as the process
+        that put it lives.
         Errors: Unsupported (no storage_dir; memory on a GPU), Invalid (not a snapshot), LimitReached (storage_max,
         owner_max_stored_bytes), SystemFailed (the disk: the object stays in memory), Freed, Denied, NotFound,
         TimedOut, PeerLost."""
@@ -441,7 +442,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             if options:
                 raise TypeError(f"the object was put already, so {', '.join(options)} cannot be applied")
             return self._publish_ref(name, what, visible, lease, ttl, stored)
-        options.setdefault("snapshot", False if options.get("immutable") else stored or "unsealed")
+        options.setdefault("snapshot", False if options.get("immutable") else bool(stored) or "unsealed")
         with self.put(what, visible=visible, **options) as ref:
             return self._publish_ref(name, ref, visible, lease, ttl, stored)
 

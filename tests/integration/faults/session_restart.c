@@ -241,6 +241,34 @@ Test(session_restart, immutable_objects_stay_immutable)
     end_all();
 }
 
+/* A put with a timeout and one without have records of two kinds. */
+Test(session_restart, unsealed_snapshots_stay_and_give_their_memory_back)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    uint8_t *data = malloc(MIB);
+    struct node_status status;
+    struct rdt_ref refs[2];
+
+    begin_with_clients();
+    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED;
+    for (unsigned i = 0; i < 2; i++) {
+        fill_pattern(data, MIB, i);
+        options.timeout_ns = i == 0 ? 0 : LONG;
+        must_ok(rdt_put(conn, &VECTOR(RDT_U8, MIB, data), 1, &options, &refs[i], &err));
+    }
+    free(data);
+    again(SIGKILL);
+    for (unsigned i = 0; i < 2; i++) {
+        rdt_object *object = fetch_one(other, &refs[i], RDT_FETCH_COW);
+        must(holds_pattern(tensor_of(object, 0).data, MIB, i));
+        rdt_release(object);
+        must_ok(rdt_free(conn, &refs[i], false, &err));
+        must_ok(rdt_wait_freed(conn, &refs[i], LONG, &err));
+    }
+    wait_until(LONG, (node_status(&node, &status), status.memory_bytes == 0));
+    end_all();
+}
+
 Test(session_restart, what_was_given_back_while_the_daemon_was_away_is_gone)
 {
     struct rdt_ref ref;

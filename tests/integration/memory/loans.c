@@ -110,6 +110,7 @@ Test(loans, snapshots_that_must_be_sealed_are)
         cr_assert(holds_pattern(tensor_of(object, 0).data, MIB, 1), "case %zu", i);
         rdt_release(object);
         must_ok(rdt_free(conn, &ref, false, &err));
+        cr_assert(cases[i].own || status_now().cached_bytes == 0, "case %zu was loaned", i);
     }
     options = (struct rdt_put_options)RDT_INIT(options);
     options.flags = RDT_PUT_UNSEALED;

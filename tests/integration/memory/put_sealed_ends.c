@@ -17,6 +17,8 @@ static bool is_asked_for(void)
     return status.transfers_active == 1;
 }
 
+static uint32_t more_flags;
+
 /* id: NULL: one of the daemon's. timeout_ns 0: none. */
 static enum rdt_status put_within(const char *id, int64_t timeout_ns, uint32_t seed, struct rdt_ref *ref_p,
                                   struct rdt_error *err_p)
@@ -26,7 +28,7 @@ static enum rdt_status put_within(const char *id, int64_t timeout_ns, uint32_t s
     enum rdt_status status;
 
     fill_pattern(data, MADE_BYTES, seed);
-    options.flags = RDT_PUT_SNAPSHOT;
+    options.flags = RDT_PUT_SNAPSHOT | more_flags;
     options.timeout_ns = timeout_ns;
     options.id = id;
     options.id_bytes = id ? strlen(id) : 0;
@@ -35,7 +37,7 @@ static enum rdt_status put_within(const char *id, int64_t timeout_ns, uint32_t s
     return status;
 }
 
-Test(put_sealed_ends, put_that_timed_out_was_never_put)
+static void put_times_out(void)
 {
     struct rdt_ref name = ref_named("late"), ref;
     rdt *reader;
@@ -44,6 +46,9 @@ Test(put_sealed_ends, put_that_timed_out_was_never_put)
 
     begin(NULL);
     reader = node_client(&node, "reader");
+    must_ok(put_within(NULL, 0, 3, &ref, &err));
+    must_ok(rdt_free(conn, &ref, false, &err));
+    must_ok(rdt_wait_freed(conn, &ref, LONG, &err)); /* the next unsealed put uses its memory again */
     must_ok(rdt_fetch_start(reader, &name, 1, NULL, &request, &err));
     wait_until(LONG, is_asked_for());
     node_freeze(&node);
@@ -57,6 +62,17 @@ Test(put_sealed_ends, put_that_timed_out_was_never_put)
     rdt_request_destroy(request);
     rdt_close(reader);
     end();
+}
+
+Test(put_sealed_ends, put_that_timed_out_was_never_put)
+{
+    put_times_out();
+}
+
+Test(put_sealed_ends, unsealed_put_that_timed_out_was_never_put)
+{
+    more_flags = RDT_PUT_UNSEALED;
+    put_times_out();
 }
 
 static unsigned lowest_free_fd(pid_t pid)

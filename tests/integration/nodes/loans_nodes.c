@@ -2,6 +2,7 @@
 /* Loaned regions that another node still reads or holds when their producer has freed the object and puts again. */
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "tests/support/cluster.h"
 
@@ -12,6 +13,20 @@ TestSuite(loans_nodes, .timeout = 120);
 
 static struct cluster c;
 static rdt *owner, *reader; /* clients of node 0 and of node 1 */
+static uint32_t put_flags;
+
+static struct rdt_ref put_ordinary(uint32_t seed)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    uint8_t *data = malloc(BYTES);
+    struct rdt_ref ref;
+
+    options.flags = put_flags;
+    fill_pattern(data, BYTES, seed);
+    must_ok(rdt_put(owner, &VECTOR(RDT_U8, BYTES, data), 1, &options, &ref, &err));
+    free(data);
+    return ref;
+}
 
 /* Chunks of 64 KiB, so that little data takes many. */
 static void begin(const char *sided)
@@ -36,7 +51,7 @@ static void end(void)
 static void put_others(void)
 {
     for (uint32_t i = 100; i < 106; i++) {
-        struct rdt_ref ref = put_pattern(owner, NULL, BYTES, i);
+        struct rdt_ref ref = put_ordinary(i);
         must_ok(rdt_free(owner, &ref, false, &err));
         must_ok(rdt_wait_freed(owner, &ref, LONG, &err));
     }
@@ -50,7 +65,7 @@ static void reads_what_was_put(const char *sided)
 
     begin(sided);
     put_others(); /* what is loaned has been loaned before */
-    ref = put_pattern(owner, NULL, BYTES, 1);
+    ref = put_ordinary(1);
     for (unsigned i = 0; i < 2; i++)
         cluster_faults(&c, i, "delay_ms=50\n");
     request = start_one(reader, &ref, LONG);
@@ -69,8 +84,11 @@ static void reads_what_was_put(const char *sided)
 
 Test(loans_nodes, region_is_not_filled_again_while_another_node_reads_it)
 {
-    reads_what_was_put("one");
-    reads_what_was_put("two");
+    for (unsigned i = 0; i < 2; i++) {
+        put_flags = i == 0 ? 0 : RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED;
+        reads_what_was_put("one");
+        reads_what_was_put("two");
+    }
 }
 
 Test(loans_nodes, region_is_not_filled_again_while_another_node_holds_it)
@@ -78,13 +96,16 @@ Test(loans_nodes, region_is_not_filled_again_while_another_node_holds_it)
     struct rdt_ref ref;
     rdt_request *hold;
 
-    begin("both");
-    put_others();
-    ref = put_pattern(owner, NULL, BYTES, 1);
-    must_ok(rdt_hold(reader, &ref, LONG, &hold, &err));
-    must_ok(rdt_free(owner, &ref, false, &err));
-    put_others();
-    fetch_pattern(reader, &ref, BYTES, 1, NULL);
-    rdt_request_destroy(hold);
-    end();
+    for (unsigned i = 0; i < 2; i++) {
+        put_flags = i == 0 ? 0 : RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED;
+        begin("both");
+        put_others();
+        ref = put_ordinary(1);
+        must_ok(rdt_hold(reader, &ref, LONG, &hold, &err));
+        must_ok(rdt_free(owner, &ref, false, &err));
+        put_others();
+        fetch_pattern(reader, &ref, BYTES, 1, NULL);
+        rdt_request_destroy(hold);
+        end();
+    }
 }
