@@ -217,8 +217,8 @@ static enum way choose(const struct put *put)
     return may_loan(put) ? LOANED : RELEASED;
 }
 
-/* librdt copies all tensors in ordinary memory, and nobody writes its copies: the object is a snapshot, or, in a loaned region,
- * immutable. */
+/* Chooses the flags that are sent, in put->options, which is `own`. If librdt copies all tensors, nobody writes its copies: the
+ * object is immutable in a loaned region, and otherwise a snapshot. */
 static void choose_flags(const struct put *put, struct rdt_put_options *own)
 {
     bool may_be_unsealed = own->flags == (RDT_PUT_SNAPSHOT | RDT_PUT_UNSEALED) || own->flags == RDT_PUT_IMMUTABLE;

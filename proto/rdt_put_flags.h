@@ -24,12 +24,12 @@ enum rdt_put_flags {
      * Nothing is copied, and other nodes treat the object as a snapshot: they keep replicas of it and pass it on to each
      * other. If the promise is broken, readers may see bytes of several writes. SNAPSHOT overrides this flag. */
     RDT_PUT_IMMUTABLE = 16,
-    /* Only with SNAPSHOT, for librdt alone: the copy of ordinary memory need not be sealed. Then librdt copies into memory that
-     * it uses again when the object has ended, so that successive objects of one size, such as the weights of each step, need
-     * no new pages: with large ones a put takes several times less. The object never changes either way, but nothing prevents
-     * a broken program from writing into librdt's memory. It has no effect together with other flags, on objects that others
-     * than their owner may see, and if a tensor lies in memory that the daemon knows. If the object is stored (rdt_store), it
-     * stays in memory as long as its producer lives. */
+    /* Only with SNAPSHOT, for librdt alone: the copy of ordinary memory need not be sealed. Then librdt copies into memory
+     * that it uses again when the object has ended, so that successive objects of one size, such as the weights of each
+     * step, need no new pages, and a put of a large one takes a fraction of the time. The object never changes either way,
+     * but nothing prevents a broken program from writing into librdt's memory. The flag has no effect together with other
+     * flags, on objects that others than their owner may see, and if a tensor lies in memory that the daemon knows. If the
+     * object is stored (rdt_store), it stays in memory as long as its producer lives. */
     RDT_PUT_UNSEALED = 32,
 };
 

@@ -167,7 +167,7 @@ bool mesh_device_create(const char *interface, const char *address, struct mesh_
             device->attr.iface = interface;
         else
             device->attr.hostname = address;
-        (void)run(device.get()); /* says whether it can */
+        (void)run(device.get()); /* throws if the address cannot be used */
         if (!start_reaper(device.get()))
             throw std::runtime_error("the system refused to start a thread");
         *device_p = device.release();

@@ -24,7 +24,8 @@ extern "C" {
 struct mesh_device;
 struct mesh;
 
-/* Creates a device that listens on the interface, or, if that is "", at the numeric address, while it has a mesh. */
+/* Creates a device whose meshes listen on the interface, or, if that is "", at the numeric address. Gloo's thread runs only
+ * while the device has a mesh. */
 bool mesh_device_create(const char *interface, const char *address, struct mesh_device **device_p, char why[MESH_WHY_BYTES]);
 void mesh_device_destroy(struct mesh_device *device); /* after every mesh of it was destroyed or discarded */
 

@@ -142,6 +142,7 @@ void options_adopt(struct options *options, struct options *fresh);
  * (version 1 or 2, and the groups above it). */
 uint64_t options_effective_memory_limit(const struct options *options);
 
+/* The value of cache_max or, for 0, a quarter of memory_limit, which is in effect as memory_limit here. Bytes. */
 uint64_t options_effective_cache_max(const struct options *options, uint64_t memory_limit);
 
 /* Prints what `dump` says, in full, except that a backend's own section of OPTIONS_DUMP_EFFECTIVE comes from

@@ -41,8 +41,8 @@ struct request_metrics { /* answered requests of one type */
 struct rpc_above { /* functions of the room above; daemon.c fills it */
     void *arg;
     /* Reads the configuration again on a thread, because its files may lie on a file system that does not answer. Then on_read
-     * runs on the loop, in the order of these calls; `config` is valid inside it, and NULL if the daemon ends, which may
-     * also happen without on_read. NO_MEMORY. */
+     * runs on the loop, in the order of these calls; `config` is valid inside it. If the daemon ends first, `config` is
+     * NULL, or on_read does not run at all. NO_MEMORY. */
     enum rdt_status (*read_again)(void *arg, void (*on_read)(void *read_arg, struct fresh_config *config), void *read_arg,
                                   struct rdt_error *err);
     /* In on_read: reports what differs, and, unless it only checks, adopts what a running daemon can. An error is that of the

@@ -254,8 +254,8 @@ static bool is_immutable(const Rdt__Pb__Put *message)
     return (message->flags & (RDT_PUT_SNAPSHOT | RDT_PUT_IMMUTABLE)) == RDT_PUT_IMMUTABLE;
 }
 
-/* Whether it becomes live only when its client has had time to give it up: a put that timed out was never put. Memory that the
- * producer itself writes is its own affair. */
+/* Whether the object becomes live only after the daemon has looked for a cancel by its client, because a put that timed out was
+ * never put. That is so for librdt's copies; memory that the caller itself promises not to write is live at once. */
 static bool may_be_given_up(const Rdt__Pb__Put *message)
 {
     return message->n_loaned > 0 && message->n_loaned == message->n_regions && message->timeout_ns > 0;

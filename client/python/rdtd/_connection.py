@@ -165,8 +165,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         id: an id of your choice, 1 to 128 bytes. Readers may wait for it before it is put. The connection
         holds such an object until it is freed, even after the Ref is deleted. snapshot: the tensors are copied
         now, and the object never changes: its memory is sealed. "unsealed": the same, but the copy lies in memory
-        that is used again when the object has ended, so with large tensors a put takes several times less;
-        nothing but this library keeps that memory as it is. Memory from `empty` is sealed in any case.
+        that this library uses again when the object has ended, so later puts of large tensors take a fraction of
+        the time; the kernel does not protect that memory. Tensors in memory from `empty` get a sealed copy in any case.
         detached: the object outlives this connection by ttl seconds (None: ten minutes), and the Ref has no
         hold.
         immutable: a promise that nobody writes the tensors while the object exists, that is, before `wait_freed`
@@ -434,7 +434,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         Each publish sets lease and ttl anew. stored: returns when this version, or a newer one, is on the daemon's
         disk (see `store`), so that the name has it after a reboot; the previous version is then removed from the
         disk. If storing fails, the version stays published, and the error is raised. what: a Ref, or a value,
-        which is put first (options as in `put`, with snapshot="unsealed" by default, True with stored, and False with immutable).
+        which is put first, with options as in `put`; snapshot is "unsealed" by default, True with stored, and False
+        with immutable.
         Errors: Invalid, NotFound, Freed, Denied, LimitReached, Unsupported, PeerLost."""
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl must be a number of seconds above 0, or None, not {ttl!r}")
