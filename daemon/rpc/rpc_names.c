@@ -5,16 +5,14 @@
 #include "daemon/rpc/rpc_place.h"
 #include "proto/wire_limits.h"
 
-/* Checks that the caller may publish this object, and that the object is live. */
+/* Checks that the caller may publish this object, and that the object is live or will be. */
 static enum rdt_status check_object(const struct call *call, const struct rdt_ref *ref, const struct object *object,
                                     struct rdt_error *err)
 {
     if (!call_may_see(call, &object->account->owner))
         return rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user or root may publish it", ref->id,
                              object->account->owner.uid);
-    if (object->state == OBJECT_FILLING)
-        return rdt_error_set(err, RDT_BUSY, "object \"%s\" is still being put: publish it when its put has returned", ref->id);
-    if (object->state != OBJECT_LIVE)
+    if (object->state != OBJECT_LIVE && object->state != OBJECT_FILLING)
         return rdt_error_set(err, object->end == OBJECT_END_OWNER_DIED ? RDT_OWNER_DIED : RDT_FREED,
                              "object \"%s\" was freed: there is nothing to publish", ref->id);
     return RDT_OK;
@@ -86,6 +84,8 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
         return object_table_not_put(&ref, &call->account->owner, err);
     if (status == RDT_OK)
         status = check_object(call, &ref, publish.object, err);
+    if (status == RDT_OK && publish.object->state == OBJECT_FILLING)
+        return call_wait_for_put(call, &ref, err);
     if (status == RDT_OK && (reply.version = names_repeated(call->rpc->names, &publish)) != 0) {
         call_reply(call, &reply.base, NULL, 0);
         return RDT_OK;

@@ -6,6 +6,8 @@
 
 #include "daemon/base/text.h"
 
+#define PUT_WAIT_NS INT64_C(50000000000) /* less than the minute after which librdt ends a call */
+
 /* Keeps the packed request, so that the call can be dispatched again. Errors: LIMIT, NO_MEMORY. */
 static enum rdt_status keep_packed(struct call *call, struct rdt_error *err)
 {
@@ -125,4 +127,41 @@ void call_on_claim(struct claim_waiter *waiter)
 
     deadline_unset(call->rpc->deadlines, &call->deadline); /* it was for the homes only */
     dispatch_again(call);
+}
+
+/* ---- a publish of an object whose bytes are still being written ---- */
+
+static void on_wake_again(struct client_wake *wake)
+{
+    dispatch_again(container_of(wake, struct call, wake));
+}
+
+static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
+{
+    struct call *call = container_of(waiter, struct call, object);
+
+    (void)object; /* it may be gone before the client's turn */
+    deadline_unset(call->rpc->deadlines, &call->deadline);
+    if (why) {
+        call_fail(call, why);
+    } else if (call->client) {
+        call->wake.run = on_wake_again;
+        client_wake(call->client, &call->wake);
+    } else {
+        dispatch_again(call);
+    }
+}
+
+enum rdt_status call_wait_for_put(struct call *call, const struct rdt_ref *ref, struct rdt_error *err)
+{
+    enum rdt_status status = keep_packed(call, err);
+
+    if (status == RDT_OK)
+        status = call_defer(call, PUT_WAIT_NS, NULL, err);
+    if (status != RDT_OK)
+        return status;
+    call->why = strdup("the object is still being put: it can be published when its producer's stream, or rdt_ready, has said "
+                       "that its bytes are there");
+    call->object.on_event = on_put;
+    return object_table_wait(call->rpc->objects, ref, &call->account->owner, &call->object, err);
 }

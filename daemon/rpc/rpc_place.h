@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests about a name whose ref names no node: the homes of the name know where it is. Private to rpc/. */
+/* Requests that wait for something and are then dispatched again: those about a name whose ref names no node, until the homes
+ * of the name say where it is, and publishes. Private to rpc/. */
 #ifndef DAEMON_RPC_PLACE_H
 #define DAEMON_RPC_PLACE_H
 
@@ -19,5 +20,9 @@ enum rdt_status call_seek_name(struct call *call, const struct rdt_ref *ref, str
  * Errors: as call_defer. */
 enum rdt_status call_wait_for_claim(struct call *call, int64_t timeout_ns, struct rdt_error *err);
 void call_on_claim(struct claim_waiter *waiter); /* for claim_waiter.on_decided */
+
+/* A publish waits until the object, which is FILLING and which the caller may see, is live, and is then dispatched again. If
+ * the put fails, so does the call; it ends with TIMED_OUT before the client gives it up. Errors: as call_defer. */
+enum rdt_status call_wait_for_put(struct call *call, const struct rdt_ref *ref, struct rdt_error *err);
 
 #endif

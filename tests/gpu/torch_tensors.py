@@ -102,6 +102,27 @@ def test_targets_and_memory_of_the_daemons():
         assert ref.copied == 0 and torch.equal(reader.get(ref, device="cuda:0", mode="share"), value())
 
 
+def test_versions_of_a_model_on_the_gpu():
+    with Gpu() as (c, reader):
+        model, mine = ({"w": value(), "b": torch.zeros(7, device=GPU)} for _ in range(2))
+        stream = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        for step in range(1, 6):
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(100_000_000)
+                for tensor in model.values():
+                    tensor.fill_(step)
+                assert c.publish("policy", model) == step
+                for tensor in model.values():
+                    tensor.fill_(-1)  # the version is a copy, made in the order of the stream
+            assert reader.get(reader.name("policy", after=step - 1), into=mine)["w"] is mine["w"]
+            assert all((tensor == step).all() for tensor in mine.values()), step
+            shared = reader.get(reader.name("policy", after=step - 1), device="cuda:0", mode="share")
+            assert all((tensor == step).all() for tensor in shared.values()), step
+            del shared
+        c.unpublish("policy")
+
+
 def test_two_daemons():
     with Daemon(listen=True) as a, Daemon(listen=True) as b, rdtd.connect(a.socket) as here, rdtd.connect(b.socket) as there:
         owned = here.put(value())

@@ -277,6 +277,26 @@ def test_put_of_own_memory_returns_at_once_and_readers_wait_for_its_stream():
         source.end()
 
 
+def test_publish_waits_for_the_producers_stream():
+    with Gpu() as (c, reader):
+        e = c.empty((512, 1024), "f32", device=0)
+        source, gate, versions = Own(VALUE), Gate(), []
+        gate.copy(address_of(e), source.address.value, VALUE.nbytes)
+        ref = c.put(e, stream=gate.stream.value)
+        publishing = threading.Thread(target=lambda: versions.append(c.publish("w", ref)))
+        publishing.start()
+        wait = reader.fetch(reader.name("w"), device="host")
+        reader.ping()
+        assert publishing.is_alive() and not wait.done()
+        gate.event.set()
+        assert (wait.result(LONG) == VALUE).all()
+        publishing.join(LONG)
+        assert versions == [1]
+        c.unpublish("w")
+        gate.end()
+        source.end()
+
+
 def test_targets_on_a_gpu_are_written():
     with Gpu() as (c, reader):
         ref = c.put(VALUE)

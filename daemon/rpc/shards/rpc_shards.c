@@ -58,14 +58,18 @@ static void description_fini(struct description *description)
     arena_fini(&description->arena);
 }
 
-/* Finds the live object of this node, which the caller must be allowed to publish for those readers. */
+/* Finds the live object of this node, which the caller must be allowed to publish for those readers. AGAIN: the object is still
+ * being put, and *object_p is it. */
 static enum rdt_status find_object(const struct call *call, const struct rdt_ref *ref, Rdt__Pb__Visibility visibility,
                                    struct object **object_p, struct rdt_error *err)
 {
-    enum rdt_status status = object_table_find(call->rpc->objects, ref, &call->account->owner, object_p, err);
+    const struct owner *requester = &call->account->owner;
+    enum rdt_status status = object_table_find(call->rpc->objects, ref, requester, object_p, err);
 
-    if (status == RDT_AGAIN)
-        return object_table_not_put(ref, &call->account->owner, err);
+    if (status == RDT_AGAIN) {
+        status = object_table_find_any(call->rpc->objects, ref, requester, false, object_p, err);
+        return status == RDT_OK && (*object_p)->state == OBJECT_FILLING ? RDT_AGAIN : object_table_not_put(ref, requester, err);
+    }
     if (status == RDT_OK && !call_may_see(call, &(*object_p)->account->owner))
         status = rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user may publish it", ref->id,
                                (*object_p)->account->owner.uid);
@@ -173,16 +177,18 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
         status = check(call, message, &part.name, err);
     if (status == RDT_OK)
         status = call_object_ref(message->object, &part.object, err);
+    if (status == RDT_OK && node_is_here(call->rpc->node, part.object.node, part.object.address))
+        status = find_object(call, &part.object, message->visibility, &part.here, err);
+    if (status == RDT_AGAIN)
+        return call_wait_for_put(call, &part.object, err);
     if (status != RDT_OK)
         return status;
     if (call_is_remote(call, &part.name))
         return forward(call, message, &part.name, &part.object, err);
     if (call->rpc->drained)
         return rpc_refuse_drained(err);
-    if (node_is_here(call->rpc->node, part.object.node, part.object.address)) {
-        status = find_object(call, &part.object, message->visibility, &part.here, err);
-        if (status == RDT_OK)
-            status = describe(&description, part.here, message->rank, err);
+    if (part.here) {
+        status = describe(&description, part.here, message->rank, err);
         part.part = &description.part;
         part.object = description.ref;
     } else if (call->client || !message->part || !message->part->tensors || part.object.generation == 0) {

@@ -145,3 +145,75 @@ Test(names_wait, ten_thousand_wait_for_one_name)
     unpublish(trainer, "weights");
     end();
 }
+
+/* ---- objects whose bytes are still being written ---- */
+
+static struct rdt_ref put_pending(char *addr)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref;
+
+    options.flags = RDT_PUT_PENDING;
+    must_ok(rdt_put(trainer, &VECTOR(RDT_U8, BYTES, addr), 1, &options, &ref, &err));
+    return ref;
+}
+
+/* Publishes the object from a process of its own; ends with the status, negative ones as 100 - status. */
+static int publish(struct actor *self, void *arg)
+{
+    rdt *conn = node_client(&node, "publisher");
+    struct rdt_error err;
+    enum rdt_status status;
+
+    actor_step(self);
+    status = rdt_publish(conn, "weights", arg, NULL, NULL, &err);
+    rdt_close(conn);
+    return status == RDT_OK ? 0 : 100 - (int)status;
+}
+
+/* How many requests wait for the object's bytes. */
+static unsigned waiting_for(const struct rdt_ref *ref)
+{
+    struct rdt_stat stat;
+
+    must_ok(rdt_stat(trainer, ref, &stat, &err));
+    return stat.waiters;
+}
+
+Test(names_wait, publish_waits_until_the_bytes_are_there)
+{
+    struct rdt_ref refs[3], next = name_ref("weights", 0);
+    struct actor publishers[3];
+    rdt_object *object;
+    char *addr;
+
+    begin(NULL);
+    addr = alloc_memory(trainer, BYTES);
+    for (unsigned i = 0; i < 3; i++) {
+        refs[i] = put_pending(addr);
+        actor_start(&publishers[i], publish, &refs[i]);
+        actor_await(&publishers[i]);
+        wait_until(20 * SEC, waiting_for(&refs[i]) == 1);
+        must_be(RDT_TIMED_OUT, rdt_wait_put(sampler, &next, 20 * MSEC, &err));
+        if (i == 0) { /* the bytes will not come */
+            must_ok(rdt_fail(trainer, &refs[i], RDT_SYSTEM, "the kernel failed", &err));
+            must(actor_result(&publishers[i]) == 100 - RDT_SYSTEM);
+        } else if (i == 1) { /* who waits is killed, and nothing of it stays */
+            actor_kill(&publishers[i], SIGKILL);
+            wait_until(20 * SEC, waiting_for(&refs[i]) == 0);
+            must_ok(rdt_ready(trainer, &refs[i], &err));
+        } else {
+            fill_pattern(addr, BYTES, 5);
+            must_ok(rdt_ready(trainer, &refs[i], &err));
+            must(actor_result(&publishers[i]) == 0);
+        }
+    }
+    object = fetch_one(sampler, &next, RDT_FETCH_SHARE);
+    must(info_of(object).version == 1 && holds_pattern(tensor_of(object, 0).data, BYTES, 5));
+    rdt_release(object);
+    unpublish(trainer, "weights");
+    for (unsigned i = 1; i < 3; i++)
+        must_ok(rdt_free(trainer, &refs[i], false, &err));
+    must_ok(rdt_dealloc(trainer, addr, &err));
+    end();
+}

@@ -117,3 +117,45 @@ Test(shards_freed, version_that_lost_its_name_with_the_daemon_ends_with_its_part
     }
     keeper_stop(&keeper, SIGTERM);
 }
+
+/* A part whose bytes are still being written is published when they are there: at the name's node, and at another. */
+Test(shards_freed, part_waits_until_its_bytes_are_there)
+{
+    int64_t shape[2] = {ROWS / 2, COLUMNS}, global[2] = {ROWS, COLUMNS};
+    struct rdt_put_options options = RDT_INIT(options);
+    rdt_request *requests[2];
+    struct rdt_ref name, refs[2];
+    rdt *conns[2];
+    float *w[2];
+
+    cluster_start(&c, 2, &(struct cluster_options){.stream = true, .no_ucx = true});
+    name = name_on(0, "policy", 0);
+    options.flags = RDT_PUT_PENDING;
+    for (uint32_t i = 0; i < 2; i++) {
+        int64_t start[2] = {i * (ROWS / 2), 0};
+        struct rdt_shard shard = {"w", global, start};
+        struct rdt_stat stat;
+        conns[i] = on(i);
+        w[i] = alloc_memory(conns[i], ROWS / 2 * COLUMNS * sizeof *w[i]);
+        options.shards = &shard;
+        must_ok(rdt_put(conns[i], &(struct rdt_tensor){.dtype = RDT_F32, .ndim = 2, .shape = shape, .data = w[i]}, 1, &options,
+                        &refs[i], &err));
+        requests[i] = start_part(conns[i], &name, 1, i, 2, &refs[i]);
+        must_ok(rdt_stat(conns[i], &refs[i], &stat, &err));
+        must(stat.waiters == 1);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        must(rdt_request_status(requests[i], NULL) == RDT_AGAIN);
+        must_ok(rdt_ready(conns[i], &refs[i], &err));
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        must_ok(rdt_wait(conns[i], &requests[i], 1, 1, LONG, NULL, NULL, &err));
+        rdt_request_destroy(requests[i]);
+        must_ok(rdt_free(conns[i], &refs[i], false, &err));
+        must_ok(rdt_dealloc(conns[i], w[i], &err));
+    }
+    must_ok(rdt_unpublish(conns[0], &name, &err));
+    for (uint32_t i = 0; i < 2; i++)
+        rdt_close(conns[i]);
+    cluster_end(&c, told);
+}
