@@ -416,7 +416,7 @@ struct rdt_transport_ops {
     uint32_t struct_size;
     const char *name;                /* "ucx"; case-insensitive */
     const char *const *memory_kinds; /* ends with NULL: the kinds it reads and writes directly */
-    uint32_t speed;                  /* the core tries the higher first; ucx has 100, stream 50 */
+    uint32_t speed;                  /* the core tries the higher first; ucx has 40, or 100 with RDMA; stream 50 */
 
     /* Opens the transport and stores its state in *transport_p. *host is valid until close returns. UNSUPPORTED, with
      * the reason in a sentence, if it cannot run here: the core then lists the transport as not available, with that
@@ -555,6 +555,10 @@ struct rdt_transport_ops {
      * and a transport whose device reads memory by itself answers 1. The answer may change when the conn's path becomes
      * known; operations that an earlier answer allows may still be posted. NULL: one. Loop thread. */
     uint32_t (*max_pieces)(void *conn, const char *memory_kind);
+
+    /* since 1.8: returns the speed of this conn, in place of `speed`: a transport that uses different networks is not equally
+     * fast to every node. The answer may change when the conn's path becomes known. NULL: `speed`. Loop thread. */
+    uint32_t (*conn_speed)(void *conn);
 };
 
 /* ---- the backend ---- */

@@ -125,12 +125,33 @@ static void add_cuda(struct settings *settings)
         (void)strcpy(settings->tls, tls);
 }
 
-static bool tls_has_tcp(const struct settings *settings)
+/* The transports that UCX may use. */
+static const char *tls_of(const struct settings *settings)
 {
     const char *tls = getenv("UCX_TLS");
 
-    if (!tls)
-        tls = settings->tls;
+    return tls ? tls : settings->tls;
+}
+
+static bool tls_is_tcp(const struct settings *settings)
+{
+    const char *at = tls_of(settings);
+    bool tcp = false;
+
+    for (; *at; at += strcspn(at, ","), at += *at == ',') {
+        if (strncmp(at, "cuda", 4) == 0) /* they move nothing between nodes */
+            continue;
+        if (strcspn(at, ",") != 3 || strncmp(at, "tcp", 3) != 0)
+            return false;
+        tcp = true;
+    }
+    return tcp;
+}
+
+static bool tls_has_tcp(const struct settings *settings)
+{
+    const char *tls = tls_of(settings);
+
     return *tls == '^' || address_in_list(tls, "tcp") || address_in_list(tls, "all");
 }
 
@@ -148,6 +169,7 @@ static enum rdt_status config_lanes(const struct rdt_host *host, struct settings
         status = configured_word(host, "one_sided", one_sided, &one, err);
     settings->on_slow = (enum on_slow)slow;
     settings->one_sided = (enum one_sided)one;
+    settings->only_tcp = tls_is_tcp(settings);
     settings->reads = one == ONE_SIDED_ALWAYS || (one == ONE_SIDED_AUTO && !tls_has_tcp(settings));
     return status;
 }

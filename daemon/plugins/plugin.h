@@ -264,6 +264,9 @@ const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory
 /* How many pieces an operation in such memory may have; 1: it takes no lists of pieces, or is not created. */
 uint32_t plugin_conn_pieces(const struct plugin_conn *conn, const char *memory_kind);
 
+/* Of a connection that is created. Higher is better; that of the transport, if it knows nothing else of this connection. */
+uint32_t plugin_conn_speed(const struct plugin_conn *conn);
+
 /* Whether it moves bytes only within groups. */
 bool transport_is_grouped(const struct transport *transport);
 
