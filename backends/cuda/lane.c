@@ -8,7 +8,9 @@
  *
  * The loop never calls the driver, some of whose calls wait for a GPU or for locks of other threads. A callback in the copying
  * stream would be simpler, but the stream stands still until the callback's thread has run; an event costs the stream nothing.
- * While copies are under way the thread asks every 20 us at first and every 200 us at last; otherwise it sleeps.
+ * When a copy has begun the thread asks without a pause for 50 us, in which most small ones end (on an H100 1 MiB to the host
+ * took 139 us with a sleep at once, and 58 so). Then it asks every 20 us at first and every 200 us at last. Without copies
+ * under way it sleeps.
  *
  * Copies that hold up their thread have lanes of their own:
  *
@@ -17,11 +19,14 @@
  *   - copies between GPUs, which may need mappings first.
  */
 #include <stdatomic.h>
+#include <sys/prctl.h>
 
 #include "backends/cuda/cuda.h"
 
+#define LOOK_NS 50000
 #define POLL_MIN_NS 20000
 #define POLL_MAX_NS 200000
+#define SLACK_NS 1000ul /* the default would make each wait 50 us longer */
 
 /* priv of a copy */
 enum { PRIV_NEXT, PRIV_EVENT, PRIV_RESULT };
@@ -126,6 +131,18 @@ static bool check(struct cuda_lane *lane, struct rdt_memory_copy **running)
     return any;
 }
 
+/* The same, for LOOK_NS or until one has ended. */
+static bool look(struct cuda_lane *lane, struct rdt_memory_copy **running)
+{
+    uint64_t until_ns = monotonic_ns() + LOOK_NS;
+    bool any;
+
+    do
+        any = check(lane, running);
+    while (!any && *running && monotonic_ns() < until_ns);
+    return any;
+}
+
 /* Waits for copies that are given to the lane, but only until the time has passed if some are running. */
 static struct rdt_memory_copy *take_given(struct cuda_lane *lane, bool running, int64_t poll_ns)
 {
@@ -149,8 +166,9 @@ static void *run(void *arg)
     struct rdt_memory_copy *running = NULL, **last, *given, *copy;
     int64_t poll_ns = POLL_MIN_NS;
 
+    (void)prctl(PR_SET_TIMERSLACK, SLACK_NS);
     while ((given = take_given(lane, running, poll_ns)) || running) {
-        bool any = given;
+        bool begun = given, ended;
         while ((copy = given)) {
             given = *next_of(copy);
             *next_of(copy) = NULL;
@@ -161,8 +179,8 @@ static void *run(void *arg)
             *last = copy;
             (void)check(lane, &running); /* queuing takes long if the memory is not pinned */
         }
-        any |= check(lane, &running);
-        poll_ns = any ? POLL_MIN_NS : poll_ns + poll_ns / 2;
+        ended = begun ? look(lane, &running) : check(lane, &running);
+        poll_ns = begun || ended ? POLL_MIN_NS : poll_ns + poll_ns / 2;
         if (poll_ns > POLL_MAX_NS)
             poll_ns = POLL_MAX_NS;
     }

@@ -320,7 +320,7 @@ enum rdt_status conn_connect(struct conn *conn, const struct sockaddr_storage *a
 void conn_disconnect(struct conn *conn);
 uint32_t conn_sides(struct conn *conn);
 bool conn_uses_tcp(struct conn *conn); /* and nothing else; false as long as that is not known */
-bool conn_copies(struct conn *conn); /* its lanes copy all bytes, as far as they are known */
+bool conn_copies(struct conn *conn);   /* its lanes copy all bytes, as far as they are known */
 enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size);
 /* Data thread: */
 extern const struct link_events conn_link_events;

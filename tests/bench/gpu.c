@@ -84,7 +84,7 @@ int main(void)
 
     bench_gpu_begin();
     env[0] = gpu_is_real() ? NULL : fake_gpu_env();
-    node_start(&node, &(struct node_options){.env = env});
+    node_start(&node, &(struct node_options){.env = env, .flags = (const char *const[]){"--pool-idle=10s", NULL}});
     node_connect(&node, &a);
     node_connect(&node, &b);
     must_ok(rdt_cuda_open(a, &gpu_a, &err));

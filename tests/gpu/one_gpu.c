@@ -125,7 +125,7 @@ Test(one_gpu, refusal_is_told_in_nccls_words_and_everything_else_goes_on)
     must_refuse(RDT_TRANSPORT, "Duplicate GPU", form(gpu_uuid(0), &err));
     ref = put_on_gpu(BYTES, 6, &addr);
     options = to("cuda", gpu_uuid(0));
-    expect(&ref, &options, BYTES, 6, "ucx/staged");
+    expect(&ref, &options, BYTES, 6, "stream/staged");
     drop(&ref, addr);
     end(refused);
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's tensors on a GPU, through real daemons on the machine's driver. There is no fake for this: without a torch
-that uses a GPU it is skipped, and says why. It has never run on a GPU. `torch_tensors.py SOCKET` runs the part of
-torch_pool in a process of its own, because the pool's session stays until the process ends."""
+that uses a GPU it is skipped, and says why. `torch_tensors.py SOCKET` runs the part of torch_pool in a process of its
+own, because the pool's session stays until the process ends."""
 import pickle
 import subprocess
 import sys
@@ -117,9 +117,9 @@ def test_versions_of_a_model_on_the_gpu():
                     tensor.fill_(-1)  # the version is a copy, made in the order of the stream
             assert reader.get(reader.name("policy", after=step - 1), into=mine)["w"] is mine["w"]
             assert all((tensor == step).all() for tensor in mine.values()), step
-            shared = reader.get(reader.name("policy", after=step - 1), device="cuda:0", mode="share")
-            assert all((tensor == step).all() for tensor in shared.values()), step
-            del shared
+            got = reader.get(reader.name("policy", after=step - 1), device="cuda:0")
+            assert all((tensor == step).all() for tensor in got.values()), step
+            del got
         c.unpublish("policy")
 
 

@@ -134,7 +134,6 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         its object needs it, and returns to torch with a later put. Put the tensors with this connection
         (another connection copies them). The session lasts until the process ends. One connection of a
         process serves torch's pools at a time: the last one whose `torch_pool` was entered.
-        This has never run on a GPU: see rdt-gpu(7).
         Errors: Unsupported (no torch, a torch without CUDA, no driver, or a GPU that the daemon does not
         have: the message says which), NoMemory, LimitReached. If the daemon has no room, torch raises
         torch.OutOfMemoryError; the notes of the exception have the daemon's message."""

@@ -101,7 +101,8 @@ static bool join(int rank, const struct id ids[GROUPS], comm groups[GROUPS], CUs
     return true;
 }
 
-/* A receive that nobody sends anything to: its kernel spins. */
+/* A receive that nobody sends anything to: its kernel spins, or it still waits for the other process's half of the connection,
+ * which is as good: both are what an abort must end. */
 static bool receive(comm group, CUstream stream, CUdeviceptr memory)
 {
     int error;
@@ -109,7 +110,10 @@ static bool receive(comm group, CUstream stream, CUdeviceptr memory)
     (void)nccl.ncclGroupStart();
     (void)nccl.ncclRecv((void *)(uintptr_t)memory, COUNT, BYTES, 1, group, stream);
     error = nccl.ncclGroupEnd();
-    return await(group, error, "a receive");
+    if (error == SUCCESS || error == IN_PROGRESS)
+        return true;
+    say(asked, "not answered: a receive: %s: %s", nccl.ncclGetErrorString(error), nccl.ncclGetLastError(group));
+    return false;
 }
 
 static void peer(int link)

@@ -372,7 +372,7 @@ Test(cuda_nodes, group_moves_from_gpu_to_gpu_and_nowhere_else)
         expect(&ref, &options, BYTES, 6, "nccl");
     host = put_pattern(conn[OWNER], NULL, BYTES, 7);
     options = to("cuda", other_gpu());
-    expect(&host, &options, BYTES, 7, "ucx/staged"); /* a tensor in host memory takes another path */
+    expect(&host, &options, BYTES, 7, "stream/staged"); /* a tensor in host memory takes another path */
     drop(&host, NULL);
     drop(&ref, addr);
     must_ok(rdt_group_destroy(conn[OWNER], "g", &err));

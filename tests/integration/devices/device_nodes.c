@@ -122,9 +122,9 @@ Test(device_nodes, mixed_object_is_moved_by_sub_pulls_and_explained)
                          round == 0 || (round == 2 && i == 1) ? "" : "THERE-1");
         }
         if (round == 1) /* in other rounds the order is that in which the sub-pulls ended */
-            must_go_by("ucx/staged", object);
+            must_go_by("stream/staged", object);
         else
-            must_say(strstr(info_of(object).path, "ucx/staged") && strchr(info_of(object).path, ','), "path %s",
+            must_say(strstr(info_of(object).path, "stream/staged") && strchr(info_of(object).path, ','), "path %s",
                      info_of(object).path);
         expect_explained(object, round == 0 ? "through host memory on the other node: it does not move fake memory"
                                             : "through host memory on both nodes: it does not move fake memory");
