@@ -112,7 +112,7 @@ static double fetch_into(struct many *many, bool one)
     int64_t since = bench_now_ns();
     rdt_object *object =
         bench_fetch(many->reader, one ? &many->one : &many->many, RDT_FETCH_COPY, one ? &many->target_one : many->target_many,
-                    one ? 1 : TENSORS, many->peers ? "ucx" : "local/copy");
+                    one ? 1 : TENSORS, many->peers ? "stream" : "local/copy");
     double result = speed(since);
 
     rdt_release(object);
