@@ -556,9 +556,9 @@ struct rdt_transport_ops {
      * known; operations that an earlier answer allows may still be posted. NULL: one. Loop thread. */
     uint32_t (*max_pieces)(void *conn, const char *memory_kind);
 
-    /* since 1.8: returns the speed of this conn, in place of `speed`: a transport that uses different networks is not equally
-     * fast to every node. The answer may change when the conn's path becomes known. NULL: `speed`. Loop thread. */
-    uint32_t (*conn_speed)(void *conn);
+    /* since 1.8: called once, before open, and also where open then fails. Returns the speed as the transport is configured,
+     * in place of `speed`. NULL: `speed`. Opening thread. */
+    uint32_t (*configured_speed)(const struct rdt_host *host);
 };
 
 /* ---- the backend ---- */

@@ -31,7 +31,7 @@ struct rdt_part_options {
  * returns when the version is complete; *version_p, may be NULL, receives its number. name comes from rdt_ref_from_name.
  * Where there is a node table, a name without an address may live on any node; elsewhere it lives on this session's node. The
  * object must be on this session's node or on the name's; it should be a snapshot, and may be freed when the call has
- * returned. Each step must be greater than the one before. Errors, of which all but those of this part alone end the version
+ * returned. If its bytes are still being written, the call waits for them. Each step must be greater than the one before. Errors, of which all but those of this part alone end the version
  * for all its publishers: INVALID (the step is not above that of the newest version; `rank` or `of`; boxes that overlap or
  * are missing: the sentence names tensor, box and ranks), EXISTS (the rank has published this step; another node has the
  * name), OWNER_DIED (another publisher ended, cancelled or timed out), FREED (a later step became complete first; a part was

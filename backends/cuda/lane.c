@@ -131,7 +131,17 @@ static bool check(struct cuda_lane *lane, struct rdt_memory_copy **running)
     return any;
 }
 
-/* The same, for LOOK_NS or until one has ended. */
+static bool is_given(struct cuda_lane *lane)
+{
+    bool given;
+
+    (void)pthread_mutex_lock(&lane->mutex);
+    given = lane->first;
+    (void)pthread_mutex_unlock(&lane->mutex);
+    return given;
+}
+
+/* The same, for LOOK_NS, or until one has ended or another is given. */
 static bool look(struct cuda_lane *lane, struct rdt_memory_copy **running)
 {
     uint64_t until_ns = monotonic_ns() + LOOK_NS;
@@ -139,7 +149,7 @@ static bool look(struct cuda_lane *lane, struct rdt_memory_copy **running)
 
     do
         any = check(lane, running);
-    while (!any && *running && monotonic_ns() < until_ns);
+    while (!any && *running && !is_given(lane) && monotonic_ns() < until_ns);
     return any;
 }
 

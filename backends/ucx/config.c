@@ -18,6 +18,9 @@
 #include "backends/common/configured.h"
 #include "backends/ucx/ucx.h"
 
+#define SPEED_OF_TCP 40u
+#define SPEED_OF_RDMA 100u
+
 #define CARRIER_WAIT_MS 3000
 #define SEGMENT "1028k" /* size of a TCP segment of UCX; see modify_all */
 
@@ -125,33 +128,27 @@ static void add_cuda(struct settings *settings)
         (void)strcpy(settings->tls, tls);
 }
 
-/* The transports that UCX may use. */
-static const char *tls_of(const struct settings *settings)
+uint32_t settings_speed(const struct rdt_host *host)
 {
-    const char *tls = getenv("UCX_TLS");
-
-    return tls ? tls : settings->tls;
-}
-
-static bool tls_is_tcp(const struct settings *settings)
-{
-    const char *at = tls_of(settings);
+    const char *at = getenv("UCX_TLS");
     bool tcp = false;
 
-    for (; *at; at += strcspn(at, ","), at += *at == ',') {
+    for (at = at ? at : configured_text(host, "tls"); *at; at += strcspn(at, ","), at += *at == ',') {
         if (strncmp(at, "cuda", 4) == 0) /* they move nothing between nodes */
             continue;
         if (strcspn(at, ",") != 3 || strncmp(at, "tcp", 3) != 0)
-            return false;
+            return SPEED_OF_RDMA;
         tcp = true;
     }
-    return tcp;
+    return tcp ? SPEED_OF_TCP : SPEED_OF_RDMA;
 }
 
 static bool tls_has_tcp(const struct settings *settings)
 {
-    const char *tls = tls_of(settings);
+    const char *tls = getenv("UCX_TLS");
 
+    if (!tls)
+        tls = settings->tls;
     return *tls == '^' || address_in_list(tls, "tcp") || address_in_list(tls, "all");
 }
 
@@ -169,7 +166,6 @@ static enum rdt_status config_lanes(const struct rdt_host *host, struct settings
         status = configured_word(host, "one_sided", one_sided, &one, err);
     settings->on_slow = (enum on_slow)slow;
     settings->one_sided = (enum one_sided)one;
-    settings->only_tcp = tls_is_tcp(settings);
     settings->reads = one == ONE_SIDED_ALWAYS || (one == ONE_SIDED_AUTO && !tls_has_tcp(settings));
     return status;
 }

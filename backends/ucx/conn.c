@@ -98,16 +98,6 @@ uint32_t conn_sides(struct conn *conn)
     return sides;
 }
 
-bool conn_uses_tcp(struct conn *conn)
-{
-    bool tcp;
-
-    (void)pthread_mutex_lock(&conn->engine->lock);
-    tcp = !conn->uncopied && (conn->lanes[0] != '\0' || conn->engine->settings.only_tcp);
-    (void)pthread_mutex_unlock(&conn->engine->lock);
-    return tcp;
-}
-
 bool conn_copies(struct conn *conn)
 {
     bool uncopied;

@@ -142,14 +142,6 @@ uint32_t peer_max_pieces(const struct peer *peer, const char *memory_kind)
     return UINT32_MAX;
 }
 
-uint32_t peer_speed(const struct peer *peer)
-{
-    for (unsigned i = 0; i < (peer->n ? peer->n : 1); i++)
-        if (!conn_uses_tcp(peer->conns[i]))
-            return SPEED_OF_RDMA;
-    return SPEED_OF_TCP;
-}
-
 enum rdt_status peer_describe(const struct peer *peer, char *text_p, size_t size)
 {
     enum rdt_status status = RDT_AGAIN;

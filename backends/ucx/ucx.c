@@ -175,11 +175,6 @@ static uint32_t sides(void *peer, const char *memory_kind)
     return memory_kind ? peer_sides(peer, memory_kind) : 0;
 }
 
-static uint32_t conn_speed(void *peer)
-{
-    return peer_speed(peer);
-}
-
 static uint32_t max_pieces(void *peer, const char *memory_kind)
 {
     return peer_max_pieces(peer, memory_kind);
@@ -277,7 +272,7 @@ static const struct rdt_transport_ops transport_ops = {
     .struct_size = sizeof transport_ops,
     .name = "ucx",
     .memory_kinds = memory_kinds,
-    .speed = SPEED_OF_TCP,
+    .speed = 40,
     .open = transport_open,
     .close = transport_close,
     .version = transport_version,
@@ -298,7 +293,7 @@ static const struct rdt_transport_ops transport_ops = {
     .moves = moves,
     .why_not_moved = why_not_moved,
     .max_pieces = max_pieces,
-    .conn_speed = conn_speed,
+    .configured_speed = settings_speed,
     .reads = reads, /* false over TCP, where UCX registers nothing and never reads */
 };
 

@@ -57,8 +57,6 @@ struct peer;
 #define RECV_BUCKETS 256
 #define LINK_BUCKETS 64
 #define LANES_BYTES 160
-#define SPEED_OF_TCP 40u /* less than `stream`, which moves bytes with several threads, and on two processors is no slower */
-#define SPEED_OF_RDMA 100u
 #define MAX_STRANGERS 128u          /* accepted endpoints that have not greeted yet */
 #define MAX_STRANGERS_OF_SOURCE 96u /* ... from one address: a node opens one for each of its engines */
 #define MAX_WARNED 64u              /* how many nodes with slow lanes are remembered; see lanes.c */
@@ -76,7 +74,6 @@ struct settings {
     enum on_slow on_slow;
     enum one_sided one_sided;
     bool reads;           /* follows from one_sided and tls: the context can read one-sided */
-    bool only_tcp;        /* follows from tls: no lane between nodes is anything else */
     uint64_t eager_bytes; /* chunks up to this size travel with their announcement */
     unsigned spin_polls;  /* empty polls before the data thread sleeps while something is outstanding */
     unsigned threads;     /* number of engines */
@@ -258,7 +255,6 @@ enum rdt_status peer_connect(struct peer *peer, const void *blob, size_t bytes, 
 void peer_disconnect(struct peer *peer);
 uint32_t peer_sides(const struct peer *peer, const char *memory_kind);
 uint32_t peer_max_pieces(const struct peer *peer, const char *memory_kind);
-uint32_t peer_speed(const struct peer *peer);
 enum rdt_status peer_describe(const struct peer *peer, char *text_p, size_t size);
 enum rdt_status peer_post(struct peer *peer, struct rdt_op *op, enum op_kind kind, struct rdt_error *err);
 void peer_cancel(const struct peer *peer, struct rdt_op *op);
@@ -269,6 +265,9 @@ bool ucx_has_cuda_module(void);
 
 /* config.c: only inside open. UNSUPPORTED: the network is not trusted, or there are no peers or no address, or UCX finds no
  * transport. INVALID: a value is malformed. */
+/* Over TCP alone it is less than that of `stream`, which moves bytes with several threads. */
+uint32_t settings_speed(const struct rdt_host *host);
+
 enum rdt_status settings_read(const struct rdt_host *host, struct settings *settings_p, struct rdt_error *err);
 enum rdt_status settings_context(const struct settings *settings, ucp_context_h *context_p, struct rdt_error *err);
 
@@ -319,8 +318,7 @@ enum rdt_status conn_connect(struct conn *conn, const struct sockaddr_storage *a
                              struct rdt_error *err);
 void conn_disconnect(struct conn *conn);
 uint32_t conn_sides(struct conn *conn);
-bool conn_uses_tcp(struct conn *conn); /* and nothing else; false as long as that is not known */
-bool conn_copies(struct conn *conn);   /* its lanes copy all bytes, as far as they are known */
+bool conn_copies(struct conn *conn); /* its lanes copy all bytes, as far as they are known */
 enum rdt_status conn_describe(struct conn *conn, char *text_p, size_t size);
 /* Data thread: */
 extern const struct link_events conn_link_events;

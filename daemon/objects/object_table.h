@@ -134,6 +134,9 @@ struct object *object_table_next(struct object_table *table, uint64_t after, uin
 enum rdt_status object_table_wait(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object_waiter *waiter, struct rdt_error *err);
 
+/* Waits until the FILLING object is live, or its put has failed, whoever may see it. false: out of memory. */
+bool object_wait_live(struct object *object, struct object_waiter *waiter);
+
 /* Waits until the object is gone. false: out of memory. */
 bool object_wait_freed(struct object *object, struct object_waiter *waiter);
 

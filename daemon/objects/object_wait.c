@@ -61,6 +61,14 @@ void object_table_withdraw(struct object *object, const struct rdt_error *why)
     object_fail(object, why);
 }
 
+static void add(struct object *object, const struct owner *requester, struct object_waiter *waiter)
+{
+    waiter->object = object;
+    waiter->requester = requester;
+    list_append(&object->users->waiters, &waiter->link);
+    object->users->n_waiters++;
+}
+
 enum rdt_status object_table_wait(struct object_table *table, const struct rdt_ref *ref, const struct owner *requester,
                                   struct object_waiter *waiter, struct rdt_error *err)
 {
@@ -98,11 +106,17 @@ enum rdt_status object_table_wait(struct object_table *table, const struct rdt_r
         object->named = true;
         event(table->events, RDT__PB__LIST_KIND__LIST_KIND_OBJECTS, "awaited", object);
     }
-    waiter->object = object;
-    waiter->requester = requester;
-    list_append(&object->users->waiters, &waiter->link);
-    object->users->n_waiters++;
+    add(object, requester, waiter);
     return RDT_OK;
+}
+
+bool object_wait_live(struct object *object, struct object_waiter *waiter)
+{
+    assert(object->state == OBJECT_FILLING);
+    if (!object_users_get(object))
+        return false;
+    add(object, &object->account->owner, waiter);
+    return true;
 }
 
 bool object_wait_freed(struct object *object, struct object_waiter *waiter)

@@ -86,6 +86,7 @@ struct transport {
     const char *name; /* lower case; remains valid after an unload, because objects refer to it */
     const char *path;
     const char *version; /* of the vendor's library; "" if unknown */
+    uint32_t speed;      /* as it is configured; higher is better */
     bool available;      /* false: open failed, and why_not says why */
     char why_not[192];
     char not_moved[256];             /* the kinds of memory that it could move, but does not here, and why; "": none */
@@ -263,9 +264,6 @@ const char *plugin_conn_queue(const struct plugin_conn *conn, const char *memory
 
 /* How many pieces an operation in such memory may have; 1: it takes no lists of pieces, or is not created. */
 uint32_t plugin_conn_pieces(const struct plugin_conn *conn, const char *memory_kind);
-
-/* Of a connection that is created. Higher is better; that of the transport, if it knows nothing else of this connection. */
-uint32_t plugin_conn_speed(const struct plugin_conn *conn);
 
 /* Whether it moves bytes only within groups. */
 bool transport_is_grouped(const struct transport *transport);

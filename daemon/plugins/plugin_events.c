@@ -253,13 +253,6 @@ uint32_t plugin_conn_pieces(const struct plugin_conn *conn, const char *memory_k
     return most > 1 ? most : 1;
 }
 
-uint32_t plugin_conn_speed(const struct plugin_conn *conn)
-{
-    const struct rdt_transport_ops *ops = &conn->transport->ops;
-
-    return ops->conn_speed ? ops->conn_speed(conn->handle) : ops->speed;
-}
-
 /* ---- operations ---- */
 
 static void op_begin(struct plugin_op *op, struct transport *transport)

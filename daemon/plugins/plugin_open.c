@@ -150,6 +150,7 @@ static enum rdt_status open_transport(struct plugin *plugin, struct transport *t
 {
     struct rdt_error why = {0};
     struct rdt_transport_ops *ops = &transport->ops;
+    transport->speed = ops->configured_speed ? ops->configured_speed(&plugin->host) : ops->speed;
     enum rdt_status status = ops->open(&plugin->host, &transport->instance, &why);
     if (status == RDT_OK && ops->reads && ops->post_send && !ops->reads(transport->instance)) {
         ops->register_memory = NULL;
@@ -211,7 +212,7 @@ static void insert_by_speed(struct list *transports, struct transport *transport
 {
     struct list *before = transports;
     list_for_each (node, transports) {
-        if (container_of(node, struct transport, link)->ops.speed < transport->ops.speed) {
+        if (container_of(node, struct transport, link)->speed < transport->speed) {
             before = node;
             break;
         }

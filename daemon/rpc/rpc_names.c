@@ -5,6 +5,11 @@
 #include "daemon/rpc/rpc_place.h"
 #include "proto/wire_limits.h"
 
+/* How long a publish waits for an object whose bytes are still being written: less than the minute after which librdt ends the
+ * call, and for another node less than the time in which that one expects an answer. */
+#define PUT_WAIT_NS INT64_C(50000000000)
+#define PEERS_PUT_WAIT_NS INT64_C(5000000000)
+
 /* Checks that the caller may publish this object, and that the object is live or will be. */
 static enum rdt_status check_object(const struct call *call, const struct rdt_ref *ref, const struct object *object,
                                     struct rdt_error *err)
@@ -85,7 +90,7 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
     if (status == RDT_OK)
         status = check_object(call, &ref, publish.object, err);
     if (status == RDT_OK && publish.object->state == OBJECT_FILLING)
-        return call_wait_for_put(call, &ref, err);
+        return call_wait_for_put(call, publish.object, call->client ? PUT_WAIT_NS : PEERS_PUT_WAIT_NS, err);
     if (status == RDT_OK && (reply.version = names_repeated(call->rpc->names, &publish)) != 0) {
         call_reply(call, &reply.base, NULL, 0);
         return RDT_OK;

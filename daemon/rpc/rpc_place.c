@@ -6,8 +6,6 @@
 
 #include "daemon/base/text.h"
 
-#define PUT_WAIT_NS INT64_C(50000000000) /* less than the minute after which librdt ends a call */
-
 /* Keeps the packed request, so that the call can be dispatched again. Errors: LIMIT, NO_MEMORY. */
 static enum rdt_status keep_packed(struct call *call, struct rdt_error *err)
 {
@@ -131,37 +129,43 @@ void call_on_claim(struct claim_waiter *waiter)
 
 /* ---- a publish of an object whose bytes are still being written ---- */
 
-static void on_wake_again(struct client_wake *wake)
+static void on_wake_live(struct client_wake *wake)
 {
-    dispatch_again(container_of(wake, struct call, wake));
+    struct call *call = container_of(wake, struct call, wake);
+    struct object *object = call->woken;
+
+    call->woken = NULL;
+    dispatch_again(call);
+    object_drop(object);
 }
 
 static void on_put(struct object_waiter *waiter, struct object *object, const struct rdt_error *why)
 {
     struct call *call = container_of(waiter, struct call, object);
 
-    (void)object; /* it may be gone before the client's turn */
     deadline_unset(call->rpc->deadlines, &call->deadline);
     if (why) {
         call_fail(call, why);
     } else if (call->client) {
-        call->wake.run = on_wake_again;
+        object_hold(object); /* until the turn of the client: its id must mean the same object then */
+        call->woken = object;
+        call->wake.run = on_wake_live;
         client_wake(call->client, &call->wake);
     } else {
         dispatch_again(call);
     }
 }
 
-enum rdt_status call_wait_for_put(struct call *call, const struct rdt_ref *ref, struct rdt_error *err)
+enum rdt_status call_wait_for_put(struct call *call, struct object *object, int64_t timeout_ns, struct rdt_error *err)
 {
     enum rdt_status status = keep_packed(call, err);
 
     if (status == RDT_OK)
-        status = call_defer(call, PUT_WAIT_NS, NULL, err);
+        status = call_defer(call, timeout_ns, NULL, err);
     if (status != RDT_OK)
         return status;
     call->why = strdup("the object is still being put: it can be published when its producer's stream, or rdt_ready, has said "
                        "that its bytes are there");
     call->object.on_event = on_put;
-    return object_table_wait(call->rpc->objects, ref, &call->account->owner, &call->object, err);
+    return object_wait_live(object, &call->object) ? RDT_OK : rdt_error_set(err, RDT_NO_MEMORY, "no memory to wait for a put");
 }

@@ -338,7 +338,7 @@ void peer_transport_offer_to_path(const struct peer_transport *pt, const char *s
     uint32_t sides = 0;
 
     *offer = (struct path_offer){.name = pt->transport->name,
-                                 .speed = pt->conn.handle ? plugin_conn_speed(&pt->conn) : pt->transport->ops.speed,
+                                 .speed = pt->transport->speed,
                                  .here_version = pt->transport->version,
                                  .there_version = pt->remote_version};
     if (!pt->transport->available)

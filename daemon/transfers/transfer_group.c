@@ -280,7 +280,7 @@ void transfer_group_offer(const struct transfer *transfer, struct transport *tra
 
     /* A group of different versions could not have been formed. */
     *offer = (struct path_offer){.name = transport->name,
-                                 .speed = transport->ops.speed,
+                                 .speed = transport->speed,
                                  .here_version = transport->version,
                                  .there_version = transport->version,
                                  .moves_source = transport_moves(transport, transfer->pull.answer.memory),

@@ -68,7 +68,8 @@ static enum rdt_status find_object(const struct call *call, const struct rdt_ref
 
     if (status == RDT_AGAIN) {
         status = object_table_find_any(call->rpc->objects, ref, requester, false, object_p, err);
-        return status == RDT_OK && (*object_p)->state == OBJECT_FILLING ? RDT_AGAIN : object_table_not_put(ref, requester, err);
+        if (status != RDT_OK || (*object_p)->state != OBJECT_FILLING)
+            return object_table_not_put(ref, requester, err);
     }
     if (status == RDT_OK && !call_may_see(call, &(*object_p)->account->owner))
         status = rdt_error_set(err, RDT_DENIED, "object \"%s\" belongs to uid %u: only that user may publish it", ref->id,
@@ -77,7 +78,7 @@ static enum rdt_status find_object(const struct call *call, const struct rdt_ref
         status =
             rdt_error_set(err, RDT_INVALID,
                           "the version is visible to more readers than its part \"%s\": put it with that visibility", ref->id);
-    return status;
+    return status == RDT_OK && (*object_p)->state == OBJECT_FILLING ? RDT_AGAIN : status;
 }
 
 static enum rdt_status check(const struct call *call, const Rdt__Pb__PublishPart *message, const struct rdt_ref *name,
@@ -177,16 +178,16 @@ enum rdt_status rpc_publish_part(struct call *call, const void *request, struct 
         status = check(call, message, &part.name, err);
     if (status == RDT_OK)
         status = call_object_ref(message->object, &part.object, err);
+    if (status == RDT_OK && call->rpc->drained && !call_is_remote(call, &part.name))
+        return rpc_refuse_drained(err);
     if (status == RDT_OK && node_is_here(call->rpc->node, part.object.node, part.object.address))
         status = find_object(call, &part.object, message->visibility, &part.here, err);
     if (status == RDT_AGAIN)
-        return call_wait_for_put(call, &part.object, err);
+        return call_wait_for_put(call, part.here, part.timeout_ns, err);
     if (status != RDT_OK)
         return status;
     if (call_is_remote(call, &part.name))
         return forward(call, message, &part.name, &part.object, err);
-    if (call->rpc->drained)
-        return rpc_refuse_drained(err);
     if (part.here) {
         status = describe(&description, part.here, message->rank, err);
         part.part = &description.part;

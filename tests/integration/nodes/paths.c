@@ -126,6 +126,22 @@ static unsigned times_in_log(const struct test_node *node, const char *text)
     return n;
 }
 
+/* Nothing says whether its lanes would be RDMA, but it is configured for more than TCP. */
+Test(paths, wishes_where_faster_ucx_may_not)
+{
+    static const struct wish wishes[] = {
+        {NULL, NULL, RDT_OK, "stream"},
+        {NULL, "ucx", RDT_NO_PATH, "stream: slower than ucx, the least path the reader accepts"},
+    };
+    static const char *const flags[] = {"--set=ucx.tls=rc,tcp", NULL};
+
+    begin(&(struct cluster_options){.stream = true, .no_ucx = true, .flags = flags});
+    check_wishes(wishes, sizeof wishes / sizeof wishes[0]);
+    must(times_in_log(&c.node[1],
+                      "objects arrive by stream instead of ucx: not available on this node: UCX does not authenticate") == 1);
+    end(NULL);
+}
+
 /* No network is trusted, so neither node offers ucx, which would be no faster over TCP. */
 Test(paths, untrusted_network_is_no_fall_back)
 {
