@@ -29,15 +29,15 @@ struct rdt_part_options {
 
 /* Publishes the object, which was put with shards, as the part of `rank` (below `of`) of the version `step` of a name, and
  * returns when the version is complete; *version_p, may be NULL, receives its number. name comes from rdt_ref_from_name.
- * Where there is a node table, a name without an address may live on any node; elsewhere it lives on this session's node. The
- * object must be on this session's node or on the name's; it should be a snapshot, and may be freed when the call has
- * returned. If its bytes are still being written, the call waits for them. Each step must be greater than the one before. Errors, of which all but those of this part alone end the version
- * for all its publishers: INVALID (the step is not above that of the newest version; `rank` or `of`; boxes that overlap or
- * are missing: the sentence names tensor, box and ranks), EXISTS (the rank has published this step; another node has the
- * name), OWNER_DIED (another publisher ended, cancelled or timed out), FREED (a later step became complete first; a part was
- * freed by force), TIMED_OUT (not all parts were published in time), LIMIT (the manifest is longer than 4 MiB, of which 4,096
- * ranks with 400 tensors each in a grid need an eighth; too many boxes, which rdtd(8) bounds; too many incomplete steps),
- * DENIED, PEER_LOST, RESTARTED. */
+ * Where there is a node table, a name without an address may live on any node; elsewhere it lives on this session's node.
+ * The object must be on this session's node or on the name's; it should be a snapshot, and may be freed when the call has
+ * returned. If its bytes are still being written, the call waits for them. Each step must be greater than the one before.
+ * Errors, of which all but those of this part alone end the version for all its publishers: INVALID (the step is not above
+ * that of the newest version; `rank` or `of`; boxes that overlap or are missing: the sentence names tensor, box and ranks),
+ * EXISTS (the rank has published this step; another node has the name), OWNER_DIED (another publisher ended, cancelled or
+ * timed out), FREED (a later step became complete first; a part was freed by force), TIMED_OUT (not all parts were published
+ * in time), LIMIT (the manifest is longer than 4 MiB, of which 4,096 ranks with 400 tensors each in a grid need an eighth;
+ * too many boxes, which rdtd(8) bounds; too many incomplete steps), DENIED, PEER_LOST, RESTARTED. */
 enum rdt_status rdt_publish_part(rdt *rdt, const struct rdt_ref *name, uint64_t step, uint32_t rank, uint32_t of,
                                  const struct rdt_ref *object, const struct rdt_part_options *options, int64_t timeout_ns,
                                  uint64_t *version_p, struct rdt_error *err);
