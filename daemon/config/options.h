@@ -57,7 +57,7 @@ struct options {
     uint64_t memory_limit_bytes;    /* 0: half of the smaller of RAM and the cgroup's limit */
     uint64_t device_limit_bytes;    /* on each device; 0: nine tenths of what it has */
     uint64_t device_pool_max_bytes; /* of unused memory; 0: an eighth of device_limit */
-    uint64_t cache_max_bytes;       /* of one client; 0: a quarter of memory_limit */
+    uint64_t cache_max_bytes;       /* of one client; 0: half of memory_limit */
     uint64_t pool_idle_ns;          /* 10s: unused memory of the pool and the cache is freed after this time */
     uint32_t max_clients;           /* 4096 */
     uint32_t max_objects;           /* 1048576 */
@@ -142,7 +142,8 @@ void options_adopt(struct options *options, struct options *fresh);
  * (version 1 or 2, and the groups above it). */
 uint64_t options_effective_memory_limit(const struct options *options);
 
-/* The value of cache_max or, for 0, a quarter of memory_limit, which is in effect as memory_limit here. Bytes. */
+/* The value of cache_max or, for 0, half of memory_limit, which is in effect as memory_limit here: whatever has room while the
+ * version before it still lives can be used again. Bytes. */
 uint64_t options_effective_cache_max(const struct options *options, uint64_t memory_limit);
 
 /* Prints what `dump` says, in full, except that a backend's own section of OPTIONS_DUMP_EFFECTIVE comes from

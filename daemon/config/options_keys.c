@@ -207,7 +207,7 @@ const struct option_key option_keys[] = {
      .why = "Set it to the memory that the other programs of the machine leave."},
     {ROW("daemon", "cache_max", OPTION_BYTES, cache_max_bytes, 0, UNBOUNDED), .reload = RELOAD_ALWAYS, .fallback = "0",
      .help = "The most memory under memory_limit that the daemon caches for one client, which has released it and may get it "
-             "again. 0 means a quarter of memory_limit.",
+             "again. 0 means half of memory_limit.",
      .why = "Raise it to the size of the objects that a client puts or fetches again and again; lower it where memory is "
             "short."},
     {ROW("daemon", "device_limit", OPTION_BYTES, device_limit_bytes, 0, UNBOUNDED), .fallback = "0",

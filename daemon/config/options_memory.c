@@ -17,5 +17,5 @@ uint64_t options_effective_memory_limit(const struct options *options)
 
 uint64_t options_effective_cache_max(const struct options *options, uint64_t memory_limit)
 {
-    return options->cache_max_bytes != 0 ? options->cache_max_bytes : memory_limit / 4;
+    return options->cache_max_bytes != 0 ? options->cache_max_bytes : memory_limit / 2;
 }
