@@ -281,7 +281,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         (seconds; None: no limit).
         mode: "share": the object's own memory on this node, in constant time and read-only (writing to a
         torch tensor of it is a fault, because torch has no read-only tensors); "copy": private and writable;
-        "cow": private and writable, in constant time for snapshots (live memory is copied at once); "auto": share
+        "cow": private and writable, in constant time for snapshots in host memory (others are copied); "auto": share
         on this node, copy from another node. Arrays are then read-only in both cases and at every size, so a
         program that works on small arrays also works on large ones. None: "auto", except that torch gets "cow"
         instead of read-only memory.
@@ -435,7 +435,9 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         disk. If storing fails, the version stays published, and the error is raised. what: a Ref, or a value,
         which is put first, with options as in `put`; snapshot is "unsealed" by default, True with stored, and False
         with immutable.
-        Errors: Invalid, NotFound, Freed, Denied, LimitReached, Unsupported, PeerLost."""
+        A publish of GPU tensors waits until their stream has written them, at most 50 seconds (5 if the object is on
+        another node); `timeout` is for the put before it.
+        Errors: Invalid, NotFound, Freed, OwnerDied, Denied, Exists, LimitReached, TimedOut, Unsupported, PeerLost."""
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl must be a number of seconds above 0, or None, not {ttl!r}")
         if isinstance(what, _rdt.Ref):

@@ -30,7 +30,7 @@ ABLATIONS = {
     "no sealed memfds": ("transfer.sealed_max=0",),
     "no busy polling": ("daemon.busy_poll=0s",),
     "no replicas, no fan-out": ("transfer.replicas_max=0", "transfer.fanout_min=0"),
-    "no UCX": ("network.trusted_network=no",),
+    "with TLS": ("network.trusted_network=no",),
 }
 NO_SWITCH = "mappings cached by the client, loaned regions, request coalescing, arena of small objects"
 LIBRARIES = ("ray", "torch", "nixl", "safetensors", "numpy", "pyarrow")
