@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads and checks keys of the configuration, for transports that listen. Every function may be called only
- * inside the plug-in's open. A malformed value is INVALID, with a sentence that names the key. */
+ * inside the plug-in's open or configured_speed. A malformed value is INVALID, with a sentence that names the key. */
 #ifndef BACKENDS_CONFIGURED_H
 #define BACKENDS_CONFIGURED_H
 

@@ -141,7 +141,7 @@ static bool is_given(struct cuda_lane *lane)
     return given;
 }
 
-/* The same, for LOOK_NS, or until one has ended or another is given. */
+/* Asks again and again, for LOOK_NS or until a copy has ended or another is given. Returns whether any has ended. */
 static bool look(struct cuda_lane *lane, struct rdt_memory_copy **running)
 {
     uint64_t until_ns = monotonic_ns() + LOOK_NS;

@@ -265,10 +265,10 @@ bool ucx_has_cuda_module(void);
 
 /* config.c: only inside open. UNSUPPORTED: the network is not trusted, or there are no peers or no address, or UCX finds no
  * transport. INVALID: a value is malformed. */
-/* Over TCP alone it is less than that of `stream`, which moves bytes with several threads. */
-uint32_t settings_speed(const struct rdt_host *host);
-
 enum rdt_status settings_read(const struct rdt_host *host, struct settings *settings_p, struct rdt_error *err);
+/* The speed of the transport as it is configured. Over TCP alone it is less than that of `stream`, which moves bytes with
+ * several threads. Also before open. */
+uint32_t settings_speed(const struct rdt_host *host);
 enum rdt_status settings_context(const struct settings *settings, ucp_context_h *context_p, struct rdt_error *err);
 
 /* Writes a text that is equal for two ends that can connect. */
