@@ -73,6 +73,14 @@ static unsigned next_served(struct raw *waiting, const uint64_t *ids, unsigned n
     fail("nobody was served");
 }
 
+/* Waits until each of them has been offered what room there was: room that comes during such a round goes to whom the
+ * round has reached, whose turn it may not be. */
+static void offered_to_all(struct raw *waiting, unsigned n)
+{
+    for (unsigned i = 0; i < 2 * n; i++) /* an owner's attempt follows that of the owner before it, wherever they are here */
+        cr_assert(nothing_came(&waiting[i % n]));
+}
+
 /* Users get the room of the node in turn: neither the first user nor the one with the most requests takes all of it. */
 Test(limits_room, users_take_turns)
 {
@@ -103,6 +111,7 @@ Test(limits_room, users_take_turns)
         bool strangers = next_served(waiting, ids, N) >= N / 2;
         cr_assert(i == 0 || strangers != last, "number %u went to the same user", i);
         last = strangers;
+        offered_to_all(waiting, N);
     }
     for (unsigned i = 0; i < N; i++)
         raw_close(&waiting[i]);
