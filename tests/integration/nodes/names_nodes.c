@@ -292,6 +292,34 @@ Test(names_nodes, publish_goes_to_the_objects_node)
     cluster_end(&c, NULL);
 }
 
+/* Its node waits for the bytes for a few seconds, which no node may make longer, and then says why. */
+Test(names_nodes, publish_of_another_nodes_unfinished_object_ends_and_can_come_again)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    struct rdt_ref ref, name;
+    uint64_t version;
+    rdt *owner, *reader;
+    char *addr;
+
+    cluster_start(&c, 2, &(struct cluster_options){.no_ucx = true});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    addr = alloc_memory(owner, INLINE_BYTES);
+    options.flags = RDT_PUT_PENDING;
+    must_ok(rdt_put(owner, &VECTOR(RDT_U8, INLINE_BYTES, addr), 1, &options, &ref, &err));
+    must_refuse(RDT_TIMED_OUT, "still being put", rdt_publish(reader, "weights", &ref, NULL, NULL, &err));
+    must_ok(rdt_ready(owner, &ref, &err));
+    must_ok(rdt_publish(reader, "weights", &ref, NULL, &version, &err));
+    must(version == 1);
+    must_ok(rdt_ref_from_name("weights", 0, NULL, &name, &err));
+    must_ok(rdt_unpublish(owner, &name, &err));
+    must_ok(rdt_free(owner, &ref, false, &err));
+    must_ok(rdt_dealloc(owner, addr, &err));
+    rdt_close(owner);
+    rdt_close(reader);
+    cluster_end(&c, NULL);
+}
+
 /* The nodes have not met: the readers have nothing but the address. */
 Test(names_nodes, address_of_the_node_is_enough)
 {
