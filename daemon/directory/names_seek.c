@@ -157,11 +157,18 @@ void names_seek_found(struct directory_names *all, const struct name_key *key, c
 
 static void tell_missing(struct name_seek *seek)
 {
+    struct list seekers;
+
     seek->all->n_missing++;
     seek->busy = true;
-    list_each_safe (struct name_seeker, seeker, &seek->seekers, link)
-        if (seeker->on_missing) /* which may remove it */
+    list_init(&seekers);
+    list_splice(&seekers, &seek->seekers);
+    list_drain (struct name_seeker, seeker, &seekers, link) {
+        list_remove(&seeker->link);
+        list_append(&seek->seekers, &seeker->link);
+        if (seeker->on_missing) /* which may remove it and any other */
             seeker->on_missing(seeker);
+    }
     seek->busy = false;
     settle(seek);
 }

@@ -39,6 +39,27 @@ static enum rdt_status forward(struct call *call, const Rdt__Pb__Publish *messag
     return call_forward(call, ref, &marked.base, -1, err);
 }
 
+/* Answers with the version, or waits for the nodes that say who has the name. */
+static enum rdt_status publish_live(struct call *call, const struct name_publish *publish, struct rdt_error *err)
+{
+    Rdt__Pb__PublishReply reply = RDT__PB__PUBLISH_REPLY__INIT;
+    enum rdt_status status = RDT_OK;
+
+    reply.version = names_repeated(call->rpc->names, publish);
+    if (reply.version == 0) {
+        call->claim.on_decided = call_on_claim;
+        status = directory_names_claim(call->rpc->directory_names, &publish->object->account->owner, publish->id,
+                                       publish->id_bytes, &call->claim, err);
+        if (status == RDT_AGAIN)
+            return call_wait_for_claim(call, -1, err);
+    }
+    if (status == RDT_OK && reply.version == 0)
+        status = names_publish(call->rpc->names, publish, &reply.version, err);
+    if (status == RDT_OK)
+        call_reply(call, &reply.base, NULL, 0);
+    return status;
+}
+
 enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_error *err)
 {
     const Rdt__Pb__Publish *message = request;
@@ -91,21 +112,11 @@ enum rdt_status rpc_publish(struct call *call, const void *request, struct rdt_e
         status = check_object(call, &ref, publish.object, err);
     if (status == RDT_OK && publish.object->state == OBJECT_FILLING)
         return call_wait_for_put(call, publish.object, call->client ? PUT_WAIT_NS : PEERS_PUT_WAIT_NS, err);
-    if (status == RDT_OK && (reply.version = names_repeated(call->rpc->names, &publish)) != 0) {
-        call_reply(call, &reply.base, NULL, 0);
-        return RDT_OK;
-    }
-    if (status == RDT_OK) {
-        call->claim.on_decided = call_on_claim;
-        status = directory_names_claim(call->rpc->directory_names, &publish.object->account->owner, publish.id,
-                                       publish.id_bytes, &call->claim, err);
-        if (status == RDT_AGAIN)
-            return call_wait_for_claim(call, -1, err);
-    }
-    if (status == RDT_OK)
-        status = names_publish(call->rpc->names, &publish, &reply.version, err);
-    if (status == RDT_OK)
-        call_reply(call, &reply.base, NULL, 0);
+    if (status != RDT_OK)
+        return status;
+    object_hold(publish.object); /* the end of another name may drop the last hold: that of a client that has just gone */
+    status = publish_live(call, &publish, err);
+    object_drop(publish.object);
     return status;
 }
 

@@ -80,6 +80,19 @@ def test_a_follower_on_another_node_fetches_deltas():
         publisher.unpublish()
 
 
+def test_small_models_are_followed():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        now = {"w": np.zeros((16, 16), "f4"), "b": np.zeros(300, "f2")}
+        publisher = rdtd.DeltaPublisher(c, "small")
+        follower = rdtd.DeltaFollower(c, "small", empty_like(now))
+        for number in range(1, 5):
+            step(now)
+            assert publisher.publish(now) == number
+            assert follower.update(LONG) == number and follower.by_delta == (number > 1)
+            assert_same(now, follower._tensors)
+        publisher.unpublish()
+
+
 def test_a_missed_version_is_fetched_whole():
     with followed() as (c, now, publisher, follower):
         for _ in range(2):

@@ -405,6 +405,11 @@ def test_grace_period_is_an_option_of_put():
         name = rdtd.Ref(str(ref))
         del ref, same, deep  # a copy in this process gives no grace period
         c.wait_freed(name, timeout=5)
+        ref = c.put(np.arange(3))
+        data = pickle.dumps(ref)
+        same, deep = copy.copy(ref), copy.deepcopy([pickle.loads(pickle.dumps(ref))])
+        del ref, same, deep  # and ends none: the other process still gets its Ref
+        assert other.get(pickle.loads(data))[2] == 2
 
 
 def test_forked_child_disturbs_no_hold():
@@ -490,6 +495,35 @@ def test_threads_take_and_let_go():
         assert not failures, failures
         c.ping()
         until(lambda: c.stat(ref)["holds"] == 1, "all have let go")
+
+
+def test_results_are_taken_while_another_thread_closes():
+    with Node() as node:
+        for _ in range(20):
+            c = rdtd.connect(node.socket)
+            ref = c.put(np.arange(1000), id="x")
+            requests = [c.fetch(ref) for _ in range(200)]
+            c.wait(requests)
+            values, failures = [], []
+
+            def take():
+                try:
+                    while not c.closed:
+                        pass
+                    for request in reversed(requests):
+                        values.append(request.result())
+                except rdtd.Disconnected:
+                    pass
+                except BaseException as error:
+                    failures.append(error)
+
+            thread = threading.Thread(target=take)
+            thread.start()
+            c.close()
+            thread.join(LONG)
+            assert not failures, failures
+            assert all(value[999] == 999 for value in values)
+            del values, requests, ref
 
 
 def dropped(c, refs):

@@ -4,6 +4,7 @@ layouts on two nodes feed samplers with tensor parallelism of 2, whose bytes are
 casts against torch's own."""
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import tempfile
 from typing import Any
 
 import rdtd
-from nodes import LONG, SLOWER, Node, Skipped, main, until
+from nodes import LONG, SLOWER, Node, Skipped, main, raises, until
 
 try:
     import torch
@@ -152,6 +153,28 @@ def test_fully_sharded_4_feeds_2() -> None:
 
 def test_megatron_4_feeds_2() -> None:
     feed("megatron", 4)
+
+
+def test_rank_whose_publish_failed_joins_the_others_again() -> None:
+    if torch is None:
+        raise Skipped("torch is not installed")
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        state = {"w": torch.ones(8, 8), "bias": torch.zeros(3)}
+
+        def publish(rank: int, connection: Any, timeout: float = LONG, layout: Any = None) -> int:
+            return rdtd.torch.publish(state, "policy", rank=rank, world_size=2, layout=layout, connection=connection,
+                                      timeout=timeout)
+
+        for version in (1, 2):
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(publish, 1, other)
+                with raises(ValueError, "the layout of tensor"):
+                    publish(0, c, layout={"w": (7, 0, 2)})
+                assert publish(0, c) == version and waiting.result() == version
+            with raises(rdtd.TimedOut):
+                publish(0, c, timeout=0.1)  # nobody else publishes
+        c.unpublish("policy")
+    rdtd.torch._plans.clear()
 
 
 def test_casts_are_those_of_torch() -> None:

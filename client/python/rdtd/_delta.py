@@ -60,7 +60,7 @@ class DeltaPublisher:
         c = self._connection
         ref = c.put(dict(tensors), snapshot="unsealed", visible=self._visible)
         try:
-            values: dict[str, Any] = c.get(ref, mode="share", as_="tensor")
+            values: dict[str, Any] = c.get(ref, as_="tensor")
             delta = self._delta(values)
             how = json.dumps({"base": str(self._last[0]) if self._last and delta is not None else None, "next": str(ref)})
             c.publish(self.name + _SUFFIX, {"how": how, "deltas": delta or {}}, visible=self._visible)

@@ -77,7 +77,7 @@ class Conn:
 class Ref:
     _grace: float
     _hint: int
-    _wanting: bool
+    _wanting: int
     @property
     def _hold(self) -> Optional[Request]: ...
     @_hold.setter

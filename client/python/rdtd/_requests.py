@@ -83,7 +83,7 @@ class Ref(_rdt.Ref):
     @classmethod
     def _unpickle_as(cls, packed: bytes, hint: int = 0) -> Ref:
         made = cls._unpack(packed, hint)
-        made._take(packed)
+        made._take(packed, TAKE_OVER)
         return made
 
     def __init_subclass__(cls, **rest: Any) -> None:
@@ -92,8 +92,8 @@ class Ref(_rdt.Ref):
         if "_unpickle" not in vars(cls):
             setattr(cls, "_unpickle", cls._unpickle_as)
 
-    def _take(self, packed: bytes) -> None:
-        """Starts to take a hold on the object, without failing."""
+    def _take(self, packed: bytes, how: int) -> None:
+        """Starts to take a hold on the object, without failing. how: HOLD or TAKE_OVER."""
         if self.is_name or not self.generation:
             return
         for connection in opened():
@@ -101,18 +101,18 @@ class Ref(_rdt.Ref):
             if shared is not None and shared._state() in (OK, AGAIN):
                 self._hold = shared
                 try:
-                    # This ends the hold in transit, and then ends itself.
-                    connection._start(TAKE_OVER, self, 0, 0, None, HOLD_SECONDS)
+                    if how == TAKE_OVER:  # this ends the hold in transit, and then ends itself
+                        connection._start(TAKE_OVER, self, 0, 0, None, HOLD_SECONDS)
                 except Error:
                     pass  # the grace period ends it
                 return
             try:
-                self._hold = request = connection._start(TAKE_OVER, self, 0, 0, None, HOLD_SECONDS)
+                self._hold = request = connection._start(how, self, 0, 0, None, HOLD_SECONDS)
             except Error:  # the connection was closed, is lost, or belongs to another process
                 continue
             request._share(packed)
             return
-        self._wanting = True
+        self._wanting = how
 
     @property
     def holds(self) -> bool:
@@ -163,7 +163,10 @@ class Ref(_rdt.Ref):
 
     def __copy__(self) -> Ref:
         """A copy in this process, with a hold of its own: no pickle, so no grace period."""
-        return type(self)._unpickle(self.pack(), self._hint)
+        packed = self.pack()
+        made = type(self)._unpack(packed, self._hint)
+        made._take(packed, HOLD)
+        return made
 
     def __deepcopy__(self, memo: Any) -> Ref:
         return self.__copy__()

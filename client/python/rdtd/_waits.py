@@ -10,7 +10,7 @@ from typing import Any, Literal, Optional, Sequence, Union
 from . import _rdt
 from ._aio import AGAIN, Hub
 from ._errors import Error
-from ._requests import HOLD, TAKE_OVER, FetchInto, Held, Ref, Request
+from ._requests import HOLD, FetchInto, Held, Ref, Request
 
 _PUT, _FREED, _FREED_RANGE = 0, 1, 2
 
@@ -59,8 +59,8 @@ class WaitCalls(_rdt.Conn):
         return held
 
     def _hold_too(self, ref: Any) -> None:
-        ref._hold = self._start(TAKE_OVER, ref, 0, 0, None)
-        ref._wanting = False
+        ref._hold = self._start(ref._wanting, ref, 0, 0, None)
+        ref._wanting = 0
 
     # ---- waiting ----
 

@@ -99,20 +99,16 @@ def boxes(model: Any, *, layout: Layout = None, rank: Optional[int] = None) -> d
             for local in _locals(model, layout, rank) if local.mine}
 
 
-_steps: dict[tuple[int, str], int] = {}
+_steps: dict[tuple[int, str], int] = {}  # the step published last, by session and name
 
 
-def _next_step(connection: rdtd.Connection, name: Ref) -> int:
-    """All ranks begin above the newest version, which stays the newest until all of them have published."""
-    key = (connection._session, str(name))
-    if key not in _steps:
-        try:
-            connection.stat(name)  # finds a name of another node, and does not wait for a version
-            _steps[key] = connection.manifest(name, timeout=10).step
-        except (rdtd.TimedOut, rdtd.Invalid, rdtd.Freed, rdtd.NotFound):
-            _steps[key] = 0
-    _steps[key] += 1
-    return _steps[key]
+def _newest_step(connection: rdtd.Connection, name: Ref) -> int:
+    """The step above which all ranks begin: that version stays the newest until all of them have published."""
+    try:
+        connection.stat(name)  # finds a name of another node, and does not wait for a version
+        return connection.manifest(name, timeout=10).step
+    except (rdtd.TimedOut, rdtd.Invalid, rdtd.Freed, rdtd.NotFound):
+        return 0
 
 
 def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, layout: Layout = None,
@@ -127,9 +123,15 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     connection = connection or rdtd.default()
     rank, world_size = _ranks(rank, world_size)
     at = ref_of(name)
-    number = _next_step(connection, at) if step is None else step
-    return connection.publish_part(at, number, rank, world_size, boxes(model, layout=layout, rank=rank),
-                                   visible=visible, timeout=timeout)
+    key = (connection._session, str(at))
+    number = step
+    if number is None:  # if this publish fails, the next one begins above the newest version again, as the other ranks
+        number = 1 + (_steps.pop(key, 0) or _newest_step(connection, at))
+    version = connection.publish_part(at, number, rank, world_size, boxes(model, layout=layout, rank=rank),
+                                      visible=visible, timeout=timeout)
+    if step is None:
+        _steps[key] = number
+    return version
 
 
 class ModelPlan:

@@ -52,7 +52,7 @@ static PyObject *free_ref(PyObject *self, PyObject *args)
         ref->conn = NULL;
         Py_DECREF(conn);
     }
-    ref->wanting = false;
+    ref->wanting = 0;
     Py_CLEAR(ref->hold);
     conn_forget(conn, &value);
     CONN_CALL(conn, status = rdt_free(conn->rdt, &value, force != 0, &err));

@@ -219,7 +219,7 @@ static PyObject *ref_free(PyObject *self, PyObject *args, PyObject *kwargs)
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:free", names, &force))
         return NULL;
-    ref->wanting = false;
+    ref->wanting = 0;
     if (!conn && ref->hold && force)
         conn = ((struct request *)ref->hold)->conn;
     if (!conn) {
@@ -241,7 +241,7 @@ static PyObject *ref_drop(PyObject *self, PyObject *ignored)
     struct rdt_error err;
     enum rdt_status status;
 
-    ref->wanting = false;
+    ref->wanting = 0;
     Py_CLEAR(ref->hold);
     if (!conn)
         Py_RETURN_NONE; /* the Ref has no hold */
@@ -387,7 +387,7 @@ static PyMemberDef members[] = {
      "For a name: the last version that was read, so a fetch waits for a newer one; 0 accepts any version."},
     {"is_name", T_BOOL, offsetof(struct ref, ref.is_name), READONLY,
      "Whether this means the newest version of a published name."},
-    {"_wanting", T_BOOL, offsetof(struct ref, wanting), 0, NULL},
+    {"_wanting", T_INT, offsetof(struct ref, wanting), 0, NULL},
     {"_hint", T_INT, offsetof(struct ref, hint), 0, NULL},
     {"_live", T_BOOL, offsetof(struct ref, live), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},

@@ -126,7 +126,7 @@ static int request_clear(PyObject *self)
 
 static bool gone(const struct request *request)
 {
-    if (request->request)
+    if (request->request && request->conn->rdt) /* without it, its end has begun */
         return false;
     (void)raise_status(RDT_DISCONNECTED, "the request's connection was closed");
     return true;
