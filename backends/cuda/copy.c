@@ -112,6 +112,15 @@ enum cuda_way cuda_copy_way(const struct rdt_memory_copy *copy, struct cuda_card
     return to->card == from->card ? WAY_WITHIN : WAY_ACROSS;
 }
 
+enum rdt_status cuda_copy_enter(struct cuda_card *card, const struct rdt_memory_copy *copy, struct rdt_error *err)
+{
+    const struct cuda_block *to = block_of(copy->to);
+
+    if (to && to->card != card && cuda_enter(to->card, err) != RDT_OK)
+        return err->status;
+    return cuda_enter(card, err);
+}
+
 static enum rdt_status reach_across(struct cuda_card *card, const struct rdt_memory_copy *copy)
 {
     struct cuda_block *to = block_of(copy->to), *from = block_of(copy->from);

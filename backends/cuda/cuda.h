@@ -156,6 +156,9 @@ enum rdt_status cuda_zero_part(void *memory, struct rdt_block *block, uint64_t o
 enum cuda_way cuda_copy_way(const struct rdt_memory_copy *copy,
                             struct cuda_card **card_p); /* *card_p: whose thread queues it */
 
+/* Makes the context of that GPU current in the thread. Fails, and says why, if that of either end has failed. */
+enum rdt_status cuda_copy_enter(struct cuda_card *card, const struct rdt_memory_copy *copy, struct rdt_error *err);
+
 /* Queues the whole copy. The GPU's context is current in the thread. *stream_p is where: NULL if no part of the copy is under
  * way. The result of a part may be an error although other parts are. */
 CUresult cuda_copy_queue(struct cuda_card *card, struct rdt_memory_copy *copy, unsigned turn, CUstream *stream_p);

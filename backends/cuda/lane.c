@@ -86,7 +86,7 @@ static bool begin(struct cuda_lane *lane, struct rdt_memory_copy *copy)
     CUevent event = NULL;
     CUresult queued, result;
 
-    if (cuda_enter(lane->card, &err) != RDT_OK) {
+    if (cuda_copy_enter(lane->card, copy, &err) != RDT_OK) {
         lane->card->cuda->host.copy_done(copy, RDT_SYSTEM, err.msg);
         return false;
     }

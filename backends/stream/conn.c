@@ -146,7 +146,7 @@ const char *conn_take_lane(struct lane *lane, const uint8_t id[ID_BYTES], const 
     } else if (!conn || !wire_same_secret(conn->ours.token, token, TOKEN_BYTES) ||
                !numbers_take(&conn->used_numbers, lane->number)) {
         why_not = "its token is unknown or was used before";
-    } else if (conn->n_in == MAX_LANES) {
+    } else if (conn->n_in == MAX_LANES_IN) {
         why_not = "its node has too many connections";
     } else {
         strangers_remove(&transport->strangers, &lane->stranger);

@@ -9,7 +9,7 @@
  * belongs to the core; a lane reads or writes it only while the operation is RUNNING or STOPPING.
  *
  * It refuses: memory that is not host memory; a peer that does not show the token of an offer, or shows a lane number twice;
- * more than MAX_STRANGERS accepted connections that have not greeted yet; more than MAX_LANES lanes from one peer; and a
+ * more than MAX_STRANGERS accepted connections that have not greeted yet; more than MAX_LANES_IN lanes from one peer; and a
  * chunk whose length differs from that of its receive. A chunk for which no receive is posted is read and dropped.
  *
  * Threads. The core's loop thread posts, cancels, connects and disconnects. A few data threads own the lanes; each lane
@@ -53,7 +53,8 @@
 
 #define RECV_BUCKETS 256
 #define MAX_THREADS 16
-#define MAX_LANES 64                     /* from one peer; to a peer at most settings.connections */
+#define MAX_LANES 64                     /* of settings.connections: to one peer, besides those that are LEAVING */
+#define MAX_LANES_IN (2u * MAX_LANES)    /* from one peer: half of them may have left, and this node has not read their BYE */
 #define MAX_STRANGERS 128u               /* accepted lanes that have not greeted yet */
 #define MAX_STRANGERS_OF_SOURCE 96u      /* ... from one address: a node may open many lanes at once */
 #define RECORD_BYTES 16384               /* largest payload of a TLS record */

@@ -225,10 +225,9 @@ bool transfers_forget_peer(struct transfers *transfers, struct peer *peer)
         !list_empty(&session->in_groups) || !list_empty(&session->members) || !list_empty(&session->replica_entries) ||
         !list_empty(&session->lost_entries) || !peer_transports_closed(session) || broadcasts_name_session(session))
         return false;
-    list_for_each (node, &transfers->active) {
-        if (container_of(node, struct transfer, record.link)->pull.origin == session)
+    list_each (const struct transfer, transfer, &transfers->active, record.link)
+        if (transfer->pull.origin == session || transfer->pull.read_from == session)
             return false;
-    }
     peer_session_free(session);
     peer->session = NULL;
     return true;

@@ -41,8 +41,8 @@ enum rdt_status transfer_in_start(struct transfer *transfer, struct rdt_error *e
         transfer_in_pull_from(transfer, transfer->pull.origin);
         return RDT_OK;
     }
-    /* A name may be waited for long. The other items need not wait for its next version. */
-    if (!transfer->ref.is_name)
+    /* The other items need not wait for a name's next version, or for a put. */
+    if (!transfer->ref.is_name && !transfer->pull.coalesced->asked->pull.awaits_put)
         reservation_join(transfer, transfer->pull.origin);
     transfer->pull.peer = transfer->pull.origin;
     transfer->pull.peer->n_in++;
@@ -161,6 +161,16 @@ void transfer_in_send_abort(struct transfer *transfer)
                             NULL); /* Link down: the owner knows. */
 }
 
+void transfer_in_reads_ended(struct transfer *transfer)
+{
+    Rdt__Pb__PullAbort abort_message = RDT__PB__PULL_ABORT__INIT;
+
+    abort_message.transfer = transfer->pull.read_id;
+    if (transfer->pull.read_from)
+        (void)peer_session_send(transfer->pull.read_from, RDT_PEER_PULL_ABORT, &abort_message.base, NULL);
+    transfer->pull.read_from = NULL;
+}
+
 /* ---- starting again ---- */
 
 static void free_metadata(struct transfer *transfer)
@@ -242,7 +252,14 @@ bool transfer_in_ask_anew(struct transfer *transfer)
 
     if (!map_put_u64(&transfers->by_id, id, transfer))
         return false;
-    transfer_in_send_abort(transfer);
+    if (transfer->pull.one_sided && transfer->n_ops > 0) {
+        transfer->pull.read_from = transfer->pull.peer;
+        transfer->pull.read_id = transfer->id;
+    } else {
+        transfer_in_send_abort(transfer);
+    }
+    deadline_unset(transfers->deadlines, &transfer->pull.patience);
+    text_copy(transfer->record.peer, sizeof transfer->record.peer, transfer->pull.origin->peer->name);
     map_remove_u64(&transfers->by_id, transfer->id);
     transfer->record.state = "asked again";
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);

@@ -327,7 +327,9 @@ void transfer_in_on_parked(struct peer_session *session, const Rdt__Pb__PullPark
     if (!transfer || transfer->pull.answer.arrived || transfer->pull.peer != transfer->pull.origin)
         return;
     transfer->pull.awaits_put = true;
-    reservation_leave(transfer); /* The other items need not wait for a put. */
+    reservation_leave(transfer);                                    /* The other items need not wait for a put. */
+    if (transfer->pull.coalesced && transfer->pull.coalesced->open) /* It waits for the answer to this one. */
+        reservation_leave(transfer->pull.coalesced->open);
 }
 
 static enum rdt_status take_keys(struct transfer *transfer, const Rdt__Pb__PullKeys *keys, struct rdt_error *err)
@@ -447,6 +449,7 @@ void transfer_in_abort(struct transfer *transfer)
 
 void transfer_in_settled(struct transfer *transfer)
 {
+    transfer_in_reads_ended(transfer);
     if (transfer->sm.state == TRANSFER_ABORT) {
         if (transfer->pull.one_sided)
             transfer_in_send_abort(transfer);

@@ -362,8 +362,6 @@ static void finish(struct transfer *transfer)
         end.transfer = transfer->id;
         (void)peer_session_send(transfer->pull.peer, RDT_PEER_PULL_END, &end.base, NULL);
     }
-    transfer->pull.peer->bytes_in += transfer->stream_bytes;
-    transfer->transfers->counts->bytes_in += transfer->stream_bytes;
     transfer->pull.connection->failures = 0;
     if (transfer->pull.broadcast.collective)
         text_copy(transfer->record.lanes, sizeof transfer->record.lanes, "broadcast");
@@ -399,9 +397,13 @@ static void receive_more(struct transfer *transfer)
 
 static void chunk_arrived(struct transfer *transfer, uint32_t index)
 {
+    uint64_t bytes = transfer->pull.plan->chunks[index].bytes;
+
     transfer->pull.chunks_done++;
-    transfer->record.bytes_done += transfer->pull.plan->chunks[index].bytes;
-    fanout_received(&transfer->transfers->intake, uv_hrtime(), transfer->pull.plan->chunks[index].bytes);
+    transfer->record.bytes_done += bytes;
+    transfer->pull.peer->bytes_in += bytes;
+    transfer->transfers->counts->bytes_in += bytes;
+    fanout_received(&transfer->transfers->intake, uv_hrtime(), bytes);
     transfer_in_heard(transfer);
     if (transfer->pull.replica)
         replica_arrived(transfer->pull.replica, index);

@@ -128,6 +128,9 @@ struct pull {
     uint8_t (*keys)[RDT_KEY_MAX_BYTES]; /* [n_keys] */
     size_t *key_bytes;                  /* [n_keys] */
     size_t n_keys;
+    /* a node that was left while reads of its memory were under way, and the number of that pull; NULL: none */
+    struct peer_session *read_from;
+    uint64_t read_id;
 
     /* Failure. */
     bool failed_here;       /* this node's own failure, for which no source is to blame */
@@ -162,8 +165,11 @@ void transfer_in_send_abort(struct transfer *transfer);
 
 void transfer_in_leave_peer(struct transfer *transfer); /* no node is asked any more */
 
-/* Goes back to REWIND, from where it asks the owner's node again under a new id. false: no memory, and nothing has changed. */
+/* Goes back to REWIND, from where it asks the owner's node again under a new id. The node that it leaves is told at once or, if
+ * reads of its memory are under way, by transfer_in_reads_ended. false: no memory, and nothing has changed. true: the transfer
+ * may have failed, and be gone. */
 bool transfer_in_ask_anew(struct transfer *transfer);
+void transfer_in_reads_ended(struct transfer *transfer);
 void transfer_in_ask_owner(struct transfer *transfer); /* REWIND, no operation is left: asks the owner's node, or fails */
 
 void transfer_in_forget_answer(struct transfer *transfer); /* drops the owner's answer; reserved memory stays */

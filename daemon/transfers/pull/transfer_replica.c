@@ -219,11 +219,7 @@ static bool ask_owner_again(struct transfer *transfer, const char *why)
     memcpy(transfer->pull.left, transfer->pull.peer->peer->uuid, sizeof transfer->pull.left);
     if (++transfer->pull.n_redirects > REDIRECTS_MAX)
         transfer->pull.no_redirect = true;
-    if (!transfer_in_ask_anew(transfer))
-        return false;
-    deadline_unset(transfer->transfers->deadlines, &transfer->pull.patience);
-    (void)snprintf(transfer->record.peer, sizeof transfer->record.peer, "%s", transfer->pull.origin->peer->name);
-    return true;
+    return transfer_in_ask_anew(transfer);
 }
 
 bool transfer_replica_comes_back(struct transfer *transfer, const struct rdt_error *why)

@@ -296,20 +296,30 @@ Test(names, too_many_names_say_owner_max_names)
     end();
 }
 
-static void publish_raw(struct raw *raw, const struct rdt_ref *ref, const void *name, size_t bytes, enum rdt_status expected)
+static uint64_t send_publish(struct raw *raw, const struct rdt_ref *ref, const void *name, size_t bytes)
 {
     Rdt__Pb__Publish request = RDT__PB__PUBLISH__INIT;
     Rdt__Pb__Ref message = RDT__PB__REF__INIT;
-    char text[256];
-    uint64_t id;
 
     message.id = (ProtobufCBinaryData){ref->id_bytes, (uint8_t *)ref->id};
     message.any_owner = true;
     request.ref = &message;
     request.name = (ProtobufCBinaryData){bytes, (uint8_t *)name};
-    id = raw_send(raw, RDT_MSG_PUBLISH, &request.base, NULL, 0);
+    return raw_send(raw, RDT_MSG_PUBLISH, &request.base, NULL, 0);
+}
+
+static void expect_version(struct raw *raw, uint64_t id)
+{
+    protobuf_c_message_free_unpacked(raw_reply(raw, id, &rdt__pb__publish_reply__descriptor), NULL);
+}
+
+static void publish_raw(struct raw *raw, const struct rdt_ref *ref, const void *name, size_t bytes, enum rdt_status expected)
+{
+    uint64_t id = send_publish(raw, ref, name, bytes);
+    char text[256];
+
     if (expected == RDT_OK)
-        protobuf_c_message_free_unpacked(raw_reply(raw, id, &rdt__pb__publish_reply__descriptor), NULL);
+        expect_version(raw, id);
     else
         must(raw_error(raw, text) == expected);
 }
@@ -407,9 +417,8 @@ static int publish_with_a_lease(struct actor *self, void *arg)
 {
     struct rdt_publish_options options = RDT_INIT(options);
     rdt *conn = node_client(&node, "trainer");
-    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), NULL);
+    struct rdt_ref ref = put_one(conn, &VECTOR(RDT_U8, 5, "hello"), arg);
 
-    (void)arg;
     options.lease = true;
     must_ok(rdt_publish(conn, "weights", &ref, &options, NULL, &err));
     actor_step(self);
@@ -438,6 +447,34 @@ Test(names, waiter_learns_of_a_killed_publisher)
     must(memcmp(tensor_of(object, 0).data, "hello", 5) == 0);
     rdt_release(object);
     cr_assert_eq(publish_pattern(trainer, "weights", 1), 2u);
+    unpublish(trainer, "weights");
+    end();
+}
+
+/* The daemon learns in one turn that the publisher has gone and that another client publishes its object: by then only the name
+ * holds it, which ends. */
+Test(names, object_of_a_publisher_that_has_just_died_is_published_anew)
+{
+    struct rdt_ref ref = ref_named("leased"), any = name_ref("weights", 0);
+    struct actor publisher;
+    rdt_object *object;
+    struct raw raw;
+    uint64_t id;
+
+    begin(NULL);
+    actor_start(&publisher, publish_with_a_lease, (char *)"leased");
+    actor_await(&publisher);
+    raw_connect(&raw, node.socket);
+    raw_hello(&raw);
+    must(kill(node.pid, SIGSTOP) == 0);
+    actor_kill(&publisher, SIGKILL);
+    id = send_publish(&raw, &ref, "weights", 7);
+    must(kill(node.pid, SIGCONT) == 0);
+    expect_version(&raw, id);
+    object = fetch_one(sampler, &any, RDT_FETCH_AUTO);
+    must(info_of(object).version == 2 && memcmp(tensor_of(object, 0).data, "hello", 5) == 0);
+    rdt_release(object);
+    raw_close(&raw);
     unpublish(trainer, "weights");
     end();
 }

@@ -335,6 +335,52 @@ Test(cuda_refused, failed_gpu_fails_its_requests_only_until_a_new_context_works)
     end_with((const char *const[]){FAILED + strlen("cannot be used: "), NULL});
 }
 
+/* A copy between two GPUs is queued at its source. It fails with the target's error, and the source goes on. */
+Test(cuda_refused, copy_to_a_gpu_that_has_failed_names_that_one)
+{
+    static char fakes[300];
+    const char *path = fakes + strlen("FAKE_CUDA_BREAK=");
+    struct rdt_fetch_options how = RDT_INIT(how);
+    const struct rdt_tensor *targets;
+    struct rdt_tensor target;
+    struct rdt_ref ref, other;
+    char says[80];
+    size_t count = 1;
+    rdt_object *object;
+    void *addr, *failed, *into;
+
+    (void)snprintf(fakes, sizeof fakes, "FAKE_CUDA_BREAK=%s/broken-%d", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp",
+                   (int)getpid());
+    must(setenv("FAKE_CUDA_BREAK_ONLY", "1", 1) == 0);
+    begin_fake(fakes);
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(0), BYTES, &addr, &err));
+    gpu_fill(addr, BYTES, 7);
+    ref = put_at(addr, BYTES, RDT_CUDA_KNOWN);
+    must_ok(rdt_cuda_alloc(gpu_a, gpu_uuid(1), BYTES, &failed, &err));
+    other = put_at(failed, BYTES, RDT_CUDA_KNOWN);
+    must_ok(rdt_cuda_alloc(gpu_b, gpu_uuid(1), BYTES, &into, &err));
+    target = bytes_at(into, BYTES);
+    targets = &target;
+    how.targets = &targets;
+    how.target_counts = &count;
+    how.timeout_ns = LONG;
+    must_ok(rdt_fetch(b, &ref, 1, &how, &object, &err));
+    must(gpu_holds(into, BYTES, 7));
+    rdt_release(object);
+    break_daemons_gpus(path);
+    must_refuse(RDT_SYSTEM, "FAKE_CUDA_ERROR_700", fetch_to(b, &other, "host", NULL, &object, &err));
+    (void)snprintf(says, sizeof says, "%s (", gpu_uuid(1));
+    must_refuse(RDT_SYSTEM, says, rdt_fetch(b, &ref, 1, &how, &object, &err));
+    expect(b, &ref, "host", NULL, 7, "local/copy");
+    must_ok(rdt_dealloc(b, into, &err));
+    let_go(&other);
+    let_go(&ref);
+    must_ok(rdt_dealloc(a, failed, &err));
+    must_ok(rdt_dealloc(a, addr, &err));
+    (void)unlink(path);
+    end_with((const char *const[]){FAILED + strlen("cannot be used: "), NULL});
+}
+
 /* Pinning is for all GPUs, so one that has failed is no reason to leave memory unpinned. */
 Test(cuda_refused, memory_is_pinned_through_a_gpu_that_works)
 {

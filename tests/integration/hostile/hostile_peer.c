@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A node that has the key and lies about sizes, statuses and what it was asked. The clients that fetch from it get an error
  * that names the node or the thing. The link ends only if it cannot continue, and this node's own clients are not affected. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "proto/rdt_dtype.h"
@@ -272,6 +275,53 @@ Test(hostile_peer, second_answer_changes_nothing)
     rdt_release(object);
     rdt_request_destroy(request);
     rogue_peer_flush(&rogue_peer);
+    end_with_insider();
+}
+
+static unsigned links_up(void)
+{
+    struct node_status status;
+
+    node_status(&node, &status);
+    return status.peers_up;
+}
+
+/* The fetch is waiting for the link to the node that it was redirected to when the link to the owner's node ends, and then the
+ * other node refuses. */
+Test(hostile_peer, replica_that_is_away_when_the_owner_is)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), sock;
+    struct rdt_ref ref = of_insider("w");
+    rdt_request *request;
+    struct answer answer;
+    uint8_t away[16] = {9};
+    char text[32];
+
+    must(bind(listening, (struct sockaddr *)&address, sizeof address) == 0 && listen(listening, 4) == 0 &&
+         getsockname(listening, (struct sockaddr *)&address, &(socklen_t){sizeof address}) == 0);
+    begin_with_insider(NULL);
+    ref.generation = 7;
+    must_ok(rdt_fetch_start(reader, &ref, 1, NULL, &request, &err));
+    must(rogue_peer_await(&rogue_peer, RDT_PEER_PULL, 1));
+    answer_init(&answer, rogue_peer.pulls[0]);
+    answer.meta.has_inline = false;
+    answer.meta.inline_data.len = 0;
+    answer.meta.snapshot = answer.meta.replica_noted = true;
+    answer.meta.redirect_node = (ProtobufCBinaryData){sizeof away, away};
+    (void)snprintf(text, sizeof text, "127.0.0.1:%u", ntohs(address.sin_port));
+    answer.meta.redirect_address = text;
+    rogue_peer_send(&rogue_peer, RDT_PEER_PULL_META, &answer.meta.base);
+    sock = accept(listening, NULL, NULL);
+    must(sock >= 0);
+    rogue_peer_close(&rogue_peer);
+    wait_until(LONG, links_up() == 0);
+    must_be(RDT_AGAIN, rdt_request_status(request, &err));
+    (void)close(sock);
+    (void)close(listening);
+    ends_with(request, RDT_PEER_LOST, "");
+    rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+    honest_fetch_works();
     end_with_insider();
 }
 

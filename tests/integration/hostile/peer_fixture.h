@@ -10,8 +10,14 @@
 #include "tests/integration/hostile/protocol_fixture.h"
 #include "tests/support/rogue_peer.h"
 
-static const char *const meant[] = {
-    "is lost", "rogue_peer", "is down", "protocol", "uses transfer number", "longer than hold_grace", NULL};
+static const char *const meant[] = {"is lost",
+                                    "rogue_peer",
+                                    "is down",
+                                    "protocol",
+                                    "uses transfer number",
+                                    "connection reset by peer",
+                                    "longer than hold_grace",
+                                    NULL};
 static struct rogue_peer rogue_peer;
 static rdt *reader; /* a client that fetches from the rogue_peer */
 

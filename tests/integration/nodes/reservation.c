@@ -309,6 +309,53 @@ Test(reservation, batch_does_not_wait_for_what_nobody_has_put)
     end();
 }
 
+/* Nor for what another fetch waits for, whether that has been told so already or is told later. */
+Test(reservation, batch_does_not_wait_for_what_another_waits_for)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    rdt_request *first, *second[2], *third[2];
+    char *late;
+    rdt *other;
+
+    begin("--memory-limit=400MiB");
+    other = node_client(&c.node[1], "other");
+    late = alloc_memory(owner, BIG);
+    options.flags = RDT_PUT_PENDING;
+    must_ok(rdt_put(owner, &VECTOR(RDT_U8, BIG, late), 1, &options, &refs[0], &err));
+    refs[1] = put_pattern(owner, NULL, BIG, 1);
+    refs[2] = put_pattern(owner, NULL, BIG, 2);
+    node_freeze(&c.node[0]);
+    first = start_one(other, &refs[0], LONG);
+    await_transfer(&c.node[1], "in", "asked");
+    must_ok(rdt_fetch_start(reader, refs, 2, NULL, second, &err));
+    must_ok(rdt_ping(reader, LONG, &err));
+    node_thaw(&c.node[0]);
+    must_ok(rdt_wait(reader, &second[1], 1, 1, LONG, NULL, NULL, &err));
+    rdt_request_destroy(second[0]);
+    must_ok(rdt_ping(reader, LONG, &err));
+    must_ok(rdt_fetch_start(reader, (struct rdt_ref[]){refs[0], refs[2]}, 2, NULL, third, &err));
+    must_ok(rdt_wait(reader, &third[1], 1, 1, LONG, NULL, NULL, &err));
+    must_be(RDT_AGAIN, rdt_request_status(first, &err));
+    must_be(RDT_AGAIN, rdt_request_status(third[0], &err));
+    fill_pattern(late, BIG, 0);
+    must_ok(rdt_ready(owner, &refs[0], &err));
+    must_ok(rdt_wait(other, &first, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_wait(reader, third, 1, 1, LONG, NULL, NULL, &err));
+    must_ok(rdt_request_take_object(third[0], &objects[0], &err));
+    must_ok(rdt_request_take_object(second[1], &objects[1], &err));
+    must_ok(rdt_request_take_object(third[1], &objects[2], &err));
+    for (unsigned i = 0; i < 3; i++)
+        expect_big(i);
+    rdt_request_destroy(first);
+    rdt_request_destroy(second[1]);
+    rdt_request_destroy(third[0]);
+    rdt_request_destroy(third[1]);
+    rdt_close(other);
+    free_big(owner, 3);
+    must_ok(rdt_dealloc(owner, late, &err));
+    end();
+}
+
 Test(reservation, batch_member_that_is_cancelled_does_not_hold_the_others)
 {
     rdt_request *requests[4];
