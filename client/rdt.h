@@ -456,14 +456,15 @@ struct rdt_publish_options {
                                * version fail with FREED; 0: never */
 };
 
-/* Makes the object the next version of the name. *version_p, may be NULL, receives its number: versions start at 1 and grow
- * by one, and none is given twice while the daemon runs. Fetches that wait for the version continue. The name holds the
- * object, even after this session has ended. An object whose bytes are still being written (RDT_PUT_PENDING, or rdt_cuda_put
- * with a stream) becomes a version when they are there: the call waits for that, at most 50 s, or 5 s if the object is on
- * another node, and fails as the put does. Errors: INVALID (a name of 0 or more than 128 bytes; the visibility; a negative
- * ttl_ns), NOT_FOUND, FREED, OWNER_DIED, DENIED (another owner's object), EXISTS (the name is published on another node of
- * the node table, which the sentence names; rdt-network(7), DIRECTORY), LIMIT (owner_max_names; too many requests wait),
- * TIMED_OUT (the bytes are still being written), UNSUPPORTED (a lease for an object of another node), PEER_LOST. */
+/* Makes the object the next version of the name. *version_p, may be NULL, receives its number: one more than the name's last.
+ * A new name begins with 1, or above the versions of earlier names, so none is given twice while the daemon or its keeper
+ * runs. Fetches that wait for the version continue. The name holds the object, even after this session has ended. An object
+ * whose bytes are still being written (RDT_PUT_PENDING, or rdt_cuda_put with a stream) becomes a version when they are there:
+ * the call waits for that, at most 50 s, or 5 s if the object is on another node, and fails as the put does. Errors: INVALID
+ * (a name of 0 or more than 128 bytes; the visibility; a negative ttl_ns), NOT_FOUND, FREED, OWNER_DIED, DENIED (another
+ * owner's object), EXISTS (the name is published on another node of the node table, which the sentence names; rdt-network(7),
+ * DIRECTORY), LIMIT (owner_max_names; too many requests wait), TIMED_OUT (the bytes are still being written), UNSUPPORTED (a
+ * lease for an object of another node), PEER_LOST. */
 enum rdt_status rdt_publish(rdt *rdt, const char *name, const struct rdt_ref *object, const struct rdt_publish_options *options,
                             uint64_t *version_p, struct rdt_error *err);
 

@@ -4,8 +4,8 @@
  * A name holds the object of its newest version only, so the memory that a name keeps is bounded by that
  * object and by those that readers still hold. It belongs to its owner and stays until it is unpublished,
  * unless its last publish limits it: with a lease the name ends with the session that published it, and with
- * a time to live it ends when nothing newer is published in that time. Versions count from 1. A version number
- * is never used twice while the daemon runs, not even after the name has ended.
+ * a time to live it ends when nothing newer is published in that time. Versions grow by one; a new name begins with 1, or
+ * above what is remembered of ended ones: a version number is never used twice while the daemon runs.
  *
  * Everything here runs on the loop thread. */
 #ifndef DAEMON_NAMES_H

@@ -211,16 +211,22 @@ static enum rdt_status begin_transit(struct call *call, const Rdt__Pb__Hold *mes
 /* Answers a HOLD that an earlier daemon recorded, but whose answer was lost with that daemon. false: it is another. */
 static bool answer_hold_again(struct call *call, const Rdt__Pb__Hold *message)
 {
-    const struct remote_hold *hold = remote_hold_find(call->client, call->request_id);
+    struct remote_hold *hold = remote_hold_find(call->client, call->request_id);
     Rdt__Pb__HoldReply reply = RDT__PB__HOLD_REPLY__INIT;
+    struct rdt_error err;
 
     if (!hold || !call->client->was_resumed)
         return false;
     reply.ref = message->ref;
-    if (hold->object)
+    if (hold->lost != RDT_OK) {
+        (void)rdt_error_set(&err, hold->lost, "the hold could not be taken again after the daemon's restart");
+        remote_hold_end(hold);
+        call_fail(call, &err);
+    } else if (hold->object) {
         answer_held(call, hold->object);
-    else
+    } else {
         call_reply(call, &reply.base, NULL, 0);
+    }
     return true;
 }
 

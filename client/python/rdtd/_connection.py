@@ -422,7 +422,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     def publish(self, name: str, what: Any, *, visible: Visible = "owner", lease: bool = False,
                 ttl: Optional[float] = None, stored: bool = False,
                 **options: Any) -> Published:
-        """Publishes an object as the next version of a name. Returns the version, 1, 2, ...: a number whose
+        """Publishes an object as the next version of a name. Returns the version: a number that grows by one, whose
         `ref` is a Ref of the name for other nodes and users. The name holds the object until the next version
         is published or the name ends: when it is unpublished, and
 

@@ -55,8 +55,9 @@ struct shard_part {
     const Rdt__Pb__PartDescription *part; /* copied */
 };
 
-/* Adds the part, and defers the call until the version is complete or has failed. Errors fail the call only, unless they are
- * about boxes that can never become a version: then the whole version fails. */
+/* Adds the part, and defers the call until the version is complete or has failed. What the version's other parts and limits
+ * refuse fails the call only. If the part cannot be kept (its boxes can never become a version, there is no memory or room for
+ * them, it cannot be held), the whole version fails. */
 enum rdt_status shards_add(struct shards *shards, struct call *call, const struct shard_part *part, struct rdt_error *err);
 
 /* Describes the name's versions in *reply_p, except reply->manifest. The caller frees it by shards_view_fini. */
