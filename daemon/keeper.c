@@ -337,8 +337,12 @@ static void start_command(void)
         log_fatal("rdtd-keeper: cannot start the command");
         _exit(127);
     }
-    if (command.pid < 0)
-        log_error("cannot start %s: %m", command.argv[0]);
+    if (command.pid < 0) {
+        log_error("cannot start %s, tries again in %u s: %m", command.argv[0], LAST_PAUSE_MS / 1000);
+        command.pid = 0;
+        command.status = 1;
+        command.start_at_ms = now_ms() + LAST_PAUSE_MS;
+    }
 }
 
 /* Returns whether the keeper ends. */

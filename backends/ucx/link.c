@@ -3,7 +3,7 @@
  *
  * The end that has bytes to send opens a link. Its first message, HELLO, carries the one-time token that the listener gave to
  * this peer over the peer link. The listener answers WELCOME, and only then data flows. A link that sends anything else first,
- * or nothing within HELLO_NS, is closed. UCX's callbacks only mark a link; links_settle does the rest after progress.
+ * or nothing within HELLO_NS, is closed. A connection whose link gets no WELCOME within DIAL_NS has failed. UCX's callbacks only mark a link; links_settle does the rest after progress.
  *
  * This file uses only the address, token and session of a connection. It reports what happens to a link by
  * engine->link_events.
@@ -17,6 +17,7 @@
 #include "backends/ucx/ucx.h"
 
 #define HELLO_NS (5 * 1000000000ull) /* how long a stranger may take for its greeting */
+#define DIAL_NS (10 * 1000000000ull) /* how long the other end may take to answer ours: less than stall_timeout */
 #define SECOND_NS 1000000000ull
 
 /* ---- states ---- */
@@ -144,6 +145,7 @@ struct link *link_open(struct conn *conn)
     if (!link)
         return NULL;
     link->conn = conn;
+    link->deadline_ns = monotonic_ns() + DIAL_NS;
     wire_put_greeting(&link->greeting, conn->peer_token, TOKEN_BYTES, conn->peer->dialler);
     greet(link, AM_HELLO);
     return link;
@@ -354,6 +356,16 @@ void links_settle(struct engine *engine)
     }
 }
 
+/* A link that was dialled stays as it is, and is abandoned when the core closes its connection. */
+static void is_overdue(struct link *link)
+{
+    link->deadline_ns = UINT64_MAX;
+    if (link->incoming)
+        link_fail(link, UCS_OK, "it did not send its greeting in time");
+    else if (link->conn)
+        link->engine->link_events->on_failed(link->conn, RDT_PEER_LOST, "its node does not answer at the port of ucx");
+}
+
 void links_expire(struct engine *engine, bool all)
 {
     uint64_t now_ns = monotonic_ns();
@@ -365,8 +377,8 @@ void links_expire(struct engine *engine, bool all)
             next = at->next;
             if (all && !link_abandon(link))
                 link_close(link);
-            else if (link->incoming && link->state == LINK_FRESH && now_ns > link->deadline_ns)
-                link_fail(link, UCS_OK, "it did not send its greeting in time");
+            else if (link->state == LINK_FRESH && now_ns > link->deadline_ns)
+                is_overdue(link);
         }
 }
 

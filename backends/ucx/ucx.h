@@ -181,7 +181,7 @@ struct link {
     bool copies;          /* READY: all of its lanes copy what is sent */
     bool closed;          /* UCX has completed the close */
     unsigned requests;    /* number of greetings that UCX still reads */
-    uint64_t deadline_ns; /* incoming and FRESH: when its HELLO must have arrived */
+    uint64_t deadline_ns; /* FRESH: when the other end's HELLO or WELCOME must have arrived */
     ucs_status_t error;
     const char *fault;        /* which rule the peer broke, if that is why the link is FAILED; static text */
     struct greeting greeting; /* the one that this end sends */

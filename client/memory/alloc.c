@@ -90,7 +90,9 @@ void alloc_release_unmapped(rdt *conn, uint64_t region)
 
 /* ---- new regions ---- */
 
-static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, int fd, size_t bytes,
+/* AGAIN: the region is one that was cached, and is unmapped because the daemon has ended since it answered. n_sockets: when it
+ * was asked. */
+static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, int fd, size_t bytes, uint64_t n_sockets,
                                   struct mapping **mapping_p, struct rdt_error *err)
 {
     struct mapping *mapping = NULL;
@@ -99,7 +101,9 @@ static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, 
     connection_lock(conn);
     if (fd < 0)
         mapping = memory_take_cached(&conn->memory, reply->region, reply->generation, MAPPING_ALLOCATED);
-    if ((fd < 0 && !mapping) || reply->bytes < bytes || reply->bytes > SIZE_MAX)
+    if (fd < 0 && !mapping && (conn->state != CONNECTION_UP || conn->n_sockets != n_sockets))
+        status = RDT_AGAIN;
+    else if ((fd < 0 && !mapping) || reply->bytes < bytes || reply->bytes > SIZE_MAX)
         status = rdt_error_set(err, RDT_PROTOCOL, "rdtd answered ALLOC of %zu bytes with %llu bytes and %s", bytes,
                                (unsigned long long)reply->bytes, fd < 0 ? "no fd" : "an fd");
     else if (!mapping)
@@ -116,22 +120,26 @@ static enum rdt_status map_region(rdt *conn, const Rdt__Pb__RegionReply *reply, 
     return status;
 }
 
-enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t deadline_ns, struct mapping **mapping_p,
-                             int *fd_p, struct rdt_error *err)
+static enum rdt_status try_alloc(rdt *conn, size_t bytes, int64_t room_ns, int64_t deadline_ns, struct mapping **mapping_p,
+                                 int *fd_p, struct rdt_error *err)
 {
     Rdt__Pb__Alloc request = RDT__PB__ALLOC__INIT;
     ProtobufCMessage *answer;
     Rdt__Pb__RegionReply *reply;
     enum rdt_status status;
+    uint64_t n_sockets;
     int fd;
 
+    connection_lock(conn);
+    n_sockets = conn->n_sockets;
+    connection_unlock(conn);
     request.bytes = bytes;
     request.timeout_ns = room_ns;
     status = call_fds(conn, RDT_MSG_ALLOC, &request.base, -1, deadline_ns, &answer, &fd, err);
     if (status != RDT_OK)
         return status;
     reply = (Rdt__Pb__RegionReply *)answer;
-    status = map_region(conn, reply, fd, bytes, mapping_p, err);
+    status = map_region(conn, reply, fd, bytes, n_sockets, mapping_p, err);
     if (status == RDT_OK && fd_p)
         *fd_p = fd;
     else if (fd >= 0)
@@ -139,6 +147,17 @@ enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t d
     if (status != RDT_OK)
         alloc_release_unmapped(conn, reply->region);
     rdt__pb__region_reply__free_unpacked(reply, NULL);
+    return status;
+}
+
+enum rdt_status alloc_region(rdt *conn, size_t bytes, int64_t room_ns, int64_t deadline_ns, struct mapping **mapping_p,
+                             int *fd_p, struct rdt_error *err)
+{
+    enum rdt_status status;
+
+    do
+        status = try_alloc(conn, bytes, room_ns, deadline_ns, mapping_p, fd_p, err);
+    while (status == RDT_AGAIN);
     return status;
 }
 

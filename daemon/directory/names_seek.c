@@ -179,7 +179,12 @@ void names_seek_missing(struct directory_names *all, const struct peer *from, co
     struct name_seek *seek = map_get(&all->seeks, key->packed, key->bytes);
     struct name_homes homes;
 
-    if (!seek || seek->n_missing == NAMES_HOMES)
+    if (!seek)
+        return;
+    for (unsigned k = 0; k < seek->n_missing; k++)
+        if (memcmp(seek->missing[k], from->uuid, 16) == 0) /* it was asked for each of several seekers */
+            return;
+    if (seek->n_missing == NAMES_HOMES)
         return;
     memcpy(seek->missing[seek->n_missing++], from->uuid, 16);
     names_homes_of(all, key, &homes);

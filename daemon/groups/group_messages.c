@@ -20,7 +20,8 @@ static void failed_here(struct group *group, enum rdt_status status, const char 
     if ((group->sm.state != GROUP_FORMING && group->sm.state != GROUP_READY) || group->suspicion.status != RDT_OK)
         return;
     (void)rdt_error_set(&group->suspicion, status == RDT_OK ? RDT_TRANSPORT : status, "%s", why);
-    group_set_deadline(group, SUSPECT_NS);
+    if (!group->coordinator || list_empty(&group->ending)) /* otherwise others have closed it because it ends */
+        group_set_deadline(group, SUSPECT_NS);
 }
 
 static void went_down(struct group *group)
@@ -35,7 +36,7 @@ static void went_down(struct group *group)
         if (epoch > group->epoch)
             group_form_here(group, epoch);
         else if (group->will_retry || !list_empty(&group->ending))
-            group_set_deadline(group, group_patience_ns(group));
+            group_set_deadline(group, (list_empty(&group->ending) ? 1 : 2) * group_patience_ns(group));
     } else if (group->failures <= 1 && !group_missing(group)) {
         group_begin(group);
     } else {

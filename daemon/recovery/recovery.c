@@ -142,7 +142,11 @@ static enum rdt_status open_journal(struct recovery *recovery, int take_fd, bool
     if (++state->n_attempts > RECOVERY_ATTEMPTS)
         return set_aside(recovery, err);
     status = check_node(recovery, may_take_uuid, err);
-    return status == RDT_OK ? recovery_restore(recovery, held, err) : status;
+    if (status == RDT_OK)
+        status = recovery_restore(recovery, held, err);
+    if (status != RDT_OK)
+        state->n_attempts--; /* this start was refused: it did not end the daemon */
+    return status;
 }
 
 /* From here on no id is used twice, no matter what the next daemon restores. */

@@ -490,6 +490,8 @@ void replicas_peer_up(struct replicas *replicas, struct peer_session *session)
             unlist(replica); /* The node has restarted, so its objects are gone. */
             continue;
         }
+        if (replica->filling) /* it is reported when it is complete */
+            continue;
         generations[n++] = replica->ref.generation;
         if (n == MAX_GENERATIONS) {
             send_copies(session, generations, n, NULL, NULL, 0);

@@ -61,12 +61,13 @@ static void take_out(struct transfer *transfer)
 static enum rdt_status check_limit(const struct reservation_group *group, struct rdt_error *err)
 {
     const struct regions *regions = group->reservation->regions;
-    uint64_t used = regions_claimed_bytes(regions), limit = regions->limit_bytes;
-    /* Replicas that nobody uses; they are evicted when memory is needed. */
-    uint64_t spare = regions->evict ? regions->evict(regions->evict_arg, 0) : 0;
+    uint64_t used = regions_claimed_bytes(regions), limit = regions->limit_bytes, spare;
 
-    used -= spare < used ? spare : used;
-
+    if (group->bytes <= limit && used > limit - group->bytes && regions->evict) {
+        spare =
+            regions->evict(regions->evict_arg, UINT64_MAX); /* all that can be had when memory is needed; frees nothing now */
+        used -= spare < used ? spare : used;
+    }
     if (group->bytes <= limit && used <= limit - group->bytes)
         return RDT_OK;
     return rdt_error_set(

@@ -107,6 +107,28 @@ def test_a_missed_version_is_fetched_whole():
         publisher.unpublish()
 
 
+def test_a_publisher_that_is_faster_than_its_follower():
+    with followed() as (c, now, publisher, follower):
+        by_delta, ahead = follower._by_delta, 3
+
+        def slow(*args):  # meanwhile the version that it is about is replaced, and freed
+            nonlocal ahead
+            found = by_delta(*args)
+            while ahead:
+                ahead -= 1
+                step(now)
+                publisher.publish(now)
+                found = False
+            return found
+
+        follower._by_delta = slow
+        step(now)
+        publisher.publish(now)
+        assert follower.update(LONG) == 5 and not follower.by_delta
+        assert_same(now, follower._tensors)
+        publisher.unpublish()
+
+
 def test_tensors_that_somebody_wrote_are_fetched_whole():
     with followed() as (c, now, publisher, follower):
         mine = follower._tensors

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import select
 import sys
 import threading
 
@@ -159,6 +160,29 @@ def test_what_is_collected_waits_for_no_lock_of_its_own_thread():
         os.environ["RDT_SOCKET"] = node.socket
         assert ends_under(rdtd._lock, lambda: rdtd.default().ping())
         rdtd.default().close()
+
+
+def test_whoever_reads_the_answers_wakes_the_loops():
+    async def fetch(c, name):
+        return await c.fetch(rdtd.Ref(name))
+
+    async def run(c, other):
+        for i in range(4):
+            task = asyncio.get_running_loop().create_task(fetch(c, f"x{i}"))
+            await asyncio.sleep(0)  # it waits
+            ref = other.put(np.arange(3), id=f"x{i}")
+            assert select.select([c.fileno()], [], [], LONG)[0]
+            if i % 2:
+                thread = threading.Thread(target=c.dispatch)
+                thread.start()
+                thread.join()
+            else:
+                c.dispatch()
+            assert (await asyncio.wait_for(task, LONG))[2] == 2
+            ref.free()
+
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        asyncio.run(run(c, other))
 
 
 def test_loops_of_several_threads_share_a_connection():

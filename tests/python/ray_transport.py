@@ -105,6 +105,9 @@ class Actor:
         return float(sum(tensor.sum() for tensor in value) if isinstance(value, (list, tuple))
                      else value.sum())
 
+    def scaled(self, factors, value):
+        return float(value.sum() * factors.sum())
+
     def total_of_refs(self, refs):
         return sum(float(tensor.sum()) for tensor in ray.get(refs))
 
@@ -243,6 +246,9 @@ def test_calls_that_ray_would_let_wait_are_refused():
         assert ray.get(b.total.remote(ref)) == 1000  # from now on the ref can be passed on
         assert "enable_tensor_transport=True" in ray.get(plain.pass_on.remote(plain, [ref]))
         assert ray.get([b.total.remote(ref), a.total.remote(value=ref)]) == [1000.0] * 2
+        with raises(ValueError, "by position"):
+            b.scaled.remote(np.ones(4), value=ref)
+        assert ray.get(a.scaled.remote(np.ones(4), value=ref)) == 4000
         assert ray.get(plain.total.remote(torch.ones(3))) == 3
         del ref
 

@@ -177,6 +177,29 @@ def test_rank_whose_publish_failed_joins_the_others_again() -> None:
     rdtd.torch._plans.clear()
 
 
+def test_plans_are_of_a_connection() -> None:
+    if torch is None:
+        raise Skipped("torch is not installed")
+    with Node() as one, Node() as two, rdtd.connect(one.socket) as c, rdtd.connect(two.socket) as d:
+        assert c.node["session"] == d.node["session"]
+        state = {"w": torch.zeros(8, 8)}
+        for number, connection in enumerate((c, d), 1):
+            given = {"w": torch.full((8, 8), float(number))}
+            assert rdtd.torch.publish(given, "policy", rank=0, world_size=1, connection=connection, timeout=LONG) == 1
+        for number, connection in enumerate((c, d), 1):
+            assert rdtd.torch.update(state, "policy", connection=connection, timeout=LONG) == 1
+            assert float(state["w"].sum()) == 64 * number
+        for connection in (c, d):
+            connection.unpublish("policy")
+    assert len(rdtd.torch._plans) == 2
+    with Node() as node, rdtd.connect(node.socket) as c:
+        rdtd.torch.publish(given, "policy", rank=0, world_size=1, connection=c, timeout=LONG)
+        rdtd.torch.update(state, "policy", connection=c, timeout=LONG)
+        assert len(rdtd.torch._plans) == 1, "those of closed connections are gone"
+        c.unpublish("policy")
+    rdtd.torch._plans.clear()
+
+
 def test_casts_are_those_of_torch() -> None:
     if torch is None:
         raise Skipped("torch is not installed")

@@ -375,7 +375,27 @@ void node_thaw(struct test_node *node)
     must(kill(node->pid, SIGCONT) == 0);
 }
 
+static bool is_named(const struct test_node *node, pid_t tid, const char *name)
+{
+    char path[64], found[32];
+    bool is;
+    FILE *file;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/task/%d/comm", (int)node->pid, (int)tid);
+    file = fopen(path, "r");
+    if (!file)
+        return false; /* it has ended */
+    is = fgets(found, sizeof found, file) && strncmp(found, name, strlen(name)) == 0;
+    (void)fclose(file);
+    return is;
+}
+
 bool node_hold_workers(struct test_node *node)
+{
+    return node_hold_threads(node, "");
+}
+
+bool node_hold_threads(struct test_node *node, const char *name)
 {
     char path[64];
     struct dirent *entry;
@@ -388,7 +408,7 @@ bool node_hold_workers(struct test_node *node)
     while ((entry = readdir(dir))) {
         pid_t tid = atoi(entry->d_name);
 
-        if (tid <= 0 || tid == node->pid) /* the loop's thread has the number of the process */
+        if (tid <= 0 || tid == node->pid || !is_named(node, tid, name)) /* the loop's thread has the number of the process */
             continue;
         if (ptrace(PTRACE_SEIZE, tid, NULL, NULL) != 0) {
             if (node->n_held == 0 && (errno == EPERM || errno == ENOSYS)) {

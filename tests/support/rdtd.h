@@ -44,7 +44,7 @@ struct test_node {
     char name[32];
     pid_t pid;
     int pidfd;
-    pid_t held[64]; /* threads that node_hold_workers holds */
+    pid_t held[64]; /* threads that node_hold_threads holds */
     unsigned n_held;
     int notify; /* the datagrams of NOTIFY_SOCKET */
     char dir[128], socket[160], log[160], state_dir[160], nodes_path[160], key_path[160];
@@ -83,6 +83,7 @@ void node_freeze(struct test_node *node);
 void node_thaw(struct test_node *node);
 /* All threads but the loop's stand still, until node_release_workers. false: this process may not trace. */
 bool node_hold_workers(struct test_node *node);
+bool node_hold_threads(struct test_node *node, const char *name); /* only those whose names begin so */
 void node_release_workers(struct test_node *node);
 
 void node_connect(const struct test_node *node, rdt **rdt_p);

@@ -2,8 +2,8 @@
 """Requests in event loops: every loop that waits for a request watches the connection's descriptor.
 
 Whichever loop wakes up reads the answers and completes the futures of all loops. A thread that waits without
-a loop may read answers too; the descriptor then stays readable until a loop has looked. So several loops and
-threads can share one connection.
+a loop may read answers too; the descriptor then stays readable until somebody has looked: a loop, or whoever calls
+dispatch(). So several loops and threads can share one connection.
 
 The loops watch a duplicate of the descriptor, which is closed when no loop uses it any more. They remove it
 some time after the connection was closed, and by then a new connection may have the number of the original.
@@ -74,12 +74,13 @@ class Hub:
         if connection is None:
             return
         try:
-            connection.dispatch()
+            connection.dispatch()  # and looks
         except Error:
             pass  # every request has ended with this error
-        self._look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Completes the futures of the requests that have ended: after each dispatch(), whoever called it, and after
+        the connection was closed."""
         try:
             here: Any = asyncio.get_running_loop()
         except RuntimeError:
@@ -95,7 +96,3 @@ class Hub:
                     loop.call_soon_threadsafe(_finish, future)
                 except RuntimeError:
                     pass  # that loop was closed, so nobody waits in it
-
-    def closed(self) -> None:
-        """Called after the connection was closed, which has ended all requests."""
-        self._look()

@@ -89,7 +89,15 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         until the last of them is deleted."""
         super().close()
         if self._own_hub:
-            self._own_hub.closed()
+            self._own_hub.look()
+
+    def dispatch(self) -> None:
+        """Reads the daemon's answers and never blocks: when `fileno` is readable. Error: Disconnected."""
+        try:
+            super().dispatch()
+        finally:
+            if self._own_hub:  # the descriptor may not wake up its loops any more
+                self._own_hub.look()
 
     def _is_alive(self) -> bool:
         try:

@@ -139,19 +139,26 @@ class DeltaFollower:
         def left() -> Optional[float]:
             return None if end is None else max(0.0, end - time.monotonic())
 
-        newest = self._newest(left())
-        ref, base = newest.info()["ref"], self._holds
-        self._holds = None
-        self.by_delta = base is not None and self._by_delta(base, str(ref), left())
-        if not self.by_delta:
-            fetched = self._connection.fetch(ref, into=self._tensors, timeout=left()).fetched()
+        base, seen = self._holds, self.version
+        while True:
+            newest = self._newest(seen, left())
+            ref, seen, self._holds = newest.info()["ref"], newest.version, None
+            self.by_delta = base is not None and self._by_delta(base, str(ref), left())
+            if self.by_delta:
+                break
+            base = None
+            try:
+                fetched = self._connection.fetch(ref, into=self._tensors, timeout=left()).fetched()
+            except Freed:  # a newer version has taken its place
+                continue
             self.bytes_fetched = sum(tensor.nbytes for tensor in fetched.tensors)
-        self._holds, self.version = str(ref), newest.version
+            break
+        self._holds, self.version = str(ref), seen
         return self.version
 
-    def _newest(self, timeout: Optional[float]) -> _rdt.Object:
-        """Waits for a newer version, and holds it; brings no bytes."""
-        name = Ref.from_name(self._name.id.decode(), self.version, near=self._name)
+    def _newest(self, after: int, timeout: Optional[float]) -> _rdt.Object:
+        """Waits for a version above `after`. Brings no bytes and holds nothing."""
+        name = Ref.from_name(self._name.id.decode(), after, near=self._name)
         (request,) = self._connection._fetch([name], MODES["auto"], timeout, None, None, None, None, None, None, 0.0, True)
         request._wait(None)
         return request._take()

@@ -131,6 +131,10 @@ def _origin_of(manager: Any, value: Any) -> Any:
     return meta if meta is not None and meta.tensor_transport_backend in _NAMES else None
 
 
+def _is_among(ref: ObjectRef, values: Iterable[Any]) -> bool:
+    return any(isinstance(one, ObjectRef) and one == ref for one in values)  # an array compares as one of bools
+
+
 def _refuse_calls_that_would_wait() -> None:
     """Makes calls of actors check their arguments first."""
     call = ActorHandle._actor_method_call
@@ -157,7 +161,7 @@ def _refuse_calls_that_would_wait() -> None:
         if kwargs and manager is not None:
             for name, value in kwargs.items():
                 meta = _origin_of(manager, value)
-                if meta is not None and value not in (args or ()) and getattr(
+                if meta is not None and not _is_among(value, args or ()) and getattr(
                         meta.src_actor, "_actor_id", None) != self._actor_id:
                     raise ValueError(
                         f"{method_name}({name}=...) has the tensor transport "

@@ -11,6 +11,7 @@ whole and equal on all ranks, and rank 0 publishes it; (0, 0, 1) means that this
 does. Tensors on GPUs are copied through host memory."""
 from __future__ import annotations
 
+import weakref
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Union
 
 import torch  # type: ignore[import]
@@ -99,7 +100,8 @@ def boxes(model: Any, *, layout: Layout = None, rank: Optional[int] = None) -> d
             for local in _locals(model, layout, rank) if local.mine}
 
 
-_steps: dict[tuple[int, str], int] = {}  # the step published last, by session and name
+# The step published last, by name.
+_steps: weakref.WeakKeyDictionary[rdtd.Connection, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
 def _newest_step(connection: rdtd.Connection, name: Ref) -> int:
@@ -123,14 +125,14 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     connection = connection or rdtd.default()
     rank, world_size = _ranks(rank, world_size)
     at = ref_of(name)
-    key = (connection._session, str(at))
+    steps = _steps.setdefault(connection, {})
     number = step
     if number is None:  # if this publish fails, the next one begins above the newest version again, as the other ranks
-        number = 1 + (_steps.pop(key, 0) or _newest_step(connection, at))
+        number = 1 + (steps.pop(str(at), 0) or _newest_step(connection, at))
     version = connection.publish_part(at, number, rank, world_size, boxes(model, layout=layout, rank=rank),
                                       visible=visible, timeout=timeout)
     if step is None:
-        _steps[key] = number
+        steps[str(at)] = number
     return version
 
 
@@ -184,9 +186,11 @@ def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, la
     load_torch()
     connection = connection or rdtd.default()
     locals_ = list(_locals(model, layout, 0))
-    key = (connection._session, str(name), move, tuple((l.key, l.tensor.data_ptr(), l.tensor.dtype, tuple(l.tensor.shape),
+    key = (connection, str(name), move, tuple((l.key, l.tensor.data_ptr(), l.tensor.dtype, tuple(l.tensor.shape),
                                                        l.start) for l in locals_))
     if key not in _plans:
+        for old in [old for old in _plans if old[0].closed]:
+            del _plans[old]
         if len(_plans) >= _MOST_PLANS:
             _plans.pop(next(iter(_plans)))
         _plans[key] = ModelPlan(connection, name, locals_, move)

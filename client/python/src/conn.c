@@ -45,6 +45,10 @@ static void settle(struct conn *conn)
         Py_BEGIN_ALLOW_THREADS rdt_request_destroy(request_gone);
         Py_END_ALLOW_THREADS borrowed_set_free(targets);
     }
+    if (conn->calls > 0) { /* a Request is being destroyed by its deallocation in another thread, which then comes here */
+        conn->rdt = gone;
+        return;
+    }
     Py_BEGIN_ALLOW_THREADS gpu_close(conn);
     rdt_close(gone);
     Py_END_ALLOW_THREADS

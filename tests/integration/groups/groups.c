@@ -2,6 +2,8 @@
 /* Groups of three daemons over the test transport "grouped": who may use a group, which events bring it down, and which do
  * not. */
 #include <criterion/criterion.h>
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 
 #include "tests/integration/groups/groups_fixture.h"
@@ -485,6 +487,36 @@ Test(groups, destroyed_in_use_fails_what_moves)
     set_faults("");
     must_ok(rdt_free(actor_of[0], &ref, false, &err));
     end_groups(rebuilt);
+}
+
+static void *destroy_g(void *arg)
+{
+    static struct rdt_error why;
+
+    *(enum rdt_status *)arg = rdt_group_destroy(actor_of[2], "g", &why);
+    return NULL;
+}
+
+/* The coordinator's node is slow to answer, and meanwhile the member's own rank fails. */
+Test(groups, destroyed_while_a_rank_fails)
+{
+    enum rdt_status status = RDT_INTERNAL;
+    pthread_t thread;
+
+    begin(3);
+    must_ok(form(actor_of[0], "g", 3, &err));
+    node_freeze(&c.node[0]);
+    must(pthread_create(&thread, NULL, destroy_g, &status) == 0);
+    must_ok(rdt_ping(actor_of[2], LONG, &err));
+    node_kill(&c.node[1], SIGKILL);
+    must(poll(NULL, 0, 500) == 0);
+    node_thaw(&c.node[0]);
+    must(pthread_join(thread, NULL) == 0);
+    must_be(RDT_OK, status);
+    rdt_close(actor_of[1]);
+    cluster_restart(&c, 1);
+    actor_of[1] = node_client(&c.node[1], "a1");
+    end_groups((const char *const[]){"is taken down and rebuilt: ", "is lost: ", "is down: ", NULL});
 }
 
 /* The fetch waits for a group that is formed again, which will not happen. */

@@ -2,12 +2,15 @@
 /* Published names across nodes: a trainer and its samplers, waiting over the link, and what happens to them when the link
  * or the node is lost. */
 #include <criterion/criterion.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/cluster.h"
+#include "tests/support/raw.h"
+#include "wire_ref.h"
 
 TestSuite(names_nodes, .timeout = 240);
 
@@ -318,6 +321,34 @@ Test(names_nodes, publish_of_another_nodes_unfinished_object_ends_and_can_come_a
     rdt_close(owner);
     rdt_close(reader);
     cluster_end(&c, NULL);
+}
+
+/* Four ask for it at once, and one of the nodes that would know it is the last to answer. */
+Test(names_nodes, name_that_nobody_published_is_not_found)
+{
+    Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
+    struct rdt_ref name;
+    Rdt__Pb__Ref wire;
+    struct raw raw;
+    char text[256];
+
+    cluster_start(&c, 3, &(struct cluster_options){.no_ucx = true, .stream = true, .table = true});
+    must_ok(rdt_ref_from_name("nothing", 0, NULL, &name, &err));
+    wire_ref_from(&name, &wire);
+    request.ref = &wire;
+    raw_connect(&raw, c.node[0].socket);
+    raw_hello(&raw);
+    node_freeze(&c.node[2]);
+    for (unsigned i = 0; i < 4; i++)
+        (void)raw_send(&raw, RDT_MSG_STAT, &request.base, NULL, 0);
+    must(poll(NULL, 0, 200) == 0); /* the answers of the other node are there */
+    node_thaw(&c.node[2]);
+    for (unsigned i = 0; i < 4; i++) {
+        enum rdt_status status = raw_error(&raw, text);
+        must_say(status == RDT_NOT_FOUND, "%s: %s", rdt_status_name(status), text);
+    }
+    raw_close(&raw);
+    cluster_end(&c, (const char *const[]){"cannot connect", NULL});
 }
 
 /* The nodes have not met: the readers have nothing but the address. */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/support/cluster.h"
 
@@ -274,6 +275,47 @@ Test(reservation, batch_of_copies_on_one_node_is_all_or_none)
         expect_big(i);
     free_big(reader, 4);
     end();
+}
+
+/* Stored objects that nobody has mapped give up their memory for all items together, as for a single one. */
+Test(reservation, batch_gets_the_memory_of_stored_objects)
+{
+    struct rdt_put_options options = RDT_INIT(options);
+    char store[160], flag[200], name[8];
+    const char *flags[] = {"--memory-limit=40MiB", flag, NULL};
+    char *memory;
+
+    (void)snprintf(store, sizeof store, "%.100s/store.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    must(mkdtemp(store));
+    (void)snprintf(flag, sizeof flag, "--storage-dir=%s", store);
+    cluster_start(&c, 2, &(struct cluster_options){.flags_of = {NULL, flags}});
+    owner = node_client(&c.node[0], "owner");
+    reader = node_client(&c.node[1], "reader");
+    memory = malloc(BIG);
+    must(memory);
+    options.flags = RDT_PUT_SNAPSHOT | RDT_PUT_DETACHED;
+    options.ttl_ns = 60 * SEC;
+    for (unsigned i = 4; i < 8; i++) {
+        (void)snprintf(name, sizeof name, "s%u", i);
+        options.id = name;
+        options.id_bytes = strlen(name);
+        fill_pattern(memory, BIG, i);
+        must_ok(rdt_put(reader, &VECTOR(RDT_U8, BIG, memory), 1, &options, &refs[i], &err));
+        must_ok(rdt_store(reader, &refs[i], LONG, NULL, 0, &err));
+    }
+    put_big(owner, 3);
+    must_ok(rdt_fetch(reader, refs, 3, NULL, objects, &err));
+    for (unsigned i = 0; i < 3; i++)
+        expect_big(i);
+    for (unsigned i = 4; i < 8; i++) {
+        must_ok(rdt_fetch(reader, &refs[i], 1, NULL, &objects[i], &err));
+        expect_big(i);
+        must_ok(rdt_free(reader, &refs[i], false, &err));
+    }
+    free(memory);
+    free_big(owner, 3);
+    end();
+    wait_until(LONG, rmdir(store) == 0);
 }
 
 /* An item that waits for a put leaves its group. */

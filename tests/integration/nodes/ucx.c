@@ -112,6 +112,28 @@ Test(ucx, threads_move_one_object_together)
     end((const char *const[]){"taken down and rebuilt", "lost", "is down", "one is used", NULL});
 }
 
+/* As behind a firewall that drops what is sent to its port. */
+Test(ucx, node_that_does_not_answer_at_its_port_is_named_and_passed_over)
+{
+    static const char *const tls[] = {"--set=ucx.tls=rc,tcp", NULL};
+    struct rdt_fetch_options options = within(60 * SEC);
+    struct rdt_ref ref;
+    rdt_object *object;
+
+    begin_with(2, &(struct cluster_options){.stream = true, .flags = tls, .no_meeting = true});
+    ref = put_pattern(owner, NULL, BYTES, 1);
+    if (!node_hold_threads(&c.node[1], "rdt-ucx"))
+        cr_skip_test("this process may not trace its children");
+    must_refuse(RDT_TRANSPORT, "does not answer at the port of ucx", rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must_ok(rdt_fetch(reader, &ref, 1, &options, &object, &err));
+    must_go_by("stream", object);
+    must(holds_pattern(tensor_of(object, 0).data, BYTES, 1));
+    rdt_release(object);
+    node_release_workers(&c.node[1]);
+    must_ok(rdt_free(owner, &ref, false, &err));
+    end((const char *const[]){"taken down and rebuilt", "does not answer", "instead of ucx", "is not available", NULL});
+}
+
 /* Two daemons of one machine may read each other's memory: bytes that are announced are copied once, by the
  * kernel. */
 Test(ucx, memory_of_the_machine_is_a_lane)
