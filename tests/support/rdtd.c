@@ -377,16 +377,13 @@ void node_thaw(struct test_node *node)
 
 static bool is_named(const struct test_node *node, pid_t tid, const char *name)
 {
-    char path[64], found[32];
+    char path[64], *found;
     bool is;
-    FILE *file;
 
     (void)snprintf(path, sizeof path, "/proc/%d/task/%d/comm", (int)node->pid, (int)tid);
-    file = fopen(path, "r");
-    if (!file)
-        return false; /* it has ended */
-    is = fgets(found, sizeof found, file) && strncmp(found, name, strlen(name)) == 0;
-    (void)fclose(file);
+    found = read_file(path, NULL);
+    is = strncmp(found, name, strlen(name)) == 0;
+    free(found);
     return is;
 }
 
@@ -408,7 +405,8 @@ bool node_hold_threads(struct test_node *node, const char *name)
     while ((entry = readdir(dir))) {
         pid_t tid = atoi(entry->d_name);
 
-        if (tid <= 0 || tid == node->pid || !is_named(node, tid, name)) /* the loop's thread has the number of the process */
+        /* the loop's thread has the number of the process */
+        if (tid <= 0 || tid == node->pid || (name[0] && !is_named(node, tid, name)))
             continue;
         if (ptrace(PTRACE_SEIZE, tid, NULL, NULL) != 0) {
             if (node->n_held == 0 && (errno == EPERM || errno == ENOSYS)) {
