@@ -155,7 +155,8 @@ static enum rdt_status read_header(struct put *put, struct rdt_error *err)
     ssize_t n = pread(put->fd, magic, sizeof magic, 0);
     enum rdt_status status;
 
-    if (n >= 2 && memcmp(magic, "PK", 2) == 0)
+    /* "PK" alone may be the length of a safetensors header */
+    if (n >= 4 && (memcmp(magic, "PK\3\4", 4) == 0 || memcmp(magic, "PK\5\6", 4) == 0))
         return rdt_error_set(err, RDT_UNSUPPORTED,
                              "this is an archive (.npz?): unpack it and put the .npy files that are in it");
     if (has_extension(put->path, ".npy") || (n > 0 && npy_is_magic(magic, (size_t)n))) {

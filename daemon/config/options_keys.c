@@ -217,9 +217,9 @@ const struct option_key option_keys[] = {
      .help = "The most unused memory under device_limit that the daemon keeps on each device, at most half of it for one "
              "client. 0 means an eighth of device_limit.",
      .why = "Lower it to leave device memory to the processes that compute there."},
-    {ROW("daemon", "pool_idle", OPTION_DURATION, pool_idle_ns, MS, HOUR), .fallback = "10s",
+    {ROW("daemon", "pool_idle", OPTION_DURATION, pool_idle_ns, MS, HOUR), .fallback = "60s",
      .help = "The time after which the daemon frees pooled or cached memory that nobody has used.",
-     .why = "Raise it if the pauses between two bursts of work are longer."},
+     .why = "Raise it if versions are published at longer intervals: each then needs new pages."},
     {ROW("daemon", "max_clients", OPTION_UINT, max_clients, 1, 1000000), .reload = RELOAD_ALWAYS, .fallback = "4096",
      .help = "The most clients that may be connected at one time.",
      .why = "Raise it on a node where more processes use the daemon."},

@@ -46,7 +46,8 @@
 #define NODES_MAX 4096u
 #define QUEUE_BYTES_MAX (64u << 20) /* if the daemon leaves more than this unread, the program ends, and is started again */
 #define PAGE_KEYS 256u
-#define REQUEST_MS 2000 /* the deadline of a request, after which a frozen member is noticed */
+#define TOKEN_BYTES 4096 /* a JWT that is signed with a key of 4,096 bits has about 800 */
+#define REQUEST_MS 2000  /* the deadline of a request, after which a frozen member is noticed */
 
 struct etcd;
 

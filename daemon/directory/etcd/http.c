@@ -76,7 +76,7 @@ static bool prepare(struct request *request, const char *path, enum request_kind
 {
     struct etcd *etcd = request->etcd;
     CURL *easy = request->easy;
-    char url[400], header[600];
+    char url[400], header[sizeof "Authorization: " + TOKEN_BYTES];
 
     (void)snprintf(url, sizeof url, "%s/v3/%s", etcd->endpoint, path);
     request->headers = curl_slist_append(NULL, "Content-Type: application/json");

@@ -37,6 +37,10 @@ void session_fail(struct etcd *etcd, const char *fmt, ...)
     size_t used;
     va_list args;
 
+    if (etcd->leaving) { /* etcd does not answer: the lease ends by itself */
+        etcd->done = true;
+        return;
+    }
     requests_drop(etcd);
     used = (size_t)snprintf(etcd->error, sizeof etcd->error, "etcd at %.200s: ", etcd->endpoint);
     va_start(args, fmt);
@@ -52,7 +56,7 @@ void session_fail(struct etcd *etcd, const char *fmt, ...)
     }
     if (etcd->rewound_ms > 0 && now - etcd->rewound_ms > 3 * etcd->ttl_ms) { /* it was restored, or built anew */
         etcd->rewound_ms = 0;
-        etcd->state.revision = 0;
+        etcd->state.revision = etcd->own_revision = etcd->proven_revision = 0;
         etcd->cluster_id[0] = '\0';
         memset(etcd->leases, 0, sizeof etcd->leases);
     }
@@ -78,8 +82,11 @@ static void on_token(struct etcd *etcd, struct request *request, struct answer *
 {
     const char *token = json_string_value(json_object_get(answer->json, "token"));
 
-    if (!answer->ok || !token || strlen(token) > PASSWORD_BYTES)
+    if (!answer->ok || !token)
         session_fail(etcd, "user %.60s is refused: %s", etcd->config->user, answer->ok ? "there is no token" : answer->error);
+    else if (strlen(token) > TOKEN_BYTES)
+        session_fail(etcd, "the token of user %.60s has %zu bytes: it may have %d", etcd->config->user, strlen(token),
+                     TOKEN_BYTES);
     else if (!(etcd->token = strdup(token)))
         out_of_memory(etcd);
     else

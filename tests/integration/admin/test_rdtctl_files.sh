@@ -87,6 +87,16 @@ status 0 "$rdtctl" objects
 says 'snapshot, detached, .* left'
 status 0 "$rdtctl" fetch -q stays -o "$dir/stays.safetensors"
 cmp "$dir/in.safetensors" "$dir/stays.safetensors" || bad 'what stayed differs'
+
+# A header of 19,280 bytes begins with "PK", as an archive does.
+{
+  printf 'PK\0\0\0\0\0\0'
+  printf '%-19280s' '{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}'
+  printf abc
+} >"$dir/pk.safetensors"
+status 0 "$rdtctl" put "$dir/pk.safetensors" --id pk --snapshot --detached --ttl 1h
+status 0 "$rdtctl" fetch -q pk -o "$dir/pk.npy"
+status 0 "$rdtctl" free pk
 status 0 "$rdtctl" free stays
 status 0 "$rdtctl" put "$dir/in.safetensors" --detached --ttl 1s --json
 says '"ref": "rdt:'

@@ -451,9 +451,9 @@ Test(names, waiter_learns_of_a_killed_publisher)
     end();
 }
 
-/* The daemon learns in one turn that the publisher has gone and that another client publishes its object: by then only the name
- * holds it, which ends. */
-Test(names, object_of_a_publisher_that_has_just_died_is_published_anew)
+/* The daemon learns in one turn that the publisher has gone and that another client publishes its object. If it has not ended
+ * the old name yet, only that holds the object, and ends while it is published. */
+Test(names, object_of_a_publisher_that_has_just_died_may_be_published)
 {
     struct rdt_ref ref = ref_named("leased"), any = name_ref("weights", 0);
     struct actor publisher;
@@ -462,20 +462,24 @@ Test(names, object_of_a_publisher_that_has_just_died_is_published_anew)
     uint64_t id;
 
     begin(NULL);
-    actor_start(&publisher, publish_with_a_lease, (char *)"leased");
-    actor_await(&publisher);
-    raw_connect(&raw, node.socket);
-    raw_hello(&raw);
-    must(kill(node.pid, SIGSTOP) == 0);
-    actor_kill(&publisher, SIGKILL);
-    id = send_publish(&raw, &ref, "weights", 7);
-    must(kill(node.pid, SIGCONT) == 0);
-    expect_version(&raw, id);
-    object = fetch_one(sampler, &any, RDT_FETCH_AUTO);
-    must(info_of(object).version == 2 && memcmp(tensor_of(object, 0).data, "hello", 5) == 0);
-    rdt_release(object);
-    raw_close(&raw);
-    unpublish(trainer, "weights");
+    for (unsigned round = 0; round < 5; round++) {
+        actor_start(&publisher, publish_with_a_lease, (char *)"leased");
+        actor_await(&publisher);
+        raw_connect(&raw, node.socket);
+        raw_hello(&raw);
+        must(kill(node.pid, SIGSTOP) == 0);
+        actor_kill(&publisher, SIGKILL);
+        id = send_publish(&raw, &ref, "weights", 7);
+        must(kill(node.pid, SIGCONT) == 0);
+        must(raw_next(&raw) && raw.frame.request_id == id);
+        if (!(raw.frame.flags & FRAME_ERROR)) {
+            object = fetch_one(sampler, &any, RDT_FETCH_AUTO);
+            must(memcmp(tensor_of(object, 0).data, "hello", 5) == 0);
+            rdt_release(object);
+            unpublish(trainer, "weights");
+        }
+        raw_close(&raw);
+    }
     end();
 }
 

@@ -87,11 +87,23 @@ wait $fake_pid 2>/dev/null
 until_true why 'onnect to'
 before=$(ctl metrics | sed -n 's/^rdtd_directory_etcd_reconnects_total //p')
 python3 "$fake" 127.0.0.1 2379 "$dir" &
+fake_pid=$!
 until_true truth
 ((before < 200)) || bad "etcd was turned to $before times"
 grep -c . requests >/dev/null || bad "the new fake is not asked"
+lies silent 'watch is silent' # although its revisions begin anew
 
+# It does not answer any more when the daemon ends: nothing stays behind.
+program=$(pgrep -P $daemon rdtd-etcd)
+kill -STOP $fake_pid
+sleep 1 # a request is under way
 kill $daemon
 wait $daemon || bad "the daemon ended with $?"
+for ((i = 0; i < 200; i++)); do
+  kill -0 "$program" 2>/dev/null || break
+  sleep 0.05
+done
+! kill -0 "$program" 2>/dev/null || bad "rdtd-etcd outlives the daemon"
+kill -CONT $fake_pid
 ! grep -l 'AddressSanitizer\|runtime error' log || bad "a sanitizer has found something"
 ((failures == 0))
