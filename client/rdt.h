@@ -390,7 +390,7 @@ int rdt_fd(const rdt *rdt);
 
 /* Does all work that does not block: reads answers, and ends requests whose time-out has passed. *n_ended_p, may be NULL,
  * receives how many requests have ended since the last rdt_dispatch, including those of rdt_fetch and rdt_wait: a hint to
- * call rdt_request_status. They make rdt_fd readable no more, so whoever calls this tells all who wait for rdt_fd. */
+ * call rdt_request_status. rdt_fd is then no longer readable because of them, so the caller tells all who wait for it. */
 enum rdt_status rdt_dispatch(rdt *rdt, size_t *n_ended_p, struct rdt_error *err);
 
 /* ---- fetched objects ---- */

@@ -338,7 +338,7 @@ static void start_command(void)
         _exit(127);
     }
     if (command.pid < 0) {
-        log_error("cannot start %s, tries again in %u s: %m", command.argv[0], LAST_PAUSE_MS / 1000);
+        log_error("rdtd-keeper cannot start %s and tries again in %d s: %m", command.argv[0], LAST_PAUSE_MS / 1000);
         command.pid = 0;
         command.status = 1;
         command.start_at_ms = now_ms() + LAST_PAUSE_MS;

@@ -18,7 +18,8 @@
 #include "backends/ucx/ucx.h"
 
 #define HELLO_NS (5 * 1000000000ull) /* how long a stranger may take for its greeting */
-#define DIAL_NS (10 * 1000000000ull) /* how long the other end may take to answer ours: less than stall_timeout */
+#define DIAL_NS \
+    (10 * 1000000000ull) /* how long the other end may take to answer ours: less than the default of stall_timeout */
 #define SECOND_NS 1000000000ull
 
 /* ---- states ---- */
@@ -357,8 +358,9 @@ void links_settle(struct engine *engine)
     }
 }
 
-/* A link that was dialled stays as it is, and is abandoned when the core closes its connection. */
-static void is_overdue(struct link *link)
+/* The other end has not greeted in time. A link that this end dialled stays as it is: the core closes the connection, which
+ * abandons the link. */
+static void expire(struct link *link)
 {
     link->deadline_ns = UINT64_MAX;
     if (link->incoming)
@@ -379,7 +381,7 @@ void links_expire(struct engine *engine, bool all)
             if (all && !link_abandon(link))
                 link_close(link);
             else if (link->state == LINK_FRESH && now_ns > link->deadline_ns)
-                is_overdue(link);
+                expire(link);
         }
 }
 

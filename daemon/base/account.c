@@ -268,8 +268,8 @@ static void call_first(struct account *at, enum usage what, const void *on)
 }
 
 /* Calls the next owner that waits, one at a time: the first to be called would otherwise not be the first to get room.
- * after NULL: starts with the first owner. Room that becomes free while a call goes round may be taken by the owner that
- * the call has reached, although the turn of the first has come: it is next.
+ * after NULL: starts with the first owner. The owner that a call has reached may take room that has become free since the
+ * call began, although it is the first owner's turn; the first owner is called next.
  *
  * A request for much of the node's room delays later ones of its own client and owner, but no other owner. Small requests
  * of others take the room that becomes free, so the large one may reach its deadline although enough room has come and

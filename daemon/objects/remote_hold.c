@@ -71,6 +71,11 @@ void remote_hold_lose(struct remote_hold *hold, const struct rdt_error *why)
     tell_lost(hold, why);
 }
 
+enum rdt_status remote_hold_why_lost(const struct remote_hold *hold, struct rdt_error *err)
+{
+    return rdt_error_set(err, hold->lost, "the hold could not be taken again after the daemon's restart");
+}
+
 void remote_holds_tell_lost(struct client *client)
 {
     const struct remote_hold *hold;
@@ -79,7 +84,7 @@ void remote_holds_tell_lost(struct client *client)
 
     while (client->n_lost_holds > 0 && (hold = map_next(&client->remote_holds, &cursor)))
         if (hold->lost != RDT_OK) {
-            (void)rdt_error_set(&why, hold->lost, "the hold could not be taken again after the daemon's restart");
+            (void)remote_hold_why_lost(hold, &why);
             tell_lost(hold, &why);
         }
 }

@@ -21,6 +21,9 @@ struct remote_hold {
     enum rdt_status lost; /* why it holds nothing any more, though its client has not ended it; RDT_OK: it holds */
 };
 
+/* Why a lost hold holds nothing. Returns hold->lost. */
+enum rdt_status remote_hold_why_lost(const struct remote_hold *hold, struct rdt_error *err);
+
 /* The hold is lost: its client is told by HOLD_LOST, now, and again by remote_holds_tell_lost if it was away. */
 void remote_hold_lose(struct remote_hold *hold, const struct rdt_error *why);
 void remote_holds_tell_lost(struct client *client);

@@ -219,7 +219,7 @@ static bool answer_hold_again(struct call *call, const Rdt__Pb__Hold *message)
         return false;
     reply.ref = message->ref;
     if (hold->lost != RDT_OK) {
-        (void)rdt_error_set(&err, hold->lost, "the hold could not be taken again after the daemon's restart");
+        (void)remote_hold_why_lost(hold, &err);
         remote_hold_end(hold);
         call_fail(call, &err);
     } else if (hold->object) {

@@ -64,8 +64,8 @@ static enum rdt_status check_limit(const struct reservation_group *group, struct
     uint64_t used = regions_claimed_bytes(regions), limit = regions->limit_bytes, spare;
 
     if (group->bytes <= limit && used > limit - group->bytes && regions->evict) {
-        spare =
-            regions->evict(regions->evict_arg, UINT64_MAX); /* all that can be had when memory is needed; frees nothing now */
+        /* How much can be released when memory is needed. It is less than that, so nothing is released now. */
+        spare = regions->evict(regions->evict_arg, UINT64_MAX);
         used -= spare < used ? spare : used;
     }
     if (group->bytes <= limit && used <= limit - group->bytes)

@@ -92,7 +92,7 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
             self._own_hub.look()
 
     def dispatch(self) -> None:
-        """Reads the daemon's answers and never blocks: when `fileno` is readable. Error: Disconnected."""
+        """Reads the daemon's answers, without blocking: to be called when `fileno` is readable. Error: Disconnected."""
         try:
             super().dispatch()
         finally:

@@ -189,8 +189,8 @@ def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, la
     key = (connection, str(name), move, tuple((l.key, l.tensor.data_ptr(), l.tensor.dtype, tuple(l.tensor.shape),
                                                        l.start) for l in locals_))
     if key not in _plans:
-        for old in [old for old in _plans if old[0].closed]:
-            del _plans[old]
+        for ended in [one for one in _plans if one[0].closed]:
+            del _plans[ended]
         if len(_plans) >= _MOST_PLANS:
             _plans.pop(next(iter(_plans)))
         _plans[key] = ModelPlan(connection, name, locals_, move)

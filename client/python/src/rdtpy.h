@@ -65,7 +65,7 @@ struct ref {
     struct conn *conn; /* owned; NULL: this Ref has no producer's hold */
     struct link link;  /* in conn->holds, if conn is set */
     PyObject *hold;    /* the Request whose hold this Ref uses; NULL: none */
-    int wanting;       /* takes a hold in this way, of Conn._start, with the first connection that uses it; 0: does not */
+    int wanting; /* HOLD or TAKE_OVER (_requests.py): takes that hold with the first connection that uses it; 0: takes none */
     Py_ssize_t copied; /* number of tensors that put copied into the daemon's memory; -1: not from put */
     bool retained;     /* the hold passes to the connection when this Ref is deallocated */
     bool published;    /* a name holds its object as well */

@@ -150,24 +150,24 @@ void transfer_in_ask(struct transfer *transfer)
         transfer_fail_err(transfer, &err);
 }
 
-void transfer_in_send_abort(struct transfer *transfer)
+static void send_abort(struct peer_session *session, uint64_t id)
 {
     Rdt__Pb__PullAbort abort_message = RDT__PB__PULL_ABORT__INIT;
 
-    if (!transfer->pull.peer)
-        return; /* The transfer is on its way back to the owner's node and has told the other one already. */
-    abort_message.transfer = transfer->id;
-    (void)peer_session_send(transfer->pull.peer, RDT_PEER_PULL_ABORT, &abort_message.base,
-                            NULL); /* Link down: the owner knows. */
+    abort_message.transfer = id;
+    (void)peer_session_send(session, RDT_PEER_PULL_ABORT, &abort_message.base, NULL); /* Link down: that node knows. */
+}
+
+void transfer_in_send_abort(struct transfer *transfer)
+{
+    if (transfer->pull.peer) /* Otherwise it is on its way back to the owner's node, and the other one is told elsewhere. */
+        send_abort(transfer->pull.peer, transfer->id);
 }
 
 void transfer_in_reads_ended(struct transfer *transfer)
 {
-    Rdt__Pb__PullAbort abort_message = RDT__PB__PULL_ABORT__INIT;
-
-    abort_message.transfer = transfer->pull.read_id;
     if (transfer->pull.read_from)
-        (void)peer_session_send(transfer->pull.read_from, RDT_PEER_PULL_ABORT, &abort_message.base, NULL);
+        send_abort(transfer->pull.read_from, transfer->pull.read_id);
     transfer->pull.read_from = NULL;
 }
 

@@ -509,7 +509,7 @@ Test(groups, destroyed_while_a_rank_fails)
     must(pthread_create(&thread, NULL, destroy_g, &status) == 0);
     must_ok(rdt_ping(actor_of[2], LONG, &err));
     node_kill(&c.node[1], SIGKILL);
-    must(poll(NULL, 0, 500) == 0);
+    must(poll(NULL, 0, 500) == 0); /* longer than a suspicion lasts: nothing may happen meanwhile */
     node_thaw(&c.node[0]);
     must(pthread_join(thread, NULL) == 0);
     must_be(RDT_OK, status);

@@ -21,10 +21,15 @@ static const char *const meant[] = {"is lost",
 static struct rogue_peer rogue_peer;
 static rdt *reader; /* a client that fetches from the rogue_peer */
 
+static inline void open_rogue_peer(void)
+{
+    rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+}
+
 static inline void begin_with_insider(const char *const *flags)
 {
     begin(&(struct node_options){.listen = "127.0.0.1:0", .flags = flags});
-    rogue_peer_open(&rogue_peer, node.key_path, (uint16_t)atoi(strrchr(node.address, ':') + 1));
+    open_rogue_peer();
     reader = node_client(&node, "reader");
 }
 

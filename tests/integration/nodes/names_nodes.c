@@ -2,7 +2,6 @@
 /* Published names across nodes: a trainer and its samplers, waiting over the link, and what happens to them when the link
  * or the node is lost. */
 #include <criterion/criterion.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -326,22 +325,28 @@ Test(names_nodes, publish_of_another_nodes_unfinished_object_ends_and_can_come_a
 /* Four ask for it at once, and one of the nodes that would know it is the last to answer. */
 Test(names_nodes, name_that_nobody_published_is_not_found)
 {
-    Rdt__Pb__Stat request = RDT__PB__STAT__INIT;
-    struct rdt_ref name;
-    Rdt__Pb__Ref wire;
+    Rdt__Pb__Stat request = RDT__PB__STAT__INIT, other = RDT__PB__STAT__INIT;
+    struct rdt_ref name, there;
+    Rdt__Pb__Ref wire, other_wire;
     struct raw raw;
     char text[256];
+    uint64_t last;
 
     cluster_start(&c, 3, &(struct cluster_options){.no_ucx = true, .stream = true, .table = true});
     must_ok(rdt_ref_from_name("nothing", 0, NULL, &name, &err));
     wire_ref_from(&name, &wire);
     request.ref = &wire;
+    there = ref_on(&c.node[1], "nobody");
+    wire_ref_from(&there, &other_wire);
+    other.ref = &other_wire;
     raw_connect(&raw, c.node[0].socket);
     raw_hello(&raw);
     node_freeze(&c.node[2]);
     for (unsigned i = 0; i < 4; i++)
         (void)raw_send(&raw, RDT_MSG_STAT, &request.base, NULL, 0);
-    must(poll(NULL, 0, 200) == 0); /* the answers of the other node are there */
+    /* The other node answers this one after them. */
+    last = raw_send(&raw, RDT_MSG_STAT, &other.base, NULL, 0);
+    must(raw_error(&raw, text) == RDT_NOT_FOUND && raw.frame.request_id == last);
     node_thaw(&c.node[2]);
     for (unsigned i = 0; i < 4; i++) {
         enum rdt_status status = raw_error(&raw, text);
