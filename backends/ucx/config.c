@@ -182,8 +182,8 @@ static enum rdt_status config_listen(const struct rdt_host *host, struct setting
 }
 
 /* Before 1.18 a thread may handle an event of a descriptor that it has closed, and whose number a connection of another
- * thread has been given since. An assertion of UCX then ends the process (openucx/ucx#9942). With one thread this cannot
- * happen. */
+ * thread has been given since. An assertion of UCX then ends the process (openucx/ucx#9942). With one thread it cannot be
+ * another thread's; what is left is in link.c, at MAX_ACCEPTED. */
 static unsigned config_threads(const struct rdt_host *host, uint64_t threads)
 {
     unsigned major, minor, release;

@@ -21,6 +21,11 @@
 #define DIAL_NS \
     (10 * 1000000000ull) /* how long the other end may take to answer ours: less than the default of stall_timeout */
 #define SECOND_NS 1000000000ull
+/* How many connections are accepted between two calls of progress; fewer than MAX_STRANGERS_OF_SOURCE, so that none is closed
+ * before a progress has followed its acceptance. UCX queues events of a descriptor while it works on it, and does not forget
+ * them when it closes the descriptor: the next connection that gets the number gets the event, which an assertion may not
+ * expect (openucx/ucx#11455). Rejecting does both at once. */
+#define MAX_ACCEPTED 32u
 
 /* ---- states ---- */
 
@@ -185,14 +190,35 @@ static void accept_request(struct engine *engine, ucp_conn_request_h request)
     admit(link, &attr.client_address);
 }
 
+void links_accept(struct engine *engine)
+{
+    unsigned n = engine->n_requests < MAX_ACCEPTED ? engine->n_requests : MAX_ACCEPTED;
+
+    if (n == 0)
+        return;
+    for (unsigned i = 0; i < n; i++)
+        accept_request(engine, engine->requests[i]);
+    engine->n_requests -= n;
+    memmove(engine->requests, engine->requests + n, engine->n_requests * sizeof *engine->requests);
+}
+
+/* None is rejected, however many come at once: see MAX_ACCEPTED. */
 static void on_request(ucp_conn_request_h request, void *arg)
 {
     struct engine *engine = arg;
 
-    if (engine->n_requests == sizeof engine->requests / sizeof *engine->requests)
-        (void)ucp_listener_reject(engine->listener, request);
-    else
-        engine->requests[engine->n_requests++] = request;
+    if (engine->n_requests == engine->max_requests) {
+        unsigned max = engine->max_requests ? 2 * engine->max_requests : 32;
+        ucp_conn_request_h *requests = realloc(engine->requests, max * sizeof *requests);
+
+        if (!requests) {
+            (void)ucp_listener_reject(engine->listener, request);
+            return;
+        }
+        engine->requests = requests;
+        engine->max_requests = max;
+    }
+    engine->requests[engine->n_requests++] = request;
 }
 
 /* ---- greetings ---- */
@@ -343,10 +369,6 @@ static void link_free(struct link *link)
 
 void links_settle(struct engine *engine)
 {
-    for (unsigned i = 0; i < engine->n_requests; i++)
-        accept_request(engine, engine->requests[i]);
-    engine->n_requests = 0;
-
     while (!ring_empty(&engine->dying)) {
         struct link *link = container_of(engine->dying.next, struct link, dying);
 
@@ -448,6 +470,8 @@ void links_unlisten(struct engine *engine)
 {
     for (unsigned i = 0; i < engine->n_requests; i++)
         (void)ucp_listener_reject(engine->listener, engine->requests[i]);
-    engine->n_requests = 0;
+    free(engine->requests);
+    engine->requests = NULL;
+    engine->n_requests = engine->max_requests = 0;
     ucp_listener_destroy(engine->listener);
 }

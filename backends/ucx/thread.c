@@ -50,7 +50,7 @@ static bool fall_asleep(struct engine *engine)
     bool quiet;
 
     (void)pthread_mutex_lock(&engine->lock);
-    quiet = ring_empty(&engine->active) && ring_empty(&engine->ending) && !engine->stopping;
+    quiet = ring_empty(&engine->active) && ring_empty(&engine->ending) && !engine->n_requests && !engine->stopping;
     engine->asleep = quiet;
     (void)pthread_mutex_unlock(&engine->lock);
     return quiet && ucp_worker_arm(engine->worker) == UCS_OK;
@@ -83,6 +83,7 @@ static void run(struct engine *engine, int wake_fd)
     for (;;) {
         bool stopping;
 
+        links_accept(engine);
         conns_run(engine);
         ops_report_ended(engine);
         if (ucp_worker_progress(engine->worker))
@@ -99,7 +100,7 @@ static void run(struct engine *engine, int wake_fd)
             if (!stop_ns)
                 stop_ns = now_ns + STOP_NS;
             links_expire(engine, true);
-            if (engine->n_links)
+            if (engine->n_links || engine->n_requests)
                 unlinked_ns = 0;
             else if (!unlinked_ns)
                 unlinked_ns = now_ns;

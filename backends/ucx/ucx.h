@@ -211,8 +211,9 @@ struct engine {
 
     struct ring links[LINK_BUCKETS]; /* [data] by endpoint */
     struct ring dying;               /* [data] */
-    ucp_conn_request_h requests[32]; /* [data] connections to be accepted */
+    ucp_conn_request_h *requests;    /* [data] n_requests connections to be accepted, with room for max_requests */
     unsigned n_requests;             /* [data] */
+    unsigned max_requests;           /* [data] */
     unsigned n_links;                /* [data] */
     struct strangers strangers;      /* [data] */
     uint64_t quiet_until_ns;         /* [data] refused strangers are logged at debug level until then */
@@ -298,7 +299,8 @@ void link_close(struct link *link);        /* on_gone follows if the link has a 
 bool link_abandon(struct link *link);      /* true: it closes by itself, and does not belong to its conn any more */
 void link_fail(struct link *link, ucs_status_t error, const char *fault);
 struct link *link_find(struct engine *engine, ucp_ep_h ep);
-void links_settle(struct engine *engine); /* after progress: accepts, fails and frees the links that UCX's callbacks marked */
+void links_accept(struct engine *engine);           /* before progress: accepts connections */
+void links_settle(struct engine *engine);           /* after progress: fails and frees the links that were marked meanwhile */
 void links_expire(struct engine *engine, bool all); /* fails strangers that are too late; with `all`, closes every link */
 void links_free(struct engine *engine);             /* the worker is gone: frees the links that did not close in time */
 
