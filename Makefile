@@ -91,7 +91,8 @@ CUDA_O    := $(call obj,backends/common/cuda_driver.c backends/common/cuda_share
 
 HEADERS := $(wildcard client/rdt.h client/rdt_*.h backends/rdt_*.h proto/rdt_*.h)
 
-UNIT  = $(filter-out $(if $(filter gloo,$(BACKENDS)),,%/backends/gloo_mesh) $(if $(filter ucx,$(BACKENDS)),,%/backends/ucx_strangers),\
+UCX_UNIT := $(addprefix $(B)/tests/unit/backends/,ucx_silent ucx_strangers) # they load the plug-in
+UNIT  = $(filter-out $(if $(filter gloo,$(BACKENDS)),,%/backends/gloo_mesh) $(if $(filter ucx,$(BACKENDS)),,$(UCX_UNIT)),\
           $(patsubst %.c,$(B)/%,$(call srcs,tests/unit/* tests/abi)))
 INTEG := $(patsubst %.c,$(B)/%,$(call srcs,tests/integration/* tests/gpu))
 GPU_BENCH := $(B)/tests/bench/gpu $(B)/tests/bench/gpu_nodes
@@ -478,8 +479,8 @@ $(B)/tests/unit/backends/gloo_mesh: $(B)/obj/backends/gloo/mesh.o $(B)/obj/backe
 $(B)/tests/unit/backends/gloo_mesh: TEST_LIBS += $(BACKEND_LIBS_gloo)
 $(B)/tests/unit/backends/stream_strangers: $(call obj,$(wildcard backends/stream/*.c)) $(LISTEN_O)
 $(B)/tests/unit/backends/address: $(LISTEN_O)
-$(B)/tests/unit/backends/ucx_strangers: $(call obj,backends/ucx/wire.c tests/support/backend_host.c proto/rdt_status.c)
-$(B)/tests/unit/backends/ucx_strangers: TEST_LIBS += $(UCX_LIBS)
+$(UCX_UNIT): $(call obj,backends/ucx/wire.c tests/support/backend_host.c proto/rdt_status.c)
+$(UCX_UNIT): TEST_LIBS += $(UCX_LIBS)
 $(B)/obj/tests/unit/backends/ucx_%.o: OBJFLAGS = -fPIE $(UCX_CFLAGS)
 
 $(BENCH): $(B)/%: $(B)/obj/%.o $(B)/librdt.a $(B)/libproto.a $(B)/libsupport.a

@@ -199,6 +199,19 @@ static void on_link_ready(struct conn *conn, struct link *link)
         chunks_send(conn);
 }
 
+/* The bytes of the other direction may move: a link that was opened early ends nothing before this end has bytes to send. */
+static bool on_link_late(struct conn *conn)
+{
+    bool unused;
+
+    (void)pthread_mutex_lock(&conn->engine->lock);
+    unused = ring_empty(&conn->sends);
+    (void)pthread_mutex_unlock(&conn->engine->lock);
+    if (!unused)
+        conn_fail(conn, RDT_PEER_LOST, "its node does not answer at the port of ucx");
+    return unused;
+}
+
 static void on_link_gone(struct conn *conn, struct link *link)
 {
     if (conn->in == link)
@@ -210,7 +223,7 @@ static void on_link_gone(struct conn *conn, struct link *link)
     (void)pthread_mutex_unlock(&conn->engine->lock);
 }
 
-const struct link_events conn_link_events = {take_token, on_link_ready, conn_fail, on_link_gone};
+const struct link_events conn_link_events = {take_token, on_link_ready, conn_fail, on_link_late, on_link_gone};
 
 static void run_closing(struct conn *conn)
 {

@@ -3,8 +3,8 @@
  *
  * The end that has bytes to send opens a link. Its first message, HELLO, carries the one-time token that the listener gave to
  * this peer over the peer link. The listener answers WELCOME, and only then data flows. A link that sends anything else first,
- * or nothing within HELLO_NS, is closed. A connection whose link gets no WELCOME within DIAL_NS has failed. UCX's callbacks
- * only mark a link; links_settle does the rest after progress.
+ * or nothing within HELLO_NS, is closed. A connection that has bytes to send, and whose link gets no WELCOME within DIAL_NS,
+ * has failed. UCX's callbacks only mark a link; links_settle does the rest after progress.
  *
  * This file uses only the address, token and session of a connection. It reports what happens to a link by
  * engine->link_events.
@@ -387,8 +387,8 @@ static void expire(struct link *link)
     link->deadline_ns = UINT64_MAX;
     if (link->incoming)
         link_fail(link, UCS_OK, "it did not send its greeting in time");
-    else if (link->conn)
-        link->engine->link_events->on_failed(link->conn, RDT_PEER_LOST, "its node does not answer at the port of ucx");
+    else if (link->conn && link->engine->link_events->on_late(link->conn))
+        link->deadline_ns = monotonic_ns() + DIAL_NS;
 }
 
 void links_expire(struct engine *engine, bool all)

@@ -92,10 +92,14 @@ static void run(struct engine *engine, int wake_fd)
             idle++;
         links_settle(engine);
         thread_yield(engine);
+        now_ns = monotonic_ns();
+        if (now_ns >= tick_ns) {
+            tick_ns = now_ns + TICK_MS * 1000000ull;
+            links_expire(engine, false);
+        }
         if (!idle || (outstanding(engine, &stopping) && idle < engine->settings.spin_polls))
             continue;
 
-        now_ns = monotonic_ns();
         if (stopping) {
             if (!stop_ns)
                 stop_ns = now_ns + STOP_NS;
@@ -109,10 +113,6 @@ static void run(struct engine *engine, int wake_fd)
             if (unlinked_ns)
                 (void)poll(NULL, 0, 1);
             continue;
-        }
-        if (now_ns >= tick_ns) {
-            tick_ns = now_ns + TICK_MS * 1000000ull;
-            links_expire(engine, false);
         }
         if (fall_asleep(engine)) {
             (void)poll(&pollfd, 1, TICK_MS);

@@ -16,7 +16,7 @@ static const struct ctl_column columns[] = {
 
 static const char *amount(const char *what, uint64_t n, char text[CTL_HUMAN_BYTES])
 {
-    if (strcmp(what, "bytes") == 0 || strcmp(what, "heap") == 0)
+    if (strstr(what, "bytes") || strcmp(what, "heap") == 0)
         return ctl_human_bytes(n, text);
     (void)snprintf(text, CTL_HUMAN_BYTES, "%" PRIu64, n);
     return text;

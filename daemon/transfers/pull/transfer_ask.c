@@ -259,10 +259,10 @@ bool transfer_in_ask_anew(struct transfer *transfer)
         transfer_in_send_abort(transfer);
     }
     deadline_unset(transfers->deadlines, &transfer->pull.patience);
-    text_copy(transfer->record.peer, sizeof transfer->record.peer, transfer->pull.origin->peer->name);
     map_remove_u64(&transfers->by_id, transfer->id);
     transfer->record.state = "asked again";
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "ended", &transfer->record);
+    text_copy(transfer->record.peer, sizeof transfer->record.peer, transfer->pull.origin->peer->name);
     transfer->id = transfer->record.id = id;
     event(transfers->events, RDT__PB__LIST_KIND__LIST_KIND_TRANSFERS, "began", &transfer->record);
     transfer_in_leave_peer(transfer);

@@ -327,8 +327,10 @@ static void must_be_shown(uint64_t client)
     for (char *save = NULL, *line = strtok_r(ctl.out, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         char what[24];
         (void)snprintf(what, sizeof what, " %s ", row->what);
-        if (strncmp(line, whose, strlen(whose)) == 0 && strstr(line, what) && strrchr(line, ' '))
-            (void)sscanf(strrchr(line, ' '), " %u%%", &percent);
+        if (strncmp(line, whose, strlen(whose)) != 0 || !strstr(line, what) || !strrchr(line, ' '))
+            continue;
+        (void)sscanf(strrchr(line, ' '), " %u%%", &percent);
+        must_say(!strstr(row->value, "MiB") || strstr(line, "MiB"), "bytes without a unit: %s", line);
     }
     must_say(percent >= 90, "rdtctl limits says that %s is full to %u%%", row->key, percent);
     program_free(&ctl);
