@@ -362,6 +362,24 @@ def refuses():
     return any(os.environ.get(name, "0") != "0" for name in ("FAKE_CUDA_NO_IPC", "FAKE_CUDA_UNKIND"))
 
 
+def test_every_thread_that_puts_without_a_copy_keeps_its_tensors():
+    with Gpu() as (c, reader):
+        if refuses():
+            return
+        own, refs = ByInterface(VALUE), []
+        threads = [threading.Thread(target=lambda: refs.extend([c.put({"w": own}, copy=False) for _ in range(50)]))
+                   for _ in range(4)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG)
+        sys.setswitchinterval(interval)
+        assert len(refs) == len(c._kept_live) == 200
+        refs.clear()
+
+
 def test_put_without_a_copy_keeps_the_tensors_until_the_object_is_freed():
     with Gpu() as (c, reader):
         own = ByInterface(VALUE)
@@ -372,7 +390,7 @@ def test_put_without_a_copy_keeps_the_tensors_until_the_object_is_freed():
             seen(own.address.value, VALUE.size, "f4")[:] = VALUE.ravel() + 1
             assert (reader.get(ref, device="host")["w"] == VALUE + 1).all(), "the object is live"
             ref.free()
-            until(lambda: (c.dispatch(), c._kept_live[0][0].done())[1], "the object is gone")
+            until(lambda: (c.dispatch(), next(iter(c._kept_live)).done())[1], "the object is gone")
         host = c.put(VALUE, copy=False)
         assert host.copied == 1 and (reader.get(host) == VALUE).all()
         with raises(ValueError, "detached"):
@@ -434,7 +452,7 @@ def pool(socket):
         module.rdt_torch_free(address, 4 << 20, 0, None)  # the object holds the memory
         assert (reader.get(ref, device="host") == VALUE).all()
         ref.free()
-        until(lambda: (c.dispatch(), c._kept_live[0][0].done())[1], "the object is gone")
+        until(lambda: (c.dispatch(), next(iter(c._kept_live)).done())[1], "the object is gone")
         again = c.empty((512, 1024), "f32", device=0)
         c.put(again)
         other = module.rdt_torch_alloc(1 << 20, 1, None)

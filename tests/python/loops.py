@@ -220,5 +220,87 @@ def test_loops_of_several_threads_share_a_connection():
         assert not failures, failures
 
 
+def test_wait_async_takes_requests_of_other_connections():
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        async def run():
+            wait = other.fetch(rdtd.Ref("late"), timeout=LONG)
+            asyncio.get_running_loop().call_later(0.1, lambda: refs.append(c.put(np.ones(3), id="late")))
+            ended, running = await asyncio.wait_for(c.wait_async([wait]), LONG)
+            assert ended == [wait] and running == [] and wait.result()[0] == 1
+
+        refs = []
+        asyncio.run(run())
+        c.free(refs.pop())
+
+
+class GetsMore:
+    """What fetches while it is unpickled."""
+
+    def __init__(self, connection, ref):
+        self.state = connection._where, ref
+
+    def __getstate__(self):
+        return self.state
+
+    def __setstate__(self, state):
+        inner_connection.dispatch()  # as rdtd.get does
+        self.got = inner_connection.get(state[1])[0]
+
+
+def test_a_structure_may_fetch_while_it_is_unpickled():
+    global inner_connection
+    with Node() as node, rdtd.connect(node.socket) as c:
+        inner_connection = c
+        inner = c.put(np.full(3, 7))
+        outer = c.put({"w": np.arange(4.0), "more": GetsMore(c, inner)})
+        target = np.zeros(4)
+
+        async def run():
+            return await asyncio.wait_for(c.fetch(outer, into={"w": target}, timeout=LONG), LONG)
+
+        assert asyncio.run(run())["w"] is target and target[3] == 3
+        del inner_connection
+
+
+class Unwilling(asyncio.SelectorEventLoop):
+    refuses = True
+
+    def add_reader(self, *arguments):
+        if self.refuses:
+            raise OSError("no more descriptors may be watched")
+        super().add_reader(*arguments)
+
+
+def test_a_loop_that_cannot_watch_once_may_wait_later():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        loop = Unwilling()
+
+        async def run():
+            with raises(OSError, "no more"):
+                await c.fetch(rdtd.Ref("late"), timeout=LONG)
+            loop.refuses = False
+            wait = asyncio.ensure_future(c.fetch(rdtd.Ref("late"), timeout=LONG)._result())
+            await asyncio.sleep(0.1)
+            ref = c.put(np.ones(3), id="late")
+            assert (await asyncio.wait_for(wait, LONG))[0] == 1
+            c.free(ref)
+
+        loop.run_until_complete(run())
+        loop.close()
+
+
+def test_a_failed_get_cancels_the_rest():
+    with Node() as node, rdtd.connect(node.socket) as c:
+        for targets in ([np.zeros(3), np.zeros(3)], [{"w": np.zeros(3)}, {"w": np.zeros(3)}]):
+            bad = c.put({"w": np.ones(4)} if isinstance(targets[0], dict) else np.ones(4))
+            kept = None
+            try:
+                c.get([bad, rdtd.Ref("never")], into=targets)
+            except rdtd.Mismatch as error:
+                kept = error  # and with it the frames
+            assert kept is not None
+            until(lambda: node.waiters() == 0, "nobody waits for what never comes")
+
+
 if __name__ == "__main__":
     main(globals())

@@ -56,13 +56,14 @@ def test_name_ends_with_its_dead_publisher():
 
 def test_publish_says_its_name_and_when_it_ends():
     with Node() as node, rdtd.connect(node.socket) as c:
-        version = c.publish("weights", np.arange(3), ttl=0.2, visible="all")
+        version = c.publish("weights", np.arange(3), ttl=LONG, visible="all")
         assert version == 1 and isinstance(version, int) and version.ref.is_name
         assert pickle.loads(pickle.dumps(version)).ref == version.ref
         assert (c.get(version.ref) == np.arange(3)).all()
         assert "in " in node.ctl("names")
+        c.publish("weights", np.arange(3), ttl=0.2, visible="all")
         with raises(rdtd.Freed, "time to live"):
-            c.get(c.name("weights", 1), timeout=LONG)
+            c.get(c.name("weights", 2), timeout=LONG)
         with raises(ValueError, "ttl"):
             c.publish("weights", np.arange(3), ttl=0)
         assert c.name("w", owner=os.getuid()).owner == (os.getuid(), "")
@@ -87,9 +88,22 @@ def test_versions_go_on_when_the_own_daemon_restarts():
             again.publish("weights", np.arange(5))
             number, value = next(follow)
             assert number == 1 and len(value) == 5  # a new daemon counts versions from 1
+            ends = []
+
+            def wait():
+                try:
+                    next(follow)
+                except rdtd.Error as error:
+                    ends.append(type(error))
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            until(lambda: '"waiters": 1' in node.ctl("names", "--json"), "it waits on a connection of its own")
+            c.close()
+            thread.join(LONG)
+            assert ends and ends[0] in (rdtd.Cancelled, rdtd.Disconnected), ends
             again.unpublish("weights")
         del follow, value
-        c.close()
         with raises(rdtd.Disconnected, "closed"):
             next(c.versions("weights", reconnect=True))
 

@@ -4,6 +4,7 @@ ends them with the test."""
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import socket
@@ -79,6 +80,11 @@ class Node:
                               text=True, timeout=LONG)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def waiters(self) -> int:
+        """How many requests of its clients wait."""
+        clients = json.loads(self.ctl("limits", "--all", "--json"))["clients"]
+        return sum(usage["used"] for client in clients for usage in client["usage"] if usage["what"] == "waiters")
 
     def kill(self) -> None:
         self.process.kill()

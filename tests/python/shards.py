@@ -2,6 +2,8 @@
 """Versions of many parts from Python, with numpy arrays and between two nodes. shards_torch.py uses torch."""
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import rdtd
@@ -96,6 +98,43 @@ def test_a_plan_runs_in_one_thread_at_a_time() -> None:
         thread.join(LONG)
         assert ran == [2]
         trainer.unpublish("policy")
+
+
+def test_ctrl_c_and_close_end_what_waits_for_other_ranks() -> None:
+    if numpy is None:
+        raise Skipped("numpy is not installed")
+    w = numpy.arange(12, dtype="f4")
+    with Node() as node, rdtd.connect(node.socket) as c, rdtd.connect(node.socket) as other:
+        part = c.put_part({"w": rdtd.Box(w[:6], (12,))})
+        kept = None
+        interrupt = threading.Thread(target=lambda: (
+            until(lambda: "step 1: 1 of 2 parts" in node.ctl("shards", "policy"), "it waits"), os.kill(os.getpid(), signal.SIGINT)))
+        interrupt.start()
+        try:
+            c.publish_part("policy", 1, 0, 2, part, timeout=LONG)
+        except KeyboardInterrupt as error:
+            kept = error  # and with it the frames
+        assert kept is not None
+        interrupt.join(LONG)
+        until(lambda: "last failure" in node.ctl("shards", "policy"), "the part is withdrawn")
+        again = c.start_part("policy", 1, 0, 2, part, timeout=LONG)
+        other.publish_part("policy", 1, 1, 2, {"w": rdtd.Box(w[6:], (12,), (6,))}, timeout=LONG)
+        again.result()
+        c.unpublish("policy")
+        ends = []
+
+        def wait() -> None:
+            try:
+                c.manifest("never")
+            except rdtd.Error as error:
+                ends.append(type(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        until(lambda: node.waiters() == 1, "it waits for the first version")
+        c.close()
+        thread.join(LONG)
+        assert ends and ends[0] in (rdtd.Cancelled, rdtd.Disconnected), ends
 
 
 if __name__ == "__main__":

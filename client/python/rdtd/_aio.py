@@ -40,6 +40,7 @@ class Hub:
         # Reentrant: the garbage collector may end a waiting coroutine, or close the connection, in the thread
         # that holds the lock.
         self._lock = threading.RLock()
+        self._pid = os.getpid()
         self._waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
 
     async def ended(self, request: _rdt.Request, *, cancels: bool = True) -> None:
@@ -49,13 +50,14 @@ class Hub:
             return
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        with self._lock:
-            mine = self._waiting.setdefault(loop, {})
-            mine[future] = request
-            self._waiting[loop] = mine  # the last other waiter may have removed the entry just now
-            if len(mine) == 1:
-                loop.add_reader(self._fd, self._readable)
+        mine: _Waiting = {}
         try:
+            with self._lock:
+                mine = self._waiting.setdefault(loop, mine)
+                mine[future] = request
+                self._waiting[loop] = mine  # the last other waiter may have removed the entry just now
+                if len(mine) == 1:
+                    loop.add_reader(self._fd, self._readable)
             if request._state() == AGAIN:  # it may have ended before it was registered
                 await future
         except asyncio.CancelledError:
@@ -79,16 +81,20 @@ class Hub:
             pass  # every request has ended with this error
 
     def look(self) -> None:
-        """Completes the futures of the requests that have ended: after each dispatch(), whoever called it, and after
-        the connection was closed."""
+        """Completes the futures of the requests that have ended: after each dispatch() that reports one, whoever called it,
+        and after the connection was closed. Does nothing in a child after a fork, where nobody may hold the lock."""
+        if os.getpid() != self._pid:
+            return
         try:
             here: Any = asyncio.get_running_loop()
         except RuntimeError:
             here = None
         with self._lock:
-            ended = [(loop, future) for loop, mine in self._waiting.copy().items()
-                     for future, request in mine.copy().items() if request._state() != AGAIN]
-        for loop, future in ended:
+            waiting = [(loop, future, request) for loop, mine in self._waiting.copy().items()
+                       for future, request in mine.copy().items()]
+        for loop, future, request in waiting:
+            if request._state() == AGAIN:  # which may start another step, and run any code
+                continue
             if loop is here:
                 _finish(future)
             else:

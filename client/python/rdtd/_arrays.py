@@ -55,14 +55,15 @@ def numpy() -> Any:
     global _np
     if _np is None:
         try:
-            _np = import_module("numpy")
+            module: Any = import_module("numpy")
         except ImportError:
-            _np = False
+            module = False
         else:
             for text, name in NUMPY_NAMES.items():
-                dtype = _np.dtype(name)
+                dtype = module.dtype(name)
                 _np_dtypes[text] = dtype
                 _np_known[dtype] = text
+        _np = module  # last: another thread that sees it needs the rest
     return _np or None
 
 
@@ -129,24 +130,25 @@ def torch() -> Any:
     global _torch, _from_capsule
     if _torch is None:
         try:
-            _torch = import_module("torch")
+            module: Any = import_module("torch")
         except ImportError:
-            _torch = False
+            module = False
         else:
             numbers = {}
             for other, text in BY_OTHER_NAME.items():
-                dtype = getattr(_torch, other, None)
-                if isinstance(dtype, _torch.dtype):
+                dtype = getattr(module, other, None)
+                if isinstance(dtype, module.dtype):
                     _torch_by_text[text] = dtype
                     numbers[dtype] = NUMBERS[text]
-            _rdt.set_torch(_torch.Tensor, numbers, _stream_of)
             # The function that torch.from_dlpack calls in the end; it runs once for every tensor.
-            _from_capsule = getattr(_torch._C, "_from_dlpack", _torch.utils.dlpack.from_dlpack)
+            _from_capsule = getattr(module._C, "_from_dlpack", module.utils.dlpack.from_dlpack)
+            _rdt.set_torch(module.Tensor, numbers, _stream_of)
+        _torch = module  # last: another thread that sees it needs the rest
     return _torch or None
 
 
 def _stream_of(ordinal: int) -> int:
-    stream: int = _torch.cuda.current_stream(ordinal).cuda_stream
+    stream: int = sys.modules["torch"].cuda.current_stream(ordinal).cuda_stream
     return stream
 
 
@@ -211,7 +213,7 @@ _kinds: dict[type, str] = {bytes: "b", bytearray: "B", _rdt.Tensor: "o", memoryv
 
 
 def _classify(cls: type) -> str:
-    np = sys.modules.get("numpy")
+    np = numpy() if "numpy" in sys.modules else None  # waits if another thread is importing it
     if np is not None and issubclass(cls, np.ndarray):
         return "n" if cls in (np.ndarray, np.memmap) else ""
     if "torch" in sys.modules and torch() is not None and issubclass(cls, _torch.Tensor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import weakref
 from functools import partial
 from os import PathLike
 from typing import Any, ContextManager, Iterable, Literal, Optional, Sequence, Union, overload
@@ -58,7 +59,8 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     def __init__(self, socket: Union[str, PathLike[str], None] = None, *, name: Optional[str] = None,
                  timeout: Optional[float] = None) -> None:
         self._own_pools: Optional[TorchPools] = None
-        self._kept_live: list[tuple[Request, Any]] = []
+        self._kept_live: dict[Request, Any] = {}
+        self._heirs: weakref.WeakSet[Connection] = weakref.WeakSet()
         info = self._node()
         self._session = info["session"]
         self._called = name
@@ -90,14 +92,19 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         super().close()
         if self._own_hub:
             self._own_hub.look()
+        for heir in list(self._heirs):
+            heir.close()
 
-    def dispatch(self) -> None:
-        """Reads the daemon's answers, without blocking: to be called when `fileno` is readable. Error: Disconnected."""
+    def dispatch(self) -> int:
+        """Reads the daemon's answers, without blocking: to be called when `fileno` is readable. Returns how many requests
+        have ended since the last call. Error: Disconnected."""
+        ended = -1
         try:
-            super().dispatch()
+            ended = super().dispatch()
         finally:
-            if self._own_hub:  # the descriptor may not wake up its loops any more
+            if ended and self._own_hub:  # the descriptor may not wake up its loops any more
                 self._own_hub.look()
+        return ended
 
     def _is_alive(self) -> bool:
         try:
@@ -107,8 +114,12 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
         return True
 
     def _reopened(self) -> Connection:
-        """A new connection to the same daemon, or to the one that took its place."""
-        return Connection(self._where, name=self._called)
+        """A new connection to the same daemon, or to the one that took its place. It is closed with this one."""
+        made = Connection(self._where, name=self._called)
+        self._heirs.add(made)
+        if self.closed:  # just now, by another thread
+            made.close()
+        return made
 
     def _is_own(self, ref: _rdt.Ref) -> bool:
         return ref.owner is None or ref.owner == self._owner
@@ -130,8 +141,10 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
     def _keep_live(self, ref: Ref, value: Any, snapshot: bool) -> None:
         """Keeps tensors of torch's pool alive after a put, until their object no longer needs the memory."""
         self.dispatch()
-        self._kept_live = [(ends, kept) for ends, kept in self._kept_live if ends._state() == AGAIN]
-        self._kept_live.append((self.when_put(ref) if snapshot else self.when_freed(ref), value))
+        self._kept_live[self.when_put(ref) if snapshot else self.when_freed(ref)] = value
+        for ends in list(self._kept_live):  # in place: other threads put, too
+            if ends._state() != AGAIN:
+                self._kept_live.pop(ends, None)
 
     def torch_pool(self, device: Any = None) -> ContextManager[Any]:
         """`with c.torch_pool("cuda:0"): ...`: tensors that torch allocates in this thread inside the block
@@ -391,15 +404,22 @@ class Connection(GroupCalls, InfoCalls, MemoryCalls, PartCalls, WaitCalls):
 
         Options and errors: see `fetch`. The arrays keep the daemon's memory alive; nothing needs to be
         closed."""
-        if isinstance(refs, _rdt.Ref):
-            if options.keys() <= _SIMPLE and not (options and (self._gpus_open or torch_uses_gpus())):
-                return self._get_one(refs, **options)
-            return self.fetch(refs, **options).result()
+        if isinstance(refs, _rdt.Ref) and options.keys() <= _SIMPLE \
+                and not (options and (self._gpus_open or torch_uses_gpus())):
+            return self._get_one(refs, **options)
         if isinstance(refs, list) and len(refs) == 1 and not options.keys() & {"into", "slices"}:
             return [self.get(refs[0], **options)]
-        requests = self.fetch(refs, **options)
-        self._wait_for(requests, len(requests), None)
-        return [request.result() for request in requests]
+        started = self.fetch(refs, **options)
+        requests = [started] if isinstance(refs, _rdt.Ref) else started
+        try:
+            if requests is started:
+                self._wait_for(requests, len(requests), None)
+            values = [request.result() for request in requests]
+        except BaseException:  # its traceback keeps the requests, which would go on to write the targets
+            for request in requests:
+                request.cancel()
+            raise
+        return values if requests is started else values[0]
 
     def _get_one(self, ref: _rdt.Ref, mode: Optional[str] = None, as_: str = "auto") -> Any:
         """The most frequent call: does what `fetch` and `result` do, without a Request."""

@@ -222,6 +222,7 @@ class Steps:
     freed: Optional[tuple[_rdt.Ref, Error]] = None  # the version that ended between the steps
     # Requests of earlier steps, for which a thread may still be waiting.
     earlier: list[Any] = field(default_factory=list)
+    starting: bool = False  # a step is being started, by code that may ask for the state again
     lock: Any = field(default_factory=threading.RLock)
 
     def left(self) -> Optional[float]:
@@ -273,7 +274,10 @@ class Request(_rdt.Request):
         """Whether the request has ended, with a result or an error. Reads the daemon's answers; never
         blocks."""
         if self._state() == AGAIN:
-            self.connection.dispatch()
+            try:
+                self.connection.dispatch()
+            except Error:
+                pass  # it has ended with this error
         return self._state() != AGAIN
 
     def result(self, timeout: Optional[float] = None) -> Any:
@@ -392,8 +396,11 @@ class FetchInto(Request):
         with steps.lock:
             while steps.failure is None:
                 state = super()._state()
+                if steps.starting:
+                    return AGAIN
                 if state == AGAIN or state != OK and steps.found is None:
                     return state
+                steps.starting = True
                 try:
                     if steps.found is None:
                         self._start_second(steps)
@@ -403,6 +410,8 @@ class FetchInto(Request):
                         return state
                 except Exception as error:
                     steps.failure = error
+                finally:
+                    steps.starting = False
             return getattr(steps.failure, "status", 0) or INVALID
 
     def _start_second(self, steps: Steps) -> None:

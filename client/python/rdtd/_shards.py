@@ -127,7 +127,11 @@ class PartCalls(_rdt.Conn):
         ended or gave up), Freed (a later step became complete first), TimedOut, LimitReached."""
         if isinstance(part, _rdt.Ref):
             request = self.start_part(name, step, rank, of, part, visible=visible, timeout=timeout)
-            request.result()
+            try:
+                request.result()
+            except BaseException:  # its traceback keeps the request, and with it the part
+                request.cancel()
+                raise
             return self._part_version(request)
         with self.put_part(part, visible=visible) as ref:
             return self.publish_part(name, step, rank, of, ref, visible=visible, timeout=timeout)
@@ -135,7 +139,10 @@ class PartCalls(_rdt.Conn):
     def manifest(self, name: Union[str, Ref], *, timeout: Optional[float] = None) -> Manifest:
         """Returns what the newest version of a name consists of; waits for the first one. Errors: Invalid (the
         version is an ordinary object), TimedOut."""
-        version, step, parts = self._manifest(ref_of(name), timeout)
+        at = ref_of(name)
+        end = None if timeout is None else time.monotonic() + timeout
+        self._start(0, at, 0, 0, timeout).result()  # Ctrl-C ends this wait
+        version, step, parts = self._manifest(at, None if end is None else max(0.0, end - time.monotonic()))
         return Manifest(version, step, [Part(ref, [Shard(*row) for row in rows]) for ref, rows in parts])
 
     def plan(self, name: Union[str, Ref], targets: Mapping[str, Union[Box, Any]], *,

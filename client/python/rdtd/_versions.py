@@ -84,7 +84,7 @@ class Versions(Iterator[tuple[int, Any]], AsyncIterator[tuple[int, Any]]):
     async def __anext__(self) -> tuple[int, Any]:
         attempt = _Attempt(self, self._options.get("timeout"))
         while True:
-            if not await asyncio.get_running_loop().run_in_executor(None, attempt.renew):
+            if attempt.errors and not await asyncio.get_running_loop().run_in_executor(None, attempt.renew):
                 await asyncio.sleep(attempt.pause())
                 continue
             try:
@@ -113,11 +113,13 @@ class _Attempt:
         self.failure = error
 
     def pause(self) -> float:
-        """How long to wait before the next attempt. Raises the last error if no time is left, or if the program
+        """How long to wait before the next attempt. Raises TimedOut if no time is left, and the last error if the program
         closed its connection."""
         left = self.left()
-        if self.failure and (self._versions._given.closed or (left is not None and left <= 0)):
+        if self.failure and self._versions._given.closed:
             raise self.failure
+        if self.failure and left is not None and left <= 0:
+            raise TimedOut(f"no version above {self._versions.after} came in time: {self.failure}") from self.failure
         self._pause = min(2 * self._pause, 2.0)
         return self._pause if left is None else min(self._pause, left)
 
@@ -130,7 +132,7 @@ class _Attempt:
             return True
         try:
             if not versions._connection._is_alive():
-                versions._connection = versions._connection._reopened()
+                versions._connection = versions._given._reopened()
             if self._is_other():
                 versions.after = 0
         except (*self.errors, SystemFailed, TimedOut) as error:

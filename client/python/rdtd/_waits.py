@@ -19,6 +19,10 @@ def _steps_of(requests: Sequence[Request]) -> int:
     return sum([len(request._how.steps.earlier) for request in requests if isinstance(request, FetchInto)])
 
 
+def _in_first_step(requests: Sequence[Request]) -> bool:
+    return any([isinstance(request, FetchInto) and request._how.steps.found is None for request in requests])
+
+
 def _number_of(listed: Sequence[Any], how_many: Any) -> int:
     number = how_many
     if isinstance(how_many, str):
@@ -59,8 +63,14 @@ class WaitCalls(_rdt.Conn):
         return held
 
     def _hold_too(self, ref: Any) -> None:
-        ref._hold = self._start(ref._wanting, ref, 0, 0, None)
-        ref._wanting = 0
+        how, ref._wanting = ref._wanting, 0  # only one of several threads takes it
+        if not how:
+            return
+        try:
+            ref._hold = self._start(how, ref, 0, 0, None)
+        except BaseException:
+            ref._wanting = how
+            raise
 
     # ---- waiting ----
 
@@ -83,9 +93,12 @@ class WaitCalls(_rdt.Conn):
         left = timeout
         while True:
             failure = None
+            wanted = number
+            if _in_first_step(requests):  # the second step of one must not wait for the others
+                wanted = min(number, 1 + sum([request._state() != AGAIN for request in requests]))
             before = _steps_of(requests)
             try:
-                self._wait(requests, number, left)
+                self._wait(requests, wanted, left)
             except Error as error:
                 failure = error
             ended = [request._state() != AGAIN for request in requests]  # starts second steps
@@ -93,7 +106,10 @@ class WaitCalls(_rdt.Conn):
                 if yes:
                     request._check()
             if failure is not None and _steps_of(requests) == before:
-                raise failure
+                try:
+                    raise failure
+                finally:
+                    failure = None  # its traceback has this frame, which would keep the requests
             if sum(ended) >= number or left == 0:
                 return ended
             left = None if end is None else max(0.0, end - time.monotonic())
@@ -107,7 +123,7 @@ class WaitCalls(_rdt.Conn):
         self.dispatch()
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
-        waiting = {loop.create_task(self._hub().ended(r, cancels=False)) for r in listed
+        waiting = {loop.create_task(r.connection._hub().ended(r, cancels=False)) for r in listed
                    if r._state() == AGAIN}
         try:
             while True:

@@ -11,6 +11,7 @@ whole and equal on all ranks, and rank 0 publishes it; (0, 0, 1) means that this
 does. Tensors on GPUs are copied through host memory."""
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Union
 
@@ -127,12 +128,12 @@ def publish(model: Any, name: Union[str, Ref], *, step: Optional[int] = None, la
     at = ref_of(name)
     steps = _steps.setdefault(connection, {})
     number = step
-    if number is None:  # if this publish fails, the next one begins above the newest version again, as the other ranks
-        number = 1 + (steps.pop(str(at), 0) or _newest_step(connection, at))
+    before = steps.pop(str(at), 0)  # if this publish fails, the next one begins above the newest version again, on all ranks
+    if number is None:
+        number = 1 + (before or _newest_step(connection, at))
     version = connection.publish_part(at, number, rank, world_size, boxes(model, layout=layout, rank=rank),
                                       visible=visible, timeout=timeout)
-    if step is None:
-        steps[str(at)] = number
+    steps[str(at)] = number
     return version
 
 
@@ -174,6 +175,7 @@ def plan(model: Any, name: Union[str, Ref], *, layout: Layout = None, move: Any 
 
 
 _plans: dict[tuple[Any, ...], ModelPlan] = {}
+_plans_lock = threading.Lock()
 _MOST_PLANS = 16
 
 
@@ -188,10 +190,14 @@ def update(model: Any, name: Union[str, Ref], *, after: Optional[int] = None, la
     locals_ = list(_locals(model, layout, 0))
     key = (connection, str(name), move, tuple((l.key, l.tensor.data_ptr(), l.tensor.dtype, tuple(l.tensor.shape),
                                                        l.start) for l in locals_))
-    if key not in _plans:
-        for ended in [one for one in _plans if one[0].closed]:
-            del _plans[ended]
-        if len(_plans) >= _MOST_PLANS:
-            _plans.pop(next(iter(_plans)))
-        _plans[key] = ModelPlan(connection, name, locals_, move)
-    return _plans[key].update(after, timeout=timeout).version
+    with _plans_lock:
+        prepared = _plans.get(key)
+    if prepared is None:
+        made = ModelPlan(connection, name, locals_, move)
+        with _plans_lock:
+            ended = [_plans.pop(one) for one in list(_plans) if not one[0]._is_alive()]
+            if len(_plans) >= _MOST_PLANS:
+                ended.append(_plans.pop(next(iter(_plans))))
+            prepared = _plans.setdefault(key, made)
+        del ended  # not within the lock
+    return prepared.update(after, timeout=timeout).version

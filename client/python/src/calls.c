@@ -231,12 +231,13 @@ static PyObject *dispatch(PyObject *self, PyObject *ignored)
 {
     struct conn *conn = (struct conn *)self;
     enum rdt_status status;
+    size_t n_ended = 0;
     struct rdt_error err;
 
     if (!conn_enter(conn))
         return NULL;
-    CONN_CALL(conn, status = rdt_dispatch(conn->rdt, NULL, &err));
-    return none_or_raise(status, &err);
+    CONN_CALL(conn, status = rdt_dispatch(conn->rdt, &n_ended, &err));
+    return status == RDT_OK ? PyLong_FromSize_t(n_ended) : raise_error(&err);
 }
 
 PyMethodDef conn_methods[] = {
@@ -247,7 +248,8 @@ PyMethodDef conn_methods[] = {
     {"fileno", fileno_of, METH_NOARGS,
      "A descriptor that is readable when dispatch() has something to do: for poll and event loops."},
     {"dispatch", dispatch, METH_NOARGS,
-     "Handles what is ready, without blocking: reads answers and ends requests whose deadline has passed."},
+     "Handles what is ready, without blocking: reads answers and ends requests whose deadline has passed. Returns how many "
+     "requests have ended since the last call."},
     {"_put_part", conn_put_part, METH_VARARGS, NULL},
     {"_publish_part", conn_publish_part, METH_VARARGS, NULL},
     {"_part_version", conn_part_version, METH_O, NULL},

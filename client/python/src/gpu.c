@@ -116,14 +116,16 @@ int gpu_ordinal(struct conn *conn, const char *memory, const char *uuid)
 
 bool gpu_uuid(struct conn *conn, int ordinal, const char **uuid_p)
 {
+    enum rdt_status status;
     struct rdt_error err;
 
-    if (!gpu_open(conn))
+    if (!gpu_open(conn) || !conn_enter(conn)) /* another thread may close the connection */
         return false;
-    if (rdt_cuda_uuid(conn->cuda, ordinal, uuid_p, &err) == RDT_OK)
-        return true;
-    (void)raise_error(&err);
-    return false;
+    status = rdt_cuda_uuid(conn->cuda, ordinal, uuid_p, &err);
+    conn_leave(conn);
+    if (status != RDT_OK)
+        (void)raise_error(&err);
+    return status == RDT_OK;
 }
 
 /* ---- put ---- */

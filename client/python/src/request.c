@@ -201,25 +201,26 @@ static PyObject *request_take(PyObject *self, PyObject *ignored)
 {
     struct request *request = (struct request *)self;
     rdt_object *object;
+    PyObject *made;
     struct rdt_error err;
+    enum rdt_status status;
 
     if (gone(request))
         return NULL;
     if (rdt_request_take_object(request->request, &object, &err) != RDT_OK)
         return raise_error(&err);
-    if (request->targets && request->targets->landings) {
-        enum rdt_status status;
-        if (!conn_enter(request->conn)) {
-            rdt_release(object);
-            return NULL;
-        }
-        CONN_CALL(request->conn, status = gpu_deliver(request->conn, request->targets, &err));
-        if (status != RDT_OK) {
-            rdt_release(object);
-            return raise_error(&err);
-        }
+    made = object_new(request->conn, object); /* which keeps the session, if another thread closes the connection now */
+    if (!made || !request->targets || !request->targets->landings)
+        return made;
+    if (!conn_enter(request->conn)) {
+        Py_DECREF(made);
+        return NULL;
     }
-    return object_new(request->conn, object);
+    CONN_CALL(request->conn, status = gpu_deliver(request->conn, request->targets, &err));
+    if (status == RDT_OK)
+        return made;
+    Py_DECREF(made);
+    return raise_error(&err);
 }
 
 /* _continue(next): this Request goes on as `next`, which gets what this one was. The caller keeps `next`: a thread may

@@ -132,10 +132,10 @@ PyObject *conn_part_version(PyObject *self, PyObject *request)
     struct rdt_error err;
     uint64_t version;
 
-    if (!PyObject_TypeCheck(request, &request_type) || !((struct request *)request)->request) {
-        PyErr_SetString(PyExc_TypeError, "expected a Request of this connection");
-        return NULL;
-    }
+    if (!PyObject_TypeCheck(request, &request_type))
+        return PyErr_Format(PyExc_TypeError, "expected a Request of this connection");
+    if (!((struct request *)request)->request || !((struct request *)request)->conn->rdt)
+        return raise_status(RDT_DISCONNECTED, "the request's connection was closed");
     if (rdt_part_version(((struct request *)request)->request, &version, &err) != RDT_OK)
         return raise_error(&err);
     return PyLong_FromUnsignedLongLong(version);
